@@ -1,12 +1,12 @@
-//! Which K blocks a Q tile needs: the first and the last, which of them need a mask, and in which order they are taken.
+//! Which K blocks a Q tile needs: the first and the last, which of them need a mask, and their order in the main loop.
 //!
-//! Written once over [`Index`], without branches: the host uses it to make work lists, a kernel to find its own range,
-//! and a backward pass, whose rows are keys, gives it [`Band::inverse`] to find the Q blocks of a K tile.
+//! Written once over [`Index`], without branches: the host makes work lists with it, and a kernel finds its own range.
+//! A backward pass, whose rows are keys, passes [`Band::inverse`] and gets the Q tiles of a tile of keys.
 
 use super::divisor::Divisor;
 use super::index::Index;
 
-/// Row `i` sees keys `i + lo ..= i + hi`, cut to `0..len`.
+/// Row `i` sees keys `i + lo ..= i + hi` that are in `0..len`.
 #[derive(Clone, Copy, Debug)]
 pub struct Band<I> {
     /// First visible key relative to the row.
@@ -18,8 +18,8 @@ pub struct Band<I> {
 }
 
 impl<I: Index> Band<I> {
-    /// First visible key of a row, and one past the last (not below the first). Both may be past the last key if the
-    /// row sees none: enough for a mask.
+    /// First visible key of a row, and one past the last (not below the first). Both may be past `len` if the row sees
+    /// no key, which is enough for a mask.
     #[track_caller]
     pub fn visible(&self, row: I) -> (I, I) {
         let end = (row + self.hi + row.constant(1)).min(self.len);
@@ -27,7 +27,7 @@ impl<I: Index> Band<I> {
         (first, end.max(first))
     }
 
-    /// [`Self::visible`] cut to `0..len`, as [`KeyRange::keys`](flashcore_problem::KeyRange::keys): to count blocks.
+    /// [`Self::visible`], not past `len`, as [`KeyRange::keys`](flashcore_problem::KeyRange::keys): to count blocks.
     #[track_caller]
     pub fn keys(&self, row: I) -> (I, I) {
         let (first, end) = self.visible(row);
@@ -45,7 +45,7 @@ impl<I: Index> Band<I> {
     }
 }
 
-/// Blocks that a tile of rows needs, each bound as a block's number.
+/// The range of blocks that a tile of rows needs, in numbers of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRange<I> {
     /// First block that any row sees.
@@ -58,8 +58,8 @@ pub struct BlockRange<I> {
     pub end: I,
 }
 
-/// The blocks of `block` keys that the rows from `first_row` to `last_row` of a tile see. Bounds grow with the row: the
-/// first row sees the lowest key, the last row the highest.
+/// The blocks of `block` keys that the rows from `first_row` to `last_row` see. The first row sees the lowest key, the
+/// last row the highest, since both bounds grow with the row.
 #[track_caller]
 pub fn block_range<I: Index>(band: &Band<I>, first_row: I, last_row: I, block: impl Into<Divisor>) -> BlockRange<I> {
     BlockRange::between(band.visible(first_row), band.visible(last_row), block)
@@ -83,15 +83,16 @@ impl<I: Index> BlockRange<I> {
     }
 }
 
-/// The order in which a main loop takes the blocks: those that need a mask at the low end, upwards; those at the high
-/// end; then those that every row sees whole, upwards, in a loop without a mask.
+/// The order of the blocks in a main loop: first those that need a mask at the low end of the range, ascending; then
+/// those that need one at the high end; then those that every row sees whole, ascending, in a loop without a mask.
 ///
-/// Each kind has a base, from which iteration `i` follows as `base + i`, at the high end `base - i` if descending.
+/// The block of iteration `i` is `base + i`, with a base for each of the three; at the high end it is `base - i` if
+/// descending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockOrder<I> {
     /// Base of the blocks at the low end.
     pub low: I,
-    /// Iterations at the low end; less than 0 or more than all for a share of an order.
+    /// Iterations at the low end. In a part of an order it may be negative or more than all.
     pub masked_low: I,
     /// Base of the blocks at the high end.
     pub high: I,
@@ -101,14 +102,14 @@ pub struct BlockOrder<I> {
     pub masked: I,
     /// All iterations.
     pub count: I,
-    /// Whether the blocks at the high end are taken from the last one down, so that a tile begins with those that its
-    /// first rows do not see at all.
+    /// Whether the blocks at the high end are in descending order: a tile then begins with the blocks that its first
+    /// rows do not see at all.
     pub descending: bool,
 }
 
 impl<I: Index> BlockOrder<I> {
-    /// Upwards at the high end. With `first_masked` the first block counts as one that needs a mask: the loop over
-    /// these sets the maxima of the rows.
+    /// Ascending at the high end. With `first_masked` the first block counts as one that needs a mask, because the loop
+    /// over these sets the maxima of the rows.
     #[track_caller]
     pub fn ascending(range: BlockRange<I>, first_masked: bool) -> BlockOrder<I> {
         let (first, mut whole, whole_end, end) = (range.first, range.whole, range.whole_end, range.end);
@@ -129,7 +130,7 @@ impl<I: Index> BlockOrder<I> {
         }
     }
 
-    /// Downwards at the high end. One block even where no key is seen, of which the mask leaves nothing.
+    /// Descending at the high end. If no key is seen, there is one block nevertheless, fully masked.
     #[track_caller]
     pub fn descending(range: BlockRange<I>) -> BlockOrder<I> {
         let (first, whole, end) = (range.first, range.whole, range.end);
@@ -147,7 +148,7 @@ impl<I: Index> BlockOrder<I> {
         }
     }
 
-    /// `count` of the iterations from `begin` on, as an order of their own.
+    /// The order of `count` iterations from `begin` on.
     #[track_caller]
     pub fn part(self, begin: I, count: I) -> BlockOrder<I> {
         BlockOrder {
@@ -189,8 +190,8 @@ impl<I: Index> BlockOrder<I> {
     }
 }
 
-/// Share `index` of `count` shares of `total` iterations, as equal as can be: where it begins and how long it is,
-/// perhaps 0.
+/// Divides `total` iterations into `count` shares that differ by at most one: the first iteration and the length, which
+/// may be 0, of share `index`.
 #[track_caller]
 pub fn share<I: Index>(total: I, index: I, count: I) -> (I, I) {
     let each = total.floor_div(count);

@@ -48,7 +48,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// Enough groups that each loads its partials in one batch, up to eight of them.
+    /// Up to eight groups, enough for each to load its partials in one batch.
     fn new(splits: u32, head_dim_v: u32) -> Threads {
         let row_threads = head_dim_v / COLUMNS;
         let groups = splits.div_ceil(BATCH).next_power_of_two().min(8);
@@ -60,7 +60,7 @@ impl Threads {
         }
     }
 
-    /// The threads for tiles that a schedule usually has in so many pieces.
+    /// For tiles that a schedule cuts into so many pieces, usually.
     fn listed(pieces: u32, head_dim_v: u32) -> Threads {
         Threads {
             batch: if pieces <= FEW { FEW } else { BATCH },
@@ -68,8 +68,8 @@ impl Threads {
         }
     }
 
-    /// Splits or pieces that the groups load at a time.
-    fn most(&self) -> u32 {
+    /// Partials of a row that all groups load at a time.
+    fn partials_at_once(&self) -> u32 {
         self.groups * self.batch
     }
 
@@ -91,7 +91,7 @@ impl Threads {
 
 pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let threads = Threads::new(splits, shape.head_dim_v);
-    let (family, levers) = ("combine", padded([threads.most()]));
+    let (family, levers) = ("combine", padded([threads.partials_at_once()]));
     let shape = *shape;
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let threads = Threads::new(levers[0], shape.head_dim_v);
@@ -119,14 +119,14 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
     Ok(Step { kernel, launch })
 }
 
-/// The step that merges what a [`Schedule`] has in pieces. `shape` is that of the main kernel.
+/// The step that merges the tiles that a [`Schedule`] cuts into pieces. `shape` is that of the main kernel.
 pub(crate) fn listed_step(
     problem: &Problem,
     shape: &Shape,
     schedule: &Schedule,
     kernels: &KernelCache,
 ) -> Result<Step, Refusal> {
-    // Nothing of it depends on how scores come about.
+    // The kernel does not depend on how scores are computed.
     let shape = Shape {
         head_dim: shape.head_dim_v,
         softcap: false,
@@ -135,7 +135,7 @@ pub(crate) fn listed_step(
     };
     let threads = Threads::listed(schedule.usual_pieces(), shape.head_dim_v);
     let Pieces { rows, heads, .. } = schedule.pieces;
-    let levers = padded([threads.most(), rows, heads.number()]);
+    let levers = padded([threads.partials_at_once(), rows, heads.number()]);
     let family = "combine_listed";
     let kernel = kernels.get_or_build(
         Identity { family, levers, shape },
@@ -211,7 +211,7 @@ fn listed_body<E: MmaElement + Widen>(
             rows.is_query(row)
                 .map_or(below_count, |is_query| below_count & is_query)
         };
-        // One number is held for the row in the first slot, in place of both.
+        // One register holds the row of the first slot, in place of slot and row.
         let of_first = tile.slot * tile_rows + row_in_tile;
         let partial = |piece| partials.at(piece, of_first, k.constant(tile_rows));
         merge(k, threads, place, exists, tile.count, partial, |merged| {
@@ -227,7 +227,7 @@ fn listed_body<E: MmaElement + Widen>(
     });
 }
 
-/// Merges the partials of a row, where it exists, and calls `store` in the threads that then have it, four columns
+/// Merges the partials of a row, if it exists, and calls `store` in the threads that have the result, four columns
 /// each.
 fn merge<'k>(
     k: &'k KernelBuilder,
@@ -242,21 +242,21 @@ fn merge<'k>(
     let at_work = exists() & group.lt(threads.groups);
 
     let mine = Merged::nothing(k);
-    let shared = (threads.groups > 1).then(|| Exchange::declare(k, threads));
+    let shared = (threads.groups > 1).then(|| GroupPartials::declare(k, threads));
     k.if_(at_work.divergent(), || {
-        k.for_divergent(group, splits, threads.most(), |first| {
-            let mut found = Vec::new();
+        k.for_divergent(group, splits, threads.partials_at_once(), |first| {
+            let mut loaded = Vec::new();
             for i in 0..threads.batch {
                 let split = first + i * threads.groups;
-                // Past the last split the last one again, to count for nothing.
+                // Past the last split, the last one is loaded again and does not count.
                 let part = partial(split.min(splits - 1));
-                found.push(Found {
+                loaded.push(Loaded {
                     counts: Some(split.lt(splits)),
                     sums: part.sums.load_words(2, Cache::Default),
                     out: part.out.offset(column).load_words(COLUMNS, Cache::Default),
                 });
             }
-            mine.add(&found);
+            mine.add(&loaded);
         });
         if let Some(shared) = &shared {
             shared.store(&mine, group, row, column);
@@ -276,14 +276,15 @@ fn merge<'k>(
     k.if_(stores.divergent(), || store(&mine));
 }
 
-struct Found<'k> {
-    /// Whether the partial counts, if it may not.
+/// A partial in registers, four columns of it.
+struct Loaded<'k> {
+    /// Whether it counts; `None` if it surely does.
     counts: Option<Val<'k, bool>>,
     sums: Vec<Val<'k, f32>>,
     out: Vec<Val<'k, f32>>,
 }
 
-/// What a thread has of a row: four columns of some splits, merged.
+/// Four columns of a row in a thread, merged over some splits.
 struct Merged<'k> {
     offset: Var<'k, f32>,
     sum: Var<'k, f32>,
@@ -317,11 +318,11 @@ impl<'k> Merged<'k> {
         total
     }
 
-    /// Adds partials, in order, relative to the highest maximum of all: that of the lowest offset.
+    /// Adds partials, in their order, relative to the highest of all maxima, whose offset is the lowest.
     #[track_caller]
-    fn add(&self, found: &[Found<'k>]) {
+    fn add(&self, loaded: &[Loaded<'k>]) {
         let mut lowest = self.offset.get();
-        for part in found {
+        for part in loaded {
             let offset = part
                 .counts
                 .map_or(part.sums[0], |counts| counts.select(part.sums[0], f32::MAX));
@@ -333,7 +334,7 @@ impl<'k> Merged<'k> {
         for value in &self.out {
             value.mul_assign(factor);
         }
-        for part in found {
+        for part in loaded {
             let factor = (lowest - part.sums[0]).exp2();
             let factor = part.counts.map_or(factor, |counts| counts.select(factor, 0.0));
             self.sum.fma_assign(part.sums[1], factor);
@@ -344,17 +345,17 @@ impl<'k> Merged<'k> {
     }
 }
 
-/// Shared memory through which groups merge what they have of a row.
-struct Exchange<'k> {
+/// The partials of groups of threads in shared memory.
+struct GroupPartials<'k> {
     out: SharedTile<'k, f32>,
     sums: SharedTile<'k, f32>,
 }
 
-impl<'k> Exchange<'k> {
+impl<'k> GroupPartials<'k> {
     #[track_caller]
     fn declare(k: &'k KernelBuilder, threads: Threads) -> Self {
         let shape = |cols| TileShape::new(threads.rows, cols).stages(threads.groups);
-        Exchange {
+        GroupPartials {
             out: k.shared_tile("group_partials", shape(threads.row_threads * COLUMNS)),
             sums: k.shared_tile("group_sums", shape(2)),
         }
@@ -373,8 +374,8 @@ impl<'k> Exchange<'k> {
     }
 
     #[track_caller]
-    fn load(&self, group: u32, row: Val<'k, u32>, column: Val<'k, u32>) -> Found<'k> {
-        Found {
+    fn load(&self, group: u32, row: Val<'k, u32>, column: Val<'k, u32>) -> Loaded<'k> {
+        Loaded {
             counts: None,
             sums: self.sums.at_stage(group, row, 0).load_words(2, Cache::Default),
             out: self

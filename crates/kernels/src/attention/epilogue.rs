@@ -1,4 +1,4 @@
-//! The result on its way out: sinks, normalise, log-sum-exp, and partials of a split.
+//! The end of a row: its sink, the factor that normalises it, its log-sum-exp, and the partial of a split.
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, Problem};
@@ -81,7 +81,8 @@ impl<'k> Total<'k> {
         };
         if let Some(sinks) = sinks {
             let exponent = sinks.exponent(head());
-            // As if the sink were a score: where it is the highest, the maximum rises to it. −∞ changes nothing.
+            // The sink counts as a score, so the maximum rises to it if it is the highest. A sink of −∞ changes
+            // nothing.
             total.offset = offset.min(-exponent);
             let rescale = (total.offset - offset).exp2();
             total.sum = sum.fma(rescale, (exponent + total.offset).exp2());
@@ -145,7 +146,7 @@ impl<'k> RowParams<'k> {
 }
 
 impl<'k> Partial<'k> {
-    /// Stores a row straight from registers, not normalised: four lanes fill a sector of 32 bytes. `column` is
+    /// Stores a row from registers, not normalised: four lanes fill a sector of 32 bytes. `column` is
     /// [`lane_column`](super::row_tile::lane_column), `sum` that of all lanes.
     #[track_caller]
     pub(crate) fn store_row(

@@ -1,8 +1,8 @@
-//! Where the rows of a sequence begin, and how many there are.
+//! The rows of a sequence: where they begin, and how many there are.
 //!
-//! A kernel knows only which values there are ([`LengthKinds`]). They come from buffers that are named as
-//! [`Lengths::NAMES`]; the launch gives upper bounds. [`Params::of_sequence`] clamps every value to its bound before an
-//! address depends on it, without a branch, so that no value leads out of a tensor.
+//! A kernel is built for which values exist ([`LengthKinds`]). It reads the values from buffers with the names of
+//! [`Lengths::NAMES`], and the launch gives upper bounds. [`Params::of_sequence`] clamps every value to its bound
+//! before an address depends on it, without a branch, so that no value leads out of a tensor.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, KernelBuilder, Launch, Source, Val};
 use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem};
@@ -10,7 +10,7 @@ use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem};
 use super::block_range::Band;
 use super::params::{Params, RowParams, add_buffer};
 
-/// Which values a kernel reads. They tell the kinds of both axes, and are all of lengths that is baked into it.
+/// Which values a kernel reads. Nothing else about lengths is baked into it.
 pub(crate) type LengthKinds = Lengths<()>;
 
 /// Which values a problem's kernels read.
@@ -18,7 +18,7 @@ pub(crate) fn kinds(problem: &Problem) -> LengthKinds {
     problem.length_entries().map(|_| ())
 }
 
-/// The parameters of lengths, where some are not equal. [`LengthParams::add_to_launch`] gives the arguments in the same
+/// The parameters of lengths, unless all are equal. [`LengthParams::add_to_launch`] adds the arguments in the same
 /// order.
 #[derive(Clone)]
 pub(crate) struct LengthParams<'k> {
@@ -67,7 +67,7 @@ impl<'k> LengthParams<'k> {
     }
 }
 
-/// First row and number of rows of a sequence: of all `most`, of those between two starts, of those used.
+/// First row and number of rows of a sequence: at most `most`, those between two starts, and those in use.
 #[track_caller]
 fn rows_of<'k>(
     batch: Val<'k, u32>,

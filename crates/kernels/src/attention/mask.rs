@@ -1,4 +1,4 @@
-//! Masks scores of keys that a row does not see: causal masks, sliding windows and the end of the keys are all one
+//! Masks the scores of keys that a row does not see. Causal masks, sliding windows and the end of the keys are one
 //! [`Band`].
 
 use flashcore_ir::{KernelBuilder, Val};
@@ -24,9 +24,9 @@ pub(crate) fn warp_sees<'k>(
     any.unwrap_or(key0.lt(0)).vote_any()
 }
 
-/// Sets the scores of columns that a row does not see, or where rows are keys is not seen by, to −∞. `tiles` hold the
-/// columns from `first_column` on, and `sees(m, half)` says which of them one half of tile `m` sees in this lane: the
-/// first, and one past the last.
+/// Sets the scores of columns that a row does not see to −∞ (that it is not seen by, where rows are keys). `tiles` hold
+/// the columns from `first_column` on. `sees(m, half)` is the range of columns that the lane's row in that half of tile
+/// `m` sees: the first one, and one past the last.
 #[track_caller]
 pub(crate) fn mask_scores<'k, Rows: Copy>(
     k: &'k KernelBuilder,
@@ -39,7 +39,7 @@ pub(crate) fn mask_scores<'k, Rows: Copy>(
         for (m, scores) in tiles.iter().enumerate() {
             for half in 0..2 {
                 let (first, end) = sees(m, half);
-                // Relative to this lane's first one, so that the columns are constants.
+                // Relative to this lane's first column, so that columns are constants.
                 let (first, end) = (first - first_column, end - first_column);
                 for (column, score) in scores.of_row(scores.steps(), half) {
                     let is_seen = first.le(column) & end.gt(column);

@@ -140,7 +140,7 @@ impl Shape {
         let split = if self.split { "_split" } else { "" };
         let packed = match self.packing {
             Packing::NONE => String::new(),
-            packing if packing.is_of_tiles() => format!("_g{}t", packing.heads()),
+            packing if packing.spans_warpgroups() => format!("_g{}t", packing.heads()),
             packing => format!("_g{}", packing.heads()),
         };
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
@@ -378,11 +378,11 @@ pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DTy
 
 /// The grid of a launch, if a GPU can count its blocks: bounds of lengths can be far above what tensors hold.
 pub(crate) fn grid(family: &'static str, blocks: [usize; 3]) -> Result<[u32; 3], Refusal> {
-    const MOST: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
-    if blocks.iter().zip(MOST).all(|(&blocks, most)| blocks <= most) {
+    const MAX_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+    if blocks.iter().zip(MAX_GRID).all(|(&blocks, most)| blocks <= most) {
         return Ok(blocks.map(|blocks| blocks as u32));
     }
-    let what = format!("a grid of {blocks:?} blocks (at most {MOST:?})");
+    let what = format!("a grid of {blocks:?} blocks (at most {MAX_GRID:?})");
     Err(Refusal::unsupported(
         family,
         what,

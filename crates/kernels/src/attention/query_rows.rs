@@ -1,5 +1,5 @@
-//! Which query of which head a row of a Q tile is. Packed (`pack_gqa`), the query heads that share K and V share a
-//! tile, so that few queries of many heads fill it.
+//! Which query of which head a row of a Q tile is. With packed heads (`pack_gqa`), the query heads that share K and V
+//! share a tile, so that few queries of many heads fill it.
 
 use flashcore_ir::{Element, GlobalPtr, Val};
 use flashcore_problem::Problem;
@@ -7,7 +7,7 @@ use flashcore_problem::Problem;
 use super::lengths::TensorParam;
 use super::params::RowParams;
 
-/// Which query heads have rows in one tile, as far as that is baked into a kernel.
+/// The query heads that have rows in one tile, as a kernel is built for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TileHeads {
     /// One query head.
@@ -21,7 +21,7 @@ pub(crate) enum TileHeads {
 
 impl TileHeads {
     pub(crate) fn of_warpgroups(packing: Packing) -> TileHeads {
-        debug_assert!(!packing.is_of_tiles(), "{packing:?}");
+        debug_assert!(!packing.spans_warpgroups(), "{packing:?}");
         match packing {
             Packing::NONE => TileHeads::One,
             packing => TileHeads::Warpgroups(packing),
@@ -57,7 +57,7 @@ impl TileHeads {
         }
     }
 
-    /// Heads that have tiles of their own.
+    /// Number of heads that have tiles: query heads, or K/V heads if heads are packed.
     pub(crate) fn of_problem(self, problem: &Problem) -> usize {
         match self {
             TileHeads::One => problem.num_heads(),
@@ -110,7 +110,7 @@ impl<'k> QueryRows<'k> {
         }
     }
 
-    /// Whether a row that is below [`Self::count`] is that of a query: dead rows are not.
+    /// Whether a row below [`Self::count`] is live; `None` if all are.
     #[track_caller]
     pub(crate) fn is_query(&self, row: Val<'k, u32>) -> Option<Val<'k, bool>> {
         match self.heads {
@@ -131,13 +131,13 @@ impl<'k> QueryRows<'k> {
         }
     }
 
-    /// Head of a row, of those of its batch.
+    /// Head of a row in its batch.
     #[track_caller]
     pub(crate) fn head_of(&self, row: Val<'k, u32>) -> Val<'k, u32> {
         self.head_and_query(row).0
     }
 
-    /// Number of the head among those of all batches, and query of a row.
+    /// Head of all batches and query of a row.
     #[track_caller]
     pub(crate) fn batch_head_and_query(
         &self,
@@ -174,9 +174,9 @@ pub(crate) const WARPGROUP_ROWS: u32 = 64;
 /// Rows of a Q tile that a warp has.
 const WARP_ROWS: u32 = 16;
 
-/// Query heads of a K/V head that share a tile, where their number is baked into a kernel. Each warpgroup, or tile, has
-/// as many whole queries as its rows hold: row `i` of it is query `i / heads` of head `i % heads`. Rows left over are
-/// dead: they are computed on zeros and not stored.
+/// How the query heads of a K/V head share a tile, where their number is baked into a kernel. Each warpgroup, or each
+/// tile, has as many whole queries as fit: its row `i` is query `i / heads` of head `i % heads`. The rows left over are
+/// dead: they are computed from zeros and not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     heads: u32,
@@ -192,9 +192,9 @@ impl Packing {
     };
 
     /// Query heads per K/V head that can be packed, at most.
-    pub(crate) const MOST: usize = WARPGROUP_ROWS as usize;
+    pub(crate) const MAX_HEADS: usize = WARPGROUP_ROWS as usize;
 
-    /// The heads of a problem packed, which are [`Self::MOST`] per K/V head at most.
+    /// The heads of a problem packed, which are [`Self::MAX_HEADS`] per K/V head at most.
     pub(crate) fn all_of(problem: &Problem) -> Packing {
         Packing {
             heads: problem.group_size() as u32,
@@ -232,8 +232,8 @@ impl Packing {
         }
     }
 
-    /// Whether whole queries share a tile's rows, not a warpgroup's.
-    pub(crate) const fn is_of_tiles(self) -> bool {
+    /// Whether the rows of a query may be in two warpgroups: whole queries fill a tile, not each warpgroup.
+    pub(crate) const fn spans_warpgroups(self) -> bool {
         self.shared_rows > WARPGROUP_ROWS
     }
 
@@ -275,27 +275,27 @@ impl Packing {
         row / rows * whole + ((row % rows) as u32 / self.heads).min(self.queries() - 1) as usize
     }
 
-    /// Rows of a warpgroup, or of a tile, that are not dead, the first ones.
+    /// Live rows of a warpgroup, or of a tile: the first ones.
     pub(crate) const fn rows(self) -> u32 {
         self.queries() * self.heads
     }
 
-    /// Whether there are dead rows. Then those of a warpgroup, or of a tile, are stored together.
+    /// Whether there are dead rows. Then the rows of a warpgroup, or of a tile, are stored together.
     pub(crate) const fn leaves_rows(self) -> bool {
         self.rows() < self.shared_rows
     }
 
-    /// Head and query of a row of a tile, from the first of each on.
+    /// Head and query of a row of a tile, relative to the tile's first head and query.
     #[track_caller]
     fn head_and_query<'k>(self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
-        if !self.leaves_rows() || self.is_of_tiles() {
+        if !self.leaves_rows() || self.spans_warpgroups() {
             return (row % self.heads, row / self.heads);
         }
         let (warpgroup, row) = (row / WARPGROUP_ROWS, row % WARPGROUP_ROWS);
         (row % self.heads, warpgroup * self.queries() + row / self.heads)
     }
 
-    /// Query of a row of a tile whose first one is `first_query`. Dead rows have some query that the tile does not.
+    /// Query of a row of a tile whose first query is `first_query`. Dead rows have a query that is not of this tile.
     #[track_caller]
     pub(crate) fn query<'k>(self, first_query: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, u32> {
         match self {
@@ -304,7 +304,7 @@ impl Packing {
         }
     }
 
-    /// Head of a row of a tile whose first one is `first_head`, of one batch or of all.
+    /// Head of a row of a tile whose first head is `first_head`, counted in one batch or through all.
     #[track_caller]
     pub(crate) fn head<'k>(self, first_head: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, u32> {
         match self {
@@ -313,10 +313,10 @@ impl Packing {
         }
     }
 
-    /// Rows of the part of a tile that is stored at a time: a warp's, or where these are no whole box a warpgroup's, or
-    /// all of them.
+    /// Rows of a tile that are stored at a time: a warp's, or, where these are no whole box, a warpgroup's or the
+    /// tile's.
     pub(crate) const fn stored_rows(self) -> u32 {
-        if self.leaves_rows() || self.is_of_tiles() {
+        if self.leaves_rows() || self.spans_warpgroups() {
             self.shared_rows
         } else {
             WARP_ROWS
@@ -330,10 +330,10 @@ impl Packing {
     }
 }
 
-/// The two rows of a tile that a lane has, its halves, as queries of heads.
+/// The heads and queries of the two rows of a tile that a lane has, its halves.
 #[derive(Clone, Copy)]
 pub(crate) struct LaneRows<'k> {
-    /// The first of them, within the tile. The other one is eight further down.
+    /// The first row, within the tile. The other one is eight further down.
     pub first: Val<'k, u32>,
     pub packing: Packing,
 }

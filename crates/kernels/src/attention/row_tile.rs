@@ -1,8 +1,8 @@
 //! Accumulators seen as rows and columns, through [`FragmentLayout`].
 //!
 //! The layout is the same for products of a warp and of a warpgroup, whose warps hold 16 rows each. A lane has values
-//! of two rows, its *halves*: `lane / 4` and eight further down. The type of a tile says what its rows are: queries in
-//! a forward pass, keys in most of a backward pass.
+//! of two rows, called *half* 0 and 1: row `lane / 4`, and the row eight further down. The type of a tile says what its
+//! rows are: queries in a forward pass, keys in most of a backward pass.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
@@ -53,13 +53,13 @@ impl<'k, Rows> Deref for RowTile<'k, Rows> {
     }
 }
 
-/// Registers of some steps of 16 columns.
+/// Registers of a range of steps, 16 columns each.
 pub(crate) fn registers(steps: Range<u32>) -> Range<u32> {
     2 * LAYOUT.regs * steps.start..2 * LAYOUT.regs * steps.end
 }
 
-/// The half that a register belongs to, and its column from the lane's first.
-pub(crate) fn place(register: u32) -> (usize, u32) {
+/// The half that a register belongs to, and its column relative to the lane's first.
+pub(crate) fn half_and_column(register: u32) -> (usize, u32) {
     let (row, column) = LAYOUT.at(0, register % LAYOUT.regs, 0);
     (
         (row * 2 / LAYOUT.rows) as usize,
@@ -79,7 +79,7 @@ impl<'k, Rows: Copy> RowTile<'k, Rows> {
 
     /// The lane's values in one of its rows, in some steps of 16 columns, with their columns from the lane's first.
     pub(crate) fn of_row(self, steps: Range<u32>, half: usize) -> impl Iterator<Item = (i32, Var<'k, f32>)> {
-        let registers = registers(steps).map(|register| (register, place(register)));
+        let registers = registers(steps).map(|register| (register, half_and_column(register)));
         let in_half = registers.filter(move |(_, (of, _))| *of == half);
         in_half.map(move |(register, (_, column))| (column as i32, self.var(register)))
     }
@@ -120,9 +120,15 @@ impl<'k, Rows: Copy> RowTile<'k, Rows> {
         }
     }
 
-    /// The two neighbours that a lane has in accumulator `tile` of a row.
+    /// The two neighbouring columns that a lane has of a row in accumulator `tile`.
     pub(crate) fn pair(&self, tile: u32, half: usize) -> [Var<'k, f32>; 2] {
         [0, 1].map(|e| self.var(pair_register(tile, half as u32) + e))
+    }
+
+    /// The four values that a lane has in accumulator `tile`.
+    #[track_caller]
+    pub(crate) fn four(&self, tile: u32) -> [Val<'k, f32>; 4] {
+        [0, 1, 2, 3].map(|e| self.var(LAYOUT.regs * tile + e).get())
     }
 }
 
@@ -130,8 +136,8 @@ impl<'k, Rows: Copy> RowTile<'k, Rows> {
 pub(crate) struct ScoreTiles<'k> {
     k: &'k KernelBuilder,
     rows: Vec<RowTile<'k>>,
-    /// `S` as it is accumulated in fp16, by row block; none otherwise.
-    halves: Vec<AccF16<'k>>,
+    /// `S` by row block, if it is accumulated in fp16.
+    f16_scores: Vec<AccF16<'k>>,
 }
 
 impl<'k> Deref for ScoreTiles<'k> {
@@ -144,22 +150,21 @@ impl<'k> Deref for ScoreTiles<'k> {
 
 impl<'k> ScoreTiles<'k> {
     pub(crate) fn new(k: &'k KernelBuilder, row_blocks: u32, tiles: u32, in_f16: bool) -> Self {
-        let rows = (0..row_blocks).map(|m| RowTile::new(k.acc_unwritten(&format!("s{m}"), tiles)));
-        let rows = rows.collect();
-        let halves = (0..row_blocks).filter(|_| in_f16);
-        let halves = halves.map(|m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles));
-        let halves = halves.collect();
-        ScoreTiles { k, rows, halves }
+        let rows = |m| RowTile::new(k.acc_unwritten(&format!("s{m}"), tiles));
+        let rows = (0..row_blocks).map(rows).collect();
+        let f16_scores = |m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles);
+        let f16_scores = (0..row_blocks).filter(|_| in_f16).map(f16_scores).collect();
+        ScoreTiles { k, rows, f16_scores }
     }
 
     /// Clears some steps of 16 columns before products are added.
     #[track_caller]
     pub(crate) fn clear(&self, steps: Range<u32>) {
         let tiles = 2 * steps.start..2 * steps.end;
-        for block in &self.halves {
+        for block in &self.f16_scores {
             block.zero_tiles(tiles.clone());
         }
-        for block in self.rows.iter().filter(|_| self.halves.is_empty()) {
+        for block in self.rows.iter().filter(|_| self.f16_scores.is_empty()) {
             block.zero_tiles(tiles.clone());
         }
     }
@@ -167,11 +172,11 @@ impl<'k> ScoreTiles<'k> {
     /// Adds a step of `Q·Kᵀ` to 16 columns: `q` by row block, and the two halves of the columns.
     #[track_caller]
     pub(crate) fn add<E: MmaElement>(&self, step: u32, q: &[AOperand<E>], [left, right]: [BOperand<E>; 2]) {
-        for (scores, &q) in self.halves.iter().zip(q) {
+        for (scores, &q) in self.f16_scores.iter().zip(q) {
             self.k.mma(*scores, 2 * step, q, left);
             self.k.mma(*scores, 2 * step + 1, q, right);
         }
-        if !self.halves.is_empty() {
+        if !self.f16_scores.is_empty() {
             return;
         }
         for (scores, &q) in self.rows.iter().zip(q) {
@@ -183,14 +188,14 @@ impl<'k> ScoreTiles<'k> {
     /// Scores of some steps that were accumulated in fp16 become f32, after the last product.
     #[track_caller]
     pub(crate) fn widen(&self, steps: Range<u32>) {
-        if self.halves.is_empty() {
+        if self.f16_scores.is_empty() {
             return;
         }
         self.k.verb("widen", || {
-            for (scores, halves) in self.rows.iter().zip(&self.halves) {
+            for (scores, f16_scores) in self.rows.iter().zip(&self.f16_scores) {
                 // A word has the elements of two neighbouring f32 accumulators.
                 for word in 4 * steps.start..4 * steps.end {
-                    for (e, score) in f16::widen(halves.var(word).get()).into_iter().enumerate() {
+                    for (e, score) in f16::widen(f16_scores.var(word).get()).into_iter().enumerate() {
                         scores.var(2 * word + e as u32).set(score);
                     }
                 }

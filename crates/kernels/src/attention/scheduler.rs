@@ -1,9 +1,9 @@
 //! The tile scheduler: which Q tiles a block computes and in which order, as work lists that the host makes and a
 //! persistent kernel reads.
 //!
-//! Lists are made greedily, longest tile first (LPT): the longest Q tile that is left goes to the block with the least
-//! to do. Heads are assigned in rounds: K and V of those of a round fit into the L2 cache. A kernel reads the next item
-//! while it works on this one, so that copies for the next tile begin before this one ends.
+//! Lists are made greedily, longest tile first (LPT): the longest remaining Q tile goes to the block with the least
+//! work. Heads are assigned in rounds, so that K and V of the heads of a round fit into the L2 cache. A kernel reads
+//! the next item during the current one, so that copies for the next tile begin before the current tile ends.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -14,25 +14,25 @@ use flashcore_problem::{KeyRange, Problem};
 
 use super::divisor::Divisor;
 use super::query_rows::{Packing, WARPGROUP_ROWS};
-use loads::{Loads, MOST_CLUSTERS};
+use loads::{Loads, MAX_CLUSTERS};
 
 mod item;
 mod loads;
 mod makespan;
 
-pub(crate) use item::{FULLY_MASKED, MOST, Place, Tile, WORDS, WorkItem};
+pub(crate) use item::{COUNT_LIMIT, FULLY_MASKED, Place, Tile, WORDS, WorkItem};
 pub(crate) use makespan::{Least, Tiles, TilingWork};
 
 /// Fills the items after the last of a list.
 const END: u32 = u32::MAX;
 
 /// Splits of the keys that an item can name, less those that might make it look like [`END`].
-pub(crate) const MOST_SPLITS: u32 = 128;
+pub(crate) const MAX_ITEM_SPLITS: u32 = 128;
 
 /// Bytes of K and V that should be read at a time: about half of an H200's L2 cache.
 const L2_BYTES: usize = 32 << 20;
 
-/// K blocks' worth of work that a tile costs besides its K blocks: its first and last products, which nothing overlaps.
+/// Cost of a tile's first and last products, which overlap with nothing, in K blocks.
 pub(crate) const TILE_COST: u64 = 2;
 
 /// How a kernel tiles a problem, as far as the scheduler is concerned.
@@ -58,28 +58,28 @@ impl Tiling {
     }
 }
 
-/// A block's work list as its warps read it. The producer reads each item a tile earlier than the consumers, which find
-/// it in the L1 cache.
+/// A block's work list, as its warps read it. The producer reads each item one tile before the consumers, which find it
+/// in the L1 cache.
 pub(crate) struct WorkList<'k> {
     k: &'k KernelBuilder,
     table: GlobalPtr<'k, u32>,
     tiling: Tiling,
     this: Var<'k, u32>,
-    /// One past the last item of a list whose items follow each other, and may be of pieces of tiles. Otherwise the
-    /// items of all blocks take turns, and [`END`] ends a list.
+    /// One past the last item, if a list is a range of the table, which may have pieces of tiles. Otherwise the items
+    /// of all blocks are interleaved in the table, and [`END`] ends a list.
     end: Option<Val<'k, u32>>,
 }
 
-/// What of the next item is needed while the current one is computed.
+/// What consumers need of the next item during the current one.
 pub(crate) struct NextItem<'k> {
     fully_masked: Val<'k, u32>,
-    /// Its number, and one past the last of a list that says how long it is.
+    /// Its number, and one past the last, if a list is a range of the table.
     number: Option<[Val<'k, u32>; 2]>,
 }
 
 impl<'k> WorkList<'k> {
-    /// At the first item. There always is one in a table of the host's, but a `range`, of a first item and one past the
-    /// last, may have none.
+    /// The list at its first item. A table of the host has at least one item for each block; a `range`, of a first item
+    /// and one past the last, may be empty.
     #[track_caller]
     pub(crate) fn new(
         k: &'k KernelBuilder,
@@ -97,7 +97,7 @@ impl<'k> WorkList<'k> {
         }
     }
 
-    /// How its words are loaded. Pieces are in a buffer with partials, which the kernel writes.
+    /// Ranges are in a buffer with partials, which the kernel writes.
     fn cache(&self) -> Cache {
         if self.end.is_some() {
             Cache::Default
@@ -146,7 +146,7 @@ impl<'k> WorkList<'k> {
         }
     }
 
-    /// Runs `compute` for this item and those after it; it gives the next one.
+    /// Runs `compute`, which returns the next item, for this item and all after it.
     #[track_caller]
     pub(crate) fn for_each(&self, compute: impl Fn() -> NextItem<'k>) {
         self.k.loop_(|scope| {
@@ -176,8 +176,8 @@ impl<'k> NextItem<'k> {
     }
 }
 
-/// Where the queries of a tile's rows lie, from its first one on: the same in all tiles of a problem, so that none of
-/// them divides.
+/// The queries of a tile's rows, relative to the tile's first query. They are the same in all tiles, so divisions are
+/// done once.
 struct TileQueries {
     packing: Packing,
     /// Rows and queries of a tile.
@@ -226,17 +226,17 @@ impl TileQueries {
     }
 }
 
-/// The clusters of a grid, and what is assigned to them.
+/// The clusters of a grid, and the units in which work is assigned to them.
 #[derive(Clone, Copy)]
 struct Clusters {
     count: usize,
-    /// Heads of a cluster's blocks, which share K and V where there are several.
+    /// Heads of a cluster's blocks: one, or several that share K and V.
     heads: usize,
-    /// Neighbouring Q tiles of a cluster's blocks.
+    /// Q tiles of a cluster's blocks: one, or several neighbours.
     tiles: usize,
-    /// Clusters' worth of Q tiles of a head.
+    /// Items of a head: its Q tiles, divided by those of a cluster.
     per_head: usize,
-    /// Clusters' worth of heads, of all batches, and how many of them share K and V.
+    /// Heads of all batches, divided by those of a cluster, and how many of these share K and V.
     all_heads: usize,
     sharing: usize,
     /// Rounds that heads are assigned in.
@@ -244,8 +244,8 @@ struct Clusters {
 }
 
 impl Clusters {
-    /// One block per SM, or as many as a cluster has. Blocks of a cluster go through the same K blocks: they have the
-    /// same rows of heads that share them, where there are such heads, or neighbouring tiles.
+    /// A grid of at most one block per SM. The blocks of a cluster read the same K blocks: they have the same rows of
+    /// several heads that share K and V, if there are such heads, or else neighbouring tiles.
     fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Clusters {
         let cluster = tiling.cluster as usize;
         let (num_heads, group_size) = tiling.heads(problem);
@@ -260,7 +260,7 @@ impl Clusters {
         Clusters {
             count: match (sms as usize / cluster).max(1) {
                 room if items <= room => items.max(1),
-                room => room.min(MOST_CLUSTERS),
+                room => room.min(MAX_CLUSTERS),
             },
             heads,
             tiles,
@@ -271,25 +271,25 @@ impl Clusters {
         }
     }
 
-    /// The heads of each round: about as many in each. A last round of few heads would have few tiles, and long ones
-    /// among them that nothing evens out: of 8 heads of 5,300 rows, 6 and then 2 keep the busiest of 132 SMs busy for
-    /// 1.48 times the mean, 4 and 4 for 1.11.
+    /// The heads of each round, about as many in each. A last round of few heads would end with long tiles that nothing
+    /// evens out: with 8 heads of 5,300 rows on 132 SMs, rounds of 6 and 2 keep the busiest SM busy for 1.48 times the
+    /// mean, rounds of 4 and 4 for 1.11 times.
     fn heads_of_rounds(self) -> impl Iterator<Item = Range<usize>> {
         let groups = self.all_heads / self.sharing;
         let first = move |round: usize| groups * round / self.rounds * self.sharing;
         (0..self.rounds).map(move |round| first(round)..first(round + 1))
     }
 
-    /// The cluster that each item is assigned to: the one with the least to do, and of several the first. `costs` are
-    /// those of a head's items, the longest first. Items come round by round, and of a round those of the first cost
-    /// for all of its heads, then those of the next.
+    /// The cluster that each item is assigned to: the first of those with the least work. `costs` are those of a head's
+    /// items, the longest first. Items are in the order of rounds; in a round, in the order of costs; and items of one
+    /// cost in the order of heads.
     fn assign(&self, costs: &[u64]) -> Vec<u32> {
         let items = costs.len() * self.all_heads;
-        // Each has one, while clusters have nothing to do.
+        // As many clusters as items, or more.
         if items <= self.count {
             return (0..items as u32).collect();
         }
-        let mut loads = Loads::new(self.count.min(MOST_CLUSTERS), false);
+        let mut loads = Loads::new(self.count.min(MAX_CLUSTERS), false);
         let mut assigned = Vec::with_capacity(items);
         for heads in self.heads_of_rounds() {
             for alike in costs.chunk_by(|a, b| a == b) {
@@ -352,8 +352,8 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
         (0..clusters.heads as u32).map(move |other| [first, second + other])
     };
     let mut places: Vec<[u32; 2]> = (0..clusters.all_heads).flat_map(place_of).collect();
-    // Which item of which of these heads comes at each place of the table: item `n` of block `b` is the `n * blocks +
-    // b`th. The table is then written once, from its beginning to its end. The end of a list is past the last of both.
+    // The item and the head at each place of the table, which is then written once, from its beginning to its end. Item
+    // `n` of block `b` is at `n * blocks + b`. The end of a list is one past the last item and head.
     let none = [items.len() as u32, places.len() as u32];
     let longest = (costs.len() * clusters.all_heads).div_ceil(clusters.count) + 2;
     let mut placed: Vec<[u32; 2]> = Vec::with_capacity(longest * blocks);

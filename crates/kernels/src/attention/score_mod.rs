@@ -5,7 +5,7 @@ use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
 use flashcore_problem::Problem;
 
 use super::params::{Shape, add_buffer};
-use super::row_tile::{RowTile, place};
+use super::row_tile::{RowTile, half_and_column};
 
 /// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -220,7 +220,7 @@ impl<'k> ScoreMod<'k> {
                 None => score.get(),
             };
             let capped = self.score(dot);
-            let (half, column) = place(register);
+            let (half, column) = half_and_column(register);
             score.set(biases.map_or(capped, |biases| biases[half].subtract(capped, column)));
         }
     }

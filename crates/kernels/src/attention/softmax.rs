@@ -6,11 +6,11 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
 use half::{bf16, f16};
 
-use super::row_tile::{QUAD, RowTile, place};
+use super::row_tile::{QUAD, RowTile, half_and_column};
 use crate::Refusal;
 use crate::family::LeverValue;
 
-/// When the maximum of a row, which its exponentials are relative to, follows its largest score.
+/// When the maximum of a row, which its exponentials are relative to, is raised to its largest score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rescale {
     /// Whenever a K block has a larger one, as in the FlashAttention papers.
@@ -18,9 +18,9 @@ pub enum Rescale {
     /// When a score is far above it.
     Conditional,
     /// When a probability came out large: exponentials are taken against the old maximum without a look at the scores,
-    /// and the K block is computed again if it rose too far.
+    /// and computed again if one of them is too large.
     Speculative,
-    /// There is no maximum: a backward pass has the log-sum-exp of its rows. Ids do not mention it.
+    /// Never: a backward pass reads the log-sum-exp of its rows. Ids do not mention it.
     Never,
 }
 
@@ -34,19 +34,20 @@ impl Rescale {
     ];
     pub(crate) const SEARCHED: usize = 3;
 
-    /// The policy of `mma`. With speculative softmax later scores may exceed the largest by 6 powers of two and one
-    /// more: P is then about 2⁻⁶, where fp16 still holds what is 2⁻⁸ of the largest to its full precision.
-    pub(crate) fn of_warps(self) -> Policy {
+    /// The policy of `mma`. Speculative softmax computes again if a P is 2 or more, so `max_offset` lets later scores
+    /// exceed the largest by 6 powers of two and one more. The largest P is then about 2⁻⁶, and fp16 holds values down
+    /// to 2⁻⁸ of it in full precision.
+    pub(crate) fn mma_policy(self) -> Policy {
         let (threshold, max_offset) = match self {
             Rescale::Always | Rescale::Never => (None, 0.0),
-            Rescale::Conditional => (Some(LARGEST_POWER), 0.0),
+            Rescale::Conditional => (Some(MAX_P_EXPONENT), 0.0),
             Rescale::Speculative => (Some(0.0), 6.0),
         };
         Policy { threshold, max_offset }
     }
 
-    /// The policy of `wgmma` where it looks at the scores: P is at most `2^LARGEST_POWER` until a maximum is raised.
-    pub(crate) fn of_warpgroups<E: Probability>(self) -> Policy {
+    /// The policy of `wgmma` in K blocks whose scores it looks at: P is at most `2^MAX_P_EXPONENT`.
+    pub(crate) fn wgmma_policy<E: InputElement>(self) -> Policy {
         let threshold = match self {
             Rescale::Always | Rescale::Never => 0.0,
             Rescale::Conditional => E::CONDITIONAL_THRESHOLD,
@@ -54,7 +55,7 @@ impl Rescale {
         };
         Policy {
             threshold: Some(threshold),
-            max_offset: threshold - LARGEST_POWER,
+            max_offset: threshold - MAX_P_EXPONENT,
         }
     }
 
@@ -71,12 +72,13 @@ impl Rescale {
     }
 }
 
-/// When maxima are raised and how far, in powers of two.
+/// When the maximum of a row is raised, and how far, in powers of two.
 #[derive(Clone, Copy)]
 pub(crate) struct Policy {
-    /// How far a score may be above its row's maximum before that is raised. Without one it is raised in every K block.
+    /// How far a score may exceed the maximum before that is raised. `None`: it is raised in every K block.
     pub threshold: Option<f32>,
-    /// What is added to a row's largest score to get its maximum.
+    /// The bias of the maximum: what is added to the largest score when it is raised. P may then use the whole range of
+    /// its type.
     pub max_offset: f32,
 }
 
@@ -87,28 +89,23 @@ impl LeverValue for Rescale {
     }
 
     fn of(number: u32) -> Rescale {
-        [
-            Rescale::Always,
-            Rescale::Conditional,
-            Rescale::Speculative,
-            Rescale::Never,
-        ][number as usize]
+        use Rescale::{Always, Conditional, Never, Speculative};
+        [Always, Conditional, Speculative, Never][number as usize]
     }
 }
 
 /// The running maximum of a row, as an exponent of 2.
 ///
-/// Probabilities are `2^(score·scale + offset)` with `offset = −max·scale`, in one FMA: large scores
-/// lose nothing to the rounding of their product. The offset is kept as it was rounded, so that going
-/// from one to the next changes nothing but the scale; and since rounding keeps order, the lowest
-/// offset is that of the largest score, which need not be kept itself.
+/// Probabilities are `2^(score·scale + offset)` with `offset = −max·scale`, in one FMA, so that large scores lose
+/// nothing to the rounding of their product. What is kept is the rounded offset: the factor from one offset to the next
+/// is then exact. Rounding keeps order, so the lowest offset is that of the largest score, which need not be kept.
 #[derive(Clone, Copy)]
 pub(crate) struct RowMax<'k> {
     scale: Scale<'k>,
     pub offset: Var<'k, f32>,
 }
 
-/// From scores to exponents: the same for all heads, or one per head.
+/// The factor from scores to exponents of 2: the same for all heads, or one per head.
 #[derive(Clone, Copy)]
 pub(crate) enum Scale<'k> {
     Fixed(Val<'k, f32>),
@@ -166,7 +163,7 @@ impl<'k> RowMax<'k> {
     }
 }
 
-/// A row's running state. Its four lanes agree on the maximum; `sum` is each lane's own part.
+/// A row's running state. Its four lanes have the same maximum; `sum` is that of the lane's columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Row<'k> {
     pub max: RowMax<'k>,
@@ -182,7 +179,7 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// Begins another row, whose maximum its first scores set.
+    /// Begins the row of another Q tile: its first scores set the maximum.
     #[track_caller]
     pub(crate) fn restart(&self, scores: &RowTile<'k>, half: usize, max_offset: f32) {
         self.max.offset.set(f32::MAX);
@@ -193,11 +190,9 @@ impl<'k> Row<'k> {
 
     /// The probabilities of the scores that become one word of an operand.
     #[track_caller]
-    pub(crate) fn exp_word<E: Probability>(&self, scores: &RowTile<'k>, word: u32) -> Vec<Val<'k, f32>> {
-        let registers = E::registers(word).into_iter();
-        registers
-            .map(|register| self.max.exp(scores.var(register).get()))
-            .collect()
+    pub(crate) fn exp_word<E: InputElement>(&self, scores: &RowTile<'k>, word: u32) -> Vec<Val<'k, f32>> {
+        let exp = |register| self.max.exp(scores.var(register).get());
+        E::registers(word).into_iter().map(exp).collect()
     }
 }
 
@@ -208,8 +203,8 @@ fn any_above<'k>(rows: &[Row<'k>], largest: &[Val<'k, f32>], threshold: f32) -> 
     (1..rows.len()).fold(above(0), |any, i| any | above(i)).vote_any()
 }
 
-/// Raises the maxima of rows to their largest new scores where the policy says so, and brings their sums to the new
-/// maxima; `rescale(row, factor)` does the same for the output. Returns whether it did in this warp, if it asked.
+/// Raises the maxima of rows to their largest new scores where the policy says so, and rescales their sums;
+/// `rescale(row, factor)` does so for the output. Returns whether any row of this warp was raised; `None` if all were.
 #[track_caller]
 pub(crate) fn raise_maxima<'k>(
     rows: &[Row<'k>],
@@ -232,12 +227,12 @@ pub(crate) fn raise_maxima<'k>(
     any
 }
 
-/// Scores become probabilities where they are, and their sums are added to those of the rows. `tap` sees each register.
+/// Replaces scores by probabilities, and adds these to the sums of the rows. `tap` sees each register.
 #[track_caller]
 pub(crate) fn exponentials<'k>(scores: &RowTile<'k>, rows: &[Row<'k>; 2], tap: impl Fn(u32, Val<'k, f32>)) {
     for register in 0..4 * scores.tiles() {
         let score = scores.var(register);
-        let p = rows[place(register).0].max.exp(score.get());
+        let p = rows[half_and_column(register).0].max.exp(score.get());
         tap(register, p);
         score.set(p);
     }
@@ -246,9 +241,9 @@ pub(crate) fn exponentials<'k>(scores: &RowTile<'k>, rows: &[Row<'k>; 2], tap: i
     }
 }
 
-/// Probabilities, rounded, become operands A of `P·V`.
+/// Rounds probabilities into operand A of `P·V`.
 #[track_caller]
-pub(crate) fn pack<'k, E: Probability>(scores: &RowTile<'k>, p: &AVars<'k, E>) {
+pub(crate) fn pack<'k, E: InputElement>(scores: &RowTile<'k>, p: &AVars<'k, E>) {
     for word in 0..4 * p.steps() {
         let registers = E::registers(word).into_iter();
         let values: Vec<_> = registers.map(|register| scores.var(register).get()).collect();
@@ -259,7 +254,7 @@ pub(crate) fn pack<'k, E: Probability>(scores: &RowTile<'k>, p: &AVars<'k, E>) {
 /// [`exponentials`] and [`pack`] at once; the scores stay as they are. Returns the sum of a lane's probabilities in
 /// each row.
 #[track_caller]
-pub(crate) fn pack_exponentials<'k, E: Probability>(
+pub(crate) fn pack_exponentials<'k, E: InputElement>(
     scores: &RowTile<'k>,
     rows: &[Row<'k>; 2],
     p: &AVars<'k, E>,
@@ -285,23 +280,23 @@ pub(crate) fn pack_exponentials<'k, E: Probability>(
     sums
 }
 
-/// Powers of two that a probability may have in 16-bit elements: fp16 and the f32 sums hold them without loss.
-const LARGEST_POWER: f32 = 8.0;
+/// The largest exponent of 2 of a probability in 16-bit elements: fp16 and the f32 sums hold it without loss.
+const MAX_P_EXPONENT: f32 = 8.0;
 
-/// The type of elements of Q, K, V and P: how probabilities become operands A, and how large they may be.
-pub(crate) trait Probability: WgmmaElement {
+/// The element type of Q, K, V and P: how probabilities are packed into operand A, and how large they may be.
+pub(crate) trait InputElement: WgmmaElement {
     type Out: MmaElement;
 
     /// With [`Rescale::Conditional`] a row's maximum stays until a score is this many powers of two above it.
     const CONDITIONAL_THRESHOLD: f32;
     /// The threshold with [`Rescale::Speculative`], in K blocks whose scores are looked at.
     const SPECULATIVE_THRESHOLD: f32;
-    /// With [`Rescale::Speculative`] a row's maximum stays while a lane's probabilities in a K block come to no more,
-    /// so that none of them is too large for an element.
-    const SPECULATIVE_MOST: f32;
+    /// With [`Rescale::Speculative`] a row's maximum stays while the sum of a lane's probabilities in a K block is at
+    /// most this, so that each of them fits an element.
+    const SPECULATIVE_MAX_SUM: f32;
 
-    /// Registers of accumulators that word `word` of the operands A over the same columns is made of, in its order.
-    /// They belong to row half `word % 2`.
+    /// The accumulator registers that word `word` of operand A is made of, in its order. They belong to half `word %
+    /// 2`.
     fn registers(word: u32) -> Vec<u32>;
 
     /// The word, from the values of those registers.
@@ -310,18 +305,18 @@ pub(crate) trait Probability: WgmmaElement {
 }
 
 /// Elements that `mma.sync` multiplies, too.
-pub(crate) trait SixteenBits: MmaElement + Probability + Widen {}
+pub(crate) trait SixteenBits: MmaElement + InputElement + Widen {}
 
 impl SixteenBits for f16 {}
 impl SixteenBits for bf16 {}
 
 macro_rules! sixteen_bits {
     ($element:ty) => {
-        impl Probability for $element {
+        impl InputElement for $element {
             type Out = $element;
-            const CONDITIONAL_THRESHOLD: f32 = LARGEST_POWER;
-            const SPECULATIVE_THRESHOLD: f32 = LARGEST_POWER;
-            const SPECULATIVE_MOST: f32 = 32768.0;
+            const CONDITIONAL_THRESHOLD: f32 = MAX_P_EXPONENT;
+            const SPECULATIVE_THRESHOLD: f32 = MAX_P_EXPONENT;
+            const SPECULATIVE_MAX_SUM: f32 = 32768.0;
 
             fn registers(word: u32) -> Vec<u32> {
                 vec![2 * word, 2 * word + 1]
@@ -337,12 +332,12 @@ macro_rules! sixteen_bits {
 sixteen_bits!(f16);
 sixteen_bits!(bf16);
 
-/// With 3 bits of fraction and powers from -9 to 8, so maxima are biased well below the largest score.
-impl Probability for E4M3 {
+/// E4M3 has 3 bits of fraction and exponents from -9 to 8, so maxima are biased well below the largest score.
+impl InputElement for E4M3 {
     type Out = bf16;
     const CONDITIONAL_THRESHOLD: f32 = 4.0;
     const SPECULATIVE_THRESHOLD: f32 = 5.0;
-    const SPECULATIVE_MOST: f32 = 448.0;
+    const SPECULATIVE_MAX_SUM: f32 = 448.0;
 
     /// A word holds four neighbours along k, accumulators two. So the keys of a step are taken in another order, in
     /// which a lane's own values of two accumulators of 8 columns are neighbours; V is transposed in the same order.

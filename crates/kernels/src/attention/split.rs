@@ -1,10 +1,9 @@
 //! Split-KV: partial results of blocks that share the keys of a row, for [`combine`](super::combine) to merge.
 //!
 //! For each row of the output and each split of its keys, the workspace has an output that is not normalised (f32
-//! `[rows, splits, head_dim_v]`), and after all of those what it is relative to: offset and sum (f32
-//! `[rows, splits, 2]`), so that with `p = 2^(score·scale + offset)` the output is `Σ p·v` and the sum `Σ p`. A split
-//! that sees no key stores zeros, and `f32::MAX` as its offset. Rows go as in the log-sum-exp:
-//! `[batch, num_heads, seq_len_q]`.
+//! `[rows, splits, head_dim_v]`), and after all of those its offset and sum (f32 `[rows, splits, 2]`). With
+//! `p = 2^(score·scale + offset)` the output is `Σ p·v` and the sum `Σ p`. A split that sees no key stores zeros, and
+//! `f32::MAX` as its offset. Rows are ordered as in the log-sum-exp: `[batch, num_heads, seq_len_q]`.
 //!
 //! Not normalised, because merging multiplies each partial by a factor anyway: that saves a division per split, and a
 //! row without keys needs no special case.
@@ -29,10 +28,10 @@ pub(crate) struct Partials<'k> {
     head_dim_v: u32,
 }
 
-/// The place of one partial.
+/// One partial in the workspace.
 #[derive(Clone, Copy)]
 pub(crate) struct Partial<'k> {
-    /// Its first column.
+    /// Its output's first column.
     pub out: GlobalPtr<'k, f32>,
     /// Its offset, then its sum.
     pub sums: GlobalPtr<'k, f32>,
@@ -65,10 +64,10 @@ impl<'k> Partial<'k> {
     }
 }
 
-/// The fewest splits of the keys with which `blocks` blocks keep a GPU that runs `slots` of them at a time about as
-/// busy as any number of splits could: 85 % of the best, in whole waves. One where there are blocks enough without
-/// splitting. The keys of a block are `units` that cannot be split further, and no number is taken that leaves the
-/// longest share as long as a smaller one does.
+/// The fewest splits of the keys of `blocks` blocks that keep a GPU busy, if it runs `slots` blocks at a time: at least
+/// 85 % as busy, in whole waves, as the best number of splits does. 1 if there are enough blocks without a split. The
+/// keys of a block are `units` that cannot be split; a number of splits that leaves the longest split as long as a
+/// smaller number does is not a candidate.
 ///
 /// ```
 /// use flashcore_kernels::fewest_splits;
@@ -87,7 +86,7 @@ pub fn fewest_splits(blocks: u64, slots: u64, units: u64) -> u32 {
     let busy = |splits: u64| (blocks * splits) as f64 / ((blocks * splits).div_ceil(slots) * slots) as f64;
     let most = u64::from(MAX_SPLITS).min(slots).min(units);
     let longest = |splits: u64| units.div_ceil(splits);
-    // The next number is the lowest with a shorter longest share.
+    // The next candidate is the lowest number with a shorter longest split.
     let next = |splits: &u64| (longest(*splits) > 1).then(|| units.div_ceil(longest(*splits) - 1));
     let candidates = || std::iter::successors(Some(1), next).take_while(|splits| *splits <= most);
     let best = candidates().map(busy).fold(0.0, f64::max);

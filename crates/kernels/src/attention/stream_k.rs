@@ -2,20 +2,21 @@
 //! main kernel.
 //!
 //! It is stream-K (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication
-//! on the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, each as long as
-//! its cost: its K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V follow each
-//! other.
+//! on the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, in which each is
+//! as long as its cost: its K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V are
+//! next to each other, because blocks that work on them at the same time read K and V once from global memory.
 //!
-//! Blocks that are at tiles of the same head at the same time read its K and V once, from the L2 cache. Where there is
-//! little work, where tiles cost about the same ([`EVEN`]), or where no sequence has several row tiles, tiles go to
-//! blocks round-robin, as many as leave no block with more than its share. The rest of the line is cut into a range for
-//! each block, which makes up for what these leave uneven. Otherwise the line is cut into rounds, and each round into a
-//! range for each block of the main kernel. So all blocks are in one round at a time, and read K and V of few
-//! heads, which the cache holds. A round is long enough for [`ROUND_TILES`] of the largest tiles in each range. Cuts
-//! are at ends of tiles but in the last round, whose ranges make up for the others. A tile that a cut of the last round
-//! falls into is computed in pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a
-//! piece shorter than [`Pieces::least`] K blocks moves to the nearest end of the tile. Tiles that all cost the same are
-//! cut into as many equal pieces as there are blocks for each, if that leaves no block much longer ([`UNEVEN`]).
+//! - *Round-robin*: where there is little work, where tiles cost about the same ([`EVEN`]), or where no sequence has
+//!   several row tiles, tiles go to blocks in turn, as many as leave no block with more than its share. The rest of the
+//!   line is cut into a range for each block, which evens out the load.
+//! - *Rounds*: otherwise the line is cut into rounds, and each round into a range for each block. All blocks are in one
+//!   round at a time, and the L2 cache holds K and V of its few heads. A round is long enough for [`ROUND_TILES`] of
+//!   the largest tiles in each range.
+//!
+//! Cuts are at ends of tiles, but for the last round, whose ranges even out the load of the others. A tile with a cut
+//! inside is computed in pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a piece
+//! shorter than [`Pieces::least`] K blocks moves to the nearest end of the tile. Tiles that all cost the same are cut
+//! into as many equal pieces as there are blocks for each, if that leaves no block much longer ([`UNEVEN`]).
 //!
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
 //! sequences, of one head), and G blocks:
@@ -43,7 +44,7 @@ use super::divisor;
 use super::lengths::{SequenceSpan, kinds};
 use super::params::{Shape, add_rows, push_buffer};
 use super::query_rows::TileHeads;
-use super::scheduler::{MOST, TILE_COST, WORDS};
+use super::scheduler::{COUNT_LIMIT, TILE_COST, WORDS};
 use super::split::ALIGN;
 use crate::Refusal;
 use crate::family::padded;
@@ -54,41 +55,41 @@ mod reading;
 
 pub(crate) use reading::{Combined, Items, Work};
 
-/// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts
-/// of most cards at once.
+/// Threads of a block, if several make a schedule: few, since all wait at its barriers, but enough to make the cuts of
+/// most cards at once.
 const THREADS: u32 = 320;
 
 /// Threads of a block that makes a schedule alone.
 const THREADS_ALONE: u32 = 1024;
 
-/// Items of a block that writes some of them, if there are not too many for [`MOST_WRITERS`].
+/// Items that a block writes, unless that needs more than [`MAX_WRITERS`] blocks.
 const ITEMS: u32 = 160;
 
 /// Blocks that write items at most. Each makes all cuts.
-const MOST_WRITERS: u32 = 40;
+const MAX_WRITERS: u32 = 40;
 
-/// Ranges of a step that decodes, if they are enough for the blocks of its main kernel: with so few cuts in shared
-/// memory, the blocks of that kernel fit into a multiprocessor at the same time.
+/// Ranges of a schedule for decoding, if they are enough for the blocks of its main kernel: with so few cuts in shared
+/// memory, a block of that kernel fits into an SM at the same time.
 const FEW_RANGES: u32 = 512;
 
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
-pub(crate) const MOST_BLOCKS: u32 = 2048;
+pub(crate) const MAX_BLOCKS: u32 = 2048;
 
 /// Up to so many sequences and row tiles are in shared memory. With the cuts they take 45 of the 48 KB that a block has
 /// on every card without asking for more.
-const MOST_SHARED: u32 = 1024;
+const MAX_SHARED: u32 = 1024;
 
-/// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to
-/// one tile uneven, which the last round must make up for.
+/// The least length of a range of a round, in tiles of the largest cost: cuts at ends of tiles make ranges differ by up
+/// to one tile, which the last round must even out.
 const ROUND_TILES: u32 = 4;
 
 /// Least ratio of the mean cost of tiles to the largest one for which tiles go to blocks round-robin, however many
 /// there are: with such costs that keeps the blocks at the same tiles.
 const EVEN: [u32; 2] = [7, 8];
 
-/// Part of a block's share of the work by which the longest may exceed it where tiles that cost the same are cut into
-/// equal pieces. With a tenth more (5 sequences of 4,096 keys) nothing was gained (run `serve-even`). A rest of a tile
-/// that is too short for a piece makes the last one longer, which is not counted.
+/// Tiles that cost the same are cut into equal pieces if the longest block exceeds its share of the work by at most a
+/// 32nd. With a tenth more (5 sequences of 4,096 keys) nothing was gained (run `serve-even`). A rest of a tile that is
+/// too short for a piece makes the last one longer, which is not counted.
 const UNEVEN: u32 = 32;
 
 /// Words of a block's range of items: its first, and one past the last.
@@ -113,7 +114,7 @@ pub(crate) struct Pieces {
     pub cols: u32,
     /// Heads whose rows a Q tile has.
     pub heads: TileHeads,
-    /// K blocks of a piece at least: what a block has on its way at once takes as long as one.
+    /// The least K blocks of a piece: copies that a block has in flight together take as long as one of them.
     pub least: u32,
 }
 
@@ -126,7 +127,7 @@ struct Splits {
     most: u32,
 }
 
-/// What a schedule is made for, and how large it can be.
+/// What a schedule is made for, and the bounds of its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub pieces: Pieces,
@@ -141,7 +142,7 @@ pub(crate) struct Schedule {
     head_dim_v: u32,
 }
 
-/// Where the parts of a schedule are in the workspace, in bytes.
+/// Offsets of the parts of a schedule in the workspace, in bytes.
 struct Places {
     partial_sums: u64,
     ranges: u64,
@@ -175,7 +176,7 @@ impl Schedule {
         let row_tiles = row_tiles + batch * (most_splits - 1);
         // Slots are counted from 1.
         let slots = splits.map_or(0, |(_, most)| batch * heads * most);
-        if slots + 1 >= MOST {
+        if slots + 1 >= COUNT_LIMIT {
             let keys = problem.batch_invariant().unwrap_or_default();
             return Err(Refusal::unsupported(
                 family,
@@ -184,9 +185,9 @@ impl Schedule {
             ));
         }
         let most = batch.max(heads).max(of_sequence).max(n_blocks);
-        let grid = grid.clamp(1, MOST_BLOCKS);
+        let grid = grid.clamp(1, MAX_BLOCKS);
         let cost = (heads * row_tiles) as u64 * (n_blocks as u64 + TILE_COST) + u64::from(grid * pieces.least.max(1));
-        if most >= MOST || cost > i32::MAX as u64 {
+        if most >= COUNT_LIMIT || cost > i32::MAX as u64 {
             let what = format!(
                 "{batch} sequences of up to {of_sequence} by {n_blocks} tiles in {heads} heads, a cost of {cost} (at most \
                  65535 of each, and 2147483647)"
@@ -309,14 +310,14 @@ impl Schedule {
 
     /// Whether sequences and row tiles are in shared memory.
     fn is_small(&self) -> bool {
-        self.batch.max(self.row_tiles) <= MOST_SHARED
+        self.batch.max(self.row_tiles) <= MAX_SHARED
     }
 
     /// Blocks that write items. They share nothing, so that row tiles have to be in the shared memory of each, or there
     /// is one.
     fn writers(&self) -> u32 {
         let items = self.heads * self.row_tiles + self.grid;
-        let writers = items.div_ceil(ITEMS).clamp(1, MOST_WRITERS);
+        let writers = items.div_ceil(ITEMS).clamp(1, MAX_WRITERS);
         if self.is_small() { writers } else { 1 }
     }
 
@@ -331,8 +332,8 @@ impl Schedule {
     fn most_ranges(&self, problem: &Problem) -> [u32; 2] {
         match self.is_one_each(problem) {
             true if self.grid <= FEW_RANGES => [FEW_RANGES, 1],
-            true => [MOST_BLOCKS, 1],
-            false => [MOST_BLOCKS, MOST_BLOCKS / self.grid],
+            true => [MAX_BLOCKS, 1],
+            false => [MAX_BLOCKS, MAX_BLOCKS / self.grid],
         }
     }
 
@@ -364,7 +365,7 @@ impl Schedule {
             let many = if tiles.few { "" } else { "_many" };
             let each = if tiles.one_each { "_one_each" } else { "" };
             let ranges = match most_ranges {
-                MOST_BLOCKS => String::new(),
+                MAX_BLOCKS => String::new(),
                 most => format!("_r{most}"),
             };
             let name = format!("schedule_m{rows}n{cols}{heads}{splits}{many}{each}{ranges}{lengths}{overlaps}");

@@ -22,7 +22,7 @@ use flashcore_problem::{KeyRange, Problem, ProblemBuilder};
 use serde::{Deserialize, Serialize};
 
 use super::params::{RowParams, add_buffer, check_lengths};
-use super::row_tile::{lane_column, place};
+use super::row_tile::{half_and_column, lane_column};
 use super::softmax::{Row, RowMax};
 use crate::Refusal;
 
@@ -165,7 +165,7 @@ impl<'k> RowParams<'k> {
         first_key: impl Fn() -> Val<'k, u32>,
         value: impl Fn() -> Val<'k, f32>,
     ) {
-        let (half, column) = place(register);
+        let (half, column) = half_and_column(register);
         self.tap(tap, || {
             let (batch_head, row) = of_half(half);
             let key = first_key() + lane_column(row.builder()) + column;

@@ -1,5 +1,4 @@
-//! The rows of a sequence as tensor copies find them: where [`lengths`](super::lengths) gives addresses, this gives
-//! boxes.
+//! The rows of a sequence for tensor copies: [`lengths`](super::lengths) gives their addresses, this gives their boxes.
 //!
 //! | tensor | map | rows of a sequence |
 //! |---|---|---|
@@ -26,8 +25,8 @@ use super::query_rows::Packing;
 use super::scheduler::WorkItem;
 use crate::Refusal;
 
-/// Rows of the smallest box of a page: as many as a swizzle repeats after.
-const LEAST_PAGE_ROWS: usize = 8;
+/// Rows of the smallest box of a page: the period of a swizzle.
+const MIN_PAGE_ROWS: usize = 8;
 
 /// How the rows of sequences lie in a tensor, and the boxes in which they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +98,8 @@ pub(crate) fn page_rows(family: &'static str, problem: &Problem, cols: u32) -> R
         return Ok(0);
     };
     let rows = 1 << page_size.trailing_zeros().min(cols.trailing_zeros());
-    if rows < LEAST_PAGE_ROWS {
-        let what = format!("pages of {page_size} keys (it copies {LEAST_PAGE_ROWS} at a time, or more)");
+    if rows < MIN_PAGE_ROWS {
+        let what = format!("pages of {page_size} keys (it copies {MIN_PAGE_ROWS} at a time, or more)");
         let remedy = match problem.dtype() {
             DType::E4M3 => "no family does for e4m3: use pages of a multiple of 8 keys, or fp16 or bf16",
             _ => "family mma does",
@@ -119,7 +118,7 @@ pub(crate) struct TensorRows<'k> {
     batch_rows: Option<Val<'k, u32>>,
 }
 
-/// The sequence of a work item.
+/// The sequence of a tile.
 pub(crate) struct Sequence<'k> {
     /// The parameters with the lengths, band and addresses of this sequence.
     pub params: RowParams<'k>,
@@ -147,7 +146,7 @@ impl<'k> Sequence<'k> {
         }
     }
 
-    /// Where its rows begin, if sequences follow each other.
+    /// The first rows of a packed sequence.
     pub(crate) fn first(&self) -> FirstRows<'k> {
         self.place.map_or(FirstRows { q: None, k: None }, |(_, first)| first)
     }
@@ -240,12 +239,9 @@ impl<'k> SequenceRows<'k> {
     /// row.
     #[track_caller]
     pub(crate) fn at(&self, [row, head, batch]: [Val<'k, u32>; 3]) -> BoxAt<'k> {
-        let outer = |heads_first: bool| {
-            if heads_first {
-                [head, row, batch]
-            } else {
-                [row, head, batch]
-            }
+        let outer = |heads_first: bool| match heads_first {
+            true => [head, row, batch],
+            false => [row, head, batch],
         };
         match self {
             SequenceRows::Batch(map, heads_first) => map.at(&outer(*heads_first)),
@@ -274,110 +270,51 @@ impl<'k> PagedRows<'k> {
     }
 }
 
-/// Rank among the blocks that copy K and V together, and a bit for each of them.
+/// Rank of the block in the cluster that copies K and V together, and the multicast mask of all its blocks.
 pub(crate) type Cluster<'k> = Option<(Val<'k, u32>, Val<'k, u16>)>;
 
-/// Fills the next stage of a tile with the rows from (row, head, batch) on. Blocks that copy together fill it in all of
-/// them: this one copies its part, and does not wait for the others.
+/// Fills the next stage of a tile with the rows from (row, head, batch) on. In a cluster this block copies its part to
+/// all blocks, and does not wait for the others.
 #[track_caller]
 pub(crate) fn fill_stage<'k, E: Element>(
     cluster: Cluster<'k>,
     tile: SharedTile<'k, E>,
     (tensor, rows): (&TensorRows<'k>, SequenceRows<'k>),
-    fill: Producer<'k>,
+    producer: Producer<'k>,
     [row, head, batch]: [Val<'k, u32>; 3],
 ) {
     let k = row.builder();
     match (cluster, tensor.parts(tile.rows())) {
         (_, Some(parts)) => {
             let lane = k.lane();
-            // Pages are looked up while the stage is in use; those of lanes without a part are soon wanted.
+            // Pages are looked up while the stage is still in use. Lanes without a part look up pages that follow,
+            // which brings their entries into the cache.
             let from = rows.at([row + lane * tensor.map.box_rows(), head, batch]);
-            fill.acquire();
-            k.if_(lane.eq(0).divergent(), || fill.expect(tile.stage_bytes()));
+            producer.acquire();
+            k.if_(lane.eq(0).divergent(), || producer.expect(tile.stage_bytes()));
             k.sync_warp();
             k.if_(lane.lt(parts).divergent(), || {
-                tile.load_tma_part(fill.stage(), lane, from.hint(L2Hint::EvictLast), fill.full());
+                tile.load_tma_part(producer.stage(), lane, from.hint(L2Hint::EvictLast), producer.full());
             });
         }
         (None, None) => {
-            fill.acquire();
-            fill.expect(tile.stage_bytes());
+            producer.acquire();
+            producer.expect(tile.stage_bytes());
             let from = rows.at([row, head, batch]).hint(L2Hint::EvictLast);
-            tile.load_tma(fill.stage(), from, fill.full());
+            tile.load_tma(producer.stage(), from, producer.full());
         }
         (Some((rank, all)), None) => {
-            fill.acquire();
-            fill.expect(tile.stage_bytes());
+            producer.acquire();
+            producer.expect(tile.stage_bytes());
             let at = [row + rank * tensor.map.box_rows(), head, batch];
             let part = rows.at(at).hint(L2Hint::EvictLast).multicast(all);
-            tile.load_tma_part(fill.stage(), rank, part, fill.full());
+            tile.load_tma_part(producer.stage(), rank, part, producer.full());
         }
     }
-    fill.advance();
+    producer.advance();
 }
 
-/// The threads that store one part of a tile together: a warp, a warpgroup or all consumers.
-pub(crate) struct Storers<'k> {
-    /// Number of the part.
-    pub part: Val<'k, u32>,
-    /// Rows of a part.
-    pub rows: u32,
-    who: Who,
-    barrier: u32,
-}
-
-/// A warp, unless its rows are no whole box: then a warpgroup, or all consumers of the block.
-#[derive(Clone, Copy)]
-enum Who {
-    Warp,
-    Warpgroup,
-    All { threads: u32 },
-}
-
-impl<'k> Storers<'k> {
-    /// Storers of a consumer's warp and warpgroup, by their numbers. Warpgroups meet at barriers from `barrier` on.
-    pub(crate) fn new(packing: Packing, [warp, warpgroup]: [Val<'k, u32>; 2], barrier: u32) -> Self {
-        let rows = packing.stored_rows();
-        let (part, who) = match (packing.is_of_tiles(), packing.leaves_rows()) {
-            (true, _) => (warp.builder().constant(0), Who::All { threads: 2 * rows }),
-            (false, true) => (warpgroup, Who::Warpgroup),
-            (false, false) => (warp, Who::Warp),
-        };
-        Storers {
-            part,
-            rows,
-            who,
-            barrier,
-        }
-    }
-
-    /// One lane of them, always the same.
-    #[track_caller]
-    pub(crate) fn one_lane(&self, body: impl FnOnce()) {
-        let k = self.part.builder();
-        let lane = match self.who {
-            Who::Warp => k.lane(),
-            Who::Warpgroup => k.thread_idx() % 128,
-            // Consumers come after the producer's warpgroup.
-            Who::All { .. } => k.thread_idx() - 128,
-        };
-        k.if_(lane.eq(0).divergent(), body);
-    }
-
-    /// Waits for all of them.
-    #[track_caller]
-    pub(crate) fn sync(&self) {
-        let k = self.part.builder();
-        match self.who {
-            Who::Warp => k.sync_warp(),
-            Who::Warpgroup => k.barrier_among(self.part + self.barrier, 128),
-            Who::All { threads } => k.barrier_among(self.part + self.barrier, threads),
-        }
-    }
-}
-
-/// The rows of a tensor as a ragged map has them, which knows no batches.
+/// The rows of all batches or pages of a tensor as one sequence of rows, for a ragged map.
 pub(crate) struct Flat {
     /// Elements from one row to the next; 0 if there is one row.
     pub stride: u32,

@@ -1,7 +1,7 @@
-//! Results of warps that share the rows of a tile, each for some of its keys, merged through shared memory.
+//! Merges the results of warps that share the rows of a tile, each for some of its keys, through shared memory.
 //!
-//! Each warp stores its output, not normalised, with the offsets and sums that it is relative to
-//! ([`split`](super::split) has the same of blocks). After a barrier all threads of the block share the rows.
+//! Each warp stores a partial of each row: an output that is not normalised, with its offset and sum, as blocks do in
+//! [`split`](super::split). After a barrier all threads of the block merge them.
 
 use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, TileShape, Val};
 
@@ -17,7 +17,7 @@ pub(crate) struct WarpPartials<'k> {
     rows: u32,
     head_dim_v: u32,
     warps: u32,
-    /// Rows that exist, if some may not: those after them are left out.
+    /// Number of rows that exist, if some may not.
     existing: Option<Val<'k, u32>>,
 }
 
@@ -35,23 +35,22 @@ pub(crate) struct MergedChunk<'k> {
 }
 
 impl<'k> WarpPartials<'k> {
-    /// For `[rows, head_dim_v]` of each of `warps` warps along the keys, in the bytes of the first of some tiles that
-    /// is large enough; their contents must no longer be needed. Rows of the tile from `existing` on do not exist, and
-    /// are left out.
+    /// For `[rows, head_dim_v]` of each of `warps` warps along the keys. Reuses the first of `reused` that is large
+    /// enough; nothing may read those any more. Rows of the tile from `existing` on do not exist, and are left out.
     #[track_caller]
     pub(crate) fn declare<E: Element>(
         k: &'k KernelBuilder,
         [rows, head_dim_v, warps]: [u32; 3],
-        instead: [SharedTile<'k, E>; 2],
+        reused: [SharedTile<'k, E>; 2],
         existing: Option<Val<'k, u32>>,
     ) -> Self {
         let cols = padded(head_dim_v);
-        // Rows that start eight banks apart: the pairs that four rows of a quad write are then in different ones.
+        // Rows start eight banks apart, so that the pairs that lanes of four rows write are in different banks.
         let padding = (8 + 32 - cols % 32) % 32;
         let tile = TileShape::new(rows, cols).padded(padding).stages(warps);
         let needed = 4 * rows * (cols + padding) * warps;
         let fits = |other: &SharedTile<'k, E>| needed <= other.stages() * other.stage_bytes();
-        let out = match instead.into_iter().find(fits) {
+        let out = match reused.into_iter().find(fits) {
             Some(other) => k.shared_tile_reusing::<f32, E>("partials", tile, other),
             None => k.shared_tile::<f32>("partials", tile),
         };
@@ -66,7 +65,7 @@ impl<'k> WarpPartials<'k> {
     }
 
     /// Stores this lane's results. Its warp is number `warp` along the keys, and the warp's rows begin at `first_row`.
-    /// `rows` gives of each row its distance from the lane's first row, its half, output and state.
+    /// `rows` gives each row's distance from the lane's first row, its half, output and state.
     #[track_caller]
     pub(crate) fn store(
         &self,
@@ -102,7 +101,7 @@ impl<'k> WarpPartials<'k> {
         }
     }
 
-    /// Merges the warps, in their order, and calls `body` with each chunk of the thread. A barrier comes before.
+    /// Merges the warps, in their order, and calls `body` with each chunk of the thread. A barrier must precede.
     #[track_caller]
     pub(crate) fn for_each_merged(&self, k: &'k KernelBuilder, body: impl Fn(&MergedChunk<'k>)) {
         let per_row = self.head_dim_v / CHUNK;
@@ -119,9 +118,8 @@ impl<'k> WarpPartials<'k> {
                 found.push((offset.load(), self.sums.down(offset, 1).load()));
             }
             let offset = found[1..].iter().fold(found[0].0, |lowest, part| lowest.min(part.0));
-            // Of eight threads that read together, four read their first quad of columns and four their second, then
-            // the other: the eight quads are then in different banks, if a row has a multiple of four chunks or one
-            // more.
+            // Of eight threads that read together, four read their first quad of columns first, and four their second.
+            // The eight quads are then in different banks, if a row has a multiple of four chunks or one more.
             let second_first = (chunk / 4u32 % 2u32).ne(0);
             let quads = [second_first.select(4u32, 0u32), second_first.select(0u32, 4u32)];
             let mut sum = k.constant(0.0);

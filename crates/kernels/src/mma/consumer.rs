@@ -1,7 +1,7 @@
-//! What a warp computes of a K block: scores, their softmax, and the output that they weigh.
+//! The steps of a warp in a K block: `S = Q·Kᵀ`, softmax and `O += P·V`.
 //!
-//! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
-//! the operand of `O += P·V`.
+//! Scores and probabilities never leave registers: the accumulators of S, rounded and packed, are operand A of
+//! `O += P·V`.
 
 use std::ops::Range;
 
@@ -20,9 +20,9 @@ use crate::tiles::{Fragments, STEP, padded};
 
 /// Steps of Q that registers hold at most: with all 16 of head_dim 256, ptxas 13 spills two registers on sm_80 to
 /// sm_89.
-const MOST_STEPS_HELD: u32 = 15;
+const MAX_STEPS_HELD: u32 = 15;
 
-/// Parts of a K block with speculative softmax. More cost more votes than they hide.
+/// Parts of a K block with speculative softmax. More parts need more votes, which cost more than the overlap gains.
 const SPECULATIVE_PARTS: u32 = 2;
 
 /// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
@@ -57,7 +57,7 @@ impl<'k> WarpPlace<'k> {
     }
 }
 
-/// A warp at work. It has 16 rows per row block, two of each in a lane.
+/// A warp, which has 16 rows per row block, two of them in each lane.
 pub(super) struct Warp<'k, 'p, E: Element> {
     pub(super) k: &'k KernelBuilder,
     pub(super) params: &'p Params<'k, E>,
@@ -65,8 +65,8 @@ pub(super) struct Warp<'k, 'p, E: Element> {
     pub(super) shape: &'p Shape,
     pub(super) block: &'p Block<'k>,
     pub(super) place: WarpPlace<'k>,
-    q_place: Fragments<'k, E>,
-    /// Q's operands where registers hold them, by row block and step; steps after the last are read for each K block.
+    q_fragments: Fragments<'k, E>,
+    /// Operands of Q that registers hold, by row block and step. The other steps are loaded in each K block.
     q_held: Vec<Vec<AOperand<E>>>,
     /// The lane's first row among those of the block's head or heads.
     first_row: Val<'k, u32>,
@@ -91,7 +91,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         place: WarpPlace<'k>,
         levers: &'p Config,
         shape: &'p Shape,
-        q_place: Fragments<'k, E>,
+        q_fragments: Fragments<'k, E>,
     ) -> Self {
         let (mut out, mut rows) = (Vec::new(), Vec::new());
         for m in 0..levers.row_blocks() {
@@ -110,7 +110,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             block,
             first_row: block.first_row + place.first_row + lane_row(k),
             place,
-            q_place,
+            q_fragments,
             q_held: Vec::new(),
             scores: ScoreTiles::new(k, levers.row_blocks(), tiles, levers.f16_scores),
             p: (0..levers.row_blocks()).map(|_| words()).collect(),
@@ -145,12 +145,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
-    /// Loads Q's operands into registers, at most [`MOST_STEPS_HELD`] steps of them.
+    /// Loads Q's operands into registers, at most [`MAX_STEPS_HELD`] steps of them.
     #[track_caller]
     pub(super) fn load_q(&mut self) {
         for m in 0..self.levers.row_blocks() {
-            let steps = 0..(padded(self.shape.head_dim) / STEP).min(MOST_STEPS_HELD);
-            let operand = |step| self.q_place.a(self.k, 16 * m, step * STEP);
+            let steps = 0..(padded(self.shape.head_dim) / STEP).min(MAX_STEPS_HELD);
+            let operand = |step| self.q_fragments.a(self.k, 16 * m, step * STEP);
             self.q_held.push(steps.map(operand).collect());
         }
     }
@@ -166,12 +166,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         0..self.levers.keys_per_warp() / STEP
     }
 
-    /// From scores to output: raises the maxima, then exponentials and `O += P·V` for 16 keys at a time.
-    pub(super) fn softmax_and_output(&self, v_place: &Fragments<'k, E>) {
+    /// Raises the maxima, then computes exponentials and `O += P·V` for 16 keys at a time.
+    pub(super) fn softmax_and_output(&self, v_fragments: &Fragments<'k, E>) {
         self.raise_maxima(self.steps());
         for step in self.steps() {
             self.exponentials(step);
-            self.accumulate(v_place, step);
+            self.accumulate(v_fragments, step);
         }
     }
 
@@ -181,20 +181,25 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// The block is done in parts, so that the exponentials of a part overlap with products that do not depend on them:
     /// those of scores, or of the part before with V. `refill` is called once the first products are under way.
     #[track_caller]
-    pub(super) fn speculative_block(&self, k_place: &Fragments<'k, E>, v_place: &Fragments<'k, E>, refill: impl Fn()) {
+    pub(super) fn speculative_block(
+        &self,
+        k_fragments: &Fragments<'k, E>,
+        v_fragments: &Fragments<'k, E>,
+        refill: impl Fn(),
+    ) {
         let all = self.steps();
         self.scores.clear(all.clone());
         if self.levers.q_in_registers {
-            // Q's operands are at hand, so scores are finished 16 keys at a time.
+            // Q's operands are in registers, so scores are completed 16 keys at a time.
             for step in all.clone() {
-                self.score_steps(k_place, step..step + 1);
+                self.score_steps(k_fragments, step..step + 1);
                 if step == 0 {
                     refill();
                 }
             }
         } else {
-            // Loading Q's operands once per K block means finishing all scores at once.
-            self.score_steps(k_place, all.clone());
+            // To load Q's operands once per K block, all its scores are completed together.
+            self.score_steps(k_fragments, all.clone());
             refill();
         }
         let part = all.end.div_ceil(SPECULATIVE_PARTS);
@@ -204,23 +209,23 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             let sums: Vec<_> = self.rows.iter().map(|row| row.sum.get()).collect();
             for step in steps.clone() {
                 if let Some(before) = before.next() {
-                    self.accumulate(v_place, before);
+                    self.accumulate(v_fragments, before);
                 }
                 self.apply_score_mod(step);
                 self.exponentials(step);
             }
-            // The part before may be longer, by a step that must not come after maxima were raised.
-            before.for_each(|step| self.accumulate(v_place, step));
-            self.redo_if_large(k_place, steps.clone(), &sums);
+            // The part before may have a step more, which must be added before the maxima are raised.
+            before.for_each(|step| self.accumulate(v_fragments, step));
+            self.redo_if_large(k_fragments, steps.clone(), &sums);
             before = steps;
         }
-        before.for_each(|step| self.accumulate(v_place, step));
+        before.for_each(|step| self.accumulate(v_fragments, step));
     }
 
-    /// If a probability of some steps came out large, raises the maxima and computes these steps again, from
-    /// the sums as they were before.
+    /// If a probability of some steps is too large, raises the maxima and computes these steps again, with the sums
+    /// from before them.
     #[track_caller]
-    fn redo_if_large(&self, k_place: &Fragments<'k, E>, steps: Range<u32>, sums: &[Val<'k, f32>]) {
+    fn redo_if_large(&self, k_fragments: &Fragments<'k, E>, steps: Range<u32>, sums: &[Val<'k, f32>]) {
         let k = self.k;
         let words = 4 * steps.start as usize..4 * steps.end as usize;
         let words = self.p.iter().flat_map(|p| &p[words.clone()]);
@@ -229,7 +234,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             for (row, sum) in self.rows.iter().zip(sums) {
                 row.sum.set(*sum);
             }
-            self.scores(k_place, steps.clone());
+            self.scores(k_fragments, steps.clone());
             self.raise_maxima(steps.clone());
             steps.for_each(|step| self.exponentials(step));
         });
@@ -237,11 +242,13 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     /// Computes the scores of some steps, with soft cap and ALiBi.
     #[track_caller]
-    pub(super) fn scores(&self, k_place: &Fragments<'k, E>, steps: Range<u32>) {
+    pub(super) fn scores(&self, k_fragments: &Fragments<'k, E>, steps: Range<u32>) {
         self.scores.clear(steps.clone());
         match self.levers.q_in_registers {
-            true => steps.clone().for_each(|step| self.score_steps(k_place, step..step + 1)),
-            false => self.score_steps(k_place, steps.clone()),
+            true => steps
+                .clone()
+                .for_each(|step| self.score_steps(k_fragments, step..step + 1)),
+            false => self.score_steps(k_fragments, steps.clone()),
         }
         for step in steps {
             self.apply_score_mod(step);
@@ -250,16 +257,16 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     /// Adds `Q·Kᵀ` to the scores of some steps of 16 keys, which must be zero.
     #[track_caller]
-    fn score_steps(&self, k_place: &Fragments<'k, E>, keys: Range<u32>) {
+    fn score_steps(&self, k_fragments: &Fragments<'k, E>, keys: Range<u32>) {
         self.k.verb("S += Q*K", || {
             for step in 0..padded(self.shape.head_dim) / STEP {
                 let operand = |m: u32| match self.q_held.get(m as usize).and_then(|held| held.get(step as usize)) {
                     Some(held) => *held,
-                    None => self.q_place.a(self.k, 16 * m, step * STEP),
+                    None => self.q_fragments.a(self.k, 16 * m, step * STEP),
                 };
                 let q: Vec<_> = (0..self.levers.row_blocks()).map(operand).collect();
                 for keys in keys.clone() {
-                    let columns = k_place.b_rows(self.k, keys * STEP, step * STEP);
+                    let columns = k_fragments.b_rows(self.k, keys * STEP, step * STEP);
                     self.scores.add(keys, &q, columns);
                 }
             }
@@ -302,7 +309,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
             let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
             let rescale_output = |row: usize, factor| self.out[row / 2].scale_row(row % 2, factor);
-            raise_maxima(&self.rows, &largest, self.levers.rescale.of_warps(), rescale_output);
+            raise_maxima(&self.rows, &largest, self.levers.rescale.mma_policy(), rescale_output);
         });
     }
 
@@ -329,7 +336,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     /// `O += P·V` for the 16 keys of a step.
     #[track_caller]
-    fn accumulate(&self, v_place: &Fragments<'k, E>, step: u32) {
+    fn accumulate(&self, v_fragments: &Fragments<'k, E>, step: u32) {
         self.k.verb("O += P*V", || {
             let operand = |words: &Vec<Var<'k, E::Word>>| {
                 let words = [0, 1, 2, 3].map(|word| words[4 * step as usize + word].get());
@@ -337,7 +344,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             };
             let operands: Vec<_> = self.p.iter().map(operand).collect();
             for column in 0..padded(self.shape.head_dim_v) / STEP {
-                let [left, right] = v_place.b_cols(self.k, step * STEP, column * STEP);
+                let [left, right] = v_fragments.b_cols(self.k, step * STEP, column * STEP);
                 for (out, &p) in self.out.iter().zip(&operands) {
                     self.k.mma(out.0, 2 * column, p, left);
                     self.k.mma(out.0, 2 * column + 1, p, right);

@@ -1,10 +1,10 @@
-//! The result on its way out: merged over the warps along the keys, normalised, rounded, stored; or, where blocks
-//! share the keys, stored as a partial.
+//! Stores the output: merged over the warps along the keys, normalised and rounded; or, where blocks share the keys, as
+//! a partial.
 
 use flashcore_ir::{Cache, Val};
 
 use super::consumer::Warp;
-use super::producer::Keys;
+use super::producer::KvPart;
 use crate::attention::epilogue::Total;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::softmax::{Row, SixteenBits};
@@ -29,9 +29,9 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     #[track_caller]
     fn in_pieces(&self, piece: impl FnOnce(), whole: impl FnOnce()) {
         match &self.block.keys {
-            Keys::All => whole(),
-            Keys::Split(..) => piece(),
-            Keys::Item(item, _) => self.k.if_else(item.slot().ne(0).uniform(), piece, whole),
+            KvPart::All => whole(),
+            KvPart::Split(..) => piece(),
+            KvPart::Item(item, _) => self.k.if_else(item.slot().ne(0).uniform(), piece, whole),
         }
     }
 
@@ -103,12 +103,12 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     fn partial(&self, row: Val<'k, u32>) -> Option<Partial<'k>> {
         let (partials, params, k) = (self.params.partials?, self.params, self.k);
         match &self.block.keys {
-            Keys::All => None,
-            Keys::Split(split, splits) => {
+            KvPart::All => None,
+            KvPart::Split(split, splits) => {
                 let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
                 Some(partials.at(batch_head.fma(params.seq_len_q, query), *split, *splits))
             }
-            Keys::Item(item, _) => {
+            KvPart::Item(item, _) => {
                 let rows = k.constant(self.levers.rows);
                 Some(partials.at(item.slot() - 1, row - self.block.first_row, rows))
             }
@@ -120,7 +120,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     pub(super) fn merge_and_store(&self, k_tile: HeadTile<'k, E>, v_tile: HeadTile<'k, E>) {
         let Warp { k, levers, place, .. } = *self;
         let of = [levers.rows, self.shape.head_dim_v, levers.kv_warps];
-        // The heads of a group seldom fill a tile.
+        // Packed heads seldom fill a tile.
         let existing = (levers.pack_heads).then(|| self.block.rows.count - self.block.first_row);
         let partials = WarpPartials::declare(k, of, [k_tile.tile, v_tile.tile], existing);
         let results = self.results();

@@ -12,7 +12,7 @@
 use flashcore_ir::KernelBuilder;
 
 use super::consumer::{Warp, WarpPlace};
-use super::producer::{Block, Edges, Keys, Ring};
+use super::producer::{Block, Edges, KvPart, Ring};
 use super::{Config, Rescale};
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::SixteenBits;
@@ -63,28 +63,28 @@ fn compute<'k, E: SixteenBits>(
     }
 
     let (row, col) = a_lane(k.lane());
-    let q_place = q_tile.fragments(row + place.first_row, col);
-    let v_place = v_tile.staged_fragments(row + place.first_key, col);
+    let q_fragments = q_tile.fragments(row + place.first_row, col);
+    let v_fragments = v_tile.staged_fragments(row + place.first_key, col);
     let (row, col) = b_lane(k.lane());
-    let k_place = k_tile.staged_fragments(row + place.first_key, col);
+    let k_fragments = k_tile.staged_fragments(row + place.first_key, col);
 
-    let mut warp = Warp::new(k, params, block, place, levers, shape, q_place);
+    let mut warp = Warp::new(k, params, block, place, levers, shape, q_fragments);
     if levers.q_in_registers {
         // Q's group of copies is the oldest.
         k.cp_async_wait(levers.stages - 1);
         k.barrier();
         warp.load_q();
     }
-    main_loop(&warp, &ring, k_place, v_place);
+    main_loop(&warp, &ring, k_fragments, v_fragments);
 
     // Late: at the start it cost up to 1.2 us (runs `overlap-h100` and `serve-late`).
     let begin_next = || shape.begin_next_launch(k);
     match &block.keys {
-        Keys::All => {}
-        Keys::Split(..) => begin_next(),
-        Keys::Item(_, is_last) => k.if_(is_last.uniform(), begin_next),
+        KvPart::All => {}
+        KvPart::Split(..) => begin_next(),
+        KvPart::Item(_, is_last) => k.if_(is_last.uniform(), begin_next),
     }
-    // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.
+    // The epilogue reuses the tiles. Q's copy may still be in flight if there was no K block to wait for.
     if !levers.q_in_registers {
         k.cp_async_wait(0);
     }
@@ -99,42 +99,45 @@ fn compute<'k, E: SixteenBits>(
 fn main_loop<'k, E: SixteenBits>(
     warp: &Warp<'k, '_, E>,
     ring: &Ring<'k, '_, E>,
-    k_place: StagedFragments<'k, E>,
-    v_place: StagedFragments<'k, E>,
+    k_fragments: StagedFragments<'k, E>,
+    v_fragments: StagedFragments<'k, E>,
 ) {
     let (k, n_blocks) = (warp.k, &ring.n_blocks);
-    let places = |n_block| {
+    let begin = |n_block| {
         warp.begin_score_mod(|| ring.first_key(n_block, Edges::Checked));
-        [k_place.at(ring.stage(0, n_block)), v_place.at(ring.stage(1, n_block))]
+        [
+            k_fragments.at(ring.stage(0, n_block)),
+            v_fragments.at(ring.stage(1, n_block)),
+        ]
     };
     k.for_uniform(0, n_blocks.masked, 1, |n_block| {
-        let [k_place, v_place] = places(n_block);
+        let [k_fragments, v_fragments] = begin(n_block);
         let first_key = ring.first_key(n_block, Edges::Checked);
-        ring.arrive();
+        ring.wait();
         ring.refill(n_block, Edges::Checked);
         k.if_(warp.sees(first_key).uniform(), || {
-            warp.scores(&k_place, warp.steps());
+            warp.scores(&k_fragments, warp.steps());
             warp.mask(first_key);
-            warp.softmax_and_output(&v_place);
+            warp.softmax_and_output(&v_fragments);
         });
     });
     k.for_uniform(n_blocks.masked, n_blocks.count, 1, |n_block| {
-        let [k_place, v_place] = places(n_block);
-        // Products first, then the addresses of the next copies; but where registers are short, before
-        // the scores take theirs.
+        let [k_fragments, v_fragments] = begin(n_block);
+        // With Q in registers, products start before the addresses of the next copies are computed. Otherwise that is
+        // done before the scores take their registers.
         let refill = |after_scores: bool| {
             if after_scores == warp.levers.q_in_registers {
                 ring.refill(n_block, Edges::Whole);
             }
         };
-        ring.arrive();
+        ring.wait();
         refill(false);
         if warp.levers.rescale == Rescale::Speculative {
-            warp.speculative_block(&k_place, &v_place, || refill(true));
+            warp.speculative_block(&k_fragments, &v_fragments, || refill(true));
         } else {
-            warp.scores(&k_place, warp.steps());
+            warp.scores(&k_fragments, warp.steps());
             refill(true);
-            warp.softmax_and_output(&v_place);
+            warp.softmax_and_output(&v_fragments);
         }
     });
 }

@@ -75,7 +75,7 @@ levers! {
     f16_scores: bool = asked_for(&[("false", ""), ("true", "-acc16")]),
         "whether scores are accumulated in fp16: fast on consumer cards, not exact; never searched, named only";
     /// `.maxnreg`.
-    max_registers: u32 = optional("-r", &[0, 96, 128, 168]).up_to(MOST_REGISTERS),
+    max_registers: u32 = optional("-r", &[0, 96, 128, 168]).up_to(MAX_REGISTERS),
         "registers per thread at most, 0 for what min_blocks leaves: more blocks per SM than min_blocks can ask for";
 }
 
@@ -118,7 +118,7 @@ pub const FAMILY: Family = Family {
 const SCRATCH_REGISTERS: u32 = 16;
 
 /// The largest cap that is one: a thread has 255 registers at most.
-const MOST_REGISTERS: u32 = 248;
+const MAX_REGISTERS: u32 = 248;
 
 /// Registers per thread that the compiler may use if an SM is to hold `min_blocks` blocks of `threads` threads.
 fn registers_left(threads: u32, min_blocks: u32) -> u32 {
@@ -349,7 +349,7 @@ pub(crate) fn plan(
 const L2_BYTES: usize = 24 << 20;
 
 /// Blocks of a grid's third dimension.
-const MOST_GROUPS: usize = 65_535;
+const MAX_GRID_Z: usize = 65_535;
 
 /// How many heads run at a time: a divisor of all of them, with K and V within [`L2_BYTES`] if they can be; all of them
 /// if a grid cannot count the groups otherwise.
@@ -357,9 +357,9 @@ fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
     let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
     let group = if config.pack_heads { 1 } else { problem.group_size() };
     let head_bytes = problem.seq_len_kv() * row_bytes;
-    let most = ((L2_BYTES / head_bytes.max(1)).max(1) * group).max(heads.div_ceil(MOST_GROUPS));
+    let most = ((L2_BYTES / head_bytes.max(1)).max(1) * group).max(heads.div_ceil(MAX_GRID_Z));
     let dividing = (1..=heads.min(most)).rev().find(|n| heads.is_multiple_of(*n));
-    dividing.filter(|n| heads / n <= MOST_GROUPS).unwrap_or(heads)
+    dividing.filter(|n| heads / n <= MAX_GRID_Z).unwrap_or(heads)
 }
 
 /// Refuses what does not fit before the kernel is written down. The plan checks again against the ledger.

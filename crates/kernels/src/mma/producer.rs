@@ -1,4 +1,4 @@
-//! The block's rows and K blocks, and K and V on their way into shared memory.
+//! What a block computes, and the copies of Q, K and V into shared memory.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{KernelBuilder, Val};
@@ -11,19 +11,20 @@ use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Rescale;
 use crate::tiles::{HeadCopies, HeadTile};
 
+/// The work of a block: a Q tile of a head, or of the heads that share K and V, and its K blocks.
 pub(super) struct Block<'k> {
     pub(super) rows: QueryRows<'k>,
     pub(super) kv_head: Val<'k, u32>,
     pub(super) first_row: Val<'k, u32>,
-    pub(super) keys: Keys<'k>,
+    pub(super) keys: KvPart<'k>,
 }
 
-/// Which K blocks of its rows a block computes.
-pub(super) enum Keys<'k> {
+/// Which of the K blocks that its rows see a block computes.
+pub(super) enum KvPart<'k> {
     All,
-    /// Its split of them: the number, and how many there are.
+    /// One split of them: its number, and how many there are.
     Split(Val<'k, u32>, Val<'k, u32>),
-    /// The K blocks of a work item, which may be a piece of a tile, and whether it is the block's last item.
+    /// Those of a work item, which may be a piece of a tile, and whether it is the block's last item.
     Item(WorkItem<'k>, Val<'k, bool>),
 }
 
@@ -39,8 +40,8 @@ impl<'k> Block<'k> {
     ) -> (Params<'k, E>, Self) {
         let tile = k.grid_dim(1) - 1 - k.block_idx(1);
         let (keys, index) = match params.partials {
-            Some(_) => (Keys::Split(k.block_idx(2), k.grid_dim(2)), k.block_idx(0)),
-            None => (Keys::All, k.block_idx(2).fma(k.grid_dim(0), k.block_idx(0))),
+            Some(_) => (KvPart::Split(k.block_idx(2), k.grid_dim(2)), k.block_idx(0)),
+            None => (KvPart::All, k.block_idx(2).fma(k.grid_dim(0), k.block_idx(0))),
         };
         let first_row = tile * levers.rows;
         let group = params.group_size;
@@ -78,7 +79,7 @@ impl<'k> Block<'k> {
             rows: QueryRows::new(&params, levers.tile_heads(), [batch, item.head()]),
             kv_head: item.kv_head(),
             first_row: item.first_row(),
-            keys: Keys::Item(item, is_last),
+            keys: KvPart::Item(item, is_last),
         };
         (params, block)
     }
@@ -92,20 +93,20 @@ impl<'k> Block<'k> {
         k.cp_async_commit();
     }
 
-    /// The K blocks that the rows see, or the block's part of them. The first one sets the maxima of the rows, and
-    /// speculative rescaling does that only where there is a mask.
+    /// The order of the block's K blocks. The first one sets the maxima of the rows: with speculative softmax, which
+    /// does that only in the loop with a mask, it counts as one that needs a mask.
     #[track_caller]
     pub(super) fn n_blocks<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> BlockOrder<Val<'k, i32>> {
         let speculative = levers.rescale == Rescale::Speculative;
         let first_masked = |part: BlockOrder<_>| if speculative { part.first_masked() } else { part };
-        if let Keys::Item(item, _) = &self.keys {
+        if let KvPart::Item(item, _) = &self.keys {
             return first_masked(item.order());
         }
         let last_row = (self.first_row + (levers.rows - 1)).min(self.rows.count - 1);
         let (first, last) = (self.rows.query(self.first_row), self.rows.query(last_row));
         let range = block_range(&params.band, first.reinterpret(), last.reinterpret(), levers.cols);
         let all = BlockOrder::ascending(range, speculative);
-        let Keys::Split(split, splits) = self.keys else {
+        let KvPart::Split(split, splits) = self.keys else {
             return all;
         };
         let (begin, count) = share(all.count.reinterpret::<u32>(), split, splits);
@@ -113,15 +114,15 @@ impl<'k> Block<'k> {
     }
 }
 
-/// Whether a K block may reach past what its rows see or past the last key; in the backward pass, a tile of rows past
-/// those that see all keys of the block.
+/// Whether a K block may need a mask or reach past the last key (`Checked`), or is seen whole by every row. In the
+/// backward pass, the same of a tile of rows.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Edges {
     Checked,
     Whole,
 }
 
-/// The ring of stages of K and V. Each K block is one group of copies.
+/// The ring of stages of K and V. The copies of a K block are one `cp.async` group.
 pub(super) struct Ring<'k, 'p, E> {
     k: &'k KernelBuilder,
     params: &'p Params<'k, E>,
@@ -164,13 +165,13 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         block.reinterpret::<u32>() * self.levers.cols
     }
 
-    /// Elements before the stage of K, 0, or V, 1, that an iteration has.
+    /// Elements before the stage of an iteration, in the tile of K (`which` 0) or of V (1).
     #[track_caller]
     pub(super) fn stage(&self, which: usize, n_block: Val<'k, i32>) -> Val<'k, u32> {
         self.copies[which].stage(n_block)
     }
 
-    /// Starts the copies of an iteration, if there is one, and closes the group.
+    /// Starts the copies of an iteration, if it exists, and commits their group, which may be empty.
     #[track_caller]
     pub(super) fn prefetch(&self, n_block: Val<'k, i32>, edges: Edges) {
         let end = (edges == Edges::Checked).then_some(self.params.seq_len_kv);
@@ -186,14 +187,14 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         });
     }
 
-    /// Waits until the oldest group has arrived for all warps, and no warp reads the stage before any more.
+    /// Waits until the oldest group has arrived for all warps, and no warp reads the stage of the K block before.
     #[track_caller]
-    pub(super) fn arrive(&self) {
+    pub(super) fn wait(&self) {
         self.k.cp_async_wait(self.levers.stages - 2);
         self.k.barrier();
     }
 
-    /// Refills the stage that was free when the group of `n_block` had arrived.
+    /// Refills the stage that is free after the wait for iteration `n_block`.
     #[track_caller]
     pub(super) fn refill(&self, n_block: Val<'k, i32>, edges: Edges) {
         self.prefetch(n_block + (self.levers.stages as i32 - 1), edges);

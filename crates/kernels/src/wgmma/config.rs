@@ -8,7 +8,7 @@ use super::tiles::{self, padded, slab_cols, slab_count, tile_bytes};
 use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::{MOST_SPLITS, Tiling};
+use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
 use crate::family::{Constraint, Family, Values, levers};
 
@@ -68,7 +68,7 @@ levers! {
         "whether query heads that share K and V share a Q tile: for few queries per head";
     /// More work for every SM where there are few tiles and many keys, for a second launch (`combine`) and partials
     /// that go through memory. The kernel is the same for all values above 1.
-    splits: u32 = optional("-k", &[1, 2, 3, 4, 8]).up_to(MOST_SPLITS),
+    splits: u32 = optional("-k", &[1, 2, 3, 4, 8]).up_to(MAX_ITEM_SPLITS),
         "blocks that share the keys of a Q tile (split-KV), backward the Q tiles of a tile of keys: more blocks, but sums \
          in memory";
     /// Two blocks of one warpgroup each overlap without waiting for each other.
@@ -157,7 +157,7 @@ impl Config {
         }
     }
 
-    /// How the heads of a problem share tiles on `sms` SMs. More than [`Packing::MOST`] per K/V head are refused.
+    /// How the heads of a problem share tiles on `sms` SMs. More than [`Packing::MAX_HEADS`] per K/V head are refused.
     pub(super) fn packing(&self, problem: &Problem, sms: u32) -> Packing {
         match self.pack_heads {
             true => Packing::for_tiles(problem, self.rows, self.splits, sms),

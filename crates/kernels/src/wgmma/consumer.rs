@@ -1,79 +1,82 @@
-//! What a warpgroup computes: scores, their softmax, and the output that they weigh, for 64 query rows.
+//! The steps of a consumer warpgroup: `S = Q·Kᵀ`, softmax and `O += P·V` for 64 query rows.
 //!
-//! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
-//! operand A of `O += P·V`. Operand A of `S` is Q, from shared memory or, as far as they go, from registers too.
+//! Scores and probabilities never leave registers: the accumulators of S, rounded and packed, are operand A of
+//! `O += P·V`. Operand A of S is Q, from shared memory, and its first columns from registers if there are enough.
 
 use flashcore_ir::fragment::AVars;
 use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
+use super::PRODUCER_WARPS;
+use super::epilogue::StoreGroup;
 use super::kernel::Context;
-use super::q_stage::{QRead, QStage};
+use super::q_consumer::{QConsumer, QRead};
 use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
-use super::{PRODUCER_WARPS, barriers};
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::{HeadFactors, TileBias};
-use crate::attention::softmax::{Policy, Probability, Row, Scale, exponentials, pack, pack_exponentials, raise_maxima};
+use crate::attention::softmax::{
+    InputElement, Policy, Row, Scale, exponentials, pack, pack_exponentials, raise_maxima,
+};
 use crate::attention::tap::Tap;
-use crate::attention::tensor_rows::{Sequence, Storers};
+use crate::attention::tensor_rows::Sequence;
 
 #[track_caller]
-pub(super) fn release(stage: Consumer<'_>) {
+pub(super) fn release_and_advance(stage: Consumer<'_>) {
     stage.release();
     stage.advance();
 }
 
-/// Passes over a stage that nothing reads.
+/// Skips a stage that this warpgroup does not read.
 #[track_caller]
 pub(super) fn skip(stage: Consumer<'_>) {
     stage.wait();
-    release(stage);
+    release_and_advance(stage);
 }
 
-/// The tile at work, the keys that its rows see, and ALiBi's biases of the lane's, if there are any.
+/// A Q tile, the keys that its rows see, and ALiBi's biases of the lane's rows, if there are any.
 pub(super) struct TileRows<'t, 'k> {
     pub(super) tile: &'t WorkItem<'k>,
     band: Band<Val<'k, i32>>,
     biases: Vec<[TileBias<'k>; 2]>,
 }
 
-pub(super) struct Warpgroup<'k, 'p, E: Probability> {
+pub(super) struct Warpgroup<'k, 'p, E: InputElement> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'p Context<'k, 'p, E>,
-    /// Its number among the consumers, the same in all lanes.
+    /// Number of the warpgroup among the consumers, the same in all lanes.
     pub(super) index: Val<'k, u32>,
-    /// The warp's number among the consumers, the same in all lanes.
+    /// Number of the warp among the consumers, the same in all lanes.
     pub(super) warp: Val<'k, u32>,
     pub(super) lane_rows: LaneRows<'k>,
-    pub(super) storers: Storers<'k>,
-    pub(super) q: QStage<'k>,
+    pub(super) store_group: StoreGroup<'k>,
+    pub(super) q: QConsumer<'k>,
     pub(super) keys: Consumer<'k>,
     pub(super) values: Consumer<'k>,
-    q_rows: WgmmaOperand<'k, E>,
-    k_tile: WgmmaOperand<'k, E>,
-    v_tile: WgmmaOperand<'k, E>,
+    q_operand: WgmmaOperand<'k, E>,
+    k_operand: WgmmaOperand<'k, E>,
+    v_operand: WgmmaOperand<'k, E>,
     barrier: Option<WarpSchedulerBarrier<'k>>,
     pub(super) policy: Policy,
     pub(super) scores: RowTile<'k>,
-    /// The first columns of Q, as many of them as are held in registers.
+    /// The first columns of Q, which are held in registers.
     pub(super) q_held: AVars<'k, E>,
     p: AVars<'k, E>,
     pub(super) out: RowTile<'k>,
     pub(super) rows: [Row<'k>; 2],
-    /// What each row of the output is still to be multiplied by.
+    /// The factors by which to rescale the rows of the output when `O += P·V` is complete.
     pub(super) factors: [Var<'k, f32>; 2],
     pub(super) scales: Option<HeadFactors<'k>>,
-    /// In builds with a tap: head of all batches, first query and first key of the K block at hand.
+    /// In builds with a tap: head of all batches, first query and first key of the current K block.
     tapped: Option<[Var<'k, u32>; 3]>,
 }
 
-impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
+impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'p Context<'k, 'p, E>) -> Self {
         let (levers, shape, params) = (context.levers, context.shape, context.params);
@@ -88,18 +91,18 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         };
         let acc = |name, columns| RowTile::new(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
-        let consumer = match packing.is_of_tiles() {
+        let consumer = match packing.spans_warpgroups() {
             true => context.q_pipeline.consumer(),
             false => context.q_pipeline.consumer_of(index, groups),
         };
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         // Rows of tiles may be wider than head_dim.
         let steps = padded(shape.head_dim, E::BYTES) / step(E::BYTES);
-        let q_rows = match packing.is_of_tiles() {
+        let q_operand = match packing.spans_warpgroups() {
             true => context.q_tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS),
             false => context.q_tile.k_major(),
         };
-        let q_rows = q_rows.steps_of(0..steps);
+        let q_operand = q_operand.steps_of(0..steps);
         let q_held = k.a_vars("q", levers.q_steps_held(shape));
         Warpgroup {
             k,
@@ -107,18 +110,18 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             index,
             warp,
             lane_rows: LaneRows { first, packing },
-            storers: Storers::new(packing, [warp, index], barriers::STORE),
-            q: QStage::new(consumer, q_held.steps() == q_rows.steps(), levers.q_stages(shape)),
+            store_group: StoreGroup::new(packing, [warp, index]),
+            q: QConsumer::new(consumer, q_held.steps() == q_operand.steps(), levers.q_stages(shape)),
             keys,
             values,
-            q_rows,
-            k_tile: context.k_tile.k_major().steps_of(0..steps),
-            v_tile: match shape.is_fp8() {
+            q_operand,
+            k_operand: context.k_tile.k_major().steps_of(0..steps),
+            v_operand: match shape.is_fp8() {
                 true => context.v_tile.k_major(),
                 false => context.v_tile.mn_major(),
             },
             barrier,
-            policy: levers.rescale.of_warpgroups::<E>(),
+            policy: levers.rescale.wgmma_policy::<E>(),
             scores: acc("scores", levers.cols),
             q_held,
             p: k.a_vars("p", levers.cols / step(E::BYTES)),
@@ -130,7 +133,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Starts products once the other warpgroups have started theirs.
+    /// Starts products in this warpgroup's turn: after the warpgroup before, and before the next one.
     #[track_caller]
     pub(super) fn with_tensor_cores(&self, products: impl FnOnce()) {
         if let Some(barrier) = &self.barrier {
@@ -142,12 +145,6 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Takes this warpgroup's turn without products, so that the next one can start its own.
-    #[track_caller]
-    pub(super) fn pass_tensor_cores(&self) {
-        self.with_tensor_cores(|| ());
-    }
-
     // ---- Q --------------------------------------------------------------------------------------------
 
     #[track_caller]
@@ -156,20 +153,20 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         if self.q_held.steps() == 0 {
             return;
         }
-        let warp = match self.lane_rows.packing.is_of_tiles() {
+        let warp = match self.lane_rows.packing.spans_warpgroups() {
             true => self.warp,
             false => self.warp % 4,
         };
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
-                tile.at_stage(self.q.number(), row, column + first)
+                tile.at_stage(self.q.stage(), row, column + first)
             });
-            // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
-            // for loads: without the fence the copy that fills the stage next may overtake them.
+            // One lane releases the stage, now or when products have read the rest of it. An arrival does not order
+            // loads before the asynchronous copy that fills the stage next; the fence does.
             k.fence_proxy_async();
             k.sync_warp();
-            self.q.passed(QRead::Load, None);
+            self.q.release_after(QRead::Load, None);
         });
     }
 
@@ -180,13 +177,13 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (k, scores) = (self.k, self.scores.0);
         k.verb("S = Q*K", || {
             k.wgmma_fence();
-            let keys = self.k_tile.stage(self.keys.stage());
+            let keys = self.k_operand.stage(self.keys.stage());
             let held = self.q_held.steps();
             if held > 0 {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
-            if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.number()), held..keys.steps());
+            if held < self.q_operand.steps() {
+                let (q, rest) = (self.q_operand.stage(self.q.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();
@@ -198,7 +195,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (k, out) = (self.k, self.out.0);
         k.verb("O += P*V", || {
             k.wgmma_fence();
-            let values = self.v_tile.stage(self.values.stage());
+            let values = self.v_operand.stage(self.values.stage());
             k.wgmma_rs(out, &self.p.operands(), values, true);
             k.wgmma_commit();
         });
@@ -206,7 +203,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- Softmax --------------------------------------------------------------------------------------
 
-    /// Scale of fp8 heads, soft cap and ALiBi; then a tap of the scores.
+    /// Applies the scale of fp8 heads, soft cap and ALiBi, and stores the scores if they are tapped.
     #[track_caller]
     pub(super) fn apply_score_mod(&self, rows: &TileRows<'_, 'k>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
@@ -219,7 +216,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// The rows of a tile, as they are in its sequence.
+    /// The rows of a Q tile in its sequence.
     #[track_caller]
     pub(super) fn rows_of<'t>(&self, tile: &'t WorkItem<'k>) -> TileRows<'t, 'k> {
         let (rows, params) = (&self.lane_rows, Sequence::of(self.context.params, tile).params);
@@ -239,7 +236,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         mask_scores(self.k, &[self.scores], sees, first_key);
     }
 
-    /// [`raise_maxima`] of the rows to their scores.
+    /// [`raise_maxima`] to the scores of the rows.
     #[track_caller]
     pub(super) fn raise_maxima(&self, policy: Policy, rescale: impl Fn(usize, Val<'k, f32>)) -> Option<Val<'k, bool>> {
         self.k.verb("raise_maxima", || {
@@ -248,7 +245,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         })
     }
 
-    /// Rescales a row of the output to a maximum that was raised.
+    /// Rescales a row of the output after its maximum was raised.
     #[track_caller]
     pub(super) fn rescale_output(&self, half: usize, factor: Val<'k, f32>) {
         self.k.verb("rescale_output", || self.out.scale_row(half, factor));
@@ -261,31 +258,27 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             .verb("exponentials", || exponentials(&self.scores, &self.rows, tap));
     }
 
-    /// Probabilities, rounded, become operands of the output.
+    /// Rounds P into operand A of `O += P·V`.
     #[track_caller]
     pub(super) fn pack(&self) {
         self.k.verb("pack", || pack(&self.scores, &self.p));
     }
 
-    /// Exponentials against the maxima of before, without a look at the scores first; only if they come out
-    /// large are the maxima raised and all computed again. Scores stay as they are until then.
+    /// Exponentials against the old maxima, without a look at the scores. Only if a sum of them is too large are the
+    /// maxima raised, and all computed again from the scores, which stay as they are.
     #[track_caller]
     pub(super) fn speculative_softmax(&self) {
         let k = self.k;
         let tap = |register, p| self.tap(Tap::Probabilities, register, || p);
-        let packed = || {
-            k.verb("exponentials", || {
-                pack_exponentials(&self.scores, &self.rows, &self.p, tap)
-            })
-        };
+        let pack = || pack_exponentials(&self.scores, &self.rows, &self.p, tap);
+        let packed = || k.verb("exponentials", pack);
         let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
-        let large = sums[0].get().gt(E::SPECULATIVE_MOST) | sums[1].get().gt(E::SPECULATIVE_MOST);
+        let large = sums[0].get().gt(E::SPECULATIVE_MAX_SUM) | sums[1].get().gt(E::SPECULATIVE_MAX_SUM);
         k.if_(large.vote_any().uniform(), || {
-            let policy = Policy {
-                threshold: Some(0.0),
-                ..self.policy
-            };
-            self.raise_maxima(policy, |half, factor| self.rescale_output(half, factor));
+            let (threshold, max_offset) = (Some(0.0), self.policy.max_offset);
+            self.raise_maxima(Policy { threshold, max_offset }, |half, factor| {
+                self.rescale_output(half, factor)
+            });
             for (sum, again) in sums.iter().zip(packed()) {
                 sum.set(again);
             }

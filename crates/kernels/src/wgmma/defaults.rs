@@ -265,7 +265,7 @@ const TILE_KEYS: u64 = 96;
 
 /// Whether all query heads of a K/V head fit a tile, if there are several.
 fn can_pack(problem: &Problem) -> bool {
-    (2..=Packing::MOST).contains(&problem.group_size())
+    (2..=Packing::MAX_HEADS).contains(&problem.group_size())
 }
 
 /// Whether heads are packed to fill tiles: up to [`MOST_PACKED_QUERIES`] where that lowers the number of tiles; above,

@@ -1,23 +1,25 @@
-//! The result on its way out: normalised, rounded, written to shared memory, and copied from there; or, where keys are
-//! split, stored as a partial.
+//! Stores the output: normalised, rounded, written to shared memory, and copied from there; or, where keys are split,
+//! as a partial.
 //!
-//! Each warp stores its own 16 rows, one slab of columns after another. Where heads leave rows over, each warpgroup
-//! stores its 64, or all store the tile together.
+//! Each warp stores its 16 rows, one slab of columns after another. Where packed heads leave rows over, a warpgroup
+//! stores its 64 rows together, or all consumers store the tile together.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, Element, SharedTile};
+use flashcore_ir::{Cache, Element, SharedTile, Val};
 
+use super::barriers::STORE;
 use super::consumer::Warpgroup;
 use super::tiles::{padded, slab_count};
 use crate::attention::epilogue::Total;
 use crate::attention::params::RowParams;
+use crate::attention::query_rows::Packing;
 use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
 use crate::attention::scheduler::WorkItem;
-use crate::attention::softmax::Probability;
+use crate::attention::softmax::InputElement;
 use crate::attention::split::Partials;
 use crate::attention::tensor_rows::{Sequence, TensorRows};
 
-impl<'k, E: Probability> Warpgroup<'k, '_, E> {
+impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn store(&self, tile: &WorkItem<'k>) {
         match (&self.context.out, &self.context.partials) {
@@ -33,7 +35,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// Stores them whole. Copies run on; a slab is written again once the copy that reads it is done.
+    /// Stores the rows of a whole tile. Copies may still run when it returns: the next one waits for them before it
+    /// writes to their slabs.
     #[track_caller]
     fn store_rows(&self, tile: &WorkItem<'k>, (out_tile, rows): &(SharedTile<'k, E::Out>, TensorRows<'k>)) {
         let k = self.k;
@@ -51,27 +54,27 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 None => norm,
             }
         });
-        let (place, storers) = (out_tile.at(self.lane_rows.first, lane_column(k)), &self.storers);
-        let first = tile.part_at(storers.part, storers.rows);
+        let (place, group) = (out_tile.at(self.lane_rows.first, lane_column(k)), &self.store_group);
+        let first = tile.part_at(group.part, group.rows);
         let to = rows.queries(&sequence).at(first);
         let (width, head_dim_v) = (out_tile.cols(), self.context.shape.head_dim_v);
         let columns = padded(head_dim_v, E::Out::BYTES);
         let slabs = slab_count(head_dim_v, E::Out::BYTES);
         for slab in 0..slabs {
             let stage = slab % out_tile.stages();
-            // The copy that reads this stage is the oldest under way; but where stages do not divide slabs, the first
+            // The copy that reads this stage is the oldest in flight; but where stages do not divide slabs, the first
             // stage may have been the last one used.
             let pending = match slab {
                 0 if !slabs.is_multiple_of(out_tile.stages()) => 0,
                 _ => out_tile.stages() - 1,
             };
-            storers.one_lane(|| k.bulk_wait_read(pending));
-            storers.sync();
+            group.one_thread(|| k.bulk_wait_read(pending));
+            group.sync();
             for column in (0..width).step_by(ACC_COLS as usize) {
                 let at = out_tile.across(place, column);
                 let tile = (slab * width + column) / ACC_COLS;
                 for (half, norm) in norms.into_iter().enumerate() {
-                    // Copies read whole slabs, and store what the tensor has of them.
+                    // Copies read whole slabs. The tensor map cuts off columns past head_dim_v.
                     let pair = match tile * ACC_COLS < columns {
                         true => self.out.pair(tile, half).map(|value| value * norm),
                         false => [k.constant(0.0); 2],
@@ -81,20 +84,20 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 }
             }
             k.fence_proxy_async();
-            storers.sync();
-            storers.one_lane(|| {
-                out_tile.store_tma_part(stage, storers.part, to.clone().column(slab * width));
+            group.sync();
+            group.one_thread(|| {
+                out_tile.store_tma_part(stage, group.part, to.clone().column(slab * width));
                 k.bulk_commit();
             });
         }
     }
 
-    /// What a warpgroup without rows does while the others of its block store theirs together.
+    /// Meets the barriers of [`Self::store_rows`] in a warpgroup without rows, where all consumers store together.
     #[track_caller]
     pub(super) fn store_nothing(&self) {
         for _ in 0..slab_count(self.context.shape.head_dim_v, E::Out::BYTES) {
-            self.storers.sync();
-            self.storers.sync();
+            self.store_group.sync();
+            self.store_group.sync();
         }
     }
 
@@ -135,5 +138,59 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             let batch_head = batch.fma(params.num_heads, head);
             params.store_lse(batch_head, query, total.offset, total.sum);
         });
+    }
+}
+
+/// The threads that store one part of a Q tile together: a warp, or, where 16 rows are no whole box of packed heads, a
+/// warpgroup or all consumers.
+pub(super) struct StoreGroup<'k> {
+    /// Number of the part, and its rows.
+    part: Val<'k, u32>,
+    rows: u32,
+    scope: Scope,
+}
+
+#[derive(Clone, Copy)]
+enum Scope {
+    Warp,
+    Warpgroup,
+    Consumers { threads: u32 },
+}
+
+impl<'k> StoreGroup<'k> {
+    /// The group of a consumer warp, from its number and that of its warpgroup.
+    pub(super) fn new(packing: Packing, [warp, warpgroup]: [Val<'k, u32>; 2]) -> Self {
+        let rows = packing.stored_rows();
+        let (part, scope) = match (packing.spans_warpgroups(), packing.leaves_rows()) {
+            // 128 threads for 64 rows.
+            (true, _) => (warp.builder().constant(0), Scope::Consumers { threads: 2 * rows }),
+            (false, true) => (warpgroup, Scope::Warpgroup),
+            (false, false) => (warp, Scope::Warp),
+        };
+        StoreGroup { part, rows, scope }
+    }
+
+    /// One thread of the group, always the same.
+    #[track_caller]
+    pub(super) fn one_thread(&self, body: impl FnOnce()) {
+        let k = self.part.builder();
+        let thread = match self.scope {
+            Scope::Warp => k.lane(),
+            Scope::Warpgroup => k.thread_idx() % 128,
+            // The producer's warpgroup comes first.
+            Scope::Consumers { .. } => k.thread_idx() - 128,
+        };
+        k.if_(thread.eq(0).divergent(), body);
+    }
+
+    /// Waits for all threads of the group.
+    #[track_caller]
+    fn sync(&self) {
+        let k = self.part.builder();
+        match self.scope {
+            Scope::Warp => k.sync_warp(),
+            Scope::Warpgroup => k.barrier_among(self.part + STORE, 128),
+            Scope::Consumers { threads } => k.barrier_among(self.part + STORE, threads),
+        }
     }
 }

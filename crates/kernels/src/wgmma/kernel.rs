@@ -1,28 +1,28 @@
-//! The kernel of family `wgmma`: FlashAttention-3's division of labour on Hopper's asynchronous tensor cores.
+//! The kernel of family `wgmma`: FlashAttention-3 on Hopper's asynchronous tensor cores.
 //!
-//! One producer warp keeps the pipelines of Q, K and V full (a second one that of V, where pages are copied), one to
-//! three consumer warpgroups compute 64 query rows each. A warpgroup starts `S = Q·Kᵀ` of a K block and `O += P·V` of
-//! the block before together, and its softmax runs while the tensor cores work for another warpgroup. Blocks are
-//! persistent: the next tile is copied before this one ends.
+//! A producer warp keeps the pipelines of Q, K and V full; a second one fills that of V where K and V are in pages. One
+//! to three consumer warpgroups compute 64 query rows each. A warpgroup starts `S = Q·Kᵀ` of a K block together with
+//! `O += P·V` of the block before, and its softmax runs while the tensor cores work for another warpgroup. Blocks are
+//! persistent: the next Q tile is copied before this one ends.
 
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
-use super::consumer::{TileRows, Warpgroup, release, skip};
-use super::q_stage::QRead;
+use super::consumer::{TileRows, Warpgroup, release_and_advance, skip};
+use super::q_consumer::QRead;
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use super::{Config, PRODUCER_WARPS};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{Packing, WARPGROUP_ROWS};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
-use crate::attention::softmax::{Probability, Rescale};
+use crate::attention::softmax::{InputElement, Rescale};
 use crate::attention::split::Partials;
 use crate::attention::stream_k::Work;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 
-/// What producer and consumers have in common.
-pub(super) struct Context<'k, 'p, E: Probability> {
+/// What the producer and the consumers of a block share.
+pub(super) struct Context<'k, 'p, E: InputElement> {
     pub(super) params: &'p RowParams<'k>,
     pub(super) scales: Option<HeadScales<'k>>,
     pub(super) levers: &'p Config,
@@ -34,43 +34,44 @@ pub(super) struct Context<'k, 'p, E: Probability> {
     pub(super) q_rows: TensorRows<'k>,
     pub(super) k_rows: TensorRows<'k>,
     pub(super) v_rows: TensorRows<'k>,
-    /// The tile and map by which the output goes to its tensor, and where it goes if it is a partial.
+    /// Where the output goes, and where a partial of it goes. A schedule has whole tiles and pieces, and so both.
     pub(super) out: Option<(SharedTile<'k, E::Out>, TensorRows<'k>)>,
     pub(super) partials: Option<Partials<'k>>,
-    /// Into how many partials the keys of each tile are split.
+    /// Number of splits of the keys of each tile.
     pub(super) splits: Option<Val<'k, u32>>,
     pub(super) q_pipeline: Pipeline<'k>,
     pub(super) k_pipeline: Pipeline<'k>,
     pub(super) v_pipeline: Pipeline<'k>,
 }
 
-pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<E: InputElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
     if levers.cluster > 1 {
         k.in_clusters_of(levers.cluster);
     }
-    let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
-    // Each warpgroup has its own stages of Q. Where the heads of a query may be in two of them, a stage is the tile's.
+    let (rows, cols, consumer_warps) = (levers.rows, levers.cols, 4 * levers.warpgroups());
+    // Each warpgroup has its own stages of Q, unless packed heads of a query may be in two warpgroups.
     let stage_rows = shape.packing.shared_rows();
     let q_stages = rows / stage_rows * levers.q_stages(shape);
     let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(stage_rows, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
-    let (v_rows, v_cols, values) = match shape.is_fp8() {
-        true => (
-            padded(shape.head_dim_v, E::Out::BYTES),
-            cols,
-            RowsOf::Batch(Packing::NONE),
-        ),
-        false => (cols, shape.head_dim_v, keys),
+    // Products of fp8 need V transposed: then a stage has columns of V as rows.
+    let (v_rows, v_cols) = match shape.is_fp8() {
+        true => (padded(shape.head_dim_v, E::Out::BYTES), cols),
+        false => (cols, shape.head_dim_v),
+    };
+    let values = if shape.is_fp8() {
+        RowsOf::Batch(Packing::NONE)
+    } else {
+        keys
     };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
     let out_tile = (!shape.split).then(|| {
         let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
         k.shared_tile::<E::Out>("out_tile", slabs)
     });
-    // Boxes of rows by one head, or those packed, of a sequence; blocks of a cluster copy a part each, a warp stores
-    // its own.
+    // Boxes of copies: the blocks of a cluster copy a part of K and V each, and a warp stores its own rows.
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let out_rows = shape.packing.stored_rows();
     let q_rows = TensorRows::declare(k, "q", q_tile, stage_rows, queries);
@@ -101,12 +102,12 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         k_rows,
         v_rows,
         q_pipeline: k.pipeline("q", q_stages, stage_rows / 16),
-        k_pipeline: pipeline("k", levers.stages, 4 * groups),
-        v_pipeline: pipeline("v", levers.stages, 4 * groups),
+        k_pipeline: pipeline("k", levers.stages, consumer_warps),
+        v_pipeline: pipeline("v", levers.stages, consumer_warps),
     };
     zero_rows(k, q_tile, shape.packing.rows());
-    if let (true, Some((out_tile, _))) = (shape.packing.is_of_tiles(), &context.out) {
-        // The copy of the tile's output reads rows that no warpgroup has written; the tensor map cuts them off.
+    if let (true, Some((out_tile, _))) = (shape.packing.spans_warpgroups(), &context.out) {
+        // The copy of the output reads dead rows, which no warpgroup writes; the tensor map cuts them off.
         zero_rows(k, *out_tile, WARPGROUP_ROWS);
     }
     k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);
@@ -117,7 +118,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let (producer_registers, consumer_registers) = levers.registers();
     k.roles(vec![
         Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers),
-        Role::new("consumer", 4 * groups, || context.consume(k)).registers(consumer_registers),
+        Role::new("consumer", consumer_warps, || context.consume(k)).registers(consumer_registers),
     ]);
     if levers.cluster > 1 {
         // No block ends while another may still copy to its shared memory or arrive at its mbarriers.
@@ -126,52 +127,52 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     }
 }
 
-impl<'k, E: Probability> Context<'k, '_, E> {
-    /// What a warpgroup does: Q tile by Q tile, and in each K block by K block.
+impl<'k, E: InputElement> Context<'k, '_, E> {
+    /// What a consumer warpgroup does for each Q tile of its block's work list.
     ///
-    /// Scores are an iteration ahead of the output: while the products of an iteration run, those of scores and output
-    /// together, another warpgroup is at its softmax. The same holds from one Q tile to the next: the first scores of
-    /// the next go with the last output of this one.
+    /// `S = Q·Kᵀ` is one K block ahead of `O += P·V`, and both run together. The same holds from one Q tile to the
+    /// next: S of the next tile's first K block runs with the last `O += P·V` of this tile.
     #[track_caller]
     fn consume(&self, k: &'k KernelBuilder) {
-        let group = Warpgroup::new(k, self);
+        let warpgroup = Warpgroup::new(k, self);
         let list = self.work.list(k, self.levers.tiling(self.shape.packing));
         list.if_any(|| {
-            // Whether the first scores of this tile have been computed with the tile before.
-            let ahead = k.var(0u32);
+            // Whether the first scores of this tile were computed with the tile before.
+            let has_scores = k.var(0u32);
             list.for_each(|| {
                 let tile = list.this();
-                let first = tile.fully_masked(group.index);
+                let first = tile.fully_masked(warpgroup.index);
                 let has_keys = first.lt(tile.n_blocks());
-                k.if_(ahead.get().eq(0).uniform(), || group.first_scores(first, has_keys));
-                k.if_(has_keys.uniform(), || group.main_loop(&tile, first));
+                k.if_(has_scores.get().eq(0).uniform(), || {
+                    warpgroup.first_scores(first, has_keys)
+                });
+                k.if_(has_keys.uniform(), || warpgroup.main_loop(&tile, first));
                 let next = list.next();
-                let overlap = next.exists() & has_keys & next.sees_first_block(group.index);
-                group.last_output(has_keys, overlap);
+                let overlap = next.exists() & has_keys & next.sees_first_block(warpgroup.index);
+                warpgroup.last_output(has_keys, overlap);
                 if self.shape.split {
                     // Late: at the start it cost up to 1.2 us (run `overlap-h100`). With a schedule it is the same.
                     k.if_((!next.exists()).uniform(), || self.shape.begin_next_launch(k));
                 }
-                // Read again, so that no register holds it meanwhile.
-                let store = || group.store(&list.this());
-                match self.shape.packing.is_of_tiles() && self.out.is_some() {
-                    true => k.if_else(has_keys.uniform(), store, || group.store_nothing()),
+                // The work item is loaded again, so that no register holds it during the main loop.
+                let store = || warpgroup.store(&list.this());
+                match self.shape.packing.spans_warpgroups() && self.out.is_some() {
+                    true => k.if_else(has_keys.uniform(), store, || warpgroup.store_nothing()),
                     false => k.if_(has_keys.uniform(), store),
                 }
-                ahead.set(overlap.select(1u32, 0u32));
+                has_scores.set(overlap.select(1u32, 0u32));
                 next
             });
         });
         if self.out.is_some() {
             // Shared memory must outlive the copies that read it.
-            group.storers.one_lane(|| k.bulk_wait_read(0));
+            warpgroup.store_group.one_thread(|| k.bulk_wait_read(0));
         }
     }
 }
 
-impl<'k, E: Probability> Warpgroup<'k, '_, E> {
-    /// `S = Q·K₀ᵀ` of a Q tile, where the tile before has not computed it. The first `skipped` K blocks are fully
-    /// masked for this warpgroup.
+impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
+    /// `S = Q·Kᵀ` of a Q tile's first K block. The first `skipped` K blocks are fully masked for this warpgroup.
     #[track_caller]
     fn first_scores(&self, skipped: Val<'k, u32>, has_keys: Val<'k, bool>) {
         let k = self.k;
@@ -179,7 +180,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         // may wait for the next Q.
         k.if_((!has_keys).uniform(), || self.q.skip());
         k.for_uniform(0, skipped, 1, |_| {
-            self.pass_tensor_cores();
+            // No products: the turn goes to the next warpgroup.
+            self.with_tensor_cores(|| ());
             skip(self.keys);
             skip(self.values);
         });
@@ -189,11 +191,11 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             self.keys.wait();
             self.start_scores();
             k.wgmma_wait(0);
-            release(self.keys);
+            release_and_advance(self.keys);
         });
     }
 
-    /// All K blocks of a Q tile, from its first scores on, but for the last output.
+    /// From the first scores of a Q tile to its last probabilities.
     #[track_caller]
     fn main_loop(&self, tile: &WorkItem<'k>, first: Val<'k, u32>) {
         let (k, masked) = (self.k, tile.masked());
@@ -201,10 +203,11 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             head.load(scales, &self.context.params.score_mod, tile.batch(), tile.kv_head());
         }
         let (second, n_blocks) = (first + 1, tile.n_blocks());
-        self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
+        let is_last = |n_block: Val<'k, u32>| (n_block + 1).eq(n_blocks);
+        self.q.release_after(QRead::LastScores, Some(second.eq(n_blocks)));
         let rows = &self.rows_of(tile);
         self.begin_score_mod(rows, first);
-        // The softmax of the first scores sets the maxima.
+        // The first K block sets the maxima.
         let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
         self.out.zero();
         self.apply_score_mod(rows);
@@ -214,7 +217,6 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         }
         self.exponentials();
         self.pack();
-        let is_last = |n_block: Val<'k, u32>| (n_block + 1).eq(n_blocks);
         k.for_uniform(second, masked, 1, |n_block| {
             self.begin_score_mod(rows, n_block);
             self.next_block(rows, Some(tile.first_masked_key(n_block)), is_last(n_block));
@@ -225,8 +227,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// `S = Q·Kᵀ` of a K block, `O += P·V` of the one before, and `P = softmax(S)`. A block that needs a mask begins at
-    /// `masked_key`.
+    /// `S = Q·Kᵀ` of a K block with `O += P·V` of the one before, then the softmax of S. `masked_key`: the first key of
+    /// a K block that needs a mask.
     #[track_caller]
     fn next_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         self.keys.wait();
@@ -241,17 +243,17 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// The softmax falls among the products of the output, which is rescaled after them.
+    /// The softmax, while `O += P·V` still runs. The output is rescaled after that.
     #[track_caller]
     fn overlapped_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         let k = self.k;
         k.wgmma_wait(1);
-        release(self.keys);
+        release_and_advance(self.keys);
         self.finish_scores(rows, masked_key, last);
         let raised = self.raise_maxima(self.policy, |half, factor| self.factors[half].set(factor));
         self.exponentials();
         k.wgmma_wait(0);
-        release(self.values);
+        release_and_advance(self.values);
         let rescale = || {
             for (half, factor) in self.factors.iter().enumerate() {
                 self.rescale_output(half, factor.get());
@@ -264,12 +266,12 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         self.pack();
     }
 
-    /// The output is waited for first. Without a mask the softmax is speculative.
+    /// The softmax, after `O += P·V` is complete: speculative in a K block without a mask.
     #[track_caller]
     fn speculative_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         self.k.wgmma_wait(0);
-        release(self.keys);
-        release(self.values);
+        release_and_advance(self.keys);
+        release_and_advance(self.values);
         self.finish_scores(rows, masked_key, last);
         if masked_key.is_none() {
             return self.speculative_softmax();
@@ -279,31 +281,31 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         self.pack();
     }
 
-    /// What follows the products of the scores, in the `last` K block with the release of Q.
+    /// Modifies and masks the scores. In the `last` K block, releases Q.
     #[track_caller]
     fn finish_scores(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
-        self.q.passed(QRead::LastScores, Some(last));
+        self.q.release_after(QRead::LastScores, Some(last));
         self.apply_score_mod(rows);
         if let Some(first_key) = masked_key {
             self.mask(rows, first_key);
         }
     }
 
-    /// `O += P·V` of the last K block, with the first scores of the next Q tile if they `overlap`.
+    /// `O += P·V` of the last K block, together with the first scores of the next Q tile if they `overlap`.
     #[track_caller]
     fn last_output(&self, has_keys: Val<'k, bool>, overlap: Val<'k, bool>) {
         let k = self.k;
         let with_scores = || {
             // Every product with this Q has been waited for.
-            self.q.passed(QRead::TileEnd, None);
-            // No warpgroup waits for the tensor cores while Q goes to registers.
-            let q_first = self.q_held.steps() > 0;
-            if q_first {
+            self.q.release_after(QRead::TileEnd, None);
+            // Q is copied to registers before this warpgroup's turn, so that no other warpgroup waits for it.
+            let holds_q = self.q_held.steps() > 0;
+            if holds_q {
                 self.q.wait();
                 self.load_q();
             }
             self.with_tensor_cores(|| {
-                if !q_first {
+                if !holds_q {
                     self.q.wait();
                 }
                 self.keys.wait();
@@ -312,19 +314,19 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 self.start_output();
             });
             k.wgmma_wait(0);
-            release(self.values);
-            release(self.keys);
+            release_and_advance(self.values);
+            release_and_advance(self.keys);
         };
         let alone = || {
-            self.q.passed(QRead::TileEnd, None);
+            self.q.release_after(QRead::TileEnd, None);
             self.with_tensor_cores(|| {
                 self.values.wait();
                 self.start_output();
             });
             k.wgmma_wait(0);
-            release(self.values);
+            release_and_advance(self.values);
         };
-        // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
+        // Two whole branches: where a path with products in flight joins one without, ptxas serialises all products.
         k.if_else(overlap.uniform(), with_scores, || k.if_(has_keys.uniform(), alone));
     }
 }

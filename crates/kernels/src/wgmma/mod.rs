@@ -13,7 +13,7 @@ mod defaults;
 mod epilogue;
 mod kernel;
 mod producer;
-mod q_stage;
+mod q_consumer;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -142,8 +142,8 @@ fn check(problem: &Problem, config: &Config, chip: Chip) -> Result<(), Refusal> 
     FAMILY.check(&Values::from(*config))?;
     config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
-    if config.pack_heads && problem.group_size() > Packing::MOST {
-        let (heads, most) = (problem.group_size(), Packing::MOST);
+    if config.pack_heads && problem.group_size() > Packing::MAX_HEADS {
+        let (heads, most) = (problem.group_size(), Packing::MAX_HEADS);
         let what = format!("{heads} packed heads: a warpgroup has {most} rows");
         return Err(Refusal::unsupported(NAME, what, "leave out -gqa"));
     }
@@ -171,7 +171,7 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
     let tiles = problem.seq_len_q().div_ceil(queries);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
     let (batch, heads) = (problem.batch(), problem.num_heads());
-    if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::MOST {
+    if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::COUNT_LIMIT {
         let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
         let remedy = "split the problem: it counts to 65535 of each";
         return Err(Refusal::unsupported(NAME, what, remedy));

@@ -1,5 +1,5 @@
-//! The producer: one thread starts the copies of every tile this block computes, as fast as stages become free. Pages
-//! are looked up and copied by the lanes of two warps, one for Q and K, one for V; V transposed is in none.
+//! The producer: one thread copies Q, K and V of all tiles of this block, as fast as stages become free. Pages are
+//! looked up and copied by all lanes of two warps, one for Q and K, one for V. Transposed V is not in pages.
 
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
@@ -8,12 +8,12 @@ use flashcore_ir::{KernelBuilder, Val};
 use super::kernel::Context;
 use super::transpose::tile_at;
 use crate::attention::scheduler::WorkItem;
-use crate::attention::softmax::Probability;
+use crate::attention::softmax::InputElement;
 use crate::attention::tensor_rows::{Cluster, Sequence, fill_stage};
 
-impl<'k, E: Probability> Context<'k, '_, E> {
-    /// Copies Q, K and V of each Q tile, in the order in which they are needed. Of pages with 16 keys one warp took
-    /// longer than the products (run `serve-chunks`).
+impl<'k, E: InputElement> Context<'k, '_, E> {
+    /// Copies Q, K and V of each Q tile, in the order in which they are needed. Two warps copy pages: of pages with 16
+    /// keys, one took longer than the products (run `serve-chunks`).
     #[track_caller]
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let [q, keys, values] = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|to| to.producer());
@@ -46,7 +46,8 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         self.shape.page_rows > 0
     }
 
-    /// Copies a Q tile, and its K and V blocks, V a block behind K: what is asked for of them.
+    /// Copies a Q tile and its blocks of K and V, or those of them that this warp has pipelines of. V is a block behind
+    /// K.
     #[track_caller]
     fn copy_tile(
         &self,
@@ -74,7 +75,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             };
             fill_stage(cluster, self.v_tile, v_rows, values, at);
         };
-        // Rows of each warpgroup, or of the tile, as soon as their stage is free.
+        // The rows of each warpgroup, or of the tile, as soon as their stage is free.
         let copy_q = |q: Producer<'k>| {
             let (q_rows, packing) = (self.q_rows.queries(&sequence), self.shape.packing);
             for part in 0..self.levers.rows / packing.shared_rows() {

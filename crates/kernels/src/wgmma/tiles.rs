@@ -1,14 +1,14 @@
-//! Tiles in shared memory as tensor copies and products of a warpgroup want them: rows cut into slabs, each as wide as
-//! its swizzle.
+//! Tiles in shared memory for tensor copies and `wgmma`: rows are cut into slabs of columns, each as wide as its
+//! swizzle.
 
 use flashcore_ir::fragment::AVars;
 use flashcore_ir::{Cache, Element, KernelBuilder, SharedPtr, SharedTile, Swizzle, TileShape};
 
-/// Bytes of a row that one step of the tensor cores takes, whatever the elements: rows are padded with zeros to a
+/// Bytes of a row that a `wgmma` reads, whatever the elements (its K dimension). Rows are padded with zeros to a
 /// multiple.
 const STEP_BYTES: u32 = 32;
 
-/// Elements of `bytes` bytes that one step of the tensor cores takes.
+/// Elements of `bytes` bytes in a step: the K of a `wgmma`.
 pub(super) const fn step(bytes: u32) -> u32 {
     STEP_BYTES / bytes
 }
@@ -17,9 +17,8 @@ pub(super) const fn padded(cols: u32, bytes: u32) -> u32 {
     cols.next_multiple_of(step(bytes))
 }
 
-/// Columns of a tile's rows: a whole number of slabs, which may be more than products take. Rows of 16-bit elements are
-/// cut into slabs of 64 or 128 bytes, unless 32 hold them: five or seven slabs of 32 bytes take up to 1.7 times as long
-/// to copy.
+/// Columns of a tile: a whole number of slabs, which may be more than products read. Slabs of 16-bit elements have 64
+/// or 128 bytes, unless 32 bytes hold a row: five or seven slabs of 32 bytes take up to 1.7 times as long to copy.
 const fn tile_cols(cols: u32, bytes: u32) -> u32 {
     let cols = padded(cols, bytes);
     match bytes {
@@ -48,14 +47,14 @@ pub(super) const fn tile_bytes(rows: u32, cols: u32, bytes: u32, stages: u32) ->
     rows * tile_cols(cols, bytes) * bytes * stages
 }
 
-/// Rows in slabs side by side.
+/// A tile of rows, all slabs of them.
 pub(super) fn slabs<E: Element>(rows: u32, cols: u32) -> TileShape {
     TileShape::new(rows, tile_cols(cols, E::BYTES))
         .swizzled(swizzle::<E>(cols))
         .in_slabs()
 }
 
-/// The first slab of such rows by itself.
+/// A tile of one slab of such rows.
 pub(super) fn one_slab<E: Element>(rows: u32, cols: u32) -> TileShape {
     TileShape::new(rows, slab_cols(cols, E::BYTES))
         .swizzled(swizzle::<E>(cols))
@@ -70,8 +69,9 @@ fn swizzle<E: Element>(cols: u32) -> Swizzle {
     }
 }
 
-/// Brings rows of a tile to registers, as operand A: lanes bring words of 4 bytes, the four of a row a chunk of 16
-/// bytes, of which a step takes two. `place` is where a lane's word of a slab's first chunk is.
+/// Loads rows of a tile into registers, as operand A. A lane loads words of 4 bytes: the four lanes of a row load a
+/// chunk of 16 bytes, and a step has two chunks. `place(column)` is the lane's word in the chunk that begins at a
+/// slab's first `column`.
 #[track_caller]
 pub(super) fn load_operand<'k, E: Element>(
     tile: SharedTile<'k, E>,
@@ -92,8 +92,8 @@ pub(super) fn load_operand<'k, E: Element>(
     }
 }
 
-/// Zeros in the rows of each stage from `first` on, where no copy ever writes: products read them. A barrier of the
-/// block must follow.
+/// Zeros the rows of each stage from `first` on, which products read and no copy writes. A barrier of the block must
+/// follow.
 #[track_caller]
 pub(super) fn zero_rows<E: Element>(k: &KernelBuilder, tile: SharedTile<'_, E>, first: u32) {
     let (rows, chunk) = (tile.rows() - first, 16 / E::BYTES);

@@ -35,7 +35,7 @@ const KEYS: u32 = 4;
 
 /// Blocks of a launch with lengths, about: each takes several tiles of a sequence where the bound has more. Those of
 /// short sequences have nothing to do.
-const MOST_BLOCKS: usize = 1 << 14;
+const MAX_BLOCKS: usize = 1 << 14;
 
 /// Where the tiles begin: tensor maps ask for 16, copies are quickest from 128.
 const ALIGN: u32 = 128;
@@ -106,7 +106,7 @@ impl Transposed {
         })?;
         let (batch, kv_heads) = (problem.batch(), problem.num_kv_heads());
         let blocks = match problem.has_lengths() {
-            true => (problem.seq_len_kv().div_ceil(self.cols as usize)).min((MOST_BLOCKS / (batch * kv_heads)).max(1)),
+            true => (problem.seq_len_kv().div_ceil(self.cols as usize)).min((MAX_BLOCKS / (batch * kv_heads)).max(1)),
             false => self.tiles as usize,
         };
         let mut launch = Launch::of(&kernel, [blocks as u32, kv_heads as u32, batch as u32]);

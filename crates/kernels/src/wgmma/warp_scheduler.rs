@@ -1,5 +1,5 @@
-//! Hands the tensor cores from one warpgroup to the next (FA3's `warp_scheduler_barrier`): while one has its products
-//! run, the others are at their softmax.
+//! FlashAttention-3's `warp_scheduler_barrier`: warpgroups start their products in turn, so that while the products of
+//! one run, the others compute their softmax.
 
 use flashcore_ir::Val;
 
@@ -12,7 +12,7 @@ pub(super) struct WarpSchedulerBarrier<'k> {
 }
 
 impl<'k> WarpSchedulerBarrier<'k> {
-    /// The first warpgroup goes first: the last one lets it.
+    /// The last warpgroup arrives for the first one, which therefore goes first.
     #[track_caller]
     pub(super) fn new(index: Val<'k, u32>, warpgroups: u32) -> Self {
         let barrier = WarpSchedulerBarrier { index, warpgroups };
@@ -23,7 +23,7 @@ impl<'k> WarpSchedulerBarrier<'k> {
         barrier
     }
 
-    /// Waits for the warpgroup before. Its own warps meet, too.
+    /// Waits for the turn of this warpgroup. Also a barrier of its own warps.
     #[track_caller]
     pub(super) fn sync(&self) {
         let (k, barrier) = (self.index.builder(), self.index + WARP_SCHEDULER);
@@ -32,6 +32,7 @@ impl<'k> WarpSchedulerBarrier<'k> {
         });
     }
 
+    /// Gives the turn to the next warpgroup.
     #[track_caller]
     pub(super) fn arrive(&self) {
         if self.warpgroups == 1 {
@@ -45,7 +46,7 @@ impl<'k> WarpSchedulerBarrier<'k> {
         });
     }
 
-    /// Threads of the warpgroup that waits, and of the one before it, if there is one.
+    /// Threads of the warpgroup that waits, and of the one that arrives, if there is another.
     fn threads(&self) -> u32 {
         128 * self.warpgroups.min(2)
     }

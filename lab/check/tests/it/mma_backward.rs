@@ -87,11 +87,11 @@ fn plan_in_order(id: &str) -> Plan {
 const FAULTS: &[Fault] = &[
     // Copies and their stages.
     Fault { name: "scores do not wait for Q", operator: Operator::DropWait,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
     Fault { name: "nor for what other warps copied", operator: Operator::DropBarrier,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
     Fault { name: "a stage of Q is filled while dK reads it", operator: Operator::DropBarrier,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
     Fault { name: "Q has one stage", operator: Operator::DropRemainder,
         place: "start_first", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
     Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
@@ -140,7 +140,7 @@ const FAULTS_OF_SHARED: &[Fault] = &[
     Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
         place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_second", of: "dout_tile" },
     Fault { name: "one group of copies fewer is waited for", operator: Operator::WeakenWait,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
 ];
 
 #[test]
@@ -151,13 +151,13 @@ fn planted_faults_of_shared_columns_are_found_with_kind_and_place() {
 #[rustfmt::skip]
 const FAULTS_OF_ONE_STAGE: &[Fault] = &[
     Fault { name: "dP does not wait for dO", operator: Operator::DropWait,
-        place: "ring.arrive(1)", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
+        place: "ring.wait(1)", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
     Fault { name: "scores wait for dO alone", operator: Operator::DropWait,
-        place: "ring.arrive(0)", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+        place: "ring.wait(0)", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
     Fault { name: "nor for what other warps copied", operator: Operator::DropBarrier,
-        place: "ring.arrive(0)", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+        place: "ring.wait(0)", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
     Fault { name: "dP does not wait for what other warps copied", operator: Operator::DropBarrier,
-        place: "ring.arrive(1)", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
+        place: "ring.wait(1)", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
     Fault { name: "Q is filled while dK reads it", operator: Operator::DropBarrier,
         place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
     Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
@@ -173,9 +173,9 @@ fn planted_faults_of_one_stage_are_found_with_kind_and_place() {
 #[rustfmt::skip]
 const FAULTS_OF_DKDV: &[Fault] = &[
     Fault { name: "scores do not wait for Q", operator: Operator::DropWait,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
     Fault { name: "a stage of Q is filled while dK reads it", operator: Operator::DropBarrier,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
     Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
         place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_second", of: "dout_tile" },
     Fault { name: "padding rows of dO are read", operator: Operator::Unmask,
@@ -192,9 +192,9 @@ const FAULTS_OF_DKDV: &[Fault] = &[
 #[rustfmt::skip]
 const FAULTS_OF_DQ: &[Fault] = &[
     Fault { name: "scores do not wait for K", operator: Operator::DropWait,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = Q*K", of: "k_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::MissingWait), at: "S = Q*K", of: "k_tile" },
     Fault { name: "a stage of K is filled while dQ reads it", operator: Operator::DropBarrier,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "k_tile" },
+        place: "ring.wait(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "k_tile" },
     Fault { name: "V is filled while dP reads it", operator: Operator::DropBarrier,
         place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_second", of: "v_tile" },
     Fault { name: "padding keys are read", operator: Operator::Unmask,

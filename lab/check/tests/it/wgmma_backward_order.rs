@@ -21,7 +21,7 @@ const FAULTS_OF_ORDER: &[(usize, Operator, &str, Option<FindingKind>)] = &[
     (128, Operator::OnlyRead, "release_semaphore", None),
     (128, Operator::DropStore, "release_semaphore", Some(FindingKind::Deadlock)),
     // The first block adds to what was there, others overwrite.
-    (128, Operator::InvertCondition, "send_dq", None),
+    (128, Operator::InvertCondition, "store_dq", None),
     // A warp waits for its turn and passes it on for the threads that add.
     (256, Operator::InvertCondition, "wait_for_semaphore", None),
     (256, Operator::RelaxFlag, "wait_for_semaphore", Some(FindingKind::BlockRace)),

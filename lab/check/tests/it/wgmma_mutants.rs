@@ -175,13 +175,13 @@ const FAULTS_OF_PAIRS: &[Fault] = &[
     Fault { name: "a block ends while the other one may arrive at its mbarriers", operator: Operator::DropClusterWait,
         place: "cluster_wait", object: "", found: Some(FindingKind::PeerLifetime), at: "release", of: "" },
     Fault { name: "K is given back to the own block twice", operator: Operator::OwnBlock,
-        place: "release(self.keys)", object: "", found: Some(FindingKind::Race), at: "load_tma", of: "k_tile" },
+        place: "release_and_advance(self.keys)", object: "", found: Some(FindingKind::Race), at: "load_tma", of: "k_tile" },
     Fault { name: "half of a tile of K comes to one block alone", operator: Operator::DropMulticast,
         place: "self.k_tile, k_rows", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "a block expects its own half of K alone", operator: Operator::HalfBytes,
         place: "self.k_tile, k_rows", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "K is given back to one block alone", operator: Operator::DropArrive,
-        place: "release(self.keys)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
+        place: "release_and_advance(self.keys)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
 ];
 
 #[test]

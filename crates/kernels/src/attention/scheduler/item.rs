@@ -29,25 +29,25 @@ const COUNT: usize = 7;
 /// Marks a warpgroup without rows, in place of its fully masked iterations.
 pub(crate) const NO_ROWS: u32 = 0xff;
 
-/// Batches, heads, Q tiles and K blocks that an item can name.
-pub(crate) const MOST: usize = 1 << 16;
+/// Exclusive limit of the batches, heads, Q tiles and K blocks that an item can name.
+pub(crate) const COUNT_LIMIT: usize = 1 << 16;
 
-/// Warpgroups that an item has fully masked iterations of: those of a block.
+/// Warpgroups of a block, whose fully masked iterations are in an item.
 const GROUPS: usize = 3;
 
 /// Warpgroups of a tile, at most: those of a pair of blocks.
-const MOST_GROUPS: usize = 2 * GROUPS;
+const MAX_WARPGROUPS: usize = 2 * GROUPS;
 
 /// A Q tile of a block, or of a cluster's blocks together, and its K blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tile<I> {
     pub order: BlockOrder<I>,
-    /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows. A warpgroup alone has
-    /// rows, and no such iterations.
-    pub fully_masked: [Option<I>; MOST_GROUPS],
+    /// For each warpgroup, how many of the first iterations are fully masked for its rows: 0 if the tile has one
+    /// warpgroup.
+    pub fully_masked: [Option<I>; MAX_WARPGROUPS],
 }
 
-/// Where an item lies.
+/// Which tile, and which split or piece of it, an item is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<I> {
     pub batch: I,
@@ -56,16 +56,16 @@ pub(crate) struct Place<I> {
     /// Number of the Q tile.
     pub tile: I,
     pub split: I,
-    /// The slot of its partial and 1; 0 if it is the whole tile.
+    /// The slot of its partial, plus 1; 0 if it is a whole tile.
     pub slot: I,
 }
 
-/// What the first words of an item have of its batch, head and K/V head.
+/// The bits of batch, head and K/V head in the first two words of an item.
 pub(super) fn head_words([batch, head, kv_head]: [usize; 3]) -> [u32; 2] {
     [(batch | kv_head << 16) as u32, head as u32]
 }
 
-/// Gives these words to an item of batch, head and K/V head 0.
+/// Sets these bits in an item of batch, head and K/V head 0.
 pub(super) fn set_head(item: &mut [u32; WORDS], [first, second]: [u32; 2]) {
     item[BATCH] |= first;
     item[HEAD] |= second;
@@ -90,15 +90,15 @@ impl<I: Index> Tile<I> {
             I::select(first.lt(end), fully_masked, number(NO_ROWS))
         };
         let groups = rows.div_ceil(WARPGROUP_ROWS);
-        debug_assert!(groups <= MOST_GROUPS as u32, "{rows} rows");
-        let mut fully_masked = [None; MOST_GROUPS];
+        debug_assert!(groups <= MAX_WARPGROUPS as u32, "{rows} rows");
+        let mut fully_masked = [None; MAX_WARPGROUPS];
         for (group, skipped) in (0..groups).zip(&mut fully_masked) {
             *skipped = Some(if groups == 1 { number(0) } else { of_group(group) });
         }
         Tile { order, fully_masked }
     }
 
-    /// The K blocks alone.
+    /// The K blocks of such a tile.
     #[track_caller]
     pub(crate) fn range(
         visible: &impl Fn(I) -> (I, I),
@@ -120,9 +120,9 @@ impl<I: Index> Tile<I> {
         }
     }
 
-    /// The fully masked ones of `count` iterations from `begin` on, at most all but the last.
+    /// The fully masked iterations among `count` from `begin` on: at most all but the last.
     #[track_caller]
-    fn after(&self, begin: I, count: I) -> [Option<I>; MOST_GROUPS] {
+    fn after(&self, begin: I, count: I) -> [Option<I>; MAX_WARPGROUPS] {
         let number = |value: u32| begin.constant(value as i32);
         let left = |of_group: I| {
             let left = (of_group - begin).max(number(0)).min(count - number(1));
@@ -134,7 +134,7 @@ impl<I: Index> Tile<I> {
         }
     }
 
-    /// The item of the block whose tile it is, and whose warpgroups are those from `first_group` on.
+    /// The item of a block whose warpgroups are those of the tile from `first_group` on.
     #[track_caller]
     pub(crate) fn words(&self, place: Place<I>, first_group: usize, cols: u32) -> [I; WORDS] {
         let order = &self.order;
@@ -161,8 +161,8 @@ impl<I: Index> Tile<I> {
 }
 
 impl Tile<i64> {
-    /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of
-    /// which the mask leaves nothing: an empty split still writes zeros and its offset.
+    /// The tile with the K blocks of one of `count` splits. A split without K blocks has the block `past` all keys,
+    /// which is fully masked: an empty split still writes zeros and its offset.
     pub(crate) fn split(&self, index: usize, count: usize, past: usize) -> Tile<i64> {
         if count == 1 {
             return *self;
@@ -190,13 +190,13 @@ pub(crate) struct WorkItem<'k> {
     words: Vec<Val<'k, u32>>,
     rows: u32,
     cols: u32,
-    /// Whether the item may be one of several pieces of a tile, and has a slot for its partial then.
+    /// Whether the item may be a piece of a tile, which has a slot for its partial.
     in_pieces: bool,
     packing: Packing,
 }
 
 impl<'k> WorkItem<'k> {
-    /// The item of words that were read, for tiles of `rows` by `cols`.
+    /// The item in these words, for tiles of `rows` by `cols`.
     pub(crate) fn new(words: Vec<Val<'k, u32>>, [rows, cols]: [u32; 2], packing: Packing, in_pieces: bool) -> Self {
         WorkItem {
             words,
@@ -217,7 +217,7 @@ impl<'k> WorkItem<'k> {
         self.high(BATCH)
     }
 
-    /// Head of its rows, the first one if they are of several.
+    /// Head of its rows: the first head, if heads are packed.
     #[track_caller]
     pub(crate) fn head(&self) -> Val<'k, u32> {
         self.low(HEAD)
@@ -256,7 +256,7 @@ impl<'k> WorkItem<'k> {
         }
     }
 
-    /// The slot of its partial and 1; 0 if it is the whole tile.
+    /// The slot of its partial, plus 1; 0 if it is a whole tile.
     #[track_caller]
     pub(crate) fn slot(&self) -> Val<'k, u32> {
         self.high(COUNT)
@@ -299,8 +299,8 @@ impl<'k> WorkItem<'k> {
         }
     }
 
-    /// K blocks, the first ones, that are fully masked for a warpgroup's rows; all of them if it has no rows. A
-    /// warpgroup alone has rows, and no such block.
+    /// How many of the first K blocks are fully masked for a warpgroup's rows: all of them if it has no rows, 0 if the
+    /// tile has one warpgroup.
     #[track_caller]
     pub(crate) fn fully_masked(&self, warpgroup: Val<'k, u32>) -> Val<'k, u32> {
         if self.rows == WARPGROUP_ROWS {

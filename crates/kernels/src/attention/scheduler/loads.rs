@@ -1,15 +1,15 @@
 //! The load of each cluster while items are assigned. Clusters with equal loads are one set.
 
 /// Clusters by number.
-pub(super) type Set = [u64; MOST_CLUSTERS / 64];
+pub(super) type Set = [u64; MAX_CLUSTERS / 64];
 
 /// Clusters that have several items, at most: no GPU has so many SMs.
-pub(super) const MOST_CLUSTERS: usize = 256;
+pub(super) const MAX_CLUSTERS: usize = 256;
 
 /// Sets that there is room for without another allocation.
 const ROOM: usize = 128;
 
-const NONE: Set = [0; MOST_CLUSTERS / 64];
+const NONE: Set = [0; MAX_CLUSTERS / 64];
 
 /// Clusters with as much to do in as many items, and how many they are.
 #[derive(Clone, Copy)]

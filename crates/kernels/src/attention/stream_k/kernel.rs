@@ -6,7 +6,7 @@
 
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var};
 
-use super::{MOST_SHARED, ROW_TILE_WORDS};
+use super::{MAX_SHARED, ROW_TILE_WORDS};
 use crate::attention::divisor::ParamDivisor;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
@@ -21,7 +21,7 @@ mod scratch;
 mod sums;
 
 use scratch::Scratch;
-use sums::MOST_EXCHANGED;
+use sums::MAX_EXCHANGED;
 
 /// What of [`Pieces`](super::Pieces) is baked into the kernel.
 #[derive(Clone, Copy)]
@@ -112,8 +112,8 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
         first_items: k.param_ptr_mut("schedule_first_items"),
         items: k.param_ptr_mut("schedule_items"),
         item_rows: k.param_ptr_mut("schedule_item_rows"),
-        row_tiles: Scratch::declare(k, "schedule_row_tiles", few(ROW_TILE_WORDS * (MOST_SHARED + 2))),
-        first_tiles: Scratch::declare(k, "schedule_first_tiles", few(MOST_SHARED + 1)),
+        row_tiles: Scratch::declare(k, "schedule_row_tiles", few(ROW_TILE_WORDS * (MAX_SHARED + 2))),
+        first_tiles: Scratch::declare(k, "schedule_first_tiles", few(MAX_SHARED + 1)),
         batch: k.param("batch"),
         heads: k.param("heads"),
         most_row_tiles: k.param("most_row_tiles"),
@@ -128,7 +128,7 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
         splits: tiles
             .fixed_splits
             .then(|| ["split_blocks", "most_splits"].map(|name| k.param(name))),
-        warp_sums: k.shared_tile("warp_sums", TileShape::new(2 * MOST_EXCHANGED, threads / 32)),
+        warp_sums: k.shared_tile("warp_sums", TileShape::new(2 * MAX_EXCHANGED, threads / 32)),
         exchanged: k.var(0u32),
         cuts: k.shared_tile("cuts", TileShape::new(4, tiles.most_ranges + BEHIND)),
     };

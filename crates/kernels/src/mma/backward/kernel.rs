@@ -181,13 +181,13 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
             // Loads that are hoisted from one product into another take more registers than there are.
             if one_stage {
                 // dO comes behind dK and dQ, and Q behind dQ and dP.
-                ring.arrive(1);
+                ring.wait(1);
                 warp.dp(second);
                 k.scheduling_fence();
-                ring.arrive(0);
+                ring.wait(0);
                 warp.scores(first);
             } else {
-                ring.arrive(2 * (self.levers.stages - 2));
+                ring.wait(2 * (self.levers.stages - 2));
                 ring.start_first(ahead, edges);
                 warp.scores(first);
                 k.scheduling_fence();
@@ -308,15 +308,15 @@ impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
         i.reinterpret::<u32>() % self.context.levers.stages
     }
 
-    /// Waits until all groups of copies but the last `pending` have arrived for all warps, and all have left the tiles
+    /// Waits until all groups of copies but the last `pending` have arrived for all warps, and no warp reads the tiles
     /// before.
     #[track_caller]
-    fn arrive(&self, pending: u32) {
+    fn wait(&self, pending: u32) {
         self.context.k.cp_async_wait(pending);
         self.context.k.barrier();
     }
 
-    /// Starts copying an iteration's tile of Q with the numbers of its rows, if there is one, and closes the group.
+    /// Starts the copies of an iteration's tile of Q and of its statistics, if it exists, and commits their group.
     #[track_caller]
     fn start_first(&self, i: Val<'k, i32>, edges: Edges) {
         let (context, k) = (self.context, self.context.k);

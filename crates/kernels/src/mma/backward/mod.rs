@@ -1,11 +1,11 @@
-//! The backward pass on `mma.sync` tensor cores: [preprocess], the [main kernel](kernel), and
-//! the [rounding of dQ](dq_sums).
+//! The backward pass on `mma.sync` tensor cores: [preprocess], the [main kernel](kernel), and [postprocess], which
+//! rounds dQ.
 //!
 //! Of a deterministic problem the main kernel leaves dQ out, and a second one computes it: seven products in place of
 //! five, but no order among blocks to wait for, and no sums of dQ in memory.
 
-mod dq_sums;
 mod kernel;
+mod postprocess;
 mod warp;
 
 use flashcore_ir::{BuildErrors, Chip, Kernel, Target};
@@ -21,7 +21,7 @@ use crate::attention::softmax::Rescale;
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{STEP, padded, tile_bytes};
-use dq_sums::SumTiles;
+use postprocess::SumTiles;
 
 /// Registers of a thread for the part of dQ that is computed at a time.
 const DQ_REGISTERS: u32 = 64;
@@ -98,11 +98,8 @@ const TABLE: &[Default] = &[
 /// Configs for a problem, best first, and why. Some may be refused.
 pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'static str)> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let (softcap, lengths, in_order) = (
-        problem.softcap().is_some(),
-        problem.has_lengths(),
-        problem.deterministic(),
-    );
+    let (softcap, lengths) = (problem.softcap().is_some(), problem.has_lengths());
+    let in_order = problem.deterministic();
     let most = move |row: &Default| {
         let limits = [(softcap, row.softcap), (lengths, row.lengths), (in_order, row.in_order)];
         let limits = limits.iter().filter(|(holds, _)| *holds);
@@ -285,7 +282,7 @@ pub(super) fn plan(
             step("mma backward", Outputs::All, |levers, shape| {
                 build(levers, shape, "backward", Outputs::All)
             })?,
-            dq_sums::step(problem, &shape, tiling.sums(), workspace, kernels)?,
+            postprocess::step(problem, &shape, tiling.sums(), workspace, kernels)?,
         ),
     };
     let before = preprocess::step(problem, &shape, workspace, kernels)?;
@@ -354,10 +351,8 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
     };
     let q_tile = tile_bytes(rows, tiling.columns, 1);
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
-    let (room, most) = (
-        target.limits().shared_per_block_of(min_blocks),
-        target.limits().shared_per_block,
-    );
+    let limits = target.limits();
+    let (room, most) = (limits.shared_per_block_of(min_blocks), limits.shared_per_block);
     if (room + 1..=most).contains(&needed) {
         let allowed = format!("fewer: a block needs {needed} B of shared memory, and each may have {room}");
         return Err(Refusal::lever("min_blocks", min_blocks, allowed));

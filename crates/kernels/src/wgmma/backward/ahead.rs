@@ -1,14 +1,13 @@
-//! The statistics of query rows, prepared while the main kernel runs, which leaves most of the memory's bandwidth
-//! unused.
+//! Preprocess inside the main kernel, which leaves most of the memory's bandwidth unused.
 //!
-//! [`preprocess`] prepares the rows of the first heads. A block prepares rows of a later head, those with the numbers
-//! of its own keys: its last warpgroup loads O and dO before it waits for its first tile, and uses them behind its
-//! first scores. A word for each head counts the blocks that have prepared rows of it. Blocks of that head wait until
-//! all have, which is long before they start.
+//! [`preprocess`] prepares the statistics of the first heads alone. Each block of the main kernel prepares those of 128
+//! rows of a later head: its last warpgroup loads O and dO before it waits for its first Q tile, and uses them while
+//! its first scores are computed. A word for each head counts the blocks that have prepared rows of it. The blocks of
+//! that head wait for all of them, which usually have done so long before.
 //!
 //! CUDA does not promise that blocks start in the order of their numbers, so a block's tile is that of a
-//! [ticket](super::tile::take_ticket). A block waits only for blocks with smaller tickets, which have started, and for
-//! what these do before they wait for any other. So blocks cannot deadlock.
+//! [ticket](super::scheduler::take_ticket). A block waits only for blocks with smaller tickets, which have started, and
+//! for what these do before they wait for any other. So blocks cannot deadlock.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
@@ -16,56 +15,57 @@ use flashcore_ir::{Arg, GlobalPtr, KernelBuilder, Launch, Val, Var, Widen};
 use flashcore_problem::Problem;
 
 use super::kernel::Context;
-use super::tile::Tile;
+use super::scheduler::Tile;
 use crate::attention::divisor::{self, ParamDivisor};
 use crate::attention::gradients::{PADDING, Workspace, tile_of};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
 use crate::wgmma::barriers::PREPARED;
 use crate::wgmma::{ALIGNMENT, Config};
 
-/// Keys of the longest sequences for which blocks prepare rows ahead: of longer ones, `preprocess` is a small part.
-const MOST_KEYS: usize = 2048;
+/// Up to this many keys blocks prepare rows ahead. With more, `preprocess` takes a small part of the time.
+const MAX_KEYS: usize = 2048;
 
 /// What a block needs to prepare rows of a later head. Query heads do not share K/V heads.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'k, E> {
     rows: RowInputs<'k, E>,
-    /// By head of all batches: how many blocks have prepared rows of it.
+    /// For each head of all batches: how many blocks have prepared rows of it.
     counts: GlobalPtr<'k, u32>,
-    /// How many heads later that head is. `preprocess` prepares as many.
+    /// How many heads later that head is, and how many `preprocess` prepares.
     heads: Val<'k, u32>,
-    /// The heads of all batches, and what a block's ticket is divided by for its tile: the tiles of a bundle of heads,
-    /// its heads, and the heads of a batch.
+    /// The number of heads of all batches, and the divisors from a block's ticket to its tile: the tiles of a bundle of
+    /// heads, its heads, and the heads of a batch.
     pub(super) all_heads: Val<'k, u32>,
     bundle_tiles: ParamDivisor<'k>,
     bundle_heads: ParamDivisor<'k>,
     batch_heads: ParamDivisor<'k>,
 }
 
-/// Whether blocks prepare rows of later heads: where each head has as many blocks, one for each [`PADDING`] rows, and
-/// bundles of heads are whole.
+/// Whether blocks prepare rows of later heads: if each head has a block for each [`PADDING`] rows, and all bundles have
+/// as many heads.
 pub(super) fn prepares_ahead(problem: &Problem, config: &Config, width: u32, heads_at_once: u32) -> bool {
     let (rows, keys) = (problem.seq_len_q(), problem.seq_len_kv());
     let (units, blocks) = (rows.div_ceil(PADDING as usize), keys.div_ceil(config.cols as usize));
     let is_plain = !problem.deterministic() && !problem.has_lengths() && problem.group_size() == 1;
     let is_whole = (problem.batch() * problem.num_heads()).is_multiple_of(heads_at_once as usize);
-    is_plain && is_whole && width == 64 && units == blocks && keys <= MOST_KEYS
+    is_plain && is_whole && width == 64 && units == blocks && keys <= MAX_KEYS
 }
 
-/// How many heads later: between the last block that prepares rows of a head and the first block of that head, as many
-/// blocks start as run at a time. None if there are not as many heads.
+/// How many heads later, so that the last block that prepares rows of a head starts a whole wave of blocks before the
+/// first block of that head. None if there are not so many heads.
 pub(super) fn heads_ahead(tiles: usize, heads_at_once: u32, sms: u32, all_heads: usize) -> Option<u32> {
     let running = (sms as usize).div_ceil(tiles);
     let heads = (heads_at_once as usize + running).next_multiple_of(heads_at_once as usize);
     (heads < all_heads).then_some(heads as u32)
 }
 
-/// What a thread of the last warpgroup has loaded: words of O and dO of some rows, and the log-sum-exp of one.
+/// What a thread of the last warpgroup has loaded: its columns of O and dO of some rows, and the log-sum-exp of one
+/// row.
 pub(super) struct LoadedRows<'k, E: Widen> {
     words: Vec<[Vec<Var<'k, E::Word>>; 2]>,
     lse: Var<'k, f32>,
     is_last: Val<'k, bool>,
-    /// Which part of rows the thread has, and the first of these rows.
+    /// Which columns of its rows the thread has, and its first row.
     lane: Val<'k, u32>,
     first: Val<'k, u32>,
 }
@@ -82,7 +82,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
             // As many passes as lanes share a row, since a warpgroup has a thread for each row.
             words: (0..lanes).map(|_| [(); 2].map(words)).collect(),
             lse: k.var_unwritten("row_lse"),
-            is_last: warp.ge(4 * context.shares.warpgroups),
+            is_last: warp.ge(4 * context.partition.warpgroups),
             lane: thread % lanes,
             first: thread / lanes,
         })
@@ -92,7 +92,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
         self.first + pass * (PADDING / self.words.len() as u32)
     }
 
-    /// The row that the thread ends with.
+    /// The row whose statistics the thread stores.
     fn own_row(&self) -> Val<'k, u32> {
         self.lane.fma(PADDING / self.words.len() as u32, self.first)
     }
@@ -144,15 +144,15 @@ pub(super) fn add_to_launch(
 }
 
 impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
-    /// The head that this block prepares rows of, if there is one.
+    /// Calls `body` with the head that this block prepares rows of, if there is one.
     #[track_caller]
     fn if_prepares(&self, tile: &Tile<'k>, body: impl FnOnce(&Ahead<'k, E>, Val<'k, u32>)) {
         let Some(ahead) = &self.ahead else { return };
-        let (k, head) = (tile.batch.builder(), tile.head + ahead.heads);
+        let (k, head) = (tile.batch.builder(), tile.batch_kv_head + ahead.heads);
         k.if_(head.lt(ahead.all_heads).uniform(), || body(ahead, head));
     }
 
-    /// Loads what the last warpgroup prepares rows from, before it waits for its first tile.
+    /// Loads O, dO and log-sum-exp in the last warpgroup, before it waits for its first Q tile.
     #[track_caller]
     pub(super) fn load_ahead(&self, k: &'k KernelBuilder, tile: &Tile<'k>) -> Option<LoadedRows<'k, E>> {
         let loaded = LoadedRows::declare(k, self)?;
@@ -178,8 +178,8 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
         Some(loaded)
     }
 
-    /// Computes and stores the statistics of the rows that were loaded: each thread has a part of some rows, and ends
-    /// with one row.
+    /// Computes and stores the statistics of the rows that were loaded: threads have partial sums of several rows, and
+    /// then each the sum of one row.
     #[track_caller]
     pub(super) fn store_prepared(&self, k: &'k KernelBuilder, tile: &Tile<'k>, loaded: &Option<LoadedRows<'k, E>>) {
         let Some(loaded) = loaded else { return };
@@ -196,7 +196,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
                     has_columns.select(sum.get(), 0.0)
                 };
                 let mut sums: Vec<_> = loaded.words.iter().map(sum_of).collect();
-                // Lanes of a row add up, and each keeps half of the rows.
+                // Pairs of lanes exchange their sums, and each keeps half of the rows.
                 while sums.len() > 1 {
                     let (low, high) = sums.split_at(sums.len() / 2);
                     let mask = low.len() as u32;
@@ -223,7 +223,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
         });
     }
 
-    /// One warp signals that this block has prepared its rows of a later head.
+    /// A producer warp signals that this block has prepared its rows of a later head.
     #[track_caller]
     pub(super) fn signal_prepared(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
         self.if_prepares(tile, |ahead, head| {
@@ -234,15 +234,13 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
         });
     }
 
-    /// A thread waits until the rows of the tile's head are prepared.
+    /// Waits until the rows of the tile's head are prepared, in one thread.
     #[track_caller]
     pub(super) fn wait_for_rows(&self, tile: &Tile<'k>) {
         let Some(ahead) = &self.ahead else { return };
         let k = tile.batch.builder();
-        let (count, wanted) = (
-            ahead.counts.offset(tile.head),
-            tile.head.ge(ahead.heads).select(tile.tiles, 0),
-        );
+        let count = ahead.counts.offset(tile.batch_kv_head);
+        let wanted = tile.batch_kv_head.ge(ahead.heads).select(tile.tiles_of_head, 0);
         k.verb("wait_for_rows", || {
             k.loop_(|scope| scope.break_if(count.load_acquire().ge(wanted).divergent()));
             // Copies read what threads of other blocks have stored.

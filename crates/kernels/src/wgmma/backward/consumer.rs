@@ -1,6 +1,6 @@
-//! What a warpgroup computes: scores, their gradients, and its share of what these add to dQ, dK and dV, for 64 keys.
+//! The steps of a consumer warpgroup: the five products, P and dS for 64 keys.
 //!
-//! Rows of its accumulators are keys, of dQ queries.
+//! Rows of accumulators are keys, but for dQ, where they are queries.
 
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::Consumer;
@@ -8,8 +8,8 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
 use super::kernel::{Context, MainLoop, Outputs};
-use super::tile::Tile;
-use super::{Shares, UNIT};
+use super::scheduler::Tile;
+use super::{SLAB_COLS, WGMMA_M};
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile, lane_column, lane_row};
@@ -21,32 +21,33 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'c Context<'k, 'c, E>,
     pub(super) outputs: Outputs,
-    /// The block's number in its cluster.
+    /// Rank of the block in its cluster.
     pub(super) rank: Val<'k, u32>,
-    /// The warp's number among the consumers, the same in all lanes, and among those that share the keys.
+    /// Number of the warp among the consumers, and among the warps of its 64 keys, the same in all lanes.
     pub(super) warp: Val<'k, u32>,
     pub(super) key_warp: Val<'k, u32>,
-    /// The lane's first key and query row, within the tiles.
+    /// The lane's first key and query row, in their tiles.
     pub(super) lane_key: Val<'k, u32>,
     pub(super) lane_query: Val<'k, u32>,
     pub(super) q: Consumer<'k>,
     pub(super) dout: Consumer<'k>,
-    /// The stage of Q that dK, under way from one tile to the next, reads.
+    /// The pipeline of Q again, for the stage that dK reads: it is released later than S has read it.
     pub(super) dk_q: Consumer<'k>,
-    /// Q tiles that have gone by.
-    pub(super) tiles: Var<'k, u32>,
+    /// Q tiles of all heads so far.
+    pub(super) q_tiles_done: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
-    /// The columns of K that this warpgroup's part of dQ has, and its query rows of dS.
+    /// Operands of this warpgroup's part of dQ: its columns of K, and its query rows of dS.
     k_columns: WgmmaOperand<'k, E>,
     ds_rows: WgmmaOperand<'k, E>,
+    /// Operand A of dK, if it is in shared memory.
     ds_keys: WgmmaOperand<'k, E>,
     pub(super) scores: RowTile<'k, Keys>,
     dp: RowTile<'k, Keys>,
     pub(super) dq: RowTile<'k>,
     pub(super) dk: RowTile<'k, Keys>,
     pub(super) dv: RowTile<'k, Keys>,
-    /// P for dV, and V for dP and dS for dK where they are operands from registers.
+    /// Operands A in registers: P of dV, V of dP and dS of dK, each as far as it is held there.
     pub(super) p: AVars<'k, E>,
     v: AVars<'k, E>,
     ds: AVars<'k, E>,
@@ -55,24 +56,24 @@ pub(super) struct Warpgroup<'k, 'c, E> {
 impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>, outputs: Outputs) -> Self {
-        let (rows, shares, shape) = (context.levers.rows, context.shares, context.shape);
+        let (rows, partition, shape) = (context.levers.rows, context.partition, context.shape);
         let warp = k.warp_idx() - PRODUCER_WARPS;
         let index = warp / 4;
-        let key_warp = if shares.shares_products { warp % 4 } else { warp };
+        let key_warp = if partition.exchanges_ds { warp % 4 } else { warp };
         let acc = |name, columns: u32| k.acc_unwritten(name, columns / ACC_COLS);
         let sum = |name, head_dim: u32| RowTile::new(k.acc(name, head_dim.div_ceil(ACC_COLS)));
-        // Steps of 16 columns that have any; the tiles' others are zeros.
+        // Products skip steps of 16 columns that are all padding.
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
         let if_held = |held: bool, steps: u32| if held { steps } else { 0 };
-        let holds_ds = shares.holds_ds || outputs == Outputs::Dk;
-        let holds_v = shares.holds_v && outputs != Outputs::Dv;
-        let first_key = key_warp / 4 * UNIT;
+        let holds_ds = partition.holds_ds || outputs == Outputs::Dk;
+        let holds_v = partition.holds_v && outputs != Outputs::Dv;
+        let first_key = key_warp / 4 * WGMMA_M;
         let rank = match context.main_loop {
-            MainLoop::Pair(_) => k.cluster_rank(),
+            MainLoop::Exchange(_) => k.cluster_rank(),
             MainLoop::Pingpong(_) => k.constant(0),
         };
-        // Which part of dQ it has: warpgroups go along the columns first, through all blocks.
-        let (unit, units) = (rank.fma(shares.warpgroups, index), shares.dq_shares);
+        // Its part of dQ: warpgroups, and blocks of a cluster, go along the columns first.
+        let (part, parts) = (rank.fma(partition.warpgroups, index), partition.dq_col_parts);
         Warpgroup {
             k,
             context,
@@ -85,15 +86,15 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             q: context.q.pipeline.consumer(),
             dout: context.dout.pipeline.consumer(),
             dk_q: context.q.pipeline.consumer(),
-            tiles: k.var(0u32),
-            k_rows: context.k.tile.k_major().rows(first_key, UNIT),
-            v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
-            k_columns: context.k.tile.mn_major().slabs(unit % units, 1),
-            ds_rows: context.ds_tile.mn_major().slabs(unit / units, 1),
-            ds_keys: context.ds_tile.k_major().rows(first_key, UNIT),
+            q_tiles_done: k.var(0u32),
+            k_rows: context.keys.tile.k_major().rows(first_key, WGMMA_M),
+            v_rows: steps(context.values.tile.k_major().rows(first_key, WGMMA_M), shape.head_dim_v),
+            k_columns: context.keys.tile.mn_major().slabs(part % parts, 1),
+            ds_rows: context.ds_tile.mn_major().slabs(part / parts, 1),
+            ds_keys: context.ds_tile.k_major().rows(first_key, WGMMA_M),
             scores: RowTile::new(acc("scores", rows)),
             dp: RowTile::new(acc("dp", rows)),
-            dq: RowTile::new(acc("dq", shares.dq_share)),
+            dq: RowTile::new(acc("dq", partition.dq_part_cols)),
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", if_held(outputs != Outputs::Dk, rows / 16)),
@@ -102,18 +103,18 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         }
     }
 
-    /// Brings V to registers, where it is held there.
+    /// Loads V into registers, as far as it is held there.
     #[track_caller]
     pub(super) fn load_v(&self) {
-        let (tile, column) = (self.context.v.tile, self.k.lane() % 4 * 2);
+        let (tile, column) = (self.context.values.tile, self.k.lane() % 4 * 2);
         let place = |first| tile.at(self.lane_key, column + first);
         self.k.verb("V to registers", || load_operand(tile, self.v, place));
     }
 
-    /// All warpgroups that compute meet.
+    /// Waits for all consumer warpgroups.
     #[track_caller]
-    pub(super) fn meet(&self) {
-        self.k.barrier_among(CONSUMERS, 128 * self.context.shares.warpgroups);
+    pub(super) fn sync_consumers(&self) {
+        self.k.barrier_among(CONSUMERS, 128 * self.context.partition.warpgroups);
     }
 
     #[track_caller]
@@ -128,17 +129,15 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.q.wait();
         self.product("S = K*Q", || {
             let q = self.context.q.tile.k_major().stage(self.q.stage());
-            let Shares {
-                dq_share, dq_shares, ..
-            } = self.context.shares;
+            let (cols, slabs) = (self.context.partition.dq_part_cols, self.context.partition.dq_col_parts);
             // Slab by slab of K.
-            for slab in 0..dq_shares {
-                let columns = slab * dq_share..self.context.shape.head_dim.min((slab + 1) * dq_share);
+            for slab in 0..slabs {
+                let columns = slab * cols..self.context.shape.head_dim.min((slab + 1) * cols);
                 if columns.is_empty() {
                     break;
                 }
                 let steps = columns.start / 16..columns.end.div_ceil(16);
-                let (first, count) = (slab * UNIT / 16, steps.len() as u32);
+                let (first, count) = (slab * SLAB_COLS / 16, steps.len() as u32);
                 let of_k = self.k_rows.steps_of(first..first + count);
                 self.k.wgmma_ss(self.scores.0, of_k, q.steps_of(steps), slab > 0);
             }
@@ -167,12 +166,12 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     }
 
     #[track_caller]
-    pub(super) fn start_dq(&self, [ds_stage, other_stage]: [Val<'k, u32>; 2]) {
+    pub(super) fn start_dq(&self, ds_stage: Val<'k, u32>, other_ds_stage: Option<Val<'k, u32>>) {
         self.product("dQ = dS*K", || {
             self.k
                 .wgmma_ss(self.dq.0, self.ds_rows.stage(ds_stage), self.k_columns, false);
-            if let MainLoop::Pair(exchange) = &self.context.main_loop {
-                let (ds, keys) = exchange.operands(other_stage, self.warp / 4);
+            if let (MainLoop::Exchange(exchange), Some(stage)) = (&self.context.main_loop, other_ds_stage) {
+                let (ds, keys) = exchange.operands(stage, self.warp / 4);
                 self.k.wgmma_ss(self.dq.0, ds, keys, true);
             }
         });
@@ -200,9 +199,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     // ---- Scores and their gradients -------------------------------------------------------------------
 
-    /// The numbers of this lane's query rows.
+    /// The statistics, of one kind, of this lane's query rows: two of each accumulator.
     #[track_caller]
-    pub(super) fn row_numbers(&self, tile: SharedTile<'k, f32>, stage: Val<'k, u32>) -> Vec<Vec<Val<'k, f32>>> {
+    pub(super) fn row_statistics(&self, tile: SharedTile<'k, f32>, stage: Val<'k, u32>) -> Vec<Vec<Val<'k, f32>>> {
         let first = tile.at_stage(stage, 0, self.lane_query);
         let of = |i| first.plus((ACC_COLS * i) as i32).load_words(2, Cache::Default);
         (0..self.scores.tiles()).map(of).collect()
@@ -217,14 +216,14 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         mask_scores(self.k, &[self.scores], seen_by, first_row);
     }
 
-    /// The same, if there are any.
+    /// [`Self::mask`], if a row of the Q tile does not see all keys.
     #[track_caller]
-    pub(super) fn mask_some(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
+    pub(super) fn mask_if_needed(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
         let any = tile.is_masked(m_block);
         self.k.if_(any.uniform(), || self.mask(tile, m_block));
     }
 
-    /// `P = exp2(scale·S − lse)`. Rows past the end, and those that see no key, have +∞ for their log-sum-exp.
+    /// `P = exp2(scale·S − lse)`. The log-sum-exp of rows past the end, and of those that see no key, is +∞.
     #[track_caller]
     pub(super) fn probabilities(&self, lse: &[Vec<Val<'k, f32>>]) {
         let exponent_scale = self.context.params.score_mod.exponent_scale;
@@ -239,8 +238,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// `dS = P∘(dP − Δ)`, rounded, in shared memory, and as an operand where it is one. `p_of` gives P of an
-    /// accumulator, of one half or the other; it is rounded, too, where this warpgroup has dV.
+    /// `dS = P∘(dP − Δ)`, rounded, to shared memory, and to operand A of dK if that is in registers. `p_of(i)(half)` is
+    /// P of accumulator `i`, which is rounded to operand A of dV if this warpgroup computes dV.
     #[track_caller]
     pub(super) fn score_gradients<P: Fn(usize) -> [Val<'k, f32>; 2]>(
         &self,
@@ -249,14 +248,13 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         p_of: impl Fn(u32) -> P,
     ) {
         let (k, ds_tile) = (self.k, self.context.ds_tile);
-        // The row of 16 bytes that a lane names: of four matrices of 8 keys by 8 queries.
+        // `stmatrix` stores four matrices of 8 keys by 8 queries; each lane gives the address of a row of 16 bytes.
         let (key, query) = (self.key_warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
         k.verb("score_gradients", || {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
                 let place = ds_tile.at_stage(ds_stage, key, query + first);
                 for column in (0..ds_tile.slab_cols()).step_by(2 * ACC_COLS as usize) {
-                    let across = || ds_tile.across(place, column);
-                    let at = if column == 0 { place } else { across() };
+                    let at = ds_tile.across(place, column);
                     let mut words = Vec::new();
                     for tile in [0, 1].map(|i| (first + column) / ACC_COLS + i) {
                         let delta = &delta[tile as usize];

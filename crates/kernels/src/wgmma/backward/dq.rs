@@ -1,17 +1,17 @@
 //! How a block's part of dQ of a Q tile is added to the sums in global memory.
 //!
 //! Up to 128 columns, consumers write it to shared memory, and warps of the producer's warpgroup, one for each stage,
-//! add it from there with bulk copies. With more columns there is no room for that, and consumer threads add their
-//! registers.
+//! add it from there with bulk copies. Wider tiles leave no room for that, and consumer threads add their registers.
 //!
-//! **In any order**, the first block at a Q tile stores its part, and the others add to it: the sums need no zeros. A
-//! word for each Q tile says what has happened to it. A block claims a tile only after its part is in shared memory,
-//! and waits for no other block before it has stored it, so blocks cannot deadlock. Where threads add, they add to
-//! zeros.
+//! **In any order**, the first block at a Q tile stores its part, and the others add to it, so the sums need no zeros.
+//! A word for each Q tile says whether a block has begun to store, or has stored. A block claims a Q tile only after
+//! its part is in shared memory, and waits for no other block before it has stored it, so blocks cannot deadlock.
+//! Consumer threads that add their registers add to zeros.
 //!
-//! **In order**: a word for each Q tile says which tile of keys was added last; they go downwards. The warp that sends
-//! a tile waits for that semaphore, and releases it when its additions have arrived. Where threads add, such a
-//! warp does both for them. So no consumer waits for the L2 cache.
+//! **In order** (deterministic), tiles of keys are added from the last to the first. The word of a Q tile is a
+//! semaphore that says which tile of keys was added last. The warp that stores dQ acquires it, and releases it when its
+//! additions have arrived. Where consumer threads add their registers, such a warp does both for them. So no consumer
+//! waits for the L2 cache.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::inst::AtomOp;
@@ -19,61 +19,59 @@ use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::Shares;
 use super::consumer::Warpgroup;
 use super::kernel::{Context, MainLoop};
-use super::tile::Tile;
+use super::scheduler::Tile;
+use super::{ACC_ELEMENTS, Partition};
 use crate::attention::gradients::DqSemaphore;
 use crate::wgmma::Config;
 
-/// Tiles of dQ in shared memory, each of which a warp sends.
+/// Stages of dQ in shared memory. Each has its warp, which stores them.
 const STAGES: u32 = 2;
 
-/// Values of a Q tile's word if blocks add in any order: 0 at first, then a block has begun to store its part, then it
-/// has stored it.
+/// Values of a Q tile's word if blocks add in any order: 0 at first, [`CLAIMED`] when a block is about to store its
+/// part, [`STORED`] when it has.
 const CLAIMED: u32 = 1;
 const STORED: u32 = 2;
 
-/// A block's part of dQ in shared memory, from where a warp adds it to the sums.
+/// A block's part of dQ in shared memory: consumers fill its stages, and warps of the producer's warpgroup empty them.
 #[derive(Clone, Copy)]
-pub(super) struct SentDq<'k> {
+pub(super) struct DqPipeline<'k> {
     tile: SharedTile<'k, f32>,
-    /// By stage: all consumer warps have written their part, and the tile has been read.
     full: MBarriers<'k>,
     free: MBarriers<'k>,
 }
 
-/// Mbarriers for consumer threads that add dQ in order: `acquired` when the semaphore lets their block add, `added`
-/// when all consumer warps have added.
+/// Mbarriers of consumer threads that add dQ in order: `acquired` when the warp that stores dQ has the semaphore,
+/// `added` when all consumer warps have added.
 #[derive(Clone, Copy)]
 pub(super) struct DqOrder<'k> {
     acquired: MBarriers<'k>,
     added: MBarriers<'k>,
 }
 
-impl<'k> SentDq<'k> {
-    /// Declares what it needs in shared memory; a barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
-        let tile = k.shared_tile(
-            "dq_tile",
-            TileShape::new(levers.rows, shares.dq_columns()).stages(STAGES),
-        );
-        let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * shares.warpgroups);
+impl<'k> DqPipeline<'k> {
+    /// A barrier of the block must follow.
+    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, partition: &Partition) -> Self {
+        let shape = TileShape::new(levers.rows, partition.dq_cols()).stages(STAGES);
+        let tile = k.shared_tile("dq_tile", shape);
+        let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * partition.warpgroups);
         let [free] = declare_mbarriers(k, ["dq.free"], STAGES, 1);
-        SentDq { tile, full, free }
+        DqPipeline { tile, full, free }
     }
 }
 
 impl<'k> DqOrder<'k> {
-    /// A barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares) -> Self {
+    /// A barrier of the block must follow.
+    pub(super) fn declare(k: &'k KernelBuilder, partition: &Partition) -> Self {
         let [acquired] = declare_mbarriers(k, ["dq.acquired"], 1, 1);
-        let [added] = declare_mbarriers(k, ["dq.added"], 1, 4 * shares.warpgroups);
+        let [added] = declare_mbarriers(k, ["dq.added"], 1, 4 * partition.warpgroups);
         DqOrder { acquired, added }
     }
 }
 
-/// Declares mbarriers with these stages and arrivals, which one thread initialises; a barrier of the block must follow.
+/// Declares mbarriers, `stages` of each name with `arrivals` a phase, which one thread initialises. A barrier of the
+/// block must follow.
 #[track_caller]
 pub(super) fn declare_mbarriers<'k, const N: usize>(
     k: &'k KernelBuilder,
@@ -91,60 +89,42 @@ pub(super) fn declare_mbarriers<'k, const N: usize>(
 }
 
 /// Stage of a tile, and parity of its phase, from the number of tiles before it.
-pub(super) fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<'k, u32>) {
+pub(super) fn stage_and_phase<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<'k, u32>) {
     (tiles % stages, tiles / stages % 2)
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// The words of Q tiles, if the first block at one stores its part, whichever it is.
+    /// The words of Q tiles, if blocks add in any order and the first one at a Q tile stores its part.
     pub(super) fn in_any_order(&self) -> Option<DqSemaphore<'k>> {
         self.semaphore.filter(|_| !self.ordered)
     }
 
-    /// Number of warps of the producer's warpgroup that add dQ to its sums, or that wait for its semaphore.
+    /// Number of warps of the producer's warpgroup that store dQ, or that acquire the semaphore for consumers.
     pub(super) fn dq_warps(&self) -> u32 {
         match &self.main_loop {
             MainLoop::Pingpong(_) => STAGES,
-            MainLoop::Pair(exchange) => u32::from(exchange.dq_order.is_some()),
+            MainLoop::Exchange(exchange) => u32::from(exchange.dq_order.is_some()),
         }
     }
 
-    /// What one thread of warp `index` of [`Self::dq_warps`] does.
-    pub(super) fn send_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>, index: Val<'k, u32>) {
-        let sent = k.var(0u32);
-        self.each_head(tile, |walk| {
-            let first_tile = walk.head_row / self.levers.rows;
-            k.for_uniform(walk.from, walk.to, 1, |i| {
-                let m_block = self.q_tile_of(tile, i);
+    /// What one thread of warp `index` of [`Self::dq_warps`] does (`store_dq` in FlashAttention-3).
+    pub(super) fn store_dq(&self, k: &'k KernelBuilder, tile: &Tile<'k>, index: Val<'k, u32>) {
+        let number = k.var(0u32);
+        self.each_head(tile, |head| {
+            let first_tile = head.first_row / self.levers.rows;
+            k.for_uniform(head.from, head.to, 1, |i| {
+                let m_block = self.m_block(tile, i);
                 let dq_tile = first_tile + m_block.reinterpret::<u32>();
                 match &self.main_loop {
                     MainLoop::Pingpong(pingpong) => {
-                        let SentDq { tile: from, full, free } = pingpong.dq;
-                        let (stage, phase) = stage(sent.get(), STAGES);
+                        let (stage, phase) = stage_and_phase(number.get(), STAGES);
                         k.if_(stage.eq(index).divergent(), || {
-                            let first = self.claim_dq(tile, dq_tile, m_block, || full.at(stage).wait(phase));
-                            let elements = from.rows() * from.cols();
-                            k.verb("send_dq", || {
-                                let to = self.dq_sums.offset_strided(dq_tile, elements);
-                                let from = from.at_stage(stage, 0, 0);
-                                k.if_else(
-                                    first.divergent(),
-                                    || k.bulk_store(to, from, 4 * elements),
-                                    || k.bulk_add(to, from, 4 * elements),
-                                );
-                                k.bulk_commit();
-                                k.bulk_wait_read(0);
-                            });
-                            free.at(stage).arrive();
-                            match self.ordered {
-                                true => self.release_semaphore(tile, dq_tile),
-                                false => k.if_(first.divergent(), || self.let_others_add(dq_tile)),
-                            }
+                            self.store_dq_tile(&pingpong.dq, [stage, phase], tile, dq_tile, m_block);
                         });
                     }
-                    MainLoop::Pair(exchange) => {
+                    MainLoop::Exchange(exchange) => {
                         if let Some(DqOrder { acquired, added }) = exchange.dq_order {
-                            let (stage, phase) = stage(sent.get(), 1);
+                            let (stage, phase) = stage_and_phase(number.get(), 1);
                             self.wait_for_semaphore(tile, dq_tile, m_block);
                             acquired.at(stage).arrive();
                             added.at(stage).wait(phase);
@@ -152,13 +132,43 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                         }
                     }
                 }
-                sent.set(sent + 1);
+                number.set(number + 1);
             });
         });
     }
 
-    /// Waits for a tile of dQ in shared memory, and until this block may add it. Returns whether this is the first
-    /// block at the tile, which stores its part.
+    /// Stores a tile of dQ from a stage in shared memory, or adds it to the sums.
+    fn store_dq_tile(
+        &self,
+        dq: &DqPipeline<'k>,
+        [stage, phase]: [Val<'k, u32>; 2],
+        tile: &Tile<'k>,
+        dq_tile: Val<'k, u32>,
+        m_block: Val<'k, i32>,
+    ) {
+        let (k, DqPipeline { tile: from, full, free }) = (stage.builder(), *dq);
+        let first = self.claim_dq(tile, dq_tile, m_block, || full.at(stage).wait(phase));
+        let elements = from.rows() * from.cols();
+        k.verb("store_dq", || {
+            let to = self.dq_sums.offset_strided(dq_tile, elements);
+            let from = from.at_stage(stage, 0, 0);
+            k.if_else(
+                first.divergent(),
+                || k.bulk_store(to, from, 4 * elements),
+                || k.bulk_add(to, from, 4 * elements),
+            );
+            k.bulk_commit();
+            k.bulk_wait_read(0);
+        });
+        free.at(stage).arrive();
+        match self.ordered {
+            true => self.release_semaphore(tile, dq_tile),
+            false => k.if_(first.divergent(), || self.let_others_add(dq_tile)),
+        }
+    }
+
+    /// Waits for a tile of dQ in shared memory, and until this block may store it or add it. Returns whether it stores
+    /// it, as the first block at the tile.
     fn claim_dq(
         &self,
         tile: &Tile<'k>,
@@ -172,7 +182,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             self.wait_for_semaphore(tile, dq_tile, m_block);
             return m_block.lt(tile.next_first);
         };
-        // Most blocks come when another one has stored its part, and know that when their own is there.
+        // Most blocks find that another one has stored, and this load tells them while they wait for their own part.
         let word = self.word(semaphore, dq_tile);
         let state = k.var(word.load_acquire());
         wait();
@@ -183,13 +193,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     k.loop_(|scope| scope.break_if(word.load_acquire().eq(STORED).divergent()));
                 });
             });
-            // Bulk additions after it are ordered after what was stored.
+            // Orders the bulk additions that follow after what the first block has stored.
             k.fence_proxy_async();
         });
         state.get().eq(0)
     }
 
-    /// Waits until what this block has stored has arrived, and lets other blocks add to the tile.
+    /// Lets other blocks add to the tile, once what this block has stored is visible to them.
     #[track_caller]
     fn let_others_add(&self, dq_tile: Val<'k, u32>) {
         let Some(semaphore) = self.semaphore else { return };
@@ -200,29 +210,29 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Whether no block adds to a tile before this one, if dQ is added in order: then it stores its part.
+    /// If dQ is added in order: whether this block is the first at a tile of dQ, and stores its part.
     #[track_caller]
     fn is_first(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) -> Option<Val<'k, bool>> {
         self.ordered.then(|| m_block.lt(tile.next_first))
     }
 
-    /// If dQ is added in order: waits until the block of the next tile of keys, which is before this one, has added.
+    /// If dQ is added in order: waits until the block of the next tile of keys has added, which precedes this one.
     #[track_caller]
     fn wait_for_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let Some(semaphore) = self.semaphore else { return };
         let (k, word) = (dq_tile.builder(), self.word(semaphore, dq_tile));
         k.verb("wait_for_semaphore", || {
             k.if_(m_block.ge(tile.next_first).divergent(), || {
-                // What the block of the next tile of keys leaves.
-                let after = tile.index + 2;
-                k.loop_(|scope| scope.break_if(word.load_acquire().eq(after).divergent()));
+                // The next tile of keys, plus 1.
+                let next_added = tile.index + 2;
+                k.loop_(|scope| scope.break_if(word.load_acquire().eq(next_added).divergent()));
             });
-            // Bulk additions after it are ordered after theirs.
+            // Orders the bulk additions that follow after those of the other block.
             k.fence_proxy_async();
         });
     }
 
-    /// Waits until what this block has added has arrived, and lets the block of the tile of keys before it add.
+    /// Lets the block of the previous tile of keys add, once what this block has added is visible to it.
     #[track_caller]
     fn release_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>) {
         let Some(semaphore) = self.semaphore else { return };
@@ -241,8 +251,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     fn word(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
         let first = dq_tile * self.levers.rows;
         let place = match self.main_loop {
-            // Blocks of a cluster have their own columns.
-            MainLoop::Pair(_) => first + first.builder().cluster_rank(),
+            // Each block of a cluster has columns of its own, and a word.
+            MainLoop::Exchange(_) => first + first.builder().cluster_rank(),
             MainLoop::Pingpong(_) => first,
         };
         semaphore.words.offset(place)
@@ -250,32 +260,32 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// Writes this warp's part of dQ of a Q tile to its stage in shared memory.
+    /// Writes this warp's part of dQ of a Q tile to its stage in shared memory, once that is free.
     #[track_caller]
-    pub(super) fn stage_dq(&self, to: &SentDq<'k>, number: Val<'k, u32>) {
+    pub(super) fn write_dq(&self, dq: &DqPipeline<'k>, number: Val<'k, u32>) {
         let k = self.k;
-        k.verb("stage_dq", || {
-            let (stage, phase) = stage(number, STAGES);
-            to.free.at(stage).wait(phase ^ 1);
-            let place = to.tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
+        k.verb("write_dq", || {
+            let (stage, phase) = stage_and_phase(number, STAGES);
+            dq.free.at(stage).wait(phase ^ 1);
+            let place = dq.tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
             for i in 0..self.dq.tiles() {
-                place
-                    .plus(32 * 4 * i as i32)
-                    .store_words(&self.dq_of(i), Cache::Default);
+                let to = place.plus((ACC_ELEMENTS * i) as i32);
+                to.store_words(&self.dq.four(i), Cache::Default);
             }
         });
     }
 
-    /// Tells the warp that sends dQ that this warp's part is in shared memory: after [`Self::stage_dq`], a fence and a
-    /// barrier of the warp.
+    /// Signals that this warp's part is in shared memory. [`Self::write_dq`], a proxy fence and a barrier of the warp
+    /// must precede it.
     #[track_caller]
-    pub(super) fn give_dq(&self, to: &SentDq<'k>, number: Val<'k, u32>) {
-        self.k.verb("give_dq", || {
-            self.one_lane(|| to.full.at(number % STAGES).arrive());
+    pub(super) fn commit_dq(&self, dq: &DqPipeline<'k>, number: Val<'k, u32>) {
+        self.k.verb("commit_dq", || {
+            self.one_lane(|| dq.full.at(number % STAGES).arrive());
         });
     }
 
-    /// Adds this warp's part of dQ of a tile to the sums in global memory; in order, once the semaphore lets it.
+    /// Adds this warp's registers of dQ of a Q tile to the sums in global memory; in order, once the semaphore is
+    /// acquired.
     #[track_caller]
     pub(super) fn add_dq(
         &self,
@@ -286,7 +296,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     ) {
         match order {
             Some(DqOrder { acquired, added }) => {
-                let (stage, phase) = stage(self.tiles.get(), 1);
+                let (stage, phase) = stage_and_phase(self.q_tiles_done.get(), 1);
                 acquired.at(stage).wait(phase);
                 self.add_registers(tile, first_tile, m_block);
                 self.k.sync_warp();
@@ -294,22 +304,20 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             }
             None => self.add_registers(tile, first_tile, m_block),
         }
-        self.tiles.set(self.tiles + 1);
+        self.q_tiles_done.set(self.q_tiles_done + 1);
     }
 
     #[track_caller]
     fn add_registers(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let (k, context) = (self.k, self.context);
         k.verb("add_dq", || {
-            let (dq_tile, elements) = (
-                first_tile + m_block.reinterpret::<u32>(),
-                context.levers.rows * context.shares.dq_columns(),
-            );
+            let dq_tile = first_tile + m_block.reinterpret::<u32>();
+            let elements = context.levers.rows * context.partition.dq_cols();
             let sums = context.dq_sums.offset_strided(dq_tile, elements);
             let place = sums.offset(self.first_dq() + k.lane() * 4);
-            let places = || (0..self.dq.tiles()).map(|i| (i, place.plus(32 * 4 * i as i32)));
-            let add = || places().for_each(|(i, to)| to.add_four(&self.dq_of(i)));
-            let store = || places().for_each(|(i, to)| to.store_words(&self.dq_of(i), Cache::Default));
+            let places = || (0..self.dq.tiles()).map(|i| (i, place.plus((ACC_ELEMENTS * i) as i32)));
+            let add = || places().for_each(|(i, to)| to.add_four(&self.dq.four(i)));
+            let store = || places().for_each(|(i, to)| to.store_words(&self.dq.four(i), Cache::Default));
             match context.is_first(tile, m_block) {
                 None => add(),
                 Some(first) => k.if_else(first.uniform(), store, add),
@@ -317,18 +325,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// The registers of an accumulator of dQ.
-    fn dq_of(&self, i: u32) -> [Val<'k, f32>; 4] {
-        [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get())
-    }
-
-    /// Elements of dQ's tile before this warp's.
+    /// Elements of a tile of dQ before those of this warp. In an exchange of dS two blocks have eight warps each.
     #[track_caller]
     fn first_dq(&self) -> Val<'k, u32> {
-        let elements = 32 * 4 * self.dq.tiles();
+        let elements = ACC_ELEMENTS * self.dq.tiles();
         match self.context.main_loop {
             MainLoop::Pingpong(_) => self.warp * elements,
-            MainLoop::Pair(_) => self.rank.fma(8u32, self.warp) * elements,
+            MainLoop::Exchange(_) => self.rank.fma(8u32, self.warp) * elements,
         }
     }
 }

@@ -1,27 +1,28 @@
-//! How dK and dV of a tile come to their tensors.
+//! The end of a tile of keys: dK and dV go to their tensors, or, where blocks share the tile, are added to f32 sums.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{Cache, SharedTile, Val};
+use flashcore_ir::{Cache, GlobalPtr, SharedTile, Val};
 
+use super::ACC_ELEMENTS;
 use super::consumer::Warpgroup;
 use super::kernel::{Gradients, Outputs};
-use super::tile::Tile;
+use super::scheduler::Tile;
+use super::split::{Split, keys_row};
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile};
 use crate::attention::tensor_rows::TensorRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows. Where blocks share the tile,
-    /// adds them.
+    /// Stores dK and dV of the tile through the shared memory of K and V, or adds them to the sums.
     pub(super) fn store_gradients(&self, tile: &Tile<'k>) {
         let [dk, dv] = match &self.context.gradients {
             Gradients::Added(split) => return self.add_gradients(split, tile),
             Gradients::Stored(rows) => rows,
         };
-        // No product reads K any more.
-        self.meet();
+        // Until no product reads K any more.
+        self.sync_consumers();
         if self.outputs != Outputs::Dv {
-            self.store_dk(tile, dk, self.context.k.tile, self.k.constant(0));
+            self.store_dk(tile, dk, self.context.keys.tile, self.k.constant(0));
         }
         if self.outputs != Outputs::Dk {
             self.store_dv(tile, dv);
@@ -35,7 +36,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.one_lane(|| self.k.bulk_wait_read(0));
     }
 
-    /// dK, through a stage of a tile that nothing reads any more.
+    /// Stores dK through a stage of a tile that nothing reads any more.
     #[track_caller]
     pub(super) fn store_dk(
         &self,
@@ -48,11 +49,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.store_sum(tile, &self.dk, scale, rows, through, stage);
     }
 
-    /// dV, through the bytes of V, of which a warpgroup reads its own rows alone.
+    /// Stores dV through the shared memory of V. A warpgroup needs no barrier for that: it alone reads its rows of V.
     #[track_caller]
     pub(super) fn store_dv(&self, tile: &Tile<'k>, rows: &TensorRows<'k>) {
         let stage = self.k.constant(0);
-        self.store_sum(tile, &self.dv, None, rows, self.context.v.tile, stage);
+        self.store_sum(tile, &self.dv, None, rows, self.context.values.tile, stage);
     }
 
     #[track_caller]
@@ -68,22 +69,17 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let k = self.k;
         for first in (0..through.cols()).step_by(through.slab_cols() as usize) {
             let place = through.at_stage(stage, self.lane_key, self.lane_query + first);
-            // Columns past those of the head are not stored.
+            // The tensor map cuts off columns past head_dim.
             let columns = through.slab_cols().min((8 * sum.tiles()).saturating_sub(first));
             for column in (0..columns).step_by(ACC_COLS as usize) {
-                let at = if column == 0 {
-                    place
-                } else {
-                    through.across(place, column)
-                };
+                let at = through.across(place, column);
                 for half in 0..2 {
                     let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
                         Some(scale) => value * scale,
                         None => value.get(),
                     });
-                    through
-                        .down(at, 8 * half as u32)
-                        .store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
+                    let at = through.down(at, 8 * half as u32);
+                    at.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
                 }
             }
         }
@@ -93,6 +89,31 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.one_lane(|| {
             through.store_tma_part(stage, self.key_warp, rows.keys(&tile.sequence).at(at));
             k.bulk_commit();
+        });
+    }
+
+    /// Adds what this warp has of dK and dV to the sums of a tile that blocks share.
+    #[track_caller]
+    pub(super) fn add_gradients(&self, split: &Split<'k>, tile: &Tile<'k>) {
+        if self.outputs != Outputs::Dv {
+            self.add_sum(split, tile, &self.dk, split.dk_sums);
+        }
+        if self.outputs != Outputs::Dk {
+            self.add_sum(split, tile, &self.dv, split.dv_sums);
+        }
+    }
+
+    #[track_caller]
+    fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k, Keys>, sums: GlobalPtr<'k, f32>) {
+        let (k, context) = (self.k, self.context);
+        k.verb("add_sum", || {
+            let rows = tile.sequence.first();
+            let first_row = keys_row(split.stride, tile.kv_heads, tile.batch, tile.kv_head, rows);
+            let row = first_row + tile.first_key + self.key_warp * 16;
+            let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
+            for i in 0..sum.tiles() {
+                place.plus((ACC_ELEMENTS * i) as i32).add_four(&sum.four(i));
+            }
         });
     }
 }

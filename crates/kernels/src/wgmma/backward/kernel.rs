@@ -1,13 +1,13 @@
-//! The main kernel of the backward pass: a block owns the keys of one tile of a K/V head and walks the query rows that
-//! see them, of all heads of its group. dK and dV stay in registers; dQ is added up in global memory. Where there are
-//! few tiles, several blocks [share one](super::split).
+//! The main kernel of the backward pass: a block owns a tile of keys of one K/V head and walks the Q tiles that see it,
+//! of all query heads of the group. dK and dV stay in registers; dQ is added up in global memory. Where there are few
+//! tiles, several blocks [share one](super::split).
 //!
 //! The products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` in the
 //! registers that `dV += Pᵀ·dO` reads, and `dSᵀ`, which `dK += dSᵀ·Q` and `dQ += dS·K` read from shared memory.
 //!
-//! Warpgroups share the keys of a tile, or, where dK and dV of 64 keys do not fit into one's registers, the products:
-//! one has P and dV, the other dS and dK. Two blocks of a cluster then [exchange dS](super::exchange), and each
-//! warpgroup has a quarter of the columns of dQ.
+//! There are two main loops. Up to 128 columns each warpgroup has 64 keys, and warpgroups [pingpong](super::pingpong).
+//! Above, dK and dV of 64 keys do not fit into the registers of one warpgroup: one computes P and dV, the other dS and
+//! dK, and two blocks of a cluster [exchange dS](super::exchange).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Pipeline;
@@ -18,9 +18,9 @@ use super::ahead::Ahead;
 use super::consumer::Warpgroup;
 use super::exchange::Exchange;
 use super::pingpong::Pingpong;
+use super::scheduler::take_ticket;
 use super::split::Split;
-use super::tile::take_ticket;
-use super::{DS_STAGES, Shares, UNIT, Variant, dout_stages, first_stores, registers};
+use super::{DS_STAGES, Partition, SLAB_COLS, Variant, dout_stages, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -29,7 +29,7 @@ use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::tiles::slabs;
 use crate::wgmma::{Config, PRODUCER_WARPS};
 
-/// A tensor whose rows are copied to shared memory.
+/// A tensor whose rows are copied to shared memory, and the pipeline of its stages there.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'k, E> {
     pub(super) tile: SharedTile<'k, E>,
@@ -37,30 +37,28 @@ pub(super) struct Operand<'k, E> {
     pub(super) pipeline: Pipeline<'k>,
 }
 
-/// How the Q tiles of a head go by.
+/// The two main loops, and what each needs in shared memory.
 pub(super) enum MainLoop<'k, E> {
-    /// Each warpgroup has its own keys: [they pingpong](super::pingpong).
     Pingpong(Pingpong<'k>),
-    /// Warpgroups share the products: [two blocks exchange dS](super::exchange).
-    Pair(Box<Exchange<'k, E>>),
+    Exchange(Box<Exchange<'k, E>>),
 }
 
 /// Where dK and dV of a tile go.
 pub(super) enum Gradients<'k> {
-    /// Rows of both, which the block of the tile stores.
+    /// To the rows of their tensors.
     Stored([TensorRows<'k>; 2]),
-    /// Sums, to which the blocks of the tile add.
+    /// To f32 sums, if several blocks share the tile.
     Added(Split<'k>),
 }
 
-/// What producer and consumers have in common.
+/// What the producer and the consumers of a block share.
 pub(super) struct Context<'k, 'p, E> {
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
-    pub(super) shares: Shares,
+    pub(super) partition: Partition,
     pub(super) q: Operand<'k, E>,
-    pub(super) k: Operand<'k, E>,
-    pub(super) v: Operand<'k, E>,
+    pub(super) keys: Operand<'k, E>,
+    pub(super) values: Operand<'k, E>,
     pub(super) dout: Operand<'k, E>,
     pub(super) ds_tile: SharedTile<'k, E>,
     pub(super) main_loop: MainLoop<'k, E>,
@@ -75,6 +73,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) semaphore: Option<DqSemaphore<'k>>,
     /// Whether blocks add to dQ in the same order in all runs.
     pub(super) ordered: bool,
+    /// Number of the block's tile, if blocks take tiles in the order in which they start.
     pub(super) ticket: Option<SharedTile<'k, u32>>,
     pub(super) ahead: Option<Ahead<'k, E>>,
 }
@@ -82,76 +81,69 @@ pub(super) struct Context<'k, 'p, E> {
 pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, variant: Variant) {
     let (ordered, ahead) = (variant == Variant::Ordered, variant == Variant::Ahead);
     k.min_blocks_per_sm(1);
-    let Config {
-        rows,
-        cols,
-        stages,
-        cluster,
-        ..
-    } = *levers;
-    let shares = Shares::new(levers, shape);
-    let (width, consumers) = (shares.width, 4 * shares.warpgroups);
-    let row_numbers = TileShape::new(1, rows).stages(stages);
+    let (rows, cols, stages, cluster) = (levers.rows, levers.cols, levers.stages, levers.cluster);
+    let partition = Partition::new(levers, shape);
+    let (width, consumers) = (partition.width, 4 * partition.warpgroups);
+    let row_statistics = TileShape::new(1, rows).stages(stages);
     if cluster > 1 {
         k.in_clusters_of(cluster);
     }
     let dout_stages = dout_stages(levers, width);
     let tile = |name, rows, stages| k.shared_tile::<E>(name, slabs::<E>(rows, width).stages(stages));
     let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, dout_stages));
-    let k_shape = slabs::<E>(cols, shares.dq_shares * UNIT);
+    let k_shape = slabs::<E>(cols, partition.dq_col_parts * SLAB_COLS);
     let (k_tile, v_tile) = (k.shared_tile::<E>("k_tile", k_shape), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
-    let lse_tile = k.shared_tile("lse_tile", row_numbers);
-    let delta_tile = k.shared_tile("delta_tile", row_numbers.stages(dout_stages));
+    let lse_tile = k.shared_tile("lse_tile", row_statistics);
+    let delta_tile = k.shared_tile("delta_tile", row_statistics.stages(dout_stages));
     let queries = RowsOf::queries(&shape.lengths, Packing::NONE);
-    let keys_of = RowsOf::keys(&shape.lengths, 0);
+    let key_rows = RowsOf::keys(&shape.lengths, 0);
     // Each block of a cluster copies a part of the rows of Q and dO to all of them.
     let operands = [
         ("q", q_tile, queries, cluster),
-        ("k", k_tile, keys_of, 1),
-        ("v", v_tile, keys_of, 1),
+        ("k", k_tile, key_rows, 1),
+        ("v", v_tile, key_rows, 1),
         ("dout", dout_tile, queries, cluster),
     ];
     let [q, keys, values, dout] = operands.map(|(name, tile, of, blocks)| {
-        // With Q and dO come statistics, all of which each quad of a warp loads.
+        // The statistics that come with Q and dO are read by loads, each of them by all quads of a warp.
         let pipeline = k.pipeline(name, tile.stages(), consumers).released_by_lanes(QUAD);
         Operand {
             tile,
             rows: TensorRows::declare(k, name, tile, tile.rows() / blocks, of),
-            pipeline: if blocks > 1 {
-                pipeline.across_cluster()
-            } else {
-                pipeline
+            pipeline: match blocks {
+                1 => pipeline,
+                _ => pipeline.across_cluster(),
             },
         }
     });
-    let main_loop = match shares.shares_products {
-        false => MainLoop::Pingpong(Pingpong::declare(k, levers, &shares)),
-        true => MainLoop::Pair(Box::new(Exchange::declare(k, levers, &shares, keys.rows, ordered))),
+    let main_loop = match partition.exchanges_ds {
+        false => MainLoop::Pingpong(Pingpong::declare(k, levers, &partition)),
+        true => MainLoop::Exchange(Box::new(Exchange::declare(k, levers, &partition, keys.rows, ordered))),
     };
-    // A warp stores its own rows.
+    // Each warp stores its 16 rows.
     let gradients = match variant {
         Variant::Split => Gradients::Added(Split::declare(k)),
         _ => Gradients::Stored(
-            [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of)),
+            [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, key_rows)),
         ),
     };
     let statistics = Statistics::declare(k, ahead);
     let dq_sums = dq_sums(k);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k, true));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
-    // Blocks that prepare rows take it while the first thread makes the mbarriers.
-    let taker = if ahead { 32 } else { 0 };
+    // Thread 0 initialises the mbarriers. Where blocks prepare rows ahead, another warp takes the ticket meanwhile.
+    let thread = if ahead { 32 } else { 0 };
     let ticket = semaphore
         .filter(|_| ordered || ahead)
-        .map(|semaphore| take_ticket(k, semaphore, cluster, taker));
+        .map(|semaphore| take_ticket(k, semaphore, cluster, thread));
     let context = &Context {
         levers,
         shape,
-        shares,
+        partition,
         q,
-        k: keys,
-        v: values,
+        keys,
+        values,
         dout,
         ds_tile,
         main_loop,
@@ -168,18 +160,18 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         ordered,
         ticket,
     };
-    let operands = [&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline);
+    let operands = [&context.keys, &context.values, &context.q, &context.dout].map(|operand| operand.pipeline);
     let exchanged = match &context.main_loop {
-        MainLoop::Pair(exchange) => Some(exchange.keys.pipeline),
+        MainLoop::Exchange(exchange) => Some(exchange.other_keys.pipeline),
         MainLoop::Pingpong(_) => None,
     };
     k.start_pipelines(&operands.into_iter().chain(exchanged).collect::<Vec<_>>());
-    let (producer_registers, consumer_registers) = registers(&shares);
+    let (producer_registers, consumer_registers) = registers(&partition);
     let role = |name, warps, outputs| {
         Role::new(name, warps, move || context.consume(k, outputs)).registers(consumer_registers)
     };
     let mut roles = vec![Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers)];
-    match shares.shares_products {
+    match partition.exchanges_ds {
         false => roles.push(role("consumer", consumers, Outputs::Both)),
         true => roles.extend([role("dv", 4, Outputs::Dv), role("dk", 4, Outputs::Dk)]),
     }
@@ -191,19 +183,19 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     }
 }
 
-/// What a warpgroup computes besides its part of dQ.
+/// What a consumer warpgroup computes in addition to its part of dQ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outputs {
     /// dK and dV of 64 keys.
     Both,
-    /// dV, and P for it and for the other.
+    /// P and dV.
     Dv,
-    /// dK, and dS for it and for dQ.
+    /// dS and dK.
     Dk,
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Where the blocks of a tile add, if several share it.
+    /// The sums of dK and dV, if several blocks share a tile.
     pub(super) fn split(&self) -> Option<&Split<'k>> {
         match &self.gradients {
             Gradients::Stored(_) => None,
@@ -211,33 +203,37 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         }
     }
 
-    /// What a warpgroup does: head by head of the group, and in each Q tile by Q tile.
+    /// What a consumer warpgroup does: all Q tiles of all query heads of the group, then it stores dK and dV.
     fn consume(&self, k: &'k KernelBuilder, outputs: Outputs) {
         self.with_tile(k, |tile| {
             let ahead = self.load_ahead(k, tile);
-            let group = Warpgroup::new(k, self, outputs);
-            let any = || self.any_q_tile(tile).uniform();
-            self.k.pipeline.consumer().wait();
-            let v = self.v.pipeline.consumer();
+            let warpgroup = Warpgroup::new(k, self, outputs);
+            let has_q_tiles = || self.any_q_tile(tile).uniform();
+            self.keys.pipeline.consumer().wait();
+            let values = self.values.pipeline.consumer();
             match &self.main_loop {
                 MainLoop::Pingpong(pingpong) => {
                     let none = || {
-                        v.wait();
+                        values.wait();
                         self.store_prepared(k, tile, &ahead);
-                        group.store_gradients(tile);
+                        warpgroup.store_gradients(tile);
                     };
-                    k.if_else(any(), || group.tile_in_pingpong(pingpong, tile, &ahead), none);
+                    k.if_else(
+                        has_q_tiles(),
+                        || warpgroup.tile_in_pingpong(pingpong, tile, &ahead),
+                        none,
+                    );
                 }
-                MainLoop::Pair(exchange) => {
-                    v.wait();
-                    exchange.keys.pipeline.consumer().wait();
-                    if self.shares.holds_v {
-                        group.load_v();
+                MainLoop::Exchange(exchange) => {
+                    values.wait();
+                    exchange.other_keys.pipeline.consumer().wait();
+                    if self.partition.holds_v {
+                        warpgroup.load_v();
                     }
-                    self.each_head(tile, |walk| {
-                        k.if_(any(), || group.head_of_pair(exchange, tile, &walk));
+                    self.each_head(tile, |head| {
+                        k.if_(has_q_tiles(), || warpgroup.head_in_exchange(exchange, tile, &head));
                     });
-                    group.store_gradients(tile);
+                    warpgroup.store_gradients(tile);
                 }
             }
         });

@@ -1,19 +1,19 @@
-//! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and the
-//! [rounding of dQ](dq_sums), and of dK and dV where blocks [share](split) their tiles.
+//! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and [postprocess], which rounds dQ, and dK and
+//! dV where several blocks [share a tile](split).
 
 mod ahead;
 mod consumer;
 mod dq;
-mod dq_sums;
 mod epilogue;
 mod exchange;
 mod kernel;
 mod pingpong;
+mod postprocess;
 mod producer;
+mod scheduler;
 mod split;
 #[cfg(test)]
 mod tests;
-mod tile;
 
 use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -27,24 +27,30 @@ use crate::attention::gradients::{PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, add_rows, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::MOST_SPLITS;
+use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
 use crate::attention::tensor_rows::RowsOf;
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 
-/// Keys of a warpgroup, the rows of its part of dQ, and the most columns of that: those of a slab of K.
-const UNIT: u32 = 64;
+/// Rows of a `wgmma`: the keys of a warpgroup, and the query rows of its part of dQ.
+const WGMMA_M: u32 = 64;
+
+/// Columns of a slab of K, the most that a warpgroup's part of dQ has.
+const SLAB_COLS: u32 = 64;
+
+/// Elements of an accumulator in the sums of dQ, dK and dV: four of each lane of a warp.
+const ACC_ELEMENTS: u32 = 4 * 32;
 
 /// Stages of dS in shared memory.
 const DS_STAGES: u32 = 2;
 
-/// Stages of dO. Above 192 columns, there is room for one besides what blocks exchange.
+/// Stages of dO. Above 192 columns, the dS that blocks exchange leaves room for one.
 fn dout_stages(config: &Config, width: u32) -> u32 {
     if width > 192 { 1 } else { config.stages }
 }
 
-/// Columns of tiles: head sizes are padded with zeros to the next one.
+/// Widths of tiles: head sizes are padded with zeros to the next one.
 const WIDTHS: [u32; 4] = [64, 128, 192, 256];
 
 /// What to use where this has no kernel.
@@ -52,7 +58,7 @@ const REMEDY: &str = "families mma and scalar do";
 
 /// The levers as the backward pass has them: K and V stay in shared memory, and there is no maximum to rescale to.
 /// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
-const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MOST_SPLITS);
+const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MAX_ITEM_SPLITS);
 
 /// The levers of a deterministic pass: without shared tiles, whose dK and dV are added in any order.
 const DETERMINISTIC_LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1], 0);
@@ -172,7 +178,7 @@ pub fn defaults() -> [(Config, usize); 6] {
     })
 }
 
-/// Preprocess, the main kernel, and what makes dQ of its sums.
+/// Preprocess, the main kernel and postprocess.
 pub(super) fn plan(
     problem: &Problem,
     config: &Config,
@@ -196,7 +202,7 @@ pub(super) fn plan(
     let ahead = (config.splits == 1 && prepares_ahead(problem, config, width(&shape), at_once))
         .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
         .flatten();
-    let dq_columns = Shares::new(config, &shape).dq_columns();
+    let dq_columns = Partition::new(config, &shape).dq_cols();
     let workspace = Workspace::new(NAME, problem, dq_columns)?.first_stores(first_stores);
     let (variant, workspace) = match ahead {
         Some(heads) => (Variant::Ahead, workspace.prepared_ahead(kv_heads, heads as usize)),
@@ -215,10 +221,8 @@ pub(super) fn plan(
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
     let blocks = tiles * kv_heads * (config.cluster * config.splits) as usize;
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
-    let (queries, keys) = (
-        RowsOf::queries(&shape.lengths, Packing::NONE),
-        RowsOf::keys(&shape.lengths, 0),
-    );
+    let queries = RowsOf::queries(&shape.lengths, Packing::NONE);
+    let keys = RowsOf::keys(&shape.lengths, 0);
     for (name, layout) in tensors(problem).into_iter().flatten() {
         // The last step writes them.
         if variant == Variant::Split && matches!(name, "dk" | "dv") {
@@ -245,7 +249,7 @@ pub(super) fn plan(
     Ok((
         vec![preprocess::step(problem, &shape, workspace, kernels)?],
         Step { kernel, launch },
-        vec![dq_sums::step(problem, config, &shape, workspace, kernels)?],
+        vec![postprocess::step(problem, config, &shape, workspace, kernels)?],
     ))
 }
 
@@ -269,7 +273,7 @@ fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kerne
         Variant::Split => "backward_split",
     };
     let (name, config) = (named(levers, shape, what), &Config::from(*levers));
-    let threads = 128 * (1 + Shares::new(config, shape).warpgroups);
+    let threads = 128 * (1 + Partition::new(config, shape).warpgroups);
     Kernel::build(name, threads, |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, config, shape, variant),
         // `plan` refuses the others.
@@ -313,19 +317,21 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         return Err(Refusal::lever("cols", config.cols, allowed));
     }
     let (cols, width) = (config.cols, width(shape));
-    let rows = match shares_products(width) {
-        true if cols == UNIT => UNIT,
+    let rows = match exchanges_ds(width) {
+        true if cols == WGMMA_M => WGMMA_M,
         true => 0,
-        false => UNIT * cols / width,
+        false => WGMMA_M * cols / width,
     };
     if config.rows != rows {
-        let allowed = match (rows >= UNIT, shares_products(width)) {
+        let allowed = match (rows >= WGMMA_M, exchanges_ds(width)) {
             (true, false) => {
                 format!(
                     "{rows} for {cols} keys and head_dim {width}: each warpgroup computes 64 rows and 64 columns of dQ"
                 )
             }
-            (true, true) => format!("{rows} for head_dim {width}: warpgroups share the products of 64 x 64 scores"),
+            (true, true) => {
+                format!("{rows} for head_dim {width}: warpgroups share the products of 64 x 64 scores")
+            }
             (false, true) => format!("none for {cols} keys and head_dim {width}: take cols 64"),
             (false, false) => {
                 format!("none for {cols} keys and head_dim {width}: take cols 128, which shares dQ out evenly")
@@ -333,10 +339,10 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         };
         return Err(Refusal::lever("rows", config.rows, allowed));
     }
-    let in_pairs = shares_products(width);
+    let exchanges = exchanges_ds(width);
     let usual = Config {
-        cluster: if in_pairs { 2 } else { 1 },
-        pingpong: !in_pairs && cols > UNIT,
+        cluster: if exchanges { 2 } else { 1 },
+        pingpong: !exchanges && cols > WGMMA_M,
         splits: config.splits,
         ..tile(rows, cols, config.stages)
     };
@@ -355,7 +361,7 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Columns of a shape's tiles.
+/// Width of a shape's tiles.
 fn width(shape: &Shape) -> u32 {
     width_of(shape.head_dim.max(shape.head_dim_v))
 }
@@ -364,72 +370,72 @@ fn width_of(head_dim: u32) -> u32 {
     WIDTHS.into_iter().find(|width| head_dim <= *width).unwrap_or(head_dim)
 }
 
-/// Keys of a tile, which the blocks of a cluster share.
+/// Keys of a tile: of one block, or of the two that exchange dS.
 fn tile_keys(config: &Config) -> u32 {
     config.cols * config.cluster
 }
 
-/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are as many registers of a thread
-/// as they have columns, of 240.
-fn shares_products(width: u32) -> bool {
+/// Whether one warpgroup computes dV and another dK of the same keys, and two blocks [exchange dS](exchange). Otherwise
+/// each warpgroup computes both, which takes as many registers of a thread as both have columns, and a thread has 240.
+fn exchanges_ds(width: u32) -> bool {
     width > 128
 }
 
-/// Whether the first block at a tile of dQ stores its part, so that its sums need no zeros: where other blocks can wait
-/// for that in a warp besides the consumers.
+/// Whether the first block at a tile of dQ stores its part, so that the sums need no zeros. The other blocks wait for
+/// that, so it needs a warp besides the consumers that adds dQ.
 fn first_stores(ordered: bool, width: u32) -> bool {
-    ordered || !shares_products(width)
+    ordered || !exchanges_ds(width)
 }
 
-/// How a tile is shared out.
+/// How the warpgroups of a tile divide its products.
 #[derive(Clone, Copy)]
-struct Shares {
-    /// Columns of tiles.
+struct Partition {
+    /// Columns of Q, K, V and dO in shared memory.
     width: u32,
-    /// Columns of dQ that a warpgroup has, and how many such shares there are. Slabs of K begin as many columns apart,
-    /// so that each share has a slab.
-    dq_share: u32,
-    dq_shares: u32,
-    /// Warpgroups that compute.
+    /// Columns of a warpgroup's part of dQ, and how many such parts there are. Slabs of K begin as many columns apart,
+    /// so that each part has a slab.
+    dq_part_cols: u32,
+    dq_col_parts: u32,
+    /// Consumer warpgroups.
     warpgroups: u32,
-    /// Whether one has P and dV, and the other dS and dK, of all keys.
-    shares_products: bool,
-    /// Whether V for dP is held in registers, which reads less shared memory, where there is room for it. Not where it
-    /// takes as many as P: ptxas 12.0 to 13.0 then wrote P over it in the loop of [`Variant::Ordered`]
-    /// (`scripts/held_operands.py`).
+    /// [`exchanges_ds`].
+    exchanges_ds: bool,
+    /// Whether V, operand A of dP, is held in registers, which reads less shared memory, where there is room for it.
+    /// Not where it takes as many registers as P: ptxas 12.0 to 13.0 then wrote P over it in the loop of
+    /// [`Variant::Ordered`] (`scripts/held_operands.py`).
     holds_v: bool,
-    /// Whether dS for dK is, too: above 64 columns that is slower.
+    /// Whether dS, operand A of dK, is held in registers, too: above 64 columns that is slower.
     holds_ds: bool,
 }
 
-impl Shares {
-    fn new(config: &Config, shape: &Shape) -> Shares {
+impl Partition {
+    fn new(config: &Config, shape: &Shape) -> Partition {
         let width = width(shape);
-        let shares_products = shares_products(width);
-        let dq_shares = if shares_products { 4 } else { width / UNIT };
+        let exchanges_ds = exchanges_ds(width);
+        let dq_col_parts = if exchanges_ds { 4 } else { width / SLAB_COLS };
         let like_p = shape.head_dim_v.div_ceil(16) == config.rows / 16;
-        Shares {
+        Partition {
             width,
-            dq_share: shape.head_dim.div_ceil(dq_shares).next_multiple_of(16),
-            dq_shares,
-            warpgroups: if shares_products { 2 } else { config.cols / UNIT },
-            shares_products,
+            dq_part_cols: shape.head_dim.div_ceil(dq_col_parts).next_multiple_of(16),
+            dq_col_parts,
+            warpgroups: if exchanges_ds { 2 } else { config.cols / WGMMA_M },
+            exchanges_ds,
             holds_v: shape.head_dim.max(shape.head_dim_v) <= 96 && !like_p || width == 192,
             holds_ds: width == 64,
         }
     }
 
     /// Columns of dQ's sums.
-    fn dq_columns(&self) -> u32 {
-        self.dq_shares * self.dq_share
+    fn dq_cols(&self) -> u32 {
+        self.dq_col_parts * self.dq_part_cols
     }
 }
 
-/// Registers of a thread that copies, and of one that computes.
-fn registers(layout: &Shares) -> (u32, u32) {
-    match (layout.warpgroups, layout.width) {
+/// Registers of a producer thread, and of a consumer thread.
+fn registers(partition: &Partition) -> (u32, u32) {
+    match (partition.warpgroups, partition.width) {
         (1, _) => (56, 248),
-        // dK or dV take fewer registers than with 256 columns, and a thread that copies two stages of dO needs more.
+        // dK or dV take fewer registers than with 256 columns, and a producer thread with two stages of dO needs more.
         (_, 192) => (40, 232),
         _ => (24, 240),
     }
@@ -439,8 +445,8 @@ fn registers(layout: &Shares) -> (u32, u32) {
 const HEADS_BYTES: usize = 16 << 20;
 
 /// Most K/V heads whose tiles run at the same time; in order, there are more.
-const MOST_HEADS: usize = 8;
-const MOST_HEADS_IN_ORDER: usize = 32;
+const MAX_HEADS: usize = 8;
+const MAX_HEADS_IN_ORDER: usize = 32;
 
 /// K/V heads of all batches whose tiles run at the same time, but not of more than the L2 cache holds. Where tiles
 /// differ in their work, the longest of several heads go first. In order, those that start together then belong to
@@ -455,9 +461,9 @@ fn heads_at_once(problem: &Problem, width: u32) -> u32 {
     };
     let head_bytes = 8 * rows.next_multiple_of(PADDING as usize) * width as usize;
     let most = match (problem.deterministic(), all_alike && !problem.has_lengths()) {
-        (true, _) => MOST_HEADS_IN_ORDER,
+        (true, _) => MAX_HEADS_IN_ORDER,
         (false, true) => 1,
-        (false, false) => MOST_HEADS,
+        (false, false) => MAX_HEADS,
     };
     (HEADS_BYTES / head_bytes).clamp(1, most) as u32
 }

@@ -1,5 +1,5 @@
 //! The producer: one thread copies K and V of the block's tile, and then Q and dO of each Q tile with the statistics of
-//! their rows, as fast as stages become free. Other warps of its warpgroup [send dQ](super::dq).
+//! their rows, as fast as stages become free. Other warps of its warpgroup [store dQ](super::dq).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarrier;
@@ -8,9 +8,9 @@ use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, Val};
 
-use super::UNIT;
+use super::WGMMA_M;
 use super::kernel::{Context, MainLoop, Operand};
-use super::tile::Tile;
+use super::scheduler::Tile;
 use crate::attention::tensor_rows::SequenceRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
@@ -22,11 +22,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     k.if_(warp.eq(1).uniform(), || self.signal_prepared(k, tile));
                 }
                 k.if_(k.elect().divergent(), || {
-                    let send = || {
+                    let store_dq = || {
                         self.wait_for_rows(tile);
-                        self.send_tiles(k, tile, warp - 1);
+                        self.store_dq(k, tile, warp - 1);
                     };
-                    k.if_else(warp.eq(0).uniform(), || self.copy_tiles(k, tile), send);
+                    k.if_else(warp.eq(0).uniform(), || self.copy_tiles(k, tile), store_dq);
                 });
             });
         });
@@ -35,39 +35,39 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     fn copy_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
         let rows = self.levers.rows;
         let rank = match self.main_loop {
-            MainLoop::Pair(_) => Some(k.cluster_rank()),
+            MainLoop::Exchange(_) => Some(k.cluster_rank()),
             MainLoop::Pingpong(_) => None,
         };
-        let [keys, values] = [&self.k, &self.v].map(|operand| Fill::new(operand, None));
+        let [keys, values] = [&self.keys, &self.values].map(|operand| Fill::new(operand, None));
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
-        let k_rows = self.k.rows.keys(&tile.sequence);
-        let apart = self.shares.dq_share;
+        let k_rows = self.keys.rows.keys(&tile.sequence);
+        let apart = self.partition.dq_part_cols;
         keys.next(k_rows.at(at(tile.first_key)).slabs_apart(apart), &[]);
-        let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
-        // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
-        let v_is_left = (rank.is_none() && self.ahead.is_none()).then(|| k.var(1u32));
-        let copy_v_behind_q = || {
-            let Some(is_left) = v_is_left else { return };
-            k.if_(is_left.get().gt(0).uniform(), || {
+        let copy_v = || values.next(self.values.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
+        // S of the first Q tile needs no V: where all warpgroups compute S first, Q is copied before V.
+        let v_pending = (rank.is_none() && self.ahead.is_none()).then(|| k.var(1u32));
+        let copy_pending_v = || {
+            let Some(pending) = v_pending else { return };
+            k.if_(pending.get().gt(0).uniform(), || {
                 copy_v();
-                is_left.set(0u32);
+                pending.set(0u32);
             });
         };
         if rank.is_some() {
             copy_v();
         }
-        if let (MainLoop::Pair(exchange), Some(rank)) = (&self.main_loop, rank) {
-            // The other block's, in the columns of this one's part of dQ.
-            let keys = &exchange.keys;
-            let columns = k_rows.at(at(tile.first_key ^ UNIT)).column(rank * (2 * apart));
-            Fill::new(keys, None).next(columns.slabs_apart(apart), &[]);
+        if let (MainLoop::Exchange(exchange), Some(rank)) = (&self.main_loop, rank) {
+            // K of the other block, in the columns of this block's part of dQ.
+            let columns = k_rows.at(at(tile.first_key ^ WGMMA_M)).column(rank * (2 * apart));
+            Fill::new(&exchange.other_keys, None).next(columns.slabs_apart(apart), &[]);
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
-        let row_of = |i| self.q_tile_of(tile, i).reinterpret::<u32>() * rows;
-        // Where statistics are prepared ahead, they come with dO: S needs none. All that the block prepares rows behind
-        // comes before it waits for another block: V, too, even if no row sees a key.
-        let has_started = self.ahead.map(|_| {
+        let row_of = |i| self.m_block(tile, i).reinterpret::<u32>() * rows;
+        // Where other blocks prepare the statistics, all of them come with dO, since S needs none. The consumers
+        // prepare rows only after they have waited for V, so V is copied before this wait for other blocks, even if no
+        // row sees a key. Otherwise blocks could deadlock.
+        let first_started = self.ahead.map(|_| {
             let any = || tile.q_tiles().gt(0).uniform();
             let at = || [row_of(k.constant(0)), tile.kv_head, tile.batch];
             k.if_(any(), || q.next(q_rows.at(at()), &[]));
@@ -78,39 +78,39 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             self.wait_for_rows(tile);
             k.var(1u32)
         });
-        self.each_head(tile, |walk| {
-            let [lse, delta] = self.statistics.places(walk.head_row);
-            k.for_uniform(walk.from, walk.to, 1, |i| {
+        self.each_head(tile, |head| {
+            let [lse, delta] = self.statistics.places(head.first_row);
+            k.for_uniform(head.from, head.to, 1, |i| {
                 let row = row_of(i);
                 let at = |of: SequenceRows<'k>| match rank {
-                    None => of.at([row, walk.head, tile.batch]),
+                    None => of.at([row, head.index, tile.batch]),
                     Some(rank) => {
                         let (part, all) = (rows / self.levers.cluster, (1 << self.levers.cluster) - 1);
-                        of.at([rank.fma(part, row), walk.head, tile.batch])
+                        of.at([rank.fma(part, row), head.index, tile.batch])
                             .multicast(k.constant(all))
                     }
                 };
                 let lse = || (self.lse_tile, lse.offset(row));
                 let delta = || (self.delta_tile, delta.offset(row));
-                let Some(has_started) = has_started else {
+                let Some(first_started) = first_started else {
                     q.next(at(q_rows), &[lse()]);
-                    copy_v_behind_q();
+                    copy_pending_v();
                     dout.next(at(dout_rows), &[delta()]);
                     return;
                 };
-                k.if_(has_started.get().eq(0).uniform(), || {
+                k.if_(first_started.get().eq(0).uniform(), || {
                     q.next(at(q_rows), &[]);
                     dout.start(at(dout_rows), 2);
                 });
-                has_started.set(0u32);
+                first_started.set(0u32);
                 dout.finish(&[lse(), delta()], dout.stages.stage(), dout.stages.full());
             });
         });
-        copy_v_behind_q();
+        copy_pending_v();
     }
 }
 
-/// Fills the stages of an operand, one after the other, or a part of each.
+/// Fills the stages of an operand, one after the other. In a cluster each block fills a `part` of each.
 struct Fill<'k, 'o, E> {
     operand: &'o Operand<'k, E>,
     part: Option<Val<'k, u32>>,
@@ -126,18 +126,18 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
 
     /// Copies a box of rows, and statistics of the stage's rows.
     #[track_caller]
-    fn next(&self, rows: BoxAt<'k>, numbers: &[Numbers<'k>]) {
-        let (stage, full) = self.start(rows, numbers.len() as u32);
-        self.finish(numbers, stage, full);
+    fn next(&self, rows: BoxAt<'k>, statistics: &[RowStatistics<'k>]) {
+        let (stage, full) = self.start(rows, statistics.len() as u32);
+        self.finish(statistics, stage, full);
     }
 
-    /// Copies a box of rows to a stage, into which statistics are copied as well.
+    /// Copies a box of rows to the next stage, which waits for so many statistics of each row, too.
     #[track_caller]
-    fn start(&self, rows: BoxAt<'k>, numbers: u32) -> (Val<'k, u32>, MBarrier<'k>) {
+    fn start(&self, rows: BoxAt<'k>, statistics: u32) -> (Val<'k, u32>, MBarrier<'k>) {
         let tile = self.operand.tile;
         let (stage, full) = (self.stages.stage(), self.stages.full());
         self.stages.acquire();
-        self.stages.expect(tile.stage_bytes() + numbers * 4 * tile.rows());
+        self.stages.expect(tile.stage_bytes() + statistics * 4 * tile.rows());
         match self.part {
             None => tile.load_tma(stage, rows, full),
             Some(part) => tile.load_tma_part(stage, part, rows, full),
@@ -145,16 +145,16 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
         (stage, full)
     }
 
-    /// Copies them, and goes on to the next stage.
+    /// Copies the statistics, and advances to the next stage.
     #[track_caller]
-    fn finish(&self, numbers: &[Numbers<'k>], stage: Val<'k, u32>, full: MBarrier<'k>) {
+    fn finish(&self, statistics: &[RowStatistics<'k>], stage: Val<'k, u32>, full: MBarrier<'k>) {
         let (k, bytes) = (stage.builder(), 4 * self.operand.tile.rows());
-        for (numbers, from) in numbers {
-            k.bulk_load(numbers.at_stage(stage, 0, 0), *from, bytes, full);
+        for (to, from) in statistics {
+            k.bulk_load(to.at_stage(stage, 0, 0), *from, bytes, full);
         }
         self.stages.advance();
     }
 }
 
-/// Statistics of a stage's rows, and where they are.
-type Numbers<'k> = (SharedTile<'k, f32>, GlobalPtr<'k, f32>);
+/// Where statistics of a stage's rows go, and where they are in global memory.
+type RowStatistics<'k> = (SharedTile<'k, f32>, GlobalPtr<'k, f32>);

@@ -1,6 +1,6 @@
-//! Several blocks for a tile of keys, where tiles leave SMs idle: each walks a share of the Q tiles of all heads of the
-//! group. It adds its dK and dV to f32 sums in the workspace, which `preprocess` zeroes and the
-//! [last step](super::dq_sums) rounds.
+//! Several blocks share a tile of keys, where there are too few tiles for the SMs: each walks a share of the Q tiles of
+//! all heads of the group. It adds its dK and dV to f32 sums in the workspace, which `preprocess` zeroes and
+//! [`postprocess`](super::postprocess) rounds.
 //!
 //! Sums are in the order of the accumulators: 16 keys after the other, of these one accumulator of 8 columns after the
 //! other, of an accumulator lane after lane, four registers each. Threads add their registers once a tile
@@ -9,19 +9,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 use flashcore_problem::Problem;
 
-use super::consumer::Warpgroup;
-use super::kernel::Outputs;
-use super::tile::{Tile, q_tiles};
+use super::scheduler::q_tiles;
 use super::{heads_at_once, tile_keys, width_of};
 use crate::attention::block_range::{Band, share};
 use crate::attention::gradients::{PADDING, head_row, tile_of};
 use crate::attention::lengths::FirstRows;
-use crate::attention::row_tile::{Keys, RowTile};
 use crate::wgmma::Config;
 
 /// How many blocks may share a tile by default.
@@ -32,18 +27,18 @@ const BLOCKS: [u32; 8] = [2, 3, 4, 5, 6, 8, 12, 16];
 const START: i64 = 2;
 const SHARED_START: i64 = 4;
 
-/// Zeros for all sums, and rounding, in Q tiles.
+/// Cost of zeroing and rounding the sums, in Q tiles.
 const SUMS: i64 = 4;
 
-/// Blocks share tiles if that takes less than this percentage of the time.
+/// Blocks share tiles if that takes less than this percentage of the time without.
 const WORTH: i64 = 90;
 
 /// Most waves of blocks that are tried.
 const WAVES: i64 = 10;
 
-/// How many blocks share a tile by default: as many as end first, if each Q tile takes the same time. Costs are those
-/// of an H200 (`docs/performance-log-backward.md`). With more tiles than twice the blocks that run at a time there is
-/// nothing to gain.
+/// How many blocks share a tile by default: the number with the shortest makespan, if all Q tiles cost the same. Costs
+/// are those of an H200 (`docs/performance-log-backward.md`). With more tiles than twice the blocks that run at a time
+/// there is nothing to gain.
 pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u32 {
     let (queries, keys) = (problem.seq_len_q() as i64, problem.seq_len_kv() as i64);
     let cols = tile_keys(config);
@@ -61,10 +56,8 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
         .map(|index| q_tiles(&seen_by, index * i64::from(cols), keys, [config.rows, cols]).0)
         .map(|range| group * (range.end - range.first).max(0))
         .collect();
-    let at_once = i64::from(heads_at_once(
-        problem,
-        width_of(problem.head_dim().max(problem.head_dim_v()) as u32),
-    ));
+    let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
+    let at_once = i64::from(heads_at_once(problem, width));
     let time = |blocks: u32| {
         let (start, sums) = if blocks > 1 { (SHARED_START, SUMS) } else { (START, 0) };
         let (blocks, heads) = (i64::from(blocks), heads * i64::from(blocks));
@@ -92,17 +85,17 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
     }
 }
 
-/// Where the blocks of a tile add, and how many there are.
+/// The sums to which the blocks of a tile add, and the number of these blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Split<'k> {
     pub(super) dk_sums: GlobalPtr<'k, f32>,
     pub(super) dv_sums: GlobalPtr<'k, f32>,
     /// Rows of the sums from one head to the next.
-    stride: Val<'k, u32>,
+    pub(super) stride: Val<'k, u32>,
     pub(super) blocks: Val<'k, u32>,
 }
 
-/// The Q tiles of a block, counted through all heads of the group.
+/// A block's share of the Q tiles, which are counted through all heads of the group.
 #[derive(Clone, Copy)]
 pub(super) struct Share<'k> {
     begin: Val<'k, u32>,
@@ -141,7 +134,7 @@ impl<'k> Share<'k> {
     /// The heads of the group from which it has Q tiles: the first one, and one past the last.
     #[track_caller]
     pub(super) fn heads(&self) -> (Val<'k, u32>, Val<'k, u32>) {
-        // Not 0, which nothing is divided by: then there are no Q tiles.
+        // Without Q tiles, a divisor that is not 0.
         let of_head = self.of_head.max(1);
         let end = self.begin + self.count;
         (self.begin / of_head, (end + (of_head - 1)) / of_head)
@@ -154,39 +147,6 @@ impl<'k> Share<'k> {
         let begin = self.begin.reinterpret::<i32>() - first;
         let end = begin + self.count.reinterpret::<i32>();
         (begin.max(0), end.min(self.of_head.reinterpret::<i32>()))
-    }
-}
-
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// Adds what this warp has of dK and dV of the tile.
-    #[track_caller]
-    pub(super) fn add_gradients(&self, split: &Split<'k>, tile: &Tile<'k>) {
-        if self.outputs != Outputs::Dv {
-            self.add_sum(split, tile, &self.dk, split.dk_sums);
-        }
-        if self.outputs != Outputs::Dk {
-            self.add_sum(split, tile, &self.dv, split.dv_sums);
-        }
-    }
-
-    #[track_caller]
-    fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k, Keys>, sums: GlobalPtr<'k, f32>) {
-        let (k, context) = (self.k, self.context);
-        k.verb("add_sum", || {
-            let first = keys_row(
-                split.stride,
-                tile.kv_heads,
-                tile.batch,
-                tile.kv_head,
-                tile.sequence.first(),
-            );
-            let row = first + tile.first_key + self.key_warp * 16;
-            let place = sums.offset_strided(row, context.shares.width).offset(k.lane() * 4);
-            for i in 0..sum.tiles() {
-                let four = [0, 1, 2, 3].map(|e| sum.var(4 * i + e).get());
-                place.plus(32 * 4 * i as i32).add_four(&four);
-            }
-        });
     }
 }
 
@@ -204,4 +164,4 @@ pub(super) fn keys_row<'k>(
 }
 
 /// Why a split needs no condition for the last keys: tiles and sums are padded alike.
-const _: () = assert!(PADDING.is_multiple_of(2 * super::UNIT));
+const _: () = assert!(PADDING.is_multiple_of(2 * super::WGMMA_M));

@@ -3,7 +3,7 @@
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{Mask, ProblemBuilder, QLengths};
 
-use super::tile::q_tiles;
+use super::scheduler::q_tiles;
 use super::*;
 use crate::attention::block_range::Band;
 use crate::attention::gradients::tile_of;

@@ -6,7 +6,7 @@ use flashcore_problem::Problem;
 use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal, can_pack, conditional, free, pingpong, q_held};
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::{MOST_SPLITS, Tiles, Tiling};
+use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiles, Tiling};
 
 /// Times of tiles of `rows` rows, up to a head_dim, in picoseconds. A K block of `n` keys takes `n · key + block`; a
 /// tile takes `n · key + tile` in addition, for its first and last products, which nothing overlaps.
@@ -268,7 +268,7 @@ impl Candidate<'_> {
     fn in_splits(&self, problem: &Problem, sms: u32) -> Option<Timed> {
         let cols = self.tile.cols;
         let tiles = u32::try_from(self.tiles.count()).ok()?;
-        let most = (MOST_ROUNDS * sms / tiles).min(MOST_SPLITS);
+        let most = (MOST_ROUNDS * sms / tiles).min(MAX_ITEM_SPLITS);
         if most < 2 || !SPLIT_COLS.contains(&cols) {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::MOST_SHARED;
+use super::MAX_SHARED;
 use crate::attention::lengths::last_at_most;
 
 /// Where they are. A search of the line is a chain of loads, and shared memory answers sooner.
@@ -37,7 +37,7 @@ impl<'k> Scratch<'k> {
         }
     }
 
-    /// The last of `count` places, one or more and at most [`MOST_SHARED`] in shared memory, whose value is at most
+    /// The last of `count` places, one or more and at most [`MAX_SHARED`] in shared memory, whose value is at most
     /// `most`; the first if there is none. A place has `words` words, the value is word `word` of them. In shared
     /// memory the places behind them are [padded].
     #[track_caller]
@@ -70,10 +70,10 @@ fn last_padded<'k>(
 ) -> Val<'k, u32> {
     let found = k.var(0u32);
     let mut stride = 1;
-    while stride * WAYS < MOST_SHARED {
+    while stride * WAYS < MAX_SHARED {
         stride *= WAYS;
     }
-    let mut ways = MOST_SHARED.div_ceil(stride);
+    let mut ways = MAX_SHARED.div_ceil(stride);
     while stride > 0 {
         let step = || {
             let first = tile.at(0, found.get() * words + word);
@@ -99,8 +99,8 @@ fn last_padded<'k>(
 pub(super) fn padded<'k>(k: &'k KernelBuilder, count: Val<'k, u32>) -> Val<'k, u32> {
     let mut end = k.constant(WAYS);
     let mut places = WAYS;
-    while places < MOST_SHARED {
-        let next = (places * WAYS).min(MOST_SHARED);
+    while places < MAX_SHARED {
+        let next = (places * WAYS).min(MAX_SHARED);
         end = count.gt(places).select(next, end);
         places = next;
     }

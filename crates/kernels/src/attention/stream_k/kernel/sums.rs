@@ -7,7 +7,7 @@ use flashcore_ir::{Val, Var};
 use super::Context;
 
 /// Rows of [`Context::warp_sums`] that one exchange takes at most.
-pub(super) const MOST_EXCHANGED: u32 = 3;
+pub(super) const MAX_EXCHANGED: u32 = 3;
 
 /// The sum of a number over the threads before this one, and over all.
 pub(super) struct Sum<'k> {
@@ -65,7 +65,7 @@ impl<'k> Context<'k> {
             }
         });
         let largest = of_warp.map(|_| of_warps(N as u32).redux_max());
-        first.set(k.constant(MOST_EXCHANGED) - first);
+        first.set(k.constant(MAX_EXCHANGED) - first);
         (sums, largest)
     }
 }

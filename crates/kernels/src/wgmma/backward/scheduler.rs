@@ -1,4 +1,4 @@
-//! Which tile of keys a block has, and the Q tiles that see it: the backward pass's scheduler.
+//! The tile scheduler of the backward pass: which tile of keys a block has, and the Q tiles that see it.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::inst::AtomOp;
@@ -7,23 +7,24 @@ use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
 
 use super::kernel::Context;
 use super::split::Share;
-use super::{UNIT, tile_keys};
+use super::{WGMMA_M, tile_keys};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange};
 use crate::attention::gradients::{DqSemaphore, tile_of};
 use crate::attention::index::Index;
 use crate::attention::tensor_rows::Sequence;
 use crate::wgmma::Config;
 
-/// The tile of a block, and the Q tiles that see it.
+/// The tile of keys of a block, and the Q tiles that see it.
 pub(super) struct Tile<'k> {
+    /// Number of the tile in its head.
     pub(super) index: Val<'k, u32>,
     /// The first of this block's keys.
     pub(super) first_key: Val<'k, u32>,
-    /// K/V head, counted through all batches, and number of tiles of a head.
-    pub(super) head: Val<'k, u32>,
-    pub(super) tiles: Val<'k, u32>,
+    /// The K/V head, counted through all batches, and in its batch.
+    pub(super) batch_kv_head: Val<'k, u32>,
     pub(super) kv_head: Val<'k, u32>,
     pub(super) kv_heads: Val<'k, u32>,
+    pub(super) tiles_of_head: Val<'k, u32>,
     pub(super) batch: Val<'k, u32>,
     pub(super) sequence: Sequence<'k>,
     /// The query rows that see a key.
@@ -32,29 +33,30 @@ pub(super) struct Tile<'k> {
     pub(super) order: BlockOrder<Val<'k, i32>>,
     /// The first Q tile that sees any of the next tile's keys, whose block adds to its dQ first.
     pub(super) next_first: Val<'k, i32>,
-    /// The iteration with which the block begins, if no Q tile needs a mask and the first block at a Q tile stores its
-    /// part of dQ. Blocks that start together then reach different Q tiles first, and do not wait for each other. After
-    /// the last Q tile, the block goes on with the first.
+    /// The iteration that the block begins with; after the last one it goes on with the first. Not 0 only where the
+    /// first block at a Q tile stores its part of dQ and no Q tile needs a mask: blocks that start together then begin
+    /// with different Q tiles, and do not wait for each other.
     shift: Option<Val<'k, i32>>,
     /// This block's share of the Q tiles of all heads, if several blocks [share the tile](super::split).
     share: Option<Share<'k>>,
 }
 
-/// A query head that a block walks: the head, the place of its rows in statistics and sums, and the block's range of
-/// iterations over its Q tiles.
-pub(super) struct Walk<'k> {
-    pub(super) head: Val<'k, u32>,
-    pub(super) head_row: Val<'k, u32>,
+/// A query head whose Q tiles a block walks, and the block's range of iterations.
+pub(super) struct QueryHead<'k> {
+    /// Its number in the batch.
+    pub(super) index: Val<'k, u32>,
+    /// Its first row in the statistics and in the sums of dQ.
+    pub(super) first_row: Val<'k, u32>,
     pub(super) from: Val<'k, i32>,
     pub(super) to: Val<'k, i32>,
 }
 
-/// Up to this many query rows, a block begins its walk at the rows that have its keys' numbers ([`Tile::shift`]). With
-/// more, waits for the first block matter little, and blocks at the same Q tile share it in the L2 cache.
+/// Up to this many query rows, a block begins with the Q tile on the diagonal of its keys ([`Tile::shift`]). With more,
+/// the waits for the first block matter little, and blocks at the same Q tile share it in the L2 cache.
 const SHIFTED_ROWS: u32 = 8192;
 
-/// The tiles of `rows` query rows that see a key from `first` on, `cols` of all `keys`; and the first one that sees a
-/// key of the next tile, of which there is none past the end. Every tile from there on to the end sees both.
+/// The Q tiles, of `rows` rows, that see any of the `cols` keys from `first` on, and the first Q tile that sees any of
+/// the `cols` keys after those (`i32::MAX` past the last of all `keys`). All Q tiles from there to the end see both.
 #[track_caller]
 pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, cols]: [u32; 2]) -> (BlockRange<I>, I) {
     let rows_that_see = |key: I| seen_by.keys(key);
@@ -65,7 +67,7 @@ pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, col
     (range, I::select(next.lt(keys), next_first, first.constant(i32::MAX)))
 }
 
-/// One thread takes the number of a block's tile, one for all blocks of a cluster; a barrier of the block comes next.
+/// `thread` takes the number of the tile of its block, or of its cluster. A barrier of the block must follow.
 #[track_caller]
 pub(super) fn take_ticket<'k>(
     k: &'k KernelBuilder,
@@ -75,10 +77,9 @@ pub(super) fn take_ticket<'k>(
 ) -> SharedTile<'k, u32> {
     let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
     let is_taker = k.thread_idx().eq(thread);
-    let takes = if cluster > 1 {
-        is_taker & k.cluster_rank().eq(0)
-    } else {
-        is_taker
+    let takes = match cluster {
+        1 => is_taker,
+        _ => is_taker & k.cluster_rank().eq(0),
     };
     k.if_(takes.divergent(), || {
         ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
@@ -87,19 +88,18 @@ pub(super) fn take_ticket<'k>(
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Calls `body` with this block's tile, if its sequence is that long. Blocks of a cluster share a tile and walk the
-    /// same Q tiles, even if the keys of one of them are past the end.
+    /// The tile of a block: its K/V head of all batches, its number in the head, and the number of tiles of a head. If
+    /// several blocks [share the tile](super::split), also the block's number among them.
     #[track_caller]
-    pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
-        let (Config { rows, cluster, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
-        let (cols, paired) = (tile_keys(self.levers), cluster > 1);
-        let clusters = |blocks: Val<'k, u32>| if paired { blocks / cluster } else { blocks };
+    fn tile_of_block(&self, k: &'k KernelBuilder) -> ([Val<'k, u32>; 3], Option<Val<'k, u32>>) {
+        let (cluster, cols) = (self.levers.cluster, tile_keys(self.levers));
+        let clusters = |blocks: Val<'k, u32>| if cluster > 1 { blocks / cluster } else { blocks };
         let number = match self.ticket.map(|ticket| ticket.at(0, 0)) {
             None => clusters(k.block_idx(0)),
-            Some(taken) if paired => taken.in_block(0).load().shfl_idx(0u32),
+            Some(taken) if cluster > 1 => taken.in_block(0).load().shfl_idx(0u32),
             Some(taken) => taken.load().shfl_idx(0u32),
         };
-        let tiles = (most_keys + (cols - 1)) / cols;
+        let tiles = (self.params.seq_len_kv + (cols - 1)) / cols;
         let at_once = self.heads_at_once;
         let (head, index) = match &self.ahead {
             None => {
@@ -108,11 +108,19 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             }
             Some(ahead) => ahead.tile_of(number, [tiles, ahead.all_heads, at_once]),
         };
-        // The blocks of a tile count as heads of their own.
-        let (head, of_tile) = match self.split() {
-            None => (head, None),
-            Some(split) => (head / split.blocks, Some(head % split.blocks)),
-        };
+        // Each block of a shared tile counts as a head.
+        match self.split() {
+            None => ([head, index, tiles], None),
+            Some(split) => ([head / split.blocks, index, tiles], Some(head % split.blocks)),
+        }
+    }
+
+    /// Calls `body` with this block's tile, unless all its keys are past the end of the sequence. Blocks of a cluster
+    /// share a tile and walk the same Q tiles, even if the keys of one of them are past the end.
+    #[track_caller]
+    pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
+        let (Config { rows, cluster, .. }, cols) = (*self.levers, tile_keys(self.levers));
+        let ([head, index, tiles], block_of_tile) = self.tile_of_block(k);
         let first_key = index * cols;
         let num_heads = self.params.num_heads;
         let (kv_heads, batch, kv_head) = match &self.ahead {
@@ -137,10 +145,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             whole_end: past.select(range.end, range.whole_end),
             ..range
         };
-        let of_block = if paired {
-            k.cluster_rank().fma(UNIT, first_key)
-        } else {
-            first_key
+        let first_key_of_block = match cluster {
+            1 => first_key,
+            _ => k.cluster_rank().fma(WGMMA_M, first_key),
         };
         let kv_head = kv_head.unwrap_or_else(|| head % kv_heads);
         let order = BlockOrder::ascending(range, false);
@@ -149,13 +156,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             let shifts = order.masked.eq(0) & own.lt(order.count) & order.count.le((SHIFTED_ROWS / rows) as i32);
             shifts.select(own, 0)
         });
-        let share = self.split().zip(of_tile);
+        let share = self.split().zip(block_of_tile);
         let share = share.map(|(split, index)| split.share(index, order.count, self.params.group_size));
         let tile = Tile {
             index,
-            first_key: of_block,
-            head,
-            tiles,
+            first_key: first_key_of_block,
+            batch_kv_head: head,
+            tiles_of_head: tiles,
             kv_head,
             kv_heads,
             batch,
@@ -172,9 +179,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             .if_has_row(first_key, tile.sequence.params.seq_len_kv, || body(&tile));
     }
 
-    /// Calls `body` with each query head of the tile's group that the block walks.
+    /// Calls `body` with each query head of the tile's group whose Q tiles the block walks.
     #[track_caller]
-    pub(super) fn each_head(&self, tile: &Tile<'k>, body: impl FnOnce(Walk<'k>)) {
+    pub(super) fn each_head(&self, tile: &Tile<'k>, body: impl FnOnce(QueryHead<'k>)) {
         let (k, group_size) = (tile.batch.builder(), self.params.group_size);
         let (first, end) = match &tile.share {
             None => (k.constant(0u32), group_size),
@@ -183,14 +190,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         k.for_uniform(first, end, 1, |i| {
             let head = tile.kv_head.fma(group_size, i);
             let first = tile.sequence.first();
-            let head_row = self.statistics.head_row(self.params.num_heads, tile.batch, head, first);
+            let first_row = self.statistics.head_row(self.params.num_heads, tile.batch, head, first);
             let (from, to) = match &tile.share {
                 None => (k.constant(0i32), tile.q_tiles()),
                 Some(share) => share.iterations(i),
             };
-            body(Walk {
-                head,
-                head_row,
+            body(QueryHead {
+                index: head,
+                first_row,
                 from,
                 to,
             });
@@ -215,10 +222,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         }
     }
 
-    /// The Q tile of an iteration. Where dQ is added in order, they go upwards: the block of the next keys begins at
-    /// the same tile or a later one, so that it comes to each tile of both first.
+    /// The Q tile of an iteration. Where dQ is added in order, Q tiles ascend: the block of the next tile of keys,
+    /// which adds first, begins at the same Q tile or a later one, and so is ahead of this block at every Q tile of
+    /// both.
     #[track_caller]
-    pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
+    pub(super) fn m_block(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
         if self.ordered {
             return tile.range.first + i;
         }
@@ -231,7 +239,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 }
 
 impl<'k> Tile<'k> {
-    /// Q tiles that see any of its keys.
+    /// Number of Q tiles that see any of its keys.
     pub(super) fn q_tiles(&self) -> Val<'k, i32> {
         self.order.count
     }
@@ -243,12 +251,12 @@ impl<'k> Tile<'k> {
         (first, key.lt(self.sequence.params.seq_len_kv).select(end, first))
     }
 
-    /// One past the last iteration of a walk that needs a mask; the first one if there is none.
+    /// One past the last iteration of a query head that needs a mask; its first one if none does.
     #[track_caller]
-    pub(super) fn masked(&self, walk: &Walk<'k>) -> Val<'k, i32> {
+    pub(super) fn masked_end(&self, head: &QueryHead<'k>) -> Val<'k, i32> {
         match &self.share {
             None => self.order.masked,
-            Some(_) => self.order.masked.min(walk.to).max(walk.from),
+            Some(_) => self.order.masked.min(head.to).max(head.from),
         }
     }
 

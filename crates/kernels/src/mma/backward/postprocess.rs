@@ -1,5 +1,5 @@
-//! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `wgmma` have another order
-//! (`wgmma/backward/dq_sums.rs`).
+//! The last step: scales and rounds the f32 sums of dQ, and stores them in rows. Family `wgmma` has its sums in another
+//! order (`wgmma/backward/postprocess.rs`).
 //!
 //! The main kernel adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that are added: of
 //! a tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns after the
@@ -107,11 +107,9 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, tiles: SumTiles, shape: &Shape
         k.for_uniform(warp, tiles.accumulators(), THREADS / 32, |i| {
             let from = sums.offset(i * (4 * 32) + lane);
             let across = tiles.across();
-            let (acc, block, of_warp) = (
-                i % across,
-                i / across % (tiles.rows / STEP / tiles.warps[0]),
-                i / (tiles.accumulators() / (tiles.warps[0] * tiles.warps[1])),
-            );
+            let acc = i % across;
+            let block = i / across % (tiles.rows / STEP / tiles.warps[0]);
+            let of_warp = i / (tiles.accumulators() / (tiles.warps[0] * tiles.warps[1]));
             let (along, in_turn) = (of_warp / tiles.warps[1], of_warp % tiles.warps[1]);
             let row = along * (tiles.rows / tiles.warps[0]) + block * STEP + lane / QUAD;
             let step = (acc / 2) * tiles.warps[1] + in_turn;

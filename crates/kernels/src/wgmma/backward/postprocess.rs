@@ -1,6 +1,6 @@
-//! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `mma` have another order
-//! (`mma/backward/dq_sums.rs`). Where blocks [share tiles of keys](super::split), further blocks, after
-//! those for dQ, round the sums of dK and dV.
+//! The last step: scales and rounds the f32 sums of dQ, and stores them in rows. Family `mma` has its sums in another
+//! order (`mma/backward/postprocess.rs`). Where several blocks [share a tile of keys](super::split), the blocks after
+//! those of dQ round the sums of dK and dV.
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
@@ -14,7 +14,7 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::split::keys_row;
-use super::{Shares, UNIT, first_stores, named, width};
+use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
 use crate::attention::gradients::{DqSemaphore, Workspace, add_gradients, head_row};
 use crate::attention::lengths::TensorParam;
@@ -26,7 +26,7 @@ use crate::wgmma::{ALIGNMENT, Config, NAME};
 
 const THREADS: u32 = 256;
 
-/// Elements of a row that a lane stores at a time: 16 bytes.
+/// Elements of a row that a thread stores at a time: 16 bytes.
 const COLUMNS: u32 = 8;
 
 pub(super) fn step(
@@ -49,8 +49,8 @@ pub(super) fn step(
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
     let tiles = |rows: usize| rows.div_ceil(config.rows as usize);
     let dq_blocks = tiles(problem.seq_len_q()) * problem.batch() * problem.num_heads();
-    let of_keys = tiles(problem.seq_len_kv()) * problem.batch() * problem.num_kv_heads();
-    let blocks = dq_blocks + if split { 2 * of_keys } else { 0 };
+    let dk_blocks = tiles(problem.seq_len_kv()) * problem.batch() * problem.num_kv_heads();
+    let blocks = dq_blocks + if split { 2 * dk_blocks } else { 0 };
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
     add_gradients(&mut launch, problem, ALIGNMENT, &["dq"]);
     let slot = workspace.push(&mut launch, false);
@@ -63,13 +63,14 @@ pub(super) fn step(
         workspace.add_sums_of_keys(&mut launch, slot);
         launch
             .args
-            .extend([dq_blocks, of_keys].map(|blocks| Arg::U32(blocks as u32)));
+            .extend([dq_blocks, dk_blocks].map(|blocks| Arg::U32(blocks as u32)));
     }
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
 }
 
-/// `STORED`: tiles that no block has come to were not zeroed. `SPLIT`: there are sums of dK and dV.
+/// `STORED`: the first block at a tile of dQ stored its part, so a tile without a block holds no sums. `SPLIT`: there
+/// are sums of dK and dV.
 fn kernel<const STORED: bool, const SPLIT: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
     let what = if STORED { "dq_stored" } else { "dq" };
     let name = named(levers, shape, &format!("{what}{}", if SPLIT { "_dk_dv" } else { "" }));
@@ -80,20 +81,20 @@ fn kernel<const STORED: bool, const SPLIT: bool>(levers: &Values, shape: &Shape)
     })
 }
 
-/// Sums of dK and dV, and the blocks that round them.
-struct OfKeys<'k, E> {
+/// The sums of dK and dV, and the blocks that round them.
+struct KeyGradients<'k, E> {
     gradients: [TensorParam<'k, E>; 2],
     sums: [GlobalPtr<'k, f32>; 2],
     stride: Val<'k, u32>,
-    /// Blocks of dQ, which come before those of dK, and the latter.
+    /// The grid has `dq_blocks` blocks for dQ, then `dk_blocks` for dK, then as many for dV.
     dq_blocks: Val<'k, u32>,
     dk_blocks: Val<'k, u32>,
 }
 
-impl<'k, E: MmaElement + Widen> OfKeys<'k, E> {
-    /// The arguments are in the order that [`step`] has them.
+impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
+    /// In the order of the arguments in [`step`].
     fn declare(k: &'k KernelBuilder) -> Self {
-        OfKeys {
+        KeyGradients {
             gradients: ["dk", "dv"].map(|name| TensorParam::declare(k, name, k.param_ptr_mut(name))),
             sums: ["dk_sums", "dv_sums"].map(|name| k.param_ptr(name)),
             stride: k.param("kv_sums_stride"),
@@ -102,9 +103,9 @@ impl<'k, E: MmaElement + Widen> OfKeys<'k, E> {
         }
     }
 
-    /// Rounds what a block behind those of dQ has.
+    /// Rounds the tile of a block that comes after those of dQ.
     #[track_caller]
-    fn round(&self, rounded: &Rounded<'k, E>, shape: &Shape, params: &RowParams<'k>, softmax_scale: Val<'k, f32>) {
+    fn round(&self, rounded: &RoundedTile<'k, E>, shape: &Shape, params: &RowParams<'k>, softmax_scale: Val<'k, f32>) {
         let (k, rows, width) = (rounded.k, rounded.tile.rows(), rounded.tile.cols());
         let block = k.block_idx(0) - self.dq_blocks;
         let is_dv = block.ge(self.dk_blocks);
@@ -133,15 +134,15 @@ impl<'k, E: MmaElement + Widen> OfKeys<'k, E> {
 }
 
 fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape: &Shape, stored: bool, split: bool) {
-    let (rows, shares) = (config.rows, Shares::new(config, shape));
+    let (rows, partition) = (config.rows, Partition::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let sums = k.param_ptr::<f32>("dq_sums");
     let semaphore = stored.then(|| DqSemaphore::declare(k, false));
     let stride = k.param::<u32>("sums_stride");
     let softmax_scale = k.param::<f32>("softmax_scale");
-    let of_keys = split.then(|| OfKeys::<E>::declare(k));
+    let key_gradients = split.then(|| KeyGradients::<E>::declare(k));
     let params = RowParams::declare(k, shape);
-    let rounded = Rounded::<E>::declare(k, rows, shares.width);
+    let rounded = RoundedTile::<E>::declare(k, rows, partition.width);
 
     let round_dq = |blocks: &dyn Fn() -> Val<'k, u32>| {
         let tiles = (params.seq_len_q + (rows - 1)) / rows;
@@ -152,39 +153,40 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
         let first_row = tile * rows;
         let (params, first) = params.of_sequence(batch);
         let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
-        let sums = sums.offset_strided(sums_row, shares.dq_columns());
+        let sums = sums.offset_strided(sums_row, partition.dq_cols());
         params.if_has_row(first_row, params.seq_len_q, || {
             let any = semaphore.map(|semaphore| semaphore.words.offset(sums_row).load().gt(0));
-            let columns = [shares.dq_share, shares.dq_columns()];
+            let columns = [partition.dq_part_cols, partition.dq_cols()];
             rounded.fill(sums, columns, any, Some(softmax_scale));
             let dq = dq.starting_at(first.q);
             rounded.store(dq, [batch, head, first_row], params.seq_len_q, shape.head_dim);
         });
     };
-    let Some(of_keys) = of_keys else {
+    let Some(key_gradients) = key_gradients else {
         return round_dq(&|| k.grid_dim(0));
     };
     k.if_else(
-        k.block_idx(0).lt(of_keys.dq_blocks).uniform(),
-        || round_dq(&|| of_keys.dq_blocks),
-        || of_keys.round(&rounded, shape, &params, softmax_scale),
+        k.block_idx(0).lt(key_gradients.dq_blocks).uniform(),
+        || round_dq(&|| key_gradients.dq_blocks),
+        || key_gradients.round(&rounded, shape, &params, softmax_scale),
     );
 }
 
-/// A tile of rows, rounded. A block has one.
-struct Rounded<'k, E> {
+/// A block's tile of rounded rows.
+struct RoundedTile<'k, E> {
     k: &'k KernelBuilder,
     tile: SharedTile<'k, E>,
 }
 
-impl<'k, E: MmaElement + Widen> Rounded<'k, E> {
+impl<'k, E: MmaElement + Widen> RoundedTile<'k, E> {
     fn declare(k: &'k KernelBuilder, rows: u32, width: u32) -> Self {
         // Padded, so that neither its rows nor its columns fall into one bank.
         let tile = k.shared_tile("rounded", TileShape::new(rows, width).padded(16 / E::BYTES));
-        Rounded { k, tile }
+        RoundedTile { k, tile }
     }
 
-    /// Brings sums to it, of which a warp has so many columns, of so many in all. Unless there are `any`, zeros.
+    /// Rounds sums into the tile, or zeros unless there are `any`. A warp of the main kernel has added `columns` of
+    /// `all_columns`.
     #[track_caller]
     fn fill(
         &self,
@@ -194,7 +196,7 @@ impl<'k, E: MmaElement + Widen> Rounded<'k, E> {
         scale: Option<Val<'k, f32>>,
     ) {
         let (k, rounded) = (self.k, self.tile);
-        let (accumulators, units) = (columns / ACC_COLS, all_columns / columns);
+        let (accumulators, parts) = (columns / ACC_COLS, all_columns / columns);
         for first in (0..rounded.rows() * all_columns / 4).step_by(THREADS as usize) {
             // Four registers of a lane.
             let four = k.thread_idx() + first;
@@ -211,23 +213,22 @@ impl<'k, E: MmaElement + Widen> Rounded<'k, E> {
             };
             let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
             let warpgroup = warp / 4;
-            let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;
-            let column = warpgroup % units * columns + i * ACC_COLS + lane % 4 * 2;
+            let row = warpgroup / parts * WGMMA_M + warp % 4 * 16 + lane / 4;
+            let column = warpgroup % parts * columns + i * ACC_COLS + lane % 4 * 2;
             let at = rounded.at(row, column);
             for half in 0..2 {
                 let [a, b] = [0, 1].map(|e| {
                     let value = values[2 * half + e];
                     scale.map_or(value, |scale| value * scale)
                 });
-                rounded
-                    .down(at, 8 * half as u32)
-                    .store_words(&[E::pack(a, b)], Cache::Default);
+                let at = rounded.down(at, 8 * half as u32);
+                at.store_words(&[E::pack(a, b)], Cache::Default);
             }
         }
         k.barrier();
     }
 
-    /// Stores its rows, those that are among `rows` of the head, from `first_row` on.
+    /// Stores the rows of a head from `first_row` on, of which there are `rows`.
     #[track_caller]
     fn store(
         &self,
@@ -244,10 +245,8 @@ impl<'k, E: MmaElement + Widen> Rounded<'k, E> {
             let is_there = (first_row + row).lt(rows) & column.lt(head_dim);
             k.if_(is_there.divergent(), || {
                 let words = rounded.at(row, column).load_words(4, Cache::Default);
-                tensor
-                    .row(to, first_row + row)
-                    .offset(column)
-                    .store_words(&words, Cache::Default);
+                let row = tensor.row(to, first_row + row);
+                row.offset(column).store_words(&words, Cache::Default);
             });
         }
     }
