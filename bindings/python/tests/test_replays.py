@@ -137,7 +137,7 @@ def profiled():
 
 
 def test_the_profiler():
-    # In a process of its own: what a profiler breaks may end the process.
+    # In a child process, which a fault of the profiler may end.
     ended = subprocess.run([sys.executable, __file__], capture_output=True, text=True)
     assert ended.returncode == 0, (ended.returncode, ended.stdout, ended.stderr)
 

@@ -6,7 +6,7 @@
 //! modules of its kernels; what arguments point to is alive during the call that sets them, and is not read later.
 
 use std::env::var_os;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use flashcore_ir::proof::LaunchShape;
 
@@ -55,6 +55,8 @@ impl Kind {
 pub(crate) struct Replays {
     plain: bool,
     recent: Recent<Sequence>,
+    /// That the driver refuses graphs is told once: it costs the host time in each call.
+    told: Once,
 }
 
 impl Replays {
@@ -62,6 +64,7 @@ impl Replays {
         Replays {
             plain: var_os(PLAIN).is_some() || var_os(BLOCKING).is_some_and(|value| value != "0"),
             recent: Recent::default(),
+            told: Once::new(),
         }
     }
 
@@ -73,8 +76,8 @@ impl Replays {
         for launch in launches {
             stream.check_context(launch.function.module().context(), "the kernel")?;
         }
-        // A launch of an executable graph waits for the one before, so each stream has graphs of its own. A stream
-        // that has the handle of one that was destroyed may wait for work of that one, as if it followed.
+        // A launch of an executable graph waits for the one before, so two streams never share a graph. A stream that
+        // has the handle of one that was destroyed may wait for work of that one, as if it followed.
         let sequence = self.recent.get(stream.as_raw(), launches.iter().map(Kind::of));
         let mut sequence = lock(&sequence);
         sequence.calls = sequence.calls.saturating_add(1);
@@ -85,7 +88,10 @@ impl Replays {
             Ok(()) => Ok(true),
             Err(CudaError::Fault(fault)) => Err(CudaError::Fault(fault)),
             // Single launches do the same without memory for a graph, or tell what is wrong with one of them.
-            Err(_) => {
+            Err(error) => {
+                self.told.call_once(|| {
+                    eprintln!("flashcore: kernels of a call are launched one by one, as their graph failed: {error}");
+                });
                 *sequence = Sequence::default();
                 Ok(false)
             }

@@ -23,7 +23,7 @@ impl<'k> WarpSchedulerBarrier<'k> {
         barrier
     }
 
-    /// Waits for the turn of this warpgroup. Also a barrier of its own warps.
+    /// Waits for the turn of this warpgroup. This is also a barrier of its warps.
     #[track_caller]
     pub(super) fn sync(&self) {
         let (k, barrier) = (self.index.builder(), self.index + WARP_SCHEDULER);

@@ -424,7 +424,7 @@ fn what_saves_bytes_is_said_with_its_cost() {
     assert_eq!(none.code, 2);
 }
 
-/// A card that nobody named is one of the machine, or is said to be assumed.
+/// Without `--profile` the card is the machine's GPU, or the output says that it is assumed.
 #[test]
 fn an_assumed_card_is_called_so() {
     for arguments in ["check tiny", "explain tiny"] {

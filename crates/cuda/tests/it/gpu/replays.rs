@@ -117,7 +117,7 @@ pub(crate) fn arguments(bench: &Bench) -> Outcome {
     Ok(format!("200 calls, {kept} graph"))
 }
 
-/// Each stream has a graph of its own, also if it has a priority or is the default stream.
+/// Streams do not share graphs, whether they have a priority or are the default stream.
 pub(crate) fn streams(bench: &Bench) -> Outcome {
     forget(&bench.context)?;
     let increment = Increment::new(bench)?;

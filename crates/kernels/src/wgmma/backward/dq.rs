@@ -251,7 +251,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     fn word(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
         let first = dq_tile * self.levers.rows;
         let place = match self.main_loop {
-            // Each block of a cluster has columns of its own, and a word.
+            // The blocks of a cluster add different columns, each with its own word.
             MainLoop::Exchange(_) => first + first.builder().cluster_rank(),
             MainLoop::Pingpong(_) => first,
         };
