@@ -1,5 +1,5 @@
-"""Calls of several launches, which are replayed as graphs after the first of them: results are those of single launches,
-which a captured call records."""
+"""Launches of calls, which are replayed as graphs after the first of them: results are those of plain launches, which a
+captured call records."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import flashcore  # noqa: E402
-from flashcore.flash_attn_interface import flash_attn_func  # noqa: E402
+from flashcore.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or not flashcore.devices(), reason="there is no GPU"
@@ -36,7 +36,7 @@ class Cache:
         return flashcore.attention(self.q, self.k[:, :keys], self.v[:, :keys], out=out)
 
     def captured(self, keys):
-        """The output of single launches."""
+        """The output of plain launches."""
         out = torch.empty_like(self.out)
         self.step(keys, out)  # makes the plan
         torch.cuda.synchronize()
@@ -58,6 +58,30 @@ def test_new_lengths_tensors_and_workspaces():
         if n % 5 == 0:
             held.clear()
         torch.testing.assert_close(got, cache.captured(keys), atol=0, rtol=0)
+
+
+def test_one_launch_with_other_tensors():
+    calls = []
+    for n in range(3 * CALLS):
+        q, k, v = (draw(1, 256, heads, 64) for heads in (8, 4, 4))
+        calls.append((q, k, v, flash_attn_func(q, k, v)))
+        calls = calls[-5:]  # what is freed is the next call's
+        for *tensors, got in calls:
+            graph, out = torch.cuda.CUDAGraph(), torch.empty_like(got)
+            with torch.cuda.graph(graph):
+                flashcore.attention(*tensors, out=out)
+            graph.replay()
+            torch.testing.assert_close(got, out, atol=0, rtol=0)
+
+
+def test_a_cache_that_grows():
+    caches = [draw(1, 4 * CALLS, KV_HEADS, DIM) for _ in "kv"]
+    q, rows = draw(1, 1, HEADS, DIM), [draw(1, 4 * CALLS, KV_HEADS, DIM) for _ in "kv"]
+    for n in range(4 * CALLS):
+        lengths = torch.full([1], n, dtype=torch.int32, device="cuda")
+        got = flash_attn_with_kvcache(q, *caches, *(x[:, n : n + 1] for x in rows), cache_seqlens=lengths)
+        want = flash_attn_with_kvcache(q, *rows, cache_seqlens=lengths + 1)
+        torch.testing.assert_close(got, want, atol=0, rtol=0)
 
 
 def test_streams_and_threads():

@@ -162,7 +162,7 @@ impl Arguments {
 }
 
 impl PreparedLaunch<'_> {
-    /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.
+    /// Enqueues the kernel, never as a graph. Returns at once; a fault shows at a later synchronisation.
     ///
     /// Safe to call with kernels that are not proved: what a kernel can reach is this process's
     /// device memory, none of which Rust refers to. A faulty kernel can write wrong results or lose
@@ -183,8 +183,8 @@ impl PreparedLaunch<'_> {
     /// runs, if the driver is of CUDA 12.3 or newer. The first waits for all earlier work in the stream, since a
     /// foreign kernel before it may not have waited for its own predecessor.
     ///
-    /// Such a driver replays launches of the same kernels in the same stream as a graph after the first calls, unless
-    /// the stream is captured, or the environment has `FLASHCORE_PLAIN_LAUNCHES` or `CUDA_LAUNCH_BLOCKING=1`.
+    /// Such a driver replays launches of the same kernels, or of one, in the same stream as a graph after the first
+    /// calls, unless the stream is captured, or the environment has `FLASHCORE_PLAIN_LAUNCHES` or `CUDA_LAUNCH_BLOCKING=1`.
     ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].

@@ -203,7 +203,8 @@ impl CudaAttention {
         let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
         let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
         tensors.check_apart(&step.launch.buffers, |i| buffers[i].address())?;
-        Ok(function.prepare(&step.launch, &buffers)?.enqueue(stream)?)
+        let launch = function.prepare(&step.launch, &buffers)?;
+        Ok(PreparedLaunch::enqueue_all(&[launch], stream)?)
     }
 
     /// Enqueues the merge of so many parts; `named` gives the memory of a buffer.
