@@ -184,7 +184,8 @@ impl PreparedLaunch<'_> {
     /// foreign kernel before it may not have waited for its own predecessor.
     ///
     /// Such a driver replays launches of the same kernels, or of one, in the same stream as a graph after the first
-    /// calls, unless the stream is captured, or the environment has `FLASHCORE_PLAIN_LAUNCHES` or `CUDA_LAUNCH_BLOCKING=1`.
+    /// calls, unless the stream is captured, or the environment has `FLASHCORE_PLAIN_LAUNCHES` or
+    /// `CUDA_LAUNCH_BLOCKING=1`.
     ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].
