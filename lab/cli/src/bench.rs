@@ -145,10 +145,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         check_scores(args)?;
     }
     // Before minutes of measuring.
-    args.markdown
-        .iter()
-        .chain(&args.csv)
-        .try_for_each(|file| style::check_folder(file))?;
+    style::check_files(args.markdown.iter().chain(&args.csv))?;
     let device = match (scores, args.device.as_str()) {
         // A product by itself is a GPU's: without one, the error says what is missing.
         (true, "best") => machine::device("cuda", Besides::Nothing)?,

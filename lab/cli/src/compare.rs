@@ -34,7 +34,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
     /// Exit with 1 where B is slower than A by more than this, such as 3%
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = share, allow_hyphen_values = true)]
     gate: Option<f64>,
     #[command(flatten)]
     protocol: ProtocolArgs,

@@ -46,13 +46,13 @@ pub(crate) struct GateArgs {
     kernel: Option<String>,
     /// Plant a mistake into each simulated kernel that has a place for it, to see the gate fail, as `check
     /// --plant`
-    #[arg(long, value_name = "MISTAKE", value_parser = check::operator)]
+    #[arg(long, value_name = "MISTAKE", value_parser = planted)]
     plant: Option<Operator>,
     /// Most that a time may be longer than the baseline's, such as 3%
-    #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share, allow_hyphen_values = true)]
     slower: f64,
     /// Most that a relative error may be larger than the baseline's
-    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share, allow_hyphen_values = true)]
     error: f64,
     /// Exit with 3 if a check could not be judged
     #[arg(long)]
@@ -65,6 +65,16 @@ pub(crate) struct GateArgs {
     /// Write the summary in Markdown
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     markdown: Option<PathBuf>,
+}
+
+/// A mistake by name. `check --plant` takes the number of its place, too.
+fn planted(name: &str) -> Result<Operator, String> {
+    match name.split_once(':') {
+        Some((mistake, _)) if Operator::from_name(mistake).is_some() => Err(format!(
+            "it is planted into every kernel, at its first place: write {mistake}"
+        )),
+        _ => check::operator(name),
+    }
 }
 
 const GATE_HELP: &str = "\
@@ -82,10 +92,7 @@ Exit codes: 0 nothing failed, 1 a check failed, 2 usage, 3 environment, or --str
 
 pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    args.markdown
-        .iter()
-        .chain(&args.write)
-        .try_for_each(|file| style::check_folder(file))?;
+    style::check_files(args.markdown.iter().chain(&args.write))?;
     let store = args.keep.path()?.unwrap_or_default();
     let evidence = args
         .evidence

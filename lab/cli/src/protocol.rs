@@ -26,7 +26,7 @@ pub(crate) struct ProtocolArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) caches: Option<u32>,
     /// Difference that matters, such as 1% or 0.01
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = share, allow_hyphen_values = true)]
     threshold: Option<f64>,
     /// Launch one by one instead of in graphs: short kernels then wait for the host
     #[arg(long)]

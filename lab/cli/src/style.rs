@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -190,6 +190,20 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
             .help("make it first, or name a file in another folder")),
         None => Ok(()),
     }
+}
+
+/// Refuses files to write that are folders, whose folders are not there, or that are the same file.
+pub(crate) fn check_files<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Failure> {
+    let mut seen = Vec::new();
+    for path in paths {
+        check_folder(path)?;
+        if seen.contains(&path) {
+            let says = format!("{} is named for two outputs; name a file for each", path.display());
+            return Err(Failure::usage(says));
+        }
+        seen.push(path);
+    }
+    Ok(())
 }
 
 pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {

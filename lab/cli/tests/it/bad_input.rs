@@ -9,7 +9,9 @@ const USAGE: &[(&str, &str)] = &[
     ("gate", "required arguments were not provided: --baseline <FILE>"),
     ("gate --baseline no-such.json", "no-such.json: No such file"),
     ("gate --write x --profile l5", "known are l4"),
-    ("gate --write x --slower 300%", "write a share above 0 and below 1"),
+    ("gate --write x --error -1%", "write a share above 0 and below 1"),
+    ("gate --write x --plant drop-barrier:2", "write drop-barrier"),
+    ("gate --write x --markdown x", "x is named for two outputs"),
     ("gate --write x --kernel cpu/m64n64", "runs on the CPU"),
     (
         "gate --write x --evidence no-such-run --store nowhere",
