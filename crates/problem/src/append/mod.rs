@@ -10,7 +10,7 @@ mod reference;
 mod rows;
 mod tensors;
 
-pub use random::{AppendCase, random_append};
+pub use random::{AppendCase, e4m3_pairs, random_append};
 pub use reference::{AppendReference, Expected};
 pub use rows::{NewRow, QueryRow};
 pub use tensors::{AppendTensors, RotaryTensors};

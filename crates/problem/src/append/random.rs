@@ -263,6 +263,49 @@ pub fn random_append(seed: u64) -> AppendCase {
     case
 }
 
+/// Rows of K and Q that have each pair of e4m3 numbers, and tables of any numbers: row `i` has the pairs `(i, 0)`,
+/// `(i, 1)`, ...
+pub fn e4m3_pairs(interleaved: bool) -> AppendCase {
+    let (rows, table) = ([1, 256, 1, 512].into(), [1, 256, 1, 256].into());
+    let rotary = Rotary {
+        interleaved,
+        ..Rotary::new(rows, 256, 512)
+    };
+    let of_bytes = |layout, byte: &mut dyn FnMut(usize) -> u8| {
+        let mut tensor = Tensor::poisoned(DType::E4M3, layout);
+        tensor
+            .bytes_mut()
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, to)| *to = byte(i));
+        tensor
+    };
+    let pairs = of_bytes(rows, &mut |i| match (interleaved, i % 512) {
+        (true, column) if column % 2 == 1 => (column / 2) as u8,
+        (false, column @ 256..) => column as u8,
+        _ => (i / 512) as u8,
+    });
+    let mut rng = Rng::new(7);
+    let mut numbers = || of_bytes(table, &mut |_| rng.below(256) as u8);
+    AppendCase {
+        append: Append {
+            rotary: Some(rotary),
+            ..Append::to_cache(DType::E4M3, [rows, rows], [rows, rows])
+        },
+        k_new: pairs.clone(),
+        v_new: pairs.clone(),
+        k_cache: Tensor::poisoned(DType::E4M3, rows),
+        v_cache: Tensor::poisoned(DType::E4M3, rows),
+        rotary: Some([numbers(), numbers(), pairs]),
+        values: AppendValues {
+            cache_seqlens: Some(vec![0]),
+            ..AppendValues::default()
+        },
+        slots: None,
+        narrow_slots: Vec::new(),
+    }
+}
+
 /// An embedding without Q and positions.
 fn draw_rotary(rng: &mut Rng, append: &Append) -> Rotary {
     let head_dim = append.k_cache.shape[3];

@@ -9,9 +9,8 @@ use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{AppendReport, check_append};
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, Refusal, Step, append};
-use flashcore_problem::append::{AppendCase, random_append};
-use flashcore_problem::rng::Rng;
-use flashcore_problem::{Append, AppendPlace, AppendValues, DType, Layout, Rotary, Tensor};
+use flashcore_problem::append::{AppendCase, e4m3_pairs, random_append};
+use flashcore_problem::{Append, AppendPlace, AppendValues, DType, Layout, Rotary};
 use flashcore_sim::{FindingKind, SimOptions};
 
 use crate::common::number;
@@ -201,47 +200,12 @@ fn find(&(name, operator, place): &(&str, Operator, &str), of_kind: impl Fn(&App
     assert!(found, "{name}: planted {planted} times");
 }
 
-/// Each pair of e4m3 numbers, by cosines and sines of any: bit by bit what f32 rounds to, at most 448.
+/// Bit by bit what f32 rounds to, at most 448.
 #[test]
 fn every_pair_of_e4m3_is_rotated() {
-    let kernels = KernelCache::default();
     for interleaved in [false, true] {
-        let (rows, table) = ([1, 256, 1, 512].into(), [1, 256, 1, 256].into());
-        let rotary = Rotary {
-            interleaved,
-            ..Rotary::new(rows, 256, 512)
-        };
-        let append = Append {
-            rotary: Some(rotary),
-            ..Append::to_cache(DType::E4M3, [rows, rows], [rows, rows])
-        };
-        let of_bytes = |layout, byte: &mut dyn FnMut(usize) -> u8| {
-            let mut tensor = Tensor::poisoned(DType::E4M3, layout);
-            tensor
-                .bytes_mut()
-                .iter_mut()
-                .enumerate()
-                .for_each(|(i, to)| *to = byte(i));
-            tensor
-        };
-        // Row i has the pairs (i, 0), (i, 1), ...
-        let pairs = of_bytes(rows, &mut |i| match (interleaved, i % 512) {
-            (true, column) if column % 2 == 1 => (column / 2) as u8,
-            (false, column @ 256..) => column as u8,
-            _ => (i / 512) as u8,
-        });
-        let mut rng = Rng::new(7);
-        let mut angles = || of_bytes(table, &mut |_| rng.below(256) as u8);
-        let mut case = random_append(0);
-        (case.append, case.slots) = (append, None);
-        (case.k_new, case.v_new) = (pairs.clone(), pairs.clone());
-        (case.k_cache, case.v_cache) = (Tensor::poisoned(DType::E4M3, rows), Tensor::poisoned(DType::E4M3, rows));
-        case.rotary = Some([angles(), angles(), pairs]);
-        case.values = AppendValues {
-            cache_seqlens: Some(vec![0]),
-            ..AppendValues::default()
-        };
-        let step = append::step(&append, Target::Sm90a, 16, &kernels).unwrap();
+        let case = e4m3_pairs(interleaved);
+        let step = append::step(&case.append, Target::Sm90a, 16, &KernelCache::default()).unwrap();
         let report = check(&case, &step, 1);
         assert!(report.is_right() && report.values.is_empty(), "{report}");
         let rotated = case.reference().k_cache;
