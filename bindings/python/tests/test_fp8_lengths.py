@@ -92,6 +92,43 @@ def _with_rows(cache, new, counts):
     return cache
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fp8_new_rows_are_rotated(device, scaled, interleaved, causal):
+    """What float32 computes, rounded once and at most 448, bit by bit; scales change nothing of it."""
+    draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
+    copied = lambda x: x.view(torch.uint8).clone().view(torch.float8_e4m3fn)
+    q, k, v, k_cache, v_cache = draw(2, 3, 4, 64), *(draw(2, n, 2, 64) for n in (3, 3, 32, 32))
+    k.view(torch.uint8)[0, 1] = 0x7E  # 448, of which pairs are longer
+    angle, counts = 6.3 * torch.rand(32, 16, device=device), (5, 29)
+    cos, sin = (table.to(torch.float8_e4m3fn) for table in (angle.cos(), angle.sin()))
+
+    def rotated(x, at_one_position):
+        rows = torch.tensor([[n + i * (not at_one_position) for i in range(3)] for n in counts], device=device)
+        c, s = (table.float()[rows][:, :, None] for table in (cos, sin))
+        halves = (slice(0, 32, 2), slice(1, 32, 2)) if interleaved else (slice(0, 16), slice(16, 32))
+        (a, b), out = (x.float()[..., half] for half in halves), x.float()
+        out[..., halves[0]], out[..., halves[1]] = a * c - b * s, a * s + b * c
+        return out.clamp(-448, 448).to(x.dtype)
+
+    options = {"causal": causal}
+    if scaled:
+        scale = torch.tensor([[0.5, 2.0], [1.0, 3.0]], device=device)
+        options |= {"q_descale": scale, "k_descale": scale, "v_descale": scale}
+    tables = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
+    given, lengths = [copied(k_cache), copied(v_cache)], ragged.int32(counts, device)
+    out = flash_attn_with_kvcache(q, *given, k, v, cache_seqlens=lengths, **tables, **options)
+    want = rotated(k, False)
+    assert (want.view(torch.uint8) & 0x7F == 0x7E).any()
+    for b, n in enumerate(counts):
+        for cache, rows in ((k_cache, want), (v_cache, v)):
+            cache.view(torch.uint8)[b, n : n + 3] = rows.view(torch.uint8)[b]
+    assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(given, (k_cache, v_cache)))
+    q = rotated(q, not causal)
+    assert torch.equal(out, flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths + 3, **options))
+
+
 def test_what_fp8_with_lengths_does_not_take_is_named(device):
     """Before new rows are written: a call that is refused leaves the cache as it was."""
     draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
@@ -102,7 +139,7 @@ def test_what_fp8_with_lengths_does_not_take_is_named(device):
     made = get_scheduler_metadata(*sizes, qkv_dtype=torch.bfloat16, max_seqlen_k_new=1)
     cases = [
         (NotImplementedError, "cache_leftpad is given, which is not served for float8", pages),
-        (NotImplementedError, "rotary_cos is given, but rows of float8_e4m3fn", {"rotary_cos": table, "rotary_sin": table}),
+        (RuntimeError, "rotary_cos holds f32 and q e4m3; convert one", {"rotary_cos": table, "rotary_sin": table}),
         (RuntimeError, r"k_descale has shape \(2, 4\).*\(2, 2\)", {"k_descale": torch.ones(2, 4, device=device)}),
         (RuntimeError, "v_descale holds torch.float16", {"v_descale": torch.ones(2, 2, device=device).half()}),
     ]

@@ -214,7 +214,8 @@ impl Attention {
     ///
     /// # Errors
     /// An append that is invalid, buffers that are missing, too small, of another device or shared, e4m3
-    /// rows that do not start at multiples of 4 bytes, or a launch that cannot work.
+    /// rows that do not start at multiples of 4 bytes, a rotation of e4m3 before sm_90 or of columns that
+    /// are no multiple of 8, or a launch that cannot work.
     #[cfg(feature = "cuda")]
     pub fn append_on(&self, stream: &Stream, append: &Append, tensors: &DeviceAppend<'_>) -> Result<(), Error> {
         match &self.backend {
@@ -306,6 +307,7 @@ fn append_host(cuda: &CudaAttention, append: &Append, mut tensors: AppendTensors
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
+    use flashcore_ir::Target;
     use flashcore_kernels::{KernelCache, append};
     use flashcore_problem::{DType, Rotary};
 
@@ -329,7 +331,7 @@ mod tests {
             rotary: Some(rotary),
             ..Append::to_cache(DType::BF16, [new, new], [cache, cache])
         };
-        let step = append::step(&append, 16, &KernelCache::default()).unwrap();
+        let step = append::step(&append, Target::Sm80, 16, &KernelCache::default()).unwrap();
         let buffers = &step.launch.buffers;
         let apart = |i: usize| buffers[..i].iter().map(|spec| spec.bytes).sum::<u64>();
         let of_both = |[written, read]: [&str; 2], in_place: bool| {

@@ -185,10 +185,11 @@ impl CudaAttention {
     /// The launch of an append that was checked, and its compiled kernel.
     pub(crate) fn prepare_append(&self, append: &Append, alignment: u32) -> Result<Arc<PreparedAppend>, Error> {
         let make = || {
-            let step = append::step(append, alignment, &self.kernels).map_err(|refusal| Error::Refused {
-                kernel: "append".to_string(),
-                refusal: Box::new(refusal),
-            })?;
+            let step =
+                append::step(append, self.chip.target, alignment, &self.kernels).map_err(|refusal| Error::Refused {
+                    kernel: "append".to_string(),
+                    refusal: Box::new(refusal),
+                })?;
             let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
             Ok((Box::new((*append, alignment)), Arc::new((step, function))))
         };

@@ -3,7 +3,7 @@
 use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{AtomOp, Cache, FlagInst, Inst, Operand, StoreSource};
 use crate::pointer::{AddressSpace, GlobalPtr, Ptr, SharedPtr};
-use crate::types::{BF16x2, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
+use crate::types::{BF16x2, E4M3, E4M3x2, E4M3x4, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
 use crate::value::{Source, Val};
 
 /// Elements that computation widens to f32 after loading and rounds back before storing.
@@ -60,6 +60,30 @@ widen_halves! {
     half::bf16: BF16x2, pack_bf16, to_bf16;
 }
 
+/// Rounding saturates at 448.
+impl Widen for E4M3 {
+    #[track_caller]
+    fn widen<'k>(word: Val<'k, E4M3x4>) -> Vec<Val<'k, f32>> {
+        let (lo, hi) = word.halves();
+        let ((a, b), (c, d)) = (lo.to_f16s().to_f32s(), hi.to_f16s().to_f32s());
+        vec![a, b, c, d]
+    }
+    #[track_caller]
+    fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, E4M3x4> {
+        values[0].pack_e4m3(values[1]).pair(values[2].pack_e4m3(values[3]))
+    }
+    // One element is the low byte of a 16-bit register.
+    #[track_caller]
+    fn widen_one<'k>(value: Val<'k, E4M3>) -> Val<'k, f32> {
+        let pair: Val<'k, E4M3x2> = Val::from_operand(value.builder(), value.operand());
+        pair.to_f16s().to_f32s().0
+    }
+    #[track_caller]
+    fn narrow_one<'k>(value: Val<'k, f32>) -> Val<'k, E4M3> {
+        Val::from_operand(value.builder(), value.pack_e4m3(0.0).operand())
+    }
+}
+
 impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     /// Loads one element.
     #[track_caller]
@@ -70,8 +94,10 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     /// Loads one element with a cache hint (global memory only).
     #[track_caller]
     pub fn load_with(self, cache: Cache) -> Val<'k, E> {
-        const { assert!(E::BYTES >= 2, "8-bit elements are loaded as words of four") };
         let k = self.addr.builder();
+        if E::BYTES < 2 {
+            k.invalid("8-bit elements are loaded as words of four");
+        }
         Val::from_reg(k, self.load_regs(E::TYPE.class(), 1, cache))
     }
 
@@ -84,7 +110,11 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     /// Stores one element with a cache hint (global memory only).
     #[track_caller]
     pub fn store_with(self, value: impl Source<'k, E>, cache: Cache) {
-        const { assert!(E::BYTES >= 2, "8-bit elements are stored as words of four") };
+        if E::BYTES < 2 {
+            self.addr
+                .builder()
+                .invalid("8-bit elements are stored as words of four");
+        }
         self.store_operands(E::TYPE, &[value.operand()], cache);
     }
 

@@ -53,10 +53,11 @@ impl fmt::Display for AppendReport {
 ///
 /// ```
 /// use flashcore_check::check_append;
+/// use flashcore_ir::Target;
 /// use flashcore_kernels::{KernelCache, append};
 /// use flashcore_problem::append::random_append;
 /// let case = random_append(5);
-/// let step = append::step(&case.append, 16, &KernelCache::default())?;
+/// let step = append::step(&case.append, Target::Sm90a, 16, &KernelCache::default())?;
 /// let report = check_append(&case, &step, false, &Default::default())?;
 /// assert!(report.is_right() && report.values.is_empty(), "{report}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -74,9 +75,12 @@ pub fn check_append(
     if in_place {
         share_q(&mut launch);
     }
+    let first = Target::ALL
+        .into_iter()
+        .find(|target| step.kernel.requires().is_met_by(*target));
     let mut report = AppendReport {
         values: case.append.findings(&case.values(), case.slots()),
-        refusals: prove_launch(&step.kernel, &launch, Target::Sm80, None)
+        refusals: prove_launch(&step.kernel, &launch, first.unwrap_or(Target::Sm80), None)
             .iter()
             .map(ToString::to_string)
             .collect(),

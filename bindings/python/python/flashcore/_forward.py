@@ -141,8 +141,6 @@ def _flash_attn_forward(
     lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "table": table, "leftpad": leftpad_k}
     lengths |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     if k_new is not None or v_new is not None:
-        if q.dtype == torch.float8_e4m3fn and (rotary_cos is not None or rotary_sin is not None):
-            raise NotImplementedError("rotary_cos is given, but rows of float8_e4m3fn are only copied: rotate them before")
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_k is given with k_new; packed sequences have no room for new keys")
         if seqused_k is None:

@@ -316,7 +316,7 @@ def flash_attn_with_kvcache(
     k, v : Tensor ``[batch, seq_new, kv_heads, head_dim]``, optional
         Written into the cache, in place, behind the first `cache_seqlens` keys; with `cu_seqlens_k_new`
         ``[total_new, kv_heads, head_dim]``. Rows that do not fit are not written on a GPU, and an error on the CPU.
-    rotary_cos, rotary_sin : Tensor ``[positions, rotary_dim / 2]``, optional
+    rotary_cos, rotary_sin : Tensor ``[positions, rotary_dim / 2]`` of the dtype of q, optional
         With `k`: rotates it at `rotary_seqlens` (`cache_seqlens` unless given) and on, and q at the same positions if
         the mask is causal or has a window, else all of q at the first of them. Without tables, positions are ignored,
         as FlashAttention-3 does.
@@ -338,8 +338,8 @@ def flash_attn_with_kvcache(
         and `cache_batch_idx` is given, the call warns and makes its own.
 
     The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn, which is served without
-    `rotary_cos`, `cache_leftpad` and `scheduler_metadata`, and on a GPU for pages of a multiple of 8 keys, are of
-    sequences; new rows have the same. Writing `k` and `v` with their rotary embedding is one launch before attention.
+    `cache_leftpad` and `scheduler_metadata`, and on a GPU for pages of a multiple of 8 keys, are of sequences; new rows
+    have the same. Writing `k` and `v` with their rotary embedding is one launch before attention.
     `cache_leftpad` and `cache_batch_idx` run PyTorch's operations, several small kernels each.
 
     Returns

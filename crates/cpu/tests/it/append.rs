@@ -200,13 +200,6 @@ fn appends_that_cannot_be_are_refused() {
         ),
         (Append { leftpad: true, ..base }, "leftpad_k is"),
         (
-            Append {
-                dtype: DType::E4M3,
-                ..with(rotary)
-            },
-            "dtype is e4m3; rows of e4m3 are copied only",
-        ),
-        (
             with(Rotary { positions: 9, ..rotary }),
             "rotary_cos has 9 positions; keys can have 10",
         ),

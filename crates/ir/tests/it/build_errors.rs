@@ -2,7 +2,7 @@
 //! that made it.
 
 use flashcore_ir::inst::AtomOp;
-use flashcore_ir::{BuildError, BuildErrorKind, Cache, Kernel, KernelBuilder, Swizzle, TileShape};
+use flashcore_ir::{BuildError, BuildErrorKind, Cache, E4M3, Kernel, KernelBuilder, Swizzle, TileShape};
 use half::{bf16, f16};
 
 /// The only mistake of a kernel.
@@ -295,6 +295,17 @@ fn atomics_that_do_not_exist() {
         out.reduce_add(k.constant(1.0f32).to_f16());
     });
     assert_eq!(text, "atomics work on 4-byte elements; fp16 has 2");
+}
+
+#[test]
+fn elements_of_8_bits_by_themselves() {
+    let text = message(|k| _ = k.param_ptr::<E4M3>("x").load_f32s(1, 16, Cache::Default));
+    assert_eq!(text, "8-bit elements are loaded as words of four");
+    let text = message(|k| {
+        let zero = [k.constant(0.0f32)];
+        k.param_ptr_mut::<E4M3>("out").store_f32s(&zero, 16, Cache::Default);
+    });
+    assert_eq!(text, "8-bit elements are stored as words of four");
 }
 
 #[test]

@@ -79,10 +79,10 @@ impl Kinds {
         name
     }
 
-    /// Pairs of a task that rotates.
+    /// Pairs of a task that rotates: of e4m3 a word of each table or more.
     fn pairs(&self, vector_bytes: u32, element: u32) -> u32 {
         match self.interleaved {
-            true => (vector_bytes / (2 * element)).max(1),
+            true => (vector_bytes / (2 * element)).max(if element == 1 { 4 } else { 1 }),
             false => vector_bytes / element,
         }
     }

@@ -6,7 +6,7 @@
 
 mod kernel;
 
-use flashcore_ir::{Arg, Kernel, Launch};
+use flashcore_ir::{Arg, E4M3, Kernel, Launch, Target};
 use flashcore_problem::{Append, AppendPlace, AppendValues, DType, Layout, Lengths};
 use half::{bf16, f16};
 
@@ -25,20 +25,21 @@ use kernel::{Kinds, THREADS};
 /// For Q in place, `q` and `q_out` are the same memory.
 ///
 /// ```
+/// use flashcore_ir::Target;
 /// use flashcore_kernels::{KernelCache, append};
 /// use flashcore_problem::{Append, DType};
 /// let (new, cache) = ([64, 1, 8, 128].into(), [4000, 16, 8, 128].into());
 /// let spec = Append::to_pages(DType::BF16, [new, new], [cache, cache], 256);
-/// let step = append::step(&spec, 16, &KernelCache::default())?;
+/// let step = append::step(&spec, Target::Sm80, 16, &KernelCache::default())?;
 /// assert_eq!(step.kernel.name(), "append_bf16_d128_v16_cache_seqlens_block_table");
 /// assert_eq!(step.launch.grid, [64, 2, 1]); // sequences; K and V
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// A [`Refusal`]: an append that [is none](Append::check), e4m3 rows that do not start at multiples of 4 bytes, or more
-/// blocks than a grid can have.
-pub fn step(append: &Append, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
+/// A [`Refusal`]: an append that [is none](Append::check), e4m3 rows that do not start at multiples of 4 bytes, more
+/// blocks than a grid can have, or a rotation of e4m3 before sm_90 or of columns that are no multiple of 8.
+pub fn step(append: &Append, target: Target, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     if let Err(error) = append.check() {
         let what = format!("an append that is invalid: {error}");
         return Err(Refusal::unsupported("append", what, "check it first (Append::check)"));
@@ -64,14 +65,19 @@ pub fn step(append: &Append, alignment: u32, kernels: &KernelCache) -> Result<St
         Kernel::build(name, THREADS, |k| match dtype {
             DType::F32 => kernel::body::<f32>(k, kinds, shape),
             DType::F16 => kernel::body::<f16>(k, kinds, shape),
-            DType::BF16 | DType::E4M3 => kernel::body::<bf16>(k, kinds, shape),
+            DType::BF16 => kernel::body::<bf16>(k, kinds, shape),
+            DType::E4M3 => kernel::body::<E4M3>(k, kinds, shape),
         })
     })?;
+    if !kernel.requires().is_met_by(target) {
+        let what = format!("a rotary embedding of {} on {target}", append.dtype);
+        return Err(Refusal::unsupported("append", what, "sm_90 and later do"));
+    }
     let launch = launch(append, &units, &kinds, &kernel)?;
     Ok(Step { kernel, launch })
 }
 
-/// What a kernel moves: elements, or of e4m3 words of four.
+/// What a kernel moves: elements, or words of four e4m3 where it rotates none.
 struct Units {
     dtype: DType,
     /// Elements in a unit.
@@ -98,20 +104,23 @@ impl Units {
         let starts = strides.chain(of_q).map(|stride| stride as usize).chain(dims);
         let starts = starts.map(|start| start * size);
         let vector_bytes = widest_access(starts.chain([alignment as usize]));
-        if append.dtype != DType::E4M3 {
-            return Ok(Units {
-                dtype: append.dtype,
-                elements: 1,
-                vector_bytes,
-            });
+        let is_e4m3 = append.dtype == DType::E4M3;
+        if let Some(rotary) = append.rotary.filter(|rotary| is_e4m3 && !rotary.dim.is_multiple_of(8)) {
+            let what = format!("e4m3 rows of which {} columns are rotated", rotary.dim);
+            let remedy = "use a rotary_dim that is a multiple of 8";
+            return Err(Refusal::unsupported("append", what, remedy));
         }
-        if vector_bytes < 4 {
-            let what = format!("e4m3 rows that start at multiples of {vector_bytes} B (it copies 4 B or more)");
+        if is_e4m3 && vector_bytes < 4 {
+            let what = format!("e4m3 rows that start at multiples of {vector_bytes} B (it moves 4 B or more)");
             return Err(Refusal::unsupported("append", what, "pad them to multiples of 4 B"));
         }
+        let (dtype, elements) = match is_e4m3 && append.rotary.is_none() {
+            true => (DType::F32, 4), // copied bit by bit
+            false => (append.dtype, 1),
+        };
         Ok(Units {
-            dtype: DType::F32, // copied bit by bit
-            elements: 4,
+            dtype,
+            elements,
             vector_bytes,
         })
     }
@@ -226,10 +235,14 @@ fn launch(append: &Append, units: &Units, kinds: &Kinds, kernel: &Kernel) -> Res
 
 #[cfg(test)]
 mod tests {
+    use flashcore_problem::Rotary;
+
     use super::*;
 
     fn refusal(append: &Append) -> String {
-        step(append, 16, &KernelCache::default()).unwrap_err().to_string()
+        step(append, Target::Sm80, 16, &KernelCache::default())
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
@@ -242,5 +255,24 @@ mod tests {
         let heads = [1, 1, 1 << 30, 64].into();
         let many = Append::to_cache(DType::F16, [heads, heads], [heads, heads]);
         assert!(refusal(&many).contains("a grid of"), "{}", refusal(&many));
+    }
+
+    #[test]
+    fn what_is_rotated_in_e4m3() {
+        let (new, cache) = ([1, 1, 1, 64].into(), [1, 16, 1, 64].into());
+        let of = |dim| Append {
+            rotary: Some(Rotary::new(new, 16, dim)),
+            ..Append::to_cache(DType::E4M3, [new, new], [cache, cache])
+        };
+        let (sm_80, columns) = (refusal(&of(16)), refusal(&of(20)));
+        assert!(
+            sm_80.contains("a rotary embedding of e4m3 on sm_80; sm_90 and later do"),
+            "{sm_80}"
+        );
+        assert!(
+            columns.contains("e4m3 rows of which 20 columns are rotated"),
+            "{columns}"
+        );
+        assert!(step(&of(16), Target::Sm90a, 16, &KernelCache::default()).is_ok());
     }
 }

@@ -349,6 +349,6 @@ impl InputElement for E4M3 {
 
     #[track_caller]
     fn pack_word<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word> {
-        values[0].pack_e4m3(values[1]).pair(values[2].pack_e4m3(values[3]))
+        Self::narrow(values)
     }
 }

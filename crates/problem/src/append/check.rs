@@ -1,7 +1,7 @@
 //! Which appends there can be.
 
 use super::{Append, AppendPlace, Rotary};
-use crate::{DType, Layout, ProblemError};
+use crate::{Layout, ProblemError};
 
 /// Sizes that kernels count with 31 bits.
 const MOST: usize = i32::MAX as usize;
@@ -97,10 +97,6 @@ impl Append {
 
     fn check_rotary(&self, rotary: &Rotary) -> Result<(), ProblemError> {
         let value = |field, given: String, allowed| Err(ProblemError::Value { field, given, allowed });
-        if self.dtype == DType::E4M3 {
-            let allowed = "rows of e4m3 are copied only; rotate before you quantise, and leave rotary out";
-            return value("dtype", self.dtype.to_string(), allowed);
-        }
         let [first, rows, heads, head_dim] = rotary.q.shape;
         let of_batch = if rotary.packed_q { 1 } else { self.batch };
         check_shape("q", &rotary.q, [of_batch, rows, heads, self.k_cache.shape[3]])?;

@@ -10,7 +10,7 @@ mod reference;
 mod rows;
 mod tensors;
 
-pub use random::{AppendCase, random_append};
+pub use random::{AppendCase, e4m3_pairs, random_append};
 pub use reference::{AppendReference, Expected};
 pub use rows::{NewRow, QueryRow};
 pub use tensors::{AppendTensors, RotaryTensors};
@@ -39,7 +39,7 @@ use crate::{DType, Layout, ProblemError};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Append {
-    /// Element type of all tensors, the rotary tables included. e4m3 rows are copied, not rotated.
+    /// Element type of all tensors, the rotary tables included. Scales of e4m3 tensors are not applied.
     pub dtype: DType,
     /// Sequences.
     pub batch: usize,
@@ -94,7 +94,7 @@ pub enum AppendPlace {
 }
 
 /// A rotary embedding: a pair of columns `(a, b)` becomes `(a·cos − b·sin, a·sin + b·cos)`, computed in
-/// f32 and rounded once.
+/// f32 and rounded once; in e4m3 what is above 448 becomes 448.
 ///
 /// The tables `rotary_cos` and `rotary_sin` are `[positions, dim / 2]`, dense.
 #[derive(Clone, Copy, Debug, PartialEq)]

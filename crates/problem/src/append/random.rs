@@ -128,7 +128,7 @@ pub fn random_append(seed: u64) -> AppendCase {
     let capacity = most.max(1) + rng.below(40);
 
     let (kind, with_idx) = (rng.below(3), rng.chance(0.4));
-    let new = [head_dim, head_dim_v].map(|dim| layout(&mut rng, [first, seq_new, heads, dim]));
+    let new = [head_dim, head_dim_v].map(|dim| layout(&mut rng, dtype, [first, seq_new, heads, dim]));
     let (page_size, tables) = (
         [1, 3, 8, 16][rng.below(4)],
         batch + if with_idx { rng.below(3) } else { 0 },
@@ -139,7 +139,7 @@ pub fn random_append(seed: u64) -> AppendCase {
         1 => [tables * max_pages + rng.below(4), page_size],
         _ => [(rows + 5).div_ceil(page_size), page_size],
     };
-    let cache = [head_dim, head_dim_v].map(|dim| layout(&mut rng, [pages, page_size, heads, dim]));
+    let cache = [head_dim, head_dim_v].map(|dim| layout(&mut rng, dtype, [pages, page_size, heads, dim]));
     let base = match kind {
         0 => Append::to_cache(dtype, new, cache),
         1 => Append::to_pages(dtype, new, cache, max_pages),
@@ -170,7 +170,7 @@ pub fn random_append(seed: u64) -> AppendCase {
     };
     let lengths: Vec<usize> = counts.iter().map(|count| draw(&mut rng, capacity - count)).collect();
     let as_i32 = |values: &[usize]| values.iter().map(|&value| value as i32).collect::<Vec<_>>();
-    if dtype != DType::E4M3 && rng.chance(0.6) {
+    if rng.chance(0.6) {
         append.rotary = Some(draw_rotary(&mut rng, &append));
     }
     if let Some(rotary) = &mut append.rotary {
@@ -184,7 +184,7 @@ pub fn random_append(seed: u64) -> AppendCase {
             true => [1, total + rng.below(2), heads * 2, head_dim],
             false => [batch, same, heads * 2, head_dim],
         };
-        (rotary.q, rotary.q_out) = (layout(&mut rng, shape), layout(&mut rng, shape));
+        (rotary.q, rotary.q_out) = (layout(&mut rng, dtype, shape), layout(&mut rng, dtype, shape));
         values.cu_seqlens_q = rotary.packed_q.then(|| starts(&q_counts));
         // So that every row has its position in the tables.
         rotary.positions = append.seq_len_kv + most.max(same) + 1;
@@ -263,11 +263,56 @@ pub fn random_append(seed: u64) -> AppendCase {
     case
 }
 
+/// Rows of K and Q that have each pair of e4m3 numbers, and tables of any numbers: row `i` has the pairs `(i, 0)`,
+/// `(i, 1)`, ...
+pub fn e4m3_pairs(interleaved: bool) -> AppendCase {
+    let (rows, table) = ([1, 256, 1, 512].into(), [1, 256, 1, 256].into());
+    let rotary = Rotary {
+        interleaved,
+        ..Rotary::new(rows, 256, 512)
+    };
+    let of_bytes = |layout, byte: &mut dyn FnMut(usize) -> u8| {
+        let mut tensor = Tensor::poisoned(DType::E4M3, layout);
+        tensor
+            .bytes_mut()
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, to)| *to = byte(i));
+        tensor
+    };
+    let pairs = of_bytes(rows, &mut |i| match (interleaved, i % 512) {
+        (true, column) if column % 2 == 1 => (column / 2) as u8,
+        (false, column @ 256..) => column as u8,
+        _ => (i / 512) as u8,
+    });
+    let mut rng = Rng::new(7);
+    let mut numbers = || of_bytes(table, &mut |_| rng.below(256) as u8);
+    AppendCase {
+        append: Append {
+            rotary: Some(rotary),
+            ..Append::to_cache(DType::E4M3, [rows, rows], [rows, rows])
+        },
+        k_new: pairs.clone(),
+        v_new: pairs.clone(),
+        k_cache: Tensor::poisoned(DType::E4M3, rows),
+        v_cache: Tensor::poisoned(DType::E4M3, rows),
+        rotary: Some([numbers(), numbers(), pairs]),
+        values: AppendValues {
+            cache_seqlens: Some(vec![0]),
+            ..AppendValues::default()
+        },
+        slots: None,
+        narrow_slots: Vec::new(),
+    }
+}
+
 /// An embedding without Q and positions.
 fn draw_rotary(rng: &mut Rng, append: &Append) -> Rotary {
     let head_dim = append.k_cache.shape[3];
     let dim = match rng.below(2) {
         0 => head_dim / 2 * 2,
+        // Kernels rotate words of e4m3.
+        _ if append.dtype == DType::E4M3 && head_dim >= 8 => 8 * rng.between(1, head_dim / 8),
         _ => 2 * rng.between(1, head_dim / 2),
     };
     Rotary {
@@ -297,13 +342,19 @@ fn shuffled(rng: &mut Rng, count: usize) -> Vec<usize> {
     all
 }
 
-/// Rows next to each other, heads outside rows, or gaps after heads and rows.
-fn layout(rng: &mut Rng, shape: [usize; 4]) -> Layout {
+/// Rows next to each other, heads outside rows, or gaps after heads and rows: of e4m3, which kernels move in words, few
+/// that are no words.
+fn layout(rng: &mut Rng, dtype: DType, shape: [usize; 4]) -> Layout {
     let [_, s, h, d] = shape.map(|size| size as i64);
     match rng.below(4) {
         0 => Layout::bhsd(shape),
         1 => {
-            let gap = [1, 2, 8, 16][rng.below(4)];
+            let gaps = if dtype == DType::E4M3 {
+                [4, 2, 8, 16]
+            } else {
+                [1, 2, 8, 16]
+            };
+            let gap = gaps[rng.below(4)];
             let (head, row) = (d + gap, h * (d + gap) + gap);
             Layout {
                 shape,

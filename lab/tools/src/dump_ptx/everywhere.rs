@@ -65,13 +65,13 @@ pub(super) fn append_kernels(kernels: &mut Kernels) -> Result<(), Refusal> {
         let case = random_append(seed);
         // e4m3 rows at odd addresses are refused.
         let alignment = if case.append.dtype == DType::E4M3 { 4 } else { 16 };
-        match append::step(&case.append, alignment, &cache) {
+        match append::step(&case.append, Target::Sm90a, alignment, &cache) {
             Ok(step) => kernels.add_step(&step),
             Err(Refusal::Unsupported { .. }) if alignment == 4 => {}
             Err(refusal) => return Err(refusal),
         }
     }
-    for dtype in [DType::F16, DType::BF16, DType::F32] {
+    for dtype in DType::ALL {
         for interleaved in [false, true] {
             let (new, pages) = ([4, 2, 8, 128].into(), [40, 16, 8, 128].into());
             let rotary = Rotary {
@@ -83,7 +83,7 @@ pub(super) fn append_kernels(kernels: &mut Kernels) -> Result<(), Refusal> {
                 seqused_k: true,
                 ..Append::to_pages(dtype, [new, new], [pages, pages], 9)
             };
-            kernels.add_step(&append::step(&append, 16, &cache)?);
+            kernels.add_step(&append::step(&append, Target::Sm90a, 16, &cache)?);
         }
     }
     Ok(())

@@ -31,7 +31,7 @@ pub(super) fn main(device: &Device, seed: u64, count: u64) -> crate::Ran {
             None => on_the_host(&attention, &case),
         };
         let judged = match found {
-            // A GPU copies e4m3 rows in words.
+            // A GPU moves e4m3 rows in words.
             Err(Error::Refused { .. }) if case.append.dtype == DType::E4M3 => {
                 refused += 1;
                 continue;
