@@ -13,8 +13,8 @@
 //! rows. No key past the end is read.
 //!
 //! Tensor copies bring at least eight keys of a page at a time, from pages that are a whole number of rows apart. From
-//! other caches the kernel copies K after V ([`gathered`]): the keys of the same tiles, with zeros for those on no page,
-//! as a contiguous cache `[batch, kv_heads, seq_len_kv, head_dim]`. Every other block does that.
+//! other caches the kernel copies K, too ([`gathered`]): the keys of the same tiles, with zeros for those on no page,
+//! to a contiguous cache `[batch, kv_heads, seq_len_kv, head_dim]` after the tiles of V.
 
 use flashcore_ir::{Arg, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, Launch, TensorBox, Val, Var};
 use flashcore_problem::{DType, KvLengths, Layout, Problem, ProblemBuilder};
@@ -52,8 +52,8 @@ const fn key_of(place: u32) -> u32 {
     place / 16 * 16 + 2 * quad + e % 2 + 8 * (e / 2)
 }
 
-/// Whether the plans of an e4m3 problem gather K in each call: no tensor copy brings it from a cache whose pages are not
-/// of a multiple of 8 keys, or whose pages or sequences are not a whole number of rows apart.
+/// Whether the plans of an e4m3 problem gather K in each call: no tensor copy brings it from a cache whose pages have
+/// no multiple of 8 keys, or whose pages or sequences are not a whole number of rows apart.
 ///
 /// ```
 /// use flashcore_kernels::wgmma::gathers_keys;
@@ -235,7 +235,7 @@ pub(super) fn tile_at<'k>(
 }
 
 /// A block transposes tiles of a head and sequence: one, or with lengths every `grid_dim`th of those that rows see.
-/// Where K is gathered, blocks take turns: one transposes tiles of V, the next one copies the same tiles of K.
+/// Where K is gathered, every second block copies the tiles of K that the one before it transposes of V.
 fn body<'k>(k: &'k KernelBuilder, cols: u32, shape: &Shape) {
     let v = TensorParam::<E4M3>::declare(k, "v", k.param_ptr("v"));
     let out = k.param_ptr_mut::<E4M3>("workspace");
