@@ -194,8 +194,8 @@ pub fn select_with<T, F>(
 }
 
 /// What is said of every plan that gathers K, whatever chose it.
-const GATHERED_WHY: &str = "each call gathers K first, which it need not from pages of a multiple of 8 keys that are a \
-                            whole number of rows apart";
+const GATHERED_WHY: &str =
+    "each call gathers K first; pages of a multiple of 8 keys, a whole number of rows apart, are read in place";
 
 /// What to try, best first, and why. Each is worked out when those before it have been refused.
 fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = (Config, String)> {

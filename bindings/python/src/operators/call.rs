@@ -51,8 +51,8 @@ fn tell_if_gathered(torch: &Libtorch, problem: &Problem) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if gathers_keys(problem) && !TOLD.swap(true, Ordering::Relaxed) {
         torch.warn(
-            "flashcore: each call with this cache of float8_e4m3fn copies the keys in use before it computes; it need \
-             not where pages have a multiple of 8 keys and are a whole number of rows apart",
+            "flashcore: calls with such a cache of float8_e4m3fn copy the keys in use first; pages of a multiple of 8 \
+             keys, a whole number of rows apart, are read in place",
         );
     }
 }
