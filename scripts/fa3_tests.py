@@ -13,11 +13,10 @@ run only where `--draw` names them: determinism and determinism_varlen, the test
 order, of which half compare the bits of 1,000 backward passes (`--repeats`). The functions under
 test are those of `flashcore.flash_attn_interface`, under the name `flash_attn_interface`.
 Calls with chunks (`attention_chunk`) or a head_dim of V over 256 are taken out of the tests' inner
-loops. What is not served (`qv`; caches of float8 with `cache_leftpad`, or pages that are no
-multiple of 8 keys) is not drawn, and counted. `run` may be split over several calls by `--part`;
-each part is every Nth test of the same draw. `rows` adds up parts and prints rows of evidence.
-Tests with rotary embeddings use FlashAttention's Triton kernel, which needs a C compiler; without
-the folder FOLDER/flash_attn they are not among the tests.
+loops. What is not served (`qv`) is not drawn, and counted. `run` may be split over several calls by
+`--part`; each part is every Nth test of the same draw. `rows` adds up parts and prints rows of
+evidence. Tests with rotary embeddings use FlashAttention's Triton kernel, which needs a C compiler;
+without the folder FOLDER/flash_attn they are not among the tests.
 With `--backward` the groups dense and varlen also compare gradients. Exit code of `run`: 1 if a
 test failed.
 """
@@ -137,10 +136,6 @@ def why_not(group, case):
         return "qv"
     if group == "kvcache":
         page = case["page_size"]
-        # With `cache_batch_idx` a page has all keys of a sequence.
-        keys = page or (case["seqlen_k"] if case["has_batch_idx"] else 8)
-        if "float8" in str(case["dtype"]) and (case["has_leftpad"] or keys % 8):
-            return "float8 with cache_leftpad or other pages than of multiples of 8 keys"
         if (page and case["seqlen_k"] % page) or (not case["new_kv"] and case["rotary_fraction"] > 0):
             return "skipped by the test itself"
     return None

@@ -1,6 +1,8 @@
 """float8 tensors in packed sequences and caches, with scales of each sequence, on the CPU and, where there is one that
 serves them, on a GPU. NaN lies past every end."""
 
+import pathlib
+
 import flashcore
 import pytest
 
@@ -24,7 +26,10 @@ def device(request):
     return request.param
 
 
-@pytest.mark.parametrize("form", ["packed", "cache", "pages"])
+FORMS = ["packed", "cache", "slots", "padded", "padded pages", "pages of 16", "pages of 1", "pages of 3", "pages of 12"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_fp8_with_scales_of_sequences(device, form):
     """The values that float8 tensors stand for, in bfloat16: an element times the scale of its sequence and head."""
     lengths = [(3, 50), (1, 7), (40, 129), (2, 0), (17, 64)]
@@ -47,15 +52,24 @@ def test_fp8_with_scales_of_sequences(device, form):
         starts_k = ragged.starts([keys for _, keys in lengths], device)
         out, lse = flash_attn_varlen_func(q, k, v, starts_q, starts_k, 40, 129, return_attn_probs=True, **options)
     else:
-        pages = [nan(len(lengths), 144, 2, 64) for _ in range(2)]
-        for whole, xs in zip(pages, (ks, vs)):
-            for b, x in enumerate(as_bytes(xs)):
-                whole[b, : len(x)] = x
-        k, v = (x.view(torch.float8_e4m3fn) for x in pages)
-        options |= {"cu_seqlens_q": starts_q, "max_seqlen_q": 40, "cache_seqlens": counts, "return_softmax_lse": True}
-        if form == "pages":
-            k, v = (x.view(-1, 16, 2, 64) for x in (k, v))
-            options["page_table"] = torch.arange(45, dtype=torch.int32, device=device).view(5, 9)
+        slots = [3, 0, 6, 2, 5] if form == "slots" else range(5)
+        padding = [0, 3, 7, 60, 80] if form.startswith("padded") else [0] * 5
+        # With slots a page has all keys of a sequence: no multiple of 8 of them.
+        whole = [nan(max(slots) + 1, 145 if form == "slots" else 144, 2, 64) for _ in range(2)]
+        for to, xs in zip(whole, (ks, vs)):
+            for slot, pad, x in zip(slots, padding, as_bytes(xs)):
+                to[slot, pad : pad + len(x)] = x
+        k, v = (x.view(torch.float8_e4m3fn) for x in whole)
+        options |= {"cu_seqlens_q": starts_q, "max_seqlen_q": 40, "return_softmax_lse": True}
+        options["cache_seqlens"] = counts + ragged.int32(padding, device)
+        if form == "slots":
+            options["cache_batch_idx"] = ragged.int32(slots, device)
+        if any(padding):
+            options["cache_leftpad"] = ragged.int32(padding, device)
+        if "pages" in form:
+            size = int(form.split()[-1]) if form.startswith("pages") else 6
+            k, v = (x.view(-1, size, 2, 64) for x in (k, v))
+            options["page_table"] = torch.arange(k.shape[0], dtype=torch.int32, device=device).view(5, -1)
         out, lse, *_ = flash_attn_with_kvcache(q, k, v, **options)
     assert out.dtype == torch.bfloat16
     at = 0
@@ -70,6 +84,76 @@ def test_fp8_with_scales_of_sequences(device, form):
         torch.testing.assert_close(out[part].cpu().double(), want.double(), atol=atol, rtol=8e-3)
         torch.testing.assert_close(lse[:, part].cpu().double(), want_lse.double(), atol=0.05, rtol=1e-3)
         at += rows
+
+
+@pytest.mark.parametrize("size", [1, 4, 32])
+def test_fp8_caches_take_new_rows_after_padding(device, size):
+    """The same as rows of a cache without padding."""
+    draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
+    q, new, cache = draw(2, 1, 4, 64), draw(2, 1, 2, 64), draw(2, 32, 2, 64)
+    padded = torch.full((2, 32, 2, 64), 0x7F, dtype=torch.uint8, device=device)
+    padding, counts = [6, 0], [5, 31]
+    for b, (pad, count) in enumerate(zip(padding, counts)):
+        padded[b, pad : pad + count] = cache.view(torch.uint8)[b, :count]
+    whole = [padded.clone() for _ in range(2)]
+    for b, (pad, count) in enumerate(zip(padding, counts)):
+        for x in whole:
+            x[b, pad + count] = new.view(torch.uint8)[b, 0]
+    pages = [padded.clone().view(torch.float8_e4m3fn).view(-1, size, 2, 64) for _ in range(2)]
+    padding, counts = ragged.int32(padding, device), ragged.int32(counts, device)
+    out = flash_attn_with_kvcache(
+        q, *pages, new, new, cache_seqlens=counts + padding, cache_leftpad=padding,
+        page_table=torch.arange(pages[0].shape[0], dtype=torch.int32, device=device).view(2, -1),
+    )  # fmt: skip
+    for x, want in zip(pages, whole):
+        assert torch.equal(x.view(torch.uint8).view_as(want), want)
+    k, v = (_with_rows(cache.view(torch.uint8).clone().view(torch.float8_e4m3fn), new, (5, 31)) for _ in range(2))
+    want = flash_attn_with_kvcache(q, k, v, cache_seqlens=counts + 1)
+    torch.testing.assert_close(out, want, atol=2e-2, rtol=2e-2)
+
+
+def odd_pages(device, size=3):
+    """q, pages of a few keys for three sequences of up to 60, the table and the numbers of keys."""
+    draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
+    table = torch.randperm(3 * 60 // size, device=device).int().view(3, -1)
+    return draw(3, 2, 4, 64), *(draw(table.numel(), size, 2, 64) for _ in "kv"), table, ragged.int32([60, 7, 0], device)
+
+
+@hopper
+def test_keys_are_gathered_in_a_graph():
+    """Lengths and pages are those that the tensors hold when the graph runs."""
+    q, k, v, table, counts = odd_pages("cuda")
+    call = lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=counts, page_table=table, causal=True)
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    for lengths in ([60, 7, 0], [1, 0, 33], [0, 60, 60]):
+        counts.copy_(ragged.int32(lengths))
+        table.copy_(table.flip(1))
+        graph.replay()
+        assert torch.equal(out, call()), lengths
+
+
+@hopper
+def test_gathered_keys_are_told_once():
+    import subprocess
+    import sys
+
+    script = """
+import warnings
+from test_fp8_lengths import flash_attn_with_kvcache, odd_pages
+q, k, v, table, counts = odd_pages("cuda")
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for size in (1, 3):
+        cache = [x.view(-1, 1, 2, 64)[:60].view(-1, size, 2, 64) for x in (k, v)]
+        flash_attn_with_kvcache(q[:1], *cache, cache_seqlens=counts[1:2], page_table=table.view(1, -1)[:, :20] % 20)
+print([str(x.message) for x in told])
+"""
+    at = {"cwd": pathlib.Path(__file__).parent}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, **at)
+    assert (done.stdout + done.stderr).count("copy the keys in use") == 1
 
 
 def test_fp8_caches_take_new_rows(device):
@@ -133,12 +217,10 @@ def test_what_fp8_with_lengths_does_not_take_is_named(device):
     """Before new rows are written: a call that is refused leaves the cache as it was."""
     draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
     q, cache, new = draw(2, 1, 4, 64), draw(2, 16, 2, 64), draw(2, 1, 2, 64)
-    pages = {"page_table": ragged.int32([[0], [1]], device), "cache_leftpad": ragged.int32([0, 1], device)}
     table, count = torch.ones(16, 32, device=device), ragged.int32([5, 5], device)
     sizes = (2, 1, 16, 4, 2, 64, count)
     made = get_scheduler_metadata(*sizes, qkv_dtype=torch.bfloat16, max_seqlen_k_new=1)
     cases = [
-        (NotImplementedError, "cache_leftpad is given, which is not served for float8", pages),
         (RuntimeError, "rotary_cos holds f32 and q e4m3; convert one", {"rotary_cos": table, "rotary_sin": table}),
         (RuntimeError, r"k_descale has shape \(2, 4\).*\(2, 2\)", {"k_descale": torch.ones(2, 4, device=device)}),
         (RuntimeError, "v_descale holds torch.float16", {"v_descale": torch.ones(2, 2, device=device).half()}),
@@ -147,9 +229,6 @@ def test_what_fp8_with_lengths_does_not_take_is_named(device):
         cases.append((NotImplementedError, "scheduler_metadata is given; calls with float8", {"scheduler_metadata": made}))
         with pytest.raises(ValueError, match="qkv_dtype is torch.float8_e4m3fn"):
             get_scheduler_metadata(*sizes, qkv_dtype=torch.float8_e4m3fn, out=made)
-    if device == "cuda":
-        odd = {"k_cache": draw(2, 15, 2, 64), "v_cache": draw(2, 15, 2, 64), "cache_batch_idx": ragged.int32([1, 0], device)}
-        cases.append((RuntimeError, "pages of a multiple of 8 keys, and k_cache has 15", odd))
     for error, says, change in cases:
         given = {"k_cache": cache.clone(), "v_cache": cache.clone(), "k": new, "v": new, "cache_seqlens": count, **change}
         before = [given[name].view(torch.uint8).clone() for name in ("k_cache", "v_cache")]
@@ -194,6 +273,17 @@ def test_compiled_and_checked_operators():
     cache = k.view(2, 16, 2, 64)
     args = (q, cache, cache, starts, none, ragged.int32([9, 16]), none, *scales, *numbers)
     torch.library.opcheck(torch.ops.flashcore.fwd_kvcache.scaled, args, test_utils=checks)
+    q3, *pages, table, counts = odd_pages("cpu")
+    args = (q3, *pages, none, none, counts, table, *(torch.ones(3, 2) for _ in "qkv"), *numbers[:-1], 60)
+    torch.library.opcheck(torch.ops.flashcore.fwd_kvcache.scaled, args, test_utils=checks)
     call = lambda scale: flash_attn_varlen_func(q, k, k, starts, starts_k, 4, 23, causal=True, k_descale=scale)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(scales[0]), call(scales[0]))
+
+
+def test_padded_caches_compile(device):
+    q, k, v, _, counts = odd_pages(device, 60)
+    padding = ragged.int32([6, 0, 0], device)
+    call = lambda q: flash_attn_with_kvcache(q, k, v, cache_seqlens=counts, cache_leftpad=padding)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q), call(q))

@@ -19,7 +19,8 @@ pub struct Plan {
     /// The architecture it was resolved for.
     pub target: Target,
     /// What runs before the main step: where lengths are on the device the one that makes a schedule of
-    /// them; of e4m3 then the one that transposes V. Of a backward pass the one that prepares statistics of rows.
+    /// them; of e4m3 then the one that transposes V and may gather K. Of a backward pass the one that prepares
+    /// statistics of rows.
     pub before: Vec<Step>,
     /// The main step.
     pub main: Step,

@@ -174,6 +174,10 @@ pub fn select_with<T, F>(
             refusal,
         });
         if let Ok((plan, verdict)) = judged {
+            let why = match wgmma::gathers_keys(problem) {
+                true => format!("{why}; {GATHERED_WHY}"),
+                false => why,
+            };
             let choice = Choice {
                 plan,
                 why,
@@ -188,6 +192,10 @@ pub fn select_with<T, F>(
     }
     Ok(Err(NoPlan { considered }))
 }
+
+/// What is said of every plan that gathers K, whatever chose it.
+const GATHERED_WHY: &str =
+    "each call gathers K first; pages of a multiple of 8 keys, a whole number of rows apart, are read in place";
 
 /// What to try, best first, and why. Each is worked out when those before it have been refused.
 fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = (Config, String)> {

@@ -172,20 +172,6 @@ def scales(
     return tuple(q.new_ones(needed, dtype=torch.float32) if x is None else x.contiguous() for x in given)
 
 
-def no_padding(q: torch.Tensor, leftpad: torch.Tensor | None) -> None:
-    """`cache_leftpad` is not served for float8: its pages have a key each."""
-    if leftpad is not None and q.dtype in FP8:
-        says = "cache_leftpad is given, which is not served for float8_e4m3fn"
-        raise NotImplementedError(f"{says}: use float16 or bfloat16, or keep keys without left padding")
-
-
-def whole_pages(q: torch.Tensor, k: torch.Tensor, table: torch.Tensor | None) -> None:
-    """Pages of float8 on a GPU have a multiple of 8 keys."""
-    if table is not None and q.dtype in FP8 and q.device.type == "cuda":
-        says = f"float8_e4m3fn is served for pages of a multiple of 8 keys, and k_cache has {k.shape[1]} in a page"
-        _check(k.shape[1] % 8 == 0, lambda: f"{says} (with cache_batch_idx, a page is a sequence's part of the cache)")
-
-
 def no_schedule(q: torch.Tensor, schedule: int | None) -> None:
     """Calls with float8 make their own schedule."""
     if schedule is not None and q.dtype in FP8:

@@ -48,7 +48,6 @@ def attend(
                 return _no_rows(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
         return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
     options |= {"scales": scales}
-    _checks.no_padding(q, leftpad)
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
         raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
 
@@ -134,9 +133,7 @@ def check_cache(
     none = torch.empty(0, dtype=torch.int32)
     arrays = (none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table))
     _checks.cache(q, k, v, *arrays, dtypes=(*_checks.FLOATS, *_checks.FP8))
-    _checks.no_padding(q, leftpad)
     _checks.no_schedule(q, schedule)
-    _checks.whole_pages(q, k, table)
     shape = (batch_of(q, cu_seqlens_q), k.shape[2])
     given = _checks.scales(q, scales, lambda: shape)
     named = dict(zip(("q_descale", "k_descale", "v_descale"), given))

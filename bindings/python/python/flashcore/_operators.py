@@ -432,7 +432,6 @@ def forward_kvcache(
     given = _checks.scales(q, scales, lambda: (seqused_k.numel(), k.shape[-2]), sinks, alibi_slopes)
     if given:
         _checks.no_schedule(q, schedule)
-        _checks.whole_pages(q, k, block_table)
         return _call_with_values(_fwd_kvcache_scaled, q, k, v, *lengths, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
         values = _arguments.modifiers(q, sinks, alibi_slopes)

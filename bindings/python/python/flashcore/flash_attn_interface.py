@@ -338,9 +338,10 @@ def flash_attn_with_kvcache(
         and `cache_batch_idx` is given, the call warns and makes its own.
 
     The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn, which is served without
-    `cache_leftpad` and `scheduler_metadata`, and on a GPU for pages of a multiple of 8 keys, are of sequences; new rows
-    have the same. Writing `k` and `v` with their rotary embedding is one launch before attention.
-    `cache_leftpad` and `cache_batch_idx` run PyTorch's operations, several small kernels each.
+    `scheduler_metadata`, are of sequences; new rows have the same. On a GPU, pages of no multiple of 8 keys, which
+    `cache_leftpad` makes, are copied in each call; the first one warns. Writing `k` and `v` with their rotary embedding
+    is one launch before attention. `cache_leftpad` and `cache_batch_idx` run PyTorch's operations, several small kernels
+    each.
 
     Returns
     -------

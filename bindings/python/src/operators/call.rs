@@ -1,8 +1,10 @@
 //! One call of an operator: a problem and its tensors, on the host or in PyTorch's current stream.
 
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flashcore::cuda::{DeviceSlice, Stream};
+use flashcore::plans::gathers_keys;
 use flashcore::{
     BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, Layout, Lengths, Problem,
     ProblemError, TensorView, TensorViewMut,
@@ -42,6 +44,17 @@ pub(super) struct Call<'a> {
     pub(super) gradients: Option<[*mut u8; 4]>,
     /// The schedule that was made for it, if one was given.
     pub(super) kept: Option<Kept>,
+}
+
+/// Warns the first time that a call gathers K.
+fn tell_if_gathered(torch: &Libtorch, problem: &Problem) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if gathers_keys(problem) && !TOLD.swap(true, Ordering::Relaxed) {
+        torch.warn(
+            "flashcore: calls with such a cache of float8_e4m3fn copy the keys in use first; pages of a multiple of 8 \
+             keys, a whole number of rows apart, are read in place",
+        );
+    }
 }
 
 impl Call<'_> {
@@ -133,6 +146,7 @@ impl Call<'_> {
             backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
             return Ok(attention.backward_on(&stream, problem, &tensors)?);
         }
+        tell_if_gathered(self.torch, problem);
         let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
         let result = attention.forward_allocating(&stream, problem, &tensors, |bytes| {
             let allocate = || -> Result<_, Error> {

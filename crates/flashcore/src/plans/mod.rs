@@ -18,6 +18,7 @@ use flashcore_problem::Problem;
 pub use error::PlanError;
 #[cfg(feature = "cpu")]
 pub use flashcore_cpu::CpuConfig;
+pub use flashcore_kernels::wgmma::gathers_keys;
 pub use flashcore_kernels::{Choice, Config, Considered, NoPlan, Plan, Refusal, Step, Suggestion, UnknownConfig};
 pub use here::{CPU_NAME_VARIABLE, cpu_name, user_plans_folder};
 #[cfg(feature = "cpu")]

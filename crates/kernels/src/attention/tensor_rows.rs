@@ -17,7 +17,7 @@ use flashcore_ir::pipeline::Producer;
 use flashcore_ir::ragged::{MOST_ROWS, RaggedRows};
 use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, TensorBox, TensorMap, Val};
-use flashcore_problem::{DType, KvLengths, Layout, Problem};
+use flashcore_problem::{KvLengths, Layout, Problem};
 
 use super::lengths::{FirstRows, LengthKinds, Pages, row_strides};
 use super::params::RowParams;
@@ -26,7 +26,7 @@ use super::scheduler::WorkItem;
 use crate::Refusal;
 
 /// Rows of the smallest box of a page: the period of a swizzle.
-const MIN_PAGE_ROWS: usize = 8;
+pub(crate) const MIN_PAGE_ROWS: u32 = 8;
 
 /// How the rows of sequences lie in a tensor, and the boxes in which they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,16 +97,12 @@ pub(crate) fn page_rows(family: &'static str, problem: &Problem, cols: u32) -> R
     let KvLengths::Paged { page_size, .. } = problem.kv_lengths() else {
         return Ok(0);
     };
-    let rows = 1 << page_size.trailing_zeros().min(cols.trailing_zeros());
+    let rows = 1u32 << page_size.trailing_zeros().min(cols.trailing_zeros());
     if rows < MIN_PAGE_ROWS {
         let what = format!("pages of {page_size} keys (it copies {MIN_PAGE_ROWS} at a time, or more)");
-        let remedy = match problem.dtype() {
-            DType::E4M3 => "no family does for e4m3: use pages of a multiple of 8 keys, or fp16 or bf16",
-            _ => "family mma does",
-        };
-        return Err(Refusal::unsupported(family, what, remedy));
+        return Err(Refusal::unsupported(family, what, "family mma does"));
     }
-    Ok(rows as u32)
+    Ok(rows)
 }
 
 /// A tensor that is copied in boxes.

@@ -262,6 +262,21 @@ fn packed_rows_and_caches_go_to_wgmma() {
         refuse("wgmma/m128n64-s2-pingpong-spec"),
         "wgmma does not serve pages of 4 keys (it copies 8 at a time, or more); family mma does"
     );
+    // No other family serves e4m3: its keys are gathered.
+    for (page_size, gathers) in [(4, true), (16, false)] {
+        let problem = builder(300)
+            .kv_lengths(pages(page_size))
+            .dtype(DType::E4M3)
+            .build()
+            .unwrap();
+        let choice = select(&problem, Target::Sm90a, 16, &KernelCache::default()).unwrap();
+        assert_eq!(
+            choice.why.contains("each call gathers K first"),
+            gathers,
+            "{}",
+            choice.why
+        );
+    }
     let problem = builder(300).kv_lengths(pages(48)).build().unwrap();
     let refuse = |id: &str| {
         let plan = Plan::new(&problem, &id.parse().unwrap(), Target::Sm90a);

@@ -46,6 +46,7 @@ pub use backward::defaults as backward_defaults;
 pub use config::{Config, FAMILY};
 pub(crate) use defaults::each_proposal;
 pub use defaults::{Proposal, defaults, proposals};
+pub use transpose::gathers_keys;
 
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
@@ -71,6 +72,9 @@ pub(crate) fn plan(
         return backward::plan(problem, config, chip, kernels);
     }
     check(problem, config, chip)?;
+    let gathered = transpose::gathered(problem)?;
+    // All steps but the one that gathers K have it in a contiguous cache.
+    let (given, problem) = (problem, gathered.as_ref().unwrap_or(problem));
     let packing = config.packing(problem, chip.sms);
     let listed = problem.has_lengths();
     let whole = Shape {
@@ -98,7 +102,7 @@ pub(crate) fn plan(
         }
     };
     let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
-    let values = Transposed::new(problem, config.cols, schedule.as_ref());
+    let values = Transposed::new(given, gathered.as_ref(), config.cols, schedule.as_ref());
     add_tensors(&mut launch, &kernel, problem, &values, &shape)?;
     if shape.split {
         split::add_to_launch(&mut launch, problem, config.splits, true);
@@ -124,7 +128,7 @@ pub(crate) fn plan(
     }
     // After the schedule, which serves other calls too.
     if shape.is_fp8() {
-        before.push(values.step(problem, &shape, kernels)?);
+        before.push(values.step(given, &shape, kernels)?);
     }
     Ok((before, Step { kernel, launch }, then))
 }
@@ -205,7 +209,10 @@ fn add_tensors(
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     add_tensor(launch, kernel, dtype, "q", problem.q_layout(), queries)?;
-    add_tensor(launch, kernel, dtype, "k", problem.k_layout(), keys)?;
+    match values.push_keys(launch) {
+        Some(place) => add_map(launch, kernel, dtype, ("k", place), problem.k_layout(), keys)?,
+        None => add_tensor(launch, kernel, dtype, "k", problem.k_layout(), keys)?,
+    }
     match dtype {
         DType::E4M3 => values.add_to_main(launch, boxes(kernel, "v")?),
         _ => add_tensor(launch, kernel, dtype, "v", problem.v_layout(), keys)?,
@@ -253,11 +260,29 @@ fn add_tensor(
     layout: &Layout,
     of: RowsOf,
 ) -> Result<(), Refusal> {
-    let boxes = boxes(kernel, name)?;
-    let bytes = match name {
+    let bytes = layout.span() * element_bytes(dtype, name);
+    let slot = push_buffer(launch, name, bytes, ALIGNMENT, matches!(name, "out" | "dk" | "dv"));
+    add_map(launch, kernel, dtype, (name, (slot, 0)), layout, of)
+}
+
+fn element_bytes(dtype: DType, name: &str) -> usize {
+    match name {
         "out" => OUT_BYTES as usize,
         _ => dtype.size_bytes(),
-    };
+    }
+}
+
+/// Adds the tensor map of a tensor that begins so many bytes after the start of a buffer.
+fn add_map(
+    launch: &mut Launch,
+    kernel: &Kernel,
+    dtype: DType,
+    (name, (slot, byte_offset)): (&'static str, (usize, u64)),
+    layout: &Layout,
+    of: RowsOf,
+) -> Result<(), Refusal> {
+    let boxes = boxes(kernel, name)?;
+    let bytes = element_bytes(dtype, name);
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
     let remedy = match dtype {
@@ -270,13 +295,6 @@ fn add_tensor(
         0 => (columns * bytes as u64).next_multiple_of(16),
         stride => u64::from(stride) * bytes as u64,
     };
-    let slot = push_buffer(
-        launch,
-        name,
-        layout.span() * bytes,
-        ALIGNMENT,
-        matches!(name, "out" | "dk" | "dv"),
-    );
     let flat = match of {
         RowsOf::Batch(_) => None,
         _ => Some(Flat::new(NAME, name, layout, remedy)?),
@@ -295,7 +313,7 @@ fn add_tensor(
         sizes.swap(1, 2);
         strides.swap(0, 1);
     }
-    let map = boxes.recipe(slot, 0, sizes, strides);
+    let map = boxes.recipe(slot, byte_offset, sizes, strides);
     launch.args.push(Arg::TensorMap(map));
     if let (RowsOf::Cache | RowsOf::Pages(_), Some(flat)) = (of, flat) {
         launch.args.push(Arg::U32(flat.batch_rows));

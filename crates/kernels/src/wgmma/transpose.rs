@@ -1,5 +1,5 @@
 //! V with the keys along its rows, made by a kernel that runs before the main one: products of 8-bit elements need
-//! both operands so, and no copy transposes them.
+//! both operands so, and no copy transposes them. It also gathers K where tensor copies cannot bring it.
 //!
 //! For each head and tile of keys the workspace holds `[head_dim_v, cols]`, in the order of [`key_of`], with zeros for
 //! keys that there are not. The tiles of a sequence follow each other:
@@ -11,17 +11,22 @@
 //!
 //! With lengths on the device only tiles with keys that rows see are written, or one, and none of sequences without
 //! rows. No key past the end is read.
+//!
+//! Tensor copies bring at least eight keys of a page at a time, from pages that are a whole number of rows apart. From
+//! other caches the kernel copies K, too ([`gathered`]): the keys of the same tiles, with zeros for those on no page,
+//! to a contiguous cache `[batch, kv_heads, seq_len_kv, head_dim]` after the tiles of V.
 
-use flashcore_ir::{Arg, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, Launch, TensorBox, Val};
-use flashcore_problem::{KvLengths, Problem};
+use flashcore_ir::{Arg, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, Launch, TensorBox, Val, Var};
+use flashcore_problem::{DType, KvLengths, Layout, Problem, ProblemBuilder};
 
+use super::{NAME, check_repeated};
 use crate::Refusal;
 use crate::attention::lengths::{LengthKinds, TensorParam, kinds};
 use crate::attention::params::{RowParams, Shape, add_rows, add_tensor, push_buffer};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::stream_k::Schedule;
-use crate::attention::tensor_rows::Sequence;
+use crate::attention::tensor_rows::{Flat, MIN_PAGE_ROWS, Sequence, page_rows};
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 
@@ -47,7 +52,66 @@ const fn key_of(place: u32) -> u32 {
     place / 16 * 16 + 2 * quad + e % 2 + 8 * (e / 2)
 }
 
-/// The transposed values in the workspace.
+/// Whether the plans of an e4m3 problem gather K in each call: no tensor copy brings it from a cache whose pages have
+/// no multiple of 8 keys, or whose pages or sequences are not a whole number of rows apart.
+///
+/// ```
+/// use flashcore_kernels::wgmma::gathers_keys;
+/// use flashcore_problem::{DType, KvLengths, Problem};
+/// let gathers = |page_size| {
+///     let pages = KvLengths::Paged { page_size, pages: 9, max_pages: 9 };
+///     let problem = Problem::builder().heads(2, 2).seq_len(9).head_dim(64).dtype(DType::E4M3);
+///     problem.kv_lengths(pages).build().map(|problem| gathers_keys(&problem))
+/// };
+/// assert_eq!((gathers(1)?, gathers(16)?, gathers(20)?), (true, false, true));
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+pub fn gathers_keys(problem: &Problem) -> bool {
+    let is_cache = matches!(problem.kv_lengths(), KvLengths::Cache | KvLengths::Paged { .. });
+    let is_copied = || {
+        let (layout, remedy) = (problem.k_layout(), "");
+        page_rows(NAME, problem, MIN_PAGE_ROWS)?;
+        check_repeated("k", layout, remedy)?;
+        Flat::new(NAME, "k", layout, remedy)
+    };
+    problem.dtype() == DType::E4M3 && is_cache && is_copied().is_err()
+}
+
+/// The problem that the schedule, the main kernel and `combine` compute where K is gathered: over a contiguous cache.
+/// `None` where it is not.
+pub(super) fn gathered(problem: &Problem) -> Result<Option<Problem>, Refusal> {
+    if !gathers_keys(problem) {
+        return Ok(None);
+    }
+    let (batch, keys, heads) = (problem.batch(), problem.seq_len_kv(), problem.num_kv_heads());
+    // Of V only the shape counts.
+    let [k, v] = [problem.head_dim(), problem.head_dim_v()].map(|head_dim| {
+        let row = row_bytes(head_dim) as i64;
+        let head = keys as i64 * row;
+        Layout {
+            shape: [batch, keys, heads, head_dim],
+            strides: [heads as i64 * head, row, head, 1],
+        }
+    });
+    let cache = ProblemBuilder::from(problem).kv_lengths(KvLengths::Cache);
+    let cache = cache.layouts(*problem.q_layout(), k, v, *problem.o_layout()).build();
+    let refused = |error| {
+        let what = format!("a cache whose keys it must gather: {error}");
+        Refusal::unsupported(
+            NAME,
+            what,
+            "lower batch or seq_len_kv, or use pages of a multiple of 8 keys",
+        )
+    };
+    cache.map(Some).map_err(refused)
+}
+
+/// Bytes from one gathered row of K to the next: tensor maps ask for multiples of 16.
+fn row_bytes(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(CHUNK as usize)
+}
+
+/// The transposed values in the workspace, and the gathered keys after them.
 #[derive(Clone, Copy)]
 pub(super) struct Transposed {
     cols: u64,
@@ -57,11 +121,18 @@ pub(super) struct Transposed {
     heads: u64,
     /// Bytes of the workspace before them.
     offset: u64,
+    /// Columns of K where it is gathered, and the bytes that it takes.
+    keys: Option<(u32, u64)>,
 }
 
 impl Transposed {
-    /// The transposed V of a problem, after its schedule if it has one.
-    pub(super) fn new(problem: &Problem, cols: u32, schedule: Option<&Schedule>) -> Transposed {
+    /// The transposed V of a problem, after its schedule if it has one; then K if it is [`gathered`].
+    pub(super) fn new(
+        problem: &Problem,
+        gathered: Option<&Problem>,
+        cols: u32,
+        schedule: Option<&Schedule>,
+    ) -> Transposed {
         let (batch, kv_heads) = (problem.batch(), problem.num_kv_heads());
         let (tiles, heads) = match problem.kv_lengths() {
             KvLengths::Packed { total, .. } => (total / cols as usize + batch, kv_heads),
@@ -73,12 +144,23 @@ impl Transposed {
             tiles: tiles as u64,
             heads: heads as u64,
             offset: schedule.map_or(0, |schedule| schedule.bytes().next_multiple_of(u64::from(ALIGN))),
+            keys: gathered.map(|problem| (problem.head_dim() as u32, problem.k_layout().span() as u64)),
         }
     }
 
+    /// Bytes of the workspace before the gathered keys.
+    fn end(&self) -> u64 {
+        self.offset + self.cols * self.head_dim_v * self.tiles * self.heads
+    }
+
     fn push_workspace(&self, launch: &mut Launch, written: bool) -> usize {
-        let bytes = self.offset + self.cols * self.head_dim_v * self.tiles * self.heads;
+        let bytes = self.end() + self.keys.map_or(0, |(_, bytes)| bytes);
         push_buffer(launch, "workspace", bytes as usize, ALIGN, written)
+    }
+
+    /// Where the main kernel finds gathered keys: slot and offset of the workspace.
+    pub(super) fn push_keys(&self, launch: &mut Launch) -> Option<(usize, u64)> {
+        self.keys.map(|_| (self.push_workspace(launch, false), self.end()))
     }
 
     /// Adds their tensor map to the main kernel: its dimensions are (keys of a tile, head_dim, tiles, heads).
@@ -91,17 +173,22 @@ impl Transposed {
         launch.args.push(Arg::TensorMap(map));
     }
 
-    /// The step that makes them, before a main kernel of this shape.
+    /// The step that makes them, of the problem as it is given, before a main kernel of this shape.
     pub(super) fn step(&self, problem: &Problem, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
         let (family, levers) = ("transpose_v", padded([self.cols as u32]));
         let shape = Shape {
+            head_dim: self.keys.map_or(0, |(head_dim, _)| head_dim),
             head_dim_v: main.head_dim_v,
             overlaps: main.overlaps,
             ..Shape::of_lengths(kinds(problem))
         };
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, |&[cols, ..], shape| {
             let (lengths, overlaps) = (shape.lengths_name(), shape.overlaps_name());
-            let name = format!("transpose_v_n{cols}_d{}{lengths}{overlaps}", shape.head_dim_v);
+            let keys = match shape.head_dim {
+                0 => String::new(),
+                head_dim => format!("_gather_k{head_dim}"),
+            };
+            let name = format!("transpose_v_n{cols}_d{}{keys}{lengths}{overlaps}", shape.head_dim_v);
             Kernel::build(name, THREADS, |k| body(k, cols, shape))
         })?;
         let (batch, kv_heads) = (problem.batch(), problem.num_kv_heads());
@@ -109,11 +196,17 @@ impl Transposed {
             true => (problem.seq_len_kv().div_ceil(self.cols as usize)).min((MAX_BLOCKS / (batch * kv_heads)).max(1)),
             false => self.tiles as usize,
         };
-        let mut launch = Launch::of(&kernel, [blocks as u32, kv_heads as u32, batch as u32]);
+        let across = if self.keys.is_some() { 2 * blocks } else { blocks };
+        let mut launch = Launch::of(&kernel, [across as u32, kv_heads as u32, batch as u32]);
         add_tensor(&mut launch, problem, CHUNK, "v", problem.v_layout());
         let slot = self.push_workspace(&mut launch, true);
         let byte_offset = self.offset;
         launch.args.push(Arg::Buffer { slot, byte_offset });
+        if self.keys.is_some() {
+            add_tensor(&mut launch, problem, CHUNK, "k", problem.k_layout());
+            let byte_offset = self.end();
+            launch.args.push(Arg::Buffer { slot, byte_offset });
+        }
         match problem.has_lengths() {
             true => {
                 add_rows(&mut launch, problem, &shape);
@@ -142,7 +235,8 @@ pub(super) fn tile_at<'k>(
 }
 
 /// A block transposes tiles of a head and sequence: one, or with lengths every `grid_dim`th of those that rows see.
-fn body(k: &KernelBuilder, cols: u32, shape: &Shape) {
+/// Where K is gathered, every second block copies the tiles of K that the one before it transposes of V.
+fn body<'k>(k: &'k KernelBuilder, cols: u32, shape: &Shape) {
     let v = TensorParam::<E4M3>::declare(k, "v", k.param_ptr("v"));
     let out = k.param_ptr_mut::<E4M3>("workspace");
     let tile_size = cols * shape.head_dim_v;
@@ -154,11 +248,17 @@ fn body(k: &KernelBuilder, cols: u32, shape: &Shape) {
         let out = out.offset_strided(number, tile_size);
         return transpose_tile(k, [cols, shape.head_dim_v], (&v, values), [tile, keys], out);
     }
+    let gathers = shape.head_dim > 0;
+    let keys_to = gathers.then(|| {
+        let keys = TensorParam::<E4M3>::declare(k, "k", k.param_ptr("k"));
+        (keys, k.param_ptr_mut::<E4M3>("gathered_k"))
+    });
     let params = RowParams::declare(k, shape);
     let tiles = k.param::<u32>("tiles");
     shape.begin_next_launch(k);
     shape.wait_for_launch_before(k);
     let (head, batch) = (k.block_idx(1), k.block_idx(2));
+    let most_keys = params.seq_len_kv;
     let (params, first) = params.of_sequence(batch);
     let v = v.of_keys(&params, batch, first.k);
     let (values, keys) = (v.head(batch, head), params.seq_len_kv);
@@ -172,12 +272,28 @@ fn body(k: &KernelBuilder, cols: u32, shape: &Shape) {
     let (_, end) = params.band.keys((params.seq_len_q.max(1) - 1).reinterpret());
     let before = (begin.max(1) - 1).reinterpret::<u32>();
     let end = params.seq_len_q.eq(0).select(0, end.max(1)).reinterpret::<u32>();
-    let tile = k.var(before / cols + k.block_idx(0));
+    let gather = keys_to.map(|(from, to)| {
+        let from = from.of_keys(&params, batch, None);
+        let first_row = batch.fma(k.grid_dim(1), head) * most_keys;
+        let to = to.offset_strided(first_row, row_bytes(shape.head_dim as usize) as u32);
+        (from, from.head(batch, head), to)
+    });
+    let of_two = |x: Val<'k, u32>| if gathers { x >> 1u32 } else { x };
+    let tile = k.var(before / cols + of_two(k.block_idx(0)));
     k.loop_(|scope| {
         scope.break_if((tile * cols).ge(end).uniform());
-        let out = out.offset_strided(first_of_all + tile, tile_size);
-        transpose_tile(k, [cols, shape.head_dim_v], (&v, values), [tile.get(), keys], out);
-        tile.add_assign(k.grid_dim(0));
+        let transpose = || {
+            let out = out.offset_strided(first_of_all + tile, tile_size);
+            transpose_tile(k, [cols, shape.head_dim_v], (&v, values), [tile.get(), keys], out);
+        };
+        match &gather {
+            None => transpose(),
+            Some((from, head, to)) => {
+                let copy = || copy_tile(k, [cols, shape.head_dim], (from, *head), [tile.get(), keys], *to);
+                k.if_else((k.block_idx(0) & 1u32).eq(0).uniform(), transpose, copy);
+            }
+        }
+        tile.add_assign(of_two(k.grid_dim(0)));
     });
     // The next launch, which may have begun, reads them by tensor copies.
     k.fence_proxy_async_global();
@@ -196,24 +312,7 @@ fn transpose_tile<'k>(
     k.for_divergent(k.thread_idx(), groups * chunks, THREADS, |i| {
         let (place, column) = (i % groups * KEYS, i / groups * CHUNK);
         let first = tile * cols + place / 16 * 16 + place % 16 / 2;
-        let rows = [0, 1, 2, 3].map(|place| {
-            let key = first + key_of(place);
-            let words: Vec<_> = (0..CHUNK / 4).map(|_| k.var(0u32)).collect();
-            k.if_(key.lt(keys).divergent(), || {
-                let (there, on_page) = v.key_row(values, key);
-                let there = there.offset(column);
-                let load = || {
-                    for (word, value) in words.iter().zip(there.load_words(CHUNK / 4, Cache::ReadOnly)) {
-                        word.set(value.reinterpret::<u32>());
-                    }
-                };
-                match on_page {
-                    Some(on_page) => k.if_(on_page.divergent(), load),
-                    None => load(),
-                }
-            });
-            words
-        });
+        let rows = load_rows(k, (v, values), |place| first + key_of(place), keys, column, CHUNK);
         for word in 0..CHUNK / 4 {
             let four = [0, 1, 2, 3].map(|key: usize| rows[key][word as usize].get());
             for (byte, keys) in transposed(four).into_iter().enumerate() {
@@ -223,6 +322,66 @@ fn transpose_tile<'k>(
             }
         }
     });
+}
+
+/// A thread copies `KEYS` rows of a tile at a time, 16 columns of each, or 8 where a row has no whole number of 16.
+#[track_caller]
+fn copy_tile<'k>(
+    k: &'k KernelBuilder,
+    [cols, head_dim]: [u32; 2],
+    from: (&TensorParam<'k, E4M3>, GlobalPtr<'k, E4M3>),
+    [tile, end]: [Val<'k, u32>; 2],
+    to: GlobalPtr<'k, E4M3>,
+) {
+    let chunk = if head_dim.is_multiple_of(CHUNK) {
+        CHUNK
+    } else {
+        CHUNK / 2
+    };
+    let (groups, chunks) = (cols / KEYS, head_dim / chunk);
+    k.for_divergent(k.thread_idx(), groups * chunks, THREADS, |i| {
+        let (first, column) = (tile * cols + i / chunks, i % chunks * chunk);
+        let key_of = |n: u32| first + n * groups;
+        let rows = load_rows(k, from, key_of, end, column, chunk);
+        for (n, words) in (0..KEYS).zip(rows) {
+            let key = key_of(n);
+            let words: Vec<_> = words.into_iter().map(|word| word.get().reinterpret()).collect();
+            let to = to
+                .offset_strided(key, row_bytes(head_dim as usize) as u32)
+                .offset(column);
+            k.if_(key.lt(end).divergent(), || to.store_words(&words, Cache::Default));
+        }
+    });
+}
+
+/// `bytes` columns of four keys, as words: zeros for keys from `keys` on, and for those on no page.
+#[track_caller]
+fn load_rows<'k>(
+    k: &'k KernelBuilder,
+    (tensor, head): (&TensorParam<'k, E4M3>, GlobalPtr<'k, E4M3>),
+    key_of: impl Fn(u32) -> Val<'k, u32>,
+    keys: Val<'k, u32>,
+    column: Val<'k, u32>,
+    bytes: u32,
+) -> [Vec<Var<'k, u32>>; KEYS as usize] {
+    [0, 1, 2, 3].map(|n| {
+        let key = key_of(n);
+        let words: Vec<_> = (0..bytes / 4).map(|_| k.var(0u32)).collect();
+        k.if_(key.lt(keys).divergent(), || {
+            let (there, on_page) = tensor.key_row(head, key);
+            let there = there.offset(column);
+            let load = || {
+                for (word, value) in words.iter().zip(there.load_words(bytes / 4, Cache::ReadOnly)) {
+                    word.set(value.reinterpret::<u32>());
+                }
+            };
+            match on_page {
+                Some(on_page) => k.if_(on_page.divergent(), load),
+                None => load(),
+            }
+        });
+        words
+    })
 }
 
 /// Four words of four bytes, transposed: byte `j` of word `i` becomes byte `i` of word `j`.

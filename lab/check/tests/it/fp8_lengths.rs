@@ -1,6 +1,6 @@
 //! e4m3 with packed sequences, caches with lengths and pages under the simulator: NaN lies past every end, each
-//! sequence has scales of its own, and V is transposed on the device. `FLASHCORE_SEED` moves to other problems,
-//! `FLASHCORE_PROBLEMS` sets how many (30: two of each combination of axes).
+//! sequence has scales of its own, V is transposed on the device, and K is gathered where no tensor copy brings it.
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (30: two of each combination of axes).
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use flashcore_ir::{BufferSpec, Chip, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    DType, InputKind, KvLengths, Lengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
+    DType, InputKind, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
 };
 use flashcore_sim::FindingKind;
 
 use crate::common::{assert_clean, inputs_of, number};
-use crate::lengths::{PACKED, PAGED_BOXES, is_found_in_step, run_steps};
+use crate::lengths::{PACKED, PAGED, PAGED_BOXES, is_found_in_step, run_steps};
 
 /// So few that blocks have several tiles, and pieces of tiles.
 const FEW_SMS: Chip = Chip {
@@ -38,7 +38,7 @@ fn random_problems_are_within_the_bound() {
         ..RandomLimits::default()
     };
     let (kernels, mut rng, mut combinations) = (KernelCache::default(), Rng::new(1), BTreeSet::new());
-    let (mut served, mut seed) = (0, first);
+    let (mut served, mut gathered, mut seed) = (0, 0, first);
     while served < count {
         assert!(seed < first + 20 * count, "only {served} problems are served");
         let problem = random_problem(seed, &limits).unwrap();
@@ -57,10 +57,20 @@ fn random_problems_are_within_the_bound() {
             continue;
         };
         served += 1;
+        gathered += u64::from(gathers(&plan));
         combinations.insert((problem.q_lengths() == QLengths::Equal, kind(problem.kv_lengths())));
         assert_clean(&plan, seed - 1, inputs_of(served));
     }
     assert!(count < 30 || combinations.len() >= 7, "{combinations:?}");
+    assert!(count < 30 || (3..count).contains(&gathered), "{gathered} of {count}");
+}
+
+/// Whether a plan gathers K before its main kernel.
+fn gathers(plan: &Plan) -> bool {
+    let gathers = plan.steps().any(|step| step.kernel.name().contains("_gather_k"));
+    let main = &plan.main.launch;
+    assert_eq!(gathers, main.buffers.iter().all(|spec| spec.name != "k"));
+    gathers
 }
 
 fn kind(lengths: KvLengths) -> usize {
@@ -91,8 +101,9 @@ fn plan(problem: &ProblemBuilder) -> Plan {
 /// workspace.
 #[test]
 fn the_schedule_alone_is_kept() {
-    for kv_lengths in [PACKED, KvLengths::Cache, PAGED_BOXES] {
+    for kv_lengths in [PACKED, KvLengths::Cache, PAGED_BOXES, PAGED] {
         let plan = plan(&shape(kv_lengths));
+        assert_eq!(gathers(&plan), kv_lengths == PAGED);
         let names: Vec<&str> = plan.steps().map(|step| step.kernel.name()).collect();
         let begins = ["schedule", "transpose_v", "wgmma", "combine"];
         assert!(
@@ -107,6 +118,110 @@ fn the_schedule_alone_is_kept() {
     }
 }
 
+/// Pages of every size are served: those that no tensor copy brings by one launch that has a block more for each tile.
+/// What follows it is compiled once for all of them, and for contiguous caches.
+#[test]
+fn keys_of_odd_pages_are_gathered() {
+    let main = |plan: &Plan| plan.main.kernel.name().to_string();
+    let of_cache = main(&plan(&shape(KvLengths::Cache)));
+    let mut seed = 0;
+    for page_size in [1, 3, 4, 5, 12, 50, 8, 16, 24] {
+        let max_pages = 50_usize.div_ceil(page_size);
+        // Enough for all sequences, or so few that they share pages.
+        for pages in [3 * max_pages + 2, max_pages.div_ceil(2)] {
+            let paged = KvLengths::Paged {
+                page_size,
+                pages,
+                max_pages,
+            };
+            for mask in [Mask::CAUSAL, Mask::window(Some(9), Some(2))] {
+                let plan = plan(&shape(paged).mask(mask));
+                let odd = page_size % 8 != 0;
+                assert_eq!(
+                    (gathers(&plan), main(&plan) == of_cache),
+                    (odd, odd),
+                    "pages of {page_size}"
+                );
+                for _ in 0..3 {
+                    seed += 1;
+                    assert_clean(&plan, seed, inputs_of(seed));
+                }
+            }
+        }
+    }
+}
+
+/// Sequences without keys, with one, and with all; a page that all share, and none where no row sees its keys.
+#[test]
+fn gathered_keys_of_empty_and_full_sequences() {
+    let one = Problem::builder()
+        .batch(4)
+        .heads(4, 2)
+        .head_dim(48)
+        .head_dim_v(32)
+        .seq_len_q(1);
+    let one = one
+        .seq_len_kv(10)
+        .dtype(DType::E4M3)
+        .return_lse(true)
+        .mask(Mask::window(Some(4), Some(0)));
+    let paged = KvLengths::Paged {
+        page_size: 3,
+        pages: 9,
+        max_pages: 4,
+    };
+    let table = [-1, -1, -1, -1, 8, -1, i32::MAX, 9, -1, 8, 0, 1, 2, 3, 8, -1];
+    for heads in ["", "-gqa"] {
+        let config = format!("{CONFIG}{heads}").parse().unwrap();
+        let problem = one.clone().kv_lengths(paged).build().unwrap();
+        let plan = Plan::new(&problem, &config, FEW_SMS).unwrap();
+        assert!(gathers(&plan));
+        let options = CheckOptions {
+            lengths: Some(Lengths {
+                seqused_k: Some(vec![0, 1, 10, 9]),
+                block_table: Some(table.to_vec()),
+                ..Lengths::default()
+            }),
+            ..CheckOptions::default()
+        };
+        let report = check_plan(&plan, &options).unwrap();
+        assert_eq!(report.verdict, Verdict::Clean, "{heads}\n{report}");
+    }
+}
+
+/// K whose pages or sequences are no whole number of rows apart, or that is one page for all; and rows that end in the
+/// middle of 16 bytes.
+#[test]
+fn keys_that_no_tensor_copy_brings_are_gathered() {
+    let page = |stride: i64, row: i64, head: i64| [stride, row, head, 1];
+    for (kv_lengths, head_dim, strides, gathered) in [
+        (PAGED_BOXES, 32, page(8 * 64 + 16, 64, 32), true),
+        (PAGED_BOXES, 32, page(0, 64, 32), true),
+        (PAGED_BOXES, 32, page(8 * 64 + 64, 64, 32), false),
+        (KvLengths::Cache, 32, page(50 * 64 + 32, 64, 32), true),
+        (KvLengths::Cache, 32, page(51 * 64, 64, 32), false),
+        (PAGED, 40, page(5 * 96, 96, 48), true),
+    ] {
+        let shape = shape(kv_lengths).head_dim(head_dim).head_dim_v(32);
+        let problem = shape.clone().build().unwrap();
+        let layouts = [problem.q_layout(), problem.k_layout()].map(|layout| layout.shape);
+        let q = Layout {
+            shape: layouts[0],
+            strides: [80 * 192, 192, 48, 1],
+        };
+        let k = Layout {
+            shape: layouts[1],
+            strides,
+        };
+        let (v, o) = (*problem.v_layout(), *problem.o_layout());
+        let plan = plan(&shape.layouts(q, k, v, o));
+        assert_eq!(gathers(&plan), gathered, "{}", plan.problem);
+        (1..5).for_each(|seed| {
+            assert_clean(&plan, seed, inputs_of(seed));
+        });
+    }
+}
+
 /// Tiles in pieces, whose partials are scaled: one query of each sequence over many keys, and splits of a given length.
 #[test]
 fn pieces_have_the_scale_of_their_sequence() {
@@ -117,7 +232,12 @@ fn pieces_have_the_scale_of_their_sequence() {
         pages: 140,
         max_pages: 45,
     };
-    for kv_lengths in [KvLengths::Cache, pages] {
+    let odd = KvLengths::Paged {
+        page_size: 6,
+        pages: 360,
+        max_pages: 117,
+    };
+    for kv_lengths in [KvLengths::Cache, pages, odd] {
         for (splits, heads) in [(None, ""), (None, "-gqa"), (Some(128), "-gqa")] {
             let problem = one.clone().kv_lengths(kv_lengths);
             let problem = match splits {
@@ -128,7 +248,10 @@ fn pieces_have_the_scale_of_their_sequence() {
             let plan = Plan::new(&problem.build().unwrap(), &config, FEW_SMS).unwrap();
             let lengths = Lengths {
                 seqused_k: Some(vec![700, 3, 250]),
-                block_table: (kv_lengths == pages).then(|| (0..135).collect()),
+                block_table: match kv_lengths {
+                    KvLengths::Paged { max_pages, .. } => Some((0..3 * max_pages as i32).collect()),
+                    _ => None,
+                },
                 ..Lengths::default()
             };
             let options = CheckOptions {
@@ -141,9 +264,9 @@ fn pieces_have_the_scale_of_their_sequence() {
     }
 }
 
-/// Mistakes in the step that transposes V (1) and in the main one (2): what breaks, and where.
+/// Mistakes in the step that transposes V and gathers K (1) and in the main one (2): what breaks, and where.
 #[rustfmt::skip]
-const PLANTED: [(&str, KvLengths, usize, Operator, &str); 15] = [
+const PLANTED: [(&str, KvLengths, usize, Operator, &str); 21] = [
     ("neighbour's first key", PACKED, 1, Operator::NextAccess, "cu_seqlens_k"),
     ("the keys before", PACKED, 1, Operator::PreviousAccess, "cu_seqlens_k"),
     ("neighbour's number of keys", PACKED, 1, Operator::NextAccess, "seqused_k"),
@@ -159,6 +282,12 @@ const PLANTED: [(&str, KvLengths, usize, Operator, &str); 15] = [
     ("tiles of the first sequence for another", PACKED, 2, Operator::DropAddend, "tile_at(scales, &sequence"),
     ("scales of the next head", PACKED, 2, Operator::NextAccess, "v_scale"),
     ("neighbour's first key in the main step", PACKED, 2, Operator::NextAccess, "cu_seqlens_k"),
+    ("stale page of gathered keys, the next entry", PAGED, 1, Operator::NextAccess, "block_table"),
+    ("K from its second chunk on", PAGED, 1, Operator::NextAccess, "k"),
+    ("the last key is not gathered", PAGED, 1, Operator::DropStore, "key.lt(end)"),
+    ("a key that is not the one", PAGED, 1, Operator::OffsetOne, "first + n * groups"),
+    ("keys of the first sequence for another", PAGED, 1, Operator::DropAddend, "first_row"),
+    ("a row of gathered keys further", PAGED, 2, Operator::RowOff, "fill_stage(cluster, self.k_tile"),
 ];
 
 #[test]
@@ -171,13 +300,19 @@ fn planted_mistakes_are_found() {
     is_found_in_step(name, &window, 1, Operator::DropAddend, "before / cols");
 }
 
+const ODD: KvLengths = KvLengths::Paged {
+    page_size: 7,
+    pages: 36,
+    max_pages: 12,
+};
+
 /// Blocks take every so many'th tile of a sequence where there are more of them than blocks.
 #[test]
 fn a_block_takes_several_tiles() {
-    for (kv_lengths, blocks) in [(PACKED, 1), (KvLengths::Cache, 1), (PAGED_BOXES, 2)] {
+    for (kv_lengths, blocks) in [(PACKED, 1), (KvLengths::Cache, 1), (PAGED_BOXES, 2), (ODD, 2), (ODD, 4)] {
         let mut plan = plan(&shape(kv_lengths).seq_len_kv(79).mask(Mask::window(Some(30), None)));
         let transpose = plan.steps_mut().nth(1).unwrap();
-        assert_eq!(transpose.launch.grid[0], 3);
+        assert_eq!(transpose.launch.grid[0], if kv_lengths == ODD { 6 } else { 3 });
         transpose.launch.grid[0] = blocks;
         assert_clean(&plan, 1, InputKind::Normal);
     }
@@ -188,7 +323,7 @@ fn a_block_takes_several_tiles() {
 fn hostile_values_touch_no_foreign_memory() {
     let values = [i32::MIN, -1, 0, 3, 79, 80, 81, 1 << 20, i32::MAX];
     let mut rng = Rng::new(5);
-    for kv_lengths in [PACKED, PAGED_BOXES, KvLengths::Cache] {
+    for kv_lengths in [PACKED, PAGED_BOXES, PAGED, KvLengths::Cache] {
         let masks = [Mask::FULL, Mask::window(Some(3), None).top_left()];
         let plans = masks.map(|mask| plan(&shape(kv_lengths).mask(mask)));
         for round in 0..12 {

@@ -84,6 +84,22 @@ pub(super) fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: 
             let configs = proposed(&narrow, target).into_iter();
             configs.for_each(|config| defaults.add_shape(&narrow, config, target));
         }
+        // Pages that hold the keys of one head: those that are copied in boxes, and those whose keys are gathered.
+        for page_size in [16, 3] {
+            let (max_pages, pages) = (128_usize.div_ceil(page_size), 99);
+            let kv = KvLengths::Paged {
+                page_size,
+                pages,
+                max_pages,
+            };
+            let Ok(problem) = of((LENGTHS[1].0, kv)).build() else {
+                continue;
+            };
+            let configs = wgmma::proposals(&problem, target).into_iter();
+            let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
+            let config = configs.map(|proposal| Config::Wgmma(proposal.config)).find(fits);
+            config.iter().for_each(|config| defaults.add(&problem, *config, target));
+        }
         // About the default of a large problem.
         let mut all = proposed(&shape, target).into_iter();
         let Some(Config::Mma(default)) = all.rfind(|config| matches!(config, Config::Mma(_))) else {
