@@ -67,7 +67,11 @@ SPARSE = torch.eye(3).to_sparse()
         ("packed", {"max_seqlen_k": int32([1, 2])}, r"max_seqlen_k is a tensor of shape \(2,\); give an int"),
         ("cached", {"k_cache": torch.tensor(1.0)}, "k_cache has no dimensions"),
         ("cached", {"rotary_seqlens": NONE}, r"rotary_seqlens has shape \(0,\); it must be int32 of shape \(2,\)"),
-        ("cached", {"cache_batch_idx": int32([1, 1])}, "cache_batch_idx has 1 for sequences 0 and 1"),
+        (
+            "cached",
+            {"cache_batch_idx": int32([1, 1]), "cache_seqlens": int32([4, 4])},
+            "cache_batch_idx has 1 for sequences 0 and 1, which both write row 4 there",
+        ),
         ("cached", {"scheduler_metadata": 1}, "scheduler_metadata is a int; it must be a tensor"),
         ("gradients", {"cu_seqlens_q": [0, 3, 6]}, "cu_seqlens_q is a list; it must be a tensor"),
         ("gradients", {"sequed_k": [7, 7]}, "sequed_k is a list; it must be a tensor"),
