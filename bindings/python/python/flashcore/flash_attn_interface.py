@@ -338,10 +338,10 @@ def flash_attn_with_kvcache(
         and `cache_batch_idx` is given, the call warns and makes its own.
 
     The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn, which is served without
-    `scheduler_metadata`, are of sequences; new rows have the same. On a GPU, pages of no multiple of 8 keys, which
-    `cache_leftpad` makes, are copied in each call; the first one warns. Writing `k` and `v` with their rotary embedding
-    is one launch before attention. `cache_leftpad` and `cache_batch_idx` run PyTorch's operations, several small kernels
-    each.
+    `scheduler_metadata`, are of sequences; new rows have the same. On a GPU, such calls copy the keys in use where a
+    page has no multiple of 8 keys (with `cache_leftpad` it has one, with `cache_batch_idx` all of a sequence), and the
+    first one warns. Writing `k` and `v` with their rotary embedding is one launch before attention. `cache_leftpad` and
+    `cache_batch_idx` run PyTorch's operations, several small kernels each.
 
     Returns
     -------

@@ -49,10 +49,12 @@ pub(super) struct Call<'a> {
 /// Warns the first time that a call gathers K.
 fn tell_if_gathered(torch: &Libtorch, problem: &Problem) {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    if gathers_keys(problem) && !TOLD.swap(true, Ordering::Relaxed) {
+    // Whether it was told is the cheaper question.
+    if !TOLD.load(Ordering::Relaxed) && gathers_keys(problem) && !TOLD.swap(true, Ordering::Relaxed) {
         torch.warn(
-            "flashcore: calls with such a cache of float8_e4m3fn copy the keys in use first; pages of a multiple of 8 \
-             keys, a whole number of rows apart, are read in place",
+            "flashcore: calls with this cache of float8_e4m3fn copy the keys in use first. Without cache_leftpad, \
+             pages of a multiple of 8 keys, a whole number of rows apart, are read in place; with cache_batch_idx a \
+             page is a sequence of the cache",
         );
     }
 }
@@ -146,7 +148,6 @@ impl Call<'_> {
             backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
             return Ok(attention.backward_on(&stream, problem, &tensors)?);
         }
-        tell_if_gathered(self.torch, problem);
         let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
         let result = attention.forward_allocating(&stream, problem, &tensors, |bytes| {
             let allocate = || -> Result<_, Error> {
@@ -162,7 +163,10 @@ impl Call<'_> {
             memory
         });
         made.map(drop)?; // the memory, which PyTorch frees in the order of the stream, or why there is none
-        Ok(result?)
+        result?;
+        // Not of a call that is refused.
+        tell_if_gathered(self.torch, problem);
+        Ok(())
     }
 
     /// q, k or v in host memory.
