@@ -192,7 +192,7 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses files to write that are folders, whose folders are not there, or that are the same file.
+/// Refuses files to write that are folders, whose folders are not there, or whose path is given twice.
 pub(crate) fn check_files<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Failure> {
     let mut seen = Vec::new();
     for path in paths {

@@ -123,8 +123,8 @@ impl Shape {
         }
     }
 
-    /// Whether elements have 8 bits: tensors then have a scale for each head, and V is transposed in shared memory, as
-    /// operands of products must be.
+    /// Whether elements have 8 bits: tensors then have a scale for each head, and V is transposed in the workspace by a
+    /// launch before the main one, as operands of products must be.
     pub(crate) fn is_fp8(&self) -> bool {
         self.dtype == DType::E4M3
     }

@@ -53,7 +53,8 @@ const fn key_of(place: u32) -> u32 {
 }
 
 /// Whether the plans of an e4m3 problem gather K in each call: no tensor copy brings it from a cache whose pages have
-/// no multiple of 8 keys, or whose pages or sequences are not a whole number of rows apart.
+/// no multiple of 8 keys, whose pages or sequences are not a whole number of rows apart, that repeats K (a stride of
+/// 0), or that has more than 2^30 rows.
 ///
 /// ```
 /// use flashcore_kernels::wgmma::gathers_keys;
