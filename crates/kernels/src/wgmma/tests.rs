@@ -1,5 +1,7 @@
 //! What the family refuses, and whether what it names helps.
 
+use flashcore_problem::KvLengths;
+
 use super::config::SLACK_BYTES;
 use super::*;
 
@@ -49,7 +51,28 @@ fn remedies() {
             .head_dim(64)
             .layouts(q, k, k, out)
     };
+    let gathered = |batch, keys: usize| {
+        let pages = KvLengths::Paged {
+            page_size: 3,
+            pages: 9,
+            max_pages: keys.div_ceil(3),
+        };
+        let rows = e4m3.clone().batch(batch).seq_len_q(1).seq_len_kv(keys);
+        rows.heads(8, 8).kv_lengths(pages)
+    };
     let cases = [
+        (
+            "gathered keys of a sequence",
+            gathered(1, 5 << 20),
+            "m64n128-s2-free-spec",
+            Target::Sm90a,
+        ),
+        (
+            "gathered keys",
+            gathered(200, 1 << 20),
+            "m64n128-s2-free-spec",
+            Target::Sm90a,
+        ),
         ("not Hopper", wide.clone(), "m64n64-s2-free-spec", Target::Sm80),
         ("not Hopper, e4m3", e4m3.clone(), "m64n64-s2-free-spec", Target::Sm80),
         (

@@ -96,15 +96,14 @@ pub(super) fn gathered(problem: &Problem) -> Result<Option<Problem>, Refusal> {
     });
     let cache = ProblemBuilder::from(problem).kv_lengths(KvLengths::Cache);
     let cache = cache.layouts(*problem.q_layout(), k, v, *problem.o_layout()).build();
+    let remedy = "lower batch or seq_len_kv, or use pages of a multiple of 8 keys";
     let refused = |error| {
         let what = format!("a cache whose keys it must gather: {error}");
-        Refusal::unsupported(
-            NAME,
-            what,
-            "lower batch or seq_len_kv, or use pages of a multiple of 8 keys",
-        )
+        Refusal::unsupported(NAME, what, remedy)
     };
-    cache.map(Some).map_err(refused)
+    let cache = cache.map_err(refused)?;
+    Flat::new(NAME, "gathered_k", &k, remedy)?;
+    Ok(Some(cache))
 }
 
 /// Bytes from one gathered row of K to the next: tensor maps ask for multiples of 16.
