@@ -225,7 +225,8 @@ impl CudaAttention {
         let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
         let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
         check_apart(&step.launch.buffers, |i| buffers[i].address(), |_, _| false)?;
-        Ok(function.prepare(&step.launch, &buffers)?.enqueue(stream)?)
+        let launch = function.prepare(&step.launch, &buffers)?;
+        Ok(PreparedLaunch::enqueue_all(&[launch], stream)?)
     }
 
     pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {

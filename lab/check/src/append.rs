@@ -75,6 +75,7 @@ pub fn check_append(
     if in_place {
         share_q(&mut launch);
     }
+    // Whichever has the instructions of the kernel: rotations of e4m3 need sm_90.
     let first = Target::ALL
         .into_iter()
         .find(|target| step.kernel.requires().is_met_by(*target));
