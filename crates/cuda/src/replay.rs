@@ -1,5 +1,5 @@
-//! Launches that are enqueued again and again, kept as graphs: launching a graph takes two thirds of a launch's time on
-//! the host, or a third of the time of two launches.
+//! Launches that are enqueued again and again, kept as graphs. On the host a graph of two kernels takes a third of the
+//! time of two launches, and a graph of one kernel about 2 µs less than a launch.
 //!
 //! A graph is found by its kernels and by its stream. Arguments, grids and shared memory are set in each call, where
 //! they differ from those of the call before, so that new lengths or tensors find the same graph. A graph holds the
@@ -22,8 +22,8 @@ use crate::sys::CUgraphNode_st;
 /// Sequences of launches that are kept, with a graph or not yet.
 const MOST_KEPT: usize = 32;
 
-/// Calls that launch kernels one by one, before a graph is made. Making one costs about what ten replays save, which a
-/// few calls would not get back.
+/// Calls that launch kernels one by one, before a graph is made. Making one costs about what ten replays of two kernels
+/// save, which a few calls would not get back.
 const CALLS_BEFORE: u32 = 8;
 
 /// Set to anything, it makes all calls launch kernels one by one.

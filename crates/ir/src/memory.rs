@@ -72,7 +72,7 @@ impl Widen for E4M3 {
     fn narrow<'k>(values: &[Val<'k, f32>]) -> Val<'k, E4M3x4> {
         values[0].pack_e4m3(values[1]).pair(values[2].pack_e4m3(values[3]))
     }
-    // One element is the low byte of a 16-bit register.
+    // One element is the low byte of a 16-bit register. No kernel has one, since loads and stores of one are errors.
     #[track_caller]
     fn widen_one<'k>(value: Val<'k, E4M3>) -> Val<'k, f32> {
         let pair: Val<'k, E4M3x2> = Val::from_operand(value.builder(), value.operand());

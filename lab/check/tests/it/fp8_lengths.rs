@@ -1,5 +1,5 @@
-//! e4m3 with packed sequences, caches with lengths and pages under the simulator: NaN lies past every end, each
-//! sequence has scales of its own, V is transposed on the device, and K is gathered where no tensor copy brings it.
+//! e4m3 with packed sequences, caches with lengths and pages under the simulator. NaN lies past every end, and each
+//! sequence has scales of its own. The device transposes V, and gathers K where pages are too small for tensor copies.
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (30: two of each combination of axes).
 
 use std::collections::BTreeSet;
