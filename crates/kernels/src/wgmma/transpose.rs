@@ -278,8 +278,9 @@ fn body<'k>(k: &'k KernelBuilder, cols: u32, shape: &Shape) {
         let to = to.offset_strided(first_row, row_bytes(shape.head_dim as usize) as u32);
         (from, from.head(batch, head), to)
     });
-    let of_two = |x: Val<'k, u32>| if gathers { x >> 1u32 } else { x };
-    let tile = k.var(before / cols + of_two(k.block_idx(0)));
+    // Where K is gathered, two blocks have the same tiles.
+    let halved = |blocks: Val<'k, u32>| if gathers { blocks >> 1u32 } else { blocks };
+    let tile = k.var(before / cols + halved(k.block_idx(0)));
     k.loop_(|scope| {
         scope.break_if((tile * cols).ge(end).uniform());
         let transpose = || {
@@ -293,7 +294,7 @@ fn body<'k>(k: &'k KernelBuilder, cols: u32, shape: &Shape) {
                 k.if_else((k.block_idx(0) & 1u32).eq(0).uniform(), transpose, copy);
             }
         }
-        tile.add_assign(of_two(k.grid_dim(0)));
+        tile.add_assign(halved(k.grid_dim(0)));
     });
     // The next launch, which may have begun, reads them by tensor copies.
     k.fence_proxy_async_global();
@@ -341,10 +342,10 @@ fn copy_tile<'k>(
     let (groups, chunks) = (cols / KEYS, head_dim / chunk);
     k.for_divergent(k.thread_idx(), groups * chunks, THREADS, |i| {
         let (first, column) = (tile * cols + i / chunks, i % chunks * chunk);
-        let key_of = |n: u32| first + n * groups;
-        let rows = load_rows(k, from, key_of, end, column, chunk);
+        let key_at = |n: u32| first + n * groups;
+        let rows = load_rows(k, from, key_at, end, column, chunk);
         for (n, words) in (0..KEYS).zip(rows) {
-            let key = key_of(n);
+            let key = key_at(n);
             let words: Vec<_> = words.into_iter().map(|word| word.get().reinterpret()).collect();
             let to = to
                 .offset_strided(key, row_bytes(head_dim as usize) as u32)
@@ -359,13 +360,13 @@ fn copy_tile<'k>(
 fn load_rows<'k>(
     k: &'k KernelBuilder,
     (tensor, head): (&TensorParam<'k, E4M3>, GlobalPtr<'k, E4M3>),
-    key_of: impl Fn(u32) -> Val<'k, u32>,
+    key_at: impl Fn(u32) -> Val<'k, u32>,
     keys: Val<'k, u32>,
     column: Val<'k, u32>,
     bytes: u32,
 ) -> [Vec<Var<'k, u32>>; KEYS as usize] {
     [0, 1, 2, 3].map(|n| {
-        let key = key_of(n);
+        let key = key_at(n);
         let words: Vec<_> = (0..bytes / 4).map(|_| k.var(0u32)).collect();
         k.if_(key.lt(keys).divergent(), || {
             let (there, on_page) = tensor.key_row(head, key);
