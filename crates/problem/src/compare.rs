@@ -116,7 +116,8 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// Compares the rows of an output that the reference has, element by element.
+/// Compares the rows of an output that the reference has, element by element. An element must also lie in the
+/// [hull](crate::slack) of V, and a row [past the limit](ReferenceRow::is_past_limit) may be NaN instead, all of it.
 ///
 /// ```
 /// use flashcore_problem::{InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
@@ -143,14 +144,24 @@ pub fn compare(
     let mut tally = Tally::new(tolerance);
     for row in rows {
         let [b, h, s] = row.index;
-        if b >= nb || h >= nh || s >= ns || row.out.len() != nd || row.slack.out.len() != nd {
+        if b >= nb
+            || h >= nh
+            || s >= ns
+            || row.out.len() != nd
+            || [row.slack.out.len(), row.slack.hull.len()] != [nd; 2]
+        {
             return Err(ProblemError::Shape {
                 tensor: "out",
                 given: vec![b + 1, s + 1, h + 1, row.out.len()],
                 expected: vec![nb, ns, nh, nd],
             });
         }
-        tally.row(out, [b, s, h], &row.out, &row.slack.out);
+        let rounding = Rounding {
+            slack: &row.slack.out,
+            hull: Some(&row.slack.hull),
+            may_be_nan: row.is_past_limit(problem.dtype()),
+        };
+        tally.row(out, [b, s, h], &row.out, rounding);
     }
     Ok(tally.finish())
 }
@@ -177,13 +188,19 @@ pub fn compare_gradient(
                 expected: vec![nb, ns, nh, nd],
             });
         }
-        tally.row(gradient, [b, s, h], &row.values, &row.slack);
+        let rounding = Rounding {
+            slack: &row.slack,
+            hull: None,
+            may_be_nan: row.may_be_nan,
+        };
+        tally.row(gradient, [b, s, h], &row.values, rounding);
     }
     Ok(tally.finish())
 }
 
 /// Compares the rows of a log-sum-exp, `[batch, num_heads, seq_len_q]` or of packed rows
-/// `[num_heads, total]`, that the reference has. −∞ equals −∞.
+/// `[num_heads, total]`, that the reference has. −∞ equals −∞. Of a row [past the
+/// limit](ReferenceRow::is_past_limit) it may be NaN.
 pub fn compare_lse(
     problem: &Problem,
     lse: &[f32],
@@ -203,6 +220,10 @@ pub fn compare_lse(
             });
         }
         let got = lse[(b * nh + h) * ns + s];
+        if got.is_nan() && got.to_ne_bytes() != [POISON; 4] && row.is_past_limit(problem.dtype()) {
+            tally.rightly_nan(1);
+            continue;
+        }
         tally.float([b, s, h, 0], got, row.lse, row.slack.lse);
     }
     Ok(tally.finish())
@@ -260,6 +281,16 @@ struct Tally {
     want_squared: f64,
 }
 
+/// What besides the tolerance is allowed of a row.
+#[derive(Clone, Copy)]
+struct Rounding<'r> {
+    slack: &'r [f64],
+    /// The smallest and the largest value of each element.
+    hull: Option<&'r [[f64; 2]]>,
+    /// Whether all elements may be NaN.
+    may_be_nan: bool,
+}
+
 impl Tally {
     fn new(tolerance: Tolerance) -> Tally {
         Tally {
@@ -274,29 +305,53 @@ impl Tally {
         }
     }
 
-    fn row(&mut self, out: &TensorView<'_>, [b, s, h]: [usize; 3], want: &[f64], slack: &[f64]) {
+    fn row(&mut self, out: &TensorView<'_>, [b, s, h]: [usize; 3], want: &[f64], rounding: Rounding<'_>) {
         let (dtype, size) = (out.dtype(), out.dtype().size_bytes());
         let row = &out.bytes()[out.layout().offset(b, s, h, 0) * size..][..want.len() * size];
         let written = row.chunks_exact(size).map(|element| element != &[POISON; 4][..size]);
-        for (d, ((&want, &slack), written)) in want.iter().zip(slack).zip(written).enumerate() {
-            let got = read_element(dtype, row, d);
-            self.element([b, s, h, d], f64::from(got), want, slack, !written);
+        let is_nan = |(d, written)| written && read_element(dtype, row, d).is_nan();
+        if rounding.may_be_nan && written.clone().enumerate().all(is_nan) {
+            return self.rightly_nan(want.len());
+        }
+        for (d, ((&want, &slack), written)) in want.iter().zip(rounding.slack).zip(written).enumerate() {
+            let got = f64::from(read_element(dtype, row, d));
+            let mut allowed = self.tolerance.allowed(want) + slack;
+            if let Some(hull) = rounding.hull {
+                let [lowest, highest] = hull[d];
+                let (edge, room) = if got < want {
+                    (lowest, want - lowest)
+                } else {
+                    (highest, highest - want)
+                };
+                allowed = allowed.min(room + self.tolerance.allowed(edge));
+            }
+            self.element([b, s, h, d], got, want, allowed, !written);
         }
     }
 
     fn float(&mut self, index: [usize; 4], got: f32, want: f64, slack: f64) {
         let unwritten = got.to_ne_bytes() == [POISON; 4];
-        self.element(index, f64::from(got), want, slack, unwritten);
+        self.element(
+            index,
+            f64::from(got),
+            want,
+            self.tolerance.allowed(want) + slack,
+            unwritten,
+        );
     }
 
-    fn element(&mut self, index: [usize; 4], got: f64, want: f64, slack: f64, unwritten: bool) {
-        // Equal infinities have error 0; their difference would be NaN.
-        let error = if got == want { 0.0 } else { (got - want).abs() };
+    fn rightly_nan(&mut self, elements: usize) {
+        self.found.elements += elements;
+        self.found.zeros_pass = false;
+    }
+
+    fn element(&mut self, index: [usize; 4], got: f64, want: f64, allowed: f64, unwritten: bool) {
         let found = &mut self.found;
         found.elements += 1;
+        // Equal infinities have error 0; their difference would be NaN.
+        let error = if got == want { 0.0 } else { (got - want).abs() };
         found.nan += usize::from(got.is_nan());
         found.unwritten += usize::from(unwritten);
-        let allowed = self.tolerance.allowed(want) + slack;
         found.zeros_pass &= want.abs() <= allowed && want.is_finite();
         // NaN, and infinity where it is wrong, exceed every number.
         let excess = error - allowed;

@@ -74,7 +74,7 @@ impl Sum {
         self.count += part.count;
     }
 
-    pub(crate) fn row(&self, index: [usize; 3]) -> GradientRow {
+    pub(crate) fn row(&self, index: [usize; 3], may_be_nan: bool) -> GradientRow {
         // Sums in f32: each addition rounds what is summed so far.
         let sums = F32_ROUNDOFF * (self.count as f64).sqrt();
         let slack = self.squares.iter().zip(&self.terms).zip(&self.worst);
@@ -83,6 +83,7 @@ impl Sum {
             index,
             values: self.values.clone(),
             slack: slack.collect(),
+            may_be_nan,
         }
     }
 }

@@ -5,8 +5,8 @@ use std::fmt;
 use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
 use crate::{
-    DType, KvLengths, Layout, Lengths, POISON, Problem, ProblemError, QLengths, Sequence, Tensor, random_lengths,
-    reference_rows,
+    DType, Direction, KvLengths, Layout, Lengths, POISON, Problem, ProblemError, QLengths, Sequence, Tensor,
+    random_lengths, reference_rows,
 };
 
 /// Q, K and V of a problem, in its dtype and layouts, its lengths, and what else a backward problem
@@ -67,11 +67,15 @@ pub enum InputKind {
     NegativeScores,
     /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals; ordinary scores.
     Extremes,
+    /// One element of each row of Q and K is a power of two, the others are 0, so that no score is rounded and no
+    /// tolerance covers a wrong one. Up to the largest power of the dtype: rows pass the [limits](mod@crate::limits),
+    /// and scores overflow f32. In a backward problem up to 2⁸.
+    PowersOfTwo,
 }
 
 impl InputKind {
     /// Every kind, in declaration order.
-    pub const ALL: [InputKind; 7] = [
+    pub const ALL: [InputKind; 8] = [
         InputKind::Normal,
         InputKind::SmallIntegers,
         InputKind::EqualRows,
@@ -79,6 +83,7 @@ impl InputKind {
         InputKind::RisingScores,
         InputKind::NegativeScores,
         InputKind::Extremes,
+        InputKind::PowersOfTwo,
     ];
 
     /// The name used on the command line and in evidence, such as `huge-logit`.
@@ -91,6 +96,7 @@ impl InputKind {
             InputKind::RisingScores => "rising-scores",
             InputKind::NegativeScores => "negative-scores",
             InputKind::Extremes => "extremes",
+            InputKind::PowersOfTwo => "powers-of-two",
         }
     }
 
@@ -273,6 +279,22 @@ impl Inputs {
                     }),
                 ]
             }
+            InputKind::PowersOfTwo => {
+                let most = match (problem.direction(), problem.dtype()) {
+                    (Direction::Backward, _) => 8,
+                    (Direction::Forward, DType::F16) => 15,
+                    (Direction::Forward, DType::E4M3) => 20,
+                    (Direction::Forward, DType::F32 | DType::BF16) => 127,
+                };
+                // With the largest alone, most rows would pass the limit in some dtypes.
+                let largest = [8, 13, 20, most, most][q.below(5)].min(most);
+                let columns = [q.below(head_dim), k.below(head_dim)];
+                [
+                    powers_of_two(largest, columns, &mut q, *ql, dtype),
+                    powers_of_two(largest, columns, &mut k, *kl, dtype),
+                    normal_v(&mut v),
+                ]
+            }
         };
         if problem.dtype() != DType::E4M3 {
             return tensors;
@@ -400,6 +422,25 @@ fn draw_quantised(
 /// bits, and Q's ones become powers of two: Hopper keeps 14 bits of a sum.
 fn coarse(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
+}
+
+/// Rows of zeros and one power of two, from `2^-largest` to `2^largest` by magnitude, in the first of two columns or, in
+/// a quarter of the rows, in the second. So most pairs of rows have a product. A third of the rows have the largest.
+fn powers_of_two(largest: i32, columns: [usize; 2], rng: &mut Rng, layout: Layout, dtype: DType) -> Tensor {
+    let (mut column, mut power) = (0, 0.0);
+    fill(dtype, layout, &mut |_, d| {
+        if d == 0 {
+            column = columns[usize::from(rng.below(4) == 0)];
+            let drawn = rng.below(2 * largest as usize + 1) as i32 - largest;
+            let exponent = if rng.below(3) == 0 { largest } else { drawn };
+            power = if rng.below(2) == 0 {
+                2f32.powi(exponent)
+            } else {
+                -2f32.powi(exponent)
+            };
+        }
+        if d == column { power } else { 0.0 }
+    })
 }
 
 fn small_integer(rng: &mut Rng) -> f32 {

@@ -7,11 +7,14 @@
 use std::ops::Range;
 
 use crate::slack::{SCORE_ERROR, SUM_ERROR, Slack};
-use crate::{DType, Lengths, Problem, ProblemError, Sequence, TensorView};
+use crate::{DType, Lengths, Problem, ProblemError, Sequence, TensorView, score_limit};
 
 /// About the keys of the largest K block: kernels compute the distances of a block from that of its
 /// first key.
 const BLOCK: f64 = 256.0;
+
+/// A key whose score is so far below the largest has no weight in f32.
+const FAR_BELOW: f64 = 200.0;
 
 /// The float64 result of one query row.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,8 +25,19 @@ pub struct ReferenceRow {
     pub out: Vec<f64>,
     /// The row's log-sum-exp (natural logarithm); −∞ if the row is fully masked.
     pub lse: f64,
+    /// The largest score of a visible key, by magnitude of the result: an exponent of 2, without the sink. −∞ if the row
+    /// is fully masked.
+    pub largest_score: f64,
     /// Rounding error that a kernel may add to the tolerance.
     pub slack: Slack,
+}
+
+impl ReferenceRow {
+    /// Whether kernels give NaN for the row: its largest score is at or past the [limit](score_limit) of a dtype, or so
+    /// close below it that rounding decides. On the CPU the row may be right nevertheless.
+    pub fn is_past_limit(&self, dtype: DType) -> bool {
+        self.largest_score.is_finite() && self.largest_score.abs() > f64::from(score_limit(dtype)) * (1.0 - 1e-6)
+    }
 }
 
 /// Computes every row, in the order `[batch, row, head]` of O, of a problem of equal lengths.
@@ -290,6 +304,7 @@ fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, row: Row, visible:
         index,
         out: vec![0.0; problem.head_dim_v()],
         lse: sink.unwrap_or(f64::NEG_INFINITY),
+        largest_score: f64::NEG_INFINITY,
         slack: Slack::none(problem.head_dim_v()),
     };
     if visible.is_empty() {
@@ -299,6 +314,7 @@ fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, row: Row, visible:
     let mut errors = score_errors(problem, keys, q, index, visible.clone(), &scores);
     row.bias(q, visible.clone(), &mut scores);
     row.bias_errors(q, visible.clone(), &scores, &mut errors);
+    result.largest_score = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max) * std::f64::consts::LOG2_E;
     let (weights, sum, max) = softmax_terms(&scores, sink);
     let v_rows = &keys.v_rows[visible];
     for (weight, v_row) in weights.iter().zip(v_rows) {
@@ -325,7 +341,14 @@ pub(crate) fn score_errors(
     scores: &[f64],
 ) -> Vec<f64> {
     let scale = f64::from(problem.softmax_scale());
+    // A sum with one term is exact. What remains is the rounding of the scale, a relative error that all scores share.
+    let terms = (0..problem.head_dim()).filter(|&d| q.value(b, s, h, d) != 0.0).count();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut errors = match problem.dtype() {
+        _ if terms <= 1 => {
+            let below = |score: &f64| 2.0 * SCORE_ERROR * (max - score).min(FAR_BELOW);
+            scores.iter().map(below).collect()
+        }
         DType::E4M3 => {
             let sums = dot_products(keys, q, row, range, f64::abs);
             sums.iter().map(|sum| SUM_ERROR * scale * sum).collect()

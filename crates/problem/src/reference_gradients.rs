@@ -24,7 +24,7 @@ use std::thread;
 
 use crate::gradient_sums::{F32_ERROR, LARGEST_ERROR, Sum, Term, WALK, rounding};
 use crate::reference::{Keys, score_errors, scores, softmax_terms};
-use crate::{Direction, Gradients, Inputs, Lengths, Problem, ProblemError, Sequence, TensorView};
+use crate::{Direction, GRADIENT_LIMIT, Gradients, Inputs, Lengths, Problem, ProblemError, Sequence, TensorView};
 
 /// Rows that share a pass over K and V, and keys of a block of it: half a megabyte at head_dim 256.
 const BLOCK_ROWS: usize = 8;
@@ -41,6 +41,9 @@ pub struct GradientRow {
     pub values: Vec<f64>,
     /// What is allowed besides [`Tolerance::of_gradient`](crate::Tolerance::of_gradient).
     pub slack: Vec<f64>,
+    /// Whether the row may be NaN instead: the log-sum-exp of the query row, or of any query row of the same K/V head, is
+    /// past the [limit](crate::GRADIENT_LIMIT).
+    pub may_be_nan: bool,
 }
 
 /// The gradients of every row of every sequence.
@@ -88,9 +91,10 @@ pub fn reference_gradients_of(
     let sequences = problem.sequences(&tensors.lengths)?;
     let head = tensors.head(&sequences[sequence], kv_head);
     let mut of_keys = vec![head.sums(); head.sequence.len_kv];
-    let mut dq = Vec::new();
+    let (mut dq, mut past_limit) = (Vec::new(), false);
     for block in head.all_rows().chunks(BLOCK_ROWS) {
         for row in head.rows(block) {
+            past_limit |= row.past_limit;
             let terms: Vec<Terms> = row.visible.clone().map(|key| head.terms(&row, key)).collect();
             for (key, terms) in row.visible.clone().zip(&terms) {
                 of_keys[key].add(&row, terms);
@@ -99,7 +103,7 @@ pub fn reference_gradients_of(
         }
     }
     let keys = of_keys.iter().enumerate().map(|(key, sums)| (key, sums.clone()));
-    let (dk, dv) = head.of_keys(keys);
+    let (dk, dv) = head.of_keys(keys, past_limit);
     Ok(Gradients { dq, dk, dv })
 }
 
@@ -171,7 +175,8 @@ pub fn reference_gradient_rows(
     for (_, part) in &found {
         sums.iter_mut().zip(part).for_each(|(sums, part)| sums.merge(part));
     }
-    let (dk, dv) = head.of_keys(keys.iter().copied().zip(sums));
+    let past_limit = sums.iter().any(|sums| sums.past_limit);
+    let (dk, dv) = head.of_keys(keys.iter().copied().zip(sums), past_limit);
     Ok(Gradients { dq, dk, dv })
 }
 
@@ -246,6 +251,7 @@ struct Row {
     delta_size: f64,
     delta_error: f64,
     lse_error: f64,
+    past_limit: bool,
     dout_norm: f64,
 }
 
@@ -263,17 +269,21 @@ struct Terms {
 struct KeySums {
     dk: Sum,
     dv: Sum,
+    /// Whether a row that sees the key is past the limit.
+    past_limit: bool,
 }
 
 impl KeySums {
     fn add(&mut self, row: &Row, terms: &Terms) {
         self.dk.add(&terms.of_k, &row.q);
         self.dv.add(&terms.of_v, &row.dout);
+        self.past_limit |= row.past_limit;
     }
 
     fn merge(&mut self, part: &KeySums) {
         self.dk.merge(&part.dk);
         self.dv.merge(&part.dv);
+        self.past_limit |= part.past_limit;
     }
 }
 
@@ -282,6 +292,7 @@ impl Head<'_> {
         KeySums {
             dk: Sum::new(self.problem.head_dim()),
             dv: Sum::new(self.problem.head_dim_v()),
+            past_limit: false,
         }
     }
 
@@ -294,12 +305,16 @@ impl Head<'_> {
             .collect()
     }
 
-    /// The rows of dK and dV.
-    fn of_keys(&self, sums: impl Iterator<Item = (usize, KeySums)>) -> (Vec<GradientRow>, Vec<GradientRow>) {
+    /// The rows of dK and dV, which may be NaN if any query row is past the limit.
+    fn of_keys(
+        &self,
+        sums: impl Iterator<Item = (usize, KeySums)>,
+        past_limit: bool,
+    ) -> (Vec<GradientRow>, Vec<GradientRow>) {
         let of_key = |(key, sums): (usize, KeySums)| {
             let [b, s] = self.sequence.kv_row(key)?;
             let index = [b, self.kv_head, s];
-            Some((sums.dk.row(index), sums.dv.row(index)))
+            Some((sums.dk.row(index, past_limit), sums.dv.row(index, past_limit)))
         };
         sums.filter_map(of_key).unzip()
     }
@@ -324,6 +339,7 @@ impl Head<'_> {
                 delta_size: 0.0,
                 delta_error: 0.0,
                 lse_error: 0.0,
+                past_limit: false,
             }
         };
         let mut rows: Vec<Row> = block.iter().map(of_row).collect();
@@ -364,6 +380,8 @@ impl Head<'_> {
             row.delta_size = products.iter().map(|x| x.abs()).sum();
             row.delta_error = roundoff * (WALK * norm(&products)).min(row.delta_size);
             row.lse_error = F32_ERROR * lse.abs();
+            // Rounding decides just below it.
+            row.past_limit = lse.abs() > f64::from(GRADIENT_LIMIT) * (1.0 - 1e-6);
         }
         rows
     }
@@ -419,7 +437,7 @@ impl Head<'_> {
         for (worst, moved) in dq.worst.iter_mut().zip(moved) {
             *worst += scale * row.delta_error * moved.abs();
         }
-        dq.row(row.index)
+        dq.row(row.index, row.past_limit)
     }
 }
 

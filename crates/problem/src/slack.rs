@@ -8,7 +8,8 @@
 //! dtype and the others for e4m3:
 //!
 //! 1. **Scores.** Sums of products are accumulated in f32, so a score has an error of up to
-//!    `e_j = 2^-23 · scale · |q|·|k_j|`, and its unnormalised probability a factor of
+//!    `e_j = 2^-23 · scale · |q|·|k_j|` (of a single product, which is exact, only that of the scale:
+//!    `2^-22` of its distance from the largest score), and its unnormalised probability a factor of
 //!    `exp(±e_j)`: `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`, at most the largest
 //!    `|v_j - O|`. Hopper accumulates fp8 products in about 14 bits:
 //!    `e_j = 2^-12 · scale · Σ|q·k_j|`. It truncates each term of each instruction, so many equal
@@ -33,7 +34,10 @@
 //! The random walk of part 2 assumes that the rounding errors of P are independent of V. This holds
 //! for every [`InputKind`](crate::InputKind); data constructed against it would need the worst
 //! case. The log-sum-exp is summed in f32 before P is rounded, so its error is that of the scores:
-//! `ln Σ p_j exp(e_j)`.
+//! `ln Σ p_j exp(e_j)`, or that of the sum, `2^-23`.
+//!
+//! Whatever the errors of scores are, a row of O is an average of rows of V. So each element also lies in the **hull** of
+//! its column of V, from the smallest to the largest value of visible keys (and 0 with a sink), widened by parts 2 to 4.
 //!
 //! [`Tolerance::of`](crate::Tolerance::of) covers the rounding of P and of the output to 16 bits.
 
@@ -61,6 +65,8 @@ const SMALL_WEIGHT_ERROR: f64 = 1.0 / 8192.0;
 pub struct Slack {
     /// For each element of the row of O.
     pub out: Vec<f64>,
+    /// The smallest and the largest value of each element, but for the tolerance.
+    pub hull: Vec<[f64; 2]>,
     /// For its log-sum-exp.
     pub lse: f64,
 }
@@ -70,6 +76,7 @@ impl Slack {
     pub(crate) fn none(head_dim_v: usize) -> Slack {
         Slack {
             out: vec![0.0; head_dim_v],
+            hull: vec![ANYTHING; head_dim_v],
             lse: 0.0,
         }
     }
@@ -91,7 +98,7 @@ impl Slack {
         if dtype != DType::E4M3 && largest_error < Tolerance::of(dtype).rtol / 64.0 {
             return Slack::none(out.len()); // it would change no verdict
         }
-        let mut columns = vec![Column::default(); out.len()];
+        let mut columns = vec![Column::EMPTY; out.len()];
         let mut sum_off = 0.0;
         for ((weight, &error), v_row) in weights.iter().zip(errors).zip(v_rows) {
             let p = weight / sum;
@@ -107,7 +114,8 @@ impl Slack {
                 column.magnitude += p * v.abs();
                 column.squares += (p * v) * (p * v);
                 column.scores += moved * (v - o).abs();
-                column.span = column.span.max((v - o).abs());
+                column.lowest = column.lowest.min(*v);
+                column.highest = column.highest.max(*v);
                 column.small += lost * v.abs();
             }
         }
@@ -117,29 +125,40 @@ impl Slack {
             sum_off += moved;
             for (column, o) in columns.iter_mut().zip(out) {
                 column.scores += moved * o.abs();
-                column.span = column.span.max(o.abs());
+                column.lowest = column.lowest.min(0.0);
+                column.highest = column.highest.max(0.0);
             }
         }
         let cuts = v_rows.len().div_ceil(KEYS_A_PRODUCT) as f64;
-        let of_column = |(column, o): (&Column, &f64)| {
+        // Of scores, and of all else.
+        let of_column = |(column, &o): (&Column, &f64)| {
+            let span = (column.highest - o).max(o - column.lowest);
             let (o, walk) = (o.abs(), column.squares.sqrt());
-            let scores = (largest_error.exp() * column.scores).min(column.span);
+            let scores = (largest_error.exp() * column.scores).min(span);
             if dtype != DType::E4M3 {
-                return scores;
+                return (scores, 0.0);
             }
             let rounding = P_ERROR * column.magnitude.min(o + WALK * walk);
             let sums = SUM_ERROR * column.magnitude + CUT_ERROR * cuts * (o + walk);
-            scores + rounding + column.small + sums
+            (scores, rounding + column.small + sums)
         };
+        let parts: Vec<(f64, f64)> = columns.iter().zip(out).map(of_column).collect();
+        let hulls = columns.iter().zip(&parts);
         Slack {
-            out: columns.iter().zip(out).map(of_column).collect(),
-            lse: sum_off.ln_1p().min(largest_error),
+            out: parts.iter().map(|(scores, rest)| scores + rest).collect(),
+            hull: hulls
+                .map(|(column, (_, rest))| [column.lowest - rest, column.highest + rest])
+                .collect(),
+            lse: sum_off.ln_1p().min(largest_error).max(SCORE_ERROR),
         }
     }
 }
 
+/// The hull where it would change no verdict.
+const ANYTHING: [f64; 2] = [f64::NEG_INFINITY, f64::INFINITY];
+
 /// Sums over the keys, for a column of V.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Column {
     /// `Σ p |v|`
     magnitude: f64,
@@ -147,8 +166,20 @@ struct Column {
     squares: f64,
     /// `Σ p (exp(e) - 1) |v - O|`
     scores: f64,
-    /// The largest `|v - O|`: no change of the scores moves O further.
-    span: f64,
+    /// The smallest and the largest v: no change of the scores moves O past them.
+    lowest: f64,
+    highest: f64,
     /// `Σ min(w, 2^-13) |v| / l` over small weights.
     small: f64,
+}
+
+impl Column {
+    const EMPTY: Column = Column {
+        magnitude: 0.0,
+        squares: 0.0,
+        scores: 0.0,
+        lowest: f64::INFINITY,
+        highest: f64::NEG_INFINITY,
+        small: 0.0,
+    };
 }

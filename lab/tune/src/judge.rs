@@ -130,7 +130,7 @@ impl Adversary {
 }
 
 /// Small problems of odd sizes with the same kernels as a problem, each with kinds of inputs.
-fn shapes(problem: &Problem) -> Result<[(Problem, [InputKind; 3]); 2], TuneError> {
+fn shapes(problem: &Problem) -> Result<[(Problem, &'static [InputKind]); 2], TuneError> {
     let group = problem.group_size();
     let few_rows = problem.seq_len_q().min(16);
     let shape = |rows: usize, keys: usize| {
@@ -139,10 +139,10 @@ fn shapes(problem: &Problem) -> Result<[(Problem, [InputKind; 3]); 2], TuneError
         let small = small.offsets(0, 0).seq_len_q(rows).seq_len_kv(keys);
         small.build().map_err(flashcore::Error::from)
     };
-    use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, RisingScores, SmallIntegers};
+    use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, PowersOfTwo, RisingScores, SmallIntegers};
     Ok([
-        (shape(77, 133)?, [SmallIntegers, HugeLogit, NegativeScores]),
-        (shape(130, 257)?, [RisingScores, EqualRows, Extremes]),
+        (shape(77, 133)?, &[SmallIntegers, HugeLogit, NegativeScores]),
+        (shape(130, 257)?, &[RisingScores, EqualRows, Extremes, PowersOfTwo]),
     ])
 }
 

@@ -384,12 +384,14 @@ fn comparison_errors() {
     let tolerance = Tolerance::of(DType::F16);
     let slack = Slack {
         out: vec![0.0; 64],
+        hull: vec![[-1.0, 1.0]; 64],
         lse: 0.0,
     };
     let right = ReferenceRow {
         index: [0, 0, 7],
         out: vec![0.0; 64],
         lse: 0.0,
+        largest_score: 0.0,
         slack,
     };
     let mut short = [right.clone()];

@@ -137,8 +137,8 @@ proptest! {
     #[test]
     fn errors_beyond_the_tolerance_fail(error in 1.1e-2f32..1e6, at in 0usize..64) {
         let p = Problem::builder().heads(1, 1).head_dim(64).seq_len(1).dtype(DType::F32).build().unwrap();
-        let slack = Slack { out: vec![0.0; 64], lse: 0.0 };
-        let want = [ReferenceRow { index: [0; 3], out: vec![0.0; 64], lse: 0.0, slack }];
+        let slack = Slack { out: vec![0.0; 64], hull: vec![[-1.0, 1.0]; 64], lse: 0.0 };
+        let want = [ReferenceRow { index: [0; 3], out: vec![0.0; 64], lse: 0.0, largest_score: 0.0, slack }];
         let out = Tensor::from_fn(DType::F32, *p.o_layout(), |_, _, _, d| if d == at { error } else { 0.0 });
         let found = compare(&p, &out.view(), &want, Tolerance { atol: 1e-2, rtol: 1e-2 }).unwrap();
         prop_assert!(!found.passed);
