@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use flashcore_problem::{BackwardTensors, Gradients, Problem, Sequence, TensorView, TensorViewMut};
+use flashcore_problem::{BackwardTensors, GRADIENT_LIMIT, Gradients, Problem, Sequence, TensorView, TensorViewMut};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -217,7 +217,14 @@ impl Run<'_, '_> {
         for (i, row) in rows.enumerate() {
             let [b, s] = self.item.sequence.q_row(row);
             let place = (b * heads + head) * all_rows + s;
-            lse[i] = self.call.tensors.lse[place] * std::f32::consts::LOG2_E;
+            let natural = self.call.tensors.lse[place];
+            // Above the limit P would be wrong. A row without keys has −∞, and its P are set to zero.
+            let wrong = natural != f32::NEG_INFINITY && natural.abs() > GRADIENT_LIMIT;
+            lse[i] = if wrong {
+                f32::NAN
+            } else {
+                natural * std::f32::consts::LOG2_E
+            };
             delta[i] = self.deltas[place];
         }
     }

@@ -28,7 +28,7 @@ pub fn combine(
     let output = Output::new(out, lse, None);
     (0..batch * heads).into_par_iter().for_each(|batch_head| {
         let (b, h) = (batch_head / heads, batch_head % heads);
-        // As `merge` has them: output, maximum (of exponents of 2), sum.
+        // As `merge` has them: output, maximum, sum.
         let mut ranges = vec![vec![1.0; columns + 2]; parts.len()];
         for s in 0..seq {
             for (range, part) in ranges.iter_mut().zip(parts) {
@@ -37,10 +37,10 @@ pub fn combine(
                     true => range[..columns].fill(0.0),
                     false => copy_row(&part.out, b, s, h, &mut range[..columns]),
                 }
-                range[columns] = lse * LOG2_E;
+                range[columns] = lse;
             }
-            let (max, sum, mut values) = merge(&mut ranges.iter().map(Vec::as_slice));
-            output.store([b, s, h], max, sum, &mut values);
+            let (max, sum, mut values) = merge(&mut ranges.iter().map(Vec::as_slice), LOG2_E);
+            output.store([b, s, h], f64::from(max), sum, &mut values);
         }
     });
     Ok(())

@@ -29,6 +29,7 @@ mod output;
 mod panel;
 mod product;
 mod rows;
+mod scale;
 mod schedule;
 mod simd;
 mod tile;

@@ -64,17 +64,17 @@ impl<'o> Output<'o> {
     }
 
     /// Stores a row of the running softmax: `values` over `sum`, and the log-sum-exp. The maximum is
-    /// in log2 units. A fully masked row has sum 0: output 0, log-sum-exp −∞, or that of its sink.
+    /// that of the scores. A fully masked row has sum 0: output 0, log-sum-exp −∞, or that of its sink.
     #[inline(always)] // into code that is compiled for an instruction set
-    pub(crate) fn store(&self, [b, s, h]: [usize; 3], max: f32, sum: f32, values: &mut [f32]) {
-        let (mut max, mut sum) = (f64::from(max), f64::from(sum));
+    pub(crate) fn store(&self, [b, s, h]: [usize; 3], mut max: f64, sum: f32, values: &mut [f32]) {
+        let mut sum = f64::from(sum);
         let mut factor = 1.0;
-        if let Some(sink) = self.sinks.map(|sinks| f64::from(sinks[h]) * std::f64::consts::LOG2_E)
-            && sink > f64::NEG_INFINITY
+        if let Some(sink) = self.sinks.map(|sinks| f64::from(sinks[h]))
+            && sink != f64::NEG_INFINITY
         {
             let highest = max.max(sink);
-            factor = (max - highest).exp2();
-            sum = sum * factor + (sink - highest).exp2();
+            factor = (max - highest).exp();
+            sum = sum * factor + (sink - highest).exp();
             max = highest;
         }
         let inverse = if sum == 0.0 { 0.0 } else { (factor / sum) as f32 };
@@ -83,7 +83,7 @@ impl<'o> Output<'o> {
         let [_, seq, heads, _] = self.layout.shape;
         if let Some(lse) = self.lse.get((b * heads + h) * seq + s) {
             // −∞ + ln 0 is −∞ as required.
-            let value = max * std::f64::consts::LN_2 + sum.ln();
+            let value = max + sum.ln();
             lse.store((value as f32).to_bits(), Ordering::Relaxed);
         }
     }
@@ -152,12 +152,12 @@ mod tests {
             let output = Output::new(&mut view, Some(&mut lse), None);
             for (b, s, h) in (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| (b, s, h)))) {
                 let mut row: Vec<f32> = (0..nd).map(|d| value(b, s, h) * 2.0 * (d + 1) as f32).collect();
-                output.store([b, s, h], value(b, s, h), 2.0, &mut row);
+                output.store([b, s, h], f64::from(value(b, s, h)), 2.0, &mut row);
             }
             for (b, s, h) in (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| (b, s, h)))) {
                 let want = value(b, s, h);
                 assert!((0..nd).all(|d| out.view().get(b, s, h, d) == want * (d + 1) as f32));
-                let of_row = (want + 1.0) * std::f32::consts::LN_2;
+                let of_row = want + std::f32::consts::LN_2;
                 assert!((lse[(b * nh + h) * ns + s] - of_row).abs() < 1e-4);
             }
             assert!(flashcore_problem::gaps_untouched(&out.view()).is_ok());

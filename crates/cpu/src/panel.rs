@@ -6,6 +6,7 @@ use std::ops::Range;
 use flashcore_problem::Problem;
 use pulp::Simd;
 
+use crate::scale::Scale;
 use crate::simd::{exp2, tanh};
 
 /// Rows of K, or columns of V, per step of the micro-kernel. Every head_dim is a multiple.
@@ -52,6 +53,7 @@ impl PanelBias {
 /// One step of the online softmax: updates a panel's maxima, sums and outputs with one K block.
 pub(crate) struct PanelBlock<'p> {
     pub(crate) problem: &'p Problem,
+    pub(crate) scale: Scale,
     /// The block's rows of K, `[keys][head_dim]`.
     pub(crate) k: &'p [f32],
     /// The block's rows of V, `[keys][head_dim_v]`.
@@ -90,11 +92,8 @@ impl PanelBlock<'_> {
         };
 
         scores(simd, self.k, q, s);
-        // The scores stay unscaled; `softmax` applies this factor inside the exponential.
-        let mut factor = self.problem.softmax_scale() * std::f32::consts::LOG2_E;
         if let Some(cap) = self.problem.softcap() {
-            soft_cap(simd, s.as_flattened_mut(), self.problem.softmax_scale(), cap);
-            factor = std::f32::consts::LOG2_E;
+            soft_cap(simd, s.as_flattened_mut(), self.scale.rest, cap);
         }
         if let Some(bias) = &self.bias {
             bias.add(simd, s);
@@ -102,7 +101,7 @@ impl PanelBlock<'_> {
         if !self.all_visible {
             hide(simd, s, self.block, self.ranges);
         }
-        let rescale = softmax(simd, s, factor, max, sum);
+        let rescale = softmax(simd, s, self.scale.exponent(), max, sum);
         accumulate(simd, self.v, s, rescale, o);
     }
 }
@@ -192,8 +191,11 @@ fn hide<S: Simd, const NV: usize>(simd: S, s: &mut [[S::f32s; NV]], block: Range
     }
 }
 
-/// Replaces scores by `exp2(factor·s − max)` with the new running maximum and adds them to the
+/// Replaces scores by `exp2(factor·(s − max))` with the new running maximum and adds them to the
 /// running sum. Returns the rescale factor of previous sums and outputs.
+///
+/// The maximum is subtracted before the product: `factor·s − max`, in one FMA with a rounded
+/// maximum, is wrong by powers of two where scores are large.
 #[inline(always)]
 fn softmax<S: Simd, const NV: usize>(
     simd: S,
@@ -210,21 +212,22 @@ fn softmax<S: Simd, const NV: usize>(
             *max = simd.max_f32s(*max, s);
         }
     }
-    let mut minus_max = block_max;
+    let exponent = |score, max| simd.mul_f32s(simd.sub_f32s(score, max), factor);
+    let mut base = block_max;
     let mut rescale = block_max;
     for v in 0..NV {
-        let new_max = simd.max_f32s(max[v], simd.mul_f32s(block_max[v], factor));
+        let new_max = simd.max_f32s(max[v], block_max[v]);
         // A fully masked row keeps the maximum −∞. Subtract 0 there, because −∞ − −∞ is NaN.
         let masked = simd.equal_f32s(new_max, lowest);
-        minus_max[v] = simd.select_f32s(masked, simd.splat_f32s(0.0), simd.neg_f32s(new_max));
-        rescale[v] = exp2(simd, simd.add_f32s(max[v], minus_max[v]));
+        base[v] = simd.select_f32s(masked, simd.splat_f32s(0.0), new_max);
+        rescale[v] = exp2(simd, exponent(max[v], base[v]));
         max[v] = new_max;
         sum[v] = simd.mul_f32s(sum[v], rescale[v]);
     }
     let mut total = *sum;
     for s in s.iter_mut() {
         for v in 0..NV {
-            s[v] = exp2(simd, simd.mul_add_e_f32s(s[v], factor, minus_max[v]));
+            s[v] = exp2(simd, exponent(s[v], base[v]));
             total[v] = simd.add_f32s(total[v], s[v]);
         }
     }

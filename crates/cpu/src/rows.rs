@@ -85,10 +85,8 @@ pub(crate) fn run<S: Simd, const NV: usize>(
         }
         for row in 0..rows {
             let s = &mut s[row * width..][..block.len().next_multiple_of(16)];
-            let mut factor = problem.softmax_scale() * std::f32::consts::LOG2_E;
             if let Some(cap) = problem.softcap() {
-                soft_cap(simd, S::as_mut_simd_f32s(s).0, problem.softmax_scale(), cap);
-                factor = std::f32::consts::LOG2_E;
+                soft_cap(simd, S::as_mut_simd_f32s(s).0, task.scale.rest, cap);
             }
             if let Some((slope, position)) = task.bias(row, block.start) {
                 for (key, s) in s.iter_mut().enumerate() {
@@ -99,7 +97,7 @@ pub(crate) fn run<S: Simd, const NV: usize>(
             let within = |key: usize| key.clamp(block.start, block.end) - block.start;
             s[..within(visible.start)].fill(f32::NEG_INFINITY);
             s[within(visible.end)..].fill(f32::NEG_INFINITY);
-            let rescale = softmax(simd, s, factor, &mut max[row], &mut sum[row]);
+            let rescale = softmax(simd, s, task.scale.exponent(), &mut max[row], &mut sum[row]);
             o[row * dim_v..][..dim_v].iter_mut().for_each(|x| *x *= rescale);
         }
         for keys in chunks(block.clone()) {
@@ -162,7 +160,7 @@ fn scores<S: Simd, const R: usize, const NK: usize>(
     R
 }
 
-/// Replaces a row's scores by `exp2(factor·s − max)` with the new running maximum and adds them to
+/// Replaces a row's scores by `exp2(factor·(s − max))` with the new running maximum and adds them to
 /// the running sum. Returns the rescale factor of previous sums and outputs.
 #[inline(always)]
 fn softmax<S: Simd>(simd: S, s: &mut [f32], factor: f32, max: &mut f32, sum: &mut f32) -> f32 {
@@ -171,15 +169,15 @@ fn softmax<S: Simd>(simd: S, s: &mut [f32], factor: f32, max: &mut f32, sum: &mu
     for &s in s.iter() {
         block_max = simd.max_f32s(block_max, s);
     }
-    let new_max = max.max(simd.reduce_max_f32s(block_max) * factor);
+    let new_max = max.max(simd.reduce_max_f32s(block_max));
     // A fully masked row keeps the maximum −∞. Subtract 0 there, because −∞ − −∞ is NaN.
-    let minus_max = if new_max == f32::NEG_INFINITY { 0.0 } else { -new_max };
-    let rescale = (*max + minus_max).exp2();
+    let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
+    let rescale = ((*max - base) * factor).exp2();
     *max = new_max;
-    let (factor, minus_max) = (simd.splat_f32s(factor), simd.splat_f32s(minus_max));
+    let (factor, base) = (simd.splat_f32s(factor), simd.splat_f32s(base));
     let mut total = simd.splat_f32s(0.0);
     for s in s {
-        *s = exp2(simd, simd.mul_add_e_f32s(*s, factor, minus_max));
+        *s = exp2(simd, simd.mul_f32s(simd.sub_f32s(*s, base), factor));
         total = simd.add_f32s(total, *s);
     }
     *sum = *sum * rescale + simd.reduce_sum_f32s(total);

@@ -17,6 +17,7 @@ use rayon::Scope;
 use crate::CpuConfig;
 use crate::keys::HeadRows;
 use crate::output::Output;
+use crate::scale::Scale;
 use crate::tile::{Store, TileRun, TileTask, cut};
 use crate::workspace::{self, Workspace};
 
@@ -141,6 +142,7 @@ impl Schedule<'_> {
         let [q, k, v] = &self.tensors.map(|tensor| tensor.of_sequence(tile.batch));
         let task = TileTask {
             problem,
+            scale: Scale::of(problem),
             q,
             sequence,
             batch: tile.batch,
@@ -178,8 +180,8 @@ impl Schedule<'_> {
         let partials = std::mem::take(&mut partials.ranges);
         for row in 0..task.rows {
             let mut row_of = partials.iter().map(|partial| &partial[row * width..][..width]);
-            let (max, sum, mut values) = merge(&mut row_of);
-            self.output.store(task.place(row), max, sum, &mut values);
+            let (max, sum, mut values) = merge(&mut row_of, task.scale.exponent());
+            task.store_output(&self.output, row, max, sum, &mut values);
         }
     }
 }
@@ -202,8 +204,9 @@ fn wake<'s>(scope: &Scope<'s>, count: usize, work: &'s (impl Fn() + Sync)) {
     }
 }
 
-/// Maximum, sum and unnormalised output of a row from those of ranges of its keys.
-pub(crate) fn merge<'p>(ranges: &mut (impl Iterator<Item = &'p [f32]> + Clone)) -> (f32, f32, Vec<f32>) {
+/// Maximum, sum and unnormalised output of a row from those of ranges of its keys. Maxima times
+/// `factor` are exponents of 2.
+pub(crate) fn merge<'p>(ranges: &mut (impl Iterator<Item = &'p [f32]> + Clone), factor: f32) -> (f32, f32, Vec<f32>) {
     let max = ranges
         .clone()
         .fold(f32::NEG_INFINITY, |max, range| max.max(range[range.len() - 2]));
@@ -214,7 +217,7 @@ pub(crate) fn merge<'p>(ranges: &mut (impl Iterator<Item = &'p [f32]> + Clone)) 
         let [range @ .., range_max, range_sum] = range else {
             continue;
         };
-        let weight = (range_max - base).exp2();
+        let weight = ((range_max - base) * factor).exp2();
         sum += range_sum * weight;
         values.resize(range.len(), 0.0);
         for (value, x) in values.iter_mut().zip(range) {
@@ -232,13 +235,13 @@ mod tests {
     fn merging_is_the_softmax_of_all_keys() {
         // Scores 1, 3 (log2) and values 5, 7; the second range is masked.
         let ranges: [&[f32]; 3] = [&[5.0, 1.0, 1.0], &[0.0, f32::NEG_INFINITY, 0.0], &[7.0, 3.0, 1.0]];
-        let (max, sum, values) = merge(&mut ranges.into_iter());
+        let (max, sum, values) = merge(&mut ranges.into_iter(), 1.0);
         assert_eq!((max, sum, values[0]), (3.0, 1.25, 8.25));
         let masked: [&[f32]; 2] = [&[0.0, f32::NEG_INFINITY, 0.0]; 2];
-        assert_eq!(merge(&mut masked.into_iter()), (f32::NEG_INFINITY, 0.0, vec![0.0]));
+        assert_eq!(merge(&mut masked.into_iter(), 1.0), (f32::NEG_INFINITY, 0.0, vec![0.0]));
         // A range whose scores are all NaN.
         let nan: [&[f32]; 2] = [&[f32::NAN, f32::NEG_INFINITY, f32::NAN], &[7.0, 3.0, 1.0]];
-        let (_, sum, values) = merge(&mut nan.into_iter());
+        let (_, sum, values) = merge(&mut nan.into_iter(), 1.0);
         assert!(sum.is_nan() && values[0].is_nan());
     }
 

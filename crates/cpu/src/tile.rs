@@ -24,6 +24,7 @@ use crate::keys::{HeadRows, copy_row};
 use crate::output::Output;
 use crate::panel::{PanelBias, PanelBlock};
 use crate::rows;
+use crate::scale::Scale;
 use crate::workspace::{PanelSpan, Workspace};
 
 /// Most query rows of a K/V head that [`crate::rows`] computes, without panels.
@@ -32,6 +33,7 @@ const FEW_ROWS: usize = 8;
 /// One tile: query rows, and the keys they attend to.
 pub(crate) struct TileTask<'t> {
     pub(crate) problem: &'t Problem,
+    pub(crate) scale: Scale,
     pub(crate) q: &'t TensorView<'t>,
     pub(crate) sequence: &'t Sequence<'t>,
     /// The sequence's number.
@@ -50,7 +52,7 @@ pub(crate) struct TileTask<'t> {
 /// Where the rows of a tile go.
 pub(crate) enum Store<'s> {
     Output(&'s Output<'s>),
-    /// `[rows][head_dim_v + 2]`: unnormalised O, maximum, sum.
+    /// `[rows][head_dim_v + 2]`: unnormalised O, maximum as the softmax takes scores, sum.
     Partial(&'s mut [f32]),
 }
 
@@ -101,19 +103,31 @@ impl TileTask<'_> {
         [b, s, row / self.sequence.len_q]
     }
 
-    /// Widens Q's row of the tile into `to`.
+    /// Widens Q's row of the tile into `to`, times the power of two of the scale.
     #[inline(always)]
     pub(crate) fn copy_q(&self, row: usize, to: &mut [f32]) {
         let [b, s, h] = self.place(row);
         copy_row(self.q, b, s, h, to);
+        to.iter_mut().for_each(|x| *x *= self.scale.of_q);
     }
 
-    /// Stores a row of the tile: its maximum in log2 units, its sum, and its unnormalised output,
-    /// which is changed.
+    /// Stores a row of the output from all of its keys: its maximum as the softmax takes scores, its
+    /// sum, and its unnormalised output, which is changed. NaN if the row sees keys and its largest
+    /// score is not finite in f32.
+    #[inline(always)]
+    pub(crate) fn store_output(&self, output: &Output<'_>, row: usize, max: f32, sum: f32, values: &mut [f32]) {
+        let row_in_sequence = (self.first_row + row) % self.sequence.len_q;
+        let max = f64::from(max) * f64::from(self.scale.of_score);
+        let overflowed = max.abs() > f64::from(f32::MAX) && !self.sequence.keys.keys(row_in_sequence).is_empty();
+        let sum = if overflowed { f32::NAN } else { sum };
+        output.store(self.place(row), max, sum, values);
+    }
+
+    /// Stores a row of the tile, as [`Self::store_output`] takes it.
     #[inline(always)]
     pub(crate) fn store(&self, store: &mut Store<'_>, row: usize, max: f32, sum: f32, values: &mut [f32]) {
         match store {
-            Store::Output(output) => output.store(self.place(row), max, sum, values),
+            Store::Output(output) => self.store_output(output, row, max, sum, values),
             Store::Partial(partial) => {
                 let width = values.len() + 2;
                 let (to, ends) = partial[row * width..][..width].split_at_mut(width - 2);
@@ -132,13 +146,8 @@ impl TileTask<'_> {
             (self.first_row + row) % self.sequence.len_q,
         );
         let slope = self.q.alibi_slope(self.batch, head)?;
-        // A cap has applied the scale already.
-        let per_score = match self.problem.softcap() {
-            Some(_) => 1.0,
-            None => self.problem.softmax_scale(),
-        };
         let position = row as i64 + i64::from(self.sequence.keys.diagonal) - key as i64;
-        Some((slope / per_score, position as f32))
+        Some((slope / self.scale.of_score, position as f32))
     }
 
     /// The keys that a row of the tile sees, of those of the task.
@@ -197,6 +206,7 @@ impl TileTask<'_> {
                 let (packed, row, width) = (block.start - first..block.end - first, span.rows.start, span.width);
                 let work = PanelBlock {
                     problem,
+                    scale: self.scale,
                     k: &k[packed.start * dims[0]..packed.end * dims[0]],
                     v: &v[packed.start * dims[1]..packed.end * dims[1]],
                     ranges: &scratch.ranges[span.rows.clone()],
