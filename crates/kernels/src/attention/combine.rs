@@ -19,6 +19,7 @@ use super::epilogue::{Sinks, Total, log_sum_exp};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
 use super::query_rows::{QueryRows, TileHeads};
+use super::softmax::FULLY_MASKED;
 use super::split::{self, Partial, Partials};
 use super::stream_k::{Combined, Pieces, Schedule};
 use crate::Refusal;
@@ -175,7 +176,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
         let batch_head = row / seq_len_q;
         let head = out.head(batch_head / num_heads, batch_head % num_heads);
         let out_row = out.row(head, row % seq_len_q);
-        let total = merged.store(out_row, column, sinks.as_ref(), || batch_head % num_heads);
+        let total = merged.store(out_row, column, sinks.as_ref(), shape.dtype, || batch_head % num_heads);
         if let Some(lse) = lse {
             k.if_(column.eq(0).divergent(), || {
                 let value = log_sum_exp(total.offset, total.sum);
@@ -216,7 +217,7 @@ fn listed_body<E: MmaElement + Widen>(
         let partial = |piece| partials.at(piece, of_first, k.constant(tile_rows));
         merge(k, threads, place, exists, tile.count, partial, |merged| {
             let head = || rows.head_of(row);
-            let total = merged.store(rows.of(&out, row), column, params.sinks.as_ref(), head);
+            let total = merged.store(rows.of(&out, row), column, params.sinks.as_ref(), shape.dtype, head);
             if shape.lse {
                 k.if_(column.eq(0).divergent(), || {
                     let (batch_head, query) = rows.batch_head_and_query(params.num_heads, row);
@@ -295,7 +296,7 @@ impl<'k> Merged<'k> {
     #[track_caller]
     fn nothing(k: &'k KernelBuilder) -> Self {
         Merged {
-            offset: k.var(f32::MAX),
+            offset: k.var(FULLY_MASKED),
             sum: k.var(0.0),
             out: [k.var(0.0), k.var(0.0), k.var(0.0), k.var(0.0)],
         }
@@ -308,9 +309,10 @@ impl<'k> Merged<'k> {
         row: GlobalPtr<'k, E>,
         column: Val<'k, u32>,
         sinks: Option<&Sinks<'k>>,
+        dtype: DType,
         head: impl FnOnce() -> Val<'k, u32>,
     ) -> Total<'k> {
-        let total = Total::new(sinks, head, self.offset.get(), self.sum.get());
+        let total = Total::new(sinks, dtype, head, self.offset.get(), self.sum.get());
         let norm = total.norm();
         let values = self.out.map(|value| value * norm);
         row.offset(column)
@@ -325,7 +327,7 @@ impl<'k> Merged<'k> {
         for part in loaded {
             let offset = part
                 .counts
-                .map_or(part.sums[0], |counts| counts.select(part.sums[0], f32::MAX));
+                .map_or(part.sums[0], |counts| counts.select(part.sums[0], FULLY_MASKED));
             lowest = lowest.min(offset);
         }
         let factor = (lowest - self.offset).exp2();

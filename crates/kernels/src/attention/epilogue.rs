@@ -1,13 +1,13 @@
 //! The end of a row: its sink, the factor that normalises it, its log-sum-exp, and the partial of a split.
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Launch, Val, Widen};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Problem, score_limit};
 use half::{bf16, f16};
 
 use super::params::{RowParams, add_buffer};
 use super::row_tile::{ACC_COLS, QUAD, RowTile};
 use super::score_mod::LOG2_E;
-use super::softmax::{Row, RowMax};
+use super::softmax::{FULLY_MASKED, Row};
 use super::split::Partial;
 
 /// Sinks, by their dtype: `[num_heads]`.
@@ -57,23 +57,28 @@ impl<'k> Sinks<'k> {
 /// Maximum and sum of a row after its last key.
 #[derive(Clone, Copy)]
 pub(crate) struct Total<'k> {
-    /// The maximum, as [`RowMax::offset`].
+    /// The maximum, as a [`last_offset`](super::softmax::last_offset).
     pub offset: Val<'k, f32>,
-    /// The sum of its probabilities and of its sink.
+    /// The sum of its probabilities and of its sink. NaN, and with it the output and the log-sum-exp, if the row sees a
+    /// key and its maximum is at or past the [limit](score_limit): decided here, once a row.
     pub sum: Val<'k, f32>,
     /// Factor for an output that is relative to the maximum without the sink.
     rescale: Option<Val<'k, f32>>,
 }
 
 impl<'k> Total<'k> {
-    /// The total from the offset and sum of a row of a head, with the head's sink if there are any.
+    /// The total from the offset and sum of a row of a head, with the head's sink if there are any. `dtype` is that of
+    /// P.
     #[track_caller]
     pub(crate) fn new(
         sinks: Option<&Sinks<'k>>,
+        dtype: DType,
         head: impl FnOnce() -> Val<'k, u32>,
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
     ) -> Self {
+        let within = offset.max(-offset).lt(score_limit(dtype)) | offset.eq(FULLY_MASKED);
+        let sum = within.select(sum, f32::NAN);
         let mut total = Total {
             offset,
             sum,
@@ -91,10 +96,10 @@ impl<'k> Total<'k> {
         total
     }
 
-    /// Factor that normalises the output of the row: 0 where no key was visible.
+    /// Factor that normalises the output of the row: 0 where no key is visible.
     #[track_caller]
     pub(crate) fn norm(&self) -> Val<'k, f32> {
-        let norm = self.sum.gt(0.0).select(self.sum.recip(), 0.0);
+        let norm = self.sum.eq(0.0).select(0.0, self.sum.recip());
         self.rescale.map_or(norm, |rescale| norm * rescale)
     }
 }
@@ -103,7 +108,7 @@ impl<'k> Total<'k> {
 #[track_caller]
 pub(crate) fn log_sum_exp<'k>(offset: Val<'k, f32>, sum: Val<'k, f32>) -> Val<'k, f32> {
     let value = (sum.log2() - offset) * std::f32::consts::LN_2;
-    sum.gt(0.0).select(value, f32::NEG_INFINITY)
+    sum.eq(0.0).select(f32::NEG_INFINITY, value)
 }
 
 impl<'k> Row<'k> {
@@ -122,7 +127,7 @@ impl<'k> RowParams<'k> {
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
     ) -> Total<'k> {
-        Total::new(self.sinks.as_ref(), head, offset, sum)
+        Total::new(self.sinks.as_ref(), self.dtype, head, offset, sum)
     }
 
     /// Stores the log-sum-exp of a row, in natural logarithms, if the kernel stores any.
@@ -147,7 +152,7 @@ impl<'k> RowParams<'k> {
 
 impl<'k> Partial<'k> {
     /// Stores a row from registers, not normalised: four lanes fill a sector of 32 bytes. `column` is
-    /// [`lane_column`](super::row_tile::lane_column), `sum` that of all lanes.
+    /// [`lane_column`](super::row_tile::lane_column), `offset` the last one, `sum` that of all lanes.
     #[track_caller]
     pub(crate) fn store_row(
         &self,
@@ -155,7 +160,7 @@ impl<'k> Partial<'k> {
         half: usize,
         column: Val<'k, u32>,
         head_dim_v: u32,
-        max: &RowMax<'k>,
+        offset: Val<'k, f32>,
         sum: Val<'k, f32>,
     ) {
         let place = self.out.offset(column);
@@ -164,6 +169,6 @@ impl<'k> Partial<'k> {
             place.plus((tile * ACC_COLS) as i32).store_words(&pair, Cache::Default);
         }
         let k = column.builder();
-        k.if_(column.eq(0).divergent(), || self.store_sum(max.offset.get(), sum));
+        k.if_(column.eq(0).divergent(), || self.store_sum(offset, sum));
     }
 }

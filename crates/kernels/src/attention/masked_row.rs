@@ -27,7 +27,7 @@ impl<'k> MaskedRow<'k> {
         row: Val<'k, u32>,
     ) -> Self {
         let keys = params.visible_keys(row);
-        let max = RowMax::new(k, params.score_mod.exponent_scale);
+        let max = RowMax::new(k, params.score_mod.exponent_scale, params.dtype);
         let sum = k.var(0.0);
         let bias = params.score_mod.bias(batch, head, row);
         MaskedRow {

@@ -217,6 +217,8 @@ pub(crate) struct RowParams<'k> {
     /// The keys that rows see.
     pub band: Band<Val<'k, i32>>,
     pub score_mod: ScoreMod<'k>,
+    /// Of Q, K, V and P.
+    pub dtype: DType,
     pub(super) sinks: Option<Sinks<'k>>,
     /// Where a build with a tap stores it.
     pub tap: Option<TapParams<'k>>,
@@ -253,6 +255,7 @@ impl<'k> RowParams<'k> {
                 len: seq_len_kv.reinterpret(),
             },
             score_mod: ScoreMod::declare(k, shape),
+            dtype: shape.dtype,
             sinks: shape.sinks.map(|dtype| Sinks::declare(k, dtype)),
             tap: shape.tap.map(|tap| TapParams::declare(k, tap)),
             lengths: LengthParams::declare(k, shape.lengths),

@@ -2,7 +2,7 @@
 //! for the sums of dQ, and for those of dK and dV where there are any.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, GRADIENT_LIMIT, Problem};
 use half::{bf16, f16};
 
 use super::gradients::{DqSemaphore, PADDING, Statistics, Workspace, ZeroedSums, add_gradients, dq_sums};
@@ -90,10 +90,12 @@ pub(crate) fn add_row_inputs(launch: &mut Launch, problem: &Problem, align: u32)
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
 }
 
-/// The log-sum-exp as an exponent of 2. A NaN stays one.
+/// The log-sum-exp as an exponent of 2: NaN above the limit, where P would be wrong, and of NaN.
 #[track_caller]
 pub(crate) fn exponent(natural: Val<'_, f32>) -> Val<'_, f32> {
-    natural.lt(f32::MIN).select(f32::INFINITY, natural * LOG2_E)
+    let within = natural.max(-natural).le(GRADIENT_LIMIT);
+    let exponent = within.select(natural * LOG2_E, f32::NAN);
+    natural.lt(f32::MIN).select(f32::INFINITY, exponent)
 }
 
 /// The step.

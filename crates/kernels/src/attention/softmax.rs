@@ -3,7 +3,8 @@
 
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
+use flashcore_ir::{E4M3, KernelBuilder, Source, Val, Var, Widen};
+use flashcore_problem::{DType, score_limit};
 use half::{bf16, f16};
 
 use super::row_tile::{QUAD, RowTile, half_and_column};
@@ -94,14 +95,33 @@ impl LeverValue for Rescale {
     }
 }
 
+/// The [last offset](last_offset) of a row that sees no key.
+pub(crate) const FULLY_MASKED: f32 = f32::MAX;
+
+/// The offset of a row after its last key, from the first of all keys that the row sees and one past the last. It tells
+/// a row without keys from one whose scores are all below the limit; the probabilities of both are 0.
+#[track_caller]
+pub(crate) fn last_offset<'k>(
+    offset: impl Source<'k, f32>,
+    (first, end): (Val<'k, i32>, Val<'k, i32>),
+) -> Val<'k, f32> {
+    end.gt(first).select(offset, FULLY_MASKED)
+}
+
 /// The running maximum of a row, as an exponent of 2.
 ///
 /// Probabilities are `2^(score·scale + offset)` with `offset = −max·scale`, in one FMA, so that large scores lose
 /// nothing to the rounding of their product. What is kept is the rounded offset: the factor from one offset to the next
 /// is then exact. Rounding keeps order, so the lowest offset is that of the largest score, which need not be kept.
+///
+/// The rounding of the offset itself multiplies all probabilities of a row by the same `2^e`, which the sum takes out
+/// again. `e` is at most half the spacing of floats at the offset, so offsets are kept within the
+/// [limit](score_limit) of the dtype, where P has room for it. The maximum begins at the lower limit: scores far below
+/// it have probability 0, not infinity. A row whose offset ends at or past a limit is [NaN](super::epilogue::Total).
 #[derive(Clone, Copy)]
 pub(crate) struct RowMax<'k> {
     scale: Scale<'k>,
+    limit: f32,
     pub offset: Var<'k, f32>,
 }
 
@@ -120,11 +140,13 @@ impl<'k> From<Val<'k, f32>> for Scale<'k> {
 
 impl<'k> RowMax<'k> {
     #[track_caller]
-    pub(crate) fn new(k: &'k KernelBuilder, scale: impl Into<Scale<'k>>) -> Self {
+    pub(crate) fn new(k: &'k KernelBuilder, scale: impl Into<Scale<'k>>, dtype: DType) -> Self {
+        let limit = score_limit(dtype);
         RowMax {
             scale: scale.into(),
+            limit,
             // Finite even where no key has been seen: ∞ − ∞ is NaN.
-            offset: k.var(f32::MAX),
+            offset: k.var(limit),
         }
     }
 
@@ -172,9 +194,9 @@ pub(crate) struct Row<'k> {
 
 impl<'k> Row<'k> {
     #[track_caller]
-    pub(crate) fn new(k: &'k KernelBuilder, scale: impl Into<Scale<'k>>) -> Self {
+    pub(crate) fn new(k: &'k KernelBuilder, scale: impl Into<Scale<'k>>, dtype: DType) -> Self {
         Row {
-            max: RowMax::new(k, scale),
+            max: RowMax::new(k, scale, dtype),
             sum: k.var(0.0),
         }
     }
@@ -182,7 +204,7 @@ impl<'k> Row<'k> {
     /// Begins the row of another Q tile: its first scores set the maximum.
     #[track_caller]
     pub(crate) fn restart(&self, scores: &RowTile<'k>, half: usize, max_offset: f32) {
-        self.max.offset.set(f32::MAX);
+        self.max.offset.set(self.max.limit);
         self.sum.set(0.0);
         let largest = scores.max(scores.steps(), half);
         self.max.raise(largest.reduce_max(QUAD), max_offset);

@@ -3,7 +3,8 @@
 //! For each row of the output and each split of its keys, the workspace has an output that is not normalised (f32
 //! `[rows, splits, head_dim_v]`), and after all of those its offset and sum (f32 `[rows, splits, 2]`). With
 //! `p = 2^(score·scale + offset)` the output is `Σ p·v` and the sum `Σ p`. A split that sees no key stores zeros, and
-//! `f32::MAX` as its offset. Rows are ordered as in the log-sum-exp: `[batch, num_heads, seq_len_q]`.
+//! the highest offset that it can have: the [limit](flashcore_problem::score_limit), or `f32::MAX` if the row sees no
+//! key of any split. Rows are ordered as in the log-sum-exp: `[batch, num_heads, seq_len_q]`.
 //!
 //! Not normalised, because merging multiplies each partial by a factor anyway: that saves a division per split, and a
 //! row without keys needs no special case.
@@ -58,6 +59,7 @@ impl<'k> Partials<'k> {
 }
 
 impl<'k> Partial<'k> {
+    /// Stores the [last offset](super::softmax::last_offset) and the sum.
     #[track_caller]
     pub(crate) fn store_sum(&self, offset: Val<'k, f32>, sum: Val<'k, f32>) {
         self.sums.store_words(&[offset, sum], Cache::Default);

@@ -98,7 +98,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             out.push(RowTile::new(
                 k.acc(&format!("out{m}"), padded(shape.head_dim_v) / ACC_COLS),
             ));
-            rows.extend([(); 2].map(|()| Row::new(k, params.score_mod.exponent_scale)));
+            rows.extend([(); 2].map(|()| Row::new(k, params.score_mod.exponent_scale, shape.dtype)));
         }
         let tiles = levers.keys_per_warp() / ACC_COLS;
         let words = || (0..2 * tiles).map(|_| k.var_unwritten("p")).collect();
@@ -159,6 +159,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     pub(super) fn row(&self, m: usize, half: usize) -> Val<'k, u32> {
         self.first_row + (16 * m as u32 + 8 * half as u32)
+    }
+
+    /// First key that a row sees, counted as [`Self::row`], and one past the last.
+    #[track_caller]
+    pub(super) fn visible(&self, row: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
+        self.params.visible_keys(self.block.rows.query(row))
     }
 
     /// Steps of 16 keys in the warp's part of a K block.
@@ -296,8 +302,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// Scores that a row does not see become −∞.
     #[track_caller]
     pub(super) fn mask(&self, first_key: Val<'k, u32>) {
-        let query = |m, half| self.block.rows.query(self.row(m, half)).reinterpret();
-        let sees = |m, half| self.params.band.visible(query(m, half));
+        let sees = |m, half| self.visible(self.row(m, half));
         mask_scores(self.k, &self.scores, sees, first_key + self.place.first_key);
     }
 

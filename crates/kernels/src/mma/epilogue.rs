@@ -7,7 +7,7 @@ use super::consumer::Warp;
 use super::producer::KvPart;
 use crate::attention::epilogue::Total;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
-use crate::attention::softmax::{Row, SixteenBits};
+use crate::attention::softmax::{Row, SixteenBits, last_offset};
 use crate::attention::split::Partial;
 use crate::attention::warp_partials::WarpPartials;
 use crate::tiles::{HeadTile, padded, tile_bytes};
@@ -41,9 +41,10 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let column = lane_column(k);
         for (m, half, out, row) in self.results() {
             let (sum, at) = (row.total(), self.row(m, half));
+            let offset = last_offset(row.max.offset, self.visible(at));
             k.if_(at.lt(self.block.rows.count).divergent(), || {
                 if let Some(partial) = self.partial(at) {
-                    partial.store_row(&out, half, column, shape.head_dim_v, &row.max, sum);
+                    partial.store_row(&out, half, column, shape.head_dim_v, offset, sum);
                 }
             });
         }
@@ -63,15 +64,19 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let first = self.place.first_row + lane_row(k);
         let column = lane_column(k);
         for (m, half, out, row) in self.results() {
-            let head = || self.block.rows.head_of(self.row(m, half));
-            let total = self.params.total(head, row.max.offset.get(), row.total());
+            let at = self.row(m, half);
+            let (head, offset) = (
+                || self.block.rows.head_of(at),
+                last_offset(row.max.offset, self.visible(at)),
+            );
+            let total = self.params.total(head, offset, row.total());
             let norm = total.norm();
             for tile in 0..padded(head_dim_v) / ACC_COLS {
                 let pair = out.pair(tile, half).map(|value| value * norm);
                 let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
-            self.store_lse(self.row(m, half), &total, column);
+            self.store_lse(at, &total, column);
         }
         k.barrier();
         out_tile.chunks(k).for_each(|row, column, place| {
@@ -129,20 +134,19 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         k.barrier();
         partials.for_each_merged(k, |merged| {
             let (row, column, out) = (self.block.first_row + merged.row, merged.column, &merged.out);
+            let offset = last_offset(merged.offset, self.visible(row));
             let exists = || row.lt(self.block.rows.count).divergent();
             let store_partial = || {
                 k.if_(exists(), || {
                     if let Some(partial) = self.partial(row) {
                         partial.out.offset(column).store_f32s(out, 16, Cache::Default);
-                        k.if_(column.eq(0).divergent(), || {
-                            partial.store_sum(merged.offset, merged.sum)
-                        });
+                        k.if_(column.eq(0).divergent(), || partial.store_sum(offset, merged.sum));
                     }
                 });
             };
             let store_whole = || {
                 let head = || self.block.rows.head_of(row);
-                let total = self.params.total(head, merged.offset, merged.sum);
+                let total = self.params.total(head, offset, merged.sum);
                 let norm = total.norm();
                 k.if_(exists(), || {
                     let values: Vec<_> = out.iter().map(|&value| value * norm).collect();

@@ -126,7 +126,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
             q_held,
             p: k.a_vars("p", levers.cols / step(E::BYTES)),
             out: acc("out", padded(shape.head_dim_v, E::Out::BYTES)),
-            rows: [(); 2].map(|()| Row::new(k, scale)),
+            rows: [(); 2].map(|()| Row::new(k, scale, shape.dtype)),
             factors: [(); 2].map(|()| k.var_unwritten("factor")),
             scales,
             tapped: shape.tap.map(|_| [(); 3].map(|()| k.var_unwritten("tapped"))),

@@ -15,6 +15,7 @@ mod gradients;
 mod head_values;
 mod hopper_mutants;
 mod hostile_lengths;
+mod huge_scores;
 mod ladder;
 mod lengths;
 mod lever_problems;
