@@ -6,6 +6,7 @@
 
 pub mod append;
 pub mod attention;
+pub mod checks;
 pub mod config;
 pub mod family;
 pub mod ladder;

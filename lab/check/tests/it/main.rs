@@ -23,6 +23,7 @@ mod mma_backward;
 mod mma_mutants;
 mod museum;
 mod mutants;
+mod operand_checks;
 mod packed_wgmma;
 mod pictures;
 mod planted;
