@@ -133,6 +133,15 @@ impl Context {
         self.inner.modules.forget_unused()
     }
 
+    /// Makes calls that allocate, copy or wait while this thread or another one captures a stream, which the driver may
+    /// otherwise refuse and end the capture. They must not be part of what is captured: their streams are others.
+    ///
+    /// # Errors
+    /// That of `calls`, or of the driver.
+    pub fn outside_captures<T, E: From<CudaError>>(&self, calls: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.call(|driver| driver.outside_captures(|| Ok(calls())))?
+    }
+
     /// Graphs that are kept of launches that were enqueued together a few times
     /// ([`PreparedLaunch::enqueue_all`](crate::PreparedLaunch::enqueue_all)).
     pub fn kept_graphs(&self) -> usize {

@@ -293,6 +293,7 @@ mod tests {
             "kernel `tiled` faulted",
             "ILLEGAL_ADDRESS (700)",
             "unusable from now on",
+            "FLASHCORE_CHECK=1",
             "flashcore check",
             "--device sim",
         ] {

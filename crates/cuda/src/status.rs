@@ -112,7 +112,8 @@ pub(crate) static STATUSES: &[Status] = &[
         "synchronise first, or ask again"),
     fault(700, "CUDA_ERROR_ILLEGAL_ADDRESS",
         "a kernel read or wrote memory that is not its own",
-        "find the line with `flashcore check`, or run the problem with `--device sim`"),
+        "run again with FLASHCORE_CHECK=1, which names lengths, offsets, pages and slots that are wrong; find the line \
+         with `flashcore check`, or run the problem with `--device sim`"),
     say(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
         "a block of this kernel does not fit on a multiprocessor",
         "launch fewer threads, or build the kernel with fewer registers a thread"),

@@ -445,8 +445,8 @@ impl Attention {
 
     /// Enqueues attention on tensors in device memory on the caller's stream, and returns at once.
     ///
-    /// It allocates nothing and waits for nothing, so it may be captured into a graph once the
-    /// problem is [warm](Attention::warmup). A fault shows at the stream's next synchronisation.
+    /// It allocates nothing and waits for nothing (unless it [checks](Attention::with_checks)), so it
+    /// may be captured into a graph once the problem is [warm](Attention::warmup). A fault shows at the stream's next synchronisation.
     /// Tensors and stream may be another library's: [`DeviceTensors::from_raw`].
     ///
     /// # Errors

@@ -12,6 +12,10 @@ use crate::{DeviceAppend, Error};
 
 pub use flashcore_cuda::*;
 
+mod checks;
+
+use checks::{Check, Records};
+
 /// Problems whose plans are kept, with their tables on the device. A server sees few shapes at a
 /// time; a new plan costs microseconds, and a copy if its table is no longer on the device.
 const RECENT_PLANS: usize = 64;
@@ -70,6 +74,10 @@ fn with_margin(chip: Chip, sm_margin: u32) -> Result<Chip, Error> {
 pub(crate) struct Prepared {
     choice: Choice,
     functions: Vec<Function>,
+    /// What checks the values of lengths: for calls, and for those that make a schedule, which have no pages. None
+    /// where nothing is checked.
+    check: Option<Check>,
+    check_of_schedule: Option<Check>,
     /// Tables that its launches read, on the device.
     _tables: Vec<HeldTables>,
 }
@@ -80,8 +88,8 @@ impl Prepared {
     }
 }
 
-/// The launch of an append, and its compiled kernel.
-type PreparedAppend = (Step, Function);
+/// The launch of an append, its compiled kernel, and what checks its values, if they are checked.
+type PreparedAppend = (Step, Function, Option<Check>);
 
 /// What is kept ready for one context.
 #[derive(Debug)]
@@ -89,6 +97,8 @@ pub(crate) struct CudaAttention {
     context: Context,
     chip: Chip,
     config: Option<Config>,
+    /// Whether values on the device are checked before calls read them.
+    checks: bool,
     kernels: KernelCache,
     compiled: Compiled<Function>,
     /// By problem and alignment.
@@ -104,6 +114,7 @@ impl CudaAttention {
             chip: context.info().chip(),
             context,
             config,
+            checks: checks::of_environment(),
             kernels: KernelCache::default(),
             compiled: Compiled(Recent::new(RECENT_KERNELS)),
             plans: Recent::new(RECENT_PLANS),
@@ -116,6 +127,12 @@ impl CudaAttention {
         self.chip = with_margin(self.context.info().chip(), sm_margin)?;
         self.plans = Recent::new(RECENT_PLANS);
         Ok(())
+    }
+
+    /// Calls from now on check values on the device, or do not.
+    pub(crate) fn set_checks(&mut self, checks: bool) {
+        self.checks = checks;
+        (self.plans, self.appends) = (Recent::new(RECENT_PLANS), Recent::new(RECENT_PLANS));
     }
 
     pub(crate) fn context(&self) -> &Context {
@@ -191,20 +208,42 @@ impl CudaAttention {
                     refusal: Box::new(refusal),
                 })?;
             let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
-            Ok((Box::new((*append, alignment)), Arc::new((step, function))))
+            let check = self.check_of(|| flashcore_kernels::checks::of_append(append, &self.kernels).map(Some))?;
+            Ok((Box::new((*append, alignment)), Arc::new((step, function, check))))
         };
         self.appends
             .get_or_make(|kept| kept.1 == alignment && kept.0 == *append, make)
     }
 
+    /// What checks values of a call, compiled, if they are checked. What its records need is allocated here, so that a
+    /// call that is warm can be captured.
+    fn check_of(&self, step: impl FnOnce() -> Result<Option<Step>, Refusal>) -> Result<Option<Check>, Error> {
+        if !self.checks {
+            return Ok(None);
+        }
+        Records::of(&self.context)?;
+        let step = step().map_err(|refusal| Error::Refused {
+            kernel: "check".to_string(),
+            refusal: Box::new(refusal),
+        })?;
+        let compile = |step: Step| {
+            let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
+            Ok(Check { step, function })
+        };
+        step.map(compile).transpose()
+    }
+
     /// Enqueues an append that was checked.
     pub(crate) fn append_on(&self, stream: &Stream, append: &Append, tensors: &DeviceAppend<'_>) -> Result<(), Error> {
         let prepared = self.prepare_append(append, tensors.alignment())?;
-        let (step, function) = &*prepared;
+        let (step, function, check) = &*prepared;
         let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
         let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
         tensors.check_apart(&step.launch.buffers, |i| buffers[i].address())?;
         let launch = function.prepare(&step.launch, &buffers)?;
+        if self.checks {
+            Records::of(&self.context)?.check(stream, check.as_ref(), |name| tensors.named(name))?;
+        }
         Ok(PreparedLaunch::enqueue_all(&[launch], stream)?)
     }
 
@@ -234,7 +273,13 @@ impl CudaAttention {
             let (choice, functions) = self.compile(problem, alignment, plans)?;
             let steps = choice.plan.steps().zip(&functions);
             let tables = steps.map(|(step, function)| function.hold_tables(&step.launch));
+            let check = |pages| self.check_of(|| flashcore_kernels::checks::of_problem(problem, pages, &self.kernels));
             let prepared = Prepared {
+                check: check(true)?,
+                check_of_schedule: match choice.plan.schedule_steps() {
+                    0 => None,
+                    _ => check(false)?,
+                },
                 _tables: tables.collect::<Result<_, _>>()?,
                 choice,
                 functions,
@@ -295,6 +340,13 @@ impl CudaAttention {
         }
         // Of all steps together: one may write over what another reads.
         check_apart(&specs, |i| addresses[i], |_, _| false)?;
+        if self.checks {
+            let check = match tensors.steps {
+                Steps::Schedule => &prepared.check_of_schedule,
+                Steps::All | Steps::AfterSchedule => &prepared.check,
+            };
+            Records::of(&self.context)?.check(stream, check.as_ref(), |name| tensors.named(name))?;
+        }
         Ok(PreparedLaunch::enqueue_all(&launches, stream)?)
     }
 

@@ -1,0 +1,185 @@
+//! Values on the device are checked before a call reads them, where `FLASHCORE_CHECK=1` or
+//! [`Attention::with_checks`] asks for it.
+//!
+//! The kernel of [`flashcore_kernels::checks`] is enqueued first, in the call's stream. Outside of a capture the host
+//! waits for its record, and refuses the call before any other kernel of it is enqueued. A graph has the kernel as one
+//! of its own, so each replay checks the values of that time; its record is read by the next call outside.
+//!
+//! Records belong to the device, not to an `Attention` or a stream: one that all captured calls write to, and one for
+//! each call that waits at the same time. None is ever freed, nor is the device's primary context released then, since
+//! nothing says how long a graph of another library may be replayed. The check is launched alone, never in a graph
+//! that replays the launches of calls, and leaves that one as it is.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Function, Stream};
+use flashcore_kernels::Step;
+use flashcore_kernels::checks::{RECORD_WORDS, violation};
+use flashcore_problem::ProblemError;
+
+use super::memory_of;
+use crate::attention::Backend;
+use crate::{Attention, Error};
+
+/// Whether the environment asks for checks: `FLASHCORE_CHECK` is set, and neither empty nor 0.
+pub(crate) fn of_environment() -> bool {
+    is_on(std::env::var_os("FLASHCORE_CHECK"))
+}
+
+pub(super) fn is_on(value: Option<OsString>) -> bool {
+    value.is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+impl Attention {
+    /// The same, with a check of the values that are on the GPU before each call reads them, or without: lengths,
+    /// offsets, pages and bounds of attention, and of appends slots, parts of the cache, padding and positions, too. A
+    /// new `Attention` checks them where the environment has `FLASHCORE_CHECK=1`.
+    ///
+    /// A call whose values contradict its problem or append fails with [`Error::Problem`], which names the argument, the
+    /// sequence and the value, as it does for values in host memory, which are always checked. Nothing of the call is
+    /// enqueued then. The check is one more launch, and the call waits for what is in its stream, so it is for finding
+    /// mistakes. A call that is captured into a graph does not wait: the graph checks at each launch, and what it finds
+    /// is the error of the next call of the device, of any `Attention` that checks, outside of a capture.
+    ///
+    /// ```
+    /// use flashcore::{Attention, Device};
+    /// let attention = Attention::new(Device::best()).with_checks(true);
+    /// # drop(attention);
+    /// ```
+    #[must_use]
+    pub fn with_checks(mut self, checks: bool) -> Attention {
+        match &mut self.backend {
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(_) => {}
+            Backend::Cuda(cuda) => cuda.set_checks(checks),
+        }
+        self
+    }
+}
+
+/// A launch that checks, and its compiled kernel.
+#[derive(Debug)]
+pub(crate) struct Check {
+    pub(super) step: Step,
+    pub(super) function: Function,
+}
+
+impl Check {
+    fn enqueue<'a>(
+        &self,
+        stream: &Stream,
+        record: DeviceSlice<'a>,
+        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
+    ) -> Result<(), Error> {
+        let buffers = self.step.launch.buffers.iter().map(|spec| match spec.name {
+            "record" => Ok(record),
+            name => memory_of(spec, named(name)),
+        });
+        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+        Ok(self.function.prepare(&self.step.launch, &buffers)?.enqueue(stream)?)
+    }
+}
+
+/// The records of a device.
+pub(super) struct Records {
+    context: Context,
+    /// What graphs write to.
+    captured: DeviceBuffer,
+    /// Whether some graph does.
+    is_captured: AtomicBool,
+    /// Those that no call waits for. All are empty.
+    free: Mutex<Vec<DeviceBuffer>>,
+}
+
+impl Records {
+    /// Those of a device, allocated at the first use.
+    pub(super) fn of(context: &Context) -> Result<Arc<Records>, CudaError> {
+        static ALL: Mutex<Option<HashMap<u32, Arc<Records>>>> = Mutex::new(None);
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = all.get_or_insert_default();
+        if let Some(records) = all.get(&context.ordinal()) {
+            return Ok(records.clone());
+        }
+        let records = Arc::new(Records {
+            captured: Records::empty(context)?,
+            context: context.clone(),
+            is_captured: AtomicBool::new(false),
+            free: Mutex::default(),
+        });
+        all.insert(context.ordinal(), records.clone());
+        Ok(records)
+    }
+
+    /// An empty record, by a stream for itself: a captured one would empty it at each replay.
+    fn empty(context: &Context) -> Result<DeviceBuffer, CudaError> {
+        context.outside_captures(|| DeviceBuffer::from_host(&Stream::new(context)?, &[0u32; RECORD_WORDS]))
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<DeviceBuffer>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a record has after the work in the stream; it is empty afterwards.
+    fn take(&self, record: &DeviceBuffer, stream: &Stream) -> Result<Option<ProblemError>, CudaError> {
+        self.context.outside_captures(|| {
+            let words = record.to_vec::<u32>(stream)?;
+            let found = words.first_chunk().and_then(violation);
+            if found.is_some() {
+                record.as_slice().copy_from_host(stream, &[0; 4 * RECORD_WORDS])?;
+            }
+            Ok(found)
+        })
+    }
+
+    /// Checks a call's values, whose memory `named` gives, unless it has none; then what graphs have found.
+    pub(super) fn check<'a>(
+        &self,
+        stream: &Stream,
+        check: Option<&Check>,
+        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
+    ) -> Result<(), Error> {
+        if stream.is_captured()? {
+            if let Some(check) = check {
+                self.is_captured.store(true, Ordering::Relaxed);
+                check.enqueue(stream, self.captured.as_slice(), |name| named(name))?;
+            }
+            return Ok(());
+        }
+        if let Some(check) = check {
+            let free = self.free().pop();
+            let record = free.map_or_else(|| Records::empty(&self.context), Ok)?;
+            // After an error the record goes: work that did not end may write to it.
+            let found = check
+                .enqueue(stream, record.as_slice(), |name| named(name))
+                .and_then(|()| Ok(self.take(&record, stream)?))?;
+            self.free().push(record);
+            if let Some(error) = found {
+                return Err(error.into());
+            }
+        }
+        if self.is_captured.load(Ordering::Relaxed)
+            && let Some(error) = self.take(&self.captured, stream)?
+        {
+            return Err(of_graph(error));
+        }
+        Ok(())
+    }
+}
+
+/// The error of a violation that a graph left.
+pub(super) fn of_graph(error: ProblemError) -> Error {
+    Error::Problem(match error {
+        ProblemError::Lengths { argument, why } => {
+            let graph = "an earlier call, captured into a CUDA graph, found this when the graph ran; the call that \
+                         reports it was not computed";
+            ProblemError::Lengths {
+                argument,
+                why: format!("{why}; {graph}"),
+            }
+        }
+        other => other,
+    })
+}
