@@ -65,6 +65,45 @@ fn outputs_over_inputs_of_another_step_are_refused() {
 }
 
 #[test]
+fn the_environment_asks_for_checks() {
+    let on = |value: &str| checks::is_on(Some(value.into()));
+    assert_eq!(
+        [on("1"), on("yes"), on("0"), on(""), checks::is_on(None)],
+        [true, true, false, false, false]
+    );
+}
+
+/// Whatever a launch that checks reads has its memory by the name that the call's tensors have.
+#[test]
+fn what_is_checked_is_what_calls_have() {
+    let kernels = KernelCache::default();
+    for seed in 0..200 {
+        let append = flashcore_problem::append::random_append(seed).append;
+        let check = flashcore_kernels::checks::of_append(&append, &kernels).unwrap();
+        let own = append::step(&append, Target::Sm90a, 4, &kernels);
+        let Ok(own) = own.or_else(|_| append::step(&append, Target::Sm90a, 2, &kernels)) else {
+            continue; // rows of e4m3 that cannot be moved
+        };
+        for spec in check.launch.buffers.iter().filter(|spec| spec.name != "record") {
+            let same = own.launch.buffers.iter().find(|own| own.name == spec.name);
+            assert!(
+                same.is_some_and(|same| same.bytes == spec.bytes && !spec.written),
+                "{append:?}: {spec:?}"
+            );
+        }
+    }
+    let message = checks::of_graph(flashcore_problem::ProblemError::Lengths {
+        argument: "seqused_k",
+        why: "has 9 for sequence 0; allowed are 0 to 4".to_string(),
+    });
+    let message = message.to_string();
+    assert!(
+        message.starts_with("seqused_k has 9 for sequence 0; allowed are 0 to 4; an earlier call, captured"),
+        "{message}"
+    );
+}
+
+#[test]
 fn new_lengths_print_no_ptx() {
     let (kernels, compiled) = (KernelCache::default(), Compiled(Recent::new(RECENT_KERNELS)));
     let (printed, names) = (Cell::new(0), &mut HashSet::new());

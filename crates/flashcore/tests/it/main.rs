@@ -3,6 +3,8 @@
 mod append;
 mod backward;
 mod calls;
+#[cfg(feature = "cuda")]
+mod checks;
 mod combine;
 mod plans;
 mod plans_backward;
