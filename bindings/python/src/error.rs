@@ -31,6 +31,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
         | Error::SharedMemory { .. }
         | Error::DeviceBuffer { .. } => PyValueError::new_err(message),
         Error::Cuda(_)
+        | Error::Captured(_)
         | Error::Plans(_)
         | Error::WrongOutput { .. }
         | Error::WithoutFeature { .. }

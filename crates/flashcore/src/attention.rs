@@ -446,8 +446,9 @@ impl Attention {
     /// Enqueues attention on tensors in device memory on the caller's stream, and returns at once.
     ///
     /// It allocates nothing and waits for nothing (unless it [checks](Attention::with_checks)), so it
-    /// may be captured into a graph once the problem is [warm](Attention::warmup). A fault shows at the stream's next synchronisation.
-    /// Tensors and stream may be another library's: [`DeviceTensors::from_raw`].
+    /// may be captured into a graph once the problem is [warm](Attention::warmup). A fault shows at the
+    /// stream's next synchronisation. Tensors and stream may be another library's:
+    /// [`DeviceTensors::from_raw`].
     ///
     /// # Errors
     /// Buffers that are missing, too small or of another device, an output over what a launch reads, scales for

@@ -11,6 +11,15 @@ pub enum Error {
     /// The problem or its tensors are invalid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    /// Values on the device contradict an earlier call that was captured into a CUDA graph, as the graph found when it
+    /// ran ([`Attention::with_checks`](crate::Attention::with_checks)). It is told once; nothing of the call that tells
+    /// it was computed, which may be made again.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "{0}; an earlier call, captured into a CUDA graph, found this when the graph ran; the call that tells it was not \
+         computed"
+    )]
+    Captured(ProblemError),
     /// The CPU does not serve the problem.
     #[cfg(feature = "cpu")]
     #[error(transparent)]

@@ -33,7 +33,8 @@ pub struct DeviceTensors<'a> {
     /// The values of lengths where the problem has any, i32: those of
     /// [`Problem::length_entries`](crate::Problem::length_entries). Kernels read them when they run,
     /// so a captured graph takes what they hold at each launch. Lengths above the problem's bounds
-    /// are cut to them; pages outside the cache count as zeros.
+    /// are cut to them, which leaves rows unwritten; pages outside the cache count as zeros. Neither
+    /// is an error unless [`Attention::with_checks`](crate::Attention::with_checks) asks for it.
     pub lengths: Lengths<DeviceSlice<'a>>,
     /// As many bytes as the plan asks for
     /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple

@@ -200,7 +200,23 @@ def forward_cached(
     """The results of `flash_attn_with_kvcache`, for all that it serves; names are those of `_flash_attn_forward`."""
     left, right = sides(window_size)
     options["seqused_k"] = _on_device(cache_seqlens, (q, k, v), options["cu_seqlens_q"])
+    of_new = new[0] if new and options.get("cu_seqlens_k_new") is None else None
+    _check_room(cache_seqlens, k, options.get("page_table"), of_new)
     return _flash_attn_forward(q, k, v, *new, window_size_left=left, window_size_right=right, **options)  # type: ignore[misc,no-any-return]
+
+
+def _check_room(cache_seqlens: Any, k: torch.Tensor, page_table: Any, k_new: Any) -> None:
+    """Raises for a number of keys, known on the host, for which the cache has no room."""
+    if not isinstance(cache_seqlens, Integral) or torch.compiler.is_compiling():
+        return
+    tensors = ((k, 4), (page_table, 2), (k_new, 4))
+    if not all(x is None or (isinstance(x, torch.Tensor) and x.dim() == dims) for x, dims in tensors):
+        return  # an error of others
+    capacity = k.shape[1] * (1 if page_table is None else page_table.shape[1])
+    rows = 0 if k_new is None else k_new.shape[1]
+    if not 0 <= cache_seqlens <= capacity - rows:
+        appends = f", and k has {rows} rows for each sequence" if rows else ""
+        raise ValueError(f"seqused_k is {cache_seqlens}{appends}; the cache has room for {capacity} keys of each")
 
 
 def _on_device(

@@ -10,6 +10,8 @@ one whose pages hold a sequence each.
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 __all__ = [
@@ -56,15 +58,26 @@ def check_int32(name: str, given: object, shape: tuple[int, ...], device: torch.
         raise ValueError(f"{name} holds {given.dtype} of shape {tuple(given.shape)} on {given.device}; {expected}")
 
 
+# As the library reads it. Kernels then check what they are given; what this module computes before is checked here.
+_CHECKS = os.environ.get("FLASHCORE_CHECK", "") not in ("", "0")
+
+
 def are_known(lengths: torch.Tensor) -> bool:
-    """Whether the host can look at values: on the CPU, where no trace, mode or transform runs the program."""
+    """Whether the host can look at values: on the CPU, where no trace, mode or transform runs the program.
+
+    With FLASHCORE_CHECK=1 also on a GPU, unless a CUDA graph is captured.
+    """
     return not (
         type(lengths) is not torch.Tensor
-        or lengths.device.type != "cpu"
+        or (lengths.device.type != "cpu" and not (_CHECKS and _can_wait(lengths)))
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
     )
+
+
+def _can_wait(lengths: torch.Tensor) -> bool:
+    return lengths.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
 def whole_sequences(cache: torch.Tensor) -> torch.Tensor:

@@ -96,9 +96,11 @@ pub(super) fn without_lock<T: Send>(
     }
 }
 
-/// Whether the operator would fail, too: there was no memory, or the device or its driver failed.
+/// Whether the operator would fail, too: there was no memory, or the device or its driver failed. What a graph found is
+/// told once: the operator would not know it.
 fn is_certain(error: &Error) -> bool {
-    matches!(error.downcast_ref(), Some(flashcore::Error::Cuda(_))) || error.downcast_ref::<NoMemory>().is_some()
+    use flashcore::Error::{Captured, Cuda};
+    matches!(error.downcast_ref(), Some(Cuda(_) | Captured(_))) || error.downcast_ref::<NoMemory>().is_some()
 }
 
 /// A tensor whose rows are dense, and which has elements.

@@ -38,11 +38,12 @@ impl Attention {
     /// offsets, pages and bounds of attention, and of appends slots, parts of the cache, padding and positions, too. A
     /// new `Attention` checks them where the environment has `FLASHCORE_CHECK=1`.
     ///
-    /// A call whose values contradict its problem or append fails with [`Error::Problem`], which names the argument, the
-    /// sequence and the value, as it does for values in host memory, which are always checked. Nothing of the call is
-    /// enqueued then. The check is one more launch, and the call waits for what is in its stream, so it is for finding
-    /// mistakes. A call that is captured into a graph does not wait: the graph checks at each launch, and what it finds
-    /// is the error of the next call of the device, of any `Attention` that checks, outside of a capture.
+    /// A call whose values contradict its problem or append fails with [`Error::Problem`], which names the argument,
+    /// the sequence and the value, as it does for values in host memory, which are always checked. Nothing of the call
+    /// is enqueued then. The check is one more launch, and the call waits for what is in its stream, so it is for
+    /// finding mistakes. A call that is captured into a graph does not wait: the graph checks at each launch, and what
+    /// it finds is the error of the next call of the device, of any `Attention` that checks, outside of a capture
+    /// ([`Error::Captured`]).
     ///
     /// ```
     /// use flashcore::{Attention, Device};
@@ -163,23 +164,8 @@ impl Records {
         if self.is_captured.load(Ordering::Relaxed)
             && let Some(error) = self.take(&self.captured, stream)?
         {
-            return Err(of_graph(error));
+            return Err(Error::Captured(error));
         }
         Ok(())
     }
-}
-
-/// The error of a violation that a graph left.
-pub(super) fn of_graph(error: ProblemError) -> Error {
-    Error::Problem(match error {
-        ProblemError::Lengths { argument, why } => {
-            let graph = "an earlier call, captured into a CUDA graph, found this when the graph ran; the call that \
-                         reports it was not computed";
-            ProblemError::Lengths {
-                argument,
-                why: format!("{why}; {graph}"),
-            }
-        }
-        other => other,
-    })
 }

@@ -92,11 +92,11 @@ fn what_is_checked_is_what_calls_have() {
             );
         }
     }
-    let message = checks::of_graph(flashcore_problem::ProblemError::Lengths {
+    let message = Error::Captured(flashcore_problem::ProblemError::Lengths {
         argument: "seqused_k",
         why: "has 9 for sequence 0; allowed are 0 to 4".to_string(),
-    });
-    let message = message.to_string();
+    })
+    .to_string();
     assert!(
         message.starts_with("seqused_k has 9 for sequence 0; allowed are 0 to 4; an earlier call, captured"),
         "{message}"

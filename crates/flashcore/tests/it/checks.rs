@@ -134,7 +134,7 @@ type Parts = &'static [&'static str];
 
 fn assert_names(result: Result<(), Error>, parts: &[&str]) {
     let error = result.expect_err(parts[0]);
-    assert!(matches!(error, Error::Problem(_)), "{error}");
+    assert!(matches!(error, Error::Problem(_) | Error::Captured(_)), "{error}");
     let text = error.to_string();
     assert!(parts.iter().all(|part| text.contains(part)), "{parts:?}: {text}");
 }

@@ -2,7 +2,7 @@
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Tap, append, scalar};
+use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Tap, append, checks, scalar};
 use flashcore_problem::append::random_append;
 use flashcore_problem::{Append, DType, KvLengths, Layout, Problem, ProblemBuilder, QLengths, Rotary};
 
@@ -63,6 +63,7 @@ pub(super) fn append_kernels(kernels: &mut Kernels) -> Result<(), Refusal> {
     let cache = KernelCache::default();
     for seed in 0..60 {
         let case = random_append(seed);
+        kernels.add_step(&checks::of_append(&case.append, &cache)?);
         // e4m3 rows at odd addresses are refused.
         let alignment = if case.append.dtype == DType::E4M3 { 4 } else { 16 };
         match append::step(&case.append, Target::Sm90a, alignment, &cache) {
@@ -84,6 +85,35 @@ pub(super) fn append_kernels(kernels: &mut Kernels) -> Result<(), Refusal> {
                 ..Append::to_pages(dtype, [new, new], [pages, pages], 9)
             };
             kernels.add_step(&append::step(&append, Target::Sm90a, 16, &cache)?);
+        }
+    }
+    Ok(())
+}
+
+/// What checks lengths on the device, of every kind of queries and keys.
+pub(super) fn check_kernels(kernels: &mut Kernels) -> Result<(), Refusal> {
+    let cache = KernelCache::default();
+    let packed = |used| QLengths::Packed { total: 8, used };
+    let pages = KvLengths::Paged {
+        page_size: 16,
+        pages: 9,
+        max_pages: 4,
+    };
+    let of_keys = |used| KvLengths::Packed { total: 99, used };
+    for q in [QLengths::Equal, packed(false), packed(true)] {
+        for kv in [KvLengths::Equal, of_keys(false), of_keys(true), KvLengths::Cache, pages] {
+            let problem = one_head((64, 64))
+                .seq_len_q(4)
+                .seq_len_kv(60)
+                .q_lengths(q)
+                .kv_lengths(kv);
+            for problem in problem.build() {
+                let steps = [
+                    checks::of_problem(&problem, true, &cache)?,
+                    checks::of_problem(&problem, false, &cache)?,
+                ];
+                steps.iter().flatten().for_each(|step| kernels.add_step(step));
+            }
         }
     }
     Ok(())

@@ -44,6 +44,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     everywhere::scalar_kernels(&mut all);
     everywhere::backward_kernels(&mut all);
     everywhere::append_kernels(&mut all)?;
+    everywhere::check_kernels(&mut all)?;
     everywhere::ladder_kernels(&mut all);
     everywhere::split_kernels(&mut all);
     everywhere::tap_kernels(&mut all)?;

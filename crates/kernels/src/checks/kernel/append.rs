@@ -1,0 +1,202 @@
+//! The values of an append: lengths, offsets, parts of the cache, padding, pages, positions, slots.
+
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val};
+use flashcore_problem::AppendValues;
+
+use super::{Paged, Record, Rows, Rule, THREADS, Wrong, load, within};
+
+/// The values of an append.
+pub(super) struct Append<'k> {
+    values: AppendValues<GlobalPtr<'k, i32>>,
+    paged: Option<Paged<'k>>,
+    /// The slots, and the words of each.
+    slots: Option<(GlobalPtr<'k, u32>, u32)>,
+    rotates: bool,
+    batch: Val<'k, u32>,
+    seq_len_kv: Val<'k, i32>,
+    /// New rows of all sequences.
+    new_rows: Val<'k, u32>,
+    /// New rows of each sequence, where they are equally many.
+    seq_new: Val<'k, i32>,
+    /// Parts of the cache, or rows of the block table.
+    tables: Val<'k, i32>,
+    /// Slots of the cache.
+    slot_count: Val<'k, i32>,
+    /// Positions of the rotary tables.
+    positions: Val<'k, i32>,
+    /// Rows of Q: of all sequences where they are packed, else of each.
+    q_rows: Val<'k, i32>,
+    /// The most rows of Q of a sequence that have a position for themselves.
+    q_most: Val<'k, i32>,
+    record: Record<'k>,
+}
+
+impl<'k> Append<'k> {
+    pub(super) fn declare(k: &'k KernelBuilder, kinds: AppendValues<()>, slot_words: u32, rotates: bool) -> Append<'k> {
+        let array = |name| match name {
+            "block_table" => None, // with the sizes of pages
+            name => kinds.named(name).map(|()| k.param_ptr(name)),
+        };
+        Append {
+            values: AppendValues::from(AppendValues::<()>::NAMES.map(array)),
+            paged: kinds.block_table.map(|()| Paged::declare(k)),
+            slots: (slot_words > 0).then(|| (k.param_ptr("slot_mapping"), slot_words)),
+            rotates,
+            batch: k.param("batch"),
+            seq_len_kv: k.param("seq_len_kv"),
+            new_rows: k.param("new_rows"),
+            seq_new: k.param("seq_new"),
+            tables: k.param("tables"),
+            slot_count: k.param("slots"),
+            positions: k.param("positions"),
+            q_rows: k.param("q_rows"),
+            q_most: k.param("q_most"),
+            record: Record::declare(k),
+        }
+    }
+
+    pub(super) fn check(&self) {
+        let k = self.record.k;
+        let block = k.block_idx(0);
+        // Blocks past the last sequence have slots only.
+        k.if_(block.lt(self.batch).uniform(), || self.check_sequence(block));
+        if let Some((slots, words)) = self.slots {
+            self.check_slot(slots, words, block * THREADS + k.thread_idx());
+        }
+    }
+
+    fn check_sequence(&self, sequence: Val<'k, u32>) {
+        let (record, values) = (&self.record, &self.values);
+        let zero = record.k.constant(0i32);
+        let new = match values.cu_seqlens_k_new {
+            None => Rows {
+                len: self.seq_new,
+                speaks: record.speaks,
+            },
+            Some(starts) => record.offsets("cu_seqlens_k_new", starts, self.new_rows.reinterpret(), sequence),
+        };
+        let wrong = |value, rows, most| Wrong {
+            index: sequence,
+            entry: sequence,
+            value,
+            allowed: [zero, most],
+            rows,
+        };
+        let before = values.cache_seqlens.map(|lengths| {
+            let len = load(lengths, sequence);
+            let fits = within(len, zero, self.seq_len_kv - new.len);
+            let is_wrong = new.speaks & !fits;
+            record.tell(
+                is_wrong,
+                Rule::Room,
+                "cache_seqlens",
+                &wrong(len, new.len, self.seq_len_kv),
+            );
+            (len, fits)
+        });
+        let mut placed = new;
+        if let Some((len, fits)) = before {
+            placed = Rows {
+                len: fits.select(new.len, zero),
+                speaks: new.speaks & fits,
+            };
+            if let Some(padding) = values.leftpad_k {
+                let keys = Rows {
+                    len: len + new.len,
+                    ..placed
+                };
+                record.number("leftpad_k", padding, sequence, keys);
+            }
+        }
+        let mut part = sequence;
+        if let Some(parts) = values.cache_batch_idx {
+            let most = Rows {
+                len: self.tables - 1,
+                ..placed
+            };
+            part = record
+                .number("cache_batch_idx", parts, sequence, most)
+                .len
+                .reinterpret();
+            let fits = load(parts, sequence).eq(part.reinterpret::<i32>());
+            placed.len = fits.select(placed.len, zero);
+        }
+        if let (Some(paged), Some((len, fits))) = (&self.paged, before) {
+            // A length that does not fit leaves no keys.
+            let first = fits.select(len, zero);
+            paged.check(record, sequence, part, [first, first + placed.len], |_| None);
+        }
+        if self.rotates {
+            self.check_positions(sequence, new, before.map(|(len, _)| len));
+        }
+    }
+
+    /// The positions of new rows of K and of rows of Q, of which the first is `before` unless there are others.
+    fn check_positions(&self, sequence: Val<'k, u32>, new: Rows<'k>, before: Option<Val<'k, i32>>) {
+        let (record, zero) = (&self.record, self.record.k.constant(0i32));
+        let wrong = |value, rows| Wrong {
+            index: sequence,
+            entry: sequence,
+            value,
+            allowed: [zero, self.positions],
+            rows,
+        };
+        let first = match (self.values.seqlens_rotary, before) {
+            (Some(firsts), _) => {
+                let first = load(firsts, sequence);
+                let is_wrong = record.speaks & first.lt(0);
+                record.tell(is_wrong, Rule::First, "seqlens_rotary", &wrong(first, zero));
+                first
+            }
+            (None, Some(len)) => len,
+            (None, None) => return, // an append without lengths is refused without positions
+        };
+        let q = match self.values.cu_seqlens_q {
+            None => Rows {
+                len: self.q_rows,
+                speaks: record.speaks,
+            },
+            Some(starts) => record.offsets("cu_seqlens_q", starts, self.q_rows, sequence),
+        };
+        let q = Rows {
+            len: q.len.min(self.q_most),
+            ..q
+        };
+        // Rows of K behind `before` fit where the append has room: told there.
+        let k_rows = self.values.seqlens_rotary.map(|_| new);
+        for rows in k_rows.into_iter().chain([q]) {
+            let is_past = rows.len.gt(0) & first.gt(self.positions - rows.len);
+            let is_wrong = rows.speaks & first.ge(0) & is_past;
+            record.tell(is_wrong, Rule::Last, "rotary_cos", &wrong(first, rows.len));
+        }
+    }
+
+    fn check_slot(&self, slots: GlobalPtr<'k, u32>, words: u32, row: Val<'k, u32>) {
+        let (k, record) = (self.record.k, &self.record);
+        k.if_(row.lt(self.new_rows).divergent(), || {
+            let slot = slots.offset(row * words).load_words(words, Cache::ReadOnly);
+            let low = slot[0].reinterpret::<i32>();
+            let high = match slot.get(1) {
+                Some(&high) => high,
+                None => low.lt(0).select(u32::MAX, 0u32),
+            };
+            let in_cache = high.eq(0) & low.ge(0) & low.lt(self.slot_count);
+            let is_none = high.eq(u32::MAX) & low.eq(-1);
+            let mut is_wrong = !(in_cache | is_none);
+            if let (true, Some(starts)) = (self.rotates, self.values.cu_seqlens_k_new) {
+                // Rows of no sequence are not written.
+                let row = row.reinterpret::<i32>();
+                let (first, end) = (starts.load_with(Cache::ReadOnly), load(starts, self.batch));
+                is_wrong = is_wrong & row.ge(first) & row.lt(end);
+            }
+            let wrong = Wrong {
+                index: row,
+                entry: row,
+                value: low,
+                allowed: [k.constant(-1), self.slot_count - 1],
+                rows: k.constant(0),
+            };
+            record.tell_wide(is_wrong, Rule::Slot, "slot_mapping", &wrong, high);
+        });
+    }
+}

@@ -1,0 +1,103 @@
+//! The lengths of attention, and the pages of its keys.
+
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
+use flashcore_problem::Lengths;
+
+use super::{Paged, Record, Rows, Rule, Wrong};
+use crate::attention::block_range::Band;
+
+/// The values of attention's lengths.
+pub(super) struct Attention<'k> {
+    values: Lengths<GlobalPtr<'k, i32>>,
+    seq_len_q: Val<'k, i32>,
+    seq_len_kv: Val<'k, i32>,
+    total_q: Val<'k, i32>,
+    total_k: Val<'k, i32>,
+    paged: Option<Paged<'k>>,
+    band: Band<Val<'k, i32>>,
+    /// Whether the mask's diagonal ends at the last key: 1, else 0.
+    bottom_right: Val<'k, i32>,
+    record: Record<'k>,
+}
+
+impl<'k> Attention<'k> {
+    pub(super) fn declare(k: &'k KernelBuilder, kinds: Lengths<()>) -> Attention<'k> {
+        let array = |name| match name {
+            "block_table" => None, // with the sizes of pages
+            name => kinds.named(name).map(|()| k.param_ptr(name)),
+        };
+        let values = Lengths::from(Lengths::<()>::NAMES.map(array));
+        let [seq_len_q, seq_len_kv, total_q, total_k] =
+            ["seq_len_q", "seq_len_kv", "total_q", "total_k"].map(|name| k.param(name));
+        Attention {
+            values,
+            seq_len_q,
+            seq_len_kv,
+            total_q,
+            total_k,
+            paged: kinds.block_table.map(|()| Paged::declare(k)),
+            band: Band {
+                lo: k.param("key_lo"),
+                hi: k.param("key_hi"),
+                len: seq_len_kv,
+            },
+            bottom_right: k.param("bottom_right"),
+            record: Record::declare(k),
+        }
+    }
+
+    /// The rows of a sequence, by offsets and by how many are used, if there are such values.
+    fn rows(
+        &self,
+        [of_starts, of_used]: [&'static str; 2],
+        sequence: Val<'k, u32>,
+        [total, most]: [Val<'k, i32>; 2],
+    ) -> Rows<'k> {
+        let (record, zero) = (&self.record, self.record.k.constant(0i32));
+        let mut rows = Rows {
+            len: most,
+            speaks: record.speaks,
+        };
+        if let Some(&starts) = self.values.named(of_starts) {
+            let Rows { len, speaks } = record.offsets(of_starts, starts, total, sequence);
+            let fits = len.le(most);
+            let wrong = Wrong {
+                index: sequence,
+                entry: sequence,
+                value: len,
+                allowed: [zero, most],
+                rows: zero,
+            };
+            record.tell(speaks & !fits, Rule::Bound, of_starts, &wrong);
+            rows = Rows {
+                len: fits.select(len, zero),
+                speaks: speaks & fits,
+            };
+        }
+        match self.values.named(of_used) {
+            None => rows,
+            Some(&used) => record.number(of_used, used, sequence, rows),
+        }
+    }
+
+    pub(super) fn check(&self) {
+        let k = self.record.k;
+        let sequence = k.block_idx(0);
+        let q = self.rows(["cu_seqlens_q", "seqused_q"], sequence, [self.total_q, self.seq_len_q]);
+        let keys = self.rows(["cu_seqlens_k", "seqused_k"], sequence, [self.total_k, self.seq_len_kv]);
+        let Some(paged) = &self.paged else { return };
+        let shift = (keys.len - q.len) * self.bottom_right;
+        let band = Band {
+            lo: self.band.lo + shift,
+            hi: self.band.hi + shift,
+            len: keys.len,
+        };
+        let (zero, last_row) = (k.constant(0i32), q.len.max(1) - 1);
+        let ((first, _), (_, end)) = (band.keys(zero), band.keys(last_row));
+        let end = q.len.gt(0).select(end, zero);
+        let [first, end] = [first, end].map(Val::reinterpret::<u32>);
+        // Where no row sees a key, no page is needed.
+        let unseen = |[from, to]: [Val<'k, u32>; 2]| Some(first.ge(end) | from.ge(end) | first.ge(to));
+        paged.check(&self.record, sequence, sequence, [zero, keys.len], unseen);
+    }
+}
