@@ -107,7 +107,7 @@ pub(super) fn check_kernels(kernels: &mut Kernels) -> Result<(), Refusal> {
                 .seq_len_kv(60)
                 .q_lengths(q)
                 .kv_lengths(kv);
-            for problem in problem.build() {
+            if let Ok(problem) = problem.build() {
                 let steps = [
                     checks::of_problem(&problem, true, &cache)?,
                     checks::of_problem(&problem, false, &cache)?,
