@@ -1,12 +1,10 @@
 #!/bin/bash
 # test-kbench.sh: judges PyTorch kernels, honest and cheating, for a robust-kbench task on the CPU with `flashcore kbench
-# verify`, and writes evidence/ci/kbench.jsonl. CI judges kernels without PyTorch, whose Linux wheel brings about 3 GB.
-# PYTHON names an interpreter; without PyTorch there, PyTorch is installed from PyPI into an empty virtual environment.
-# FLASHCORE names the command; without it, it is built.
+# verify`, and writes rows of evidence to the file ROWS (default evidence/ci/kbench.jsonl). PYTHON names an interpreter
+# with PyTorch (default: scripts/get-torch.sh installs one). FLASHCORE names the command; without it, it is built.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-python=${PYTHON:-python3}
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+python=${PYTHON:-$("$root/scripts/get-torch.sh")/bin/python}
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
 
@@ -15,14 +13,9 @@ if [[ -z $flashcore ]]; then
     cargo build --quiet --manifest-path "$root/Cargo.toml" -p flashcore-cli
     flashcore=${CARGO_TARGET_DIR:-$root/target}/debug/flashcore
 fi
-if ! "$python" -c "import torch" 2>/dev/null; then
-    "$python" -m venv "$work/env"
-    "$work/env/bin/pip" install --quiet torch numpy
-    python=$work/env/bin/python
-fi
 export FLASHCORE_PYTHON=$python FLASHCORE_CACHE_DIR=$work/cache
 
-revision=$(git -C "$root" rev-parse --short=12 HEAD) "$python" - "$flashcore" "$root" "$work" <<'PYTHON'
+revision=$(git -C "$root" rev-parse --short=12 HEAD) "$python" - "$flashcore" "$root" "$work" "${ROWS:-$root/evidence/ci/kbench.jsonl}" <<'PYTHON'
 import datetime, json, os, pathlib, platform, subprocess, sys, time
 import torch
 
@@ -50,7 +43,7 @@ run = {
     "revision": os.environ["revision"], "command": "scripts/test-kbench.sh", "raw": {}, "at": None,
     "note": f"Python {platform.python_version()}, torch {torch.__version__}; problem tiny, {time.monotonic() - started:.0f} s",
 }
-out = root / "evidence/ci/kbench.jsonl"
+out = pathlib.Path(sys.argv[4])
 out.write_text("".join(json.dumps(row) + "\n" for row in [run, *claims]))
 unexpected = sum(claim["value"] for claim in claims)
 print(f"{out}: {unexpected} unexpected verdicts")

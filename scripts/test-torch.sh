@@ -1,55 +1,27 @@
 #!/bin/bash
-# test-torch.sh [WHEELS]: installs the Python wheel with PyTorch, Transformers and Ray from PyPI into an empty
-# virtual environment, runs the bindings' tests there, and writes the rows of run `torch` in
-# evidence/ci/torch.jsonl. CI's own tests have NumPy only: PyTorch's Linux wheel brings about 3 GB. WHEELS is
-# the folder that test-wheel.sh leaves (default target/wheels); the wheel is built if there is none. PYTHON
-# names the interpreter.
+# test-torch.sh [WHEELS [COMMAND...]]: runs the bindings' tests with PyTorch, Transformers, Ray and JAX of the versions that
+# scripts/get-torch.sh pins and installs, or the COMMAND of its Python. WHEELS is the folder that test-wheel.sh leaves
+# (default target/wheels); the wheel is built if there is none. PYTHON names the interpreter. FLASHCORE_COMMAND names the
+# command, which some tests run (default target/debug/flashcore, where it was built).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-wheels=${1:-$root/target/wheels}
-python=${PYTHON:-python3}
+wheels=$(mkdir -p "${1:-$root/target/wheels}" && cd "${1:-$root/target/wheels}" && pwd)
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
-compgen -G "$wheels/flashcore_attention-*.whl" >/dev/null || "$root/scripts/test-wheel.sh" "$wheels"
+compgen -G "$wheels/flashcore_*.whl" >/dev/null || "$root/scripts/test-wheel.sh" "$wheels"
+cached=$("$root/scripts/get-torch.sh")
 
-"$python" -m venv "$work/env"
-"$work/env/bin/pip" install --quiet "$(echo "$wheels"/flashcore_attention-*.whl)[test,transformers,ray]"
-if [[ -x $root/target/debug/flashcore ]]; then # for the test of Ray
-    export FLASHCORE_COMMAND=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
-fi
+# The wheel goes into an environment of this run, which finds all else in the cached one: other runs may use that.
+"$cached/bin/python" -m venv "$work/env"
+packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+echo "import site; site.addsitedir('$(packages "$cached")')" >"$(packages "$work/env")/cached.pth"
+"$work/env/bin/python" -m pip install --quiet --no-index --no-deps "$wheels"/flashcore_*.whl
+
+command=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
+if [[ -x $command ]]; then export FLASHCORE_COMMAND=$command; fi
+# A time limit ends what hangs; it says nothing about slow machines.
+set -- "${@:2}"
+[[ $# -gt 0 ]] || set -- -m pytest -q -p no:cacheprovider --timeout=900 --numprocesses=2 "$root/bindings/python/tests"
 cd "$work" # away from the sources: what is imported is what was installed
-started=$SECONDS
-status=0
-"$work/env/bin/python" -m pytest -q -rs --show-capture=no -p no:cacheprovider --junitxml="$work/tests.xml" \
-    "$root/bindings/python/tests" || status=$?
-
-revision=$(git -C "$root" rev-parse --short=12 HEAD) seconds=$((SECONDS - started)) \
-    "$work/env/bin/python" - "$work/tests.xml" "$root/evidence/ci/torch.jsonl" <<'EOF'
-import datetime, json, os, platform, sys
-import xml.etree.ElementTree as xml
-import torch, transformers
-
-tests, out = sys.argv[1:]
-counts = {}
-for case in xml.parse(tests).iter("testcase"):
-    kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
-    module = counts.setdefault(case.get("classname").split(".")[-1], {"passed": 0, "failed": 0, "skipped": 0})
-    module["failed" if kinds & {"failure", "error"} else "skipped" if kinds else "passed"] += 1
-device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
-rows = [{
-    "run": "torch", "date": str(datetime.date.today()), "device": device, "driver": None,
-    "revision": os.environ["revision"], "command": "scripts/test-torch.sh", "raw": {}, "at": None,
-    "note": f"{versions}; {os.environ['seconds']} s; tests of CUDA tensors are skipped where there is no GPU",
-}]
-for name, count in sorted(counts.items()):
-    failed = count.pop("failed")
-    rows.append({"run": "torch", "claim": name, "value": failed, "unit": "failed tests", "ok": failed == 0, **count})
-with open(out) as file:
-    others = [line for line in file if json.loads(line)["run"] != "torch"]
-with open(out, "w") as file:
-    file.writelines([*(json.dumps(row) + "\n" for row in rows), *others])
-print(f"{out}: {sum(row['value'] for row in rows[1:])} failed tests")
-EOF
-exit $status
+FLASHCORE_REQUIRE_TORCH=1 "$work/env/bin/python" "$@"

@@ -8,16 +8,17 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=$(mkdir -p "${1:-$root/target/wheels}" && cd "${1:-$root/target/wheels}" && pwd)
 python=${PYTHON:-python3}
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target/python} PIP_DISABLE_PIP_VERSION_CHECK=1
+unset FLASHCORE_REQUIRE_TORCH # test-torch.sh runs what is skipped here
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
 
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet maturin==1.16.0
-rm -f "$wheels"/flashcore_attention-*.whl
+rm -f "$wheels"/flashcore_*.whl
 "$work/tools/bin/maturin" build --profile "${PROFILE:-release}" --manifest-path "$root/bindings/python/Cargo.toml" --out "$wheels"
 
 "$python" -m venv "$work/empty"
-"$work/empty/bin/pip" install --quiet --no-index --no-deps "$wheels"/flashcore_attention-*.whl
+"$work/empty/bin/pip" install --quiet --no-index --no-deps "$wheels"/flashcore_*.whl
 "$work/empty/bin/pip" install --quiet numpy
 cd "$work" # away from the sources: what is imported is what was installed
 "$work/empty/bin/python" - <<'EOF'
@@ -34,5 +35,5 @@ print(f"flashcore {flashcore.__version__} answers with NumPy alone: off by {erro
 print(flashcore.explain(q, k, v))
 EOF
 "$work/empty/bin/pip" install --quiet pytest
-"$work/empty/bin/python" -m pytest -q -p no:cacheprovider "$root/bindings/python/tests"
-ls -l "$wheels"/flashcore_attention-*.whl
+"$work/empty/bin/python" -m pytest -q --durations=5 -p no:cacheprovider "$root/bindings/python/tests"
+ls -l "$wheels"/flashcore_*.whl

@@ -5,7 +5,7 @@
 #   scripts/test_anywhere.sh [SUITE...]     default: cli bench tune (packages flashcore-SUITE)
 #
 # Builds first, as `cargo test --workspace` does. Prints a line per run and the output of each failure;
-# writes evidence/ci/anywhere.jsonl. Exits with 1 if a run failed.
+# writes rows of evidence to the file ROWS (default evidence/ci/anywhere.jsonl). Exits with 1 if a run failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -111,13 +111,13 @@ for design in "${DESIGN[@]}"; do
     stop_busy
 done
 
-mkdir -p "$root/evidence/ci"
+out=${ROWS:-$root/evidence/ci/anywhere.jsonl}
 {
     printf '{"run": "anywhere", "date": "%s", "device": "CPU, %d cores", "driver": null, "revision": "%s", ' \
         "$(date -u +%F)" "$(nproc)" "$(git rev-parse --short=12 HEAD)"
     printf '"command": "scripts/test_anywhere.sh", "raw": {}, "at": null, "note": "%d of %d runs failed"}\n' \
         $failed ${#rows[@]}
     printf '%s\n' "${rows[@]}"
-} >"$root/evidence/ci/anywhere.jsonl"
-echo "${#rows[@]} runs, $failed failed; evidence/ci/anywhere.jsonl"
+} >"$out"
+echo "${#rows[@]} runs, $failed failed; $out"
 [[ $failed == 0 ]]

@@ -1,0 +1,233 @@
+# The steps of .ci/run and .ci/full, in their order. Sourced by both after .ci/lib.sh, which says what `step` means.
+
+export CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1
+export CARGO_PROFILE_DEV_DEBUG=0         # panics name their line without it
+export CARGO_PROFILE_DEV_CODEGEN_UNITS=1 # a tenth less to compile; more units pay with more cores
+# A test without its assembler, or without PyTorch where that was installed for it, has not passed.
+export FLASHCORE_REQUIRE_PTXAS=1 FLASHCORE_REQUIRE_TORCH=1
+# What compiles the tests lints, too: `cargo clippy` would read all of it a second time.
+export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
+# More tests than cores at a time: some wait for a deadline or for a process.
+RUST_TEST_THREADS=$((2 * $(nproc)))
+export RUST_TEST_THREADS
+built=${CARGO_TARGET_DIR:-$PWD/target} # what cargo built; the bindings are built elsewhere
+wheels=$PWD/target/wheels
+
+# The bindings', too: a dependency of a crate that they use stands in all three.
+lock_files() {
+    local manifest
+    for manifest in Cargo.toml bindings/*/Cargo.toml; do
+        cargo metadata --locked --format-version 1 --manifest-path "$manifest" >/dev/null
+    done
+}
+
+scripts() {
+    local script
+    for script in scripts/*.sh .ci/run .ci/full .ci/*.sh; do bash -n "$script"; done
+    scripts/check_tree.py
+    scripts/draw_architecture.py --check
+    scripts/same_machine_code.py --test
+    scripts/held_operands.py --test
+    .ci/test.py
+    python3 - scripts/*.py .ci/*.py <<'PYTHON'
+import ast, sys
+for path in sys.argv[1:]:
+    ast.parse(open(path, encoding="utf-8").read(), path)
+PYTHON
+}
+
+# The command that the README tells people to run, not one like it. The CPU has a long name and TMPDIR a long path: where
+# a line of output ends depends on both, and no test may.
+readme_test() {
+    local command temporary
+    temporary=$PWD/target/tests-in-a-temporary-folder-of-a-long-name
+    while [[ ${#temporary} -lt 120 ]]; do temporary+=-x; done
+    mkdir -p "$temporary"
+    command=$(sed -n 's/^\(cargo test[^#]*[^# ]\).*/\1/p' README.md | head -n 1)
+    if [[ -z $command ]]; then
+        echo "README.md names no test command"
+        return 1
+    fi
+    echo "$command"
+    TMPDIR=$temporary FLASHCORE_CPU_NAME="Intel(R) Xeon(R) Platinum 8480CL CPU with a long name @ 2.00" bash -c "$command"
+    [[ -e /dev/nvidiactl ]] || not_checked "tests of Rust on a GPU" "there is none"
+}
+
+# Tests that are marked `ignore`, as they need what others do not, or hours: those of one module, in whichever crate.
+ignored() { # ignored MODULE CARGO_ARGUMENT...
+    local said
+    said=$(mktemp)
+    cargo test "${@:2}" -- --ignored --nocapture "$1::" | tee "$said"
+    if ! awk '/^test result:/ { passed += $4 } END { exit !passed }' "$said"; then
+        echo "no test in a module $1 is marked \`ignore\`"
+        return 1
+    fi
+    rm "$said"
+}
+
+# What an assembler decides, in each crate: of the whole workspace, so that nothing is compiled twice.
+with_ptxas() {
+    FLASHCORE_PTXAS=$PWD/.bin/ptxas ignored with_ptxas --quiet --workspace --lib
+}
+
+docs() {
+    RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --quiet
+}
+
+# Known vulnerabilities need cargo-deny and its database; compiling it here would take minutes for a step that asks the network.
+advisories() {
+    if cargo deny --version 2>/dev/null && timeout 60 cargo deny --log-level error fetch db 2>/dev/null; then
+        cargo deny --log-level error check --disable-fetch advisories
+    else
+        not_checked advisories "there is no cargo-deny, or its database cannot be reached"
+    fi
+}
+
+examples() {
+    local example
+    for example in crates/flashcore/examples/0[1-4678]-*.rs; do
+        "$built/debug/examples/$(basename "$example" .rs)"
+    done
+}
+
+# The library compiles for macOS, Windows and aarch64 Linux (GH200), and with each feature alone. Where the standard
+# library of a system cannot be had, the features are checked here.
+alone() { # alone FEATURE TARGET
+    local target=(--target "$2") said
+    if ! said=$(rustup target add "$2" 2>&1); then
+        not_checked "the library for $2" "$(grep -m 1 '^error' <<<"$said" || echo "rustup cannot add it")"
+        target=()
+    fi
+    cargo check --quiet -p flashcore --no-default-features --features "$1" "${target[@]}"
+}
+
+# cudarc at the version of the lock file. The other examples were built by the tests.
+features() {
+    alone cpu aarch64-apple-darwin
+    alone cuda x86_64-pc-windows-msvc
+    alone default x86_64-pc-windows-msvc
+    alone default aarch64-unknown-linux-gnu
+    cargo check --quiet -p flashcore --features cudarc,cudarc/dynamic-loading --lib --example 05-cudarc
+}
+
+print_kernels() { # print_kernels PROFILE FOLDER [--full]
+    rm -rf "$2"
+    # Built before, with the workspace's features.
+    "$built/$1/flashcore-tools" dump-ptx "${@:2}"
+}
+
+# Builds with a tap are never timed.
+may_spill=(--may-spill '*_scores' --may-spill '*_probabilities')
+# An eighth of the backward kernels of family mma spill in CUDA 12.0, with 12.4 none does: drivers of 12.0 refuse these,
+# and the next config is taken.
+may_spill_12_0=("${may_spill[@]}" --may-spill 'mma_*_backward_*' --may-spill 'mma_*_dkdv_*')
+
+# Of 24 kernels one, each for one target in turn: all targets of all kernels take two hundred times as long. An old
+# assembler takes one of 48.
+assemble_sample() {
+    # All that hold V in registers and have another head_dim_v: ptxas wrote over V in some.
+    local held=(--always 'wgmma_*_backward_*_d*v*')
+    scripts/assemble.py target/ptx --sample 0 --every 24 "${may_spill[@]}" "${held[@]}"
+    if [[ -x .bin/ptxas-12.0 ]]; then
+        echo "the same with ptxas of CUDA 12.0:"
+        scripts/assemble.py target/ptx --sample 1 --every 48 --ptxas .bin/ptxas-12.0 "${may_spill_12_0[@]}"
+    fi
+}
+
+assemble_all() {
+    scripts/assemble.py target/ptx-full --summary "$folder/ptxas-13.0.json" "${may_spill[@]}"
+    if [[ -x .bin/ptxas-12.0 ]]; then
+        echo "the same with ptxas of CUDA 12.0:"
+        scripts/assemble.py target/ptx-full --summary "$folder/ptxas-12.0.json" --ptxas .bin/ptxas-12.0 "${may_spill_12_0[@]}"
+    else
+        not_checked "kernels with ptxas of CUDA 12.0" "scripts/get-ptxas.sh has none for this machine"
+    fi
+}
+
+# What needs no GPU, with the command that the tests built. The host computes in its own way on each machine, so that its errors
+# are not in the baseline.
+gate() {
+    FLASHCORE_PTXAS="$PWD/.bin/ptxas" FLASHCORE_PLANS=shipped "$built/debug/flashcore" gate --baseline .ci/gate.json --device cpu
+}
+
+# Compiled as a wheel to be published is, it takes minutes longer.
+python_bindings() {
+    (cd bindings/python && cargo fmt --check)
+    PROFILE=dev CARGO_TARGET_DIR=$PWD/target/python scripts/test-wheel.sh "$wheels"
+}
+
+python_with_torch() { # python_with_torch PROFILE WHEELS
+    FLASHCORE_COMMAND=$built/$1/flashcore scripts/test-torch.sh "$2"
+}
+
+random_problems() {
+    local card
+    "$built/release/flashcore" parity 2000 --device cpu --no-sdpa
+    for card in h200 l4; do "$built/release/flashcore" parity 100 --device sim --profile "$card" --no-sdpa; done
+}
+
+kbench_judges() {
+    local env
+    env=$(scripts/get-torch.sh)
+    PYTHON=$env/bin/python FLASHCORE=$built/release/flashcore ROWS=$folder/kbench.jsonl scripts/test-kbench.sh
+}
+
+pytorch_tests() {
+    if [[ -z ${FLASHCORE_PYTORCH_TESTS-} ]]; then
+        not_checked "PyTorch's own tests of attention" "FLASHCORE_PYTORCH_TESTS names no folder of them"
+        return
+    fi
+    scripts/test-torch.sh "$wheels" "$PWD/scripts/torch_tests.py" sdpa "$FLASHCORE_PYTORCH_TESTS" "$folder/pytorch.json"
+}
+
+# Crates, wheel, source distribution and command, each as it is published; summary.json has their hashes. Crates are
+# compiled from what was packaged, so that none lacks a file.
+artefacts() {
+    local out=$folder/artefacts crate
+    mkdir -p "$out"
+    cargo package --locked --workspace --exclude flashcore-tools
+    for crate in "$built"/package/*.crate; do cp "$crate" "$out"; done
+    cp "$built/release/flashcore" "$out"
+    SDIST=1 CARGO_TARGET_DIR=$PWD/target/python scripts/test-wheel.sh "$out"
+    not_checked "wheels for aarch64 and Windows" "no script builds them"
+}
+
+begin run 240 "PyTorch" scripts/get-torch.sh
+step run 5 "lock files" lock_files
+step run 10 "format" cargo fmt --all --check
+step run 15 "scripts" scripts
+step run 20 "ptxas" scripts/get-ptxas.sh
+step run 780 "lints and tests" readme_test
+begin run 300 "python bindings" python_bindings
+begin run 240 "candle bindings" scripts/test-candle.sh
+step run 15 "tests with ptxas" with_ptxas
+step run 20 "examples" examples
+step run 60 "features and platforms" features
+step run 60 "docs" docs
+end "PyTorch"
+end "python bindings"
+begin run 600 "python with PyTorch" python_with_torch debug "$wheels"
+step run 60 "print kernels" print_kernels debug target/ptx
+step run 120 "assemble kernels" assemble_sample
+step run 10 "gate" gate
+end "candle bindings"
+step run 5 "licences, bans, sources" scripts/check_dependencies.py
+step run 5 "advisories" advisories
+end "python with PyTorch"
+
+step full 3600 "suites anywhere" env ROWS="$folder/anywhere.jsonl" scripts/test_anywhere.sh
+# Lints are done.
+unset RUSTC_WORKSPACE_WRAPPER CLIPPY_ARGS
+step full 900 "release build" cargo build --release --quiet --workspace
+step full 300 "print all kernels" print_kernels release target/ptx-full --full
+step full 20000 "assemble all kernels" assemble_all
+step full 3600 "fuzz" "$built/release/flashcore-tools" fuzz --sim-only --count 20000 --json "$folder/fuzz.json"
+step full 7200 "random problems" random_problems
+step full 3600 "mutation" ignored mutation --release -p flashcore-tools --test it
+step full 14400 "schedules" ignored schedules --release -p flashcore-tools --test it
+step full 600 "ranking" ignored ranking --release -p flashcore-tools --test it
+step full 3600 "strategies" ignored strategies --release -p flashcore-tools --test it
+step full 600 "kbench judges" kbench_judges
+step full 1200 "PyTorch's tests" pytorch_tests
+step full 1800 "artefacts" artefacts
+step full 600 "release wheel with PyTorch" python_with_torch release "$folder/artefacts"

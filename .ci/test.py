@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Tests .ci/lib.sh and .ci/summary.py with made-up steps, and scripts/get-torch.sh with a made-up interpreter."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+CI = pathlib.Path(__file__).resolve().parent
+STEPS = """
+source .ci/lib.sh
+start "$@"
+begin run 1 "behind" sleep 0.5
+says() { echo "NOT CHECKED: a thing: why"; echo "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured"; }
+step run 2 "says" says
+wrong() { false; echo "it went on"; } # errexit holds in functions
+[[ -z ${WRONG-} ]] || step run 3 "wrong" wrong
+end "behind"
+step full 4 "long" echo "5 programs on the simulator"
+"""
+INTERPRETER = """#!/bin/bash
+case "$*" in
+*"-m venv"*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" && cp "$0" "${@: -1}/bin/uv" && echo venv >>"$CALLS" ;;
+"pip install"*) touch "$(dirname "$0")/../part" && [[ -z ${STOPS-} ]] ;;
+*) echo interpreter ;;
+esac
+"""
+
+
+def run(folder, *arguments, **environment):
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "steps.sh", *arguments], cwd=folder, env={**os.environ, **environment}, text=True, capture_output=True
+    )
+    lines = done.stdout.splitlines()
+    path = pathlib.Path(lines[-1].rpartition("; ")[2]) if lines else None
+    return done.returncode, lines, json.loads(path.read_text()) if path and path.name == "summary.json" else None
+
+
+def steps(folder):
+    (folder / ".ci").mkdir()
+    for name in ("lib.sh", "summary.py"):
+        shutil.copy(CI / name, folder / ".ci")
+    folder.joinpath("steps.sh").write_text(STEPS)
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "t"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+    code, lines, summary = run(folder, "run")
+    assert code == 0 and summary["passed"] and len(summary["revision"]) == 40, lines
+    outcomes = {step["step"]: step["outcome"] for step in summary["steps"]}
+    assert outcomes == {"says": "passed", "behind": "passed", "long": "left-out"}, outcomes
+    assert summary["not_checked"] == ["a thing: why", "long: left out; tier full, about 4 s"]
+    assert [step for step in summary["steps"] if step["step"] == "says"][0]["counts"] == {
+        "tests passed": 3, "tests failed": 0, "tests ignored": 1
+    }
+    assert lines[-3:-1] == ["NOT CHECKED: a thing: why", "NOT CHECKED: long: left out; tier full, about 4 s"], lines
+
+    code, lines, summary = run(folder, "run", WRONG="1")  # ends there, and ends what runs
+    outcomes = {step["step"]: step["outcome"] for step in summary["steps"]}
+    assert code == 1 and outcomes == {"says": "passed", "wrong": "failed", "behind": "ended"}, lines
+    assert not summary["passed"] and "it went on" not in lines
+
+    code, lines, summary = run(folder, "full", WRONG="1")  # goes on
+    outcomes = {step["step"]: step["outcome"] for step in summary["steps"]}
+    assert code == 1 and outcomes == {"says": "passed", "wrong": "failed", "behind": "passed", "long": "passed"}, lines
+    assert summary["steps"][-1]["counts"] == {"programs": 5}
+
+    code, lines, summary = run(folder, "run", "long")
+    assert code == 0 and [step["step"] for step in summary["steps"] if step["outcome"] == "passed"] == ["long"], lines
+    code, lines, summary = run(folder, "run", "lnog")
+    assert code == 2 and any("no step is called 'lnog'" in line for line in lines), lines
+    code, lines, summary = run(folder, "run", "--list")
+    assert code == 0 and [line.split()[:3] for line in lines[1:]] == [["run", "1", "behind"], ["run", "2", "says"], ["full", "4", "long"]]
+
+
+def environments(folder):
+    interpreter, calls = folder / "python", folder / "calls"
+    interpreter.write_text(INTERPRETER)
+    interpreter.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(interpreter), "FLASHCORE_CI_CACHE": str(folder / "cache"), "CALLS": str(calls)}
+
+    def get(**more):
+        command = [CI.parent / "scripts/get-torch.sh"]
+        done = subprocess.run(command, env={**environment, **more}, text=True, capture_output=True)
+        return done.returncode, done.stdout.split(), len(calls.read_text().split())
+
+    code, said, made = get(STOPS="1")
+    assert code != 0 and not said and made == 1
+    code, said, made = get()  # what was interrupted is made again
+    assert code == 0 and made == 2 and pathlib.Path(said[-1], "complete").exists()
+    assert get() == (0, said[-1:], 2)  # and found after that
+    month = time.time() - 31 * 24 * 3600
+    old = folder / "cache" / "python-old" / "complete"
+    old.parent.mkdir()
+    old.touch()
+    os.utime(old, (month, month))
+    assert get() == (0, said[-1:], 2) and not old.parent.exists()
+
+
+for test in (steps, environments):
+    with tempfile.TemporaryDirectory() as folder:
+        test(pathlib.Path(folder).resolve())
+print(".ci/lib.sh, .ci/summary.py and scripts/get-torch.sh do what they say")
