@@ -6,17 +6,16 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=$(mkdir -p "${1:-$root/target/wheels}" && cd "${1:-$root/target/wheels}" && pwd)
-export PIP_DISABLE_PIP_VERSION_CHECK=1
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
 compgen -G "$wheels/flashcore_*.whl" >/dev/null || "$root/scripts/test-wheel.sh" "$wheels"
 cached=$("$root/scripts/get-torch.sh")
 
 # The wheel goes into an environment of this run, which finds all else in the cached one: other runs may use that.
-"$cached/bin/python" -m venv "$work/env"
+"$cached/bin/python" -m venv --without-pip "$work/env"
 packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 echo "import site; site.addsitedir('$(packages "$cached")')" >"$(packages "$work/env")/cached.pth"
-"$work/env/bin/python" -m pip install --quiet --no-index --no-deps "$wheels"/flashcore_*.whl
+"$cached/bin/uv" pip install --quiet --no-index --no-deps --python "$work/env/bin/python" "$wheels"/flashcore_*.whl
 
 command=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
 if [[ -x $command ]]; then export FLASHCORE_COMMAND=$command; fi

@@ -58,22 +58,14 @@ def attention(q, k, v, out):
 """
 
 
-def test_a_function_that_writes_out_is_judged(tmp_path):
-    skip_with_torch()
+def test_a_function_that_writes_out_is_judged(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where there is none: functions get NumPy's arrays
     subjects, _ = benched(own(write(tmp_path, RIGHT.replace("SCALE", "1.0")), "attention"))
     assert subjects["own/mine:attention"]["trouble"] is None and subjects["own/mine:attention"]["summary"]
     subjects, _ = benched(own(write(tmp_path, RIGHT.replace("SCALE", "1.1")), "attention"))
     assert "REJECTED (wrong)" in subjects["own/mine:attention"]["trouble"]
     subjects, _ = benched(own(write(tmp_path, "def f(q, k, v, out): pass"), "f"))
     assert "REJECTED (unwritten)" in subjects["own/mine:f"]["trouble"]
-
-
-def skip_with_torch():
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return
-    pytest.skip("with PyTorch functions get its tensors, not NumPy's")
 
 
 @pytest.mark.parametrize(
