@@ -74,7 +74,8 @@ end() {
     [[ -n ${running[$1]-} ]] || return 0 # left out
     IFS=$'\t' read -r -a told <"$log.told"
     echo "=== $1 (tier ${told[0]}, about ${told[1]} s)"
-    tail -n +1 -f -s 0.2 --pid="${running[$1]}" "$log"
+    tail -n +1 -f -s 0.2 --pid="${running[$1]}" "$log" &
+    wait $! # a signal ends this at once, unlike a command
     wait "${running[$1]}" || status=$?
     unset "running[$1]"
     took=$(($(cat "$log.end") - $(cat "$log.begin")))

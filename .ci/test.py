@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -14,6 +15,7 @@ STEPS = """
 source .ci/lib.sh
 start "$@"
 begin run 1 "behind" sleep 0.5
+[[ -z ${WAITS-} ]] || step run 9 "waits" sleep 3600
 says() { echo "NOT CHECKED: a thing: why"; echo "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured"; }
 step run 2 "says" says
 wrong() { false; echo "it went on"; } # errexit holds in functions
@@ -66,6 +68,14 @@ def steps(folder):
     outcomes = {step["step"]: step["outcome"] for step in summary["steps"]}
     assert code == 1 and outcomes == {"says": "passed", "wrong": "failed", "behind": "passed", "long": "passed"}, lines
     assert summary["steps"][-1]["counts"] == {"programs": 5}
+
+    command = ["bash", "-euo", "pipefail", "steps.sh", "run"]
+    environment = {**os.environ, "WAITS": "1"}
+    process = subprocess.Popen(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == "=== waits (tier run, about 9 s)\n"
+    process.send_signal(signal.SIGTERM)
+    rest = process.communicate()[0].splitlines()
+    assert process.returncode == 130 and "NOT CHECKED: waits: ended before it was done" in rest, rest
 
     code, lines, summary = run(folder, "run", "long")
     assert code == 0 and [step["step"] for step in summary["steps"] if step["outcome"] == "passed"] == ["long"], lines
