@@ -99,6 +99,18 @@ step() {
 
 not_checked() { echo "NOT CHECKED: $1: $2"; } # not_checked WHAT WHY
 
+# Tests that are marked `ignore`, as they need what others do not, or hours: those of one module, in whichever crate.
+ignored() { # ignored MODULE CARGO_ARGUMENT...
+    local said
+    said=$(mktemp)
+    cargo test "${@:2}" -- --ignored --nocapture "$1::" | tee "$said"
+    if ! awk '/^test result:/ { passed += $4 } END { exit !passed }' "$said"; then
+        echo "no test in a module $1 is marked \`ignore\`"
+        return 1
+    fi
+    rm "$said"
+}
+
 finish() {
     local status=$?
     set +e # nothing here may end it

@@ -53,18 +53,6 @@ readme_test() {
     [[ -e /dev/nvidiactl ]] || not_checked "tests of Rust on a GPU" "there is none"
 }
 
-# Tests that are marked `ignore`, as they need what others do not, or hours: those of one module, in whichever crate.
-ignored() { # ignored MODULE CARGO_ARGUMENT...
-    local said
-    said=$(mktemp)
-    cargo test "${@:2}" -- --ignored --nocapture "$1::" | tee "$said"
-    if ! awk '/^test result:/ { passed += $4 } END { exit !passed }' "$said"; then
-        echo "no test in a module $1 is marked \`ignore\`"
-        return 1
-    fi
-    rm "$said"
-}
-
 # What an assembler decides, in each crate: of the whole workspace, so that nothing is compiled twice.
 with_ptxas() {
     FLASHCORE_PTXAS=$PWD/.bin/ptxas ignored with_ptxas --quiet --workspace --lib

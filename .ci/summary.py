@@ -34,7 +34,7 @@ def counts_of(lines):
     counts = collections.Counter()
     for line in lines:
         for pattern, *words in COUNTS:
-            if found := re.match(pattern, line):
+            if found := re.search(pattern, line):
                 counts.update(dict(zip(words, map(int, found.groups()))))
         if found := PYTEST.match(line):
             counts.update({f"tests {word}": int(number) for number, word in re.findall(r"(\d+) (\w+)", found[1])})

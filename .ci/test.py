@@ -85,6 +85,24 @@ def steps(folder):
     assert code == 0 and [line.split()[:3] for line in lines[1:]] == [["run", "1", "behind"], ["run", "2", "says"], ["full", "4", "long"]]
 
 
+def selected(folder):
+    """Tests that are selected by their module: that there are none is a failure."""
+    cargo = folder / "cargo"
+    cargo.write_text('#!/bin/bash\necho "$*"\nfor n in $PASSED; do echo "test result: ok. $n passed; 0 failed; 0 ignored"; done\n')
+    cargo.chmod(0o755)
+
+    def ignored(passed):
+        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PASSED": passed}
+        script = f"source {CI}/lib.sh; ignored with_ptxas --lib"
+        return subprocess.run(["bash", "-euo", "pipefail", "-c", script], env=environment, text=True, capture_output=True)
+
+    done = ignored("0 2 0")
+    assert done.returncode == 0 and done.stdout.startswith("test --lib -- --ignored --nocapture with_ptxas::\n"), done
+    for passed in ("0 0", ""):
+        done = ignored(passed)
+        assert done.returncode == 1 and "no test in a module with_ptxas" in done.stdout, done
+
+
 def environments(folder):
     interpreter, calls = folder / "python", folder / "calls"
     interpreter.write_text(INTERPRETER)
@@ -109,7 +127,7 @@ def environments(folder):
     assert get() == (0, said[-1:], 2) and not old.parent.exists()
 
 
-for test in (steps, environments):
+for test in (steps, selected, environments):
     with tempfile.TemporaryDirectory() as folder:
         test(pathlib.Path(folder).resolve())
 print(".ci/lib.sh, .ci/summary.py and scripts/get-torch.sh do what they say")

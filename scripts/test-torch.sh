@@ -21,6 +21,6 @@ command=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
 if [[ -x $command ]]; then export FLASHCORE_COMMAND=$command; fi
 # A time limit ends what hangs; it says nothing about slow machines.
 set -- "${@:2}"
-[[ $# -gt 0 ]] || set -- -m pytest -q -p no:cacheprovider --timeout=900 --numprocesses=2 "$root/bindings/python/tests"
+[[ $# -gt 0 ]] || set -- -m pytest -q -p no:cacheprovider --timeout=1800 --numprocesses=2 --durations=5 "$root/bindings/python/tests"
 cd "$work" # away from the sources: what is imported is what was installed
 FLASHCORE_REQUIRE_TORCH=1 "$work/env/bin/python" "$@"

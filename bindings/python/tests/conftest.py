@@ -4,6 +4,7 @@ missing fails, and each reason to skip other tests is printed with their number.
 import collections
 import os
 import re
+import textwrap
 
 import pytest
 
@@ -37,4 +38,4 @@ def pytest_terminal_summary(terminalreporter):
     if REQUIRED:
         skipped = collections.Counter(reason(report) for report in terminalreporter.stats.get("skipped", []))
         for why, number in skipped.most_common():
-            terminalreporter.write_line(f"NOT CHECKED: {number} Python tests: {why}")
+            terminalreporter.write_line(f"NOT CHECKED: {number} Python tests: {textwrap.shorten(why, 120)}")
