@@ -15,6 +15,7 @@ use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::outside::from_outside;
 use crate::patience::Needs;
 use crate::{BenchError, Build, Case, CaseResult, Mode, Report, Request, Result, Sample, Store, Watcher};
 
@@ -213,14 +214,18 @@ impl Child {
             }
         }
         let (status, words) = running.end().map_err(&failed)?;
-        match (outcome, own, said_why) {
+        match (outcome, own, said_why, from_outside(Some(status), &words)) {
             (Some(end), ..) => Ok(end),
-            (None, Some((label, doing)), why) => {
+            (None, Some((label, doing)), None, Some(why)) => {
+                let says = format!("{why}, at {label} ({doing}), which is not to blame; run the bench again");
+                Err(failed(says))
+            }
+            (None, Some((label, doing)), why, _) => {
                 let how = why.unwrap_or_else(|| format!("its process ended ({status}): {words}"));
                 Ok(End::Blamed(label, format!("CRASHED while {doing}: {how}")))
             }
-            (None, None, Some(reason)) => Err(failed(reason)),
-            (None, None, None) => Err(failed(format!("it ended without a report ({status}): {words}"))),
+            (None, None, Some(reason), _) => Err(failed(reason)),
+            (None, None, None, _) => Err(failed(format!("it ended without a report ({status}): {words}"))),
         }
     }
 }

@@ -50,6 +50,7 @@ pub mod kbench;
 mod measure;
 pub mod micro;
 mod options;
+pub mod outside;
 pub mod own;
 pub mod parity;
 mod patience;

@@ -194,7 +194,19 @@ fn commands(command: clap::Command, width: usize) -> clap::Command {
         .mut_subcommands(|command| commands(command, width))
 }
 
+/// A file that may not grow any more (`ulimit -f`) is an error with a message, and ends no process in silence.
+#[cfg(unix)]
+fn outlive_limits() {
+    use signal_hook::consts::SIGXFSZ;
+    // What the handler does is not needed: with one, the write fails.
+    let _ = signal_hook::flag::register(SIGXFSZ, std::sync::Arc::default());
+}
+
+#[cfg(not(unix))]
+fn outlive_limits() {}
+
 fn main() -> ExitCode {
+    outlive_limits();
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
     let parsed = commands(Cli::command(), style::width())
         .try_get_matches()

@@ -21,6 +21,9 @@ pub enum TuneError {
     /// A worker cannot be started, or does not speak the protocol.
     #[error("{0}")]
     Worker(String),
+    /// The machine failed while candidates were examined, and none of them is to blame.
+    #[error("the environment failed, no candidate is to blame: {0}; mend that, then resume the run")]
+    Environment(String),
     /// An outside proposer that has ended or sent a line that is no answer.
     #[error("{0}")]
     Proposer(String),
@@ -33,7 +36,7 @@ impl TuneError {
     /// Whether the machine is to blame, and not the request.
     pub fn is_environment(&self) -> bool {
         match self {
-            TuneError::Worker(_) | TuneError::File(_) => true,
+            TuneError::Worker(_) | TuneError::File(_) | TuneError::Environment(_) => true,
             TuneError::Bench(error) => error.is_environment(),
             _ => false,
         }

@@ -123,23 +123,34 @@ pub(crate) struct Examiner<'j> {
 impl Examiner<'_> {
     /// Sends one candidate through the gates. The caller holds the device.
     pub(crate) fn examine(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, TuneError> {
-        let found = self.attempt(|this| this.gates(number, id, best))?;
-        Ok(found.unwrap_or_else(|(verdict, reason)| Found::failed(verdict, reason)))
+        match self.attempt(|this| this.gates(number, id, best)) {
+            Ok(found) => Ok(found.unwrap_or_else(|(verdict, reason)| Found::failed(verdict, reason))),
+            Err(TuneError::Environment(reason)) => Ok(Found::failed(Verdict::EnvironmentFailed, reason)),
+            Err(error) => Err(error),
+        }
     }
 
     /// Does something that may kill the worker. A worker may also die for other reasons, so the
-    /// candidate is blamed only if it dies in each attempt.
+    /// candidate is blamed only if it dies in each attempt, and never if one was ended from outside.
+    ///
+    /// # Errors
+    /// [`TuneError::Environment`] if the environment failed in the last attempt, or in one while the worker died in
+    /// the other.
     pub(crate) fn attempt<T>(
         &mut self,
         mut act: impl FnMut(&mut Self) -> Result<T, Stop>,
     ) -> Result<Result<T, (Verdict, String)>, TuneError> {
-        let mut last = String::new();
+        let (mut last, mut outside) = (String::new(), None);
         for _ in 0..ATTEMPTS {
             match act(self) {
                 Ok(done) => return Ok(Ok(done)),
                 Err(Stop::Died(reason)) => last = reason,
+                Err(Stop::Outside(reason)) => outside = Some(reason),
                 Err(stop) => return stop.blamed().map(Err),
             }
+        }
+        if let Some(reason) = outside {
+            return Err(TuneError::Environment(reason));
         }
         let reason = format!("{ATTEMPTS} times out of {ATTEMPTS}: {last}");
         Ok(Err((Verdict::LaunchFailed, reason)))

@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::thread;
 use std::time::{Duration, Instant};
 
+use flashcore_bench::outside::from_outside;
+
 const LONGEST: u64 = 1 << 20;
 /// Number of lines of standard error that an error message quotes.
 const LAST_WORDS: usize = 8;
@@ -22,6 +24,8 @@ pub(crate) enum Silence {
     Timeout,
     /// The process closed its output. What is known of its end.
     Ended(String),
+    /// The same, and the process is not to blame for it.
+    Outside(String),
     Unreadable(io::Error),
 }
 
@@ -75,7 +79,7 @@ impl Partner {
         match self.answers.recv_timeout(deadline) {
             Ok(line) => line.map_err(Silence::Unreadable),
             Err(RecvTimeoutError::Timeout) => Err(Silence::Timeout),
-            Err(RecvTimeoutError::Disconnected) => Err(Silence::Ended(self.how_it_ended())),
+            Err(RecvTimeoutError::Disconnected) => Err(self.how_it_ended()),
         }
     }
 
@@ -85,13 +89,13 @@ impl Partner {
     }
 
     /// How a process ended that has closed its output, and the end of its standard error.
-    fn how_it_ended(&mut self) -> String {
+    fn how_it_ended(&mut self) -> Silence {
         let since = Instant::now();
-        let how = loop {
+        let (how, status) = loop {
             match self.child.try_wait() {
-                Ok(Some(status)) => break format!("it ended ({status})"),
+                Ok(Some(status)) => break (format!("it ended ({status})"), Some(status)),
                 Ok(None) if since.elapsed() < LAST_BREATH => thread::sleep(LOOK_UP),
-                Ok(None) | Err(_) => break "it closed its output".to_string(),
+                Ok(None) | Err(_) => break ("it closed its output".to_string(), None),
             }
         };
         let until = Instant::now() + LAST_WORDS_PATIENCE;
@@ -107,9 +111,14 @@ impl Partner {
                 words.pop_front();
             }
         }
-        match words.is_empty() {
+        let words = Vec::from(words).join(" ");
+        let how = match words.is_empty() {
             true => how,
-            false => format!("{how}; {}", Vec::from(words).join(" ")),
+            false => format!("{how}; {words}"),
+        };
+        match from_outside(status, &words) {
+            Some(why) => Silence::Outside(format!("{why}: {how}")),
+            None => Silence::Ended(how),
         }
     }
 }

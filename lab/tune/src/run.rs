@@ -27,7 +27,7 @@ use crate::search::{Look, Search};
 use crate::setup::Setup;
 use crate::simulated;
 use crate::strategy::Strategy;
-use crate::trial::{History, Trial};
+use crate::trial::{History, Trial, Verdict};
 use crate::worker::planted::{self, Conduct};
 use crate::worker::protocol::Hello;
 use crate::worker::{Compilers, Deadlines, Program, Worker, compilers_for};
@@ -267,6 +267,9 @@ fn with_own(
         };
         let (began, number) = (Instant::now(), field.trials().len());
         let found = examiner.examine(number, &declared.label, best.as_ref())?;
+        if found.verdict == Verdict::EnvironmentFailed {
+            return Err(TuneError::Environment(found.reason));
+        }
         let trial = Trial {
             number,
             id: declared.label.clone(),

@@ -2,7 +2,7 @@
 //! whichever worker finishes first. So proposals depend on results alone, and a resumed run
 //! proposes the same candidates again.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -22,6 +22,9 @@ use crate::worker::Compilers;
 
 /// Interval at which a search that waits for its workers checks for an interrupt.
 const LOOK_UP: Duration = Duration::from_millis(100);
+
+/// Trials in a row that the environment fails for, after which a search ends: the next ones would fail, too.
+const IN_A_ROW: usize = 3;
 
 struct Job {
     number: usize,
@@ -70,6 +73,12 @@ pub(crate) struct Search<'s> {
     /// In order; the first one's number is that of the next trial.
     pending: VecDeque<Pending>,
     exhausted: bool,
+    /// Trials in a row that the environment failed for.
+    undecided: usize,
+    /// Configs whose last trial in earlier parts of the run the environment failed for: each is tried once more.
+    again: VecDeque<String>,
+    /// Numbers of earlier trials that were made so.
+    repeats: BTreeSet<usize>,
     /// Why an outside proposer is gone, if that ended the search.
     pub(crate) proposer_gone: Option<String>,
 }
@@ -82,12 +91,22 @@ impl<'s> Search<'s> {
         journal: Journal,
         before: Vec<Trial>,
     ) -> Search<'s> {
+        let (mut again, mut repeats) = (VecDeque::<String>::new(), BTreeSet::new());
+        for trial in &before {
+            if let Some(at) = again.iter().position(|id| *id == trial.id) {
+                again.remove(at);
+                repeats.insert(trial.number);
+            }
+            again.extend(trial.is_undecided().then(|| trial.id.clone()));
+        }
         Search {
             space,
             gate,
             header,
             journal,
             spent: time_of(&before, header.devices.len()),
+            again,
+            repeats,
             before: before.into(),
             trials: usize::MAX,
             time: Duration::MAX,
@@ -97,6 +116,7 @@ impl<'s> Search<'s> {
             history: History::default(),
             pending: VecDeque::new(),
             exhausted: false,
+            undecided: 0,
             proposer_gone: None,
         }
     }
@@ -218,7 +238,9 @@ impl<'s> Search<'s> {
             let best = self.best();
             let window = if best.is_some() { self.header.window } else { 1 };
             let spent = self.spent.saturating_add(began.elapsed());
-            let over = number >= self.trials || (self.before.is_empty() && spent >= self.time);
+            // Trials that say nothing are made again whatever the budget in trials.
+            let is_last = number >= self.trials && self.again.is_empty();
+            let over = is_last || (self.before.is_empty() && spent >= self.time);
             if self.pending.len() >= window || self.exhausted || (over && number > 0) {
                 return Ok(());
             }
@@ -247,13 +269,20 @@ impl<'s> Search<'s> {
 
     /// The next proposal. In a resumed run it must be the one that was made then.
     fn propose(
-        &self,
+        &mut self,
         strategy: &mut dyn Strategy,
         number: usize,
         before: Option<&Trial>,
     ) -> Result<Option<Proposal>, TuneError> {
-        if let Some(trial) = before.filter(|_| !strategy.is_replayable()) {
+        // No strategy proposes what is tried again.
+        let is_again = |trial: &Trial| self.repeats.contains(&trial.number);
+        if let Some(trial) = before.filter(|trial| !strategy.is_replayable() || is_again(trial)) {
             return Ok(Some(Proposal::new(&trial.id, &trial.origin)));
+        }
+        if before.is_none()
+            && let Some(id) = self.again.pop_front()
+        {
+            return Ok(Some(Proposal::new(id, "again: the environment failed")));
         }
         // If the default is a row, it may be older than the heuristics.
         let heuristics = self.header.begins_at_default().map(|default| &default.heuristics);
@@ -294,6 +323,7 @@ impl<'s> Search<'s> {
         };
         // The first candidate with the same program, tried or pending.
         let (tried, pending) = (self.history.trials().iter(), self.pending.iter());
+        let tried = tried.filter(|trial| !trial.is_undecided());
         let tried = tried.map(|trial| (&trial.id, &trial.fingerprint));
         let pending = pending.map(|other| (&other.proposal.id, &other.fingerprint));
         let first = tried.chain(pending).find(|(_, other)| **other == fingerprint);
@@ -311,7 +341,11 @@ impl<'s> Search<'s> {
                 self.add(*trial, watcher);
                 return Ok(());
             }
-            Some(Known::Found(found, seconds)) => (found, None, seconds),
+            Some(Known::Found(found, seconds)) => {
+                let is_undecided = found.verdict == Verdict::EnvironmentFailed;
+                self.undecided = if is_undecided { self.undecided + 1 } else { 0 };
+                (found, None, seconds)
+            }
             Some(Known::Twin(first)) => {
                 let same = self.history.trial(&first);
                 let same = same.ok_or_else(|| TuneError::nothing(format!("{first} has no result")))?;
@@ -339,8 +373,12 @@ impl<'s> Search<'s> {
             counters: found.counters,
         };
         self.journal.add(&trial)?;
+        let reason = trial.reason.clone();
         self.add(trial, watcher);
-        Ok(())
+        match self.undecided {
+            IN_A_ROW.. => Err(TuneError::Environment(format!("{IN_A_ROW} times in a row: {reason}"))),
+            _ => Ok(()),
+        }
     }
 
     fn add(&mut self, trial: Trial, watcher: &mut dyn Watcher) {

@@ -19,6 +19,9 @@ pub enum Verdict {
     BuildFailed,
     /// It faulted, crashed its worker, or its launch was rejected.
     LaunchFailed,
+    /// Its worker was killed from outside, or the machine ran out of memory, disk, files or threads: nothing is known
+    /// of it. A resumed run tries it again.
+    EnvironmentFailed,
     /// No result before the deadline.
     Hung,
     /// Its output is wrong, missing, stale or late.
@@ -126,6 +129,11 @@ impl Trial {
     pub fn score(&self) -> Option<f64> {
         self.timed.as_ref().map(|timed| timed.score)
     }
+
+    /// Whether the environment failed, so that nothing is known of the config.
+    pub fn is_undecided(&self) -> bool {
+        self.verdict == Verdict::EnvironmentFailed
+    }
 }
 
 /// All trials so far.
@@ -157,10 +165,14 @@ impl History {
         self.pending.insert(id.to_string());
     }
 
-    /// Adds a trial. A second trial of a config is not found by its id.
+    /// Adds a trial. A second trial of a config is not found by its id, unless the environment failed in the first.
     pub fn add(&mut self, trial: Trial) {
         self.pending.remove(&trial.id);
-        self.by_id.entry(trial.id.clone()).or_insert(self.trials.len());
+        let place = self.trials.len();
+        let known = self.by_id.entry(trial.id.clone()).or_insert(place);
+        if self.trials.get(*known).is_some_and(Trial::is_undecided) {
+            *known = place;
+        }
         self.trials.push(trial);
     }
 
@@ -281,6 +293,7 @@ mod tests {
             Verdict::Refused,
             Verdict::BuildFailed,
             Verdict::LaunchFailed,
+            Verdict::EnvironmentFailed,
             Verdict::Hung,
             Verdict::Wrong,
             Verdict::Unstable,

@@ -118,7 +118,8 @@ Examples:
 Verdicts, in the order of the gates:
   REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by time SLOWER, AMBIGUOUS (no
   clear gain) or FASTER: at least 3 % faster than the best when it was proposed, and the interval
-  excludes 0.
+  excludes 0. ENVIRONMENT_FAILED: killed from outside, or memory, disk or files ran out; --resume
+  tries it again, and three in a row end the search.
 
 Ctrl-C ends the search after the candidates in progress and prints how to continue; a second Ctrl-C
 ends it at once. SIGTERM and SIGHUP (not under nohup) do the same.

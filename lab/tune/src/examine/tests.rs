@@ -74,6 +74,44 @@ fn a_candidate_is_blamed_for_its_own_failures() {
 }
 
 #[test]
+fn a_candidate_is_not_blamed_for_the_environment() {
+    let said = r#"said='"failed":{"verdict":"ENVIRONMENT_FAILED","kernel":null,"reason":"full","fatal":false}'"#;
+    for (name, end) in [
+        ("killed", "kill -9 $$"),
+        ("too-large", "kill -25 $$"),
+        ("terminated", "kill -15 $$"),
+        ("by-a-shell", "exit 137"),
+        (
+            "full",
+            "echo 'error: No space left on device (os error 28)' >&2; exit 1",
+        ),
+        (
+            "no-memory",
+            "echo 'memory allocation of 64 bytes failed' >&2; kill -6 $$",
+        ),
+        ("says-so", said),
+    ] {
+        let found = examined(name, &format!("*'\"open\"'*'m32n32'*) {end};;"));
+        assert_eq!(found.verdict, Verdict::EnvironmentFailed, "{name}: {}", found.reason);
+    }
+    // A fault is the candidate's, whatever it says.
+    for (name, end) in [("faults", "kill -11 $$"), ("aborts", "kill -6 $$"), ("ends", "exit 3")] {
+        let found = examined(name, &format!("*'\"open\"'*'m32n32'*) {end};;"));
+        assert_eq!(found.verdict, Verdict::LaunchFailed, "{name}: {}", found.reason);
+    }
+    // Killed once, it is tried again.
+    let marker = std::env::temp_dir().join(format!("flashcore-killed-once-{}", std::process::id()));
+    let _ = std::fs::remove_dir(&marker);
+    let once = format!(
+        "*'\"open\"'*'m32n32'*2) mkdir {} 2>/dev/null && kill -9 $$;",
+        marker.display()
+    );
+    let found = examined("once", &format!("{once} open=2; said='\"ok\":[]';;"));
+    assert_eq!(found.verdict, Verdict::Faster, "{}", found.reason);
+    std::fs::remove_dir(&marker).unwrap();
+}
+
+#[test]
 fn a_candidate_is_not_blamed_for_the_best_in_its_second_timing() {
     // Twice as fast; then the best ends the process, alone too.
     let script = "*'\"open\"'*'[\"cpu/m16n16'*) open=7; said='\"ok\":[]';; *'\"time\"'*7) exit 3;;\n\

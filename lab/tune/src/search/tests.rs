@@ -176,6 +176,76 @@ fn a_file_that_cannot_be_written_is_no_candidates_fault() {
     assert_eq!(kept[1..], ["cpu/m32n16"]);
 }
 
+/// A worker that is killed while it opens these kernels.
+fn killed_at(kernels: &[&str]) -> String {
+    let at = kernels.iter().map(|id| format!("*'[\"{id}'*) kill -9 $$;;"));
+    at.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn an_environment_that_fails_again_and_again_ends_the_search() {
+    let ids = ["cpu/m32n16", "cpu/m48n16", "cpu/m64n16", "cpu/m80n16", "cpu/m96n16"];
+    for window in [1, 4] {
+        let name = format!("environment-{window}");
+        let (trials, outcome) = searched(&name, &mut List(ids.into()), &killed_at(&ids[1..]), window);
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(&error, TuneError::Environment(why) if why.starts_with("3 times in a row: ")),
+            "{error}"
+        );
+        assert!(error.is_environment() && error.to_string().contains("no candidate is to blame"));
+        assert!(trials[1].timed.is_some(), "{:?}", trials[1]);
+        let undecided = trials.iter().filter(|trial| trial.is_undecided()).count();
+        assert_eq!(trials.len() - undecided, 2, "{trials:#?}");
+    }
+    // Not in a row, it ends no search.
+    let some = killed_at(&[ids[0], ids[2], ids[4]]);
+    let (trials, outcome) = searched("environment-some", &mut List(ids.into()), &some, 1);
+    outcome.unwrap();
+    let undecided = |trial: &Trial| trial.verdict == Verdict::EnvironmentFailed;
+    assert_eq!(
+        trials.iter().map(undecided).collect::<Vec<_>>(),
+        [false, true, false, true, false, true]
+    );
+}
+
+#[test]
+fn a_resumed_run_tries_again_what_the_environment_failed_for() {
+    let ids = ["cpu/m32n16", "cpu/m48n16", "cpu/m64n16"];
+    for window in [1, 4] {
+        let header = Header { window, ..header() };
+        let folder = folder(&format!("again-{window}"));
+        let space = Space::new(vec![CPU], |_| Ok(()));
+        let (judge, timing) = (Judge::of_nothing(&header.problem), Timing::for_cpu());
+        let part = |first: &str, (journal, before): (Journal, Vec<Trial>)| {
+            let mut examiners = vec![examiner(&judge, &timing, &folder, "again-0", first)];
+            let made = before.len();
+            let mut search = Search::new(&space, None, &header, journal, before);
+            // The budget is that of the first part.
+            search.trials = made.max(4);
+            search
+                .go(&mut List(ids.into()), &mut examiners, &mut Lost::default())
+                .unwrap();
+            search.history
+        };
+        let begun = (Journal::begin(&folder, &header).unwrap(), Vec::new());
+        let cut = part(&killed_at(&["cpu/m48n16"]), begun);
+        assert_eq!(cut.trials().len(), 4);
+        assert_eq!(cut.trial("cpu/m48n16").unwrap().verdict, Verdict::EnvironmentFailed);
+        let resumed = part("", Journal::resume(&folder, &header).unwrap());
+        let [.., last] = resumed.trials() else {
+            panic!("no trials")
+        };
+        assert_eq!((resumed.trials().len(), last.id.as_str()), (5, "cpu/m48n16"));
+        assert!(last.timed.is_some() && last.origin.starts_with("again"), "{last:?}");
+        assert!(resumed.trial("cpu/m48n16").unwrap().timed.is_some());
+        // Its trials are replayed as they were, and nothing is left to do.
+        let whole = part("", Journal::resume(&folder, &header).unwrap());
+        assert_eq!(whole.trials(), resumed.trials());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
 #[test]
 fn equal_programs_are_examined_once_even_if_both_are_pending() {
     for window in [1, 8] {

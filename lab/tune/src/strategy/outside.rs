@@ -185,7 +185,9 @@ impl Outside {
             Err(Silence::Timeout) => {
                 return Err(self.failed(format!("no answer within {} s", self.deadline.as_secs())));
             }
-            Err(Silence::Ended(how)) => return Err(self.failed(format!("{how} without an answer"))),
+            Err(Silence::Ended(how) | Silence::Outside(how)) => {
+                return Err(self.failed(format!("{how} without an answer")));
+            }
             Err(Silence::Unreadable(error)) => return Err(self.failed(format!("its output cannot be read: {error}"))),
         };
         serde_json::from_str(&answer).map(Some).map_err(|error| {

@@ -137,6 +137,7 @@ impl Real {
 
 fn of_bench(id: &str, error: &BenchError) -> Failed {
     let verdict = match error {
+        BenchError::Machine(_) | BenchError::Store { .. } => Verdict::EnvironmentFailed,
         BenchError::Attributes(_) => Verdict::BuildFailed,
         BenchError::Nothing(_) => Verdict::Refused,
         BenchError::Flashcore(error) => match &**error {

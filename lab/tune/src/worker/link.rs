@@ -31,6 +31,8 @@ pub(crate) enum Stop {
     Verdict(Verdict, String),
     /// The worker died or lost its device, perhaps because of the candidate.
     Died(String),
+    /// The worker was killed from outside, or the machine ran out of something: no candidate is to blame.
+    Outside(String),
     /// An error that no candidate causes.
     Broken(TuneError),
 }
@@ -46,6 +48,7 @@ impl Stop {
         match self {
             Stop::Verdict(verdict, reason) => Ok((verdict, reason)),
             Stop::Died(reason) => Ok((Verdict::LaunchFailed, reason)),
+            Stop::Outside(reason) => Err(TuneError::Environment(reason)),
             Stop::Broken(error) => Err(error),
         }
     }
@@ -173,6 +176,7 @@ impl Worker {
                 return Err(Stop::Verdict(Verdict::Hung, reason));
             }
             Err(Silence::Ended(how)) => return Err(died(how)),
+            Err(Silence::Outside(how)) => return Err(Stop::Outside(format!("while its worker was {doing}, {how}"))),
             Err(Silence::Unreadable(error)) => return Err(died(error.to_string())),
         };
         let answer = serde_json::from_str(&line).ok();
@@ -181,6 +185,9 @@ impl Worker {
             died(format!("it wrote `{shown}`, which is no answer"))
         };
         match answer.map(|answer: Answer| (answer.id, answer.said)) {
+            Some((_, Said::Failed(failed))) if failed.verdict == Verdict::EnvironmentFailed => {
+                Err(Stop::Outside(failed.reason))
+            }
             Some((_, Said::Failed(failed))) if failed.fatal => Err(Stop::Died(failed.reason)),
             Some((_, Said::Failed(failed))) => {
                 self.live = Some(live);

@@ -11,7 +11,9 @@ use flashcore_tune::plans;
 use flashcore_tune::space::CPU;
 use serde_json::{Map, Value};
 
-use super::{DEADLINE, children, environment, essence, flashcore, folder, json, kept, made_up, table, trials, words};
+use super::{
+    DEADLINE, children, environment, essence, flashcore, folder, json, kept, made_up, said_of, table, trials, words,
+};
 
 /// More trials than are made before a search is killed.
 const MANY: usize = 10_000;
@@ -145,6 +147,71 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
     assert_eq!(trials(&whole).len(), all);
     assert!(whole["board"]["winner"].is_string(), "{whole:#}");
     assert_eq!(whole["board"]["head_to_head"]["ok"], true);
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// Where files may not grow, no candidate is blamed, and nothing is kept that a resumed run could not mend.
+#[test]
+fn a_limit_of_file_sizes_blames_no_candidate() {
+    let home = folder("limited");
+    let run = home.join("run");
+    let typed = format!(
+        "tune tiny --seq 2048 --device cpu --strategy exhaustive --budget 4 --seed 3 --json --folder {}",
+        run.display()
+    );
+    let mut limited = Command::new("/bin/sh");
+    // 32 KiB: less than an output has, more than the run's own files.
+    let program = env!("CARGO_BIN_EXE_flashcore");
+    limited.args(["-c", &format!("ulimit -f 64 && exec {program} {typed}")]);
+    let output = environment(&mut limited, &home).output().unwrap();
+    let said = words(&String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("File too large (os error 27)"), "{said}");
+    let kept = std::fs::read_to_string(run.join("trials.jsonl")).unwrap();
+    assert!(!kept.contains("LAUNCH_FAILED"), "{kept}");
+    let resumed = json(&mut flashcore(&format!("{typed} --resume"), &home));
+    let trials = trials(&resumed);
+    assert_eq!(trials.len(), 4);
+    assert!(trials.iter().all(|trial| trial.timed.is_some()), "{trials:#?}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// Workers that something kills, and a run that is resumed when it is over.
+#[test]
+fn candidates_whose_workers_were_killed_are_tried_again_on_resume() {
+    let home = folder("sick");
+    let (script, run) = (home.join("start.sh"), home.join("run"));
+    // A worker of a search that has a file `sick` is killed at its first candidate.
+    let text = r#"if [ ! -e "$0.sick" ]; then exec "$1" worker; fi
+while read -r line; do
+    case $line in *'"open"'*) exit;; *) printf '%s\n' "$line";; esac
+done | "$1" worker
+kill -9 $$
+"#;
+    std::fs::write(&script, text).unwrap();
+    let program = env!("CARGO_BIN_EXE_flashcore");
+    let search = |more: &str| {
+        let typed = format!("tune mission --device replay:shipped --strategy elite --seed 3 --budget 8 --json {more}");
+        let mut command = flashcore(&typed, &home);
+        command.args(["--workers", &format!("sh {} {program}", script.display()), "--folder"]);
+        command.arg(&run);
+        command
+    };
+    std::fs::write(home.join("start.sh.sick"), "").unwrap();
+    let output = search("").output().unwrap();
+    let (_, said) = said_of(&output);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(words(&said).contains("3 times in a row"), "{said}");
+    assert!(words(&said).contains("no candidate is to blame"), "{said}");
+    std::fs::remove_file(home.join("start.sh.sick")).unwrap();
+    let resumed = json(&mut search("--resume"));
+    let trials = trials(&resumed);
+    let undecided: Vec<&str> = trials[..3].iter().map(|trial| trial.id.as_str()).collect();
+    assert!(trials[..3].iter().all(|trial| trial.is_undecided()), "{trials:#?}");
+    let again: Vec<&str> = trials[3..6].iter().map(|trial| trial.id.as_str()).collect();
+    assert_eq!(again, undecided);
+    assert!(trials[3..].iter().all(|trial| !trial.is_undecided()), "{trials:#?}");
+    assert!(resumed["board"]["winner"].is_string(), "{resumed:#}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
