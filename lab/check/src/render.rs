@@ -61,13 +61,15 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
     let mut all = Vec::new();
     let refusals = report.refusals.iter();
     all.extend(refusals.map(|refusal| titled("refused", &refusal.to_string())));
-    all.extend(report.values.iter().map(|why| titled(VALUES, why)));
+    all.extend(report.values.iter().take(FEW).map(|why| titled(VALUES, why)));
+    all.extend(left_out(report.values.len()).map(|text| titled(VALUES, &text)));
     if let Some(last) = all.last_mut().filter(|_| !report.values.is_empty()) {
         let text = "kernels cut lengths to bounds and read such pages as zeros; the output was not compared";
         help(last, text, 1, palette, width);
     }
-    let found = report.findings.iter();
+    let found = report.findings.iter().take(FEW);
     all.extend(found.map(|found| finding(found, report.schedules.len(), palette, width)));
+    all.extend(left_out(report.findings.len()).map(|text| titled("findings", &text)));
     if let Some(gate) = report.gate.as_ref().filter(|gate| !gate.passed()) {
         all.push(titled("wrong-output", &gate.to_string()));
     }
@@ -77,6 +79,23 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
         all.push(titled("schedule-dependent", &message));
     }
     all.into_iter().map(|paragraph| paragraph + "\n").collect()
+}
+
+/// What is said of things of a list that are not shown.
+fn left_out(count: usize) -> Option<String> {
+    (count > FEW).then(|| format!("{} more are left out here", thousands((count - FEW) as u64)))
+}
+
+/// Things of a list that a message names.
+pub const FEW: usize = 20;
+
+/// The first things of a list, and how many there are more.
+pub fn few(things: &[impl std::fmt::Display]) -> String {
+    let shown: Vec<String> = things.iter().take(FEW).map(ToString::to_string).collect();
+    match things.len().saturating_sub(FEW) {
+        0 => shown.join(", "),
+        more => format!("{} and {} more", shown.join(", "), thousands(more as u64)),
+    }
 }
 
 /// An integer with separated thousands: `33,280`.

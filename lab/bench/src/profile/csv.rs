@@ -1,46 +1,150 @@
-//! Reads what `ncu --csv` prints: the raw page, and the source page with the lines of each file.
+//! Reads what `ncu --csv` prints: the raw page, a row for each launch, or the details page, a row for each metric (also
+//! without `--page`); and the source page with the lines of each file.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
+use flashcore_check::render::few;
 use flashcore_check::source::quote;
 
+use super::metrics::Metric;
 use super::{KernelProfile, LineProfile};
 
-const HEAD: &str = "\"ID\"";
+/// What a raw or a details page holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// The launches, in the order they were profiled.
+    pub launches: Vec<KernelProfile>,
+    /// Metrics that are read as no counter, by name.
+    pub ignored: Vec<String>,
+}
 
-/// The launches in a raw page, in the order they were profiled. Lines before the table (ncu's own,
-/// the program's) are passed over.
+/// The launches in a page, as [`page`].
 ///
 /// # Errors
-/// One sentence that says what is missing, for a text without a table or a row that does not fit
-/// it.
+/// As [`page`].
 pub fn read(text: &str) -> Result<Vec<KernelProfile>, String> {
-    let table = text.lines().skip_while(|line| !line.starts_with(HEAD));
-    let mut lines = table.filter(|line| line.starts_with('"'));
-    let Some(names) = lines.next().map(fields) else {
-        let make =
-            "make one with `ncu --csv --page raw --set full PROGRAM`, or `ncu --import FILE.ncu-rep --csv --page raw`";
+    Ok(page(text)?.launches)
+}
+
+/// A raw or a details page. Lines before the table (ncu's own, the program's) are passed over.
+///
+/// # Errors
+/// One sentence that says what is missing, for a text without a table, a row that does not fit it, and a table of which
+/// no metric is known.
+pub fn page(text: &str) -> Result<Page, String> {
+    let mut rows = table(text).into_iter();
+    let Some(names) = rows.next() else {
+        let make = "make one with `ncu --csv --page raw --set full PROGRAM`, or `ncu --import FILE.ncu-rep --csv --page \
+                    raw`; `ncu --csv --metrics NAMES PROGRAM` is read, too";
         return Err(format!("there is no table in it: {make}"));
     };
-    let units = fields(lines.next().unwrap_or_default());
-    let mut profiles = Vec::new();
-    for (row, line) in lines.enumerate() {
-        let values = fields(line);
+    let is_details = names.iter().any(|name| name == "Metric Name");
+    let units = if is_details {
+        Vec::new()
+    } else {
+        rows.next().unwrap_or_default()
+    };
+    let rows: Vec<Vec<String>> = rows.collect();
+    for (row, values) in rows.iter().enumerate() {
         if values.len() != names.len() {
             let (row, has, head) = (row + 1, values.len(), names.len());
             return Err(format!("row {row} has {has} columns, the head {head}"));
         }
-        let text_of = |name: &str| {
-            let at = names.iter().position(|known| known == name);
-            at.map_or("", |at| values[at].as_str())
-        };
-        let metrics: BTreeMap<&str, f64> = (names.iter().zip(&units).zip(&values))
-            .filter_map(|((name, unit), value)| Some((name.as_str(), number(value)? * scale(unit))))
-            .collect();
-        let about = ["Kernel Name", "Grid Size", "Block Size"].map(text_of);
-        profiles.push(KernelProfile::from_metrics(about, &metrics));
     }
-    Ok(profiles)
+    let mut ignored = BTreeSet::new();
+    let mut launches = Vec::new();
+    let mut seen = 0;
+    let text_of = |values: &[String], name: &str| {
+        let at = names.iter().position(|known| known == name);
+        at.map_or(String::new(), |at| values[at].clone())
+    };
+    let about = |values: &[String]| ["Kernel Name", "Grid Size", "Block Size"].map(|name| text_of(values, name));
+    let mut add = |about: [String; 3], metrics: &[Metric<'_>]| {
+        seen += metrics.len();
+        let about = about.each_ref().map(String::as_str);
+        launches.push(KernelProfile::from_metrics(about, metrics, &mut ignored));
+    };
+    if is_details {
+        let id = |values: &Vec<String>| (text_of(values, "ID"), text_of(values, "Kernel Name"));
+        for launch in rows.chunk_by(|a, b| id(a) == id(b)) {
+            // Rows of rules have no metric.
+            let named = launch
+                .iter()
+                .map(|row| ["Metric Name", "Metric Unit", "Metric Value"].map(|name| text_of(row, name)));
+            let named: Vec<[String; 3]> = named.filter(|[name, ..]| !name.is_empty()).collect();
+            let metrics: Vec<Metric<'_>> = named
+                .iter()
+                .map(|[name, unit, value]| metric(name, unit, value))
+                .collect();
+            add(about(&launch[0]), &metrics);
+        }
+    } else {
+        for values in &rows {
+            let columns = names
+                .iter()
+                .zip(units.iter().chain(std::iter::repeat(&EMPTY)))
+                .zip(values);
+            let metrics = columns.filter(|((name, _), _)| name.contains("__"));
+            let metrics: Vec<Metric<'_>> = metrics.map(|((name, unit), value)| metric(name, unit, value)).collect();
+            add(about(values), &metrics);
+        }
+    }
+    let ignored: Vec<String> = ignored.into_iter().collect();
+    if launches
+        .iter()
+        .all(|launch| launch.counters.is_empty() && launch.stalls.is_empty())
+    {
+        let asked = super::counters()
+            .map(|(_, metric)| metric)
+            .collect::<Vec<_>>()
+            .join(",");
+        return Err(match (launches.len(), seen) {
+            (0, _) => "its table has no launch".to_string(),
+            (_, 0) => format!("its table has no metric: ask for some with `ncu --csv --metrics {asked} PROGRAM`"),
+            _ => format!(
+                "none of its metrics is known ({}): ask for others with `ncu --csv --metrics {asked} PROGRAM`",
+                few(&ignored)
+            ),
+        });
+    }
+    Ok(Page { launches, ignored })
+}
+
+fn metric<'t>(name: &'t str, unit: &'t str, value: &str) -> Metric<'t> {
+    (name, unit, number(value).map(|value| value * scale(unit)))
+}
+
+static EMPTY: String = String::new();
+
+/// The rows of the table in a text, its head first; none if there is none. A quoted field may go over several lines.
+fn table(text: &str) -> Vec<Vec<String>> {
+    let mut lines = text
+        .trim_start_matches('\u{feff}')
+        .lines()
+        .skip_while(|line| !is_head(line));
+    let mut rows = Vec::new();
+    let mut is_quoted = true;
+    while let Some(line) = lines.next() {
+        if rows.is_empty() {
+            is_quoted = line.starts_with('"');
+        } else if line.starts_with('"') != is_quoted || line.starts_with("==") || line.trim().is_empty() {
+            continue;
+        }
+        let mut record = line.to_string();
+        while record.matches('"').count() % 2 == 1
+            && let Some(more) = lines.next()
+        {
+            record = format!("{record}\n{more}");
+        }
+        rows.push(fields(&record));
+    }
+    rows
+}
+
+/// Whether a line is the head of a table: spreadsheets leave the quotes out.
+fn is_head(line: &str) -> bool {
+    let of = |id: &str, name: &str| line.starts_with(id) && line.contains(name);
+    of("\"ID\"", "\"Kernel Name\"") || of("ID,", ",Kernel Name,")
 }
 
 /// The lines in a source page (`--page source --print-source cuda,sass`), most sampled first; none
@@ -101,8 +205,9 @@ fn number(text: &str) -> Option<f64> {
 /// Factor from a unit as ncu chooses it to the base unit: ns, bytes, per cent.
 fn scale(unit: &str) -> f64 {
     let (prefix, base) = match unit {
-        "us" => return 1e3,
-        "ms" => return 1e6,
+        "ns" | "nsecond" => return 1.0,
+        "us" | "usecond" => return 1e3,
+        "ms" | "msecond" => return 1e6,
         "s" | "second" => return 1e9,
         _ => unit.split_at(unit.len().min(1)),
     };
@@ -134,3 +239,7 @@ fn fields(line: &str) -> Vec<String> {
     }
     fields
 }
+
+#[cfg(test)]
+#[path = "csv_tests.rs"]
+mod tests;

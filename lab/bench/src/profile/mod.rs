@@ -9,6 +9,8 @@
 mod agreement;
 mod child;
 pub mod csv;
+mod insights;
+mod metrics;
 mod ncu;
 mod predicted;
 mod profiler;
@@ -16,6 +18,7 @@ mod record;
 
 pub use agreement::{COUNTS, ConflictRow, Predictions, ShareRow, WITHIN};
 pub use child::{Launch, Said};
+pub use insights::{Insight, insights};
 pub use ncu::{Ncu, NcuError};
 pub use predicted::{Predicted, PredictedLine};
 pub use profiler::{Peers, Profiler};
@@ -89,32 +92,6 @@ pub struct KernelProfile {
 }
 
 impl KernelProfile {
-    /// From a row of ncu's raw page: names of metrics with their values in base units.
-    fn from_metrics([kernel, grid, block]: [&str; 3], metrics: &BTreeMap<&str, f64>) -> KernelProfile {
-        let counters = counters()
-            .filter_map(|(key, metric)| Some((key.to_string(), *metrics.get(metric.as_str())?)))
-            .collect();
-        let samples: Vec<(&str, f64)> = metrics
-            .iter()
-            .filter_map(|(name, samples)| Some((name.strip_prefix(STALLED)?, *samples)))
-            .filter(|(reason, _)| !reason.ends_with("_not_issued"))
-            .collect();
-        let all: f64 = samples.iter().map(|(_, samples)| samples).sum();
-        let stalls = samples
-            .into_iter()
-            .filter(|(_, samples)| *samples > 0.0)
-            .map(|(reason, samples)| (reason.to_string(), 100.0 * samples / all))
-            .collect();
-        KernelProfile {
-            kernel: kernel.to_string(),
-            grid: grid.to_string(),
-            block: block.to_string(),
-            counters,
-            stalls,
-            lines: Vec::new(),
-        }
-    }
-
     /// A counter by its key.
     pub fn get(&self, key: &str) -> Option<f64> {
         self.counters.get(key).copied()

@@ -11,6 +11,7 @@ use flashcore_bench::own::is_own;
 use flashcore_bench::profile::{self, Goals, KernelProfile, Ncu, NcuError, Peers, ProfileRecord, Profiler, Said};
 use flashcore_bench::python::Python;
 use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, Own, RunIdentity, Store, SubjectInfo};
+use flashcore_check::render::few;
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
@@ -29,8 +30,9 @@ use crate::{
 /// occupancy, registers, bank conflicts, and what warps wait for, of our kernels also by Rust line.
 /// The second column is what simulator and cost model predict of the same launch. Counters are kept
 /// as evidence. Where there is no GPU or no ncu the predictions stand alone and the output says so.
-/// --from reads counters that were taken on another machine: `ncu --csv --page raw --set full
-/// PROGRAM > FILE.csv`.
+/// --from reads counters that were taken on another machine, of any kernel: `ncu --csv --page raw
+/// --set full PROGRAM > FILE.csv`, or `ncu --csv --metrics NAMES PROGRAM > FILE.csv`. What measured
+/// counters point to is listed with a lever and the time that it saves at most.
 #[derive(Args)]
 #[command(after_help = "\
 Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM,
@@ -97,7 +99,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     let goals = goals(args)?;
     if let Some(file) = &args.from {
         let title = format!("counters of {}", file.display());
-        show(args, &read(file)?, &goals, &title, None);
+        let (all, ignored) = read(file)?;
+        show(args, &all, &goals, &title, None, &ignored);
         return Ok(Outcome::Clean);
     }
     if let Some(text) = &args.launch {
@@ -139,7 +142,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         }));
     }
     let title = format!("{problem} on {}\n{source}", card.title());
-    show(args, &all, &goals, &title, identity);
+    show(args, &all, &goals, &title, identity, &[]);
     Ok(outcome)
 }
 
@@ -283,26 +286,37 @@ fn keep(args: &ProfileArgs, identity: &RunIdentity, case: &Case, all: &[Shown]) 
     Ok(run.finish()?)
 }
 
-fn read(file: &Path) -> Result<Vec<Shown>, Failure> {
+/// The launches in a file, and the metrics in it that are not read.
+fn read(file: &Path) -> Result<(Vec<Shown>, Vec<String>), Failure> {
     let failed = |reason: &dyn std::fmt::Display| Failure::usage(format!("{}: {reason}", file.display()));
     let bytes = std::fs::read(file).map_err(|error| failed(&error))?;
-    let profiles = profile::csv::read(&String::from_utf8_lossy(&bytes)).map_err(|reason| failed(&reason))?;
+    let page = profile::csv::page(&String::from_utf8_lossy(&bytes)).map_err(|reason| failed(&reason))?;
     let shown = |counters: KernelProfile| {
         let subject = SubjectInfo::new(counters.kernel.clone(), LaunchMode::Plain);
         Shown::read(subject, "ncu".to_string(), vec![counters])
     };
-    Ok(profiles.into_iter().map(shown).collect())
+    Ok((page.launches.into_iter().map(shown).collect(), page.ignored))
 }
 
-fn show(args: &ProfileArgs, all: &[Shown], goals: &Goals, title: &str, identity: Option<RunIdentity>) {
+fn show(
+    args: &ProfileArgs,
+    all: &[Shown],
+    goals: &Goals,
+    title: &str,
+    identity: Option<RunIdentity>,
+    ignored: &[String],
+) {
     let json = || {
         let kernels: Vec<Value> = all.iter().flat_map(|shown| shown.json(goals)).collect();
-        json!({ "title": title, "run": identity, "goals": goals, "kernels": kernels })
+        json!({ "title": title, "run": identity, "goals": goals, "kernels": kernels, "ignored": ignored })
     };
     style::show(args.json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{title}{HEAD:#}"));
         for shown in all {
             shown.add(&mut page, goals, args.lines);
+        }
+        if !ignored.is_empty() {
+            page.field("ignored", few(ignored));
         }
         page
     });

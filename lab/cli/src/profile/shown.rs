@@ -58,6 +58,7 @@ impl Shown {
                 "kernel": label,
                 "subject": self.subject,
                 "rows": profile::rows(launch, predicted),
+                "insights": launch.map_or_else(Vec::new, |launch| profile::insights(launch, goals)),
                 "verdicts": launch.map_or_else(Vec::new, |launch| profile::verdicts(launch, goals)),
                 "lines": profile::lines(launch, predicted),
                 "counters": launch,
@@ -140,6 +141,17 @@ fn add_launch(
         let waits = waits.iter().take(5);
         let waits = waits.map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")));
         page.field("waits", style::list(waits));
+        for insight in profile::insights(launch, goals) {
+            let left = launch
+                .get("time_ns")
+                .map(|ns| ns / 1e3 * (1.0 - insight.saves_at_most / 100.0));
+            let left = left.map_or(String::new(), |us| format!(", to {}", style::micros(us)));
+            let (evidence, lever, saves) = (&insight.evidence, &insight.lever, insight.saves_at_most);
+            page.field(
+                "insight",
+                format_args!("{evidence}: {lever}; saves at most {saves:.0} % of the time{left}"),
+            );
+        }
     }
     if let Some(predicted) = predicted {
         let (excess, all) = (
