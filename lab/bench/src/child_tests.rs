@@ -76,7 +76,7 @@ fn one_that_hangs_or_crashes_is_blamed_and_the_rest_goes_on() {
     let running = |label: &str, doing: &str| said(&json!({ "running": [label, doing] }));
     // The first child ends in the second problem; the next begins there, and hangs; the last comes to an end.
     let text = format!(
-        "case \"$job\" in\n*own/a*CRASHED*own/b*) {}{} ;;\n*CRASHED*) {}{}sleep 600 ;;\n*) {}{}{}{}echo 'no memory' >&2; kill -9 $$ ;;\nesac",
+        "case \"$job\" in\n*own/a*CRASHED*own/b*) {}{} ;;\n*CRASHED*) {}{}sleep 600 ;;\n*) {}{}{}{}echo 'no memory' >&2; kill -11 $$ ;;\nesac",
         said(&json!({ "running": null })),
         report(),
         case(0),
@@ -94,7 +94,7 @@ fn one_that_hangs_or_crashes_is_blamed_and_the_rest_goes_on() {
         panic!()
     };
     assert!(
-        crashed.starts_with("CRASHED while calling: its process ended (signal: 9"),
+        crashed.starts_with("CRASHED while calling: its process ended (signal: 11"),
         "{crashed}"
     );
     assert!(crashed.ends_with("no memory"), "{crashed}");
@@ -119,6 +119,31 @@ fn what_no_kernel_of_the_user_did_is_an_error() {
     // A child that runs a kernel although it failed.
     let again = said(&json!({ "running": ["own/a", "building"] }));
     assert!(error(&again).contains("own/a was run again after it had failed"));
+}
+
+#[test]
+fn a_child_that_is_killed_from_outside_blames_no_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let calling = said(&json!({ "running": ["own/a", "calling"] }));
+    let full = "echo 'No space left on device (os error 28)' >&2; exit 1";
+    for end in ["kill -9 $$", "kill -25 $$", full] {
+        let child = script(folder.path(), &format!("{calling}{end}"));
+        let error = child.bench(&job(1), QUICK, &mut ()).unwrap_err();
+        assert!(error.is_environment(), "{end}: {error}");
+        assert!(
+            error.to_string().contains("own/a (calling), which is not to blame"),
+            "{end}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_served_job_is_one() {
+    let error = serve(std::io::empty(), &mut Vec::new()).unwrap_err();
+    assert!(
+        error.to_string().contains("there is no job on standard input"),
+        "{error}"
+    );
 }
 
 #[test]

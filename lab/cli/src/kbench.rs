@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use flashcore_bench::BenchError;
-use flashcore_bench::kbench::{Group, Job, Report, Status, Task, verify};
+use flashcore_bench::kbench::{Floor, Group, Job, Report, Status, Task, verify};
 use flashcore_bench::own::{self, Trust};
 use flashcore_bench::python::PYTHON_VARIABLE;
 use flashcore_kernels::Plan;
@@ -32,8 +32,9 @@ enum Command {
 /// Write a problem as a task, with a kernel of ours as its forward.cu
 ///
 /// Writes func_forward.py and config_forward.json, and forward.cu: the kernel's PTX with the host
-/// code that loads and launches it, for the sizes of the task on the card of --profile. Python, nvcc
-/// and a GPU are not needed.
+/// code that loads and launches it, for the sizes of the task on the card of --profile. With
+/// --backward they are func_backward.py, config_backward.json and backward.cu. Python, nvcc and a GPU
+/// are not needed.
 #[derive(Args)]
 struct ExportArgs {
     #[command(flatten)]
@@ -61,13 +62,13 @@ struct ExportArgs {
 /// Judge a kernel by the benchmark's protocol, and by checks that it lacks
 ///
 /// The protocol: 5 seeds, two calls each around the reference's, compared as allclose does; then times
-/// of candidate, reference, candidate in turns. The other checks: seeds and values that the benchmark
-/// does not use, NaN in fresh memory, new values in the same tensors, inputs and outputs left alone,
+/// of candidate, reference, candidate in turns, by the judge's clock, with outputs of timed calls
+/// compared. The other checks: seeds and values that the benchmark does not use, NaN in fresh memory, new values in the same tensors, inputs and outputs left alone,
 /// work in the caller's stream and in a captured graph, other sizes. A kernel may refuse other sizes
 /// with an error.
 ///
 /// The kernel is a .cu file for PyTorch's extension loader, which needs nvcc and a GPU, or a .py file
-/// with a function `forward`. It and the task run in a Python process with your rights and without a
+/// with a function `forward`. It and the task run in Python processes with your rights and without a
 /// sandbox: read them first, then give --trust, once for their content.
 #[derive(Args)]
 #[command(after_help = "\
@@ -256,13 +257,14 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
         warmup: WARM_UP,
         repetitions: args.calls as usize,
         rounds: args.rounds as usize,
+        floor: Floor::of(&args.device),
         include: args.include.clone(),
         deadline: Duration::from_secs(args.deadline.into()),
     };
     let named = std::env::var(PYTHON_VARIABLE).ok().filter(|name| !name.is_empty());
     let python = named.unwrap_or_else(|| "python3".to_string());
     let progress = style::spinner("starting Python");
-    let report = verify(&python, &job, |what| progress.0.set_message(what.to_string()));
+    let report = verify(&python, &job, |what| progress.say(what));
     drop(progress);
     let report = report.map_err(|error| match error {
         BenchError::Machine(_) => {

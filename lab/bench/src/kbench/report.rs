@@ -41,7 +41,7 @@ pub struct Check {
     pub detail: String,
 }
 
-/// Times of many calls, µs.
+/// Times of a call, µs, each from two batches of calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Mean.
@@ -50,7 +50,7 @@ pub struct Summary {
     pub median_us: f64,
     /// Distance of the quartiles.
     pub iqr_us: f64,
-    /// How many calls.
+    /// How many pairs of batches.
     pub samples: usize,
 }
 
@@ -69,6 +69,8 @@ pub struct Times {
     pub speedup_high: f64,
     /// Rounds.
     pub rounds: usize,
+    /// µs that the device needs at least for a call: the roofline's floor.
+    pub floor_us: f64,
     /// µs a call until the caller's stream is done, when many are enqueued; `None` on the CPU.
     pub enqueued_us: Option<f64>,
     /// The same until the device is idle.
@@ -147,7 +149,7 @@ impl Report {
         if let Some(times) = &self.times {
             let _ = writeln!(
                 text,
-                "\n| µs | mean | median | quartile distance | calls |\n|---|---|---|---|---|"
+                "\n| µs | mean | median | quartile distance | pairs of batches |\n|---|---|---|---|---|"
             );
             for (name, summary) in [("kernel", &times.candidate), ("reference", &times.reference)] {
                 let (mean, median, iqr) = (summary.mean_us, summary.median_us, summary.iqr_us);
@@ -161,7 +163,9 @@ impl Report {
             let (speedup, rounds) = (times.speedup, times.rounds);
             let _ = writeln!(
                 text,
-                "\nThe reference takes {speedup:.2} times as long ({low:.2} to {high:.2} in {rounds} rounds)."
+                "\nThe reference takes {speedup:.2} times as long ({low:.2} to {high:.2} in {rounds} rounds). \
+                 {} needs {:.3} µs at least.",
+                self.machine.device, times.floor_us
             );
         }
         if !self.notes.is_empty() {

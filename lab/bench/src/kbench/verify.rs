@@ -6,14 +6,18 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::Report;
+use super::{Floor, Report};
 use crate::child::{Child, Running};
+use crate::outside::from_outside;
 use crate::{BenchError, Result};
 
-const JUDGE: [(&str, &str); 3] = [
+const JUDGE: [(&str, &str); 6] = [
     ("judge.py", include_str!("judge/judge.py")),
     ("judge_arrays.py", include_str!("judge/judge_arrays.py")),
+    ("judge_host.py", include_str!("judge/judge_host.py")),
+    ("judge_link.py", include_str!("judge/judge_link.py")),
     ("judge_task.py", include_str!("judge/judge_task.py")),
+    ("judge_times.py", include_str!("judge/judge_times.py")),
 ];
 
 /// What is judged, and how.
@@ -37,10 +41,13 @@ pub struct Job {
     pub seed: u64,
     /// Calls before times are taken.
     pub warmup: usize,
-    /// Calls of each of a round's three parts.
+    /// Calls of each of a round's three parts, a third of them in a batch and two thirds in another; more where that is
+    /// too short to be timed.
     pub repetitions: usize,
     /// Rounds of candidate, reference, candidate.
     pub rounds: usize,
+    /// What the device can do at most.
+    pub floor: Floor,
     /// Folders of headers for the compiler, such as CUTLASS's.
     pub include: Vec<PathBuf>,
     /// Time for all of it, compiling included.
@@ -115,6 +122,11 @@ pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Rep
     }
     let (status, said) = running.end().map_err(broken)?;
     let kernel = job.kernel.display();
+    if let Some(why) = from_outside(Some(status), &said) {
+        return Err(broken(format!(
+            "{why}, at: {doing}: nothing is known of {kernel}; run it again"
+        )));
+    }
     Err(BenchError::Failed(format!(
         "{kernel}: the process ended ({status}) at: {doing}: {said}"
     )))

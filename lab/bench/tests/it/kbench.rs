@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use flashcore_bench::BenchError;
-use flashcore_bench::kbench::{Job, Report, Status, verify};
+use flashcore_bench::kbench::{Floor, Job, Report, Status, verify};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/kbench/toy")
@@ -24,6 +24,7 @@ fn job(kernel: &str) -> Job {
         warmup: 1,
         repetitions: 2,
         rounds: 2,
+        floor: Floor::of("cpu"),
         include: Vec::new(),
         deadline: Duration::from_secs(600),
     }
@@ -47,7 +48,11 @@ fn honest_kernels_pass() {
     let times = report.times.as_ref().expect("times");
     assert_eq!(
         (times.candidate.samples, times.reference.samples, times.rounds),
-        (8, 4, 2)
+        (4, 2, 2)
+    );
+    assert!(
+        times.floor_us > 0.0 && times.candidate.mean_us > times.floor_us,
+        "{times:?}"
     );
     assert!(report.kernel_sha256.len() == 64 && report.machine.device == "CPU");
     let text = report.markdown("honest.py");
@@ -55,7 +60,7 @@ fn honest_kernels_pass() {
     // What only a GPU has is not claimed.
     let skipped = report.checks.iter().filter(|check| check.status == Status::Skip);
     let skipped: Vec<&str> = skipped.map(|check| check.id.as_str()).collect();
-    assert_eq!(skipped, ["clock", "poison", "caller", "graph"]);
+    assert_eq!(skipped, ["poison", "caller", "graph"]);
 
     let all = Job {
         multi: true,
@@ -82,20 +87,85 @@ fn each_cheat_passes_the_protocol_and_fails_for_its_reason() {
         let report = judged(kernel);
         let (ids, detail) = failed(&report);
         assert!(report.passes_protocol() && !report.passes(), "{kernel}: {report:#?}");
-        assert_eq!(ids, [check], "{kernel}");
+        // Timed calls find some, too, by what they write.
+        assert!(ids.iter().all(|id| [check, "clock"].contains(id)), "{kernel}: {ids:?}");
+        let detail = if ids[0] == check {
+            detail
+        } else {
+            &found(&report, check).detail
+        };
         assert!(detail.contains(why), "{kernel}: {detail}");
     }
     // Wrong from the eleventh call on, whatever is checked.
     let report = judged("first_calls.py");
     assert!(
-        report.passes_protocol() && failed(&report).0[0] == "seeds",
+        report.passes_protocol() && failed(&report).0[..2] == ["clock", "seeds"],
         "{report:#?}"
     );
     assert!(
         report
             .verdict()
-            .starts_with("passes the benchmark's protocol and fails: seeds, ")
+            .starts_with("passes the benchmark's protocol and fails: clock, seeds, ")
     );
+}
+
+fn found<'r>(report: &'r Report, id: &str) -> &'r flashcore_bench::kbench::Check {
+    report.checks.iter().find(|check| check.id == id).expect(id)
+}
+
+/// Kernels that fabricate a time or a result have none. Each verdict follows from what is written, not from how long
+/// anything takes.
+#[test]
+fn fabricated_times_and_results_are_refused() {
+    for (kernel, check, why) in [
+        (
+            "patched_clock.py",
+            "clock",
+            "it replaces time.monotonic, time.perf_counter, time.time",
+        ),
+        ("background.py", "clock", "timed ones: "),
+        ("patched_judge.py", "protocol", "0 of 5 trials: "),
+        ("lazy.py", "protocol", "the output is Lazy, not an array"),
+    ] {
+        let report = judged(kernel);
+        assert_eq!(failed(&report).0, [check], "{kernel}: {report:#?}");
+        assert!(failed(&report).1.contains(why), "{kernel}: {report:#?}");
+        assert!(report.times.is_none(), "{kernel}: {:?}", report.times);
+    }
+    // It writes a whole report to every pipe.
+    let error = verify("python3", &job("forged.py"), |_| {}).unwrap_err();
+    assert!(
+        matches!(&error, BenchError::Failed(why) if why.contains("its results are forged")),
+        "{error}"
+    );
+}
+
+/// A time that the device cannot reach is refused with the floor: an honest kernel's, where the device is said to be slow,
+/// and that of a loop which makes no call.
+#[test]
+fn a_time_below_the_roofline_is_refused_with_its_floor() {
+    let slow = |bytes_per_us: f64, kernel: &str| Job {
+        floor: Floor {
+            device: "a slow card".to_string(),
+            bytes_per_us,
+            cache_bytes_per_us: bytes_per_us,
+            ..Floor::of("cpu")
+        },
+        repetitions: 300_000,
+        ..job(kernel)
+    };
+    // 416 bytes: 416 s, and 10 µs, where asking for 200,000 calls takes less than 2 s.
+    let honest = Job {
+        repetitions: 2,
+        ..slow(1e-6, "honest.py")
+    };
+    for (job, floor) in [(honest, "4.16e+08 us"), (slow(41.6, "instant.py"), "10 us")] {
+        let report = verify("python3", &job, |_| {}).unwrap();
+        let why = format!("a slow card moving 416 B needs {floor} at least (its roofline floor)");
+        assert_eq!(failed(&report).0, ["clock"], "{report:#?}");
+        assert!(failed(&report).1.contains(&why), "{report:#?}");
+        assert!(report.times.is_none());
+    }
 }
 
 /// On a device that is made up: streams, graphs and fresh memory are a GPU's.
@@ -159,6 +229,20 @@ fn kernels_that_hang_or_end_the_process_are_failures() {
         matches!(&error, BenchError::Failed(why) if why.contains(expected)),
         "{error}"
     );
+}
+
+#[test]
+fn an_environment_that_fails_is_no_verdict_on_the_kernel() {
+    for (kernel, why) in [
+        ("killed.py", "was ended from outside (signal 9)"),
+        ("no_space.py", "ran out of"),
+    ] {
+        let error = verify("python3", &job(kernel), |_| {}).unwrap_err();
+        assert!(
+            matches!(&error, BenchError::Machine(said) if said.contains(why)),
+            "{kernel}: {error}"
+        );
+    }
 }
 
 #[test]

@@ -3,25 +3,26 @@
 Reads a job (one line of JSON) from standard input, which stays open, and writes one JSON object per line to standard
 output: {"started": title}, {"compiled": seconds}, and at the end {"report": ...} or {"failed": [whose,
 why]}, where the task, the kernel or the machine is what nothing can be judged for.
+
+The kernel runs in another process (judge_host.py), which is told what to call. Inputs, expected outputs, comparisons
+and the clock are here, where no kernel is loaded.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import random
 import re
-import statistics
 import sys
 import threading
 import time
 
 import judge_arrays
-from judge_task import Broken, Task, load_module
+from judge_link import Host, Raised, Set
+from judge_task import Broken, Task
+from judge_times import Timing
 
-# What the benchmark compiles with.
-FLAGS = ["-O3", "--use_fast_math"]
 # Operators of PyTorch that do the work of a kernel.
 OPERATORS = re.compile(r"\b(?:at|torch)::(?:nn::functional::)?(\w*(?:attention|matmul|softmax|linear|einsum|conv)\w*|b?mm)\(")
 MOST_LENGTHS = 16
@@ -31,8 +32,8 @@ LEAST_BACKLOG_SHARE = 0.25
 
 
 class Judge:
-    def __init__(self, job, say):
-        self.job, self.say = job, say
+    def __init__(self, job, say, host=Host):
+        self.job, self.say, self.doing = job, say, "starting"
         self.task = Task(job["task"], job["multi"])
         self.checks, self.notes, self.times, self.lost = [], [], None, False
         self.random = random.Random(job["seed"])
@@ -41,42 +42,34 @@ class Judge:
             self.arrays = judge_arrays.of(self.task.module.get_inputs(**self.task.configs[0][0]), device)
         except ValueError as error:
             raise Broken("machine", str(error)) from error
-        self.candidate = self.load_candidate(pathlib.Path(job["kernel"]))
+        self.new_host = host
+        self.host = self.load(pathlib.Path(job["kernel"]))
 
     # --- the candidate and the reference ---
 
-    def load_candidate(self, path):
+    def load(self, path):
         text = path.read_bytes()
         self.digest = hashlib.sha256(text).hexdigest()
-        if path.suffix == ".py":
-            sys.path.append(str(path.parent))
-            try:
-                module = load_module(path, "candidate")
-            except Exception as error:
-                raise Broken("kernel", f"{path}: {type(error).__name__}: {error}") from error
-            if not callable(getattr(module, "forward", None)):
-                raise Broken("kernel", f"{path} has no function `forward`")
-            return module.forward
-        if not self.arrays.has_streams:
+        is_source = path.suffix != ".py"
+        if is_source and not self.arrays.has_streams:
             raise Broken("machine", f"{path}: CUDA C++ needs a task of PyTorch tensors and --device cuda")
-        operators = sorted(set(OPERATORS.findall(text.decode(errors="replace"))))
+        operators = sorted(set(OPERATORS.findall(text.decode(errors="replace")))) if is_source else []
         if operators:
             self.notes.append(f"it calls PyTorch's own operators ({', '.join(operators)}): its speed is theirs")
-        self.say(started=f"compiling {path.name}")
+        self.start(f"{'compiling' if is_source else 'loading'} {path.name}")
         started = time.monotonic()
-        try:
-            from torch.utils.cpp_extension import load
+        host = self.start_host(str(path))
+        if is_source:
+            self.say(compiled=time.monotonic() - started)
+        return host
 
-            module = load(
-                name=f"kbench_{self.digest[:16]}", sources=[str(path)], extra_cuda_cflags=FLAGS,
-                extra_include_paths=self.job["include"], with_cuda=True, verbose=False,
-            )
-        except Exception as error:
-            raise Broken("kernel", f"{path} does not compile: {error}") from error
-        self.say(compiled=time.monotonic() - started)
-        if not hasattr(module, "forward"):
-            raise Broken("kernel", f"{path} defines no `forward` (PYBIND11_MODULE)")
-        return module.forward
+    def start_host(self, kernel):
+        """A process that calls a kernel, or the task's own function if there is none."""
+        return self.new_host(self.job, kernel, self.digest, lambda: self.doing)
+
+    def start(self, what):
+        self.doing = what
+        self.say(started=what)
 
     def inputs(self, seed, settings):
         self.arrays.seed(seed)
@@ -90,10 +83,6 @@ class Judge:
         output = model.forward(*inputs, fn=self.task.module.forward_fn)
         self.arrays.sync()
         return output
-
-    def fresh(self, values):
-        """Copies at addresses that the candidate has not seen together with these values."""
-        return [self.arrays.clone(value) if self.arrays.is_array(value) else value for value in values]
 
     def floats(self, values):
         return [value for value in values if self.arrays.is_float(value)]
@@ -125,17 +114,16 @@ class Judge:
             self.checks.append({"id": ident, "group": group, "title": title, "status": "skip",
                                 "detail": "not run: the device was lost before"})
             return
-        self.say(started=title)
+        self.start(title)
         try:
+            self.host.ask("clear")
             status, detail = function()
-        except Broken:
-            raise
-        except Exception as error:
-            status, detail = "fail", f"it raised {type(error).__name__}: {first_line(error)}"
+        except Raised as error:
+            status, detail = "fail", f"it raised {error}"
         try:
-            self.arrays.sync()
-        except Exception as error:
-            status, detail, self.lost = "fail", f"it faulted: {first_line(error)}", True
+            self.host.ask("sync")
+        except Raised as error:
+            status, detail, self.lost = "fail", f"it faulted: {error}", True
         self.checks.append({"id": ident, "group": group, "title": title, "status": status, "detail": detail})
 
     def is_repeatable(self):
@@ -152,18 +140,15 @@ class Judge:
 
     def protocol(self):
         """Candidate, reference, candidate, on the same inputs, the device idle between them."""
-        arrays, correct, total = self.arrays, 0, 0
+        correct, total = 0, 0
         first = None
         for input_settings, init_settings, _ in self.task.configs:
-            for seed in arrays.trial_seeds(self.job["trials"]):
+            for seed in self.arrays.trial_seeds(self.job["trials"]):
                 total += 1
-                inputs = self.inputs(seed, input_settings)
-                models = [self.model(seed, init_settings) for _ in range(2)]
-                outputs = [models[1].forward(*inputs, fn=self.candidate)]
-                arrays.sync()
-                reference = self.reference(models[0], inputs)
-                outputs.append(models[1].forward(*inputs, fn=self.candidate))
-                arrays.sync()
+                inputs = Set(self, self.host, seed, (input_settings, init_settings), model_seed=seed)
+                outputs = [inputs.output()]
+                reference = inputs.reference()
+                outputs.append(inputs.output())
                 whys = [self.wrong(reference, output) for output in outputs]
                 correct += whys == [None, None]
                 first = first or next((why for why in whys if why), None)
@@ -171,89 +156,79 @@ class Judge:
             return "fail", f"{correct} of {total} trials: {first}"
         return "pass", f"{total} of {total} trials, two calls each"
 
-    def base(self):
-        """Inputs of the first config from a drawn seed, the model, and the reference's output."""
-        input_settings, init_settings, _ = self.task.configs[0]
-        inputs, model = self.inputs(self.drawn(), input_settings), self.model(1, init_settings)
-        return inputs, model, self.arrays.clone(self.reference(model, inputs))
-
-    def call(self, model, inputs):
-        return model.forward(*inputs, fn=self.candidate)
+    def base(self, host=None, like=None):
+        """Inputs of the first config from a drawn seed, in the candidate's process; or those of another set."""
+        return Set(self, host or self.host, self.drawn(), self.task.configs[0][:2], like=like)
 
     def other_seeds(self):
-        seeds = []
-        for _ in range(3):
-            inputs, model, reference = self.base()
-            output = self.call(model, inputs)
-            self.arrays.sync()
-            why = self.wrong(reference, output)
+        seeds = 3
+        for _ in range(seeds):
+            inputs = self.base()
+            why = self.wrong(inputs.reference(), inputs.output())
             if why:
                 return "fail", why
-            seeds.append(inputs)
-        return "pass", f"{len(seeds)} seeds that the benchmark does not use"
+        return "pass", f"{seeds} seeds that the benchmark does not use"
 
     def keeps_inputs(self):
-        inputs, model, _ = self.base()
-        kept = self.fresh(inputs)
-        self.call(model, inputs)
-        self.arrays.sync()
-        same = [self.arrays.same_bits(a, b) for a, b in zip(kept, inputs) if self.arrays.is_array(a)]
-        if not all(same):
-            return "fail", f"input {same.index(False)} was changed"
-        return "pass", f"{len(same)} inputs are unchanged"
+        inputs = self.base()
+        inputs.call()
+        there = [index for index, value in enumerate(inputs.inputs) if self.arrays.is_array(value)]
+        for place, index in enumerate(there):
+            if not self.arrays.same_bits(inputs.inputs[index], inputs.read(index)):
+                return "fail", f"input {place} was changed"
+        return "pass", f"{len(there)} inputs are unchanged"
 
     def writes_all(self):
-        inputs, model, reference = self.base()
         if not self.arrays.has_streams:
             return "skip", "memory that a kernel allocates can be filled beforehand on a GPU only"
+        inputs = self.base()
+        reference = inputs.reference()
+        head, data = self.arrays.to_bytes(reference)
         for _ in range(2):
-            self.arrays.poison(reference)
-            output = self.call(model, self.fresh(inputs))
-            self.arrays.sync()
-            why = self.wrong(reference, output)
+            inputs.fresh()
+            self.host.ask("poison", data, head=head)
+            why = self.wrong(reference, inputs.output())
             if why:
                 return "fail", f"with NaN in freshly allocated memory: {why}"
         return "pass", "correct with NaN in freshly allocated memory"
 
     def computes_anew(self):
-        inputs, model, before = self.base()
-        self.call(model, inputs)
-        self.arrays.sync()
-        values, _, _ = self.base()
-        for target, source in zip(self.floats(inputs), self.floats(values)):
-            self.arrays.copy_into(target, source)
-        reference = self.reference(model, inputs)
-        output = self.call(model, inputs)
-        self.arrays.sync()
-        why = self.wrong(reference, output, stale=before)
+        inputs = self.base()
+        before = inputs.reference()
+        inputs.call()
+        inputs.write(self.new_floats(inputs))
+        why = self.wrong(inputs.reference(), inputs.output(), stale=before)
         if why:
             return "fail", f"new values in the same tensors: {why}"
         return "pass", "new values in the same tensors give a new output"
 
+    def new_floats(self, inputs):
+        """The inputs of a set with other values in float arrays."""
+        values = self.inputs(self.drawn(), self.task.configs[0][0])
+        both = zip(inputs.inputs, values)
+        return [new if self.arrays.is_float(old) else old for old, new in both]
+
     def gives_own_memory(self):
-        inputs, model, reference = self.base()
-        output = self.call(model, inputs)
-        self.arrays.sync()
-        if any(self.arrays.overlap(output, value) for value in inputs if self.arrays.is_array(value)):
+        inputs = self.base()
+        reference, first = inputs.reference(), inputs.call()
+        if self.host.ask("overlap", output=first, set=inputs.name)[0]:
             return "fail", "the output lies in the memory of an input"
-        others, _, _ = self.base()
-        second = self.call(model, others)
-        self.arrays.sync()
-        if self.arrays.overlap(output, second):
+        second = self.base().call()
+        if self.host.ask("overlap", output=first, other=second)[0]:
             return "fail", "two calls return the same memory"
-        why = self.wrong(reference, output)
+        why = self.wrong(reference, inputs.output(first))
         if why:
             return "fail", f"a later call changed the output of an earlier one: {why}"
         return "pass", "outputs share memory with no input and no other output"
 
     def values(self):
-        inputs, model, base = self.base()
-        arrays = self.arrays
+        origin = self.base()
+        base, inputs, arrays = origin.reference(), origin.inputs, self.arrays
 
         def each(function):
             return [function(value) if arrays.is_float(value) else value for value in inputs]
 
-        count = len(self.floats(inputs))
+        floats = self.floats(inputs)
         cases = [
             ("all 8 times as large", each(lambda x: arrays.scaled(x, 8.0))),
             ("all 64 times as small", each(lambda x: arrays.scaled(x, 1 / 64))),
@@ -261,20 +236,19 @@ class Judge:
             ("all 0", each(lambda x: arrays.filled(x, 0.0))),
             ("all 0.5", each(lambda x: arrays.filled(x, 0.5))),
         ]
-        for index in range(min(count, 4)):
-            chosen = self.floats(inputs)[index]
+        for index, chosen in enumerate(floats[:4]):
             swap = lambda to: [to if value is chosen else value for value in inputs]
             cases.append((f"input {index} 64 times as large", swap(arrays.scaled(chosen, 64.0))))
             cases.append((f"input {index} negated", swap(arrays.scaled(chosen, -1.0))))
         judged, unusable = 0, 0
         for name, values in cases:
-            reference = arrays.clone(self.reference(model, values))
+            changed = self.base(like=origin)
+            changed.write(values)
+            reference = changed.reference()
             if not arrays.is_finite(reference):
                 unusable += 1
                 continue
-            output = self.call(model, self.fresh(values))
-            arrays.sync()
-            why = self.wrong(reference, output, base=base)
+            why = self.wrong(reference, changed.output(), base=base)
             if why:
                 return "fail", f"inputs {name}: {why}"
             judged += 1
@@ -284,13 +258,10 @@ class Judge:
     def in_stream(self, side):
         if side and not self.arrays.has_streams:
             return "skip", "there are no streams of the caller on the CPU"
-        inputs, model, before = self.base()
-        values, _, reference = self.base()
-        inputs = self.fresh(inputs)
-        targets, sources = self.floats(inputs), self.floats(values)
-        seen = self.arrays.deferred(targets, sources, lambda: self.call(model, inputs), side)
-        self.arrays.sync()
-        why = self.wrong(reference, seen, stale=before)
+        inputs, values = self.base(), self.base()
+        before = inputs.reference()
+        seen = inputs.over("deferred", values, side=side)
+        why = self.wrong(values.reference(), seen, stale=before)
         if not self.arrays.has_streams:
             where = "when it returns"
         else:
@@ -317,28 +288,28 @@ class Judge:
                     yield changed, {**input_settings, **changed}, {**init_settings, **in_init}
 
     def lengths(self):
-        correct, refused, invalid = [], [], 0
+        correct, refused = [], []
         for changed, input_settings, init_settings in self.other_settings():
             if len(correct) + len(refused) >= MOST_LENGTHS:
                 break
             name = ", ".join(f"{key} {value}" for key, value in changed.items())
+            seed = self.drawn()
             try:
-                inputs, model = self.inputs(self.drawn(), input_settings), self.model(1, init_settings)
+                model, inputs = self.model(1, init_settings), self.inputs(seed, input_settings)
                 reference = self.arrays.clone(self.reference(model, inputs))
             except Exception:
-                invalid += 1
                 continue
             if not self.arrays.is_finite(reference):
-                invalid += 1
                 continue
-            self.arrays.poison(reference)
+            there = Set(self, self.host, seed, (input_settings, init_settings))
+            head, data = self.arrays.to_bytes(reference)
+            self.host.ask("poison", data, head=head)
             try:
-                output = self.call(model, inputs)
-            except Exception as error:
-                self.arrays.sync()  # a fault is no refusal: it raises here, too
-                refused.append(f"{name} ({first_line(error)[:80]})")
+                output = there.output()
+            except Raised as error:
+                self.host.ask("sync")  # a fault is no refusal: it raises here, too
+                refused.append(f"{name} ({str(error).partition(': ')[2][:80]})")
                 continue
-            self.arrays.sync()
             why = self.wrong(reference, output)
             if why:
                 return "fail", f"{name}: {why}"
@@ -352,58 +323,37 @@ class Judge:
     def graph(self):
         if not self.arrays.has_streams:
             return "skip", "there are no graphs on the CPU"
-        inputs, model, before = self.base()
-        values, _, reference = self.base()
-        inputs = self.fresh(inputs)
-        targets, sources = self.floats(inputs), self.floats(values)
+        inputs, values = self.base(), self.base()
+        before = inputs.reference()
         try:
-            output = self.arrays.captured(targets, sources, lambda: self.call(model, inputs))
-        except Exception as error:
+            output = inputs.over("captured", values)
+        except Raised as error:
             if "unjoined" in str(error).lower():
-                return "fail", f"it leaves work in another stream: {first_line(error)}"
-            return "skip", f"it cannot be captured: {first_line(error)}"
-        why = self.wrong(reference, output, stale=before)
+                return "fail", f"it leaves work in another stream: {error}"
+            return "skip", f"it cannot be captured: {error}"
+        why = self.wrong(values.reference(), output, stale=before)
         if why:
             return "fail", f"replayed with new values: {why}"
         return "pass", "a captured call computes anew when it is replayed"
 
     def clock(self):
-        """The benchmark's times: candidate, reference, candidate, in turns; and times that wait for the
-        device."""
-        job, arrays = self.job, self.arrays
-        inputs, model, _ = self.base()
-        calls = {
-            "candidate": lambda: self.call(model, inputs),
-            "reference": lambda: model.forward(*inputs, fn=self.task.module.forward_fn),
-        }
-        for call in calls.values():
-            for _ in range(job["warmup"]):
-                call()
-                arrays.sync()
-        samples, rounds = {"candidate": [], "reference": []}, []
-        for _ in range(job["rounds"]):
-            of_round = {"candidate": [], "reference": []}
-            for who in ("candidate", "reference", "candidate"):
-                of_round[who] += arrays.times(calls[who], job["repetitions"])
-            rounds.append({who: statistics.median(taken) for who, taken in of_round.items()})
-            for who, taken in of_round.items():
-                samples[who] += taken
-        ratios = sorted(row["reference"] / row["candidate"] for row in rounds)
-        backlog = arrays.backlog(calls["candidate"], job["repetitions"])
-        self.times = {
-            "candidate": summary(samples["candidate"]),
-            "reference": summary(samples["reference"]),
-            "speedup": statistics.median(ratios),
-            "speedup_low": ratios[0],
-            "speedup_high": ratios[-1],
-            "rounds": job["rounds"],
-            "enqueued_us": backlog and backlog[0],
-            "until_idle_us": backlog and backlog[1],
-        }
+        """Times of candidate, reference, candidate, in turns, by the clock of this process; and whether a stream's
+        events would miss the work."""
+        timing = Timing(self)
+        why, self.times = timing.run()
+        replaced, _ = self.host.ask("replaced")
+        if replaced:
+            why, self.times = why or f"it replaces {', '.join(replaced)}", None
+        if why:
+            return "fail", why
+        # Timed batches have more calls than the device's queue holds.
+        calls = min(timing.calls["candidate"], self.job["repetitions"])
+        backlog, _ = self.host.ask("backlog", set=self.base().name, calls=calls)
         if backlog is None:
-            return "skip", "the CPU has no stream that could be timed without the work"
+            return "pass", "timed from outside; outputs of timed calls are correct"
         in_stream, until_idle = backlog
-        late = (until_idle - in_stream) * job["repetitions"]
+        self.times["enqueued_us"], self.times["until_idle_us"] = backlog
+        late = (until_idle - in_stream) * calls
         if late > LEAST_BACKLOG_US and until_idle - in_stream > LEAST_BACKLOG_SHARE * until_idle:
             return "fail", (
                 f"its stream is done after {in_stream:.1f} us a call, the device after {until_idle:.1f} us:"
@@ -412,13 +362,13 @@ class Judge:
         return "pass", f"the device is idle when its stream is done ({until_idle:.1f} us a call)"
 
     def run(self):
-        with self.arrays.torch.no_grad() if self.arrays.name == "torch" else contextlib.nullcontext():
-            self.say(started="the reference, twice")
+        with self.arrays.no_grad():
+            self.start("the reference, twice")
             self.is_repeatable()
             self.check("protocol", "protocol", "correct for the benchmark's seeds", self.protocol)
             if self.checks[0]["status"] == "pass":
                 ours = [
-                    ("clock", "timed by its stream", self.clock),
+                    ("clock", "takes the time that is measured", self.clock),
                     ("seeds", "correct for other seeds", self.other_seeds),
                     ("inputs", "leaves its inputs alone", self.keeps_inputs),
                     ("poison", "writes every element", self.writes_all),
@@ -441,21 +391,6 @@ class Judge:
         }
 
 
-def summary(samples):
-    quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
-    return {
-        "mean_us": statistics.fmean(samples),
-        "median_us": quartiles[1],
-        "iqr_us": quartiles[2] - quartiles[0],
-        "samples": len(samples),
-    }
-
-
-def first_line(error):
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
-
-
 def end_with_input():
     """Whoever started this process is gone when its input ends."""
     sys.stdin.read()
@@ -473,11 +408,18 @@ def main():
         events.write(json.dumps(event) + "\n")
         events.flush()
 
+    hosts = []
+
+    def host(*arguments):
+        hosts.append(Host(*arguments))
+        return hosts[-1]
+
     try:
-        say(report=Judge(job, say).run())
+        say(report=Judge(job, say, host).run())
     except Broken as error:
         say(failed=[error.whose, str(error)])
-    # Threads that a kernel left must not keep the process.
+    for one in hosts:
+        one.end()
     events.flush()
     os._exit(0)
 

@@ -5,7 +5,9 @@ GPU: work that goes on after the call has returned, and that `sync` waits for.
 """
 
 import array
+import contextlib
 import copy
+import ctypes
 import math
 import random
 import sys
@@ -26,6 +28,17 @@ def difference(count, shape_of, reference, output, atol, rtol):
     if wrong:
         return f"{wrong} elements are wrong, the worst by {worst:.3g} (allowed: {atol:.3g} + {rtol:.3g} |reference|)"
     return None
+
+
+class NotAnArray:
+    """An output of another kind."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+
+def kind_of(value):
+    return getattr(value, "kind", type(value).__name__)
 
 
 class HostArrays:
@@ -59,6 +72,28 @@ class HostArrays:
 
     def is_float(self, value):
         return self.is_array(value) and memoryview(value).format in ("f", "d")
+
+    def is_plain(self, value):
+        """Whether it is an array and not of a class of somebody's own, which may compute when it is read."""
+        numpy = sys.modules.get("numpy")
+        return type(value) is array.array or (numpy is not None and type(value) is numpy.ndarray)
+
+    def to_bytes(self, value):
+        """What `of_bytes` makes an array of."""
+        if type(value) is array.array:
+            return {"array": value.typecode}, value.tobytes()
+        return {"numpy": value.dtype.str, "shape": list(value.shape)}, value.tobytes()
+
+    def of_bytes(self, head, data):
+        if "array" in head:
+            return array.array(str(head["array"]), data)
+        if "numpy" in head:
+            numpy = sys.modules["numpy"]
+            return numpy.frombuffer(bytearray(data), numpy.dtype(str(head["numpy"]))).reshape(head["shape"])
+        return NotAnArray(str(head.get("type")))
+
+    def no_grad(self):
+        return contextlib.nullcontext()
 
     def values(self, value):
         view = memoryview(value)
@@ -100,7 +135,7 @@ class HostArrays:
 
     def difference(self, reference, output, atol, rtol):
         if not self.is_array(output):
-            return f"the output is {type(output).__name__}, not an array"
+            return f"the output is {kind_of(output)}, not an array"
 
         def shape(value):
             view = memoryview(value)
@@ -135,16 +170,6 @@ class HostArrays:
         output = call()
         return self.clone(output) if self.is_array(output) else output
 
-    def times(self, call, repetitions):
-        """Time of each call, µs: (as the benchmark measures, by a clock that waits for the device)."""
-        taken = []
-        for _ in range(repetitions):
-            started = time.perf_counter()
-            call()
-            taken.append((time.perf_counter() - started) * 1e6)
-        self.sync()
-        return taken
-
     def backlog(self, call, repetitions):
         return None
 
@@ -160,6 +185,7 @@ class TorchArrays:
         self.torch = torch
         self.device = device
         self.has_streams = device != "cpu"
+        self.synchronize = torch.cuda.synchronize
         if self.has_streams and not torch.cuda.is_available():
             raise ValueError("PyTorch sees no CUDA device; --device cpu judges a Python kernel on the CPU")
         # As the benchmark does before it compares.
@@ -195,6 +221,31 @@ class TorchArrays:
     def is_float(self, value):
         return self.is_array(value) and value.is_floating_point()
 
+    def is_plain(self, value):
+        """Whether it is a tensor on the device, and not of a class of somebody's own, which may compute when it is
+        read."""
+        torch = self.torch
+        is_dense = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+        return is_dense and value.device.type == torch.device(self.device).type
+
+    def to_bytes(self, value):
+        """What `of_bytes` makes a tensor of."""
+        there = value.detach().contiguous().cpu()
+        data = ctypes.string_at(there.data_ptr(), there.numel() * there.element_size()) if there.numel() else b""
+        return {"torch": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}, data
+
+    def of_bytes(self, head, data):
+        torch = self.torch
+        if "torch" not in head:
+            return NotAnArray(str(head.get("type")))
+        dtype, shape = getattr(torch, str(head["torch"])), [int(size) for size in head["shape"]]
+        if not data:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).to(self.device)
+
+    def no_grad(self):
+        return self.torch.no_grad()
+
     def clone(self, value):
         return value.clone()
 
@@ -227,9 +278,7 @@ class TorchArrays:
 
     def difference(self, reference, output, atol, rtol):
         if not self.is_array(output):
-            return f"the output is {type(output).__name__}, not a tensor"
-        if output.device.type != reference.device.type:
-            return f"the output is on {output.device}, the inputs on {reference.device}"
+            return f"the output is {kind_of(output)}, not a tensor"
 
         def shape(value):
             return f"{value.dtype}{list(value.shape)}"
@@ -261,7 +310,7 @@ class TorchArrays:
 
     def sync(self):
         if self.has_streams:
-            self.torch.cuda.synchronize()
+            self.synchronize()
         else:
             HostArrays.sync(self)
 
@@ -281,20 +330,6 @@ class TorchArrays:
             seen = output.clone() if self.is_array(output) else output
         stream.synchronize()
         return seen
-
-    def times(self, call, repetitions):
-        if not self.has_streams:
-            return HostArrays.times(self, call, repetitions)
-        cuda = self.torch.cuda
-        taken = []
-        for _ in range(repetitions):
-            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            cuda.synchronize()
-            taken.append(start.elapsed_time(end) * 1e3)
-        return taken
 
     def backlog(self, call, repetitions):
         """Time of a call in µs when many are enqueued at once: by events of the current stream, and until

@@ -1,6 +1,7 @@
 """judge_test.py JUDGE: checks of the judge in folder JUDGE that need a GPU, on a device that is made up.
 
-The device has streams: what a kernel does there is decided by `kind`, the mistake that is planted.
+The device has streams: what a kernel does there is decided by `kind`, the mistake that is planted. It is called in this
+process, where the judge thinks that another one calls it.
 """
 
 import math
@@ -10,6 +11,12 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import judge
 import judge_arrays
+import judge_host
+import judge_link
+import judge_times
+
+# What is called here answers at once.
+judge_times.LEAST_BATCH = 0.001
 
 TOY = pathlib.Path(__file__).parent / "toy"
 
@@ -49,23 +56,43 @@ class Device(judge_arrays.HostArrays):
         return output if self.is_planted("foreign stream") else call()
 
 
+class Here:
+    """In place of the process that calls kernels."""
+
+    def __init__(self, judged, device, kernel, digest):
+        self.sets = 0
+        candidate, why = judge_host.load_candidate(kernel, digest, [], judged.task)
+        assert why is None, why
+
+        def reads_fresh_memory(*inputs):
+            output = candidate(*inputs)
+            if device.poisoned:
+                output[-1] = math.nan
+            device.poisoned = False
+            return output
+
+        called = reads_fresh_memory if kernel and device.is_planted("reads fresh memory") else candidate
+        self.session = judge_host.Session(judged.task, device, called, judge_host.watched())
+
+    def ask(self, do, payload=b"", **what):
+        try:
+            return self.session.handle({"do": do, **what}, payload)
+        except Exception as error:
+            raise judge_link.Raised(f"{type(error).__name__}: {error}") from error
+
+
 def verdicts(kind):
+    floor = {"device": "a device", "bytes_per_us": 1e9, "cache_bytes": 0, "cache_bytes_per_us": 1e9, "flops_per_us": 1e9}
     job = {"task": TOY, "kernel": TOY / "honest.py", "device": "cpu", "multi": False, "trials": 2, "atol": None,
-           "rtol": None, "seed": 1, "warmup": 1, "repetitions": 50, "rounds": 1, "include": []}
-    judged = judge.Judge(job, lambda **event: None)
-    device = judged.arrays = Device(kind)
-    honest = judged.candidate
+           "rtol": None, "seed": 1, "warmup": 1, "repetitions": 50, "rounds": 1, "include": [], "floor": floor}
+    device = Device(kind)
 
-    def reads_fresh_memory(*inputs):
-        output = honest(*inputs)
-        if device.poisoned:
-            output[-1] = math.nan
-        device.poisoned = False
-        return output
+    class Judge(judge.Judge):
+        def start_host(self, kernel):
+            self.arrays = device
+            return Here(self, device, kernel, self.digest)
 
-    if kind == "reads fresh memory":
-        judged.candidate = reads_fresh_memory
-    checks = judged.run()["checks"]
+    checks = Judge(job, lambda **event: None).run()["checks"]
     return {check["id"]: (check["status"], check["detail"]) for check in checks}
 
 
