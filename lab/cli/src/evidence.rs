@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use flashcore_bench::store::{Recorded, RunRow, Selector, default_path};
 use flashcore_bench::{Report, Store, date, table};
+use flashcore_check::render::FEW;
 use serde_json::json;
 
 use crate::bench::{standings, standings_text};
@@ -184,8 +185,11 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
         if runs.is_empty() {
             page.line("no run yet; `flashcore bench` makes one");
         }
-        for error in &unreadable {
+        for error in unreadable.iter().take(FEW) {
             page.wrap(2, format_args!("not read: {error}"));
+        }
+        if unreadable.len() > FEW {
+            page.line(format_args!("not read: {} more", unreadable.len() - FEW));
         }
         if let Some(older) = older.as_ref().map(|older| older.display()) {
             let text = format!("older runs: `python3 scripts/convert_evidence.py {older}` adds those of {older}");

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore_bench::gather::Gathered;
+use flashcore_bench::gather::{Gathered, NOT_READ};
+use flashcore_check::render::few;
 use flashcore_tune::{Told, runs};
 
 use crate::evidence::{opened, selector};
 use crate::tune::interrupt::quoted;
-use crate::{Failure, StoreArgs};
+use crate::{Failure, StoreArgs, style};
 
 /// Name of the file that makes a folder one of a search.
 const SEARCH: &str = "run.json";
@@ -43,6 +44,11 @@ impl SourceArgs {
             true => self.whole()?,
             false => self.given()?,
         };
+        let damaged = gathered.notes.iter().filter(|note| note.starts_with(NOT_READ));
+        let damaged: Vec<&String> = damaged.collect();
+        if !damaged.is_empty() {
+            style::note(few(&damaged));
+        }
         Ok(Sources { gathered, searches })
     }
 
@@ -69,7 +75,10 @@ impl SourceArgs {
         for (folder, header) in found.map(|found| found.runs).unwrap_or_default() {
             let same = |told: &&Told| (&told.header.case, &told.header.devices) == (&header.case, &header.devices);
             if header.is_real() && !searches.iter().any(|told| same(&told)) {
-                searches.push(Told::read(&folder)?);
+                match Told::read(&folder) {
+                    Ok(told) => searches.push(told),
+                    Err(error) => gathered.notes.push(format!("{NOT_READ}{error}")),
+                }
             }
         }
         if gathered.is_empty() && searches.is_empty() {
@@ -104,7 +113,7 @@ impl SourceArgs {
         }
         gathered.add_files(&files)?;
         if gathered.is_empty() && searches.is_empty() {
-            let why = format!("no number is in {}", self.runs.join(", "));
+            let why = format!("no number is in {}", few(&self.runs));
             return Err(
                 Failure::usage(why).help("name runs that were measured, files of evidence, or folders of searches")
             );

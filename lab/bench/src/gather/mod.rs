@@ -120,6 +120,9 @@ pub struct Gathered {
     pub notes: Vec<String>,
 }
 
+/// What a note begins with that names something damaged, which was left out.
+pub const NOT_READ: &str = "not read: ";
+
 /// What an id names.
 #[derive(Clone, Copy, Debug)]
 pub enum Found<'g> {
@@ -137,7 +140,7 @@ impl Gathered {
     /// Adds runs of a store.
     ///
     /// # Errors
-    /// Nothing is selected, or what is selected cannot be read.
+    /// Nothing is selected, or none of what is selected can be read. What else cannot be read is a note.
     pub fn add_stored(&mut self, store: &Store, selector: &Selector) -> Result<()> {
         stored::add(self, store, selector)
     }
@@ -145,23 +148,32 @@ impl Gathered {
     /// Adds files: exports of runs, and published rows; of a folder all its `.jsonl` files.
     ///
     /// # Errors
-    /// A path that is neither, a folder without such files, a line that is no row.
+    /// A path that is neither, a folder without such files, and a line that is no row where nothing else can be read:
+    /// otherwise what is left out is a note.
     pub fn add_files(&mut self, paths: &[PathBuf]) -> Result<()> {
         let mut published = published::Rows::default();
         let mut read: BTreeSet<PathBuf> = BTreeSet::new();
+        let mut damaged = Vec::new();
         for path in paths {
             for file in files_of(path)? {
                 // Given twice, as itself and by its folder.
                 if !read.insert(file.canonicalize().unwrap_or_else(|_| file.clone())) {
                     continue;
                 }
-                match published::is_published(&file)? {
-                    true => published.read(&file)?,
-                    false => self.add_stored(&Store::open(&file)?, &Selector::All)?,
-                }
+                let read = match published::is_published(&file) {
+                    Ok(true) => published.read(&file),
+                    Ok(false) => Store::open(&file).and_then(|store| self.add_stored(&store, &Selector::All)),
+                    Err(error) => Err(error),
+                };
+                damaged.extend(read.err());
             }
         }
         published.add_to(self);
+        if self.is_empty() && !damaged.is_empty() {
+            return Err(damaged.swap_remove(0));
+        }
+        let notes = damaged.iter().map(|error| format!("{NOT_READ}{error}"));
+        self.notes.extend(notes);
         Ok(())
     }
 

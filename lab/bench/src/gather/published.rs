@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use flashcore_check::render::few;
 use flashcore_problem::{DType, Mask, Problem};
 use serde_json::{Map, Value};
 
@@ -120,7 +121,7 @@ impl Rows {
         }
         if !lost.is_empty() {
             let lost: Vec<String> = lost.into_iter().collect();
-            let lost = lost.join(", ");
+            let lost = few(&lost);
             gathered.notes.push(format!(
                 "rows of runs that no file given describes are left out: {lost}; name the folder that has them all"
             ));

@@ -5,19 +5,27 @@ use crate::store::{Selector, Store};
 use crate::{Report, Result, date};
 
 pub(super) fn add(gathered: &mut Gathered, store: &Store, selector: &Selector) -> Result<()> {
-    let (runs, unreadable) = store.list(selector)?;
-    match unreadable.into_iter().next() {
-        Some(error) if runs.is_empty() => return Err(error),
-        Some(error) => gathered.notes.push(format!("not read: {error}")),
-        None => {}
-    }
+    let (runs, mut unreadable) = store.list(selector)?;
+    let mut readable = 0;
     for run in &runs {
         let id = EvidenceId::of(&["run", &run.key]);
         // Given twice, as a run of the store and in an export.
         if gathered.origins.iter().any(|known| known.id == id) {
             continue;
         }
-        let report = Report::of_evidence(run, store.measurements(run)?);
+        // A damaged run takes no other one away.
+        let read = store
+            .measurements(run)
+            .and_then(|found| Ok((found, store.profiles(run)?)));
+        let (measurements, profiles) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                unreadable.push(error);
+                continue;
+            }
+        };
+        readable += 1;
+        let report = Report::of_evidence(run, measurements);
         let origin = gathered.origins.len();
         let device = &run.identity.device;
         gathered.origins.push(Origin {
@@ -45,10 +53,15 @@ pub(super) fn add(gathered: &mut Gathered, store: &Store, selector: &Selector) -
                 result,
             });
         }
-        for (place, record) in store.profiles(run)?.into_iter().enumerate() {
+        for (place, record) in profiles.into_iter().enumerate() {
             let id = EvidenceId::of(&["profile", &run.key, &place.to_string()]);
             gathered.profiles.push(Profiled { origin, id, record });
         }
     }
+    if readable == 0 && !unreadable.is_empty() {
+        return Err(unreadable.swap_remove(0));
+    }
+    let notes = unreadable.iter().map(|error| format!("{}{error}", super::NOT_READ));
+    gathered.notes.extend(notes);
     Ok(())
 }

@@ -223,3 +223,44 @@ fn what_cannot_be_reported_is_said() {
     let ran = run(there(at, "report").arg(""));
     assert_eq!(ran.code, 2, "{}", ran.words());
 }
+
+/// One run of three is damaged: the report has the others, and says what it has not.
+#[test]
+fn a_damaged_run_takes_no_other_away() {
+    let folder = benched();
+    let at = folder.path();
+    for _ in 0..2 {
+        let bench = "bench tiny --device cpu --kernel cpu/m16n16,cpu/m32n16 --peers none --budget 0.01";
+        assert_eq!(run(&mut there(at, bench)).code, 0);
+    }
+    let mut files = Vec::new();
+    let mut folders = vec![at.join("data/flashcore/evidence")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "jsonl") {
+                files.push(path);
+            }
+        }
+    }
+    assert_eq!(files.len(), 3, "{files:?}");
+    let text = std::fs::read_to_string(&files[0]).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    // A sample in the middle, so that the run is listed and cannot be read.
+    let damaged = [&lines[..3], &[r#"{"sample":{"subject":"#], &lines[4..]].concat();
+    std::fs::write(&files[0], damaged.join("\n") + "\n").unwrap();
+    for selection in ["", " all"] {
+        let ran = run(&mut there(at, &format!("report{selection}")));
+        let said = ran.words();
+        assert_eq!(ran.code, 0, "{said}");
+        assert!(said.contains("note: not read: ") && said.contains("line 4"), "{said}");
+        assert_eq!(ran.stdout.matches("Note: not read: ").count(), 1, "{}", ran.stdout);
+        assert!(ran.stdout.contains("| tiny | `cpu/m16n16` | 900.0 |"), "{}", ran.stdout);
+    }
+    // That one alone is an error.
+    let key = files[0].file_stem().unwrap().to_string_lossy().into_owned();
+    let ran = run(&mut there(at, &format!("report {key}")));
+    assert!(ran.code != 0 && ran.words().contains("line 4"), "{}", ran.words());
+}
