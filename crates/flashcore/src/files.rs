@@ -8,10 +8,16 @@ fn set(name: &str) -> Option<PathBuf> {
     value.map(PathBuf::from)
 }
 
+/// A folder that a variable names. A relative one is ignored, as the XDG Base Directory Specification asks for: what lies
+/// there would depend on the current folder, and so on whoever wrote it.
+fn folder_of(name: &str) -> Option<PathBuf> {
+    set(name).filter(|folder| folder.is_absolute())
+}
+
 /// Where this user's data of FlashCore lie: `flashcore` in `$XDG_DATA_HOME`, or in
-/// `~/.local/share`. `None` where neither `XDG_DATA_HOME` nor `HOME` is set.
+/// `~/.local/share`. `None` where neither `XDG_DATA_HOME` nor `HOME` is set to an absolute path.
 pub fn data_folder() -> Option<PathBuf> {
-    let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
+    let data = folder_of("XDG_DATA_HOME").or_else(|| Some(folder_of("HOME")?.join(".local/share")))?;
     Some(data.join("flashcore"))
 }
 
