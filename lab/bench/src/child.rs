@@ -329,19 +329,25 @@ impl Drop for Running {
 /// when the input ends, even while a kernel hangs.
 ///
 /// # Errors
-/// Output that cannot be written. What fails in the bench is an event.
+/// Input without a job, and output that cannot be written. What fails in the bench is an event.
 pub fn serve(input: impl Read + Send + 'static, output: impl Write) -> std::io::Result<()> {
     let mut input = BufReader::new(input);
     let mut line = String::new();
-    input.read_line(&mut line)?;
-    abort_at_end_of(input);
+    if input.read_line(&mut line)? == 0 {
+        let why = "there is no job on standard input; `flashcore bench` starts this and sends one";
+        return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, why));
+    }
     let mut lines = Lines { output, failed: None };
     let said = match serde_json::from_str(&line) {
         Err(error) => json!({ "failed": format!("the job cannot be read: {error}") }),
-        Ok(Asked { device, store, request }) => match run(&device, store, &request, &mut lines) {
-            Ok(report) => json!({ "report": report }),
-            Err(error) => json!({ "failed": error.to_string() }),
-        },
+        Ok(Asked { device, store, request }) => {
+            // Only a bench may hang. What ends before is answered, whether the input has ended or not.
+            abort_at_end_of(input);
+            match run(&device, store, &request, &mut lines) {
+                Ok(report) => json!({ "report": report }),
+                Err(error) => json!({ "failed": error.to_string() }),
+            }
+        }
     };
     lines.say(&said);
     lines.failed.map_or(Ok(()), Err)
