@@ -376,17 +376,17 @@ impl Watcher for Progress {
 
     fn case(&mut self, case: &Case, index: usize, count: usize) {
         self.at = format!("{}/{count} {}", index + 1, case.name);
-        self.spinner.0.set_message(format!("{}: inputs and reference", self.at));
+        self.spinner.say(&format!("{}: inputs and reference", self.at));
     }
 
     fn inspected(&mut self, label: &str, _outcome: &str) {
-        self.spinner.0.set_message(format!("{}: inspected {label}", self.at));
+        self.spinner.say(&format!("{}: inspected {label}", self.at));
     }
 
     fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
         let (at, round, time) = (&self.at, sample.round + 1, style::micros(sample.run_us()));
         let message = format!("{at}: {mode}, round {round}, {label} {time}");
-        self.spinner.0.set_message(message);
+        self.spinner.say(&message);
     }
 
     fn result(&mut self, result: &CaseResult) {

@@ -8,7 +8,7 @@ use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
 use crate::args::similar_problems;
-use crate::{BAD, GOOD, in_place, style};
+use crate::{BAD, GOOD, in_place, stdout, style};
 
 /// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -36,6 +36,7 @@ impl Outcome {
 impl From<Outcome> for ExitCode {
     fn from(outcome: Outcome) -> ExitCode {
         match outcome {
+            Outcome::Clean if stdout::is_unread() => ExitCode::from(stdout::UNREAD),
             Outcome::Clean => ExitCode::SUCCESS,
             Outcome::Findings => ExitCode::from(1),
             Outcome::Interrupted => ExitCode::from(INTERRUPTED),
@@ -91,7 +92,7 @@ impl Failure {
     }
 
     pub(crate) fn report(&self) -> ExitCode {
-        let mut text = style::wrap(&format!("{BAD}error{BAD:#}: {}", self.message), 2);
+        let mut text = style::wrap(&format!("{BAD}error{BAD:#}: {}", cut(&self.message)), 2);
         if let Some(help) = &self.help {
             text.push_str(&style::wrap(&format!("  {GOOD}help{GOOD:#}: {help}"), 4));
         }
@@ -99,6 +100,24 @@ impl Failure {
         style::eprint(&text);
         ExitCode::from(self.exit_code)
     }
+}
+
+/// Characters of a message that are printed: names in it may be of any length.
+const LONGEST: usize = 4_000;
+
+/// A message, or its beginning and its end, and how much is left out.
+fn cut(message: &str) -> String {
+    let count = message.chars().count();
+    if count <= LONGEST {
+        return message.to_string();
+    }
+    let part = |from: usize| message.chars().skip(from).take(LONGEST / 2).collect::<String>();
+    let left_out = style::whole((count - LONGEST) as u64);
+    format!(
+        "{} … ({left_out} characters are left out) … {}",
+        part(0),
+        part(count - LONGEST / 2)
+    )
 }
 
 impl From<ProblemError> for Failure {

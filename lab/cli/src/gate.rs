@@ -110,7 +110,7 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
         plant: args.plant,
     };
     let spinner = style::spinner("choosing kernels");
-    let state = examine(&options, &|what| spinner.0.set_message(what.to_string()))?;
+    let state = examine(&options, &|what| spinner.say(what))?;
     drop(spinner);
     let allowed = Allowed {
         slower: args.slower,

@@ -12,6 +12,27 @@ use serde_json::{Value, json};
 
 use crate::{Failure, style};
 
+/// Threads that `RAYON_NUM_THREADS` may ask for, or one a core if there are more: starting millions never ends.
+const MOST_THREADS: usize = 1024;
+
+/// Refuses a number of threads that cannot be started, and one that would be ignored.
+pub(crate) fn check_threads() -> Result<(), Failure> {
+    let Some(given) = std::env::var_os("RAYON_NUM_THREADS").filter(|given| !given.is_empty()) else {
+        return Ok(());
+    };
+    let most = std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .max(MOST_THREADS);
+    match given.to_str().and_then(|given| given.parse().ok()) {
+        Some(threads) if (0..=most).contains(&threads) => Ok(()),
+        _ => Err(Failure::usage(format!(
+            "RAYON_NUM_THREADS is {}; allowed: 1 to {}, or 0 for one a core",
+            given.to_string_lossy(),
+            style::whole(most as u64)
+        ))),
+    }
+}
+
 pub(crate) fn cpu_line() -> String {
     let threads = style::count(rayon::current_num_threads(), "thread");
     format!("{} · {threads} · {}", flashcore::plans::cpu_name(), SimdLevel::best())

@@ -34,6 +34,7 @@ mod reproduce;
 mod run;
 mod simulated;
 mod sources;
+mod stdout;
 mod style;
 mod tune;
 mod watch;
@@ -102,6 +103,7 @@ Exit codes:
   2  usage: a flag, a name, a file or a shape that is not valid
   3  environment: no driver, no such device
   130  a signal ended a search
+  141  everything is correct, and the reader of standard output went away before it had all
 
 Environment:
   CUDA_VISIBLE_DEVICES   GPUs to use, as for every CUDA program
@@ -112,7 +114,7 @@ Environment:
   FLASHCORE_FA3          FlashAttention-3's library, or the folder that it is in
   FLASHCORE_NCU          ncu, if it is not on PATH
   FLASHCORE_CACHE_DIR    where trusted files are listed (~/.cache/flashcore)
-  RAYON_NUM_THREADS      threads of the CPU device and of the simulator
+  RAYON_NUM_THREADS      threads of the CPU device and of the simulator, at most 1,024 or one a core
   FLASHCORE_PROGRESS     seconds between progress lines of long commands if stderr is not a
                          terminal (30); 0 for none
   NO_COLOR               no colours";
@@ -167,7 +169,7 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
         return ExitCode::from(2);
     }
     style::print(&text);
-    ExitCode::SUCCESS
+    Outcome::Clean.into()
 }
 
 /// With `-1` as a value of every flag, which says what it allows; without this the error is about a flag named -1.
@@ -220,30 +222,32 @@ fn main() -> ExitCode {
         Color::Always => anstream::ColorChoice::Always.write_global(),
         Color::Never => anstream::ColorChoice::Never.write_global(),
     }
-    let outcome: Result<Outcome, Failure> = progress::check().and_then(|()| match cli.command {
-        None => first_run::run(cli.json),
-        Some(_) if cli.json => {
-            Err(Failure::usage("--json is a flag of subcommands").help("put it after the subcommand"))
-        }
-        Some(Command::Run(args)) => run::run(&args),
-        Some(Command::Check(args)) => check::run(&args, &given),
-        Some(Command::Explain(args)) => explain::run(&args, &given),
-        Some(Command::List(args)) => list::run(&args, &given),
-        Some(Command::Bench(args)) => bench::run(&args),
-        Some(Command::Parity(args)) => parity::run(&args),
-        Some(Command::Gate(args)) => gate::run(&args),
-        Some(Command::Compare(args)) => compare::run(&args, &given),
-        Some(Command::Evidence(args)) => evidence::run(&args),
-        Some(Command::Report(args)) => report::run(&args),
-        Some(Command::Reproduce(args)) => reproduce::run(&args),
-        Some(Command::Tune(args)) => tune::run(&args),
-        Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
-        Some(Command::Plans(args)) => plans::run(&args),
-        Some(Command::Profile(args)) => profile::run(&args),
-        Some(Command::Device(args)) => device::run(&args),
-        Some(Command::Kbench(args)) => kbench::run(&args),
-        Some(Command::Worker(args)) => worker::run(&args),
-    });
+    let outcome: Result<Outcome, Failure> = progress::check()
+        .and_then(|()| machine::check_threads())
+        .and_then(|()| match cli.command {
+            None => first_run::run(cli.json),
+            Some(_) if cli.json => {
+                Err(Failure::usage("--json is a flag of subcommands").help("put it after the subcommand"))
+            }
+            Some(Command::Run(args)) => run::run(&args),
+            Some(Command::Check(args)) => check::run(&args, &given),
+            Some(Command::Explain(args)) => explain::run(&args, &given),
+            Some(Command::List(args)) => list::run(&args, &given),
+            Some(Command::Bench(args)) => bench::run(&args),
+            Some(Command::Parity(args)) => parity::run(&args),
+            Some(Command::Gate(args)) => gate::run(&args),
+            Some(Command::Compare(args)) => compare::run(&args, &given),
+            Some(Command::Evidence(args)) => evidence::run(&args),
+            Some(Command::Report(args)) => report::run(&args),
+            Some(Command::Reproduce(args)) => reproduce::run(&args),
+            Some(Command::Tune(args)) => tune::run(&args),
+            Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
+            Some(Command::Plans(args)) => plans::run(&args),
+            Some(Command::Profile(args)) => profile::run(&args),
+            Some(Command::Device(args)) => device::run(&args),
+            Some(Command::Kbench(args)) => kbench::run(&args),
+            Some(Command::Worker(args)) => worker::run(&args),
+        });
     match outcome {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),

@@ -57,7 +57,7 @@ pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'sta
             wait = interval;
             let text = line(started.elapsed());
             match &spinner {
-                Some(spinner) => spinner.0.set_message(text),
+                Some(spinner) => spinner.say(&text),
                 None => style::eprint(&format!("{text}\n")),
             }
         }

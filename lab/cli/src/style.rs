@@ -1,10 +1,10 @@
 //! Output: colours, widths and numbers. `anstream` drops colours where output is not a terminal,
 //! with `NO_COLOR` and with `--color never`.
 
+use std::borrow::Cow;
 use std::fmt::Display;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
@@ -14,6 +14,7 @@ use serde_json::Value;
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 use crate::Failure;
+pub(crate) use crate::stdout::print;
 
 pub(crate) const HEAD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
@@ -129,31 +130,59 @@ pub(crate) fn relaid(text: &str, width: usize) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether standard output can no longer be written to.
-static STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
-
-/// Prints to standard output. After the reader has gone (`| head`) nothing more is printed and the
-/// command goes on, so that its exit code is its verdict. Any other error, such as a full disk, ends
-/// the command as a failure.
-pub(crate) fn print(text: &str) {
-    if STDOUT_CLOSED.load(Ordering::Relaxed) {
-        return;
+/// Text with what a terminal would obey or reorder written out (`\u202e`): control characters but line ends, tabs and
+/// our own colours, and characters that change the direction of text or are not seen. Everything printed passes here,
+/// as names may come from files of others. In JSON it is the same text.
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| matches!(c, '\n' | '\t') || !(c.is_control() || is_unseen(c));
+    if text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
     }
-    let mut stdout = anstream::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Ok(()) => {}
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => STDOUT_CLOSED.store(true, Ordering::Relaxed),
-        Err(error) => {
-            drop(stdout);
-            Failure::failed(format!("standard output cannot be written: {error}")).report();
-            std::process::exit(1);
+    let mut shown = String::with_capacity(text.len() + 16);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let colour = colour_of(rest);
+        if colour > 0 || is_plain(c) {
+            let taken = colour.max(c.len_utf8());
+            shown.push_str(&rest[..taken]);
+            rest = &rest[taken..];
+        } else {
+            let mut units = [0; 2];
+            let units = c.encode_utf16(&mut units).iter();
+            units.for_each(|unit| shown.push_str(&format!("\\u{unit:04x}")));
+            rest = &rest[c.len_utf8()..];
         }
+    }
+    Cow::Owned(shown)
+}
+
+/// Whether a character changes the direction of text or has no width (Unicode's Bidi_Control, and format characters that
+/// hide or join).
+fn is_unseen(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Bytes of a sequence at the beginning of a text that sets a colour or a weight, as ours do; 0 if there is none. Others
+/// hide text or move the cursor.
+fn colour_of(text: &str) -> usize {
+    let Some(body) = text.strip_prefix("\u{1b}[") else {
+        return 0;
+    };
+    let Some((codes, _)) = body.split_once('m') else {
+        return 0;
+    };
+    let is_ours = |code: &str| matches!(code.parse(), Ok(0 | 1 | 2 | 4 | 22 | 24 | 30..=39 | 90..=97));
+    match codes.split(';').all(is_ours) {
+        true => 3 + codes.len(),
+        false => 0,
     }
 }
 
 pub(crate) fn eprint(text: &str) {
     let mut stderr = anstream::stderr().lock();
-    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+    let _ = stderr.write_all(escaped(text).as_bytes()).and_then(|()| stderr.flush());
 }
 
 pub(crate) fn note(text: impl Display) {
@@ -208,7 +237,11 @@ pub(crate) fn check_files<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> R
 
 pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let failed = |error| Failure::failed(format!("cannot write {}: {error}", path.display()));
-    flashcore::files::write_whole(path, bytes.as_ref()).map_err(failed)
+    // A file of text is read on terminals, too.
+    let bytes = bytes.as_ref();
+    let text = str::from_utf8(bytes).map(escaped);
+    let bytes = text.as_ref().map_or(bytes, |text| text.as_bytes());
+    flashcore::files::write_whole(path, bytes).map_err(failed)
 }
 
 /// A whole number with separated thousands: `33,280`.
@@ -262,7 +295,13 @@ pub(crate) fn flops(per_second: f64) -> String {
 pub(crate) struct Spinner(pub(crate) ProgressBar);
 
 pub(crate) fn spinner(what: &str) -> Spinner {
-    Spinner(bar("{spinner} {msg} {elapsed}").with_message(what.to_string()))
+    Spinner(bar("{spinner} {msg} {elapsed}").with_message(escaped(what).into_owned()))
+}
+
+impl Spinner {
+    pub(crate) fn say(&self, what: &str) {
+        self.0.set_message(escaped(what).into_owned());
+    }
 }
 
 /// A line that is kept up to date; drawn only if standard error is a terminal.
@@ -318,6 +357,22 @@ mod tests {
             "  run  four words of text\n       that go on"
         );
         assert_eq!(relaid("  plain words here", 12), "  plain\n    words\n    here");
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_written_out() {
+        assert_eq!(escaped("a\tb\nü λ 語"), "a\tb\nü λ 語");
+        // Right to left, an end of line that overwrites, a bell, a window's title, hidden text, a C1 control.
+        let names = "a\u{202e}b\rc\u{7}\u{1b}]0;x\u{7}\u{1b}[8mh\u{9b}2J\u{200b}\u{e0041}";
+        let shown = r"a\u202eb\u000dc\u0007\u001b]0;x\u0007\u001b[8mh\u009b2J\u200b\udb40\udc41";
+        assert_eq!(escaped(names), shown);
+        let ours = format!("{BAD}x\u{2066}{BAD:#}");
+        assert_eq!(escaped(&ours), ours.replace('\u{2066}', r"\u2066"));
+        // JSON says the same as before.
+        let json = serde_json::json!({ "name": names });
+        let printed = escaped(&json.to_string()).into_owned();
+        assert!(!printed.contains('\u{202e}'));
+        assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), json);
     }
 
     #[test]

@@ -138,7 +138,10 @@ pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<
     let found: Vec<&ForeignKernel> = kernels.iter().filter(is_named).collect();
     if let Some(given) = name.filter(|_| found.is_empty()) {
         let known: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
-        return Err(ForeignError::NoSuchKernel(given.to_string(), known.join(", ")));
+        return Err(ForeignError::NoSuchKernel(
+            given.to_string(),
+            crate::render::few(&known),
+        ));
     }
     Ok(found)
 }

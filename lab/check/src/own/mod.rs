@@ -24,6 +24,7 @@ pub use expression::{Expression, ExpressionError};
 
 use crate::check::{Checked, check_steps};
 use crate::ptx::{PtxText, ReadAs};
+use crate::render::few;
 use crate::{CheckError, CheckOptions, CheckReport};
 
 /// How labels of users' kernels begin.
@@ -175,12 +176,12 @@ impl Declared {
             (Some(entry), names) if names.contains(&entry.as_str()) => entry.clone(),
             (None, [one]) => one.to_string(),
             (Some(entry), names) => {
-                return Err(wrong(format!("entry is `{entry}`; the PTX has {}", names.join(", "))));
+                return Err(wrong(format!("entry is `{entry}`; the PTX has {}", few(names))));
             }
             (None, names) => {
                 return Err(wrong(format!(
                     "the PTX has the kernels {}; name one: entry = \"…\"",
-                    names.join(", ")
+                    few(names)
                 )));
             }
         };

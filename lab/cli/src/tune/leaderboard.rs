@@ -110,7 +110,7 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
         cases.dedup();
         let help = match (cases.is_empty(), found.unreadable.len()) {
             (true, 0) => "there is no run yet: `flashcore tune` makes one".to_string(),
-            (false, 0) => format!("there are runs of {}", cases.join(", ")),
+            (false, 0) => format!("there are runs of {}", flashcore_check::render::few(&cases)),
             (_, some) => style::count(some, "run") + " cannot be read: see `flashcore leaderboard`",
         };
         let why = format!("`{case}` is no folder, and there is no run of a problem of that name");

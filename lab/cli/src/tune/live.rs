@@ -67,7 +67,7 @@ impl Live {
 
     fn say(&self, message: String) {
         message.clone_into(&mut self.message.lock().unwrap_or_else(PoisonError::into_inner));
-        self.bar.set_message(message);
+        self.bar.set_message(style::escaped(&message).into_owned());
     }
 
     fn message(&self, history: &History) -> String {

@@ -19,4 +19,5 @@ mod profile;
 mod report;
 mod repository;
 mod revision;
+mod surroundings;
 mod tune;
