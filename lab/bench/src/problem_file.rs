@@ -1,8 +1,9 @@
-//! Problems from files: TOML or JSON, with errors that name the key and its line.
+//! Problems from files: TOML, JSON, or a grid in YAML, with errors that name the key and its line.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use flashcore_check::render::few;
 use flashcore_problem::{
     Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
 };
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use crate::sequences::{Sequences, Values};
 use crate::{BenchError, Case, Result};
 
+mod grid;
 mod place;
 mod write;
 
@@ -59,23 +61,27 @@ struct Entry {
     batch_invariant: Option<usize>,
 }
 
-/// Whether a name is that of a problem file: it ends in `.toml` or `.json`, perhaps with `:NAME` after it.
+/// Whether a name is that of a problem file: it ends in `.toml`, `.json`, `.yaml` or `.yml`, perhaps with `:NAME` after
+/// it.
 pub fn is_file(name: &str) -> bool {
     let (path, _) = apart(name);
     Path::new(path)
         .extension()
-        .is_some_and(|extension| extension == "toml" || extension == "json")
+        .is_some_and(|extension| ENDINGS.iter().any(|known| *extension == known[1..]))
 }
 
 /// `own.toml:mine` as the file and the problem's name in it, which may have colons, too.
 fn apart(name: &str) -> (&str, Option<&str>) {
-    const END: usize = ".toml".len();
-    let ends = [".toml:", ".json:"].into_iter().filter_map(|end| name.find(end));
+    let ends = ENDINGS
+        .iter()
+        .filter_map(|end| Some(name.find(&format!("{end}:"))? + end.len()));
     match ends.min() {
-        Some(at) => (&name[..at + END], Some(&name[at + END + 1..])),
+        Some(at) => (&name[..at], Some(&name[at + 1..])),
         None => (name, None),
     }
 }
+
+const ENDINGS: [&str; 4] = [".toml", ".json", ".yaml", ".yml"];
 
 /// More is no list of problems, and may be more than memory.
 const MOST_BYTES: u64 = 16 << 20;
@@ -91,7 +97,11 @@ pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
         )));
     }
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-    let cases = cases(&text, path.ends_with(".toml"), dtype).map_err(bad)?;
+    let cases = match path.ends_with(".toml") || path.ends_with(".json") {
+        true => cases(&text, path.ends_with(".toml"), dtype),
+        false => of_grid(&text, dtype),
+    };
+    let cases = cases.map_err(bad)?;
     let Some(wanted) = wanted else { return Ok(cases) };
     let known = names(&cases);
     let found = cases.into_iter().find(|case| case.name == wanted);
@@ -116,15 +126,32 @@ pub fn read_one(name: &str) -> Result<Case> {
 
 fn names(cases: &[Case]) -> String {
     let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-    names.join(", ")
+    few(&names)
 }
 
 /// The problems of a file's text, or the first mistake with its line and key.
 fn cases(text: &str, is_toml: bool, dtype: Option<DType>) -> Result<Vec<Case>, String> {
+    let at = |index, wrong: Wrong| place::of_value(text, is_toml, index, &wrong.keys, &wrong.reason);
+    collected(parse(text, is_toml)?, dtype, at)
+}
+
+/// The problems of a grid's text, or the first mistake with its line.
+fn of_grid(text: &str, dtype: Option<DType>) -> Result<Vec<Case>, String> {
+    let (lines, entries): (Vec<usize>, Vec<Entry>) = grid::entries(text)?.into_iter().unzip();
+    collected(entries, dtype, |index, wrong| {
+        format!("line {}: {}", lines[index], wrong.reason)
+    })
+}
+
+fn collected(
+    entries: Vec<Entry>,
+    dtype: Option<DType>,
+    place: impl Fn(usize, Wrong) -> String,
+) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
     let mut named = BTreeSet::new();
-    for (index, entry) in parse(text, is_toml)?.into_iter().enumerate() {
-        let at = |wrong: Wrong| place::of_value(text, is_toml, index, &wrong.keys, &wrong.reason);
+    for (index, entry) in entries.into_iter().enumerate() {
+        let at = |wrong: Wrong| place(index, wrong);
         if let Some(name) = entry.name.clone()
             && let Some(name) = named.replace(name)
         {

@@ -17,7 +17,7 @@ use crate::{Failure, in_place, machine, style};
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProblemArgs {
-    /// Name of a problem (`list problems`), or FILE.toml, FILE.json, FILE.toml:NAME; the flags below
+    /// Name of a problem (`list problems`), or FILE.toml, FILE.json, FILE.yaml, FILE.toml:NAME; the flags below
     /// override its fields
     #[arg(value_name = "PROBLEM", default_value = "mission")]
     pub(crate) name: String,

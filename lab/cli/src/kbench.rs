@@ -63,9 +63,9 @@ struct ExportArgs {
 ///
 /// The protocol: 5 seeds, two calls each around the reference's, compared as allclose does; then times
 /// of candidate, reference, candidate in turns, by the judge's clock, with outputs of timed calls
-/// compared. The other checks: seeds and values that the benchmark does not use, NaN in fresh memory, new values in the same tensors, inputs and outputs left alone,
-/// work in the caller's stream and in a captured graph, other sizes. A kernel may refuse other sizes
-/// with an error.
+/// compared. The other checks: seeds and values that the benchmark does not use, NaN in fresh memory,
+/// new values in the same tensors, inputs and outputs left alone, work in the caller's stream and in
+/// a captured graph, other sizes. A kernel may refuse other sizes with an error.
 ///
 /// The kernel is a .cu file for PyTorch's extension loader, which needs nvcc and a GPU, or a .py file
 /// with a function `forward`. It and the task run in Python processes with your rights and without a

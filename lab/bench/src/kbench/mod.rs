@@ -5,8 +5,8 @@
 //!   its inputs) and `config_forward.json` (the sizes). [`Task::with_kernel`] adds `forward.cu`.
 //! - [`verify()`] judges a kernel by that benchmark's protocol, and by checks that it lacks: whether
 //!   outputs are written and computed anew, in the caller's stream, for inputs and lengths that the
-//!   task does not show. It runs two Python processes, which end at a deadline: the kernel's, and the judge's, which has
-//!   the inputs, the expected outputs and the clock.
+//!   task does not show. It runs two Python processes, which end at a deadline: the kernel's, and the judge's, which
+//!   has the inputs, the expected outputs and the clock.
 
 mod floor;
 mod report;

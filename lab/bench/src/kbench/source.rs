@@ -5,17 +5,22 @@ use std::fmt::Write;
 
 use flashcore_ir::{Arg, BufferSpec, Launch, ScalarType, Swizzle, Table, TensorMapRecipe};
 use flashcore_kernels::Plan;
-use flashcore_problem::DType;
+use flashcore_problem::{DType, Direction};
 
 use crate::{BenchError, Result};
 
 /// The buffers that the loader gives a kernel, in the order of `Slot` in the template.
-const SLOTS: [(&str, &str); 5] = [
+const SLOTS: [(&str, &str); 10] = [
     ("q", "Q"),
     ("k", "K"),
     ("v", "V"),
     ("out", "OUT"),
     ("workspace", "WORKSPACE"),
+    ("dout", "DOUT"),
+    ("lse", "LSE"),
+    ("dq", "DQ"),
+    ("dk", "DK"),
+    ("dv", "DV"),
 ];
 
 /// What the arrays of the template are made of.
@@ -47,6 +52,10 @@ pub(super) fn write(plans: &[Plan], is_bhsd: bool, version: &str) -> Result<Stri
         DType::F32 => "kFloat",
         _ => "kHalf",
     };
+    let entry = match plan.problem.direction() {
+        Direction::Forward => include_str!("entry_forward.cu.txt"),
+        Direction::Backward => include_str!("entry_backward.cu.txt"),
+    };
     let replaced = [
         (
             "@TITLE@",
@@ -59,6 +68,7 @@ pub(super) fn write(plans: &[Plan], is_bhsd: bool, version: &str) -> Result<Stri
         ("@SCALE@", format!("{:?}", plan.problem.softmax_scale())),
         ("@ALIGN@", data.align.to_string()),
         ("@DATA@", data.text()),
+        ("@ENTRY@", entry.to_string()),
     ];
     let template = include_str!("kernel.cu.txt").to_string();
     Ok(replaced

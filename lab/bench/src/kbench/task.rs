@@ -50,13 +50,11 @@ impl Task {
         if problem.dtype() == DType::E4M3 {
             return refuse("e4m3 tensors with scales", "use fp16, bf16 or f32");
         }
-        if problem.direction() == Direction::Backward {
-            return refuse("the backward pass", "leave out --backward");
-        }
         if problem.has_lengths() {
             return refuse("lengths that differ between sequences", "use equal lengths");
         }
-        if problem.return_lse() {
+        // The backward pass reads the log-sum-exp that the forward pass saved.
+        if problem.return_lse() && problem.direction() == Direction::Forward {
             return refuse("a second output", "leave out --lse");
         }
         if problem.sinks().is_some() || problem.alibi().is_some() {
@@ -114,11 +112,12 @@ impl Task {
 
     /// The files of the task's folder, each with its name.
     pub fn files(&self) -> Vec<(&'static str, String)> {
-        let mut files = vec![
-            ("func_forward.py", self.function()),
-            ("config_forward.json", format!("{:#}\n", self.config())),
-        ];
-        files.extend(self.kernel.clone().map(|text| ("forward.cu", text)));
+        let [function, config, kernel] = match self.problem().direction() {
+            Direction::Forward => ["func_forward.py", "config_forward.json", "forward.cu"],
+            Direction::Backward => ["func_backward.py", "config_backward.json", "backward.cu"],
+        };
+        let mut files = vec![(function, self.function()), (config, format!("{:#}\n", self.config()))];
+        files.extend(self.kernel.clone().map(|text| (kernel, text)));
         files
     }
 
@@ -183,7 +182,18 @@ impl Task {
             true => format!("(batch, {heads}, {seq}, {columns})"),
             false => format!("(batch, {seq}, {heads}, {columns})"),
         };
+        let is_backward = problem.direction() == Direction::Backward;
+        let autograd = if is_backward { self.autograd() } else { String::new() };
+        let pairs = match problem.mask().is_full() {
+            true => "seq_q * seq_kv",
+            false => "int(visible(seq_q, seq_kv, torch.device(\"cpu\")).sum())",
+        };
         let replaced = [
+            ("@AUTOGRAD@", autograd),
+            ("@LEAF@", if is_backward { ".requires_grad_()" } else { "" }.to_string()),
+            ("@PAIRS@", pairs.to_string()),
+            // Backward: the scores again, the gradients of P and of V; those of Q and K have as many columns as Q.
+            ("@PASSES@", if is_backward { "4" } else { "2" }.to_string()),
             ("@TITLE@", problem.to_string()),
             ("@SUMMARY@", summary(problem)),
             ("@DTYPE@", dtype.to_string()),
@@ -199,6 +209,36 @@ impl Task {
         replaced
             .iter()
             .fold(template, |text, (name, value)| text.replace(name, value))
+    }
+
+    /// What the benchmark calls a backward pass by: a function whose gradients a kernel computes, and the log-sum-exp
+    /// that it saves for it.
+    fn autograd(&self) -> String {
+        let problem = self.problem();
+        let mut scores = Vec::new();
+        if !self.is_bhsd {
+            scores.push("q, k = q.transpose(1, 2), k.transpose(1, 2)".to_string());
+        }
+        scores.push("k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).float()".to_string());
+        if !problem.mask().is_full() {
+            scores.push("seen = visible(q.shape[-2], k.shape[-2], q.device)".to_string());
+        }
+        scores.push("parts = []".to_string());
+        // A part of the rows at a time: all scores of long rows are more than memory.
+        scores.push("for first in range(0, q.shape[2], 256):".to_string());
+        scores.push("    rows = slice(first, first + 256)".to_string());
+        scores.push("    scores = torch.matmul(q[:, :, rows].float(), k.transpose(-2, -1)) * scale".to_string());
+        if let Some(cap) = problem.softcap() {
+            let cap = shortest(cap);
+            scores.push(format!("    scores = {cap} * torch.tanh(scores / {cap})"));
+        }
+        if !problem.mask().is_full() {
+            scores.push("    scores = scores.masked_fill(~seen[rows], float(\"-inf\"))".to_string());
+        }
+        scores.push("    parts.append(torch.logsumexp(scores, -1))".to_string());
+        scores.push("return torch.cat(parts, -1).contiguous()".to_string());
+        let scores: String = scores.iter().map(|line| format!("    {line}\n")).collect();
+        include_str!("func_autograd.py.txt").replace("@SCORES@", &scores)
     }
 
     /// The body of `forward_fn`, indented.

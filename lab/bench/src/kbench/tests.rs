@@ -1,8 +1,8 @@
 //! Tasks as they are written. Kernels for them are judged in `tests/it/kbench.rs`.
 
 use flashcore_ir::{Target, launch::Arg};
-use flashcore_kernels::Plan;
-use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
+use flashcore_kernels::{KernelCache, Plan};
+use flashcore_problem::{DType, Direction, Layout, Mask, Problem, ProblemBuilder};
 use serde_json::Value;
 
 use super::Task;
@@ -96,6 +96,61 @@ fn the_function_says_what_the_problem_is() {
     assert!(window.contains("30.0 * torch.tanh(scores / 30.0)") || window.contains("30 * torch.tanh(scores / 30)"));
     let masked = function(problem().seq_len_kv(100).mask(Mask::CAUSAL));
     assert!(masked.contains("torch.where(seen, out"), "{masked}");
+}
+
+/// The benchmark finds the class by its name, sets its `backward_fn`, and calls the model with its `apply`.
+#[test]
+fn a_backward_pass_is_a_task_with_a_function_of_autograd() {
+    let backward = |builder: ProblemBuilder| task(builder.direction(Direction::Backward));
+    let window = backward(problem().mask(Mask::window(Some(9), Some(3))).softcap(30.0));
+    let names: Vec<&str> = window.files().iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["func_backward.py", "config_backward.json"]);
+    let text = file(&window, "func_backward.py");
+    for part in [
+        "class AutogradFunction(torch.autograd.Function):",
+        "    backward_fn = None",
+        "AutogradFunction.backward_fn(grad_output.contiguous(), q, k, v, out, lse, ctx.scale)",
+        "q, k = q.transpose(1, 2), k.transpose(1, 2)",
+        "scores = scores.masked_fill(~seen[rows], float(\"-inf\"))",
+        "return [x.to(torch.float16).requires_grad_() for x in (q, k, v)]",
+        "return 4 * batch * heads * pairs",
+        "    pairs = int(visible(seq_q, seq_kv, torch.device(\"cpu\")).sum())",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.contains("tanh(scores / 30"), "{text}");
+    let forward = file(&task(problem()), "func_forward.py");
+    assert!(
+        !forward.contains("AutogradFunction") && !forward.contains("requires_grad"),
+        "{forward}"
+    );
+    assert!(
+        forward.contains("    pairs = seq_q * seq_kv\n    return 2 * batch"),
+        "{forward}"
+    );
+    for target in [Target::Sm80, Target::Sm90a] {
+        let task = backward(problem().heads(8, 8).mask(Mask::CAUSAL));
+        let plan = |problem: &Problem| flashcore_kernels::select(problem, target, 16, &KernelCache::default());
+        let plans: Vec<Plan> = task
+            .problems()
+            .iter()
+            .map(|one| plan(one).expect("a plan").plan)
+            .collect();
+        let text = file(&task.with_kernel(&plans, "0.0.0").unwrap(), "backward.cu");
+        assert!(
+            text.contains("m.def(\"backward\", &backward") && !text.contains("@ENTRY@"),
+            "{target}"
+        );
+        let arguments = array(&text, "Argument ARGUMENTS");
+        for slot in ["DOUT", "LSE", "DQ", "DK", "DV"] {
+            assert!(
+                arguments.iter().any(|line| line.contains(&format!("{slot},")))
+                    || text.contains(&format!("{{{slot}, 0, CU_TENSOR_MAP")),
+                "{target}: {slot}"
+            );
+        }
+        assert_eq!(array(&text, "Case CASES").len(), 2);
+    }
 }
 
 #[test]

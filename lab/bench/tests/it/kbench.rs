@@ -140,8 +140,8 @@ fn fabricated_times_and_results_are_refused() {
     );
 }
 
-/// A time that the device cannot reach is refused with the floor: an honest kernel's, where the device is said to be slow,
-/// and that of a loop which makes no call.
+/// A time that the device cannot reach is refused with the floor: an honest kernel's, where the device is said to be
+/// slow, and that of a loop which makes no call.
 #[test]
 fn a_time_below_the_roofline_is_refused_with_its_floor() {
     let slow = |bytes_per_us: f64, kernel: &str| Job {

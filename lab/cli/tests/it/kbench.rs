@@ -56,7 +56,10 @@ fn a_task_is_written_and_files_of_others_are_kept() {
 fn a_backward_pass_is_written_with_its_kernel() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("tiny_backward");
-    let export = format!("kbench export tiny {} --backward --profile h200 --json", folder.display());
+    let export = format!(
+        "kbench export tiny {} --backward --profile h200 --json",
+        folder.display()
+    );
     let said: Value = serde_json::from_str(&shown(&export)).unwrap();
     let files = ["func_backward.py", "config_backward.json", "backward.cu"];
     assert_eq!(said["files"], serde_json::json!(files));
