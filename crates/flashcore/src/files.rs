@@ -8,8 +8,8 @@ fn set(name: &str) -> Option<PathBuf> {
     value.map(PathBuf::from)
 }
 
-/// A folder that a variable names. A relative one is ignored, as the XDG Base Directory Specification asks for: what lies
-/// there would depend on the current folder, and so on whoever wrote it.
+/// A folder that a variable names. A relative one is ignored, as the XDG Base Directory Specification asks for: what
+/// lies there would depend on the current folder, and so on whoever wrote it.
 fn folder_of(name: &str) -> Option<PathBuf> {
     set(name).filter(|folder| folder.is_absolute())
 }

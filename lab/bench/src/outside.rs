@@ -12,7 +12,8 @@ const ERRORS: [i32; 7] = [11, 12, 23, 24, 27, 28, 122];
 /// What a shell adds to the number of the signal that ended its child.
 const SHELL: i32 = 128;
 
-/// Why a process ended, if not for its own reasons: by its status (`None` if unknown) and the end of its standard error.
+/// Why a process ended, if not for its own reasons: by its status (`None` if unknown) and the end of what it wrote to
+/// standard error.
 pub fn from_outside(status: Option<ExitStatus>, words: &str) -> Option<String> {
     let signal = status.and_then(signal_of).filter(|signal| SIGNALS.contains(signal));
     if let Some(signal) = signal {

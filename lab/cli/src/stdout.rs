@@ -14,7 +14,7 @@ static UNREADABLE: AtomicBool = AtomicBool::new(false);
 /// Whether there was no standard output when the program began.
 static MISSING: AtomicBool = AtomicBool::new(false);
 
-/// Rust's start-up code opens `/dev/null` in place of a standard output that is closed (`>&-`), so this looks before it.
+/// Rust's start-up code opens `/dev/null` in place of a standard output that is closed (`>&-`), so this looks before.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod before_main {
     use std::os::fd::AsFd;
@@ -26,8 +26,8 @@ mod before_main {
         super::MISSING.store(is_missing, Ordering::Relaxed);
     }
 
-    // The C library calls what is in this section, with no arguments that are used here, before Rust's start-up code. The
-    // function needs nothing of that code: it copies a descriptor and stores a flag.
+    // The C library calls what is in this section, with no arguments that are used here, before Rust's start-up code.
+    // The function needs nothing of that code: it copies a descriptor and stores a flag.
     #[allow(unsafe_code)]
     #[used]
     #[unsafe(link_section = ".init_array")]

@@ -156,16 +156,16 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a character changes the direction of text or has no width (Unicode's Bidi_Control, and format characters that
-/// hide or join).
+/// Whether a character changes the direction of text or has no width (Unicode's Bidi_Control, and format characters
+/// that hide or join).
 fn is_unseen(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
         | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Bytes of a sequence at the beginning of a text that sets a colour or a weight, as ours do; 0 if there is none. Others
-/// hide text or move the cursor.
+/// Bytes of a sequence at the beginning of a text that sets a colour or a weight, as ours do; 0 if there is none.
+/// Others hide text or move the cursor.
 fn colour_of(text: &str) -> usize {
     let Some(body) = text.strip_prefix("\u{1b}[") else {
         return 0;

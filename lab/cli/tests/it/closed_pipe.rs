@@ -10,8 +10,8 @@ use crate::common::{command, run, run_for_reader_of};
 /// Exit code of a command without findings whose output was not read to the end.
 const UNREAD: i32 = 141;
 
-/// Runs a command twice, the second time for a reader that has gone before the first line, and expects one exit code, or
-/// the one that says so.
+/// Runs a command twice, the second time for a reader that has gone before the first line, and expects one exit code,
+/// or the one that says so.
 fn expect(code: i32, arguments: &str) {
     let read = run(&mut command(arguments));
     assert_eq!(read.code, code, "flashcore {arguments}\n{}{}", read.stdout, read.stderr);
