@@ -4,6 +4,7 @@
 //!
 //! [`flashcore tune`]: https://docs.rs/flashcore-tune
 
+use flashcore_check::render::thousands;
 use serde::Serialize;
 
 use super::{Goals, KernelProfile};
@@ -94,7 +95,8 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
     if let (Some(excess), Some(all)) = (excess, get("wavefronts")) {
         let share = excess / all.max(excess).max(1.0);
         if share >= WASTEFUL {
-            let evidence = format!("{excess:.0} of {all:.0} shared-memory wavefronts are bank conflicts");
+            let [excess, all] = [excess, all].map(|count| thousands(count as u64));
+            let evidence = format!("{excess} of {all} shared-memory wavefronts are bank conflicts");
             // Without its busy share, all of the time may be shared memory's.
             let saves = share * get("shared").unwrap_or(100.0);
             add(saves, evidence, "swizzle or pad the tiles in shared memory (lever xor)");

@@ -133,7 +133,11 @@ fn add_launch(
         page.field("launch", text);
         let text = format!(
             "{} of {} shared-memory wavefronts",
-            counter("wavefronts_excess"),
+            counter(if launch.get("wavefronts_excess").is_some() {
+                "wavefronts_excess"
+            } else {
+                "bank_conflicts"
+            }),
             counter("wavefronts")
         );
         page.field("conflicts", text);

@@ -54,6 +54,39 @@ fn counters_of_another_machine_are_read_and_judged() {
 }
 
 #[test]
+fn a_row_for_each_metric_is_read_and_has_insights() {
+    let line = format!("profile --from {}", from().replace("ncu-h200", "ncu-details"));
+    let found = json(&format!("{line} --json"));
+    let counters = &found["kernels"][0]["counters"]["counters"];
+    assert_eq!((&counters["dram"], &counters["tensor"]), (&12.5.into(), &8.75.into()));
+    let insight = &found["kernels"][1]["insights"][0];
+    assert_eq!(insight["saves_at_most"], 60.0);
+    assert!(insight["lever"].as_str().expect("a lever").contains("mma or wgmma"));
+    assert_eq!(found["ignored"].as_array().expect("a list").len(), 2);
+    let text = flashcore(&line).stdout;
+    let said = words(&text);
+    assert!(
+        said.contains("90,000 of 300,000 shared-memory wavefronts") && said.contains("saves at most 55 %"),
+        "{text}"
+    );
+    assert!(said.contains("ignored launch__occupancy_limit_registers"), "{text}");
+    assert_fits(&line, &text);
+    // A file of which nothing is known is no profile.
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(
+        file.path(),
+        "\"ID\",\"Kernel Name\",\"x__y.sum\"\n\"\",\"\",\"\"\n\"0\",\"k\",\"1\"\n",
+    )
+    .expect("written");
+    let ran = flashcore(&format!("profile --from {}", file.path().display()));
+    assert!(
+        ran.code == 2 && ran.words().contains("none of its metrics is known (x__y.sum)"),
+        "{}",
+        ran.words()
+    );
+}
+
+#[test]
 fn goals_and_files_that_make_no_sense_are_refused() {
     for (line, says) in [
         ("profile --goal-sm 170", "give per cent from 0 to 100"),
