@@ -1,6 +1,6 @@
-//! Grids of shapes in YAML, as the reports wrote them for robust-kbench (`rbk_config.yaml`): a list `shapes`, or lists of
-//! sizes of which every combination is meant, at the top or in each entry of `benchmarks`. What else such a file says
-//! (iterations, kernels, tolerances) is for another program.
+//! Grids of shapes in YAML, as the reports wrote them for robust-kbench (`rbk_config.yaml`): a list `shapes`, or lists
+//! of sizes of which every combination is meant, at the top or in each entry of `benchmarks`. What else such a file
+//! says (iterations, kernels, tolerances) is for another program.
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value, json};
