@@ -14,6 +14,7 @@ if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this PyTorch has no torch.library.get_kernel", allow_module_level=True)
 
 import flashcore.torch as fc  # noqa: E402  (needs PyTorch)
+from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 
 NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
@@ -86,6 +87,74 @@ def test_strides_are_pytorchs_whatever_the_order_of_dimensions(order):
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
     assert [x.stride() for x in got] == [x.stride() for x in want]
     assert got[0].permute(in_memory).is_contiguous()
+
+
+EXPANDED = [dims for count in (1, 2, 3) for dims in itertools.combinations(range(3), count)]
+ORDERS = list(itertools.permutations(range(3)))
+DEVICES = [("cpu", torch.float32), pytest.param("cuda", torch.float16, marks=cuda)]
+
+
+def expanded(order, dims, of_kv=True, device="cpu", dtype=torch.float32):
+    """q whose dimensions `dims` have stride 0, and with `of_kv` also k and v; in memory dimensions are in this order."""
+    in_memory = [*order, 3]
+    drawn = tensors(6, 6, heads=3, kv_heads=3, dtype=dtype, device=device)
+    drawn = [x.permute(in_memory).contiguous().permute([in_memory.index(dim) for dim in range(4)]) for x in drawn]
+    first = tuple(slice(0, 1) if dim in dims else slice(None) for dim in range(4))
+    return [x[first].expand(x.shape) if of_kv or n == 0 else x for n, x in enumerate(drawn)]
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("of_kv", [False, True])
+@pytest.mark.parametrize("dims", EXPANDED)
+def test_strides_where_dimensions_are_expanded(dims, of_kv, device, dtype):
+    """`empty_like` has its own place for a dimension of stride 0. Models view the output, and compiled code checks it."""
+    sdpa_kernel, backend = torch.nn.attention.sdpa_kernel, torch.nn.attention.SDPBackend.FLASH_ATTENTION
+    name = "_scaled_dot_product_flash_attention" + "_for_cpu" * (device == "cpu")
+    forward, backward = (getattr(torch.ops.aten, f"{name}{which}").default for which in ("", "_backward"))
+
+    def both(dout, q, k, v):
+        out, lse, *rest = forward(q, k, v)
+        return out, lse, *backward(dout, q, k, v, out, lse, *rest[:4], 0.0, False, *rest[4:6])
+
+    for order in ORDERS:
+        given = expanded(order, dims, of_kv, device, dtype)
+        with sdpa_kernel(backend):
+            want = sdpa(*given), *gradients_of(sdpa, *given)
+            with fc.activated(strict=True):
+                got = sdpa(*given), *gradients_of(sdpa, *given)
+        tolerance = 1e-5 if device == "cpu" else 4e-3
+        torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+        assert got[0].stride() == torch.empty_like(given[0]).stride(), order
+        with fc.activated(strict=True):
+            real = both(torch.ones_like(got[0]), *given)
+            with FakeTensorMode() as mode:
+                fake = both(*(mode.from_tensor(x) for x in (got[0], *given)))
+        assert [x.stride() for x in real] == [x.stride() for x in fake], order
+        if device == "cpu":  # there PyTorch's own kernel has the strides that it declares
+            assert [x.stride() for x in got] == [x.stride() for x in want], order
+
+
+@pytest.mark.parametrize("device, dtype", DEVICES)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_functions_of_expanded_dimensions(backend, device, dtype):
+    """What the strides are is known while it is traced: a view is then of what the kernel returns."""
+    torch._dynamo.reset()
+    given = [expanded(order, dims, True, device, dtype)[0] for order in ORDERS[:2] for dims in EXPANDED[:3]]
+    k, v = tensors(6, 6, heads=3, kv_heads=3, device=device, dtype=dtype)[1:]
+
+    def call(k, v, *given):
+        outs = [sdpa(q, k, v) for q in given]
+        return [out.view(2, -1) if out.is_contiguous() else out.transpose(1, 2).flatten(1) for out in outs]
+
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    inputs = [x.detach().requires_grad_() for x in (k, v, *given)]
+    want = torch.autograd.grad(sum(x.square().sum() for x in call(*inputs)), inputs)
+    with fc.activated(strict=True):
+        outs = compiled(*inputs)
+        got = torch.autograd.grad(sum(x.square().sum() for x in outs), inputs)
+    tolerance = 1e-4 if device == "cpu" else 2e-2
+    torch.testing.assert_close(outs, call(*inputs), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
 
 def test_causal_is_aligned_top_left_as_sdpas_is():

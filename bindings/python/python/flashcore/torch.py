@@ -240,7 +240,7 @@ def _padded(gradient: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
 
 def _strided_as(result: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """A result in the strides that PyTorch declares: those of ``torch.empty_like(tensor)``."""
-    strides = torch.empty_like(tensor, device="meta").stride()
+    strides = _strides_like(tensor)
     if all(size == 1 or ours == theirs for size, ours, theirs in zip(tensor.shape, result.stride(), strides)):
         return result
     return torch.empty_like(tensor).copy_(result)
@@ -273,7 +273,7 @@ def _attend(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of ``[batch, heads, seq, head_dim]``; the output is strided as ``torch.empty_like(query)``."""
-    out_bhsd = query.stride(1) >= query.stride(2)
+    _, of_head, of_row, _ = _strides_like(query)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     out, lse = forward(q, k, v, scale, is_causal, window, out_bhsd)
     out = out.transpose(1, 2)
@@ -292,6 +292,11 @@ def _differentiate(
     is_causal: bool,
     window: tuple[int, int],
     scale: float | None,
+def _strides_like(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of ``torch.empty_like(tensor)``, which has its own order for strides that are 0 or equal."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
     *,
     bhsd: bool,
 ) -> tuple[torch.Tensor, ...]:

@@ -296,7 +296,7 @@ pub(crate) fn direct_bhsd<'py>(
 /// Attention of `[batch, heads, seq, head_dim]` as PyTorch's flash kernel computes it: the output, strided as
 /// `torch.empty_like(query)`, and its log-sum-exp, and with `more` the three small tensors that PyTorch's kernel for
 /// CUDA tensors returns, whose values are not used. None for what needs a closer look, such as another head_dim of
-/// `value`, or a batch that is not the outermost dimension.
+/// `value`, a batch that is not the outermost dimension, or one of `query` that is expanded (stride 0).
 #[pyfunction]
 #[pyo3(signature = (query, key, value, scale, causal, more, /))]
 pub(crate) fn direct_sdpa<'py>(
@@ -311,15 +311,17 @@ pub(crate) fn direct_sdpa<'py>(
     let numbers = |tensors: &Tensors| {
         let [q, k, v] = &tensors.0;
         let [batch, rows, heads, head_dim] = q.layout.shape;
-        let [of_batch, of_row, of_head, _] = q.layout.strides;
+        let [of_batch, of_row, of_head, of_column] = q.layout.strides;
+        let (batch, row, head) = ((batch, of_batch), (rows, of_row), (heads, of_head));
+        // Where strides are 0 or equal, `empty_like` has its own order of dimensions.
+        let contains = |outer: (usize, _), inner: (usize, _)| outer.0 == 1 || inner.0 == 1 || outer.1 > inner.1;
+        let bhsd = contains(head, row);
         let is_usual = v.layout.shape[3] == head_dim
             && !(causal && rows != k.layout.shape[1]) // a mask that is aligned top-left
-            && (batch == 1 || of_batch >= of_row.max(of_head));
-        let bhsd = if rows == 1 || heads == 1 {
-            true
-        } else {
-            of_head >= of_row
-        };
+            && contains(batch, row)
+            && contains(batch, head)
+            && (bhsd || contains(row, head))
+            && [batch, row, head].iter().all(|&outer| contains(outer, (head_dim, of_column)));
         let (all, no_cap) = (-1i64 as u64, 0f64.to_bits());
         let scale = scale.map_or_else(|| scale_of(head_dim), f64::to_bits);
         is_usual.then_some([scale, causal.into(), all, all, no_cap, bhsd.into(), 0, 0, 0])
