@@ -197,6 +197,20 @@ fn two_blocks_an_sm_share_its_registers() {
     let (two, ptx) = blocks("wgmma/m64n64-s2-free-cond-b2", 8);
     assert!(two == 16 && ptx.contains(".minnctapersm 2") && ptx.contains("setmaxnreg.inc.sync.aligned.u32 216"));
     assert_eq!(blocks("wgmma/m64n64-s2-free-cond-b2", u32::MAX).0, 32);
+    let many = Problem::builder()
+        .batch(2)
+        .heads(8, 8)
+        .seq_len(4096)
+        .head_dim(64)
+        .build()
+        .unwrap();
+    for (id, blocks) in [
+        ("wgmma/m64n64-s2-free-cond", 132),
+        ("wgmma/m64n64-s2-free-cond-b2", 264),
+    ] {
+        let plan = crate::Plan::new(&many, &id.parse().unwrap(), Target::Sm90a).unwrap();
+        assert_eq!(plan.main.launch.grid, [blocks, 1, 1], "{id}: an H200 has 132 SMs");
+    }
     // Of 128 registers at launch ptxas leaves too few for 104 sums (C7602 on a GPU).
     let problem = Problem::builder()
         .heads(2, 2)

@@ -3,8 +3,8 @@
 /// Clusters by number.
 pub(super) type Set = [u64; MAX_CLUSTERS / 64];
 
-/// Clusters that have several items, at most: no GPU has so many SMs.
-pub(super) const MAX_CLUSTERS: usize = 256;
+/// Clusters that have several items, at most: no GPU of these kernels has room for as many blocks, two on each SM.
+pub(super) const MAX_CLUSTERS: usize = 320;
 
 /// Sets that there is room for without another allocation.
 const ROOM: usize = 128;

@@ -236,7 +236,7 @@ proptest! {
         (seq_q, seq_kv) in (1usize..2500, 1usize..2500),
         (rows, cols, cluster, splits) in (1u32..=3, 2u32..=12, 1u32..=2, 1u32..=5),
         (left, right) in (proptest::option::of(0u32..900), proptest::option::of(0u32..900)),
-        (sms, packs) in (1u32..140, any::<bool>()),
+        (sms, packs) in (1u32..280, any::<bool>()),
     ) {
         let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
         let problem = Problem::builder().batch(batch).heads(kv_heads * group, kv_heads).mask(mask);
@@ -263,7 +263,7 @@ proptest! {
     #[test]
     fn an_item_goes_to_the_first_of_those_with_the_least_to_do(
         mut costs in proptest::collection::vec(1u64..40, 1..30),
-        (count, groups, sharing, rounds) in (1usize..200, 1usize..20, 1usize..4, 1usize..20),
+        (count, groups, sharing, rounds) in (1usize..MAX_CLUSTERS, 1usize..20, 1usize..4, 1usize..20),
     ) {
         costs.sort_unstable_by_key(|cost| Reverse(*cost));
         let (all_heads, rounds) = (groups * sharing, rounds.min(groups));
