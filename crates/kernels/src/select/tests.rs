@@ -2,7 +2,7 @@
 
 use super::*;
 use flashcore_ir::Target;
-use flashcore_problem::{DType, KvLengths, QLengths};
+use flashcore_problem::{DType, KvLengths, Mask, QLengths};
 
 #[test]
 fn a_reason_of_many_configs_is_said_once() {
@@ -122,6 +122,26 @@ fn packed_and_paged_problems_go_to_mma_or_scalar() {
     ] {
         let refusal = grid(&many(batch, rows), id).unwrap_err().to_string();
         assert!(refusal.contains(blocks), "{refusal}");
+    }
+}
+
+/// Cards with 99 KB of shared memory, too, have a kernel with tensor cores for gradients of packed sequences.
+#[test]
+fn gradients_of_packed_sequences_go_to_mma_on_small_cards() {
+    let kernels = KernelCache::default();
+    for (head_dim, head_dim_v) in [(128, 128), (192, 128), (192, 192), (200, 200), (256, 64), (256, 256)] {
+        for (softcap, deterministic) in [(false, false), (true, false), (false, true), (true, true)] {
+            let problem = Problem::builder().batch(4).heads(8, 2).seq_len(300).head_dim(head_dim);
+            let problem = problem.head_dim_v(head_dim_v).dtype(DType::BF16).mask(Mask::CAUSAL);
+            let problem = problem.direction(Direction::Backward).deterministic(deterministic);
+            let (total, used) = (700, false);
+            let problem = problem.q_lengths(QLengths::Packed { total, used });
+            let problem = problem.kv_lengths(KvLengths::Packed { total, used });
+            let problem = if softcap { problem.softcap(30.0) } else { problem };
+            let problem = problem.build().unwrap();
+            let choice = select(&problem, Target::Sm89, 16, &kernels).unwrap();
+            assert_eq!(choice.plan.config.family(), "mma", "{problem}: {}", choice.plan.config);
+        }
     }
 }
 

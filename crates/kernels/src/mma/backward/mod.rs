@@ -93,6 +93,8 @@ const TABLE: &[Default] = &[
     Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w4x2-s1-b1-qsh-xor", why: "the same with one stage of Q, in 163 KB" },
     Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "32 query rows, which every compiler has registers for" },
     Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "32 query rows and 32 keys, in 99 KB" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n32-w2x2-s1-b1-qsh-xor", why: "the same with one stage of Q, in fewer registers" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n16-w4x1-s1-b1-qsh-xor", why: "four warps share the columns of dK and dV of 16 keys, which every compiler has registers for, in 99 KB" },
 ];
 
 /// Configs for a problem, best first, and why. Some may be refused.
