@@ -30,6 +30,23 @@ def test_import_touches_no_gpu():
         assert "libcuda" in run(f"import flashcore; flashcore.devices(); {libraries}").stdout
 
 
+@pytest.mark.parametrize(
+    "module, missing, extra",
+    [
+        *((module, "torch", "torch") for module in ("torch", "flash_attn", "flash_attn_interface", "distributed")),
+        ("transformers", "torch", "transformers"),
+        ("transformers", "transformers", "transformers"),
+    ],
+)
+def test_a_module_names_the_extra_that_it_needs(module, missing, extra):
+    ran = run(f"import sys; sys.modules[{missing!r}] = None; import flashcore.{module}")
+    last = ran.stderr.splitlines()[-1]
+    if missing == "transformers" and "torch" in last:
+        pytest.skip("PyTorch is not installed")
+    assert last.startswith("ModuleNotFoundError: "), ran.stderr
+    assert last.endswith(f": install it with pip install 'flashcore-attention[{extra}]'"), last
+
+
 FORKED = """
 import os
 import numpy as np

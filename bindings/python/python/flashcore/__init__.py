@@ -8,7 +8,8 @@ speaks DLPack, with any strides; nothing is copied. CUDA tensors are computed on
 `flashcore.explain` says how a call would be computed, `flashcore.devices` on what.
 
 Modules that need PyTorch are imported by name: `flashcore.flash_attn_interface` (FlashAttention-3's functions),
-`flashcore.torch` (`scaled_dot_product_attention`) and `flashcore.transformers` (Hugging Face).
+`flashcore.flash_attn` (FlashAttention-2's), `flashcore.torch` (`scaled_dot_product_attention`) and
+`flashcore.transformers` (Hugging Face).
 """
 
 from ._native import __version__, attention, devices, plan, why_not_cuda

@@ -17,8 +17,10 @@ def _refuse(name: str, given: object, allowed: str) -> None:
     raise NotImplementedError(f"{name} is {given if isinstance(given, (int, float)) else 'given'}; {allowed}")
 
 
-def check(qv: object, attention_chunk: int, num_splits: int) -> None:
+def check(qv: object, attention_chunk: int, num_splits: int, dropout_p: float = 0.0) -> None:
     """Raises for arguments of all functions that are not served."""
+    if dropout_p != 0.0:
+        _refuse("dropout_p", dropout_p, "dropout is not served: leave it 0.0")
     if qv is not None:
         _refuse("qv", qv, "a second part of the queries is not served: leave it None")
     if attention_chunk != 0:
@@ -43,7 +45,12 @@ def sides(window_size: Any) -> Any:
 
 
 def common_options(
-    softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, sm_margin: int
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    sm_margin: int,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """The options that all operators have."""
     left, right = sides(window_size)
@@ -61,6 +68,9 @@ def common_options(
     if not usual and not torch.compiler.is_compiling():
         _checks.kinds(softmax_scale, causal, (left, right), softcap, sm_margin)
     options = {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
+    if alibi_slopes is not None:
+        _names.check_tensor("alibi_slopes", alibi_slopes)
+        options |= {"alibi_slopes": alibi_slopes}
     return options | {"sm_margin": sm_margin}
 
 
@@ -112,6 +122,7 @@ def _flash_attn_forward(
     sm_margin: int = 0,
     *,
     batch_invariant: int | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """FlashAttention-3's inner function: what Transformer Engine and PyTorch call.
 
@@ -127,7 +138,8 @@ def _flash_attn_forward(
     if out_ is not None:
         _refuse("out_", out_, "the output is a new tensor: leave it None")
     schedule = _schedule.given(scheduler_metadata)
-    options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap, sm_margin)
+    window = (window_size_left, window_size_right)
+    options = common_options(softmax_scale, causal, window, softcap, sm_margin, alibi_slopes)
     left, right = options["window"]
     options |= {"batch_invariant": batch_invariant}
     _names.check_tensors(

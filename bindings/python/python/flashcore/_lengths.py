@@ -127,6 +127,7 @@ def check_cache(
     batch_invariant: int | None,
     scales: tuple[torch.Tensor | None, ...],
     schedule: int | None,
+    alibi_slopes: torch.Tensor | None = None,
     **_: Any,
 ) -> None:
     """Raises for what `attend` would raise for after the cache has changed, as far as the host knows it."""
@@ -135,9 +136,10 @@ def check_cache(
     _checks.cache(q, k, v, *arrays, dtypes=(*_checks.FLOATS, *_checks.FP8))
     _checks.no_schedule(q, schedule)
     shape = (batch_of(q, cu_seqlens_q), k.shape[2])
-    given = _checks.scales(q, scales, lambda: shape)
+    given = _checks.scales(q, scales, lambda: shape, None, alibi_slopes)
     named = dict(zip(("q_descale", "k_descale", "v_descale"), given))
     _checks.of_dtype(q, shape, (torch.float32,), **named)
+    _checks.head_values(q, shape[0], none, none if alibi_slopes is None else alibi_slopes)
     _checks.numbers(1.0 if softmax_scale is None else softmax_scale, softcap)
     _checks.settings(q, sm_margin, batch_invariant)
     if cu_seqlens_q is not None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-__all__ = ["check_tensor", "check_tensors", "rename", "typed"]
+__all__ = ["check_tensor", "check_tensors", "refuse_number", "rename", "typed"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -30,6 +30,27 @@ def rename(**names: str) -> Callable[[Function], Function]:
                 if inside and error.args and isinstance(error.args[0], str):
                     error.args = (words.sub(lambda word: names[word[0]], error.args[0]), *error.args[1:])
                 raise
+
+        return cast(Function, call)
+
+    return decorate
+
+
+def refuse_number(place: int, name: str) -> Callable[[Function], Function]:
+    """Decorates a function of FlashAttention-3: raises for a number in the place where FlashAttention-2 has dropout_p."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > place and isinstance(args[place], (float, int)):
+                given, called = args[place], function.__name__
+                raise TypeError(
+                    f"{called} has {given!r} as its positional argument {place + 1}: that is {name} here, as in "
+                    f"FlashAttention-3, and dropout_p in FlashAttention-2. Write softmax_scale={given!r} or "
+                    f"dropout_p={given!r}, or import {called} from flashcore.flash_attn, which has FlashAttention-2's "
+                    "signatures"
+                )
+            return function(*args, **kwargs)
 
         return cast(Function, call)
 

@@ -18,7 +18,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+from . import _extras
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, "torch") from error
+
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 

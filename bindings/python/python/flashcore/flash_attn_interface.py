@@ -3,8 +3,10 @@
     >>> from flashcore.flash_attn_interface import flash_attn_func
     >>> out = flash_attn_func(q, k, v, causal=True)
 
-Signatures are FlashAttention-3's, with `batch_invariant` after them. An argument that is not served raises
-`NotImplementedError` with its name; wishes about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no
+Signatures are FlashAttention-3's. After them, by name, are `batch_invariant` and what FlashAttention-2 and vLLM have:
+`dropout_p`, which must be 0, `alibi_slopes` and `block_table`. FlashAttention-2 has its dropout where this interface has
+`softmax_scale`, so a number in that place raises `TypeError`: its signatures are in `flashcore.flash_attn`. An argument
+that is not served raises `NotImplementedError` with its name; wishes about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no
 result. Masks are aligned bottom-right: the last query of a sequence sees its last key. Lengths are int32 tensors that
 stay on the device: nothing waits for it, and rows past a sequence's end are never used.
 
@@ -19,12 +21,18 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-import torch
+from . import _extras
 
-from . import _checks, _lengths, _names, _schedule, _step
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, "torch") from error
+
+from . import _kvcache, _lengths, _names, _schedule, _step
 from ._backward import _flash_attn_backward
 from ._combine import flash_attn_combine
 from ._forward import _flash_attn_forward, check, common_options, forward_cached
+from ._metadata import get_scheduler_metadata
 from ._operators import direct, forward
 
 __all__ = [
@@ -42,6 +50,7 @@ __all__ = [
 _of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
 
 
+@_names.refuse_number(3, "softmax_scale")
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -62,6 +71,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     batch_invariant: int | None = None,
+    dropout_p: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of queries, keys and values.
 
@@ -98,7 +109,9 @@ def flash_attn_func(
         Keys of a split: the bits of an output do not depend on the other sequences of the batch, nor on how many there
         are, as long as head sizes, masks, dtypes and bounds of lengths are the same. None: splits follow the batch. It
         is FlashCore's, and has no part in gradients.
-    qv, attention_chunk
+    alibi_slopes : float32 Tensor ``[heads]`` or ``[batch, heads]``, optional
+        Query i's score of key j is lowered by ``slope * |i + seq_kv - seq_q - j|``. There are no gradients then.
+    qv, attention_chunk, dropout_p
         Not served: anything but the default raises.
 
     Returns
@@ -116,15 +129,15 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
-    plain = q_descale is k_descale is v_descale is qv is None and attention_chunk == 0
+    plain = q_descale is k_descale is v_descale is qv is alibi_slopes is None and attention_chunk == 0 == dropout_p
     if plain and type(num_splits) is int and num_splits >= 0:
         options = (softmax_scale, causal, window_size, softcap, deterministic, sm_margin, batch_invariant)
         results = direct(q, k, v, *options, return_attn_probs)
         if results is not None:
             return results if return_attn_probs else results[0]
     scales = (q_descale, k_descale, v_descale)
-    options = (softmax_scale, causal, window_size, softcap, sm_margin)
-    wishes = (qv, attention_chunk, num_splits)
+    options = (softmax_scale, causal, window_size, softcap, sm_margin, alibi_slopes)
+    wishes = (qv, attention_chunk, num_splits, dropout_p)
     out, lse = _equal_lengths(q, k, v, scales, wishes, options, deterministic, batch_invariant)
     return (out, lse) if return_attn_probs else out
 
@@ -135,7 +148,7 @@ def _equal_lengths(
     k: torch.Tensor,
     v: torch.Tensor,
     scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-    wishes: tuple[Any, int, int],
+    wishes: tuple[Any, int, int, float],
     options: tuple[Any, ...],
     deterministic: bool,
     batch_invariant: int | None,
@@ -149,6 +162,7 @@ def _equal_lengths(
     return (forward if full else _lengths.attend)(q, k, v, scales=scales, **how)
 
 
+@_names.refuse_number(1, "softmax_scale")
 @_of_scales
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
@@ -164,6 +178,9 @@ def flash_attn_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    dropout_p: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of queries, keys and values that share a tensor, which is not copied.
 
@@ -193,22 +210,24 @@ def flash_attn_qkvpacked_func(
             f"qkv has shape {tuple(qkv.shape)}; allowed are [batch, seq, 3, heads, head_dim], and with num_heads_q "
             "[batch, seq, heads + 2 * kv_heads, head_dim]"
         )
-    check(None, attention_chunk, 1)
-    options = common_options(softmax_scale, causal, window_size, softcap, sm_margin)
+    check(None, attention_chunk, 1, dropout_p)
+    options = common_options(softmax_scale, causal, window_size, softcap, sm_margin, alibi_slopes)
     scales = (q_descale, k_descale, v_descale)
     out, lse = _lengths.attend(q, k, v, scales=scales, deterministic=deterministic, **options)
     return (out, lse) if return_attn_probs else out
 
 
+@_names.refuse_number(7, "seqused_q")
+@_names.rename(page_table="block_table")
 @_of_scales
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     softmax_scale: float | None = None,
@@ -227,6 +246,9 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     *,
     batch_invariant: int | None = None,
+    dropout_p: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences of different lengths.
 
@@ -243,6 +265,9 @@ def flash_attn_varlen_func(
         Bounds of the rows of a sequence. A longer one is cut on a GPU and an error on the CPU.
     seqused_q, seqused_k : int32 Tensor ``[batch]``, optional
         How many of its rows each sequence uses; all unless given.
+    block_table : int32 Tensor ``[batch, max_pages]``, optional
+        The pages of each sequence. k and v are then ``[pages, page_size, kv_heads, head_dim]``, and `seqused_k` or
+        `cu_seqlens_k` says only how many keys each has. There are no gradients then.
 
     The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn are of sequences.
 
@@ -255,8 +280,14 @@ def flash_attn_varlen_func(
     """
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     lengths |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
-    _names.check_tensors(q, k, v, **lengths)
-    check(qv, attention_chunk, num_splits)
+    _names.check_tensors(q, k, v, **lengths, block_table=block_table)
+    check(qv, attention_chunk, num_splits, dropout_p)
+    if block_table is not None:
+        if (cu_seqlens_k is None) == (seqused_k is None):
+            raise ValueError("block_table is given; give seqused_k or cu_seqlens_k, the keys of each sequence, and not both")
+        if cu_seqlens_k is not None:
+            lengths |= {"cu_seqlens_k": None, "seqused_k": cu_seqlens_k.diff()}
+        block_table = _kvcache.table_of(_lengths.batch_of(q, cu_seqlens_q), k, block_table, None)
     out, lse = _lengths.attend(
         q,
         k,
@@ -265,9 +296,10 @@ def flash_attn_varlen_func(
         **lengths,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
+        table=block_table,
         deterministic=deterministic,
         batch_invariant=batch_invariant,
-        **common_options(softmax_scale, causal, window_size, softcap, sm_margin),
+        **common_options(softmax_scale, causal, window_size, softcap, sm_margin, alibi_slopes),
     )
     return (out, lse) if return_attn_probs else out
 
@@ -305,6 +337,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     batch_invariant: int | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Attention over a cache of keys and values, to which new ones are written first if they are given.
 
@@ -327,7 +361,7 @@ def flash_attn_with_kvcache(
     cache_leftpad : int32 Tensor ``[batch]``, optional
         The first key of each sequence in its part of the cache.
     page_table : int32 Tensor ``[batch, max_pages]``, optional
-        The pages of each sequence. -1 is none, where no query sees its keys.
+        The pages of each sequence. -1 is none, where no query sees its keys. `block_table` is the same.
     cu_seqlens_q, max_seqlen_q : int32 Tensor ``[batch + 1]`` and int
         For packed queries, as of `flash_attn_varlen_func`; of others the bound is checked.
     rotary_interleaved : bool
@@ -349,13 +383,17 @@ def flash_attn_with_kvcache(
     softmax_lse : Tensor ``[batch, heads, seq_q]`` or ``[heads, total_q]``, only with `return_softmax_lse`
         Two empty tensors follow it, in the place of FlashAttention-3's partial results.
     """
+    if block_table is not None:
+        if page_table is not None:
+            raise ValueError("block_table and page_table are given, which are the same; give one of them")
+        page_table = block_table
     if scheduler_metadata is not None and not torch.compiler.is_compiling():
         of_each = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
         new_keys = of_each if cu_seqlens_k_new is None else None
         has_batch_idx = cache_batch_idx is not None and page_table is None
         scheduler_metadata = _schedule.made_for(scheduler_metadata, cache_seqlens, new_keys, has_batch_idx)
     plain = qv is q_descale is k_descale is v_descale is cache_batch_idx is cache_leftpad is cu_seqlens_k_new is None
-    if plain and attention_chunk == 0:
+    if plain and alibi_slopes is None and attention_chunk == 0:
         results = _step.direct(
             q, k_cache, v_cache, k, v, (rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved), cache_seqlens,
             page_table, cu_seqlens_q, max_seqlen_q, (softmax_scale, causal, window_size, softcap),
@@ -394,105 +432,6 @@ def flash_attn_with_kvcache(
         pack_gqa=pack_gqa,
         sm_margin=sm_margin,
         batch_invariant=batch_invariant,
+        alibi_slopes=alibi_slopes,
     )
     return results if return_softmax_lse else results[0]
-
-
-def get_scheduler_metadata(
-    batch_size: int,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    num_heads_q: int,
-    num_heads_kv: int,
-    headdim: int,
-    cache_seqlens: torch.Tensor,
-    qkv_dtype: torch.dtype = torch.bfloat16,
-    headdim_v: int | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k_new: torch.Tensor | None = None,
-    cache_leftpad: torch.Tensor | None = None,
-    page_size: int | None = None,
-    max_seqlen_k_new: int = 0,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    has_softcap: bool = False,
-    num_splits: int = 0,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-    *,
-    total_q: int | None = None,
-    batch_invariant: int | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The schedule of a step, which `flash_attn_with_kvcache` takes as `scheduler_metadata`: one launch for all layers.
-
-    Lengths must have the same values when the calls run: whoever changes them makes a new schedule. A call that sees
-    that `cache_seqlens` was written since warns and makes its own; one that gives other tensors, or those of inference
-    mode, and a replay of a graph see nothing, and results are wrong. Calls that share one run one after another, in the
-    stream that it was made in: their partial results are in it, too. A CUDA graph captures calls, and perhaps this
-    function with `out`, which else makes it anew before a replay. Replays are in that stream too, or ordered after it
-    (`Stream.wait_stream`): a kernel that reads a schedule while it is written reads and writes any memory. What a graph
-    has captured is kept for the life of the process.
-
-    Parameters
-    ----------
-    max_seqlen_k : int
-        The capacity of the cache, in keys: of its part for a sequence, or of the pages in a row of the table.
-    cache_seqlens : int32 Tensor ``[batch]``
-        As the calls have it: before new keys are appended, whose number `max_seqlen_k_new` or `cu_seqlens_k_new` says.
-    page_size : int, optional
-        Keys of a page; of calls with `cache_batch_idx` and no pages the capacity.
-    total_q : int, optional
-        With `cu_seqlens_q`: rows of q. Without it there is no schedule then, and each call makes its own.
-    batch_invariant : int, optional
-        As the calls have it.
-    out : Tensor, optional
-        What an earlier call with the same arguments returned, with elements: its schedule is made anew.
-
-    Returns
-    -------
-    scheduler_metadata : int32 Tensor
-        A handle of one element. The schedule itself is in memory of its own, which is freed with this object; the
-        element's value means nothing, and calls refuse clones and slices. The tensor is empty, which calls accept,
-        where calls make no schedule, in compiled functions, and without `out` while a graph is captured. On the CPU
-        it is checked, but not needed.
-    """
-    check(None, attention_chunk, num_splits)
-    _names.check_tensor("cache_seqlens", cache_seqlens)
-    if cache_seqlens.shape != (batch_size,):
-        raise ValueError(f"batch_size is {batch_size}; cache_seqlens has shape {tuple(cache_seqlens.shape)}")
-    arrays = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "cache_leftpad": cache_leftpad}
-    for name, given in arrays.items():
-        if given is not None:
-            _names.check_tensor(name, given)
-            entries = batch_size + (name != "cache_leftpad")
-            if given.shape != (entries,):
-                raise ValueError(f"{name} has shape {tuple(given.shape)}; for this batch_size it is ({entries},)")
-    if batch_invariant is not None:
-        _checks.split_keys(batch_invariant)
-    bounds = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "max_seqlen_k_new": max_seqlen_k_new}
-    max_seqlen_q, max_seqlen_k, max_seqlen_k_new = (_lengths.bound(name, given) for name, given in bounds.items())
-    unseen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if unseen or batch_size == 0 or (cu_seqlens_q is not None and total_q in (None, 0)):
-        if out is not None:
-            raise ValueError(
-                "out is given, but no schedule is made in a compiled or transformed function, for no sequences or rows, "
-                "or for cu_seqlens_q without total_q"
-            )
-        return cache_seqlens.new_empty(0, dtype=torch.int32)
-    lengths = cache_seqlens
-    if cu_seqlens_k_new is not None:
-        lengths = lengths + cu_seqlens_k_new.diff()
-    elif max_seqlen_k_new > 0:
-        lengths = lengths + max_seqlen_k_new
-    if cache_leftpad is not None:  # calls then have pages of one key
-        lengths, page_size = (lengths - cache_leftpad).clamp(min=0), 1
-    options = common_options(None, causal, window_size, 0.0, sm_margin)
-    new_keys = max_seqlen_k_new if cu_seqlens_k_new is None else None
-    made_of = _schedule.MadeOf(cache_seqlens, new_keys, page_size or 0)
-    return _schedule.make(
-        lengths, cu_seqlens_q, out, qkv_dtype, made_of, num_heads_q, num_heads_kv, headdim,
-        headdim if headdim_v is None else headdim_v, page_size or 0, -1 if total_q is None else total_q, 1.0, causal,
-        *options["window"], float(has_softcap), max_seqlen_q, max_seqlen_k, sm_margin, batch_invariant or 0,
-    )  # fmt: skip

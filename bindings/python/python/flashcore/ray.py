@@ -26,6 +26,8 @@ import tempfile
 import threading
 from typing import Any
 
+from . import _extras
+
 
 class Worker:
     """An actor: a process ``flashcore worker`` on a node."""
@@ -130,7 +132,10 @@ def main() -> int:
         parser.error("there is no command flashcore on the PATH: name it with --flashcore")
     if options.tune[:1] != ["tune"]:
         parser.error("the arguments of the search begin with tune")
-    import ray
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        parser.error(str(_extras.missing(error, "ray")))
 
     sys.stdout = sys.stderr  # Ray says there what happens to nodes; the search has the file itself
     ray.init(address=options.address, log_to_driver=False)

@@ -1,0 +1,302 @@
+"""FlashAttention-2's interface: the functions of the package ``flash_attn``.
+
+    >>> from flashcore.flash_attn import flash_attn_func
+    >>> out = flash_attn_func(q, k, v, 0.0, causal=True)  # the fourth argument is dropout_p
+
+Signatures are FlashAttention-2's. What is computed is what `flashcore.flash_attn_interface` computes, FlashAttention-3's
+interface, which documents arguments, results and errors. Different here:
+
+- `dropout_p` must be 0: dropout raises `NotImplementedError`, as other arguments do that are not served.
+- `return_attn_probs` returns ``(out, softmax_lse, S_dmask)``; the last, which FlashAttention-2 has for dropout, is empty.
+- `alibi_slopes` is float32 ``[heads]`` or ``[batch, heads]``. There are no gradients then.
+- `block_table` is what FlashAttention-3 calls `page_table`. There are no gradients then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _extras
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, "torch") from error
+
+from . import _names
+from . import flash_attn_interface as _fa3
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Results = Any  # the output, or a tuple that begins with it
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """Attention of q ``[batch, seq_q, heads, head_dim]``, k and v ``[batch, seq_kv, kv_heads, head_dim]``."""
+    return _results(
+        _fa3.flash_attn_func(
+            q,
+            k,
+            v,
+            dropout_p=dropout_p,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            deterministic=deterministic,
+            return_attn_probs=return_attn_probs,
+        )
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_func` of keys and values that share a tensor ``[batch, seq_kv, 2, kv_heads, head_dim]``."""
+    return flash_attn_func(
+        q,
+        *_parts("kv", kv, "[batch, seq_kv, 2, kv_heads, head_dim]"),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_func` of queries, keys and values that share a tensor ``[batch, seq, 3, heads, head_dim]``."""
+    return flash_attn_func(
+        *_parts("qkv", qkv, "[batch, seq, 3, heads, head_dim]"),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Results:
+    """Attention of packed sequences: q ``[total_q, heads, head_dim]``, k and v ``[total_k, kv_heads, head_dim]``.
+
+    With `block_table` k and v are ``[pages, page_size, kv_heads, head_dim]``, and `cu_seqlens_k` says how many keys each
+    sequence has.
+    """
+    return _results(
+        _fa3.flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            dropout_p=dropout_p,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            deterministic=deterministic,
+            return_attn_probs=return_attn_probs,
+            block_table=block_table,
+        )
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_varlen_func` of keys and values that share a tensor ``[total_k, 2, kv_heads, head_dim]``."""
+    return flash_attn_varlen_func(
+        q,
+        *_parts("kv", kv, "[total_k, 2, kv_heads, head_dim]"),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+@_names.rename(cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen")
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_varlen_func` of queries, keys and values that share a tensor ``[total, 3, heads, head_dim]``."""
+    return flash_attn_varlen_func(
+        *_parts("qkv", qkv, "[total, 3, heads, head_dim]"),
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+@_names.rename(page_table="block_table")
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Results:
+    """Attention of q ``[batch, seq_q, heads, head_dim]`` over a cache, to which k and v are written first if given.
+
+    Returns
+    -------
+    out, or ``(out, softmax_lse)`` with `return_softmax_lse`
+    """
+    results = _fa3.flash_attn_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        page_table=block_table,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        rotary_interleaved=rotary_interleaved,
+        alibi_slopes=alibi_slopes,
+        num_splits=num_splits,
+        return_softmax_lse=return_softmax_lse,
+    )
+    return results[:2] if return_softmax_lse else results
+
+
+def _results(given: Any) -> Results:
+    """With an empty tensor in the place of FlashAttention-2's mask of dropout, where more than the output is asked for."""
+    return (*given, given[0].new_empty(0)) if isinstance(given, tuple) else given
+
+
+def _parts(name: str, packed: Any, shape: str) -> tuple[torch.Tensor, ...]:
+    """The tensors that share one of this shape, which are not copied."""
+    _names.check_tensor(name, packed)
+    count = len(name)
+    sizes = shape.strip("[]").split(", ")
+    place = sizes.index(str(count))
+    if packed.dim() != len(sizes) or packed.shape[place] != count:
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}; it must be {shape}")
+    return packed.unbind(place)
