@@ -159,5 +159,5 @@ def test_operations_are_counted_as_pytorchs(tensors, no_grad):
     first = 2 * (2 * 4 * 3 * 8 * 16) * 2
     assert ours.get_total_flops() == (first if no_grad else first + first // 2 * 5)
     with FlopCounterMode(display=False) as short, torch.no_grad():
-        _operators.forward_bhsd(*(x.transpose(1, 2) for x in (q, k, v)), None, False, -1, 0.0)
+        _operators.forward_bhsd(*(x.transpose(1, 2) for x in (q, k, v)), None, False, -1, -1, 0.0)
     assert short.get_total_flops() == first

@@ -166,10 +166,10 @@ def test_numbers_for_bools_are_served(monkeypatch, tensors):
     assert counted.calls == 1  # causal=1
     q, k, v = (x.transpose(1, 2) for x in tensors)
     with torch.no_grad():
-        out = _operators.forward_bhsd(q, k, v, None, True, -1, 0.0)
+        out = _operators.forward_bhsd(q, k, v, None, True, -1, -1, 0.0)
         torch.testing.assert_close(out, want[0], atol=0, rtol=0)
         assert _native.direct_bhsd(q, k, v, (0.125, 1, -1, -1, 0.0)) is None
-        torch.testing.assert_close(_operators.forward_bhsd(q, k, v, 0.125, 1, -1, 0), want[0], atol=0, rtol=0)
+        torch.testing.assert_close(_operators.forward_bhsd(q, k, v, 0.125, 1, -1, -1, 0), want[0], atol=0, rtol=0)
 
 
 def test_memory_that_another_thread_takes_away_is_held():
@@ -178,7 +178,7 @@ def test_memory_that_another_thread_takes_away_is_held():
     call = {
         "flash_attn_func": lambda: flash_attn_func(q, k, v),
         "attention": lambda: flashcore.attention(q, k, v),
-        "bhsd": lambda: _operators.forward_bhsd(*(x.transpose(1, 2) for x in (q, k, v)), None, False, -1, 0.0),
+        "bhsd": lambda: _operators.forward_bhsd(*(x.transpose(1, 2) for x in (q, k, v)), None, False, -1, -1, 0.0),
     }
     with torch.no_grad():
         for name, run in call.items():

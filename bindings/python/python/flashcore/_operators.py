@@ -288,6 +288,7 @@ def forward_bhsd(
     softmax_scale: float | None,
     causal: bool,
     window_left: int,
+    window_right: int,
     softcap: float,
     rows: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor | None:
@@ -322,7 +323,7 @@ def forward_bhsd(
         return None
     if softmax_scale is None:
         softmax_scale = query.shape[-1] ** -0.5
-    options = (softmax_scale, causal, window_left, -1, softcap)
+    options = (softmax_scale, causal, window_left, window_right, softcap)
     if rows is None:
         plain = _is_plain(query, key, value)
         out = _names.typed(_native.direct_bhsd, query, key, value, options) if plain else None

@@ -12,7 +12,7 @@ import torch
 from . import _kvcache
 from ._operators import forward_kvcache, forward_varlen
 
-__all__ = ["attend", "is_causal", "keep_causal", "keep_contiguous", "of_keys", "rows_of", "with_earlier"]
+__all__ = ["attend", "keep_contiguous", "keep_mask", "mask_of", "of_keys", "rows_of", "with_earlier"]
 
 
 def attend(
@@ -29,14 +29,15 @@ def attend(
     Parameters
     ----------
     used : bool Tensor ``[batch, keys]``
-        False at padding. With a causal mask its last columns are those of the queries.
+        False at padding. With a causal mask or a window its last columns are those of the queries.
     options
         Those of `forward_varlen`. Masks are relative to the rows in use, as if there were no others.
 
     Returns
     -------
     out : ``[batch, rows, heads, head_dim_v]``
-        With a causal mask 0 at padding. Without one all queries are in use: in cross-attention `used` is of the keys.
+        With a causal mask or a window 0 at padding. Without one all queries are in use: in cross-attention `used` is of
+        the keys.
     """
     batch, rows, heads, _ = q.shape
     # A step of decoding reads K and V where they are, row by row. Not all kernels serve single rows as pages, and pages
@@ -49,7 +50,8 @@ def attend(
         keys = used.shape[1]
         out, _ = forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
         return out
-    of = _packing(used, rows, options["causal"])
+    has_padding = options["causal"] or max(options.get("window", (-1, -1))) >= 0  # among its queries
+    of = _packing(used, rows, has_padding)
     if of.order is not None:
         k, v = k.take_along_dim(of.order, 1), v.take_along_dim(of.order, 1)
     if of.order_q is not None:
@@ -103,14 +105,17 @@ def keep_contiguous(used: torch.Tensor, contiguous: bool) -> None:
     _kept(used)["contiguous"] = contiguous
 
 
-def keep_causal(used: torch.Tensor, causal: bool) -> None:
-    """Notes whether the mask is causal, which some models' modules say wrongly: other implementations read the mask."""
-    _kept(used)["causal"] = causal
+def keep_mask(used: torch.Tensor, causal: bool, side: int | None) -> None:
+    """Notes whether the mask is causal, which some models' modules say wrongly: other implementations read the mask.
+
+    `side`: how far a window sees on both sides of a query.
+    """
+    _kept(used)["mask"] = causal, side
 
 
-def is_causal(used: torch.Tensor, says: bool) -> bool:
-    """Whether a mask is causal, if that was noted; else what the module `says`."""
-    return _kept(used).get("causal", says)  # type: ignore[no-any-return]
+def mask_of(used: torch.Tensor, says: bool) -> tuple[bool, int | None]:
+    """What was noted of a mask; else whether it is causal is what the module `says`."""
+    return _kept(used).get("mask", (says, None))  # type: ignore[no-any-return]
 
 
 def with_earlier(attention_mask: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
@@ -120,7 +125,7 @@ def with_earlier(attention_mask: torch.Tensor, used: torch.Tensor) -> torch.Tens
     `attention_mask`, whose columns are all positions.
     """
     kept = _kept(attention_mask)
-    kept["of", used.shape[1]], kept["causal"] = used, _kept(used)["causal"]
+    kept["of", used.shape[1]], kept["mask"] = used, _kept(used)["mask"]
     return attention_mask
 
 
@@ -131,17 +136,17 @@ def of_keys(used: torch.Tensor, keys: int) -> torch.Tensor:
     return _kept(used).setdefault(("of", keys), used[:, -keys:])  # type: ignore[no-any-return]
 
 
-def _packing(used: torch.Tensor, rows: int, causal: bool) -> _Packing:
-    """Of so many queries a sequence: with a causal mask those of the last columns of `used`, else all in use."""
+def _packing(used: torch.Tensor, rows: int, has_padding: bool) -> _Packing:
+    """Of so many queries a sequence: those of the last columns of `used` if they have padding, else all in use."""
     kept = _kept(used)
-    if ("packing", rows, causal) not in kept:
+    if ("packing", rows, has_padding) not in kept:
         keys = used.shape[1]
         in_place = kept.get("contiguous", False)
         order = None if in_place else _columns(_order(used))
         # The CPU refuses a length above its bound, and in place padding makes a sequence up to twice as long.
         pieces = 2 if in_place and not used.is_cuda else 1
         order_q, in_use, bound_q, seqused_q = None, None, rows, None
-        if causal:
+        if has_padding:
             of_q = used[:, keys - rows :]
             if not in_place:
                 first = _order(of_q)
@@ -155,8 +160,8 @@ def _packing(used: torch.Tensor, rows: int, causal: bool) -> _Packing:
         cu_seqlens_k, seqused_k = _starts(used, in_place)
         lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "max_seqlen_q": bound_q}
         lengths |= {"cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k, "max_seqlen_k": pieces * keys}
-        kept["packing", rows, causal] = _Packing(order, order_q, in_use, lengths)
-    return kept["packing", rows, causal]  # type: ignore[no-any-return]
+        kept["packing", rows, has_padding] = _Packing(order, order_q, in_use, lengths)
+    return kept["packing", rows, has_padding]  # type: ignore[no-any-return]
 
 
 def _columns(of_rows: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@
     >>> flashcore.transformers.register()
     >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fc_attention")
 
-It serves full and causal attention, sliding windows, soft caps, grouped heads, padded batches, packed sequences that
+It serves full and causal attention, sliding windows of one side and of both, soft caps, grouped heads, padded batches, packed sequences that
 come with ``cu_seq_lens_q``, dynamic caches, static caches, whose length may be on the device, and the paged caches of
 continuous batching (`generate_batch`). It serves training.
 Custom masks and dropout go to Transformers' ``sdpa`` with one warning for each reason, or raise if strict; so does
@@ -17,13 +17,20 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from . import _extras
+
+try:
+    import torch
+    from transformers import AttentionInterface, AttentionMaskInterface
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, "transformers") from error
+
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
     sdpa_mask,
+    sliding_window_bidirectional_overlay,
     sliding_window_causal_mask_function,
 )
 
@@ -40,6 +47,9 @@ _MASK_OF_COMPILED = (
     "a mask is needed, in a compiled model also for padding (give it no attention_mask, or do not compile it)"
 )
 _AND = sliding_window_causal_mask_function(1).__name__
+_OF_BOTH_SIDES = sliding_window_bidirectional_overlay(8)
+# What is divided by it to know how far a window of both sides sees: versions differ.
+_SIDES = 8 // sum(bool(_OF_BOTH_SIDES(0, 0, 0, key)) for key in range(1, 9))
 _strict = False
 _warned: set[str] = set()
 
@@ -103,6 +113,20 @@ def _is_causal(
         return False
 
 
+def _side(mask_function: Callable[..., Any], local_size: int | None, options: dict[str, Any]) -> int | None:
+    """How many keys before and after a query a mask shows, if it is a window of both sides and nothing else."""
+    if local_size is None or not options.get("allow_is_bidirectional_skip", False):  # then something may be added
+        return None
+    if torch.compiler.is_compiling():  # closures cannot be read; causal masks do not have that word
+        return local_size // _SIDES if getattr(options.get("config"), "sliding_window", None) == local_size else None
+    try:
+        overlay, full = _captured(mask_function)["mask_functions"]
+        is_window = overlay.__code__ is _OF_BOTH_SIDES.__code__ and full is bidirectional_mask_function
+        return local_size // _SIDES if is_window and _captured(overlay)["sliding_window"] == local_size else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
 def _captured(function: Callable[..., Any]) -> dict[str, Any]:
     cells = function.__closure__ or ()
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells)))
@@ -126,6 +150,8 @@ def mask(
     Where `q_offset` is a tensor, or of one query, it is int32 ``[batch, 1, 1, 1]`` on the device: the same shape at each
     step, so that a compiled model runs as one graph. Of padded batches it is the part of `attention_mask` for the keys
     in use, bool ``[batch, keys in use]``; of a cache that has dropped its first positions, their columns come first.
+    A window of `n` keys on both sides of each query is ``[0, 2, n, seq_kv]``, without elements, and with padding it is
+    kept with the part of `attention_mask`.
 
     Parameters
     ----------
@@ -140,6 +166,10 @@ def mask(
     full = mask_function is bidirectional_mask_function and local_size is None
     if not options.get("allow_is_bidirectional_skip", True):  # the model computes with its mask
         full = False
+    side = _side(mask_function, local_size, options)
+    if side is not None and isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length:
+        full = True
+        side = None if side >= kv_length - 1 else side
     keys_in_use = None
     if isinstance(q_offset, torch.Tensor):
         if causal and local_size is None:
@@ -160,13 +190,15 @@ def mask(
         if served and used is None:
             if keys_in_use is not None:
                 return keys_in_use
+            if side is not None and full:
+                return torch.empty((0, 2, side, kv_length), dtype=torch.bool, device=options.get("device"))
             if count == kv_length:
                 return None
             if causal and q_length == 1:  # of the same shape at each step, too
                 return torch.full((batch_size, 1, 1, 1), count, dtype=torch.int32, device=options.get("device"))
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
-        if served and (kv_offset == 0 or count == kv_length):
-            _padding.keep_causal(used, causal)
+        if served and (kv_offset == 0 or (count == kv_length and side is None)):
+            _padding.keep_mask(used, causal, side)
             return _padding.with_earlier(attention_mask[:, : kv_offset + count].bool(), used) if kv_offset > 0 else used
     return sdpa_mask(
         batch_size,
@@ -231,16 +263,20 @@ def attention(
     if kwargs.get("output_attentions"):
         _no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    side = None
     if attention_mask is not None and attention_mask.dim() == 2:
-        causal = _padding.is_causal(attention_mask, causal)
+        causal, side = _padding.mask_of(attention_mask, causal)
         attention_mask = _padding.of_keys(attention_mask, key.shape[2])
+    elif attention_mask is not None and attention_mask.shape[:2] == (0, 2):
+        causal, side, attention_mask = False, attention_mask.shape[2], None
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
+    window = window if side is None else (side, side)
     if dropout == 0.0 and _KEYWORDS.isdisjoint(kwargs):
         rows = None
         if attention_mask is not None and attention_mask.dim() == 2 and query.shape[2] == 1:
             rows = _padding.rows_of(key, value, attention_mask)
         if attention_mask is None or rows is not None:
-            out = forward_bhsd(query, key, value, scaling, causal, window[0], softcap or 0.0, rows)
+            out = forward_bhsd(query, key, value, scaling, causal, *window, softcap or 0.0, rows)
             if out is not None:
                 return out, None
     if kwargs.get("cache") is not None and kwargs.get("write_index") is not None:
@@ -301,8 +337,8 @@ def attention(
     if packed and attention_mask is None:
         instead = "leave it out, or use sdpa for continuous batching"
         raise NotImplementedError(f"{why}, and cu_seq_lens_q is given, which sdpa does not serve: {instead}")
-    if attention_mask is None and causal:
-        attention_mask = _bottom_right(query, key, sliding_window, keys_in_use)
+    if attention_mask is None and (causal or side is not None):
+        attention_mask = _bottom_right(query, key, causal, window, keys_in_use)
     if padding is not None:
         visible = padding[:, None, None]
         visible = visible if attention_mask is None else visible & attention_mask
@@ -346,14 +382,15 @@ def _unserved(
 
 
 def _bottom_right(
-    query: torch.Tensor, key: torch.Tensor, sliding_window: int | None, keys_in_use: torch.Tensor | None
+    query: torch.Tensor, key: torch.Tensor, causal: bool, window: tuple[int, int], keys_in_use: torch.Tensor | None
 ) -> torch.Tensor:
     """The mask that None, or the keys in use, stand for: bool ``[1 or batch, 1, seq_q, seq_kv]``."""
     seq_q, seq_kv = query.shape[2], key.shape[2]
     in_use = seq_kv if keys_in_use is None else keys_in_use
     rows = torch.arange(seq_q, device=query.device)[None, None, :, None] + in_use - seq_q
     keys = torch.arange(seq_kv, device=query.device)
-    visible = keys <= rows
-    if sliding_window is not None:
-        visible &= keys > rows - sliding_window
+    left, right = window
+    visible = keys <= rows + (0 if causal else right)
+    if left >= 0:
+        visible &= keys >= rows - left
     return visible
