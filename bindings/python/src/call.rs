@@ -13,6 +13,7 @@ use crate::error::{forked, raise, type_, value};
 use crate::exchange::Exchange;
 use crate::frameworks::{Framework, dtype_name, without_gradient, wrote};
 use crate::head_values::HeadValues;
+use crate::operators::other_dtype;
 use crate::options::{Axes, Options};
 use crate::problem::problem_of;
 use crate::scales::{Given, Scales};
@@ -139,10 +140,7 @@ impl<'py> Call<'py> {
         let out = out_request.map(import).transpose()?;
         for other in [&k, &v] {
             if other.dtype != q.dtype {
-                return Err(type_(format!(
-                    "{} holds {} and q {}; convert one, so that all tensors hold the same",
-                    other.name, other.dtype, q.dtype
-                )));
+                return Err(type_(other_dtype(other.name, other.dtype, "q", q.dtype)));
             }
         }
         if let Some(out) = &out

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import ragged  # noqa: E402  (needs PyTorch)
 import reference  # noqa: E402
 from flashcore.flash_attn_interface import (  # noqa: E402
+    flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     get_scheduler_metadata,
@@ -287,3 +288,20 @@ def test_padded_caches_compile(device):
     call = lambda q: flash_attn_with_kvcache(q, k, v, cache_seqlens=counts, cache_leftpad=padding)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(q), call(q))
+
+
+def test_other_queries_over_a_cache_of_float8(device):
+    """Which are not served, with scales or without."""
+    q = torch.randn(2, 1, 4, 64, dtype=torch.bfloat16, device=device)
+    cache = torch.randn(2, 16, 2, 64, device=device).to(torch.float8_e4m3fn)
+    ones, new = torch.ones(2, 2, device=device), cache[:, :1].clone()
+    says = "float8 keys and values with queries of another dtype are not served: convert q to float8_e4m3fn, too"
+    for more in ({}, {"k": new, "v": new}, {"cache_batch_idx": ragged.int32([0, 1], device)}):
+        with pytest.raises(RuntimeError, match=f"k(_cache)? holds .* and q .*; {says}"):
+            flash_attn_with_kvcache(q, cache, cache, cache_seqlens=5, **more)
+        with pytest.raises((ValueError, RuntimeError), match=says):
+            flash_attn_with_kvcache(q, cache, cache, cache_seqlens=5, k_descale=ones, **more)
+    with pytest.raises(RuntimeError, match=says):
+        flash_attn_func(q, cache, cache)
+    with pytest.raises(TypeError, match=says):
+        flashcore.attention(q, cache, cache)

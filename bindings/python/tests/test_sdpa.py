@@ -461,3 +461,34 @@ def test_cuda_training_equals_pytorch(dense):
             got = gradients_of(call, q, k, v)
     torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-3)
     assert all(a.stride() == b.stride() for a, b in zip(got, want))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_strict_sees_what_pytorch_gives_to_other_backends(device, mode):
+    """Dropout on the CPU, for example; not what the program itself gives to them."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    q, k, v = tensors(5, 5, dtype=dtype, device=device)
+    if mode is torch.enable_grad:
+        q.requires_grad_()
+    columns = q.transpose(2, 3).contiguous().transpose(2, 3)  # whose last dimension is not contiguous
+    others = [(q, {"dropout_p": 0.5}), (columns, {}), (q, {"attn_mask": torch.rand(5, 5, device=device, dtype=dtype)})]
+    before = torch._C._dispatch_dump("aten::_scaled_dot_product_attention_math")
+    gradients = want = gradients_of(sdpa, q, k, v) if mode is torch.enable_grad else ()
+    with mode(), fc.activated():
+        for query, options in others[:2]:
+            sdpa(query, query, query, **options)
+        with fc.activated(strict=True):
+            for query, options in others:
+                with pytest.raises(NotImplementedError, match="does not serve"):
+                    sdpa(query, query, query, **options)
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                out = sdpa(q, k, v)
+                if mode is torch.enable_grad:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        gradients = gradients_of(sdpa, q, k, v)
+            torch.testing.assert_close(out, sdpa(q, k, v), atol=2e-3, rtol=2e-3)
+        sdpa(q, q, q, dropout_p=0.5)
+    torch.testing.assert_close(gradients, want, atol=4e-3, rtol=4e-3)
+    assert torch._C._dispatch_dump("aten::_scaled_dot_product_attention_math") == before

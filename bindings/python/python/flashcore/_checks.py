@@ -37,7 +37,7 @@ def attention(
     on_one_device(q, names[0], **{names[1]: k, names[2]: v})
     _check(q.dtype in dtypes, lambda: f"{names[0]} holds {q.dtype}; allowed are {_listed(dtypes)}")
     for name, x in zip(names[1:], (k, v)):
-        _check(x.dtype == q.dtype, lambda: f"{name} holds {x.dtype} and {names[0]} {q.dtype}; convert one")
+        _check(x.dtype == q.dtype, lambda: _other_dtype(name, x.dtype, names[0], q.dtype))
     _has_shape(names[1], k, (*k.shape[:-1], q.shape[-1]))
     _has_shape(names[2], v, (*k.shape[:-1], v.shape[-1]))
     for head_dim in (q.shape[-1], v.shape[-1]):
@@ -46,6 +46,16 @@ def attention(
     heads, kv_heads = q.shape[-2], k.shape[-2]
     _check(kv_heads >= 1, lambda: f"{names[1]} has shape {tuple(k.shape)}; it has 1 K/V head or more")
     _check(heads % kv_heads == 0, lambda: f"{heads} query heads are not a multiple of {kv_heads} K/V heads")
+
+
+def _other_dtype(name: str, dtype: torch.dtype, of_q: str, q: torch.dtype) -> str:
+    what = "convert one, so that all tensors hold the same"
+    if dtype in FP8:
+        what = (
+            f"float8 keys and values with queries of another dtype are not served: convert {of_q} to float8_e4m3fn, too, "
+            f"or keep keys and values in {of_q}'s dtype"
+        )
+    return f"{name} holds {dtype} and {of_q} {q}; {what}"
 
 
 def _fits(
@@ -159,7 +169,10 @@ def scales(
     if q.dtype not in FP8:
         for name, scale in zip(names, given):
             if scale is not None:
-                raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
+                raise ValueError(
+                    f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales, and float8 keys and values "
+                    "with queries of another dtype are not served: convert q to float8_e4m3fn, too"
+                )
         return ()
     if sinks is not None or alibi_slopes is not None:
         raise NotImplementedError(

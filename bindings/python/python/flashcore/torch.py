@@ -9,7 +9,7 @@ What is replaced is PyTorch's flash kernel and its gradients, for CPU and CUDA t
 it are computed by FlashCore. For CUDA tensors this backend becomes the first in PyTorch's order while FlashCore is
 active, since on H100 and H200 cuDNN's is the first. What PyTorch gives to another one neither warns nor raises: on CUDA
 devices a call with a mask, for example, and on the CPU one with dropout, of tensors that do not have four dimensions, or
-whose last dimension is not contiguous. Importing this module changes nothing but the list of implementations that
+whose last dimension is not contiguous; while strict it raises. Importing this module changes nothing but the list of implementations that
 `torch.nn.attention.activate_flash_attention_impl` knows.
 """
 
@@ -22,8 +22,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.nn.attention
+from . import _extras
+
+try:
+    import torch
+    import torch.nn.attention
+except ModuleNotFoundError as error:
+    raise _extras.missing(error, "torch") from error
 
 from . import _names, _native
 from ._arguments import prepared
@@ -35,6 +40,12 @@ __all__ = ["activate", "activated", "deactivate", "is_active"]
 _NAME = "flashcore"
 _CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _CUDA = "_scaled_dot_product_flash_attention"
+# PyTorch's other backends, by their keys: what they get is not served.
+_MATH = "_scaled_dot_product_attention_math"
+_OTHERS = [("CPU", _MATH), ("AutogradCPU", _MATH)]
+if torch.backends.cuda.is_built():
+    _OTHERS += [("CUDA", f"_scaled_dot_product_{backend}_attention") for backend in ("efficient", "cudnn")]
+    _OTHERS += [("CUDA", _MATH), ("AutogradCUDA", _MATH)]
 
 # Releases before 2.11 have no list of implementations.
 _registry: Any = torch.nn.attention if hasattr(torch.nn.attention, "register_flash_attention_impl") else None
@@ -60,6 +71,7 @@ class _Replacement:
             warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
             for (key, name), kernel in kernels.items():
                 self.library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+        self.others: torch.library.Library | None = None
         self.orders: tuple[list[int], list[int]] | None = None
         if torch.cuda.is_initialized():
             self.prefer()
@@ -79,8 +91,24 @@ class _Replacement:
         self.orders = before, [flash, *(backend for backend in before if backend != flash)]
         torch._C._set_sdp_priority_order(self.orders[1])
 
+    def refuse_others(self, strict: bool) -> None:
+        """Whether what PyTorch gives to its other backends raises. Their kernels are replaced only then."""
+        if self.others is not None and not strict:
+            self.others._destroy()
+            self.others = None
+        if self.others is not None or not strict:
+            return
+        self.others = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
+            # All are asked for first: to replace the kernel of a device changes the one for its gradients.
+            kernels = {where: torch.library.get_kernel(f"aten::{where[1]}", where[0]) for where in _OTHERS}
+            for (key, name), kernel in kernels.items():
+                self.others.impl(name, _refusing(kernel), key, with_keyset=True, allow_override=True)
+
     def remove(self) -> None:
         global _active
+        self.refuse_others(False)
         if self.library is not None:
             self.library._destroy()
         self.library = None
@@ -190,6 +218,22 @@ class _Replacement:
         return tuple(_strided_as(x, like) for x, like in zip(gradients, (query, key, value)))
 
 
+def _refusing(previous: Any) -> Any:
+    """A kernel of another backend, which raises unless the program has switched the flash backend off."""
+
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **options: Any) -> Any:
+        if torch.backends.cuda.flash_sdp_enabled():
+            raise NotImplementedError(
+                "PyTorch computes this call of scaled_dot_product_attention with another backend than the flash one, "
+                "which flashcore replaces, for its dropout, mask, shapes, strides or dtype: flashcore does not serve it. "
+                "Call it inside of torch.nn.attention.sdpa_kernel with the backend that is meant, or activate without "
+                "strict=True"
+            )
+        return previous.call_boxed(keys, *args, **options)
+
+    return kernel
+
+
 @functools.lru_cache(256)
 def _slow(
     device: torch.device, dtype: torch.dtype, of_q: torch.Size, of_k: torch.Size, causal: bool, deterministic: bool
@@ -246,6 +290,11 @@ def _strided_as(result: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor).copy_(result)
 
 
+def _strides_like(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of ``torch.empty_like(tensor)``, which has its own order for strides that are 0 or equal."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
 _deterministic = torch.are_deterministic_algorithms_enabled
 
 
@@ -275,11 +324,8 @@ def _attend(
     """Attention of ``[batch, heads, seq, head_dim]``; the output is strided as ``torch.empty_like(query)``."""
     _, of_head, of_row, _ = _strides_like(query)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    out, lse = forward(q, k, v, scale, is_causal, window, out_bhsd)
-    out = out.transpose(1, 2)
-    if query.shape[0] > 1 and query.stride(0) < max(query.stride(1), query.stride(2)):
-        out = _strided_as(out, query)  # the batch is not the outermost dimension; the operator writes it as that
-    return out, lse
+    out, lse = forward(q, k, v, scale, is_causal, window, of_head >= of_row)
+    return _strided_as(out.transpose(1, 2), query), lse
 
 
 def _differentiate(
@@ -292,11 +338,6 @@ def _differentiate(
     is_causal: bool,
     window: tuple[int, int],
     scale: float | None,
-def _strides_like(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of ``torch.empty_like(tensor)``, which has its own order for strides that are 0 or equal."""
-    return torch.empty_like(tensor, device="meta").stride()
-
-
     *,
     bhsd: bool,
 ) -> tuple[torch.Tensor, ...]:
@@ -379,17 +420,23 @@ def activate(*, strict: bool = False) -> None:
     Parameters
     ----------
     strict : bool
-        Raise `NotImplementedError` for what is not served, as far as PyTorch gives it to this backend.
+        Raise `NotImplementedError` for what is not served, also where PyTorch gives it to another backend, unless the
+        program has switched the flash backend off (`torch.nn.attention.sdpa_kernel`).
     """
-    global _strict
     with _lock:
-        _strict = strict
-        if _active is not None:
-            return
-        if _registry is not None:
-            _registry.activate_flash_attention_impl(_NAME)
-        else:
-            _install()
+        if _active is None:
+            if _registry is not None:
+                _registry.activate_flash_attention_impl(_NAME)
+            else:
+                _install()
+        _set_strict(strict)
+
+
+def _set_strict(strict: bool) -> None:
+    global _strict
+    _strict = strict
+    if _active is not None:
+        _active.refuse_others(strict)
 
 
 def deactivate() -> None:
@@ -433,7 +480,6 @@ class _Block:
         self.before = before
 
     def restore(self) -> None:
-        global _strict
         was_active, was_strict, implementation = self.before
         if was_active:
             activate()
@@ -441,4 +487,4 @@ class _Block:
             deactivate()
             if _registry is not None and implementation is not None:
                 _registry.activate_flash_attention_impl(implementation)
-        _strict = was_strict
+        _set_strict(was_strict)

@@ -344,11 +344,23 @@ impl Rows {
                 );
             }
             if other.dtype != dtype {
-                return Err(format!("{name} holds {} and {} {dtype}; convert one", other.dtype, self.name).into());
+                return Err(other_dtype(name, other.dtype, self.name, dtype).into());
             }
         }
         Ok((place, dtype))
     }
+}
+
+/// Why a tensor of another dtype than q is refused, and what to do.
+pub(crate) fn other_dtype(name: &str, dtype: DType, of_q: &str, q: DType) -> String {
+    let what = match dtype {
+        DType::E4M3 => format!(
+            "float8 keys and values with queries of another dtype are not served: convert {of_q} to float8_e4m3fn, too, \
+             or keep keys and values in {of_q}'s dtype"
+        ),
+        _ => "convert one, so that all tensors hold the same".to_string(),
+    };
+    format!("{name} holds {dtype} and {of_q} {q}; {what}")
 }
 
 /// Sinks and slopes of an operator, dense on the tensors' device; slopes `[batch, heads]` as one dimension.
