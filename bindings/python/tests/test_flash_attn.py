@@ -214,8 +214,8 @@ def test_block_tables_of_packed_queries():
             fa3.flash_attn_varlen_func(PACKED[0], *pages, **lengths, **given)
     with pytest.raises(ValueError, match="block_table and page_table are given"):
         fa3.flash_attn_with_kvcache(Q, *pages, cache_seqlens=7, page_table=table, block_table=table)
-    a, b = (fa3.flash_attn_with_kvcache(Q, *pages, cache_seqlens=7, **{name: table}) for name in ("page_table", "block_table"))
-    assert torch.equal(a, b)
+    outs = [fa3.flash_attn_with_kvcache(Q, *pages, cache_seqlens=7, **{n: table}) for n in ("page_table", "block_table")]
+    assert torch.equal(*outs)
     with pytest.raises(ValueError, match=r"^block_table has shape \(2,\)"):
         fa2.flash_attn_with_kvcache(Q, *pages, cache_seqlens=7, block_table=table[:, 0])
     with pytest.raises(ValueError, match=r"^block_table has shape \(2,\)"):

@@ -4,13 +4,14 @@ memory they are `torch.OutOfMemoryError`."""
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 
-__all__ = ["check_tensor", "check_tensors", "refuse_number", "rename", "typed"]
+__all__ = ["check_tensor", "check_tensors", "refuse_number", "rename", "signature_with", "typed"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -36,25 +37,30 @@ def rename(**names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def refuse_number(place: int, name: str) -> Callable[[Function], Function]:
-    """Decorates a function of FlashAttention-3: raises for a number in the place where FlashAttention-2 has dropout_p."""
+def signature_with(name: str) -> Callable[[Function], Function]:
+    """Decorates a function whose `_in_its_place` is where this keyword is in FlashAttention-3's signature, which it shows.
+
+    It refuses what is given there by position: FlashAttention-2 has its dropout there. No call takes longer for it.
+    """
 
     def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > place and isinstance(args[place], (float, int)):
-                given, called = args[place], function.__name__
-                raise TypeError(
-                    f"{called} has {given!r} as its positional argument {place + 1}: that is {name} here, as in "
-                    f"FlashAttention-3, and dropout_p in FlashAttention-2. Write softmax_scale={given!r} or "
-                    f"dropout_p={given!r}, or import {called} from flashcore.flash_attn, which has FlashAttention-2's "
-                    "signatures"
-                )
-            return function(*args, **kwargs)
-
-        return cast(Function, call)
+        shown = inspect.signature(function)
+        parameters = [x for x in shown.parameters.values() if x.name != name]
+        place = next(n for n, x in enumerate(parameters) if x.name == "_in_its_place")
+        parameters[place] = shown.parameters[name].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        function.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
 
     return decorate
+
+
+def refuse_number(function: str, place: int, name: str, given: Any) -> None:
+    """Raises for what is in the place where FlashAttention-2 has dropout_p, and FlashAttention-3 something else."""
+    raise TypeError(
+        f"{function} has {given!r} as its positional argument {place}: that is {name} here, as in FlashAttention-3, and "
+        f"dropout_p in FlashAttention-2. Write softmax_scale={given!r} or dropout_p={given!r}, or import {function} from "
+        "flashcore.flash_attn, which has FlashAttention-2's signatures"
+    )
 
 
 def check_tensors(q: object, k: object, v: object, /, **optional: object) -> None:

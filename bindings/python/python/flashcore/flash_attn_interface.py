@@ -6,9 +6,9 @@
 Signatures are FlashAttention-3's. After them, by name, are `batch_invariant` and what FlashAttention-2 and vLLM have:
 `dropout_p`, which must be 0, `alibi_slopes` and `block_table`. FlashAttention-2 has its dropout where this interface has
 `softmax_scale`, so a number in that place raises `TypeError`: its signatures are in `flashcore.flash_attn`. An argument
-that is not served raises `NotImplementedError` with its name; wishes about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no
-result. Masks are aligned bottom-right: the last query of a sequence sees its last key. Lengths are int32 tensors that
-stay on the device: nothing waits for it, and rows past a sequence's end are never used.
+that is not served raises `NotImplementedError` with its name; wishes about the schedule (`num_splits`, `pack_gqa`,
+`scheduler_metadata`) change no result. Masks are aligned bottom-right: the last query of a sequence sees its last key.
+Lengths are int32 tensors that stay on the device: nothing waits for it, and rows past a sequence's end are never used.
 
 `flash_attn_func`, `flash_attn_qkvpacked_func` and, with `cu_seqlens_q` or `seqused_q` and `cu_seqlens_k`,
 `flash_attn_varlen_func` are differentiable in q, k and v: float16, bfloat16 and float32, all masks, soft caps, grouped
@@ -50,12 +50,12 @@ __all__ = [
 _of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
 
 
-@_names.refuse_number(3, "softmax_scale")
+@_names.signature_with("softmax_scale")
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    softmax_scale: float | None = None,
+    _in_its_place: None = None,
     causal: bool = False,
     qv: torch.Tensor | None = None,
     q_descale: torch.Tensor | None = None,
@@ -70,6 +70,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     *,
+    softmax_scale: float | None = None,
     batch_invariant: int | None = None,
     dropout_p: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
@@ -129,6 +130,8 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
+    if _in_its_place is not None:
+        _names.refuse_number("flash_attn_func", 4, "softmax_scale", _in_its_place)
     plain = q_descale is k_descale is v_descale is qv is alibi_slopes is None and attention_chunk == 0 == dropout_p
     if plain and type(num_splits) is int and num_splits >= 0:
         options = (softmax_scale, causal, window_size, softcap, deterministic, sm_margin, batch_invariant)
@@ -162,11 +165,11 @@ def _equal_lengths(
     return (forward if full else _lengths.attend)(q, k, v, scales=scales, **how)
 
 
-@_names.refuse_number(1, "softmax_scale")
 @_of_scales
+@_names.signature_with("softmax_scale")
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
-    softmax_scale: float | None = None,
+    _in_its_place: None = None,
     causal: bool = False,
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
@@ -179,6 +182,7 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     *,
+    softmax_scale: float | None = None,
     dropout_p: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -193,6 +197,8 @@ def flash_attn_qkvpacked_func(
 
     The other parameters, the results and the errors are those of `flash_attn_func`.
     """
+    if _in_its_place is not None:
+        _names.refuse_number("flash_attn_qkvpacked_func", 2, "softmax_scale", _in_its_place)
     if not isinstance(qkv, torch.Tensor):
         raise TypeError(f"qkv is a {type(qkv).__name__}; it must be a tensor")
     if num_heads_q is not None and not isinstance(num_heads_q, (numbers.Integral, torch.SymInt)):
@@ -217,7 +223,6 @@ def flash_attn_qkvpacked_func(
     return (out, lse) if return_attn_probs else out
 
 
-@_names.refuse_number(7, "seqused_q")
 @_names.rename(page_table="block_table")
 @_of_scales
 def flash_attn_varlen_func(
@@ -278,6 +283,8 @@ def flash_attn_varlen_func(
     softmax_lse : Tensor ``[heads, total_q]``, only with `return_attn_probs`
         float32, natural logarithm; without `cu_seqlens_q` ``[batch, heads, seq_q]``.
     """
+    if isinstance(seqused_q, (float, int)):
+        _names.refuse_number("flash_attn_varlen_func", 8, "seqused_q", seqused_q)
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     lengths |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
     _names.check_tensors(q, k, v, **lengths, block_table=block_table)

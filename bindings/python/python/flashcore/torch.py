@@ -5,12 +5,12 @@
     >>> with flashcore.torch.activated():
     ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-What is replaced is PyTorch's flash kernel and its gradients, for CPU and CUDA tensors: the calls that PyTorch gives to
-it are computed by FlashCore. For CUDA tensors this backend becomes the first in PyTorch's order while FlashCore is
-active, since on H100 and H200 cuDNN's is the first. What PyTorch gives to another one neither warns nor raises: on CUDA
-devices a call with a mask, for example, and on the CPU one with dropout, of tensors that do not have four dimensions, or
-whose last dimension is not contiguous; while strict it raises. Importing this module changes nothing but the list of implementations that
-`torch.nn.attention.activate_flash_attention_impl` knows.
+What is replaced is PyTorch's flash kernel and its gradients, for CPU and CUDA tensors: the calls that PyTorch gives
+to it are computed by FlashCore. For CUDA tensors this backend becomes the first in PyTorch's order while FlashCore is
+active, since on H100 and H200 cuDNN's is the first. What PyTorch gives to another one neither warns nor raises: on
+CUDA devices a call with a mask, for example, and on the CPU one with dropout, of tensors that do not have four
+dimensions, or whose last dimension is not contiguous; while strict it raises. Importing this module changes nothing
+but the list of implementations that `torch.nn.attention.activate_flash_attention_impl` knows.
 """
 
 from __future__ import annotations

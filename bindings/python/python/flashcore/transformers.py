@@ -4,9 +4,9 @@
     >>> flashcore.transformers.register()
     >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fc_attention")
 
-It serves full and causal attention, sliding windows of one side and of both, soft caps, grouped heads, padded batches, packed sequences that
-come with ``cu_seq_lens_q``, dynamic caches, static caches, whose length may be on the device, and the paged caches of
-continuous batching (`generate_batch`). It serves training.
+It serves full and causal attention, sliding windows of one side and of both, soft caps, grouped heads, padded
+batches, packed sequences that come with ``cu_seq_lens_q``, dynamic caches, static caches, whose length may be on the
+device, and the paged caches of continuous batching (`generate_batch`). It serves training.
 Custom masks and dropout go to Transformers' ``sdpa`` with one warning for each reason, or raise if strict; so does
 training where FlashCore's kernel for gradients on a GPU uses no tensor cores (f32).
 """
