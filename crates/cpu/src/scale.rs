@@ -4,8 +4,8 @@ use std::f32::consts::LOG2_E;
 
 use flashcore_problem::Problem;
 
-/// A problem's softmax scale in two factors. Products of large elements can overflow f32 where the scaled score does not,
-/// so Q is multiplied first, by a power of two, which is exact.
+/// A problem's softmax scale in two factors. Products of large elements can overflow f32 where the scaled score does
+/// not, so Q is multiplied first, by a power of two, which is exact.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scale {
     /// The power of two: at most 1.

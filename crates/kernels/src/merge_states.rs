@@ -169,8 +169,8 @@ mod tests {
         assert!(refusal.starts_with("merge does not serve 9 parts: "), "{refusal}");
     }
 
-    /// Random parts, of which rows without keys hold NaN, against float64; gaps between rows keep their bytes. A row that
-    /// is past the limit of scores in one part is NaN.
+    /// Random parts, of which rows without keys hold NaN, against float64; gaps between rows keep their bytes. A row
+    /// that is past the limit of scores in one part is NaN.
     #[test]
     fn parts_are_merged() {
         let mut rng = Rng::new(11);

@@ -424,8 +424,8 @@ fn coarse(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }
 
-/// Rows of zeros and one power of two, from `2^-largest` to `2^largest` by magnitude, in the first of two columns or, in
-/// a quarter of the rows, in the second. So most pairs of rows have a product. A third of the rows have the largest.
+/// Rows of zeros and one power of two, from `2^-largest` to `2^largest` by magnitude, in the first of two columns or,
+/// in a quarter of the rows, in the second. So most pairs of rows have a product. A third of the rows have the largest.
 fn powers_of_two(largest: i32, columns: [usize; 2], rng: &mut Rng, layout: Layout, dtype: DType) -> Tensor {
     let (mut column, mut power) = (0, 0.0);
     fill(dtype, layout, &mut |_, d| {

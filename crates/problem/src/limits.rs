@@ -20,11 +20,11 @@
 //! finite in f32, and NaN where its scores are not.
 //!
 //! # Backward
-//! The backward pass computes P anew from the f32 log-sum-exp `L` that the forward pass stored: `P = exp(s − L)`. Storing
-//! and converting it rounds `L`, so P has a relative error of up to `|L| · 2⁻²³`: 0.1 % at 2¹³, 1.6 % at 2¹⁷. No
-//! backward pass that reads an f32 log-sum-exp can do better. Where `|L|` is above [`GRADIENT_LIMIT`], the gradients of
-//! the row are NaN: its dQ, and dK and dV of the keys that it sees. Other keys of the same K/V head may become NaN, too,
-//! since kernels compute masked probabilities before they discard them.
+//! The backward pass computes P anew from the f32 log-sum-exp `L` that the forward pass stored: `P = exp(s − L)`.
+//! Storing and converting it rounds `L`, so P has a relative error of up to `|L| · 2⁻²³`: 0.1 % at 2¹³, 1.6 % at 2¹⁷.
+//! No backward pass that reads an f32 log-sum-exp can do better. Where `|L|` is above [`GRADIENT_LIMIT`], the gradients
+//! of the row are NaN: its dQ, and dK and dV of the keys that it sees. Other keys of the same K/V head may become NaN,
+//! too, since kernels compute masked probabilities before they discard them.
 
 use crate::DType;
 

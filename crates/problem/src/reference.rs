@@ -25,8 +25,8 @@ pub struct ReferenceRow {
     pub out: Vec<f64>,
     /// The row's log-sum-exp (natural logarithm); −∞ if the row is fully masked.
     pub lse: f64,
-    /// The largest score of a visible key, by magnitude of the result: an exponent of 2, without the sink. −∞ if the row
-    /// is fully masked.
+    /// The largest score of a visible key, by magnitude of the result: an exponent of 2, without the sink. −∞ if the
+    /// row is fully masked.
     pub largest_score: f64,
     /// Rounding error that a kernel may add to the tolerance.
     pub slack: Slack,

@@ -41,8 +41,8 @@ pub struct GradientRow {
     pub values: Vec<f64>,
     /// What is allowed besides [`Tolerance::of_gradient`](crate::Tolerance::of_gradient).
     pub slack: Vec<f64>,
-    /// Whether the row may be NaN instead: the log-sum-exp of the query row, or of any query row of the same K/V head, is
-    /// past the [limit](crate::GRADIENT_LIMIT).
+    /// Whether the row may be NaN instead: the log-sum-exp of the query row, or of any query row of the same K/V head,
+    /// is past the [limit](crate::GRADIENT_LIMIT).
     pub may_be_nan: bool,
 }
 

@@ -36,8 +36,9 @@
 //! case. The log-sum-exp is summed in f32 before P is rounded, so its error is that of the scores:
 //! `ln Σ p_j exp(e_j)`, or that of the sum, `2^-23`.
 //!
-//! Whatever the errors of scores are, a row of O is an average of rows of V. So each element also lies in the **hull** of
-//! its column of V, from the smallest to the largest value of visible keys (and 0 with a sink), widened by parts 2 to 4.
+//! Whatever the errors of scores are, a row of O is an average of rows of V. So each element also lies in the **hull**
+//! of its column of V, from the smallest to the largest value of visible keys (and 0 with a sink), widened by parts 2
+//! to 4.
 //!
 //! [`Tolerance::of`](crate::Tolerance::of) covers the rounding of P and of the output to 16 bits.
 

@@ -382,11 +382,8 @@ fn reference_errors() {
 fn comparison_errors() {
     let problem = valid().seq_len(8).build().unwrap();
     let tolerance = Tolerance::of(DType::F16);
-    let slack = Slack {
-        out: vec![0.0; 64],
-        hull: vec![[-1.0, 1.0]; 64],
-        lse: 0.0,
-    };
+    let (out, hull) = (vec![0.0; 64], vec![[-1.0, 1.0]; 64]);
+    let slack = Slack { out, hull, lse: 0.0 };
     let right = ReferenceRow {
         index: [0, 0, 7],
         out: vec![0.0; 64],

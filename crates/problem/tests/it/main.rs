@@ -5,6 +5,7 @@ mod bad_input;
 mod comparison;
 mod fp8;
 mod gradients;
+mod huge_scores;
 mod properties;
 mod trivial;
 mod wide_caches;

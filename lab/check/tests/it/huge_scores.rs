@@ -1,5 +1,5 @@
-//! Scores of any size: rows below the limit of their dtype are right, at every policy of the softmax, in splits and with
-//! sinks; rows past it are NaN, output and log-sum-exp; rows without keys stay zeros. The inputs' scores carry no
+//! Scores of any size: rows below the limit of their dtype are right, at every policy of the softmax, in splits and
+//! with sinks; rows past it are NaN, output and log-sum-exp; rows without keys stay zeros. The inputs' scores carry no
 //! rounding, so that no tolerance hides a wrong row.
 
 use flashcore_check::{CheckError, CheckOptions, Verdict, check_plan, judge_elsewhere};
@@ -102,8 +102,8 @@ fn every_kernel_is_right_below_the_limit() {
     assert!(checked >= 60, "{checked}");
 }
 
-/// The comparison takes right rows past the limit as well. Kernels give NaN, whole rows of it, and zeros where no key is
-/// visible.
+/// The comparison takes right rows past the limit as well. Kernels give NaN, whole rows of it, and zeros where no key
+/// is visible.
 #[test]
 fn rows_past_the_limit_are_nan_and_rows_without_keys_are_zeros() {
     let (mut past, mut below) = (0, 0);
@@ -137,8 +137,8 @@ fn rows_past_the_limit_are_nan_and_rows_without_keys_are_zeros() {
     assert!(past > 500 && below > 500, "{past} {below}");
 }
 
-/// Rows whose log-sum-exp is past the limit make their dQ NaN, and dK and dV of the keys that they see. Other rows of dQ
-/// are right.
+/// Rows whose log-sum-exp is past the limit make their dQ NaN, and dK and dV of the keys that they see. Other rows of
+/// dQ are right.
 #[test]
 fn gradients_past_the_limit_are_nan() {
     // No power of two times the scale is at the limit.
