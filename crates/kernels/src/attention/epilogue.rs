@@ -107,8 +107,8 @@ impl<'k> Total<'k> {
 /// The log-sum-exp of a row in natural logarithms, from its offset and sum; −∞ where no key is visible.
 #[track_caller]
 pub(crate) fn log_sum_exp<'k>(offset: Val<'k, f32>, sum: Val<'k, f32>) -> Val<'k, f32> {
-    let value = (sum.log2() - offset) * std::f32::consts::LN_2;
-    sum.eq(0.0).select(f32::NEG_INFINITY, value)
+    // Without a key the sum is 0, and its logarithm −∞ less a finite offset.
+    (sum.log2() - offset) * std::f32::consts::LN_2
 }
 
 impl<'k> Row<'k> {

@@ -105,6 +105,8 @@ impl Case {
             (8, 97, last, 4.0 * SHARP, InputKind::Normal),
             (64, 384, Mask::CAUSAL, SHARP, InputKind::Normal),
             (64, 768, Mask::FULL, SHARP, InputKind::Normal),
+            // Rows on both sides of the limit of scores.
+            (64, 96, Mask::FULL, 64.0, InputKind::PowersOfTwo),
         ]
         .into_iter()
         .map(|(q, kv, mask, scale, inputs)| {
