@@ -67,10 +67,10 @@ pub enum InputKind {
     NegativeScores,
     /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals; ordinary scores.
     Extremes,
-    /// One element of each row of Q and K is a power of two, the others are 0, so that no score is rounded and no
-    /// tolerance covers a wrong one. Up to the largest power of the dtype: rows pass the [limits](mod@crate::limits),
-    /// and scores overflow f32. In a backward problem up to 2⁸.
-    PowersOfTwo,
+    /// One element of each row of Q and K is not 0. A score is one product, exact in f32, so that no tolerance covers a
+    /// wrong one, and its product with the scale is rounded. Up to the largest numbers of the dtype: rows pass the
+    /// [limits](mod@crate::limits), and scores overflow f32. In a backward problem up to 2⁹.
+    OneHot,
 }
 
 impl InputKind {
@@ -83,7 +83,7 @@ impl InputKind {
         InputKind::RisingScores,
         InputKind::NegativeScores,
         InputKind::Extremes,
-        InputKind::PowersOfTwo,
+        InputKind::OneHot,
     ];
 
     /// The name used on the command line and in evidence, such as `huge-logit`.
@@ -96,7 +96,7 @@ impl InputKind {
             InputKind::RisingScores => "rising-scores",
             InputKind::NegativeScores => "negative-scores",
             InputKind::Extremes => "extremes",
-            InputKind::PowersOfTwo => "powers-of-two",
+            InputKind::OneHot => "one-hot",
         }
     }
 
@@ -279,7 +279,7 @@ impl Inputs {
                     }),
                 ]
             }
-            InputKind::PowersOfTwo => {
+            InputKind::OneHot => {
                 let most = match (problem.direction(), problem.dtype()) {
                     (Direction::Backward, _) => 8,
                     (Direction::Forward, DType::F16) => 15,
@@ -290,8 +290,8 @@ impl Inputs {
                 let largest = [8, 13, 20, most, most][q.below(5)].min(most);
                 let columns = [q.below(head_dim), k.below(head_dim)];
                 [
-                    powers_of_two(largest, columns, &mut q, *ql, dtype),
-                    powers_of_two(largest, columns, &mut k, *kl, dtype),
+                    one_hot(largest, columns, &mut q, *ql, dtype),
+                    one_hot(largest, columns, &mut k, *kl, dtype),
                     normal_v(&mut v),
                 ]
             }
@@ -424,22 +424,21 @@ fn coarse(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }
 
-/// Rows of zeros and one power of two, from `2^-largest` to `2^largest` by magnitude, in the first of two columns or,
-/// in a quarter of the rows, in the second. So most pairs of rows have a product. A third of the rows have the largest.
-fn powers_of_two(largest: i32, columns: [usize; 2], rng: &mut Rng, layout: Layout, dtype: DType) -> Tensor {
-    let (mut column, mut power) = (0, 0.0);
+/// Rows of zeros and one number, from `2^-largest` to `2^(largest + 1)` by magnitude and in a third of the rows of the
+/// largest power, in the first of two columns or, in a quarter of the rows, in the second. So most pairs have a product,
+/// and f32 holds it.
+fn one_hot(largest: i32, columns: [usize; 2], rng: &mut Rng, layout: Layout, dtype: DType) -> Tensor {
+    let bits = if dtype == DType::BF16 { 7 } else { 10 };
+    let (mut column, mut element) = (0, 0.0);
     fill(dtype, layout, &mut |_, d| {
         if d == 0 {
             column = columns[usize::from(rng.below(4) == 0)];
             let drawn = rng.below(2 * largest as usize + 1) as i32 - largest;
             let exponent = if rng.below(3) == 0 { largest } else { drawn };
-            power = if rng.below(2) == 0 {
-                2f32.powi(exponent)
-            } else {
-                -2f32.powi(exponent)
-            };
+            let sign = if rng.below(2) == 0 { 1.0 } else { -1.0 };
+            element = sign * (1.0 + rng.below(1 << bits) as f32 / (1 << bits) as f32) * 2f32.powi(exponent);
         }
-        if d == column { power } else { 0.0 }
+        if d == column { element } else { 0.0 }
     })
 }
 

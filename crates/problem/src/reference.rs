@@ -341,11 +341,11 @@ pub(crate) fn score_errors(
     scores: &[f64],
 ) -> Vec<f64> {
     let scale = f64::from(problem.softmax_scale());
-    // A sum with one term is exact. What remains is the rounding of the scale, a relative error that all scores share.
-    let terms = (0..problem.head_dim()).filter(|&d| q.value(b, s, h, d) != 0.0).count();
+    // What remains of an exact score is the rounding of the scale, a relative error that all scores share.
+    let is_exact = is_one_product(problem, keys, q, row, range.clone());
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut errors = match problem.dtype() {
-        _ if terms <= 1 => {
+        _ if is_exact => {
             let below = |score: &f64| 2.0 * SCORE_ERROR * (max - score).min(FAR_BELOW);
             scores.iter().map(below).collect()
         }
@@ -367,4 +367,27 @@ pub(crate) fn score_errors(
         }
     }
     errors
+}
+
+/// Whether all scores of a row are one product each, of elements that f32 holds exactly; e4m3 elements have four bits. A
+/// product that f32 does not reach has no error that matters.
+fn is_one_product(
+    problem: &Problem,
+    keys: &Keys,
+    q: &TensorView<'_>,
+    [b, h, s]: [usize; 3],
+    range: Range<usize>,
+) -> bool {
+    let mut elements = (0..problem.head_dim())
+        .map(|d| (d, q.value(b, s, h, d)))
+        .filter(|(_, x)| *x != 0.0);
+    let (Some((d, x)), None) = (elements.next(), elements.next()) else {
+        return false;
+    };
+    let is_exact = |k: &f64| {
+        let product = x * k;
+        let is_out_of_range = !(f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&product.abs());
+        is_out_of_range || f64::from(product as f32) == product
+    };
+    problem.dtype() == DType::E4M3 || keys.k_columns[d][range].iter().all(is_exact)
 }

@@ -34,7 +34,8 @@
 //! The random walk of part 2 assumes that the rounding errors of P are independent of V. This holds
 //! for every [`InputKind`](crate::InputKind); data constructed against it would need the worst
 //! case. The log-sum-exp is summed in f32 before P is rounded, so its error is that of the scores:
-//! `ln Σ p_j exp(e_j)`, or that of the sum, `2^-23`.
+//! `ln Σ p_j exp(e_j)`, or that of the logarithm of
+//! a sum that reaches 2^9, `2^-20`.
 //!
 //! Whatever the errors of scores are, a row of O is an average of rows of V. So each element also lies in the **hull**
 //! of its column of V, from the smallest to the largest value of visible keys (and 0 with a sink), widened by parts 2
@@ -46,6 +47,8 @@ use crate::{DType, Tolerance};
 
 /// Error of an f32 score relative to the norms of its vectors.
 pub(crate) const SCORE_ERROR: f64 = 1.0 / 8_388_608.0;
+/// Error of the logarithm of a sum of probabilities, before the maximum is added: sums reach 2^9.
+const LOGARITHM_ERROR: f64 = 8.0 * SCORE_ERROR;
 /// Relative error of a sum of fp8 products, and of truncating a running sum.
 pub(crate) const SUM_ERROR: f64 = 1.0 / 4096.0;
 const CUT_ERROR: f64 = 1.0 / 8192.0;
@@ -150,7 +153,7 @@ impl Slack {
             hull: hulls
                 .map(|(column, (_, rest))| [column.lowest - rest, column.highest + rest])
                 .collect(),
-            lse: sum_off.ln_1p().min(largest_error).max(SCORE_ERROR),
+            lse: sum_off.ln_1p().min(largest_error).max(LOGARITHM_ERROR),
         }
     }
 }

@@ -139,10 +139,10 @@ fn shapes(problem: &Problem) -> Result<[(Problem, &'static [InputKind]); 2], Tun
         let small = small.offsets(0, 0).seq_len_q(rows).seq_len_kv(keys);
         small.build().map_err(flashcore::Error::from)
     };
-    use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, PowersOfTwo, RisingScores, SmallIntegers};
+    use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, OneHot, RisingScores, SmallIntegers};
     Ok([
         (shape(77, 133)?, &[SmallIntegers, HugeLogit, NegativeScores]),
-        (shape(130, 257)?, &[RisingScores, EqualRows, Extremes, PowersOfTwo]),
+        (shape(130, 257)?, &[RisingScores, EqualRows, Extremes, OneHot]),
     ])
 }
 

@@ -69,12 +69,7 @@ fn scores_up_to_the_end_of_f32() {
             1 => problem.heads(4, 1).seq_len_q(1).seq_len_kv(300),
             _ => problem.heads(4, 1).seq_len_q(1).seq_len_kv(4096),
         };
-        assert_right(
-            &Options::default(),
-            &problem.build().unwrap(),
-            InputKind::PowersOfTwo,
-            seed,
-        );
+        assert_right(&Options::default(), &problem.build().unwrap(), InputKind::OneHot, seed);
     }
 }
 

@@ -106,7 +106,7 @@ impl Case {
             (64, 384, Mask::CAUSAL, SHARP, InputKind::Normal),
             (64, 768, Mask::FULL, SHARP, InputKind::Normal),
             // Rows on both sides of the limit of scores.
-            (64, 96, Mask::FULL, 64.0, InputKind::PowersOfTwo),
+            (64, 96, Mask::FULL, 64.0, InputKind::OneHot),
         ]
         .into_iter()
         .map(|(q, kv, mask, scale, inputs)| {
