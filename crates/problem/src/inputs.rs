@@ -425,8 +425,8 @@ fn coarse(x: f32) -> f32 {
 }
 
 /// Rows of zeros and one number, from `2^-largest` to `2^(largest + 1)` by magnitude and in a third of the rows of the
-/// largest power, in the first of two columns or, in a quarter of the rows, in the second. So most pairs have a product,
-/// and f32 holds it.
+/// largest power, in the first of two columns or, in a quarter of the rows, in the second. So most pairs have a
+/// product, and f32 holds it.
 fn one_hot(largest: i32, columns: [usize; 2], rng: &mut Rng, layout: Layout, dtype: DType) -> Tensor {
     let bits = if dtype == DType::BF16 { 7 } else { 10 };
     let (mut column, mut element) = (0, 0.0);

@@ -369,8 +369,8 @@ pub(crate) fn score_errors(
     errors
 }
 
-/// Whether all scores of a row are one product each, of elements that f32 holds exactly; e4m3 elements have four bits. A
-/// product that f32 does not reach has no error that matters.
+/// Whether all scores of a row are one product each, of elements that f32 holds exactly; e4m3 elements have four bits.
+/// A product that f32 does not reach has no error that matters.
 fn is_one_product(
     problem: &Problem,
     keys: &Keys,
