@@ -41,7 +41,7 @@ impl Judge {
         outputs.add_all(problem, &pool, |seed| draw(problem, InputKind::Normal, seed))?;
         let mut hard = Vec::new();
         for (shape, kinds) in shapes(problem)? {
-            let seeded = kinds.into_iter().map(|kind| (shape.clone(), kind, rng.next_u64() >> 8));
+            let seeded = kinds.iter().map(|&kind| (shape.clone(), kind, rng.next_u64() >> 8));
             hard.extend(seeded);
         }
         let adversary = |(shape, kind, seed): (Problem, InputKind, u64)| {
