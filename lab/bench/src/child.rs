@@ -32,6 +32,8 @@ pub struct Child {
     pub program: OsString,
     /// Its arguments.
     pub args: Vec<OsString>,
+    /// What its environment has in place of this process's: a variable that it has not is `None`.
+    pub environment: Vec<(OsString, Option<OsString>)>,
 }
 
 /// What is sent to the process, in one line.
@@ -139,6 +141,23 @@ struct Progress<'w> {
 }
 
 impl Child {
+    /// The process, not yet started.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        self.set_environment(&mut command);
+        command
+    }
+
+    pub(crate) fn set_environment(&self, command: &mut Command) {
+        for (name, value) in &self.environment {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+    }
+
     /// Benches in a child process, and passes on what happens. A kernel of the user that hangs or ends the process is
     /// in [`Report::failed`], and the rest of the bench is done without it.
     ///
@@ -274,8 +293,8 @@ impl Running {
     pub(crate) fn start(child: &Child, job: &impl Serialize, attended: bool) -> Result<Running, String> {
         let mut input = serde_json::to_vec(job).map_err(|error| error.to_string())?;
         input.push(b'\n');
-        let mut process = Command::new(&child.program)
-            .args(&child.args)
+        let mut process = child
+            .command()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

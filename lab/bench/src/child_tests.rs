@@ -31,6 +31,7 @@ fn script(folder: &Path, text: &str) -> Child {
     Child {
         program: path.into_os_string(),
         args: Vec::new(),
+        environment: Vec::new(),
     }
 }
 

@@ -3,8 +3,11 @@
 //! `docs/peers.md` has the lines that are exchanged.
 
 use std::ffi::{OsStr, OsString};
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
+
+use flashcore_check::programs;
 
 use crate::child::{Child, Job};
 use crate::identity::UNKNOWN;
@@ -18,10 +21,29 @@ const PROBE: &str = "import torch, flashcore._bench";
 /// The same for users' functions on the host, which NumPy is enough for.
 const PROBE_OWN: &str = "import flashcore._bench";
 
+/// Takes the current folder from the front of the path on which modules are looked for: Python puts it there for `-c`,
+/// and so for us `-m`, for which it would be there while `runpy` is imported. `sys` is built in. `PYTHONSAFEPATH` is
+/// not known before Python 3.11.
+const NOT_FROM_HERE: &str = "import sys\nif sys.path[:1] == ['']: del sys.path[0]\n";
+
+/// Variables that name folders of code.
+const FOLDERS: [&str; 3] = ["PYTHONHOME", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX"];
+
+/// What a Python runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs<'a> {
+    /// A program.
+    Code(&'a str),
+    /// A module, as `-m` does.
+    Module(&'a str),
+    /// A file of ours, whose folder is the first in which modules are looked for.
+    File(&'a Path),
+}
+
 /// A Python in which peers can be benched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Python {
-    executable: OsString,
+    executable: PathBuf,
 }
 
 impl Python {
@@ -58,24 +80,54 @@ impl Python {
         };
         let mut reasons = Vec::new();
         for executable in candidates {
-            let mut probe = Command::new(&executable);
-            let reason = match probe.args(["-c", imports]).stdin(Stdio::null()).output() {
-                Ok(output) if output.status.success() => return Ok(Python { executable }),
-                Ok(output) => last_line(&output.stderr),
-                Err(error) => error.to_string(),
-            };
-            reasons.push(format!("{}: {reason}", executable.display()));
+            let found = Python::named(&executable).and_then(|python| python.imports(imports));
+            match found {
+                Ok(python) => return Ok(python),
+                Err(reason) => reasons.push(format!("{}: {reason}", executable.display())),
+            }
         }
         Err(reasons.swap_remove(0))
     }
 
-    #[cfg(test)]
-    pub(crate) fn at(executable: OsString) -> Python {
-        Python { executable }
+    /// The Python of a name on `PATH`, or at an absolute path: never one that depends on the current folder.
+    ///
+    /// # Errors
+    /// There is none, or the path is relative.
+    pub fn named(name: impl AsRef<OsStr>) -> Result<Python, String> {
+        let executable = programs::find(name.as_ref()).map_err(|error| error.to_string())?;
+        Ok(Python { executable })
+    }
+
+    fn imports(self, imports: &str) -> Result<Python, String> {
+        let mut probe = self.child(Runs::Code(imports), [""; 0]).command();
+        match probe.stdin(Stdio::null()).output() {
+            Ok(output) if output.status.success() => Ok(self),
+            Ok(output) => Err(last_line(&output.stderr)),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// A process of it, the only way in which one is started. No code is taken from the current folder, which may be a
+    /// stranger's: neither as Python does by itself, nor by entries of `PYTHONPATH` that are empty or relative, nor by
+    /// other variables with relative folders. All else is as the user's own Python has it.
+    pub(crate) fn child<T: Into<OsString>>(&self, runs: Runs<'_>, args: impl IntoIterator<Item = T>) -> Child {
+        let what: [OsString; 2] = match runs {
+            Runs::Code(text) => ["-c".into(), format!("{NOT_FROM_HERE}{text}").into()],
+            Runs::Module(name) => {
+                let run = format!("import runpy\nrunpy.run_module({name:?}, run_name='__main__', alter_sys=True)");
+                ["-c".into(), format!("{NOT_FROM_HERE}{run}").into()]
+            }
+            Runs::File(path) => ["-B".into(), path.into()],
+        };
+        Child {
+            program: self.executable.clone().into_os_string(),
+            args: what.into_iter().chain(args.into_iter().map(Into::into)).collect(),
+            environment: environment(|name| std::env::var_os(name)),
+        }
     }
 
     /// The program.
-    pub fn executable(&self) -> &OsStr {
+    pub fn executable(&self) -> &Path {
         &self.executable
     }
 
@@ -85,10 +137,7 @@ impl Python {
     /// # Errors
     /// [`BenchError::Machine`](crate::BenchError::Machine) with what the process said if it did not end in a report.
     pub fn bench(&self, job: &Job, deadline: Duration, watcher: &mut dyn Watcher) -> Result<Report> {
-        let child = Child {
-            program: self.executable.clone(),
-            args: ["-m", "flashcore._bench"].map(OsString::from).to_vec(),
-        };
+        let child = self.child(Runs::Module("flashcore._bench"), [""; 0]);
         let mut report = child.bench(job, deadline, watcher)?;
         let note = check_package(&job.build, &report.run.build()).unwrap_or_else(Some);
         report.notes.extend(note.filter(|note| !report.notes.contains(note)));
@@ -115,6 +164,27 @@ pub fn check_package(command: &Build, package: &Build) -> Result<Option<String>,
              Python functions"
         )),
     }
+}
+
+/// What of the environment a Python gets changed.
+fn environment(env: impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, Option<OsString>)> {
+    let mut changed = Vec::new();
+    if let Some(path) = env("PYTHONPATH") {
+        let kept: Vec<PathBuf> = std::env::split_paths(&path)
+            .filter(|entry| entry.is_absolute())
+            .collect();
+        // They were parts of such a list, so they join.
+        let joined = std::env::join_paths(&kept).ok().filter(|joined| !joined.is_empty());
+        changed.push(("PYTHONPATH".into(), joined));
+    }
+    let relative = |name: &&str| env(name).is_some_and(|folder| Path::new(&folder).is_relative());
+    changed.extend(
+        FOLDERS
+            .into_iter()
+            .filter(relative)
+            .map(|name| (OsString::from(name), None)),
+    );
+    changed
 }
 
 fn last_line(text: &[u8]) -> String {
@@ -230,8 +300,7 @@ mod tests {
         )
         .unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let executable = path.clone().into_os_string();
-        (Python { executable }, path)
+        (Python::named(&path).unwrap(), path)
     }
 
     #[cfg(unix)]

@@ -13,8 +13,11 @@
 //! - [`watch`]: values of any lane at any line, errors by stage, the first NaN or infinity.
 //! - [`saves`]: configs with less shared memory. [`layout`]: swizzles and padding against bank
 //!   conflicts. [`pictures`]: shared memory over time, banks and warps as SVG.
-//! - [`registers`]: registers of a kernel without a GPU.
+//! - [`registers`]: registers of a kernel without a GPU. [`programs`]: finds programs such as the assembler.
 //! - [`cost`]: predicted times.
+
+// Tests read what they wrote, and what lies in the repository.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod append;
 mod check;
@@ -26,6 +29,7 @@ pub mod museum;
 pub mod mutate;
 pub mod own;
 pub mod pictures;
+pub mod programs;
 pub mod ptx;
 pub mod registers;
 pub mod render;

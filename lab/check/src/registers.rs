@@ -3,7 +3,7 @@
 //! `ptxas` must not be redistributed. It is searched at run time: `FLASHCORE_PTXAS`, then `PATH`.
 
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use flashcore_ir::ptx::log::JitLog;
@@ -11,6 +11,8 @@ use flashcore_ir::{Kernel, Target};
 use serde::Serialize;
 use tempfile::TempPath;
 use thiserror::Error;
+
+use crate::programs;
 
 /// Registers of a kernel according to the assembler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -50,9 +52,13 @@ pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
 /// shared memory that it declares.
 pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u32), Unknown> {
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
-    let path = asked.clone().map_or_else(|| PathBuf::from("ptxas"), PathBuf::from);
-    let assembler = path.display().to_string();
+    let name = asked.clone().unwrap_or_else(|| "ptxas".into());
+    let assembler = name.display().to_string();
     let broken = |message: String| Unknown::Broken(assembler.clone(), message);
+    let path = programs::find(&name).map_err(|error| match error.kind() {
+        ErrorKind::NotFound if asked.is_none() => Unknown::NoAssembler,
+        _ => broken(error.to_string()),
+    })?;
     let file = scratch_file(ptx).map_err(|error| broken(error.to_string()))?;
     let output = Command::new(&path)
         .args(["-v", "-arch", target.name(), "-o"])
@@ -60,10 +66,7 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u
         .arg(&file)
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| match error.kind() {
-            ErrorKind::NotFound if asked.is_none() => Unknown::NoAssembler,
-            _ => broken(error.to_string()),
-        })?;
+        .map_err(|error| broken(error.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         let refusal = refusal(&text, &file.display().to_string());
@@ -95,7 +98,7 @@ fn refusal(text: &str, file: &str) -> String {
 
 /// The release in the output of `ptxas --version`: `Cuda compilation tools, release 13.0,
 /// V13.0.48`.
-fn version(path: &PathBuf) -> Option<String> {
+fn version(path: &Path) -> Option<String> {
     let output = Command::new(path).arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let release = text.split("release ").nth(1)?;

@@ -161,6 +161,7 @@ pub(crate) fn child() -> Result<Child, Failure> {
     Ok(Child {
         program: program.path.into_os_string(),
         args: args.collect(),
+        environment: Vec::new(),
     })
 }
 

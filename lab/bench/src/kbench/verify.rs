@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{Floor, Report};
-use crate::child::{Child, Running};
+use crate::child::Running;
 use crate::outside::from_outside;
+use crate::python::{Python, Runs};
 use crate::{BenchError, Result};
 
 const JUDGE: [(&str, &str); 6] = [
@@ -87,10 +88,10 @@ pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Rep
     for (name, text) in JUDGE {
         std::fs::write(folder.path().join(name), text).map_err(|error| broken(error.to_string()))?;
     }
-    let child = Child {
-        program: python.into(),
-        args: vec!["-B".into(), folder.path().join(JUDGE[0].0).into()],
-    };
+    let judge = folder.path().join(JUDGE[0].0);
+    let child = Python::named(python)
+        .map_err(&broken)?
+        .child(Runs::File(&judge), [""; 0]);
     let started = Instant::now();
     let mut running = Running::start(&child, job, true).map_err(&broken)?;
     let mut doing = "starting".to_string();

@@ -11,7 +11,7 @@ use flashcore_problem::{DType, ReferenceRow, TensorView};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::python::{PYTHON_VARIABLE, Python};
+use crate::python::{PYTHON_VARIABLE, Python, Runs};
 
 /// The program that the process runs.
 const PROGRAM: &str = include_str!("sdpa.py");
@@ -104,7 +104,7 @@ impl Sdpa {
             let needs = "it needs a Python with PyTorch";
             format!("no SDPA as a second witness: {needs} ({why}); {PYTHON_VARIABLE} names one; pip install torch")
         })?;
-        Sdpa::of(Command::new(python.executable()).args(["-c", PROGRAM]))
+        Sdpa::of(&mut python.child(Runs::Code(PROGRAM), [""; 0]).command())
     }
 
     fn of(command: &mut Command) -> Result<Sdpa, String> {

@@ -4,8 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use flashcore_check::programs;
+
 use super::child::Said;
 use super::{KernelProfile, counters, csv};
+use crate::child::Child;
 
 /// Names the `ncu` to use.
 const NCU_VARIABLE: &str = "FLASHCORE_NCU";
@@ -106,6 +109,7 @@ impl Ncu {
 
     /// The one at a path, if it says its version.
     pub fn at(path: &Path) -> Option<Ncu> {
+        let path = &programs::find(path.as_os_str()).ok()?;
         let output = Command::new(path).arg("--version").stdin(Stdio::null()).output().ok()?;
         let said = String::from_utf8_lossy(&output.stdout);
         let version = said.lines().find_map(|line| line.strip_prefix("Version "))?;
@@ -118,12 +122,12 @@ impl Ncu {
 
     /// Runs a program under ncu and reads the counters of the launches in a range. Returns what the program said, too.
     /// Metrics that this ncu or this card does not have are left out.
-    pub(super) fn profile(&self, range: &Range, program: &[&OsStr]) -> Result<(Vec<KernelProfile>, String), NcuError> {
+    pub(super) fn profile(&self, range: &Range, program: &Child) -> Result<(Vec<KernelProfile>, String), NcuError> {
         let folder = tempfile::tempdir().map_err(|error| NcuError::Failed(format!("no temporary folder: {error}")))?;
         let report = folder.path().join("profile.ncu-rep");
         let mut without = Vec::new();
         let said = loop {
-            match self.run(&arguments(&report, range, &without), program) {
+            match self.run(&arguments(&report, range, &without), Some(program)) {
                 Err(NcuError::Failed(why)) => {
                     let unknown = unknown_metrics(&why);
                     if unknown.iter().all(|metric| without.contains(metric)) {
@@ -144,7 +148,7 @@ impl Ncu {
         let import = |page: &[&str]| {
             let mut arguments: Vec<String> = vec![format!("--import={}", report.display()), "--csv".to_string()];
             arguments.extend(page.iter().map(ToString::to_string));
-            self.run(&arguments, &[])
+            self.run(&arguments, None)
         };
         let raw = import(&["--page=raw", "--print-units=base"])?;
         let mut profiles = csv::read(&raw).map_err(NcuError::Failed)?;
@@ -163,9 +167,13 @@ impl Ncu {
         Ok((profiles, said))
     }
 
-    fn run(&self, arguments: &[String], program: &[&OsStr]) -> Result<String, NcuError> {
+    fn run(&self, arguments: &[String], program: Option<&Child>) -> Result<String, NcuError> {
         let mut command = Command::new(&self.path);
-        command.args(arguments).args(program).stdin(Stdio::null());
+        command.args(arguments).stdin(Stdio::null());
+        if let Some(program) = program {
+            command.arg(&program.program).args(&program.args);
+            program.set_environment(&mut command);
+        }
         let output = command.output().map_err(|error| NcuError::Failed(error.to_string()))?;
         let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
         judge(&out, &err, output.status.success())?;

@@ -1,8 +1,7 @@
 //! Profiles kernels and peers: starts the process that calls one under ncu, and reads what ncu counted.
 
-use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use flashcore_kernels::Plan;
 use serde::Deserialize;
@@ -11,11 +10,12 @@ use serde_json::Value;
 use super::child::{Launch, Said, WARM_UP, of_own, of_peer};
 use super::ncu::{Ncu, NcuError, Range};
 use super::{KernelProfile, ProfileRecord};
-use crate::python::Python;
+use crate::child::Child;
+use crate::python::{Python, Runs};
 use crate::{Case, LaunchMode, Own, SubjectInfo};
 
 /// The module of the Python package that calls a peer.
-const PEER_MODULE: [&str; 2] = ["-m", "flashcore._profile"];
+const PEER_MODULE: Runs = Runs::Module("flashcore._profile");
 
 /// Profiles with one ncu.
 #[derive(Clone, Debug)]
@@ -86,12 +86,11 @@ impl Profiler {
         steps: usize,
     ) -> Result<ProfileRecord, NcuError> {
         let text = serde_json::to_string(launch).map_err(|error| NcuError::Failed(error.to_string()))?;
-        let program = [
-            self.program.as_os_str(),
-            "profile".as_ref(),
-            "--launch".as_ref(),
-            text.as_ref(),
-        ];
+        let program = Child {
+            program: self.program.clone().into_os_string(),
+            args: vec!["profile".into(), "--launch".into(), text.into()],
+            environment: Vec::new(),
+        };
         let range = Range::Launches {
             names,
             skip: WARM_UP * steps,
@@ -115,10 +114,7 @@ impl Profiler {
     }
 
     fn called(&self, python: &Python, case: &Case, peer: &str, job: &Value) -> Result<ProfileRecord, NcuError> {
-        let text = job.to_string();
-        let mut program = vec![python.executable()];
-        program.extend(PEER_MODULE.map(OsStr::new));
-        program.push(text.as_ref());
+        let program = python.child(PEER_MODULE, [job.to_string()]);
         let (launches, said) = self.ncu.profile(&Range::Marked, &program)?;
         self.record(case, launches, &said, || SubjectInfo::new(peer, LaunchMode::Plain))
     }
@@ -151,8 +147,8 @@ impl Peers {
     /// # Errors
     /// One sentence with what Python said.
     pub fn of(python: &Python) -> Result<Peers, String> {
-        let mut command = Command::new(python.executable());
-        let output = command.args(PEER_MODULE).arg("list").stdin(Stdio::null()).output();
+        let mut command = python.child(PEER_MODULE, ["list"]).command();
+        let output = command.stdin(Stdio::null()).output();
         let output = output.map_err(|error| format!("no peers: {error}"))?;
         let said = String::from_utf8_lossy(&output.stdout);
         let list = said.lines().rev().find_map(|line| serde_json::from_str(line).ok());
@@ -164,7 +160,7 @@ impl Peers {
                 .unwrap_or("it said nothing")
                 .to_string()
         };
-        list.ok_or_else(|| format!("no peers: {}: {}", OsString::from(python.executable()).display(), why()))
+        list.ok_or_else(|| format!("no peers: {}: {}", python.executable().display(), why()))
     }
 
     /// The wanted ones that are there, and a sentence for each of the others. `all` stands for every one.

@@ -309,7 +309,7 @@ fn peers_are_profiled_in_their_process_between_marks() {
     let list = r#"{"found": ["torch/cudnn", "fa3"], "absent": [["fa4", "not installed"]]}"#;
     std::fs::write(&python, format!("#!/bin/sh\necho 'a warning'\necho '{list}'\n")).expect("a script");
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("executable");
-    let python = crate::python::Python::at(python.into_os_string());
+    let python = crate::python::Python::named(python).expect("a program");
     let peers = Peers::of(&python).expect("peers");
     let (there, notes) = peers.wanted(&["all".to_string()]);
     assert_eq!(
@@ -332,7 +332,9 @@ fn peers_are_profiled_in_their_process_between_marks() {
     );
     let calls = std::fs::read_to_string(folder.path().join("calls")).expect("calls");
     assert!(
-        calls.contains("--profile-from-start=off") && calls.contains("-m flashcore._profile {"),
+        calls.contains("--profile-from-start=off")
+            && calls.contains("run_module(\"flashcore._profile\", ")
+            && calls.contains(") {\""),
         "{calls}"
     );
     // No source page is asked for: the lines are not ours.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use flashcore::Problem;
 use flashcore_bench::Case;
 use flashcore_bench::profile::{Ncu, Profiler};
+use flashcore_check::programs;
 use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
@@ -390,7 +391,9 @@ fn program(folder: &Path, workers: Option<&str>) -> Result<Program, Failure> {
     if let Some(command) = workers {
         let mut words = command.split_whitespace();
         let no_program = || Failure::usage("--workers: name a program, as in 'ssh HOST flashcore worker'");
-        program.path = words.next().ok_or_else(no_program)?.into();
+        let word = words.next().ok_or_else(no_program)?;
+        let found = programs::find_named(word.as_ref());
+        program.path = found.map_err(|error| Failure::usage(format!("{word}: it cannot be started: {error}")))?;
         program.args = words.map(Into::into).collect();
     }
     let jit = jit_cache(runs::folder(), folder);

@@ -1,5 +1,8 @@
 //! The `flashcore` command as its users run it.
 
+// Tests read what they wrote, and what lies in the repository.
+#![allow(clippy::disallowed_methods)]
+
 mod backward;
 mod bad_input;
 mod bad_names;
@@ -8,6 +11,8 @@ mod closed_pipe;
 mod common;
 mod docs;
 mod gate;
+#[cfg(unix)]
+mod hostile;
 mod kbench;
 mod measured;
 mod memory;

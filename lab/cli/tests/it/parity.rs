@@ -63,7 +63,7 @@ fn what_pytorch_refuses_is_said() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("python");
     // Asked to import PyTorch it says nothing; as SDPA it refuses the first problem.
-    let script = "#!/bin/sh\n[ \"$2\" = 'import torch' ] && exit 0\necho '{\"version\": \"9.9\"}'\nIFS= read -r line\n\
+    let script = "#!/bin/sh\ncase \"$2\" in *'import torch') exit 0 ;; esac\necho '{\"version\": \"9.9\"}'\nIFS= read -r line\n\
                   echo '{\"error\": \"planted\"}'\n/bin/cat > /dev/null\n";
     std::fs::write(&path, script).expect("a script");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::process::Command;
 use std::time::Duration;
 
+use flashcore_check::programs;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +139,8 @@ impl Outside {
         let program = words
             .next()
             .ok_or_else(|| TuneError::bad("proposer", "``", "a program and its arguments"))?;
+        let program = programs::find_named(program.as_ref());
+        let program = program.map_err(|error| outside.failed(format!("it cannot be started: {error}")))?;
         let partner = Partner::start(Command::new(program).args(words));
         outside.partner = Some(partner.map_err(|reason| outside.failed(reason))?);
         Ok(outside)

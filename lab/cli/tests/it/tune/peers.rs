@@ -59,7 +59,7 @@ fn python(home: &Path, said: &str) -> PathBuf {
     let path = home.join("python");
     let asked = home.join("asked.json");
     let text = format!(
-        "#!/bin/sh\n[ \"$1\" = -c ] && exit 0\ncat > '{}'\ncat <<'END'\n{said}\nEND\n",
+        "#!/bin/sh\ncase \"$2\" in *run_module*) ;; *) exit 0 ;; esac\ncat > '{}'\ncat <<'END'\n{said}\nEND\n",
         asked.display()
     );
     std::fs::write(&path, text).unwrap();
