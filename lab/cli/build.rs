@@ -84,8 +84,17 @@ pub(crate) fn from_git(root: &Path, sources: &[String]) -> Option<String> {
     // FNV-1a: as good as any for telling a developer's few builds apart, and in no need of a crate.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for name in changed {
-        // A deleted file has no content.
-        let content = std::fs::read(root.join(&name)).unwrap_or_default();
+        // A deleted file has no content, and a link may lead anywhere.
+        let path = root.join(&name);
+        let is_file = std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a source of this build, which the compiler reads, too"
+        )]
+        let content = match is_file {
+            true => std::fs::read(&path).unwrap_or_default(),
+            false => Vec::new(),
+        };
         let length = content.len().to_le_bytes();
         for byte in name.bytes().chain([0]).chain(length).chain(content) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

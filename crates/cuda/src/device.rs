@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 
-use flashcore_ir::{Chip, Limits, Target};
+use flashcore_ir::{Chip, Limits, Target, files};
 
 use crate::error::CudaError;
 use crate::raw::{Driver, driver, unsigned};
@@ -194,7 +194,7 @@ impl fmt::Display for DeviceUuid {
 /// The release of the loaded kernel driver, such as `580.65.06`. The driver API tells only the CUDA
 /// version.
 pub(crate) fn driver_release() -> Option<String> {
-    parse_driver_release(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?)
+    parse_driver_release(&files::read_text_capped("/proc/driver/nvidia/version".as_ref(), files::SMALL).ok()?)
 }
 
 /// Finds the release in the first line of `/proc/driver/nvidia/version`, which reads `NVRM version:

@@ -8,6 +8,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use flashcore_ir::files;
+
 use crate::identity::ModuleIdentity;
 
 /// A folder with one file for each module that drew performance warnings.
@@ -17,7 +19,7 @@ pub(crate) struct WarningMemory {
 }
 
 impl WarningMemory {
-    /// The user's: `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`.
+    /// The user's: `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`; relative ones are ignored.
     pub(crate) fn of_user() -> Self {
         Self::from_env(|name| std::env::var_os(name))
     }
@@ -39,7 +41,7 @@ impl WarningMemory {
     pub(crate) fn recall(&self, identity: &ModuleIdentity) -> Vec<String> {
         let path = self.folder.as_ref().map(|folder| folder.join(identity.hex()));
         let text = path
-            .and_then(|path| std::fs::read_to_string(path).ok())
+            .and_then(|path| files::read_text_capped(&path, files::SMALL).ok())
             .unwrap_or_default();
         let lines = text.lines().filter(|line| !line.is_empty());
         lines.map(str::to_string).collect()

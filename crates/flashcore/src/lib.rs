@@ -56,6 +56,9 @@
 //! | `cuda` (default) | `Device::Cuda`, [`cuda`], [`Attention::forward_on`]; needs no toolkit, only a driver at run time |
 //! | `cudarc` | `Attention::forward_cudarc`: slices and streams of cudarc, in the version that you use |
 
+// Tests read what they wrote, and what lies in the repository.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 #[cfg(not(any(feature = "cpu", feature = "cuda")))]
 compile_error!("flashcore needs one of its features `cpu` and `cuda`: enable one, or use the default features");
 

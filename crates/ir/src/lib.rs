@@ -13,12 +13,17 @@
 //! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
 //!   [`launch`], [`table`]: everything it takes to run a kernel. [`proof`]: whether it can be
 //!   launched.
+//! - [`files`]: reading files of strangers, for every crate above.
+
+// Tests read what they wrote, and what lies in the repository.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod builder;
 pub mod cluster;
 mod convert;
 mod divide;
 pub mod error;
+pub mod files;
 pub mod fragment;
 pub mod inst;
 pub mod kernel;

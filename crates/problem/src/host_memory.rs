@@ -72,6 +72,7 @@ fn can_reserve(bytes: u64) -> bool {
 }
 
 /// Bytes that Linux says can be had, swap included; `None` on other systems.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel, and short")]
 fn available() -> Option<u64> {
     available_of(&fs::read_to_string("/proc/meminfo").ok()?)
 }

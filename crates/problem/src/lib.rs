@@ -3,6 +3,9 @@
 //! A [`Problem`] holds shapes, dtype, strides, mask and scale. [`Tensor`]s hold data on the host,
 //! [`inputs`] generates test data, and [`mod@reference`] computes the result in float64.
 
+// Tests read what they wrote, and what lies in the repository.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 pub mod append;
 pub mod builder;
 pub mod bulk;

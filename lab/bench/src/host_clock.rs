@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use flashcore_ir::files;
+
 use crate::subject::Trouble;
 
 /// Environment variable with a file of made-up times: JSON, µs a call by kernel id, as in `{"cpu/m64n64": 900}`. A
@@ -28,7 +30,7 @@ fn times() -> Option<&'static Times> {
     static TIMES: OnceLock<Option<Times>> = OnceLock::new();
     let read = || {
         let file = std::env::var_os(HOST_TIMES_VARIABLE).filter(|file| !file.is_empty())?;
-        let text = std::fs::read_to_string(&file).map_err(|error| error.to_string());
+        let text = files::read_text_capped(file.as_ref(), files::SMALL).map_err(|error| error.to_string());
         Some(text.and_then(|text| parse(&text)).map_err(|why| {
             let file = file.to_string_lossy();
             format!("{HOST_TIMES_VARIABLE} names {file}, which is no file of times: {why}")

@@ -1,9 +1,11 @@
 //! The identity of a number: the subject, the device, the build.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -239,7 +241,8 @@ pub fn executable() -> &'static str {
     static DIGITS: OnceLock<String> = OnceLock::new();
     DIGITS.get_or_init(|| {
         // On Linux that is the file that runs, whatever has taken its place meanwhile.
-        let bytes = std::fs::read("/proc/self/exe").or_else(|_| std::fs::read(std::env::current_exe()?));
+        let bytes = files::read_capped(Path::new("/proc/self/exe"), files::LARGE);
+        let bytes = bytes.or_else(|_| files::read_capped(&std::env::current_exe()?, files::LARGE));
         bytes.map_or("unknown".to_string(), |bytes| {
             Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
         })
@@ -248,7 +251,7 @@ pub fn executable() -> &'static str {
 
 /// The machine's name, or `unknown-host`.
 pub fn host_name() -> String {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let read = |path: &str| files::read_text_capped(Path::new(path), files::SMALL).ok();
     read("/proc/sys/kernel/hostname")
         .or_else(|| read("/etc/hostname"))
         .or_else(|| std::env::var("HOSTNAME").ok())

@@ -30,6 +30,9 @@
 //! # Ok::<(), flashcore_bench::BenchError>(())
 //! ```
 
+// Tests read what they wrote, and what lies in the repository.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 mod agreement;
 pub mod bed;
 mod case;

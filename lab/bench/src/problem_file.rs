@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use flashcore_check::render::few;
+use flashcore_ir::files;
 use flashcore_problem::{
     Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
 };
@@ -90,13 +91,7 @@ const MOST_BYTES: u64 = 16 << 20;
 pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     let (path, wanted) = apart(name);
     let bad = |reason: String| BenchError::Given(format!("{path}: {reason}"));
-    let bytes = std::fs::metadata(path).map_or(0, |found| found.len());
-    if bytes > MOST_BYTES {
-        return Err(bad(format!(
-            "it has {bytes} bytes; a file of problems has at most {MOST_BYTES}"
-        )));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+    let text = files::read_text_capped(Path::new(path), MOST_BYTES).map_err(|error| bad(error.to_string()))?;
     let cases = match path.ends_with(".toml") || path.ends_with(".json") {
         true => cases(&text, path.ends_with(".toml"), dtype),
         false => of_grid(&text, dtype),

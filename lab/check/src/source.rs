@@ -5,12 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
+use flashcore_ir::files;
+
 /// Line `line` (from 1) of `file`, trimmed.
 ///
 /// A relative path is searched in the current folder and its parents, which finds the workspace
 /// from any folder inside it.
 pub fn quote(file: &str, line: u32) -> Option<String> {
-    let text = std::fs::read_to_string(find(Path::new(file))?).ok()?;
+    let text = files::read_text_capped(&find(Path::new(file))?, files::SMALL).ok()?;
     let line = text.lines().nth((line as usize).checked_sub(1)?)?.trim();
     (!line.is_empty()).then(|| line.to_string())
 }

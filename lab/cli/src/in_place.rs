@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use flashcore_check::foreign;
+use flashcore_ir::files;
 
 use crate::{Failure, museum};
 
@@ -63,14 +64,7 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
 
 /// The bytes of a file of kernels.
 pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    /// Libraries of kernels have some hundreds of MB; more may be more than memory.
-    const MOST_BYTES: u64 = 1 << 30;
-    let bytes = std::fs::metadata(path)?.len();
-    if bytes > MOST_BYTES {
-        let why = format!("it has {bytes} bytes; a file of kernels has at most {MOST_BYTES}");
-        return Err(std::io::Error::other(why));
-    }
-    std::fs::read(path)
+    files::read_capped(path, files::LARGE)
 }
 
 pub(crate) fn is_of_kernels(path: &Path) -> bool {

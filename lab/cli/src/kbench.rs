@@ -8,6 +8,7 @@ use flashcore_bench::BenchError;
 use flashcore_bench::kbench::{Floor, Group, Job, Report, Status, Task, verify};
 use flashcore_bench::own::{self, Trust};
 use flashcore_bench::python::PYTHON_VARIABLE;
+use flashcore_ir::files;
 use flashcore_kernels::Plan;
 use serde_json::json;
 
@@ -215,7 +216,7 @@ fn check_name(folder: &Path) -> Result<(), Failure> {
 /// Refuses to overwrite a file of others, and without `force` one of ours that has other content.
 fn check_ours(path: &Path, text: &str, force: bool) -> Result<(), Failure> {
     let is_config = path.extension().is_some_and(|extension| extension == "json");
-    match std::fs::read_to_string(path) {
+    match files::read_text_capped(path, files::SMALL) {
         Ok(there) if !is_config && !there.contains(MARK) => {
             let why = "was not written by this command and is not overwritten; choose another folder";
             Err(Failure::usage(format!("{} {why}", path.display())))
@@ -289,7 +290,7 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
 /// Whether files may run with their present content.
 fn may_run(files: [&Path; 2], trusted: bool) -> Result<(), Failure> {
     let trust = Trust::of_user()?;
-    let sum = |file: &Path| match std::fs::read(file) {
+    let sum = |file: &Path| match files::read_capped(file, files::SMALL) {
         Ok(bytes) => Ok((own::hex(&bytes), std::path::absolute(file).map_err(Failure::failed)?)),
         Err(error) => Err(Failure::usage(format!("{}: {error}", file.display()))),
     };

@@ -5,6 +5,7 @@ use std::path::Path;
 use flashcore::{Direction, KernelId};
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
+use flashcore_ir::files;
 use flashcore_kernels::Config;
 use flashcore_problem::Problem;
 
@@ -71,7 +72,7 @@ pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
             ids.extend(rungs(&problem, Card::default())?.into_iter().map(|(id, _)| id));
         } else if let Some(prefix) = word.strip_suffix('*') {
             ids.extend(begin_with(prefix)?);
-        } else if !is_word && Path::new(word).is_file() {
+        } else if !is_word && word.parse::<KernelId>().is_err() && Path::new(word).is_file() {
             ids.extend(of_file(word)?);
         } else {
             if !is_word {
@@ -93,7 +94,8 @@ fn begin_with(prefix: &str) -> Result<Vec<String>, Failure> {
 }
 
 fn of_file(path: &str) -> Result<Vec<String>, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
+    let bytes = files::read_capped(Path::new(path), files::LARGE)
+        .map_err(|error| Failure::usage(format!("{path}: {error}")))?;
     if foreign::binary_kind(&bytes).is_some() || foreign::read(&bytes).is_ok() {
         let why = format!("{path} holds kernels, not ids; PTX files and cubins cannot be timed");
         let help = "`flashcore check FILE.ptx` simulates them, `flashcore explain FILE.ptx` shows what they use";

@@ -9,6 +9,7 @@ use flashcore::plans::{
     shipped_tables, table_files, user_plans_folder,
 };
 use flashcore_bench::Report;
+use flashcore_ir::files;
 use flashcore_tune::journal::{board_of, read_header};
 use flashcore_tune::plans::{self, Judged};
 use serde::Serialize;
@@ -255,7 +256,7 @@ fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
         let device = device.ok_or_else(|| bad("the run names no device".to_string()))?;
         return Ok((device, vec![plans::judge_board(&header, &board)]));
     }
-    let text = std::fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
+    let text = files::read_text_capped(file, style::MOST_READ).map_err(|error| bad(error.to_string()))?;
     let mut value: Value = serde_json::from_str(&text).map_err(|error| other(format!("not JSON: {error}")))?;
     let report = value.get_mut("report").map(Value::take);
     let report = report.ok_or_else(|| other("it has no report".to_string()))?;

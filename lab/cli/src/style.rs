@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use flashcore_check::render;
+use flashcore_ir::files;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
@@ -201,8 +202,11 @@ pub(crate) fn show(as_json: bool, json: impl FnOnce() -> Value, text: impl FnOnc
     }
 }
 
+/// Bytes of the output of another command, such as `bench --json`, and of tables.
+pub(crate) const MOST_READ: u64 = 16 * files::SMALL;
+
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+    files::read_text_capped(path, MOST_READ).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
 /// Refuses a file to write that is a folder, or whose folder is not there.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use flashcore_bench::Agreement;
 use flashcore_check::cost::{Observation, Prediction, Resource};
 use flashcore_check::registers;
-use flashcore_ir::Profile;
+use flashcore_ir::{Profile, files};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use flashcore_problem::{DType, Mask, Problem};
 
@@ -41,7 +41,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         Profile::named(name).ok_or_else(|| format!("no card is named `{name}`; there are {}", Profile::names()))?;
     let mut measured = Vec::new();
     for file in &options.files {
-        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text =
+            files::read_text_capped(file, files::LARGE).map_err(|error| format!("{}: {error}", file.display()))?;
         measured.extend(read(&text));
     }
     let cache = KernelCache::default();

@@ -14,7 +14,7 @@ use flashcore::Device;
 use flashcore::cuda::Stream;
 use flashcore_bench::stats::{RESAMPLES, median};
 use flashcore_bench::{Case, Ratio, problems};
-use flashcore_ir::Chip;
+use flashcore_ir::{Chip, files};
 use flashcore_kernels::{KernelCache, Plan, near, select};
 use flashcore_problem::DType;
 use flashcore_problem::rng::Rng;
@@ -112,7 +112,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let compilers = Compilers::new(&program, &devices, Deadlines::default(), count);
     let mut times = options.times.as_ref().map(File::create).transpose()?;
     if let (Some(only), Some(times)) = (&options.only, &mut times) {
-        let listed: Listed = serde_json::from_reader(File::open(only)?)?;
+        let listed: Listed = serde_json::from_slice(&files::read_capped(only, files::LARGE)?)?;
         sweep::sweep(&cases, &listed, &stream, chip, &compilers, times)?;
         return crate::verdict(true);
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use flashcore_bench::{Report, problems};
-use flashcore_ir::Target;
+use flashcore_ir::{Target, files};
 use flashcore_kernels::{Config, KernelCache, Plan, mma, wgmma};
 use flashcore_problem::Problem;
 use flashcore_tune::replay::Measured;
@@ -27,7 +27,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let Some(name) = &options.problem else {
         let mut reports = Vec::new();
         for path in &options.of {
-            let mut printed: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+            let mut printed: serde_json::Value = serde_json::from_str(&files::read_text_capped(path, files::LARGE)?)?;
             reports.push(serde_json::from_value::<Report>(printed["report"].take())?);
         }
         println!("{}", serde_json::to_string(&Measured::of_sweeps(&reports)?)?);

@@ -6,7 +6,7 @@ mod hopper_attention;
 
 use std::time::Instant;
 
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target, files};
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Problem};
 use flashcore_sim::{SimOptions, simulate};
@@ -94,7 +94,7 @@ fn measure(name: &str, kernel: &Kernel, launch: &Launch) -> Result<(), Box<dyn s
 
 /// User and system time of this process, if available (Linux, 100 ticks per second).
 fn cpu_seconds() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let stat = files::read_text_capped("/proc/self/stat".as_ref(), files::SMALL).ok()?;
     let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
     let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok());
     Some((ticks(11)? + ticks(12)?) / 100.0)

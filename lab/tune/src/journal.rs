@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use flashcore::files::write_whole;
 use flashcore_bench::DeviceIdentity;
+use flashcore_ir::files;
 use flashcore_problem::Problem;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -250,7 +251,7 @@ pub fn read_claims(folder: &Path) -> Option<Claims> {
 }
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> std::io::Result<T> {
-    Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+    Ok(serde_json::from_slice(&files::read_capped(path, 16 * files::SMALL)?)?)
 }
 
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), TuneError> {
@@ -285,7 +286,7 @@ pub fn read_trials(folder: &Path) -> Result<Vec<Trial>, TuneError> {
 /// The trials, and the number of bytes in whole lines.
 fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
     let path = folder.join(TRIALS);
-    let text = std::fs::read(&path).map_err(|error| TuneError::file(&path, error))?;
+    let text = files::read_capped(&path, files::LARGE).map_err(|error| TuneError::file(&path, error))?;
     let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     let mut trials = Vec::new();
     for (number, line) in text[..whole].split(|&byte| byte == b'\n').enumerate() {

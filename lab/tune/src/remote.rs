@@ -3,12 +3,16 @@
 
 use flashcore_bench::defences::{Census, Output, Rig, Rows, Run, Seen};
 use flashcore_bench::{Expected, Measurement, Mode, Options, Trouble};
+use flashcore_ir::files;
 use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::error::TuneError;
 use crate::examine::Examiner;
 use crate::worker::Stop;
 use crate::worker::protocol::{Command, Form, Opened, What};
+
+/// Bytes of outputs: no GPU has more memory.
+const MOST_OUTPUT: u64 = 256 * files::LARGE;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Written {
@@ -91,7 +95,7 @@ impl Examiner<'_> {
     }
 
     fn fetch(&self) -> Result<Vec<u8>, Stop> {
-        Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
+        Ok(files::read_capped(&self.scratch, MOST_OUTPUT).map_err(|error| TuneError::file(&self.scratch, error))?)
     }
 
     pub(crate) fn digest(&mut self, what: What) -> Result<String, Stop> {

@@ -7,7 +7,7 @@ use flashcore::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_check::own::Declared;
-use flashcore_ir::{Chip, Profile, Target};
+use flashcore_ir::{Chip, Profile, Target, files};
 use flashcore_kernels::{FAMILIES, Family};
 use flashcore_problem::Problem;
 
@@ -152,7 +152,8 @@ pub(crate) fn read_measured(file: &str) -> Result<Measured, TuneError> {
     if file == "shipped" {
         return Measured::shipped();
     }
-    let text = std::fs::read_to_string(file).map_err(|error| TuneError::file(Path::new(file), error))?;
+    let text = files::read_text_capped(Path::new(file), 4 * files::SMALL)
+        .map_err(|error| TuneError::file(Path::new(file), error))?;
     Measured::read(&text, file)
 }
 

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 #[cfg(feature = "cpu")]
 use flashcore_cpu::SimdLevel;
 
+use flashcore_ir::files;
+
 use super::{PlanDevice, PlanTarget};
 use crate::Device;
 
@@ -34,10 +36,11 @@ pub fn cpu_name() -> &'static str {
             return given;
         }
         // The first processor's lines are enough: the file grows with their number.
-        let mut start = String::new();
-        let read = std::fs::File::open("/proc/cpuinfo").map(|file| file.take(4096).read_to_string(&mut start));
+        let mut start = Vec::new();
+        let read =
+            files::open_regular("/proc/cpuinfo".as_ref()).map(|(file, _)| file.take(4096).read_to_end(&mut start));
         drop(read);
-        model_name(&start)
+        model_name(&String::from_utf8_lossy(&start))
     })
 }
 

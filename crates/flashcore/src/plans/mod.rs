@@ -11,8 +11,7 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-use flashcore_ir::Profile;
-
+use flashcore_ir::{Profile, files};
 use flashcore_problem::Problem;
 
 pub use error::PlanError;
@@ -338,7 +337,7 @@ pub fn table_files(folder: &Path) -> Vec<PathBuf> {
 /// [`PlanError::Unreadable`], [`PlanError::NotATable`], [`PlanError::Format`].
 pub fn read_table(path: &Path) -> Result<NamedTable, PlanError> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| PlanError::Unreadable {
+    let text = files::read_text_capped(path, files::SMALL).map_err(|error| PlanError::Unreadable {
         file: name.clone(),
         reason: error.to_string(),
     })?;

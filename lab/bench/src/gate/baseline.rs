@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Evidence, State};
@@ -52,7 +53,7 @@ impl Baseline {
                 "{shown}: {why}; `flashcore gate --write FILE` writes a baseline"
             ))
         };
-        let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+        let text = files::read_text_capped(path, files::SMALL).map_err(|error| refused(error.to_string()))?;
         let value: serde_json::Value =
             serde_json::from_str(&text).map_err(|error| refused(format!("it is no baseline: {error}")))?;
         if value["format"] != FORMAT {

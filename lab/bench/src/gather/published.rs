@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use flashcore_check::render::few;
+use flashcore_ir::files;
 use flashcore_problem::{DType, Mask, Problem};
 use serde_json::{Map, Value};
 
@@ -46,7 +47,8 @@ pub(super) struct Rows {
 
 /// Whether a file has published rows: its first line says so.
 pub(super) fn is_published(file: &Path) -> Result<bool> {
-    let bytes = std::fs::read(file).map_err(|error| BenchError::Given(format!("{}: {error}", file.display())))?;
+    let bytes = files::read_capped(file, files::LARGE)
+        .map_err(|error| BenchError::Given(format!("{}: {error}", file.display())))?;
     let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let row: Value = serde_json::from_slice(first).unwrap_or_default();
     Ok(row["run"].is_string())
@@ -61,7 +63,7 @@ impl Rows {
         let wrong = |line: usize, why: &dyn std::fmt::Display| {
             BenchError::Given(format!("{}: line {}: {why}", file.display(), line + 1))
         };
-        let text = std::fs::read_to_string(file).map_err(|error| wrong(0, &error))?;
+        let text = files::read_text_capped(file, files::LARGE).map_err(|error| wrong(0, &error))?;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let row: Row = serde_json::from_str(line).map_err(|error| wrong(number, &error))?;
             let is_text = |key: &str| row.get(key).is_some_and(Value::is_string);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use flashcore_check::cost::{LAUNCH_MICROS, MeasuredCard, Rates};
-use flashcore_ir::{Profile, Target};
+use flashcore_ir::{Profile, Target, files};
 use serde::{Deserialize, Serialize};
 
 use super::{Scale, Unit, revision};
@@ -99,7 +99,7 @@ impl DeviceRates {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<DeviceRates> {
         let wrong = |reason: String| unusable(path, reason);
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+        let text = files::read_text_capped(path, files::SMALL).map_err(|error| wrong(error.to_string()))?;
         let rates: DeviceRates = serde_json::from_str(&text).map_err(|error| wrong(format!("no rates: {error}")))?;
         if rates.schema != RATES_SCHEMA {
             let found = rates.schema;

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::path::Path;
 
+use flashcore_ir::files;
+
 use super::read::RunRow;
 use super::{Selector, Store, failed, inaccessible, split};
 use crate::{BenchError, Result};
@@ -76,7 +78,7 @@ impl Store {
     pub fn import_jsonl(&self, file: &Path) -> Result<Imported> {
         // The file was given; nothing is wrong with the store.
         let wrong = |why: String| BenchError::Given(format!("{}: {why}", file.display()));
-        let (given, bytes) = (Store::open(file)?, std::fs::read(file));
+        let (given, bytes) = (Store::open(file)?, files::read_capped(file, files::LARGE));
         let bytes = bytes.map_err(|error| wrong(error.to_string()))?;
         let mut runs = Vec::new();
         for (part, first) in split(&bytes) {

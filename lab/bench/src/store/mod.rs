@@ -22,6 +22,7 @@ pub use write::RunWriter;
 
 use crate::profile::ProfileRecord;
 use crate::{BenchError, Result, host_name};
+use flashcore_ir::files;
 use line::HEADER;
 
 /// What an SQLite file begins with: the store of earlier builds.
@@ -104,7 +105,7 @@ impl Store {
         }
         let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
         for path in self.files()? {
-            let bytes = std::fs::read(&path).map_err(inaccessible(&path));
+            let bytes = files::read_capped(&path, files::LARGE).map_err(inaccessible(&path));
             let bytes = bytes.unwrap_or_else(|error| {
                 unreadable.push(self.blamed(error));
                 Vec::new()
@@ -192,8 +193,8 @@ fn split(bytes: &[u8]) -> Vec<(&[u8], usize)> {
 
 fn is_sqlite(path: &Path) -> bool {
     let mut start = [0; SQLITE.len()];
-    std::fs::File::open(path)
-        .and_then(|mut file| file.read_exact(&mut start))
+    files::open_regular(path)
+        .and_then(|(mut file, _)| file.read_exact(&mut start))
         .is_ok_and(|()| start == SQLITE)
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flashcore_ir::ptx::read::{PtxEntry, PtxModule};
-use flashcore_ir::{Arg, BufferSpec, Launch, Target};
+use flashcore_ir::{Arg, BufferSpec, Launch, Target, files};
 use flashcore_kernels::Step;
 use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
@@ -139,6 +139,9 @@ fn buffer(argument: &Expression) -> Option<Buffer> {
     BUFFERS.into_iter().find(|buffer| buffer.name == text.trim())
 }
 
+/// Bytes of the PTX of a declared kernel, which is read and compiled whole.
+const MOST_PTX: u64 = 8 * files::SMALL;
+
 /// Whether a name is that of a declaration: it ends in `.toml`.
 pub fn is_declaration(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "toml")
@@ -152,10 +155,10 @@ impl Declared {
     pub fn read(path: &Path) -> Result<(Declared, Vec<u8>), OwnError> {
         let file = path.display().to_string();
         let wrong = |reason: String| OwnError::Declaration(file.clone(), reason);
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+        let text = files::read_text_capped(path, files::SMALL).map_err(|error| wrong(error.to_string()))?;
         let declaration: Declaration = toml::from_str(&text).map_err(|error| wrong(of_toml(&text, &error)))?;
         let at = path.parent().unwrap_or(Path::new("")).join(&declaration.ptx);
-        let ptx = std::fs::read_to_string(&at);
+        let ptx = files::read_text_capped(&at, MOST_PTX);
         let ptx = ptx.map_err(|error| wrong(format!("ptx is {}: {error}", declaration.ptx.display())))?;
         let bytes = [text.as_bytes(), ptx.as_bytes()].concat();
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,5 +1,8 @@
 //! Plans of every family under the checks, and mistakes planted in them.
 
+// Tests read what they wrote, and what lies in the repository.
+#![allow(clippy::disallowed_methods)]
+
 mod append;
 mod async_copies;
 mod backward_schedules;

@@ -12,6 +12,7 @@ use flashcore_bench::profile::{self, Goals, KernelProfile, Ncu, NcuError, Peers,
 use flashcore_bench::python::Python;
 use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, Own, RunIdentity, Store, SubjectInfo};
 use flashcore_check::render::few;
+use flashcore_ir::files;
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
@@ -289,7 +290,7 @@ fn keep(args: &ProfileArgs, identity: &RunIdentity, case: &Case, all: &[Shown]) 
 /// The launches in a file, and the metrics in it that are not read.
 fn read(file: &Path) -> Result<(Vec<Shown>, Vec<String>), Failure> {
     let failed = |reason: &dyn std::fmt::Display| Failure::usage(format!("{}: {reason}", file.display()));
-    let bytes = std::fs::read(file).map_err(|error| failed(&error))?;
+    let bytes = files::read_capped(file, style::MOST_READ).map_err(|error| failed(&error))?;
     let page = profile::csv::page(&String::from_utf8_lossy(&bytes)).map_err(|reason| failed(&reason))?;
     let shown = |counters: KernelProfile| {
         let subject = SubjectInfo::new(counters.kernel.clone(), LaunchMode::Plain);

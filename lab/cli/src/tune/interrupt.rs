@@ -7,6 +7,7 @@ use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use flashcore_ir::files;
 use flashcore_tune::Interrupt;
 use flashcore_tune::journal::read_trials;
 
@@ -55,7 +56,7 @@ fn on_signals(mut signalled: impl FnMut() + Send + 'static) -> std::io::Result<(
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut watched = vec![SIGINT, SIGTERM];
     // Under `nohup` it is ignored, so that the search goes on without its terminal.
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = files::read_text_capped("/proc/self/status".as_ref(), files::SMALL).unwrap_or_default();
     if !is_ignored(&status, SIGHUP) {
         watched.push(SIGHUP);
     }

@@ -16,6 +16,8 @@ mod hostile;
 mod kbench;
 mod measured;
 mod memory;
+#[cfg(unix)]
+mod odd_files;
 mod output;
 mod own;
 mod parity;
