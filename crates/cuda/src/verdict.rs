@@ -25,13 +25,11 @@ impl WarningMemory {
     }
 
     fn from_env(env: impl Fn(&str) -> Option<OsString>) -> Self {
-        let of = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        // A relative folder of the system would be one of whoever wrote the current folder.
-        let of_system = |name: &str| of(name).filter(|folder| folder.is_absolute());
+        let of = |name: &str| env(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
         let base = of("FLASHCORE_CACHE_DIR")
-            .or_else(|| of_system("XDG_CACHE_HOME").map(|folder| folder.join("flashcore")))
-            .or_else(|| of_system("HOME").map(|folder| folder.join(".cache").join("flashcore")))
-            .or_else(|| of_system("LOCALAPPDATA").map(|folder| folder.join("flashcore")));
+            .or_else(|| of("XDG_CACHE_HOME").map(|folder| folder.join("flashcore")))
+            .or_else(|| of("HOME").map(|folder| folder.join(".cache").join("flashcore")))
+            .or_else(|| of("LOCALAPPDATA").map(|folder| folder.join("flashcore")));
         Self {
             folder: base.map(|base| base.join("warned-modules")),
         }

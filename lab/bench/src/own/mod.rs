@@ -1,11 +1,13 @@
 //! Kernels of users: PTX with a declaration of its arguments, and Python functions. They are timed by the same
 //! protocol, in a [child process](crate::child) with a deadline, after the user has said that they [may run](Trust).
 
+mod private;
 mod trust;
 
 use std::path::{Path, PathBuf};
 
 use flashcore_check::own::{Declared, PREFIX, is_declaration};
+use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -76,7 +78,8 @@ impl Own {
         if function.is_empty() || !function.chars().all(is_part) || function.starts_with(|c: char| c.is_numeric()) {
             return Err(given(format!("`{word}` names no function; write {file}:FUNCTION")));
         }
-        let bytes = std::fs::read(file).map_err(|error| given(format!("{file}: {error}")))?;
+        let bytes =
+            files::read_capped(Path::new(file), files::SMALL).map_err(|error| given(format!("{file}: {error}")))?;
         let stem = Path::new(file)
             .file_stem()
             .unwrap_or_default()

@@ -1,9 +1,13 @@
-//! Which files of users may run: a list of SHA-256 sums in the user's private cache folder.
+//! Which files of users may run: a list of SHA-256 sums in the user's private cache folder. It is believed only where
+//! [no other user](private) can have written it.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use flashcore_ir::files;
+
+use super::private;
 use crate::{BenchError, Result};
 
 /// The list of what a user has allowed to run.
@@ -16,19 +20,27 @@ impl Trust {
     /// The user's: `trusted` in `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`.
     ///
     /// # Errors
-    /// There is no such folder.
+    /// There is no such folder, or the first is relative: the current folder has no say in this.
     pub fn of_user() -> Result<Trust> {
         Trust::from_env(|name| std::env::var_os(name))
     }
 
     fn from_env(env: impl Fn(&str) -> Option<OsString>) -> Result<Trust> {
         let of = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        // A relative folder of the system would be one of whoever wrote the current folder.
-        let of_system = |name: &str| of(name).filter(|folder| folder.is_absolute());
-        let folder = of("FLASHCORE_CACHE_DIR")
-            .or_else(|| of_system("XDG_CACHE_HOME").map(|folder| folder.join("flashcore")))
-            .or_else(|| of_system("HOME").map(|folder| folder.join(".cache").join("flashcore")))
-            .or_else(|| of_system("LOCALAPPDATA").map(|folder| folder.join("flashcore")));
+        let given = of("FLASHCORE_CACHE_DIR");
+        if let Some(given) = given.as_ref().filter(|folder| folder.is_relative()) {
+            let why = "a relative path, which would depend on the current folder; give an absolute one";
+            return Err(BenchError::Given(format!(
+                "FLASHCORE_CACHE_DIR is `{}`, {why}",
+                given.display()
+            )));
+        }
+        // The XDG Base Directory Specification has relative paths ignored.
+        let base = |name: &str| of(name).filter(|folder| folder.is_absolute());
+        let folder = given
+            .or_else(|| base("XDG_CACHE_HOME").map(|folder| folder.join("flashcore")))
+            .or_else(|| base("HOME").map(|folder| folder.join(".cache").join("flashcore")))
+            .or_else(|| base("LOCALAPPDATA").map(|folder| folder.join("flashcore")));
         let nowhere = "there is no cache folder to remember trusted files in; set FLASHCORE_CACHE_DIR";
         let folder = folder.ok_or_else(|| BenchError::Given(nowhere.to_string()))?;
         Ok(Trust {
@@ -44,14 +56,17 @@ impl Trust {
     /// Whether a file of this content may run.
     ///
     /// # Errors
-    /// A list that cannot be read, or that others than the user can write.
+    /// A list that cannot be read, or that others than the user can write or replace.
     pub fn knows(&self, sha256: &str) -> Result<bool> {
-        let text = match std::fs::read_to_string(&self.file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(self.wrong(error)),
-        };
+        if self
+            .file
+            .symlink_metadata()
+            .is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        {
+            return Ok(false);
+        }
         self.check_private()?;
+        let text = files::read_text_capped(&self.file, files::SMALL).map_err(|error| self.wrong(error))?;
         let mut sums = text.lines().filter_map(|line| line.split_whitespace().next());
         Ok(sums.any(|sum| sum == sha256))
     }
@@ -59,13 +74,22 @@ impl Trust {
     /// Adds the content of a file to the list. Only the user can read and write it.
     ///
     /// # Errors
-    /// A list that cannot be written, or that others can write.
+    /// A list that cannot be written, or that others can write or replace.
     pub fn add(&self, sha256: &str, file: &Path) -> Result<()> {
         if self.knows(sha256)? {
             return Ok(());
         }
+        let mut folders = std::fs::DirBuilder::new();
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut folders, 0o700);
+        let folder = self.file.parent().unwrap_or(Path::new("."));
+        folders
+            .recursive(true)
+            .create(folder)
+            .map_err(|error| self.wrong(error))?;
+        // Before anything is written: in a private folder nothing changes meanwhile.
+        self.check_private()?;
         let write = || {
-            std::fs::create_dir_all(self.file.parent().unwrap_or(Path::new(".")))?;
             let mut options = std::fs::OpenOptions::new();
             options.create(true).append(true);
             #[cfg(unix)]
@@ -75,28 +99,11 @@ impl Trust {
                 .open(&self.file)?
                 .write_all(format!("{sha256} {path}\n").as_bytes())
         };
-        write().map_err(|error| self.wrong(error))?;
-        self.check_private()
+        write().map_err(|error| self.wrong(error))
     }
 
-    #[cfg(unix)]
     fn check_private(&self) -> Result<()> {
-        use std::os::unix::fs::PermissionsExt;
-        /// Permissions of a group and of others to write.
-        const WRITE: u32 = 0o022;
-        let mode = std::fs::metadata(&self.file)
-            .map_err(|error| self.wrong(error))?
-            .permissions()
-            .mode();
-        match mode & WRITE {
-            0 => Ok(()),
-            _ => Err(self.wrong("other users can write it, so it is not believed; delete it, or chmod 600 it")),
-        }
-    }
-
-    #[cfg(not(unix))]
-    fn check_private(&self) -> Result<()> {
-        Ok(())
+        private::check(&self.file).map_err(|why| self.wrong(format!("{why}. Until then it is not believed")))
     }
 
     fn wrong(&self, reason: impl std::fmt::Display) -> BenchError {
@@ -139,15 +146,32 @@ mod tests {
             0o600
         );
         mode(0o666);
+        let why = trust.knows("aa").unwrap_err().to_string();
         assert!(
-            trust
-                .knows("aa")
-                .unwrap_err()
-                .to_string()
-                .contains("other users can write it")
+            why.contains("other users can write it") && why.contains("not believed"),
+            "{why}"
         );
         assert!(add(&trust, "ab").is_err());
         mode(0o644);
         assert!(trust.knows("aa").unwrap());
+    }
+    #[test]
+    fn the_current_folder_has_no_list() {
+        let of = |name: &'static str, value: &'static str| {
+            Trust::from_env(move |asked| match asked {
+                "HOME" => Some("/home/me".into()),
+                _ => (asked == name).then(|| value.into()),
+            })
+        };
+        assert!(
+            of("FLASHCORE_CACHE_DIR", "cache")
+                .unwrap_err()
+                .to_string()
+                .contains("a relative path")
+        );
+        for name in ["XDG_CACHE_HOME", "none"] {
+            let trust = of(name, "cache").unwrap();
+            assert_eq!(trust.file(), Path::new("/home/me/.cache/flashcore/trusted"));
+        }
     }
 }
