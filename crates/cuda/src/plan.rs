@@ -41,7 +41,18 @@ impl Function {
     /// # Errors
     /// [`CudaError::Launch`] for a buffer that is missing, too small or not aligned, arguments that
     /// do not match the kernel, or a shape that the device cannot launch; [`CudaError::TensorMap`].
-    pub fn prepare<'a>(&self, launch: &Launch, buffers: &[DeviceSlice<'a>]) -> Result<PreparedLaunch<'a>, CudaError> {
+    ///
+    /// # Safety
+    /// The kernel, run with these arguments, touches only what the launch declares: of each buffer no more than the
+    /// declared bytes, written only where the launch says so, and its tables. Numbers may decide where it goes, and
+    /// [`Arg::U64`] may be an address, so this is a promise about the pair of kernel and launch. It holds for the plans
+    /// of `flashcore-kernels` on operands of any values; what they trust besides, [`PreparedLaunch::enqueue`] says.
+    #[allow(unsafe_code)]
+    pub unsafe fn prepare<'a>(
+        &self,
+        launch: &Launch,
+        buffers: &[DeviceSlice<'a>],
+    ) -> Result<PreparedLaunch<'a>, CudaError> {
         let refuse = |refusal| self.refuse(refusal);
         let given: Vec<(u64, u64)> = buffers.iter().map(|b| (b.address(), b.len() as u64)).collect();
         if let Some(refusal) = prove_buffers(&launch.buffers, &given) {
@@ -91,8 +102,16 @@ impl Function {
     }
 
     /// Checks and enqueues a launch: [`Function::prepare`] and [`PreparedLaunch::enqueue`] in one.
-    pub fn run(&self, stream: &Stream, launch: &Launch, buffers: &[DeviceSlice<'_>]) -> Result<(), CudaError> {
-        self.prepare(launch, buffers)?.enqueue(stream)
+    ///
+    /// # Errors
+    /// As those.
+    ///
+    /// # Safety
+    /// As both of them.
+    #[allow(unsafe_code)]
+    pub unsafe fn run(&self, stream: &Stream, launch: &Launch, buffers: &[DeviceSlice<'_>]) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.prepare(launch, buffers)?.enqueue(stream) }
     }
 }
 
@@ -164,19 +183,26 @@ impl Arguments {
 impl PreparedLaunch<'_> {
     /// Enqueues the kernel, never as a graph. Returns at once; a fault shows at a later synchronisation.
     ///
-    /// Safe to call with kernels that are not proved: what a kernel can reach is this process's
-    /// device memory, none of which Rust refers to. A faulty kernel can write wrong results or lose
-    /// the context; the simulator finds that first.
-    ///
     /// # Errors
     /// [`CudaError::LaunchFailed`] with an explanation if the driver refuses it;
     /// [`CudaError::OtherDevice`] for a stream of another device.
-    pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// - The buffers stay allocated until this launch has ended, and where the stream is captured until the last launch
+    ///   of the graph has: the borrow in this value ends before either.
+    /// - What the kernel trusts, such as a workspace, counters and schedules, holds when it runs what earlier work in
+    ///   the stream left there: no other stream, thread or graph uses it meanwhile.
+    /// - Nothing else writes its buffers, or reads what it writes, without waiting for it.
+    ///
+    /// On a GPU that reaches the host's pages (HMM, Grace), a kernel that breaks this can write memory of Rust.
+    #[allow(unsafe_code)]
+    pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         let alone = LaunchShape {
             programmatic_dependent: false,
             ..self.shape
         };
-        self.enqueue_as(stream, &alone)
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_as(stream, &alone) }
     }
 
     /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it
@@ -189,7 +215,11 @@ impl PreparedLaunch<'_> {
     ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].
-    pub fn enqueue_all(launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As [`PreparedLaunch::enqueue`], of each. A replayed graph ends before its buffers may be freed as well.
+    #[allow(unsafe_code)]
+    pub unsafe fn enqueue_all(launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<(), CudaError> {
         let Some((first, others)) = launches.split_first() else {
             return Ok(());
         };
@@ -198,18 +228,22 @@ impl PreparedLaunch<'_> {
         if overlap && context.replays().enqueue(launches, stream)? {
             return Ok(());
         }
-        first.enqueue(stream)?;
-        others.iter().try_for_each(|launch| match overlap {
-            true => launch.enqueue_as(stream, &launch.shape),
-            false => launch.enqueue(stream),
-        })
+        // SAFETY: the caller's promise; who runs one after another needs no more than who lets them overlap.
+        unsafe {
+            first.enqueue(stream)?;
+            others.iter().try_for_each(|launch| match overlap {
+                true => launch.enqueue_as(stream, &launch.shape),
+                false => launch.enqueue(stream),
+            })
+        }
     }
 
-    fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
-        #[allow(unsafe_code)]
-        // SAFETY: every buffer is at least as long as the launch says the kernel touches, and
-        // borrowed by this value; `Function::prepare` has proved the rest, and not to overlap needs
-        // nothing more.
+    /// # Safety
+    /// As [`PreparedLaunch::enqueue`].
+    #[allow(unsafe_code)]
+    unsafe fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
+        // SAFETY: every buffer is at least as long as the launch says the kernel touches; `Function::prepare` has proved
+        // the arguments, and its caller promised what the kernel does; the rest is this caller's promise.
         unsafe {
             self.function
                 .launch_proved(stream, shape, &mut self.arguments.values())?;

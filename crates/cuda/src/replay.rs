@@ -68,7 +68,8 @@ impl Replays {
         }
     }
 
-    /// Enqueues the launches as a graph. `false`: nothing was enqueued, they are to be launched one by one.
+    /// Enqueues the launches as a graph: for [`PreparedLaunch::enqueue_all`], whose caller has promised what that asks.
+    /// `false`: nothing was enqueued, they are to be launched one by one.
     pub(crate) fn enqueue(&self, launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<bool, CudaError> {
         if self.plain || !stream.takes_replays()? {
             return Ok(false);

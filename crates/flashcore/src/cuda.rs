@@ -1,5 +1,7 @@
 //! The CUDA driver ([`flashcore_cuda`]): contexts, streams, memory, functions, events, graphs.
 
+mod launch;
+
 use std::sync::Arc;
 
 use flashcore_ir::{BufferSpec, Chip, Kernel};
@@ -240,11 +242,10 @@ impl CudaAttention {
         let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
         let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
         tensors.check_apart(&step.launch.buffers, |i| buffers[i].address())?;
-        let launch = function.prepare(&step.launch, &buffers)?;
         if self.checks {
             Records::of(&self.context)?.check(stream, check.as_ref(), |name| tensors.named(name))?;
         }
-        Ok(PreparedLaunch::enqueue_all(&[launch], stream)?)
+        launch::on(stream, [(&step.launch, function, buffers)])
     }
 
     /// Enqueues the merge of so many parts; `named` gives the memory of a buffer.
@@ -264,8 +265,7 @@ impl CudaAttention {
         let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
         let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
         check_apart(&step.launch.buffers, |i| buffers[i].address(), |_, _| false)?;
-        let launch = function.prepare(&step.launch, &buffers)?;
-        Ok(PreparedLaunch::enqueue_all(&[launch], stream)?)
+        launch::on(stream, [(&step.launch, &function, buffers)])
     }
 
     pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {
@@ -336,7 +336,7 @@ impl CudaAttention {
             let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
             specs.extend_from_slice(&step.launch.buffers);
             addresses.extend(buffers.iter().map(|buffer| buffer.address()));
-            launches.push(function.prepare(&step.launch, &buffers)?);
+            launches.push((&step.launch, function, buffers));
         }
         // Of all steps together: one may write over what another reads.
         check_apart(&specs, |i| addresses[i], |_, _| false)?;
@@ -347,7 +347,7 @@ impl CudaAttention {
             };
             Records::of(&self.context)?.check(stream, check.as_ref(), |name| tensors.named(name))?;
         }
-        Ok(PreparedLaunch::enqueue_all(&launches, stream)?)
+        launch::on(stream, launches)
     }
 
     pub(crate) fn forward_host(

@@ -12,7 +12,7 @@ use flashcore_problem::{
     Comparison, InputKind, Inputs, Layout, POISON, Problem, Tensor, Tolerance, compare_tap, reference_scores,
 };
 
-use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
+use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools, launch};
 use crate::session::Session;
 use crate::stand::left_out;
 use crate::{
@@ -66,8 +66,9 @@ impl Session<'_> {
                 }
             };
             let function = Function::load(context, &step.kernel, &ModuleOptions::default())?;
-            let launch = function.prepare(&step.launch, &[q.as_slice(), k.as_slice(), scores.as_slice()])?;
-            let work = move |stream: &Stream| (0..CHAIN).try_for_each(|_| launch.enqueue(stream));
+            let buffers = [q.as_slice(), k.as_slice(), scores.as_slice()];
+            let launch = launch::prepare(&function, &step.launch, &buffers)?;
+            let work = move |stream: &Stream| (0..CHAIN).try_for_each(|_| launch::enqueue(&launch, stream));
             match ClosureSubject::new(&label, stream, CHAIN, work) {
                 Ok(subject) => found.push(Box::new(subject)),
                 Err(error) if error.is_fault() => return Err(error),

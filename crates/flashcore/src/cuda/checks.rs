@@ -80,7 +80,7 @@ impl Check {
             name => memory_of(spec, named(name)),
         });
         let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
-        Ok(self.function.prepare(&self.step.launch, &buffers)?.enqueue(stream)?)
+        launch::on(stream, [(&self.step.launch, &self.function, buffers)])
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bed;
 mod guarded;
+pub mod launch;
 mod step;
 mod subject;
 mod tools;

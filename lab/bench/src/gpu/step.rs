@@ -4,6 +4,7 @@ use flashcore_cuda::{CudaError, Function, ModuleOptions, Stream};
 use flashcore_kernels::Step;
 
 use super::guarded::Guarded;
+use super::launch;
 use crate::{BenchError, Result};
 
 /// Runs a step once on the device and replaces the contents of its launch's buffers, in the order of
@@ -26,7 +27,7 @@ pub fn run_step(stream: &Stream, step: &Step, contents: &mut [Vec<u8>]) -> Resul
     });
     let buffers = buffers.collect::<Result<Vec<Guarded>, CudaError>>()?;
     let slices: Vec<_> = buffers.iter().map(Guarded::as_slice).collect();
-    function.run(stream, &step.launch, &slices)?;
+    launch::run(&function, stream, &step.launch, &slices)?;
     for (buffer, bytes) in buffers.iter().zip(contents) {
         buffer.as_slice().copy_to_host(stream, bytes)?;
         if let Some(written) = buffer.outside(stream)? {

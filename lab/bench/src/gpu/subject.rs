@@ -9,6 +9,7 @@ use flashcore_ir::{BufferSpec, Launch};
 use flashcore_kernels::{Plan, Step};
 use flashcore_problem::Problem;
 
+use super::launch;
 use super::tools::timed_us;
 use crate::{Attributes, BenchError, LaunchMode, Result, Subject, SubjectInfo, Trouble};
 
@@ -49,15 +50,15 @@ impl<'a> PreparedPlan<'a> {
         tensors: &DeviceTensors<'a>,
     ) -> Result<Self> {
         let mut steps = Vec::new();
-        for (launch, function) in launches {
-            steps.push(function.prepare(launch, &bind(launch, tensors)?)?);
+        for (step, function) in launches {
+            steps.push(launch::prepare(function, step, &bind(step, tensors)?)?);
         }
         Ok(PreparedPlan { steps })
     }
 
     /// Enqueues all steps, in order.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
-        PreparedLaunch::enqueue_all(&self.steps, stream)
+        launch::enqueue_all(&self.steps, stream)
     }
 }
 

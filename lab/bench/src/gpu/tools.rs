@@ -6,6 +6,7 @@ use std::time::Instant;
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, Function, ModuleOptions, Stream};
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch};
 
+use super::launch;
 use crate::{BenchError, Result, Stopwatch, Trouble};
 
 /// Length of the pause that single runs are queued behind, µs: a call of another library from Python takes 20 to
@@ -121,13 +122,13 @@ impl GpuTools {
 
     /// The spinning kernel for a number of turns.
     pub fn spin_turns(&self, stream: &Stream, turns: u32) -> Result<(), CudaError> {
-        let launch = one_warp_on(("sink", 4), Some(turns));
-        self.spin.run(stream, &launch, &[self.sink.as_slice()])
+        let turning = one_warp_on(("sink", 4), Some(turns));
+        launch::run(&self.spin, stream, &turning, &[self.sink.as_slice()])
     }
 
     /// The kernel that does nothing.
     pub fn nothing(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.empty.run(stream, &one_warp(Vec::new(), Vec::new()), &[])
+        launch::run(&self.empty, stream, &one_warp(Vec::new(), Vec::new()), &[])
     }
 }
 

@@ -8,7 +8,7 @@ use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions
 use super::chains::{CLOCK, FMA_CLOCKS};
 use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
 use super::{Content, Micro, Scale, Unit, all, pattern, revision};
-use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
+use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools, launch};
 use crate::{
     BenchError, DeviceIdentity, Measured, Mode, Options, Reading, Result, RunIdentity, Subject, Telemetry, measure,
 };
@@ -57,7 +57,7 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates> {
     let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
     for place in &places {
         let (runs, prepared) = (place.runs(), place.prepared()?);
-        let work = move |stream: &Stream| (0..runs).try_for_each(|_| prepared.enqueue(stream));
+        let work = move |stream: &Stream| (0..runs).try_for_each(|_| launch::enqueue(&prepared, stream));
         subjects.push(Box::new(ClosureSubject::new(place.micro.name, &stream, runs, work)?));
     }
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
@@ -144,7 +144,7 @@ impl<'m> Place<'m> {
 
     fn prepared(&self) -> Result<PreparedLaunch<'_>> {
         let slices: Vec<DeviceSlice<'_>> = self.buffers.iter().map(DeviceBuffer::as_slice).collect();
-        Ok(self.function.prepare(&self.micro.launch, &slices)?)
+        Ok(launch::prepare(&self.function, &self.micro.launch, &slices)?)
     }
 
     fn runs(&self) -> u32 {
@@ -159,7 +159,7 @@ impl<'m> Place<'m> {
         if let Some(out) = out {
             out.fill(stream, POISON)?;
         }
-        self.prepared()?.enqueue(stream)?;
+        launch::enqueue(&self.prepared()?, stream)?;
         if let Some(out) = out {
             let mut held = vec![0; out.len()];
             out.copy_to_host(stream, &mut held)?;

@@ -5,7 +5,7 @@ use flashcore_ir::{BuildErrors, Kernel};
 use flashcore_problem::{Problem, Tensor};
 
 use super::{Spoil, Spoiler};
-use crate::gpu::{GpuBed, one_warp_on};
+use crate::gpu::{GpuBed, launch, one_warp_on};
 use crate::{Bed, Trouble};
 
 const WARP: u32 = 32;
@@ -43,7 +43,7 @@ impl GpuBed<'_> {
         let kernel = kernel.map_err(|errors| Trouble::new(format!("a planted kernel does not build: {errors}")))?;
         let out = self.outputs(place)[0];
         let function = Function::load(self.stream.context(), &kernel, &ModuleOptions::default())?;
-        function.run(self.stream, &one_warp_on(("out", out.len()), rest), &[out])?;
+        launch::run(&function, self.stream, &one_warp_on(("out", out.len()), rest), &[out])?;
         Ok(self.stream.synchronize()?)
     }
 }

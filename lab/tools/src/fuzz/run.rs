@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_bench::gpu::launch;
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
 use flashcore_ir::BuildErrors;
 use flashcore_sim::{Case, SimError, SimOptions, TensorSums};
@@ -196,7 +197,7 @@ pub fn launch(context: &Context, case: &Case, options: &ModuleOptions) -> Result
     let upload = |bytes: &Vec<u8>| DeviceBuffer::from_host(&stream, bytes);
     let device: Vec<DeviceBuffer> = case.buffers.iter().map(upload).collect::<Result<_, _>>()?;
     let slices: Vec<_> = device.iter().map(DeviceBuffer::as_slice).collect();
-    function.run(&stream, &case.launch, &slices)?;
+    launch::run(&function, &stream, &case.launch, &slices)?;
     device.iter().map(|buffer| buffer.to_vec(&stream)).collect()
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use flashcore_cuda::{DeviceBuffer, Event, Function, Graph, KernelArg, LaunchShape, Module, ModuleOptions, TensorMap};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ScalarType, Swizzle, TensorMapRecipe};
 
-use super::{Bench, Outcome, ensure, ptx, refused};
+use super::{Bench, Outcome, Own, enqueue, ensure, ptx, refused};
 
 pub(crate) fn load(bench: &Bench, ptx: &str, name: &str) -> Result<Function, flashcore_cuda::CudaError> {
     Module::load(&bench.context, ptx, &ModuleOptions::default())?.function(name)
@@ -387,19 +387,19 @@ pub(crate) fn kernel_language(bench: &Bench) -> Outcome {
     };
     let function = Function::load(&bench.context, &kernel, &ModuleOptions::default())?;
     let data = DeviceBuffer::from_host(&bench.stream, &[41f32; 1000])?;
-    function.run(&bench.stream, &launch, &[data.as_slice()])?;
-    let prepared = function.prepare(&launch, &[data.as_slice()])?;
-    prepared.enqueue(&bench.stream)?;
-    let graph = Graph::capture(&bench.stream, |stream| prepared.enqueue(stream))?;
+    function.ran(&bench.stream, &launch, &[data.as_slice()])?;
+    let prepared = function.prepared(&launch, &[data.as_slice()])?;
+    enqueue(&prepared, &bench.stream)?;
+    let graph = Graph::capture(&bench.stream, |stream| enqueue(&prepared, stream))?;
     graph.launch(&bench.stream)?;
     ensure!(data.to_vec::<f32>(&bench.stream)? == [44.0; 1000], "three runs");
     refused(
-        function.run(&bench.stream, &launch, &[]),
+        function.ran(&bench.stream, &launch, &[]),
         &["`add_one`", "needs 1 buffers (data); 0 given"],
     )?;
     let short = data.as_slice().range(0..3996)?;
     refused(
-        function.run(&bench.stream, &launch, &[short]),
+        function.ran(&bench.stream, &launch, &[short]),
         &["buffer `data` has 3996 B", "4000 B"],
     )?;
     let wide = Launch {
@@ -407,7 +407,7 @@ pub(crate) fn kernel_language(bench: &Bench) -> Outcome {
         ..launch.clone()
     };
     refused(
-        function.run(&bench.stream, &wide, &[data.as_slice()]),
+        function.ran(&bench.stream, &wide, &[data.as_slice()]),
         &["256 threads", "at most 128"],
     )?;
     let lines = ModuleOptions {

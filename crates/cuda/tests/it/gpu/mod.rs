@@ -21,8 +21,8 @@ mod tables;
 
 use std::sync::Mutex;
 
-use flashcore_cuda::{Context, CudaError, Stream, devices};
-use flashcore_ir::Target;
+use flashcore_cuda::{Context, CudaError, DeviceSlice, Function, PreparedLaunch, Stream, devices};
+use flashcore_ir::{Launch, Target};
 
 /// A check passes with a line worth reading, or fails with a reason.
 type Outcome = Result<String, Box<dyn std::error::Error>>;
@@ -37,6 +37,35 @@ macro_rules! ensure {
     };
 }
 pub(crate) use ensure;
+
+/// Launches of these tests' kernels. Each touches only the buffers that it is given, or is refused; buffers outlive the
+/// wait for the stream, and no other stream uses them meanwhile.
+trait Own {
+    fn prepared<'a>(&self, launch: &Launch, buffers: &[DeviceSlice<'a>]) -> Result<PreparedLaunch<'a>, CudaError>;
+    fn ran(&self, stream: &Stream, launch: &Launch, buffers: &[DeviceSlice<'_>]) -> Result<(), CudaError>;
+}
+
+impl Own for Function {
+    fn prepared<'a>(&self, launch: &Launch, buffers: &[DeviceSlice<'a>]) -> Result<PreparedLaunch<'a>, CudaError> {
+        // SAFETY: as the trait says.
+        unsafe { self.prepare(launch, buffers) }
+    }
+
+    fn ran(&self, stream: &Stream, launch: &Launch, buffers: &[DeviceSlice<'_>]) -> Result<(), CudaError> {
+        // SAFETY: as the trait says.
+        unsafe { self.run(stream, launch, buffers) }
+    }
+}
+
+fn enqueue(launch: &PreparedLaunch<'_>, stream: &Stream) -> Result<(), CudaError> {
+    // SAFETY: as `Own` says.
+    unsafe { launch.enqueue(stream) }
+}
+
+fn enqueue_all(launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<(), CudaError> {
+    // SAFETY: as `Own` says.
+    unsafe { PreparedLaunch::enqueue_all(launches, stream) }
+}
 
 /// What most checks need.
 struct Bench {

@@ -3,7 +3,7 @@
 use flashcore_cuda::{DeviceBuffer, Function, ModuleOptions};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Swizzle, TileShape};
 
-use super::{Bench, Outcome, ensure};
+use super::{Bench, Outcome, Own, ensure};
 
 /// A ragged map: the driver takes its strides, and addresses wrap as the simulator has it. Sequences are copied, box by
 /// box, to a tensor whose other rows keep their bytes.
@@ -69,7 +69,7 @@ pub(crate) fn copies(bench: &Bench) -> Outcome {
         Err(_) if bench.context.info().compute_capability.0 < 9 => return Ok("no tensor maps before sm_90".to_string()),
         loaded => loaded?,
     };
-    function.run(
+    function.ran(
         &bench.stream,
         &launch,
         &[tensor.as_slice(), out.as_slice(), table.as_slice()],

@@ -8,7 +8,7 @@ use flashcore_cuda::{
 use flashcore_ir::{Arg, BufferSpec, Launch};
 
 use super::launches::load;
-use super::{Bench, Outcome, ensure, ptx, refused};
+use super::{Bench, Outcome, Own, enqueue, enqueue_all, ensure, ptx, refused};
 
 /// More calls than are launched one by one.
 const CALLS: u32 = 20;
@@ -60,7 +60,7 @@ impl Increment {
         words: u32,
         count: usize,
     ) -> Result<Vec<PreparedLaunch<'a>>, CudaError> {
-        let prepared = self.function.prepare(&self.launch(words), &[data])?;
+        let prepared = self.function.prepared(&self.launch(words), &[data])?;
         Ok(vec![prepared; count])
     }
 }
@@ -102,12 +102,12 @@ pub(crate) fn arguments(bench: &Bench) -> Outcome {
         for (buffer, words) in [first, second].into_iter().zip(words) {
             let mut launch = increment.launch(words);
             launch.dynamic_shared_bytes = [0, 1024, 40_000, most_shared][number / 16 % 4];
-            launches.push(increment.function.prepare(&launch, &[buffers[buffer].as_slice()])?);
+            launches.push(increment.function.prepared(&launch, &[buffers[buffer].as_slice()])?);
             for count in &mut counts[buffer][..words as usize] {
                 *count += 1;
             }
         }
-        PreparedLaunch::enqueue_all(&launches, &bench.stream)?;
+        enqueue_all(&launches, &bench.stream)?;
     }
     for (buffer, counts) in buffers.iter().zip(&counts) {
         ensure!(buffer.to_vec::<u32>(&bench.stream)? == *counts, "increments differ");
@@ -138,7 +138,7 @@ pub(crate) fn streams(bench: &Bench) -> Outcome {
         let data = zeros(stream, 1000)?;
         let launches = increment.prepare(data.as_slice(), 1000, 3)?;
         for _ in 0..CALLS {
-            PreparedLaunch::enqueue_all(&launches, stream)?;
+            enqueue_all(&launches, stream)?;
         }
         ensure!(data.to_vec::<u32>(stream)? == [3 * CALLS; 1000], "{stream:?}");
         let kept = bench.context.kept_graphs();
@@ -156,22 +156,22 @@ pub(crate) fn captures(bench: &Bench) -> Outcome {
     let launches = increment.prepare(data.as_slice(), 1000, 2)?;
     let on_aside = increment.prepare(aside.as_slice(), 1000, 2)?;
     for _ in 0..CALLS {
-        PreparedLaunch::enqueue_all(&launches, stream)?;
+        enqueue_all(&launches, stream)?;
     }
     // SAFETY: the stream outlives it.
     let theirs = unsafe { Stream::from_raw(&bench.context, stream.as_raw())? };
     let mut graphs = Vec::new();
     for by in [stream, &theirs] {
         graphs.push(Graph::capture(stream, |_| {
-            PreparedLaunch::enqueue_all(&launches, by)?;
-            (0..CALLS).try_for_each(|_| PreparedLaunch::enqueue_all(&on_aside, &other))
+            enqueue_all(&launches, by)?;
+            (0..CALLS).try_for_each(|_| enqueue_all(&on_aside, &other))
         })?);
     }
     ensure!(graphs[0].kernels().count() == 2, "captured {:?}", graphs[0]);
     let kept = bench.context.kept_graphs();
     ensure!(kept == expected(bench, 2), "{kept} graphs");
     for _ in 0..5 {
-        PreparedLaunch::enqueue_all(&launches, stream)?;
+        enqueue_all(&launches, stream)?;
         graphs.iter().try_for_each(|graph| graph.launch(stream))?;
     }
     ensure!(
@@ -198,7 +198,7 @@ pub(crate) fn threads(bench: &Bench) -> Outcome {
             increment.prepare(buffers[1].as_slice(), 2000, 2)?,
         ];
         for call in 0..200 {
-            PreparedLaunch::enqueue_all(&launches[call % 2], stream)?;
+            enqueue_all(&launches[call % 2], stream)?;
         }
         for buffer in &buffers {
             let counts = buffer.to_vec::<u32>(stream)?;
@@ -223,7 +223,7 @@ pub(crate) fn graphs_kept(bench: &Bench) -> Outcome {
     let data = zeros(&bench.stream, 1000)?;
     let launches = increment.prepare(data.as_slice(), 1000, 2)?;
     for _ in 0..CALLS {
-        PreparedLaunch::enqueue_all(&launches, &bench.stream)?;
+        enqueue_all(&launches, &bench.stream)?;
     }
     ensure!(data.to_vec::<u32>(&bench.stream)? == [2 * CALLS; 1000], "lost");
     Ok(format!("{} graphs", bench.context.kept_graphs()))
@@ -240,7 +240,7 @@ pub(crate) fn many(bench: &Bench) -> Outcome {
     for count in 1..SEQUENCES {
         let launches = increment.prepare(data.as_slice(), 100, count)?;
         for _ in 0..CALLS {
-            PreparedLaunch::enqueue_all(&launches, &bench.stream)?;
+            enqueue_all(&launches, &bench.stream)?;
             expect += count as u32;
         }
         most = most.max(bench.context.kept_graphs());
@@ -277,15 +277,15 @@ pub(crate) fn clusters(bench: &Bench) -> Outcome {
                 byte_offset: 0,
             }],
         );
-        let first = rank.prepare(&launch, &[out.as_slice()])?;
-        let second = increment.function.prepare(&increment.launch(32), &[out.as_slice()])?;
+        let first = rank.prepared(&launch, &[out.as_slice()])?;
+        let second = increment.function.prepared(&increment.launch(32), &[out.as_slice()])?;
         Ok::<_, CudaError>([first, second])
     };
     for size in [1u32, 2, 4, 8, 16] {
         let launches = [prepare(size, 16)?, prepare(size, 32)?];
         for call in 0..CALLS as usize {
             // Also after new arguments.
-            PreparedLaunch::enqueue_all(&launches[call % 2], &bench.stream)?;
+            enqueue_all(&launches[call % 2], &bench.stream)?;
         }
         let ranks = out.to_vec::<u32>(&bench.stream)?;
         let expected: Vec<u32> = (0..32).map(|block| 256 * size + block % size + 1).collect();
@@ -319,7 +319,7 @@ fn stamped<'a>(
             }],
             args: vec![Arg::Buffer { slot: 0, byte_offset }, Arg::U64(nanoseconds[number])],
         };
-        function.prepare(&launch, &[stamps])
+        function.prepared(&launch, &[stamps])
     };
     (0..2).map(prepare).collect()
 }
@@ -337,7 +337,7 @@ pub(crate) fn overlap(bench: &Bench) -> Outcome {
     let launches = stamped(bench, stamps.as_slice(), [2_000_000, 0])?;
     let mut overlapped = 0;
     for _ in 0..CALLS {
-        PreparedLaunch::enqueue_all(&launches, &bench.stream)?;
+        enqueue_all(&launches, &bench.stream)?;
         let [_, first_ended, second_began, _] = stamps.to_vec::<u64>(&bench.stream)?[..] else {
             return Err("four stamps".into());
         };
@@ -362,17 +362,17 @@ pub(crate) fn priority(bench: &Bench) -> Outcome {
     let around = DeviceBuffer::from_host(&bench.stream, &[0u64; 4])?;
     let launches = stamped(bench, stamps.as_slice(), [0, 0])?;
     for _ in 0..CALLS {
-        PreparedLaunch::enqueue_all(&launches, &urgent)?;
+        enqueue_all(&launches, &urgent)?;
     }
     urgent.synchronize()?;
     let before_and_after = stamped(bench, around.as_slice(), [0, 0])?;
-    before_and_after[0].enqueue(&bench.stream)?;
+    enqueue(&before_and_after[0], &bench.stream)?;
     // Twenty times as many blocks as fit on the device at a time.
     let shape = LaunchShape::linear(bench.context.info().multiprocessors * 2 * 20, 1024);
     // SAFETY: the kernel touches no memory.
     unsafe { spin.launch(&bench.stream, &shape, &[KernelArg::U64(1_000_000)])? };
-    before_and_after[1].enqueue(&bench.stream)?;
-    PreparedLaunch::enqueue_all(&launches, &urgent)?;
+    enqueue(&before_and_after[1], &bench.stream)?;
+    enqueue_all(&launches, &urgent)?;
     let [began, .., ended] = around.to_vec::<u64>(&bench.stream)?[..] else {
         return Err("four stamps".into());
     };

@@ -4,7 +4,7 @@ use flashcore_cuda::{DeviceBuffer, Function, Graph, Stream};
 use flashcore_ir::{Arg, BufferSpec, Launch, Table};
 
 use super::launches::load;
-use super::{Bench, Outcome, ensure, ptx};
+use super::{Bench, Outcome, Own, ensure, ptx};
 
 /// Numbers of a table: a mebibyte.
 const NUMBERS: u32 = 1 << 18;
@@ -52,7 +52,7 @@ impl Addition {
 
     fn run(&self, stream: &Stream, launch: &Launch) -> Result<(), flashcore_cuda::CudaError> {
         self.add
-            .run(stream, launch, &[self.ones.as_slice(), self.out.as_slice()])
+            .ran(stream, launch, &[self.ones.as_slice(), self.out.as_slice()])
     }
 
     /// Asserts that the last addition was of `value`.

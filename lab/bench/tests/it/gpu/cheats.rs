@@ -8,7 +8,7 @@ use flashcore::plans::Config;
 use flashcore::testing::InputKind;
 use flashcore_bench::bed::{Drawn, Workbench};
 use flashcore_bench::defences::inspect;
-use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
+use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet, launch};
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_bench::{Case, LaunchMode, Subject, SubjectInfo, Trouble, draw};
 use flashcore_check::registers::{Unknown, assemble};
@@ -158,7 +158,7 @@ fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f6
         .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
     let launches = sets.iter().map(|set| {
         let t = set.tensors();
-        function.prepare(&plan.main.launch, &[t.q, t.k, t.v, t.out])
+        launch::prepare(&function, &plan.main.launch, &[t.q, t.k, t.v, t.out])
     });
     let launches = launches.collect::<Result<Vec<_>, _>>()?;
     let subject = |launches| Sets {
@@ -186,7 +186,7 @@ impl Subject for Sets<'_> {
         self.run_once(0)
     }
     fn run_once(&mut self, set: usize) -> Result<(), Trouble> {
-        Ok(self.launches[set].enqueue(self.stream)?)
+        Ok(launch::enqueue(&self.launches[set], self.stream)?)
     }
     fn input_sets(&self) -> usize {
         self.launches.len()
