@@ -20,7 +20,7 @@ use flashcore_kernels::Step;
 use flashcore_kernels::checks::{RECORD_WORDS, violation};
 use flashcore_problem::ProblemError;
 
-use super::memory_of;
+use super::{launch, memory_of};
 use crate::attention::Backend;
 use crate::{Attention, Error};
 
