@@ -242,8 +242,8 @@ impl PreparedLaunch<'_> {
     /// As [`PreparedLaunch::enqueue`].
     #[allow(unsafe_code)]
     unsafe fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
-        // SAFETY: every buffer is at least as long as the launch says the kernel touches; `Function::prepare` has proved
-        // the arguments, and its caller promised what the kernel does; the rest is this caller's promise.
+        // SAFETY: every buffer is at least as long as the launch says the kernel touches; `Function::prepare` has
+        // proved the arguments, and its caller promised what the kernel does; the rest is this caller's promise.
         unsafe {
             self.function
                 .launch_proved(stream, shape, &mut self.arguments.values())?;

@@ -19,7 +19,8 @@ pub(crate) struct WarningMemory {
 }
 
 impl WarningMemory {
-    /// The user's: `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`; relative ones are ignored.
+    /// The user's: `$FLASHCORE_CACHE_DIR`, `$XDG_CACHE_HOME/flashcore` or `~/.cache/flashcore`. Relative folders are
+    /// ignored.
     pub(crate) fn of_user() -> Self {
         Self::from_env(|name| std::env::var_os(name))
     }

@@ -85,8 +85,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let output = DeviceBuffer::from_host(&stream, &vec![f32::NAN; input.len()])?;
     let function = Function::load(context, &case.kernel, &ModuleOptions::default())?;
     let buffers = [device_input.as_slice(), output.as_slice()];
-    // SAFETY: the simulator has just seen this kernel, with this launch, touch its two buffers only. They are alive until
-    // the copy below has waited for it, and nothing else uses them.
+    // SAFETY: the simulator has just seen this kernel, with this launch, touch its two buffers only. They are alive
+    // until the copy below has waited for it, and nothing else uses them.
     #[allow(unsafe_code)]
     unsafe {
         function.run(&stream, &case.launch, &buffers)?;

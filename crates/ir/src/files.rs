@@ -1,8 +1,8 @@
 //! Reads files that a stranger may have written: never without a limit, and never from what is no file.
 //!
-//! A FIFO without a writer would block a plain read for ever, and a link to `/dev/zero` would fill the memory. The lints
-//! (`clippy.toml`) refuse the functions of the standard library that have neither limit; what reads `/proc` or a file of
-//! its own says so where it does.
+//! A FIFO without a writer would block a plain read for ever, and a link to `/dev/zero` would fill the memory. The
+//! lints (`clippy.toml`) refuse the functions of the standard library that would do so; an exception says why at its
+//! place.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result};

@@ -12,8 +12,8 @@ pub(super) fn on<'l, 'a>(
     steps: impl IntoIterator<Item = (&'l Launch, &'l Function, Vec<DeviceSlice<'a>>)>,
 ) -> Result<(), Error> {
     let prepare = |(launch, function, buffers): (&'l Launch, &'l Function, Vec<DeviceSlice<'a>>)| {
-        // SAFETY: kernel and launch are of one step of `flashcore-kernels`, whose kernels touch what the launch declares
-        // for operands of any values: the simulator checks that of every family.
+        // SAFETY: kernel and launch are of one step of `flashcore-kernels`, whose kernels touch what the launch
+        // declares for operands of any values: the simulator checks that of every family.
         unsafe { function.prepare(launch, &buffers) }
     };
     let launches = steps.into_iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
