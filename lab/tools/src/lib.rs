@@ -10,6 +10,7 @@ use clap::Parser;
 mod cost_error;
 mod defaults;
 mod dump_ptx;
+pub mod files;
 pub mod fuzz;
 mod measured_space;
 mod pipes;
@@ -49,6 +50,7 @@ enum Tool {
     Defaults(defaults::Options),
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
+    FuzzFiles(files::Options),
     MeasuredSpace(measured_space::Options),
     Pipes(pipes::Options),
     Serve(serve::Options),
@@ -62,6 +64,7 @@ pub fn run() -> ExitCode {
         Tool::CostError(options) => cost_error::main(&options),
         Tool::Defaults(options) => defaults::main(&options),
         Tool::DumpPtx(options) => dump_ptx::main(&options),
+        Tool::FuzzFiles(options) => files::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Pipes(options) => pipes::main(&options),

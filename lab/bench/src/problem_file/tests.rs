@@ -190,7 +190,7 @@ fn a_file_that_is_no_list_is_not_read() {
     std::fs::File::create(&path).unwrap().set_len(1 << 25).unwrap();
     let error = read(path.to_str().unwrap(), None).unwrap_err().to_string();
     assert!(
-        error.contains("large.toml: it has 33554432 bytes; a file of problems has at most 16777216"),
+        error.contains("large.toml: it has 33554432 bytes; such a file has at most 16777216"),
         "{error}"
     );
 }

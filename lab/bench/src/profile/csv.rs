@@ -209,7 +209,7 @@ fn scale(unit: &str) -> f64 {
         "us" | "usecond" => return 1e3,
         "ms" | "msecond" => return 1e6,
         "s" | "second" => return 1e9,
-        _ => unit.split_at(unit.len().min(1)),
+        _ => unit.split_at(unit.chars().next().map_or(0, char::len_utf8)),
     };
     match (prefix, base.starts_with("byte")) {
         ("K", true) => 1e3,

@@ -50,6 +50,9 @@ fn units_are_brought_to_base_and_quotes_are_undone() {
     assert_eq!(profiles[0].get("time_ns"), Some(1_234_500.0));
     assert_eq!(profiles[0].get("dram_bytes"), Some(2e6));
     assert_eq!(profiles[0].get("tensor"), None);
+    // A unit that begins with a letter of two bytes has no factor.
+    let profiles = csv::read(&text.replace("Mbyte", "\u{b5}byte")).expect("a table");
+    assert_eq!(profiles[0].get("dram_bytes"), Some(2.0));
 }
 
 #[test]

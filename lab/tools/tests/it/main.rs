@@ -2,7 +2,11 @@
 //! kernel under many schedules; search strategies and predictions on what was measured once. Tests that take an hour
 //! are run by `cargo test --release -p flashcore-tools --test it -- --ignored --nocapture`.
 
+// Tests read what they wrote, and what lies in the repository.
+#![allow(clippy::disallowed_methods)]
+
 mod corpus;
+mod files;
 mod mutation;
 mod probes;
 mod programs;
