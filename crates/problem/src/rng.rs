@@ -36,7 +36,7 @@ impl Rng {
 
     /// A number in `low..=high`; `low` if the range is empty.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
-        low + self.below((high + 1).saturating_sub(low))
+        low + self.below(high.saturating_sub(low).saturating_add(1))
     }
 
     /// A number in `0.0..1.0`, a multiple of 2⁻²⁴.

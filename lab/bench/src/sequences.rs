@@ -43,8 +43,9 @@ impl Span {
         match self {
             Span::Equal(len) => len,
             Span::Between([least, most]) => {
-                let range = (most + 1).saturating_sub(least) as u64;
-                least + (((i as u64).wrapping_mul(STEP) % (1 << 32) * range) >> 32) as usize
+                let range = (most as u128 + 1).saturating_sub(least as u128);
+                let fraction = (i as u64).wrapping_mul(STEP) % (1 << 32);
+                least + ((u128::from(fraction) * range) >> 32) as usize
             }
         }
     }
@@ -121,7 +122,7 @@ pub(crate) fn each(groups: &[Sequences]) -> impl Iterator<Item = [Option<usize>;
 pub fn lengths(problem: &Problem, groups: &[Sequences]) -> Result<Lengths<Vec<i32>>> {
     let given = |why: String| BenchError::Given(format!("sequences: {why}"));
     let batch = problem.batch();
-    let count: usize = groups.iter().map(|group| group.count).sum();
+    let count = groups.iter().fold(0usize, |sum, group| sum.saturating_add(group.count));
     if !groups.is_empty() && count != batch {
         return Err(given(format!("there are {count}; the problem has a batch of {batch}")));
     }
@@ -238,6 +239,11 @@ mod tests {
         assert!(lens[0] < 160 && lens[63] > 3940, "{lens:?}");
         assert!(lens.windows(2).all(|pair| pair[1] - pair[0] < 160), "{lens:?}");
         assert_eq!(Span::Between([7, 7]).of(12), 7);
+        assert!(Span::Between([300, usize::MAX]).of(3) > 300);
+        assert_eq!(Span::Between([usize::MAX, 7]).of(3), usize::MAX);
+        let problem = Problem::builder().heads(1, 1).seq_len(9).head_dim(16).build().unwrap();
+        let many = [group(usize::MAX, None, None), group(usize::MAX, None, None)];
+        assert!(lengths(&problem, &many).is_err());
         let read: Sequences = serde_json::from_str(r#"{"count": 2, "rows": 3, "keys": [4, 9]}"#).unwrap();
         assert_eq!(read, group(2, Some(Span::Equal(3)), Some(Span::Between([4, 9]))));
         assert!(serde_json::from_str::<Sequences>(r#"{"count": 2, "row": 3}"#).is_err());

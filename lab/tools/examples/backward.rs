@@ -17,6 +17,7 @@ use std::str::FromStr;
 
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Event, Graph, Stream};
 use flashcore::{DType, Device, Mask, Problem};
+use flashcore_bench::gpu::launch;
 use flashcore_check::gate::gate_gradients;
 use flashcore_cuda::{Function, ModuleOptions, PreparedLaunch};
 use flashcore_ir::Target;
@@ -135,7 +136,7 @@ fn prepare<'m>(context: &Context, plan: &Plan, memory: &'m Memory) -> Result<Vec
     for step in plan.steps() {
         let buffers: Result<Vec<_>> = step.launch.buffers.iter().map(|spec| held(memory, spec.name)).collect();
         let function = Function::load(context, &step.kernel, &ModuleOptions::default())?;
-        prepared.push(function.prepare(&step.launch, &buffers?)?);
+        prepared.push(launch::prepare(&function, &step.launch, &buffers?)?);
     }
     Ok(prepared)
 }
@@ -172,7 +173,7 @@ fn check(stream: &Stream, kernel: Kernel, problem: &Problem, seed: u64) -> Resul
     let steps = prepare(stream.context(), &plan, &memory)?;
     // Twice: the second run must not depend on what the first one left.
     for step in steps.iter().chain(&steps) {
-        step.enqueue(stream)?;
+        launch::enqueue(step, stream)?;
     }
     stream.synchronize()?;
     for (name, tensor) in Gradients::<()>::NAMES.into_iter().zip(&mut got) {
@@ -226,7 +227,11 @@ const ROUNDS: usize = 7;
 
 /// A graph of several calls of some steps.
 fn timed_steps(stream: &Stream, steps: &[PreparedLaunch]) -> Result<Timed> {
-    let calls = |stream: &Stream| (0..CALLS).flat_map(|_| steps).try_for_each(|step| step.enqueue(stream));
+    let calls = |stream: &Stream| {
+        (0..CALLS)
+            .flat_map(|_| steps)
+            .try_for_each(|step| launch::enqueue(step, stream))
+    };
     Ok(Timed {
         graph: Graph::capture(stream, calls)?,
         times: Vec::new(),
@@ -340,7 +345,7 @@ fn main() -> Result<ExitCode> {
                 let plan = kernels[0].plan(&problem)?;
                 add_workspace(&stream, std::slice::from_ref(&plan), &mut memory)?;
                 for step in prepare(&context, &plan, &memory)? {
-                    step.enqueue(&stream)?;
+                    launch::enqueue(&step, &stream)?;
                 }
                 stream.synchronize()?;
             }

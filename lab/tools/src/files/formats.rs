@@ -264,7 +264,10 @@ fn rates(_: &Bench, path: &Path) -> Result<(), Refused> {
 fn measured_space(bench: &Bench, path: &Path) -> Result<(), Refused> {
     let measured = Measured::read(&text(path)?, "space.json")?;
     for table in &measured.tables {
-        (table.best(), table.worst(), table.by_id(), table.space());
+        table.best();
+        table.worst();
+        table.by_id();
+        table.space();
     }
     measured.advisor(&bench.problem);
     Ok(())
@@ -288,13 +291,15 @@ fn cubin(_: &Bench, path: &Path) -> Result<(), Refused> {
 
 fn run(bench: &Bench, _: &Path) -> Result<(), Refused> {
     let folder = bench.folder.join("run");
-    (read_claims(&folder), read_seconds(&folder));
+    read_claims(&folder);
+    read_seconds(&folder);
     let header = read_header(&folder);
     let trials = read_trials(&folder);
     let board = board_of(&folder)?;
     if let (Ok(header), Some(board)) = (&header, board) {
         flashcore_tune::plans::judge_board(header, &board);
     }
-    (header?, trials?);
+    header?;
+    trials?;
     Ok(())
 }

@@ -104,6 +104,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
             }
         }
     });
+    let mut failed = false;
     for (place, format) in all.iter().enumerate() {
         if !options.only.is_empty() && !options.only.iter().any(|name| name == format.name) {
             continue;
@@ -111,7 +112,14 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let numbers = options.from..options.from + options.count;
         let told = numbers.inspect(|number| AT.store((place as u64 + 1) << 32 | number, Ordering::Relaxed));
         let started = Instant::now();
-        let tally = run(&bench, format, told)?;
+        let tally = match run(&bench, format, told) {
+            Ok(tally) => tally,
+            Err(why) => {
+                eprintln!("error: {why}");
+                failed = true;
+                continue;
+            }
+        };
         println!(
             "{:<14} {:>8} read, {:>8} refused, {:.1} s, {} MiB",
             format.name,
@@ -123,5 +131,5 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     }
     let peak = peak_mib();
     println!("{:.0} s, at most {peak} MiB", began.elapsed().as_secs_f64());
-    crate::verdict(peak <= options.memory)
+    crate::verdict(!failed && peak <= options.memory)
 }
