@@ -1,4 +1,5 @@
-//! Definite-assignment analysis of registers declared without an initial value.
+//! Definite-assignment analysis of registers declared without an initial value. Operands are read, and so are the
+//! conditions of branches and of leaving a loop.
 //!
 //! A read that follows a write on every path needs no check at run time. A lane that reaches an
 //! instruction has executed all its dominators, so the analysis holds for each lane, however the
@@ -42,14 +43,17 @@ impl Pass {
         for node in nodes {
             match node {
                 Node::Inst { inst, .. } => {
-                    let [reads, writes] = accessed(inst).map(|mut regs| {
-                        regs.retain(|reg| self.suspects.contains(reg));
-                        regs
-                    });
-                    self.unproven.extend(reads.iter().filter(|reg| !written.contains(reg)));
-                    written.extend(writes);
+                    let [reads, writes] = accessed(inst);
+                    self.reads(&reads, written);
+                    written.extend(writes.into_iter().filter(|reg| self.suspects.contains(reg)));
                 }
-                Node::If { then, otherwise, .. } => {
+                Node::If {
+                    condition,
+                    then,
+                    otherwise,
+                    ..
+                } => {
+                    self.reads(&[condition.pred], written);
                     let mut by_then = written.clone();
                     let mut by_otherwise = written.clone();
                     self.nodes(then, &mut by_then);
@@ -66,9 +70,14 @@ impl Pass {
                     self.nodes(head, written);
                     self.nodes(rest, &mut written.clone());
                 }
-                Node::BreakIf { .. } => {}
+                Node::BreakIf { condition, .. } => self.reads(&[condition.pred], written),
             }
         }
+    }
+
+    fn reads(&mut self, regs: &[Reg], written: &FxHashSet<Reg>) {
+        let unproven = |reg: &&Reg| self.suspects.contains(*reg) && !written.contains(*reg);
+        self.unproven.extend(regs.iter().filter(unproven));
     }
 }
 
