@@ -233,14 +233,8 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
 
     #[track_caller]
     fn atom(self, op: AtomOp, value: impl Source<'k, E>, dst: Option<Reg>) {
-        let k = self.addr.builder();
-        if E::BYTES != 4 {
-            let (name, bytes) = (E::NAME, E::BYTES);
-            k.invalid(format!("atomics work on 4-byte elements; {name} has {bytes}"));
-            return;
-        }
         let (space, addr, value) = (S::SPACE, self.address(), value.operand());
-        k.emit(Inst::Atom {
+        self.addr.builder().emit(Inst::Atom {
             op,
             ty: E::TYPE,
             space,

@@ -42,9 +42,7 @@ impl KernelBuilder {
     /// to it.
     #[track_caller]
     pub fn barrier_among<'k>(&'k self, id: impl Source<'k, u32>, threads: u32) {
-        let id = id.operand();
-        self.check_barrier(id, threads);
-        let threads = Some(threads);
+        let (id, threads) = (id.operand(), Some(threads));
         self.emit(Inst::BarSync { id, threads });
     }
 
@@ -52,23 +50,7 @@ impl KernelBuilder {
     #[track_caller]
     pub fn barrier_arrive<'k>(&'k self, id: impl Source<'k, u32>, threads: u32) {
         let id = id.operand();
-        self.check_barrier(id, threads);
         self.emit(Inst::BarArrive { id, threads });
-    }
-
-    #[track_caller]
-    fn check_barrier(&self, id: Operand, threads: u32) {
-        let block = self.threads();
-        let unknown = matches!(id, Operand::Imm(id) if id >= 16);
-        if unknown || threads == 0 || !threads.is_multiple_of(32) || threads > block {
-            let id = match id {
-                Operand::Imm(id) => format!("barrier {id}"),
-                Operand::Reg(_) => "a barrier".to_string(),
-            };
-            self.invalid(format!(
-                "{id} of {threads} threads; a block has barriers 0 to 15, of a multiple of 32 threads up to its {block}"
-            ));
-        }
     }
 
     /// True in one lane of the warp, always the same one. The whole warp executes it.
@@ -150,12 +132,8 @@ impl<'k, T: Scalar> Val<'k, T> {
     #[track_caller]
     fn shfl(self, mode: ShflMode, lane: Operand) -> Val<'k, T> {
         const { assert!(T::TYPE.bytes() == 4, "shfl exchanges 32-bit values") };
-        let k = self.builder();
-        if let (true, Operand::Imm(lane @ 32..)) = (mode != ShflMode::Idx, lane) {
-            k.invalid(format!("a lane distance of {lane}; a warp has lanes 0 to 31"));
-        }
         let (src, members) = (self.operand(), FULL_WARP);
-        k.result(|dst| Inst::Shfl {
+        self.k.result(|dst| Inst::Shfl {
             mode,
             dst,
             src,

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use crate::builder::{KernelBuilder, instructions};
 use crate::fragment::{AOperand, Acc, FragmentLayout, layout};
-use crate::inst::{Descriptor, Inst, Major, Operand, WgmmaA, WgmmaInput, WgmmaInst};
+use crate::inst::{Descriptor, Inst, Major, Operand, WgmmaA, WgmmaInput, WgmmaInst, impossible_warpgroups};
 use crate::shared::{BufferId, Swizzle};
 use crate::tile::SharedTile;
 use crate::types::{E4M3, Element};
@@ -315,11 +315,10 @@ impl KernelBuilder {
         if n > b.extent {
             self.invalid(format!("accumulators of {n} columns for an operand B of {}", b.extent));
         }
-        if !self.threads().is_multiple_of(128) {
-            self.invalid(format!(
-                "a warpgroup's product in a block of {} threads, which has warps that belong to no warpgroup of 4",
-                self.threads()
-            ));
+        // Here the line is the caller's; each step is in a closure.
+        if let Some(why) = impossible_warpgroups(self.threads()) {
+            self.invalid(why);
+            return false;
         }
         steps == b.steps
     }

@@ -254,11 +254,6 @@ impl KernelBuilder {
 
     #[track_caller]
     pub(crate) fn special(&self, which: Special) -> Val<'_, u32> {
-        if let Special::Tid(dim) | Special::Ntid(dim) | Special::Ctaid(dim) | Special::Nctaid(dim) = which
-            && dim > 2
-        {
-            self.invalid(format!("dimension {dim}; a grid and a block have 0, 1 and 2"));
-        }
         self.result(|dst| Inst::Special { dst, which })
     }
 
@@ -384,7 +379,7 @@ impl KernelBuilder {
         if !in_scope {
             self.error(BuildErrorKind::OutOfScope);
         }
-        if let Some(problem) = inst.impossible() {
+        if let Some(problem) = inst.impossible_among(self.threads()) {
             self.invalid(problem);
         }
         let site = self.site();

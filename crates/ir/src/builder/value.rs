@@ -315,11 +315,6 @@ impl<'k> Val<'k, u32> {
     #[track_caller]
     pub fn lop3(self, b: impl Source<'k, u32>, c: impl Source<'k, u32>, table: u8) -> Val<'k, u32> {
         let (a, b, c) = (self.operand, b.operand(), c.operand());
-        if a == b || a == c || b == c {
-            self.k.invalid(
-                "lop3 of a repeated value, which ptxas 12.0 to 13.0 may compile wrongly; write it with &, | and ^",
-            );
-        }
         self.k.result(|dst| Inst::Lop3 { dst, a, b, c, table })
     }
     /// Four bytes picked from `self` (bytes 0–3) and `b` (bytes 4–7), a nibble of `selector` each.

@@ -16,6 +16,8 @@ mod rules;
 mod slots;
 mod wgmma;
 
+pub(crate) use rules::impossible_warpgroups;
+
 pub use bulk::{BulkInst, L2Hint};
 pub use cluster::ClusterInst;
 pub use flag::FlagInst;

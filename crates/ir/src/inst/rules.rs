@@ -1,7 +1,8 @@
 //! Which instructions there are: combinations of fields that PTX does not have, and what each
 //! instruction requires of a target.
 
-use super::{AtomOp, BinOp, Cache, ClusterInst, Cvt, FenceInst, Inst, MmaAcc, MmaInput, Scope, Space, Special};
+use super::{AtomOp, BinOp, Cache, ClusterInst, Cvt, FenceInst, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode};
+use super::{Space, Special, WgmmaInst};
 use crate::target::Requirement;
 use crate::types::ScalarType;
 
@@ -24,6 +25,24 @@ impl Inst {
         self.rules().1
     }
 
+    /// As [`impossible`](Self::impossible), and why the instruction cannot stand in a block of `threads` threads.
+    pub fn impossible_among(&self, threads: u32) -> Option<String> {
+        self.impossible().or_else(|| match self {
+            Inst::BarSync {
+                id,
+                threads: Some(count),
+            }
+            | Inst::BarArrive { id, threads: count }
+                if *count > threads =>
+            {
+                let barrier = barrier(*id);
+                Some(format!("{barrier} of {count} threads; the block has {threads}"))
+            }
+            Inst::Wgmma(WgmmaInst::Mma { .. }) => impossible_warpgroups(threads),
+            _ => None,
+        })
+    }
+
     /// The lowest PTX version and architecture that have the instruction.
     pub fn requires(&self) -> Requirement {
         self.rules().0
@@ -33,14 +52,27 @@ impl Inst {
         use ScalarType::{BF16x2, E4M3x2};
         match self {
             Inst::Ld {
-                space, cache, count, ..
-            } => (of_space(*space), impossible_access(*space, *cache, *count)),
+                space,
+                dst,
+                cache,
+                count,
+                ..
+            } => {
+                let impossible = impossible_access(*space, *cache, *count, dst.class.bytes());
+                (of_space(*space), impossible)
+            }
             Inst::St {
-                space, cache, count, ..
+                space,
+                src,
+                cache,
+                count,
+                ..
             } => {
                 let impossible = match cache {
                     Cache::ReadOnly => Some("a store cannot take the read-only path".to_string()),
-                    Cache::Default | Cache::L2 | Cache::Streaming => impossible_access(*space, *cache, *count),
+                    Cache::Default | Cache::L2 | Cache::Streaming => {
+                        impossible_access(*space, *cache, *count, src.bytes())
+                    }
                 };
                 (of_space(*space), impossible)
             }
@@ -83,7 +115,29 @@ impl Inst {
             Inst::CvtPack { ty, .. } => (on_hopper(*ty == E4M3x2), None),
             Inst::Cvt { op, .. } => (on_hopper(*op == Cvt::F16x2FromE4M3x2), None),
             Inst::Fence(FenceInst::Memory(scope)) => (on_hopper(*scope == Scope::Cluster), None),
+            Inst::Lop3 { a, b, c, .. } => {
+                let is_repeated = a == b || a == c || b == c;
+                let why = "lop3 of a repeated value, which ptxas 12.0 to 13.0 may compile wrongly; write it with &, | \
+                           and ^";
+                (Requirement::BASE, is_repeated.then(|| why.to_string()))
+            }
+            Inst::Shfl { mode, lane, .. } => match (mode, lane) {
+                (ShflMode::Bfly | ShflMode::Down | ShflMode::Up, Operand::Imm(lane @ 32..)) => {
+                    let why = format!("a lane distance of {lane}; a warp has lanes 0 to 31");
+                    (Requirement::BASE, Some(why))
+                }
+                (ShflMode::Bfly | ShflMode::Down | ShflMode::Up | ShflMode::Idx, _) => EVERYWHERE,
+            },
+            Inst::BarSync { id, threads } => (Requirement::BASE, impossible_barrier(*id, *threads)),
+            Inst::BarArrive { id, threads } => (Requirement::BASE, impossible_barrier(*id, Some(*threads))),
             Inst::Special { which, .. } => match which {
+                Special::Tid(dim @ 3..)
+                | Special::Ntid(dim @ 3..)
+                | Special::Ctaid(dim @ 3..)
+                | Special::Nctaid(dim @ 3..) => {
+                    let why = format!("dimension {dim}; a grid and a block have 0, 1 and 2");
+                    (Requirement::BASE, Some(why))
+                }
                 Special::ClusterRank | Special::ClusterBlocks => (HOPPER, None),
                 Special::Tid(_)
                 | Special::Ntid(_)
@@ -102,7 +156,6 @@ impl Inst {
             | Inst::MadWide { .. }
             | Inst::Pack { .. }
             | Inst::Unpack { .. }
-            | Inst::Lop3 { .. }
             | Inst::Prmt { .. }
             | Inst::Setp { .. }
             | Inst::Selp { .. }
@@ -110,10 +163,7 @@ impl Inst {
             | Inst::SharedBase { .. }
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
-            | Inst::Shfl { .. }
             | Inst::Vote { .. }
-            | Inst::BarSync { .. }
-            | Inst::BarArrive { .. }
             | Inst::BarWarp { .. }
             | Inst::TrapIf { .. }
             | Inst::Trace { .. } => EVERYWHERE,
@@ -134,11 +184,48 @@ fn impossible_count(count: u32) -> Option<String> {
     (!is_possible).then(|| format!("an access of {count} words; 1, 2 or 4 are possible"))
 }
 
-fn impossible_access(space: Space, cache: Cache, count: u32) -> Option<String> {
+/// PTX ISA, `ld`: what is accessed at once has at most 16 bytes.
+fn impossible_access(space: Space, cache: Cache, count: u32, bytes: u32) -> Option<String> {
     if space != Space::Global && cache != Cache::Default {
         return Some("shared memory is not cached; a cache hint is for global memory".to_string());
     }
-    impossible_count(count)
+    if !(2..=8).contains(&bytes) {
+        return Some(format!(
+            "an access to elements of {bytes} bytes; 2, 4 and 8 are possible, and 8-bit elements as words of four"
+        ));
+    }
+    let why = || format!("an access of {count} elements of {bytes} bytes; at most 16 bytes are possible");
+    impossible_count(count).or_else(|| (count * bytes > 16).then(why))
+}
+
+fn barrier(id: Operand) -> String {
+    match id {
+        Operand::Imm(id) => format!("barrier {id}"),
+        Operand::Reg(_) => "a barrier".to_string(),
+    }
+}
+
+/// PTX ISA, `bar`: whole warps come to a barrier.
+fn impossible_barrier(id: Operand, threads: Option<u32>) -> Option<String> {
+    let barrier = barrier(id);
+    let is_unknown = matches!(id, Operand::Imm(16..));
+    match threads {
+        _ if is_unknown => Some(format!("{barrier}; a block has barriers 0 to 15")),
+        Some(threads) if threads == 0 || !threads.is_multiple_of(32) => Some(format!(
+            "{barrier} of {threads} threads; multiples of 32 (a warp) are possible, from 32 on"
+        )),
+        _ => None,
+    }
+}
+
+/// Why there are no products of warpgroups in a block of `threads` threads, if there are none.
+pub(crate) fn impossible_warpgroups(threads: u32) -> Option<String> {
+    let why = || {
+        format!(
+            "a warpgroup's product in a block of {threads} threads, which has warps that belong to no warpgroup of 4"
+        )
+    };
+    (!threads.is_multiple_of(128)).then(why)
 }
 
 fn impossible_copy(bytes: u32, cache: Cache) -> Option<String> {

@@ -128,6 +128,8 @@ fn arithmetic() -> Vec<Inst> {
         forms.push(Inst::Unpack { lo, hi, src });
     }
     let (dst, table) = (reg(RegClass::B32), 0);
+    // Of three different values.
+    let (b, c) = (Operand::Imm(1), Operand::Imm(2));
     forms.push(Inst::Lop3 { dst, a, b, c, table });
     forms.push(Inst::Prmt { dst, a, b, selector });
     // Those with one opcode differ in their operands.
@@ -241,7 +243,7 @@ fn memory() -> Vec<Inst> {
 
 fn warps() -> Vec<Inst> {
     let (dst, pred) = (reg(RegClass::B32), reg(RegClass::Pred));
-    let (src, lane, id, members) = (IMM, IMM, IMM, 0);
+    let (src, lane, members) = (IMM, IMM, 0);
     let mut forms = Vec::new();
     for (input, acc) in each(MmaInput::ALL, &MmaAcc::ALL) {
         let (a, b, c) = match acc {
@@ -281,8 +283,9 @@ fn warps() -> Vec<Inst> {
             members,
         });
     }
-    forms.extend([None, Some(0)].map(|threads| Inst::BarSync { id, threads }));
-    forms.extend([Inst::BarArrive { id, threads: 0 }, Inst::BarWarp { members }]);
+    let (id, threads) = (Operand::Imm(0), 32);
+    forms.extend([None, Some(threads)].map(|threads| Inst::BarSync { id, threads }));
+    forms.extend([Inst::BarArrive { id, threads }, Inst::BarWarp { members }]);
     forms.extend(Scope::ALL.map(|scope| Inst::Fence(FenceInst::Memory(scope))));
     forms.extend([Inst::Elect { dst: pred }, Inst::DependencyWait, Inst::DependencyTrigger]);
     forms
