@@ -27,11 +27,12 @@ pub(crate) fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds
 #[cold]
 #[inline(never)]
 pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tracked: u32, lanes: u32) {
-    let name = cluster.machine.program.tracked[tracked as usize].clone();
     cluster.report(FindingKind::NeverWritten, pc, None, |cluster| {
+        let reg = cluster.machine.program.tracked[tracked as usize];
+        let name = cluster.machine.kernel.reg_name(reg).unwrap_or("a variable");
         let message = format!("reads register `{name}`, which these lanes have not written");
         Details::new(message, cluster.actor(warp.index, lanes))
-            .object(name)
+            .object(name.to_string())
             .help("initialise it where it is declared")
     });
 }

@@ -167,10 +167,10 @@ impl<'a> Lowering<'a> {
         if !self.unproven.contains(&reg) {
             return None;
         }
-        let names = &mut self.program.tracked;
+        let tracked = &mut self.program.tracked;
         Some(*self.tracked.entry(reg).or_insert_with(|| {
-            names.push(self.kernel.reg_name(reg).unwrap_or("a variable").to_string());
-            names.len() as u32 - 1
+            tracked.push(reg);
+            tracked.len() as u32 - 1
         }))
     }
 

@@ -185,8 +185,8 @@ pub(crate) struct Program<'k> {
     pub(crate) consts32: Vec<u32>,
     pub(crate) consts64: Vec<u64>,
     pub(crate) rows: Rows,
-    /// Names of the registers whose reads are checked at run time.
-    pub(crate) tracked: Vec<String>,
+    /// The registers whose reads are checked at run time.
+    pub(crate) tracked: Vec<Reg>,
     /// log2 of the bytes per shadow cell of shared memory: the narrowest access.
     pub(crate) granule_shift: u32,
     /// The fragment of each register that products use, and the names of the fragments.

@@ -1,11 +1,13 @@
 //! The bodies of a text's kernels, as they are written.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use flashcore_ir::Inst;
-use flashcore_ir::ptx::read::{PtxEntry, PtxError, SharedSymbol, Word, Words, integer};
+use flashcore_ir::inst::Slot;
+use flashcore_ir::ptx::read::{MOST_DECLARED, PtxEntry, PtxError, SharedSymbol, Word, Words, integer};
 
 use super::forms::forms;
+use super::scope::Scope;
 use super::statement::{Guard, Statement, Written, WrittenInst};
 
 /// A kernel's body.
@@ -16,68 +18,113 @@ pub struct Body {
     /// Functions that it calls, which may use more shared memory.
     pub calls: Vec<String>,
     /// Symbols of the module that it names.
-    pub(super) named: Vec<String>,
+    pub(super) named: HashSet<String>,
     pub(super) statements: Vec<Statement>,
-    /// For each open scope, registers and labels declared in it and what they are called here.
-    scopes: Vec<HashMap<String, String>>,
+    /// The open scopes.
+    scopes: Vec<Scope>,
     scopes_seen: u32,
+    /// Labels and their lines, by the brace that opens their scope.
+    labels: HashMap<usize, Vec<(String, u32)>>,
+    registers: u64,
 }
 
-/// Blocks in blocks, each of which is a call of the reader.
-const MOST_NESTED: usize = 256;
+/// Blocks in blocks, and structures in structures, each of which is a call of the reader.
+pub(super) const MOST_NESTED: u64 = 256;
+/// Braces and brackets in one another in an operand, likewise. PTX has two: `[map, {x, y}]`.
+const MOST_IN_OPERANDS: u64 = 8;
+/// Statements of a kernel.
+const MOST_STATEMENTS: u64 = 1 << 20;
+/// Registers that a kernel declares. The simulator keeps the place of each.
+const MOST_REGISTERS: u64 = 1 << 20;
 
 impl Body {
     pub(super) fn read(text: &str, entry: &PtxEntry) -> Result<Body, PtxError> {
         let mut body = Body {
             shared: Vec::new(),
             calls: Vec::new(),
-            named: Vec::new(),
+            named: HashSet::new(),
             statements: Vec::new(),
-            scopes: vec![HashMap::new()],
+            scopes: Vec::new(),
             scopes_seen: 0,
+            labels: HashMap::new(),
+            registers: 0,
         };
-        // With the brace that ends it.
-        let mut words = Words::of(&text[entry.body.start..=entry.body.end], entry.body_line)?;
+        // With the braces around it.
+        let mut words = Words::of(&text[entry.body.start - 1..=entry.body.end], entry.body_line)?;
+        body.find_labels(&words);
+        words.mark('{')?;
         body.scope(&mut words)?;
         Ok(body)
     }
 
-    /// Copies of sizes that no architecture has, by line: `cp.async.cg` copies 16 bytes,
-    /// `cp.async.ca` 4, 8 or 16 (PTX ISA, `cp.async`).
+    /// Copies and barriers that no architecture has, by line, whatever else the kernel uses: `cp.async.cg` copies 16
+    /// bytes, `cp.async.ca` 4, 8 or 16; whole warps come to a barrier (PTX ISA, `cp.async`, `bar`).
     pub fn impossible(&self) -> Vec<(u32, String)> {
         let mut found = Vec::new();
         for statement in &self.statements {
             let Statement::Inst(inst) = statement else { continue };
-            let Some(mut copy) = forms(&inst.opcode).first().cloned() else {
+            let given = inst.operands.len();
+            let fits = |form: &&Inst| (*form).clone().slots().len() == given;
+            let forms = forms(&inst.opcode);
+            let Some(mut form) = forms.iter().find(fits).or(forms.first()).cloned() else {
                 continue;
             };
-            if let (Inst::CpAsync { bytes, .. }, Some(&Written::Number(given))) = (&mut copy, inst.operands.get(2)) {
-                *bytes = u32::try_from(given).unwrap_or(u32::MAX);
-                found.extend(copy.impossible().map(|why| (inst.line, why)));
+            if !matches!(
+                form,
+                Inst::CpAsync { .. } | Inst::BarSync { .. } | Inst::BarArrive { .. }
+            ) {
+                continue;
             }
+            for (slot, written) in form.slots().into_iter().zip(&inst.operands) {
+                if let (Slot::Number(number), Written::Number(given)) = (slot, written) {
+                    *number = u32::try_from(*given).unwrap_or(u32::MAX);
+                }
+            }
+            found.extend(form.impossible().map(|why| (inst.line, why)));
         }
         found
     }
 
-    /// Statements up to the brace that ends them.
+    /// Labels are known in all of their scope, before they stand there too.
+    fn find_labels(&mut self, words: &Words<'_>) {
+        let mut open = Vec::new();
+        let words = &words.tokens;
+        for (at, token) in words.iter().enumerate() {
+            match token.word {
+                Word::Mark('{') => open.push(at),
+                Word::Mark('}') => _ = open.pop(),
+                Word::Name(name) if words.get(at + 1).is_some_and(|next| next.word == Word::Mark(':')) => {
+                    if let Some(&scope) = open.last() {
+                        let labels = self.labels.entry(scope).or_default();
+                        labels.push((name.to_string(), token.line));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Statements after the brace that begins them, up to the one that ends them.
     fn scope(&mut self, words: &mut Words<'_>) -> Result<(), PtxError> {
         let (what, line) = ("kernel", words.line());
         let unfinished = PtxError::Unfinished { what, line };
+        PtxError::at_most("blocks in one another", self.scopes.len() as u64, MOST_NESTED, line)?;
+        self.scopes.push(Scope::new(self.scopes_seen));
+        self.scopes_seen += 1;
+        for (label, line) in self.labels.remove(&(words.at - 1)).unwrap_or_default() {
+            self.declare("label", &label, None, line)?;
+        }
         loop {
             let line = words.line();
             match words.peek() {
                 None => return Err(unfinished),
-                Some(Word::Mark('}')) => return Ok(()),
-                Some(Word::Mark('{')) if self.scopes.len() > MOST_NESTED => {
-                    let why = format!("blocks are nested more than {MOST_NESTED} deep");
-                    return Err(PtxError::not_understood("this block", why, line));
+                Some(Word::Mark('}')) => {
+                    self.scopes.pop();
+                    return Ok(());
                 }
                 Some(Word::Mark('{')) => {
                     words.at += 1;
-                    self.scopes_seen += 1;
-                    self.scopes.push(HashMap::new());
                     self.scope(words)?;
-                    self.scopes.pop();
                     words.mark('}')?;
                 }
                 Some(Word::Mark(';')) => words.at += 1,
@@ -93,8 +140,8 @@ impl Body {
                     let name = *name;
                     words.at += 1;
                     if words.takes(':') {
-                        let label = self.declare(name);
-                        self.statements.push(Statement::Label(label));
+                        let label = self.resolve(name);
+                        self.push(Statement::Label(label), line)?;
                     } else if name.starts_with('.') {
                         self.directive(words, name, line)?;
                     } else {
@@ -108,13 +155,14 @@ impl Body {
 
     fn directive(&mut self, words: &mut Words<'_>, name: &str, line: u32) -> Result<(), PtxError> {
         match name {
-            ".reg" => self.registers(words),
+            ".reg" => self.registers(words, line),
             ".shared" => {
                 let symbols = words.list(';', |it| Ok(it.variable(line)?.0))?;
                 self.shared.extend(symbols);
-                Ok(())
+                PtxError::at_most("shared symbols", self.shared.len() as u64, MOST_DECLARED as u64, line)
             }
             ".loc" => {
+                let at = line;
                 let (file, line) = (words.small()?, words.small()?);
                 let column = words.small()?;
                 // `, function_name label, inlined_at file line column` says more than is needed.
@@ -126,14 +174,18 @@ impl Body {
                         words.number()?;
                     }
                 }
-                self.statements.push(Statement::Loc { file, line, column });
-                Ok(())
+                self.push(Statement::Loc { file, line, column }, at)
             }
             _ => words.skip("directive"),
         }
     }
 
-    fn registers(&mut self, words: &mut Words<'_>) -> Result<(), PtxError> {
+    fn push(&mut self, statement: Statement, line: u32) -> Result<(), PtxError> {
+        self.statements.push(statement);
+        PtxError::at_most("statements", self.statements.len() as u64, MOST_STATEMENTS, line)
+    }
+
+    fn registers(&mut self, words: &mut Words<'_>, line: u32) -> Result<(), PtxError> {
         let mut ty = words.name("a register's type")?;
         while ty.starts_with(".v") {
             ty = words.name("a register's type")?;
@@ -145,11 +197,15 @@ impl Body {
                 count = Some(it.small()?);
                 it.mark('>')?;
             }
-            let (name, ty) = (self.declare_registers(name, count), ty[1..].to_string());
+            self.registers += u64::from(count.unwrap_or(1));
+            PtxError::at_most("registers", self.registers, MOST_REGISTERS, line)?;
+            self.declare("register", name, count, line)?;
+            let (name, ty) = (self.resolve_declared(name), ty[1..].to_string());
             Ok(Statement::Registers { ty, name, count })
         })?;
-        self.statements.extend(registers);
-        Ok(())
+        registers
+            .into_iter()
+            .try_for_each(|statement| self.push(statement, line))
     }
 
     fn instruction(
@@ -171,38 +227,42 @@ impl Body {
                 });
             self.calls.extend(names);
         } else if !words.takes(';') {
-            operands = words.list(';', |it| self.operand(it))?;
+            operands = words.list(';', |it| self.operand(it, 0))?;
         }
-        self.statements.push(Statement::Inst(WrittenInst {
+        let inst = WrittenInst {
             guard,
             opcode,
             operands,
             line,
-        }));
-        Ok(())
+        };
+        self.push(Statement::Inst(inst), line)
     }
 
-    fn operand(&mut self, words: &mut Words<'_>) -> Result<Written, PtxError> {
-        let first = self.simple(words)?;
+    fn operand(&mut self, words: &mut Words<'_>, depth: u64) -> Result<Written, PtxError> {
+        let first = self.simple(words, depth)?;
         if words.takes('|') {
-            let second = self.simple(words)?;
+            let second = self.simple(words, depth)?;
             return Ok(Written::Pair(Box::new(first), Box::new(second)));
         }
         Ok(first)
     }
 
-    fn simple(&mut self, words: &mut Words<'_>) -> Result<Written, PtxError> {
+    /// An operand within `depth` braces and brackets.
+    fn simple(&mut self, words: &mut Words<'_>, depth: u64) -> Result<Written, PtxError> {
+        let line = words.line();
+        PtxError::at_most("braces and brackets in one another", depth, MOST_IN_OPERANDS, line)?;
         if words.takes('!') {
-            return Ok(Written::Not(Box::new(self.simple(words)?)));
+            let pred = self.resolve(words.name("a predicate")?);
+            return Ok(Written::Not(pred));
         }
         if words.takes('-') {
             return Ok(Written::Number(words.number()?.wrapping_neg()));
         }
         if words.takes('{') {
-            return Ok(Written::List(words.list('}', |it| self.operand(it))?));
+            return Ok(Written::List(words.list('}', |it| self.operand(it, depth + 1))?));
         }
         if words.takes('[') {
-            return self.address(words);
+            return self.address(words, depth + 1);
         }
         match words.peek() {
             Some(Word::Name(name)) => {
@@ -227,14 +287,14 @@ impl Body {
     }
 
     /// What follows `[`.
-    fn address(&mut self, words: &mut Words<'_>) -> Result<Written, PtxError> {
+    fn address(&mut self, words: &mut Words<'_>, depth: u64) -> Result<Written, PtxError> {
         let base = match words.peek() {
             Some(Word::Name(name)) => {
                 let name = self.resolve(name);
                 words.at += 1;
                 Written::Name(name)
             }
-            _ => self.simple(words)?,
+            _ => self.simple(words, depth)?,
         };
         let (is_sum, is_negative) = (words.takes('+'), words.takes('-'));
         let offset = match is_sum || is_negative {
@@ -248,41 +308,32 @@ impl Body {
             return Ok(base);
         }
         let mut list = vec![base];
-        list.extend(words.list(']', |it| self.operand(it))?);
+        list.extend(words.list(']', |it| self.operand(it, depth))?);
         Ok(Written::Address(Box::new(Written::List(list)), 0))
     }
 
-    /// A name declared here; in an inner scope it gets one that no other scope has.
-    fn declare(&mut self, name: &str) -> String {
-        let renamed = match self.scopes.len() {
-            0 | 1 => name.to_string(),
-            _ => format!("{name}@{}", self.scopes_seen),
-        };
-        if let Some(scope) = self.scopes.last_mut() {
-            scope.insert(name.to_string(), renamed.clone());
+    /// Declares a name in the innermost scope, or with a count so many of them.
+    fn declare(&mut self, what: &'static str, name: &str, count: Option<u32>, line: u32) -> Result<(), PtxError> {
+        if self.scopes.last_mut().is_none_or(|scope| scope.declare(name, count)) {
+            return Ok(());
         }
-        renamed
+        let name = name.to_string();
+        Err(PtxError::Twice { what, name, line })
     }
 
-    fn declare_registers(&mut self, name: &str, count: Option<u32>) -> String {
-        let renamed = self.declare(name);
-        if self.scopes.len() > 1
-            && let (Some(count), Some(scope)) = (count, self.scopes.last_mut())
-        {
-            for i in 0..count {
-                scope.insert(format!("{name}{i}"), format!("{renamed}{i}"));
-            }
-        }
-        renamed
+    /// What a name of the innermost scope is called here.
+    fn resolve_declared(&self, name: &str) -> String {
+        self.scopes.last().map_or(name.to_string(), |scope| scope.renamed(name))
     }
 
     fn resolve(&mut self, name: &str) -> String {
-        let found = self.scopes.iter().rev().find_map(|scope| scope.get(name));
-        let resolved = found.cloned().unwrap_or_else(|| name.to_string());
-        if found.is_none() && !name.starts_with('%') && !self.named.iter().any(|known| known == name) {
-            self.named.push(name.to_string());
+        if let Some(scope) = self.scopes.iter().rev().find(|scope| scope.has(name)) {
+            return scope.renamed(name);
         }
-        resolved
+        if !name.starts_with('%') {
+            self.named.insert(name.to_string());
+        }
+        name.to_string()
     }
 }
 

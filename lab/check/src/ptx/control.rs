@@ -1,11 +1,15 @@
 //! Jumps to structures: `if`, `if`/`else` and loops that are left at their top level.
 
+use std::collections::HashMap;
+use std::ops::Range;
+
 use flashcore_ir::inst::{Inst, Operand, UnOp};
 use flashcore_ir::kernel::{Condition, Node};
 use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, ScalarType};
 
 use super::PtxError;
+use super::body::MOST_NESTED;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Test {
@@ -40,30 +44,65 @@ pub(super) enum Item {
 
 /// Makes a tree of a body; `new_pred` gives fresh predicate registers.
 pub(super) fn structured(items: &[Item], new_pred: &mut dyn FnMut() -> Reg) -> Result<Vec<Node>, PtxError> {
-    let mut control = Control { items, new_pred };
+    let mut control = Control::new(items, new_pred);
     control.region(0, items.len(), None)
 }
 
 struct Control<'a> {
     items: &'a [Item],
     new_pred: &'a mut dyn FnMut() -> Reg,
+    /// Where the labels stand.
+    labels: HashMap<&'a str, usize>,
+    /// The jumps to each label, in order.
+    jumps: HashMap<usize, Vec<usize>>,
+    /// For each place the next item that is no label, and the one before it, counted from 1.
+    after: Vec<usize>,
+    before: Vec<usize>,
+    /// Structures around the region that is being read.
+    depth: u64,
 }
 
-impl Control<'_> {
+impl<'a> Control<'a> {
+    fn new(items: &'a [Item], new_pred: &'a mut dyn FnMut() -> Reg) -> Control<'a> {
+        let is_label = |at: usize| matches!(items[at], Item::Label(_));
+        let labels = items.iter().enumerate().filter_map(|(at, item)| match item {
+            Item::Label(name) => Some((name.as_str(), at)),
+            _ => None,
+        });
+        let mut control = Control {
+            items,
+            new_pred,
+            labels: labels.collect(),
+            jumps: HashMap::new(),
+            after: vec![items.len(); items.len() + 1],
+            before: vec![0; items.len() + 1],
+            depth: 0,
+        };
+        for at in 0..items.len() {
+            control.before[at + 1] = if is_label(at) { control.before[at] } else { at + 1 };
+            if let Item::Jump { to: Some(to), .. } = &items[at]
+                && let Some(&to) = control.labels.get(to.as_str())
+            {
+                control.jumps.entry(to).or_default().push(at);
+            }
+        }
+        for at in (0..items.len()).rev() {
+            control.after[at] = if is_label(at) { control.after[at + 1] } else { at };
+        }
+        control
+    }
+
     /// Where a label stands; the end of the items for the kernel's end.
     fn place(&self, to: Option<&String>) -> Option<usize> {
         match to {
             None => Some(self.items.len()),
-            Some(name) => self
-                .items
-                .iter()
-                .position(|item| matches!(item, Item::Label(label) if label == name)),
+            Some(name) => self.labels.get(name.as_str()).copied(),
         }
     }
 
     /// Whether nothing but labels stands between two places.
     fn same_place(&self, from: usize, to: usize) -> bool {
-        from <= to && self.items[from..to].iter().all(|item| matches!(item, Item::Label(_)))
+        from <= to && self.after[from] >= to
     }
 
     fn jumps_to(&self, at: usize) -> Option<usize> {
@@ -73,22 +112,35 @@ impl Control<'_> {
         }
     }
 
+    /// The last jump before `to` that goes back to a label.
+    fn last_jump_back(&self, label: usize, to: usize) -> Option<usize> {
+        let jumps = self.jumps.get(&label)?;
+        let before = &jumps[..jumps.partition_point(|&jump| jump < to)];
+        before.last().copied().filter(|&jump| jump > label)
+    }
+
+    /// The items of a structure that begins or ends with a jump.
+    fn inner(&mut self, items: Range<usize>, exit: Option<usize>, line: u32) -> Result<Vec<Node>, PtxError> {
+        self.depth += 1;
+        PtxError::at_most("structures in one another", self.depth, MOST_NESTED, line)?;
+        let nodes = self.region(items.start, items.end, exit)?;
+        self.depth -= 1;
+        Ok(nodes)
+    }
+
     /// The items from `from` up to `to`, within a loop whose exit is at `exit`.
     fn region(&mut self, from: usize, to: usize, exit: Option<usize>) -> Result<Vec<Node>, PtxError> {
         let mut nodes = Vec::new();
         let mut at = from;
         while at < to {
             match &self.items[at] {
-                Item::Label(_) => {
-                    let back = (at + 1..to).rev().find(|&jump| self.jumps_to(jump) == Some(at));
-                    match back {
-                        None => at += 1,
-                        Some(jump) => {
-                            self.repeat(at, jump, &mut nodes)?;
-                            at = jump + 1;
-                        }
+                Item::Label(_) => match self.last_jump_back(at, to) {
+                    None => at += 1,
+                    Some(jump) => {
+                        self.repeat(at, jump, &mut nodes)?;
+                        at = jump + 1;
                     }
-                }
+                },
                 Item::Inst { inst, guard, site } => {
                     let (inst, site) = (inst.clone(), *site);
                     let node = Node::Inst { inst, site };
@@ -109,12 +161,16 @@ impl Control<'_> {
 
     fn repeat(&mut self, label: usize, jump: usize, nodes: &mut Vec<Node>) -> Result<(), PtxError> {
         let Item::Jump {
-            test, uniform, site, ..
-        } = self.items[jump].clone()
+            test,
+            uniform,
+            site,
+            line,
+            ..
+        } = self.items[jump]
         else {
             return Ok(());
         };
-        let mut body = self.region(label + 1, jump, Some(jump + 1))?;
+        let mut body = self.inner(label + 1..jump, Some(jump + 1), line)?;
         if let Some(test) = test {
             let condition = self.condition(test.not(), uniform, site, &mut body);
             body.push(Node::BreakIf { condition, site });
@@ -125,13 +181,14 @@ impl Control<'_> {
 
     /// A jump ahead; gives where to go on.
     fn jump(&mut self, at: usize, to: usize, exit: Option<usize>, nodes: &mut Vec<Node>) -> Result<usize, PtxError> {
+        let items = self.items;
         let Item::Jump {
-            to: name,
+            to: ref name,
             test,
             uniform,
             site,
             line,
-        } = self.items[at].clone()
+        } = items[at]
         else {
             return Ok(at + 1);
         };
@@ -160,9 +217,7 @@ impl Control<'_> {
             ));
         }
         let condition = self.condition(test.not(), uniform, site, nodes);
-        let last = (at + 1..target)
-            .rev()
-            .find(|&i| !matches!(self.items[i], Item::Label(_)));
+        let last = self.before[target].checked_sub(1).filter(|&last| last > at);
         let otherwise_ends = last
             .filter(|&last| matches!(self.items[last], Item::Jump { test: None, .. }))
             .and_then(|last| {
@@ -172,8 +227,11 @@ impl Control<'_> {
             });
         // A loop is left at its top level only: within an `if` in it there is no exit.
         let (then, otherwise, next) = match otherwise_ends {
-            Some((last, end)) => (self.region(at + 1, last, None)?, self.region(target, end, None)?, end),
-            None => (self.region(at + 1, target, None)?, Vec::new(), target),
+            Some((last, end)) => {
+                let then = self.inner(at + 1..last, None, line)?;
+                (then, self.inner(target..end, None, line)?, end)
+            }
+            None => (self.inner(at + 1..target, None, line)?, Vec::new(), target),
         };
         nodes.push(Node::branch(condition, then, otherwise, site));
         Ok(next)

@@ -65,7 +65,7 @@ impl Reader<'_> {
             },
             _ => return Ok(false),
         };
-        let Some((object, start)) = self.symbol(name) else {
+        let Some(&(object, start)) = self.symbols.get(name.as_str()) else {
             return Ok(false);
         };
         let dst = self.reg(inst, 0)?;
@@ -75,7 +75,7 @@ impl Reader<'_> {
         }
         self.out.push(Inst::SharedBase { dst });
         self.bases.insert(dst, object);
-        let start = i64::from(start) + offset;
+        let start = i64::from(start).wrapping_add(offset);
         if start != 0 {
             let (op, ty) = (BinOp::Add, ScalarType::U32);
             let (a, b) = (Operand::Reg(dst), Operand::Imm(u64::from(start as u32)));
@@ -110,8 +110,8 @@ impl Reader<'_> {
             },
             _ => return Err(error(inst, "parameters are read whole, by name")),
         };
-        let index = self.param_names.iter().position(|known| known == name);
-        let index = index.ok_or_else(|| error(inst, &format!("there is no parameter `{name}`")))? as u32;
+        let index = self.param_names.get(name.as_str()).copied();
+        let index = index.ok_or_else(|| error(inst, &format!("there is no parameter `{name}`")))?;
         if dst.class == RegClass::B64 {
             self.bases.insert(dst, Object::Param(index));
         }
@@ -141,7 +141,8 @@ pub(super) fn special(name: &str) -> Option<Special> {
 fn unknown(inst: &WrittenInst) -> PtxError {
     let why = match inst.opcode.split('.').next() {
         Some("ld" | "st" | "atom" | "red" | "cp" | "ldmatrix" | "stmatrix") => {
-            "supported are accesses of 2, 4 and 8 bytes to global and shared memory, with .nc, .cg, .cs, .v2 and .v4"
+            "supported are accesses of 2, 4 and 8 bytes to global and shared memory, with .nc, .cg, .cs, .v2 and \
+             .v4, of at most 16 bytes together"
         }
         Some("setp") if inst.opcode == "setp.ne.f32" => "use setp.neu, which is true on NaN",
         _ => "the kernel language has no such instruction; it has those that `explain --ptx` prints",

@@ -1,10 +1,12 @@
 //! A kernel of a PTX text as a [`Kernel`], so that the simulator runs it.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
 
 use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::kernel::{Kernel, KernelParts, Param, ParamKind};
-use flashcore_ir::shared::{Ledger, SharedBuffer};
+use flashcore_ir::shared::{BufferId, Ledger, SharedBuffer};
 use flashcore_ir::site::{Frame, FrameId, Site, SiteId, SourceLine};
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 
@@ -24,6 +26,9 @@ pub struct ReadAs {
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: u32,
 }
+
+/// Bytes of shared memory of a block, on the card that has most.
+const MOST_SHARED: u64 = 232_448;
 
 /// Columns of a finding in a PTX text: the instruction's line is all there is.
 const COLUMN: u32 = 1;
@@ -74,13 +79,18 @@ impl PtxText {
             Some([blocks, 1, 1]) => Some(blocks),
             Some(_) => return Err(unknown("only clusters along x are supported")),
         };
-        let ledger = ledger(self.shared_of(body), options.dynamic_shared);
+        let ledger = ledger(self.shared_of(body), options.dynamic_shared, entry.line)?;
         let mut reader = Reader {
             registers: HashMap::new(),
+            used: RefCell::new(HashMap::new()),
             num_regs: [0; 5],
+            threads,
             params: params(entry),
-            param_names: entry.params.iter().map(|param| param.name.clone()).collect(),
-            ledger: &ledger,
+            param_names: (0..)
+                .zip(&entry.params)
+                .map(|(index, param)| (param.name.as_str(), index))
+                .collect(),
+            symbols: symbols(&ledger, entry.line)?,
             out: Vec::new(),
             after: Vec::new(),
             bases: HashMap::new(),
@@ -89,8 +99,8 @@ impl PtxText {
         let mut items = read_items(body, &mut reader, &mut sites)?;
         resolve_objects(&mut items, &mut reader, &sites)?;
         let body = structured(&items, &mut || reader.fresh(RegClass::Pred, 1))?;
-        let named = |(name, reg): (&String, &Reg)| (*reg, 1, name.clone());
-        let names: Vec<(Reg, u32, String)> = reader.registers.iter().map(named).collect();
+        let named = |(name, reg): (String, Reg)| (reg, 1, name);
+        let names: Vec<(Reg, u32, String)> = reader.used.into_inner().into_iter().map(named).collect();
         Ok(Kernel::of_parts(KernelParts {
             name: entry.name.clone(),
             threads,
@@ -112,18 +122,29 @@ impl PtxText {
 }
 
 /// Symbols as buffers of one row, in order of declaration; those that the launch sizes come last.
-fn ledger<'a>(symbols: impl Iterator<Item = &'a SharedSymbol>, dynamic_shared: u32) -> Ledger {
+fn ledger<'a>(
+    symbols: impl Iterator<Item = &'a SharedSymbol>,
+    dynamic_shared: u32,
+    line: u32,
+) -> Result<Ledger, PtxError> {
     let mut symbols: Vec<&SharedSymbol> = symbols.collect();
     symbols.sort_by_key(|symbol| symbol.is_dynamic);
+    let bytes = |symbol: &SharedSymbol| match symbol.is_dynamic {
+        true => u64::from(dynamic_shared),
+        false => symbol.bytes,
+    };
+    let total = symbols.iter().fold(0u64, |end, symbol| {
+        let end = end.min(2 * MOST_SHARED);
+        end.next_multiple_of(u64::from(symbol.align.max(1)))
+            .saturating_add(bytes(symbol))
+    });
+    PtxError::at_most("bytes of shared memory", total, MOST_SHARED, line)?;
     let mut ledger = Ledger {
         buffers: Vec::new(),
         is_static: !symbols.iter().any(|symbol| symbol.is_dynamic),
     };
     for symbol in symbols {
-        let bytes = match symbol.is_dynamic {
-            true => dynamic_shared,
-            false => u32::try_from(symbol.bytes).unwrap_or(u32::MAX),
-        };
+        let bytes = bytes(symbol) as u32;
         // Findings count bytes in words.
         let declared = symbol.declared.split('[').next().and_then(ScalarType::from_ptx);
         let element = declared.filter(|ty| ty.bytes() > 1 && bytes.is_multiple_of(ty.bytes()));
@@ -136,7 +157,20 @@ fn ledger<'a>(symbols: impl Iterator<Item = &'a SharedSymbol>, dynamic_shared: u
         let align = symbol.align.max(1);
         ledger.enter(SharedBuffer::row(&symbol.name, element, bytes, align, SiteId(0)));
     }
-    ledger
+    Ok(ledger)
+}
+
+/// The buffers of the ledger by name, and their first bytes.
+fn symbols(ledger: &Ledger, line: u32) -> Result<HashMap<&str, (Object, u32)>, PtxError> {
+    let mut symbols = HashMap::new();
+    for (id, buffer) in (0..).zip(&ledger.buffers) {
+        let object = Object::Shared(BufferId(id));
+        if symbols.insert(buffer.name.as_str(), (object, buffer.offset)).is_some() {
+            let (what, name) = ("shared symbol", buffer.name.clone());
+            return Err(PtxError::Twice { what, name, line });
+        }
+    }
+    Ok(symbols)
 }
 
 /// Parameters as numbers; those that turn out to be pointers are made so later.
@@ -157,26 +191,36 @@ fn params(entry: &PtxEntry) -> Vec<Param> {
 }
 
 struct Sites<'a> {
-    module: &'a PtxModule,
+    /// The paths of the text by number.
+    paths: HashMap<u32, &'a str>,
     file: &'static str,
-    files: HashMap<u32, &'static str>,
     /// What the last `.loc` said.
     loc: Option<SourceLine>,
     sites: Vec<Site>,
     frames: Vec<Frame>,
 }
 
-/// A path with the lifetime of the program, as [`SourceLine`] needs it; leaked once per text.
+/// A path with the lifetime of the program, as [`SourceLine`] needs it; each is kept once.
 fn kept(path: &str) -> &'static str {
-    Box::leak(path.to_string().into_boxed_str())
+    static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = all.get(path) {
+        return known;
+    }
+    let path = &*Box::leak(path.to_string().into_boxed_str());
+    all.insert(path);
+    path
 }
 
 impl Sites<'_> {
     fn new<'a>(module: &'a PtxModule, file: &str) -> Sites<'a> {
         let mut sites = Sites {
-            module,
+            paths: module
+                .files
+                .iter()
+                .map(|(number, path)| (*number, path.as_str()))
+                .collect(),
             file: kept(file),
-            files: HashMap::new(),
             loc: None,
             sites: Vec::new(),
             frames: Vec::new(),
@@ -186,9 +230,8 @@ impl Sites<'_> {
     }
 
     fn loc(&mut self, file: u32, line: u32, column: u32) {
-        let path = self.module.files.iter().find(|(number, _)| *number == file);
-        self.loc = path.map(|(_, path)| SourceLine {
-            file: self.files.entry(file).or_insert_with(|| kept(path)),
+        self.loc = self.paths.get(&file).map(|path| SourceLine {
+            file: kept(path),
             line,
             column,
         });
@@ -248,11 +291,7 @@ fn declare(reader: &mut Reader<'_>, ty: &str, name: &str, count: Option<u32>) {
     // Registers of other types are refused where they are used.
     let Some(class) = class else { return };
     let first = reader.fresh(class, count.unwrap_or(1));
-    let named = |i| match count {
-        None => (name.to_string(), first),
-        Some(_) => (format!("{name}{i}"), first.plus(i)),
-    };
-    reader.registers.extend((0..count.unwrap_or(1)).map(named));
+    reader.registers.insert(name.to_string(), (first, count));
 }
 
 fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &mut Vec<Item>) -> Result<(), PtxError> {
@@ -286,7 +325,7 @@ fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &
             reader.decode(inst)?;
             let (opcode, guard) = (inst, test);
             for inst in reader.out.drain(..).chain(reader.after.drain(..)) {
-                if let Some(why) = inst.impossible() {
+                if let Some(why) = inst.impossible_among(reader.threads) {
                     return Err(super::operands::error(opcode, &why));
                 }
                 items.push(Item::Inst { inst, guard, site });

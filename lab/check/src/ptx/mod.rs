@@ -19,6 +19,7 @@ mod forms;
 mod kernel;
 mod objects;
 mod operands;
+mod scope;
 mod statement;
 #[cfg(test)]
 mod tests;

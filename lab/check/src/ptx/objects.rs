@@ -14,37 +14,43 @@ pub(super) enum Origin {
     Many,
 }
 
-/// The origins of registers, found by walking all instructions until nothing is new.
+/// The origins of registers: those of what they are computed from, until nothing is new. What is known of a register
+/// changes twice at most, and only those that read it look again.
 pub(super) fn origins(insts: &[&Inst], bases: &HashMap<Reg, Object>) -> HashMap<Reg, Origin> {
     let mut origins: HashMap<Reg, Origin> = bases.iter().map(|(reg, object)| (*reg, Origin::One(*object))).collect();
-    loop {
-        let mut is_new = false;
-        for inst in insts {
-            // What is loaded from an address is not an address.
-            if addresses(&mut (*inst).clone()).next().is_some() {
-                continue;
-            }
-            let (mut reads, mut writes) = (Vec::new(), Vec::new());
-            inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
-            // Nor is a predicate, and a selection does not take the origin of its condition.
-            reads.retain(|(reg, _)| reg.class != RegClass::Pred);
-            writes.retain(|(reg, _)| reg.class != RegClass::Pred);
-            let found = reads
-                .iter()
-                .filter_map(|(reg, _)| origins.get(reg).copied())
-                .reduce(join);
-            let Some(found) = found else { continue };
-            for reg in writes.iter().flat_map(|&(first, n)| (0..n).map(move |i| first.plus(i))) {
-                let before = origins.get(&reg).copied();
-                let after = before.map_or(found, |before| join(before, found));
-                is_new |= before != Some(after);
-                origins.insert(reg, after);
-            }
+    let mut steps: Vec<[Vec<Reg>; 2]> = Vec::new();
+    let mut readers: HashMap<Reg, Vec<usize>> = HashMap::new();
+    for inst in insts {
+        // What is loaded from an address is not an address.
+        if addresses(&mut (*inst).clone()).next().is_some() {
+            continue;
         }
-        if !is_new {
-            return origins;
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        let run = |first: Reg, n: u32| (0..n).map(move |i| first.plus(i));
+        inst.visit_regs(|reg, _| reads.push(reg), |reg, n| writes.extend(run(reg, n)));
+        // Nor is a predicate, and a selection does not take the origin of its condition.
+        reads.retain(|reg| reg.class != RegClass::Pred);
+        writes.retain(|reg| reg.class != RegClass::Pred);
+        reads
+            .iter()
+            .for_each(|reg| readers.entry(*reg).or_default().push(steps.len()));
+        steps.push([reads, writes]);
+    }
+    let mut next: Vec<usize> = (0..steps.len()).rev().collect();
+    while let Some(step) = next.pop() {
+        let [reads, writes] = &steps[step];
+        let known = reads.iter().filter_map(|reg| origins.get(reg).copied());
+        let Some(found) = known.reduce(join) else { continue };
+        for reg in writes {
+            let before = origins.get(reg).copied();
+            let after = before.map_or(found, |before| join(before, found));
+            if before != Some(after) {
+                origins.insert(*reg, after);
+                next.extend(readers.get(reg).into_iter().flatten());
+            }
         }
     }
+    origins
 }
 
 fn join(a: Origin, b: Origin) -> Origin {

@@ -1,14 +1,15 @@
 //! Registers, immediates, addresses and lists of registers of a body that is being read.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use flashcore_ir::inst::{Access, Address, Inst, Object, Operand, Slot, StoreSource};
 use flashcore_ir::kernel::Param;
-use flashcore_ir::shared::Ledger;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 
 use super::PtxError;
 use super::decode::special;
+use super::scope::{numbered, split_renamed};
 use super::statement::{Written, WrittenInst};
 
 /// Addresses are given their objects when all is read.
@@ -16,12 +17,18 @@ pub(super) const UNKNOWN: Object = Object::Param(u32::MAX);
 
 /// What reading a kernel's instructions needs to know and leaves behind.
 pub(super) struct Reader<'a> {
-    pub(super) registers: HashMap<String, Reg>,
+    /// The registers that were declared: the first, and how many numbered ones there are.
+    pub(super) registers: HashMap<String, (Reg, Option<u32>)>,
+    /// Those that the text uses.
+    pub(super) used: RefCell<HashMap<String, Reg>>,
     pub(super) num_regs: [u32; 5],
+    /// Threads a block.
+    pub(super) threads: u32,
     pub(super) params: Vec<Param>,
     /// Names of the parameters as the text has them.
-    pub(super) param_names: Vec<String>,
-    pub(super) ledger: &'a Ledger,
+    pub(super) param_names: HashMap<&'a str, u32>,
+    /// Shared symbols: their buffers, and their first bytes.
+    pub(super) symbols: HashMap<&'a str, (Object, u32)>,
     /// Instructions of the statement that is being read.
     pub(super) out: Vec<Inst>,
     /// Those that belong after it: moves of results.
@@ -48,10 +55,26 @@ impl Reader<'_> {
         let Written::Name(name) = written else {
             return Err(error(inst, "a register is needed in place of another operand"));
         };
-        let found = self.registers.get(name).copied();
+        let found = self.used.borrow().get(name).copied();
+        let found = found.or_else(|| self.declared(name));
+        if let Some(reg) = found {
+            self.used.borrow_mut().insert(name.clone(), reg);
+        }
         found.ok_or_else(|| {
             let why = format!("`{name}` is not a register of a supported type (f64 and 8-bit ones are not)");
             error(inst, &why)
+        })
+    }
+
+    /// The register of a name: one by itself, or numbered.
+    fn declared(&self, name: &str) -> Option<Reg> {
+        if let Some((reg, None)) = self.registers.get(name) {
+            return Some(*reg);
+        }
+        let (name, scope) = split_renamed(name);
+        numbered(name).find_map(|(prefix, number)| {
+            let (first, count) = self.registers.get(&format!("{prefix}{scope}"))?;
+            (number < (*count)?).then(|| first.plus(number))
         })
     }
 
@@ -90,8 +113,13 @@ impl Reader<'_> {
             }
             (Slot::Value(value, ty), _) => *value = self.value(inst, written, ty)?,
             (Slot::Memory(addr, ..), _) => *addr = self.address(inst, written)?,
-            (Slot::Number(number) | Slot::Mask(number), Written::Number(bits)) => *number = *bits as u32,
-            (Slot::Table(table), Written::Number(bits)) => *table = *bits as u8,
+            (Slot::Number(number), Written::Number(bits)) => *number = small(inst, *bits, u32::MAX)?,
+            // Masks are written as negative numbers, too.
+            (Slot::Mask(mask), Written::Number(bits)) => match i32::try_from(*bits as i64) {
+                Ok(signed) => *mask = signed as u32,
+                Err(_) => *mask = small(inst, *bits, u32::MAX)?,
+            },
+            (Slot::Table(table), Written::Number(bits)) => *table = small(inst, *bits, u32::from(u8::MAX))? as u8,
             (Slot::Fixed(expected), Written::Number(bits)) if *bits as u32 == expected as u32 => {}
             (Slot::Fixed(expected), _) => {
                 let why = format!("only {expected:#x} is supported in place of another operand");
@@ -126,22 +154,16 @@ impl Reader<'_> {
         let Written::Name(name) = &**base else {
             return Err(error(inst, "its address is neither a register nor a shared symbol"));
         };
-        let Some((object, start)) = self.symbol(name) else {
+        let Some(&(object, start)) = self.symbols.get(name.as_str()) else {
             let (base, object) = (Operand::Reg(self.reg_of(inst, base)?), UNKNOWN);
             return Ok(Address { base, offset, object });
         };
         let dst = self.fresh(RegClass::B32, 1);
         self.out.push(Inst::SharedBase { dst });
-        let (base, offset) = (Operand::Reg(dst), offset + start as i32);
+        let offset = offset.checked_add_unsigned(start);
+        let offset = offset.ok_or_else(|| error(inst, "its offset does not fit into 32 bits"))?;
+        let base = Operand::Reg(dst);
         Ok(Address { base, offset, object })
-    }
-
-    /// The shared buffer of a symbol, and its first byte.
-    pub(super) fn symbol(&self, name: &str) -> Option<(Object, u32)> {
-        let buffers = (0u32..).zip(&self.ledger.buffers);
-        let mut found = buffers.filter(|(_, buffer)| buffer.name == name);
-        let (id, buffer) = found.next()?;
-        Some((Object::Shared(flashcore_ir::BufferId(id)), buffer.offset))
     }
 
     /// Contiguous registers: those of the text, or fresh ones that are copied from or to them.
@@ -208,6 +230,11 @@ impl Reader<'_> {
         }
         Ok(StoreSource::Regs(first))
     }
+}
+
+fn small(inst: &WrittenInst, bits: u64, most: u32) -> Result<u32, PtxError> {
+    let small = u32::try_from(bits).ok().filter(|small| *small <= most);
+    small.ok_or_else(|| error(inst, &format!("{bits} in place of a number from 0 to {most}")))
 }
 
 fn items(written: &Written) -> &[Written] {

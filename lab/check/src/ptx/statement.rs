@@ -19,7 +19,7 @@ pub(crate) enum Written {
     /// `a|b`: two results.
     Pair(Box<Written>, Box<Written>),
     /// `!a`.
-    Not(Box<Written>),
+    Not(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

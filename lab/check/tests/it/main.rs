@@ -19,6 +19,7 @@ mod head_values;
 mod hopper_mutants;
 mod hostile_lengths;
 mod huge_scores;
+mod hostile_ptx;
 mod ladder;
 mod lengths;
 mod lever_problems;

@@ -1,10 +1,17 @@
 //! What a PTX text declares: version, target, shared memory, kernels and their limits.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::PtxError;
 use super::words::{Word, Words};
 use crate::proof::KernelFacts;
+
+/// Kernels, shared symbols, functions and files of a text, each; and parameters of a kernel, which have 32,764 bytes
+/// together (PTX ISA, "Kernel Function Parameter Attributes").
+pub const MOST_DECLARED: usize = 1 << 13;
+/// Bytes that a variable may be aligned to. Shared memory is never larger.
+const MOST_ALIGNED: u32 = 1 << 18;
 
 /// What a PTX text declares outside the bodies of its kernels.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,6 +124,7 @@ fn product(dims: [u32; 3]) -> u32 {
 impl Words<'_> {
     fn module(&mut self) -> Result<PtxModule, PtxError> {
         let (mut version, mut target) = (None, None);
+        let mut names = HashSet::new();
         let (mut shared, mut entries, mut functions, mut files) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         while self.peek().is_some() {
             let line = self.line();
@@ -137,11 +145,20 @@ impl Words<'_> {
                 ".file" => files.push(self.file()?),
                 ".visible" | ".weak" | ".common" | ".extern" => {}
                 ".shared" => shared.extend(self.list(';', |it| Ok(it.variable(line)?.0))?),
-                ".entry" => entries.push(self.entry(line)?),
+                ".entry" => {
+                    let entry = self.entry(line)?;
+                    let (what, name) = ("kernel", entry.name.clone());
+                    if !names.insert(name.clone()) {
+                        return Err(PtxError::Twice { what, name, line });
+                    }
+                    entries.push(entry);
+                }
                 ".func" => functions.push(self.function()?),
                 ".section" => self.skip("section")?,
                 _ => self.skip("declaration")?,
             }
+            let declared = entries.len().max(shared.len()).max(functions.len()).max(files.len());
+            PtxError::at_most("declarations of one kind", declared as u64, MOST_DECLARED as u64, line)?;
         }
         Ok(PtxModule {
             version: version.ok_or(PtxError::NoPtx(".version"))?,
@@ -188,7 +205,7 @@ impl Words<'_> {
         let mut vector = 1;
         let name = loop {
             match self.name("a type and a name")? {
-                ".align" => align = Some(self.small()?),
+                ".align" => align = Some(self.alignment()?),
                 ".v2" => vector = 2,
                 ".v4" => vector = 4,
                 word if word.starts_with('.') => {
@@ -233,6 +250,22 @@ impl Words<'_> {
         Ok((symbol, ty))
     }
 
+    fn alignment(&mut self) -> Result<u32, PtxError> {
+        let line = self.line();
+        let align = self.small()?;
+        if align.is_power_of_two() && align <= MOST_ALIGNED {
+            return Ok(align);
+        }
+        let allowed = format!("a power of two from 1 to {MOST_ALIGNED}");
+        let (what, given) = ("bytes of alignment", u64::from(align));
+        Err(PtxError::Limit {
+            what,
+            given,
+            allowed,
+            line,
+        })
+    }
+
     fn function(&mut self) -> Result<String, PtxError> {
         while matches!(self.peek(), Some(Word::Name(".noreturn"))) {
             self.at += 1;
@@ -267,6 +300,13 @@ impl Words<'_> {
                 let (SharedSymbol { name, bytes, .. }, ty) = it.variable(line)?;
                 Ok(PtxParam { name, ty, bytes })
             })?;
+            let params = entry.params.len();
+            PtxError::at_most("parameters of a kernel", params as u64, MOST_DECLARED as u64, line)?;
+            let mut names = HashSet::new();
+            if let Some(param) = entry.params.iter().find(|param| !names.insert(param.name.as_str())) {
+                let (what, name) = ("parameter", param.name.clone());
+                return Err(PtxError::Twice { what, name, line });
+            }
         }
         while !self.takes('{') {
             match self.name("a directive or the kernel's body")? {

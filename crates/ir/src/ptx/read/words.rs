@@ -2,6 +2,9 @@
 
 use super::PtxError;
 
+/// Bytes of a text. The words and statements of one take some twenty times as many.
+pub const MOST_BYTES: u64 = 1 << 24;
+
 /// A word of PTX.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word<'a> {
@@ -183,6 +186,7 @@ impl<'a> Words<'a> {
 /// The words of a text that begins at a line, or only those outside braces, and the braces. Comments
 /// are none.
 fn lex(text: &str, first_line: u32, with_bodies: bool) -> Result<Vec<Token<'_>>, PtxError> {
+    PtxError::at_most("bytes of PTX", text.len() as u64, MOST_BYTES, first_line)?;
     let mut tokens = Vec::new();
     let (mut rest, mut line) = (text, first_line);
     while let Some(first) = rest.chars().next() {
@@ -196,7 +200,8 @@ fn lex(text: &str, first_line: u32, with_bodies: bool) -> Result<Vec<Token<'_>>,
         } else if rest.starts_with("//") {
             rest.find('\n').unwrap_or(rest.len())
         } else if rest.starts_with("/*") {
-            let end = rest.find("*/").ok_or(PtxError::Unfinished { what: "comment", line })? + 2;
+            let end = rest[2..].find("*/");
+            let end = end.ok_or(PtxError::Unfinished { what: "comment", line })? + 4;
             line += lines(&rest[..end]);
             end
         } else if first == '"' {
@@ -243,7 +248,7 @@ fn end_of_body(text: &str) -> Option<usize> {
             b'}' => depth -= 1,
             b'"' => at += 1 + text[at + 1..].find('"')?,
             b'/' if bytes.get(at + 1) == Some(&b'/') => at += text[at..].find('\n')?,
-            b'/' if bytes.get(at + 1) == Some(&b'*') => at += text[at..].find("*/")? + 1,
+            b'/' if bytes.get(at + 1) == Some(&b'*') => at += text[at + 2..].find("*/")? + 3,
             _ => {}
         }
         at += 1;
