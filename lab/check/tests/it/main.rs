@@ -31,6 +31,7 @@ mod operand_checks;
 mod packed_wgmma;
 mod pictures;
 mod planted;
+mod planted_places;
 mod q_in_registers;
 mod random_problems;
 mod read_ptx;

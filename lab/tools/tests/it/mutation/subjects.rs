@@ -132,6 +132,8 @@ fn cases(is_persistent: bool) -> Vec<Case> {
             case(12, 128, 900, Mask::FULL, SHARP, Normal),
         ]);
     }
+    // A tile of rows before all keys, which has no K block.
+    cases.push(case(2, 300, 23, past, 1.0, Normal));
     cases
 }
 
