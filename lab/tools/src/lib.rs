@@ -12,6 +12,7 @@ mod defaults;
 mod dump_ptx;
 pub mod files;
 pub mod fuzz;
+pub mod fuzz_ptx;
 mod measured_space;
 mod pipes;
 mod serve;
@@ -51,6 +52,7 @@ enum Tool {
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
     FuzzFiles(files::Options),
+    FuzzPtx(fuzz_ptx::command::Options),
     MeasuredSpace(measured_space::Options),
     Pipes(pipes::Options),
     Serve(serve::Options),
@@ -66,6 +68,7 @@ pub fn run() -> ExitCode {
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::FuzzFiles(options) => files::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),
+        Tool::FuzzPtx(options) => fuzz_ptx::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Pipes(options) => pipes::main(&options),
         Tool::Serve(options) => serve::main(&options),

@@ -1,0 +1,248 @@
+//! Mutated PTX for the reader and the simulator: whatever a text is, it is read or refused, in bounded time and memory.
+//!
+//! A text has a seed and a number, and is the same on every machine.
+
+pub(crate) mod command;
+mod mutate;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use flashcore_check::foreign::{self, Fill, ForeignLaunch, Given};
+use flashcore_check::ptx::{PtxText, ReadAs};
+use flashcore_ir::{Kernel, KernelBuilder, ParamKind, ScalarType, TileShape};
+use flashcore_kernels::{Config, Plan};
+use flashcore_problem::Problem;
+use flashcore_sim::SimOptions;
+
+pub use mutate::Corpus;
+
+/// What compilers print: guards, a loop, shared symbols, an early return, inline assembly in its own block.
+const COMPILED: [&str; 2] = [
+    r#".version 8.0
+.target sm_80
+.address_size 64
+.file 1 "sum.cu", 123, 456
+.extern .shared .align 16 .b8 dyn[];
+.shared .align 4 .b8 sums[256];
+.visible .entry block_sum(.param .u64 p0, .param .u64 .ptr .global .align 16 p1, .param .u32 p2, .param .f32 p3)
+.maxntid 64, 1, 1
+.minnctapersm 1
+{
+	.reg .pred %p<9>; .reg .b16 %h<3>;
+	.reg .f32 %f<12>;
+	.reg .b32 %r<16>;
+	.reg .b64 %rd<9>;
+	.loc 1 8 3
+	ld.param.u64 %rd1, [p0]; ld.param.u64 %rd2, [p1];
+	ld.param.u32 %r2, [p2]; ld.param.f32 %f9, [p3];
+	mov.u32 %r1, %tid.x;
+	mov.f32 %f1, 0f00000000;
+	setp.ge.s32 %p1, %r1, %r2;
+	@%p1 bra $L__BB0_3;
+	cvta.to.global.u64 %rd3, %rd1;
+	mov.u32 %r3, %r1;
+$L__BB0_2:
+	mul.wide.s32 %rd4, %r3, 4;
+	add.s64 %rd5, %rd3, %rd4;
+	ld.global.nc.f32 %f2, [%rd5];
+	fma.rn.f32 %f1, %f2, %f9, %f1;
+	add.s32 %r3, %r3, 64;
+	setp.lt.s32 %p2, %r3, %r2;
+	@%p2 bra $L__BB0_2;
+$L__BB0_3:
+	shl.b32 %r4, %r1, 2;
+	mov.u32 %r5, sums;
+	add.s32 %r6, %r5, %r4;
+	st.shared.f32 [%r6], %f1;
+	bar.sync 0;
+	setp.lt.s32 %p3, %r1, 32;
+	@!%p3 bra $L__BB0_5;
+	ld.shared.f32 %f3, [%r6+128];
+	add.f32 %f1, %f1, %f3;
+	shfl.sync.bfly.b32 %r7|%p4, %r4, 16, 31, -1;
+	vote.sync.any.pred %p5, %p3, -1;
+	selp.b32 %r8, %r7, 7, %p5;
+	lop3.b32 %r9, %r8, %r4, %r1, 0x96;
+$L__BB0_5:
+	bar.warp.sync -1;
+	{ .reg .pred q; setp.ne.b32 q, %r1, 0; @q bra DONE; mov.b32 {%h1, %h2}, %r4; DONE: bar.sync 1, 64; }
+	setp.ne.s32 %p6, %r1, 0;
+	@%p6 bra $L__BB0_9;
+	.loc 1 18 5
+	cvta.to.global.u64 %rd6, %rd2;
+	st.global.f32 [%rd6], %f1;
+$L__BB0_9:
+	ret;
+}
+"#,
+    r#".version 8.4
+.target sm_90a, debug
+.address_size 64
+.global .align 4 .b8 table[4] = {1, 2, 3, 4};
+.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);
+.func helper(.param .b32 a) { ret; }
+.entry copies(.param .u64 p0, .param .u64 p1)
+.reqntid 32, 1, 1
+.maxnreg 64
+{
+	.reg .pred %p<4>; .reg .b32 %r<12>; .reg .b64 %rd<12>; .reg .v4 .b32 %v<2>;
+	.shared .align 16 .b32 tile[4][64];
+	ld.param.u64 %rd1, [p0]; cvta.to.global.u64 %rd1, %rd1;
+	ld.param.u64 %rd2, [p1]; cvta.to.global.u64 %rd2, %rd2;
+	mov.u32 %r1, %tid.x; mul.lo.u32 %r2, %r1, 16; cvt.u64.u32 %rd3, %r2;
+	add.u64 %rd4, %rd1, %rd3; add.u64 %rd5, %rd2, %rd3;
+	mov.u32 %r3, tile; add.u32 %r4, %r3, %r2;
+	cp.async.cg.shared.global [%r4], [%rd4], 16; cp.async.commit_group; cp.async.wait_group 0;
+	bar.warp.sync 0xffffffff;
+	ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r4];
+	atom.global.add.u32 %r9, [%rd2+512], 1;
+	red.shared.max.s32 [tile+64], %r9;
+	membar.gl; fence.proxy.async;
+	elect.sync _|%p1, 0xffffffff;
+	@%p1 st.global.v4.u32 [%rd5], {%r5, %r6, %r7, 3};
+	prmt.b32 %r10, %r5, %r6, 0x5410; popc.b32 %r11, %r10; setp.eq.u32 %p2, %r11, 99;
+	@%p2 trap;
+	ret;
+}
+"#,
+];
+
+/// A kernel of ours that is short: tiles, loops, branches, products, copies, votes.
+fn small(k: &KernelBuilder) {
+    let (from, to) = (k.param_ptr::<half::f16>("from"), k.param_ptr_mut::<f32>("to"));
+    let n = k.param::<u32>("n");
+    let tile = k.shared_tile::<half::f16>("tile", TileShape::new(16, 16));
+    let (lane, acc) = (k.lane(), k.acc("acc", 1));
+    k.cp_async(tile.at(0, 0).offset(lane * 8u32), from.offset(lane * 8u32), None);
+    k.cp_async_commit();
+    k.cp_async_wait(0);
+    k.barrier();
+    k.for_uniform(0u32, n, 1, |_| {
+        let a = k.ldmatrix(tile.at(0, 0).offset(lane * 8u32), 4, false);
+        let b = k.b_operand::<half::f16>(&[a[0], a[1]]);
+        k.mma(acc, 0, k.a_operand(&[a[0], a[1], a[2], a[3]]), b);
+    });
+    let high = acc.var(0).get().reduce_max(4);
+    k.if_else(
+        high.gt(0.5).divergent(),
+        || to.offset(lane).store(high),
+        || to.offset(lane).reduce_add(high.exp2()),
+    );
+}
+
+/// Texts that the reader knows: those of compilers, and of kernels of ours, without which no mutant would come far.
+fn texts() -> Vec<String> {
+    let mut texts: Vec<String> = COMPILED.map(str::to_string).to_vec();
+    texts.extend(Kernel::build("small", 32, small).map(|kernel| kernel.to_ptx_with_lines()));
+    let problem = Problem::builder().heads(2, 1).seq_len_q(45).seq_len_kv(77).head_dim(40);
+    let problem = problem.return_lse(true).build();
+    for config in Config::all().into_iter().filter(|config| config.family() != "wgmma") {
+        let plan = problem.as_ref().ok().and_then(|problem| {
+            let plan = Plan::new(problem, &config, flashcore_ir::Target::Sm89);
+            plan.ok()
+        });
+        texts.extend(plan.map(|plan| plan.main.kernel.to_ptx()));
+    }
+    texts
+}
+
+/// How far a text came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    /// It is not read: no words, no declarations, or a body that is none.
+    Refused,
+    /// It is read, and no kernel of it is one of the kernel language.
+    Read,
+    /// A kernel of it is one of the kernel language.
+    Kernel,
+    /// And was simulated.
+    Simulated,
+}
+
+/// Operations of a warp, at most.
+const MAX_INSTRUCTIONS: u64 = 2000;
+
+/// Reads a text and simulates its kernels.
+///
+/// # Errors
+/// The message of a panic.
+pub fn fate(text: &str) -> Result<Fate, String> {
+    catch_unwind(AssertUnwindSafe(|| tried(text))).map_err(|panic| {
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        message
+            .or(panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message")
+            .to_string()
+    })
+}
+
+fn tried(text: &str) -> Fate {
+    let Ok(read) = PtxText::read(text) else {
+        return Fate::Refused;
+    };
+    let declared = foreign::read(text.as_bytes()).map_or(0, |kernels| kernels.len());
+    let mut fate = Fate::Read;
+    for (entry, _) in read.entries().take(declared) {
+        let options = ReadAs {
+            file: "fuzz.ptx".to_string(),
+            threads: entry.threads_allowed().is_none().then_some(64),
+            dynamic_shared: 256,
+        };
+        let Ok(kernel) = read.kernel(&entry.name, &options) else {
+            continue;
+        };
+        fate = fate.max(Fate::Kernel);
+        let args = kernel.params().iter().map(|param| match param.kind {
+            ParamKind::Pointer { .. } | ParamKind::TensorMap { .. } => Given::Buffer {
+                bytes: 1024,
+                fill: Fill::F32,
+            },
+            ParamKind::Value(ScalarType::F32) => Given::Float(0.5),
+            ParamKind::Value(_) => Given::Integer(2),
+        });
+        let launch = ForeignLaunch {
+            grid: [kernel.cluster().unwrap_or(1), 1, 1],
+            threads: options.threads,
+            dynamic_shared: options.dynamic_shared,
+            args: args.collect(),
+            schedules: 1,
+            sim: SimOptions {
+                max_instructions: MAX_INSTRUCTIONS,
+                ..SimOptions::default()
+            },
+        };
+        let is_printed = !kernel.to_ptx().is_empty();
+        if is_printed && foreign::run(text, &entry.name, "fuzz.ptx", &launch).is_ok() {
+            fate = fate.max(Fate::Simulated);
+        }
+    }
+    fate
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_mutated_is_simulated() {
+        for text in COMPILED {
+            assert_eq!(fate(text), Ok(Fate::Simulated), "{text}");
+        }
+        let small = Kernel::build("small", 32, small).unwrap();
+        assert_eq!(fate(&small.to_ptx()), Ok(Fate::Simulated));
+    }
+
+    #[test]
+    fn mutants_are_read_or_refused() {
+        let corpus = Corpus::new(texts());
+        let mut counts = [0; 4];
+        for number in 0..4000 {
+            let text = corpus.mutant(55, number);
+            let fate = fate(&text).unwrap_or_else(|panic| panic!("text {number} of seed 55: {panic}"));
+            counts[fate as usize] += 1;
+        }
+        // Most come past the words, and many to the end.
+        assert!(counts[1..].iter().sum::<u32>() > 1500 && counts[3] > 300, "{counts:?}");
+        assert_eq!(corpus.mutant(55, 7), corpus.mutant(55, 7));
+    }
+}
