@@ -48,7 +48,7 @@ impl Reader<'_> {
             .iter()
             .any(|name| inst.opcode.starts_with(name));
         if let (true, Some(Written::Pair(value, pred))) = (is_total, inst.operands.first()) {
-            let (dst, src) = (self.reg_of(inst, pred)?, Operand::Imm(1));
+            let (dst, src) = (self.reg_like(inst, pred, RegClass::Pred)?, Operand::Imm(1));
             self.after.push(Inst::Mov { dst, src });
             operands[0] = (**value).clone();
         }
@@ -68,11 +68,11 @@ impl Reader<'_> {
         let Some(&(object, start)) = self.symbols.get(name.as_str()) else {
             return Ok(false);
         };
-        let dst = self.reg(inst, 0)?;
-        if dst.class != RegClass::B32 {
+        if inst.opcode.ends_with("64") {
             let why = "shared symbols are supported as 32-bit addresses (mov.u32)";
             return Err(error(inst, why));
         }
+        let dst = self.reg(inst, 0, RegClass::B32)?;
         self.out.push(Inst::SharedBase { dst });
         self.bases.insert(dst, object);
         let start = i64::from(start).wrapping_add(offset);
@@ -85,7 +85,7 @@ impl Reader<'_> {
     }
 
     fn pointer(&mut self, inst: &WrittenInst) -> Result<(), PtxError> {
-        let (dst, src) = (self.reg(inst, 0)?, self.reg(inst, 1)?);
+        let (dst, src) = (self.reg(inst, 0, RegClass::B64)?, self.reg(inst, 1, RegClass::B64)?);
         // A parameter so used is a pointer, even if nothing is accessed through it.
         if let Some(Object::Param(index)) = self.bases.get(&src)
             && let Some(param) = self.params.get_mut(*index as usize)
@@ -102,7 +102,12 @@ impl Reader<'_> {
     }
 
     fn param(&mut self, inst: &WrittenInst) -> Result<(), PtxError> {
-        let dst = self.reg(inst, 0)?;
+        let ty = inst.opcode.strip_prefix("ld.param.").and_then(|ty| match ty {
+            "u16" | "s16" => Some(ScalarType::B16),
+            _ => ScalarType::from_ptx(ty).filter(|ty| ty.bytes() > 1),
+        });
+        let ty = ty.ok_or_else(|| error(inst, "parameters are read as one number of 2, 4 or 8 bytes"))?;
+        let dst = self.reg(inst, 0, ty.class())?;
         let name = match inst.operands.get(1) {
             Some(Written::Address(base, 0)) => match &**base {
                 Written::Name(name) => name,
@@ -112,6 +117,12 @@ impl Reader<'_> {
         };
         let index = self.param_names.get(name.as_str()).copied();
         let index = index.ok_or_else(|| error(inst, &format!("there is no parameter `{name}`")))?;
+        let (declared, read) = (self.params[index as usize].scalar().bytes(), ty.bytes());
+        if declared != read {
+            let why =
+                format!("parameter `{name}` has {declared} B, of which {read} B are read; parameters are read whole");
+            return Err(error(inst, &why));
+        }
         if dst.class == RegClass::B64 {
             self.bases.insert(dst, Object::Param(index));
         }

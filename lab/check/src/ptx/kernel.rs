@@ -298,7 +298,7 @@ fn read_inst(inst: &WrittenInst, reader: &mut Reader<'_>, site: SiteId, items: &
     let test = match &inst.guard {
         None => None,
         Some(guard) => Some(Test {
-            pred: reader.reg_of(inst, &Written::Name(guard.pred.clone()))?,
+            pred: reader.reg_like(inst, &Written::Name(guard.pred.clone()), RegClass::Pred)?,
             negated: guard.negated,
         }),
     };

@@ -77,8 +77,12 @@ pub(super) fn resolve(inst: &mut Inst, origins: &HashMap<Reg, Origin>) -> Result
                 None => return Err("its address stems neither from a parameter nor from a shared symbol"),
             };
         }
-        if (space == Space::Global) != matches!(address.object, Object::Param(_)) {
+        let (is_global, base) = (space == Space::Global, address.base);
+        if is_global != matches!(address.object, Object::Param(_)) {
             return Err("its address is of another kind of memory");
+        }
+        if matches!(base, Operand::Reg(reg) if reg.class.bytes() != if is_global { 8 } else { 4 }) {
+            return Err("its address has another size than those of this memory: 8 B global, 4 B shared");
         }
     }
     Ok(())

@@ -44,9 +44,10 @@ impl Reader<'_> {
         Reg { class, index }
     }
 
-    pub(super) fn reg(&self, inst: &WrittenInst, at: usize) -> Result<Reg, PtxError> {
+    /// The register of an operand, of the size of a class.
+    pub(super) fn reg(&self, inst: &WrittenInst, at: usize, class: RegClass) -> Result<Reg, PtxError> {
         match inst.operands.get(at) {
-            Some(written) => self.reg_of(inst, written),
+            Some(written) => self.reg_like(inst, written, class),
             None => Err(error(inst, &format!("it has no operand number {}", at + 1))),
         }
     }
@@ -78,7 +79,7 @@ impl Reader<'_> {
         })
     }
 
-    fn reg_like(&self, inst: &WrittenInst, written: &Written, class: RegClass) -> Result<Reg, PtxError> {
+    pub(super) fn reg_like(&self, inst: &WrittenInst, written: &Written, class: RegClass) -> Result<Reg, PtxError> {
         let reg = self.reg_of(inst, written)?;
         if reg.class.bytes() == class.bytes() {
             return Ok(reg);

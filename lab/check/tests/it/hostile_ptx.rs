@@ -105,6 +105,32 @@ fn what_does_not_build_is_not_read() {
             "bar.sync 1, 64;",
             "barrier 1 of 96 threads; the block has 64",
         ),
+        (
+            "@%r1 bra END; END:",
+            "@%p0 bra END; END:",
+            "a register of 4 B where the instruction takes 1 B",
+        ),
+        (
+            "ld.param.u32 %p1, [p];",
+            "ld.param.u64 %rd2, [p];",
+            "a register of 1 B where the instruction takes 4 B",
+        ),
+        (
+            "ld.param.u32 %r2, [p];",
+            "ld.param.b64 %rd2, [p];",
+            "parameter `p` has 8 B, of which 4 B are read",
+        ),
+        (
+            "cvta.to.global.u64 %r2, %rd1;",
+            "cvta.to.global.u64 %rd3, %rd1;",
+            "a register of 4 B where",
+        ),
+        (
+            "cvt.u32.u64 %r2, %rd1; ld.global.u32 %r2, [%r2];",
+            "ld.global.u32 %r2, [%rd1];",
+            "its address has another size",
+        ),
+        ("mov.u32 %p1, s;", "mov.u32 %r2, s;", "a register of 1 B where"),
         // Taken as 32 bits these would be 64.
         (
             "bar.sync 1, 4294967360;",

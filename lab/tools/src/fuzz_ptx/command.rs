@@ -39,8 +39,12 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         return crate::verdict(true);
     }
     std::thread::spawn(watch);
-    // Panics are told by number.
-    std::panic::set_hook(Box::new(|_| ()));
+    // Panics are told by number, with their line.
+    std::panic::set_hook(Box::new(|panic| {
+        if let Some(location) = panic.location() {
+            print!("{location}: ");
+        }
+    }));
     let start = Instant::now();
     let (mut counts, mut panics, mut bytes, mut slowest) = ([0u64; 4], 0u64, 0, (Duration::ZERO, 0));
     for number in options.first..options.first.saturating_add(options.count) {

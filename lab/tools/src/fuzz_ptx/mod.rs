@@ -241,8 +241,8 @@ mod tests {
             let fate = fate(&text).unwrap_or_else(|panic| panic!("text {number} of seed 55: {panic}"));
             counts[fate as usize] += 1;
         }
-        // Most come past the words, and many to the end.
-        assert!(counts[1..].iter().sum::<u32>() > 1500 && counts[3] > 300, "{counts:?}");
+        // A third is PTX still, and one in ten a kernel that runs.
+        assert!(counts[1..].iter().sum::<u32>() > 1000 && counts[3] > 200, "{counts:?}");
         assert_eq!(corpus.mutant(55, 7), corpus.mutant(55, 7));
     }
 }

@@ -4,7 +4,9 @@ use flashcore_problem::rng::Rng;
 
 /// Texts to mutate, and the words of them all.
 pub struct Corpus {
+    /// The short ones first.
     texts: Vec<String>,
+    short: usize,
     words: Vec<String>,
     lines: Vec<String>,
 }
@@ -42,32 +44,42 @@ const MARKS: [&str; 20] = [
 ];
 /// Lines of a text, at most; of longer ones a window is taken.
 const MOST_LINES: usize = 120;
-const MOST_EDITS: usize = 6;
+const MOST_EDITS: usize = 3;
 /// One edit of so many repeats something often.
 const LONG: usize = 200;
 
 impl Corpus {
     /// Of these texts.
-    pub fn new(texts: Vec<String>) -> Corpus {
+    pub fn new(mut texts: Vec<String>) -> Corpus {
+        texts.sort_by_key(String::len);
+        let short = texts.partition_point(|text| text.lines().count() <= MOST_LINES);
         let mut words: Vec<String> = texts.iter().flat_map(|text| words(text)).map(str::to_string).collect();
         words.sort();
         words.dedup();
         let lines = texts.iter().flat_map(|text| text.lines()).map(str::to_string);
         let lines = lines.collect();
-        Corpus { texts, words, lines }
+        Corpus {
+            texts,
+            short,
+            words,
+            lines,
+        }
     }
 
     /// Mutant `number` of a seed.
     pub fn mutant(&self, seed: u64, number: u64) -> String {
         let mut rng = Rng::stream(seed, number);
-        let Some(text) = rng.pick(&self.texts).cloned() else {
+        // The short ones can be simulated.
+        let (short, all) = (self.texts.split_at(self.short).0, &self.texts[..]);
+        let texts = if rng.below(4) == 0 { all } else { short };
+        let Some(text) = rng.pick(texts) else {
             return String::new();
         };
-        let mut text = window(&text, &mut rng);
+        let mut text = window(text, &mut rng);
         for _ in 0..=rng.below(MOST_EDITS) {
             text = match rng.below(10) {
-                0 | 1 => by_characters(&text, &mut rng),
-                2..=6 => self.by_words(&text, &mut rng),
+                0 => by_characters(&text, &mut rng),
+                1..=6 => self.by_words(&text, &mut rng),
                 _ => self.by_lines(&text, &mut rng),
             };
         }
@@ -82,7 +94,7 @@ impl Corpus {
         };
         let other = rng.below(all.len());
         let is_number = old.starts_with(|c: char| c.is_ascii_digit());
-        match rng.below(9) {
+        match rng.below(16) {
             0 => _ = all.remove(at),
             1 => all.insert(at, old),
             2 => all.swap(at, other),
