@@ -7,7 +7,7 @@ use flashcore_problem::Problem;
 use pulp::Simd;
 
 use crate::scale::Scale;
-use crate::simd::{exp2, tanh};
+use crate::simd::{LOWEST, exp2_of_product, tanh};
 
 /// Rows of K, or columns of V, per step of the micro-kernel. Every head_dim is a multiple.
 const MICRO_ROWS: usize = 4;
@@ -205,14 +205,14 @@ fn softmax<S: Simd, const NV: usize>(
     sum: &mut [S::f32s; NV],
 ) -> [S::f32s; NV] {
     let lowest = simd.splat_f32s(f32::NEG_INFINITY);
-    let factor = simd.splat_f32s(factor);
+    let (factor, least) = (simd.splat_f32s(factor), simd.splat_f32s(LOWEST / factor));
     let mut block_max = [lowest; NV];
     for s in s.iter() {
         for (max, &s) in block_max.iter_mut().zip(s) {
             *max = simd.max_f32s(*max, s);
         }
     }
-    let exponent = |score, max| simd.mul_f32s(simd.sub_f32s(score, max), factor);
+    let exponential = |score, max| exp2_of_product(simd, simd.sub_f32s(score, max), factor, least);
     let mut base = block_max;
     let mut rescale = block_max;
     for v in 0..NV {
@@ -220,14 +220,14 @@ fn softmax<S: Simd, const NV: usize>(
         // A fully masked row keeps the maximum −∞. Subtract 0 there, because −∞ − −∞ is NaN.
         let masked = simd.equal_f32s(new_max, lowest);
         base[v] = simd.select_f32s(masked, simd.splat_f32s(0.0), new_max);
-        rescale[v] = exp2(simd, exponent(max[v], base[v]));
+        rescale[v] = exponential(max[v], base[v]);
         max[v] = new_max;
         sum[v] = simd.mul_f32s(sum[v], rescale[v]);
     }
     let mut total = *sum;
     for s in s.iter_mut() {
         for v in 0..NV {
-            s[v] = exp2(simd, exponent(s[v], base[v]));
+            s[v] = exponential(s[v], base[v]);
             total[v] = simd.add_f32s(total[v], s[v]);
         }
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use pulp::Simd;
 
 use crate::panel::soft_cap;
-use crate::simd::exp2;
+use crate::simd::{LOWEST, exp2_of_product};
 use crate::tile::{Store, TileTask};
 use crate::workspace::Workspace;
 
@@ -174,10 +174,11 @@ fn softmax<S: Simd>(simd: S, s: &mut [f32], factor: f32, max: &mut f32, sum: &mu
     let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
     let rescale = ((*max - base) * factor).exp2();
     *max = new_max;
+    let least = simd.splat_f32s(LOWEST / factor);
     let (factor, base) = (simd.splat_f32s(factor), simd.splat_f32s(base));
     let mut total = simd.splat_f32s(0.0);
     for s in s {
-        *s = exp2(simd, simd.mul_f32s(simd.sub_f32s(*s, base), factor));
+        *s = exp2_of_product(simd, simd.sub_f32s(*s, base), factor, least);
         total = simd.add_f32s(total, *s);
     }
     *sum = *sum * rescale + simd.reduce_sum_f32s(total);

@@ -72,13 +72,22 @@ impl fmt::Display for SimdLevel {
     }
 }
 
-/// `2^x` for `x ≤ 0`, within 2 ulp. Results below 2^-126 may flush to 0; below 2^-127 they are 0,
-/// also for −∞. NaN stays NaN; `2^0` is exactly 1.
-///
-/// With `n = round(x)`, `2^x = 2^n · 2^(x-n)`: `n` is shifted into the exponent bits, and a
-/// polynomial computes the second factor.
+/// [`exp2_of_product`] with a factor of 1.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    exp2_of_product(simd, x, simd.splat_f32s(1.0), simd.splat_f32s(LOWEST))
+}
+
+/// Exponents of 2 from here down give 0.
+pub(crate) const LOWEST: f32 = -127.0;
+
+/// `2^(x·factor)` for `x ≤ 0` and `factor > 0`, within 2 ulp; the product is not rounded. Results below 2^-126 may flush
+/// to 0; below 2^-127 they are 0, also for −∞. NaN stays NaN; `2^0` is exactly 1. `lowest` is [`LOWEST`]` / factor`.
+///
+/// With `n = round(x·factor)`, `2^(x·factor) = 2^n · 2^(x·factor - n)`: `n` is shifted into the exponent bits, and a
+/// polynomial computes the second factor.
+#[inline(always)]
+pub(crate) fn exp2_of_product<S: Simd>(simd: S, x: S::f32s, factor: S::f32s, lowest: S::f32s) -> S::f32s {
     // Adding 1.5·2²³ rounds to an integer in the low bits of the sum. The additional 127 is the
     // exponent bias of 2^n.
     const ROUND: f32 = 12_582_912.0 + 127.0;
@@ -93,10 +102,9 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
         6.931_472e-1,
     ];
     // Not `max`: which operand's NaN it drops depends on the architecture.
-    let lowest = simd.splat_f32s(-127.0);
     let x = simd.select_f32s(simd.less_than_f32s(x, lowest), lowest, x);
-    let shifted = simd.add_f32s(x, simd.splat_f32s(ROUND));
-    let fraction = simd.sub_f32s(x, simd.sub_f32s(shifted, simd.splat_f32s(ROUND)));
+    let shifted = simd.mul_add_e_f32s(x, factor, simd.splat_f32s(ROUND));
+    let fraction = simd.mul_add_e_f32s(x, factor, simd.sub_f32s(simd.splat_f32s(ROUND), shifted));
     let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
     let mut sum = simd.splat_f32s(COEFFICIENTS[0]);
     for &c in &COEFFICIENTS[1..] {

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::params::{RowParams, add_buffer};
 use super::row_tile::{ACC_COLS, QUAD, RowTile};
 use super::score_mod::LOG2_E;
-use super::softmax::{FULLY_MASKED, Row};
+use super::softmax::{KeyBounds, Row};
 use super::split::Partial;
 
 /// Sinks, by their dtype: `[num_heads]`.
@@ -57,7 +57,7 @@ impl<'k> Sinks<'k> {
 /// Maximum and sum of a row after its last key.
 #[derive(Clone, Copy)]
 pub(crate) struct Total<'k> {
-    /// The maximum, as a [`last_offset`](super::softmax::last_offset).
+    /// The maximum, as [`RowMax::offset`](super::softmax::RowMax::offset).
     pub offset: Val<'k, f32>,
     /// The sum of its probabilities and of its sink. NaN, and with it the output and the log-sum-exp, if the row sees a
     /// key and its maximum is at or past the [limit](score_limit): decided here, once a row.
@@ -68,7 +68,7 @@ pub(crate) struct Total<'k> {
 
 impl<'k> Total<'k> {
     /// The total from the offset and sum of a row of a head, with the head's sink if there are any. `dtype` is that of
-    /// P.
+    /// P; `sees_key` is asked of few rows.
     #[track_caller]
     pub(crate) fn new(
         sinks: Option<&Sinks<'k>>,
@@ -76,9 +76,15 @@ impl<'k> Total<'k> {
         head: impl FnOnce() -> Val<'k, u32>,
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
+        sees_key: impl FnOnce() -> Val<'k, bool>,
     ) -> Self {
-        let within = offset.max(-offset).lt(score_limit(dtype)) | offset.eq(FULLY_MASKED);
-        let sum = within.select(sum, f32::NAN);
+        let k = offset.builder();
+        let checked_sum = k.var(sum);
+        let is_within = offset.abs().lt(score_limit(dtype));
+        k.if_((!is_within).divergent(), || {
+            checked_sum.set(sees_key().select(f32::NAN, 0.0));
+        });
+        let sum = checked_sum.get();
         let mut total = Total {
             offset,
             sum,
@@ -119,15 +125,20 @@ impl<'k> Row<'k> {
 }
 
 impl<'k> RowParams<'k> {
-    /// The total of a row of a head, from its offset and sum, with the head's sink if the kernel adds any.
+    /// The total of a row of a head, from its offset and sum and the keys that it sees, with the head's sink if the
+    /// kernel adds any.
     #[track_caller]
     pub(crate) fn total(
         &self,
         head: impl FnOnce() -> Val<'k, u32>,
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
+        keys: impl FnOnce() -> KeyBounds<'k>,
     ) -> Total<'k> {
-        Total::new(self.sinks.as_ref(), self.dtype, head, offset, sum)
+        Total::new(self.sinks.as_ref(), self.dtype, head, offset, sum, || {
+            let (first, end) = keys();
+            end.gt(first)
+        })
     }
 
     /// Stores the log-sum-exp of a row, in natural logarithms, if the kernel stores any.
@@ -152,7 +163,8 @@ impl<'k> RowParams<'k> {
 
 impl<'k> Partial<'k> {
     /// Stores a row from registers, not normalised: four lanes fill a sector of 32 bytes. `column` is
-    /// [`lane_column`](super::row_tile::lane_column), `offset` the last one, `sum` that of all lanes.
+    /// [`lane_column`](super::row_tile::lane_column), `offset` a [`partial_offset`](super::softmax::partial_offset), `sum` that of all
+    /// lanes.
     #[track_caller]
     pub(crate) fn store_row(
         &self,

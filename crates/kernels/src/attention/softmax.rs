@@ -3,7 +3,7 @@
 
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{E4M3, KernelBuilder, Source, Val, Var, Widen};
+use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
 use flashcore_problem::{DType, score_limit};
 use half::{bf16, f16};
 
@@ -95,17 +95,27 @@ impl LeverValue for Rescale {
     }
 }
 
-/// The [last offset](last_offset) of a row that sees no key.
+/// The offset of a row that sees no key, in partials.
 pub(crate) const FULLY_MASKED: f32 = f32::MAX;
 
-/// The offset of a row after its last key, from the first of all keys that the row sees and one past the last. It tells
-/// a row without keys from one whose scores are all below the limit; the probabilities of both are 0.
+/// The first key that a row sees, and one past the last.
+pub(crate) type KeyBounds<'k> = (Val<'k, i32>, Val<'k, i32>);
+
+/// The offset of a row of a partial: it tells a row that sees no key from one whose scores are all below the limit, since
+/// the probabilities of both are 0. `keys` are those that the row sees, in this and all other parts. Few rows ask.
 #[track_caller]
-pub(crate) fn last_offset<'k>(
-    offset: impl Source<'k, f32>,
-    (first, end): (Val<'k, i32>, Val<'k, i32>),
+pub(crate) fn partial_offset<'k>(
+    offset: Val<'k, f32>,
+    dtype: DType,
+    keys: impl FnOnce() -> KeyBounds<'k>,
 ) -> Val<'k, f32> {
-    end.gt(first).select(offset, FULLY_MASKED)
+    let k = offset.builder();
+    let last = k.var(offset);
+    k.if_(offset.ge(score_limit(dtype)).divergent(), || {
+        let (first, end) = keys();
+        last.set(end.gt(first).select(offset, FULLY_MASKED));
+    });
+    last.get()
 }
 
 /// The running maximum of a row, as an exponent of 2.

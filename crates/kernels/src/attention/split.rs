@@ -59,7 +59,7 @@ impl<'k> Partials<'k> {
 }
 
 impl<'k> Partial<'k> {
-    /// Stores the [last offset](super::softmax::last_offset) and the sum.
+    /// Stores the [offset](super::softmax::partial_offset) and the sum.
     #[track_caller]
     pub(crate) fn store_sum(&self, offset: Val<'k, f32>, sum: Val<'k, f32>) {
         self.sums.store_words(&[offset, sum], Cache::Default);

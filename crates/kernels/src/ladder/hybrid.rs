@@ -14,7 +14,6 @@ use super::{Config, P};
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
-use crate::attention::softmax::last_offset;
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{CHUNK, HeadTile};
 
@@ -119,7 +118,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
     });
 
     let sum = row.sum.get().reduce_sum(PAIR);
-    let total = params.total(|| block.head, last_offset(row.max.offset, row.keys), sum);
+    let total = params.total(|| block.head, row.max.offset.get(), sum, || row.keys);
     let norm = total.norm();
     for (i, out) in (0..).zip(&out) {
         let (norm, row) = (norm.shfl_idx(group_lane + PAIR * i), block.first_row + group_row + i);

@@ -13,7 +13,6 @@ use super::{Config, P};
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, QUAD, RowTile, lane_column, lane_row};
-use crate::attention::softmax::last_offset;
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
 
@@ -72,7 +71,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     for (half, row) in rows.iter().enumerate() {
         let sum = row.sum.get().reduce_sum(QUAD);
-        let total = params.total(|| block.head, last_offset(row.max.offset, row.keys), sum);
+        let total = params.total(|| block.head, row.max.offset.get(), sum, || row.keys);
         let norm = total.norm();
         k.if_(row.row.lt(params.seq_len_q).divergent(), || {
             let out_row = params.out.row(block.out_head, row.row).offset(column);

@@ -7,7 +7,7 @@ use super::consumer::Warp;
 use super::producer::KvPart;
 use crate::attention::epilogue::Total;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
-use crate::attention::softmax::{Row, SixteenBits, last_offset};
+use crate::attention::softmax::{Row, SixteenBits, partial_offset};
 use crate::attention::split::Partial;
 use crate::attention::warp_partials::WarpPartials;
 use crate::tiles::{HeadTile, padded, tile_bytes};
@@ -41,7 +41,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let column = lane_column(k);
         for (m, half, out, row) in self.results() {
             let (sum, at) = (row.total(), self.row(m, half));
-            let offset = last_offset(row.max.offset, self.visible(at));
+            let offset = partial_offset(row.max.offset.get(), shape.dtype, || self.visible(at));
             k.if_(at.lt(self.block.rows.count).divergent(), || {
                 if let Some(partial) = self.partial(at) {
                     partial.store_row(&out, half, column, shape.head_dim_v, offset, sum);
@@ -65,11 +65,8 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let column = lane_column(k);
         for (m, half, out, row) in self.results() {
             let at = self.row(m, half);
-            let (head, offset) = (
-                || self.block.rows.head_of(at),
-                last_offset(row.max.offset, self.visible(at)),
-            );
-            let total = self.params.total(head, offset, row.total());
+            let (head, keys) = (|| self.block.rows.head_of(at), || self.visible(at));
+            let total = self.params.total(head, row.max.offset.get(), row.total(), keys);
             let norm = total.norm();
             for tile in 0..padded(head_dim_v) / ACC_COLS {
                 let pair = out.pair(tile, half).map(|value| value * norm);
@@ -134,19 +131,22 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         k.barrier();
         partials.for_each_merged(k, |merged| {
             let (row, column, out) = (self.block.first_row + merged.row, merged.column, &merged.out);
-            let offset = last_offset(merged.offset, self.visible(row));
             let exists = || row.lt(self.block.rows.count).divergent();
             let store_partial = || {
                 k.if_(exists(), || {
                     if let Some(partial) = self.partial(row) {
                         partial.out.offset(column).store_f32s(out, 16, Cache::Default);
-                        k.if_(column.eq(0).divergent(), || partial.store_sum(offset, merged.sum));
+                        k.if_(column.eq(0).divergent(), || {
+                            let keys = || self.visible(row);
+                            let offset = partial_offset(merged.offset, self.shape.dtype, keys);
+                            partial.store_sum(offset, merged.sum)
+                        });
                     }
                 });
             };
             let store_whole = || {
                 let head = || self.block.rows.head_of(row);
-                let total = self.params.total(head, offset, merged.sum);
+                let total = self.params.total(head, merged.offset, merged.sum, || self.visible(row));
                 let norm = total.norm();
                 k.if_(exists(), || {
                     let values: Vec<_> = out.iter().map(|&value| value * norm).collect();

@@ -9,7 +9,6 @@ use flashcore_ir::{KernelBuilder, Widen};
 use super::common::{load_key, load_row};
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
-use crate::attention::softmax::last_offset;
 use crate::attention::tap::{Place, Tap};
 
 /// Widest slice of output columns a thread keeps in registers.
@@ -92,7 +91,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
                 }
             }
         });
-        let total = params.total(|| head, last_offset(max.offset, (first, end)), state.sum.get());
+        let total = params.total(|| head, max.offset.get(), state.sum.get(), || (first, end));
         let norm = total.norm();
         let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
         let out_row = params

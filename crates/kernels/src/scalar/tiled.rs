@@ -12,7 +12,6 @@ use super::threads::{Mine, THREAD_COLS, Threads, operand};
 use crate::Refusal;
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
-use crate::attention::softmax::last_offset;
 use crate::attention::tap::{Place, Tap};
 
 /// Registers for addresses, counters and bounds, in addition to the values counted one by one.
@@ -133,7 +132,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) 
         let out_head = params.out.head(batch, head);
         for (i, row) in rows.iter().enumerate() {
             let sum = row.sum.get().reduce_sum(THREAD_COLS);
-            let total = params.total(|| head, last_offset(row.max.offset, row.keys), sum);
+            let total = params.total(|| head, row.max.offset.get(), sum, || row.keys);
             let norm = total.norm();
             k.if_(row.row.lt(params.seq_len_q).divergent(), || {
                 out.store(&mine, i, params.out.row(out_head, row.row), Some(norm), shape);

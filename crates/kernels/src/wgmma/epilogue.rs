@@ -15,7 +15,7 @@ use crate::attention::params::RowParams;
 use crate::attention::query_rows::Packing;
 use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
 use crate::attention::scheduler::WorkItem;
-use crate::attention::softmax::{InputElement, last_offset};
+use crate::attention::softmax::{InputElement, KeyBounds, partial_offset};
 use crate::attention::split::Partials;
 use crate::attention::tensor_rows::{Sequence, TensorRows};
 
@@ -42,9 +42,11 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
         let k = self.k;
         let sequence = Sequence::of(self.context.params, tile);
         let norms = [0, 1].map(|half| {
-            let (offset, sum) = (self.last_offset(&sequence.params, tile, half), self.rows[half].total());
+            let (offset, sum) = (self.rows[half].max.offset.get(), self.rows[half].total());
             let head = || self.lane_rows.head(tile.head(), half);
-            let total = sequence.params.total(head, offset, sum);
+            let total = sequence
+                .params
+                .total(head, offset, sum, || self.keys_of(&sequence.params, tile, half));
             if self.context.shape.lse {
                 self.store_lse(&sequence.params, tile, half, &total);
             }
@@ -123,16 +125,17 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
                     }
                 };
                 let head_dim_v = context.shape.head_dim_v;
-                let offset = self.last_offset(&params, tile, half);
+                let keys = || self.keys_of(&params, tile, half);
+                let offset = partial_offset(row.max.offset.get(), context.shape.dtype, keys);
                 partial.store_row(&self.out, half, column, head_dim_v, offset, sum);
             });
         }
     }
 
+    /// The keys that a row sees.
     #[track_caller]
-    fn last_offset(&self, params: &RowParams<'k>, tile: &WorkItem<'k>, half: usize) -> Val<'k, f32> {
-        let query = self.lane_rows.query(tile.first_query(), half);
-        last_offset(self.rows[half].max.offset, params.visible_keys(query))
+    fn keys_of(&self, params: &RowParams<'k>, tile: &WorkItem<'k>, half: usize) -> KeyBounds<'k> {
+        params.visible_keys(self.lane_rows.query(tile.first_query(), half))
     }
 
     #[track_caller]

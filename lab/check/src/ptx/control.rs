@@ -78,9 +78,9 @@ impl<'a> Control<'a> {
             before: vec![0; items.len() + 1],
             depth: 0,
         };
-        for at in 0..items.len() {
+        for (at, item) in items.iter().enumerate() {
             control.before[at + 1] = if is_label(at) { control.before[at] } else { at + 1 };
-            if let Item::Jump { to: Some(to), .. } = &items[at]
+            if let Item::Jump { to: Some(to), .. } = item
                 && let Some(&to) = control.labels.get(to.as_str())
             {
                 control.jumps.entry(to).or_default().push(at);

@@ -199,8 +199,8 @@ fn lex(text: &str, first_line: u32, with_bodies: bool) -> Result<Vec<Token<'_>>,
             first.len_utf8()
         } else if rest.starts_with("//") {
             rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("/*") {
-            let end = rest[2..].find("*/");
+        } else if let Some(comment) = rest.strip_prefix("/*") {
+            let end = comment.find("*/");
             let end = end.ok_or(PtxError::Unfinished { what: "comment", line })? + 4;
             line += lines(&rest[..end]);
             end
