@@ -104,7 +104,7 @@ def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
         return None
     count = (pages - 1) * rows + size
     views = (
-        x.as_strided((count, 1, heads, x.shape[3]), (x.stride(1), x.stride(1), x.stride(2), 1), x.storage_offset())
+        x.as_strided((count, 1, heads, x.shape[3]), (x.stride(1), x.stride(1), x.stride(2), 1))
         for x in (k, v)
     )
     return (*views, rows)

@@ -98,7 +98,7 @@ fn watch() {
 
 /// As Linux tells it.
 fn peak_memory() -> Option<String> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let status = flashcore_ir::files::read_text_capped(std::path::Path::new("/proc/self/status"), 1 << 16).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(format!("peak memory {}", line.trim()))
 }
