@@ -97,7 +97,7 @@ $L__BB0_9:
 	ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r4];
 	atom.global.add.u32 %r9, [%rd2+512], 1;
 	red.shared.max.s32 [tile+64], %r9;
-	membar.gl; fence.proxy.async;
+	membar.gl; fence.proxy.async.shared::cta;
 	elect.sync _|%p1, 0xffffffff;
 	@%p1 st.global.v4.u32 [%rd5], {%r5, %r6, %r7, 3};
 	prmt.b32 %r10, %r5, %r6, 0x5410; popc.b32 %r11, %r10; setp.eq.u32 %p2, %r11, 99;
