@@ -157,10 +157,14 @@ pub fn lengths(problem: &Problem, groups: &[Sequences]) -> Result<Lengths<Vec<i3
         .collect();
     all.resize(batch, equal);
     let values = |axis: usize| all.iter().map(move |lens| lens[axis]);
-    let used = |axis: usize| values(axis).map(|len| len as i32).collect::<Vec<_>>();
+    let used = |axis: usize| {
+        values(axis)
+            .map(|len| i32::try_from(len).unwrap_or(i32::MAX))
+            .collect::<Vec<_>>()
+    };
     let starts = |axis: usize| {
         let ends = values(axis).scan(0usize, |end, len| {
-            *end += len;
+            *end = end.saturating_add(len);
             Some(i32::try_from(*end).unwrap_or(i32::MAX))
         });
         std::iter::once(0).chain(ends).collect::<Vec<_>>()
@@ -180,7 +184,8 @@ pub fn lengths(problem: &Problem, groups: &[Sequences]) -> Result<Lengths<Vec<i3
             pages,
             max_pages,
         } => {
-            let needed: usize = values(1).map(|keys| keys.div_ceil(page_size)).sum();
+            let pages_of = values(1).map(|keys| keys.div_ceil(page_size));
+            let needed = pages_of.fold(0usize, usize::saturating_add);
             if needed > pages {
                 return Err(given(format!("they need {needed} pages; the cache has {pages}")));
             }
@@ -244,6 +249,18 @@ mod tests {
         let problem = Problem::builder().heads(1, 1).seq_len(9).head_dim(16).build().unwrap();
         let many = [group(usize::MAX, None, None), group(usize::MAX, None, None)];
         assert!(lengths(&problem, &many).is_err());
+        // More keys than the memory has, in caches and packed.
+        let two = Problem::builder().batch(2).heads(1, 1).seq_len(9).head_dim(16);
+        let paged = KvLengths::Paged {
+            page_size: 4,
+            pages: 8,
+            max_pages: 3,
+        };
+        for kinds in [paged, KvLengths::Packed { total: 9, used: true }, KvLengths::Cache] {
+            let problem = two.clone().kv_lengths(kinds).build().unwrap();
+            let many = [group(2, None, Some(Span::Equal(usize::MAX)))];
+            assert!(lengths(&problem, &many).is_err(), "{kinds:?}");
+        }
         let read: Sequences = serde_json::from_str(r#"{"count": 2, "rows": 3, "keys": [4, 9]}"#).unwrap();
         assert_eq!(read, group(2, Some(Span::Equal(3)), Some(Span::Between([4, 9]))));
         assert!(serde_json::from_str::<Sequences>(r#"{"count": 2, "row": 3}"#).is_err());

@@ -16,7 +16,7 @@ use flashcore_ir::files;
 use self::formats::{Bench, Format};
 
 /// An input may take so long, on a machine that is busy with other things.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Reads damaged files of each format.
 #[derive(Debug, Args)]
