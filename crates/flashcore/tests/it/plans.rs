@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 
 use flashcore::plans::{
-    NamedTable, PlanClass, PlanDevice, PlanError, PlanRow, PlanSetting, PlanTable, PlanTarget, Plans, shipped_tables,
+    NamedTable, PlanClass, PlanDevice, PlanError, PlanRow, PlanSetting, PlanTable, PlanTarget, Plans, read_table,
+    shipped_tables,
 };
 use flashcore::testing::{Inputs, Tolerance, compare, reference};
 use flashcore::{Attention, Device, Error, KernelId, Mask, Problem, Tensor};
@@ -370,5 +371,20 @@ fn shipped_tables_can_be_used_row_by_row() {
             );
             assert!(row.gain >= 0.01 && row.interval[0] > 0.0, "{name}, row {number}");
         }
+    }
+}
+
+/// A FIFO without a writer would block the library for ever, and a device fill the memory.
+#[cfg(unix)]
+#[test]
+fn a_pipe_or_a_device_is_no_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let [pipe, device] = ["pipe.json", "device.json"].map(|name| folder.path().join(name));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    std::os::unix::fs::symlink("/dev/zero", &device).unwrap();
+    for (file, why) in [(pipe, "it is a pipe (FIFO)"), (device, "it is a device")] {
+        let error = read_table(&file).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
     }
 }
