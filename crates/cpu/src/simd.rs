@@ -81,8 +81,9 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 /// Exponents of 2 from here down give 0.
 pub(crate) const LOWEST: f32 = -127.0;
 
-/// `2^(x·factor)` for `x ≤ 0` and `factor > 0`, within 2 ulp; the product is not rounded. Results below 2^-126 may flush
-/// to 0; below 2^-127 they are 0, also for −∞. NaN stays NaN; `2^0` is exactly 1. `lowest` is [`LOWEST`]` / factor`.
+/// `2^(x·factor)` for `x ≤ 0` and `factor > 0`, within 2 ulp; the product is not rounded. Results below 2^-126 may
+/// flush to 0; below 2^-127 they are 0, also for −∞. NaN stays NaN; `2^0` is exactly 1. `lowest` is [`LOWEST`]` /
+/// factor`.
 ///
 /// With `n = round(x·factor)`, `2^(x·factor) = 2^n · 2^(x·factor - n)`: `n` is shifted into the exponent bits, and a
 /// polynomial computes the second factor.

@@ -163,8 +163,8 @@ impl<'k> RowParams<'k> {
 
 impl<'k> Partial<'k> {
     /// Stores a row from registers, not normalised: four lanes fill a sector of 32 bytes. `column` is
-    /// [`lane_column`](super::row_tile::lane_column), `offset` a [`partial_offset`](super::softmax::partial_offset), `sum` that of all
-    /// lanes.
+    /// [`lane_column`](super::row_tile::lane_column), `offset` a [`partial_offset`](super::softmax::partial_offset),
+    /// `sum` that of all lanes.
     #[track_caller]
     pub(crate) fn store_row(
         &self,

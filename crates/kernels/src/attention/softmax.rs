@@ -101,8 +101,9 @@ pub(crate) const FULLY_MASKED: f32 = f32::MAX;
 /// The first key that a row sees, and one past the last.
 pub(crate) type KeyBounds<'k> = (Val<'k, i32>, Val<'k, i32>);
 
-/// The offset of a row of a partial: it tells a row that sees no key from one whose scores are all below the limit, since
-/// the probabilities of both are 0. `keys` are those that the row sees, in this and all other parts. Few rows ask.
+/// The offset of a row of a partial: it tells a row that sees no key from one whose scores are all below the limit,
+/// since the probabilities of both are 0. `keys` are those that the row sees, in this and all other parts. Few rows
+/// ask.
 #[track_caller]
 pub(crate) fn partial_offset<'k>(
     offset: Val<'k, f32>,
