@@ -26,7 +26,7 @@ start() { # start TIER [--list] [STEP...]
     fi
     only=("$@")
     named=$#
-    folder=$PWD/target/ci/$tier-$(git rev-parse --short=12 HEAD)-$(date -u +%Y%m%dT%H%M%SZ)
+    folder=$PWD/target/ci/$tier-$(git rev-parse --short=12 HEAD)-$(date -u +%Y%m%dT%H%M%SZ)-$$ # two may begin in one second
     mkdir -p "$folder"
     # In condition contexts errexit does not hold, so that nothing of this calls a step in one.
     trap finish EXIT
