@@ -8,7 +8,7 @@ use flashcore_problem::ProblemError;
 /// |---|---|
 /// | 0 | violations found |
 /// | 1 | 1 once the other words are complete |
-/// | 2 | the [`Rule`], and from bit 8 on the place of the argument in [`ARGUMENTS`] |
+/// | 2 | the `Rule`, and from bit 8 on the place of the argument in `ARGUMENTS` |
 /// | 3, 4 | the sequence, or the new row of a slot; the entry of the array |
 /// | 5, 6 | the value, its low word first |
 /// | 7, 8, 9 | the least and the most that is allowed; rows that the rule speaks of |
@@ -63,7 +63,7 @@ const RULES: [Rule; 8] = [
     Rule::Slot,
 ];
 
-/// The word of a rule and an argument, one of [`ARGUMENTS`].
+/// The word of a rule and an argument, one of `ARGUMENTS`.
 pub(super) fn site(rule: Rule, argument: &'static str) -> u32 {
     let place = ARGUMENTS.iter().position(|known| *known == argument).unwrap_or(0);
     rule as u32 | (place as u32) << 8
