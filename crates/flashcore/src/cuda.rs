@@ -322,7 +322,7 @@ impl CudaAttention {
             tensors.workspace = workspace(bytes);
         }
         let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
-        // Nothing is enqueued before all of it can be.
+        // Nothing but a check is enqueued before all of it can be.
         let plan = &prepared.choice.plan;
         let (all, made) = (prepared.functions.len(), plan.schedule_steps());
         let (first, end) = match tensors.steps {

@@ -65,7 +65,7 @@ def get_scheduler_metadata(
     Returns
     -------
     scheduler_metadata : int32 Tensor
-        A handle of one element. The schedule itself is in memory of its own, which is freed with this object; the
+        A handle of one element. The schedule itself is in separate memory, which is freed with this object; the
         element's value means nothing, and calls refuse clones and slices. The tensor is empty, which calls accept,
         where calls make no schedule, in compiled functions, and without `out` while a graph is captured. On the CPU
         it is checked, but not needed.

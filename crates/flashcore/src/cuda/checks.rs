@@ -2,8 +2,8 @@
 //! [`Attention::with_checks`] asks for it.
 //!
 //! The kernel of [`flashcore_kernels::checks`] is enqueued first, in the call's stream. Outside of a capture the host
-//! waits for its record, and refuses the call before any other kernel of it is enqueued. A graph has the kernel as one
-//! of its own, so each replay checks the values of that time; its record is read by the next call outside.
+//! waits for its record, and refuses the call before any other kernel of it is enqueued. In a graph the
+//! kernel is a node, so each replay checks the values of that time; the next call outside reads its record.
 //!
 //! Records belong to the device, not to an `Attention` or a stream: one that all captured calls write to, and one for
 //! each call that waits at the same time. None is ever freed, nor is the device's primary context released then, since

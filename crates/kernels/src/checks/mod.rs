@@ -1,7 +1,7 @@
 //! Checking what the host cannot see: lengths, offsets, pages, slots and positions whose values are on the device.
 //!
 //! One launch before a call reads them, and leaves the first violation in a [record](RECORD_WORDS), which the host
-//! reads as the error that it raises for values of its own ([`violation`]). The kernel finds what
+//! reads as the error that it raises for values in host memory ([`violation`]). The kernel finds what
 //! [`Problem::length_findings`] and [`Append::findings`] find, with two exceptions: offsets may start above 0, and of
 //! two writers of one row of the cache it knows nothing.
 

@@ -72,7 +72,7 @@ const IDS: &str = "# ids\ncpu/m16n16\nmma/m64n64-w4x1-s2-b1-qreg-xor-cond = fast
     wgmma/m64n128-s2-pingpong\n";
 
 impl Bench {
-    /// A bench in a folder, or in one of its own.
+    /// A bench in the given folder, or else in a temporary one.
     ///
     /// # Errors
     /// A folder that cannot be made.

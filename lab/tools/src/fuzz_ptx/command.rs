@@ -104,7 +104,7 @@ fn busy(start: Instant) -> Duration {
     running.map_or_else(|| start.elapsed(), Duration::from_nanos)
 }
 
-/// What Linux tells in a file of its own.
+/// The text of a file under `/proc`; `None` where there is none.
 fn read(file: &str) -> Option<String> {
     flashcore_ir::files::read_text_capped(std::path::Path::new(file), flashcore_ir::files::SMALL).ok()
 }

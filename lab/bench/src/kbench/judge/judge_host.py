@@ -1,4 +1,4 @@
-"""Calls a kernel for the judge, in a process of its own, where the kernel may replace what it likes: inputs and
+"""Calls a kernel for the judge, in a separate process, where the kernel may replace what it likes: inputs and
 expected outputs, comparisons and the clock are the judge's, in the parent process. It does what the parent asks, one
 JSON object a line, with the bytes of an array after it.
 """

@@ -1,4 +1,4 @@
-"""Times of a kernel and of the task's own function, each in a process of its own, by the clock of the judge's."""
+"""Times of a kernel and of the task's own function, each in a separate process, by the clock of the judge's."""
 
 import statistics
 import time

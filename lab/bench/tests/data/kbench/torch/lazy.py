@@ -1,4 +1,4 @@
-# Cheats: a tensor of a class of its own, which is computed when something reads it.
+# Cheats: a tensor of a class that the kernel defines, which is computed when something reads it.
 import torch
 from honest import attention
 
