@@ -74,9 +74,16 @@ end() {
     [[ -n ${running[$1]-} ]] || return 0 # left out
     IFS=$'\t' read -r -a told <"$log.told"
     echo "=== $1 (tier ${told[0]}, about ${told[1]} s)"
-    tail -n +1 -f -s 0.2 --pid="${running[$1]}" "$log" &
-    wait $! # a signal ends this at once, unlike a command
+    # Looks again and again, as a signal that comes just before `wait` would be seen only when that returns.
+    exec {shown}<"$log"
+    while [[ ! -e $log.end ]] && kill -0 "${running[$1]}" 2>/dev/null; do
+        cat <&"$shown"
+        sleep 0.2
+    done
     wait "${running[$1]}" || status=$?
+    cat <&"$shown"
+    exec {shown}<&-
+    [[ -e $log.end ]] || date +%s >"$log.end" # it was killed
     unset "running[$1]"
     took=$(($(cat "$log.end") - $(cat "$log.begin")))
     rm "$log".{begin,end,told}
@@ -111,10 +118,22 @@ ignored() { # ignored MODULE CARGO_ARGUMENT...
     rm "$said"
 }
 
+# A group that is just begun can lose a signal while its shell sets up its traps, so that one is not enough.
+end_groups() { # end_groups PID...
+    local group try
+    for group in "$@"; do
+        for try in {1..100}; do
+            kill -- "-$group" 2>/dev/null || continue 2
+            sleep 0.1
+        done
+        kill -KILL -- "-$group" 2>/dev/null
+    done
+}
+
 finish() {
     local status=$?
     set +e # nothing here may end it
-    if [[ ${#running[@]} -gt 0 ]]; then kill -- "${running[@]/#/-}" 2>/dev/null; fi
+    end_groups "${running[@]}"
     if [[ $failed == 1 ]]; then status=1; fi
     if [[ $status == 0 && ${#only[@]} -gt 0 ]]; then
         echo "no step is called ${only[*]@Q}; --list prints all"

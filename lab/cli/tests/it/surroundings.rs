@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::common::{command, run, run_for_reader_of, words};
+use crate::common::{command, run, run_unread, words};
 
 /// What writes to standard output, by a subcommand each.
 const PRINTS: [&str; 8] = [
@@ -36,7 +36,7 @@ fn redirected(arguments: &str, redirection: &str) -> Command {
 #[cfg(target_os = "linux")]
 fn output_that_is_lost_is_told_by_the_exit_code() {
     for arguments in PRINTS {
-        let unread = run_for_reader_of(0, &mut command(arguments));
+        let unread = run_unread(&mut command(arguments));
         assert_eq!((unread.code, unread.stderr.as_str()), (141, ""), "{arguments}");
         for (redirection, why) in [(">&-", "it is closed"), (">/dev/full", "No space left on device")] {
             let ran = run(&mut redirected(arguments, redirection));

@@ -2,7 +2,6 @@
 
 pub(crate) mod json;
 
-use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 /// What came of a command.
@@ -83,23 +82,18 @@ pub(crate) fn run(command: &mut Command) -> Ran {
     }
 }
 
-/// Runs a command whose reader takes so many lines of its standard output and goes away.
-pub(crate) fn run_for_reader_of(lines: usize, command: &mut Command) -> Ran {
+/// Runs a command whose reader has gone before the first line of its standard output.
+pub(crate) fn run_unread(command: &mut Command) -> Ran {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("the command starts");
-    let stdout = child.stdout.take().expect("standard output is a pipe");
-    let read: Vec<String> = BufReader::new(stdout)
-        .lines()
-        .take(lines)
-        .map(|line| line.expect("output is UTF-8"))
-        .collect();
+    drop(child.stdout.take());
     let output = child.wait_with_output().expect("the command ends");
     Ran {
         code: output.status.code().unwrap_or(-1),
-        stdout: read.join("\n"),
+        stdout: String::new(),
         stderr: String::from_utf8(output.stderr).expect("errors are UTF-8"),
     }
 }
