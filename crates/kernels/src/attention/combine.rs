@@ -310,10 +310,11 @@ impl<'k> Merged<'k> {
         column: Val<'k, u32>,
         sinks: Option<&Sinks<'k>>,
         dtype: DType,
-        head: impl FnOnce() -> Val<'k, u32>,
+        head: impl Fn() -> Val<'k, u32>,
     ) -> Total<'k> {
         let (offset, sum) = (self.offset.get(), self.sum.get());
-        let total = Total::new(sinks, dtype, head, offset, sum, || offset.ne(FULLY_MASKED));
+        let sees_key = |_| offset.ne(FULLY_MASKED);
+        let [total] = Total::of_rows(sinks, dtype, [(offset, sum)], |_| head(), sees_key);
         let norm = total.norm();
         let values = self.out.map(|value| value * norm);
         row.offset(column)
