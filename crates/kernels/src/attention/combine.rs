@@ -310,11 +310,10 @@ impl<'k> Merged<'k> {
         column: Val<'k, u32>,
         sinks: Option<&Sinks<'k>>,
         dtype: DType,
-        head: impl Fn() -> Val<'k, u32>,
+        head: impl FnOnce() -> Val<'k, u32>,
     ) -> Total<'k> {
         let (offset, sum) = (self.offset.get(), self.sum.get());
-        let sees_key = |_| offset.ne(FULLY_MASKED);
-        let [total] = Total::of_rows(sinks, dtype, [(offset, sum)], |_| head(), sees_key);
+        let total = Total::new(sinks, dtype, head, offset, sum, || offset.ne(FULLY_MASKED));
         let norm = total.norm();
         let values = self.out.map(|value| value * norm);
         row.offset(column)

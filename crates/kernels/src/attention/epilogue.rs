@@ -67,49 +67,35 @@ pub(crate) struct Total<'k> {
 }
 
 impl<'k> Total<'k> {
-    /// The totals from the offsets and sums of rows, with the sinks of their heads if there are any. `dtype` is that of
-    /// P; `sees_key` is asked of few rows. All rows take one branch: a branch for each costs short sequences 1 %.
+    /// The total from the offset and sum of a row of a head, with the head's sink if there are any. `dtype` is
+    /// that of P.
     #[track_caller]
-    pub(crate) fn of_rows<const N: usize>(
+    pub(crate) fn new(
         sinks: Option<&Sinks<'k>>,
         dtype: DType,
-        rows: [(Val<'k, f32>, Val<'k, f32>); N],
-        head: impl Fn(usize) -> Val<'k, u32>,
-        sees_key: impl Fn(usize) -> Val<'k, bool>,
-    ) -> [Self; N] {
-        let k = rows[0].0.builder();
-        let sums = rows.map(|(_, sum)| k.var(sum));
-        let is_within = |(offset, _): (Val<'k, f32>, _)| offset.abs().lt(score_limit(dtype));
-        let are_within = rows.map(is_within).into_iter().reduce(|a, b| a & b).expect("a row");
-        k.if_((!are_within).divergent(), || {
-            for (row, sum) in sums.iter().enumerate() {
-                let past = sees_key(row).select(f32::NAN, 0.0);
-                sum.set(is_within(rows[row]).select(sum.get(), past));
-            }
-        });
-        let mut totals = rows.map(|(offset, sum)| Total {
+        head: impl FnOnce() -> Val<'k, u32>,
+        offset: Val<'k, f32>,
+        sum: Val<'k, f32>,
+        sees_key: impl FnOnce() -> Val<'k, bool>,
+    ) -> Self {
+        // Without a branch: one for each row takes 1 % of the time of 512 rows.
+        let is_within = offset.abs().lt(score_limit(dtype));
+        let sum = is_within.select(sum, sees_key().select(f32::NAN, 0.0));
+        let mut total = Total {
             offset,
             sum,
             rescale: None,
-        });
-        for (row, total) in totals.iter_mut().enumerate() {
-            total.sum = sums[row].get();
-            if let Some(sinks) = sinks {
-                total.add_sink(sinks.exponent(head(row)));
-            }
+        };
+        if let Some(sinks) = sinks {
+            let exponent = sinks.exponent(head());
+            // The sink counts as a score, so the maximum rises to it if it is the highest. A sink of −∞ changes
+            // nothing.
+            total.offset = offset.min(-exponent);
+            let rescale = (total.offset - offset).exp2();
+            total.sum = sum.fma(rescale, (exponent + total.offset).exp2());
+            total.rescale = Some(rescale);
         }
-        totals
-    }
-
-    /// Adds a sink, which counts as a score, so the maximum rises to it if it is the highest. A sink of −∞ changes
-    /// nothing.
-    #[track_caller]
-    fn add_sink(&mut self, exponent: Val<'k, f32>) {
-        let offset = self.offset.min(-exponent);
-        let rescale = (offset - self.offset).exp2();
-        self.sum = self.sum.fma(rescale, (exponent + offset).exp2());
-        self.offset = offset;
-        self.rescale = Some(rescale);
+        total
     }
 
     /// Factor that normalises the output of the row: 0 where no key is visible.
@@ -135,32 +121,20 @@ impl<'k> Row<'k> {
 }
 
 impl<'k> RowParams<'k> {
-    /// The totals of rows, from their offsets and sums, their heads and the keys that they see, with the heads' sinks
-    /// if the kernel adds any.
-    #[track_caller]
-    pub(crate) fn totals<const N: usize>(
-        &self,
-        rows: [(Val<'k, f32>, Val<'k, f32>); N],
-        head: impl Fn(usize) -> Val<'k, u32>,
-        keys: impl Fn(usize) -> KeyBounds<'k>,
-    ) -> [Total<'k>; N] {
-        Total::of_rows(self.sinks.as_ref(), self.dtype, rows, head, |row| {
-            let (first, end) = keys(row);
-            end.gt(first)
-        })
-    }
-
-    /// The total of one row.
+    /// The total of a row of a head, from its offset and sum and the keys that it sees, with the head's sink if the
+    /// kernel adds any.
     #[track_caller]
     pub(crate) fn total(
         &self,
-        head: impl Fn() -> Val<'k, u32>,
+        head: impl FnOnce() -> Val<'k, u32>,
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
-        keys: impl Fn() -> KeyBounds<'k>,
+        keys: impl FnOnce() -> KeyBounds<'k>,
     ) -> Total<'k> {
-        let [total] = self.totals([(offset, sum)], |_| head(), |_| keys());
-        total
+        Total::new(self.sinks.as_ref(), self.dtype, head, offset, sum, || {
+            let (first, end) = keys();
+            end.gt(first)
+        })
     }
 
     /// Stores the log-sum-exp of a row, in natural logarithms, if the kernel stores any.

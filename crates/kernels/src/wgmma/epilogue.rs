@@ -35,25 +35,21 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// The totals of the lane's rows: both halves in one branch.
-    fn totals(&self, params: &RowParams<'k>, tile: &WorkItem<'k>) -> [Total<'k>; 2] {
-        let rows = [0, 1].map(|half| (self.rows[half].max.offset.get(), self.rows[half].total()));
-        let head = |half| self.lane_rows.head(tile.head(), half);
-        params.totals(rows, head, |half| self.keys_of(params, tile, half))
-    }
-
     /// Stores the rows of a whole tile. Copies may still run when it returns: the next one waits for them before it
     /// writes to their slabs.
     #[track_caller]
     fn store_rows(&self, tile: &WorkItem<'k>, (out_tile, rows): &(SharedTile<'k, E::Out>, TensorRows<'k>)) {
         let k = self.k;
         let sequence = Sequence::of(self.context.params, tile);
-        let totals = self.totals(&sequence.params, tile);
         let norms = [0, 1].map(|half| {
+            let (offset, sum) = (self.rows[half].max.offset.get(), self.rows[half].total());
+            let head = || self.lane_rows.head(tile.head(), half);
+            let keys = || self.keys_of(&sequence.params, tile, half);
+            let total = sequence.params.total(head, offset, sum, keys);
             if self.context.shape.lse {
-                self.store_lse(&sequence.params, tile, half, &totals[half]);
+                self.store_lse(&sequence.params, tile, half, &total);
             }
-            let norm = totals[half].norm();
+            let norm = total.norm();
             match &self.scales {
                 Some(scales) => norm * scales.values.get(),
                 None => norm,
