@@ -156,8 +156,9 @@ python_with_torch() { # python_with_torch PROFILE WHEELS
 }
 
 random_problems() {
-    local card
-    FLASHCORE_PYTHON=$(scripts/get-torch.sh)/bin/python "$built/release/flashcore" parity 2000 --device cpu
+    local card env
+    env=$(scripts/get-torch.sh) # in the command's own line, its failure would be lost
+    FLASHCORE_PYTHON=$env/bin/python "$built/release/flashcore" parity 2000 --device cpu
     for card in h200 l4; do "$built/release/flashcore" parity 100 --device sim --profile "$card" --no-sdpa; done
 }
 

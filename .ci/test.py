@@ -120,11 +120,12 @@ def environments(folder):
     assert code == 0 and made == 2 and pathlib.Path(said[-1], "complete").exists()
     assert get() == (0, said[-1:], 2)  # and found after that
     month = time.time() - 31 * 24 * 3600
-    old = folder / "cache" / "python-old" / "complete"
-    old.parent.mkdir()
-    old.touch()
-    os.utime(old, (month, month))
-    assert get() == (0, said[-1:], 2) and not old.parent.exists()
+    old, other = (folder / "cache" / name / "complete" for name in ("python-old", "other"))
+    for path in (old, other):
+        path.parent.mkdir()
+        path.touch()
+        os.utime(path, (month, month))
+    assert get() == (0, said[-1:], 2) and not old.parent.exists() and other.exists()
 
 
 for test in (steps, selected, environments):

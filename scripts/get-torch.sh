@@ -26,5 +26,6 @@ if [[ ! -f $env/complete ]]; then
     "$env/bin/python" -c 'import torch, transformers' # each file is there and loads
 fi
 touch "$env/complete"
-find "$cache" -mindepth 2 -maxdepth 2 -name complete -mtime +30 -printf '%h\0' | xargs -0 --no-run-if-empty rm -rf
+# Only environments: the folder may have other things in it.
+find "$cache" -mindepth 2 -maxdepth 2 -path '*/python-*/complete' -mtime +30 -printf '%h\0' | xargs -0 --no-run-if-empty rm -rf
 echo "$env"
