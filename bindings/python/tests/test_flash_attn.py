@@ -212,6 +212,9 @@ def test_block_tables_of_packed_queries():
     for lengths in ({}, {"seqused_k": int32([7, 7]), "cu_seqlens_k": STARTS_K}):
         with pytest.raises(ValueError, match="block_table is given; give seqused_k or cu_seqlens_k"):
             fa3.flash_attn_varlen_func(PACKED[0], *pages, **lengths, **given)
+    for starts, says in (((0, 7, 3), "-4 for sequence 1"), ((0, 9, 12), "9 for sequence 0")):
+        with pytest.raises(RuntimeError, match=rf"^cu_seqlens_k.diff\(\) has {says}; allowed are 0 to 7"):
+            fa2.flash_attn_varlen_func(PACKED[0], *pages, STARTS_Q, int32(starts), 3, 7, block_table=table)
     with pytest.raises(ValueError, match="block_table and page_table are given"):
         fa3.flash_attn_with_kvcache(Q, *pages, cache_seqlens=7, page_table=table, block_table=table)
     outs = [fa3.flash_attn_with_kvcache(Q, *pages, cache_seqlens=7, **{n: table}) for n in ("page_table", "block_table")]

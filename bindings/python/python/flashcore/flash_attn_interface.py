@@ -48,6 +48,7 @@ __all__ = [
 
 
 _of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
+_attend_by_offsets = _names.rename(seqused_k="cu_seqlens_k.diff()")(_lengths.attend)
 
 
 @_names.signature_with("softmax_scale")
@@ -289,13 +290,15 @@ def flash_attn_varlen_func(
     lengths |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
     _names.check_tensors(q, k, v, **lengths, block_table=block_table)
     check(qv, attention_chunk, num_splits, dropout_p)
+    attend = _lengths.attend
     if block_table is not None:
         if (cu_seqlens_k is None) == (seqused_k is None):
             raise ValueError("block_table is given; give seqused_k or cu_seqlens_k, the keys of each sequence, and not both")
         if cu_seqlens_k is not None:
             lengths |= {"cu_seqlens_k": None, "seqused_k": cu_seqlens_k.diff()}
+            attend = _attend_by_offsets
         block_table = _kvcache.table_of(_lengths.batch_of(q, cu_seqlens_q), k, block_table, None)
-    out, lse = _lengths.attend(
+    out, lse = attend(
         q,
         k,
         v,
