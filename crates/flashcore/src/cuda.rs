@@ -242,10 +242,21 @@ impl CudaAttention {
         let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
         let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
         tensors.check_apart(&step.launch.buffers, |i| buffers[i].address())?;
-        if self.checks {
-            Records::of(&self.context)?.check(stream, check.as_ref(), |name| tensors.named(name))?;
-        }
+        self.check(stream, check.as_ref(), |name| tensors.named(name))?;
         launch::on(stream, [(&step.launch, function, buffers)])
+    }
+
+    /// Runs a call's check, if there is one, and raises what graphs have found, unless nothing is checked.
+    fn check<'a>(
+        &self,
+        stream: &Stream,
+        check: Option<&Check>,
+        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
+    ) -> Result<(), Error> {
+        match self.checks {
+            true => Records::of(&self.context)?.check(stream, check, named),
+            false => Ok(()),
+        }
     }
 
     /// Enqueues the merge of so many parts; `named` gives the memory of a buffer.
@@ -265,6 +276,7 @@ impl CudaAttention {
         let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
         let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
         check_apart(&step.launch.buffers, |i| buffers[i].address(), |_, _| false)?;
+        self.check(stream, None, named)?;
         launch::on(stream, [(&step.launch, &function, buffers)])
     }
 
@@ -340,13 +352,11 @@ impl CudaAttention {
         }
         // Of all steps together: one may write over what another reads.
         check_apart(&specs, |i| addresses[i], |_, _| false)?;
-        if self.checks {
-            let check = match tensors.steps {
-                Steps::Schedule => &prepared.check_of_schedule,
-                Steps::All | Steps::AfterSchedule => &prepared.check,
-            };
-            Records::of(&self.context)?.check(stream, check.as_ref(), |name| tensors.named(name))?;
-        }
+        let check = match tensors.steps {
+            Steps::Schedule => &prepared.check_of_schedule,
+            Steps::All | Steps::AfterSchedule => &prepared.check,
+        };
+        self.check(stream, check.as_ref(), |name| tensors.named(name))?;
         launch::on(stream, launches)
     }
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Graph, Stream};
 use flashcore::{
-    Append, AppendValues, Attention, DType, DeviceAppend, DeviceGradients, DeviceTensors, Error, KvLengths, Layout,
-    Lengths, Mask, Problem, ProblemBuilder, QLengths,
+    Append, AppendValues, Attention, DType, DeviceAppend, DeviceGradients, DevicePart, DeviceTensors, Error, KvLengths,
+    Layout, Lengths, Mask, Problem, ProblemBuilder, QLengths,
 };
 
 /// All calls that check share the record of graphs.
@@ -286,6 +286,20 @@ fn planted_values_of_appends_are_refused() {
     );
 }
 
+/// A merge of one part, which has no values to check.
+fn merge(attention: &Attention, stream: &Stream) -> Result<(), Error> {
+    let problem = base(1, 8, 8).build().unwrap();
+    let [part, out] = [(), ()].map(|()| zeros(stream, problem.o_layout(), DType::BF16));
+    let lse = DeviceBuffer::from_host(stream, &vec![0f32; problem.lse_len()]).unwrap();
+    let part = DevicePart {
+        out: part.as_slice(),
+        lse: lse.as_slice(),
+    };
+    let merged = attention.combine_on(stream, &problem, &[part], out.as_slice(), None);
+    stream.synchronize().unwrap();
+    merged
+}
+
 #[test]
 fn a_graphs_violation_is_the_error_of_the_next_call_outside() {
     let (_lock, Some((context, attention))) = (one_at_a_time(), on_gpu(true)) else {
@@ -301,7 +315,7 @@ fn a_graphs_violation_is_the_error_of_the_next_call_outside() {
         "{:?}",
         graph.kernels().collect::<Vec<_>>()
     );
-    for round in 0..3 {
+    for round in 0..4 {
         captured.write(&stream, &clean);
         graph.launch(&stream).unwrap();
         other.run(&attention, &stream).unwrap();
@@ -318,6 +332,7 @@ fn a_graphs_violation_is_the_error_of_the_next_call_outside() {
                 let dense = OnDevice::new(&attention, &stream, base(1, 8, 8).build().unwrap(), &Lengths::default());
                 assert_names(dense.run(&attention, &stream), &parts);
             }
+            2 => assert_names(merge(&attention, &stream), &parts),
             _ => assert_names(append_at(&attention, &stream, [0, 1]), &parts),
         }
         other.run(&attention, &stream).unwrap();
