@@ -227,7 +227,7 @@ def _check_room(cache_seqlens: Any, k: torch.Tensor, page_table: Any, k_new: Any
     capacity = k.shape[1] * (1 if page_table is None else page_table.shape[1])
     rows = 0 if k_new is None else k_new.shape[1]
     if not 0 <= cache_seqlens <= capacity - rows:
-        appends = f", and k has {rows} rows for each sequence" if rows else ""
+        appends = f", and k_new has {rows} rows for each sequence" if rows else ""
         raise ValueError(f"seqused_k is {cache_seqlens}{appends}; the cache has room for {capacity} keys of each")
 
 
