@@ -188,6 +188,9 @@ def test_alibi_slopes(shape, causal):
     out = fa2.flash_attn_func(Q.clone().requires_grad_(), K, V, alibi_slopes=slopes)
     with pytest.raises(NotImplementedError, match="gradients with sinks or ALiBi slopes are not computed"):
         out.sum().backward()
+    for dtype in (torch.float16, torch.float64):
+        with pytest.raises(RuntimeError, match=f"^alibi_slopes holds {dtype}; it must hold float32"):
+            fa2.flash_attn_func(Q, K, V, alibi_slopes=slopes.to(dtype))
     with pytest.raises(TypeError, match="alibi_slopes is a list; it must be a tensor"):
         fa2.flash_attn_func(Q, K, V, alibi_slopes=[1.0] * 4)
 

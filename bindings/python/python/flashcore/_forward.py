@@ -70,6 +70,7 @@ def common_options(
     options = {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
     if alibi_slopes is not None:
         _names.check_tensor("alibi_slopes", alibi_slopes)
+        _checks.of_dtype(alibi_slopes, alibi_slopes.shape, (torch.float32,), alibi_slopes=alibi_slopes)
         options |= {"alibi_slopes": alibi_slopes}
     return options | {"sm_margin": sm_margin}
 
