@@ -244,8 +244,9 @@ struct Clusters {
 }
 
 impl Clusters {
-    /// A grid of at most one block per SM. The blocks of a cluster read the same K blocks: they have the same rows of
-    /// several heads that share K and V, if there are such heads, or else neighbouring tiles.
+    /// A grid of at most `sms` blocks: an SM counts once for each block that it holds. The blocks of a cluster read the
+    /// same K blocks: they have the same rows of several heads that share K and V, if there are such heads, or else
+    /// neighbouring tiles.
     fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Clusters {
         let cluster = tiling.cluster as usize;
         let (num_heads, group_size) = tiling.heads(problem);
