@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::params::{RowParams, add_buffer};
 use super::row_tile::{ACC_COLS, QUAD, RowTile};
 use super::score_mod::LOG2_E;
-use super::softmax::{KeyBounds, Row};
+use super::softmax::{FULLY_MASKED, KeyBounds, Row};
 use super::split::Partial;
 
 /// Sinks, by their dtype: `[num_heads]`.
@@ -80,13 +80,16 @@ impl<'k> Total<'k> {
     ) -> Self {
         // Without a branch: one for each row takes 1 % of the time of 512 rows.
         let is_within = offset.abs().lt(score_limit(dtype));
-        let sum = is_within.select(sum, sees_key().select(f32::NAN, 0.0));
+        let sees_key = sees_key();
+        let sum = is_within.select(sum, sees_key.select(f32::NAN, 0.0));
         let mut total = Total {
             offset,
             sum,
             rescale: None,
         };
         if let Some(sinks) = sinks {
+            // In a row without keys it counts however low it is.
+            let offset = (is_within | sees_key).select(offset, FULLY_MASKED);
             let exponent = sinks.exponent(head());
             // The sink counts as a score, so the maximum rises to it if it is the highest. A sink of −∞ changes
             // nothing.

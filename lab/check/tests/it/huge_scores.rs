@@ -186,3 +186,49 @@ fn gradients_past_the_limit_are_nan() {
         }
     }
 }
+
+/// A sink far below all scores counts where a row sees no key, also past the limit of scores.
+#[test]
+fn sinks_below_the_limit_are_the_log_sum_exp_of_rows_without_keys() {
+    let kernels = [
+        "mma/m64n64-w4x1-s2-b1-qreg-xor-always",
+        "wgmma/m64n64-s2-free-always",
+        "wgmma/m64n64-s2-free-always-k3",
+    ];
+    for kernel in kernels {
+        let problem = Problem::builder()
+            .dtype(DType::F16)
+            .heads(2, 1)
+            .head_dim(64)
+            .return_lse(true);
+        let problem = problem
+            .seq_len_q(270)
+            .seq_len_kv(201)
+            .mask(Mask::CAUSAL)
+            .sinks(DType::F32);
+        let plan = plan(&problem.build().unwrap(), kernel).unwrap();
+        let mut lse = Vec::new();
+        let _ = judge_elsewhere(&plan, &options(1), |step, contents| {
+            let names: Vec<_> = step.launch.buffers.iter().map(|spec| spec.name).collect();
+            for (name, bytes) in names.iter().zip(contents.iter_mut()) {
+                if *name == "sinks" {
+                    *bytes = [-1e9f32; 2].iter().flat_map(|sink| sink.to_le_bytes()).collect();
+                }
+            }
+            simulate(&step.kernel, &step.launch, contents, &SimOptions::default())?;
+            for (name, bytes) in names.iter().zip(contents.iter()) {
+                if *name == "lse" {
+                    lse = bytes
+                        .chunks(4)
+                        .map(|word| f32::from_le_bytes(word.try_into().unwrap()))
+                        .collect();
+                }
+            }
+            Ok::<_, CheckError>(())
+        });
+        // The first 69 rows of each head see no key.
+        for lse in lse.chunks(270) {
+            assert!((lse[0] / -1e9 - 1.0).abs() < 1e-6, "{kernel}: {}", lse[0]);
+        }
+    }
+}
