@@ -11,7 +11,7 @@ einops from PyPI; nothing of them is kept in this repository. `run` needs the Py
 environment with flashcore and PyTorch. Groups are dense, varlen, kvcache and combine, and two that
 run only where `--draw` names them: determinism and determinism_varlen, the tests of gradients in
 order, of which half compare the bits of 1,000 backward passes (`--repeats`). The functions under
-test are those of `flashcore.flash_attn_interface`, under the name `flash_attn_interface`.
+test are those of `flashcore_attn.flash_attn_interface`, under the name `flash_attn_interface`.
 Calls with chunks (`attention_chunk`) or a head_dim of V over 256 are taken out of the tests' inner
 loops. What is not served (`qv`) is not drawn, and counted. `run` may be split over several calls by
 `--part`; each part is every Nth test of the same draw. `rows` adds up parts and prints rows of
@@ -76,7 +76,7 @@ def load(options):
     if options.device == "cpu":
         os.environ["FLASH_ATTENTION_DISABLE_FP8"] = "TRUE"  # it asks the GPU
     sys.path.insert(0, str(options.folder))
-    interface = importlib.import_module("flashcore.flash_attn_interface")
+    interface = importlib.import_module("flashcore_attn.flash_attn_interface")
     modules = {}
     for name in {TESTS[group][0] for group in options.draw}:
         ordered = name == DETERMINISM
@@ -266,11 +266,11 @@ def run(options):
 
 
 def versions():
-    import flashcore
+    import flashcore_attn
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    return {"device": device, "torch": torch.__version__, "flashcore": flashcore.__version__}
+    return {"device": device, "torch": torch.__version__, "flashcore": flashcore_attn.__version__}
 
 
 def rows(name, reports):

@@ -5,7 +5,7 @@ usage: host_times.py [--rounds N] [--calls N] [--only WORD]   (one JSON row a li
 
 A round is a queue of calls while the device is idle, few enough that none waits for a place in it; the device is
 waited for between rounds. Ways take turns, and a row has the median of the rounds of each, with the least and the
-greatest tenth. `part` rows are what a call of `flashcore.attention` does, done from Python.
+greatest tenth. `part` rows are what a call of `flashcore_attn.attention` does, done from Python.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import statistics
 import sys
 import time
 
-import flashcore
-import flashcore.torch
+import flashcore_attn
+import flashcore_attn.torch
 import torch
-from flashcore import _operators
-from flashcore.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache, get_scheduler_metadata
+from flashcore_attn import _operators
+from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache, get_scheduler_metadata
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -43,11 +43,11 @@ def ways(shape):
     fwd, fwd_bhsd = torch.ops.flashcore.fwd.default, torch.ops.flashcore.fwd.bhsd
     numbers = (scale, False, -1, -1, 0.0)
 
-    yield "attention(out=)", False, lambda: flashcore.attention(q, k, v, out=out)
+    yield "attention(out=)", False, lambda: flashcore_attn.attention(q, k, v, out=out)
     layers = itertools.cycle([(torch.randn_like(k), torch.randn_like(v)) for _ in range(8)])
-    yield "attention(out=), 8 layers", False, lambda: flashcore.attention(q, *next(layers), out=out)
-    yield "attention(out=, stream=)", False, lambda: flashcore.attention(q, k, v, out=out, stream=stream)
-    yield "attention()", False, lambda: flashcore.attention(q, k, v)
+    yield "attention(out=), 8 layers", False, lambda: flashcore_attn.attention(q, *next(layers), out=out)
+    yield "attention(out=, stream=)", False, lambda: flashcore_attn.attention(q, k, v, out=out, stream=stream)
+    yield "attention()", False, lambda: flashcore_attn.attention(q, k, v)
     yield "flash_attn_func", False, lambda: flash_attn_func(q, k, v)
     yield from ways_of_cache(q, k, v, lengths)
     yield "forward", False, lambda: _operators.forward(q, k, v)
@@ -58,7 +58,7 @@ def ways(shape):
     yield "ops.fwd", True, lambda: fwd(*grads, *numbers, False)
     for recorded, tensors in ((False, bhsd), (True, bhsd_grads)):
         run = lambda tensors=tensors: sdpa(*tensors, enable_gqa=heads != kv_heads)
-        yield "sdpa on flashcore", recorded, run, flashcore.torch.activated
+        yield "sdpa on flashcore", recorded, run, flashcore_attn.torch.activated
         for name in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
             backend = getattr(SDPBackend, name)
             yield f"sdpa {name.split('_')[0].lower()}", recorded, run, lambda backend=backend: sdpa_kernel(backend)

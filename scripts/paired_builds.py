@@ -121,7 +121,7 @@ def main():
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "f32"))
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", default="")
-    parser.add_argument("--packages", nargs=2, default=["flashcore", "flashcore"], metavar=("OLD", "NEW"))
+    parser.add_argument("--packages", nargs=2, default=["flashcore_attn", "flashcore_attn"], metavar=("OLD", "NEW"))
     options = parser.parse_args()
     builds = [Build(options.old, options.packages[0]), Build(options.new, options.packages[1])]
     dtype = {"bf16": "bfloat16", "fp16": "float16", "f32": "float32"}[options.dtype]

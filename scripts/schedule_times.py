@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from flashcore.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata
+from flashcore_attn.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata
 
 # Sequences, the fewest keys of one, and rows of each.
 BATCHES = {"B4 4,096 keys": (4, 4096, 1), "B16 mixed": (16, 100, 1), "B16 mixed, 4 rows": (16, 100, 4),

@@ -27,11 +27,11 @@ import statistics
 import sys
 import time
 
-import flashcore.transformers
+import flashcore_attn.transformers
 import torch
 import transformers
 
-OWN = flashcore.transformers.NAME
+OWN = flashcore_attn.transformers.NAME
 QUESTIONS = [
     "Why is the sky blue?",
     "Write a short story about a lighthouse keeper who finds a bottle with a letter in it.",
@@ -101,7 +101,7 @@ def main():
     devices = options.devices.split(",")
     if unknown := set(devices) - {"cpu", "cuda"}:
         parser.error(f"--devices {','.join(sorted(unknown))}: give cpu, cuda or both")
-    flashcore.transformers.register(strict=True)
+    flashcore_attn.transformers.register(strict=True)
     source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source, local_files_only=True)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # masked; not all versions read it from the file

@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 
-import flashcore
+import flashcore_attn
 import torch
-from flashcore.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 ok = True
 
@@ -54,7 +54,7 @@ def many_calls(count):
         lambda: flash_attn_func(q, k, v, causal=True),
         lambda: flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, 44, 44, causal=True),
         lambda: flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=used),
-        lambda: flashcore.attention(q, k, v, out=out),
+        lambda: flashcore_attn.attention(q, k, v, out=out),
     ]
     began, seen = time.perf_counter(), []
     with torch.inference_mode():

@@ -8,14 +8,14 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=$(mkdir -p "${1:-$root/target/wheels}" && cd "${1:-$root/target/wheels}" && pwd)
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
-compgen -G "$wheels/flashcore_*.whl" >/dev/null || "$root/scripts/test-wheel.sh" "$wheels"
+compgen -G "$wheels/flashcore_attn-*.whl" >/dev/null || "$root/scripts/test-wheel.sh" "$wheels"
 cached=$("$root/scripts/get-torch.sh")
 
 # The wheel goes into an environment of this run, which finds all else in the cached one: other runs may use that.
 "$cached/bin/python" -m venv --without-pip "$work/env"
 packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 echo "import site; site.addsitedir('$(packages "$cached")')" >"$(packages "$work/env")/cached.pth"
-"$cached/bin/uv" pip install --quiet --no-index --no-deps --python "$work/env/bin/python" "$wheels"/flashcore_*.whl
+"$cached/bin/uv" pip install --quiet --no-index --no-deps --python "$work/env/bin/python" "$wheels"/flashcore_attn-*.whl
 
 command=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
 if [[ -x $command ]]; then export FLASHCORE_COMMAND=$command; fi

@@ -14,26 +14,26 @@ trap 'rm -r "$work"' EXIT
 
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet maturin==1.16.0
-rm -f "$wheels"/flashcore_*.whl
+rm -f "$wheels"/flashcore_attn-*.whl
 "$work/tools/bin/maturin" build --profile "${PROFILE:-release}" --manifest-path "$root/bindings/python/Cargo.toml" --out "$wheels"
 
 "$python" -m venv "$work/empty"
-"$work/empty/bin/pip" install --quiet --no-index --no-deps "$wheels"/flashcore_*.whl
+"$work/empty/bin/pip" install --quiet --no-index --no-deps "$wheels"/flashcore_attn-*.whl
 "$work/empty/bin/pip" install --quiet numpy
 cd "$work" # away from the sources: what is imported is what was installed
 "$work/empty/bin/python" - <<'EOF'
 import numpy as np
-import flashcore
+import flashcore_attn
 
 q, k, v = np.random.default_rng(0).standard_normal((3, 2, 33, 4, 64)).astype(np.float32)
-out = flashcore.attention(q, k, v)
+out = flashcore_attn.attention(q, k, v)
 scores = np.einsum("bqhd,bkhd->bhqk", *(x.astype(np.float64) for x in (q, k))) / 8
 weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
 error = np.abs(out - np.einsum("bhqk,bkhd->bqhd", weights, v)).max()
 assert error < 1e-5, error
-print(f"flashcore {flashcore.__version__} answers with NumPy alone: off by {error:.1e} at most")
-print(flashcore.explain(q, k, v))
+print(f"flashcore-attn {flashcore_attn.__version__} answers with NumPy alone: off by {error:.1e} at most")
+print(flashcore_attn.explain(q, k, v))
 EOF
 "$work/empty/bin/pip" install --quiet pytest
 "$work/empty/bin/python" -m pytest -q --durations=5 -p no:cacheprovider "$root/bindings/python/tests"
-ls -l "$wheels"/flashcore_*.whl
+ls -l "$wheels"/flashcore_attn-*.whl

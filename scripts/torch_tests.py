@@ -9,10 +9,10 @@ Python of an environment with flashcore, PyTorch and expecttest.
 
 `fa3` runs `test_fa3.py` (with `_fa_test_common.py`, both of `test/nn/attention`) on a GPU of sm_90.
 As `pytorch`, PyTorch's own implementation `FA3` runs, and the operators of FlashAttention-3 that it
-calls are FlashCore's functions. As `flashcore`, what `flashcore.torch.activate` installs is
+calls are FlashCore's functions. As `flashcore`, what `flashcore_attn.torch.activate` installs is
 registered under the name `FA3`; it has other kernel names, and float8 and packed sequences, which
 that does not serve, are not run. `sdpa` runs what `pytest -k sdpa test_transformers.py` selects
-twice, without and with `flashcore.torch.activate()`. `--most` draws at most so many of the
+twice, without and with `flashcore_attn.torch.activate()`. `--most` draws at most so many of the
 variants of a test. Exit code: 1 if a test failed (`fa3`), ended in another way (`sdpa`), or if
 FlashCore computed nothing.
 """
@@ -51,7 +51,7 @@ def offer_operators():
     """FlashAttention-3's operators, as PyTorch's `FA3` calls them, on FlashCore's functions."""
     import torch
 
-    interface = importlib.import_module("flashcore.flash_attn_interface")
+    interface = importlib.import_module("flashcore_attn.flash_attn_interface")
 
     def fwd(q, k, v, k_new, v_new, qv, out, *rest):
         calls["fwd"] += 1
@@ -73,16 +73,16 @@ def offer_operators():
 
 def count_calls():
     """Counts the calls of SDPA that FlashCore computes."""
-    import flashcore.torch
+    import flashcore_attn.torch
 
     for name in ("_direct", "_attend", "_differentiate"):
 
-        def counted(*given, inner=getattr(flashcore.torch, name), name=name, **options):
+        def counted(*given, inner=getattr(flashcore_attn.torch, name), name=name, **options):
             results = inner(*given, **options)
             calls[name] += results is not None
             return results
 
-        setattr(flashcore.torch, name, counted)
+        setattr(flashcore_attn.torch, name, counted)
 
 
 def load(options):
@@ -107,11 +107,11 @@ def load(options):
         if "FA3" not in torch.nn.attention.list_flash_attention_impls():
             raise SystemExit(f"PyTorch {torch.__version__} has no implementation FA3: take --as flashcore")
         return importlib.import_module("test_fa3"), offer_operators()
-    import flashcore.torch
+    import flashcore_attn.torch
 
     count_calls()
-    torch.nn.attention.register_flash_attention_impl("FA3", register_fn=flashcore.torch._install)
-    sys.modules["flash_attn_interface"] = importlib.import_module("flashcore.flash_attn_interface")
+    torch.nn.attention.register_flash_attention_impl("FA3", register_fn=flashcore_attn.torch._install)
+    sys.modules["flash_attn_interface"] = importlib.import_module("flashcore_attn.flash_attn_interface")
     module = importlib.import_module("test_fa3")
     for test in vars(module).values():
         if inspect.isclass(test) and hasattr(test, "fwd_kernel_patterns"):
@@ -183,10 +183,10 @@ def work(options):
     ends = time.monotonic() + options.seconds
     module, _alive = load(options)
     if options.active:
-        import flashcore.torch
+        import flashcore_attn.torch
 
         count_calls()
-        flashcore.torch.activate()
+        flashcore_attn.torch.activate()
     tests = tests_of(module)
     with open(options.out, "a") as out:
         for name in json.loads(options.worker.read_text()):
@@ -246,7 +246,7 @@ def run_all(options, names, active):
 
 
 def run(options):
-    import flashcore
+    import flashcore_attn
     import torch
 
     module, _alive = load(options)
@@ -257,7 +257,7 @@ def run(options):
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
     reasons = [unserved(options, name) for name in tests]
     report = {"command": options.command, "device": device, "torch": torch.__version__}
-    report |= {"flashcore": flashcore.__version__, "seed": options.seed, "drawn": len(names), "drawn_of": sizes}
+    report |= {"flashcore": flashcore_attn.__version__, "seed": options.seed, "drawn": len(names), "drawn_of": sizes}
     report["not_served"] = dict(collections.Counter(why for why in reasons if why))
     started, results = time.monotonic(), {}
     for active in [True] if options.command == "fa3" else [False, True]:

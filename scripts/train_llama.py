@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 
-import flashcore.transformers
+import flashcore_attn.transformers
 import torch
 import transformers
 
@@ -83,11 +83,11 @@ def main():
     options = parser.parse_args()
     if options.runs < 2:
         parser.error(f"--runs is {options.runs}; at least 2, whose losses differ")
-    flashcore.transformers.register(strict=True)
+    flashcore_attn.transformers.register(strict=True)
     data = text().to(options.device)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "device": device}
-    own = flashcore.transformers.NAME
+    own = flashcore_attn.transformers.NAME
     train(own, 0, data, argparse.Namespace(**{**vars(options), "steps": 2}))  # compiles
     runs = {}
     for seed in (int(word) for word in options.seeds.split(",")):

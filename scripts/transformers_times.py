@@ -29,7 +29,7 @@ import statistics
 import sys
 import time
 
-import flashcore.transformers
+import flashcore_attn.transformers
 import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -141,7 +141,7 @@ def generation(model, prompt, kind):
         else:
             cache = transformers.DynamicCache(config=model.config)
         name = model.config._attn_implementation
-        model.set_attn_implementation(flashcore.transformers.NAME)
+        model.set_attn_implementation(flashcore_attn.transformers.NAME)
         model(ids, past_key_values=cache, logits_to_keep=1)
         model.set_attn_implementation(name)
         clock, longer = Clock(), torch.cat((ids, ids[:, :1]), 1)
@@ -164,7 +164,7 @@ def pairs(model, implementations, prompts, rounds):
     for row, length in zip(mask, prompts):
         row[: longest - length] = 0
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    model.set_attn_implementation(flashcore.transformers.NAME)
+    model.set_attn_implementation(flashcore_attn.transformers.NAME)
     prompt = transformers.DynamicCache(config=model.config)
     given = {"attention_mask": mask, "position_ids": positions, "past_key_values": prompt, "logits_to_keep": 1}
     first = model(ids, **given).logits.argmax(-1)
@@ -231,7 +231,7 @@ def main():
             fcntl.flock(file, how)
             yield
 
-    flashcore.transformers.register()
+    flashcore_attn.transformers.register()
     AttentionInterface.register("float64", float64_attention)
     AttentionMaskInterface.register("float64", eager_mask)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -242,7 +242,7 @@ def main():
         torch.set_default_dtype(getattr(torch, options.dtype))
         with torch.device("cuda"), lock(fcntl.LOCK_SH):
             model = kind(config).eval()
-        implementations = [own, flashcore.transformers.NAME]
+        implementations = [own, flashcore_attn.transformers.NAME]
 
         def row(what, measure, **about_it):
             try:

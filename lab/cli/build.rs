@@ -20,7 +20,7 @@ const OTHERS: [&str; 5] = [
     "lab/cli/build.rs",
 ];
 /// Python's sources, which are watched file by file: its folder has compiled files, too.
-const PYTHON: &str = "bindings/python/python/flashcore";
+const PYTHON: &str = "bindings/python/python/flashcore_attn";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=FLASHCORE_REVISION");

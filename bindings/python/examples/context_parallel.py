@@ -23,11 +23,11 @@ import statistics
 import sys
 import time
 
-import flashcore.distributed
-import flashcore.torch
+import flashcore_attn.distributed
+import flashcore_attn.torch
 import torch
 import torch.distributed as dist
-from flashcore.flash_attn_interface import flash_attn_func
+from flashcore_attn.flash_attn_interface import flash_attn_func
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
@@ -144,7 +144,7 @@ def measure(options, mesh, device):
 
     with contextlib.ExitStack() as stack:
         if options.kernel == "flashcore":
-            stack.enter_context(flashcore.torch.activated(strict=True))
+            stack.enter_context(flashcore_attn.torch.activated(strict=True))
             stack.enter_context(sdpa_kernel(SDPBackend.FLASH_ATTENTION))  # what FlashCore replaces
         alone = given(whole)
         want = [x.detach() for x in attention(*alone)]
@@ -192,7 +192,7 @@ def start():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    flashcore.distributed.register()
+    flashcore_attn.distributed.register()
     return init_device_mesh(device.type, (dist.get_world_size(),)), device
 
 

@@ -19,8 +19,8 @@ use crate::error::{raise, value};
 use crate::options::Axes;
 use crate::tensor::{Place, Request as TensorRequest};
 
-/// Benches kernels and peers on a device, as `flashcore bench` does; `flashcore._bench.run` documents it. Everything
-/// but functions travels as JSON: the types of `flashcore-bench` are its description.
+/// Benches kernels and peers on a device, as `flashcore bench` does; `flashcore_attn._bench.run` documents it.
+/// Everything but functions travels as JSON: the types of `flashcore-bench` are its description.
 #[pyfunction]
 #[pyo3(signature = (device, request, peers, *, store=None, watcher=None))]
 pub(crate) fn run_bench(
@@ -120,7 +120,7 @@ impl PeerSource for PySource<'_> {
     }
 }
 
-/// Times subjects against each other; `flashcore._bench.measure` documents it. Everything but callables travels as
+/// Times subjects against each other; `flashcore_attn._bench.measure` documents it. Everything but callables travels as
 /// JSON: the types of `flashcore-bench` are its description.
 #[pyfunction]
 #[pyo3(signature = (subjects, stopwatch, *, mode, baseline, options, uuid=None, observer=None))]

@@ -429,7 +429,7 @@ fn wait(stream: &Stream, frees_in_order: bool) -> Result<(), Error> {
 /// first call has compiled the kernel. For CUDA tensors of libraries other than PyTorch and CuPy it
 /// waits for the work, since they may reuse the memory as soon as it returns. Only the forward pass
 /// is computed: PyTorch tensors that require a gradient are refused unless gradients are off
-/// (torch.no_grad()). The functions of flashcore.flash_attn_interface are differentiable.
+/// (torch.no_grad()). The functions of flashcore_attn.flash_attn_interface are differentiable.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,

@@ -321,10 +321,10 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
         let instead = if matches!(name, "sinks" | "alibi_slopes" | "q_scale" | "k_scale" | "v_scale") {
             "its gradient is not computed: call"
         } else {
-            "for gradients call flashcore.flash_attn_interface.flash_attn_func, else call"
+            "for gradients call flashcore_attn.flash_attn_interface.flash_attn_func, else call"
         };
         return Err(value(format!(
-            "{name} requires a gradient, and flashcore.attention computes the forward pass only; {instead} this under \
+            "{name} requires a gradient, and flashcore_attn.attention computes the forward pass only; {instead} this under \
              torch.no_grad(), or give {name}.detach()"
         )));
     }

@@ -1,4 +1,4 @@
-//! `flashcore` for Python: attention on any tensor with DLPack, without copies.
+//! FlashCore for Python: attention on any tensor with DLPack, without copies.
 //!
 //! A call goes through the modules in this order: [`options`] parses keyword arguments, [`tensor`]
 //! imports the tensors, [`scales`] the scales of fp8 tensors and [`head_values`] sinks and slopes,
@@ -29,7 +29,7 @@ mod tensor;
 
 use pyo3::prelude::*;
 
-/// The compiled half of the package `flashcore`; `python/flashcore/__init__.py` documents what it
+/// The compiled half of the package `flashcore_attn`; `python/flashcore_attn/__init__.py` documents what it
 /// exports.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -140,7 +140,7 @@ impl Tensor {
         if first.is_null() && layout.num_elements() > 0 {
             return Err(value(format!(
                 "{name} has shape {:?} but no memory on {place}; while PyTorch traces a program, call \
-                 flashcore.flash_attn_interface.flash_attn_func",
+                 flashcore_attn.flash_attn_interface.flash_attn_func",
                 layout.shape
             )));
         }
@@ -401,7 +401,7 @@ fn refused(name: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         // PyTorch adds the frames of its C++.
         error_text.lines().next().unwrap_or_default(),
         if of_torch {
-            "; flashcore.flash_attn_interface.flash_attn_func takes PyTorch's traced and wrapped tensors"
+            "; flashcore_attn.flash_attn_interface.flash_attn_func takes PyTorch's traced and wrapped tensors"
         } else {
             ""
         }

@@ -12,12 +12,12 @@ import signal
 import sys
 import time
 
-import flashcore.distributed
-import flashcore.torch
+import flashcore_attn.distributed
+import flashcore_attn.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.experimental._attention as engine
-from flashcore import flash_attn_interface as fa
+from flashcore_attn import flash_attn_interface as fa
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
@@ -53,11 +53,11 @@ def ring(mesh):
             engine.set_rotate_method(method)
             engine._cp_options.enable_load_balance = causal
             buffers, calls = draw(2, 4, 32, 16), []
-            of = flashcore.torch
+            of = flashcore_attn.torch
             forward, direct = of.forward, of._direct
             of.forward = lambda *args, **options: calls.append(args[0].shape) or forward(*args, **options)
             of._direct = lambda *args: (results := direct(*args)) and (calls.append(args[0].shape) or results)
-            with flashcore.torch.activated(strict=True):
+            with flashcore_attn.torch.activated(strict=True):
                 with context_parallel(mesh, buffers=buffers, buffer_seq_dims=POSITIONS):
                     found = differentiate(attention, *(x.clone() for x in buffers))
                     assert found[0].shape == (2, 4, 16, 16), "each process has half of the tokens"
@@ -70,8 +70,8 @@ def ring_of_cuda(mesh):
     """The same through the operators that PyTorch calls on CUDA devices, here with CPU tensors."""
     shape = (2, 4, 32, 16)
     want = differentiate(lambda *x: functional.scaled_dot_product_attention(*x, is_causal=True), *draw(*shape))
-    with flashcore.torch.activated(strict=True):
-        own, library = flashcore.torch._active, torch.library.Library("aten", "IMPL")
+    with flashcore_attn.torch.activated(strict=True):
+        own, library = flashcore_attn.torch._active, torch.library.Library("aten", "IMPL")
         library.impl("_scaled_dot_product_flash_attention", own.cuda, "CPU", with_keyset=True)
         library.impl("_scaled_dot_product_flash_attention_backward", own.cuda_backward, "CPU", with_keyset=True)
         buffers = draw(*shape)
@@ -150,7 +150,7 @@ def example(mesh):
 def lost(mesh, how):
     """The other process is lost between two calls of attention: an error, and no hang."""
     buffers = draw(2, 4, 32, 16)
-    with flashcore.torch.activated(strict=True):
+    with flashcore_attn.torch.activated(strict=True):
         with context_parallel(mesh, buffers=buffers, buffer_seq_dims=POSITIONS):
             functional.scaled_dot_product_attention(*buffers[:3], is_causal=True)
             dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2), mesh.get_group())
@@ -169,7 +169,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    flashcore.distributed.register()
+    flashcore_attn.distributed.register()
     if case in ("killed", "stopped"):
         lost(mesh, case)
         return

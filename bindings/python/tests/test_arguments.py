@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore import flash_attn_interface as fa3  # noqa: E402
+from flashcore_attn import flash_attn_interface as fa3  # noqa: E402
 from ragged import int32  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 

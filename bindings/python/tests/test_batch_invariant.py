@@ -1,14 +1,14 @@
 """`batch_invariant`: the bits of an output do not depend on the other sequences of the batch; and `sm_margin`."""
 
-import flashcore
+import flashcore_attn
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-from flashcore.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
+from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 
-NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+NO_CUDA = flashcore_attn.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 cuda = pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))
 DEVICES = ["cpu", pytest.param("cuda", marks=cuda)]
 PAGE, PAGES, KEYS = 16, 320, 3000  # bounds, the same in every call

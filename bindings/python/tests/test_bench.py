@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 import reference
-from flashcore import _bench, _native, peers
+from flashcore_attn import _bench, _native, peers
 
 QUICK = {"budget_ms": 300.0, "steady_from_us": None, "warm_up_min_us": 1000.0, "lead_us": 0.0, "sample_us": 200.0}
 
@@ -40,7 +40,7 @@ def test_functions_are_told_apart():
 
 def test_our_attention_on_numpy_tensors():
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 64, 2, 32)).astype(np.float32)
-    call = lambda: flashcore.attention(q, k, v)
+    call = lambda: flashcore_attn.attention(q, k, v)
     subjects = [_bench.Subject(label, call, launch="host", kernel="cpu/m16n128") for label in ("ours", "ours again")]
     measured = _bench.measure(subjects, _bench.HostStopwatch(), options=QUICK)
     assert all(subject["summary"]["min"] > 0 for subject in measured["subjects"])
@@ -175,7 +175,7 @@ def test_what_a_request_has_and_this_package_does_not_know_is_an_error(asked, sa
 
 def told(asked):
     """What the process says of a request, and its exit code."""
-    command = [sys.executable, "-m", "flashcore._bench"]
+    command = [sys.executable, "-m", "flashcore_attn._bench"]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=120)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -186,7 +186,7 @@ def test_a_command_of_another_build_is_refused_before_anything_is_timed():
     code, said = told({**job, "build": {"revision": "another", "version": "0.0.1"}})
     assert code == 1 and len(said) == 1
     assert said[0]["failed"] == (
-        f"the Python package flashcore was built from revision {ours['revision']} (version {ours['version']}), this command "
+        f"the Python package flashcore_attn was built from revision {ours['revision']} (version {ours['version']}), this command "
         "from revision another (version 0.0.1), and the kernels timed with peers or Python functions are the package's: "
         "install the package of this command's source (in its clone, `pip install ./bindings/python`), or time neither peers "
         "(`--peers none`) nor Python functions"
@@ -310,8 +310,8 @@ def test_peers_are_inspected_and_timed():
 )
 def test_pytorch_beside_ours(device, how):
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    if device == "cuda" and flashcore.why_not_cuda():
-        pytest.skip(flashcore.why_not_cuda())
+    if device == "cuda" and flashcore_attn.why_not_cuda():
+        pytest.skip(flashcore_attn.why_not_cuda())
     report = _bench.run(request(**how), device=device, peers=["torch/math", "torch/none"])
     assert any("torch/none" in note for note in report["notes"])
     subjects = report["results"][0]["measurement"]["subjects"]
@@ -348,8 +348,8 @@ def test_a_backward_pass_of_pytorch_is_of_the_inputs_that_are_there(label):
 
 def test_scores_beside_cublas():
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    if flashcore.why_not_cuda():
-        pytest.skip(flashcore.why_not_cuda())
+    if flashcore_attn.why_not_cuda():
+        pytest.skip(flashcore_attn.why_not_cuda())
     subjects = _bench.run(request(scores=True))["results"][0]["measurement"]["subjects"]
     assert "torch/baddbmm" in {subject["info"]["label"] for subject in subjects}
     assert all(subject["summary"] and not subject["trouble"] for subject in subjects), subjects

@@ -5,20 +5,20 @@ import os
 import subprocess
 import sys
 
-import flashcore
+import flashcore_attn
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-from flashcore.flash_attn_interface import (  # noqa: E402
+from flashcore_attn.flash_attn_interface import (  # noqa: E402
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     get_scheduler_metadata,
 )
 
-NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+NO_CUDA = flashcore_attn.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 CHECKS = os.environ.get("FLASHCORE_CHECK", "") not in ("", "0")
 ON_GPU = pytest.mark.skipif(
     NO_CUDA is not None or not CHECKS, reason=NO_CUDA or "a child process has FLASHCORE_CHECK=1"

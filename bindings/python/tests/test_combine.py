@@ -1,15 +1,15 @@
 """`flash_attn_combine`, FlashAttention-3's function that merges parts."""
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 import reference
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore.flash_attn_interface import flash_attn_combine  # noqa: E402  (needs PyTorch)
+from flashcore_attn.flash_attn_interface import flash_attn_combine  # noqa: E402  (needs PyTorch)
 
-NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+NO_CUDA = flashcore_attn.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA)))]
 
 

@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", minversion="5.0", reason="Transformers 5 is not installed")
 
-import flashcore.transformers as fc  # noqa: E402
+import flashcore_attn.transformers as fc  # noqa: E402
 import transformers  # noqa: E402
-from flashcore import _continuous  # noqa: E402
+from flashcore_attn import _continuous  # noqa: E402
 
 configuration = pytest.importorskip("transformers.generation.configuration_utils")
 Options = getattr(configuration, "ContinuousBatchingConfig", None)

@@ -1,12 +1,12 @@
 """Derivatives that are not computed are refused by name: none is silently missing or 0."""
 
-import flashcore
+import flashcore_attn
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore import _operators  # noqa: E402  (needs PyTorch)
-from flashcore.flash_attn_interface import (  # noqa: E402
+from flashcore_attn import _operators  # noqa: E402  (needs PyTorch)
+from flashcore_attn.flash_attn_interface import (  # noqa: E402
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
@@ -114,8 +114,8 @@ def test_forward_mode_is_refused_by_name(tensors):
             function(x)
     with forward_ad.dual_level():
         with pytest.raises(NotImplementedError, match="^q has a derivative in forward mode"):
-            flashcore.attention(forward_ad.make_dual(q, q), k, v)
-        flashcore.attention(q, k, v)
+            flashcore_attn.attention(forward_ad.make_dual(q, q), k, v)
+        flashcore_attn.attention(q, k, v)
 
 
 def test_transforms_of_caches_are_refused_by_name(tensors):
@@ -129,10 +129,10 @@ def test_transforms_of_caches_are_refused_by_name(tensors):
 def test_attention_counts_its_write(tensors):
     q, k, v = tensors
     out = torch.empty_like(q)
-    flashcore.attention(q, k, v, out=out)
+    flashcore_attn.attention(q, k, v, out=out)
     assert out._version == 1
     with torch.inference_mode():
-        flashcore.attention(q, k, v, out=torch.empty_like(q))
+        flashcore_attn.attention(q, k, v, out=torch.empty_like(q))
 
 
 def test_new_keys_count_as_a_write(tensors):

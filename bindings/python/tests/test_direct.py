@@ -6,15 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import flashcore  # noqa: E402
-import flashcore.torch as fc  # noqa: E402
-from flashcore import _native, _operators  # noqa: E402
-from flashcore.flash_attn_interface import flash_attn_func  # noqa: E402
+import flashcore_attn  # noqa: E402
+import flashcore_attn.torch as fc  # noqa: E402
+from flashcore_attn import _native, _operators  # noqa: E402
+from flashcore_attn.flash_attn_interface import flash_attn_func  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available() or not flashcore.devices(), reason="there is no GPU"
+    not torch.cuda.is_available() or not flashcore_attn.devices(), reason="there is no GPU"
 ))]  # fmt: skip
 fwd = torch.ops.flashcore.fwd.default
 
@@ -143,18 +143,18 @@ def test_sdpa(tensors):
 def test_attention_refuses_by_name_what_memory_does_not_hold(tensors):
     q, k, v = tensors
     with pytest.raises(ValueError, match="^q is a lazily negated view"):
-        flashcore.attention(torch._neg_view(q), k, v)
+        flashcore_attn.attention(torch._neg_view(q), k, v)
     q.requires_grad_()
     with pytest.raises(ValueError, match="^q requires a gradient"):
-        flashcore.attention(q, k, v)
+        flashcore_attn.attention(q, k, v)
     with torch.no_grad():
         want = flash_attn_func(q, k, v)
-        torch.testing.assert_close(flashcore.attention(q, k, v), want, atol=0, rtol=0)
+        torch.testing.assert_close(flashcore_attn.attention(q, k, v), want, atol=0, rtol=0)
         out = torch.empty_like(want)
-        assert flashcore.attention(q, k, v, out=out) is out
+        assert flashcore_attn.attention(q, k, v, out=out) is out
         torch.testing.assert_close(out, want, atol=0, rtol=0)
         with pytest.raises(ValueError, match="^out shares memory with q"):
-            flashcore.attention(q, k, v, out=q)
+            flashcore_attn.attention(q, k, v, out=q)
 
 
 def test_numbers_for_bools_are_served(monkeypatch, tensors):
@@ -177,7 +177,7 @@ def test_memory_that_another_thread_takes_away_is_held():
     q, k, v = (torch.randn(1, 2048, 4, 64) for _ in range(3))
     call = {
         "flash_attn_func": lambda: flash_attn_func(q, k, v),
-        "attention": lambda: flashcore.attention(q, k, v),
+        "attention": lambda: flashcore_attn.attention(q, k, v),
         "bhsd": lambda: _operators.forward_bhsd(*(x.transpose(1, 2) for x in (q, k, v)), None, False, -1, -1, 0.0),
     }
     with torch.no_grad():

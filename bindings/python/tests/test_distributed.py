@@ -5,7 +5,7 @@ import pathlib
 import subprocess
 import sys
 
-import flashcore
+import flashcore_attn
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -16,7 +16,7 @@ PATIENCE = 600  # seconds; a hang, not a slow machine
 
 
 def start(tmp_path, case):
-    folder = pathlib.Path(flashcore.__file__).parent.parent
+    folder = pathlib.Path(flashcore_attn.__file__).parent.parent
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, pathlib.Path(__file__).with_name("distributed_rank.py")]

@@ -1,6 +1,6 @@
 """Every contract error: its type, and that it says what was given, what is allowed and what to do."""
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 import reference
@@ -73,15 +73,15 @@ CASES = [
 @pytest.mark.parametrize("args, kwargs, kind, says", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_contract(args, kwargs, kind, says):
     with pytest.raises(kind) as raised:
-        flashcore.attention(*args, **kwargs)
+        flashcore_attn.attention(*args, **kwargs)
     for words in says:
         assert words in str(raised.value), f"{words!r} not in {str(raised.value)!r}"
 
 
-@pytest.mark.skipif(flashcore.why_not_cuda() is None, reason="there is a CUDA device")
+@pytest.mark.skipif(flashcore_attn.why_not_cuda() is None, reason="there is a CUDA device")
 def test_cuda_tensors_without_cuda():
     with pytest.raises(RuntimeError, match="no NVIDIA driver|no device"):
-        flashcore.attention(OnDevice(2, 0), OnDevice(2, 0), OnDevice(2, 0))
+        flashcore_attn.attention(OnDevice(2, 0), OnDevice(2, 0), OnDevice(2, 0))
 
 
 @reference.exports_read_only
@@ -89,18 +89,18 @@ def test_out_must_be_writable():
     out = zeros(1, 16, 4, 64)
     out.flags.writeable = False
     with pytest.raises(ValueError, match="out is read-only.*in place"):
-        flashcore.attention(Q, K, V, out=out)
+        flashcore_attn.attention(Q, K, V, out=out)
 
 
 def test_nothing_is_written_when_refused():
     out = np.full((1, 16, 4, 64), 3.0, np.float16)
     with pytest.raises(ValueError):
-        flashcore.attention(Q, K, zeros(1, 31, 2, 64), out=out)
+        flashcore_attn.attention(Q, K, zeros(1, 31, 2, 64), out=out)
     assert (out == 3.0).all()
 
 
 def test_plan_refuses_as_attention_does():
     with pytest.raises(ValueError, match="head_dim is 7"):
-        flashcore.plan(zeros(1, 16, 4, 7), zeros(1, 32, 2, 7), V)
+        flashcore_attn.plan(zeros(1, 16, 4, 7), zeros(1, 32, 2, 7), V)
     with pytest.raises(TypeError, match="q holds float64"):
-        flashcore.explain(Q.astype(np.float64), K, V)
+        flashcore_attn.explain(Q.astype(np.float64), K, V)

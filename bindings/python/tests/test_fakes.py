@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore import _operators  # noqa: E402, F401  (registers them)
-from flashcore.flash_attn_interface import flash_attn_func  # noqa: E402
+from flashcore_attn import _operators  # noqa: E402, F401  (registers them)
+from flashcore_attn.flash_attn_interface import flash_attn_func  # noqa: E402
 
 draw = torch.randn
 int32 = lambda *values: torch.tensor(values, dtype=torch.int32)

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore import flash_attn as fa2  # noqa: E402
-from flashcore import flash_attn_interface as fa3  # noqa: E402
+from flashcore_attn import flash_attn as fa2  # noqa: E402
+from flashcore_attn import flash_attn_interface as fa3  # noqa: E402
 from ragged import int32  # noqa: E402
 
 # The parameters of FlashAttention 2.8, in order.
@@ -71,7 +71,7 @@ def test_signatures():
 def test_a_number_in_the_place_of_dropout(name, given, place, dropout_p):
     """FlashAttention-3's interface has something else there. Whichever was meant, both ways to say it work."""
     says = f"^{name} has {dropout_p} as its positional argument {len(given) + 1}: that is {place} here.*"
-    says += f"softmax_scale={dropout_p} or dropout_p={dropout_p}, or import {name} from flashcore.flash_attn"
+    says += f"softmax_scale={dropout_p} or dropout_p={dropout_p}, or import {name} from flashcore_attn.flash_attn"
     with pytest.raises(TypeError, match=says):
         getattr(fa3, name)(*given, dropout_p)
     with pytest.raises(TypeError, match=says):

@@ -4,12 +4,12 @@ is one that serves fp8."""
 import ctypes
 import json
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 import reference
-from flashcore import _bench, peers
-from flashcore._native import run_bench
+from flashcore_attn import _bench, peers
+from flashcore_attn._native import run_bench
 
 FLOAT8_E4M3FN, BFLOAT16 = (10, 8), (4, 16)  # DLPack's type codes and bits
 
@@ -76,9 +76,9 @@ def test_through_dlpack_alone(options):
     tensors, scales = drawn()
     out = bf16_out(tensors)
     q, k, v = (Typed(x, FLOAT8_E4M3FN) for x in tensors)
-    flashcore.attention(q, k, v, out=Typed(out, BFLOAT16), **named(scales), **options)
+    flashcore_attn.attention(q, k, v, out=Typed(out, BFLOAT16), **named(scales), **options)
     np.testing.assert_allclose(widened(out), right(tensors, scales, **options)[0], atol=8e-3, rtol=8e-3)
-    assert "e4m3" in flashcore.explain(q, k, v, **options)
+    assert "e4m3" in flashcore_attn.explain(q, k, v, **options)
 
 
 def test_scales_left_out_are_1():
@@ -86,8 +86,8 @@ def test_scales_left_out_are_1():
     ones = [np.ones_like(scale) for scale in scales]
     q, k, v = (Typed(x, FLOAT8_E4M3FN) for x in tensors)
     out, want = bf16_out(tensors), bf16_out(tensors)
-    flashcore.attention(q, k, v, v_scale=scales[2], out=Typed(out, BFLOAT16))
-    flashcore.attention(q, k, v, **named([*ones[:2], scales[2]]), out=Typed(want, BFLOAT16))
+    flashcore_attn.attention(q, k, v, v_scale=scales[2], out=Typed(out, BFLOAT16))
+    flashcore_attn.attention(q, k, v, **named([*ones[:2], scales[2]]), out=Typed(want, BFLOAT16))
     assert (out == want).all()
     np.testing.assert_allclose(widened(out), right(tensors, [*ones[:2], scales[2]])[0], atol=8e-3, rtol=8e-3)
 
@@ -116,7 +116,7 @@ def test_contract(given, kind, says):
     call["out"] = Typed(bf16_out(tensors), BFLOAT16)
     call.update(given)
     with pytest.raises(kind) as raised:
-        flashcore.attention(call.pop("q"), call.pop("k"), call.pop("v"), **call)
+        flashcore_attn.attention(call.pop("q"), call.pop("k"), call.pop("v"), **call)
     for words in says:
         assert words in str(raised.value), f"{words!r} not in {str(raised.value)!r}"
 
@@ -210,13 +210,13 @@ def test_the_bench_gives_peers_scales():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_pytorch(device):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if device == "cuda" and (flashcore.why_not_cuda() or not torch.cuda.is_available()):
+    if device == "cuda" and (flashcore_attn.why_not_cuda() or not torch.cuda.is_available()):
         pytest.skip("no CUDA device")
     tensors, scales = drawn(sq=140, sk=200, d=128)
     q, k, v = (torch.from_numpy(x).to(device).view(torch.float8_e4m3fn) for x in tensors)
     on_device = named([torch.from_numpy(scale).to(device) for scale in scales])
     try:
-        out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True, **on_device)
+        out, lse = flashcore_attn.attention(q, k, v, causal=True, return_lse=True, **on_device)
     except ValueError as error:
         if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
             pytest.skip(str(error))
@@ -227,7 +227,7 @@ def test_pytorch(device):
     tolerance = 8e-3 if device == "cpu" else 0.06 * np.abs(want).max()
     np.testing.assert_allclose(out.float().cpu().numpy(), want, atol=tolerance, rtol=8e-3)
     np.testing.assert_allclose(lse.cpu().numpy(), want_lse, atol=1e-3 if device == "cpu" else 0.05)
-    again = flashcore.attention(q, k, v, causal=True, out=torch.empty_like(out), **on_device)
+    again = flashcore_attn.attention(q, k, v, causal=True, out=torch.empty_like(out), **on_device)
     assert (again == out).all()
-    plain = flashcore.attention(q, k, v)  # scales of 1, made once
+    plain = flashcore_attn.attention(q, k, v)  # scales of 1, made once
     assert plain.dtype == torch.bfloat16 and plain.isfinite().all()

@@ -3,21 +3,21 @@ serves them, on a GPU. NaN lies past every end."""
 
 import pathlib
 
-import flashcore
+import flashcore_attn
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
 import reference  # noqa: E402
-from flashcore.flash_attn_interface import (  # noqa: E402
+from flashcore_attn.flash_attn_interface import (  # noqa: E402
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     get_scheduler_metadata,
 )
 
-HAS_CUDA = not flashcore.why_not_cuda() and torch.cuda.is_available()
+HAS_CUDA = not flashcore_attn.why_not_cuda() and torch.cuda.is_available()
 NO_HOPPER = "fp8 is served on Hopper"
 hopper = pytest.mark.skipif(not HAS_CUDA or torch.cuda.get_device_capability() != (9, 0), reason=NO_HOPPER)
 
@@ -304,4 +304,4 @@ def test_other_queries_over_a_cache_of_float8(device):
     with pytest.raises(RuntimeError, match=says):
         flash_attn_func(q, cache, cache)
     with pytest.raises(TypeError, match=says):
-        flashcore.attention(q, cache, cache)
+        flashcore_attn.attention(q, cache, cache)

@@ -1,20 +1,20 @@
 """Gradients of FlashAttention-3's functions, on CPU tensors and, where there is one, on a CUDA device."""
 
-import flashcore
+import flashcore_attn
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-from flashcore import flash_attn_interface as fa3  # noqa: E402
-from flashcore.flash_attn_interface import (  # noqa: E402
+from flashcore_attn import flash_attn_interface as fa3  # noqa: E402
+from flashcore_attn.flash_attn_interface import (  # noqa: E402
     flash_attn_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
 
-NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+NO_CUDA = flashcore_attn.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 cuda = pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))
 DEVICES = ["cpu", pytest.param("cuda", marks=cuda)]
 OPTIONS = [
@@ -351,7 +351,7 @@ def test_a_kernel_without_tensor_cores_is_told_once():
 
     script = """
 import warnings, torch
-from flashcore.flash_attn_interface import flash_attn_func
+from flashcore_attn.flash_attn_interface import flash_attn_func
 q = torch.randn(1, 64, 2, 64, device="cuda", requires_grad=True)  # float32: family scalar
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
@@ -361,21 +361,21 @@ print([str(x.message) for x in told if "uses no tensor cores" in str(x.message)]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout + done.stderr).count("uses no tensor cores") == 1
-    assert flashcore._native.slow_backward(0, "float32", (1, 64, 2, 64), (1, 64, 2, 64), 64).startswith("the backward")
+    assert flashcore_attn._native.slow_backward(0, "float32", (1, 64, 2, 64), (1, 64, 2, 64), 64).startswith("the backward")
 
 
 @cuda
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 192, 256])
 def test_tensor_cores_whatever_is_asked_for(head_dim):
     shape = (1, 512, 8, head_dim)
-    slow = lambda **how: flashcore._native.slow_backward(0, "bfloat16", shape, shape, head_dim, **how)
+    slow = lambda **how: flashcore_attn._native.slow_backward(0, "bfloat16", shape, shape, head_dim, **how)
     assert slow() is None
     for how in ({"deterministic": True}, {"softcap": 20.0}, {"window": (100, 0)}, {"packed": True}):
         assert slow(**how) is None, how
 
 
 def test_whether_the_same_bits_are_asked_for_reaches_the_operators(monkeypatch):
-    from flashcore import _operators
+    from flashcore_attn import _operators
 
     asked = []
 

@@ -1,6 +1,6 @@
 """Attention sinks and ALiBi slopes, on NumPy arrays and PyTorch's CPU tensors, against float64."""
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 from reference import check, check_lse
@@ -37,14 +37,14 @@ def tensors(rows=9, keys=14):
 def test_equal_lengths(rows, causal):
     q, k, v, sinks, slopes = tensors(rows, 40)
     for given in (slopes, slopes[0]):
-        out, lse = flashcore.attention(
+        out, lse = flashcore_attn.attention(
             q, k, v, causal=causal, return_lse=True, sinks=sinks.astype(np.float16), alibi_slopes=given
         )
         want = right(q, k, v, sinks, np.broadcast_to(given, (2, 4)), causal)
         check(out, want[0], "float32")
         check_lse(lse, want[1])
-    none = flashcore.attention(q, k, v, causal=causal, sinks=np.full(4, -np.inf, np.float32))
-    np.testing.assert_array_equal(none, flashcore.attention(q, k, v, causal=causal))
+    none = flashcore_attn.attention(q, k, v, causal=causal, sinks=np.full(4, -np.inf, np.float32))
+    np.testing.assert_array_equal(none, flashcore_attn.attention(q, k, v, causal=causal))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_equal_lengths(rows, causal):
 def test_what_does_not_fit(change, error, words):
     q, k, v, *_ = tensors()
     with pytest.raises(error) as raised:
-        flashcore.attention(q, k, v, **change)
+        flashcore_attn.attention(q, k, v, **change)
     assert all(word in str(raised.value) for word in words), raised.value
 
 
 def test_operators():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from flashcore._operators import forward, forward_kvcache, forward_varlen
+    from flashcore_attn._operators import forward, forward_kvcache, forward_varlen
 
     arrays = tensors()
     q, k, v, sinks, slopes = map(torch.from_numpy, arrays)
@@ -100,7 +100,7 @@ def test_operators():
 def test_transformers_sinks():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", reason="Transformers is not installed")
-    from flashcore import transformers as fc
+    from flashcore_attn import transformers as fc
 
     q, k, v, sinks, _ = tensors()
     want, _ = right(q, k, v, sinks, np.zeros((2, 4)), True)

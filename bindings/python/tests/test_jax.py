@@ -2,7 +2,7 @@
 
 import os
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 import reference
@@ -19,7 +19,7 @@ def gpu():
         return str(error)
 
 
-NO_CUDA = flashcore.why_not_cuda() or (gpu() if isinstance(gpu(), str) else None)
+NO_CUDA = flashcore_attn.why_not_cuda() or (gpu() if isinstance(gpu(), str) else None)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA)))]
 
 
@@ -35,7 +35,7 @@ def draw(device, dtype="float32", seq=33):
 def test_writes_an_array_of_jax(device, dtype):
     q, k, v = draw(device, dtype)
     out, other = jnp.empty_like(q), jnp.zeros_like(q)
-    same = flashcore.attention(q, k, v, causal=True, out=out)
+    same = flashcore_attn.attention(q, k, v, causal=True, out=out)
     assert same is out and out.devices() == q.devices()
     want, _ = reference.attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal=True)
     reference.check(np.asarray(out, np.float64), want, dtype)
@@ -46,7 +46,7 @@ def test_writes_an_array_of_jax(device, dtype):
 
 def test_without_out_on_the_cpu():
     q, k, v = draw("cpu")
-    out, lse = flashcore.attention(q, k, v, return_lse=True)
+    out, lse = flashcore_attn.attention(q, k, v, return_lse=True)
     want, want_lse = reference.attention(*(np.asarray(x) for x in (q, k, v)))
     reference.check(out, want, "float32")
     reference.check_lse(lse, want_lse)
@@ -56,7 +56,7 @@ def test_without_out_on_the_cpu():
 def test_without_out_on_a_gpu_is_refused(device):
     q, k, v = draw(device)
     with pytest.raises((TypeError, ValueError), match="out="):
-        flashcore.attention(q, k, v)
+        flashcore_attn.attention(q, k, v)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -65,6 +65,6 @@ def test_inputs_that_are_not_ready(device):
     q, k, v = draw(device, seq=300)
     for _ in range(5):
         q = jnp.tanh(q @ jnp.ones((64, 64)) / 64) * 3
-        out = flashcore.attention(q, k, v, out=jnp.empty_like(q))
+        out = flashcore_attn.attention(q, k, v, out=jnp.empty_like(q))
         want, _ = reference.attention(*(np.asarray(x) for x in (q, k, v)))
         reference.check(np.asarray(out), want, "float32")

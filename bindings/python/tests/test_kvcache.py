@@ -1,15 +1,15 @@
 """What flash_attn_with_kvcache does around attention: new keys, rotary embeddings, padding."""
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-from flashcore.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
+from flashcore_attn.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
 
-NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+NO_CUDA = flashcore_attn.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA)))]
 PAGES = [None, 1, 8]
 LENGTHS = [5, 0, 33, 20]  # keys in the cache

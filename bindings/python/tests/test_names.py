@@ -4,13 +4,13 @@ import ast
 import inspect
 from pathlib import Path
 
-import flashcore
+import flashcore_attn
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-from flashcore import flash_attn_interface as fa3  # noqa: E402
+from flashcore_attn import flash_attn_interface as fa3  # noqa: E402
 
 I32 = ragged.int32
 Q, KV, CACHE = torch.randn(2, 1, 4, 16), torch.randn(2, 1, 2, 16), torch.randn(4, 8, 2, 16)
@@ -104,11 +104,11 @@ def test_a_call_that_does_not_fit_the_signature_is_not_renamed():
 
 def test_plans_take_what_attention_takes():
     of = lambda function: inspect.signature(function).parameters.keys()
-    assert of(flashcore.plan) == of(flashcore.attention)
-    stub = ast.parse((Path(flashcore.__file__).parent / "__init__.pyi").read_text())
+    assert of(flashcore_attn.plan) == of(flashcore_attn.attention)
+    stub = ast.parse((Path(flashcore_attn.__file__).parent / "__init__.pyi").read_text())
     functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
     for name in ("attention", "plan", "explain"):
         for function in functions:
             if function.name == name:
                 given = [arg.arg for arg in (*function.args.args, *function.args.kwonlyargs)]
-                assert given == list(of(flashcore.attention)), name
+                assert given == list(of(flashcore_attn.attention)), name

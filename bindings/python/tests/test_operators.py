@@ -5,18 +5,18 @@ import shutil
 import subprocess
 import sys
 
-import flashcore
+import flashcore_attn
 import numpy as np
 import pytest
 import reference
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore import _names  # noqa: E402  (needs PyTorch)
-from flashcore import flash_attn_interface as fa3  # noqa: E402
-from flashcore.flash_attn_interface import flash_attn_func, flash_attn_qkvpacked_func  # noqa: E402
+from flashcore_attn import _names  # noqa: E402  (needs PyTorch)
+from flashcore_attn import flash_attn_interface as fa3  # noqa: E402
+from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_qkvpacked_func  # noqa: E402
 
-NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+NO_CUDA = flashcore_attn.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA)))]
 OPTIONS = [
     {},
@@ -88,7 +88,7 @@ def test_fp8_with_scales():
     q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(kv_heads=2, dim=64, dim_v=64))
     k_scale = torch.tensor([[0.5, 2.0], [1.0, 0.25]])
     out, lse = flash_attn_func(q, k, v, k_descale=k_scale, return_attn_probs=True)
-    out_want, lse_want = flashcore.attention(q, k, v, k_scale=k_scale, return_lse=True)
+    out_want, lse_want = flashcore_attn.attention(q, k, v, k_scale=k_scale, return_lse=True)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, out_want) and torch.equal(lse, lse_want)
     with pytest.raises(RuntimeError, match=r"k_descale holds f32 of shape \[2, 4\].*\[2, 2\]"):
@@ -319,7 +319,7 @@ def test_exports_with_a_dynamic_length(device):
 
 PACKAGE = """
 import sys, torch
-from flashcore.flash_attn_interface import flash_attn_func
+from flashcore_attn.flash_attn_interface import flash_attn_func
 
 class Layer(torch.nn.Module):
     def forward(self, q, k, v):
@@ -365,7 +365,7 @@ def test_many_calls_keep_no_memory():
 
 OUT_OF_MEMORY = """
 import resource, torch
-from flashcore.flash_attn_interface import flash_attn_func
+from flashcore_attn.flash_attn_interface import flash_attn_func
 q = torch.empty(1, 1 << 22, 1, 8, dtype=torch.float16).expand(1, 1 << 22, 256, 8)
 k = torch.zeros(1, 1, 1, 8, dtype=torch.float16)
 with open("/proc/self/statm") as used:
@@ -411,7 +411,7 @@ def test_a_gpu_that_is_out_of_memory_has_pytorchs_type():
 def test_calls_on_the_cpu_have_pytorchs_threads(monkeypatch, rayon):
     script = """if True:
         import os, torch
-        from flashcore.flash_attn_interface import flash_attn_func
+        from flashcore_attn.flash_attn_interface import flash_attn_func
 
         q, counts = torch.ones(1, 256, 4, 16, requires_grad=True), []
         for threads in (len(os.sched_getaffinity(0)), 1):
@@ -457,14 +457,14 @@ def test_cuda_graph_trees(seq_q, device="cuda"):
 def test_importing_flashcore_imports_neither_torch_nor_the_driver():
     if not sys.platform.startswith("linux"):
         pytest.skip("/proc/self/maps is Linux's")
-    script = "import sys, flashcore; print('torch' in sys.modules, 'libcuda.' in open('/proc/self/maps').read())"
+    script = "import sys, flashcore_attn; print('torch' in sys.modules, 'libcuda.' in open('/proc/self/maps').read())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
 
 def test_results_equal_those_of_attention():
     q, k, v = tensors(dtype="bfloat16", seq_q=64, seq_kv=130, dim=64, dim_v=64)
-    out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True)
+    out, lse = flashcore_attn.attention(q, k, v, causal=True, return_lse=True)
     again, lse_again = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     assert torch.equal(out, again) and torch.equal(lse, lse_again)
     assert np.isfinite(lse.numpy()).all()

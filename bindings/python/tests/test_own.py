@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from flashcore import _bench, _own
+from flashcore_attn import _bench, _own
 from test_bench import QUICK_RUN, request
 
 ROOT = pathlib.Path(__file__).parents[3]

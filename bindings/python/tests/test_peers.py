@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 import reference
-from flashcore import _bench, peers
+from flashcore_attn import _bench, peers
 
 FA4 = """
 from stand_ins import attend, calls

@@ -6,9 +6,9 @@ import types
 import numpy as np
 import pytest
 import reference
-from flashcore import _peers_backward as backward
-from flashcore import _peers_serving as serving
-from flashcore import peers
+from flashcore_attn import _peers_backward as backward
+from flashcore_attn import _peers_serving as serving
+from flashcore_attn import peers
 
 PAGE = 4
 ROWS, KEYS = [3, 1, 5], [9, 4, 5]

@@ -1,4 +1,4 @@
-"""`flashcore.ray`: a search whose workers are in a Ray cluster of two nodes on this machine, one of which is lost."""
+"""`flashcore_attn.ray`: a search whose workers are in a Ray cluster of two nodes on this machine, one of which is lost."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def cluster():
 
 def search(tmp_path, name, address, flashcore):
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "flashcore.ray", "--address", address, "--workers", "2", "--flashcore", flashcore]
+    command = [sys.executable, "-m", "flashcore_attn.ray", "--address", address, "--workers", "2", "--flashcore", flashcore]
     command += ["--device", "replay:shipped", *SEARCH, "--folder", tmp_path / name]
     with open(tmp_path / f"{name}.json", "w") as out, open(tmp_path / f"{name}.txt", "w") as errors:
         return subprocess.Popen([str(word) for word in command], stdout=out, stderr=errors, env=environment)
@@ -81,6 +81,6 @@ def test_a_lost_node_loses_no_trial(cluster, tmp_path):
 
 
 def test_what_is_missing_is_said(tmp_path):
-    run = lambda *words: subprocess.run([sys.executable, "-m", "flashcore.ray", *words], capture_output=True, text=True)
+    run = lambda *words: subprocess.run([sys.executable, "-m", "flashcore_attn.ray", *words], capture_output=True, text=True)
     ran = run("--flashcore", COMMAND, "bench", "mission")
     assert ran.returncode == 2 and "begin with tune" in ran.stderr

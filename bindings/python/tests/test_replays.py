@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import flashcore  # noqa: E402
-from flashcore.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache  # noqa: E402
+import flashcore_attn  # noqa: E402
+from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not flashcore.devices(), reason="there is no GPU"
+    not torch.cuda.is_available() or not flashcore_attn.devices(), reason="there is no GPU"
 )
 
 CALLS, HEADS, KV_HEADS, DIM, CAPACITY = 12, 32, 8, 128, 4096
@@ -33,7 +33,7 @@ class Cache:
 
     def step(self, keys, out=None):
         out = self.out if out is None else out
-        return flashcore.attention(self.q, self.k[:, :keys], self.v[:, :keys], out=out)
+        return flashcore_attn.attention(self.q, self.k[:, :keys], self.v[:, :keys], out=out)
 
     def captured(self, keys):
         """The output of plain launches."""
@@ -69,7 +69,7 @@ def test_one_launch_with_other_tensors():
         for *tensors, got in calls:
             graph, out = torch.cuda.CUDAGraph(), torch.empty_like(got)
             with torch.cuda.graph(graph):
-                flashcore.attention(*tensors, out=out)
+                flashcore_attn.attention(*tensors, out=out)
             graph.replay()
             torch.testing.assert_close(got, out, atol=0, rtol=0)
 

@@ -5,7 +5,7 @@ import itertools
 import threading
 import warnings
 
-import flashcore
+import flashcore_attn
 import pytest
 import reference
 
@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this PyTorch has no torch.library.get_kernel", allow_module_level=True)
 
-import flashcore.torch as fc  # noqa: E402  (needs PyTorch)
+import flashcore_attn.torch as fc  # noqa: E402  (needs PyTorch)
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
 
-NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+NO_CUDA = flashcore_attn.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 cuda = pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))
 ONES = torch.ones(5, 5, dtype=torch.bool)
 

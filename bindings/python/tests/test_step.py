@@ -4,13 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import flashcore  # noqa: E402
-from flashcore import _append, _native, _operators, _step  # noqa: E402
-from flashcore.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
+import flashcore_attn  # noqa: E402
+from flashcore_attn import _append, _native, _operators, _step  # noqa: E402
+from flashcore_attn.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available() or not flashcore.devices(), reason="there is no GPU"
+    not torch.cuda.is_available() or not flashcore_attn.devices(), reason="there is no GPU"
 ))]  # fmt: skip
 BATCH, CAPACITY, DIM = 3, 24, 64
 

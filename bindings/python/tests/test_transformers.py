@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", minversion="5.0", reason="Transformers 5 is not installed")
 
-import flashcore.transformers as fc  # noqa: E402
+import flashcore_attn.transformers as fc  # noqa: E402
 import transformers  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import masking_utils  # noqa: E402
@@ -490,10 +490,10 @@ def test_importing_registers_nothing():
     import sys
 
     script = inspect.cleandoc("""
-        import flashcore.transformers
+        import flashcore_attn.transformers
         from transformers import AttentionInterface
         assert "fc_attention" not in AttentionInterface()
-        flashcore.transformers.register()
+        flashcore_attn.transformers.register()
         assert "fc_attention" in AttentionInterface()
     """)
     subprocess.run([sys.executable, "-c", script], check=True)

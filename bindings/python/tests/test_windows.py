@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", minversion="5.0", reason="Transformers 5 is not installed")
 
-import flashcore.transformers as fc  # noqa: E402
+import flashcore_attn.transformers as fc  # noqa: E402
 import transformers  # noqa: E402
 from test_transformers import PADDING, close, fresh, padding, tokens  # noqa: E402, F401
 from transformers import masking_utils  # noqa: E402

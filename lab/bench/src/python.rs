@@ -1,5 +1,5 @@
 //! Benches in a Python process, where PyTorch, FlashAttention-3 and -4 and FlashInfer can be peers:
-//! `python -m flashcore._bench` runs this very library there, with Python's functions among the subjects.
+//! `python -m flashcore_attn._bench` runs this very library there, with Python's functions among the subjects.
 //! `docs/peers.md` has the lines that are exchanged.
 
 use std::ffi::{OsStr, OsString};
@@ -17,9 +17,9 @@ use crate::{Build, Report, Result, Watcher};
 pub const PYTHON_VARIABLE: &str = "FLASHCORE_PYTHON";
 
 /// What has to be importable.
-const PROBE: &str = "import torch, flashcore._bench";
+const PROBE: &str = "import torch, flashcore_attn._bench";
 /// The same for users' functions on the host, which NumPy is enough for.
-const PROBE_OWN: &str = "import flashcore._bench";
+const PROBE_OWN: &str = "import flashcore_attn._bench";
 
 /// Takes the current folder from the front of the path on which modules are looked for: Python puts it there for `-c`,
 /// and so for us `-m`, for which it would be there while `runpy` is imported. `sys` is built in. `PYTHONSAFEPATH` is
@@ -47,7 +47,7 @@ pub struct Python {
 }
 
 impl Python {
-    /// The Python that `FLASHCORE_PYTHON` names, else `python3`, else `python`, if PyTorch and `flashcore` can be
+    /// The Python that `FLASHCORE_PYTHON` names, else `python3`, else `python`, if PyTorch and `flashcore_attn` can be
     /// imported there.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Python {
         })
     }
 
-    /// The first of the same in which `flashcore` can be imported, for users' functions.
+    /// The first of the same in which `flashcore_attn` can be imported, for users' functions.
     ///
     /// # Errors
     /// One sentence that says what is missing.
@@ -137,7 +137,7 @@ impl Python {
     /// # Errors
     /// [`BenchError::Machine`](crate::BenchError::Machine) with what the process said if it did not end in a report.
     pub fn bench(&self, job: &Job, deadline: Duration, watcher: &mut dyn Watcher) -> Result<Report> {
-        let child = self.child(Runs::Module("flashcore._bench"), [""; 0]);
+        let child = self.child(Runs::Module("flashcore_attn._bench"), [""; 0]);
         let mut report = child.bench(job, deadline, watcher)?;
         let note = check_package(&job.build, &report.run.build()).unwrap_or_else(Some);
         report.notes.extend(note.filter(|note| !report.notes.contains(note)));
@@ -151,7 +151,7 @@ impl Python {
 /// # Errors
 /// Both builds, and what to do.
 pub fn check_package(command: &Build, package: &Build) -> Result<Option<String>, String> {
-    let built = format!("the Python package flashcore was built from {package}, this command from {command}");
+    let built = format!("the Python package flashcore_attn was built from {package}, this command from {command}");
     let are_known = [command, package].iter().all(|build| build.revision != UNKNOWN);
     match are_known {
         true if command.revision == package.revision => Ok(None),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     /// What is said of a package with the revision `older`.
-    const ANOTHER: &str = "the Python package flashcore was built from revision older (version 0.1.0), this command \
+    const ANOTHER: &str = "the Python package flashcore_attn was built from revision older (version 0.1.0), this command \
         from revision newer (version 0.2.0), and the kernels timed with peers or Python functions are the package's: \
         install the package of this command's source (in its clone, `pip install ./bindings/python`), or time neither \
         peers (`--peers none`) nor Python functions";
@@ -246,7 +246,7 @@ mod tests {
             assert_eq!(
                 note.unwrap(),
                 format!(
-                    "the Python package flashcore was built from revision {package} (version 0.1.0), this command from \
+                    "the Python package flashcore_attn was built from revision {package} (version 0.1.0), this command from \
                      revision {command} (version 0.1.0): the versions are the same, but with an unknown revision the \
                      kernels may differ"
                 )

@@ -477,7 +477,7 @@ mod tests {
 
     #[test]
     fn peers_are_those_of_the_python_package() {
-        let python = include_str!("../../../bindings/python/python/flashcore/peers.py");
+        let python = include_str!("../../../bindings/python/python/flashcore_attn/peers.py");
         let (_, rest) = python.split_once("SDPA = {").unwrap();
         let (sdpa, rest) = rest.split_once('}').unwrap();
         let (names, _) = rest.split_once("# Those that have a backward pass").unwrap();

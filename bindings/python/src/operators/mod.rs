@@ -1,7 +1,7 @@
 //! PyTorch's operators: `flashcore::fwd`, `::fwd.scaled` and `::fwd.bhsd` for equal lengths, `::fwd_varlen` and
 //! `::fwd_kvcache` for others ([`lengths`]), `::append_kv` before the latter ([`append`]), `::bwd` and
 //! `::bwd_varlen` for gradients ([`backward`]). Their kernels run without Python; fake kernels and autograd are in
-//! `python/flashcore/_operators.py`.
+//! `python/flashcore_attn/_operators.py`.
 
 mod append;
 pub(crate) mod backward;

@@ -113,7 +113,7 @@ impl Launch {
     }
 }
 
-/// The argument of `python -m flashcore._profile`, which calls a function of the user.
+/// The argument of `python -m flashcore_attn._profile`, which calls a function of the user.
 pub(super) fn of_own(problem: &Problem, own: &Own, device: &str) -> Value {
     let mut job = of_peer(problem, &own.label, device);
     let layout = problem.o_layout();
@@ -123,7 +123,7 @@ pub(super) fn of_own(problem: &Problem, own: &Own, device: &str) -> Value {
     job
 }
 
-/// The argument of `python -m flashcore._profile`, which calls a peer.
+/// The argument of `python -m flashcore_attn._profile`, which calls a peer.
 pub(super) fn of_peer(problem: &Problem, peer: &str, device: &str) -> Value {
     let tensor = |layout: &Layout| {
         let (shape, strides) = (&layout.shape, &layout.strides);

@@ -15,7 +15,7 @@ use crate::python::{Python, Runs};
 use crate::{Case, LaunchMode, Own, SubjectInfo};
 
 /// The module of the Python package that calls a peer.
-const PEER_MODULE: Runs = Runs::Module("flashcore._profile");
+const PEER_MODULE: Runs = Runs::Module("flashcore_attn._profile");
 
 /// Profiles with one ncu.
 #[derive(Clone, Debug)]

@@ -336,7 +336,7 @@ fn peers_are_profiled_in_their_process_between_marks() {
     let calls = std::fs::read_to_string(folder.path().join("calls")).expect("calls");
     assert!(
         calls.contains("--profile-from-start=off")
-            && calls.contains("run_module(\"flashcore._profile\", ")
+            && calls.contains("run_module(\"flashcore_attn._profile\", ")
             && calls.contains(") {\""),
         "{calls}"
     );

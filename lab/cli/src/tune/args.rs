@@ -24,7 +24,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
     /// A command that starts a worker, in place of this program: `ssh HOST flashcore worker` or
-    /// `python3 -m flashcore.ray`. --device names a device for each, also one name several times
+    /// `python3 -m flashcore_attn.ray`. --device names a device for each, also one name several times
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) workers: Option<String>,
     /// exhaustive, random, hill, single, elite, niches (the last three also with +insights), ranked; see

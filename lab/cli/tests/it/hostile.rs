@@ -18,7 +18,7 @@ const MODULES: [&str; 20] = [
     "ctypes",
     "numpy",
     "torch",
-    "flashcore",
+    "flashcore_attn",
     "inspect",
     "hashlib",
     "pathlib",
@@ -87,9 +87,9 @@ impl Hostile {
             ("torch/__init__.py", "__version__ = '9.9'\n"),
             ("torch/nn/__init__.py", ""),
             ("torch/nn/functional.py", "def scaled_dot_product_attention(): pass\n"),
-            ("flashcore/__init__.py", ""),
+            ("flashcore_attn/__init__.py", ""),
             (
-                "flashcore/_bench.py",
+                "flashcore_attn/_bench.py",
                 "if __name__ == '__main__':\n    print('{\"failed\": \"a stand-in\"}')\n",
             ),
         ] {
@@ -160,7 +160,7 @@ fn no_code_of_the_current_folder_runs() {
     // What starts Python, and the marks that its modules leave where they should run.
     let bench = "bench tiny --device cpu --no-store --budget 0.01";
     let commands = [
-        (bench, "flashcore._bench"),
+        (bench, "flashcore_attn._bench"),
         (
             "bench tiny --device cpu --no-store --budget 0.01 --peers none --kernel HOME/mine.py:attention --trust",
             "__main__",
@@ -176,7 +176,7 @@ fn no_code_of_the_current_folder_runs() {
         ),
         (
             "tune tiny --device cpu --budget 2 --folder HOME/run",
-            "flashcore._bench",
+            "flashcore_attn._bench",
         ),
         ("profile tiny --device cpu --peers all", ""),
         (judge.as_str(), ""),

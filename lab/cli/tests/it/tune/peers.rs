@@ -157,7 +157,7 @@ fn what_an_old_package_of_another_build_timed_is_printed_and_an_error() {
     let output = bench.env("FLASHCORE_PYTHON", &python).output().unwrap();
     let errors = words(&String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(3), "{errors}");
-    let why = "the Python package flashcore was built from revision older (version 0.0.1), this command from";
+    let why = "the Python package flashcore_attn was built from revision older (version 0.0.1), this command from";
     assert!(errors.contains(why), "{errors}");
     let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(printed["report"]["notes"][0].as_str().unwrap().starts_with(why));

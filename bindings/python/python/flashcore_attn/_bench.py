@@ -5,7 +5,7 @@ The protocol itself (inspecting outputs, warming up, interleaved rounds, when to
 
 - `run` benches kernels and peers on problems: `flashcore bench`, with peers.
 - `measure` times any functions against each other.
-- `python -m flashcore._bench` is `run` for another program: see docs/peers.md.
+- `python -m flashcore_attn._bench` is `run` for another program: see docs/peers.md.
 
 This is a hook for the project's own tools: it changes with them, without notice.
 """
@@ -32,7 +32,7 @@ CHAIN_US, MAX_CHAIN = 200.0, 64
 def run(request, *, device="cuda", peers="all", store=None, watcher=None):
     """Benches kernels and peers; returns `flashcore-bench`'s `Report` as a dict.
 
-    `request` is its `Request` as a dict; `peers` a list of names of `flashcore.peers`, or "all"; `store` the path of
+    `request` is its `Request` as a dict; `peers` a list of names of `flashcore_attn.peers`, or "all"; `store` the path of
     an evidence store; `watcher(kind, json)` is told of each "note", "case", "running", "inspected", "sample" and
     "result".
     """

@@ -1,7 +1,7 @@
 """Hugging Face Transformers on FlashCore's kernels, as the attention implementation ``fc_attention``.
 
-    >>> import flashcore.transformers
-    >>> flashcore.transformers.register()
+    >>> import flashcore_attn.transformers
+    >>> flashcore_attn.transformers.register()
     >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fc_attention")
 
 It serves full and causal attention, sliding windows of one side and of both, soft caps, grouped heads, padded

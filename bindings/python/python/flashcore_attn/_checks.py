@@ -176,7 +176,7 @@ def scales(
         return ()
     if sinks is not None or alibi_slopes is not None:
         raise NotImplementedError(
-            "sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention, for equal lengths"
+            "sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore_attn.attention, for equal lengths"
         )
     needed = shape()
     for name, scale in zip(names, given):

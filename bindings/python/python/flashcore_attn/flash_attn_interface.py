@@ -1,11 +1,11 @@
 """FlashAttention-3's interface: the functions of its ``flash_attn_interface.py``.
 
-    >>> from flashcore.flash_attn_interface import flash_attn_func
+    >>> from flashcore_attn.flash_attn_interface import flash_attn_func
     >>> out = flash_attn_func(q, k, v, causal=True)
 
 Signatures are FlashAttention-3's. After them, by name, are `batch_invariant` and what FlashAttention-2 and vLLM have:
 `dropout_p`, which must be 0, `alibi_slopes` and `block_table`. FlashAttention-2 has its dropout where this interface has
-`softmax_scale`, so a number in that place raises `TypeError`: its signatures are in `flashcore.flash_attn`. An argument
+`softmax_scale`, so a number in that place raises `TypeError`: its signatures are in `flashcore_attn.flash_attn`. An argument
 that is not served raises `NotImplementedError` with its name; wishes about the schedule (`num_splits`, `pack_gqa`,
 `scheduler_metadata`) change no result. Masks are aligned bottom-right: the last query of a sequence sees its last key.
 Lengths are int32 tensors that stay on the device: nothing waits for it, and rows past a sequence's end are never used.

@@ -1,6 +1,6 @@
 """A search by `flashcore tune` on every GPU of a Ray cluster.
 
-    python3 -m flashcore.ray [--address ADDRESS] [--workers N] [--flashcore COMMAND] tune PROBLEM [ARGUMENTS OF TUNE]
+    python3 -m flashcore_attn.ray [--address ADDRESS] [--workers N] [--flashcore COMMAND] tune PROBLEM [ARGUMENTS OF TUNE]
 
 It starts ``flashcore tune`` with ``--workers``, and for each of its workers an actor that reserves a GPU and runs
 ``flashcore worker`` on that node; lines of JSON are passed between the two (docs/tune-protocols.md), and the files that
@@ -76,7 +76,7 @@ class Connection(socketserver.StreamRequestHandler):
                     break
                 self.wfile.write(answer.encode())
         except (ray.exceptions.RayError, ConnectionError) as lost:
-            print(f"flashcore.ray: a worker is lost: {str(lost).splitlines()[0]}", file=sys.stderr)
+            print(f"flashcore_attn.ray: a worker is lost: {str(lost).splitlines()[0]}", file=sys.stderr)
         finally:
             cluster.live.discard(self)
             if actor is not None:
@@ -115,12 +115,12 @@ def connect(path: str) -> None:
             cluster.sendall(line)
             answer = answers.readline()
             if not answer:
-                sys.exit("flashcore.ray: the worker is lost")
+                sys.exit("flashcore_attn.ray: the worker is lost")
             os.write(1, answer)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="flashcore.ray", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="flashcore_attn.ray", description=__doc__.splitlines()[0])
     parser.add_argument("--address", default="auto", help="of the cluster, as ray.init takes it")
     parser.add_argument("--workers", type=int, help="how many [default: one for each GPU]")
     parser.add_argument("--flashcore", help="the command on every node, quoted as for a shell")
@@ -147,7 +147,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=place) as folder, Cluster(ray, f"{folder}/ray", command, on_gpus) as cluster:
         threading.Thread(target=cluster.serve_forever, daemon=True).start()
         devices = ",".join([options.device] * count)
-        worker = [sys.executable, "-m", "flashcore.ray", "--connect", f"{folder}/ray"]
+        worker = [sys.executable, "-m", "flashcore_attn.ray", "--connect", f"{folder}/ray"]
         pathlib.Path(folder, "worker").write_text(f"exec {shlex.join(worker)}\n")
         search = subprocess.run([command[-1], *options.tune, "--device", devices, "--workers", f"sh {folder}/worker"])
         cluster.shutdown()

@@ -1,9 +1,9 @@
 """FlashAttention-2's interface: the functions of the package ``flash_attn``.
 
-    >>> from flashcore.flash_attn import flash_attn_func
+    >>> from flashcore_attn.flash_attn import flash_attn_func
     >>> out = flash_attn_func(q, k, v, 0.0, causal=True)  # the fourth argument is dropout_p
 
-Signatures are FlashAttention-2's. What is computed is what `flashcore.flash_attn_interface` computes, FlashAttention-3's
+Signatures are FlashAttention-2's. What is computed is what `flashcore_attn.flash_attn_interface` computes, FlashAttention-3's
 interface, which documents arguments, results and errors. Different here:
 
 - `dropout_p` must be 0: dropout raises `NotImplementedError`, as other arguments do that are not served.

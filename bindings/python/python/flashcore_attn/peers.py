@@ -1,6 +1,6 @@
 """Other implementations of attention, as functions to be timed with ours on the same tensors.
 
-    >>> found, absent = flashcore.peers.find("cuda")
+    >>> found, absent = flashcore_attn.peers.find("cuda")
     >>> run = found["torch/cudnn"](q, k, v, causal=True)   # [batch, seq, heads, head_dim], any strides
     >>> out = run()
 

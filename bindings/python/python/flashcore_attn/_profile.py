@@ -1,4 +1,4 @@
-"""One call of a peer under Nsight Compute: `python -m flashcore._profile JOB`, run by `flashcore profile --peers`.
+"""One call of a peer under Nsight Compute: `python -m flashcore_attn._profile JOB`, run by `flashcore profile --peers`.
 
 `JOB` is JSON: `problem`, `peer`, `device`, `warm_up` (calls before the one that is profiled) and `tensors`, each with
 `dtype`, `shape` and `strides`. The last call is between cudaProfilerStart and cudaProfilerStop. The last line of the

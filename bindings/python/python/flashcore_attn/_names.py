@@ -59,7 +59,7 @@ def refuse_number(function: str, place: int, name: str, given: Any) -> None:
     raise TypeError(
         f"{function} has {given!r} as its positional argument {place}: that is {name} here, as in FlashAttention-3, and "
         f"dropout_p in FlashAttention-2. Write softmax_scale={given!r} or dropout_p={given!r}, or import {function} from "
-        "flashcore.flash_attn, which has FlashAttention-2's signatures"
+        "flashcore_attn.flash_attn, which has FlashAttention-2's signatures"
     )
 
 

@@ -1,8 +1,8 @@
 """PyTorch's `scaled_dot_product_attention` on FlashCore's kernels.
 
-    >>> import flashcore.torch
-    >>> flashcore.torch.activate()  # until deactivate()
-    >>> with flashcore.torch.activated():
+    >>> import flashcore_attn.torch
+    >>> flashcore_attn.torch.activate()  # until deactivate()
+    >>> with flashcore_attn.torch.activated():
     ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 What is replaced is PyTorch's flash kernel and its gradients, for CPU and CUDA tensors: the calls that PyTorch gives

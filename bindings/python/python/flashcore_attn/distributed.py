@@ -1,14 +1,14 @@
 """FlashCore on many GPUs: rules for PyTorch's DTensor, and its context parallelism.
 
-    >>> import flashcore.distributed
-    >>> flashcore.distributed.register()
+    >>> import flashcore_attn.distributed
+    >>> flashcore_attn.distributed.register()
 
 Communication is PyTorch's: nothing here sends a byte. `register` tells DTensor how FlashCore's operators may be split,
-so that the functions of `flashcore.flash_attn_interface` take tensors that are split by heads (tensor parallelism) or by
+so that the functions of `flashcore_attn.flash_attn_interface` take tensors that are split by heads (tensor parallelism) or by
 batches.
 
 ``torch.distributed.tensor.experimental.context_parallel`` calls PyTorch's flash kernel for each piece of K and V. After
-`flashcore.torch.activate` that is FlashCore's, on CUDA devices also without `register`. On the CPU PyTorch has no
+`flashcore_attn.torch.activate` that is FlashCore's, on CUDA devices also without `register`. On the CPU PyTorch has no
 context parallelism; `register` adds it.
 """
 

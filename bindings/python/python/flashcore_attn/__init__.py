@@ -1,15 +1,15 @@
 """Fused attention on NVIDIA GPUs, and on the CPU where there is none.
 
-    >>> import flashcore
-    >>> out = flashcore.attention(q, k, v, causal=True)
+    >>> import flashcore_attn
+    >>> out = flashcore_attn.attention(q, k, v, causal=True)
 
 `q`, `k`, `v` are tensors `[batch, seq, heads, head_dim]` of PyTorch, JAX, CuPy, NumPy or any other library that
 speaks DLPack, with any strides; nothing is copied. CUDA tensors are computed on their library's current stream.
-`flashcore.explain` says how a call would be computed, `flashcore.devices` on what.
+`flashcore_attn.explain` says how a call would be computed, `flashcore_attn.devices` on what.
 
-Modules that need PyTorch are imported by name: `flashcore.flash_attn_interface` (FlashAttention-3's functions),
-`flashcore.flash_attn` (FlashAttention-2's), `flashcore.torch` (`scaled_dot_product_attention`) and
-`flashcore.transformers` (Hugging Face).
+Modules that need PyTorch are imported by name: `flashcore_attn.flash_attn_interface` (FlashAttention-3's functions),
+`flashcore_attn.flash_attn` (FlashAttention-2's), `flashcore_attn.torch` (`scaled_dot_product_attention`) and
+`flashcore_attn.transformers` (Hugging Face).
 """
 
 from ._native import __version__, attention, devices, plan, why_not_cuda

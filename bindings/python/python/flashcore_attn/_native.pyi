@@ -1,4 +1,4 @@
-"""The compiled half; `flashcore`'s stub describes what the package exports of it."""
+"""The compiled half; `flashcore_attn`'s stub describes what the package exports of it."""
 
 from typing import Any, Optional, Sequence
 
