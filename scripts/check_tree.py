@@ -8,6 +8,7 @@ Rules:
 - no Rust or Python file over 500 lines, and no Rust file in tests/it that main.rs leaves out;
 - Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines;
 - comments of Rust: no line over 120 columns (the same aside);
+- the Python package is called by its names, `flashcore-attn` and `flashcore_attn`: `flashcore` is another project's;
 - evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output.
 """
 
@@ -32,6 +33,8 @@ ALLOWED = {
     "crates/kernels/src/wgmma/defaults/measured/short.csv": "the same for short problems",
 }
 ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
+# What would install or import the other project.
+OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?!_)|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
 RUN_KEYS = {"run", "date", "device", "driver", "revision", "command", "raw"}
 CLAIM_KEYS = {"run", "claim", "value", "unit"}
 
@@ -93,6 +96,12 @@ def evidence(files):
         yield f"evidence/: {lines:,} lines; at most {MOST_EVIDENCE_LINES:,}"
 
 
+def other_package(path, text):
+    for number, line in enumerate(text.split("\n"), 1):
+        if OTHER_PACKAGE.search(line):
+            yield f"{path}:{number}: names PyPI's flashcore, another project: {line.strip()}"
+
+
 def problems(files):
     for path in files:
         wrong = too_large(path)
@@ -101,6 +110,7 @@ def problems(files):
         if path.suffix not in {".rs", ".py", ".md"}:
             continue
         text = path.read_text(encoding="utf-8")
+        yield from other_package(path, text)
         lines = text.count("\n")
         if path.suffix in (".rs", ".py") and lines > MOST_SOURCE_LINES:
             yield f"{path}: {lines} lines; at most {MOST_SOURCE_LINES}"
