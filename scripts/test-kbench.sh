@@ -21,8 +21,8 @@ import torch
 
 flashcore, root, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
 kernels = root / "lab/bench/tests/data/kbench/torch"
-# The checks that each must fail, and no others.
-expected = {"honest": [], "cached": ["stale"], "no_max": ["values"], "fixed_length": ["lengths"], "late": ["stream"]}
+# The checks that each must fail, and no others but `clock`: timed calls find some, too, by what they write.
+expected = {"honest": [], "cached": ["stale"], "no_max": ["values"], "fixed_length": ["lengths"], "late": ["stream"], "lazy": ["protocol"]}
 started = time.monotonic()
 claims = []
 for dtype in ("fp16", "bf16", "f32"):
@@ -33,10 +33,10 @@ for dtype in ("fp16", "bf16", "f32"):
         ran = subprocess.run(command + ["--multi", "--rounds", "2", "--calls", "5", "--seed", "1", "--json"], capture_output=True, text=True)
         said = json.loads(ran.stdout) if ran.stdout else sys.exit(ran.stderr)
         failed = [check["id"] for check in said["report"]["checks"] if check["status"] == "fail"]
-        ok = failed == wanted and said["passes_protocol"]
+        ok = failed == wanted or (failed and wanted and set(failed) == {*wanted, "clock"})
         details = [check["detail"] for check in said["report"]["checks"] if check["status"] == "fail"]
         print(f"{dtype} {kernel}: {failed or 'passes'} {details}", "" if ok else f"EXPECTED {wanted}")
-        claims.append({"run": "kbench", "claim": f"{kernel}, {dtype}: " + (f"passes the protocol and fails {wanted[0]}" if wanted else "passes"),
+        claims.append({"run": "kbench", "claim": f"{kernel}, {dtype}: " + (f"fails {wanted[0]}" if wanted else "passes"),
                        "value": int(not ok), "unit": "unexpected verdicts", "ok": ok})
 run = {
     "run": "kbench", "date": str(datetime.date.today()), "device": f"CPU, {os.cpu_count()} cores", "driver": None,

@@ -132,6 +132,14 @@ fn fabricated_times_and_results_are_refused() {
         assert!(failed(&report).1.contains(why), "{kernel}: {report:#?}");
         assert!(report.times.is_none(), "{kernel}: {:?}", report.times);
     }
+    // It is as fast as its table of outputs, and right. Which of two reasons is found first is chance.
+    let report = judged("remembered.py");
+    assert_eq!(failed(&report).0, ["clock"], "{report:#?}");
+    let reasons = ["it remembers outputs", "its time does not grow"];
+    assert!(reasons.iter().any(|why| failed(&report).1.contains(why)), "{report:#?}");
+    assert!(report.times.is_none());
+    // The function that it is compared with has been started before.
+    assert!(judged("overwrites.py").passes());
     // It writes a whole report to every pipe.
     let error = verify("python3", &job("forged.py"), |_| {}).unwrap_err();
     assert!(

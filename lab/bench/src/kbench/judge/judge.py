@@ -56,6 +56,8 @@ class Judge:
         operators = sorted(set(OPERATORS.findall(text.decode(errors="replace")))) if is_source else []
         if operators:
             self.notes.append(f"it calls PyTorch's own operators ({', '.join(operators)}): its speed is theirs")
+        # Before the kernel, which could change the files of both.
+        self.task_host = self.start_host(None)
         self.start(f"{'compiling' if is_source else 'loading'} {path.name}")
         started = time.monotonic()
         host = self.start_host(str(path))

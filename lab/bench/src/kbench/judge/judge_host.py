@@ -21,13 +21,14 @@ from judge_task import Task, load_module
 FLAGS = ["-O3", "--use_fast_math"]
 # Outputs of a timed batch that are kept: the parent asks for two of them.
 RING = 8
-# Clocks, waits and comparisons: a kernel has no reason to replace one.
+# Clocks, waits, comparisons, and what reads an output: a kernel has no reason to replace one.
 WATCHED = [
     ("time", ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")),
     ("torch", ("allclose", "isclose", "equal")),
     ("torch.testing", ("assert_close",)),
     ("torch.cuda", ("synchronize", "Event", "Stream", "current_stream")),
     ("torch.cuda.Event", ("record", "synchronize", "elapsed_time")),
+    ("torch.Tensor", ("detach", "contiguous", "cpu", "clone", "data_ptr")),
     ("numpy", ("allclose", "isclose", "array_equal")),
 ]
 # Errors of the system that say that the machine ran out of something.
@@ -38,10 +39,8 @@ def watched():
     """The watched functions of modules that are loaded, by name."""
     found = {}
     for path, names in WATCHED:
-        module, _, kind = path.partition(".Event")
-        place = sys.modules.get(module)
-        if place is not None and path != module:
-            place = getattr(place, "Event", None)
+        module, _, kind = path.rpartition(".")
+        place = sys.modules.get(path) or getattr(sys.modules.get(module), kind, None)
         for name in names:
             if place is not None and hasattr(place, name):
                 found[f"{path}.{name}"] = getattr(place, name)

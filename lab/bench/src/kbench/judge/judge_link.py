@@ -24,7 +24,8 @@ class Host:
     """A process that calls a kernel, or the task's own function if there is none."""
 
     def __init__(self, job, kernel, digest, doing):
-        self.kernel, self.doing, self.sets = kernel, doing, 0
+        self.doing, self.sets = doing, 0
+        self.whose, self.name = ("kernel", kernel) if kernel else ("task", "the task's own function")
         here = pathlib.Path(__file__).parent
         self.process = subprocess.Popen(
             [sys.executable, "-B", str(here / "judge_host.py"), str(os.getpid())],
@@ -36,7 +37,7 @@ class Host:
         asked = {key: job[key] for key in ("task", "multi", "device", "include")}
         why, _ = self.exchange({**asked, "kernel": kernel, "digest": digest}, b"")
         if why is not None:
-            raise Broken("kernel", why)
+            raise Broken(self.whose, why)
 
     def read_errors(self):
         for line in self.process.stderr:
@@ -66,7 +67,7 @@ class Host:
             ident, size, answer = None, 0, None
         if ident != asked["id"]:
             shown = line[:SHOWN].decode(errors="replace").strip()
-            raise Broken("kernel", f"{self.kernel}: it wrote `{shown}` to the judge's pipe, at: {self.doing()}: its results are forged")
+            raise Broken(self.whose, f"{self.name}: it wrote `{shown}` to the judge's pipe, at: {self.doing()}: its results are forged")
         data = self.process.stdout.read(size) if size else b""
         if len(data) != size:
             raise self.ended()
@@ -80,13 +81,13 @@ class Host:
         try:
             code = self.process.wait(10)
         except subprocess.TimeoutExpired:
-            return Broken("kernel", f"{self.kernel}: it closed the judge's pipe, at: {self.doing()}")
+            return Broken(self.whose, f"{self.name}: it closed the judge's pipe, at: {self.doing()}")
         self.reader.join(2)
         name = f"signal {-code}" if code < 0 else f"exit code {code}"
         words = f": {self.words}" if self.words else ""
         if -code in OUTSIDE or code - 128 in OUTSIDE:
             return Broken("machine", f"the process that calls the kernel was ended from outside ({name}), at: {self.doing()}")
-        return Broken("kernel", f"{self.kernel}: the process ended ({name}) at: {self.doing()}{words}")
+        return Broken(self.whose, f"{self.name}: the process ended ({name}) at: {self.doing()}{words}")
 
     def end(self):
         if self.process.poll() is None:

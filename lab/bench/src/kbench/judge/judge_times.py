@@ -1,5 +1,6 @@
 """Times of a kernel and of the task's own function, each in a separate process, by the clock of the judge's."""
 
+import math
 import statistics
 import time
 
@@ -11,6 +12,12 @@ MOST_CALLS = 1 << 17
 # Pairs of batches at least, and how much longer the batch of twice as many calls takes in one of them at least.
 LEAST_PAIRS = 4
 LEAST_GROWTH = 1.25
+# A call with new inputs takes so many times as long as the others at most, and so many seconds more for all sets. A
+# disturbed clock shows more by chance, but not so often one after another.
+MOST_OF_NEW = 3.0
+LEAST_OF_NEW = 50e-6
+NEW_BATCHES = 5
+NEW_TRIALS = 4
 
 
 class Wrong(Exception):
@@ -20,7 +27,7 @@ class Wrong(Exception):
 class Timing:
     def __init__(self, judge):
         self.judge = judge
-        reference = judge.start_host(None)
+        reference = judge.task_host
         self.hosts = {"candidate": judge.host, "reference": reference}
         here = [judge.base() for _ in range(SETS)]
         self.sets = {"candidate": here, "reference": [judge.base(reference, like=one) for one in here]}
@@ -29,9 +36,9 @@ class Timing:
         calls = max(1, judge.job["repetitions"] // 3)
         self.calls = {"candidate": calls, "reference": calls}
 
-    def batch(self, who, calls):
+    def batch(self, who, calls, sets=SETS):
         """The time of a batch, seconds. The output of its last call, and of one drawn afterwards, must be right."""
-        host, names = self.hosts[who], [one.name for one in self.sets[who]]
+        host, names = self.hosts[who], [one.name for one in self.sets[who][:sets]]
         started = time.perf_counter()
         host.ask("time", sets=names, calls=calls)
         took = time.perf_counter() - started
@@ -39,18 +46,18 @@ class Timing:
             kept = range(max(0, calls - 8), calls)
             for number in {kept[-1], self.judge.random.choice(kept)}:
                 output = self.judge.arrays.of_bytes(*host.ask("output", number=number))
-                why = self.judge.wrong(self.expected[number % SETS], output)
+                why = self.judge.wrong(self.expected[number % sets], output)
                 if why:
                     raise Wrong(f"the output of call {number + 1} of {calls} timed ones: {why}")
         return took
 
-    def renew(self):
-        """New values in one of the sets, so that no output holds for two batches."""
-        at = self.judge.random.randrange(SETS)
-        values = self.judge.new_floats(self.sets["candidate"][at])
-        for sets in self.sets.values():
-            sets[at].write(values)
-        self.expected[at] = self.sets["candidate"][at].reference()
+    def renew(self, places):
+        """New values in sets, so that no output holds for two batches."""
+        for at in places:
+            values = self.judge.new_floats(self.sets["candidate"][at])
+            for sets in self.sets.values():
+                sets[at].write(values)
+            self.expected[at] = self.sets["candidate"][at].reference()
 
     def settle(self, who):
         """Warms up, and takes so many calls a batch that it is longer than what asking for it takes."""
@@ -66,7 +73,7 @@ class Timing:
         return True
 
     def pair(self, who):
-        self.renew()
+        self.renew([self.judge.random.randrange(SETS)])
         calls = self.calls[who]
         return self.batch(who, calls), self.batch(who, 2 * calls)
 
@@ -104,9 +111,9 @@ class Timing:
                 took = {who: statistics.median(once for once, _ in taken) for who, taken in pairs.items()}
                 if not any([self.grow(who, 2 * took[who]) for who in pairs]):
                     break
+            why = self.impossible(pairs["candidate"]) or self.remembered(pairs["candidate"])
         except Wrong as wrong:
             return str(wrong), None
-        why = self.impossible(pairs["candidate"])
         if why:
             return why, None
         samples = {who: [1e6 * self.estimate(who, one) for one in pairs[who]] for who in pairs}
@@ -131,6 +138,25 @@ class Timing:
         return self.too_short(pairs) or (
             f"its time does not grow with the number of calls: {self.calls['candidate']} took {once * 1e3:.3g} ms, "
             f"twice as many {twice * 1e3:.3g} ms"
+        )
+
+    def remembered(self, pairs):
+        """Why the times are those of looking outputs up: calls whose inputs all have new values take much longer. What
+        further such calls add is compared, which neither asking nor writing is part of."""
+        usual = statistics.median(self.estimate("candidate", pair) for pair in pairs)
+        for _ in range(NEW_TRIALS):
+            least = {1: math.inf, SETS: math.inf}
+            for _ in range(NEW_BATCHES):
+                for calls in least:
+                    self.renew(range(SETS))
+                    least[calls] = min(least[calls], self.batch("candidate", calls, calls))
+            more = least[SETS] - least[1]
+            if more < max((SETS - 1) * MOST_OF_NEW * usual, LEAST_OF_NEW):
+                return None
+        new = more / (SETS - 1)
+        return (
+            f"a call takes {usual * 1e6:.3g} us with inputs that it was given before, and {new * 1e6:.3g} us with new ones:"
+            " it remembers outputs"
         )
 
     def too_short(self, pairs):
