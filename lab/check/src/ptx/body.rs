@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use flashcore_ir::Inst;
-use flashcore_ir::inst::Slot;
+use flashcore_ir::inst::{Operand, Slot};
 use flashcore_ir::ptx::read::{MOST_DECLARED, PtxEntry, PtxError, SharedSymbol, Word, Words, integer};
 
 use super::forms::forms;
@@ -76,8 +76,12 @@ impl Body {
                 continue;
             }
             for (slot, written) in form.slots().into_iter().zip(&inst.operands) {
-                if let (Slot::Number(number), Written::Number(given)) = (slot, written) {
-                    *number = u32::try_from(*given).unwrap_or(u32::MAX);
+                match (slot, written) {
+                    (Slot::Number(number), Written::Number(given)) => {
+                        *number = u32::try_from(*given).unwrap_or(u32::MAX);
+                    }
+                    (Slot::Value(value, _), Written::Number(given)) => *value = Operand::Imm(*given),
+                    _ => {}
                 }
             }
             found.extend(form.impossible().map(|why| (inst.line, why)));

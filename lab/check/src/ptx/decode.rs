@@ -2,6 +2,7 @@
 
 use super::PtxError;
 use super::forms::forms;
+use super::objects::Origin;
 use super::operands::{Reader, error};
 use super::statement::{Written, WrittenInst};
 use flashcore_ir::inst::{BinOp, Inst, Object, Operand, Slot, Special};
@@ -74,7 +75,7 @@ impl Reader<'_> {
         }
         let dst = self.reg(inst, 0, RegClass::B32)?;
         self.out.push(Inst::SharedBase { dst });
-        self.bases.insert(dst, object);
+        self.base(dst, object);
         let start = i64::from(start).wrapping_add(offset);
         if start != 0 {
             let (op, ty) = (BinOp::Add, ScalarType::U32);
@@ -87,7 +88,7 @@ impl Reader<'_> {
     fn pointer(&mut self, inst: &WrittenInst) -> Result<(), PtxError> {
         let (dst, src) = (self.reg(inst, 0, RegClass::B64)?, self.reg(inst, 1, RegClass::B64)?);
         // A parameter so used is a pointer, even if nothing is accessed through it.
-        if let Some(Object::Param(index)) = self.bases.get(&src)
+        if let Some(Origin::One(Object::Param(index))) = self.bases.get(&src)
             && let Some(param) = self.params.get_mut(*index as usize)
             && matches!(param.kind, ParamKind::Value(_))
         {
@@ -124,7 +125,7 @@ impl Reader<'_> {
             return Err(error(inst, &why));
         }
         if dst.class == RegClass::B64 {
-            self.bases.insert(dst, Object::Param(index));
+            self.base(dst, Object::Param(index));
         }
         self.out.push(Inst::Param { dst, index });
         Ok(())

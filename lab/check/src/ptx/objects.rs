@@ -16,8 +16,8 @@ pub(super) enum Origin {
 
 /// The origins of registers: those of what they are computed from, until nothing is new. What is known of a register
 /// changes twice at most, and only those that read it look again.
-pub(super) fn origins(insts: &[&Inst], bases: &HashMap<Reg, Object>) -> HashMap<Reg, Origin> {
-    let mut origins: HashMap<Reg, Origin> = bases.iter().map(|(reg, object)| (*reg, Origin::One(*object))).collect();
+pub(super) fn origins(insts: &[&Inst], bases: &HashMap<Reg, Origin>) -> HashMap<Reg, Origin> {
+    let mut origins = bases.clone();
     let mut steps: Vec<[Vec<Reg>; 2]> = Vec::new();
     let mut readers: HashMap<Reg, Vec<usize>> = HashMap::new();
     for inst in insts {
@@ -53,7 +53,7 @@ pub(super) fn origins(insts: &[&Inst], bases: &HashMap<Reg, Object>) -> HashMap<
     origins
 }
 
-fn join(a: Origin, b: Origin) -> Origin {
+pub(super) fn join(a: Origin, b: Origin) -> Origin {
     if a == b { a } else { Origin::Many }
 }
 

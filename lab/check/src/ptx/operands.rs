@@ -9,6 +9,7 @@ use flashcore_ir::types::{Reg, RegClass, ScalarType};
 
 use super::PtxError;
 use super::decode::special;
+use super::objects::{Origin, join};
 use super::scope::{numbered, split_renamed};
 use super::statement::{Written, WrittenInst};
 
@@ -33,8 +34,8 @@ pub(super) struct Reader<'a> {
     pub(super) out: Vec<Inst>,
     /// Those that belong after it: moves of results.
     pub(super) after: Vec<Inst>,
-    /// The buffer that a register was given the address of.
-    pub(super) bases: HashMap<Reg, Object>,
+    /// The object that a register was given the address of, anywhere in the text.
+    pub(super) bases: HashMap<Reg, Origin>,
 }
 
 impl Reader<'_> {
@@ -42,6 +43,15 @@ impl Reader<'_> {
         let index = self.num_regs[class as usize];
         self.num_regs[class as usize] += count;
         Reg { class, index }
+    }
+
+    /// Notes that a register is given the address of an object.
+    pub(super) fn base(&mut self, reg: Reg, object: Object) {
+        let one = Origin::One(object);
+        self.bases
+            .entry(reg)
+            .and_modify(|known| *known = join(*known, one))
+            .or_insert(one);
     }
 
     /// The register of an operand, of the size of a class.
@@ -137,7 +147,13 @@ impl Reader<'_> {
 
     fn value(&self, inst: &WrittenInst, written: &Written, ty: ScalarType) -> Result<Operand, PtxError> {
         Ok(match written {
-            Written::Number(bits) => Operand::Imm(narrowed(*bits, ty)),
+            Written::Number(bits) => {
+                let narrow = narrowed(*bits, ty);
+                narrow.map(Operand::Imm).ok_or_else(|| {
+                    let (number, bytes) = (*bits as i64, ty.bytes());
+                    error(inst, &format!("{number} does not fit into the {bytes} B of a number"))
+                })?
+            }
             Written::Float { bits, width: 32 } => Operand::Imm(*bits),
             Written::Float { bits, .. } if ty == ScalarType::F32 => {
                 Operand::Imm(u64::from((f64::from_bits(*bits) as f32).to_bits()))
@@ -249,12 +265,18 @@ fn is_all(written: &Written, is: impl Fn(&Written) -> bool) -> bool {
     items(written).iter().all(is)
 }
 
-fn narrowed(bits: u64, ty: ScalarType) -> u64 {
-    match ty.bytes() {
-        1 => bits & 1,
-        2 => bits & 0xffff,
-        4 => bits & 0xffff_ffff,
-        _ => bits,
+/// The bits of a number in the size of a type, which has them with or without a sign; none where they do not fit.
+fn narrowed(bits: u64, ty: ScalarType) -> Option<u64> {
+    let width = 8 * ty.bytes();
+    match width {
+        // Predicates: 0 and 1, and -1 for true.
+        8 => Some(bits & 1),
+        64.. => Some(bits),
+        _ => {
+            let (mask, signed) = ((1 << width) - 1, bits as i64);
+            let fits = bits <= mask || (-(1i64 << (width - 1))..0).contains(&signed);
+            fits.then_some(bits & mask)
+        }
     }
 }
 

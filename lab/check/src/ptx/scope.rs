@@ -10,6 +10,8 @@ pub(super) struct Scope {
     names: HashSet<String>,
     /// Prefixes of numbered registers, and how many there are.
     numbered: HashMap<String, u32>,
+    /// The least number of single names by each prefix that they can be read with.
+    singles: HashMap<String, u32>,
 }
 
 impl Scope {
@@ -23,8 +25,17 @@ impl Scope {
     /// Declares a name, or with a count as many numbered ones; false if it is known here.
     pub(super) fn declare(&mut self, name: &str, count: Option<u32>) -> bool {
         match count {
-            Some(count) => self.numbered.insert(name.to_string(), count).is_none(),
-            None => !self.has(name) && self.names.insert(name.to_string()),
+            Some(count) => {
+                let is_known = self.singles.get(name).is_some_and(|least| *least < count);
+                self.numbered.insert(name.to_string(), count).is_none() && !is_known
+            }
+            None => {
+                for (prefix, number) in numbered(name) {
+                    let least = self.singles.entry(prefix.to_string()).or_insert(number);
+                    *least = number.min(*least);
+                }
+                !self.has(name) && self.names.insert(name.to_string())
+            }
         }
     }
 

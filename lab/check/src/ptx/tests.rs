@@ -83,6 +83,12 @@ fn copies_that_no_architecture_has_are_found() {
         text.entries().next().unwrap().1.impossible(),
         [(2, "cp.async.cg of 8 bytes; it copies 16".to_string())]
     );
+    let text =
+        ".version 7.0 .target sm_80 .entry k() {\n bar.sync 16;\n bar.sync 15;\n bar.arrive 4294967297, 32; ret; }";
+    let text = PtxText::read(text).unwrap();
+    let found = text.entries().next().unwrap().1.impossible();
+    let lines: Vec<u32> = found.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, [2, 4], "{found:?}");
 }
 
 #[test]

@@ -138,6 +138,22 @@ fn what_does_not_build_is_not_read() {
             "4294967360 in place of a number from 0 to 4294967295",
         ),
         (
+            "bar.sync 4294967297, 64;",
+            "bar.sync 1, 64;",
+            "4294967297 does not fit into the 4 B of a number",
+        ),
+        (
+            "mov.u32 %r2, -2147483649;",
+            "mov.u32 %r2, -2147483648;",
+            "-2147483649 does not fit into the 4 B",
+        ),
+        // What lies behind one symbol is another: whose address it is must be known.
+        (
+            ".shared .b32 t[64]; setp.eq.u32 %p1, %r1, 0; mov.u32 %r2, s; @%p1 st.shared.u32 [%r2+256], 1; mov.u32 %r2, t;",
+            ".shared .b32 t[64]; setp.eq.u32 %p1, %r1, 0; mov.u32 %r2, s; @%p1 st.shared.u32 [%r2+252], 1; mov.u32 %r3, t;",
+            "its address stems from more than one parameter or symbol",
+        ),
+        (
             "bar.sync 16, 64;",
             "bar.sync 15, 64;",
             "barrier 16; a block has barriers 0 to 15",
@@ -214,6 +230,7 @@ fn texts_beyond_a_limit_are_refused_with_it() {
         (".reg .b32 %x<1048576>;".to_string(), "registers; at most 1048576 is allowed"),
         (".reg .b32 %x, %x;".to_string(), "line 9: register `%x` is declared twice"),
         (".reg .b32 %r5;".to_string(), "line 9: register `%r5` is declared twice"),
+        (".reg .b32 %x5; .reg .b32 %x<6>;".to_string(), "line 9: register `%x` is declared twice"),
         (".reg .b32 %r<9>;".to_string(), "line 9: register `%r` is declared twice"),
         ("L: mov.b32 %r2, 1;\nL:".to_string(), "line 10: label `L` is declared twice"),
         (".shared .align 3 .b8 s[4];".to_string(), "line 9: 3 bytes of alignment; a power of two from 1 to 262144 is allowed"),
