@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use object::LittleEndian;
 use object::elf::FileHeader64;
 use object::read::elf::{ElfFile64, FileHeader as _, SectionHeader as _};
-use object::{Object, ObjectSection, ObjectSymbol};
+use object::{Object, ObjectSection, ObjectSymbol, SectionIndex, SymbolIndex};
 
 use super::{CodeForm, ForeignError, ForeignKernel, Shared, binary_kind};
 
@@ -32,6 +32,44 @@ const FORMAT_LONG: u8 = 0x04;
 
 type Elf<'a> = ElfFile64<'a, LittleEndian>;
 
+/// Sections and symbols by name, the first of each, and the symbols of each section: searching for those of every
+/// kernel would take time with the square of their number.
+struct Parts<'e, 'a> {
+    elf: &'e Elf<'a>,
+    sections: HashMap<&'a str, SectionIndex>,
+    symbols: HashMap<&'a str, SymbolIndex>,
+    inside: HashMap<SectionIndex, Vec<SymbolIndex>>,
+}
+
+impl<'e, 'a> Parts<'e, 'a> {
+    fn of(elf: &'e Elf<'a>) -> Self {
+        let mut parts = Parts {
+            elf,
+            sections: HashMap::new(),
+            symbols: HashMap::new(),
+            inside: HashMap::new(),
+        };
+        for section in elf.sections() {
+            if let Ok(name) = section.name() {
+                parts.sections.entry(name).or_insert(section.index());
+            }
+        }
+        for symbol in elf.symbols() {
+            if let Ok(name) = symbol.name() {
+                parts.symbols.entry(name).or_insert(symbol.index());
+            }
+            if let Some(section) = symbol.section_index() {
+                parts.inside.entry(section).or_default().push(symbol.index());
+            }
+        }
+        parts
+    }
+
+    fn section(&self, name: &str) -> Option<impl ObjectSection<'a> + use<'e, 'a>> {
+        self.elf.section_by_index(*self.sections.get(name)?).ok()
+    }
+}
+
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     let no_cubin = || ForeignError::NoCubin(format!("this is {}", binary_kind(bytes).unwrap_or("no ELF file")));
     let header = FileHeader64::<LittleEndian>::parse(bytes).map_err(|_| no_cubin())?;
@@ -47,19 +85,19 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     };
     let broken = |error: object::Error| ForeignError::Broken(error.to_string());
     let elf: Elf<'_> = ElfFile64::parse(bytes).map_err(broken)?;
-    let of_all = attributes(&elf, ".nv.info")?;
+    let parts = Parts::of(&elf);
+    let of_all = attributes(&parts, ".nv.info")?;
     let mut kernels = Vec::new();
     for section in elf.sections() {
         let Some(name) = section.name().map_err(broken)?.strip_prefix(".text.") else {
             continue;
         };
         // Functions other than kernels have no constant bank for parameters.
-        let own = attributes(&elf, &format!(".nv.info.{name}"))?;
-        if elf.section_by_name(&format!(".nv.constant0.{name}")).is_none() {
+        let own = attributes(&parts, &format!(".nv.info.{name}"))?;
+        if !parts.sections.contains_key(format!(".nv.constant0.{name}").as_str()) {
             continue;
         }
-        let symbol = elf.symbols().find(|symbol| symbol.name() == Ok(name));
-        let symbol = symbol.map(|symbol| symbol.index().0 as u32);
+        let symbol = parts.symbols.get(name).map(|symbol| symbol.0 as u32);
         let in_section = section.elf_section_header().sh_info(endian) >> 24;
         kernels.push(ForeignKernel {
             name: name.to_string(),
@@ -69,8 +107,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
             registers: of_symbol(&of_all, REGISTERS, symbol).or((in_section > 0).then_some(in_section)),
             stack_bytes: of_symbol(&of_all, FRAME_SIZE, symbol),
             compiler: Some("the cubin".to_string()),
-            static_shared: static_shared(&elf, name, sm),
-            shared: shared(&elf, name),
+            static_shared: static_shared(&parts, name, sm),
+            shared: shared(&parts, name),
             max_threads: threads(&own, MAX_THREADS),
             required_threads: threads(&own, REQUIRED_THREADS),
             ..ForeignKernel::default()
@@ -80,9 +118,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
 }
 
 /// Attributes of a section by kind, in order; empty if the section does not exist.
-fn attributes(elf: &Elf<'_>, name: &str) -> Result<HashMap<u8, Vec<Vec<u8>>>, ForeignError> {
+fn attributes(parts: &Parts<'_, '_>, name: &str) -> Result<HashMap<u8, Vec<Vec<u8>>>, ForeignError> {
     let mut found: HashMap<u8, Vec<Vec<u8>>> = HashMap::new();
-    let Some(section) = elf.section_by_name(name) else {
+    let Some(section) = parts.section(name) else {
         return Ok(found);
     };
     let data = section.data();
@@ -131,21 +169,22 @@ fn parameters(attributes: &HashMap<u8, Vec<Vec<u8>>>) -> Vec<u64> {
     found.into_iter().map(|(_, bytes)| bytes).collect()
 }
 
-fn static_shared(elf: &Elf<'_>, name: &str, sm: u32) -> u64 {
-    let section = elf.section_by_name(&format!(".nv.shared.{name}"));
+fn static_shared(parts: &Parts<'_, '_>, name: &str, sm: u32) -> u64 {
+    let section = parts.section(&format!(".nv.shared.{name}"));
     // From sm_90 on it includes what the system reserves.
     let reserved = if sm >= 90 { 1024 } else { 0 };
     section.map_or(0, |section| section.size().saturating_sub(reserved))
 }
 
 /// Symbols in the kernel's shared memory; ptxas keeps only those visible to other modules.
-fn shared(elf: &Elf<'_>, name: &str) -> Vec<Shared> {
-    let Some(section) = elf.section_by_name(&format!(".nv.shared.{name}")) else {
+fn shared(parts: &Parts<'_, '_>, name: &str) -> Vec<Shared> {
+    let Some(section) = parts.section(&format!(".nv.shared.{name}")) else {
         return Vec::new();
     };
     let mut found = Vec::new();
-    for symbol in elf.symbols() {
-        let is_ours = symbol.section_index() == Some(section.index()) && symbol.size() > 0;
+    let inside = parts.inside.get(&section.index()).into_iter().flatten();
+    for symbol in inside.filter_map(|index| parts.elf.symbol_by_index(*index).ok()) {
+        let is_ours = symbol.size() > 0;
         let Some(name) = symbol.name().ok().filter(|_| is_ours) else {
             continue;
         };

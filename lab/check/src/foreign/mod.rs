@@ -12,6 +12,8 @@ mod run;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
+
 use flashcore_ir::Target;
 pub use flashcore_ir::proof::CodeForm;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError};
@@ -122,7 +124,9 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     let kernels = match std::str::from_utf8(bytes) {
         Ok(text) if binary_kind(bytes).is_none() => {
             let text = PtxText::read(text.trim_end_matches('\0'))?;
-            text.entries().map(|(entry, body)| of_ptx(&text, entry, body)).collect()
+            let functions: HashSet<&str> = text.module.functions.iter().map(String::as_str).collect();
+            let of_entry = |(entry, body)| of_ptx(&text, &functions, entry, body);
+            text.entries().map(of_entry).collect()
         }
         _ => cubin::read(bytes)?,
     };
@@ -146,7 +150,7 @@ pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<
     Ok(found)
 }
 
-fn of_ptx(text: &PtxText, entry: &PtxEntry, body: &Body) -> ForeignKernel {
+fn of_ptx(text: &PtxText, functions: &HashSet<&str>, entry: &PtxEntry, body: &Body) -> ForeignKernel {
     let module = &text.module;
     let shared = text.shared_of(body).map(|symbol| Shared {
         name: symbol.name.clone(),
@@ -155,7 +159,7 @@ fn of_ptx(text: &PtxText, entry: &PtxEntry, body: &Body) -> ForeignKernel {
         is_dynamic: symbol.is_dynamic,
         line: Some(symbol.line),
     });
-    let calls = body.calls.iter().filter(|name| module.functions.contains(name));
+    let calls = body.calls.iter().filter(|name| functions.contains(name.as_str()));
     let facts = entry.facts();
     ForeignKernel {
         name: entry.name.clone(),
