@@ -44,7 +44,9 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     name.push(format!(".{}.part", std::process::id()));
     let unfinished = path.with_file_name(name);
     let write = || {
-        let mut file = std::fs::File::create(&unfinished)?;
+        // What lies there was left by a process of this number, or is a link of others.
+        let _ = std::fs::remove_file(&unfinished);
+        let mut file = std::fs::File::create_new(&unfinished)?;
         if let Ok(old) = std::fs::metadata(path) {
             file.set_permissions(old.permissions())?;
         }

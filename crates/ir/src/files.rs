@@ -70,22 +70,52 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
         false => error,
     })?;
     let metadata = file.metadata()?;
-    let kind = metadata.file_type();
-    if kind.is_dir() {
-        return Err(Error::new(ErrorKind::IsADirectory, "it is a folder, not a file"));
+    if !is_descriptor || metadata.is_dir() {
+        regular(&metadata).map_err(|why| match why.kind() {
+            ErrorKind::InvalidInput if is_fifo(&metadata) => {
+                Error::new(why.kind(), format!("{why}; to read from a pipe, name /dev/stdin"))
+            }
+            _ => why,
+        })?;
     }
-    if kind.is_file() || is_descriptor {
-        return Ok((file, metadata));
-    }
+    Ok((file, metadata))
+}
+
+/// Opens a file of ours to write, as `options` say, in a folder that others may have filled: only a regular file, and
+/// never blocks. (What the user names as an output may be a pipe.)
+///
+/// # Errors
+/// A folder, a FIFO or a device; and what the system says.
+pub fn open_to_write(path: &Path, options: &mut OpenOptions) -> Result<File> {
     #[cfg(unix)]
-    if std::os::unix::fs::FileTypeExt::is_fifo(&kind) {
-        let why = "it is a pipe (FIFO), not a regular file; to read from a pipe, name /dev/stdin";
-        return Err(Error::new(ErrorKind::InvalidInput, why));
-    }
-    Err(Error::new(
-        ErrorKind::InvalidInput,
-        "it is a device, not a regular file",
-    ))
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NONBLOCK | libc::O_NOCTTY);
+    let file = options.open(path).map_err(|error| {
+        // A FIFO that nobody reads has an error that does not say so.
+        let there = std::fs::metadata(path).map_or(Ok(()), |there| regular(&there));
+        there.err().unwrap_or(error)
+    })?;
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn regular(metadata: &Metadata) -> Result<()> {
+    let (kind, why) = match metadata {
+        it if it.is_file() => return Ok(()),
+        it if it.is_dir() => (ErrorKind::IsADirectory, "it is a folder, not a file"),
+        it if is_fifo(it) => (ErrorKind::InvalidInput, "it is a pipe (FIFO), not a regular file"),
+        _ => (ErrorKind::InvalidInput, "it is a device, not a regular file"),
+    };
+    Err(Error::new(kind, why))
+}
+
+#[cfg(unix)]
+fn is_fifo(metadata: &Metadata) -> bool {
+    std::os::unix::fs::FileTypeExt::is_fifo(&metadata.file_type())
+}
+
+#[cfg(not(unix))]
+fn is_fifo(_: &Metadata) -> bool {
+    false
 }
 
 /// Whether a name is that of a descriptor which this process was started with.
@@ -160,6 +190,27 @@ mod tests {
         std::fs::write(at("latin"), b"ab\xe4").unwrap();
         let said = read_text_capped(&at("latin"), 8).unwrap_err().to_string();
         assert_eq!(said, "it is not UTF-8 text, from byte 2 on");
+    }
+
+    #[test]
+    fn only_regular_files_are_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let open = |name: &str| open_to_write(&at(name), OpenOptions::new().create(true).append(true));
+        open("new").unwrap().write_all(b"12").unwrap();
+        open("new").unwrap().write_all(b"34").unwrap();
+        assert_eq!(std::fs::read(at("new")).unwrap(), b"1234");
+        assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+        std::os::unix::fs::symlink("/dev/null", at("device")).unwrap();
+        std::fs::create_dir(at("folder")).unwrap();
+        for (name, why) in [
+            ("fifo", "it is a pipe (FIFO), not a regular file"),
+            ("device", "it is a device, not a regular file"),
+            ("folder", "it is a folder, not a file"),
+        ] {
+            assert_eq!(open(name).unwrap_err().to_string(), why);
+        }
+        assert_eq!(open("none/new").unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]

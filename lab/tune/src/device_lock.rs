@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flashcore_bench::DeviceIdentity;
+use flashcore_ir::files;
 
 use crate::interrupt::Interrupt;
 use crate::runs;
@@ -53,7 +54,7 @@ impl DeviceLock {
         let open = |path: &PathBuf| {
             std::fs::create_dir_all(path.parent()?).ok()?;
             let mut options = OpenOptions::new();
-            options.create(true).truncate(false).write(true).open(path).ok()
+            files::open_to_write(path, options.create(true).truncate(false).write(true)).ok()
         };
         let Some(file) = self.0.as_ref().and_then(open) else {
             return Some(Held(None));

@@ -172,7 +172,7 @@ impl Journal {
 
     fn open(folder: &Path) -> Result<Journal, TuneError> {
         let path = folder.join(TRIALS);
-        let file = OpenOptions::new().create(true).append(true).read(true).open(&path);
+        let file = files::open_to_write(&path, OpenOptions::new().create(true).append(true).read(true));
         let trials = file.map_err(|error| TuneError::file(&path, error))?;
         // A child process inherits this process's files until its `exec`, and with them the lock of
         // a run that ended meanwhile. That takes milliseconds.

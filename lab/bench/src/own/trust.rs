@@ -95,9 +95,7 @@ impl Trust {
             #[cfg(unix)]
             std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
             let path = file.display().to_string().replace('\n', " ");
-            options
-                .open(&self.file)?
-                .write_all(format!("{sha256} {path}\n").as_bytes())
+            files::open_to_write(&self.file, &mut options)?.write_all(format!("{sha256} {path}\n").as_bytes())
         };
         write().map_err(|error| self.wrong(error))
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flashcore::files::write_whole;
 use flashcore::plans::{PlanDevice, PlanError, PlanRow, PlanTable, read_table};
+use flashcore_ir::files;
 use serde::Serialize;
 
 use crate::error::TuneError;
@@ -61,9 +62,10 @@ pub fn can_put(folder: &Path, device: &PlanDevice) -> Result<(), TuneError> {
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
     let _lock = locked(&file)?;
     table_of(&file, device)?;
-    // An existing lock file does not show that a new file can be written.
+    // An existing lock file does not show that a new file can be written. What lies there may be a link of others.
     let new = file.with_extension("new");
-    let written = File::create(&new).and_then(|_| std::fs::remove_file(&new));
+    let _ = std::fs::remove_file(&new);
+    let written = File::create_new(&new).and_then(|_| std::fs::remove_file(&new));
     written.map_err(|error| TuneError::file(&new, error))
 }
 
@@ -101,7 +103,7 @@ pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Plac
 fn locked(file: &Path) -> Result<File, TuneError> {
     // The table's file is replaced, so the lock needs a file that is not.
     let lock = file.with_extension("lock");
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&lock);
+    let open = files::open_to_write(&lock, OpenOptions::new().create(true).truncate(false).write(true));
     let open = open.map_err(|error| TuneError::file(&lock, error))?;
     open.lock().map_err(|error| TuneError::file(&lock, error))?;
     Ok(open)

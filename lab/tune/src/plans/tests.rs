@@ -375,6 +375,34 @@ fn what_keeps_a_row_out_is_known_before_there_is_one() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// What lies next to a table may be of others: nothing is waited for, and nothing is written through a link.
+#[cfg(unix)]
+#[test]
+fn what_others_left_next_to_a_table_is_no_lock() {
+    let folder = folder("strange");
+    let device = device_of(&host());
+    put(&folder, &device, of(64, "cpu/m64n64")).unwrap();
+    let path = file_of(&folder, &device);
+    let theirs = folder.join("theirs");
+    std::fs::write(&theirs, "kept").unwrap();
+    std::os::unix::fs::symlink(&theirs, path.with_extension("new")).unwrap();
+    can_put(&folder, &device).unwrap();
+    assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "kept");
+    let lock = path.with_extension("lock");
+    std::fs::remove_file(&lock).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&lock).status().unwrap();
+    assert!(made.success());
+    let (sender, done) = std::sync::mpsc::channel();
+    let of_thread = folder.clone();
+    std::thread::spawn(move || sender.send(put(&of_thread, &device, of(64, "cpu/m64n64")).map_err(|e| e.to_string())));
+    let error = done
+        .recv_timeout(std::time::Duration::from_secs(120))
+        .expect("it does not wait");
+    let error = error.unwrap_err();
+    assert!(error.contains(".lock: it is a pipe (FIFO)"), "{error}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 #[test]
 fn a_file_that_is_no_table_is_left_alone() {
     let folder = folder("alone");
