@@ -303,15 +303,16 @@ impl Running {
         // Read in threads, so that a library that warns a lot does not block on a full pipe.
         let errors = process.stderr.take().map(|stderr| {
             std::thread::spawn(move || {
-                let lines = BufReader::new(stderr).lines().map_while(Result::ok);
-                lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
+                lines_of(stderr)
+                    .filter(|line| !line.trim().is_empty())
+                    .last()
+                    .unwrap_or_default()
             })
         });
         let (sender, lines) = channel();
         if let Some(stdout) = process.stdout.take() {
             std::thread::spawn(move || {
-                let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-                lines
+                lines_of(stdout)
                     .take_while(|line| sender.send(line.clone()).is_ok())
                     .for_each(drop);
             });
@@ -342,6 +343,12 @@ impl Drop for Running {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// The lines of a stream to its end. Libraries print what they like: what is not UTF-8 does not end it.
+fn lines_of(stream: impl Read) -> impl Iterator<Item = String> {
+    let lines = BufReader::new(stream).split(b'\n').map_while(std::io::Result::ok);
+    lines.map(|line| String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(&line)).into_owned())
 }
 
 /// The child's side, without peers: reads a job in one line, and writes events, a line each. The process is aborted

@@ -104,6 +104,17 @@ fn one_that_hangs_or_crashes_is_blamed_and_the_rest_goes_on() {
     assert_eq!(seen.inspected.len(), 2);
 }
 
+/// A library that prints Latin-1 ends neither what is read nor the process.
+#[test]
+fn lines_that_are_no_text_are_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("printf 'na\\357ve\\n\\351\\n'\nprintf '\\351\\n' >&2\n{}", report());
+    script(folder.path(), &text).bench(&job(1), QUICK, &mut ()).unwrap();
+    let text = "printf '\\351\\n' >&2\necho last >&2\nexit 3";
+    let error = script(folder.path(), text).bench(&job(1), QUICK, &mut ()).unwrap_err();
+    assert!(error.to_string().ends_with(": last"), "{error}");
+}
+
 #[test]
 fn what_no_kernel_of_the_user_did_is_an_error() {
     let folder = tempfile::tempdir().unwrap();

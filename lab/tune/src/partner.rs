@@ -59,10 +59,12 @@ impl Partner {
         });
         // The bound stops a process that writes more than it was asked for.
         let (sender, answers) = sync_channel(1);
-        thread::spawn(move || read_lines(stdout, |line| sender.send(line).is_ok()));
+        thread::spawn(move || read_lines(stdout, text, |line| sender.send(line).is_ok()));
         let errors = child.stderr.take().map(|stderr| {
             let (sender, errors) = channel();
-            thread::spawn(move || read_lines(stderr, |line| sender.send(line).is_ok()));
+            // A library that prints Latin-1 must not lose the process its standard error.
+            let lossy = |line: Vec<u8>| Ok(String::from_utf8_lossy(&line).into_owned());
+            thread::spawn(move || read_lines(stderr, lossy, |line| sender.send(line).is_ok()));
             errors
         });
         Ok(Partner {
@@ -130,9 +132,18 @@ impl Drop for Partner {
     }
 }
 
-fn read_lines(stream: impl Read, mut take: impl FnMut(io::Result<String>) -> bool) {
+fn text(line: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(line).map_err(io::Error::other)
+}
+
+fn read_lines(
+    stream: impl Read,
+    text: impl Fn(Vec<u8>) -> io::Result<String>,
+    mut take: impl FnMut(io::Result<String>) -> bool,
+) {
     let mut stream = BufReader::new(stream);
     while let Some(line) = next_line(&mut stream).transpose() {
+        let line = line.and_then(&text);
         let is_over = line.is_err();
         if !take(line) || is_over {
             break;
@@ -140,13 +151,29 @@ fn read_lines(stream: impl Read, mut take: impl FnMut(io::Result<String>) -> boo
     }
 }
 
-fn next_line(stream: &mut impl BufRead) -> io::Result<Option<String>> {
+fn next_line(stream: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let read = stream.by_ref().take(LONGEST).read_until(b'\n', &mut line)?;
     let is_whole = line.pop_if(|last| *last == b'\n').is_some();
     if !is_whole && read as u64 == LONGEST {
         return Err(io::Error::other(format!("a line is longer than {LONGEST} B")));
     }
-    let text = String::from_utf8(line).map_err(io::Error::other)?;
-    Ok((read > 0).then_some(text))
+    Ok((read > 0).then_some(line))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_text_ends_no_standard_error() {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "printf '\\351\\n' >&2; echo last >&2; exit 3"]);
+        let mut partner = Partner::start(shell.stderr(Stdio::piped())).unwrap();
+        let ended = partner.ask(String::new(), Duration::from_secs(120)).unwrap_err();
+        let Silence::Ended(how) = &ended else {
+            panic!("{ended:?}")
+        };
+        assert!(how.ends_with("last"), "{how}");
+    }
 }
