@@ -8,7 +8,8 @@ use flashcore_ir::files;
 use flashcore_problem::{
     Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
 };
-use serde::Deserialize;
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::sequences::{Sequences, Values};
 use crate::{BenchError, Case, Result};
@@ -27,7 +28,38 @@ const JSON_EXAMPLE: &str = "`[{\"heads\": 8, \"seq\": 4096}]`";
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keyed {
+    #[serde(deserialize_with = "entries")]
     problems: Vec<Entry>,
+}
+
+/// The list alone.
+#[derive(Deserialize)]
+struct Listed(#[serde(deserialize_with = "entries")] Vec<Entry>);
+
+/// Problems of a file. One of two characters takes half a kilobyte.
+const MOST_PROBLEMS: usize = 10_000;
+
+fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Entry>, D::Error> {
+    struct List;
+    impl<'de> Visitor<'de> for List {
+        type Value = Vec<Entry>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a sequence")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Entry>, A::Error> {
+            let mut entries = Vec::new();
+            while let Some(entry) = list.next_element()? {
+                if entries.len() == MOST_PROBLEMS {
+                    return Err(A::Error::custom(format!("more than {MOST_PROBLEMS} problems")));
+                }
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+    }
+    from.deserialize_seq(List)
 }
 
 /// One problem of a file. A field that is left out is as in the problem that `like` names, or else:
@@ -166,9 +198,10 @@ fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
     let of_json = |error| place::of_json(text, &error);
     let Keyed { problems } = match is_toml {
         true => toml::from_str(text).map_err(|error| place::of_toml(text, &error))?,
-        false if text.trim_start().starts_with('[') => Keyed {
-            problems: serde_json::from_str(text).map_err(of_json)?,
-        },
+        false if text.trim_start().starts_with('[') => {
+            let Listed(problems) = serde_json::from_str(text).map_err(of_json)?;
+            Keyed { problems }
+        }
         false => serde_json::from_str(text).map_err(of_json)?,
     };
     match problems.is_empty() {

@@ -5,11 +5,12 @@
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value, json};
 
-use super::Entry;
+use super::{Entry, MOST_PROBLEMS};
 
-/// Levels of a file, and problems of all its grids together.
+/// Levels of a file.
 const MOST_LEVELS: usize = 16;
-const MOST_PROBLEMS: usize = 10_000;
+/// Keys of one thing, which are compared with each other.
+const MOST_KEYS: usize = 1_000;
 
 /// A key of a shape: ours, and what files call it, alone and in a grid.
 const KEYS: [(&str, &[&str]); 8] = [
@@ -68,6 +69,9 @@ pub(super) fn entries(text: &str) -> Result<Vec<(usize, Entry)>, String> {
     for (key, node) in places.into_iter().flatten() {
         match (key.as_str(), &node.value) {
             ("shapes" | "canonical_shapes", Yaml::List(shapes)) => {
+                if shapes.len() > MOST_PROBLEMS {
+                    return Err(format!("line {}: more than {MOST_PROBLEMS} problems", node.line));
+                }
                 for shape in shapes {
                     found.extend(combinations(shape, false)?);
                 }
@@ -181,6 +185,9 @@ fn tree(text: &str) -> Result<Node, String> {
         match (&mut place.value, key.take(), done) {
             (Yaml::List(list), _, done) => list.push(done),
             (Yaml::Map(map), Some(name), done) => {
+                if map.len() == MOST_KEYS {
+                    return Err(format!("line {}: more than {MOST_KEYS} keys of one thing", done.line));
+                }
                 if map.iter().any(|(known, _)| *known == name) {
                     return Err(format!("line {}: key {name} occurs twice", done.line));
                 }
@@ -262,6 +269,10 @@ mod tests {
             let why = cases(text).unwrap_err();
             assert!(why.contains(says), "{text}: {why}");
         }
+        let keys: String = (0..1_001).map(|at| format!("k{at}: 1\n")).collect();
+        assert!(cases(&keys).unwrap_err().contains("line 1001: more than 1000 keys"));
+        let list = format!("shapes: [{}]", "{S: 16}, ".repeat(10_001));
+        assert!(cases(&list).unwrap_err().contains("more than 10000 problems"));
         let deep = "[".repeat(100_000);
         assert!(cases(&deep).is_err());
         let many = |count: usize| (1..=count).map(|at| at.to_string()).collect::<Vec<_>>().join(", ");

@@ -217,3 +217,18 @@ fn one_problem_of_several_is_named_after_the_file() {
     std::fs::remove_file(&path).unwrap();
     assert!(read_one(name).unwrap_err().to_string().contains("No such file"));
 }
+
+/// Each would take half a kilobyte, and a file has room for millions.
+#[test]
+fn a_file_has_so_many_problems_at_most() {
+    let list = |count: usize| format!("[{}]", vec!["{}"; count].join(","));
+    assert_eq!(cases(&list(10_000), false).len(), 10_000);
+    for (text, is_toml) in [
+        (list(10_001), false),
+        (format!("{{\"problems\": {}}}", list(10_001)), false),
+        ("[[problems]]\n".repeat(10_001), true),
+    ] {
+        let why = wrong(&text, is_toml);
+        assert!(why.contains("more than 10000 problems"), "{why}");
+    }
+}

@@ -131,10 +131,11 @@ fn table(text: &str) -> Vec<Vec<String>> {
             continue;
         }
         let mut record = line.to_string();
-        while record.matches('"').count() % 2 == 1
-            && let Some(more) = lines.next()
-        {
-            record = format!("{record}\n{more}");
+        let is_odd = |text: &str| text.matches('"').count() % 2 == 1;
+        let mut is_open = is_odd(line);
+        while is_open && let Some(more) = lines.next() {
+            record.extend(["\n", more]);
+            is_open ^= is_odd(more);
         }
         rows.push(fields(&record));
     }

@@ -164,3 +164,14 @@ fn insights_name_a_lever_and_what_it_saves_at_most() {
     assert!(of(&waits)[0].evidence.contains("wait for global memory"));
     assert!(of(&KernelProfile::default()).is_empty());
 }
+
+/// A quote that does not end takes the rest as its field, in time that grows with the text.
+#[test]
+fn a_quote_without_its_other_is_one_field() {
+    let text = format!("\"ID\",\"Kernel Name\"\n\"0\",\"k{}", "\n".repeat(3_000_000));
+    let error = read(&text).unwrap_err();
+    assert!(
+        error.contains("row 1") || error.contains("no metric") || error.contains("no launch"),
+        "{error}"
+    );
+}
