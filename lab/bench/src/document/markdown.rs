@@ -61,7 +61,7 @@ fn add_table(out: &mut String, table: &Table) {
 }
 
 /// Text with the characters that Markdown and HTML give a meaning escaped, on one line.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -15,6 +15,7 @@ mod summary;
 
 pub use chapter::{Chapter, chapters};
 pub use hardware::Prediction;
+pub(crate) use markdown::escaped as in_markdown;
 
 use std::collections::BTreeSet;
 

@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use super::{Baseline, Error, Evidence, State};
 use crate::Options as Protocol;
 use crate::compare::compare;
+use crate::document::in_markdown;
 
 /// What may be worse than the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -137,9 +138,8 @@ impl Judged {
             "## Gate: {}{baseline}\n\n| check | result | |\n|---|---|---|\n",
             self.revision
         );
-        let escaped = |text: &str| text.replace('|', "\\|").replace('\n', " ");
         for check in &self.checks {
-            let (name, outcome, summary) = (check.name, check.outcome, escaped(&check.summary));
+            let (name, outcome, summary) = (check.name, check.outcome, in_markdown(&check.summary));
             text.push_str(&format!("| {name} | {outcome} | {summary} |\n"));
         }
         for check in self.checks.iter().filter(|check| !check.details.is_empty()) {
@@ -147,7 +147,7 @@ impl Judged {
             check
                 .details
                 .iter()
-                .for_each(|detail| text.push_str(&format!("- {}\n", escaped(detail))));
+                .for_each(|detail| text.push_str(&format!("- {}\n", in_markdown(detail))));
         }
         text
     }

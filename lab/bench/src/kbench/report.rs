@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
+use crate::document::in_markdown;
+
 /// Whose check it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -134,7 +136,8 @@ impl Report {
 
     /// The report as Markdown, with a title.
     pub fn markdown(&self, title: &str) -> String {
-        let mut text = format!("# {title}\n\nThe kernel {}.\n\n", self.verdict());
+        let title = in_markdown(title);
+        let mut text = format!("# {title}\n\nThe kernel {}.\n\n", in_markdown(&self.verdict()));
         let _ = writeln!(text, "| check | expected | result | seen |\n|---|---|---|---|");
         for check in &self.checks {
             let status = match check.status {
@@ -142,9 +145,8 @@ impl Report {
                 Status::Fail => "**fail**",
                 Status::Skip => "not checked",
             };
-            let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
-            let (title, detail) = (cell(&check.title), cell(&check.detail));
-            let _ = writeln!(text, "| {} | {title} | {status} | {detail} |", check.id);
+            let [id, title, detail] = [&check.id, &check.title, &check.detail].map(|text| in_markdown(text));
+            let _ = writeln!(text, "| {id} | {title} | {status} | {detail} |");
         }
         if let Some(times) = &self.times {
             let _ = writeln!(
@@ -172,7 +174,7 @@ impl Report {
             let _ = writeln!(text);
         }
         for note in &self.notes {
-            let _ = writeln!(text, "- {note}");
+            let _ = writeln!(text, "- {}", in_markdown(note));
         }
         let machine = &self.machine;
         let or = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_string());

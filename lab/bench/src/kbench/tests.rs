@@ -5,7 +5,7 @@ use flashcore_kernels::{KernelCache, Plan};
 use flashcore_problem::{DType, Direction, Layout, Mask, Problem, ProblemBuilder};
 use serde_json::Value;
 
-use super::Task;
+use super::{Check, Group, Machine, Report, Status, Task};
 
 fn task(builder: ProblemBuilder) -> Task {
     Task::new(&builder.build().unwrap()).unwrap()
@@ -244,4 +244,31 @@ fn plans_of_another_problem_are_refused() {
     let (plans, _) = with_kernel(problem(), "mma/m64n64-w4x1-s2-b1-qreg-xor-cond", Target::Sm80);
     let other = task(problem().head_dim(128)).with_kernel(&plans, "0.0.0").unwrap_err();
     assert!(other.to_string().contains("the plans are not those"), "{other}");
+}
+
+/// What a kernel raises is text, in pages of others, too.
+#[test]
+fn a_report_in_markdown_has_no_markup_of_the_kernel() {
+    let theirs = "<img src=x> `a|b`\n# head";
+    let report = Report {
+        kernel_sha256: String::new(),
+        machine: Machine {
+            device: "CPU".into(),
+            python: "3".into(),
+            torch: None,
+            cuda: None,
+        },
+        checks: vec![Check {
+            id: "protocol".into(),
+            group: Group::Protocol,
+            title: "correct".into(),
+            status: Status::Fail,
+            detail: theirs.into(),
+        }],
+        times: None,
+        notes: vec![theirs.into()],
+    };
+    let text = report.markdown(theirs);
+    assert!(!text.contains("<img") && !text.contains("\n# head"), "{text}");
+    assert!(text.contains(r"&lt;img src=x> \`a\|b\` \# head"), "{text}");
 }
