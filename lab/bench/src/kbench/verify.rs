@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 
 use super::{Floor, Report};
@@ -20,6 +21,9 @@ const JUDGE: [(&str, &str); 6] = [
     ("judge_task.py", include_str!("judge/judge_task.py")),
     ("judge_times.py", include_str!("judge/judge_times.py")),
 ];
+
+/// What the judge reads of a task's folder.
+const TASK: [&str; 2] = ["config_forward.json", "func_forward.py"];
 
 /// What is judged, and how.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -84,6 +88,11 @@ enum Whose {
 /// the GPU is missing.
 pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Report> {
     let broken = |reason: String| BenchError::Machine(format!("{python}: {reason}"));
+    // Python would wait for a FIFO, and read a file of any length.
+    for file in TASK.map(|name| job.task.join(name)).iter().chain([&job.kernel]) {
+        let read = files::read_capped(file, files::SMALL);
+        read.map_err(|error| BenchError::Given(format!("{}: {error}", file.display())))?;
+    }
     let folder = tempfile::tempdir().map_err(|error| broken(format!("no temporary folder: {error}")))?;
     for (name, text) in JUDGE {
         std::fs::write(folder.path().join(name), text).map_err(|error| broken(error.to_string()))?;

@@ -140,12 +140,14 @@ fn fabricated_times_and_results_are_refused() {
     assert!(report.times.is_none());
     // The function that it is compared with has been started before.
     assert!(judged("overwrites.py").passes());
-    // It writes a whole report to every pipe.
-    let error = verify("python3", &job("forged.py"), |_| {}).unwrap_err();
-    assert!(
-        matches!(&error, BenchError::Failed(why) if why.contains("its results are forged")),
-        "{error}"
-    );
+    // They write to every pipe: a whole report, and a line without an end.
+    for kernel in ["forged.py", "endless.py"] {
+        let error = verify("python3", &job(kernel), |_| {}).unwrap_err();
+        assert!(
+            matches!(&error, BenchError::Failed(why) if why.contains("its results are forged")),
+            "{kernel}: {error}"
+        );
+    }
 }
 
 /// A time that the device cannot reach is refused with the floor: an honest kernel's, where the device is said to be
@@ -251,6 +253,26 @@ fn an_environment_that_fails_is_no_verdict_on_the_kernel() {
             "{kernel}: {error}"
         );
     }
+}
+
+/// Python would wait for it until the deadline.
+#[cfg(unix)]
+#[test]
+fn a_task_of_what_is_no_file_is_refused() {
+    let task = tempfile::tempdir().unwrap();
+    std::fs::copy(folder().join("func_forward.py"), task.path().join("func_forward.py")).unwrap();
+    let config = task.path().join("config_forward.json");
+    let made = std::process::Command::new("mkfifo").arg(&config).status().unwrap();
+    assert!(made.success());
+    let job = Job {
+        task: task.path().to_path_buf(),
+        ..job("honest.py")
+    };
+    let error = verify("python3", &job, |_| {}).unwrap_err();
+    assert!(
+        matches!(&error, BenchError::Given(why) if why.contains("config_forward.json: it is a pipe (FIFO)")),
+        "{error}"
+    );
 }
 
 #[test]

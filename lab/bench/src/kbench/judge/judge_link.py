@@ -14,6 +14,8 @@ from judge_task import Broken
 # Ended from outside: by somebody, or by a limit of the system. A kernel's own fault raises another signal.
 OUTSIDE = {1, 2, 3, 9, 13, 15, 24, 25, 30}
 SHOWN = 200
+# Bytes of an answer's line, and of a line of standard error that is read at once: one without an end fills no memory.
+LONGEST = 1 << 20
 
 
 class Raised(Exception):
@@ -40,7 +42,7 @@ class Host:
             raise Broken(self.whose, why)
 
     def read_errors(self):
-        for line in self.process.stderr:
+        for line in iter(lambda: self.process.stderr.readline(LONGEST), b""):
             text = line.decode(errors="replace").strip()
             self.words = text or self.words
             print(text, file=sys.stderr)
@@ -55,7 +57,7 @@ class Host:
         try:
             self.process.stdin.write(json.dumps(asked).encode() + b"\n" + payload)
             self.process.stdin.flush()
-            line = self.process.stdout.readline()
+            line = self.process.stdout.readline(LONGEST)
         except OSError:
             line = b""
         if not line:
