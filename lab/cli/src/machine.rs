@@ -17,7 +17,13 @@ const MOST_THREADS: usize = 1024;
 
 /// Refuses a number of threads that cannot be started, and one that would be ignored.
 pub(crate) fn check_threads() -> Result<(), Failure> {
-    let Some(given) = std::env::var_os("RAYON_NUM_THREADS").filter(|given| !given.is_empty()) else {
+    // The second is the older name, which Rayon still reads.
+    let names = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
+    names.into_iter().try_for_each(check_threads_of)
+}
+
+fn check_threads_of(name: &str) -> Result<(), Failure> {
+    let Some(given) = std::env::var_os(name).filter(|given| !given.is_empty()) else {
         return Ok(());
     };
     let most = std::thread::available_parallelism()
@@ -26,7 +32,7 @@ pub(crate) fn check_threads() -> Result<(), Failure> {
     match given.to_str().and_then(|given| given.parse().ok()) {
         Some(threads) if (0..=most).contains(&threads) => Ok(()),
         _ => Err(Failure::usage(format!(
-            "RAYON_NUM_THREADS is {}; allowed: 1 to {}, or 0 for one a core",
+            "{name} is {}; allowed: 1 to {}, or 0 for one a core",
             given.to_string_lossy(),
             style::whole(most as u64)
         ))),

@@ -174,7 +174,8 @@ fn colour_of(text: &str) -> usize {
     let Some((codes, _)) = body.split_once('m') else {
         return 0;
     };
-    let is_ours = |code: &str| matches!(code.parse(), Ok(0 | 1 | 2 | 4 | 22 | 24 | 30..=39 | 90..=97));
+    // Neither black nor white, which hide text on a background of the same.
+    let is_ours = |code: &str| matches!(code.parse(), Ok(0 | 1 | 2 | 4 | 22 | 24 | 31..=36 | 39 | 91..=96));
     match codes.split(';').all(is_ours) {
         true => 3 + codes.len(),
         false => 0,
@@ -367,8 +368,8 @@ mod tests {
     fn what_a_terminal_would_obey_is_written_out() {
         assert_eq!(escaped("a\tb\nü λ 語"), "a\tb\nü λ 語");
         // Right to left, an end of line that overwrites, a bell, a window's title, hidden text, a C1 control.
-        let names = "a\u{202e}b\rc\u{7}\u{1b}]0;x\u{7}\u{1b}[8mh\u{9b}2J\u{200b}\u{e0041}";
-        let shown = r"a\u202eb\u000dc\u0007\u001b]0;x\u0007\u001b[8mh\u009b2J\u200b\udb40\udc41";
+        let names = "a\u{202e}b\rc\u{7}\u{1b}]0;x\u{7}\u{1b}[8mh\u{1b}[30mi\u{9b}2J\u{200b}\u{e0041}";
+        let shown = r"a\u202eb\u000dc\u0007\u001b]0;x\u0007\u001b[8mh\u001b[30mi\u009b2J\u200b\udb40\udc41";
         assert_eq!(escaped(names), shown);
         let ours = format!("{BAD}x\u{2066}{BAD:#}");
         assert_eq!(escaped(&ours), ours.replace('\u{2066}', r"\u2066"));

@@ -251,9 +251,14 @@ fn a_python_that_depends_on_the_current_folder_is_refused() {
 #[test]
 fn other_commands_start_no_program_of_the_current_folder() {
     let hostile = Hostile::new();
-    for arguments in [
+    let others = [
         "",
         "run tiny --device cpu",
+        "gate --baseline HOME/none.json",
+        "compare latest latest",
+        "reproduce 0123456789ab",
+        "kbench export tiny HOME/task --force",
+        "worker --bench",
         "check tiny",
         "explain tiny --profile h200",
         "list problems",
@@ -265,7 +270,21 @@ fn other_commands_start_no_program_of_the_current_folder() {
         "profile tiny --device cpu",
         "tune tiny --device cpu --budget 1 --peers none --proposer sh",
         "tune tiny --device cpu --budget 1 --peers none --workers git",
-    ] {
+        // Above, with a Python.
+        "bench --help",
+        "parity --help",
+    ];
+    let help = hostile.run("--help", &[]).0.stdout;
+    let listed = help.split("Commands:\n").nth(1).expect("a list of commands");
+    let listed = listed.lines().map_while(|line| line.strip_prefix("  "));
+    for command in listed
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| !name.is_empty())
+    {
+        let is_run = others.iter().any(|words| words.split(' ').next() == Some(command));
+        assert!(is_run || command == "help", "{command} is not among what is run here");
+    }
+    for arguments in others {
         for path in ["", ".", "../here:"] {
             let (ran, evil, _) = hostile.run(arguments, &[("PATH", path)]);
             assert_eq!(evil, "", "PATH={path} flashcore {arguments}\n{}", ran.words());

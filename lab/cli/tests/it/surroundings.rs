@@ -72,6 +72,12 @@ fn a_number_of_threads_that_cannot_be_is_refused() {
         let says = format!("RAYON_NUM_THREADS is {given}; allowed: 1 to 1,024");
         assert!(ran.words().contains(&says), "{}", ran.stderr);
     }
+    let ran = run(command("list devices").env("RAYON_RS_NUM_CPUS", "99999999"));
+    assert!(
+        ran.code == 2 && ran.words().contains("RAYON_RS_NUM_CPUS is"),
+        "{}",
+        ran.stderr
+    );
     assert_eq!(run(command("list devices").env("RAYON_NUM_THREADS", "3")).code, 0);
 }
 
