@@ -90,7 +90,7 @@ pub fn open_to_write(path: &Path, options: &mut OpenOptions) -> Result<File> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NONBLOCK | libc::O_NOCTTY);
     let file = options.open(path).map_err(|error| {
-        // A FIFO that nobody reads has an error that does not say so.
+        // A FIFO without a reader has an error that does not say so.
         let there = std::fs::metadata(path).map_or(Ok(()), |there| regular(&there));
         there.err().unwrap_or(error)
     })?;
