@@ -111,6 +111,35 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
+/// So many significant digits: with three `0.0123`, `4.56`, `789`, `12,345`.
+pub fn significant(x: f64, digits: i32) -> String {
+    let magnitude = x.abs();
+    if magnitude >= 1000.0 {
+        return thousands(x.round() as u64);
+    }
+    let places = match magnitude {
+        0.0 => 0,
+        _ => (digits - 1 - magnitude.log10().floor() as i32).clamp(0, 9) as usize,
+    };
+    format!("{x:.places$}")
+}
+
+/// The unit in which people read a time: its microseconds and its name. Every time that is shown with its unit has it
+/// from here; columns of files that other programs read are in µs.
+pub fn unit_of_time(us: f64) -> (f64, &'static str) {
+    match us.abs() {
+        us if us >= 999.5e3 => (1e6, "s"),
+        us if us >= 999.5 => (1e3, "ms"),
+        _ => (1.0, "µs"),
+    }
+}
+
+/// Microseconds in the unit of [`unit_of_time`], with so many significant digits: `4.80 µs`, `57.9 ms`, `1.50 s`.
+pub fn time(us: f64, digits: i32) -> String {
+    let (size, unit) = unit_of_time(us);
+    format!("{} {unit}", significant(us / size, digits))
+}
+
 /// The verdict in one line.
 pub fn summary(report: &CheckReport, palette: Palette) -> String {
     let Palette { good, bad, .. } = palette;
@@ -270,6 +299,27 @@ fn wrap(text: &str, used: usize, indent: usize, width: usize) -> String {
 mod tests {
     use super::*;
     use flashcore_sim::{Finding, FindingKind, Other};
+
+    #[test]
+    fn times_have_the_unit_that_people_read() {
+        let shown = [0.74, 4.8, 999.4, 999.6, 57_981.0, 999_400.0, 999_600.0, 1.5e6, 3.6e9].map(|us| time(us, 3));
+        let expected = [
+            "0.740 µs",
+            "4.80 µs",
+            "999 µs",
+            "1.00 ms",
+            "58.0 ms",
+            "999 ms",
+            "1.00 s",
+            "1.50 s",
+            "3,600 s",
+        ];
+        assert_eq!(shown, expected);
+        assert_eq!(
+            [4.8, 57_981.0, 900.0].map(|us| time(us, 4)),
+            ["4.800 µs", "57.98 ms", "900.0 µs"]
+        );
+    }
 
     fn found() -> Found {
         let line = |line, verb| Line {

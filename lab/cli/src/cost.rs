@@ -114,22 +114,14 @@ fn times(prediction: &Prediction) -> [String; 3] {
     [prediction.micros, prediction.low_micros, prediction.high_micros].map(micros)
 }
 
-/// The prediction in a sentence, with the reports' figures if they are about this problem.
-pub(crate) fn sentence(outcome: &Outcome, problem: &Problem, card: Card) -> String {
+/// The prediction in a sentence.
+pub(crate) fn sentence(outcome: &Outcome, card: Card) -> String {
     let prediction = match outcome {
         Ok(prediction) => prediction,
         Err(why) => return format!("not on {}: {why}", card.title()),
     };
     let [time, low, high] = times(prediction);
-    let mut text = format!("{HEAD}{time}{HEAD:#} ({low} to {high}) on an {}", card.title());
-    if is_theirs(problem, card) {
-        let [_, (theirs, kernel), (slowest, _), _, (fastest, _)] = REPORTS;
-        text.push_str(&format!(
-            "; in the reports that this project began with, {kernel} takes {theirs:.0} µs on an L4, PyTorch's SDPA \
-             {fastest:.0} to {slowest:.0} µs"
-        ));
-    }
-    text
+    format!("{HEAD}{time}{HEAD:#}, between {low} and {high}, on an {}", card.title())
 }
 
 fn bound(prediction: &Prediction) -> String {

@@ -1,4 +1,5 @@
-//! `flashcore` without arguments: attention on the best device, whether it is correct, and its time.
+//! `flashcore` without arguments: is attention correct on the best device, how fast is it, and which device is it?
+//! Then, without a GPU, the same of the GPU kernel under the simulator. Words of ours come after the answer.
 
 use flashcore::testing::InputKind;
 use flashcore::{Device, Problem};
@@ -13,19 +14,19 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     }
     let version = env!("CARGO_PKG_VERSION");
     style::print(&format!(
-        "{HEAD}FlashCore {version}{HEAD:#} {DIM}· fused attention for NVIDIA GPUs, in Rust{DIM:#}\n"
+        "{HEAD}FlashCore {version}{HEAD:#} {DIM}· is fused attention correct on this machine, and how fast is it?{DIM:#}\n"
     ));
     let problem = Problem::named("mission")?;
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
     let case = Case::new("mission", problem.clone());
     let run = judged_run::compute(device, &case, None, InputKind::Normal, 0)?;
-    let spinner = style::spinner("predicting");
-    let predicted = (!has_gpu).then(|| without_gpu::predicted(&problem));
-    drop(spinner);
     let mut page = Page::default();
-    page.heading(format_args!("Attention on {}", run.device), &problem);
-    run.add(&mut page, predicted.as_deref());
+    let (heads, rows, columns) = (problem.num_heads(), problem.seq_len_q(), problem.head_dim());
+    let dtype = problem.dtype().name();
+    let shape = format!("{heads} heads, {rows} queries and keys, head_dim {columns}, {dtype}");
+    page.heading(format_args!("Attention on {}", run.device), shape);
+    run.add(&mut page);
     page.print();
     let mut outcome = Outcome::of(run.gate.passed());
 
@@ -35,7 +36,10 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
         let plan = simulated::plan(&problem, card, None)?.plan;
         let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
         let planned = format!("planned for {}", card.title());
-        page.heading("The GPU kernel under the simulator", planned);
+        page.heading("The GPU kernel, simulated on the CPU", planned);
+        let spinner = style::spinner("predicting");
+        page.field("predicted", without_gpu::predicted(&problem));
+        drop(spinner);
         simulated::add(&mut page, &report);
         if outcome == Outcome::Clean {
             outcome = simulated::outcome(&report);
@@ -53,7 +57,7 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     let column = command.len() + 31;
     for (arguments, what) in [
         ("run mission-b2-causal", "another problem; `list problems` has more"),
-        ("check mission --schedules 5", "the GPU kernel under five schedules"),
+        ("check tiny --plant drop-barrier", "a race planted in a kernel, found at its line"),
         (
             "explain mission --profile l4",
             "why this kernel, what it uses, what fits",

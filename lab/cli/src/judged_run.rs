@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 use crate::progress::{self, span};
 use crate::{BAD, Failure, GOOD, Page, bench, machine, style, whole};
 
+/// Samples of which the 10th and the 90th percentile are said: of fewer they are the smallest and the largest.
+const FEWEST_FOR_RANGE: usize = 10;
 /// Time for all rounds, milliseconds; a single run may take longer.
 const BUDGET_MS: f64 = 1_000.0;
 
@@ -71,8 +73,17 @@ fn method(measured: &Measured, samples: usize) -> String {
     format!("{samples} {clock}, by the protocol of `bench`{unsettled}")
 }
 
+/// The median, and how far runs are from it where there are enough of them to say so.
+fn spread(summary: &Summary) -> String {
+    let [median, low, high] = [summary.p50, summary.p10, summary.p90].map(style::micros);
+    match summary.count < FEWEST_FOR_RANGE {
+        true => format!("{median}, the median of {}", style::count(summary.count, "sample")),
+        false => format!("{median} median, 80 % of runs from {low} to {high}"),
+    }
+}
+
 impl JudgedRun {
-    pub(crate) fn add(&self, page: &mut Page, predicted: Option<&str>) {
+    pub(crate) fn add(&self, page: &mut Page) {
         add_gate(page, &self.gate, true);
         if let Some(Judged { judged, timed }) = &self.lengths {
             page.field("lengths", format_args!("compared: {}, drawn by the seed", judged.words));
@@ -80,11 +91,8 @@ impl JudgedRun {
         }
         if let Some((summary, _)) = &self.time {
             let rate = style::flops(self.flops / summary.p50 * 1e6);
-            let [median, low, high] = [summary.p50, summary.p10, summary.p90].map(style::micros);
-            let text = format!("{median} median, 80 % of runs from {low} to {high}; {rate}");
-            page.field("time", text);
+            page.field("time", format_args!("{}; {rate}", spread(summary)));
         }
-        page.fields("predicted", predicted);
         page.field("device", machine::line_of(&self.device));
         page.field("kernel", self.plan.kernel());
         page.fields("because", self.plan.row().map(|_| self.plan.why()));
@@ -249,6 +257,17 @@ pub(crate) fn compute(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_needs_samples() {
+        let of = |count: usize| {
+            let samples: Vec<f64> = (0..count).map(|i| 57_000.0 + 100.0 * i as f64).collect();
+            spread(&Summary::of(&samples, 0.99).unwrap())
+        };
+        assert_eq!(of(1), "57.0 ms, the median of 1 sample");
+        assert_eq!(of(3), "57.1 ms, the median of 3 samples");
+        assert_eq!(of(11), "57.5 ms median, 80 % of runs from 57.1 ms to 57.9 ms");
+    }
 
     #[test]
     fn a_line_of_progress_says_how_long_timing_takes() {

@@ -6,6 +6,7 @@ use flashcore_bench::child::DEADLINE;
 use flashcore_bench::document::{Prediction, chapters};
 use flashcore_bench::gather::{FEWEST_DIGITS, Found, Recipe, Recorded};
 use flashcore_bench::{DeviceIdentity, Interval, Options, Request, revision};
+use flashcore_check::render;
 use serde::Serialize;
 use serde_json::json;
 
@@ -248,14 +249,22 @@ fn page(recipe: &Recipe, differences: &[String], again: Option<&Again>) -> Page 
     };
     let ends = |interval: Option<Interval>| {
         interval.map_or("interval unknown".to_string(), |ends| {
-            format!("{:.3} to {:.3} µs", ends.lo, ends.hi)
+            format!("{} to {}", render::time(ends.lo, 4), render::time(ends.hi, 4))
         })
     };
     page.line(format_args!("\n{HEAD}Measured again{HEAD:#}"));
-    page.field("then", format_args!("{:.3} µs ({})", then.us, ends(then.interval)));
+    page.field(
+        "then",
+        format_args!("{} ({})", render::time(then.us, 4), ends(then.interval)),
+    );
     page.field(
         "now",
-        format_args!("{:.3} µs ({}), × {:.3}", again.us, ends(again.interval), again.ratio),
+        format_args!(
+            "{} ({}), × {:.3}",
+            render::time(again.us, 4),
+            ends(again.interval),
+            again.ratio
+        ),
     );
     if let (Some(then), Some(now)) = (&recipe.module, &again.module) {
         let same = if then == now { "the same" } else { "another" };

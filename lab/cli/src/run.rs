@@ -94,7 +94,7 @@ fn report(run: &JudgedRun, problem: &Problem, name: Option<&str>, as_json: bool)
     style::show(as_json, json, || {
         let named = name.map_or(String::new(), |name| format!("{name}: "));
         let mut page = Page::new(format_args!("{named}{HEAD}{problem}{HEAD:#} on {}", run.device));
-        run.add(&mut page, None);
+        run.add(&mut page);
         page
     });
     Outcome::of(run.gate.passed())

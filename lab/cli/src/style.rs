@@ -269,24 +269,12 @@ pub(crate) fn list(things: impl IntoIterator<Item: Display>) -> String {
 
 /// Three significant digits: `0.0123`, `4.56`, `789`, `12,345`.
 pub(crate) fn digits3(x: f64) -> String {
-    let magnitude = x.abs();
-    if magnitude >= 1000.0 {
-        return whole(x.round() as u64);
-    }
-    let places = match magnitude {
-        0.0 => 0,
-        _ => (2 - magnitude.log10().floor() as i32).clamp(0, 9) as usize,
-    };
-    format!("{x:.places$}")
+    render::significant(x, 3)
 }
 
 /// Microseconds in a readable unit: `4.80 µs`, `3.21 ms`, `1.50 s`.
 pub(crate) fn micros(us: f64) -> String {
-    match us {
-        us if us >= 1e6 => format!("{} s", digits3(us / 1e6)),
-        us if us >= 1e3 => format!("{} ms", digits3(us / 1e3)),
-        us => format!("{} µs", digits3(us)),
-    }
+    render::time(us, 3)
 }
 
 pub(crate) fn flops(per_second: f64) -> String {

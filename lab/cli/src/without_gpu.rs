@@ -20,7 +20,7 @@ pub(crate) fn predicted(problem: &Problem) -> String {
     match simulated::plan(problem, card, None) {
         Ok(choice) => {
             let outcome = cost::predict(&choice.plan, card, &vec![None; choice.plan.steps().count()], None);
-            cost::sentence(&outcome, problem, card)
+            cost::sentence(&outcome, card)
         }
         Err(why) => format!("no kernel on {}: {}", card.title(), why.message),
     }

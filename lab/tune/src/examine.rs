@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use flashcore_bench::defences::{Inspection, Rig, Run, inspect, inspect_again};
 use flashcore_bench::profile::KernelProfile;
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
+use flashcore_check::render;
 use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::device_lock::{DeviceLock, Held, Waits};
@@ -361,8 +362,10 @@ fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -
         (None, Some(best)) if best.id != id => (
             Verdict::Ambiguous,
             format!(
-                "{} could not be timed with it; it took {:.2} µs then, this one {:.2} µs alone",
-                best.id, best.us, summary.p50
+                "{} could not be timed with it; it took {} then, this one {} alone",
+                best.id,
+                render::time(best.us, 4),
+                render::time(summary.p50, 4)
             ),
             base_score * summary.p50 / best.us,
         ),

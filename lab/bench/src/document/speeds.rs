@@ -1,5 +1,6 @@
 //! Sections about speed: against length, compared with peers, and the ladder of kernels.
 
+use flashcore_check::render;
 use flashcore_kernels::Config;
 use flashcore_problem::DType;
 
@@ -199,12 +200,12 @@ pub(super) fn ladder(chapter: &Chapter<'_>) -> Section {
         .fold(0.0, f64::max);
     if let Some(last) = steps {
         section.say(format!(
-            "{} kernels of ours on {} ({}), from {} to {} µs: {} times as fast.",
+            "{} kernels of ours on {} ({}), from {} to {}: {} times as fast.",
             kernels(timing),
             result.case.name,
             result.case.problem,
-            number(first),
-            number(last),
+            render::time(first, 4),
+            render::time(last, 4),
             times(first / last),
         ));
     }

@@ -1,11 +1,13 @@
 //! The first section of a chapter: what was found, in words.
 
+use flashcore_check::render;
+
 use super::chapter::{Chapter, ours, peer};
 use super::speeds::standing_of;
 use super::{Block, Section, count};
 use crate::gather::{EvidenceId, Gathered, Timing};
 use crate::standing::Geomean;
-use crate::table::{number, times};
+use crate::table::times;
 
 /// Problems named in a sentence.
 const NAMES: usize = 6;
@@ -103,15 +105,15 @@ fn mission(how: &str, timing: &Timing) -> Option<(String, Vec<EvidenceId>)> {
     let mine = ours(timing)?;
     let mut from = vec![timing.id_of(&mine.info.label)?.clone()];
     let mut text = format!(
-        "{how}: the mission ({mission}) takes {} µs with {}",
-        number(mine.summary?.p50),
+        "{how}: the mission ({mission}) takes {} with {}",
+        render::time(mine.summary?.p50, 4),
         mine.info.label
     );
     if let Some(peer) = peer(timing) {
         text.push_str(&format!(
-            "; the quickest peer, {}, {} µs",
+            "; the quickest peer, {}, {}",
             peer.info.label,
-            number(peer.summary?.p50)
+            render::time(peer.summary?.p50, 4)
         ));
         from.extend(timing.id_of(&peer.info.label).cloned());
     }

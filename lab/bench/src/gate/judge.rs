@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use flashcore_check::render;
 use serde::{Serialize, Serializer};
 
 use super::{Baseline, Error, Evidence, State};
@@ -314,7 +315,7 @@ fn speed(evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: f64)
     let slower = comparison.regressions(allowed).into_iter().map(|row| {
         let ratio = &row.ratio;
         let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
-        let times = format!("{:.2} µs, was {:.2}", row.b_us, row.a_us);
+        let times = format!("{}, was {}", render::time(row.b_us, 4), render::time(row.a_us, 4));
         format!(
             "{} by {}: {:.3} × the time [{lo:.3}, {hi:.3}] ({times})",
             row.case, row.label, ratio.value

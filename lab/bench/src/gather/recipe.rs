@@ -1,5 +1,6 @@
 //! Recipes: how a number is measured again, and what it was measured with.
 
+use flashcore_check::render;
 use flashcore_problem::Problem;
 use serde::Serialize;
 
@@ -188,9 +189,9 @@ impl Recorded {
     pub fn recipe(self, id: EvidenceId, what: String, origin: &Origin) -> Recipe {
         let mut recipe = Recipe::of_run(id, what, origin).with_command("bench", &self.case, &self.flags());
         let interval = self.interval.map_or(String::new(), |Interval { lo, hi }| {
-            format!(", between {lo:.3} and {hi:.3}")
+            format!(", between {} and {}", render::time(lo, 4), render::time(hi, 4))
         });
-        recipe.value = Some(format!("{:.3} µs{interval}", self.us));
+        recipe.value = Some(format!("{}{interval}", render::time(self.us, 4)));
         recipe.time = Some(self);
         recipe
     }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use flashcore_check::render;
+
 use crate::compare::Comparison;
 use crate::standing::{Geomean, Standing};
 use crate::store::csv_line;
@@ -56,20 +58,23 @@ pub fn case_text(result: &CaseResult) -> String {
     ];
     circumstances.extend(state(&measurement.readings));
     let rate = if result.is_memory_bound() { "GB/s" } else { "TFLOP/s" };
+    // One unit for the rows of a table: that of the quickest.
+    let smallest = result.quickest(|_| true).and_then(|subject| subject.summary);
+    let unit = render::unit_of_time(smallest.map_or(0.0, |summary| summary.p50));
+    let [p50, p90] = ["p50", "p90"].map(|name| format!("{name} {}", unit.1));
     let mut out = vec![
         format!("{}  {}", result.case.name, result.case.problem),
         format!("  {}", circumstances.join(", ")),
-        row(["subject", "p50 µs", "p90 µs", rate, "× base", "interval", "verdict"]),
+        row(["subject", &p50, &p90, rate, "× base", "interval", "verdict"]),
     ];
     for (index, subject) in measurement.subjects.iter().enumerate() {
-        out.push(subject_line(result, subject, index == measurement.baseline));
+        out.push(subject_line(result, subject, index == measurement.baseline, unit.0));
     }
     out.extend(absent_lines(&result.absent));
-    let smallest = result.quickest(|_| true).and_then(|subject| subject.summary);
     if let (Some(floor), Some(smallest)) = (result.floor_us, smallest)
         && smallest.p50 < NEAR_FLOOR * floor
     {
-        out.push(format!("  (an empty kernel takes {} µs here)", number(floor)));
+        out.push(format!("  (an empty kernel takes {} here)", render::time(floor, 3)));
     }
     lines(out)
 }
@@ -98,7 +103,8 @@ pub fn turns_lines(report: &Report) -> Vec<String> {
     text.chain(in_turn).collect()
 }
 
-fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> String {
+/// `unit` is that of the times, in microseconds.
+fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool, unit: f64) -> String {
     let mut label = subject.info.label.clone();
     if subject.info.launch == crate::LaunchMode::Plain {
         label.push_str(" (plain)");
@@ -115,7 +121,7 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> S
         true => result.gbps(summary.p50),
         false => result.tflops(summary.p50),
     };
-    let [p50, p90, rate] = [summary.p50, summary.p90, rate].map(number);
+    let [p50, p90, rate] = [summary.p50 / unit, summary.p90 / unit, rate].map(number);
     let (ratio, interval) = match subject.ratio {
         Some(ratio) => (times(ratio.value), span(ratio.interval, times)),
         None => (String::new(), String::new()),
@@ -183,7 +189,7 @@ pub(crate) fn bracketed(interval: Option<Interval>) -> String {
 }
 
 /// An interval, its ends shown by `end`.
-pub(crate) fn span(interval: Interval, end: fn(f64) -> String) -> String {
+pub(crate) fn span(interval: Interval, end: impl Fn(f64) -> String) -> String {
     match interval.hi.is_finite() {
         true => format!("{}–{}", end(interval.lo), end(interval.hi)),
         false => "unknown".to_string(),
@@ -294,11 +300,14 @@ pub fn comparison_text(comparison: &Comparison) -> String {
     };
     out.push(format!("B / A: ratio of times, {of}; below 1 is faster"));
     out.push(line([
-        "problem", "mode", "subject", "A µs", "B µs", "B / A", "interval", "verdict",
+        "problem", "mode", "subject", "A", "B", "B / A", "interval", "verdict",
     ]));
     out.extend(comparison.rows.iter().map(|row| {
         let (case, label, mode) = (clip_to(&row.case, 22), clip_to(&row.label, 17), row.mode.to_string());
-        let ([a, b], ratio) = ([row.a_us, row.b_us].map(number), times(row.ratio.value));
+        let ([a, b], ratio) = (
+            [row.a_us, row.b_us].map(|us| render::time(us, 4)),
+            times(row.ratio.value),
+        );
         let (interval, verdict) = (span(row.ratio.interval, times), row.verdict.to_string());
         line([&case, &mode, &label, &a, &b, &ratio, &interval, &verdict])
     }));
@@ -371,25 +380,32 @@ pub fn ranking_text(ranking: &Ranking) -> String {
         if !measured {
             out.push("  only screened; not to be compared with the times above".to_string());
         }
+        let best = rows.iter().map(|row| row.median_us).fold(f64::INFINITY, f64::min);
+        let (size, unit) = render::unit_of_time(best);
         let base = place.base.as_deref();
         let base = base.map_or(String::new(), |base| format!("× {}", clip_to(base, 12)));
         out.push(format!(
             "  rank {:<CONFIG_ID$} {:>7} {:<15} {:>7} {:>6} {base}",
-            "subject", "p50 µs", "interval", "TFLOP/s", "× best"
+            "subject",
+            format!("p50 {unit}"),
+            "interval",
+            "TFLOP/s",
+            "× best"
         ));
-        out.extend(rows.into_iter().map(row_text));
+        out.extend(rows.into_iter().map(|row| row_text(row, size)));
     }
     out.extend(absent_lines(&ranking.left_out));
     lines(out)
 }
 
-fn row_text(row: &RankedRow) -> String {
+/// `unit` is that of the times, in microseconds.
+fn row_text(row: &RankedRow, unit: f64) -> String {
     format!(
         "  {:>4} {:<CONFIG_ID$} {:>7} {:<15} {:>7} {:>6} {}",
         row.rank.map_or("peer".to_string(), |rank| rank.to_string()),
         clip_to(&row.label, CONFIG_ID),
-        number(row.median_us),
-        span(row.interval, number),
+        number(row.median_us / unit),
+        span(row.interval, |us| number(us / unit)),
         number(row.tflops),
         row.to_best.map_or(String::new(), times),
         row.to_base.map_or(String::new(), |ratio| times(ratio.value)),

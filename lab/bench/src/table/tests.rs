@@ -55,6 +55,16 @@ fn tables_fit_a_hundred_columns_and_say_what_matters() {
     }
 }
 
+/// A row of microseconds has five digits before the point on a CPU, which people do not read.
+#[test]
+fn times_are_in_the_unit_that_people_read() {
+    let text = text(&report(&[&[("cpu/a", 57_981.0), ("cpu/b", 1_526_040.0)]]));
+    for part in ["p50 ms", "p90 ms", "57.98", "1526"] {
+        assert!(text.contains(part), "{part} is missing from\n{text}");
+    }
+    assert!(!text.contains("57981") && !text.contains("µs "), "{text}");
+}
+
 #[test]
 fn markdown_and_csv_have_a_row_a_subject() {
     let report = example();

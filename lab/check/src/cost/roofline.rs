@@ -1,6 +1,7 @@
 //! Draws a prediction: the time of each resource alone, and the combined time.
 
 use super::predict::Prediction;
+use crate::render;
 use crate::svg::Svg;
 
 const WIDTH: f64 = 720.0;
@@ -19,7 +20,7 @@ pub fn svg(prediction: &Prediction, title: &str) -> String {
     let bottom = TOP + ROW * bars.len() as f64;
     let [low, time, high] = [prediction.low_micros, prediction.micros, prediction.high_micros];
     let about = format!(
-        "predicted {} µs, between {} and {} µs; bars: the time of each alone",
+        "predicted {}, between {} and {}; bars: the time of each alone",
         micros(time),
         micros(low),
         micros(high)
@@ -40,16 +41,11 @@ pub fn svg(prediction: &Prediction, title: &str) -> String {
         svg.text([x(*time) + 6.0, y + 13.0], "", micros(*time));
     }
     svg.rect("time", [x(time) - 1.0, TOP - 4.0, 2.0, bottom - TOP + 4.0]);
-    let combined = format!("combined: {} µs", micros(time));
+    let combined = format!("combined: {}", micros(time));
     svg.text([x(time), bottom + 18.0], " text-anchor=\"middle\"", combined);
     svg.finish()
 }
 
-/// Microseconds with three significant digits.
-fn micros(time: f64) -> String {
-    match time {
-        t if t >= 100.0 => format!("{t:.0}"),
-        t if t >= 10.0 => format!("{t:.1}"),
-        t => format!("{t:.2}"),
-    }
+fn micros(us: f64) -> String {
+    render::time(us, 3)
 }

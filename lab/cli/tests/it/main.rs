@@ -21,6 +21,7 @@ mod odd_files;
 mod output;
 mod own;
 mod parity;
+mod picture;
 mod problem_files;
 mod profile;
 mod report;

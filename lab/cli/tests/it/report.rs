@@ -63,7 +63,7 @@ fn the_store_makes_a_report_whose_numbers_are_reproduced() {
     let command = "flashcore bench tiny --kernel cpu/m16n16,cpu/m32n16 --peers none";
     for expected in [
         "tiny, hot, cpu/m16n16",
-        "value 900.000 µs",
+        "value 900.0 µs",
         "device Some CPU",
         "here device, driver and build",
     ] {
@@ -87,7 +87,7 @@ fn the_store_makes_a_report_whose_numbers_are_reproduced() {
     assert_eq!(slower.code, 1, "{}{}", slower.stdout, slower.stderr);
     let words = slower.words();
     assert!(
-        words.contains("now 1100.000 µs") && words.contains("not reproduced"),
+        words.contains("now 1.100 ms") && words.contains("not reproduced"),
         "{words}"
     );
     let json = run(&mut there(at, &format!("reproduce {id} --json")));

@@ -2,6 +2,7 @@
 //! ordered by the time that the cost model predicts. The first eight are timed, and evolution
 //! continues from them. Configs that are likely to spill, which would not build, come last.
 
+use flashcore_check::render;
 use flashcore_kernels::Config;
 use flashcore_problem::rng::Rng;
 
@@ -122,7 +123,10 @@ impl Strategy for Ranked {
         match next {
             Some((id, Predicted { micros, spills })) => {
                 let but = if spills { ", likely to spill" } else { "" };
-                Ok(Some(Proposal::new(id, format!("predicted {micros:.1} µs{but}"))))
+                Ok(Some(Proposal::new(
+                    id,
+                    format!("predicted {}{but}", render::time(micros, 3)),
+                )))
             }
             None => self.then.propose(history, space),
         }
@@ -214,7 +218,7 @@ mod tests {
         let first = ranked.propose(&History::default(), &space).unwrap().unwrap();
         assert_eq!(
             (first.id.as_str(), first.origin.as_str()),
-            ("cpu/m128n64", "predicted 872.0 µs")
+            ("cpu/m128n64", "predicted 872 µs")
         );
         let order: Vec<f64> = ranked.rank(&space).iter().map(|(id, _)| rows(id)).collect();
         assert_eq!(order, [128.0, 96.0, 64.0, 48.0, 32.0, 16.0, 512.0, 384.0]);
