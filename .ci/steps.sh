@@ -26,6 +26,9 @@ scripts() {
     for script in scripts/*.sh .ci/run .ci/full .ci/*.sh; do bash -n "$script"; done
     scripts/check_tree.py
     scripts/draw_architecture.py --check
+    scripts/count_faster.py --check
+    scripts/readme_install.py --check
+    scripts/readme_install.py --test
     scripts/same_machine_code.py --test
     scripts/held_operands.py --test
     .ci/test.py
