@@ -34,7 +34,7 @@ ALLOWED = {
 }
 ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
 # What would install or import the other project.
-OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?!_)|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
+OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?![_-])|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
 RUN_KEYS = {"run", "date", "device", "driver", "revision", "command", "raw"}
 CLAIM_KEYS = {"run", "claim", "value", "unit"}
 

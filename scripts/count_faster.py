@@ -88,8 +88,11 @@ def main():
         rows[name] = f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
     if sys.argv[1:] == ["--check"]:
         readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/performance.md"))
-        said = {"README.md": (readme, f" on {total} measured shapes"), "docs/performance.md": (page, f" on {total} shapes")}
-        wrong = [f"{name} does not say `{words}`" for name, (text, words) in said.items() if words not in " ".join(text.split())]
+        cudnn, flashinfer, fa4 = (rows[NAMES[peer]].split()[-1] for peer in ("cudnn", "flashinfer", "fa4"))
+        with_others = f"with cuDNN on {cudnn}, FlashInfer on {flashinfer} and FlashAttention-4 on {fa4}."
+        said = [("README.md", readme, f" on {total} measured shapes"), ("README.md", readme, with_others)]
+        said.append(("docs/performance.md", page, f" on {total} shapes"))
+        wrong = [f"{name} does not say `{words}`" for name, text, words in said if words not in " ".join(text.split())]
         for name, row in rows.items():
             if not re.search(rf"^\| {name}\b.*\| {row} \|$", page, re.MULTILINE):
                 wrong.append(f"docs/performance.md has no row `| {name} ... | {row} |`")

@@ -19,20 +19,21 @@ PUBLISHED = False
 # What builds a wheel for other machines, and the folder that it leaves it in.
 WHEEL = "scripts/test-wheel.sh dist"
 
+CLONE = "In a clone of this repository, with Rust 1.89 or newer\n(the first command builds for some minutes):"
 FIRST = """
-cargo run --release              # is attention correct here, and how fast? (builds for minutes)
-cargo run --release -- check tiny --plant drop-barrier  # exit 1: it finds a planted race, at once
+cargo run --release                                     # is attention correct here, how fast?
+cargo run --release -- check tiny --plant drop-barrier  # exit 1: it finds a race, at once
 """
 FROM_CLONE = f"""
-pip install ./bindings/python    # Python 3.9 or newer: `import flashcore_attn`
-cargo install --path lab/cli     # the command `flashcore`
-cargo add --path CLONE/crates/flashcore                 # in a Rust package of yours
-{WHEEL:<32} # a wheel for other machines, tested, in dist/
+pip install ./bindings/python            # Python 3.9 or newer: import flashcore_attn
+cargo add --path CLONE/crates/flashcore  # in your Rust package; CLONE is this folder
+cargo install --path lab/cli             # the command `flashcore`
+{WHEEL:<40} # a wheel for other machines, tested, in dist/
 """
 FROM_REGISTRIES = """
-pip install flashcore-attn       # Python 3.9 or newer: `import flashcore_attn`, and the command
-cargo add flashcore              # in a Rust package of yours
-uvx --from flashcore-attn flashcore                     # the command alone, without installing it
+pip install flashcore-attn           # Python 3.9 or newer: import flashcore_attn
+cargo add flashcore                  # in your Rust package
+uvx --from flashcore-attn flashcore  # the command, without installing it
 """
 EXTRAS = """
 pip install {0}
@@ -48,16 +49,14 @@ def shell(lines):
 def blocks(published):
     """The lines of each page by its path."""
     if published:
-        readme = "No compiler is needed for Python, and Rust 1.89 or newer for Rust:\n\n" + shell(FROM_REGISTRIES)
-        readme += "\n\nFrom a clone:\n\n" + shell(FIRST)
+        readme = f"Rust needs version 1.89 or newer, Python no compiler:\n\n{shell(FROM_REGISTRIES)}\n\n{CLONE}\n\n{shell(FIRST)}"
         return {
             "README.md": readme,
             "bindings/python/README.md": shell(EXTRAS.format("flashcore-attn")),
             "docs/python.md": shell("pip install flashcore-attn"),
         }
-    readme = "Nothing is published yet. In a clone of this repository, with Rust 1.89 or newer:\n\n"
     return {
-        "README.md": readme + shell(FIRST + FROM_CLONE.lstrip()),
+        "README.md": f"Nothing is published yet. {CLONE}\n\n{shell(FIRST)}\n\nTo install from the clone:\n\n{shell(FROM_CLONE)}",
         "bindings/python/README.md": "In this folder of a clone, with Rust 1.89 or newer:\n\n" + shell(EXTRAS.format(".")),
         "docs/python.md": shell("pip install ./bindings/python        # from a clone; needs Rust 1.89 or newer"),
     }
@@ -69,7 +68,7 @@ def rendered(text, block, page):
     found = marked.findall(text)
     if len(found) != 1:
         sys.exit(f"{page}: {len(found)} pairs of `<!-- install: ... -->` and `<!-- /install -->`; one is needed")
-    return marked.sub(lambda part: f"{part[1]}\n{block}\n\n{part[3]}", text)
+    return marked.sub(lambda part: f"{part[1]}{block}\n{part[3]}", text)
 
 
 def pages(root, published, write):
