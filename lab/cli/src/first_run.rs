@@ -57,7 +57,10 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     let column = command.len() + 31;
     for (arguments, what) in [
         ("run mission-b2-causal", "another problem; `list problems` has more"),
-        ("check tiny --plant drop-barrier", "a race planted in a kernel, found at its line"),
+        (
+            "check tiny --plant drop-barrier",
+            "a race planted in a kernel, found at its line",
+        ),
         (
             "explain mission --profile l4",
             "why this kernel, what it uses, what fits",

@@ -59,10 +59,12 @@ fn tables_fit_a_hundred_columns_and_say_what_matters() {
 #[test]
 fn times_are_in_the_unit_that_people_read() {
     let text = text(&report(&[&[("cpu/a", 57_981.0), ("cpu/b", 1_526_040.0)]]));
-    for part in ["p50 ms", "p90 ms", "57.98", "1526"] {
-        assert!(text.contains(part), "{part} is missing from\n{text}");
-    }
-    assert!(!text.contains("57981") && !text.contains("µs "), "{text}");
+    assert!(text.contains("p50 ms     p90 ms"), "{text}");
+    let numbers = text.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
+    assert!(
+        numbers.clone().count() > 4 && numbers.clone().all(|number| number < 10_000.0),
+        "{text}"
+    );
 }
 
 #[test]
