@@ -6,6 +6,13 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parent.parent / "README.md"
+FIRST = README.parent.parent.parent / "README.md"
+
+
+def test_the_first_program_prints_what_the_first_page_says(capsys):
+    found = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", FIRST.read_text(encoding="utf-8"), re.DOTALL)
+    exec(found[1], {})
+    assert capsys.readouterr().out == found[2]
 
 
 def test_examples():
