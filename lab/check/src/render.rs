@@ -117,10 +117,13 @@ pub fn significant(x: f64, digits: i32) -> String {
     if magnitude >= 1000.0 {
         return thousands(x.round() as u64);
     }
-    let places = match magnitude {
-        0.0 => 0,
-        _ => (digits - 1 - magnitude.log10().floor() as i32).clamp(0, 9) as usize,
-    };
+    if magnitude == 0.0 {
+        return "0".to_string();
+    }
+    // Of the rounded number: 0.9996 is 1.00.
+    let rounded = format!("{magnitude:.*e}", (digits - 1).max(0) as usize);
+    let exponent = rounded.rsplit('e').next().and_then(|exponent| exponent.parse().ok());
+    let places = (digits - 1 - exponent.unwrap_or(0)).clamp(0, 9) as usize;
     format!("{x:.places$}")
 }
 
