@@ -114,6 +114,9 @@ pub fn thousands(n: u64) -> String {
 /// So many significant digits: with three `0.0123`, `4.56`, `789`, `12,345`.
 pub fn significant(x: f64, digits: i32) -> String {
     let magnitude = x.abs();
+    if !x.is_finite() {
+        return x.to_string();
+    }
     if magnitude >= 1000.0 {
         return thousands(x.round() as u64);
     }
@@ -318,6 +321,8 @@ mod tests {
             "3,600 s",
         ];
         assert_eq!(shown, expected);
+        // The end of an interval that is not known.
+        assert_eq!(time(f64::INFINITY, 3), "inf s");
         assert_eq!(
             [4.8, 57_981.0, 900.0].map(|us| time(us, 4)),
             ["4.800 µs", "57.98 ms", "900.0 µs"]
