@@ -19,16 +19,15 @@ PUBLISHED = False
 # What builds a wheel for other machines, and the folder that it leaves it in.
 WHEEL = "scripts/test-wheel.sh dist"
 
-CLONE = "In a clone of this repository, with Rust 1.89 or newer\n(the first command builds for some minutes):"
+CLONE = "In a clone of this repository, on Linux with Rust 1.89 or newer. The\nfirst command builds for minutes:"
 FIRST = """
-cargo run --release                                     # is attention correct here, how fast?
-cargo run --release -- check tiny --plant drop-barrier  # exit 1: it finds a race, at once
+cargo run --release                                     # is attention correct here, and how fast?
+cargo run --release -- check tiny --plant drop-barrier  # plants an error in a kernel, and finds it
 """
 FROM_CLONE = f"""
-pip install ./bindings/python            # Python 3.9 or newer: import flashcore_attn
-cargo add --path CLONE/crates/flashcore  # in your Rust package; CLONE is this folder
-cargo install --path lab/cli             # the command `flashcore`
-{WHEEL:<40} # a wheel for other machines, tested, in dist/
+pip install ./bindings/python       # Python 3.9 or newer: import flashcore_attn
+cargo install --path lab/cli        # the command `flashcore`
+{WHEEL:<35} # makes a wheel in dist/, and tests it
 """
 FROM_REGISTRIES = """
 pip install flashcore-attn           # Python 3.9 or newer: import flashcore_attn
@@ -56,7 +55,7 @@ def blocks(published):
             "docs/python.md": shell("pip install flashcore-attn"),
         }
     return {
-        "README.md": f"Nothing is published yet. {CLONE}\n\n{shell(FIRST)}\n\nTo install from the clone:\n\n{shell(FROM_CLONE)}",
+        "README.md": f"Nothing is published yet. {CLONE}\n\n{shell(FIRST)}\n\nTo install from the clone:\n\n{shell(FROM_CLONE)}\n\nIn a Rust package: `cargo add --path CLONE/crates/flashcore`, where CLONE is this folder.",
         "bindings/python/README.md": "In this folder of a clone, with Rust 1.89 or newer:\n\n" + shell(EXTRAS.format(".")),
         "docs/python.md": shell("pip install ./bindings/python        # from a clone; needs Rust 1.89 or newer"),
     }
