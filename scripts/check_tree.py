@@ -9,7 +9,9 @@ Rules:
 - Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines;
 - comments of Rust: no line over 120 columns (the same aside);
 - the Python package is called by its names, `flashcore-attn` and `flashcore_attn`: `flashcore` is another project's;
-- evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output.
+- evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output;
+- a published crate has the licences, a README, `include`, metadata for docs.rs and the workspace's rust-version; every
+  copy of a licence has the bytes of the one in the root; the workspaces have one rust-version.
 """
 
 import json
@@ -17,6 +19,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 MOST_BYTES = 20 * 1024
 MOST_SOURCE_LINES = 500
@@ -35,6 +38,7 @@ ALLOWED = {
 ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
 # What would install or import the other project.
 OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?![_-])|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
+LICENCES = ("LICENSE-APACHE", "LICENSE-MIT")
 RUN_KEYS = {"run", "date", "device", "driver", "revision", "command", "raw"}
 CLAIM_KEYS = {"run", "claim", "value", "unit"}
 
@@ -102,7 +106,40 @@ def other_package(path, text):
             yield f"{path}:{number}: names PyPI's flashcore, another project: {line.strip()}"
 
 
+def wrong_crate(manifest, package, files):
+    """What a crate lacks to be published, a phrase each."""
+    for name in (*LICENCES, "README.md"):
+        if manifest.parent / name not in files:
+            yield f"no {name}"
+    if "include" not in package:
+        yield "no `include`: its package would hold tests and data of tests"
+    if "targets" not in package.get("metadata", {}).get("docs", {}).get("rs", {}):
+        yield "no `targets` in [package.metadata.docs.rs]"
+
+
+def packages(files):
+    versions = {}
+    for path in files:
+        if path.name in LICENCES and path.read_bytes() != pathlib.Path(path.name).read_bytes():
+            yield f"{path}: differs from {path.name} in the root"
+        if path.name != "Cargo.toml":
+            continue
+        manifest = tomllib.loads(path.read_text(encoding="utf-8"))
+        package = manifest.get("package", {})
+        version = manifest.get("workspace", {}).get("package", package).get("rust-version")
+        if isinstance(version, str):
+            versions.setdefault(version, path)
+        elif version != {"workspace": True}:
+            yield f"{path}: no rust-version"
+        if package and package.get("publish") is not False:
+            yield from (f"{path}: {what}" for what in wrong_crate(path, package, set(files)))
+    if len(versions) > 1:
+        named = ", ".join(f"{version} ({path})" for version, path in versions.items())
+        yield f"several values of rust-version: {named}"
+
+
 def problems(files):
+    yield from packages(files)
     for path in files:
         wrong = too_large(path)
         if wrong:

@@ -44,6 +44,18 @@ use output::Output;
 use schedule::Schedule;
 pub use simd::SimdLevel;
 
+/// Why this build of the crate is slow, and what to write into `Cargo.toml`; `None` where it was optimised.
+///
+/// Cargo compiles the dependencies of a debug build without optimisation, where a profile does not say otherwise.
+pub const SLOW_BUILD: Option<&str> = if cfg!(flashcore_unoptimised) {
+    Some(
+        "slow, as flashcore-cpu was compiled without optimisation: add `[profile.dev.package.flashcore-cpu]` and \
+         below it `opt-level = 3` to Cargo.toml",
+    )
+} else {
+    None
+};
+
 /// Computes attention on rayon's current thread pool with default options.
 ///
 /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts. Pass `lse` if and only if
@@ -206,3 +218,8 @@ pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
     let tile_kv = if problem.head_dim() <= 64 { 64 } else { 128 };
     CpuConfig { tile_q, tile_kv }
 }
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -63,3 +63,8 @@ pub use plan::PreparedLaunch;
 pub use stream::{Event, Stream};
 pub use table::HeldTables;
 pub use tensor_map::TensorMap;
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

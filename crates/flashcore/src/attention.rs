@@ -259,7 +259,13 @@ impl Attention {
     pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu(problem, *config)?)),
+            Backend::Cpu(config) => {
+                let mut choice = self.choose_cpu(problem, *config)?;
+                if let Some(slow) = flashcore_cpu::SLOW_BUILD {
+                    choice.why = format!("{}; {slow}", choice.why);
+                }
+                Ok(PlanSummary::Cpu(choice))
+            }
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => self.plan_aligned(problem, 16),
         }

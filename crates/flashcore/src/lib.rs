@@ -126,5 +126,5 @@ pub mod testing {
 
 /// The README's Rust is compiled with the documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

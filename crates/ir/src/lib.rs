@@ -65,3 +65,8 @@ pub use tile::{SharedTile, TileShape};
 pub use types::{Assignable, BF16x2, E4M3, E4M3x2, E4M3x4, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
 pub use value::{Source, Val, Var};
 pub use wgmma::WgmmaOperand;
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -39,3 +39,8 @@ pub use refusal::Refusal;
 pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
 pub use size::Size;
 pub use step::{KernelCache, Step};
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -61,3 +61,8 @@ pub use reference::{ReferenceRow, reference, reference_probabilities, reference_
 pub use reference_gradients::{GradientRow, reference_gradient_rows, reference_gradients, reference_gradients_of};
 pub use slack::Slack;
 pub use tensor::{E4M3_MAX, POISON, Tensor, TensorView, TensorViewMut};
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

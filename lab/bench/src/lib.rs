@@ -109,3 +109,8 @@ pub use subject::{Stopwatch, Subject, Trouble};
 pub use sweep::Sweep;
 pub use telemetry::{Reading, Telemetry};
 pub use verdict::{THRESHOLD, Verdict};
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -44,3 +44,8 @@ pub use append::{AppendReport, check_append};
 pub use check::{CheckError, CheckOptions, check_plan, judge_elsewhere, log_of};
 pub use gate::{Gate, gate, gate_gradients, right_gradients};
 pub use report::{CheckReport, Found, StepSize, Verdict};
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

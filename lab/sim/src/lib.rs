@@ -72,3 +72,8 @@ pub use simulate::simulate;
 pub use tensor_sum::TensorSums;
 pub use trace::{Nonfinite, nonfinite};
 pub use written::Written;
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

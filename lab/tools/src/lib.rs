@@ -85,6 +85,12 @@ fn write_json(path: &std::path::Path, report: &impl serde::Serialize) -> Result<
     Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?)
 }
 
+/// The Rust of the repository's README is compiled with the documentation tests: here, as no published crate has that
+/// file.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -61,3 +61,8 @@ pub use run::{Outcome, Request, Watcher, run};
 pub use setup::Setup;
 pub use space::Space;
 pub use trial::{History, Timed, Trial, Verdict, times_as_long};
+
+/// The README's Rust is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
