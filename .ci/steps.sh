@@ -108,6 +108,25 @@ features() {
     cargo check --quiet -p flashcore --features cudarc,cudarc/dynamic-loading --lib --example 05-cudarc
 }
 
+# What users have: an older compiler, the lock file. Its lints are not ours.
+oldest_rust() {
+    local floor said
+    floor=$(sed -n 's/^rust-version = "\(.*\)"$/\1.0/p' Cargo.toml)
+    # What is installed needs no network.
+    if ! rustup run "$floor" cargo --version 2>/dev/null && ! said=$(rustup toolchain install --profile minimal "$floor" 2>&1); then
+        not_checked "Rust $floor" "$(grep -m 1 '^error' <<<"$said" || echo "rustup cannot install it")"
+        return
+    fi
+    (
+        unset RUSTC_WORKSPACE_WRAPPER CLIPPY_ARGS
+        export CARGO_TARGET_DIR=$PWD/target/oldest
+        cargo "+$floor" check --quiet --locked -p flashcore -p flashcore-cli
+        cargo "+$floor" check --quiet --locked -p flashcore --lib --features cudarc,cudarc/dynamic-loading
+        cargo "+$floor" check --quiet --locked --manifest-path bindings/python/Cargo.toml
+        cargo "+$floor" check --quiet --locked --manifest-path bindings/candle/Cargo.toml --lib
+    )
+}
+
 print_kernels() { # print_kernels PROFILE FOLDER [--full]
     rm -rf "$2"
     # Built before, with the workspace's features.
@@ -204,6 +223,8 @@ step run 15 "tests with ptxas" with_ptxas
 step run 20 "examples" examples
 step run 60 "features and platforms" features
 step run 60 "docs" docs
+step run 150 "oldest Rust" oldest_rust
+step run 120 "a dependent" scripts/test-dependent.sh
 end "PyTorch"
 step run 30 "tests with PyTorch" with_torch
 end "python bindings"
