@@ -207,13 +207,15 @@ impl Bed for CpuBed {
             "q_scale" => of_scales(&inputs.q),
             "k_scale" => of_scales(&inputs.k),
             "v_scale" => of_scales(&inputs.v),
-            "out" if let Some(saved) = saved => Some(of_bytes(saved.out.bytes())),
+            "out" if saved.is_some() => saved.map(|saved| of_bytes(saved.out.bytes())),
             "lse" => saved.map(|saved| of_bytes(bytemuck::cast_slice(&saved.lse))),
-            name if let Some(values) = inputs.lengths.named(name) => Some(of_bytes(bytemuck::cast_slice(values))),
             "dout" => saved.map(|saved| of_bytes(saved.dout.bytes())),
-            name => outputs()
-                .find(|((output, ..), _)| *output == name)
-                .map(|(_, tensor)| of_bytes(tensor.bytes())),
+            name => match inputs.lengths.named(name) {
+                Some(values) => Some(of_bytes(bytemuck::cast_slice(values))),
+                None => outputs()
+                    .find(|((output, ..), _)| *output == name)
+                    .map(|(_, tensor)| of_bytes(tensor.bytes())),
+            },
         };
         PeerTensors::new(PeerPlace::Cpu, &self.problem, &address)
     }

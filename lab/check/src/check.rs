@@ -456,11 +456,11 @@ pub(crate) fn contents(problem: &Problem, inputs: &Inputs, spec: &BufferSpec) ->
             let slopes = inputs.q.view().alibi_slopes().unwrap_or_default();
             slopes.iter().flat_map(|slope| slope.to_le_bytes()).collect()
         }
-        name if let Some(values) = inputs.lengths.named(name) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        name => match (name, &inputs.saved) {
-            ("out", Some(saved)) => saved.out.bytes().to_vec(),
-            ("lse", Some(saved)) => saved.lse.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            ("dout", Some(saved)) => saved.dout.bytes().to_vec(),
+        name => match (name, &inputs.saved, inputs.lengths.named(name)) {
+            (_, _, Some(values)) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ("out", Some(saved), _) => saved.out.bytes().to_vec(),
+            ("lse", Some(saved), _) => saved.lse.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ("dout", Some(saved), _) => saved.dout.bytes().to_vec(),
             _ => return Err(CheckError::Buffer(name)),
         },
     })

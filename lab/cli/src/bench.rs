@@ -430,8 +430,11 @@ impl From<BenchError> for Failure {
     fn from(error: BenchError) -> Failure {
         match error {
             BenchError::Flashcore(error) => (*error).into(),
-            BenchError::UnknownProblems(ref given) if let Some(failure) = in_place::of_name(given) => failure,
-            BenchError::UnknownProblems(_) | BenchError::Given(_) => Failure::usage(error),
+            BenchError::UnknownProblems(ref given) => match in_place::of_name(given) {
+                Some(failure) => failure,
+                None => Failure::usage(error),
+            },
+            BenchError::Given(_) => Failure::usage(error),
             BenchError::Store { .. } => Failure::environment(error)
                 .help("name another folder with --store; `bench` and `compare` keep nothing with --no-store"),
             _ if error.is_environment() => Failure::environment(error),
