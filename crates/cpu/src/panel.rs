@@ -212,7 +212,6 @@ fn softmax<S: Simd, const NV: usize>(
             *max = simd.max_f32s(*max, s);
         }
     }
-    let exponential = |score, max| exp2_of_product(simd, simd.sub_f32s(score, max), factor, least);
     let mut base = block_max;
     let mut rescale = block_max;
     for v in 0..NV {
@@ -220,14 +219,15 @@ fn softmax<S: Simd, const NV: usize>(
         // A fully masked row keeps the maximum −∞. Subtract 0 there, because −∞ − −∞ is NaN.
         let masked = simd.equal_f32s(new_max, lowest);
         base[v] = simd.select_f32s(masked, simd.splat_f32s(0.0), new_max);
-        rescale[v] = exponential(max[v], base[v]);
+        // Twice in full: with debug assertions a closure is not inlined, and computes without the instruction set.
+        rescale[v] = exp2_of_product(simd, simd.sub_f32s(max[v], base[v]), factor, least);
         max[v] = new_max;
         sum[v] = simd.mul_f32s(sum[v], rescale[v]);
     }
     let mut total = *sum;
     for s in s.iter_mut() {
         for v in 0..NV {
-            s[v] = exponential(s[v], base[v]);
+            s[v] = exp2_of_product(simd, simd.sub_f32s(s[v], base[v]), factor, least);
             total[v] = simd.add_f32s(total[v], s[v]);
         }
     }
