@@ -8,6 +8,7 @@ Rules:
 - no Rust or Python file over 500 lines, and no Rust file in tests/it that main.rs leaves out;
 - Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines;
 - comments of Rust: no line over 120 columns (the same aside);
+- files that packages need in their own folders are the same as those that they are copies of (COPIES);
 - the Python package is called by its names, `flashcore-attn` and `flashcore_attn`: `flashcore` is another project's;
 - evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output;
 - a published crate has the licences, a README, `include`, metadata for docs.rs and the workspace's rust-version; every
@@ -36,6 +37,8 @@ ALLOWED = {
     "crates/kernels/src/wgmma/defaults/measured/short.csv": "the same for short problems",
 }
 ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
+# A package has no files of other folders: maturin refuses a build script in `..`, and a link is text on Windows.
+COPIES = {"bindings/python/build.rs": "lab/cli/build.rs"}
 # What would install or import the other project.
 OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?![_-])|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
 LICENCES = ("LICENSE-APACHE", "LICENSE-MIT")
@@ -138,8 +141,15 @@ def packages(files):
         yield f"several values of rust-version: {named}"
 
 
+def differing_copies():
+    for copy, original in COPIES.items():
+        if not pathlib.Path(copy).is_file() or pathlib.Path(copy).read_bytes() != pathlib.Path(original).read_bytes():
+            yield f"{copy}: not the same bytes as {original}: cp {original} {copy}"
+
+
 def problems(files):
     yield from packages(files)
+    yield from differing_copies()
     for path in files:
         wrong = too_large(path)
         if wrong:

@@ -1,9 +1,10 @@
 //! Passes the revision of the source to the program, for evidence. Only programs do this, so that a
-//! commit recompiles no library: `main` calls `flashcore_bench::set_revision`. `bindings/python` uses this
-//! file too.
+//! commit recompiles no library: `main` calls `flashcore_bench::set_revision`. `bindings/python` has a
+//! copy of this file, since a package cannot have files of other folders; `scripts/check_tree.py` compares them.
 //!
 //! The revision is `FLASHCORE_REVISION` (for builds from a copy without a repository), or `git`'s with a
-//! hash of the sources that differ from it (`1a2b3c4d5e6f-modified-9f8e7d6c`), or `unknown`.
+//! hash of the sources that differ from it (`1a2b3c4d5e6f-modified-9f8e7d6c`), or that of
+//! `.cargo_vcs_info.json` in a package (`-modified` without a hash), or `unknown`.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,15 +13,18 @@ use std::process::Command;
 const CRATES: [&str; 2] = ["crates", "lab"];
 const OF_A_CRATE: [&str; 4] = ["Cargo.toml", "data", "museum", "src"];
 /// Other sources. The package and the command have the same, so that their revisions can be compared.
-const OTHERS: [&str; 5] = [
+const OTHERS: [&str; 6] = [
     "Cargo.lock",
     "Cargo.toml",
     "bindings/python/Cargo.toml",
+    "bindings/python/build.rs",
     "bindings/python/src",
     "lab/cli/build.rs",
 ];
 /// Python's sources, which are watched file by file: its folder has compiled files, too.
 const PYTHON: &str = "bindings/python/python/flashcore_attn";
+/// What `cargo package` and `scripts/release/sdist.sh` leave in a package.
+const PACKAGED: &str = ".cargo_vcs_info.json";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=FLASHCORE_REVISION");
@@ -41,6 +45,8 @@ fn main() {
     let given = std::env::var("FLASHCORE_REVISION").ok();
     let given = given.filter(|text| !text.trim().is_empty());
     let revision = given.or_else(|| from_git(root, &sources));
+    #[expect(clippy::disallowed_methods, reason = "a file of the package that is built")]
+    let revision = revision.or_else(|| from_package(&std::fs::read_to_string(PACKAGED).ok()?));
     let revision = revision.as_deref().unwrap_or("unknown").trim();
     println!("cargo::rustc-env=FLASHCORE_BUILD_REVISION={revision}");
 }
@@ -101,6 +107,18 @@ pub(crate) fn from_git(root: &Path, sources: &[String]) -> Option<String> {
         }
     }
     Some(format!("{revision}-modified-{:08x}", hash as u32 ^ (hash >> 32) as u32))
+}
+
+/// The revision in what `cargo package` says of the commit. Cargo itself writes the file, in this form.
+pub(crate) fn from_package(text: &str) -> Option<String> {
+    let text: String = text.split_whitespace().collect();
+    let revision = text.split_once("\"sha1\":\"")?.1.get(..12)?;
+    let modified = if text.contains("\"dirty\":true") {
+        "-modified"
+    } else {
+        ""
+    };
+    Some(format!("{revision}{modified}"))
 }
 
 /// The output of `git`, if this is the root of the project's repository.

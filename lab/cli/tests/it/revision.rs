@@ -110,3 +110,13 @@ fn a_bench_names_the_revision_that_main_passed_on() {
     let bench = "bench tiny --device cpu --peers none --no-store --kernel cpu/m16n16 --budget 0.01 --json";
     assert_eq!(json(bench)["report"]["run"]["revision"], REVISION);
 }
+
+#[test]
+fn a_package_names_the_commit_that_it_was_packaged_from() {
+    let packaged =
+        r#"{ "git": { "sha1": "cad32d8d6a4b2f0e1c3d5b7a9f8e7d6c5b4a3f2e"DIRTY }, "path_in_vcs": "lab/cli" }"#;
+    let of = |dirty| build::from_package(&packaged.replace("DIRTY", dirty));
+    assert_eq!(of("").as_deref(), Some("cad32d8d6a4b"));
+    assert_eq!(of(r#", "dirty": true"#).as_deref(), Some("cad32d8d6a4b-modified"));
+    assert_eq!(build::from_package("{}"), None);
+}
