@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# tools.sh: installs what makes and checks artefacts (maturin, zig, auditwheel, ...; 400 MB) from PyPI, at the versions of
+# requirements.txt, and prints the folder of its commands. scripts/get-torch.sh says where that is and which variables count.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+echo "$("$here/../get-torch.sh" "$here/requirements.txt")/bin"
