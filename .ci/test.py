@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests .ci/lib.sh and .ci/summary.py with made-up steps, and scripts/get-torch.sh with a made-up interpreter."""
+"""Tests .ci/lib.sh and .ci/summary.py with made-up steps, scripts/get-torch.sh with a made-up interpreter, and what judges
+artefacts (scripts/release) with made-up archives and pages."""
 
 import json
 import os
@@ -7,8 +8,11 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
+import tarfile
 import tempfile
 import time
+import zipfile
 
 CI = pathlib.Path(__file__).resolve().parent
 STEPS = """
@@ -128,7 +132,53 @@ def environments(folder):
     assert get() == (0, said[-1:], 2) and not old.parent.exists() and other.exists()
 
 
-for test in (steps, selected, environments):
+def artefacts(folder):
+    """Each fault of an artefact or a page is found, and what is right passes."""
+    root = CI.parent
+
+    def judge(script, *arguments):
+        done = subprocess.run([sys.executable, root / "scripts/release" / script, *arguments], text=True, capture_output=True)
+        return done.returncode, done.stdout + done.stderr
+
+    licences = {name: (root / name).read_bytes() for name in ("LICENSE-MIT", "LICENSE-APACHE")}
+
+    def wheel(files):
+        path = folder / "a-1-cp39-abi3-linux.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(f"a-1.dist-info/{name}", data)
+        return judge("audit.py", path)
+
+    whole = {**licences, "flashcore": b"a program"}
+    assert wheel(whole)[0] == 0, wheel(whole)
+    for name, said in (("flashcore", "the command is missing"), ("LICENSE-MIT", "LICENSE-MIT is missing")):
+        code, text = wheel({other: data for other, data in whole.items() if other != name})
+        assert code == 1 and said in text, text
+    code, text = wheel({**whole, "LICENSE-MIT": b"another"})
+    assert code == 1 and "not the repository" in text, text
+    sources = folder / "a-1.tar.gz"
+    with tarfile.open(sources, "w:gz") as archive:
+        for name in licences:
+            archive.add(root / name, f"a-1/{name}")
+    code, text = judge("audit.py", sources)
+    assert code == 1 and ".cargo_vcs_info.json" in text, text
+    code, text = judge("check_version.py", "v98.7.6", folder)
+    assert code == 1 and "Cargo.toml, version says" in text and "CITATION.cff says" in text, text
+    assert "no section `## [98.7.6]" in text and "made from an unknown revision" in text, text
+
+    page = folder / "page.md"
+    for printed, code in (("1 2", 0), ("1  ...", 0), ("1 3", 1)):
+        page.write_text(f"```python\nx = 1\nprint(x, 2)\n```\n\n```text\n{printed}\n```\n\n```python gpu\nno python\n```\n")
+        assert judge("examples.py", "python", page)[0] == code, (printed, judge("examples.py", "python", page))
+    page.write_text("```rust\nfn attend() {}\n```\n```rust\nfn main() {}\n```\n```text\nout\n```\n")
+    assert judge("examples.py", "rust", page, folder)[0] == 0
+    mains = [(folder / f"example{number}.rs").read_text().count("fn main()") for number in (1, 2)]
+    assert mains == [1, 1], mains
+    (folder / "said").write_text("other\n")
+    assert [judge("examples.py", "printed", page, number, folder / "said")[0] for number in "12"] == [0, 1]
+
+
+for test in (steps, selected, environments, artefacts):
     with tempfile.TemporaryDirectory() as folder:
         test(pathlib.Path(folder).resolve())
-print(".ci/lib.sh, .ci/summary.py and scripts/get-torch.sh do what they say")
+print(".ci/lib.sh, .ci/summary.py, scripts/get-torch.sh and what judges artefacts do what they say")
