@@ -23,7 +23,7 @@ lock_files() {
 
 scripts() {
     local script
-    for script in scripts/*.sh .ci/run .ci/full .ci/*.sh; do bash -n "$script"; done
+    for script in scripts/*.sh scripts/release/*.sh .ci/run .ci/full .ci/*.sh; do bash -n "$script"; done
     scripts/check_tree.py
     scripts/draw_architecture.py --check
     scripts/count_faster.py --check
@@ -32,11 +32,24 @@ scripts() {
     scripts/same_machine_code.py --test
     scripts/held_operands.py --test
     .ci/test.py
-    python3 - scripts/*.py .ci/*.py <<'PYTHON'
+    python3 - scripts/*.py scripts/release/*.py .ci/*.py <<'PYTHON'
 import ast, sys
 for path in sys.argv[1:]:
     ast.parse(open(path, encoding="utf-8").read(), path)
 PYTHON
+}
+
+# Files that GitHub reads: their form, and what of workflows an attacker could use.
+workflows() {
+    local tools check
+    tools=$(scripts/release/tools.sh)
+    check() { "$tools/check-jsonschema" --builtin-schema "vendor.$1" "${@:2}"; }
+    check github-workflows .github/workflows/*.yml
+    check dependabot .github/dependabot.yml
+    check github-issue-config .github/ISSUE_TEMPLATE/config.yml
+    check github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+    check citation-file-format CITATION.cff
+    "$tools/zizmor" --offline --no-progress .github
 }
 
 # The command that the README tells people to run, not one like it. The CPU has a long name and TMPDIR a long path: where
@@ -171,6 +184,16 @@ gate() {
 python_bindings() {
     (cd bindings/python && cargo fmt --check)
     PROFILE=dev CARGO_TARGET_DIR=$PWD/target/python scripts/test-wheel.sh "$wheels"
+    scripts/release/try.sh --debug "$wheels"
+}
+
+# Not compiled here, but by the program that depends on them.
+crate_in_debug() {
+    local packages=(-p flashcore) name
+    for name in problem ir kernels cuda cpu; do packages+=(-p "flashcore-$name"); done
+    rm -rf "$built/package" # crates of other versions
+    cargo package --locked --quiet --no-verify --allow-dirty "${packages[@]}"
+    scripts/release/try.sh --debug "$built/package"
 }
 
 python_with_torch() { # python_with_torch PROFILE WHEELS
@@ -198,26 +221,29 @@ pytorch_tests() {
     scripts/test-torch.sh "$wheels" "$PWD/scripts/torch_tests.py" sdpa "$FLASHCORE_PYTORCH_TESTS" "$folder/pytorch.json"
 }
 
-# Crates, wheel and command as they are published; summary.json has their hashes. Crates are compiled from what was
+# What is published, made and tried as the workflow does; summary.json has the hashes. Crates are compiled from what was
 # packaged, so that none lacks a file.
 artefacts() {
-    local out=$folder/artefacts
-    mkdir -p "$out"
+    local out=$folder/artefacts arch
     rm -rf "$built/package" # crates of other versions
-    cargo package --locked --workspace --exclude flashcore-tools
-    cp "$built"/package/*.crate "$built/release/flashcore" "$out"
-    CARGO_TARGET_DIR=$PWD/target/python scripts/test-wheel.sh "$out"
-    not_checked "a source distribution of the bindings" "their build script is outside of their folder, which maturin refuses"
-    not_checked "wheels for aarch64 and Windows" "no script builds them"
+    cargo package --locked --allow-dirty --workspace --exclude flashcore-tools
+    mkdir -p "$out"
+    cp "$built"/package/*.crate "$out"
+    scripts/release/sdist.sh "$out"
+    for arch in x86_64 aarch64; do scripts/release/linux.sh "$arch" "$out" "$out"; done
+    scripts/release/try.sh "$out"
+    not_checked "wheels and commands for aarch64 Linux" "built, not run: this machine is $(uname -m)"
+    not_checked "wheels for macOS and Windows" "the release workflow builds them; none was run"
 }
 
 begin run 240 "PyTorch" scripts/get-torch.sh
 step run 5 "lock files" lock_files
 step run 10 "format" cargo fmt --all --check
 step run 15 "scripts" scripts
+step run 30 "workflows" workflows
 step run 20 "ptxas" scripts/get-ptxas.sh
 step run 780 "lints and tests" readme_test
-begin run 300 "python bindings" python_bindings
+begin run 330 "python bindings" python_bindings
 begin run 240 "candle bindings" scripts/test-candle.sh
 step run 15 "tests with ptxas" with_ptxas
 step run 20 "examples" examples
@@ -225,6 +251,7 @@ step run 60 "features and platforms" features
 step run 60 "docs" docs
 step run 150 "oldest Rust" oldest_rust
 step run 120 "a dependent" scripts/test-dependent.sh
+step run 90 "crate in debug" crate_in_debug
 end "PyTorch"
 step run 30 "tests with PyTorch" with_torch
 end "python bindings"
@@ -255,5 +282,5 @@ step full 600 "ranking" ignored ranking --release -p flashcore-tools --test it
 step full 3600 "strategies" ignored strategies --release -p flashcore-tools --test it
 step full 600 "kbench judges" kbench_judges
 step full 1200 "PyTorch's tests" pytorch_tests
-step full 1800 "artefacts" artefacts
+step full 3600 "artefacts" artefacts
 step full 600 "release wheel with PyTorch" python_with_torch release "$folder/artefacts"

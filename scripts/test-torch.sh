@@ -15,7 +15,8 @@ cached=$("$root/scripts/get-torch.sh")
 "$cached/bin/python" -m venv --without-pip "$work/env"
 packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 echo "import site; site.addsitedir('$(packages "$cached")')" >"$(packages "$work/env")/cached.pth"
-"$cached/bin/uv" pip install --quiet --no-index --no-deps --python "$work/env/bin/python" "$wheels"/flashcore_attn-*.whl
+# By name: the folder may have wheels of other systems.
+"$cached/bin/uv" pip install --quiet --no-index --no-deps --only-binary :all: --find-links "$wheels" --python "$work/env/bin/python" flashcore-attn
 
 command=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
 if [[ -x $command ]]; then export FLASHCORE_COMMAND=$command; fi
