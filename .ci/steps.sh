@@ -136,7 +136,6 @@ oldest_rust() {
         cargo "+$floor" check --quiet --locked -p flashcore -p flashcore-cli
         cargo "+$floor" check --quiet --locked -p flashcore --lib --features cudarc,cudarc/dynamic-loading
         cargo "+$floor" check --quiet --locked --manifest-path bindings/python/Cargo.toml
-        cargo "+$floor" check --quiet --locked --manifest-path bindings/candle/Cargo.toml --lib
     )
 }
 

@@ -12,7 +12,7 @@ Rules:
 - the Python package is called by its names, `flashcore-attn` and `flashcore_attn`: `flashcore` is another project's;
 - evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output;
 - a published crate has the licences, a README, `include`, metadata for docs.rs and the workspace's rust-version; every
-  copy of a licence has the bytes of the one in the root; the workspaces have one rust-version.
+  copy of a licence has the bytes of the one in the root; the workspaces have one rust-version, but for NEWER_RUST.
 """
 
 import json
@@ -41,6 +41,8 @@ ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
 COPIES = {"bindings/python/build.rs": "lab/cli/build.rs"}
 # What would install or import the other project.
 OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?![_-])|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
+# Workspaces whose dependencies need a newer Rust.
+NEWER_RUST = {"bindings/candle/Cargo.toml"}
 LICENCES = ("LICENSE-APACHE", "LICENSE-MIT")
 RUN_KEYS = {"run", "date", "device", "driver", "revision", "command", "raw"}
 CLAIM_KEYS = {"run", "claim", "value", "unit"}
@@ -130,6 +132,8 @@ def packages(files):
         manifest = tomllib.loads(path.read_text(encoding="utf-8"))
         package = manifest.get("package", {})
         version = manifest.get("workspace", {}).get("package", package).get("rust-version")
+        if str(path) in NEWER_RUST:
+            continue
         if isinstance(version, str):
             versions.setdefault(version, path)
         elif version != {"workspace": True}:
