@@ -17,7 +17,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PUBLISHED = False
 # What builds a wheel for other machines, and the folder that it leaves it in.
-WHEEL = "scripts/test-wheel.sh dist"
+WHEEL = "scripts/release/linux.sh x86_64 dist"
 
 CLONE = "In a clone of this repository, on Linux with Rust 1.89 or newer. The\nfirst command builds for minutes:"
 FIRST = """
@@ -25,9 +25,9 @@ cargo run --release                                     # is attention correct h
 cargo run --release -- check tiny --plant drop-barrier  # plants an error in a kernel, and finds it
 """
 FROM_CLONE = f"""
-pip install ./bindings/python       # Python 3.9 or newer: import flashcore_attn
-cargo install --path lab/cli        # the command `flashcore`
-{WHEEL:<35} # makes a wheel in dist/, and tests it
+pip install ./bindings/python         # Python 3.9 or newer: import flashcore_attn
+cargo install --path lab/cli          # the command `flashcore`
+{WHEEL}  # wheel and command for glibc 2.17, in dist/
 """
 FROM_REGISTRIES = """
 pip install flashcore-attn           # Python 3.9 or newer: import flashcore_attn
