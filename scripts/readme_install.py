@@ -22,7 +22,7 @@ WHEEL = "scripts/release/linux.sh x86_64 dist"
 CLONE = "In a clone of this repository, on Linux with Rust 1.89 or newer. The\nfirst command builds for minutes:"
 FIRST = """
 cargo run --release                                     # is attention correct here, and how fast?
-cargo run --release -- check tiny --plant drop-barrier  # plants an error in a kernel, and finds it
+cargo run --release -- check tiny --plant drop-barrier  # exit 1: finds the error that it plants
 """
 FROM_CLONE = f"""
 pip install ./bindings/python         # Python 3.9 or newer: import flashcore_attn
