@@ -66,6 +66,11 @@ readme_test() {
     fi
     echo "$command"
     TMPDIR=$temporary FLASHCORE_CPU_NAME="Intel(R) Xeon(R) Platinum 8480CL CPU with a long name @ 2.00" bash -c "$command"
+    # A build script that watches a file that is not there has all of it compiled each time.
+    if (bash -c "$command --no-run" 2>&1) | grep Compiling; then
+        echo "a second build compiles again what was not changed"
+        return 1
+    fi
     [[ -e /dev/nvidiactl ]] || not_checked "tests of Rust on a GPU" "there is none"
 }
 
