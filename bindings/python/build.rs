@@ -97,9 +97,10 @@ pub(crate) fn from_git(root: &Path, sources: &[String]) -> Option<String> {
             clippy::disallowed_methods,
             reason = "a source of this build, which the compiler reads, too"
         )]
-        let content = match is_file {
-            true => std::fs::read(&path).unwrap_or_default(),
-            false => Vec::new(),
+        let content = if is_file {
+            std::fs::read(&path).unwrap_or_default()
+        } else {
+            Vec::new()
         };
         let length = content.len().to_le_bytes();
         for byte in name.bytes().chain([0]).chain(length).chain(content) {

@@ -253,10 +253,10 @@ impl CudaAttention {
         check: Option<&Check>,
         named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
     ) -> Result<(), Error> {
-        match self.checks {
-            true => Records::of(&self.context)?.check(stream, check, named),
-            false => Ok(()),
+        if self.checks {
+            Records::of(&self.context)?.check(stream, check, named)?;
         }
+        Ok(())
     }
 
     /// Enqueues the merge of so many parts; `named` gives the memory of a buffer.

@@ -118,7 +118,8 @@ pub fn significant(x: f64, digits: i32) -> String {
         return x.to_string();
     }
     if magnitude >= 1000.0 {
-        return thousands(x.round() as u64);
+        let sign = if x < 0.0 { "-" } else { "" };
+        return format!("{sign}{}", thousands(magnitude.round() as u64));
     }
     if magnitude == 0.0 {
         return "0".to_string();
@@ -321,6 +322,7 @@ mod tests {
             "3,600 s",
         ];
         assert_eq!(shown, expected);
+        assert_eq!(significant(-1234.5, 3), "-1,235");
         // The end of an interval that is not known.
         assert_eq!(time(f64::INFINITY, 3), "inf s");
         assert_eq!(

@@ -76,10 +76,10 @@ fn method(measured: &Measured, samples: usize) -> String {
 /// The median, and how far runs are from it where there are enough of them to say so.
 fn spread(summary: &Summary) -> String {
     let [median, low, high] = [summary.p50, summary.p10, summary.p90].map(style::micros);
-    match summary.count < FEWEST_FOR_RANGE {
-        true => format!("{median}, the median of {}", style::count(summary.count, "sample")),
-        false => format!("{median} median, 80 % of runs from {low} to {high}"),
+    if summary.count < FEWEST_FOR_RANGE {
+        return format!("{median}, the median of {}", style::count(summary.count, "sample"));
     }
+    format!("{median} median, 80 % of runs from {low} to {high}")
 }
 
 impl JudgedRun {
