@@ -313,7 +313,7 @@ impl<'k> Merged<'k> {
         head: impl FnOnce() -> Val<'k, u32>,
     ) -> Total<'k> {
         let (offset, sum) = (self.offset.get(), self.sum.get());
-        let total = Total::new(sinks, dtype, head, offset, sum, || offset.ne(FULLY_MASKED));
+        let total = Total::new(sinks, dtype, head, offset, sum, offset.ne(FULLY_MASKED));
         let norm = total.norm();
         let values = self.out.map(|value| value * norm);
         row.offset(column)

@@ -76,11 +76,10 @@ impl<'k> Total<'k> {
         head: impl FnOnce() -> Val<'k, u32>,
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
-        sees_key: impl FnOnce() -> Val<'k, bool>,
+        sees_key: Val<'k, bool>,
     ) -> Self {
         // Without a branch: one for each row takes 1 % of the time of 512 rows.
         let is_within = offset.abs().lt(score_limit(dtype));
-        let sees_key = sees_key();
         let sum = is_within.select(sum, sees_key.select(f32::NAN, 0.0));
         let mut total = Total {
             offset,
@@ -132,12 +131,9 @@ impl<'k> RowParams<'k> {
         head: impl FnOnce() -> Val<'k, u32>,
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
-        keys: impl FnOnce() -> KeyBounds<'k>,
+        (first, end): KeyBounds<'k>,
     ) -> Total<'k> {
-        Total::new(self.sinks.as_ref(), self.dtype, head, offset, sum, || {
-            let (first, end) = keys();
-            end.gt(first)
-        })
+        Total::new(self.sinks.as_ref(), self.dtype, head, offset, sum, end.gt(first))
     }
 
     /// Stores the log-sum-exp of a row, in natural logarithms, if the kernel stores any.

@@ -118,7 +118,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
     });
 
     let sum = row.sum.get().reduce_sum(PAIR);
-    let total = params.total(|| block.head, row.max.offset.get(), sum, || row.keys);
+    let total = params.total(|| block.head, row.max.offset.get(), sum, row.keys);
     let norm = total.norm();
     for (i, out) in (0..).zip(&out) {
         let (norm, row) = (norm.shfl_idx(group_lane + PAIR * i), block.first_row + group_row + i);

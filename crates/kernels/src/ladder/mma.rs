@@ -71,7 +71,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     for (half, row) in rows.iter().enumerate() {
         let sum = row.sum.get().reduce_sum(QUAD);
-        let total = params.total(|| block.head, row.max.offset.get(), sum, || row.keys);
+        let total = params.total(|| block.head, row.max.offset.get(), sum, row.keys);
         let norm = total.norm();
         k.if_(row.row.lt(params.seq_len_q).divergent(), || {
             let out_row = params.out.row(block.out_head, row.row).offset(column);

@@ -65,7 +65,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let column = lane_column(k);
         for (m, half, out, row) in self.results() {
             let at = self.row(m, half);
-            let (head, keys) = (|| self.block.rows.head_of(at), || self.visible(at));
+            let (head, keys) = (|| self.block.rows.head_of(at), self.visible(at));
             let total = self.params.total(head, row.max.offset.get(), row.total(), keys);
             let norm = total.norm();
             for tile in 0..padded(head_dim_v) / ACC_COLS {
@@ -146,7 +146,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
             };
             let store_whole = || {
                 let head = || self.block.rows.head_of(row);
-                let total = self.params.total(head, merged.offset, merged.sum, || self.visible(row));
+                let total = self.params.total(head, merged.offset, merged.sum, self.visible(row));
                 let norm = total.norm();
                 k.if_(exists(), || {
                     let values: Vec<_> = out.iter().map(|&value| value * norm).collect();

@@ -91,7 +91,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
                 }
             }
         });
-        let total = params.total(|| head, max.offset.get(), state.sum.get(), || (first, end));
+        let total = params.total(|| head, max.offset.get(), state.sum.get(), (first, end));
         let norm = total.norm();
         let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
         let out_row = params

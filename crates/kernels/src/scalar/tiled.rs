@@ -132,7 +132,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) 
         let out_head = params.out.head(batch, head);
         for (i, row) in rows.iter().enumerate() {
             let sum = row.sum.get().reduce_sum(THREAD_COLS);
-            let total = params.total(|| head, row.max.offset.get(), sum, || row.keys);
+            let total = params.total(|| head, row.max.offset.get(), sum, row.keys);
             let norm = total.norm();
             k.if_(row.row.lt(params.seq_len_q).divergent(), || {
                 out.store(&mine, i, params.out.row(out_head, row.row), Some(norm), shape);

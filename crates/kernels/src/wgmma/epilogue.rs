@@ -44,7 +44,7 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
         let norms = [0, 1].map(|half| {
             let (offset, sum) = (self.rows[half].max.offset.get(), self.rows[half].total());
             let head = || self.lane_rows.head(tile.head(), half);
-            let keys = || self.keys_of(&sequence.params, tile, half);
+            let keys = self.keys_of(&sequence.params, tile, half);
             let total = sequence.params.total(head, offset, sum, keys);
             if self.context.shape.lse {
                 self.store_lse(&sequence.params, tile, half, &total);
