@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::allocation::Heap;
 use crate::device::DeviceInfo;
 use crate::error::{CallError, CudaError, Fault};
 use crate::module::ModuleCache;
@@ -34,9 +35,32 @@ struct Inner {
     info: DeviceInfo,
     modules: ModuleCache,
     tables: TableCache,
+    heap: Arc<Heap>,
     replays: Replays,
     uploader: Mutex<Option<Uploader>>,
     faults: Mutex<FaultLog>,
+}
+
+impl Inner {
+    fn new(driver: &'static Driver, ordinal: u32) -> Result<Inner, CudaError> {
+        let info = DeviceInfo::query(driver, ordinal)?;
+        let device = driver.cuDeviceGet(ordinal as c_int)?;
+        let home = Home {
+            driver,
+            context: Handle(driver.cuDevicePrimaryCtxRetain(device)?),
+        };
+        Ok(Inner {
+            home,
+            device,
+            info,
+            modules: ModuleCache::default(),
+            tables: TableCache::default(),
+            heap: Arc::new(Heap::new(home, device)),
+            replays: Replays::of_environment(),
+            uploader: Mutex::default(),
+            faults: Mutex::default(),
+        })
+    }
 }
 
 /// The driver and a live context of it: what it takes to make calls.
@@ -81,24 +105,17 @@ impl Context {
         if let Some(inner) = alive.get(&ordinal).and_then(Weak::upgrade) {
             return Ok(Self { inner });
         }
-        let info = DeviceInfo::query(driver, ordinal)?;
-        let device = driver.cuDeviceGet(ordinal as c_int)?;
-        let home = Home {
-            driver,
-            context: Handle(driver.cuDevicePrimaryCtxRetain(device)?),
-        };
-        let inner = Arc::new(Inner {
-            home,
-            device,
-            info,
-            modules: ModuleCache::default(),
-            tables: TableCache::default(),
-            replays: Replays::of_environment(),
-            uploader: Mutex::default(),
-            faults: Mutex::default(),
-        });
+        let inner = Arc::new(Inner::new(driver, ordinal)?);
         alive.insert(ordinal, Arc::downgrade(&inner));
         Ok(Self { inner })
+    }
+
+    /// One that only notes what it asks the driver for: [`noted`](crate::sys::tests::noted).
+    #[cfg(test)]
+    pub(crate) fn recording() -> Self {
+        let driver = Box::leak(Box::new(Driver::recording()));
+        let inner = Arc::new(Inner::new(driver, 0).unwrap());
+        Self { inner }
     }
 
     /// What the device is and can do.
@@ -131,15 +148,6 @@ impl Context {
     pub fn forget_unused_modules(&self) -> usize {
         self.inner.replays.clear();
         self.inner.modules.forget_unused()
-    }
-
-    /// Makes calls that allocate, copy or wait while this thread or another one captures a stream, which the driver may
-    /// otherwise refuse and end the capture. They must not be part of what is captured: their streams are others.
-    ///
-    /// # Errors
-    /// That of `calls`, or of the driver.
-    pub fn outside_captures<T, E: From<CudaError>>(&self, calls: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        self.call(|driver| driver.outside_captures(|| Ok(calls())))?
     }
 
     /// Graphs that are kept of launches that were enqueued together a few times
@@ -203,13 +211,22 @@ impl Context {
         let mut uploader = lock(&self.inner.uploader);
         let done = match &mut *uploader {
             Some(uploader) => uploads(uploader),
-            none => Uploader::new(self.home()).and_then(|new| uploads(none.insert(new))),
+            none => Uploader::new(self.home(), self.heap().clone()).and_then(|new| uploads(none.insert(new))),
         };
         done.map_err(|error| self.judge(error))
     }
 
+    pub(crate) fn heap(&self) -> &Arc<Heap> {
+        &self.inner.heap
+    }
+
     pub(crate) fn home(&self) -> Home {
         self.inner.home
+    }
+
+    /// The raw `CUcontext`, for other libraries.
+    pub fn as_raw(&self) -> usize {
+        self.handle().addr()
     }
 
     pub(crate) fn handle(&self) -> CUcontext {
@@ -234,6 +251,7 @@ impl Drop for Inner {
         self.modules.clear();
         self.tables.clear();
         drop(lock(&self.uploader).take());
+        self.heap.close();
         // Fails only at process exit, when the driver has shut down by itself.
         let _ = self.home.driver.cuDevicePrimaryCtxRelease_v2(self.device);
     }

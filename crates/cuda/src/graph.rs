@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use crate::allocation::{Allocation, Uses};
 use crate::context::{Context, Home, lock};
 use crate::error::{CallError, CudaError, coalesced};
 use crate::module::LoadedModule;
@@ -14,16 +15,18 @@ use crate::table::DeviceTable;
 
 /// Work captured from a stream, ready to be replayed.
 ///
-/// A graph holds device addresses as numbers: the buffers used inside must live, unmoved, for as
-/// long as it is replayed. The modules of its kernels stay loaded by themselves, and tables of
-/// launches stay on the device.
+/// A graph keeps the [`DeviceBuffer`](crate::DeviceBuffer)s used inside, the modules of its kernels and the tables of
+/// its launches. Memory of others ([`DeviceSlice::from_raw`](crate::DeviceSlice::from_raw)) is theirs to keep.
 pub struct Graph {
     /// The driver does not synchronise calls on one executable graph; the lock does.
     exec: Mutex<Exec>,
     label: Arc<str>,
     kernels: Vec<Arc<str>>,
     _modules: Vec<Arc<LoadedModule>>,
-    _tables: Vec<Arc<DeviceTable>>,
+    tables: Vec<Arc<DeviceTable>>,
+    allocations: Vec<Arc<Allocation>>,
+    /// Streams that it was launched in, for the memory that it keeps.
+    uses: Mutex<Uses>,
     context: Context,
 }
 
@@ -62,7 +65,9 @@ impl Graph {
             label: Arc::from(label(&captured.kernels)),
             kernels: captured.kernels,
             _modules: captured.modules,
-            _tables: captured.tables,
+            tables: captured.tables,
+            allocations: captured.allocations,
+            uses: Mutex::default(),
             context,
         })
     }
@@ -77,7 +82,13 @@ impl Graph {
         self.context
             .call(|driver| driver.cuGraphLaunch(exec.handle.0, stream.handle()))?;
         self.context.enqueued(&self.label, stream.as_raw());
-        Ok(())
+        // A graph in a graph: the outer one keeps what this one keeps.
+        let tables = self.tables.iter().map(|table| table.memory());
+        if let Some(captured) = stream.shared().capture().as_mut() {
+            captured.allocations.extend(tables.chain(&self.allocations).cloned());
+            return Ok(());
+        }
+        lock(&self.uses).add(stream)
     }
 
     /// Uploads the graph ahead of its first launch, which is quicker then.
@@ -91,6 +102,14 @@ impl Graph {
     /// Names of the kernels captured, in order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.kernels.iter().map(|name| &**name)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let uses = lock(&self.uses);
+        let tables = self.tables.iter().map(|table| table.memory());
+        tables.chain(&self.allocations).for_each(|memory| memory.used_as(&uses));
     }
 }
 
@@ -141,9 +160,8 @@ impl Template {
     }
 
     pub(crate) fn instantiate(&self, driver: &Driver) -> Result<Exec, CallError> {
-        let make = || driver.cuGraphInstantiateWithFlags(self.graph.0, 0);
         Ok(Exec {
-            handle: Handle(driver.outside_captures(make)?),
+            handle: Handle(driver.cuGraphInstantiateWithFlags(self.graph.0, 0)?),
             home: self.home,
         })
     }
@@ -167,9 +185,7 @@ pub(crate) struct Exec {
 impl Drop for Exec {
     fn drop(&mut self) {
         // A replay still running finishes; the driver frees the graph after it (`cuGraphExecDestroy`).
-        let _ = self
-            .home
-            .call(|driver| driver.outside_captures(|| driver.cuGraphExecDestroy(self.handle.0)));
+        let _ = self.home.call(|driver| driver.cuGraphExecDestroy(self.handle.0));
     }
 }
 

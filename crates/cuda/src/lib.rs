@@ -26,6 +26,7 @@
 //! # }
 //! ```
 
+mod allocation;
 mod cache;
 mod context;
 mod device;

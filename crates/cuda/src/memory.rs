@@ -1,23 +1,28 @@
 //! Device memory: owned buffers, and borrowed slices of any device memory.
 
-use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
+use crate::allocation::Allocation;
 use crate::context::Context;
 use crate::error::{CallError, CudaError};
 use crate::raw::Driver;
 use crate::stream::Stream;
 use crate::sys::CUdeviceptr;
 
-/// Device memory that is freed when this value is dropped. Its address is a multiple of 256 B.
+/// Device memory. Its address is a multiple of 256 B.
 ///
-/// Freeing waits for the work that uses it (`cuMemFree`), so drop buffers outside of hot loops.
+/// When this value is dropped, and graphs that captured it are, it is freed after the work that was enqueued with it.
+/// Dropping waits for nothing where the device has memory pools (nearly all since CUDA 11.2); else it waits for the
+/// streams that used it.
 #[derive(Debug)]
 pub struct DeviceBuffer {
-    address: CUdeviceptr,
+    /// None of zero bytes, which the driver refuses; callers with nothing to store should not have to.
+    allocation: Option<Arc<Allocation>>,
     len: usize,
+    // Last: freeing needs it.
     context: Context,
 }
 
@@ -27,14 +32,9 @@ impl DeviceBuffer {
     /// # Errors
     /// A call error: `OUT_OF_MEMORY` if there is no such block.
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
-        // The driver refuses zero bytes; callers with nothing to store should not have to.
-        let address = if bytes == 0 {
-            0
-        } else {
-            context.call(|driver| driver.cuMemAlloc_v2(bytes))?
-        };
+        let allocation = (bytes > 0).then(|| Allocation::new(context.heap(), bytes));
         Ok(Self {
-            address,
+            allocation: allocation.transpose().map_err(|error| context.judge(error))?,
             len: bytes,
             context: context.clone(),
         })
@@ -72,10 +72,10 @@ impl DeviceBuffer {
     /// The whole buffer.
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         DeviceSlice {
-            address: self.address,
+            address: self.allocation.as_ref().map_or(0, |memory| memory.address()),
             len: self.len,
             ordinal: self.context.ordinal(),
-            owner: PhantomData,
+            owner: self.allocation.as_ref(),
         }
     }
 
@@ -95,27 +95,27 @@ impl DeviceBuffer {
     }
 }
 
-impl Drop for DeviceBuffer {
-    fn drop(&mut self) {
-        if self.address != 0 {
-            // A lost context has freed everything already.
-            let _ = self.context.call(|driver| driver.memory_free(self.address));
-        }
-    }
-}
-
 /// A slice of device memory with another owner: part of a [`DeviceBuffer`], or another library's
 /// tensor.
 ///
 /// Unlike a Rust slice it does not prevent other writes: device memory is shared by all work on the
 /// device, ordered by streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     address: CUdeviceptr,
     len: usize,
     ordinal: u32,
-    owner: PhantomData<&'a [u8]>,
+    /// What it is part of, if that is ours.
+    owner: Option<&'a Arc<Allocation>>,
 }
+
+impl PartialEq for DeviceSlice<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.address, self.len, self.ordinal) == (other.address, other.len, other.ordinal)
+    }
+}
+
+impl Eq for DeviceSlice<'_> {}
 
 impl<'a> DeviceSlice<'a> {
     /// Memory of another library, such as a PyTorch tensor's (`tensor.data_ptr()`).
@@ -130,7 +130,7 @@ impl<'a> DeviceSlice<'a> {
             address,
             len: bytes,
             ordinal: context.ordinal(),
-            owner: PhantomData,
+            owner: None,
         }
     }
 
@@ -207,14 +207,16 @@ impl<'a> DeviceSlice<'a> {
         self.check_len("copying on the device", from.len)?;
         self.call(stream, |driver| {
             driver.copy_on_device(self.address, from.address, self.len, stream.handle())
-        })
+        })?;
+        stream.hold(self.owner().into_iter().chain(from.owner()), &[])
     }
 
     /// Enqueues setting each byte to `value`.
     pub fn fill(self, stream: &Stream, value: u8) -> Result<(), CudaError> {
         self.call(stream, |driver| {
             driver.fill(self.address, value, self.len, stream.handle())
-        })
+        })?;
+        stream.hold(self.owner(), &[])
     }
 
     /// Makes a call on this memory, which must be on the stream's device, unless it is empty.
@@ -237,6 +239,10 @@ impl<'a> DeviceSlice<'a> {
         })
     }
 
+    pub(crate) fn owner(self) -> Option<&'a Arc<Allocation>> {
+        self.owner
+    }
+
     pub(crate) fn address_ref(&self) -> &u64 {
         &self.address
     }
@@ -248,7 +254,7 @@ impl<'a> DeviceSlice<'a> {
             address,
             len,
             ordinal: 0,
-            owner: PhantomData,
+            owner: None,
         }
     }
 
@@ -274,7 +280,7 @@ mod tests {
             address: 0x1000,
             len: 100,
             ordinal: 0,
-            owner: PhantomData,
+            owner: None,
         };
         let part = slice.range(10..30).unwrap();
         assert_eq!((part.address(), part.len()), (0x100a, 20));
@@ -299,7 +305,7 @@ mod tests {
             address: 0x1000,
             len: 100,
             ordinal: 1,
-            owner: PhantomData,
+            owner: None,
         };
         let text = slice.check_device(0, "the memory").unwrap_err().to_string();
         assert_eq!(

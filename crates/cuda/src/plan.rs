@@ -1,13 +1,13 @@
 //! Kernels of the kernel language on the driver. The simulator takes the same `Kernel` and `Launch`.
 
 use std::ffi::c_void;
-use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
 use flashcore_ir::proof::{LaunchShape, prove_argument, prove_buffers};
 use flashcore_ir::{Arg, Kernel, Launch};
 
+use crate::allocation::Allocation;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::function::Function;
@@ -97,7 +97,7 @@ impl Function {
             function: self.clone(),
             shape,
             arguments,
-            buffers: PhantomData,
+            memory: buffers.iter().filter_map(|buffer| buffer.owner()).collect(),
         })
     }
 
@@ -124,7 +124,8 @@ pub struct PreparedLaunch<'a> {
     pub(crate) function: Function,
     pub(crate) shape: LaunchShape,
     pub(crate) arguments: Arguments,
-    buffers: PhantomData<DeviceSlice<'a>>,
+    /// Those of its buffers that are ours: work that uses them is noted.
+    memory: Vec<&'a Arc<Allocation>>,
 }
 
 /// The values of arguments. A tensor map takes 128 bytes and few launches have one, so it has its own place.
@@ -188,8 +189,9 @@ impl PreparedLaunch<'_> {
     /// [`CudaError::OtherDevice`] for a stream of another device.
     ///
     /// # Safety
-    /// - The buffers stay allocated until this launch has ended, and where the stream is captured until the last launch
-    ///   of the graph has: the borrow in this value ends before either.
+    /// - Buffers that are not of [`DeviceBuffer`](crate::DeviceBuffer)s stay allocated until this launch has ended, and
+    ///   where the stream is captured until the last launch of the graph has: the borrow in this value ends before
+    ///   either. The same holds for all buffers where another library captures the stream.
     /// - What the kernel trusts, such as a workspace, counters and schedules, holds when it runs what earlier work in
     ///   the stream left there: no other stream, thread or graph uses it meanwhile.
     /// - Nothing else writes its buffers, or reads what it writes, without waiting for it.
@@ -226,7 +228,7 @@ impl PreparedLaunch<'_> {
         let context = first.function.module().context();
         let overlap = has_programmatic_launches(context.info().cuda_version);
         if overlap && context.replays().enqueue(launches, stream)? {
-            return Ok(());
+            return launches.iter().try_for_each(|launch| launch.hold(stream));
         }
         // SAFETY: the caller's promise; who runs one after another needs no more than who lets them overlap.
         unsafe {
@@ -236,6 +238,11 @@ impl PreparedLaunch<'_> {
                 false => launch.enqueue(stream),
             })
         }
+    }
+
+    /// What was enqueued uses its buffers and tables until it has ended.
+    fn hold(&self, stream: &Stream) -> Result<(), CudaError> {
+        stream.hold(self.memory.iter().copied(), &self.tables)
     }
 
     /// # Safety
@@ -248,7 +255,7 @@ impl PreparedLaunch<'_> {
             self.function
                 .launch_proved(stream, shape, &mut self.arguments.values())?;
         }
-        stream.hold(&self.tables)
+        self.hold(stream)
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) type CallResult<T> = Result<T, CallError>;
 /// Makes a driver call; what follows the call is its arguments, for the error.
 macro_rules! call {
     ($driver:ident.$name:ident($($argument:expr),*), $($format:tt)*) => {{
-        let code = ($driver.table.$name)($($argument),*);
+        let code = $driver.in_mode($crate::sys::is_outside::$name, || ($driver.table.$name)($($argument),*));
         $driver.check(stringify!($name), code, || format!($($format)*))
     }};
 }
@@ -69,7 +69,7 @@ pub(crate) struct Driver {
     /// `cuDriverGetVersion`: the newest CUDA version it supports, 13000 for 13.0.
     pub(crate) cuda_version: u32,
     // Declared last and never dropped (the driver lives in a static): the table points into it.
-    _library: libloading::Library,
+    _library: Option<libloading::Library>,
 }
 
 /// The process's driver, loaded by the first call. A failure is remembered: there is no recovery.
@@ -140,7 +140,7 @@ impl Driver {
         let mut driver = Self {
             table,
             cuda_version: 0,
-            _library: library,
+            _library: Some(library),
         };
         // SAFETY: takes a number.
         let code = unsafe { (driver.table.cuInit)(0) };
@@ -152,6 +152,15 @@ impl Driver {
         driver.check("cuInit", code, || "flags=0".to_string())?;
         driver.cuda_version = driver.cuDriverGetVersion()?.unsigned_abs();
         Ok(driver)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn recording() -> Driver {
+        Driver {
+            table: Table::recording(),
+            cuda_version: 13_000,
+            _library: None,
+        }
     }
 
     pub(crate) fn check(
@@ -173,6 +182,22 @@ impl Driver {
             code,
             name,
         })
+    }
+
+    /// Makes a call, and one that is `outside` of captures in relaxed mode: whichever thread captures whatever stream,
+    /// the call goes through and the capture goes on.
+    pub(crate) fn in_mode<T>(&self, outside: bool, call: impl FnOnce() -> T) -> T {
+        if !outside {
+            return call();
+        }
+        let mut mode = sys::capture_mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // Refused only without a driver, which the call tells.
+        // SAFETY: rule 2.
+        let mut exchange = || unsafe { (self.table.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+        exchange();
+        let result = call();
+        exchange();
+        result
     }
 
     /// The driver's own name and description of a status that our table does not have.
@@ -271,6 +296,12 @@ impl Driver {
         Ok(status != sys::capture_status::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
+    /// Whether all work put into a stream that is not captured has ended, well or not.
+    pub(crate) fn stream_is_idle(&self, stream: CUstream) -> bool {
+        let query = || unsafe { (self.table.cuStreamQuery)(stream) }; // SAFETY: rule 1.
+        self.in_mode(sys::is_outside::cuStreamQuery, query) != sys::status::CUDA_ERROR_NOT_READY
+    }
+
     pub(crate) fn capture_end(&self, stream: CUstream) -> CallResult<CUgraph> {
         let mut graph = ptr::null_mut();
         // SAFETY: rules 1 and 2.
@@ -288,7 +319,7 @@ impl Driver {
         };
         let mut milliseconds = 0.0;
         // SAFETY: rules 1 and 2.
-        let code = unsafe { call(&mut milliseconds, start, end) };
+        let code = self.in_mode(true, || unsafe { call(&mut milliseconds, start, end) });
         self.check(name, code, || format!("start={start:p}, end={end:p}"))?;
         Ok(milliseconds)
     }

@@ -1,9 +1,10 @@
 //! Streams and events: the order of work on a device, and its timing.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::context::{Context, lock};
+use crate::allocation::Allocation;
+use crate::context::{Context, Home, lock};
 use crate::error::CudaError;
 use crate::module::LoadedModule;
 use crate::raw::Handle;
@@ -15,11 +16,54 @@ use crate::table::DeviceTable;
 /// Streams made here do not synchronise with the legacy default stream. To work together with
 /// another library, use the stream that it uses: [`Stream::from_raw`].
 pub struct Stream {
-    handle: Handle<CUstream_st>,
-    owned: bool,
+    // Before the context, which destroying it needs.
+    shared: Arc<StreamHandle>,
     context: Context,
-    /// While the stream is captured.
+}
+
+/// The driver's stream. An own one lives while memory that it uses does.
+pub(crate) struct StreamHandle {
+    handle: Handle<CUstream_st>,
+    is_own: bool,
+    home: Home,
+    /// While the stream is captured by a [`Graph`](crate::Graph).
     capture: Mutex<Option<Captured>>,
+}
+
+impl StreamHandle {
+    pub(crate) fn raw(&self) -> CUstream {
+        self.handle.0
+    }
+
+    /// Whether it was made here, and is destroyed here.
+    pub(crate) fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    pub(crate) fn home(&self) -> Home {
+        self.home
+    }
+
+    /// What is captured; no capture begins or ends while this is held.
+    pub(crate) fn capture(&self) -> MutexGuard<'_, Option<Captured>> {
+        lock(&self.capture)
+    }
+
+    /// Whether all its work has ended.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.home
+            .call(|driver| Ok(driver.stream_is_idle(self.handle.0)))
+            .unwrap_or(true)
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        if self.is_own {
+            // Work still in the stream finishes; a lost context has nothing left to destroy.
+            let _ = self.home.call(|driver| driver.cuStreamDestroy_v2(self.handle.0));
+        }
+    }
 }
 
 /// What a capture has seen.
@@ -28,6 +72,7 @@ pub(crate) struct Captured {
     pub(crate) kernels: Vec<Arc<str>>,
     pub(crate) modules: Vec<Arc<LoadedModule>>,
     pub(crate) tables: Vec<Arc<DeviceTable>>,
+    pub(crate) allocations: Vec<Arc<Allocation>>,
 }
 
 impl Stream {
@@ -75,13 +120,21 @@ impl Stream {
         Ok(Self::wrap(context, stream, false))
     }
 
-    fn wrap(context: &Context, handle: CUstream, owned: bool) -> Self {
-        Self {
+    fn wrap(context: &Context, handle: CUstream, is_own: bool) -> Self {
+        let shared = Arc::new(StreamHandle {
             handle: Handle(handle),
-            owned,
-            context: context.clone(),
+            is_own,
+            home: context.home(),
             capture: Mutex::new(None),
+        });
+        Self {
+            shared,
+            context: context.clone(),
         }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<StreamHandle> {
+        &self.shared
     }
 
     /// The device's context.
@@ -91,7 +144,7 @@ impl Stream {
 
     /// The raw `CUstream`, for other libraries.
     pub fn as_raw(&self) -> usize {
-        self.handle.0.addr()
+        self.shared.handle.0.addr()
     }
 
     /// Waits until all work put in so far has ended.
@@ -99,7 +152,8 @@ impl Stream {
     /// # Errors
     /// [`CudaError::Fault`] if a kernel faulted.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.context.call(|driver| driver.cuStreamSynchronize(self.handle.0))?;
+        self.context
+            .call(|driver| driver.cuStreamSynchronize(self.shared.handle.0))?;
         self.finished();
         Ok(())
     }
@@ -107,11 +161,11 @@ impl Stream {
     /// Lets the work put in from now on wait for an event recorded on any stream.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.context
-            .call(|driver| driver.cuStreamWaitEvent(self.handle.0, event.handle.0, 0))
+            .call(|driver| driver.cuStreamWaitEvent(self.shared.handle.0, event.handle.0, 0))
     }
 
     pub(crate) fn handle(&self) -> CUstream {
-        self.handle.0
+        self.shared.handle.0
     }
 
     pub(crate) fn check_context(&self, context: &Context, what: &'static str) -> Result<(), CudaError> {
@@ -131,7 +185,7 @@ impl Stream {
     }
 
     pub(crate) fn enqueued(&self, kernel: &Arc<str>, module: &Arc<LoadedModule>) {
-        match lock(&self.capture).as_mut() {
+        match self.shared.capture().as_mut() {
             // Captured work does not run now, so it is no suspect.
             Some(captured) => {
                 captured.kernels.push(kernel.clone());
@@ -149,7 +203,10 @@ impl Stream {
     /// A call error.
     pub fn is_captured(&self) -> Result<bool, CudaError> {
         // The default stream cannot be captured, and asking it is an error while another one is.
-        Ok(!self.is_legacy_default() && self.context.call(|driver| driver.stream_is_captured(self.handle.0))?)
+        Ok(!self.is_legacy_default()
+            && self
+                .context
+                .call(|driver| driver.stream_is_captured(self.shared.handle.0))?)
     }
 
     /// Whether launches may be replayed in it as a graph that is kept for it, by its handle: not while it is captured,
@@ -158,19 +215,24 @@ impl Stream {
         Ok(self.as_raw() != CU_STREAM_PER_THREAD && !self.is_captured()?)
     }
 
-    /// A kernel in the stream reads these tables: a graph that may run it again keeps them.
-    pub(crate) fn hold(&self, tables: &[Arc<DeviceTable>]) -> Result<(), CudaError> {
-        if tables.is_empty() {
-            return Ok(());
-        }
-        if let Some(captured) = lock(&self.capture).as_mut() {
+    /// Work that was put in last uses this memory and these tables, which live until it has ended: a graph that is
+    /// captured keeps them. One that another library captures gives no hold on it, so tables stay for good; memory is
+    /// kept by who captures.
+    pub(crate) fn hold<'a>(
+        &self,
+        memory: impl IntoIterator<Item = &'a Arc<Allocation>>,
+        tables: &[Arc<DeviceTable>],
+    ) -> Result<(), CudaError> {
+        if let Some(captured) = self.shared.capture().as_mut() {
+            captured.allocations.extend(memory.into_iter().cloned());
             captured.tables.extend_from_slice(tables);
             return Ok(());
         }
-        if self.is_captured()? {
+        if !tables.is_empty() && self.is_captured()? {
             self.context.tables().keep_for_good(tables);
         }
-        Ok(())
+        tables.iter().try_for_each(|table| table.memory().used_in(self))?;
+        memory.into_iter().try_for_each(|memory| memory.used_in(self))
     }
 
     /// All work put in so far is known to have ended well.
@@ -180,16 +242,7 @@ impl Stream {
 
     /// Begins (`Some`) or ends (`None`) noting captured kernels; returns what was noted before.
     pub(crate) fn note_capture(&self, next: Option<Captured>) -> Option<Captured> {
-        std::mem::replace(&mut *lock(&self.capture), next)
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.owned {
-            // Work still in the stream finishes; a lost context has nothing left to destroy.
-            let _ = self.context.call(|driver| driver.cuStreamDestroy_v2(self.handle.0));
-        }
+        std::mem::replace(&mut *self.shared.capture(), next)
     }
 }
 

@@ -26,7 +26,7 @@ use std::mem::MaybeUninit;
 use crate::raw::{CallResult, Driver};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// Status of a driver call. A number, because drivers newer than this file may return new ones.
 pub(crate) type CUresult = c_uint;
@@ -157,6 +157,7 @@ constants! {
         CUDA_ERROR_INVALID_VALUE = 1,
         CUDA_ERROR_NO_DEVICE = 100,
         CUDA_ERROR_NOT_FOUND = 500,
+        CUDA_ERROR_NOT_READY = 600,
         CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
         CUDA_ERROR_INVALID_CLUSTER_SIZE = 912,
     }
@@ -180,6 +181,7 @@ constants! {
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
         CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
         CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
+        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
         CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH = 120,
     }
     function_attribute, CUfunction_attribute {
@@ -209,6 +211,7 @@ constants! {
     }
     event_flag, CUevent_flags {
         CU_EVENT_DEFAULT = 0,
+        CU_EVENT_DISABLE_TIMING = 2,
     }
     capture_mode, CUstreamCaptureMode {
         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
@@ -256,16 +259,38 @@ macro_rules! named {
     }};
 }
 
+macro_rules! is_outside {
+    (stream) => {
+        false
+    };
+    (outside) => {
+        true
+    };
+}
+
 /// The functions, and for the simple ones a method of [`Driver`] of the same name: `actions` have
 /// numbers and live handles for arguments; `queries` write their result through a pointer that they
 /// take first. The `others` are called in `raw`.
+///
+/// A `stream` function may be part of a capture, or has nothing to do with it. An `outside` one allocates, frees,
+/// loads, copies to or from the host, or waits: it is never part of a capture, and ends one of another thread unless
+/// it is made in [relaxed mode](Driver::in_mode) (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
 macro_rules! functions {
     (
-        actions { $($action:ident($($aarg:ident: $aty:ty),*);)* }
-        queries { $($query:ident($($qarg:ident: $qty:ty),*) -> $result:ty;)* }
-        others { $($name:ident($($arg:ident: $ty:ty),*);)* }
-        optional { $($oname:ident($($oarg:ident: $oty:ty),*);)* }
+        actions { $($aclass:ident $action:ident($($aarg:ident: $aty:ty),*);)* }
+        queries { $($qclass:ident $query:ident($($qarg:ident: $qty:ty),*) -> $result:ty;)* }
+        others { $($class:ident $name:ident($($arg:ident: $ty:ty),*);)* }
+        optional { $($oclass:ident $oname:ident($($oarg:ident: $oty:ty),*);)* }
     ) => {
+        /// Which functions are `outside`.
+        #[allow(non_upper_case_globals, dead_code)] // names of functions, of which some are called by hand
+        pub(crate) mod is_outside {
+            $(pub(crate) const $action: bool = is_outside!($aclass);)*
+            $(pub(crate) const $query: bool = is_outside!($qclass);)*
+            $(pub(crate) const $name: bool = is_outside!($class);)*
+            $(pub(crate) const $oname: bool = is_outside!($oclass);)*
+        }
+
         /// Every driver function this crate calls, resolved once when the library is loaded.
         pub(crate) struct Table {
             $($action: unsafe extern "C" fn($($aty),*) -> CUresult,)*
@@ -298,18 +323,27 @@ macro_rules! functions {
             $(pub(crate) fn $action(&self, $($aarg: $aty),*) -> CallResult<()> {
                 // SAFETY: rule 1 of `raw`; what destroys a handle is called once, from its owner's
                 // drop.
-                let code = unsafe { (self.table.$action)($($aarg),*) };
+                let code = self.in_mode(is_outside::$action, || unsafe { (self.table.$action)($($aarg),*) });
                 self.check(stringify!($action), code, || named!($($aarg),*))
             })*
 
             $(pub(crate) fn $query(&self, $($qarg: $qty),*) -> CallResult<$result> {
                 let mut result = MaybeUninit::<$result>::zeroed();
                 // SAFETY: rules 1 and 2 of `raw`.
-                let code = unsafe { (self.table.$query)(result.as_mut_ptr(), $($qarg),*) };
+                let code = self.in_mode(is_outside::$query, || unsafe {
+                    (self.table.$query)(result.as_mut_ptr(), $($qarg),*)
+                });
                 self.check(stringify!($query), code, || named!($($qarg),*))?;
                 // SAFETY: results are numbers, bytes and pointers, of which all zeros is a value.
                 Ok(unsafe { result.assume_init() })
             })*
+        }
+
+        #[cfg(test)]
+        tests::recording! {
+            { $($action($($aarg: $aty),*))* $($name($($arg: $ty),*))* }
+            { $($query($($qarg: $qty),*) -> $result;)* }
+            { $($oname)* }
         }
 
         #[cfg(test)]
@@ -323,83 +357,86 @@ macro_rules! functions {
 
 functions! {
     actions {
-        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-        cuCtxPushCurrent_v2(context: CUcontext);
-        cuCtxSynchronize();
-        cuStreamDestroy_v2(stream: CUstream);
-        cuStreamSynchronize(stream: CUstream);
-        cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
-        cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
-        cuEventDestroy_v2(event: CUevent);
-        cuEventRecord(event: CUevent, stream: CUstream);
-        cuEventSynchronize(event: CUevent);
-        cuGraphUpload(exec: CUgraphExec, stream: CUstream);
-        cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
-        cuGraphExecDestroy(exec: CUgraphExec);
-        cuGraphDestroy(graph: CUgraph);
-        cuModuleUnload(module: CUmodule);
-        cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int);
+        outside cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+        stream cuCtxPushCurrent_v2(context: CUcontext);
+        outside cuCtxSynchronize();
+        outside cuStreamDestroy_v2(stream: CUstream);
+        outside cuStreamSynchronize(stream: CUstream);
+        stream cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+        stream cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
+        outside cuEventDestroy_v2(event: CUevent);
+        stream cuEventRecord(event: CUevent, stream: CUstream);
+        outside cuEventSynchronize(event: CUevent);
+        outside cuGraphUpload(exec: CUgraphExec, stream: CUstream);
+        stream cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
+        outside cuGraphExecDestroy(exec: CUgraphExec);
+        outside cuGraphDestroy(graph: CUgraph);
+        outside cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream);
+        outside cuModuleUnload(module: CUmodule);
+        outside cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int);
     }
     queries {
-        cuDriverGetVersion() -> c_int;
-        cuDeviceGetCount() -> c_int;
-        cuDeviceGet(ordinal: c_int) -> CUdevice;
-        cuDeviceGetUuid_v2(device: CUdevice) -> CUuuid_st;
-        cuDeviceGetAttribute(attribute: c_uint, device: CUdevice) -> c_int;
-        cuDeviceTotalMem_v2(device: CUdevice) -> usize;
-        cuDevicePrimaryCtxRetain(device: CUdevice) -> CUcontext;
-        cuCtxGetCurrent() -> CUcontext;
-        cuCtxPopCurrent_v2() -> CUcontext;
-        cuMemAlloc_v2(bytes: usize) -> CUdeviceptr;
-        cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream;
-        cuEventCreate(flags: c_uint) -> CUevent;
-        cuGraphCreate(flags: c_uint) -> CUgraph;
-        cuGraphInstantiateWithFlags(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec;
-        cuFuncGetAttribute(attribute: c_uint, function: CUfunction) -> c_int;
+        stream cuDriverGetVersion() -> c_int;
+        stream cuDeviceGetCount() -> c_int;
+        stream cuDeviceGet(ordinal: c_int) -> CUdevice;
+        stream cuDeviceGetUuid_v2(device: CUdevice) -> CUuuid_st;
+        stream cuDeviceGetAttribute(attribute: c_uint, device: CUdevice) -> c_int;
+        stream cuDeviceTotalMem_v2(device: CUdevice) -> usize;
+        outside cuDevicePrimaryCtxRetain(device: CUdevice) -> CUcontext;
+        stream cuCtxGetCurrent() -> CUcontext;
+        stream cuCtxPopCurrent_v2() -> CUcontext;
+        outside cuMemAlloc_v2(bytes: usize) -> CUdeviceptr;
+        outside cuMemAllocAsync(bytes: usize, stream: CUstream) -> CUdeviceptr;
+        outside cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream;
+        outside cuEventCreate(flags: c_uint) -> CUevent;
+        outside cuGraphCreate(flags: c_uint) -> CUgraph;
+        outside cuGraphInstantiateWithFlags(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec;
+        outside cuFuncGetAttribute(attribute: c_uint, function: CUfunction) -> c_int;
     }
     others {
-        cuInit(flags: c_uint);
-        cuGetErrorName(error: CUresult, text: *mut *const c_char);
-        cuGetErrorString(error: CUresult, text: *mut *const c_char);
-        cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
-        cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-        cuMemFree_v2(pointer: CUdeviceptr);
-        cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
-        cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
-        cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-        cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
-        cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
-        cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
-        cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
-        cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
-        cuGraphAddKernelNode_v2(
+        outside cuInit(flags: c_uint);
+        stream cuGetErrorName(error: CUresult, text: *mut *const c_char);
+        stream cuGetErrorString(error: CUresult, text: *mut *const c_char);
+        stream cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
+        outside cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        outside cuMemFree_v2(pointer: CUdeviceptr);
+        outside cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+        outside cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        stream cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        stream cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
+        outside cuStreamQuery(stream: CUstream);
+        stream cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
+        stream cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+        stream cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
+        stream cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+        outside cuGraphAddKernelNode_v2(
             node: *mut CUgraphNode,
             graph: CUgraph,
             after: *const CUgraphNode,
             count: usize,
             parameters: *const CUDA_KERNEL_NODE_PARAMS_v2_st
         );
-        cuGraphKernelNodeSetAttribute(node: CUgraphNode, id: c_uint, value: *const CUlaunchAttributeValue_union);
-        cuGraphExecKernelNodeSetParams_v2(
+        outside cuGraphKernelNodeSetAttribute(node: CUgraphNode, id: c_uint, value: *const CUlaunchAttributeValue_union);
+        outside cuGraphExecKernelNodeSetParams_v2(
             exec: CUgraphExec,
             node: CUgraphNode,
             parameters: *const CUDA_KERNEL_NODE_PARAMS_v2_st
         );
-        cuModuleLoadDataEx(
+        outside cuModuleLoadDataEx(
             module: *mut CUmodule,
             image: *const c_void,
             count: c_uint,
             options: *mut c_uint,
             values: *mut *mut c_void
         );
-        cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
-        cuLaunchKernelEx(
+        outside cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+        stream cuLaunchKernelEx(
             config: *const CUlaunchConfig_st,
             function: CUfunction,
             parameters: *mut *mut c_void,
             extra: *mut *mut c_void
         );
-        cuTensorMapEncodeTiled(
+        stream cuTensorMapEncodeTiled(
             map: *mut CUtensorMap_st,
             data_type: c_uint,
             rank: u32,
@@ -418,13 +455,13 @@ functions! {
     optional {
         // One signature, two names: `_v2` from CUDA 12.8, the other up to 12.9. Whoever needs it
         // takes the newer where it is there.
-        cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
-        cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent);
+        outside cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
+        outside cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent);
         // From CUDA 12.4: loads a function now, instead of at its first launch, where a stream
         // capture would be in the way. Older drivers load it when its attributes are asked for.
-        cuFuncLoad(function: CUfunction);
+        outside cuFuncLoad(function: CUfunction);
         // From CUDA 12.3.
-        cuGraphAddDependencies_v2(
+        outside cuGraphAddDependencies_v2(
             graph: CUgraph,
             from: *const CUgraphNode,
             to: *const CUgraphNode,

@@ -4,8 +4,8 @@
 //! A table is held by what was prepared with it ([`PreparedLaunch`](crate::PreparedLaunch),
 //! [`HeldTables`]) and by graphs that captured it. Tables without holders stay, as a shape may come
 //! back, up to [`MOST_UNUSED_BYTES`] together: then those used longest ago go, no more than need be,
-//! so that the host's memory is used again and no call frees that of hundreds. Freeing memory of
-//! the device waits for it, so tables share slabs, which are freed with the last of their tables.
+//! so that the host's memory is used again and no call frees that of hundreds. Tables share slabs,
+//! which are freed with the last of their tables, after the work that reads them.
 //! A stream that another library captures gives no hold on its graph, so tables that go into it
 //! stay as long as the context.
 
@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Table;
 
+use crate::allocation::{Allocation, Heap};
 use crate::context::{Context, Home, lock};
 use crate::error::{CallError, CudaError};
 use crate::raw::Handle;
@@ -33,27 +34,17 @@ const ALIGNMENT: usize = 256;
 /// A table on the device. Its memory is freed with the last table of its slab.
 pub(crate) struct DeviceTable {
     address: CUdeviceptr,
-    _slab: Arc<Slab>,
+    /// Device memory of tables, each of which takes bytes that none had before it.
+    slab: Arc<Allocation>,
 }
 
 impl DeviceTable {
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
-}
 
-/// Device memory of tables, each of which takes bytes that none had before it.
-struct Slab {
-    address: CUdeviceptr,
-    /// Not the context itself, which has the cache that this is in.
-    home: Home,
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        // As for buffers: it waits for the work that uses it, and a lost context has freed
-        // everything.
-        let _ = self.home.call(|driver| driver.memory_free(self.address));
+    pub(crate) fn memory(&self) -> &Arc<Allocation> {
+        &self.slab
     }
 }
 
@@ -61,18 +52,24 @@ impl Drop for Slab {
 pub(crate) struct Uploader {
     stream: Handle<CUstream_st>,
     home: Home,
+    heap: Arc<Heap>,
     /// The slab that is being filled, and what of it is free.
-    slab: Option<(Arc<Slab>, Range<usize>)>,
+    slab: Option<(Arc<Allocation>, Range<usize>)>,
 }
 
 impl Uploader {
-    pub(crate) fn new(home: Home) -> Result<Uploader, CallError> {
+    pub(crate) fn new(home: Home, heap: Arc<Heap>) -> Result<Uploader, CallError> {
         let stream = home.call(|driver| driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
         let (stream, slab) = (Handle(stream), None);
-        Ok(Uploader { stream, home, slab })
+        Ok(Uploader {
+            stream,
+            home,
+            heap,
+            slab,
+        })
     }
 
-    /// Returns when the table is there. Not possible on a thread that captures a stream.
+    /// Returns when the table is there.
     fn upload(&mut self, table: &Table) -> Result<DeviceTable, CallError> {
         let bytes: &[u8] = bytemuck::cast_slice(table);
         let home = self.home;
@@ -81,17 +78,16 @@ impl Uploader {
                 Some((slab, free)) if free.len() >= bytes.len() => (slab, free),
                 full => {
                     let most = SLAB_BYTES.max(bytes.len());
-                    let address = driver.cuMemAlloc_v2(most)?;
-                    let (slab, free) = full.insert((Arc::new(Slab { address, home }), 0..most));
+                    let (slab, free) = full.insert((Allocation::new(&self.heap, most)?, 0..most));
                     (slab, free)
                 }
             };
-            let address = slab.address + free.start as u64;
+            let address = slab.address() + free.start as u64;
             driver.copy_to_device(address, bytes, self.stream.0)?;
             free.start = (free.start + bytes.len()).next_multiple_of(ALIGNMENT).min(free.end);
             Ok(DeviceTable {
                 address,
-                _slab: slab.clone(),
+                slab: slab.clone(),
             })
         })
     }
@@ -175,14 +171,22 @@ impl<T> Cache<T> {
     /// The table on the device, uploaded if it is not yet there. Tables without holders that exceed
     /// the limit are then freed, those used longest ago.
     fn get_or_upload<E>(&self, table: &Table, upload: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        let mut tables = lock(&self.tables);
-        tables.uses += 1;
-        let this_use = tables.uses;
-        if let Some((found, last_use)) = tables.by_table.get_mut(table) {
-            *last_use = this_use;
-            return Ok(found.clone());
+        let find = |tables: &mut Tables<T>| {
+            tables.uses += 1;
+            let (found, last_use) = tables.by_table.get_mut(table)?;
+            *last_use = tables.uses;
+            Some(found.clone())
+        };
+        if let Some(found) = find(&mut lock(&self.tables)) {
+            return Ok(found);
         }
+        // Others that look for their tables do not wait for this one.
         let uploaded = Arc::new(upload()?);
+        let mut tables = lock(&self.tables);
+        if let Some(found) = find(&mut tables) {
+            return Ok(found); // another thread was faster
+        }
+        let this_use = tables.uses;
         tables.by_table.insert(table.clone(), (uploaded.clone(), this_use));
         // Only under this lock can a table without holders get one.
         let mut bytes: usize = tables.unused().map(|(table, _)| size_of_val(&**table)).sum();
@@ -194,7 +198,6 @@ impl<T> Cache<T> {
             bytes -= size_of_val(&*oldest);
             gone.push(tables.by_table.remove_entry(&oldest));
         }
-        // Freeing waits for the device: others need not wait for that.
         drop(tables);
         drop(gone);
         Ok(uploaded)

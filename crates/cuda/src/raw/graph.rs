@@ -9,7 +9,7 @@ use super::launch::attribute_value;
 use super::{CallResult, Driver, call};
 use crate::sys::{
     CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CUDA_KERNEL_NODE_PARAMS_v2_st,
-    CUfunction, CUgraph, CUgraphEdgeData_st, CUgraphExec, CUgraphNode, capture_mode, launch_attribute, status,
+    CUfunction, CUgraph, CUgraphEdgeData_st, CUgraphExec, CUgraphNode, launch_attribute, status,
 };
 
 fn parameters(
@@ -83,7 +83,7 @@ impl Driver {
             };
             let code = match self.table.cuGraphAddDependencies_v2 {
                 // SAFETY: rules 1 and 2 of `raw`; both nodes are of this graph.
-                Some(add) => unsafe { add(graph, &before, &node, &edge, 1) },
+                Some(add) => self.in_mode(true, || unsafe { add(graph, &before, &node, &edge, 1) }),
                 None => status::CUDA_ERROR_NOT_FOUND,
             };
             self.check("cuGraphAddDependencies_v2", code, || what.to_string())?;
@@ -112,20 +112,5 @@ impl Driver {
                 "{what}"
             )
         }
-    }
-
-    /// Makes calls that allocate or free, which the driver may otherwise refuse, and end the capture, while this thread
-    /// or another one captures a stream. They must not be part of what is captured.
-    pub(crate) fn outside_captures<T>(&self, calls: impl FnOnce() -> CallResult<T>) -> CallResult<T> {
-        let mut mode = capture_mode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let mut exchange = || {
-            // SAFETY: rule 2 of `raw`.
-            unsafe { call!(self.cuThreadExchangeStreamCaptureMode(&mut mode), "") }
-        };
-        exchange()?;
-        let made = calls();
-        let restored = exchange();
-        let made = made?;
-        restored.map(|()| made)
     }
 }

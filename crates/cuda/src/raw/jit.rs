@@ -5,7 +5,7 @@ use std::ptr;
 use std::time::Instant;
 
 use super::{CallResult, Driver, call};
-use crate::sys::{CUfunction, CUmodule, jit_option as option};
+use crate::sys::{CUfunction, CUmodule, is_outside, jit_option as option};
 
 /// Bytes for each of the compiler's two logs. A verbose log takes about 300 B a kernel.
 const LOG_BYTES: usize = 64 * 1024;
@@ -62,7 +62,7 @@ impl Driver {
         // SAFETY: rule 2 of `raw`; `options` and `values` have `count` entries each, the PTX ends
         // in a zero byte, and both log buffers are as long as their sizes say and live until this
         // function returns.
-        let code = unsafe {
+        let code = self.in_mode(is_outside::cuModuleLoadDataEx, || unsafe {
             (self.table.cuModuleLoadDataEx)(
                 &mut module,
                 ptx.as_ptr().cast(),
@@ -70,7 +70,7 @@ impl Driver {
                 options.as_mut_ptr(),
                 values.as_mut_ptr(),
             )
-        };
+        });
         let load_ms = started.elapsed().as_secs_f64() * 1e3;
         // The driver leaves a float in the low half of the option's slot.
         let compile_ms = f32::from_bits(values[0].addr() as u32);
@@ -106,7 +106,7 @@ impl Driver {
             return Ok(());
         };
         // SAFETY: rule 1 of `raw`.
-        let code = unsafe { call(function) };
+        let code = self.in_mode(is_outside::cuFuncLoad, || unsafe { call(function) });
         self.check("cuFuncLoad", code, || format!("function={function:p}"))
     }
 }

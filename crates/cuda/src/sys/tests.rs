@@ -36,6 +36,54 @@ macro_rules! witness_functions {
 }
 pub(super) use witness_functions;
 
+macro_rules! recording {
+    (
+        { $($name:ident($($arg:ident: $ty:ty),*))* }
+        { $($query:ident($($qarg:ident: $qty:ty),*) -> $result:ty;)* }
+        { $($optional:ident)* }
+    ) => {
+        /// Functions that note their names, and do nothing: results are numbers of equal bytes.
+        mod recorded {
+            use super::*;
+            $(pub(super) unsafe extern "C" fn $name($(_: $ty),*) -> CUresult {
+                tests::note(stringify!($name));
+                status::CUDA_SUCCESS
+            })*
+            $(pub(super) unsafe extern "C" fn $query(result: *mut $result $(, _: $qty)*) -> CUresult {
+                tests::note(stringify!($query));
+                // SAFETY: the caller's result has so many bytes.
+                unsafe { result.cast::<u8>().write_bytes(7, size_of::<$result>()) };
+                status::CUDA_SUCCESS
+            })*
+        }
+
+        impl Table {
+            /// A driver that only notes what it is asked ([`tests::noted`]).
+            pub(crate) fn recording() -> Table {
+                Table {
+                    $($name: recorded::$name,)*
+                    $($query: recorded::$query,)*
+                    $($optional: None,)*
+                }
+            }
+        }
+    };
+}
+pub(super) use recording;
+
+std::thread_local! {
+    static NOTED: std::cell::RefCell<Vec<&'static str>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+pub(super) fn note(name: &'static str) {
+    NOTED.with_borrow_mut(|noted| noted.push(name));
+}
+
+/// What the recording driver was asked in this thread since the last time.
+pub(crate) fn noted() -> Vec<&'static str> {
+    NOTED.take()
+}
+
 pub(super) fn name_of<T>(_: T) -> &'static str {
     std::any::type_name::<T>()
 }

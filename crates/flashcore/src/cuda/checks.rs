@@ -116,7 +116,7 @@ impl Records {
 
     /// An empty record, by a stream for itself: a captured one would empty it at each replay.
     fn empty(context: &Context) -> Result<DeviceBuffer, CudaError> {
-        context.outside_captures(|| DeviceBuffer::from_host(&Stream::new(context)?, &[0u32; RECORD_WORDS]))
+        DeviceBuffer::from_host(&Stream::new(context)?, &[0u32; RECORD_WORDS])
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, Vec<DeviceBuffer>> {
@@ -125,14 +125,12 @@ impl Records {
 
     /// What a record has after the work in the stream; it is empty afterwards.
     fn take(&self, record: &DeviceBuffer, stream: &Stream) -> Result<Option<ProblemError>, CudaError> {
-        self.context.outside_captures(|| {
-            let words = record.to_vec::<u32>(stream)?;
-            let found = words.first_chunk().and_then(violation);
-            if found.is_some() {
-                record.as_slice().copy_from_host(stream, &[0; 4 * RECORD_WORDS])?;
-            }
-            Ok(found)
-        })
+        let words = record.to_vec::<u32>(stream)?;
+        let found = words.first_chunk().and_then(violation);
+        if found.is_some() {
+            record.as_slice().copy_from_host(stream, &[0; 4 * RECORD_WORDS])?;
+        }
+        Ok(found)
     }
 
     /// Checks a call's values, whose memory `named` gives, unless it has none; then what graphs have found.

@@ -1,0 +1,409 @@
+//! Device memory that knows which streams use it: it is freed after their work, and dropping it waits for nothing
+//! where the device has memory pools.
+//!
+//! `cuMemFree` may wait for the work that uses the memory, but no manual promises it, so freeing does not lean on that.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::context::{Home, lock};
+use crate::error::CudaError;
+use crate::raw::{CallResult, Driver, Handle};
+use crate::stream::{Stream, StreamHandle};
+use crate::sys::{CUdevice, CUdeviceptr, CUevent_st, CUstream, CUstream_st, device_attribute, event_flag, stream_flag};
+
+/// Streams that an allocation lists before it looks for those that are idle and gone.
+const MANY_STREAMS: usize = 8;
+
+/// A block of device memory, freed after the work of the streams that used it. Its owners keep the context, too.
+pub(crate) struct Allocation {
+    block: Block,
+    uses: Mutex<Uses>,
+    heap: Arc<Heap>,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    address: CUdeviceptr,
+    /// Whether it is of a memory pool.
+    pooled: bool,
+}
+
+impl Allocation {
+    /// So many bytes, more than 0, at a multiple of 256.
+    pub(crate) fn new(heap: &Arc<Heap>, bytes: usize) -> CallResult<Arc<Allocation>> {
+        heap.free_what_waits();
+        Ok(Arc::new(Allocation {
+            block: heap.allocate(bytes)?,
+            uses: Mutex::default(),
+            heap: heap.clone(),
+        }))
+    }
+
+    pub(crate) fn address(&self) -> CUdeviceptr {
+        self.block.address
+    }
+
+    /// Work that was put into the stream so far uses it.
+    pub(crate) fn used_in(&self, stream: &Stream) -> Result<(), CudaError> {
+        lock(&self.uses).add(stream)
+    }
+
+    /// The same of all streams that another value was used in.
+    pub(crate) fn used_as(&self, uses: &Uses) {
+        lock(&self.uses).extend(uses);
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocation(at {:#x})", self.block.address)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let uses = std::mem::take(&mut *lock(&self.uses));
+        self.heap.free(self.block, uses);
+    }
+}
+
+/// The streams that something was used in.
+#[derive(Default)]
+pub(crate) struct Uses {
+    /// They exist as long as they are here.
+    own: Vec<Arc<StreamHandle>>,
+    /// Streams of others may be gone when memory is freed, so their last use is marked at once.
+    foreign: Vec<(usize, Arc<Marker>)>,
+}
+
+impl Uses {
+    pub(crate) fn add(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        let handle = stream.shared();
+        if handle.is_own() {
+            if !self.own.iter().any(|known| Arc::ptr_eq(known, handle)) {
+                if self.own.len() >= MANY_STREAMS {
+                    // No more work comes into a stream that is only here.
+                    self.own
+                        .retain(|known| Arc::strong_count(known) > 1 || !known.is_idle());
+                }
+                self.own.push(handle.clone());
+            }
+            return Ok(());
+        }
+        // A graph of another library: who captures it keeps what it uses (`Stream::from_raw`).
+        if stream.is_captured()? {
+            return Ok(());
+        }
+        let known = self.foreign.iter().find(|(raw, _)| *raw == stream.as_raw());
+        let marker = match known {
+            Some((_, marker)) => marker.clone(),
+            None => {
+                let marker = Arc::new(stream.context().call(|driver| Marker::new(driver, handle.home()))?);
+                self.foreign.push((stream.as_raw(), marker.clone()));
+                marker
+            }
+        };
+        stream
+            .context()
+            .call(|driver| driver.cuEventRecord(marker.event.0, stream.handle()))
+    }
+
+    fn extend(&mut self, other: &Uses) {
+        for stream in &other.own {
+            if !self.own.iter().any(|known| Arc::ptr_eq(known, stream)) {
+                self.own.push(stream.clone());
+            }
+        }
+        self.foreign.extend_from_slice(&other.foreign);
+    }
+}
+
+/// An event after a use of memory.
+pub(crate) struct Marker {
+    event: Handle<CUevent_st>,
+    home: Home,
+}
+
+impl Marker {
+    fn new(driver: &Driver, home: Home) -> CallResult<Marker> {
+        let event = Handle(driver.cuEventCreate(event_flag::CU_EVENT_DISABLE_TIMING)?);
+        Ok(Marker { event, home })
+    }
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        // A stream that waits for it goes on waiting (`cuEventDestroy`); a lost context has nothing left to destroy.
+        let _ = self.home.call(|driver| driver.cuEventDestroy_v2(self.event.0));
+    }
+}
+
+/// Where the memory of a context comes from and goes.
+pub(crate) struct Heap {
+    home: Home,
+    device: CUdevice,
+    /// Where the device has pools: the stream that allocates, which never waits for long, and the one that frees.
+    pools: OnceLock<Option<[Handle<CUstream_st>; 2]>>,
+    /// Memory that a stream used which was captured when it was to be freed: nothing can wait for such a stream.
+    waiting: Mutex<Vec<(Block, Uses)>>,
+}
+
+impl Heap {
+    pub(crate) fn new(home: Home, device: CUdevice) -> Heap {
+        Heap {
+            home,
+            device,
+            pools: OnceLock::new(),
+            waiting: Mutex::default(),
+        }
+    }
+
+    fn pools(&self, driver: &Driver) -> Option<[CUstream; 2]> {
+        let make = || {
+            let attribute = device_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+            let stream = || driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0);
+            match driver.cuDeviceGetAttribute(attribute, self.device) {
+                Ok(1..) => Some([Handle(stream().ok()?), Handle(stream().ok()?)]),
+                _ => None,
+            }
+        };
+        self.pools
+            .get_or_init(make)
+            .map(|streams| streams.map(|stream| stream.0))
+    }
+
+    fn allocate(&self, bytes: usize) -> CallResult<Block> {
+        self.home.call(|driver| {
+            let Some([allocating, freeing]) = self.pools(driver) else {
+                let address = driver.cuMemAlloc_v2(bytes)?;
+                return Ok(Block { address, pooled: false });
+            };
+            let allocated = driver.cuMemAllocAsync(bytes, allocating).or_else(|_| {
+                // What is still to be freed may be enough.
+                driver.cuStreamSynchronize(freeing)?;
+                driver.cuMemAllocAsync(bytes, allocating)
+            });
+            let block = Block {
+                address: allocated?,
+                pooled: true,
+            };
+            // Then it is there for all streams.
+            driver.cuStreamSynchronize(allocating)?;
+            Ok(block)
+        })
+    }
+
+    fn free(&self, block: Block, uses: Uses) {
+        // A lost context has freed everything already.
+        let freed = self.home.call(|driver| self.try_free(driver, block, &uses));
+        if let Ok(false) = freed {
+            lock(&self.waiting).push((block, uses));
+        }
+    }
+
+    /// `false`: a stream that used it is captured now.
+    fn try_free(&self, driver: &'static Driver, block: Block, uses: &Uses) -> CallResult<bool> {
+        let freeing = match (block.pooled, self.pools(driver)) {
+            (true, Some([_, freeing])) => Some(freeing),
+            _ => None,
+        };
+        for stream in &uses.own {
+            // No capture begins meanwhile.
+            let capture = stream.capture();
+            if capture.is_some() || driver.stream_is_captured(stream.raw())? {
+                return Ok(false);
+            }
+            match freeing {
+                Some(freeing) => {
+                    let marker = Marker::new(driver, self.home)?;
+                    driver.cuEventRecord(marker.event.0, stream.raw())?;
+                    driver.cuStreamWaitEvent(freeing, marker.event.0, 0)?;
+                }
+                None => driver.cuStreamSynchronize(stream.raw())?,
+            }
+        }
+        for (_, marker) in &uses.foreign {
+            match freeing {
+                Some(freeing) => driver.cuStreamWaitEvent(freeing, marker.event.0, 0)?,
+                None => driver.cuEventSynchronize(marker.event.0)?,
+            }
+        }
+        match freeing {
+            Some(freeing) => driver.cuMemFreeAsync(block.address, freeing)?,
+            None => driver.memory_free(block.address)?,
+        }
+        Ok(true)
+    }
+
+    /// Tries again what waited for the end of captures.
+    fn free_what_waits(&self) {
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        for (block, uses) in waiting {
+            self.free(block, uses);
+        }
+    }
+
+    /// Frees what is left, before the context goes: no work can be left that its streams have.
+    pub(crate) fn close(&self) {
+        self.free_what_waits();
+        let left = std::mem::take(&mut *lock(&self.waiting));
+        let streams = self.pools.get().copied().flatten();
+        let _ = self.home.call(|driver| {
+            left.iter()
+                .try_for_each(|(block, _)| driver.memory_free(block.address))?;
+            streams
+                .iter()
+                .flatten()
+                .try_for_each(|stream| driver.cuStreamDestroy_v2(stream.0))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::Context;
+    use crate::graph::Graph;
+    use crate::memory::DeviceBuffer;
+    use crate::sys::tests::noted;
+
+    /// What dropping asks the driver for, without changes of the capture mode.
+    fn asked_by<T>(dropped: T) -> Vec<&'static str> {
+        noted();
+        drop(dropped);
+        let mode = "cuThreadExchangeStreamCaptureMode";
+        noted()
+            .into_iter()
+            .filter(|name| *name != mode && *name != "cuCtxGetCurrent")
+            .collect()
+    }
+
+    const MARKED: [&str; 5] = [
+        "cuStreamIsCapturing",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuEventDestroy_v2",
+    ];
+
+    #[test]
+    fn memory_is_freed_after_the_streams_that_use_it() {
+        let context = Context::recording();
+        let (one, two) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+        let buffer = || DeviceBuffer::new(&context, 100).unwrap();
+        assert_eq!(asked_by(buffer()), ["cuMemFreeAsync"]);
+        let used = buffer();
+        used.as_slice().fill(&one, 1).unwrap();
+        used.as_slice().fill(&one, 2).unwrap();
+        assert_eq!(asked_by(used), [&MARKED[..], &["cuMemFreeAsync"]].concat());
+        let copied = buffer();
+        copied.as_slice().fill(&one, 1).unwrap();
+        buffer().as_slice().copy_from(&two, copied.as_slice()).unwrap();
+        assert_eq!(asked_by(copied), [&MARKED[..], &MARKED, &["cuMemFreeAsync"]].concat());
+    }
+
+    /// A stream lives while memory that it uses does, and not longer.
+    #[test]
+    fn streams_that_are_gone_are_waited_for() {
+        let context = Context::recording();
+        let buffer = DeviceBuffer::new(&context, 100).unwrap();
+        for n in 0..100 {
+            let stream = Stream::new(&context).unwrap();
+            buffer.as_slice().fill(&stream, n).unwrap();
+            assert!(asked_by(stream).is_empty());
+        }
+        let streams = asked_by(buffer)
+            .iter()
+            .filter(|name| **name == "cuStreamDestroy_v2")
+            .count();
+        assert!((1..=MANY_STREAMS).contains(&streams), "{streams}");
+    }
+
+    #[test]
+    fn the_use_by_a_stream_of_others_is_marked_at_once() {
+        let context = Context::recording();
+        let buffer = DeviceBuffer::new(&context, 100).unwrap();
+        // SAFETY: the recording driver does nothing with it.
+        #[allow(unsafe_code)]
+        let theirs = unsafe { Stream::from_raw(&context, 1) }.unwrap();
+        buffer.as_slice().fill(&theirs, 1).unwrap();
+        drop(theirs);
+        assert_eq!(
+            asked_by(buffer),
+            ["cuStreamWaitEvent", "cuMemFreeAsync", "cuEventDestroy_v2"]
+        );
+    }
+
+    #[test]
+    fn a_graph_keeps_the_memory_that_it_uses() {
+        let context = Context::recording();
+        let (stream, other) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+        let buffer = DeviceBuffer::new(&context, 100).unwrap();
+        let graph = Graph::capture(&stream, |stream| buffer.as_slice().fill(stream, 1)).unwrap();
+        graph.launch(&other).unwrap();
+        assert!(asked_by(buffer).is_empty());
+        let asked = asked_by(graph);
+        assert_eq!(
+            asked,
+            [&["cuGraphExecDestroy"], &MARKED[..], &["cuMemFreeAsync"]].concat()
+        );
+    }
+
+    /// An event that is recorded in a stream while it is captured would be part of the capture.
+    #[test]
+    fn memory_of_a_stream_that_is_captured_is_freed_later() {
+        let context = Context::recording();
+        let (stream, other) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+        let buffer = DeviceBuffer::new(&context, 100).unwrap();
+        buffer.as_slice().fill(&stream, 1).unwrap();
+        let mut buffer = Some(buffer);
+        let graph = Graph::capture(&stream, |_| {
+            assert!(asked_by(buffer.take()).is_empty());
+            Ok::<_, CudaError>(())
+        });
+        noted();
+        let later = DeviceBuffer::new(&context, 8).unwrap();
+        assert!(noted().contains(&"cuMemFreeAsync"));
+        later.as_slice().fill(&other, 1).unwrap();
+        drop(graph);
+    }
+
+    /// Calls that may not be made while another thread captures are made in relaxed mode.
+    #[test]
+    fn calls_outside_of_captures_are_bracketed() {
+        let mode = "cuThreadExchangeStreamCaptureMode";
+        noted();
+        let context = Context::recording();
+        let stream = Stream::new(&context).unwrap();
+        let buffer = DeviceBuffer::from_host(&stream, &[1u8; 100]).unwrap();
+        buffer.as_slice().fill(&stream, 1).unwrap();
+        buffer.to_vec::<u8>(&stream).unwrap();
+        drop((buffer, stream, context));
+        let noted = noted();
+        let outside = [
+            "cuDevicePrimaryCtxRetain",
+            "cuStreamCreateWithPriority",
+            "cuMemAllocAsync",
+            "cuMemcpyHtoDAsync_v2",
+            "cuMemcpyDtoHAsync_v2",
+            "cuStreamSynchronize",
+            "cuMemFreeAsync",
+            "cuStreamDestroy_v2",
+            "cuDevicePrimaryCtxRelease_v2",
+            "cuEventCreate",
+            "cuEventDestroy_v2",
+        ];
+        for name in outside {
+            assert!(noted.contains(&name), "{name}");
+        }
+        for (at, name) in noted.iter().enumerate().filter(|(_, name)| **name != mode) {
+            let before = noted[..at].iter().filter(|name| **name == mode).count();
+            assert_eq!(
+                before % 2 == 1,
+                outside.contains(name),
+                "{name}, call {at} of {noted:?}"
+            );
+        }
+    }
+}
