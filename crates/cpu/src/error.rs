@@ -1,10 +1,12 @@
 //! Errors of attention on the CPU.
 
+use std::fmt;
+
 use flashcore_problem::ProblemError;
 use thiserror::Error;
 
 /// Why a call was refused. The output is unchanged.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages say what the fields are
 pub enum CpuError {
@@ -25,4 +27,11 @@ pub enum CpuError {
     /// The requested instruction set is not available on this machine.
     #[error("this machine does not support {asked}; it supports {available}")]
     Simd { asked: crate::SimdLevel, available: String },
+}
+
+/// The message, which `main` prints of an error that it returns.
+impl fmt::Debug for CpuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -9,7 +9,7 @@ use flashcore_ir::ptx::read::PtxError;
 use crate::status::status;
 
 /// Any failure of this crate: what was tried, what the driver returned, and what to do.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages say what the fields are
 pub enum CudaError {
@@ -99,6 +99,13 @@ pub enum CudaError {
     /// PTX or a kernel name that contains a zero byte.
     #[error("{what} contains a zero byte; it must be plain text")]
     ZeroByte { what: &'static str },
+}
+
+/// The message, which `main` prints of an error that it returns.
+impl fmt::Debug for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<CallError> for CudaError {

@@ -34,8 +34,8 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// As [`Attention::forward_on`]; a `T` that is not the problem's dtype; a workspace that cannot
-    /// be allocated.
+    /// As [`Attention::forward_on`]; a `T` that is not the problem's dtype; tensors or a stream of another context than
+    /// the device's; a workspace that cannot be allocated.
     #[allow(unsafe_code)] // cudarc's memory is raw memory here
     #[allow(clippy::too_many_arguments)] // those of attention
     pub fn forward_cudarc<T: Element>(
@@ -60,6 +60,21 @@ impl Attention {
             let device = device.to_string();
             return Err(Error::NotOnCuda { device });
         };
+        let used = [
+            ("q", q.stream()),
+            ("k", k.stream()),
+            ("v", v.stream()),
+            ("out", out.stream()),
+        ];
+        let used = used.into_iter().chain(lse.as_ref().map(|lse| ("lse", lse.stream())));
+        for (tensor, other) in used.chain([("stream", stream)]) {
+            if other.context().cu_ctx().addr() != context.as_raw() {
+                return Err(Error::OtherContext {
+                    tensor,
+                    device: device.to_string(),
+                });
+            }
+        }
         // The guards record, when they are dropped, that the stream uses the tensors.
         let bytes = [q.num_bytes(), k.num_bytes(), v.num_bytes(), out.num_bytes()];
         let (q, _q) = q.device_ptr(stream);

@@ -1,11 +1,13 @@
 //! Errors of the library.
 
+use std::fmt;
+
 use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
 use flashcore_problem::ProblemError;
 use thiserror::Error;
 
 /// Why attention was not computed. Messages say what was given, what is allowed, and what to do.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The problem or its tensors are invalid.
@@ -54,6 +56,15 @@ pub enum Error {
         device: String,
         /// Where it would run.
         suggestion: &'static str,
+    },
+    /// A tensor or a stream of cudarc is of another context.
+    #[cfg(feature = "cudarc")]
+    #[error("{tensor} is of another CUDA context than {device}; use one `CudaContext` of this device throughout")]
+    OtherContext {
+        /// The tensor, or `stream`.
+        tensor: &'static str,
+        /// The device.
+        device: String,
     },
     /// [`Attention::tune`](crate::Attention::tune) was asked for what it cannot do.
     #[error("{what} cannot be tuned; {remedy}")]
@@ -152,6 +163,13 @@ pub enum Error {
         /// Bytes given, if it was given at all.
         given: Option<u64>,
     },
+}
+
+/// The message, which `main` prints of an error that it returns.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

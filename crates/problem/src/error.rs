@@ -1,11 +1,13 @@
 //! Errors of problems and tensors.
 
+use std::fmt;
+
 use thiserror::Error;
 
 use crate::Layout;
 
 /// Why a problem or tensor was refused: what was given, what is allowed, and what to do.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages say what the fields are
 pub enum ProblemError {
@@ -64,6 +66,13 @@ pub enum ProblemError {
     /// An unknown problem name.
     #[error("no problem is named `{given}`; known names: {known}")]
     UnknownName { given: String, known: String },
+}
+
+/// The message, which `main` prints of an error that it returns.
+impl fmt::Debug for ProblemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl ProblemError {

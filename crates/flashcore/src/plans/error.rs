@@ -1,10 +1,12 @@
 //! What is wrong with a plan table.
 
+use std::fmt;
+
 use thiserror::Error;
 
 /// Why a plan table, or a row of one, is not used. Each message names the file, what is wrong, and
 /// what to do.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The file cannot be read.
@@ -70,4 +72,11 @@ pub enum PlanError {
         /// The device at hand.
         here: String,
     },
+}
+
+/// The message, which `main` prints of an error that it returns.
+impl fmt::Debug for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

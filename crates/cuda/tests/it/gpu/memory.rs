@@ -51,7 +51,7 @@ pub(crate) fn copies(bench: &Bench) -> Outcome {
 pub(crate) fn too_much(bench: &Bench) -> Outcome {
     refused(
         DeviceBuffer::new(&bench.context, 1 << 50),
-        &["cuMemAlloc_v2(bytes=1125899906842624)", "OUT_OF_MEMORY"],
+        &["cuMemAlloc", "bytes=1125899906842624", "OUT_OF_MEMORY"],
     )
 }
 

@@ -12,6 +12,7 @@
 mod children;
 mod graphs;
 mod launches;
+mod lifetimes;
 mod memory;
 mod modules;
 mod ptx;
@@ -139,6 +140,9 @@ tests! {
     events_agree_with_the_clock = launches::timing;
     launch_overhead = launches::overhead;
     eight_threads_at_once = launches::threads;
+    memory_is_freed_after_the_kernels_that_use_it = lifetimes::dropped;
+    graphs_keep_their_memory = lifetimes::of_graphs;
+    a_first_call_ends_no_capture_of_another_thread = lifetimes::captures;
     graph_replay_equals_launches = graphs::replay;
     a_failed_capture_leaves_the_stream_usable = graphs::failed_capture;
     replays_take_new_arguments = replays::arguments;
