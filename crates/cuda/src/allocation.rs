@@ -49,6 +49,11 @@ impl Allocation {
         lock(&self.uses).add(stream)
     }
 
+    /// Work that is put into the stream from now on waits for what other streams did with it so far.
+    pub(crate) fn claim(&self, stream: &Stream) -> Result<(), CudaError> {
+        lock(&self.uses).wait_in(stream)
+    }
+
     /// The same of all streams that another value was used in.
     pub(crate) fn used_as(&self, uses: &Uses) {
         lock(&self.uses).extend(uses);
@@ -107,6 +112,37 @@ impl Uses {
         stream
             .context()
             .call(|driver| driver.cuEventRecord(marker.event.0, stream.handle()))
+    }
+
+    /// Lets the stream wait for the others: then it stands for them.
+    fn wait_in(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        let this = stream.shared();
+        let mut others = self.own.iter().filter(|other| !Arc::ptr_eq(other, this)).peekable();
+        if others.peek().is_none() && self.foreign.iter().all(|(raw, _)| *raw == stream.as_raw()) {
+            return Ok(());
+        }
+        for other in others {
+            // No capture begins meanwhile.
+            let capture = other.capture();
+            stream.context().call(|driver| {
+                if capture.is_some() || driver.stream_is_captured(other.raw())? {
+                    return Ok(Err(CudaError::UsedInCapture));
+                }
+                let marker = Marker::new(driver, other.home())?;
+                driver.cuEventRecord(marker.event.0, other.raw())?;
+                driver.cuStreamWaitEvent(stream.handle(), marker.event.0, 0)?;
+                Ok(Ok(()))
+            })??;
+        }
+        for (raw, marker) in &self.foreign {
+            if *raw != stream.as_raw() {
+                stream
+                    .context()
+                    .call(|driver| driver.cuStreamWaitEvent(stream.handle(), marker.event.0, 0))?;
+            }
+        }
+        *self = Uses::default();
+        self.add(stream)
     }
 
     fn extend(&mut self, other: &Uses) {
@@ -297,10 +333,29 @@ mod tests {
         used.as_slice().fill(&one, 1).unwrap();
         used.as_slice().fill(&one, 2).unwrap();
         assert_eq!(asked_by(used), [&MARKED[..], &["cuMemFreeAsync"]].concat());
+        // The second stream waits for the first, so it is enough to wait for the second.
         let copied = buffer();
         copied.as_slice().fill(&one, 1).unwrap();
+        noted();
         buffer().as_slice().copy_from(&two, copied.as_slice()).unwrap();
-        assert_eq!(asked_by(copied), [&MARKED[..], &MARKED, &["cuMemFreeAsync"]].concat());
+        let asked = noted();
+        let place = |name| asked.iter().position(|asked| *asked == name).unwrap();
+        assert!(place("cuStreamWaitEvent") < place("cuMemcpyDtoDAsync_v2"), "{asked:?}");
+        assert_eq!(asked_by(copied), [&MARKED[..], &["cuMemFreeAsync"]].concat());
+    }
+
+    /// Streams take turns with a buffer: each waits for the one before it, and for itself it does not.
+    #[test]
+    fn a_use_in_another_stream_waits_for_those_before() {
+        let context = Context::recording();
+        let streams = [Stream::new(&context).unwrap(), Stream::new(&context).unwrap()];
+        let buffer = DeviceBuffer::new(&context, 100).unwrap();
+        let waits = [0, 0, 1, 1, 0, 0, 1].map(|stream| {
+            noted();
+            buffer.as_slice().fill(&streams[stream], 1).unwrap();
+            noted().iter().filter(|name| **name == "cuStreamWaitEvent").count()
+        });
+        assert_eq!(waits, [0, 0, 1, 0, 1, 0, 1]);
     }
 
     /// A stream lives while memory that it uses does, and not longer.

@@ -13,6 +13,11 @@ use crate::status::status;
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages say what the fields are
 pub enum CudaError {
+    /// Memory was used in a stream that is captured now, so that no other stream can wait for that use.
+    #[error(
+        "memory was used in a stream that is being captured into a graph; end the capture, then use the memory in another stream"
+    )]
+    UsedInCapture,
     /// The machine has no NVIDIA driver, or the process cannot see it.
     #[error(
         "no NVIDIA driver found: looked for {looked_for} ({detail}); install the NVIDIA driver 525 or newer, and start \

@@ -25,7 +25,7 @@ pub struct Graph {
     _modules: Vec<Arc<LoadedModule>>,
     tables: Vec<Arc<DeviceTable>>,
     allocations: Vec<Arc<Allocation>>,
-    /// Streams that it was launched in, for the memory that it keeps.
+    /// Streams that it was launched in, for the tables that it keeps: these are only read.
     uses: Mutex<Uses>,
     context: Context,
 }
@@ -66,18 +66,19 @@ impl Graph {
             kernels: captured.kernels,
             _modules: captured.modules,
             tables: captured.tables,
-            allocations: captured.allocations,
+            allocations: once_each(captured.allocations),
             uses: Mutex::default(),
             context,
         })
     }
 
-    /// Puts the whole graph into a stream.
+    /// Puts the whole graph into a stream, after what other streams did with the memory that it keeps.
     ///
     /// # Errors
     /// [`CudaError::OtherDevice`] for a stream of another device; otherwise what the driver says.
     pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         stream.check_context(&self.context, "the graph")?;
+        stream.claim(&self.allocations)?;
         let exec = lock(&self.exec);
         self.context
             .call(|driver| driver.cuGraphLaunch(exec.handle.0, stream.handle()))?;
@@ -88,7 +89,8 @@ impl Graph {
             captured.allocations.extend(tables.chain(&self.allocations).cloned());
             return Ok(());
         }
-        lock(&self.uses).add(stream)
+        lock(&self.uses).add(stream)?;
+        self.allocations.iter().try_for_each(|memory| memory.used_in(stream))
     }
 
     /// Uploads the graph ahead of its first launch, which is quicker then.
@@ -108,9 +110,14 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let uses = lock(&self.uses);
-        let tables = self.tables.iter().map(|table| table.memory());
-        tables.chain(&self.allocations).for_each(|memory| memory.used_as(&uses));
+        self.tables.iter().for_each(|table| table.memory().used_as(&uses));
     }
+}
+
+fn once_each(mut allocations: Vec<Arc<Allocation>>) -> Vec<Arc<Allocation>> {
+    allocations.sort_by_key(|memory| memory.address());
+    allocations.dedup_by_key(|memory| memory.address());
+    allocations
 }
 
 fn label(kernels: &[Arc<str>]) -> String {

@@ -205,6 +205,7 @@ impl<'a> DeviceSlice<'a> {
     pub fn copy_from(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<(), CudaError> {
         from.check_device(stream.context().ordinal(), "the memory copied from")?;
         self.check_len("copying on the device", from.len)?;
+        stream.claim(from.owner)?;
         self.call(stream, |driver| {
             driver.copy_on_device(self.address, from.address, self.len, stream.handle())
         })?;
@@ -225,6 +226,7 @@ impl<'a> DeviceSlice<'a> {
         if self.is_empty() {
             return Ok(());
         }
+        stream.claim(self.owner)?;
         stream.context().call(call)
     }
 

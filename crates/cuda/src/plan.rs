@@ -240,6 +240,15 @@ impl PreparedLaunch<'_> {
         }
     }
 
+    /// Lets the stream wait for what other streams did with those of the launch's buffers that are of
+    /// [`DeviceBuffer`](crate::DeviceBuffer)s. A stream that is captured does not wait here: launching the graph does.
+    ///
+    /// # Errors
+    /// [`CudaError::UsedInCapture`], or what the driver says.
+    pub fn wait_for_others(&self, stream: &Stream) -> Result<(), CudaError> {
+        stream.claim(self.memory.iter().copied())
+    }
+
     /// What was enqueued uses its buffers and tables until it has ended.
     fn hold(&self, stream: &Stream) -> Result<(), CudaError> {
         stream.hold(self.memory.iter().copied(), &self.tables)

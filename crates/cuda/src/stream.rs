@@ -215,6 +215,15 @@ impl Stream {
         Ok(self.as_raw() != CU_STREAM_PER_THREAD && !self.is_captured()?)
     }
 
+    /// Work that is put in from now on waits for what other streams did with this memory so far, unless it is captured:
+    /// then [`Graph::launch`](crate::Graph::launch) does.
+    pub(crate) fn claim<'a>(&self, memory: impl IntoIterator<Item = &'a Arc<Allocation>>) -> Result<(), CudaError> {
+        if self.shared.capture().is_some() {
+            return Ok(());
+        }
+        memory.into_iter().try_for_each(|memory| memory.claim(self))
+    }
+
     /// Work that was put in last uses this memory and these tables, which live until it has ended: a graph that is
     /// captured keeps them. One that another library captures gives no hold on it, so tables stay for good; memory is
     /// kept by who captures.
