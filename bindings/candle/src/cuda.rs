@@ -293,10 +293,9 @@ fn enqueue<T: CudaDType + DeviceRepr>(
     #[allow(unsafe_code)]
     let own = unsafe { Stream::from_raw(context, stream.cu_stream() as usize) };
     let own = own.map_err(flashcore::Error::from).map_err(Error::from)?;
-    let done = match call.gradients {
-        None => attention.forward_on(&own, problem, &call),
-        Some(_) => attention.backward_on(&own, problem, &call),
-    };
+    // SAFETY: candle frees tensors and workspace in the order of the stream, and nothing else has this workspace.
+    #[allow(unsafe_code)]
+    let done = unsafe { attention.run_foreign(&own, problem, &call, |_| None) };
     Ok(done.map_err(Error::from)?)
 }
 

@@ -318,7 +318,7 @@ impl<'py> Call<'py> {
         // Python's lock is given away once, unless its libraries allocate a workspace.
         let (ran, needed) = py.detach(|| {
             let (mut needed, mut held) = (0, None);
-            let ran = attention.forward_allocating(stream, problem, &tensors, |bytes| {
+            let workspace = |bytes| {
                 needed = bytes;
                 let (exchange, device) = plain?;
                 let memory = exchange.allocate(device, usize::try_from(bytes).ok()?)?;
@@ -326,7 +326,9 @@ impl<'py> Call<'py> {
                 held = Some(memory); // until the work is enqueued: PyTorch frees it in the order of the stream
                 // SAFETY: as above; as many bytes as asked for, on q's device.
                 Some(unsafe { DeviceSlice::from_raw(context, address, bytes as usize) })
-            });
+            };
+            // SAFETY: as above, for tensors and workspace, which nothing else has.
+            let ran = unsafe { attention.run_foreign(stream, problem, &tensors, workspace) };
             let needed = if held.is_some() { 0 } else { needed };
             (ran.and_then(|()| wait(stream, frees_in_order)), needed)
         });
@@ -346,7 +348,8 @@ impl<'py> Call<'py> {
             tensors.workspace = Some(ours.as_slice());
         }
         py.detach(|| {
-            attention.forward_on(stream, problem, &tensors)?;
+            // SAFETY: as above.
+            unsafe { attention.run_foreign(stream, problem, &tensors, |_| None)? };
             wait(stream, frees_in_order)
         })
         .map_err(raise)

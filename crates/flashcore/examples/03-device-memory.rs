@@ -1,13 +1,13 @@
-//! Attention on tensors in device memory, on a stream: what a server calls for each layer. Then the
+//! Attention on tensors in device memory, in a queue: what a server calls for each layer. Then the
 //! same with numbers alone, as for tensors and streams of another library.
 //!
 //! run with: cargo run --release -p flashcore --example 03-device-memory
 
 #![allow(unsafe_code)] // raw device addresses
 
-use flashcore::cuda::{DeviceBuffer, Stream};
+use flashcore::cuda::{DeviceBuffer, DeviceSlice, Stream};
 use flashcore::testing::{InputKind, Inputs};
-use flashcore::{Attention, Device, DeviceTensors, Error, Mask, Problem, Tensor};
+use flashcore::{Attention, Device, DeviceTensors, Error, Mask, Problem, Queue, Tensor};
 
 fn main() -> Result<(), Error> {
     // A decode step of Llama-3-8B: one new row for each of 4 sequences of 4,096 keys.
@@ -28,8 +28,8 @@ fn main() -> Result<(), Error> {
     let attention = Attention::new(device.clone());
     attention.warmup(std::slice::from_ref(&problem))?; // so that no call waits for a compiler
 
-    let stream = Stream::new(context)?;
-    let upload = |tensor: &Tensor| DeviceBuffer::from_host(&stream, tensor.bytes());
+    let mut queue = Queue::new(&device)?;
+    let upload = |tensor: &Tensor| DeviceBuffer::from_host(queue.stream(), tensor.bytes());
     let (q, k, v) = (upload(&q)?, upload(&k)?, upload(&v)?);
     let out_bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
     let (out, raw_out) = (
@@ -37,26 +37,27 @@ fn main() -> Result<(), Error> {
         DeviceBuffer::new(context, out_bytes)?,
     );
 
-    let mut tensors = DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice());
-    // Where the keys are split among blocks, their partial results need room.
-    let bytes = attention.workspace_bytes(&problem, tensors.alignment())?;
-    let workspace = DeviceBuffer::new(context, bytes as usize)?;
-    tensors.workspace = Some(workspace.as_slice());
-    attention.forward_on(&stream, &problem, &tensors)?; // returns at once
+    let tensors = DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice());
+    attention.forward_on(&mut queue, &problem, &tensors)?; // returns at once
 
     let pointers = [&q, &k, &v, &raw_out].map(|buffer| buffer.as_slice().address());
-    let handle = stream.as_raw();
-    // SAFETY: buffers and stream live until the end of `main`, which waits for the stream.
-    let (same_stream, mut tensors) = unsafe {
-        (
-            Stream::from_raw(context, handle)?,
-            DeviceTensors::from_raw(context, &problem, pointers),
-        )
-    };
-    tensors.workspace = Some(workspace.as_slice());
-    attention.forward_on(&same_stream, &problem, &tensors)?;
+    // Where the keys are split among blocks, their partial results need room.
+    let bytes = attention.workspace_bytes(&problem, 16)?;
+    let workspace = DeviceBuffer::new(context, bytes as usize)?;
+    let (handle, room) = (queue.stream().as_raw(), workspace.as_slice().address());
+    // SAFETY: buffers and stream live until the end of `main`, which waits for the stream; nothing else has the
+    // workspace.
+    unsafe {
+        let stream = Stream::from_raw(context, handle)?;
+        let tensors = DeviceTensors::from_raw(context, &problem, pointers);
+        let allocate = |bytes: u64| Some(DeviceSlice::from_raw(context, room, bytes as usize));
+        attention.run_foreign(&stream, &problem, &tensors, allocate)?;
+    }
 
-    let (first, second) = (out.to_vec::<u16>(&stream)?, raw_out.to_vec::<u16>(&stream)?);
+    let (first, second) = (
+        out.to_vec::<u16>(queue.stream())?,
+        raw_out.to_vec::<u16>(queue.stream())?,
+    );
     assert_eq!(first, second);
     println!("{problem} on {device}: {} B of workspace", bytes);
     Ok(())

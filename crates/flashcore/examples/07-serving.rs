@@ -4,9 +4,9 @@
 //!
 //! run with: cargo run --release -p flashcore --example 07-serving
 
-use flashcore::cuda::{Context, DeviceBuffer, Graph, Stream};
+use flashcore::cuda::{Context, DeviceBuffer};
 use flashcore::{Append, AppendTensors, Attention, DType, Device, Error, KvLengths, Lengths};
-use flashcore::{DeviceAppend, DeviceRotary, DeviceTensors, Mask, Problem, Rotary, RotaryTensors, Tensor, f16};
+use flashcore::{DeviceAppend, DeviceRotary, DeviceTensors, Mask, Problem, Queue, Rotary, RotaryTensors, Tensor, f16};
 
 const STEPS: usize = 40;
 const FIRST_LENGTHS: [i32; 2] = [0, 7]; // keys that the two sequences have in the cache before
@@ -75,17 +75,17 @@ fn decode_on_cpu(problem: &Problem, append: &Append, [cos, sin]: &[Tensor; 2]) -
 }
 
 fn decode_on_gpu(context: &Context, problem: &Problem, append: &Append, tables: &[Tensor; 2]) -> Result<Tensor, Error> {
-    let (attention, stream) = (Attention::new(Device::cuda(context.ordinal())?), Stream::new(context)?);
+    let device = Device::cuda(context.ordinal())?;
+    let (attention, mut queue) = (Attention::new(device.clone()), Queue::new(&device)?);
     attention.warmup(std::slice::from_ref(problem))?; // so that nothing is compiled in the capture
     attention.warmup_append(std::slice::from_ref(append))?;
-    let upload = |tensor: &Tensor| DeviceBuffer::from_host(&stream, tensor.bytes());
+    let upload = |tensor: &Tensor| DeviceBuffer::from_host(queue.stream(), tensor.bytes());
     let cache = Tensor::filled(problem.dtype(), *problem.k_layout(), 0);
     let [cos, sin, q, k, v] = [&tables[0], &tables[1], &rows(0, 4, 0), &rows(0, 2, 1), &rows(0, 2, 2)].map(upload);
     let (cos, sin, q, k, v, k_cache, v_cache) = (cos?, sin?, q?, k?, v?, upload(&cache)?, upload(&cache)?);
     let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), 0);
     let (before, after) = (DeviceBuffer::new(context, 8)?, DeviceBuffer::new(context, 8)?);
-    let (pages, device_out) = (DeviceBuffer::from_host(&stream, &PAGES)?, upload(&out)?);
-    let workspace = DeviceBuffer::new(context, attention.workspace_bytes(problem, 16)? as usize)?;
+    let (pages, device_out) = (DeviceBuffer::from_host(queue.stream(), &PAGES)?, upload(&out)?);
 
     let (q_slice, cache) = (q.as_slice(), [k_cache.as_slice(), v_cache.as_slice()]);
     let mut new = DeviceAppend::new([k.as_slice(), v.as_slice()], cache);
@@ -94,27 +94,25 @@ fn decode_on_gpu(context: &Context, problem: &Problem, append: &Append, tables: 
     new.rotary = Some(DeviceRotary::in_place(cos.as_slice(), sin.as_slice(), q_slice));
     let mut tensors = DeviceTensors::new(q_slice, cache[0], cache[1], device_out.as_slice());
     (tensors.lengths.seqused_k, tensors.lengths.block_table) = (Some(after.as_slice()), Some(pages.as_slice()));
-    tensors.workspace = Some(workspace.as_slice());
 
-    let step = Graph::capture(&stream, |stream| -> Result<(), Error> {
-        attention.append_on(stream, append, &new)?;
-        attention.forward_on(stream, problem, &tensors)
+    let step = queue.capture(|queue| {
+        attention.append_on(queue, append, &new)?;
+        attention.forward_on(queue, problem, &tensors)
     })?;
     for number in 0..STEPS {
         let lengths = FIRST_LENGTHS.map(|length| length + number as i32);
         before
             .as_slice()
-            .copy_from_host(&stream, lengths.map(i32::to_ne_bytes).as_flattened())?;
+            .copy_from_host(queue.stream(), lengths.map(i32::to_ne_bytes).as_flattened())?;
         for (buffer, tensor) in [
             (&q, rows(number, 4, 0)),
             (&k, rows(number, 2, 1)),
             (&v, rows(number, 2, 2)),
         ] {
-            buffer.as_slice().copy_from_host(&stream, tensor.bytes())?;
+            buffer.as_slice().copy_from_host(queue.stream(), tensor.bytes())?;
         }
-        step.launch(&stream)?;
+        step.launch(queue.stream())?;
     }
-    device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
-    stream.synchronize()?;
+    device_out.as_slice().copy_to_host(queue.stream(), out.bytes_mut())?;
     Ok(out)
 }

@@ -8,6 +8,8 @@ use flashcore_problem::{Append, AppendTensors};
 #[cfg(feature = "cuda")]
 use flashcore_problem::{AppendPlace, AppendValues, ProblemError, SlotMapping};
 
+#[cfg(feature = "cuda")]
+use crate::Queue;
 use crate::attention::Backend;
 #[cfg(feature = "cuda")]
 use crate::cuda::{CudaAttention, Stream, check_apart};
@@ -191,24 +193,24 @@ impl Attention {
         }
     }
 
-    /// Enqueues an append on tensors in device memory on the caller's stream, and returns at once.
+    /// Puts an append on tensors in device memory into a queue, and returns at once.
     ///
     /// It is one launch, which allocates nothing and waits for nothing: it may be captured into a graph
     /// with the attention that follows, once it is [warm](Attention::warmup_append).
     ///
     /// ```no_run
-    /// use flashcore::cuda::{DeviceSlice, Stream};
-    /// use flashcore::{Append, AppendValues, Attention, DType, DeviceAppend, Error};
+    /// use flashcore::cuda::DeviceSlice;
+    /// use flashcore::{Append, AppendValues, Attention, DType, DeviceAppend, Error, Queue};
     ///
     /// /// Appends one token of each of 8 sequences, at vLLM's slots.
-    /// fn enqueue(attention: &Attention, stream: &Stream, new: [DeviceSlice<'_>; 2], cache: [DeviceSlice<'_>; 2],
+    /// fn enqueue(attention: &Attention, queue: &mut Queue, new: [DeviceSlice<'_>; 2], cache: [DeviceSlice<'_>; 2],
     ///     slots: DeviceSlice<'_>) -> Result<(), Error>
     /// {
     ///     let (rows, pages) = ([8, 1, 8, 128].into(), [4000, 16, 8, 128].into());
     ///     let append = Append::to_slots(DType::BF16, [rows, rows], [pages, pages], true);
     ///     let mut tensors = DeviceAppend::new(new, cache);
     ///     tensors.slot_mapping = Some(slots);
-    ///     attention.append_on(stream, &append, &tensors)
+    ///     attention.append_on(queue, &append, &tensors)
     /// }
     /// ```
     ///
@@ -217,17 +219,10 @@ impl Attention {
     /// rows that do not start at multiples of 4 bytes, a rotation of e4m3 before sm_90 or of columns that
     /// are no multiple of 8, or a launch that cannot work.
     #[cfg(feature = "cuda")]
-    pub fn append_on(&self, stream: &Stream, append: &Append, tensors: &DeviceAppend<'_>) -> Result<(), Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => Err(Error::NotOnCuda {
-                device: self.device().to_string(),
-            }),
-            Backend::Cuda(cuda) => {
-                tensors.check(append)?;
-                cuda.append_on(stream, append, tensors)
-            }
-        }
+    pub fn append_on(&self, queue: &mut Queue, append: &Append, tensors: &DeviceAppend<'_>) -> Result<(), Error> {
+        let cuda = self.on_cuda()?;
+        tensors.check(append)?;
+        cuda.append_on(queue.stream(), append, tensors)
     }
 
     /// Compiles what appends need, of tensors that start at multiples of 16 bytes, so that no later call

@@ -7,11 +7,9 @@ use flashcore_problem::{
 };
 
 use crate::attention::Backend;
-#[cfg(feature = "cuda")]
-use crate::cuda::Stream;
-#[cfg(feature = "cuda")]
-use crate::tensors::DeviceTensors;
 use crate::{Attention, Error, Output};
+#[cfg(feature = "cuda")]
+use crate::{DeviceTensors, Queue};
 
 impl Attention {
     /// The gradients of Q, K and V from that of O, on tensors in host memory of equal lengths (for
@@ -111,26 +109,17 @@ impl Attention {
         }
     }
 
-    /// Enqueues a backward pass on tensors in device memory on the caller's stream, and returns at
-    /// once; [`DeviceTensors::gradients`] and [`DeviceTensors::lse`] are given.
+    /// Puts a backward pass on tensors in device memory into a queue, and returns at once;
+    /// [`DeviceTensors::gradients`] and [`DeviceTensors::lse`] are given.
     ///
-    /// `problem` is a [backward problem](Problem::backward), and so is that of
-    /// [`workspace_bytes`](Attention::workspace_bytes) and [`warmup`](Attention::warmup). All else is as
-    /// for [`Attention::forward_on`]: it allocates nothing and waits for nothing.
+    /// `problem` is a [backward problem](Problem::backward), and so is that of [`warmup`](Attention::warmup). All else
+    /// is as for [`Attention::forward_on`].
     ///
     /// # Errors
     /// As [`Attention::forward_on`], and a forward problem.
     #[cfg(feature = "cuda")]
-    pub fn backward_on(&self, stream: &Stream, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => Err(Error::NotOnCuda {
-                device: self.device().to_string(),
-            }),
-            Backend::Cuda(cuda) => {
-                problem.check_direction(Direction::Backward)?;
-                cuda.run_on(stream, problem, tensors, |_| None, self.plans()?)
-            }
-        }
+    pub fn backward_on(&self, queue: &mut Queue, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
+        problem.check_direction(Direction::Backward)?;
+        self.run_on(queue, problem, tensors)
     }
 }

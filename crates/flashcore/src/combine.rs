@@ -6,6 +6,8 @@ use flashcore_cuda::{DeviceBuffer, DeviceSlice};
 use flashcore_kernels::merge_states;
 use flashcore_problem::{Part, Problem, Tensor};
 
+#[cfg(feature = "cuda")]
+use crate::Queue;
 use crate::attention::Backend;
 #[cfg(feature = "cuda")]
 use crate::cuda::{CudaAttention, Stream};
@@ -81,7 +83,7 @@ impl Attention {
         Ok(Output { out, lse })
     }
 
-    /// The same of parts in device memory, enqueued on the caller's stream. It is one launch, which
+    /// The same of parts in device memory, put into a queue. It is one launch, which
     /// allocates nothing and waits for nothing. `out` and `lse`, which is given exactly where the problem
     /// asks for it, may not share memory with a part. Rows of packed tensors that are of no sequence are
     /// merged like others.
@@ -89,14 +91,14 @@ impl Attention {
     /// Memory of other libraries comes by its address: [`DeviceSlice::from_raw`](crate::cuda::DeviceSlice::from_raw).
     ///
     /// ```no_run
-    /// use flashcore::cuda::{DeviceSlice, Stream};
-    /// use flashcore::{Attention, DevicePart, Error, Problem};
+    /// use flashcore::cuda::DeviceSlice;
+    /// use flashcore::{Attention, DevicePart, Error, Problem, Queue};
     ///
     /// /// Attention over a prefix that all sequences share, and over the keys of each.
-    /// fn merge(attention: &Attention, stream: &Stream, problem: &Problem, prefix: DevicePart<'_>,
+    /// fn merge(attention: &Attention, queue: &mut Queue, problem: &Problem, prefix: DevicePart<'_>,
     ///     own: DevicePart<'_>, out: DeviceSlice<'_>) -> Result<(), Error>
     /// {
-    ///     attention.combine_on(stream, problem, &[prefix, own], out, None)
+    ///     attention.combine_on(queue, problem, &[prefix, own], out, None)
     /// }
     /// ```
     ///
@@ -106,41 +108,13 @@ impl Attention {
     #[cfg(feature = "cuda")]
     pub fn combine_on(
         &self,
-        stream: &Stream,
+        queue: &mut Queue,
         problem: &Problem,
         parts: &[DevicePart<'_>],
         out: DeviceSlice<'_>,
         lse: Option<DeviceSlice<'_>>,
     ) -> Result<(), Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => Err(Error::NotOnCuda {
-                device: self.device().to_string(),
-            }),
-            Backend::Cuda(cuda) => {
-                problem.check_part_count(parts.len())?;
-                if lse.is_some() && !problem.return_lse() {
-                    return Err(Error::Unwanted { tensor: "lse" });
-                }
-                let outs = parts.iter().map(|part| part.out.address());
-                let alignment = 1
-                    << outs
-                        .fold(16 | out.address(), |all, address| all | address)
-                        .trailing_zeros();
-                let named = |buffer: &str| {
-                    let of =
-                        |names: [&str; flashcore_problem::MOST_PARTS]| names.iter().position(|name| *name == buffer);
-                    match (of(merge_states::OUTS), of(merge_states::LSES)) {
-                        (Some(part), _) => Some(parts[part].out),
-                        (_, Some(part)) => Some(parts[part].lse),
-                        _ if buffer == "out" => Some(out),
-                        _ if buffer == "lse" => lse,
-                        _ => None,
-                    }
-                };
-                cuda.merge_on(stream, problem, parts.len(), alignment, named)
-            }
-        }
+        combine_in(self.on_cuda()?, queue.stream(), problem, parts, out, lse)
     }
 
     #[cfg(feature = "cuda")]
@@ -169,7 +143,7 @@ impl Attention {
         let device_out = DeviceBuffer::from_host(&stream, out.bytes())?;
         let device_lse = DeviceBuffer::new(cuda.context(), 4 * problem.lse_len())?;
         let merged = lse.is_some().then(|| device_lse.as_slice());
-        self.combine_on(&stream, problem, &device, device_out.as_slice(), merged)?;
+        combine_in(cuda, &stream, problem, &device, device_out.as_slice(), merged)?;
         device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
         if let Some(lse) = lse {
             lse.copy_from_slice(&device_lse.to_vec::<f32>(&stream)?);
@@ -177,4 +151,32 @@ impl Attention {
         stream.synchronize()?;
         Ok(())
     }
+}
+
+#[cfg(feature = "cuda")]
+fn combine_in(
+    cuda: &CudaAttention,
+    stream: &Stream,
+    problem: &Problem,
+    parts: &[DevicePart<'_>],
+    out: DeviceSlice<'_>,
+    lse: Option<DeviceSlice<'_>>,
+) -> Result<(), Error> {
+    problem.check_part_count(parts.len())?;
+    if lse.is_some() && !problem.return_lse() {
+        return Err(Error::Unwanted { tensor: "lse" });
+    }
+    let outs = parts.iter().map(|part| part.out.address());
+    let all = outs.fold(16 | out.address(), |all, address| all | address);
+    let named = |buffer: &str| {
+        let of = |names: [&str; flashcore_problem::MOST_PARTS]| names.iter().position(|name| *name == buffer);
+        match (of(merge_states::OUTS), of(merge_states::LSES)) {
+            (Some(part), _) => Some(parts[part].out),
+            (_, Some(part)) => Some(parts[part].lse),
+            _ if buffer == "out" => Some(out),
+            _ if buffer == "lse" => lse,
+            _ => None,
+        }
+    };
+    cuda.merge_on(stream, problem, parts.len(), 1 << all.trailing_zeros(), named)
 }

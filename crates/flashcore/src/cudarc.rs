@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use flashcore_cuda::DeviceSlice;
 
 use crate::cuda::Stream;
-use crate::{Attention, DeviceTensors, Element, Error, Problem, ProblemError};
+use crate::{Attention, DeviceTensors, Direction, Element, Error, Problem, ProblemError};
 
 impl Attention {
     /// Enqueues attention on cudarc's device tensors and stream, and returns at once. A workspace,
@@ -102,6 +102,8 @@ impl Attention {
         tensors.workspace = pointer.as_ref().map(|(address, _)| slice(*address, bytes as usize));
         // SAFETY: cudarc's stream lives longer than this call, and the work in it needs no handle.
         let stream = unsafe { Stream::from_raw(context, stream.cu_stream() as usize)? };
-        self.forward_on(&stream, problem, &tensors)
+        problem.check_direction(Direction::Forward)?;
+        // SAFETY: cudarc frees tensors and workspace in the order of the stream, and no one else has this workspace.
+        unsafe { self.run_foreign(&stream, problem, &tensors, |_| None) }
     }
 }

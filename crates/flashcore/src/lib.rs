@@ -15,8 +15,8 @@
 //!
 //! [`Attention::forward`] takes tensors in host memory and returns the output;
 //! [`Attention::forward_into`] writes it into the caller's memory. [`Attention::forward_on`] takes
-//! tensors in device memory, those of other libraries by their raw addresses, and a stream; it
-//! allocates nothing and waits for nothing. [`Attention::forward_lengths`] and
+//! tensors in device memory and a [`Queue`]; it waits for nothing. [`Attention::run_foreign`] is for
+//! streams and memory of other libraries. [`Attention::forward_lengths`] and
 //! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`.
 //! [`Attention::backward`] and [`Attention::backward_on`] compute the gradients of Q, K and V.
 //! [`Attention::append`] and [`Attention::append_on`] write new rows into a cache, with their rotary
@@ -75,6 +75,8 @@ mod error;
 pub mod files;
 pub mod plans;
 #[cfg(feature = "cuda")]
+mod queue;
+#[cfg(feature = "cuda")]
 mod schedule;
 #[cfg(feature = "cuda")]
 mod tensors;
@@ -98,6 +100,8 @@ pub use flashcore_problem::{
     QLengths, Rotary, RotaryTensors, Sequence, SlotMapping, Tensor, TensorView, TensorViewMut, absmax_scales, bf16,
     f16, quantise,
 };
+#[cfg(feature = "cuda")]
+pub use queue::Queue;
 #[cfg(feature = "cuda")]
 pub use schedule::Schedule;
 #[cfg(feature = "cuda")]

@@ -36,9 +36,10 @@ pub struct DeviceTensors<'a> {
     /// are cut to them, which leaves rows unwritten; pages outside the cache count as zeros. Neither
     /// is an error unless [`Attention::with_checks`](crate::Attention::with_checks) asks for it.
     pub lengths: Lengths<DeviceSlice<'a>>,
-    /// As many bytes as the plan asks for
-    /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple
-    /// of 16; most plans ask for none. What it holds does not matter.
+    /// Only for [`Attention::run_foreign`](crate::Attention::run_foreign), as a [`Queue`](crate::Queue) has its own: as
+    /// many bytes as the plan asks for
+    /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple of 16; most plans ask
+    /// for none. What it holds does not matter.
     pub workspace: Option<DeviceSlice<'a>>,
     /// Which steps run: [`DeviceTensors::make_schedule`], [`DeviceTensors::reuse_schedule`].
     pub(crate) steps: Steps,
@@ -106,20 +107,7 @@ impl<'a> DeviceTensors<'a> {
     /// The same by the raw addresses of Q, K, V and O, such as those of another library's tensors
     /// (`CUdeviceptr`, `tensor.data_ptr()`). [`DeviceSlice::from_raw`] makes the other fields.
     ///
-    /// ```no_run
-    /// use flashcore::cuda::Stream;
-    /// use flashcore::{Attention, Device, DeviceTensors, Error, Problem};
-    ///
-    /// /// Enqueues attention on another library's tensors and stream. All belong to device 0.
-    /// fn enqueue(attention: &Attention, problem: &Problem, pointers: [u64; 4], stream: usize) -> Result<(), Error> {
-    ///     let Device::Cuda(context) = attention.device() else { return Ok(()) };
-    ///     // SAFETY: the caller keeps the tensors and the stream until the work is done.
-    ///     let (stream, tensors) = unsafe {
-    ///         (Stream::from_raw(&context, stream)?, DeviceTensors::from_raw(&context, problem, pointers))
-    ///     };
-    ///     attention.forward_on(&stream, problem, &tensors)
-    /// }
-    /// ```
+    /// They go into [`Attention::run_foreign`](crate::Attention::run_foreign), which has an example.
     ///
     /// # Safety
     /// Each address is one of the context's device, followed by as much memory as the problem's

@@ -167,7 +167,9 @@ impl Call {
             let [cos, sin, q, q_out] = all.each_ref().map(rows);
             DeviceRotary { cos, sin, q, q_out }
         });
-        Ok(attention.append_on(stream, &self.append, &tensors)?)
+        // SAFETY: PyTorch's stream lives longer than this call, and appends need no workspace.
+        let mut queue = unsafe { Queue::from_raw(context, stream.as_raw()) }.map_err(flashcore::Error::from)?;
+        Ok(attention.append_on(&mut queue, &self.append, &tensors)?)
     }
 
     /// Whether Q is rotated in its own memory.

@@ -146,10 +146,12 @@ impl Call<'_> {
                 tensors.workspace = Some(slice(workspace.first()?, bytes));
             }
             backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
-            return Ok(attention.backward_on(&stream, problem, &tensors)?);
+            // SAFETY: PyTorch frees tensors and workspace in the order of its current stream, where the work is, and
+            // nothing else has this workspace.
+            return Ok(unsafe { attention.run_foreign(&stream, problem, &tensors, |_| None) }?);
         }
         let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
-        let result = attention.forward_allocating(&stream, problem, &tensors, |bytes| {
+        let workspace = |bytes| {
             let allocate = || -> Result<_, Error> {
                 let bytes = usize::try_from(bytes)?;
                 let workspace = self.torch.empty([bytes], [1], None, self.place)?;
@@ -161,7 +163,9 @@ impl Call<'_> {
             };
             made = result;
             memory
-        });
+        };
+        // SAFETY: as above.
+        let result = unsafe { attention.run_foreign(&stream, problem, &tensors, workspace) };
         made.map(drop)?; // the memory, which PyTorch frees in the order of the stream, or why there is none
         result?;
         // Not of a call that is refused.

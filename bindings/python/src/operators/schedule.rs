@@ -223,7 +223,9 @@ fn make<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'
     if let (Some(before), true) = (&before, is_captured) {
         hold(number, before);
     }
-    attention.forward_on(&stream, &problem, &tensors.make_schedule())?;
+    // SAFETY: PyTorch frees memory in the order of its current stream, where the work is; who uses the schedule holds
+    // its workspace.
+    unsafe { attention.run_foreign(&stream, &problem, &tensors.make_schedule(), |_| None)? };
     let token = torch.empty_i32(usize::from(new.is_some()), place)?;
     if let Some(workspace) = new {
         let stream = stream.as_raw();

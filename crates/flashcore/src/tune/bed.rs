@@ -215,6 +215,18 @@ mod gpu {
         _workspace: DeviceBuffer,
     }
 
+    /// Enqueues a call in the bed's memory and workspace, which only its stream uses.
+    fn enqueue(
+        attention: &Attention,
+        stream: &Stream,
+        problem: &Problem,
+        tensors: &DeviceTensors<'_>,
+    ) -> Result<(), Error> {
+        attention
+            .on_cuda()?
+            .run_on(stream, problem, tensors, |_| None, attention.plans()?)
+    }
+
     pub(super) struct GpuBed<'p> {
         problem: &'p Problem,
         expected: Expected,
@@ -286,7 +298,7 @@ mod gpu {
                 let attention = Attention::with_plans(Device::Cuda(context.clone()), Plans::none());
                 let forward = problem.forward();
                 let workspace = bed.workspace(&attention, &forward)?;
-                attention.forward_on(&bed.stream, &forward, &bed.tensors(out, &workspace))?;
+                enqueue(&attention, &bed.stream, &forward, &bed.tensors(out, &workspace))?;
                 bed.stream.synchronize()?;
             }
             Ok(bed)
@@ -313,7 +325,7 @@ mod gpu {
 
         fn run(&self, attention: &Attention, workspace: &DeviceBuffer, stream: &Stream) -> Result<(), Error> {
             let (Some([out, dout]), [dq, dk, dv]) = (&self.saved, &self.outs[..]) else {
-                return attention.forward_on(stream, self.problem, &self.tensors(&self.outs[0], workspace));
+                return enqueue(attention, stream, self.problem, &self.tensors(&self.outs[0], workspace));
             };
             let tensors = DeviceTensors {
                 gradients: Some(DeviceGradients {
@@ -324,7 +336,7 @@ mod gpu {
                 }),
                 ..self.tensors(out, workspace)
             };
-            attention.backward_on(stream, self.problem, &tensors)
+            enqueue(attention, stream, self.problem, &tensors)
         }
 
         fn us(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {

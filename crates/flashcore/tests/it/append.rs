@@ -104,8 +104,10 @@ fn what_is_wrong_is_named() {
 /// Device memory, and values outside their bounds.
 #[cfg(feature = "cuda")]
 mod on_a_gpu {
-    use flashcore::cuda::{DeviceBuffer, Graph, Stream};
-    use flashcore::{DeviceAppend, DeviceRotary, SlotMapping};
+    use std::cell::RefCell;
+
+    use flashcore::cuda::{DeviceBuffer, Stream};
+    use flashcore::{DeviceAppend, DeviceRotary, Queue, SlotMapping};
 
     use super::*;
     use crate::gpu;
@@ -165,7 +167,7 @@ mod on_a_gpu {
     #[test]
     fn values_outside_the_cache_touch_nothing() {
         let Some(device) = gpu() else { return };
-        let stream = Stream::new(device.context().unwrap()).unwrap();
+        let mut queue = Queue::new(&device).unwrap();
         let attention = Attention::new(device);
         let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 300));
         for seed in first..first + count {
@@ -177,20 +179,21 @@ mod on_a_gpu {
             if seed % 2 == 0 {
                 case.spoil(seed, false);
             }
-            let memory = Memory::new(&stream, &case, in_place);
+            let memory = Memory::new(queue.stream(), &case, in_place);
             let tensors = memory.tensors(&case, in_place);
             // Of other memory, so that what is captured is compiled and nothing of it has run.
-            let other = Memory::new(&stream, &case, in_place);
-            let warm = attention.append_on(&stream, &case.append, &other.tensors(&case, in_place));
+            let other = Memory::new(queue.stream(), &case, in_place);
+            let warm = attention.append_on(&mut queue, &case.append, &other.tensors(&case, in_place));
             if is_refused(&case, warm) {
                 continue;
             }
-            let graph = Graph::capture(&stream, |stream| attention.append_on(stream, &case.append, &tensors));
-            graph.unwrap().launch(&stream).unwrap();
+            let graph = queue.capture(|queue| attention.append_on(queue, &case.append, &tensors));
+            let stream = queue.stream();
+            graph.unwrap().launch(stream).unwrap();
             let want = case.reference();
             let download = |like: &Tensor, buffer: &DeviceBuffer| {
                 let mut tensor = like.clone();
-                buffer.as_slice().copy_to_host(&stream, tensor.bytes_mut()).unwrap();
+                buffer.as_slice().copy_to_host(stream, tensor.bytes_mut()).unwrap();
                 tensor
             };
             let [k_cache, v_cache] =
@@ -210,7 +213,7 @@ mod on_a_gpu {
             }
             if case.append.seqused_k {
                 assert_eq!(
-                    memory.keys.to_vec::<i32>(&stream).unwrap(),
+                    memory.keys.to_vec::<i32>(stream).unwrap(),
                     want.seqused_k,
                     "seed {seed}"
                 );
@@ -221,7 +224,7 @@ mod on_a_gpu {
     #[test]
     fn memory_that_is_shared_is_refused() {
         let Some(device) = gpu() else { return };
-        let stream = Stream::new(device.context().unwrap()).unwrap();
+        let queue = RefCell::new(Queue::new(&device).unwrap());
         let attention = Attention::new(device);
         let case = (0..).map(random_append).find(|case| {
             let spans = [case.append.k_new, case.append.k_cache].map(|layout| layout.span());
@@ -229,12 +232,12 @@ mod on_a_gpu {
             case.append.seqused_k && is_served && spans[0] <= spans[1]
         });
         let case = case.unwrap();
-        let memory = Memory::new(&stream, &case, false);
+        let memory = Memory::new(queue.borrow().stream(), &case, false);
         let refused = |change: &dyn Fn(&mut DeviceAppend<'_>)| {
             let mut tensors = memory.tensors(&case, false);
             change(&mut tensors);
             attention
-                .append_on(&stream, &case.append, &tensors)
+                .append_on(&mut queue.borrow_mut(), &case.append, &tensors)
                 .unwrap_err()
                 .to_string()
         };

@@ -73,13 +73,16 @@ impl OnDevice {
         let mut tensors = DeviceTensors::new(slice(0), slice(1), slice(2), slice(3));
         tensors.lengths = self.lengths.map(DeviceBuffer::as_slice);
         tensors.workspace = Some(self.workspace.as_slice());
-        if self.tensors.len() == 4 {
-            return attention.forward_on(stream, &self.problem, &tensors);
+        if self.tensors.len() > 4 {
+            let [dout, dq, dk, dv] = [4, 5, 6, 7].map(slice);
+            tensors.gradients = Some(DeviceGradients { dout, dq, dk, dv });
+            tensors.lse = Some(slice(8));
         }
-        let [dout, dq, dk, dv] = [4, 5, 6, 7].map(slice);
-        tensors.gradients = Some(DeviceGradients { dout, dq, dk, dv });
-        tensors.lse = Some(slice(8));
-        attention.backward_on(stream, &self.problem, &tensors)
+        // SAFETY: memory lives until the stream was waited for, and each value is used in one stream.
+        #[allow(unsafe_code)]
+        unsafe {
+            attention.run_foreign(stream, &self.problem, &tensors, |_| None)
+        }
     }
 }
 
@@ -221,7 +224,7 @@ fn append_at(attention: &Attention, stream: &Stream, slots: [i64; 2]) -> Result<
     let slots = DeviceBuffer::from_host(stream, &slots).unwrap();
     let mut tensors = DeviceAppend::new([a.as_slice(), b.as_slice()], [c.as_slice(), d.as_slice()]);
     tensors.slot_mapping = Some(slots.as_slice());
-    let appended = attention.append_on(stream, &append, &tensors);
+    let appended = attention.append_on(&mut crate::queue_of(stream), &append, &tensors);
     stream.synchronize().unwrap();
     appended
 }
@@ -266,7 +269,7 @@ fn planted_values_of_appends_are_refused() {
             ..AppendValues::default()
         };
         tensors.seqused_k = Some(seqused_k.as_slice());
-        let appended = attention.append_on(&stream, &append, &tensors);
+        let appended = attention.append_on(&mut crate::queue_of(&stream), &append, &tensors);
         stream.synchronize().unwrap();
         appended
     };
@@ -295,7 +298,7 @@ fn merge(attention: &Attention, stream: &Stream) -> Result<(), Error> {
         out: part.as_slice(),
         lse: lse.as_slice(),
     };
-    let merged = attention.combine_on(stream, &problem, &[part], out.as_slice(), None);
+    let merged = attention.combine_on(&mut crate::queue_of(stream), &problem, &[part], out.as_slice(), None);
     stream.synchronize().unwrap();
     merged
 }
@@ -430,7 +433,9 @@ fn schedules_are_checked_without_their_pages() {
             ..Lengths::default()
         };
         tensors.workspace = Some(workspace.as_slice());
-        let made = attention.forward_on(&stream, &problem, &tensors.make_schedule());
+        // SAFETY: the workspace lives until the stream was waited for.
+        #[allow(unsafe_code)]
+        let made = unsafe { attention.run_foreign(&stream, &problem, &tensors.make_schedule(), |_| None) };
         match is_wrong {
             false => made.unwrap(),
             true => assert_names(made, &["seqused_k has 4097 for sequence 4; allowed are 0 to 4096"]),

@@ -11,6 +11,8 @@ mod checks;
 mod combine;
 mod plans;
 mod plans_backward;
+#[cfg(feature = "cuda")]
+mod queue;
 mod tune;
 
 /// The GPU; without one the test is skipped and says why.
@@ -24,4 +26,12 @@ fn gpu() -> Option<flashcore::Device> {
         return None;
     }
     Some(device)
+}
+
+/// A queue that puts its work into a stream which lives as long as the test.
+#[cfg(feature = "cuda")]
+fn queue_of(stream: &flashcore::cuda::Stream) -> flashcore::Queue {
+    // SAFETY: the stream lives longer than the queue.
+    #[allow(unsafe_code)]
+    unsafe { flashcore::Queue::from_raw(stream.context(), stream.as_raw()) }.unwrap()
 }

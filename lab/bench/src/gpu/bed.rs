@@ -185,7 +185,11 @@ impl ForwardPass {
     pub fn run(&self, stream: &Stream, tensors: &DeviceTensors<'_>) -> Result<(), flashcore::Error> {
         let mut tensors = *tensors;
         (tensors.workspace, tensors.gradients) = (Some(self.workspace.as_slice()), None);
-        self.attention.forward_on(stream, &self.problem, &tensors)
+        // SAFETY: beds outlive the wait for their stream, and a workspace is of one.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.attention.run_foreign(stream, &self.problem, &tensors, |_| None)
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use flashcore::cuda::{Context, DeviceBuffer, Stream};
+use flashcore::cuda::DeviceBuffer;
 use flashcore::{
-    AppendTensors, Attention, DType, Device, DeviceAppend, DeviceRotary, Error, RotaryTensors, SlotMapping,
+    AppendTensors, Attention, DType, Device, DeviceAppend, DeviceRotary, Error, Queue, RotaryTensors, SlotMapping,
 };
 use flashcore_problem::POISON;
 use flashcore_problem::append::{AppendCase, AppendReference, random_append};
@@ -27,7 +27,7 @@ pub(super) fn main(device: &Device, seed: u64, count: u64) -> crate::Ran {
             case.spoil(seed, false);
         }
         let found = match device.context() {
-            Some(context) => on_a_gpu(&attention, context, &case),
+            Some(_) => on_a_gpu(&attention, &case),
             None => on_the_host(&attention, &case),
         };
         let judged = match found {
@@ -103,18 +103,20 @@ fn on_the_host(attention: &Attention, case: &AppendCase) -> Result<After, Error>
 }
 
 /// By the call that takes device memory, which takes any values.
-fn on_a_gpu(attention: &Attention, context: &Context, case: &AppendCase) -> Result<After, Error> {
-    let stream = Stream::new(context)?;
-    let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
+fn on_a_gpu(attention: &Attention, case: &AppendCase) -> Result<After, Error> {
+    let mut queue = Queue::new(&attention.device())?;
+    let upload = |bytes: &[u8]| DeviceBuffer::from_host(queue.stream(), bytes);
     let [k, v, k_cache, v_cache] = [&case.k_new, &case.v_new, &case.k_cache, &case.v_cache].map(|t| upload(t.bytes()));
     let (k, v, k_cache, v_cache) = (k?, v?, k_cache?, v_cache?);
-    let values = case.values.try_map(|values| DeviceBuffer::from_host(&stream, values))?;
+    let values = case
+        .values
+        .try_map(|values| DeviceBuffer::from_host(queue.stream(), values))?;
     let slots = case.slots().map(|slots| match slots {
-        SlotMapping::I32(slots) => DeviceBuffer::from_host(&stream, slots),
-        SlotMapping::I64(slots) => DeviceBuffer::from_host(&stream, slots),
+        SlotMapping::I32(slots) => DeviceBuffer::from_host(queue.stream(), slots),
+        SlotMapping::I64(slots) => DeviceBuffer::from_host(queue.stream(), slots),
     });
     let slots = slots.transpose()?;
-    let after = DeviceBuffer::from_host(&stream, &vec![0; case.append.batch])?;
+    let after = DeviceBuffer::from_host(queue.stream(), &vec![0; case.append.batch])?;
     let rotary = match (&case.rotary, &case.append.rotary) {
         (Some(tensors), Some(rotary)) => {
             let [cos, sin, q] = tensors.each_ref().map(|tensor| upload(tensor.bytes()));
@@ -134,11 +136,12 @@ fn on_a_gpu(attention: &Attention, context: &Context, case: &AppendCase) -> Resu
         q: q.as_slice(),
         q_out: q_out.as_slice(),
     });
-    attention.append_on(&stream, &case.append, &tensors)?;
-    let q = rotary.as_ref().map(|[.., q_out]| q_out.to_vec::<u8>(&stream));
+    attention.append_on(&mut queue, &case.append, &tensors)?;
+    let stream = queue.stream();
+    let q = rotary.as_ref().map(|[.., q_out]| q_out.to_vec::<u8>(stream));
     Ok(After {
-        caches: [k_cache.to_vec(&stream)?, v_cache.to_vec(&stream)?],
+        caches: [k_cache.to_vec(stream)?, v_cache.to_vec(stream)?],
         q: q.transpose()?.unwrap_or_default(),
-        seqused_k: after.to_vec(&stream)?,
+        seqused_k: after.to_vec(stream)?,
     })
 }

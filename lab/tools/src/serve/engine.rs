@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use flashcore::cuda::{Context, DeviceBuffer, Graph, Stream};
+use flashcore::cuda::{Context, DeviceBuffer, Graph};
 use flashcore::{
-    Append, AppendTensors, Attention, DeviceAppend, DeviceRotary, DeviceTensors, Error, Lengths, Problem,
+    Append, AppendTensors, Attention, DeviceAppend, DeviceRotary, DeviceTensors, Error, Lengths, Problem, Queue,
     RotaryTensors, Tensor,
 };
 use flashcore_problem::POISON;
@@ -28,7 +28,7 @@ pub(super) struct Host<'a> {
 }
 
 pub(super) struct Gpu {
-    stream: Stream,
+    queue: Queue,
     problem: Problem,
     /// Q and the new rows of K and V.
     new: [DeviceBuffer; 3],
@@ -104,7 +104,7 @@ impl<'a> Engine<'a> {
                 let mut caches =
                     [gpu.problem.k_layout(), gpu.problem.v_layout()].map(|l| Tensor::poisoned(gpu.problem.dtype(), *l));
                 for (from, to) in gpu.caches.iter().zip(&mut caches) {
-                    from.as_slice().copy_to_host(&gpu.stream, to.bytes_mut())?;
+                    from.as_slice().copy_to_host(gpu.queue.stream(), to.bytes_mut())?;
                 }
                 Ok(caches)
             }
@@ -116,8 +116,8 @@ impl<'a> Engine<'a> {
         match self {
             Engine::Host(_) => Ok(None),
             Engine::Gpu(gpu) => {
-                gpu.stream.synchronize()?;
-                Ok(Some(gpu.stream.context().memory()?.0))
+                gpu.queue.synchronize()?;
+                Ok(Some(gpu.queue.stream().context().memory()?.0))
             }
         }
     }
@@ -159,10 +159,10 @@ impl Gpu {
     ) -> Result<Gpu, Error> {
         attention.warmup(std::slice::from_ref(problem))?; // so that nothing is compiled in the capture
         attention.warmup_append(std::slice::from_ref(append))?;
-        let stream = Stream::new(context)?;
+        let mut queue = Queue::new(&attention.device())?;
         let poisoned = |bytes: usize| -> Result<DeviceBuffer, Error> {
             let buffer = DeviceBuffer::new(context, bytes)?;
-            buffer.as_slice().fill(&stream, POISON)?;
+            buffer.as_slice().fill(queue.stream(), POISON)?;
             Ok(buffer)
         };
         let size = problem.dtype().size_bytes();
@@ -174,10 +174,9 @@ impl Gpu {
             poisoned(4 * BATCH * MAX_PAGES)?,
             poisoned(problem.o_layout().span() * size)?,
         );
-        let workspace = poisoned(attention.workspace_bytes(problem, 16)? as usize)?;
         let [cos, sin] = tables
             .each_ref()
-            .map(|table| DeviceBuffer::from_host(&stream, table.bytes()));
+            .map(|table| DeviceBuffer::from_host(queue.stream(), table.bytes()));
         let (cos, sin) = (cos?, sin?);
         let [q, k, v] = new.each_ref().map(DeviceBuffer::as_slice);
         let [k_cache, v_cache] = caches.each_ref().map(DeviceBuffer::as_slice);
@@ -189,20 +188,19 @@ impl Gpu {
         rows.seqused_k = Some(after.as_slice());
         rows.rotary = Some(DeviceRotary::in_place(cos.as_slice(), sin.as_slice(), q));
         let mut tensors = DeviceTensors::new(q, k_cache, v_cache, out.as_slice());
-        tensors.workspace = Some(workspace.as_slice());
         tensors.lengths = Lengths {
             cu_seqlens_q: Some(starts.as_slice()),
             seqused_k: Some(after.as_slice()),
             block_table: Some(table.as_slice()),
             ..Lengths::default()
         };
-        let graph = Graph::capture(&stream, |stream| -> Result<(), Error> {
-            attention.append_on(stream, append, &rows)?;
-            attention.forward_on(stream, problem, &tensors)
+        let graph = queue.capture(|queue| {
+            attention.append_on(queue, append, &rows)?;
+            attention.forward_on(queue, problem, &tensors)
         })?;
-        graph.upload(&stream)?;
+        graph.upload(queue.stream())?;
         Ok(Gpu {
-            stream,
+            queue,
             problem: problem.clone(),
             new,
             caches,
@@ -212,7 +210,7 @@ impl Gpu {
             table,
             out,
             graph,
-            _kept: vec![workspace, cos, sin],
+            _kept: vec![cos, sin],
             launches: 0,
             launched_us: 0.0,
         })
@@ -220,19 +218,20 @@ impl Gpu {
 
     fn step(&mut self, step: &Step, new: &[Tensor; 3]) -> Result<(Tensor, Vec<i32>), Error> {
         for (to, from) in self.new.iter().zip(new) {
-            to.as_slice().copy_from_host(&self.stream, from.bytes())?;
+            to.as_slice().copy_from_host(self.queue.stream(), from.bytes())?;
         }
         let values = [&step.starts, &step.before, &step.table];
         for (to, from) in [&self.starts, &self.before, &self.table].into_iter().zip(values) {
-            to.as_slice().copy_from_host(&self.stream, bytemuck::cast_slice(from))?;
+            to.as_slice()
+                .copy_from_host(self.queue.stream(), bytemuck::cast_slice(from))?;
         }
-        self.out.as_slice().fill(&self.stream, POISON)?;
+        self.out.as_slice().fill(self.queue.stream(), POISON)?;
         let began = Instant::now();
-        self.graph.launch(&self.stream)?;
+        self.graph.launch(self.queue.stream())?;
         self.launched_us += began.elapsed().as_secs_f64() * 1e6;
         self.launches += 1;
         let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-        self.out.as_slice().copy_to_host(&self.stream, out.bytes_mut())?;
-        Ok((out, self.after.to_vec::<i32>(&self.stream)?))
+        self.out.as_slice().copy_to_host(self.queue.stream(), out.bytes_mut())?;
+        Ok((out, self.after.to_vec::<i32>(self.queue.stream())?))
     }
 }

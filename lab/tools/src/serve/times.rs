@@ -1,9 +1,9 @@
 //! Times of an append, of attention, and of both in one graph.
 
-use flashcore::cuda::{Context, DeviceBuffer, Event, Graph, Stream};
+use flashcore::cuda::{Context, DeviceBuffer, Event};
 use flashcore::{
     Append, Attention, DType, Device, DeviceAppend, DeviceRotary, DeviceTensors, Error, KvLengths, Mask, Problem,
-    Rotary,
+    Queue, Rotary,
 };
 
 const HEADS: usize = 32;
@@ -59,19 +59,19 @@ fn timed(
     };
     attention.warmup(std::slice::from_ref(&problem))?;
     attention.warmup_append(std::slice::from_ref(&append))?;
-    let stream = Stream::new(context)?;
+    let mut queue = Queue::new(&attention.device())?;
     let zeros = |elements: usize| -> Result<DeviceBuffer, Error> {
         let buffer = DeviceBuffer::new(context, elements * 2)?;
-        buffer.as_slice().fill(&stream, 0)?;
+        buffer.as_slice().fill(queue.stream(), 0)?;
         Ok(buffer)
     };
     let (q, out) = (zeros(problem.q_layout().span())?, zeros(problem.o_layout().span())?);
     let (k, v) = (zeros(append.k_new.span())?, zeros(append.v_new.span())?);
     let (k_cache, v_cache) = (zeros(cache.span())?, zeros(cache.span())?);
     let table: Vec<i32> = (0..(batch * max_pages) as i32).rev().collect();
-    let table = DeviceBuffer::from_host(&stream, &table)?;
-    let before = DeviceBuffer::from_host(&stream, &vec![keys as i32; batch])?;
-    let after = DeviceBuffer::from_host(&stream, &vec![(keys + rows) as i32; batch])?;
+    let table = DeviceBuffer::from_host(queue.stream(), &table)?;
+    let before = DeviceBuffer::from_host(queue.stream(), &vec![keys as i32; batch])?;
+    let after = DeviceBuffer::from_host(queue.stream(), &vec![(keys + rows) as i32; batch])?;
     let tables = zeros(max_pages * PAGE_SIZE * HEAD_DIM)?;
     let workspace = DeviceBuffer::new(context, (attention.workspace_bytes(&problem, 16)? as usize).max(16))?;
     let caches = [k_cache.as_slice(), v_cache.as_slice()];
@@ -86,20 +86,22 @@ fn timed(
     let mut tensors = DeviceTensors::new(q.as_slice(), caches[0], caches[1], out.as_slice());
     (tensors.lengths.seqused_k, tensors.lengths.block_table) = (Some(after.as_slice()), Some(table.as_slice()));
     tensors.workspace = Some(workspace.as_slice());
-    let graph = |does: [bool; 2], kept: bool| {
-        // SAFETY: nothing changes the lengths, and all runs of the workspace are of this problem.
-        #[allow(unsafe_code)] // a schedule that is reused is what is timed
-        let tensors = match kept {
-            true => unsafe { tensors.reuse_schedule() },
-            false => tensors,
-        };
-        Graph::capture(&stream, |stream| -> Result<(), Error> {
+    let mut graph = |does: [bool; 2], kept: bool| {
+        queue.capture(|queue| {
             for _ in 0..CALLS {
                 if does[0] {
-                    attention.append_on(stream, &append, &appended)?;
+                    attention.append_on(queue, &append, &appended)?;
                 }
+                // SAFETY: all live until the stream was waited for; nothing changes the lengths, and all runs of the
+                // workspace are of this problem, in this stream.
+                #[allow(unsafe_code)] // a schedule that is reused is what is timed
                 if does[1] {
-                    attention.forward_on(stream, &problem, &tensors)?;
+                    let tensors = if kept {
+                        unsafe { tensors.reuse_schedule() }
+                    } else {
+                        tensors
+                    };
+                    unsafe { attention.run_foreign(queue.stream(), &problem, &tensors, |_| None)? };
                 }
             }
             Ok(())
@@ -116,9 +118,9 @@ fn timed(
     for round in 0..=ROUNDS {
         for (graph, times) in graphs.iter().zip(&mut all) {
             let (start, end) = (Event::new(context)?, Event::new(context)?);
-            start.record(&stream)?;
-            graph.launch(&stream)?;
-            end.record(&stream)?;
+            start.record(queue.stream())?;
+            graph.launch(queue.stream())?;
+            end.record(queue.stream())?;
             end.synchronize()?;
             // The first round warms up.
             if round > 0 {
