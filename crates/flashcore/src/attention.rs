@@ -6,20 +6,14 @@ use std::str::FromStr;
 #[cfg(feature = "cpu")]
 use flashcore_cpu::CpuConfig;
 use flashcore_kernels::Config;
-#[cfg(feature = "cuda")]
-use flashcore_problem::Direction;
 use flashcore_problem::{Lengths, Problem, Tensor, TensorView, TensorViewMut};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{CudaAttention, DeviceSlice, Stream};
+use crate::cuda::CudaAttention;
 #[cfg(feature = "cpu")]
 use crate::plans::CpuChoice;
 use crate::plans::{PlanError, PlanSummary, PlanTarget, Plans};
-#[cfg(feature = "cuda")]
-use crate::tensors::Steps;
 use crate::{Device, Error};
-#[cfg(feature = "cuda")]
-use crate::{DeviceTensors, Queue};
 
 /// A kernel by id, on the CPU (`cpu/m128n128`) or a GPU (`scalar/tiled-m32n32-w4-v16`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -448,109 +442,5 @@ impl Attention {
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], lengths, out, lse, self.plans()?),
         }
-    }
-
-    /// Puts attention on tensors in device memory into a queue, and returns at once.
-    ///
-    /// It waits for nothing (unless it [checks](Attention::with_checks)), and allocates only where the queue's
-    /// workspace grows, so it may be [captured](Queue::capture) once the problem is [warm](Attention::warmup). A fault
-    /// shows at the queue's next synchronisation.
-    ///
-    /// # Errors
-    /// Buffers that are missing, too small or of another device, an output over what a launch reads, scales for
-    /// tensors that have none, a workspace or a [schedule](DeviceTensors::make_schedule), which the queue has itself, a
-    /// problem that no kernel serves, or a launch that cannot work.
-    #[cfg(feature = "cuda")]
-    pub fn forward_on(&self, queue: &mut Queue, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
-        problem.check_direction(Direction::Forward)?;
-        self.run_on(queue, problem, tensors)
-    }
-
-    /// A call of either direction in the workspace of the queue.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn run_on(
-        &self,
-        queue: &mut Queue,
-        problem: &Problem,
-        tensors: &DeviceTensors<'_>,
-    ) -> Result<(), Error> {
-        if tensors.workspace.is_some() {
-            return Err(Error::Unwanted { tensor: "workspace" });
-        }
-        if tensors.steps != Steps::All {
-            return Err(Error::Unwanted { tensor: "schedule" });
-        }
-        let (stream, workspace) = queue.parts();
-        let mut allocated = Ok(());
-        let ran = self.on_cuda()?.run_on(
-            stream,
-            problem,
-            tensors,
-            |bytes| {
-                let memory = Queue::workspace(stream, workspace, bytes);
-                memory.map_err(|error| allocated = Err(error)).ok()
-            },
-            self.plans()?,
-        );
-        allocated?;
-        ran
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn on_cuda(&self) -> Result<&CudaAttention, Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => Err(Error::NotOnCuda {
-                device: Device::Cpu.to_string(),
-            }),
-            Backend::Cuda(cuda) => Ok(cuda),
-        }
-    }
-
-    /// Enqueues a call of either direction, as the problem has it, on a stream and in memory that may be another
-    /// library's. It allocates nothing and waits for nothing. `workspace` is asked for so many bytes if the plan needs
-    /// any and [`DeviceTensors::workspace`] has none.
-    ///
-    /// ```no_run
-    /// use flashcore::cuda::{DeviceSlice, Stream};
-    /// use flashcore::{Attention, Device, DeviceTensors, Error, Problem};
-    ///
-    /// /// Enqueues attention on another library's tensors and stream, all of device 0. `allocate` takes bytes.
-    /// fn enqueue(attention: &Attention, problem: &Problem, pointers: [u64; 4], stream: usize,
-    ///     allocate: impl FnOnce(usize) -> Option<u64>) -> Result<(), Error>
-    /// {
-    ///     let Device::Cuda(context) = attention.device() else { return Ok(()) };
-    ///     // SAFETY: the caller keeps tensors, workspace and stream until the work is done, and uses the workspace for
-    ///     // nothing else.
-    ///     unsafe {
-    ///         let (stream, tensors) =
-    ///             (Stream::from_raw(&context, stream)?, DeviceTensors::from_raw(&context, problem, pointers));
-    ///         attention.run_foreign(&stream, problem, &tensors, |bytes| {
-    ///             Some(DeviceSlice::from_raw(&context, allocate(bytes as usize)?, bytes as usize))
-    ///         })
-    ///     }
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Attention::forward_on`].
-    ///
-    /// # Safety
-    /// Until the work of this call has ended, and all launches of a graph that captures it have:
-    /// - the tensors and the workspace stay allocated (those of a [`DeviceBuffer`](crate::cuda::DeviceBuffer) do,
-    ///   unless another library captures the stream);
-    /// - nothing but work of this stream, in its order, uses the workspace: kernels trust what they wrote there, and
-    ///   else touch any memory, or never end.
-    #[cfg(feature = "cuda")]
-    #[allow(unsafe_code)] // the promise is the caller's
-    pub unsafe fn run_foreign<'a>(
-        &self,
-        stream: &Stream,
-        problem: &Problem,
-        tensors: &DeviceTensors<'a>,
-        workspace: impl FnOnce(u64) -> Option<DeviceSlice<'a>>,
-    ) -> Result<(), Error> {
-        self.on_cuda()?
-            .run_on(stream, problem, tensors, workspace, self.plans()?)
     }
 }

@@ -1,10 +1,14 @@
-//! [`Queue`]: work on a GPU, in order, with the workspace that it needs.
+//! [`Queue`]: work on a GPU, in order, with the workspace that it needs; and calls in device memory.
 
 use std::sync::Arc;
 
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Graph, Stream};
+use flashcore_problem::{Direction, Problem};
 
-use crate::{Device, Error};
+use crate::attention::Backend;
+use crate::cuda::CudaAttention;
+use crate::tensors::Steps;
+use crate::{Attention, Device, DeviceTensors, Error};
 
 /// Work on a GPU that runs in the order in which it is put in, and the workspace that its kernels need.
 ///
@@ -120,5 +124,107 @@ impl Queue {
 
     pub(crate) fn parts(&mut self) -> (&Stream, &mut Option<DeviceBuffer>) {
         (&self.stream, &mut self.workspace)
+    }
+}
+
+impl Attention {
+    /// Puts attention on tensors in device memory into a queue, and returns at once.
+    ///
+    /// It waits for nothing (unless it [checks](Attention::with_checks)), and allocates only where the queue's
+    /// workspace grows, so it may be [captured](Queue::capture) once the problem is [warm](Attention::warmup). A fault
+    /// shows at the queue's next synchronisation.
+    ///
+    /// # Errors
+    /// Buffers that are missing, too small or of another device, an output over what a launch reads, scales for
+    /// tensors that have none, a workspace or a [schedule](DeviceTensors::make_schedule), which the queue has itself, a
+    /// problem that no kernel serves, or a launch that cannot work.
+    pub fn forward_on(&self, queue: &mut Queue, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
+        problem.check_direction(Direction::Forward)?;
+        self.run_on(queue, problem, tensors)
+    }
+
+    /// A call of either direction in the workspace of the queue.
+    pub(crate) fn run_on(
+        &self,
+        queue: &mut Queue,
+        problem: &Problem,
+        tensors: &DeviceTensors<'_>,
+    ) -> Result<(), Error> {
+        if tensors.workspace.is_some() {
+            return Err(Error::Unwanted { tensor: "workspace" });
+        }
+        if tensors.steps != Steps::All {
+            return Err(Error::Unwanted { tensor: "schedule" });
+        }
+        let (stream, workspace) = queue.parts();
+        let mut allocated = Ok(());
+        let ran = self.on_cuda()?.run_on(
+            stream,
+            problem,
+            tensors,
+            |bytes| {
+                let memory = Queue::workspace(stream, workspace, bytes);
+                memory.map_err(|error| allocated = Err(error)).ok()
+            },
+            self.plans()?,
+        );
+        allocated?;
+        ran
+    }
+
+    pub(crate) fn on_cuda(&self) -> Result<&CudaAttention, Error> {
+        match &self.backend {
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(_) => Err(Error::NotOnCuda {
+                device: Device::Cpu.to_string(),
+            }),
+            Backend::Cuda(cuda) => Ok(cuda),
+        }
+    }
+
+    /// Enqueues a call of either direction, as the problem has it, on a stream and in memory that may be another
+    /// library's. It allocates nothing and waits for nothing. `workspace` is asked for so many bytes if the plan needs
+    /// any and [`DeviceTensors::workspace`] has none.
+    ///
+    /// ```no_run
+    /// use flashcore::cuda::{DeviceSlice, Stream};
+    /// use flashcore::{Attention, Device, DeviceTensors, Error, Problem};
+    ///
+    /// /// Enqueues attention on another library's tensors and stream, all of device 0. `allocate` takes bytes.
+    /// fn enqueue(attention: &Attention, problem: &Problem, pointers: [u64; 4], stream: usize,
+    ///     allocate: impl FnOnce(usize) -> Option<u64>) -> Result<(), Error>
+    /// {
+    ///     let Device::Cuda(context) = attention.device() else { return Ok(()) };
+    ///     // SAFETY: the caller keeps tensors, workspace and stream until the work is done, and uses the workspace for
+    ///     // nothing else.
+    ///     unsafe {
+    ///         let (stream, tensors) =
+    ///             (Stream::from_raw(&context, stream)?, DeviceTensors::from_raw(&context, problem, pointers));
+    ///         attention.run_foreign(&stream, problem, &tensors, |bytes| {
+    ///             Some(DeviceSlice::from_raw(&context, allocate(bytes as usize)?, bytes as usize))
+    ///         })
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Attention::forward_on`].
+    ///
+    /// # Safety
+    /// Until the work of this call has ended, and all launches of a graph that captures it have:
+    /// - the tensors and the workspace stay allocated (those of a [`DeviceBuffer`](crate::cuda::DeviceBuffer) do,
+    ///   unless another library captures the stream);
+    /// - nothing but work of this stream, in its order, uses the workspace: kernels trust what they wrote there, and
+    ///   else touch any memory, or never end.
+    #[allow(unsafe_code)] // the promise is the caller's
+    pub unsafe fn run_foreign<'a>(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        tensors: &DeviceTensors<'a>,
+        workspace: impl FnOnce(u64) -> Option<DeviceSlice<'a>>,
+    ) -> Result<(), Error> {
+        self.on_cuda()?
+            .run_on(stream, problem, tensors, workspace, self.plans()?)
     }
 }

@@ -5,8 +5,8 @@ use std::slice;
 
 use flashcore::cuda::{DeviceSlice, Stream};
 use flashcore::{
-    Append, AppendPlace, AppendTensors, AppendValues, Attention, Device, DeviceAppend, DeviceRotary, Layout, Rotary,
-    RotaryTensors,
+    Append, AppendPlace, AppendTensors, AppendValues, Attention, Device, DeviceAppend, DeviceRotary, Layout, Queue,
+    Rotary, RotaryTensors,
 };
 
 use super::call::{host_view, host_view_mut};
