@@ -51,7 +51,7 @@ def ways(shape):
     yield "flash_attn_func", False, lambda: flash_attn_func(q, k, v)
     yield from ways_of_cache(q, k, v, lengths)
     yield "forward", False, lambda: _operators.forward(q, k, v)
-    yield "forward_bhsd", False, lambda: _operators.forward_bhsd(*bhsd, None, False, -1, 0.0)
+    yield "forward_bhsd", False, lambda: _operators.forward_bhsd(*bhsd, None, False, -1, -1, 0.0)
     yield "ops.fwd", False, lambda: fwd(q, k, v, *numbers, False)
     yield "ops.fwd.bhsd", False, lambda: fwd_bhsd(*bhsd, *numbers)
     yield "flash_attn_func", True, lambda: flash_attn_func(*grads)
