@@ -1,10 +1,11 @@
-// Attention of 16 query rows by a warp with mma.sync in bf16: P stays in registers, since the layout
-// of an accumulator is that of the next product's A.
+// Attention of 16 query rows by a warp with mma.sync in bf16: P stays in registers, since an
+// accumulator has the layout of the next product's A.
 #include <cuda_bf16.h>
 
 typedef __nv_bfloat16 bf16;
 
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                    unsigned b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -1,8 +1,8 @@
 // Causal attention, a thread a query row, online softmax, everything in registers and local memory.
 #define D 16
 
-extern "C" __global__ void attention_scalar(const float* Q, const float* K, const float* V, float* O,
-                                            int seq, float scale) {
+extern "C" __global__ void attention_scalar(const float* Q, const float* K, const float* V,
+                                            float* O, int seq, float scale) {
     const int head = blockIdx.y;
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= seq) return;

@@ -1,5 +1,5 @@
-// Attention of 16 query rows by a warp with wmma: scores in shared memory, softmax by rows of lanes,
-// P in f16, O rescaled in shared memory.
+// Attention of 16 query rows by a warp with wmma: scores in shared memory, two lanes a row for
+// the softmax, P in f16, O rescaled in shared memory.
 #include <cuda_fp16.h>
 #include <mma.h>
 

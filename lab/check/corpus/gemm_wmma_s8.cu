@@ -1,5 +1,5 @@
-// C = A B of 8-bit integers by wmma, scaled. A and B are stored as tiles of 16x16, so that each tile
-// is aligned as wmma wants it.
+// C = A B of 8-bit integers by wmma, scaled. A and B are stored as tiles of 16x16, so that each
+// tile is aligned as wmma wants it.
 #include <mma.h>
 
 using namespace nvcuda;

@@ -1,5 +1,5 @@
-// Histogram of floats by global atomics; lanes with the same bin are counted by __match_any_sync, and
-// the lowest of them adds.
+// Histogram of floats by global atomics; lanes with the same bin are counted by __match_any_sync,
+// and the lowest of them adds.
 extern "C" __global__ void histogram_global(const float* x, int* bins, int n, float lo, float width,
                                             int num_bins) {
     for (int base = blockIdx.x * blockDim.x; base < n; base += gridDim.x * blockDim.x) {
