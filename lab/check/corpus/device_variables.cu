@@ -1,5 +1,5 @@
-// Module variables: a table in constant memory with initial values, counters in global memory, and a
-// pointer to one of two tables chosen by data.
+// Module variables: a table in constant memory with initial values, counters in global memory, and
+// a pointer to one of two tables chosen by data.
 __constant__ float kWeights[8] = {0.5f, 1.f, 1.5f, 2.f, -0.5f, -1.f, -1.5f, -2.f};
 __device__ float table[8] = {8.f, 7.f, 6.f, 5.f, 4.f, 3.f, 2.f, 1.f};
 __device__ unsigned int calls;

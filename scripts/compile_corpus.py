@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Compiles the CUDA kernels of lab/check/corpus to PTX with nvcc from PyPI. No GPU and no toolkit are needed.
+
+usage: scripts/compile_corpus.py [--ptxas] [--jobs N] [--only PATTERN]
+
+Prints the folder of PTX files last: NAME.ptx of NAME.cu, those of faults/ in a folder of that name. It is a cache outside
+of the tree, named by the hash of sources and versions; what is there is not compiled again. FLASHCORE_CI_CACHE names
+the folder of caches (default ~/.cache/flashcore-ci). --ptxas also assembles each file with the same package's ptxas.
+lab/check/corpus/README.md describes the files.
+
+Exit code: 0 all compiled, 1 something did not, 2 wrong usage, 3 no compiler.
+"""
+
+import argparse
+import concurrent.futures
+import fnmatch
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CORPUS = ROOT / "lab" / "check" / "corpus"
+FLAGS = ["-ptx", "-lineinfo", "-O3", "-std=c++17"]
+TIMEOUT_S = 300
+
+
+def environment():
+    """The folder of the package with nvcc, installed if it is not there."""
+    got = subprocess.run(
+        [ROOT / "scripts" / "get-torch.sh", CORPUS / "requirements.txt"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if got.returncode:
+        sys.exit(3)  # the installer said why
+    found = list(pathlib.Path(got.stdout.strip()).glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc"))
+    if not found:
+        print(f"no nvcc in {got.stdout.strip()}: remove that folder to install it again", file=sys.stderr)
+        sys.exit(3)
+    return found[0].parent
+
+
+def declaration(source):
+    """The TOML file of a source: a twin has that of its fault."""
+    return source.with_name(source.name.split(".")[0] + ".toml")
+
+
+def sources(pattern="*"):
+    files = [*sorted(CORPUS.glob("*.cu")), *sorted((CORPUS / "faults").glob("*.cu"))]
+    return [file for file in files if fnmatch.fnmatchcase(file.name.split(".")[0], pattern)]
+
+
+def arch_of(source):
+    return tomllib.loads(declaration(source).read_text(encoding="utf-8"))["arch"]
+
+
+def cache():
+    """The folder of PTX, named by all that it depends on."""
+    base = os.environ.get("FLASHCORE_CI_CACHE") or pathlib.Path(
+        os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "flashcore-ci"
+    )
+    seen = hashlib.sha256(" ".join(FLAGS).encode())
+    for file in [CORPUS / "requirements.txt", *(f for s in sources() for f in (s, declaration(s)))]:
+        seen.update(file.relative_to(CORPUS).as_posix().encode() + b"\0" + file.read_bytes())
+    return pathlib.Path(base) / f"corpus-{seen.hexdigest()[:16]}"
+
+
+def compile_one(tools, source, out, ptxas):
+    """An error, or none. A file has its name only when it is whole."""
+    target = (out / source.relative_to(CORPUS)).with_suffix(".ptx")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The path in the tree, so that line information does not depend on where the tree is.
+    commands = []
+    arch = arch_of(source)
+    part = target.with_suffix(f".{os.getpid()}.part")
+    if not target.exists():
+        commands.append([tools / "nvcc", *FLAGS, f"-arch={arch}", source.relative_to(ROOT), "-o", part])
+    if ptxas:
+        commands.append([tools / "ptxas", f"-arch={arch}", part if commands else target, "-o", os.devnull])
+    for command in commands:
+        try:
+            ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            part.unlink(missing_ok=True)
+            return f"{source.relative_to(ROOT)}: {command[0].name} took more than {TIMEOUT_S} s"
+        said = ran.stderr.strip()
+        if ran.returncode or (said and command[0].name == "nvcc"):  # a warning is a mistake in a corpus
+            part.unlink(missing_ok=True)
+            return f"{source.relative_to(ROOT)}: {command[0].name} exit code {ran.returncode}\n{said}"
+    if part.exists():
+        part.rename(target)
+    return None
+
+
+def main():
+    usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage.add_argument("--ptxas", action="store_true", help="assemble the PTX, too")
+    usage.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="files at a time (default: cores)")
+    usage.add_argument("--only", default="*", metavar="PATTERN", help="kernels of these names, such as 'gemm_*'")
+    options = usage.parse_args()
+    files = sources(options.only)
+    if not files:
+        print(f"no kernel is called {options.only}", file=sys.stderr)
+        return 2
+    tools, out = environment(), cache()
+    started = time.monotonic()
+    there = sum((out / f.relative_to(CORPUS)).with_suffix(".ptx").exists() for f in files)
+    with concurrent.futures.ThreadPoolExecutor(max(1, options.jobs)) as pool:
+        errors = [e for e in pool.map(lambda f: compile_one(tools, f, out, options.ptxas), files) if e]
+    for error in errors:
+        print(error, file=sys.stderr)
+    kernels = sum(f.parent == CORPUS for f in files)
+    twins = sum(f.name.endswith(".twin.cu") for f in files)
+    faults = len(files) - kernels - twins
+    assembled = ", all assembled" if options.ptxas and not errors else ""
+    print(
+        f"{kernels} kernels, {faults} faults, {twins} twins: {len(files) - len(errors)} compiled "
+        f"({there} were there){assembled}, {len(errors)} failed, {time.monotonic() - started:.1f} s"
+    )
+    print(out)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
