@@ -6,6 +6,7 @@ usage: scripts/compile_corpus.py [--ptxas] [--jobs N] [--only PATTERN]
 Prints the folder of PTX files last: NAME.ptx of NAME.cu, those of faults/ in a folder of that name. It is a cache outside
 of the tree, named by the hash of sources and versions; what is there is not compiled again. FLASHCORE_CI_CACHE names
 the folder of caches (default ~/.cache/flashcore-ci). --ptxas also assembles each file with the same package's ptxas.
+A fault must name its kind and mark lines that have code in the PTX, a twin must do neither; a warning of nvcc is a failure.
 lab/check/corpus/README.md describes the files.
 
 Exit code: 0 all compiled, 1 something did not, 2 wrong usage, 3 no compiler.
@@ -17,6 +18,7 @@ import fnmatch
 import hashlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +28,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "lab" / "check" / "corpus"
 FLAGS = ["-ptx", "-lineinfo", "-O3", "-std=c++17"]
 TIMEOUT_S = 300
+KINDS = {f"out-of-bounds-{space}" for space in ("global", "shared", "local")}
+KINDS |= {"shared-race", "global-race", "missing-wait", "missing-fence", "misaligned", "uninitialised-shared"}
+KINDS |= {"uninitialised-global", "barrier-divergence", "wrong-mask"}
 
 
 def environment():
@@ -67,11 +72,26 @@ def cache():
     return pathlib.Path(base) / f"corpus-{seen.hexdigest()[:16]}"
 
 
+def wrong_marks(source, ptx):
+    """What is wrong with the comments that say what the fault is, and where; or none."""
+    lines = source.read_text(encoding="utf-8").split("\n")
+    kind = re.fullmatch(r"// fault: (\S+)", lines[0])
+    marked = {number for number, line in enumerate(lines, 1) if line.endswith("// FAULT")}
+    if source.parent == CORPUS or source.name.endswith(".twin.cu"):
+        return "marks a fault, and is none" if kind or marked else None
+    if not kind or kind[1] not in KINDS:
+        return f"the first line is not `// fault: KIND`, of {', '.join(sorted(KINDS))}"
+    # `.loc FILE LINE COLUMN`, and for inlined code `inlined_at FILE LINE COLUMN`.
+    lost = marked - {int(line) for line in re.findall(r"(?:\.loc\s+|inlined_at )\d+ (\d+) ", ptx)}
+    if lost or not marked:
+        return f"no code at the marked lines {sorted(lost)}" if lost else "no line is marked"
+    return None
+
+
 def compile_one(tools, source, out, ptxas):
     """An error, or none. A file has its name only when it is whole."""
     target = (out / source.relative_to(CORPUS)).with_suffix(".ptx")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The path in the tree, so that line information does not depend on where the tree is.
     commands = []
     arch = arch_of(source)
     part = target.with_suffix(f".{os.getpid()}.part")
@@ -89,7 +109,15 @@ def compile_one(tools, source, out, ptxas):
         if ran.returncode or (said and command[0].name == "nvcc"):  # a warning is a mistake in a corpus
             part.unlink(missing_ok=True)
             return f"{source.relative_to(ROOT)}: {command[0].name} exit code {ran.returncode}\n{said}"
-    if part.exists():
+    made = part.exists()
+    # Paths in the tree, so that what is kept does not depend on where the tree is.
+    ptx = (part if made else target).read_text(encoding="utf-8").replace(f'"{ROOT}/', '"')
+    part.unlink(missing_ok=True)
+    wrong = wrong_marks(source, ptx)
+    if wrong:
+        return f"{source.relative_to(ROOT)}: {wrong}"
+    if made:
+        part.write_text(ptx, encoding="utf-8")
         part.rename(target)
     return None
 

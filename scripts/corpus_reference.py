@@ -216,10 +216,11 @@ def reference(path, loaded={}):
     for module in sorted(path.parent.glob("reference*.py")):
         if module not in loaded:
             spec = importlib.util.spec_from_file_location(f"{path.parent.name}.{module.stem}", module)
-            loaded[module] = importlib.util.module_from_spec(spec)
+            found = importlib.util.module_from_spec(spec)
             sys.path.insert(0, str(path.parent))  # a module may import its neighbour
-            spec.loader.exec_module(loaded[module])
+            spec.loader.exec_module(found)
             sys.path.pop(0)
+            loaded[module] = found
         if hasattr(loaded[module], path.stem):
             return getattr(loaded[module], path.stem)
     raise KeyError(f"no function {path.stem} in {path.parent.name}/reference*.py")

@@ -6,7 +6,7 @@ using namespace nvcuda;
 
 extern "C" __global__ void gemm_wmma_s8(const signed char* A, const signed char* B, float* C, int N,
                                         int K, float scale) {
-    __shared__ int staged[16 * 16];
+    __shared__ __align__(32) int staged[16 * 16];
     wmma::fragment<wmma::matrix_a, 16, 16, 16, signed char, wmma::row_major> a;
     wmma::fragment<wmma::matrix_b, 16, 16, 16, signed char, wmma::col_major> b;
     wmma::fragment<wmma::accumulator, 16, 16, 16, int> acc;

@@ -11,9 +11,9 @@ extern "C" __global__ void race_ldmatrix(const uint4* in, unsigned* out) {
     unsigned r[4];
     // Warp w has the columns from 8 w on, of all 32 rows.
     const unsigned at = (unsigned)__cvta_generic_to_shared(&tile[lane][warp * 8]);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"  // FAULT
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
+                 : "r"(at)  // FAULT
                  : "memory");
     for (int i = 0; i < 4; ++i) out[(warp * 8 + lane / 4) * 16 + i * 4 + lane % 4] = r[i];
 }
