@@ -5,7 +5,6 @@ import numpy as np
 
 from reference_arrays import MASK, F, softmax
 
-
 # Asynchronous copies and barriers
 
 
