@@ -79,6 +79,12 @@ with_ptxas() {
     FLASHCORE_PTXAS=$PWD/.bin/ptxas ignored with_ptxas --quiet --workspace --lib
 }
 
+# CUDA C++ of lab/check/corpus: each file compiles and assembles, each reference computes something.
+corpus() {
+    scripts/compile_corpus.py --ptxas
+    scripts/corpus_reference.py
+}
+
 # Our reference and PyTorch's.
 with_torch() {
     FLASHCORE_PYTHON=$(scripts/get-torch.sh)/bin/python
@@ -246,6 +252,7 @@ step run 10 "format" cargo fmt --all --check
 step run 15 "scripts" scripts
 step run 30 "workflows" workflows
 step run 20 "ptxas" scripts/get-ptxas.sh
+step run 60 "corpus" corpus
 step run 780 "lints and tests" readme_test
 begin run 330 "python bindings" python_bindings
 begin run 240 "candle bindings" scripts/test-candle.sh

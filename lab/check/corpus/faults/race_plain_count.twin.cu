@@ -1,0 +1,9 @@
+// Counts of keys; almost all keys differ, so that two threads rarely meet at a counter.
+extern "C" __global__ void race_plain_count(const int* keys, int* counts) {
+    __shared__ int bins[256];
+    for (int b = threadIdx.x; b < 256; b += blockDim.x) bins[b] = 0;
+    __syncthreads();
+    atomicAdd(&bins[keys[threadIdx.x]], 1);
+    __syncthreads();
+    for (int b = threadIdx.x; b < 256; b += blockDim.x) counts[b] = bins[b];
+}
