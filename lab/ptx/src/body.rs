@@ -7,7 +7,6 @@ use flashcore_ir::ptx::read::{PtxError, SharedSymbol, Word, Words};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::forms::{self, Missing, Spelled};
-use crate::names::is_special;
 use crate::operand::{Operand, Register, suit};
 
 /// Blocks in blocks.
@@ -82,7 +81,7 @@ pub struct Function {
 pub(crate) struct Forms {
     pub(crate) all: Vec<Result<Spelled, Missing>>,
     by_text: FxHashMap<String, u32>,
-    misused: FxHashMap<(u32, &'static str), u32>,
+    misused: FxHashMap<(String, &'static str), u32>,
     /// Instructions that were read.
     pub(crate) instructions: u64,
 }
@@ -98,13 +97,15 @@ impl Forms {
         form
     }
 
-    /// A form with operands that cannot be read.
-    fn misused(&mut self, form: u32, spelled: String, why: &'static str) -> u32 {
-        let all = &mut self.all;
-        *self.misused.entry((form, why)).or_insert_with(|| {
-            all.push(Err(Missing { form: spelled, why }));
-            all.len() as u32 - 1
-        })
+    /// What is missing in place of a form that the table has.
+    fn misused(&mut self, form: String, why: &'static str) -> u32 {
+        if let Some(&known) = self.misused.get(&(form.clone(), why)) {
+            return known;
+        }
+        let number = self.all.len() as u32;
+        self.misused.insert((form.clone(), why), number);
+        self.all.push(Err(Missing { form, why }));
+        number
     }
 }
 
@@ -129,6 +130,8 @@ pub(crate) struct Reader<'a, 'f> {
     at: FxHashMap<(u32, u32, u32), u32>,
     place: Option<u32>,
     registers: u64,
+    /// A name with a `%` of the instruction that is being read that stands for nothing.
+    pub(crate) unknown: Option<String>,
 }
 
 impl<'a, 'f> Reader<'a, 'f> {
@@ -154,6 +157,7 @@ impl<'a, 'f> Reader<'a, 'f> {
             at: FxHashMap::default(),
             place: None,
             registers: 0,
+            unknown: None,
         };
         reader.find_labels();
         reader.statements()?;
@@ -342,14 +346,12 @@ impl<'a, 'f> Reader<'a, 'f> {
                 "bra" => "there is no such label",
                 _ => "the table of forms has it with other operands",
             };
-            form = self.forms.misused(form, opcode.to_string(), why);
+            form = self.forms.misused(opcode.to_string(), why);
         }
-        let unknown = operands.iter().find_map(|operand| match operand {
-            Operand::Special(name) if !is_special(name) => Some(name.clone()),
-            _ => None,
-        });
-        if let Some(name) = unknown {
-            form = self.forms.of(&name);
+        if let Some(name) = self.unknown.take() {
+            form = self
+                .forms
+                .misused(name, "it is neither a declared register nor a special one that is read");
         }
         self.forms.instructions += 1;
         PtxError::at_most("instructions", self.forms.instructions, MOST_INSTRUCTIONS, line)?;

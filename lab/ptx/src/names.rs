@@ -147,16 +147,8 @@ impl<'a> Reader<'a, '_> {
             return Ok(Operand::Sink);
         }
         if name.starts_with('%') {
-            // Registers that were not declared are no PTX; special ones have no number, or one of four kinds.
-            if is_special(name)
-                || ["%envreg", "%pm", "%reserved"]
-                    .iter()
-                    .any(|known| name.starts_with(known))
-            {
-                return Ok(Operand::Special(name.to_string()));
-            }
-            self.words.at -= 1;
-            return self.words.wrong("a declared register or a special one");
+            self.unknown = (!is_special(name)).then(|| name.to_string()).or(self.unknown.take());
+            return Ok(Operand::Special(name.to_string()));
         }
         if name != "WARP_SZ" && !self.function.named.contains(name) {
             self.function.named.insert(name.to_string());

@@ -165,6 +165,7 @@ fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> String {
             let all: Vec<String> = (0..count).map(|_| register(class(ty))).collect();
             format!("{{{}}}", all.join(", "))
         }
+        'd' if spelled.name() == "mbarrier" && spelled.has("shared::cluster") => "_".to_string(),
         _ => register(if letter == 'p' { "p" } else { class(ty) }),
     }
 }
@@ -198,6 +199,9 @@ mod with_ptxas {
         if spelled.has("L2::cache_hint") {
             operands.push("%d101".to_string());
         }
+        if spelled.name() == "wgmma" && ["f16", "bf16"].contains(&spelled.modifiers().last().unwrap_or("")) {
+            operands.push("1".to_string());
+        }
         if spelled.has("multicast::cluster") {
             operands.insert(
                 operands.len() - usize::from(spelled.has("L2::cache_hint")),
@@ -223,7 +227,7 @@ mod with_ptxas {
         let lines: Vec<String> = spellings(A_ROW).iter().flatten().filter_map(instruction).collect();
         let text = format!(
             ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .align 16 .b8 k[64]) {{ .reg .pred \
-             %p<300>; .reg .b16 %h<300>; .reg .b32 %r<300>; .reg .b64 %d<300>; .reg .b128 %q<300>;\n{}\nEND: ret; }}\n",
+             %p<300>; .reg .b16 %h<300>; .reg .b32 %r<300>; .reg .b64 %d<300>; .reg .b128 %q<300>; ret;\n{}\nEND: ret; }}\n",
             lines.join("\n")
         );
         let folder = std::env::temp_dir().join(format!("flashcore-ptx-{}", std::process::id()));
@@ -365,11 +369,7 @@ fn texts_beyond_a_limit_say_which() {
         (text(&long), "instructions; at most 1048576 is allowed"),
         (text(&lists), "9 braces and brackets in one another"),
         (text(".reg .b32 %x<2000000>;"), "registers; at most 1048576 is allowed"),
-        (
-            text("add.s32 %r0, %r1, %r2;"),
-            "line 3: expected a declared register or a special one, found `%r2`",
-        ),
-        (text("@%r5 ret;"), "found `%r5`"),
+        (text("@%r5 ret;"), "expected a predicate, found `%r5`"),
         (text("@nothing ret;"), "expected a predicate, found `nothing`"),
         (text(".reg .b32 a; .reg .b32 a;"), "register `a` is declared twice"),
         (text("L: L: ret;"), "label `L` is declared twice"),
@@ -387,4 +387,19 @@ fn texts_beyond_a_limit_say_which() {
     let module = Module::read(&text).unwrap();
     let error = module.understood(&module.kernels[0], |_| None).unwrap_err().to_string();
     assert!(error.contains("calls in one another; at most 64 is allowed"), "{error}");
+}
+
+#[test]
+fn names_that_stand_for_nothing_are_missing() {
+    let text =
+        ".version 8.0 .target sm_80 .entry k() { .reg .b32 %r<2>; mov.b32 %r0, %envreg2;\nld.u32 %r0, [%rd7]; ret; }";
+    let module = Module::read(text).unwrap();
+    let told = module.understood(&module.kernels[0], |_| None).unwrap();
+    let found: Vec<(&str, u64)> = told
+        .missing
+        .iter()
+        .map(|missing| (missing.form.as_str(), missing.count))
+        .collect();
+    assert_eq!(found, [("%envreg2", 1), ("%rd7", 1)]);
+    assert!(told.missing[0].why.starts_with("it is neither a declared register"));
 }

@@ -13,47 +13,54 @@ fn at_most_16_bytes(words: &[&str]) -> bool {
     bits * count <= 128u32
 }
 
-/// Parameters are not cached by choice.
+/// Caches are chosen for global and shared memory; hints are for global memory, in place of such a choice.
 fn load(words: &[&str]) -> bool {
-    let is_plain = |word: &&str| !word.starts_with("param") && *word != "const" && *word != "local";
-    let has_choice = words
-        .iter()
-        .any(|word| word.starts_with('L') || ["ca", "cg", "cs", "lu", "cv"].contains(word));
-    at_most_16_bytes(words) && (!has_choice || words.iter().all(|word| is_plain(word)))
+    let has = |some: &[&str]| words.iter().any(|word| some.contains(word));
+    let is_hinted = words.iter().any(|word| word.starts_with('L'));
+    let is_cached = has(&["ca", "cg", "cs", "lu", "cv", "wb", "wt"]);
+    let is_shared = has(&["shared", "shared::cta", "shared::cluster"]);
+    let is_own = has(&["param", "param::entry", "param::func", "const", "local"]);
+    at_most_16_bytes(words) && !(is_hinted && (is_shared || is_cached)) && !((is_hinted || is_cached) && is_own)
+}
+
+/// Vectors are added in global memory.
+fn of_global(words: &[&str]) -> bool {
+    !words.iter().any(|word| word.starts_with("shared"))
 }
 
 pub(super) const ROWS: &[Row] = &[
     row_if(
-        "ld{.weak}{.SPACE}{.LDCACHE}{.L1}{.HINT}{.AHEAD}{.VEC}.MEM",
+        "ld{.weak}{.SPACE}{.LDCACHE}{.EVICT}{.HINT}{.AHEAD}{.VEC}.MEM",
         "D m a:b64?",
         load,
     ),
-    row_if("ld.volatile{.SPACE}{.VEC}.MEM", "D m", at_most_16_bytes),
+    row_if("ld.volatile{.ATSPACE}{.VEC}.MEM", "D m", at_most_16_bytes),
     row_if(
-        "ld.LDORDER.SCOPE{.ATSPACE}{.L1}{.HINT}{.AHEAD}{.VEC}.MEM",
+        "ld.LDORDER.SCOPE{.ATSPACE}{.EVICT}{.HINT}{.AHEAD}{.VEC}.MEM",
         "D m a:b64?",
-        at_most_16_bytes,
+        load,
     ),
     row_if(
-        "ld.global{.NCCACHE}.nc{.L1}{.HINT}{.AHEAD}{.VEC}.MEM",
+        "ld.global{.NCCACHE}.nc{.EVICT}{.HINT}{.AHEAD}{.VEC}.MEM",
         "D m a:b64?",
-        at_most_16_bytes,
+        load,
     ),
     row_if("ldu{.global}{.VEC}.MEM", "D m", at_most_16_bytes),
     row_if(
-        "st{.weak}{.STSPACE}{.STCACHE}{.L1}{.HINT}{.VEC}.MEM",
+        "st{.weak}{.STSPACE}{.STCACHE}{.EVICT}{.HINT}{.VEC}.MEM",
         "m A a:b64?",
         load,
     ),
-    row_if("st.volatile{.STSPACE}{.VEC}.MEM", "m A", at_most_16_bytes),
+    row_if("st.volatile{.ATSPACE}{.VEC}.MEM", "m A", at_most_16_bytes),
     row_if(
-        "st.STORDER.SCOPE{.ATSPACE}{.L1}{.HINT}{.VEC}.MEM",
+        "st.STORDER.SCOPE{.ATSPACE}{.EVICT}{.HINT}{.VEC}.MEM",
         "m A a:b64?",
-        at_most_16_bytes,
+        load,
     ),
-    row(
-        "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.VEC}.SELECTED",
+    row_if(
+        "st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.VEC}.REMOTE",
         "m A m",
+        at_most_16_bytes,
     ),
     row("prefetch{.global}.L1", "m"),
     row("prefetch{.global}.L2", "m"),
@@ -84,7 +91,7 @@ pub(super) const ROWS: &[Row] = &[
     row("atom@.cas.b128", "d m a a"),
     row("atom@.add.SUMMED", "d m a"),
     row("atom@.add.noftz.F16S", "d m a"),
-    row("atom@.add.VEC.f32", "D m A"),
+    row_if("atom@.add.VEC.f32", "D m A", of_global),
     row("red@.add.SUMMED", "m a"),
     row("red@.inc.u32", "m a"),
     row("red@.dec.u32", "m a"),
@@ -94,7 +101,7 @@ pub(super) const ROWS: &[Row] = &[
     row("red@.or.B32TO64", "m a"),
     row("red@.xor.B32TO64", "m a"),
     row("red@.add.noftz.F16S", "m a"),
-    row("red@.add.VEC.f32", "m A"),
+    row_if("red@.add.VEC.f32", "m A", of_global),
     row(
         "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32",
         "m a m",
@@ -127,7 +134,7 @@ pub(super) const ROWS: &[Row] = &[
         "m m a:u32 a:b64?",
     ),
     row(
-        "cp.reduce.async.bulk.global.shared::cta.bulk_group{.HINT}.add.noftz.F16S",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group{.HINT}.add.noftz.SUM16",
         "m m a:u32 a:b64?",
     ),
     row(
@@ -135,7 +142,7 @@ pub(super) const ROWS: &[Row] = &[
         "m t m a:b16? a:b64?",
     ),
     row(
-        "cp.async.bulk.tensor.DIM.shared::cluster.global.im2col.mbarrier::complete_tx::bytes{.multicast::cluster}{.HINT}",
+        "cp.async.bulk.tensor.IMDIM.shared::cluster.global.im2col.mbarrier::complete_tx::bytes{.multicast::cluster}{.HINT}",
         "m t m L a:b16? a:b64?",
     ),
     row(

@@ -58,10 +58,10 @@ struct Table {
 
 /// Orders of the modifiers that `@` stands for, before and after the operation.
 const ATOMIC_ORDERS: [[&str; 2]; 4] = [
-    ["{.ORDER}{.SCOPE}{.SPACE}", ""],
-    [".SPACE{.ORDER}{.SCOPE}", ""],
-    ["{.SPACE}.SCOPE{.ORDER}", ""],
-    ["{.SPACE}", ".ORDER.SCOPE"],
+    ["{.ORDER}{.SCOPE}{.ATSPACE}", ""],
+    [".ATSPACE{.ORDER}{.SCOPE}", ""],
+    ["{.ATSPACE}.SCOPE{.ORDER}", ""],
+    ["{.ATSPACE}", ".ORDER.SCOPE"],
 ];
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
@@ -79,7 +79,10 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
                     .split_once('.')
                     .map_or((rest, ""), |(op, _)| rest.split_at(op.len() + 1));
                 for [before, after] in ATOMIC_ORDERS {
-                    table.add(row, format!("{name}{before}{op}{after}{ty}"));
+                    let spelling = format!("{name}{before}{op}{after}{ty}");
+                    // What has no result cannot acquire.
+                    let order = if name == "red" { "STORDER" } else { "ORDER" };
+                    table.add(row, spelling.replace("ORDER", order));
                 }
             }
         }

@@ -44,6 +44,8 @@ const SETS: &[(&str, &str)] = &[
         "global shared shared::cta shared::cluster local param param::func",
     ),
     ("ATSPACE", "global shared shared::cta shared::cluster"),
+    ("REMOTE", "b32 u32 s32 b64 u64 s64 f32 f64"),
+    ("SUM16", "f16 bf16"),
     ("CTASPACE", "shared shared::cta"),
     (
         "WINDOW",
@@ -68,7 +70,7 @@ const SETS: &[(&str, &str)] = &[
     ("STCACHE", "wb cg cs wt"),
     ("NCCACHE", "ca cg cs"),
     (
-        "L1",
+        "EVICT",
         "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
     ),
     ("HINT", "L2::cache_hint"),
@@ -86,6 +88,7 @@ const SETS: &[(&str, &str)] = &[
     ("WSHAPE", "m16n16k16 m32n8k16 m8n32k16"),
     ("INT8S", "u8 s8"),
     ("AB", "a b"),
+    ("IMDIM", "3d 4d 5d"),
     ("DIM", "1d 2d 3d 4d 5d"),
     ("F32F16", "f32 f16"),
 ];
