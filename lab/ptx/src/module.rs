@@ -61,6 +61,14 @@ pub struct Understood {
     pub missing: Vec<MissingForm>,
 }
 
+impl Understood {
+    /// Counts something else that is not understood, which was taken for known.
+    pub fn add(&mut self, missing: MissingForm) {
+        self.understood = self.understood.saturating_sub(missing.count);
+        self.missing.push(missing);
+    }
+}
+
 impl Module {
     /// Reads a text. Forms that the table does not have are no error: [`understood`](Self::understood) lists them.
     ///

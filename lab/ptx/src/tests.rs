@@ -225,15 +225,21 @@ mod with_ptxas {
             return eprintln!("skipped: no FLASHCORE_PTXAS");
         };
         let lines: Vec<String> = spellings(A_ROW).iter().flatten().filter_map(instruction).collect();
-        let text = format!(
-            ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .align 16 .b8 k[64]) {{ .reg .pred \
-             %p<300>; .reg .b16 %h<300>; .reg .b32 %r<300>; .reg .b64 %d<300>; .reg .b128 %q<300>; ret;\n{}\nEND: ret; }}\n",
-            lines.join("\n")
-        );
+        // ptxas 13.0 and 13.5 crash where a product of a warpgroup is never reached, so these are in their own kernel.
+        let (products, others): (Vec<String>, _) = lines.into_iter().partition(|line| line.starts_with("wgmma"));
+        let kernel = |name: &str, body: &str| {
+            format!(
+                ".visible .entry {name}(.param .align 16 .b8 k[64]) {{ .reg .pred %p<300>; .reg .b16 %h<300>; .reg .b32 \
+                 %r<300>; .reg .b64 %d<300>; .reg .b128 %q<300>;\n{body}\nEND: ret; }}\n"
+            )
+        };
+        let text = ".version 9.0\n.target sm_90a\n.address_size 64\n".to_string()
+            + &kernel("k", &format!("ret;\n{}", others.join("\n")))
+            + &kernel("w", &products.join("\n"));
         let folder = std::env::temp_dir().join(format!("flashcore-ptx-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let file = folder.join("spellings.ptx");
-        std::fs::write(&file, text).unwrap();
+        std::fs::write(&file, &text).unwrap();
         let run = Command::new(ptxas)
             .args(["-arch", "sm_90a", "-O0", "-o"])
             .arg(folder.join("out"))
@@ -241,26 +247,27 @@ mod with_ptxas {
             .output();
         let run = run.unwrap();
         let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
-        let refused: Vec<String> = said
-            .lines()
-            .map(|line| {
-                let number = line
-                    .split("line ")
-                    .nth(1)
-                    .and_then(|rest| rest.split(';').next()?.parse::<usize>().ok());
-                let form = number.and_then(|number| lines.get(number.checked_sub(5)?));
-                format!("{}: {line}", form.map_or("", String::as_str))
-            })
-            .collect();
+        let text: Vec<&str> = text.lines().collect();
+        let refused = said.lines().filter(|line| !line.contains(" info ")).map(|line| {
+            let number = line
+                .split("line ")
+                .nth(1)
+                .and_then(|rest| rest.split(';').next()?.parse::<usize>().ok());
+            format!(
+                "{}: {line}",
+                number.and_then(|number| text.get(number - 1)).unwrap_or(&"")
+            )
+        });
+        let refused: Vec<String> = refused.collect();
         std::fs::remove_dir_all(&folder).unwrap();
+        let count = others.len() + products.len();
+        let refused = refused.join("\n");
         assert!(
-            run.status.success(),
-            "{} of {} lines:\n{}",
-            refused.len(),
-            lines.len(),
-            refused.join("\n")
+            run.status.success() && refused.is_empty(),
+            "{} of {count}:\n{refused}",
+            run.status
         );
-        assert!(lines.len() > 2_000, "{}", lines.len());
+        assert!(count > 10_000, "{count}");
     }
 }
 
