@@ -14,12 +14,15 @@ use crate::{BAD, GOOD, in_place, stdout, style};
 pub(crate) const INTERRUPTED: u8 = 130;
 
 const ENVIRONMENT: u8 = 3;
+const NOT_JUDGED: u8 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Clean,
     /// The command found and reported something wrong.
     Findings,
+    /// Forms of instructions are missing, so that the kernel was not simulated.
+    NotJudged,
     /// A signal ended the command, which has printed what was kept.
     Interrupted,
 }
@@ -39,6 +42,7 @@ impl From<Outcome> for ExitCode {
             Outcome::Clean if stdout::is_unread() => ExitCode::from(stdout::UNREAD),
             Outcome::Clean => ExitCode::SUCCESS,
             Outcome::Findings => ExitCode::from(1),
+            Outcome::NotJudged => ExitCode::from(NOT_JUDGED),
             Outcome::Interrupted => ExitCode::from(INTERRUPTED),
         }
     }

@@ -11,11 +11,13 @@ use flashcore_check::foreign::{
     self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, Problem, RunError, Verdict,
 };
 use flashcore_check::render::{self, Palette};
+use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::{Chip, Occupancy};
+use flashcore_ptx::{Line, MissingForm, Understood};
 use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
-use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, in_place, progress, style, whole};
+use crate::{BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, args, in_place, progress, style, whole};
 
 /// The launch of a kernel of a file.
 #[derive(Args)]
@@ -150,6 +152,56 @@ pub(crate) fn add_problems(page: &mut Page, problems: &[Problem], file: &str) {
     }
 }
 
+/// How much of a kernel is understood.
+fn add_share(page: &mut Page, understood: &Understood) {
+    let (all, known) = (understood.instructions, understood.understood);
+    // Rounded down: what is not all is below 100 %.
+    let permille = known * 1000 / all.max(1);
+    let missing = match understood.missing.len() {
+        1 => "1 form is missing".to_string(),
+        n => format!("{n} forms are missing"),
+    };
+    let (percent, tenth, all) = (permille / 10, permille % 10, whole(all));
+    page.field(
+        "understood",
+        format_args!("{percent}.{tenth} % of {all} instructions; {missing}"),
+    );
+}
+
+/// The forms that are missing, each with its count and lines, by the reason; JSON has all lines.
+fn add_missing(page: &mut Page, understood: &Understood, ptx: &str) {
+    let mut whys: Vec<&str> = Vec::new();
+    for missing in &understood.missing {
+        if !whys.contains(&missing.why.as_str()) {
+            whys.push(&missing.why);
+        }
+    }
+    for why in whys {
+        page.line(format_args!("\n{HEAD}missing{HEAD:#}: {why}"));
+        for missing in understood.missing.iter().filter(|missing| missing.why == why) {
+            let mut lines = String::new();
+            let mut file = None;
+            for line in missing.lines.iter().take(MOST_LINES) {
+                let of = line.file.as_deref().unwrap_or(ptx);
+                let separator = if lines.is_empty() { "" } else { ", " };
+                lines.push_str(&match file == Some(of) {
+                    true => format!("{separator}{}", line.line),
+                    false => format!("{separator}{of}:{}", line.line),
+                });
+                file = Some(of);
+            }
+            if let Some(more) = missing.lines.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+                lines.push_str(&format!(" and {} more", style::count(more, "line")));
+            }
+            let (count, form) = (whole(missing.count), &missing.form);
+            page.wrap(10, format_args!("  {count:>6}  {form}  {DIM}{lines}{DIM:#}"));
+        }
+    }
+}
+
+/// Lines of a missing form that are printed.
+const MOST_LINES: usize = 12;
+
 pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
     for found in found {
         let text = render::finding(found, runs.schedules as usize, Palette::COLOUR, style::width());
@@ -169,23 +221,28 @@ impl RunArgs {
             return Err(wrong(file, format_args!("it has {names}; name one with --entry")));
         };
         let asked = self.launch.asked(Some(self.grid), &[]);
-        if foreign::threads_of(kernel, &asked).is_none() {
-            let why = format!("`{}` does not declare its threads", kernel.name);
-            return Err(wrong(file, why).help("give the threads of a block with --threads N"));
-        }
         // Without an assembler the registers are not known, and not judged.
         let judged = Judged::new(kernel.clone(), &bytes, &asked, card);
         let is_refused = matches!(judged.verdict(), Verdict::Refused | Verdict::NeedsOptIn);
+        let mut understood = kernel.understood.clone().unwrap_or_default();
         let all = self
             .grid
             .iter()
             .fold(1, |blocks: u64, &n| blocks.saturating_mul(n.into()));
         let only = runs.blocks.filter(|&blocks| blocks < all);
-        let found = match is_refused {
-            true => Vec::new(),
-            false => self.simulate(file, &bytes, &kernel.name, card.chip, runs, only.unwrap_or(all))?,
-        };
+        let mut found = Vec::new();
+        if !is_refused && understood.missing.is_empty() {
+            if foreign::threads_of(kernel, &asked).is_none() {
+                let why = format!("`{}` does not declare its threads", kernel.name);
+                return Err(wrong(file, why).help("give the threads of a block with --threads N"));
+            }
+            match self.simulate(file, &bytes, &kernel.name, card.chip, runs, only.unwrap_or(all))? {
+                Ok(all) => found = all,
+                Err(missing) => understood.add(missing),
+            }
+        }
         let (name, count) = (file.display().to_string(), found.len());
+        let is_missing = !understood.missing.is_empty();
         let json = || {
             json!({
                 "file": name,
@@ -195,7 +252,15 @@ impl RunArgs {
                 "profile": card.name(),
                 "profile_is_assumed": card.is_assumed,
                 "target": card.chip.target.name(),
-                "verdict": if is_refused { "refused" } else if count == 0 { "clean" } else { "findings" },
+                "verdict": match count {
+                    _ if is_refused => "refused",
+                    _ if is_missing => "not_judged",
+                    0 => "clean",
+                    _ => "findings",
+                },
+                "instructions": understood.instructions,
+                "understood": understood.understood,
+                "missing": understood.missing,
                 "problems": judged.problems,
                 "findings": found,
                 "only_blocks": only,
@@ -210,17 +275,32 @@ impl RunArgs {
                 under.push_str(&format!(" in {} of {} blocks", whole(blocks), whole(all)));
             }
             let title = card.title();
+            if is_missing {
+                let [fixed, dynamic] = [kernel.static_shared, asked.dynamic_shared.into()].map(whole);
+                page.field("shared", format_args!("{fixed} B static, {dynamic} B dynamic"));
+                add_share(&mut page, &understood);
+            }
             let verdict = match (is_refused, count) {
                 (true, _) => format!("{BAD}refused{BAD:#}: {title} cannot launch it; it was not simulated"),
+                (false, _) if is_missing && judged.problems.is_empty() => {
+                    format!("{BAD}not judged{BAD:#}: {title} can launch it, as far as is known; it was not simulated")
+                }
+                (false, _) if is_missing => {
+                    format!("{BAD}not judged{BAD:#}: its launch has warnings; it was not simulated")
+                }
                 (false, 0) => format!("{GOOD}clean{GOOD:#} under {under}; its output was not compared"),
                 (false, _) => format!("{BAD}{}{BAD:#} under {under}", style::count(count, "finding")),
             };
             page.field("verdict", verdict);
             add_problems(&mut page, &judged.problems, &name);
+            add_missing(&mut page, &understood, &name);
             add_findings(&mut page, &found, runs);
             page
         });
-        Ok(Outcome::of(!is_refused && found.is_empty()))
+        Ok(match is_missing && !is_refused {
+            true => Outcome::NotJudged,
+            false => Outcome::of(!is_refused && found.is_empty()),
+        })
     }
 
     fn simulate(
@@ -231,7 +311,7 @@ impl RunArgs {
         chip: Chip,
         runs: &Runs,
         blocks: u64,
-    ) -> Result<Vec<Found>, Failure> {
+    ) -> Result<Result<Vec<Found>, MissingForm>, Failure> {
         let progress = Arc::default();
         let launch = ForeignLaunch {
             grid: self.grid,
@@ -251,7 +331,21 @@ impl RunArgs {
         let shown = progress::show(progress, blocks * u64::from(runs.schedules), name.to_string(), None);
         let found = foreign::run(text, name, &file.display().to_string(), &launch);
         drop(shown);
-        found.map_err(|error| match error {
+        let error = match found {
+            Ok(found) => return Ok(Ok(found)),
+            Err(RunError::Ptx(PtxError::NotUnderstood { what, why, line })) => {
+                let (form, count) = (what.trim_matches('`').to_string(), 1);
+                let lines = vec![Line { file: None, line }];
+                return Ok(Err(MissingForm {
+                    form,
+                    count,
+                    lines,
+                    why,
+                }));
+            }
+            Err(error) => error,
+        };
+        Err(match error {
             RunError::Ptx(_) | RunError::Simulator(_) => Failure::failed(format!("{}: {error}", file.display())),
             _ => wrong(file, error).help("give one --arg for each parameter, in order: `flashcore check --help`"),
         })

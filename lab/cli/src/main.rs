@@ -102,6 +102,7 @@ Exit codes:
   1  findings, a wrong output, a refusal or a failure
   2  usage: a flag, a name, a file or a shape that is not valid
   3  environment: no driver, no such device
+  4  not judged: forms of the PTX are missing, and are listed
   130  a signal ended a search
   141  everything is correct, and the reader of standard output went away before it had all
 

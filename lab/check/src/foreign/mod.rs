@@ -12,11 +12,12 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
-
 use flashcore_ir::Target;
+use flashcore_ir::inst::{Address, Cache, Inst, Object, Operand};
 pub use flashcore_ir::proof::CodeForm;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError};
+use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ptx::{Function, Module, Understood};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -25,7 +26,7 @@ pub use kind::binary_kind;
 
 pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, RunError, run};
 
-use crate::ptx::{Body, PtxText};
+use crate::ptx::simulates;
 use crate::registers::{self, Unknown};
 
 /// Why the kernels of a file cannot be read.
@@ -106,6 +107,9 @@ pub struct ForeignKernel {
     pub impossible: Vec<(u32, String)>,
     /// Line of its declaration.
     pub line: Option<u32>,
+    /// How much of PTX the simulator executes, and the forms that it does not.
+    #[serde(skip)]
+    pub understood: Option<Understood>,
 }
 
 /// The kernels of a file. The registers of PTX kernels come from [`assemble`].
@@ -123,10 +127,9 @@ pub struct ForeignKernel {
 pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     let kernels = match std::str::from_utf8(bytes) {
         Ok(text) if binary_kind(bytes).is_none() => {
-            let text = PtxText::read(text.trim_end_matches('\0'))?;
-            let functions: HashSet<&str> = text.module.functions.iter().map(String::as_str).collect();
-            let of_entry = |(entry, body)| of_ptx(&text, &functions, entry, body);
-            text.entries().map(of_entry).collect()
+            let module = Module::read(text.trim_end_matches('\0'))?;
+            let of_entry = |(entry, body)| of_ptx(&module, entry, body);
+            module.entries().map(of_entry).collect::<Result<_, _>>()?
         }
         _ => cubin::read(bytes)?,
     };
@@ -150,34 +153,91 @@ pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<
     Ok(found)
 }
 
-fn of_ptx(text: &PtxText, functions: &HashSet<&str>, entry: &PtxEntry, body: &Body) -> ForeignKernel {
-    let module = &text.module;
-    let shared = text.shared_of(body).map(|symbol| Shared {
+fn of_ptx(module: &Module, entry: &PtxEntry, body: &Function) -> Result<ForeignKernel, PtxError> {
+    let symbols = module.shared_of(body)?;
+    let shared = symbols.iter().map(|symbol| Shared {
         name: symbol.name.clone(),
         declared: Some(symbol.declared.clone()),
         bytes: symbol.bytes,
         is_dynamic: symbol.is_dynamic,
         line: Some(symbol.line),
     });
-    let calls = body.calls.iter().filter(|name| functions.contains(name.as_str()));
+    let static_shared = symbols.iter().fold(0u64, |end, symbol| {
+        let align = u64::from(symbol.align.max(1));
+        let begin = end.checked_next_multiple_of(align).unwrap_or(u64::MAX);
+        begin.saturating_add(symbol.bytes)
+    });
+    let declared = &module.declared;
+    let mut calls: Vec<String> = module.calls(body).map(|(name, _)| name.to_string()).collect();
+    calls.sort_unstable();
+    calls.dedup();
+    let refuses = |form: &str| (!simulates(form)).then(|| "the simulator does not execute it yet".to_string());
     let facts = entry.facts();
-    ForeignKernel {
+    Ok(ForeignKernel {
         name: entry.name.clone(),
         form: CodeForm::Ptx,
-        made_for: module.target.clone(),
-        ptx_version: Some(module.version),
+        made_for: declared.target.clone(),
+        ptx_version: Some(declared.version),
         parameter_bytes: entry.params.iter().map(|param| param.bytes).collect(),
-        static_shared: text.static_shared_of(body),
+        static_shared,
         shared: shared.collect(),
         max_threads: facts.max_threads,
         required_threads: entry.required_threads.and_then(|_| entry.threads_allowed()),
         required_cluster: facts.required_cluster,
         min_blocks_per_sm: entry.min_blocks_per_sm,
-        calls: calls.cloned().collect(),
-        impossible: body.impossible(),
+        calls,
+        impossible: impossible(module, body),
         line: Some(entry.line),
+        understood: Some(module.understood(body, refuses)?),
         ..ForeignKernel::default()
-    }
+    })
+}
+
+/// Copies and barriers that no architecture has, by line, whatever else the kernel uses: `cp.async.cg` copies 16
+/// bytes, `cp.async.ca` 4, 8 or 16; whole warps come to a barrier (PTX ISA, `cp.async`, `bar`).
+fn impossible(module: &Module, body: &Function) -> Vec<(u32, String)> {
+    let base = Operand::Imm(0);
+    let (dst, offset) = (
+        Address {
+            base,
+            offset: 0,
+            object: Object::Param(0),
+        },
+        Operand::Reg(Reg {
+            class: RegClass::B32,
+            index: 0,
+        }),
+    );
+    let found = body.instructions.iter().filter_map(|inst| {
+        let form = module.forms()[inst.form as usize].as_ref().ok()?;
+        let given = |at: usize| match inst.operands.get(at) {
+            Some(flashcore_ptx::Operand::Integer(number)) => Some(*number),
+            _ => None,
+        };
+        let small = |number| u32::try_from(number).unwrap_or(u32::MAX);
+        let id = given(0).map_or(offset, Operand::Imm);
+        let built = match (form.name(), flashcore_ptx::print(form).as_str()) {
+            ("cp", text) if text.starts_with("cp.async.ca.") || text.starts_with("cp.async.cg.") => Inst::CpAsync {
+                dst,
+                src: dst,
+                bytes: small(given(2)?),
+                src_bytes: None,
+                cache: if form.has("cg") { Cache::L2 } else { Cache::Default },
+            },
+            ("bar" | "barrier", _) if form.has("warp") || form.has("cluster") || form.has("red") => return None,
+            ("bar" | "barrier", _) if form.has("arrive") => Inst::BarArrive {
+                id,
+                threads: small(given(1)?),
+            },
+            ("bar" | "barrier", _) => Inst::BarSync {
+                id,
+                threads: given(1).map(small),
+            },
+            _ => return None,
+        };
+        built.impossible().map(|why| (inst.line, why))
+    });
+    found.collect()
 }
 
 /// Sets the registers, spills and static shared memory of a PTX kernel as an offline ptxas reports

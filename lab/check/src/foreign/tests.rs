@@ -226,3 +226,23 @@ fn files_of_other_kinds_are_refused() {
     assert!(read(&program).unwrap_err().to_string().contains("an ELF program"));
     assert_eq!(read(b".version 7.0 .target sm_80"), Err(ForeignError::NoKernels));
 }
+
+#[test]
+fn shared_memory_is_what_the_body_declares() {
+    let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 32, 4 { .shared .b8 tile[100]; ret; }";
+    assert_eq!(read(text.as_bytes()).unwrap()[0].static_shared, 100);
+}
+
+#[test]
+fn copies_that_no_architecture_has_are_found() {
+    let text = ".version 7.0 .target sm_80 .entry k() {\n cp.async.cg.shared.global [%r1], [%rd1], 8; ret; }";
+    assert_eq!(
+        read(text.as_bytes()).unwrap()[0].impossible,
+        [(2, "cp.async.cg of 8 bytes; it copies 16".to_string())]
+    );
+    let text =
+        ".version 7.0 .target sm_80 .entry k() {\n bar.sync 16;\n bar.sync 15;\n bar.arrive 4294967297, 32; ret; }";
+    let found = read(text.as_bytes()).unwrap()[0].impossible;
+    let lines: Vec<u32> = found.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, [2, 4], "{found:?}");
+}

@@ -2,11 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use flashcore_ir::Inst;
-use flashcore_ir::inst::{Operand, Slot};
 use flashcore_ir::ptx::read::{MOST_DECLARED, PtxEntry, PtxError, SharedSymbol, Word, Words, integer};
 
-use super::forms::forms;
 use super::scope::Scope;
 use super::statement::{Guard, Statement, Written, WrittenInst};
 
@@ -55,38 +52,6 @@ impl Body {
         words.mark('{')?;
         body.scope(&mut words)?;
         Ok(body)
-    }
-
-    /// Copies and barriers that no architecture has, by line, whatever else the kernel uses: `cp.async.cg` copies 16
-    /// bytes, `cp.async.ca` 4, 8 or 16; whole warps come to a barrier (PTX ISA, `cp.async`, `bar`).
-    pub fn impossible(&self) -> Vec<(u32, String)> {
-        let mut found = Vec::new();
-        for statement in &self.statements {
-            let Statement::Inst(inst) = statement else { continue };
-            let given = inst.operands.len();
-            let fits = |form: &&Inst| (*form).clone().slots().len() == given;
-            let forms = forms(&inst.opcode);
-            let Some(mut form) = forms.iter().find(fits).or(forms.first()).cloned() else {
-                continue;
-            };
-            if !matches!(
-                form,
-                Inst::CpAsync { .. } | Inst::BarSync { .. } | Inst::BarArrive { .. }
-            ) {
-                continue;
-            }
-            for (slot, written) in form.slots().into_iter().zip(&inst.operands) {
-                match (slot, written) {
-                    (Slot::Number(number), Written::Number(given)) => {
-                        *number = u32::try_from(*given).unwrap_or(u32::MAX);
-                    }
-                    (Slot::Value(value, _), Written::Number(given)) => *value = Operand::Imm(*given),
-                    _ => {}
-                }
-            }
-            found.extend(form.impossible().map(|why| (inst.line, why)));
-        }
-        found
     }
 
     /// Labels are known in all of their scope, before they stand there too.

@@ -25,6 +25,7 @@ mod statement;
 mod tests;
 
 pub use body::Body;
+pub(crate) use decode::simulates;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxModule, SharedSymbol};
 pub use kernel::ReadAs;
 
@@ -53,19 +54,9 @@ impl PtxText {
         self.module.entries.iter().zip(&self.bodies)
     }
 
-    /// The shared memory of a kernel: what its body declares, and what it names of the module's. A
-    /// kernel that calls functions is assumed to use all of the module's.
-    pub fn shared_of<'a>(&'a self, body: &'a Body) -> impl Iterator<Item = &'a SharedSymbol> {
-        let named = |symbol: &&SharedSymbol| !body.calls.is_empty() || body.named.contains(&symbol.name);
+    /// The shared memory of a kernel: what its body declares, and what it names of the module's.
+    fn shared_of<'a>(&'a self, body: &'a Body) -> impl Iterator<Item = &'a SharedSymbol> {
+        let named = |symbol: &&SharedSymbol| body.named.contains(&symbol.name);
         self.module.shared.iter().filter(named).chain(&body.shared)
-    }
-
-    /// Bytes of a kernel's static shared memory.
-    pub fn static_shared_of(&self, body: &Body) -> u64 {
-        self.shared_of(body).fold(0u64, |end, symbol| {
-            let align = u64::from(symbol.align.max(1));
-            let begin = end.checked_next_multiple_of(align).unwrap_or(u64::MAX);
-            begin.saturating_add(symbol.bytes)
-        })
     }
 }

@@ -68,30 +68,6 @@ $L0:
 }
 
 #[test]
-fn shared_memory_is_what_the_body_declares() {
-    let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 32, 4 { .shared .b8 tile[100]; ret; }";
-    let text = PtxText::read(text).unwrap();
-    let (_, body) = text.entries().next().unwrap();
-    assert_eq!(text.static_shared_of(body), 100);
-}
-
-#[test]
-fn copies_that_no_architecture_has_are_found() {
-    let text = ".version 7.0 .target sm_80 .entry k() {\n cp.async.cg.shared.global [%r1], [%rd1], 8; ret; }";
-    let text = PtxText::read(text).unwrap();
-    assert_eq!(
-        text.entries().next().unwrap().1.impossible(),
-        [(2, "cp.async.cg of 8 bytes; it copies 16".to_string())]
-    );
-    let text =
-        ".version 7.0 .target sm_80 .entry k() {\n bar.sync 16;\n bar.sync 15;\n bar.arrive 4294967297, 32; ret; }";
-    let text = PtxText::read(text).unwrap();
-    let found = text.entries().next().unwrap().1.impossible();
-    let lines: Vec<u32> = found.iter().map(|(line, _)| *line).collect();
-    assert_eq!(lines, [2, 4], "{found:?}");
-}
-
-#[test]
 fn bodies_that_are_not_ptx_are_refused() {
     let body = |body: &str| PtxText::read(&format!(".version 7.0 .target sm_80\n.entry k() {{ {body} }}"));
     for (text, part) in [

@@ -238,7 +238,7 @@ fn texts_beyond_a_limit_are_refused_with_it() {
         (".shared .b8 s[4]; .shared .b8 s[4]; mov.u32 %r2, s;".to_string(), "shared symbol `s` is declared twice"),
         (".shared .b8 s[4294967296];".to_string(), "4294967296 bytes of shared memory; at most 232448 is allowed"),
         ("ret;".repeat(1 << 20), "1048577 statements; at most 1048576 is allowed"),
-        (" ".repeat(1 << 24), "bytes of PTX; at most 16777216 is allowed"),
+        (" ".repeat(1 << 26), "bytes of PTX; at most 67108864 is allowed"),
         (".shared .b32 s[8]; ld.shared.u32 %r2, [s+2147483647]; .shared .b32 t[8]; ld.shared.u32 %r2, [t+2147483647];"
             .to_string(), "its offset does not fit into 32 bits"),
     ] {

@@ -24,8 +24,8 @@ pub struct PtxModule {
     pub shared: Vec<SharedSymbol>,
     /// The kernels.
     pub entries: Vec<PtxEntry>,
-    /// Names of device functions, which kernels may call.
-    pub functions: Vec<String>,
+    /// Device functions, which kernels may call.
+    pub functions: Vec<PtxFunction>,
     /// `.file`: number and path.
     pub files: Vec<(u32, String)>,
 }
@@ -56,6 +56,17 @@ pub struct PtxParam {
     pub ty: String,
     /// Bytes.
     pub bytes: u64,
+}
+
+/// A device function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PtxFunction {
+    /// Its name.
+    pub name: String,
+    /// Its body: the bytes of the text between the braces; none for a declaration.
+    pub body: Option<Range<usize>>,
+    /// Line on which the body begins, or the declaration ends.
+    pub body_line: u32,
 }
 
 /// A kernel.
@@ -266,7 +277,7 @@ impl Words<'_> {
         })
     }
 
-    fn function(&mut self) -> Result<String, PtxError> {
+    fn function(&mut self) -> Result<PtxFunction, PtxError> {
         while matches!(self.peek(), Some(Word::Name(".noreturn"))) {
             self.at += 1;
         }
@@ -281,7 +292,18 @@ impl Words<'_> {
         let name = self.name("a function's name")?.to_string();
         // A declaration ends with `;`, a definition with `}`: skipping finds either.
         self.skip("function")?;
-        Ok(name)
+        let last = &self.tokens[self.at - 1];
+        let mut function = PtxFunction {
+            name,
+            body: None,
+            body_line: last.line,
+        };
+        if last.word == Word::Mark('}') {
+            // Nothing between braces is a word here.
+            let first = &self.tokens[self.at - 2];
+            (function.body, function.body_line) = (Some(first.offset + 1..last.offset), first.line);
+        }
+        Ok(function)
     }
 
     fn entry(&mut self, line: u32) -> Result<PtxEntry, PtxError> {

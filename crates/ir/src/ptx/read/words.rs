@@ -3,7 +3,7 @@
 use super::PtxError;
 
 /// Bytes of a text. The words and statements of one take some twenty times as many.
-pub const MOST_BYTES: u64 = 1 << 24;
+pub const MOST_BYTES: u64 = 1 << 26;
 
 /// A word of PTX.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,42 @@
+//! What threads do together, and control flow.
+
+use super::{Row, row};
+
+pub(super) const ROWS: &[Row] = &[
+    row("bra{.uni}", "l"),
+    row("ret{.uni}", ""),
+    row("exit", ""),
+    row("trap", ""),
+    row("brkpt", ""),
+    row("pmevent", "i"),
+    row("nanosleep.u32", "a"),
+    // Direct: results and arguments in parentheses.
+    row("call{.uni}", "L? f L?"),
+    row("bar{.cta}.sync", "a:u32 a:u32?"),
+    row("bar{.cta}.arrive", "a:u32 a:u32"),
+    row("bar{.cta}.red.popc.u32", "d a a? p:pred"),
+    row("bar{.cta}.red.and.pred", "d a:u32 a:u32? p"),
+    row("bar{.cta}.red.or.pred", "d a:u32 a:u32? p"),
+    row("barrier{.cta}.sync{.aligned}", "a:u32 a:u32?"),
+    row("barrier{.cta}.arrive{.aligned}", "a:u32 a:u32"),
+    row("barrier{.cta}.red.popc{.aligned}.u32", "d a a? p:pred"),
+    row("barrier{.cta}.red.and{.aligned}.pred", "d a:u32 a:u32? p"),
+    row("barrier{.cta}.red.or{.aligned}.pred", "d a:u32 a:u32? p"),
+    row("bar.warp.sync", "a:u32"),
+    row("barrier.cluster.arrive{.MBORDER}{.aligned}", ""),
+    row("barrier.cluster.wait{.acquire}{.aligned}", ""),
+    row("griddepcontrol.GRID", ""),
+    row("setmaxnreg.inc.sync.aligned.u32", "i"),
+    row("setmaxnreg.dec.sync.aligned.u32", "i"),
+    row("elect.sync", "q:b32 a:u32"),
+    row("vote.sync.VOTE.pred", "d p a:u32"),
+    row("vote.sync.ballot.b32", "d p:pred a"),
+    row("vote.VOTE.sync.pred", "d p a:u32"),
+    row("vote.ballot.sync.b32", "d p:pred a"),
+    row("match.any.sync.B32TO64", "d:b32 a a:u32"),
+    row("match.all.sync.B32TO64", "q:b32 a a:u32"),
+    row("activemask.b32", "d"),
+    row("redux.sync.SUMOP.W32", "d a a:u32"),
+    row("redux.sync.BOOL.b32", "d a a"),
+    row("shfl.sync.SHFL.b32", "q a a a a"),
+];

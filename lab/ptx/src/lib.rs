@@ -1,0 +1,18 @@
+//! Reads PTX of any compiler: what a text declares, the instructions of its kernels by a [table of forms](read), and their
+//! [control flow](Flow). A form that the table does not have is no error but part of a list that is
+//! [complete](Module::understood).
+
+mod body;
+mod flow;
+mod forms;
+mod module;
+mod names;
+mod operand;
+#[cfg(test)]
+mod tests;
+
+pub use body::{Function, Instruction, Place, Registers};
+pub use flow::{Block, Flow};
+pub use forms::{Missing, Spelled, print, read};
+pub use module::{Line, MissingForm, Module, Understood};
+pub use operand::{Operand, Register};
