@@ -34,9 +34,7 @@ use crate::{
 /// kernel; what the simulator does not execute is listed whole, and the launch is judged. With a declaration of its arguments (--kernel
 /// FILE.toml) it computes the problem, and its output is compared, too.
 #[derive(Args)]
-#[command(
-    after_help = "Exit codes: 0 clean, 1 findings, a wrong output or a refusal, 2 usage, 4 not judged: forms are missing"
-)]
+#[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong output or a refusal, 2 usage, 4 not judged")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     problem: ProblemArgs,

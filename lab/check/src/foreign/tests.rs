@@ -235,14 +235,14 @@ fn shared_memory_is_what_the_body_declares() {
 
 #[test]
 fn copies_that_no_architecture_has_are_found() {
-    let text = ".version 7.0 .target sm_80 .entry k() {\n cp.async.cg.shared.global [%r1], [%rd1], 8; ret; }";
+    let text = ".version 7.0 .target sm_80 .entry k() { .reg .b32 %r<2>; .reg .b64 %rd<2>;\n cp.async.cg.shared.global [%r1], [%rd1], 8; ret; }";
     assert_eq!(
         read(text.as_bytes()).unwrap()[0].impossible,
         [(2, "cp.async.cg of 8 bytes; it copies 16".to_string())]
     );
     let text =
         ".version 7.0 .target sm_80 .entry k() {\n bar.sync 16;\n bar.sync 15;\n bar.arrive 4294967297, 32; ret; }";
-    let found = read(text.as_bytes()).unwrap()[0].impossible;
+    let found = &read(text.as_bytes()).unwrap()[0].impossible;
     let lines: Vec<u32> = found.iter().map(|(line, _)| *line).collect();
     assert_eq!(lines, [2, 4], "{found:?}");
 }

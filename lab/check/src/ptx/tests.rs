@@ -43,7 +43,12 @@ $L0:
     let module = &text.module;
     assert_eq!((module.version, module.target.as_str()), ((8, 4), "sm_89"));
     assert_eq!(module.files, [(1, "x.cu".to_string())]);
-    assert_eq!(module.functions, ["vprintf", "helper"]);
+    let functions: Vec<(&str, bool)> = module
+        .functions
+        .iter()
+        .map(|f| (f.name.as_str(), f.body.is_some()))
+        .collect();
+    assert_eq!(functions, [("vprintf", false), ("helper", true)]);
     let (entry, body) = text.entries().next().unwrap();
     assert_eq!(entry.params.iter().map(|p| p.bytes).collect::<Vec<_>>(), [8, 40]);
     assert_eq!(entry.threads_allowed(), Some(256));

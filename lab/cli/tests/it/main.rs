@@ -16,6 +16,7 @@ mod hostile;
 mod kbench;
 mod measured;
 mod memory;
+mod missing_forms;
 #[cfg(unix)]
 mod odd_files;
 mod output;

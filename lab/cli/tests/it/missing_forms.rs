@@ -1,0 +1,63 @@
+//! `flashcore check FILE.ptx` of kernels that need what the simulator does not execute.
+
+use serde_json::Value;
+
+use super::common::flashcore;
+
+/// All that a kernel needs and the simulator lacks is said at once, with the user's lines; the launch is judged.
+#[test]
+fn missing_forms_are_listed_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.ptx");
+    let text = |reqntid: u32, body: &str| {
+        format!(
+            ".version 8.0 .target sm_80\n.file 1 \"user.cu\"\n.entry k(.param .u64 p) .reqntid {reqntid}\n{{ .reg .f32 \
+             %f<4>; .reg .b64 %rd<2>; .reg .b32 %r<4>;\n{body}\nret; }}"
+        )
+    };
+    let body = ".loc 1 8 3\ndiv.rn.f32 %f2, %f1, 0f40000000;\n.loc 1 9 3\ntex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [im, \
+                {%r0, %r1}];\ndiv.rn.f32 %f2, %f1, 0f40000000;";
+    let check = |rest: &str| flashcore(&format!("check {} --profile l4 {rest}", path.display()));
+    std::fs::write(&path, text(32, body)).unwrap();
+    let told = check("");
+    assert_eq!(told.code, 4, "{}{}", told.stdout, told.stderr);
+    for part in [
+        "25.0 % of 4 instructions are understood; 2 forms are missing",
+        "not judged: l4 (sm_89) can launch it",
+        "missing: the simulator does not execute it yet\n 2 div.rn.f32 user.cu:8, 9",
+        "missing: textures and surfaces are not read\n 1 tex.2d.v4.f32.s32 user.cu:9",
+    ] {
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words(&told.stdout).contains(&words(part)), "{part}: {}", told.stdout);
+    }
+    let report: Value = serde_json::from_str(&check("--json").stdout).unwrap();
+    assert_eq!(
+        (&report["verdict"], &report["understood"]),
+        (&"not_judged".into(), &1.into())
+    );
+    assert_eq!(
+        report["missing"][0],
+        serde_json::json!({
+            "form": "div.rn.f32",
+            "count": 2,
+            "lines": [{"file": "user.cu", "line": 8}, {"file": "user.cu", "line": 9}],
+            "why": "the simulator does not execute it yet",
+        })
+    );
+    // A launch that the card refuses is refused all the same.
+    std::fs::write(&path, text(2048, body)).unwrap();
+    assert_eq!(check("").code, 1);
+    // What has all its forms, and is built as the simulator does not take it, is not judged either.
+    std::fs::write(&path, text(32, "bar.sync 1, 33;")).unwrap();
+    let told = check("--arg buf:4");
+    assert_eq!(told.code, 4, "{}", told.stdout);
+    assert!(told.stdout.contains("own.ptx:5"), "{}", told.stdout);
+    std::fs::write(&path, text(32, "mov.f32 %f1, 0f40000000;")).unwrap();
+    let told = check("--arg 4");
+    assert_eq!(told.code, 0, "{}{}", told.stdout, told.stderr);
+    let report: Value = serde_json::from_str(&check("--arg 4 --json").stdout).unwrap();
+    assert_eq!(
+        (&report["verdict"], &report["missing"]),
+        (&"clean".into(), &serde_json::json!([]))
+    );
+}
