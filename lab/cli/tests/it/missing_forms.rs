@@ -23,7 +23,7 @@ fn missing_forms_are_listed_whole() {
     assert_eq!(told.code, 4, "{}{}", told.stdout, told.stderr);
     for part in [
         "25.0 % of 4 instructions are understood; 2 forms are missing",
-        "not judged: l4 (sm_89) can launch it",
+        "not judged: NVIDIA L4 (sm_89) can launch it",
         "missing: the simulator does not execute it yet\n 2 div.rn.f32 user.cu:8, 9",
         "missing: textures and surfaces are not read\n 1 tex.2d.v4.f32.s32 user.cu:9",
     ] {
