@@ -27,6 +27,7 @@ WORDS = {
     "kernels": ["families: levers,", "refusals, main loops"],
     "cuda": ["the driver: modules,", "memory, launches"],
     "flashcore": ["what users add:", "Attention, Device"],
+    "ptx": ["reads PTX of", "any compiler"],
     "sim": ["runs a kernel on the", "CPU and judges it"],
     "check": ["findings, cost model,", "museum of failures"],
     "bench": ["protocol, statistics,", "peers, evidence"],

@@ -31,8 +31,9 @@ use crate::{
 /// float64.
 ///
 /// `museum/NAME` in place of a problem runs a past failure (`list museum`). A FILE.ptx runs a foreign
-/// kernel; what the simulator does not execute is listed whole, and the launch is judged. With a declaration of its arguments (--kernel
-/// FILE.toml) it computes the problem, and its output is compared, too.
+/// kernel; instructions that the simulator does not execute are all listed, and the launch is judged.
+/// With a declaration of its arguments (--kernel FILE.toml) it computes the problem, and its output is
+/// compared, too.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong output or a refusal, 2 usage, 4 not judged")]
 pub(crate) struct CheckArgs {

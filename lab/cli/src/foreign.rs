@@ -163,8 +163,8 @@ fn add_share(page: &mut Page, understood: &Understood) {
     };
     let (percent, tenth, all) = (permille / 10, permille % 10, whole(all));
     page.field(
-        "understood",
-        format_args!("{percent}.{tenth} % of {all} instructions; {missing}"),
+        "forms",
+        format_args!("{percent}.{tenth} % of {all} instructions are understood; {missing}"),
     );
 }
 

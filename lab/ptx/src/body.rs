@@ -1,5 +1,5 @@
-//! The body of a kernel or a function: its statements, with names resolved. Nothing here calls itself as deep as a text is
-//! nested.
+//! The body of a kernel or a function: its statements, with names resolved. Nothing here calls itself as deep as a text
+//! is nested.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Control flow of a function: its blocks, and where paths that part meet again.
 //!
-//! The immediate post-dominator of a block is the first block that all paths from it to the end go through. Lengauer and
-//! Tarjan's algorithm with path compression finds it in O(m log n) steps, without recursion ("A Fast Algorithm for
+//! The immediate post-dominator of a block is the first block that all paths from it to the end go through. Lengauer
+//! and Tarjan's algorithm with path compression finds it in O(m log n) steps, without recursion ("A Fast Algorithm for
 //! Finding Dominators in a Flowgraph", TOPLAS 1979).
 
 use std::ops::Range;
@@ -13,8 +13,8 @@ use crate::{Function, Module, Operand};
 pub struct Block {
     /// The instructions.
     pub instructions: Range<u32>,
-    /// The blocks that may be next: the target of its jump, then the block that follows. [`Flow::end`] is the function's
-    /// end.
+    /// The blocks that may be next: the target of its jump, then the block that follows. [`Flow::end`] is the
+    /// function's end.
     pub next: [Option<u32>; 2],
     /// The immediate post-dominator; none where no path leads to the end.
     pub join: Option<u32>,

@@ -1,5 +1,5 @@
-//! Reads PTX of any compiler: what a text declares, the instructions of its kernels by a [table of forms](read), and their
-//! [control flow](Flow). A form that the table does not have is no error but part of a list that is
+//! Reads PTX of any compiler: what a text declares, the instructions of its kernels by a [table of forms](read), and
+//! their [control flow](Flow). A form that the table does not have is no error but part of a list that is
 //! [complete](Module::understood).
 
 mod body;

@@ -1,7 +1,8 @@
 //! The table of forms: every spelling of an opcode with its modifiers that is read, and its operands.
 //!
 //! A row spells many forms. `.name` is a modifier, `{.name}` one that may be left out, and a word in capitals is one of
-//! a set (`sets.rs`). In `atom` and `red`, `@` stands for order, scope and space, which compilers put in several orders.
+//! a set (`sets.rs`). In `atom` and `red`, `@` stands for order, scope and space, which compilers put in several
+//! orders.
 //! Source: PTX ISA 9.0, "Instruction Set".
 
 mod arithmetic;
