@@ -2,6 +2,8 @@
 //! their [control flow](Flow). A form that the table does not have is no error but part of a list that is
 //! [complete](Module::understood).
 
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
 mod body;
 mod flow;
 mod forms;
