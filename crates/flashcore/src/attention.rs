@@ -268,7 +268,7 @@ impl Attention {
     }
 
     /// The same for tensors whose first elements are aligned to only `alignment` bytes, such as
-    /// slices of other tensors ([`DeviceTensors::alignment`]).
+    /// slices of other tensors ([`DeviceTensors::alignment`](crate::DeviceTensors::alignment)).
     ///
     /// # Errors
     /// As [`Attention::plan`].
@@ -285,7 +285,7 @@ impl Attention {
     }
 
     /// Bytes of workspace that [`run_foreign`](Attention::run_foreign) needs for tensors of this
-    /// [alignment](DeviceTensors::alignment); 0 for most plans. Compiles the kernel at its first
+    /// [alignment](crate::DeviceTensors::alignment); 0 for most plans. Compiles the kernel at its first
     /// use.
     ///
     /// # Errors
