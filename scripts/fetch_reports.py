@@ -66,7 +66,7 @@ def unpack(repository, revision, to):
 
 
 def reason(said):
-    """A failure in a few words, without names of theirs."""
+    """Why a file did not compile, in a few words that quote nothing of it."""
     header = re.search(r"fatal error: (\S+): No such file", said)
     if header:
         top = header[1].split("/")[0]

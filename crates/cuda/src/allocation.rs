@@ -4,7 +4,7 @@
 //! `cuMemFree` may wait for the work that uses the memory, but no manual promises it, so freeing does not lean on that.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::context::{Home, lock};
 use crate::error::CudaError;
@@ -44,19 +44,9 @@ impl Allocation {
         self.block.address
     }
 
-    /// Work that was put into the stream so far uses it.
-    pub(crate) fn used_in(&self, stream: &Stream) -> Result<(), CudaError> {
-        lock(&self.uses).add(stream)
-    }
-
-    /// Work that is put into the stream from now on waits for what other streams did with it so far.
-    pub(crate) fn claim(&self, stream: &Stream) -> Result<(), CudaError> {
-        lock(&self.uses).wait_in(stream)
-    }
-
-    /// The same of all streams that another value was used in.
-    pub(crate) fn used_as(&self, uses: &Uses) {
-        lock(&self.uses).extend(uses);
+    /// The streams that use it. No use is put into a stream meanwhile ([`Stream::put`]).
+    pub(crate) fn uses(&self) -> MutexGuard<'_, Uses> {
+        lock(&self.uses)
     }
 }
 
@@ -83,6 +73,7 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
+    /// Work that was put into the stream so far uses it.
     pub(crate) fn add(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let handle = stream.shared();
         if handle.is_own() {
@@ -114,44 +105,37 @@ impl Uses {
             .call(|driver| driver.cuEventRecord(marker.event.0, stream.handle()))
     }
 
-    /// Lets the stream wait for the others: then it stands for them.
-    fn wait_in(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        let this = stream.shared();
-        let mut others = self.own.iter().filter(|other| !Arc::ptr_eq(other, this)).peekable();
-        if others.peek().is_none() && self.foreign.iter().all(|(raw, _)| *raw == stream.as_raw()) {
-            return Ok(());
-        }
-        for other in others {
-            // No capture begins meanwhile.
-            let capture = other.capture();
-            stream.context().call(|driver| {
-                if capture.is_some() || driver.stream_is_captured(other.raw())? {
-                    return Ok(Err(CudaError::UsedInCapture));
-                }
-                let marker = Marker::new(driver, other.home())?;
-                driver.cuEventRecord(marker.event.0, other.raw())?;
-                driver.cuStreamWaitEvent(stream.handle(), marker.event.0, 0)?;
-                Ok(Ok(()))
-            })??;
-        }
-        for (raw, marker) in &self.foreign {
-            if *raw != stream.as_raw() {
-                stream
-                    .context()
-                    .call(|driver| driver.cuStreamWaitEvent(stream.handle(), marker.event.0, 0))?;
+    /// Work that is put into the stream from now on waits for what the others did, and then stands for them.
+    pub(crate) fn wait_in(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        let (this, context) = (stream.shared(), stream.context());
+        for other in self.own.iter().filter(|other| !Arc::ptr_eq(other, this)) {
+            let is_marked = context.call(|driver| other.mark(driver, stream.handle()))?;
+            if !is_marked {
+                return Err(CudaError::UsedInCapture);
             }
         }
-        *self = Uses::default();
-        self.add(stream)
+        for (_, marker) in self.foreign.iter().filter(|(raw, _)| *raw != stream.as_raw()) {
+            context.call(|driver| driver.cuStreamWaitEvent(stream.handle(), marker.event.0, 0))?;
+        }
+        self.own.retain(|other| Arc::ptr_eq(other, this));
+        self.foreign.retain(|(raw, _)| *raw == stream.as_raw());
+        Ok(())
     }
+}
 
-    fn extend(&mut self, other: &Uses) {
-        for stream in &other.own {
-            if !self.own.iter().any(|known| Arc::ptr_eq(known, stream)) {
-                self.own.push(stream.clone());
-            }
+impl StreamHandle {
+    /// Lets another stream wait for the work that is in this one; `false` where this one is captured: the event would
+    /// be part of the capture.
+    fn mark(&self, driver: &'static Driver, waiting: CUstream) -> CallResult<bool> {
+        // No capture begins while this is held.
+        let capture = self.capture();
+        if capture.is_some() || driver.stream_is_captured(self.raw())? {
+            return Ok(false);
         }
-        self.foreign.extend_from_slice(&other.foreign);
+        let marker = Marker::new(driver, self.home())?;
+        driver.cuEventRecord(marker.event.0, self.raw())?;
+        driver.cuStreamWaitEvent(waiting, marker.event.0, 0)?;
+        Ok(true)
     }
 }
 
@@ -245,18 +229,12 @@ impl Heap {
             _ => None,
         };
         for stream in &uses.own {
-            // No capture begins meanwhile.
-            let capture = stream.capture();
-            if capture.is_some() || driver.stream_is_captured(stream.raw())? {
+            // One that waits for itself does nothing, and says whether it is captured.
+            if !stream.mark(driver, freeing.unwrap_or(stream.raw()))? {
                 return Ok(false);
             }
-            match freeing {
-                Some(freeing) => {
-                    let marker = Marker::new(driver, self.home)?;
-                    driver.cuEventRecord(marker.event.0, stream.raw())?;
-                    driver.cuStreamWaitEvent(freeing, marker.event.0, 0)?;
-                }
-                None => driver.cuStreamSynchronize(stream.raw())?,
+            if freeing.is_none() {
+                driver.cuStreamSynchronize(stream.raw())?;
             }
         }
         for (_, marker) in &uses.foreign {
@@ -362,17 +340,47 @@ mod tests {
     #[test]
     fn streams_that_are_gone_are_waited_for() {
         let context = Context::recording();
+        let destroyed = |asked: Vec<&str>| asked.iter().filter(|name| **name == "cuStreamDestroy_v2").count();
         let buffer = DeviceBuffer::new(&context, 100).unwrap();
         for n in 0..100 {
             let stream = Stream::new(&context).unwrap();
             buffer.as_slice().fill(&stream, n).unwrap();
-            assert!(asked_by(stream).is_empty());
+            assert_eq!(destroyed(asked_by(stream)), 0);
         }
-        let streams = asked_by(buffer)
-            .iter()
-            .filter(|name| **name == "cuStreamDestroy_v2")
-            .count();
-        assert!((1..=MANY_STREAMS).contains(&streams), "{streams}");
+        assert_eq!(
+            destroyed(asked_by(buffer)),
+            1,
+            "the last one stands for those before it"
+        );
+        // Tables are only read, so nothing waits: those that are idle and gone are let go.
+        let memory = Allocation::new(context.heap(), 100).unwrap();
+        for _ in 0..100 {
+            memory.uses().add(&Stream::new(&context).unwrap()).unwrap();
+        }
+        assert!((1..=MANY_STREAMS).contains(&destroyed(asked_by(memory))));
+    }
+
+    /// Between a wait and the work that waits, no other use of the memory is put into a stream.
+    #[test]
+    fn uses_of_threads_are_in_one_order() {
+        let context = Context::recording();
+        let buffers = [8, 8].map(|bytes| DeviceBuffer::new(&context, bytes).unwrap());
+        let [a, b] = buffers.each_ref().map(|buffer| buffer.as_slice().owner().unwrap());
+        let at_work = std::sync::atomic::AtomicUsize::new(0);
+        let work = |n: usize| {
+            let stream = Stream::new(&context).unwrap();
+            for _ in 0..200 {
+                let memory = if n < 2 { [a, b] } else { [b, a] };
+                let work = || {
+                    assert_eq!(at_work.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                    std::thread::yield_now();
+                    at_work.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    Ok(())
+                };
+                stream.put(memory, &[], work).unwrap();
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|n| drop(scope.spawn(move || work(n)))));
     }
 
     #[test]

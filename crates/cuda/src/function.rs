@@ -220,14 +220,15 @@ impl Function {
         self.prove(shape)?;
         self.prove_arguments(arguments.iter().map(KernelArg::bytes))?;
         let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
-        // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
-        // was just compared with the kernel's parameter; the rest is the caller's promise.
-        unsafe { self.launch_proved(stream, shape, &mut values)? };
         let memory = arguments.iter().filter_map(|argument| match argument {
             KernelArg::Slice(slice) => slice.owner(),
             _ => None,
         });
-        stream.hold(memory, &[])
+        // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
+        // was just compared with the kernel's parameter; the rest is the caller's promise.
+        stream.put(memory, &[], || unsafe {
+            self.launch_proved(stream, shape, &mut values)
+        })
     }
 
     /// Enqueues what was proved: the shape, the sizes of the arguments and their device.

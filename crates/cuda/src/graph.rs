@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use crate::allocation::{Allocation, Uses};
+use crate::allocation::Allocation;
 use crate::context::{Context, Home, lock};
 use crate::error::{CallError, CudaError, coalesced};
 use crate::module::LoadedModule;
@@ -22,11 +22,9 @@ pub struct Graph {
     exec: Mutex<Exec>,
     label: Arc<str>,
     kernels: Vec<Arc<str>>,
-    _modules: Vec<Arc<LoadedModule>>,
+    modules: Vec<Arc<LoadedModule>>,
     tables: Vec<Arc<DeviceTable>>,
     allocations: Vec<Arc<Allocation>>,
-    /// Streams that it was launched in, for the tables that it keeps: these are only read.
-    uses: Mutex<Uses>,
     context: Context,
 }
 
@@ -48,8 +46,12 @@ impl Graph {
         let context = stream.context().clone();
         // Forbids unsafe calls to this thread only: others may go on allocating.
         let mode = capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        context.call(|driver| driver.cuStreamBeginCapture_v2(stream.handle(), mode))?;
-        stream.note_capture(Some(Captured::default()));
+        {
+            // Who holds this knows that no capture begins.
+            let mut captured = stream.shared().capture();
+            context.call(|driver| driver.cuStreamBeginCapture_v2(stream.handle(), mode))?;
+            *captured = Some(Captured::default());
+        }
         let mut capture = Capture { stream, open: true };
         let worked = work(stream);
         let (graph, captured) = capture.end();
@@ -64,10 +66,9 @@ impl Graph {
             exec: Mutex::new(exec),
             label: Arc::from(label(&captured.kernels)),
             kernels: captured.kernels,
-            _modules: captured.modules,
+            modules: captured.modules,
             tables: captured.tables,
-            allocations: once_each(captured.allocations),
-            uses: Mutex::default(),
+            allocations: captured.allocations,
             context,
         })
     }
@@ -78,19 +79,17 @@ impl Graph {
     /// [`CudaError::OtherDevice`] for a stream of another device; otherwise what the driver says.
     pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         stream.check_context(&self.context, "the graph")?;
-        stream.claim(&self.allocations)?;
-        let exec = lock(&self.exec);
-        self.context
-            .call(|driver| driver.cuGraphLaunch(exec.handle.0, stream.handle()))?;
-        self.context.enqueued(&self.label, stream.as_raw());
+        stream.put(&self.allocations, &self.tables, || {
+            let exec = lock(&self.exec);
+            self.context
+                .call(|driver| driver.cuGraphLaunch(exec.handle.0, stream.handle()))
+        })?;
         // A graph in a graph: the outer one keeps what this one keeps.
-        let tables = self.tables.iter().map(|table| table.memory());
-        if let Some(captured) = stream.shared().capture().as_mut() {
-            captured.allocations.extend(tables.chain(&self.allocations).cloned());
-            return Ok(());
+        match stream.shared().capture().as_mut() {
+            Some(captured) => captured.modules.extend_from_slice(&self.modules),
+            None => self.context.enqueued(&self.label, stream.as_raw()),
         }
-        lock(&self.uses).add(stream)?;
-        self.allocations.iter().try_for_each(|memory| memory.used_in(stream))
+        Ok(())
     }
 
     /// Uploads the graph ahead of its first launch, which is quicker then.
@@ -107,19 +106,6 @@ impl Graph {
     }
 }
 
-impl Drop for Graph {
-    fn drop(&mut self) {
-        let uses = lock(&self.uses);
-        self.tables.iter().for_each(|table| table.memory().used_as(&uses));
-    }
-}
-
-fn once_each(mut allocations: Vec<Arc<Allocation>>) -> Vec<Arc<Allocation>> {
-    allocations.sort_by_key(|memory| memory.address());
-    allocations.dedup_by_key(|memory| memory.address());
-    allocations
-}
-
 fn label(kernels: &[Arc<str>]) -> String {
     format!("graph of {}", coalesced(kernels))
 }
@@ -133,12 +119,10 @@ struct Capture<'a> {
 impl Capture<'_> {
     fn end(&mut self) -> (Result<*mut CUgraph_st, CudaError>, Captured) {
         self.open = false;
-        let captured = self.stream.note_capture(None).unwrap_or_default();
         let stream = self.stream;
-        (
-            stream.context().call(|driver| driver.capture_end(stream.handle())),
-            captured,
-        )
+        let mut captured = stream.shared().capture();
+        let graph = stream.context().call(|driver| driver.capture_end(stream.handle()));
+        (graph, captured.take().unwrap_or_default())
     }
 }
 

@@ -124,7 +124,7 @@ pub struct PreparedLaunch<'a> {
     pub(crate) function: Function,
     pub(crate) shape: LaunchShape,
     pub(crate) arguments: Arguments,
-    /// Those of its buffers that are ours: work that uses them is noted.
+    /// That of its buffers which is ours.
     memory: Vec<&'a Arc<Allocation>>,
 }
 
@@ -194,17 +194,16 @@ impl PreparedLaunch<'_> {
     ///   either. The same holds for all buffers where another library captures the stream.
     /// - What the kernel trusts, such as a workspace, counters and schedules, holds when it runs what earlier work in
     ///   the stream left there: no other stream, thread or graph uses it meanwhile.
-    /// - Nothing else writes its buffers, or reads what it writes, without waiting for it.
+    /// - Nothing else writes buffers that are not of `DeviceBuffer`s, or reads what it writes there, without waiting
+    ///   for it. For those of `DeviceBuffer`s streams wait for each other, unless another library captures one.
     ///
     /// On a GPU that reaches the host's pages (HMM, Grace), a kernel that breaks this can write memory of Rust.
     #[allow(unsafe_code)]
     pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
-        let alone = LaunchShape {
-            programmatic_dependent: false,
-            ..self.shape
-        };
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_as(stream, &alone) }
+        stream.put(self.memory.iter().copied(), &self.tables, || unsafe {
+            self.launch_alone(stream)
+        })
     }
 
     /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it
@@ -227,44 +226,47 @@ impl PreparedLaunch<'_> {
         };
         let context = first.function.module().context();
         let overlap = has_programmatic_launches(context.info().cuda_version);
-        if overlap && context.replays().enqueue(launches, stream)? {
-            return launches.iter().try_for_each(|launch| launch.hold(stream));
-        }
-        // SAFETY: the caller's promise; who runs one after another needs no more than who lets them overlap.
-        unsafe {
-            first.enqueue(stream)?;
-            others.iter().try_for_each(|launch| match overlap {
-                true => launch.enqueue_as(stream, &launch.shape),
-                false => launch.enqueue(stream),
-            })
-        }
+        let memory = launches.iter().flat_map(|launch| launch.memory.iter().copied());
+        let tables: Vec<_> = launches
+            .iter()
+            .flat_map(|launch| launch.tables.iter().cloned())
+            .collect();
+        stream.put(memory, &tables, || {
+            if overlap && context.replays().enqueue(launches, stream)? {
+                return Ok(());
+            }
+            // SAFETY: the caller's promise; who runs one after another needs no more than who lets them overlap.
+            unsafe {
+                first.launch_alone(stream)?;
+                others.iter().try_for_each(|launch| match overlap {
+                    true => launch.launch_as(stream, &launch.shape),
+                    false => launch.launch_alone(stream),
+                })
+            }
+        })
     }
 
-    /// Lets the stream wait for what other streams did with those of the launch's buffers that are of
-    /// [`DeviceBuffer`](crate::DeviceBuffer)s. A stream that is captured does not wait here: launching the graph does.
+    /// Waits for all earlier work in the stream.
     ///
-    /// # Errors
-    /// [`CudaError::UsedInCapture`], or what the driver says.
-    pub fn wait_for_others(&self, stream: &Stream) -> Result<(), CudaError> {
-        stream.claim(self.memory.iter().copied())
-    }
-
-    /// What was enqueued uses its buffers and tables until it has ended.
-    fn hold(&self, stream: &Stream) -> Result<(), CudaError> {
-        stream.hold(self.memory.iter().copied(), &self.tables)
+    /// # Safety
+    /// As [`PreparedLaunch::enqueue`]; the memory is [put in use](Stream::put).
+    #[allow(unsafe_code)]
+    unsafe fn launch_alone(&self, stream: &Stream) -> Result<(), CudaError> {
+        let alone = LaunchShape {
+            programmatic_dependent: false,
+            ..self.shape
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(stream, &alone) }
     }
 
     /// # Safety
-    /// As [`PreparedLaunch::enqueue`].
+    /// As [`PreparedLaunch::launch_alone`].
     #[allow(unsafe_code)]
-    unsafe fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
+    unsafe fn launch_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
         // SAFETY: every buffer is at least as long as the launch says the kernel touches; `Function::prepare` has
         // proved the arguments, and its caller promised what the kernel does; the rest is this caller's promise.
-        unsafe {
-            self.function
-                .launch_proved(stream, shape, &mut self.arguments.values())?;
-        }
-        self.hold(stream)
+        unsafe { self.function.launch_proved(stream, shape, &mut self.arguments.values()) }
     }
 }
 

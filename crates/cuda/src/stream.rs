@@ -215,44 +215,52 @@ impl Stream {
         Ok(self.as_raw() != CU_STREAM_PER_THREAD && !self.is_captured()?)
     }
 
-    /// Work that is put in from now on waits for what other streams did with this memory so far, unless it is captured:
-    /// then [`Graph::launch`](crate::Graph::launch) does.
-    pub(crate) fn claim<'a>(&self, memory: impl IntoIterator<Item = &'a Arc<Allocation>>) -> Result<(), CudaError> {
-        if self.shared.capture().is_some() {
-            return Ok(());
-        }
-        memory.into_iter().try_for_each(|memory| memory.claim(self))
-    }
-
-    /// Work that was put in last uses this memory and these tables, which live until it has ended: a graph that is
-    /// captured keeps them. One that another library captures gives no hold on it, so tables stay for good; memory is
-    /// kept by who captures.
-    pub(crate) fn hold<'a>(
+    /// Puts work in that uses this memory and reads these tables: after what other streams did with the memory, and
+    /// with no other use of it in between. They live until the work has ended, also where it fails halfway.
+    ///
+    /// A graph that is captured keeps them, and [`Graph::launch`](crate::Graph::launch) waits. One that another library
+    /// captures gives no hold on it, so tables stay for good; memory is kept by who captures.
+    pub(crate) fn put<'a, T>(
         &self,
         memory: impl IntoIterator<Item = &'a Arc<Allocation>>,
         tables: &[Arc<DeviceTable>],
-    ) -> Result<(), CudaError> {
+        work: impl FnOnce() -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
+        let memory = once_each(memory);
+        if memory.is_empty() && tables.is_empty() {
+            return work();
+        }
+        let mut uses: Vec<_> = memory.iter().map(|memory| memory.uses()).collect();
+        let is_captured = self.is_captured()?;
+        if !is_captured {
+            uses.iter_mut().try_for_each(|uses| uses.wait_in(self))?;
+        }
+        let done = work();
         if let Some(captured) = self.shared.capture().as_mut() {
             captured.allocations.extend(memory.into_iter().cloned());
             captured.tables.extend_from_slice(tables);
-            return Ok(());
-        }
-        if !tables.is_empty() && self.is_captured()? {
+        } else if is_captured {
             self.context.tables().keep_for_good(tables);
+        } else {
+            uses.iter_mut().try_for_each(|uses| uses.add(self))?;
+            let slabs = once_each(tables.iter().map(|table| table.memory()));
+            slabs.iter().try_for_each(|slab| slab.uses().add(self))?;
         }
-        tables.iter().try_for_each(|table| table.memory().used_in(self))?;
-        memory.into_iter().try_for_each(|memory| memory.used_in(self))
+        done
     }
 
     /// All work put in so far is known to have ended well.
     pub(crate) fn finished(&self) {
         self.context.finished(self.as_raw());
     }
+}
 
-    /// Begins (`Some`) or ends (`None`) noting captured kernels; returns what was noted before.
-    pub(crate) fn note_capture(&self, next: Option<Captured>) -> Option<Captured> {
-        std::mem::replace(&mut *self.shared.capture(), next)
-    }
+/// Each once, in one order for all threads, so that none waits for a lock that waits for its own.
+fn once_each<'a>(memory: impl IntoIterator<Item = &'a Arc<Allocation>>) -> Vec<&'a Arc<Allocation>> {
+    let mut memory: Vec<_> = memory.into_iter().collect();
+    memory.sort_by_key(|memory| Arc::as_ptr(memory));
+    memory.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    memory
 }
 
 impl fmt::Debug for Stream {

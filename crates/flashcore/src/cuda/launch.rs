@@ -17,7 +17,6 @@ pub(super) fn on<'l, 'a>(
         unsafe { function.prepare(launch, &buffers) }
     };
     let launches = steps.into_iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
-    launches.iter().try_for_each(|launch| launch.wait_for_others(stream))?;
     // SAFETY: memory of `DeviceBuffer`s is kept until the work that uses it has ended, and the stream waits for what
     // others do with it; that of `DeviceSlice::from_raw` is kept by its caller. The workspace is that of a `Queue`,
     // whose work is in one stream, one of this call alone, or what the caller of `Attention::run_foreign` promised.

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flashcore::cuda::DeviceBuffer;
 use flashcore::{
-    Attention, DType, DeviceGradients, DeviceTensors, Error, KvLengths, Lengths, Mask, Problem, QLengths, Queue, bf16,
+    Attention, DType, DeviceGradients, DeviceTensors, Error, KvLengths, Layout, Lengths, Mask, Problem, QLengths,
+    Queue, bf16,
 };
 
 use crate::gpu;
@@ -233,8 +234,36 @@ fn a_graph_outlives_queue_and_buffers() {
     }
 }
 
-/// Kernels read lengths when they run: those that change meanwhile may cost values, and no memory but their own, and
-/// every call ends. `FLASHCORE_CALLS` calls beside a stream that rewrites the lengths.
+/// Threads that use a buffer at a time, each in its own queue: what a copy reads is of one fill, and never torn.
+#[test]
+fn threads_that_share_a_buffer_have_no_race() {
+    let Some(device) = gpu() else { return };
+    let context = device.context().unwrap();
+    let shared = DeviceBuffer::new(context, 32 << 20).unwrap();
+    let work = |value: u8| {
+        let queue = Queue::new(&device).unwrap();
+        let copy = DeviceBuffer::new(context, shared.len()).unwrap();
+        for round in 0..100 {
+            shared.as_slice().fill(queue.stream(), value).unwrap();
+            copy.as_slice().copy_from(queue.stream(), shared.as_slice()).unwrap();
+            if round % 10 == 9 {
+                let bytes = copy.to_vec::<u8>(queue.stream()).unwrap();
+                assert!(
+                    bytes.iter().all(|byte| *byte == bytes[0]),
+                    "round {round} of {value} is torn"
+                );
+            }
+        }
+    };
+    shared
+        .as_slice()
+        .fill(Queue::new(&device).unwrap().stream(), 9)
+        .unwrap();
+    std::thread::scope(|scope| (0..4).for_each(|value| drop(scope.spawn(move || work(value)))));
+}
+
+/// Kernels read lengths and page tables when they run: those that change meanwhile may cost values, and no memory but
+/// their own, and every call ends. There are `FLASHCORE_CALLS` calls of each kind, while another stream rewrites both.
 #[test]
 fn lengths_that_change_during_calls_cost_values_only() {
     let Some(device) = gpu() else { return };
@@ -271,6 +300,39 @@ fn lengths_that_change_during_calls_cost_values_only() {
     let lse = DeviceBuffer::from_host(queue.stream(), &vec![1f32; packed.lse_len()]).unwrap();
     let starts =
         DeviceBuffer::from_host(queue.stream(), &[0i32, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096]).unwrap();
+    let (page_size, pages, max_pages) = (16, 64, 32);
+    let paged = KvLengths::Paged {
+        page_size,
+        pages,
+        max_pages,
+    };
+    let paged = Problem::builder()
+        .batch(8)
+        .heads(8, 2)
+        .head_dim(64)
+        .dtype(DType::BF16)
+        .mask(Mask::CAUSAL)
+        .seq_len_q(1)
+        .seq_len_kv(page_size * max_pages)
+        .kv_lengths(paged)
+        .build()
+        .unwrap();
+    let new = |layout: &Layout| DeviceBuffer::from_host(queue.stream(), &vec![0x3c00u16; layout.span()]).unwrap();
+    let [paged_q, paged_k, paged_v, paged_out] =
+        [paged.q_layout(), paged.k_layout(), paged.v_layout(), paged.o_layout()].map(new);
+    let table = DeviceBuffer::from_host(queue.stream(), &[0i32; 8 * 32]).unwrap();
+    let tables: Vec<DeviceBuffer> = (0..16i32)
+        .map(|n| {
+            let page = |i: usize| match n % 4 {
+                0 => i as i32 % 64,
+                1 => (i as i32 * 7919 + n) % 64,
+                2 => [-1, i32::MAX, i32::MIN, 64, 0, 1 << 20][i % 6],
+                _ => 63 - i as i32 % 64,
+            };
+            let pages: Vec<i32> = (0..8 * 32).map(page).collect();
+            DeviceBuffer::from_host(writer.stream(), &pages).unwrap()
+        })
+        .collect();
     let guards: Vec<_> = (0..16).map(|_| DeviceBuffer::new(context, 1 << 20).unwrap()).collect();
     guards
         .iter()
@@ -301,6 +363,12 @@ fn lengths_that_change_during_calls_cost_values_only() {
                 .copy_from(writer.stream(), from.range(0..32).unwrap())
                 .unwrap();
         }
+        raw(&table).copy_from(writer.stream(), raw(&tables[call % 16])).unwrap();
+        let [q_slice, k_slice, v_slice, out_slice] =
+            [&paged_q, &paged_k, &paged_v, &paged_out].map(DeviceBuffer::as_slice);
+        let mut decode = DeviceTensors::new(q_slice, k_slice, v_slice, out_slice);
+        (decode.lengths.seqused_k, decode.lengths.block_table) = (Some(raw(&step.lengths)), Some(raw(&table)));
+        attention.forward_on(&mut queue, &paged, &decode).unwrap();
         let mut decode = step.operands();
         decode.lengths.seqused_k = Some(raw(&step.lengths));
         attention.forward_on(&mut queue, &step.problem, &decode).unwrap();

@@ -4,7 +4,7 @@ use std::ptr;
 use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode_enum};
-use flashcore_cuda::{CudaError, DeviceBuffer, Graph, KernelArg, LaunchShape, Stream};
+use flashcore_cuda::{CudaError, DeviceBuffer, Function, Graph, KernelArg, LaunchShape, Stream};
 
 use super::launches::load;
 use super::{Bench, Outcome, ensure, ptx};
@@ -30,22 +30,39 @@ fn are_left_alone(stream: &Stream, until: impl FnOnce() -> Result<(), CudaError>
     Ok(true)
 }
 
+/// A kernel that takes long, and one that writes to a buffer after it.
+struct LateWrite {
+    spin: Function,
+    increment: Function,
+}
+
+impl LateWrite {
+    fn new(bench: &Bench) -> Result<LateWrite, CudaError> {
+        Ok(LateWrite {
+            spin: load(bench, ptx::SPIN, "spin")?,
+            increment: load(bench, ptx::INCREMENT, "increment")?,
+        })
+    }
+
+    fn put(&self, stream: &Stream, data: &DeviceBuffer) -> Result<(), CudaError> {
+        let arguments = [KernelArg::Slice(data.as_slice()), KernelArg::U32(WORDS as u32)];
+        let shape = LaunchShape::linear(WORDS as u32 / 256, 256);
+        // SAFETY: one kernel touches nothing, the other the words of the buffer, which launches and graphs keep.
+        unsafe {
+            self.spin
+                .launch(stream, &LaunchShape::linear(1, 32), &[KernelArg::U64(LONG)])?;
+            self.increment.launch(stream, &shape, &arguments)
+        }
+    }
+}
+
 /// A buffer that is dropped while a kernel is still to write to it.
 pub(crate) fn dropped(bench: &Bench) -> Outcome {
-    let (spin, increment) = (
-        load(bench, ptx::SPIN, "spin")?,
-        load(bench, ptx::INCREMENT, "increment")?,
-    );
+    let late = LateWrite::new(bench)?;
     let (first, second) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
     let data = DeviceBuffer::from_host(&first, &vec![0u32; WORDS])?;
-    let shape = LaunchShape::linear(WORDS as u32 / 256, 256);
     let began = Instant::now();
-    // SAFETY: one kernel touches nothing, the other the words of the buffer, which the launch keeps.
-    unsafe {
-        spin.launch(&first, &LaunchShape::linear(1, 32), &[KernelArg::U64(LONG)])?;
-        let arguments = [KernelArg::Slice(data.as_slice()), KernelArg::U32(WORDS as u32)];
-        increment.launch(&first, &shape, &arguments)?;
-    }
+    late.put(&first, &data)?;
     drop(data);
     let dropped_ms = began.elapsed().as_secs_f64() * 1e3;
     ensure!(
@@ -64,24 +81,10 @@ pub(crate) fn dropped(bench: &Bench) -> Outcome {
 
 /// A graph that is launched after the buffer that it uses was dropped, and dropped while it runs.
 pub(crate) fn of_graphs(bench: &Bench) -> Outcome {
-    let (spin, increment) = (
-        load(bench, ptx::SPIN, "spin")?,
-        load(bench, ptx::INCREMENT, "increment")?,
-    );
+    let late = LateWrite::new(bench)?;
     let (first, second) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
     let data = DeviceBuffer::from_host(&first, &vec![0u32; WORDS])?;
-    let shape = LaunchShape::linear(WORDS as u32 / 256, 256);
-    let graph = Graph::capture(&first, |stream| {
-        // SAFETY: as above; the graph keeps the buffer.
-        unsafe {
-            spin.launch(stream, &LaunchShape::linear(1, 32), &[KernelArg::U64(LONG)])?;
-            increment.launch(
-                stream,
-                &shape,
-                &[KernelArg::Slice(data.as_slice()), KernelArg::U32(WORDS as u32)],
-            )
-        }
-    })?;
+    let graph = Graph::capture(&first, |stream| late.put(stream, &data))?;
     drop(data);
     let launched = || graph.launch(&first).and_then(|()| first.synchronize());
     ensure!(
