@@ -15,8 +15,9 @@ cached=$("$root/scripts/get-torch.sh")
 "$cached/bin/python" -m venv --without-pip "$work/env"
 packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 echo "import site; site.addsitedir('$(packages "$cached")')" >"$(packages "$work/env")/cached.pth"
-# By name: the folder may have wheels of other systems.
-"$cached/bin/uv" pip install --quiet --no-index --no-deps --only-binary :all: --find-links "$wheels" --python "$work/env/bin/python" flashcore-attn
+# By name: the folder may have wheels of other systems. Without the cache, which knows a wheel by its folder and version:
+# it would install the one of an earlier build.
+"$cached/bin/uv" pip install --quiet --no-cache --no-index --no-deps --only-binary :all: --find-links "$wheels" --python "$work/env/bin/python" flashcore-attn
 
 command=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
 if [[ -x $command ]]; then export FLASHCORE_COMMAND=$command; fi

@@ -4,13 +4,14 @@
 //! `cuMemFree` may wait for the work that uses the memory, but no manual promises it, so freeing does not lean on that.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::context::{Home, lock};
 use crate::error::CudaError;
+use crate::heap::{Block, Heap};
 use crate::raw::{CallResult, Driver, Handle};
 use crate::stream::{Stream, StreamHandle};
-use crate::sys::{CUdevice, CUdeviceptr, CUevent_st, CUstream, CUstream_st, device_attribute, event_flag, stream_flag};
+use crate::sys::{CUdeviceptr, CUevent_st, CUstream, event_flag};
 
 /// Streams that an allocation lists before it looks for those that are idle and gone.
 const MANY_STREAMS: usize = 8;
@@ -20,13 +21,6 @@ pub(crate) struct Allocation {
     block: Block,
     uses: Mutex<Uses>,
     heap: Arc<Heap>,
-}
-
-#[derive(Clone, Copy)]
-struct Block {
-    address: CUdeviceptr,
-    /// Whether it is of a memory pool.
-    pooled: bool,
 }
 
 impl Allocation {
@@ -105,6 +99,33 @@ impl Uses {
             .call(|driver| driver.cuEventRecord(marker.event.0, stream.handle()))
     }
 
+    /// All work in the stream has ended.
+    pub(crate) fn remove(&mut self, stream: &Stream) {
+        self.own.retain(|known| !Arc::ptr_eq(known, stream.shared()));
+        self.foreign.retain(|(raw, _)| *raw != stream.as_raw());
+    }
+
+    /// What the stream does from now on, or this thread if there is none, comes after all uses. `false`: a stream that
+    /// used it is captured now.
+    pub(crate) fn end_before(&self, driver: &'static Driver, next: Option<CUstream>) -> CallResult<bool> {
+        for stream in &self.own {
+            // One that waits for itself does nothing, and says whether it is captured.
+            if !stream.mark(driver, next.unwrap_or(stream.raw()))? {
+                return Ok(false);
+            }
+            if next.is_none() {
+                driver.cuStreamSynchronize(stream.raw())?;
+            }
+        }
+        for (_, marker) in &self.foreign {
+            match next {
+                Some(next) => driver.cuStreamWaitEvent(next, marker.event.0, 0)?,
+                None => driver.cuEventSynchronize(marker.event.0)?,
+            }
+        }
+        Ok(true)
+    }
+
     /// Work that is put into the stream from now on waits for what the others did, and then stands for them.
     pub(crate) fn wait_in(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let (this, context) = (stream.shared(), stream.context());
@@ -156,121 +177,6 @@ impl Drop for Marker {
     fn drop(&mut self) {
         // A stream that waits for it goes on waiting (`cuEventDestroy`); a lost context has nothing left to destroy.
         let _ = self.home.call(|driver| driver.cuEventDestroy_v2(self.event.0));
-    }
-}
-
-/// Where the memory of a context comes from and goes.
-pub(crate) struct Heap {
-    home: Home,
-    device: CUdevice,
-    /// Where the device has pools: the stream that allocates, which never waits for long, and the one that frees.
-    pools: OnceLock<Option<[Handle<CUstream_st>; 2]>>,
-    /// Memory that a stream used which was captured when it was to be freed: nothing can wait for such a stream.
-    waiting: Mutex<Vec<(Block, Uses)>>,
-}
-
-impl Heap {
-    pub(crate) fn new(home: Home, device: CUdevice) -> Heap {
-        Heap {
-            home,
-            device,
-            pools: OnceLock::new(),
-            waiting: Mutex::default(),
-        }
-    }
-
-    fn pools(&self, driver: &Driver) -> Option<[CUstream; 2]> {
-        let make = || {
-            let attribute = device_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-            let stream = || driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0);
-            match driver.cuDeviceGetAttribute(attribute, self.device) {
-                Ok(1..) => Some([Handle(stream().ok()?), Handle(stream().ok()?)]),
-                _ => None,
-            }
-        };
-        self.pools
-            .get_or_init(make)
-            .map(|streams| streams.map(|stream| stream.0))
-    }
-
-    fn allocate(&self, bytes: usize) -> CallResult<Block> {
-        self.home.call(|driver| {
-            let Some([allocating, freeing]) = self.pools(driver) else {
-                let address = driver.cuMemAlloc_v2(bytes)?;
-                return Ok(Block { address, pooled: false });
-            };
-            let allocated = driver.cuMemAllocAsync(bytes, allocating).or_else(|_| {
-                // What is still to be freed may be enough.
-                driver.cuStreamSynchronize(freeing)?;
-                driver.cuMemAllocAsync(bytes, allocating)
-            });
-            let block = Block {
-                address: allocated?,
-                pooled: true,
-            };
-            // Then it is there for all streams.
-            driver.cuStreamSynchronize(allocating)?;
-            Ok(block)
-        })
-    }
-
-    fn free(&self, block: Block, uses: Uses) {
-        // A lost context has freed everything already.
-        let freed = self.home.call(|driver| self.try_free(driver, block, &uses));
-        if let Ok(false) = freed {
-            lock(&self.waiting).push((block, uses));
-        }
-    }
-
-    /// `false`: a stream that used it is captured now.
-    fn try_free(&self, driver: &'static Driver, block: Block, uses: &Uses) -> CallResult<bool> {
-        let freeing = match (block.pooled, self.pools(driver)) {
-            (true, Some([_, freeing])) => Some(freeing),
-            _ => None,
-        };
-        for stream in &uses.own {
-            // One that waits for itself does nothing, and says whether it is captured.
-            if !stream.mark(driver, freeing.unwrap_or(stream.raw()))? {
-                return Ok(false);
-            }
-            if freeing.is_none() {
-                driver.cuStreamSynchronize(stream.raw())?;
-            }
-        }
-        for (_, marker) in &uses.foreign {
-            match freeing {
-                Some(freeing) => driver.cuStreamWaitEvent(freeing, marker.event.0, 0)?,
-                None => driver.cuEventSynchronize(marker.event.0)?,
-            }
-        }
-        match freeing {
-            Some(freeing) => driver.cuMemFreeAsync(block.address, freeing)?,
-            None => driver.memory_free(block.address)?,
-        }
-        Ok(true)
-    }
-
-    /// Tries again what waited for the end of captures.
-    fn free_what_waits(&self) {
-        let waiting = std::mem::take(&mut *lock(&self.waiting));
-        for (block, uses) in waiting {
-            self.free(block, uses);
-        }
-    }
-
-    /// Frees what is left, before the context goes: no work can be left that its streams have.
-    pub(crate) fn close(&self) {
-        self.free_what_waits();
-        let left = std::mem::take(&mut *lock(&self.waiting));
-        let streams = self.pools.get().copied().flatten();
-        let _ = self.home.call(|driver| {
-            left.iter()
-                .try_for_each(|(block, _)| driver.memory_free(block.address))?;
-            streams
-                .iter()
-                .flatten()
-                .try_for_each(|stream| driver.cuStreamDestroy_v2(stream.0))
-        });
     }
 }
 
@@ -383,6 +289,26 @@ mod tests {
         std::thread::scope(|scope| (0..4).for_each(|n| drop(scope.spawn(move || work(n)))));
     }
 
+    /// A copy to the host ends what is in its stream: nothing is waited for afterwards, also while that is captured.
+    #[test]
+    fn a_copy_to_the_host_ends_the_uses_of_its_stream() {
+        let context = Context::recording();
+        let (stream, other) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+        let buffer = DeviceBuffer::from_host(&stream, &[1u8; 100]).unwrap();
+        let in_use = DeviceBuffer::from_host(&stream, &[1u8; 100]).unwrap();
+        in_use.as_slice().fill(&stream, 2).unwrap();
+        buffer.as_slice().fill(&stream, 2).unwrap();
+        buffer.to_vec::<u8>(&stream).unwrap();
+        let graph = Graph::capture(&stream, |_| {
+            buffer.as_slice().fill(&other, 3)?;
+            let refused = in_use.as_slice().fill(&other, 3);
+            assert!(matches!(refused, Err(CudaError::UsedInCapture)), "{refused:?}");
+            Ok::<_, CudaError>(())
+        });
+        graph.unwrap();
+        assert_eq!(asked_by(buffer), [&MARKED[..], &["cuMemFreeAsync"]].concat());
+    }
+
     #[test]
     fn the_use_by_a_stream_of_others_is_marked_at_once() {
         let context = Context::recording();
@@ -440,8 +366,8 @@ mod tests {
         let context = Context::recording();
         let stream = Stream::new(&context).unwrap();
         let buffer = DeviceBuffer::from_host(&stream, &[1u8; 100]).unwrap();
-        buffer.as_slice().fill(&stream, 1).unwrap();
         buffer.to_vec::<u8>(&stream).unwrap();
+        buffer.as_slice().fill(&stream, 1).unwrap();
         drop((buffer, stream, context));
         let noted = noted();
         let outside = [

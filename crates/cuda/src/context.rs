@@ -6,9 +6,9 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::allocation::Heap;
 use crate::device::DeviceInfo;
 use crate::error::{CallError, CudaError, Fault};
+use crate::heap::Heap;
 use crate::module::ModuleCache;
 use crate::raw::{Driver, Handle, driver};
 use crate::replay::Replays;

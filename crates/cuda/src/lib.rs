@@ -34,6 +34,7 @@ mod error;
 mod explain;
 mod function;
 mod graph;
+mod heap;
 mod identity;
 mod memory;
 mod module;

@@ -179,7 +179,7 @@ impl<'a> DeviceSlice<'a> {
     /// [`CudaError::Size`] unless there are exactly as many bytes as the slice has.
     pub fn copy_from_host(self, stream: &Stream, from: &[u8]) -> Result<(), CudaError> {
         self.check_len("copying to the device", from.len())?;
-        self.call(stream, None, |driver| {
+        self.copy(stream, |driver| {
             driver.copy_to_device(self.address, from, stream.handle())
         })?;
         stream.finished();
@@ -193,9 +193,7 @@ impl<'a> DeviceSlice<'a> {
     /// [`CudaError::Fault`] if a kernel ahead in the stream faulted.
     pub fn copy_to_host(self, stream: &Stream, to: &mut [u8]) -> Result<(), CudaError> {
         self.check_len("copying to the host", to.len())?;
-        self.call(stream, None, |driver| {
-            driver.copy_to_host(to, self.address, stream.handle())
-        })?;
+        self.copy(stream, |driver| driver.copy_to_host(to, self.address, stream.handle()))?;
         stream.finished();
         Ok(())
     }
@@ -207,20 +205,21 @@ impl<'a> DeviceSlice<'a> {
     pub fn copy_from(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<(), CudaError> {
         from.check_device(stream.context().ordinal(), "the memory copied from")?;
         self.check_len("copying on the device", from.len)?;
-        self.call(stream, from.owner, |driver| {
+        self.enqueue(stream, from.owner, |driver| {
             driver.copy_on_device(self.address, from.address, self.len, stream.handle())
         })
     }
 
     /// Enqueues setting each byte to `value`.
     pub fn fill(self, stream: &Stream, value: u8) -> Result<(), CudaError> {
-        self.call(stream, None, |driver| {
+        self.enqueue(stream, None, |driver| {
             driver.fill(self.address, value, self.len, stream.handle())
         })
     }
 
-    /// Makes a call on this memory, which must be on the stream's device, and on other memory, unless it is empty.
-    fn call(
+    /// Enqueues what a call does with this memory, which must be on the stream's device, and other memory, unless it is
+    /// empty.
+    fn enqueue(
         self,
         stream: &Stream,
         other: Option<&Arc<Allocation>>,
@@ -232,6 +231,15 @@ impl<'a> DeviceSlice<'a> {
         }
         let memory = self.owner.into_iter().chain(other);
         stream.put(memory, &[], || stream.context().call(call))
+    }
+
+    /// Makes a call that copies to or from the host, and returns when that is done.
+    fn copy(self, stream: &Stream, call: impl FnOnce(&Driver) -> Result<(), CallError>) -> Result<(), CudaError> {
+        self.check_device(stream.context().ordinal(), "the memory")?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        stream.put_and_wait(self.owner, || stream.context().call(call))
     }
 
     pub(crate) fn check_device(self, expected: u32, what: &'static str) -> Result<(), CudaError> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::allocation::Allocation;
+use crate::allocation::{Allocation, Uses};
 use crate::context::{Context, Home, lock};
 use crate::error::CudaError;
 use crate::module::LoadedModule;
@@ -230,11 +230,7 @@ impl Stream {
         if memory.is_empty() && tables.is_empty() {
             return work();
         }
-        let mut uses: Vec<_> = memory.iter().map(|memory| memory.uses()).collect();
-        let is_captured = self.is_captured()?;
-        if !is_captured {
-            uses.iter_mut().try_for_each(|uses| uses.wait_in(self))?;
-        }
+        let (mut uses, is_captured) = self.claim(&memory)?;
         let done = work();
         if let Some(captured) = self.shared.capture().as_mut() {
             captured.allocations.extend(memory.into_iter().cloned());
@@ -247,6 +243,33 @@ impl Stream {
             slabs.iter().try_for_each(|slab| slab.uses().add(self))?;
         }
         done
+    }
+
+    /// The same of work that has ended when it returns, and all before it in the stream: the stream uses the memory no
+    /// more.
+    pub(crate) fn put_and_wait<'a>(
+        &self,
+        memory: impl IntoIterator<Item = &'a Arc<Allocation>>,
+        work: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let (mut uses, _) = self.claim(&once_each(memory))?;
+        let done = work();
+        match done {
+            Ok(()) => uses.iter_mut().for_each(|uses| uses.remove(self)),
+            Err(_) => uses.iter_mut().try_for_each(|uses| uses.add(self))?,
+        }
+        done
+    }
+
+    /// The uses of memory, which nothing adds to meanwhile, and whether the stream is captured. If it is not, it waits
+    /// for those of others.
+    fn claim<'a>(&self, memory: &[&'a Arc<Allocation>]) -> Result<(Vec<MutexGuard<'a, Uses>>, bool), CudaError> {
+        let mut uses: Vec<_> = memory.iter().map(|memory| memory.uses()).collect();
+        let is_captured = self.is_captured()?;
+        if !is_captured {
+            uses.iter_mut().try_for_each(|uses| uses.wait_in(self))?;
+        }
+        Ok((uses, is_captured))
     }
 
     /// All work put in so far is known to have ended well.

@@ -16,9 +16,10 @@ use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Table;
 
-use crate::allocation::{Allocation, Heap};
+use crate::allocation::Allocation;
 use crate::context::{Context, Home, lock};
 use crate::error::{CallError, CudaError};
+use crate::heap::Heap;
 use crate::raw::Handle;
 use crate::sys::{CUdeviceptr, CUstream_st, stream_flag};
 

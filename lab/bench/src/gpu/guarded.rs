@@ -40,8 +40,13 @@ impl Guarded {
     }
 
     fn part(&self, begin: usize, bytes: usize) -> DeviceSlice<'_> {
-        let part = self.memory.as_slice().range(begin..begin + bytes);
-        part.unwrap_or_else(|error| unreachable!("guards are part of what was allocated: {error}"))
+        let (context, address) = (self.memory.context(), self.memory.as_slice().address());
+        // By its address, so that no stream waits for what a kernel does in another: that is the kernel's to do.
+        // SAFETY: guards are part of what was allocated, and dropping it waits for the device.
+        #[allow(unsafe_code)]
+        unsafe {
+            DeviceSlice::from_raw(context, address + begin as u64, bytes)
+        }
     }
 
     /// What was written on its guards, in a sentence, after the work in the stream.
@@ -53,6 +58,13 @@ impl Guarded {
         };
         let [before, after] = self.guards();
         Ok(on_guards(self.name, &read(before)?, &read(after)?))
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // A lost context has nothing that runs.
+        let _ = self.memory.context().synchronize();
     }
 }
 
