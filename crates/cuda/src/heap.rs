@@ -7,9 +7,6 @@ use crate::context::{Home, lock};
 use crate::raw::{CallResult, Driver, Handle};
 use crate::sys::{CUdevice, CUdeviceptr, CUstream, CUstream_st, device_attribute, stream_flag};
 
-/// Of a large page.
-const PAGE_BYTES: usize = 2 << 20;
-
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     pub address: CUdeviceptr,
@@ -57,11 +54,6 @@ impl Heap {
             let Some([allocating, freeing]) = self.pools(driver) else {
                 let address = driver.cuMemAlloc_v2(bytes)?;
                 return Ok(Block { address, pooled: false });
-            };
-            // Large blocks begin where pages do, as `cuMemAlloc` has it: equal kernels on equal blocks take equal time.
-            let bytes = match bytes {
-                ..PAGE_BYTES => bytes,
-                _ => bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes),
             };
             let allocated = driver.cuMemAllocAsync(bytes, allocating).or_else(|_| {
                 // What is still to be freed may be enough.

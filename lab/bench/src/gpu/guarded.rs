@@ -7,20 +7,30 @@ use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 const GUARD_BYTES: usize = 64 << 10;
 /// What guards are filled with: no poison, which a kernel may copy.
 const GUARD: u8 = 0x5c;
+/// Where guards begin: on a large page. Of equal kernels on equal buffers one is up to 2 % faster if their buffers do not
+/// lie alike in pages.
+const ALIGN: usize = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct Guarded {
     name: &'static str,
     bytes: usize,
     memory: DeviceBuffer,
+    /// Bytes of `memory` ahead of the guards.
+    ahead: usize,
 }
 
 impl Guarded {
     /// Allocates a buffer, its values not set. One of no bytes has no guards, for nothing is at its address.
     pub(super) fn new(stream: &Stream, name: &'static str, bytes: usize) -> Result<Guarded, CudaError> {
-        let guards = if bytes == 0 { 0 } else { 2 * GUARD_BYTES };
-        let memory = DeviceBuffer::new(stream.context(), bytes.saturating_add(guards))?;
-        let guarded = Guarded { name, bytes, memory };
+        let more = if bytes == 0 { 0 } else { 2 * GUARD_BYTES + ALIGN };
+        let memory = DeviceBuffer::new(stream.context(), bytes.saturating_add(more))?;
+        let guarded = Guarded {
+            name,
+            bytes,
+            ahead: memory.as_slice().address().wrapping_neg() as usize % ALIGN,
+            memory,
+        };
         for guard in guarded.guards() {
             guard.fill(stream, GUARD)?;
         }
@@ -45,7 +55,7 @@ impl Guarded {
         // SAFETY: guards are part of what was allocated, and dropping it waits for the device.
         #[allow(unsafe_code)]
         unsafe {
-            DeviceSlice::from_raw(context, address + begin as u64, bytes)
+            DeviceSlice::from_raw(context, address + (self.ahead + begin) as u64, bytes)
         }
     }
 
