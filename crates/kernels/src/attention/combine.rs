@@ -15,7 +15,7 @@ use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedT
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::epilogue::{Sinks, Total, log_sum_exp};
+use super::epilogue::{Sinks, Total};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
 use super::query_rows::{QueryRows, TileHeads};
@@ -179,7 +179,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
         let total = merged.store(out_row, column, sinks.as_ref(), shape.dtype, || batch_head % num_heads);
         if let Some(lse) = lse {
             k.if_(column.eq(0).divergent(), || {
-                let value = log_sum_exp(total.offset, total.sum);
+                let value = total.log_sum_exp();
                 lse.offset(row).store(value);
             });
         }
@@ -221,7 +221,7 @@ fn listed_body<E: MmaElement + Widen>(
             if shape.lse {
                 k.if_(column.eq(0).divergent(), || {
                     let (batch_head, query) = rows.batch_head_and_query(params.num_heads, row);
-                    params.store_lse(batch_head, query, total.offset, total.sum);
+                    params.store_lse(batch_head, query, &total);
                 });
             }
         });

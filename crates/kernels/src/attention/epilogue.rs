@@ -58,12 +58,19 @@ impl<'k> Sinks<'k> {
 #[derive(Clone, Copy)]
 pub(crate) struct Total<'k> {
     /// The maximum, as [`RowMax::offset`](super::softmax::RowMax::offset).
-    pub offset: Val<'k, f32>,
-    /// The sum of its probabilities and of its sink. NaN, and with it the output and the log-sum-exp, if the row sees a
-    /// key and its maximum is at or past the [limit](score_limit): decided here, once a row.
-    pub sum: Val<'k, f32>,
-    /// Factor for an output that is relative to the maximum without the sink.
-    rescale: Option<Val<'k, f32>>,
+    offset: Val<'k, f32>,
+    /// The sum of its probabilities and of its sink. NaN, and with it the output and the log-sum-exp, if its maximum is
+    /// at or past the [limit](score_limit): decided here, once a row.
+    sum: Val<'k, f32>,
+    end: End<'k>,
+}
+
+#[derive(Clone, Copy)]
+enum End<'k> {
+    /// The sum is meant only if this is true.
+    SeesKey(Val<'k, bool>),
+    /// With a sink, the factor for an output that is relative to the maximum without it.
+    Rescale(Val<'k, f32>),
 }
 
 impl<'k> Total<'k> {
@@ -78,41 +85,47 @@ impl<'k> Total<'k> {
         sum: Val<'k, f32>,
         sees_key: Val<'k, bool>,
     ) -> Self {
-        // Without a branch: one for each row takes 1 % of the time of 512 rows.
-        let is_within = offset.abs().lt(score_limit(dtype));
-        let sum = is_within.select(sum, sees_key.select(f32::NAN, 0.0));
-        let mut total = Total {
-            offset,
-            sum,
-            rescale: None,
+        // 2^128 is infinite, so that offsets at or past the limit times 0 are NaN. Without a branch: one for each row
+        // takes 1 % of the time of 512 rows.
+        let past = offset * (2f32.powi(127) / score_limit(dtype) * 2.0);
+        let sum = past.fma(0.0, sum);
+        let Some(sinks) = sinks else {
+            let end = End::SeesKey(sees_key);
+            return Total { offset, sum, end };
         };
-        if let Some(sinks) = sinks {
-            // In a row without keys it counts however low it is.
-            let offset = (is_within | sees_key).select(offset, FULLY_MASKED);
-            let exponent = sinks.exponent(head());
-            // The sink counts as a score, so the maximum rises to it if it is the highest. A sink of −∞ changes
-            // nothing.
-            total.offset = offset.min(-exponent);
-            let rescale = (total.offset - offset).exp2();
-            total.sum = sum.fma(rescale, (exponent + total.offset).exp2());
-            total.rescale = Some(rescale);
+        // In a row without keys it counts however low it is.
+        let (offset, sum) = (sees_key.select(offset, FULLY_MASKED), sees_key.select(sum, 0.0));
+        let exponent = sinks.exponent(head());
+        // The sink counts as a score, so the maximum rises to it if it is the highest. A sink of −∞ changes nothing.
+        let highest = offset.min(-exponent);
+        let rescale = (highest - offset).exp2();
+        Total {
+            offset: highest,
+            sum: sum.fma(rescale, (exponent + highest).exp2()),
+            end: End::Rescale(rescale),
         }
-        total
     }
 
     /// Factor that normalises the output of the row: 0 where no key is visible.
     #[track_caller]
     pub(crate) fn norm(&self) -> Val<'k, f32> {
-        let norm = self.sum.eq(0.0).select(0.0, self.sum.recip());
-        self.rescale.map_or(norm, |rescale| norm * rescale)
+        let norm = self.sum.recip();
+        match self.end {
+            End::SeesKey(sees_key) => sees_key.select(norm, 0.0),
+            End::Rescale(rescale) => self.sum.eq(0.0).select(0.0, norm) * rescale,
+        }
     }
-}
 
-/// The log-sum-exp of a row in natural logarithms, from its offset and sum; −∞ where no key is visible.
-#[track_caller]
-pub(crate) fn log_sum_exp<'k>(offset: Val<'k, f32>, sum: Val<'k, f32>) -> Val<'k, f32> {
-    // Without a key the sum is 0, and its logarithm −∞ less a finite offset.
-    (sum.log2() - offset) * std::f32::consts::LN_2
+    /// The log-sum-exp of the row in natural logarithms; −∞ where no key is visible and no sink counts.
+    #[track_caller]
+    pub(crate) fn log_sum_exp(&self) -> Val<'k, f32> {
+        // Of a sum of 0, −∞ less a finite offset.
+        let value = (self.sum.log2() - self.offset) * std::f32::consts::LN_2;
+        match self.end {
+            End::SeesKey(sees_key) => sees_key.select(value, f32::NEG_INFINITY),
+            End::Rescale(_) => value,
+        }
+    }
 }
 
 impl<'k> Row<'k> {
@@ -138,15 +151,9 @@ impl<'k> RowParams<'k> {
 
     /// Stores the log-sum-exp of a row, in natural logarithms, if the kernel stores any.
     #[track_caller]
-    pub(crate) fn store_lse(
-        &self,
-        batch_head: Val<'k, u32>,
-        row: Val<'k, u32>,
-        offset: Val<'k, f32>,
-        sum: Val<'k, f32>,
-    ) {
+    pub(crate) fn store_lse(&self, batch_head: Val<'k, u32>, row: Val<'k, u32>, total: &Total<'k>) {
         if let Some(lse) = self.lse {
-            let value = log_sum_exp(offset, sum);
+            let value = total.log_sum_exp();
             let place = match self.lse_rows {
                 Some(rows) => (batch_head % self.num_heads).fma(rows, row),
                 None => batch_head.fma(self.seq_len_q, row),

@@ -134,7 +134,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         });
     }
     k.if_((row.row.lt(params.seq_len_q) & half.eq(0)).divergent(), || {
-        params.store_lse(block.batch_head, row.row, total.offset, total.sum);
+        params.store_lse(block.batch_head, row.row, &total);
     });
 }
 

@@ -81,7 +81,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
             k.if_((k.lane() % QUAD).eq(0).divergent(), || {
-                params.store_lse(block.batch_head, row.row, total.offset, total.sum);
+                params.store_lse(block.batch_head, row.row, &total);
             });
         });
     }

@@ -96,7 +96,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let mine = column.eq(0) & row.lt(self.block.rows.count);
         k.if_(mine.divergent(), || {
             let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
-            params.store_lse(batch_head, query, total.offset, total.sum);
+            params.store_lse(batch_head, query, total);
         });
     }
 

@@ -100,9 +100,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
             .offset(slice * columns);
         out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
         if shape.lse {
-            k.if_(slice.eq(0).uniform(), || {
-                params.store_lse(batch_head, row, total.offset, total.sum)
-            });
+            k.if_(slice.eq(0).uniform(), || params.store_lse(batch_head, row, &total));
         }
     });
 }

@@ -137,7 +137,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) 
             k.if_(row.row.lt(params.seq_len_q).divergent(), || {
                 out.store(&mine, i, params.out.row(out_head, row.row), Some(norm), shape);
                 k.if_(mine.thread_col.eq(0).divergent(), || {
-                    params.store_lse(batch_head, row.row, total.offset, total.sum)
+                    params.store_lse(batch_head, row.row, &total)
                 });
             });
         }

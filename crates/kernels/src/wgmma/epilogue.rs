@@ -145,7 +145,7 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
         k.if_(mine.divergent(), || {
             let (batch, head) = (tile.batch(), self.lane_rows.head(tile.head(), half));
             let batch_head = batch.fma(params.num_heads, head);
-            params.store_lse(batch_head, query, total.offset, total.sum);
+            params.store_lse(batch_head, query, total);
         });
     }
 }
