@@ -7,8 +7,8 @@ use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 const GUARD_BYTES: usize = 64 << 10;
 /// What guards are filled with: no poison, which a kernel may copy.
 const GUARD: u8 = 0x5c;
-/// Where guards begin: on a large page. Of equal kernels on equal buffers one is up to 2 % faster if their buffers do not
-/// lie alike in pages.
+/// Where guards begin: on a large page. Of equal kernels on equal buffers one is up to 2 % faster if their buffers do
+/// not lie alike in pages.
 const ALIGN: usize = 2 << 20;
 
 #[derive(Debug)]
