@@ -3,7 +3,7 @@
 //! `ptxas` must not be redistributed. It is searched at run time: `FLASHCORE_PTXAS`, then `PATH`.
 
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use flashcore_ir::ptx::log::JitLog;
@@ -43,16 +43,26 @@ pub enum Unknown {
     Broken(String, String),
 }
 
+/// How a PTX text is assembled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assembler {
+    /// The ptxas of the compiler that wrote the text, for one that no variable names: it knows the version.
+    pub path: Option<PathBuf>,
+    /// Most registers of a thread.
+    pub max_registers: Option<u32>,
+}
+
 /// Assembles a kernel for an architecture and returns its registers.
 pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
-    assemble(&kernel.to_ptx(), kernel.name(), target).map(|(registers, _)| registers)
+    assemble(&kernel.to_ptx(), kernel.name(), target, &Assembler::default()).map(|(registers, _)| registers)
 }
 
 /// Assembles a PTX text and returns the registers of one of its kernels, and the bytes of static
 /// shared memory that it declares.
-pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u32), Unknown> {
+pub fn assemble(ptx: &str, kernel: &str, target: Target, with: &Assembler) -> Result<(Registers, u32), Unknown> {
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
-    let name = asked.clone().unwrap_or_else(|| "ptxas".into());
+    let of_compiler = with.path.as_ref().map(|path| path.clone().into_os_string());
+    let name = asked.clone().or(of_compiler).unwrap_or_else(|| "ptxas".into());
     let assembler = name.display().to_string();
     let broken = |message: String| Unknown::Broken(assembler.clone(), message);
     let path = programs::find(&name).map_err(|error| match error.kind() {
@@ -61,6 +71,7 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u
     })?;
     let file = scratch_file(ptx).map_err(|error| broken(error.to_string()))?;
     let output = Command::new(&path)
+        .args(with.max_registers.map(|most| format!("--maxrregcount={most}")))
         .args(["-v", "-arch", target.name(), "-o"])
         .arg(if cfg!(windows) { "NUL" } else { "/dev/null" })
         .arg(&file)

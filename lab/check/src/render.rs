@@ -261,8 +261,12 @@ impl Side {
         );
         self.quote(out, kernel.line, source);
         for line in &lines[1..] {
-            let verb = line.verb.map_or(String::new(), |verb| format!(" in `{verb}`"));
-            let place = format!("through {}:{}:{}{verb}", line.file, line.line, line.column);
+            let place = match line.verb {
+                // Users have the source, which it was made from.
+                Some("PTX") => format!("line {} of its PTX", line.line),
+                Some(verb) => format!("through {}:{}:{} in `{verb}`", line.file, line.line, line.column),
+                None => format!("through {}:{}:{}", line.file, line.line, line.column),
+            };
             self.note(out, &place);
         }
         self.note(out, &format!("by {actor}"));

@@ -181,7 +181,7 @@ fn window(text: &str) -> Result<Mask, String> {
 impl ProblemArgs {
     pub(crate) fn file(&self) -> Option<&Path> {
         let path = Path::new(&self.name);
-        in_place::is_of_kernels(path).then_some(path)
+        in_place::holds_kernels(path).then_some(path)
     }
 
     /// The named problem with its sequences, or a problem that flags changed, named by its shape; a note says if the

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::foreign::{RunArgs, Runs};
 use crate::given::Given;
+use crate::kernel_file::{OF_SOURCES, is_source};
 use crate::machine::Besides;
 use crate::watch::WatchArgs;
 use crate::{
@@ -30,10 +31,10 @@ use crate::{
 /// the kernel's Rust line, the warp and lanes, the bytes, and a remedy. Last, the output is compared with
 /// float64.
 ///
-/// `museum/NAME` in place of a problem runs a past failure (`list museum`). A FILE.ptx runs a foreign
-/// kernel; instructions that the simulator does not execute are all listed, and the launch is judged.
-/// With a declaration of its arguments (--kernel FILE.toml) it computes the problem, and its output is
-/// compared, too.
+/// `museum/NAME` in place of a problem runs a past failure (`list museum`). A FILE.cu or FILE.ptx runs a
+/// kernel of your own, a program or library (FILE.so) the PTX in it; instructions that the simulator does
+/// not execute are all listed, and the launch is judged (docs/check-cuda.md). With a declaration of its
+/// arguments (--kernel FILE.toml) it computes the problem, and its output is compared, too.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong output or a refusal, 2 usage, 4 not judged")]
 pub(crate) struct CheckArgs {
@@ -114,8 +115,9 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     };
     let card = || args.profile.unwrap_or_else(Card::default);
     if let Some(file) = args.problem.file() {
-        let allowed = [OF_SCHEDULES, OF_FILES, &["profile", "blocks"]].concat();
-        given.allow(&allowed, "a FILE.ptx in place of a problem")?;
+        let of_sources = if is_source(file) { OF_SOURCES } else { &[] };
+        let allowed = [OF_SCHEDULES, OF_FILES, &["profile", "blocks"], of_sources].concat();
+        given.allow(&allowed, "a file of kernels in place of a problem")?;
         return args.foreign.check(file, card(), &runs, args.json);
     }
     if name.starts_with(museum::PREFIX) {
@@ -123,6 +125,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         return museum::check(name, &runs, args.json);
     }
     given.refuse(OF_FILES, "a FILE.ptx")?;
+    given.refuse(OF_SOURCES, "a FILE.cu")?;
     given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));

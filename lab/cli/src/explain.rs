@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::foreign::ForeignArgs;
 use crate::given::Given;
+use crate::kernel_file::{OF_SOURCES, is_source};
 use crate::{
     Card, Failure, HEAD, Outcome, Page, ProblemArgs, cost, foreign, in_place, kernels, machine, memory, museum,
     simulated, style, whole,
@@ -30,8 +31,8 @@ use crate::{
 /// many blocks fit on an SM, and the time that the cost model predicts on the card, with its interval
 /// and the resource that binds it. --ptx prints only the PTX.
 ///
-/// A FILE.ptx or FILE.cubin in place of a problem is a foreign kernel: shows its registers, spills, shared
-/// memory by symbol, and whether the card can launch it.
+/// A FILE.cu, FILE.ptx, FILE.cubin or a program with PTX in place of a problem is a kernel of your own: shows its
+/// registers, spills, shared memory by symbol, and whether the card can launch it.
 #[derive(Args)]
 #[command(
     after_help = "Exit codes: 0 explained, 1 no kernel serves the problem or the one asked for is refused, 2 usage"
@@ -79,8 +80,9 @@ const OF_FILES: &[&str] = &["smem", "threads", "opted_in", "claim", "entry"];
 pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure> {
     let card = || args.profile.unwrap_or_else(Card::default);
     if let Some(file) = args.problem.file() {
-        let allowed = [&["profile", "json"], OF_FILES].concat();
-        given.allow(&allowed, "a FILE.ptx or FILE.cubin in place of a problem")?;
+        let of_sources = if is_source(file) { OF_SOURCES } else { &[] };
+        let allowed = [&["profile", "json"], OF_FILES, of_sources].concat();
+        given.allow(&allowed, "a file of kernels in place of a problem")?;
         return foreign::explain(file, &args.foreign, card(), args.json);
     }
     let name = &args.problem.name;
@@ -88,6 +90,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
         return Err(failure);
     }
     given.refuse(OF_FILES, "a FILE.ptx or FILE.cubin")?;
+    given.refuse(OF_SOURCES, "a FILE.cu")?;
     let problem = args.problem.problem()?;
     let config = args.kernel.as_deref().map(kernels::gpu).transpose()?;
     let card = card();

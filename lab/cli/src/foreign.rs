@@ -1,7 +1,6 @@
-//! `flashcore explain FILE.ptx|FILE.cubin`: the resources of foreign kernels, and whether a card can
-//! launch them. `flashcore check FILE.ptx`: what the simulator finds in them.
+//! `flashcore explain FILE.cu|FILE.ptx|FILE.cubin`: the resources of foreign kernels, and whether a card can
+//! launch them. `flashcore check FILE.cu|FILE.ptx`: what the simulator finds in them.
 
-use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,6 +16,7 @@ use flashcore_ptx::{Line, MissingForm, Understood};
 use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
+use crate::kernel_file::{CompileArgs, KernelFile, wrong};
 use crate::{BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, args, in_place, progress, style, whole};
 
 /// The launch of a kernel of a file.
@@ -38,18 +38,20 @@ struct LaunchArgs {
 
 /// The launch to explain.
 #[derive(Args)]
-#[command(next_help_heading = "For a FILE.ptx or FILE.cubin in place of a problem")]
+#[command(next_help_heading = "For a file of kernels (FILE.cu, FILE.ptx, FILE.cubin, a program) in place of a problem")]
 pub(crate) struct ForeignArgs {
     #[command(flatten)]
     launch: LaunchArgs,
     /// The expected bytes of a symbol, or of `total`; reports differences
     #[arg(long, value_name = "SYMBOL=N", value_parser = claim)]
     claim: Vec<(String, u64)>,
+    #[command(flatten)]
+    compile: CompileArgs,
 }
 
 /// The launch to simulate.
 #[derive(Args)]
-#[command(next_help_heading = "For a FILE.ptx in place of a problem")]
+#[command(next_help_heading = "For a file of kernels (FILE.cu, FILE.ptx, a program) in place of a problem")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     launch: LaunchArgs,
@@ -60,6 +62,8 @@ pub(crate) struct RunArgs {
     /// for other contents), or a number
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     arg: Vec<Given>,
+    #[command(flatten)]
+    compile: CompileArgs,
 }
 
 fn number(text: &str) -> Result<u32, String> {
@@ -85,23 +89,12 @@ impl LaunchArgs {
             claims: claims.to_vec(),
         }
     }
-
-    fn kernels(&self, file: &Path, bytes: &[u8]) -> Result<Vec<ForeignKernel>, Failure> {
-        let kernels = foreign::read(bytes).map_err(|error| wrong(file, error))?;
-        let picked = foreign::pick(&kernels, self.entry.as_deref()).map_err(|error| wrong(file, error))?;
-        Ok(picked.into_iter().cloned().collect())
-    }
 }
 
 pub(crate) struct Runs {
     pub(crate) schedules: u32,
     pub(crate) first: u64,
     pub(crate) blocks: Option<u64>,
-}
-
-/// A file, or a name or an argument for it, that is not valid.
-fn wrong(file: &Path, error: impl Display) -> Failure {
-    Failure::usage(format!("{}: {error}", file.display()))
 }
 
 struct Judged {
@@ -111,12 +104,11 @@ struct Judged {
 }
 
 impl Judged {
-    fn new(mut kernel: ForeignKernel, bytes: &[u8], asked: &Asked, card: Card) -> Judged {
-        let unknown = match (kernel.form, std::str::from_utf8(bytes)) {
-            (CodeForm::Ptx, Ok(text)) => foreign::assemble(&mut kernel, text, card.chip.target).err(),
-            _ => None,
-        };
-        let unknown = unknown.map(|why| why.to_string());
+    fn new(mut kernel: ForeignKernel, file: &KernelFile, asked: &Asked, card: Card) -> Judged {
+        let unknown = file.ptx(kernel.form).and_then(|text| {
+            let assembled = foreign::assemble(&mut kernel, text, card.chip.target, &file.assembler);
+            Some(assembled.err()?.to_string())
+        });
         let problems = foreign::judge(&kernel, asked, card.chip.target);
         Judged {
             kernel,
@@ -211,18 +203,19 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 
 impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
-        let bytes = in_place::read(file).map_err(|error| wrong(file, error))?;
-        if let Some(what) = foreign::binary_kind(&bytes) {
+        let entry = self.launch.entry.as_deref();
+        let read = KernelFile::read(file, &self.compile, entry, card)?;
+        if let Some(what) = foreign::binary_kind(&read.bytes) {
             return Err(in_place::binary(file, what));
         }
-        let kernels = self.launch.kernels(file, &bytes)?;
+        let kernels = read.kernels(file, entry)?;
         let [kernel] = kernels.as_slice() else {
-            let names = style::list(kernels.iter().map(|kernel| &kernel.name));
+            let names = style::list(kernels.iter().map(|kernel| foreign::readable(&kernel.name)));
             return Err(wrong(file, format_args!("it has {names}; name one with --entry")));
         };
         let asked = self.launch.asked(Some(self.grid), &[]);
         // Without an assembler the registers are not known, and not judged.
-        let judged = Judged::new(kernel.clone(), &bytes, &asked, card);
+        let judged = Judged::new(kernel.clone(), &read, &asked, card);
         let is_refused = matches!(judged.verdict(), Verdict::Refused | Verdict::NeedsOptIn);
         let mut understood = kernel.understood.clone().unwrap_or_default();
         let all = self
@@ -236,7 +229,7 @@ impl RunArgs {
                 let why = format!("`{}` does not declare its threads", kernel.name);
                 return Err(wrong(file, why).help("give the threads of a block with --threads N"));
             }
-            match self.simulate(file, &bytes, &kernel.name, card.chip, runs, only.unwrap_or(all))? {
+            match self.simulate(file, &read.bytes, &kernel.name, card.chip, runs, only.unwrap_or(all))? {
                 Ok(all) => found = all,
                 Err(missing) => understood.add(missing),
             }
@@ -247,6 +240,7 @@ impl RunArgs {
             json!({
                 "file": name,
                 "kernel": kernel.name,
+                "made_by": read.made_by,
                 "registers": judged.kernel.registers,
                 "unknown": judged.unknown,
                 "profile": card.name(),
@@ -267,7 +261,11 @@ impl RunArgs {
             })
         };
         style::show(as_json, json, || {
-            let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#} of {name}", kernel.name));
+            let mut page = Page::new(format_args!(
+                "{HEAD}{}{HEAD:#} of {name}",
+                foreign::readable(&kernel.name)
+            ));
+            page.fields("made by", &read.made_by);
             page.fields("card", card.why());
             page.field("registers", judged.registers());
             let mut under = style::count(runs.schedules, "schedule");
@@ -353,19 +351,18 @@ impl RunArgs {
 }
 
 pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool) -> Result<Outcome, Failure> {
-    let bytes = in_place::read(file).map_err(|error| wrong(file, error))?;
-    if let Some(what) = foreign::binary_kind(&bytes).filter(|what| !what.starts_with("a cubin")) {
-        return Err(in_place::binary(file, what));
-    }
+    let entry = args.launch.entry.as_deref();
+    let read = KernelFile::read(file, &args.compile, entry, card)?;
     let asked = args.launch.asked(None, &args.claim);
-    let kernels = args.launch.kernels(file, &bytes)?.into_iter();
-    let judged = kernels.map(|kernel| Judged::new(kernel, &bytes, &asked, card));
+    let kernels = read.kernels(file, entry)?.into_iter();
+    let judged = kernels.map(|kernel| Judged::new(kernel, &read, &asked, card));
     let kernels: Vec<Judged> = judged.collect();
     let name = file.display().to_string();
     let json = || {
         let kernels: Vec<Value> = kernels.iter().map(|kernel| kernel.json(&asked, card)).collect();
         json!({
             "file": name,
+            "made_by": read.made_by,
             "profile": card.name(),
             "profile_is_assumed": card.is_assumed,
             "target": card.chip.target.name(),
@@ -374,6 +371,7 @@ pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool
     };
     style::show(as_json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{name}{HEAD:#} on {}", card.title()));
+        page.fields("made by", &read.made_by);
         page.fields("card", card.why());
         for kernel in &kernels {
             kernel.add(&mut page, &asked, card);
@@ -399,7 +397,7 @@ impl Judged {
 
     fn add(&self, page: &mut Page, asked: &Asked, card: Card) {
         let kernel = &self.kernel;
-        page.line(format_args!("\n{HEAD}{}{HEAD:#}", kernel.name));
+        page.line(format_args!("\n{HEAD}{}{HEAD:#}", foreign::readable(&kernel.name)));
         let form = match (kernel.form, kernel.ptx_version) {
             (CodeForm::Ptx, Some((major, minor))) => format!("PTX {major}.{minor} for {} and later", kernel.made_for),
             _ => format!("machine code for {}", kernel.made_for),

@@ -63,5 +63,10 @@ impl Given {
 }
 
 fn flag(id: &str) -> String {
-    format!("--{}", id.replace('_', "-"))
+    match id {
+        "include" => "-I".to_string(),
+        "define" => "-D".to_string(),
+        "options" => "what stands after `--`".to_string(),
+        _ => format!("--{}", id.replace('_', "-")),
+    }
 }

@@ -1,6 +1,7 @@
 //! Things given in place of a problem that are not problems: files of kernels, other files, folders,
 //! museum exhibits.
 
+use std::io::Read;
 use std::path::Path;
 
 use flashcore_check::foreign;
@@ -67,16 +68,29 @@ pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     files::read_capped(path, files::LARGE)
 }
 
+/// Whether a file may hold kernels: by its name, or as a program.
+pub(crate) fn holds_kernels(path: &Path) -> bool {
+    const OF_PROGRAMS: [&[u8]; 2] = [b"\x7fELF", b"MZ"];
+    let is_program = || {
+        let mut first = Vec::new();
+        let read = files::open_regular(path).and_then(|(file, _)| file.take(4).read_to_end(&mut first));
+        read.is_ok() && OF_PROGRAMS.iter().any(|magic| first.starts_with(magic))
+    };
+    is_of_kernels(path) || is_program()
+}
+
 pub(crate) fn is_of_kernels(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
-    extension.is_some_and(|extension| ["ptx", "cubin"].contains(&extension.to_ascii_lowercase().as_str()))
+    const OF_KERNELS: [&str; 8] = ["cu", "ptx", "cubin", "fatbin", "so", "o", "a", "dll"];
+    extension.is_some_and(|extension| OF_KERNELS.contains(&extension.to_ascii_lowercase().as_str()))
 }
 
 pub(crate) fn binary(file: &Path, what: &str) -> Failure {
     let help = match what.starts_with("a cubin") {
         true => "`flashcore explain FILE.cubin` shows what it uses; nvcc -ptx compiles the source to PTX",
         false => {
-            "`flashcore check FILE.ptx` simulates PTX: nvcc -ptx makes it, `cuobjdump -ptx` extracts it from programs and libraries"
+            "`flashcore check FILE` simulates CUDA C++ (FILE.cu), PTX, and the PTX inside of programs and libraries; this one has \
+             none"
         }
     };
     Failure::usage(format!("{} is {what}, neither a problem nor PTX", file.display())).help(help)

@@ -17,6 +17,7 @@ mod given;
 mod in_place;
 mod judged_run;
 mod kbench;
+mod kernel_file;
 mod kernels;
 mod levers;
 mod list;
@@ -41,6 +42,7 @@ mod watch;
 mod without_gpu;
 mod worker;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -208,11 +210,17 @@ fn outlive_limits() {
 #[cfg(not(unix))]
 fn outlive_limits() {}
 
+/// `-std=c++17` is how compilers spell it.
+fn as_flag(arg: OsString) -> OsString {
+    let standard = arg.to_str().and_then(|arg| arg.strip_prefix("-std="));
+    standard.map_or(arg.clone(), |standard| format!("--std={standard}").into())
+}
+
 fn main() -> ExitCode {
     outlive_limits();
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
     let parsed = commands(Cli::command(), style::width())
-        .try_get_matches()
+        .try_get_matches_from(std::env::args_os().map(as_flag))
         .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&matches))));
     let (cli, given) = match parsed {
         Ok(parsed) => parsed,

@@ -5,9 +5,12 @@
 //! ptxas, [`run`] simulates PTX kernels that use only known instructions, and [`judge`] lists the
 //! [`Problem`]s of a launch on a card.
 
+mod compile;
 mod cubin;
+mod fatbin;
 mod judge;
 mod kind;
+mod names;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -21,13 +24,16 @@ use flashcore_ptx::{Function, Module, Understood};
 use serde::Serialize;
 use thiserror::Error;
 
+pub use compile::{CompileError, Compiled, PACKAGES, Source, compile};
+pub use fatbin::{Embedded, embedded};
 pub use judge::{Asked, Problem, ProblemKind, Verdict, judge, threads_of, verdict};
 pub use kind::binary_kind;
+pub use names::readable;
 
 pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, RunError, run};
 
 use crate::ptx::simulates;
-use crate::registers::{self, Unknown};
+use crate::registers::{self, Assembler, Unknown};
 
 /// Why the kernels of a file cannot be read.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -139,12 +145,13 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     }
 }
 
-/// The kernels with a name, or all if there is no name.
+/// The kernels with a name, or all if there is no name. A name of C++ may be as the linker has it, as C++ does, or without
+/// its arguments.
 pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<&'a ForeignKernel>, ForeignError> {
-    let is_named = |kernel: &&ForeignKernel| name.is_none_or(|name| kernel.name == name);
+    let is_named = |kernel: &&ForeignKernel| name.is_none_or(|name| names::is_called(&kernel.name, name));
     let found: Vec<&ForeignKernel> = kernels.iter().filter(is_named).collect();
     if let Some(given) = name.filter(|_| found.is_empty()) {
-        let known: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+        let known: Vec<String> = kernels.iter().map(|kernel| readable(&kernel.name)).collect();
         return Err(ForeignError::NoSuchKernel(
             given.to_string(),
             crate::render::few(&known),
@@ -245,8 +252,8 @@ fn impossible(module: &Module, body: &Function) -> Vec<(u32, String)> {
 ///
 /// # Errors
 /// There is no ptxas, or it refuses the text. The kernel is unchanged.
-pub fn assemble(kernel: &mut ForeignKernel, ptx: &str, target: Target) -> Result<(), Unknown> {
-    let (registers, static_shared) = registers::assemble(ptx, &kernel.name, target)?;
+pub fn assemble(kernel: &mut ForeignKernel, ptx: &str, target: Target, with: &Assembler) -> Result<(), Unknown> {
+    let (registers, static_shared) = registers::assemble(ptx, &kernel.name, target, with)?;
     kernel.registers = Some(registers.per_thread);
     kernel.spilled_bytes = Some(registers.spilled_bytes);
     kernel.compiler = Some(registers.compiler);

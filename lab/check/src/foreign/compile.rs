@@ -1,0 +1,416 @@
+//! Compiles CUDA C++ to PTX with a compiler of this machine, in a process that is limited in time and memory.
+//!
+//! It is the first of these that is there: what `FLASHCORE_NVCC` names; nvcc of `PATH`, `CUDA_HOME`, `CUDA_PATH` or
+//! `/usr/local/cuda`; nvcc of PyPI, in the packages of a Python environment; clang, which needs the headers of a toolkit;
+//! NVRTC, which Python calls and which knows no code of the host.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use flashcore_ir::{Target, files};
+use thiserror::Error;
+
+use crate::programs;
+
+/// Most memory of a compiler's process, in KiB: 16 GiB of addresses.
+const MEMORY_KIB: u64 = 16 << 20;
+/// Most bytes of messages that are read.
+const MOST_MESSAGES: u64 = 1 << 20;
+/// What asks a Python environment where its packages are.
+const ASK_FOR_PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
+/// Calls NVRTC: library, source, output, options.
+const CALL_NVRTC: &str = include_str!("nvrtc.py");
+/// The packages of PyPI that compile CUDA C++.
+pub const PACKAGES: &str = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-nvvm";
+
+/// How a source is compiled.
+#[derive(Clone, Debug)]
+pub struct Source<'a> {
+    /// The file.
+    pub file: &'a Path,
+    /// The architecture, unless an option names one.
+    pub target: Target,
+    /// More options, in the spelling of nvcc: `-I`, `-D`, `-std=`, and any other.
+    pub options: &'a [String],
+    /// When the compiler is ended.
+    pub limit: Duration,
+}
+
+/// A compiled source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// Its PTX, with the lines of the source.
+    pub ptx: String,
+    /// The compiler.
+    pub compiler: String,
+    /// The ptxas that came with it.
+    pub ptxas: Option<PathBuf>,
+    /// What it said: warnings.
+    pub messages: String,
+}
+
+/// Why a source was not compiled.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// No compiler was found.
+    #[error(
+        "no CUDA compiler was found: not in FLASHCORE_NVCC, PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda, not in the \
+         packages of Python, no clang++, no NVRTC"
+    )]
+    NoCompiler,
+    /// The compiler refused the source.
+    #[error("{compiler} does not compile it:\n{messages}")]
+    Refused {
+        /// Which.
+        compiler: String,
+        /// What it said.
+        messages: String,
+    },
+    /// The compiler was ended.
+    #[error("{compiler} did not end within {} s", .limit.as_secs())]
+    Late {
+        /// Which.
+        compiler: String,
+        /// The time that it had.
+        limit: Duration,
+    },
+    /// The compiler could not be run.
+    #[error("{0} could not be used: {1}")]
+    Broken(String, String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Compiler {
+    Nvcc(PathBuf),
+    Clang(PathBuf),
+    /// Python, and the library that it loads.
+    Nvrtc(PathBuf, PathBuf),
+}
+
+impl fmt::Display for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Compiler::Nvcc(path) | Compiler::Clang(path) | Compiler::Nvrtc(_, path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Compiler {
+    fn find() -> Result<Compiler, CompileError> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(name) = variable("FLASHCORE_NVCC") {
+            let broken = |error: std::io::Error| CompileError::Broken(name.display().to_string(), error.to_string());
+            let path = programs::find_named(&name).map_err(broken)?;
+            let is_clang = path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().contains("clang"));
+            return Ok(if is_clang {
+                Compiler::Clang(path)
+            } else {
+                Compiler::Nvcc(path)
+            });
+        }
+        let toolkits = ["CUDA_HOME", "CUDA_PATH"]
+            .into_iter()
+            .filter_map(variable)
+            .map(PathBuf::from);
+        let mut in_toolkits = toolkits
+            .chain([PathBuf::from("/usr/local/cuda")])
+            .map(|toolkit| toolkit.join("bin/nvcc"))
+            .filter(|path| path.is_absolute() && path.is_file());
+        if let Some(path) = programs::find("nvcc".as_ref()).ok().or_else(|| in_toolkits.next()) {
+            return Ok(Compiler::Nvcc(path));
+        }
+        let python = python();
+        let packages = python.as_ref().and_then(|python| packages_of(python));
+        let package = |names: &[&str]| {
+            let packages = packages.as_ref()?;
+            names.iter().map(|name| packages.join(name)).find(|path| path.is_file())
+        };
+        if let Some(path) = package(&["nvidia/cu13/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc"]) {
+            return Ok(Compiler::Nvcc(path));
+        }
+        if let Ok(path) = programs::find("clang++".as_ref()) {
+            return Ok(Compiler::Clang(path));
+        }
+        let nvrtc = package(&["nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"]);
+        match (python, nvrtc) {
+            (Some(python), Some(library)) => Ok(Compiler::Nvrtc(python, library)),
+            _ => Err(CompileError::NoCompiler),
+        }
+    }
+
+    fn command(&self, source: &Source<'_>, to: &Path) -> Command {
+        let Source { file, options, .. } = source;
+        // The options of the user may name another.
+        const OF_ARCH: [&str; 5] = ["-arch", "--gpu-arch", "-gencode", "--generate-code", "--cuda-gpu-arch"];
+        let is_of_arch = |option: &String| OF_ARCH.iter().any(|name| option.starts_with(name));
+        let arch = (!options.iter().any(is_of_arch)).then(|| source.target.name());
+        let mut command;
+        match self {
+            Compiler::Nvcc(path) => {
+                command = limited(path);
+                command
+                    .args(["-ptx", "-lineinfo"])
+                    .args(arch.map(|arch| format!("-arch={arch}")));
+                command.args(*options).arg(file).arg("-o").arg(to);
+            }
+            Compiler::Clang(path) => {
+                command = limited(path);
+                command.args(["-x", "cuda", "--cuda-device-only", "-S", "-O3", "-gline-tables-only"]);
+                command.args(arch.map(|arch| format!("--cuda-gpu-arch={arch}")));
+                let is_of_ptxas = |option: &&String| !option.starts_with("--maxrregcount");
+                command
+                    .args(options.iter().filter(is_of_ptxas))
+                    .arg(file)
+                    .arg("-o")
+                    .arg(to);
+            }
+            Compiler::Nvrtc(python, library) => {
+                command = limited(python);
+                command.args(["-I", "-c", CALL_NVRTC]).arg(library).arg(file).arg(to);
+                let arch = arch.map(|arch| format!("-arch={}", arch.replace("sm_", "compute_")));
+                command.arg("-lineinfo").args(arch).args(*options);
+            }
+        }
+        command
+    }
+}
+
+/// The interpreter of the user's environment.
+fn python() -> Option<PathBuf> {
+    let named = std::env::var_os("FLASHCORE_PYTHON").filter(|name| !name.is_empty());
+    let of_environment = || {
+        let folder = std::env::var_os("VIRTUAL_ENV").filter(|folder| !folder.is_empty())?;
+        Some(Path::new(&folder).join("bin/python")).filter(|path| path.is_absolute() && path.is_file())
+    };
+    let on_path = || {
+        ["python3", "python"]
+            .iter()
+            .find_map(|name| programs::find(name.as_ref()).ok())
+    };
+    match named {
+        Some(name) => programs::find_named(&name).ok(),
+        None => of_environment().or_else(on_path),
+    }
+}
+
+fn packages_of(python: &Path) -> Option<PathBuf> {
+    let mut asked = Command::new(python);
+    asked.args(["-I", "-c", ASK_FOR_PACKAGES]).stdin(Stdio::null());
+    let output = asked.output().ok().filter(|output| output.status.success())?;
+    Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end()))
+}
+
+/// A program under a limit of memory, which the processes that it starts have, too.
+fn limited(program: &Path) -> Command {
+    #[cfg(unix)]
+    {
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", "ulimit -v \"$0\"; exec \"$@\""])
+            .arg(MEMORY_KIB.to_string())
+            .arg(program);
+        // So that all of them end at once.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command
+    }
+    #[cfg(not(unix))]
+    Command::new(program)
+}
+
+fn end(child: &mut Child) {
+    #[cfg(unix)]
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// Compiles a CUDA C++ file.
+///
+/// # Errors
+/// There is no compiler, it refuses the source, or it does not end in time.
+pub fn compile(source: &Source<'_>) -> Result<Compiled, CompileError> {
+    compile_with(&Compiler::find()?, source)
+}
+
+fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, CompileError> {
+    let name = compiler.to_string();
+    let broken = |error: std::io::Error| CompileError::Broken(name.clone(), error.to_string());
+    let folder = tempfile::Builder::new()
+        .prefix("flashcore-")
+        .tempdir()
+        .map_err(broken)?;
+    let (to, said) = (folder.path().join("kernel.ptx"), folder.path().join("messages"));
+    // A file holds any number of messages, where a pipe would stop the compiler.
+    let messages = std::fs::File::create(&said).map_err(broken)?;
+    let mut command = compiler.command(source, &to);
+    command
+        .stdin(Stdio::null())
+        .stdout(messages.try_clone().map_err(broken)?)
+        .stderr(messages);
+    let mut child = command.spawn().map_err(broken)?;
+    let began = Instant::now();
+    let status = loop {
+        match child.try_wait().map_err(broken)? {
+            Some(status) => break status,
+            None if began.elapsed() >= source.limit => {
+                end(&mut child);
+                let (compiler, limit) = (name, source.limit);
+                return Err(CompileError::Late { compiler, limit });
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let mut messages = Vec::new();
+    let (file, _) = files::open_regular(&said).map_err(broken)?;
+    file.take(MOST_MESSAGES).read_to_end(&mut messages).map_err(broken)?;
+    let messages = String::from_utf8_lossy(&messages).trim().to_string();
+    if !status.success() {
+        let messages = if messages.is_empty() {
+            status.to_string()
+        } else {
+            messages
+        };
+        let compiler = name;
+        return Err(CompileError::Refused { compiler, messages });
+    }
+    let ptx = files::read_text_capped(&to, files::LARGE).map_err(broken)?;
+    Ok(Compiled {
+        ptx: with_given_paths(&ptx, source.file),
+        ptxas: match compiler {
+            Compiler::Nvcc(path) => Some(path.with_file_name("ptxas")).filter(|path| path.is_file()),
+            Compiler::Clang(_) | Compiler::Nvrtc(..) => None,
+        },
+        compiler: version(&ptx).map_or(name.clone(), |version| format!("{name} ({version})")),
+        messages,
+    })
+}
+
+/// The PTX with the path of the source as the user gave it: compilers make it absolute.
+fn with_given_paths(ptx: &str, file: &Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    let lines = ptx.split_inclusive('\n').map(|line| {
+        if !line.trim_start().starts_with(".file") {
+            return line.to_string();
+        }
+        let (absolute, mut folder) = (here.join(file), OsString::from(&here));
+        folder.push(std::path::MAIN_SEPARATOR_STR);
+        let quoted = |path: &Path| format!("\"{}\"", path.display());
+        let line = line.replace(&quoted(&absolute), &quoted(file));
+        line.replace(&format!("\"{}", folder.display()), "\"")
+    });
+    lines.collect()
+}
+
+/// The release in a PTX text of NVIDIA's compilers: `// Cuda compilation tools, release 13.0, V13.0.88`.
+fn version(ptx: &str) -> Option<String> {
+    let line = ptx
+        .lines()
+        .take(20)
+        .find(|line| line.contains("compilation tools, release"))?;
+    let release = line.split("release ").nth(1)?.split(',').next()?;
+    Some(format!("CUDA {release}"))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    const PTX: &str = "// Cuda compilation tools, release 13.0, V13.0.88\\n.version 9.0\\n.target sm_89\\n";
+
+    /// A compiler that is this script. Its last argument is the file to write.
+    fn script(folder: &Path, name: &str, body: &str) -> Compiler {
+        let path = folder.join(name);
+        // A file that this process has open cannot be run, nor can one that a child got from another thread.
+        let mut write = Command::new("/bin/sh");
+        write.args([
+            "-c",
+            "printf '%s\n' '#!/bin/sh' 'for to; do :; done' \"$1\" > \"$0\"; chmod 755 \"$0\"",
+        ]);
+        assert!(write.arg(&path).arg(body).status().unwrap().success());
+        Compiler::Nvcc(path)
+    }
+
+    fn run(compiler: &Compiler, options: &[&str], limit: Duration) -> Result<Compiled, CompileError> {
+        let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
+        let source = Source {
+            file: Path::new("kernels/sum.cu"),
+            target: Target::Sm89,
+            options: &options,
+            limit,
+        };
+        compile_with(compiler, &source)
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn options_reach_the_compiler_and_paths_are_as_they_were_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = std::env::current_dir().unwrap();
+        let file = format!(".file 1 \\\"{}/kernels/sum.cu\\\"\\n", here.display());
+        let body = format!("echo \"$@\" | sed 's/ -o .*//'; printf '{PTX}' > \"$to\"; printf \"{file}\" >> \"$to\"");
+        let compiler = script(folder.path(), "nvcc", &body);
+        let made = run(&compiler, &["-DN=4", "-Iinclude"], LONG).unwrap();
+        assert_eq!(
+            made.messages,
+            "-ptx -lineinfo -arch=sm_89 -DN=4 -Iinclude kernels/sum.cu"
+        );
+        assert!(made.ptx.ends_with(".file 1 \"kernels/sum.cu\"\n"), "{}", made.ptx);
+        assert_eq!(made.compiler, format!("{compiler} (CUDA 13.0)"));
+        assert_eq!(made.ptxas, None);
+        std::fs::write(folder.path().join("ptxas"), "").unwrap();
+        let made = run(&compiler, &["--gpu-architecture=sm_80"], LONG).unwrap();
+        assert_eq!(made.messages, "-ptx -lineinfo --gpu-architecture=sm_80 kernels/sum.cu");
+        assert_eq!(made.ptxas, Some(folder.path().join("ptxas")));
+    }
+
+    #[test]
+    fn refusals_are_the_compilers_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = run(
+            &script(folder.path(), "nvcc", "echo 'sum.cu(3): error: x' >&2; exit 2"),
+            &[],
+            LONG,
+        );
+        assert!(
+            matches!(refused, Err(CompileError::Refused { ref messages, .. }) if messages == "sum.cu(3): error: x")
+        );
+        let silent = run(&script(folder.path(), "silent", "exit 2"), &[], LONG);
+        assert!(matches!(silent, Err(CompileError::Refused { ref messages, .. }) if messages == "exit status: 2"));
+        let nothing = run(&script(folder.path(), "nothing", "exit 0"), &[], LONG);
+        assert!(matches!(nothing, Err(CompileError::Broken(..))), "{nothing:?}");
+        let missing = Compiler::Nvcc(folder.path().join("missing"));
+        assert!(matches!(run(&missing, &[], LONG), Err(CompileError::Refused { .. })));
+    }
+
+    /// Of all its processes: those that it started hold the lock.
+    #[test]
+    fn a_compiler_that_never_ends_is_ended_with_all_that_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let body = format!("sleep 3600 > {} & wait", pipe.display());
+        let compiler = script(folder.path(), "nvcc", &body);
+        let late = std::thread::spawn(move || run(&compiler, &[], Duration::from_millis(200)));
+        // The end of the file comes when no process has it open for writing any more.
+        assert_eq!(std::fs::read(&pipe).unwrap(), b"");
+        assert!(matches!(late.join().unwrap(), Err(CompileError::Late { .. })));
+    }
+
+    #[test]
+    fn memory_is_limited() {
+        let folder = tempfile::tempdir().unwrap();
+        let body = format!("ulimit -v; printf '{PTX}' > \"$to\"");
+        let made = run(&script(folder.path(), "nvcc", &body), &[], LONG).unwrap();
+        assert_eq!(made.messages, MEMORY_KIB.to_string());
+    }
+}

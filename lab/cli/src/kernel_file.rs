@@ -1,0 +1,201 @@
+//! Files of kernels: PTX and cubins as they are, CUDA C++ compiled first, and the PTX inside of programs and libraries.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use flashcore_check::foreign::{self, CodeForm, CompileError, Embedded, ForeignKernel, Source};
+use flashcore_check::registers::Assembler;
+
+use crate::{Card, Failure, in_place, style};
+
+/// How a FILE.cu is compiled.
+#[derive(Args)]
+#[command(next_help_heading = "For a FILE.cu in place of a problem")]
+pub(crate) struct CompileArgs {
+    /// A folder of headers
+    #[arg(short = 'I', value_name = "DIR")]
+    include: Vec<String>,
+    /// A macro
+    #[arg(short = 'D', value_name = "NAME[=VALUE]")]
+    define: Vec<String>,
+    /// The standard of C++, such as c++17
+    #[arg(long, value_name = "NAME")]
+    std: Option<String>,
+    /// Most registers of a thread
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
+    maxrregcount: Option<u32>,
+    /// Seconds after which the compiler is ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    compiler_limit: u64,
+    /// After `--`: any more options of the compiler
+    #[arg(last = true, value_name = "OPTION")]
+    options: Vec<String>,
+}
+
+/// The flags of a file that is compiled.
+pub(crate) const OF_SOURCES: &[&str] = &["include", "define", "std", "maxrregcount", "compiler_limit", "options"];
+
+impl CompileArgs {
+    fn options(&self) -> Vec<String> {
+        let includes = self.include.iter().map(|folder| format!("-I{folder}"));
+        let defines = self.define.iter().map(|name| format!("-D{name}"));
+        let standard = self.std.iter().map(|name| format!("-std={name}"));
+        let registers = self.maxrregcount.iter().map(|most| format!("--maxrregcount={most}"));
+        let given = includes.chain(defines).chain(standard).chain(registers);
+        given.chain(self.options.iter().cloned()).collect()
+    }
+}
+
+/// PTX or a cubin, and where it is from.
+pub(crate) struct KernelFile {
+    pub(crate) bytes: Vec<u8>,
+    /// What made it PTX, in words.
+    pub(crate) made_by: Option<String>,
+    /// How its PTX is assembled.
+    pub(crate) assembler: Assembler,
+}
+
+/// A file, or a name or an argument for it, that is not valid.
+pub(crate) fn wrong(file: &Path, error: impl Display) -> Failure {
+    Failure::usage(format!("{}: {error}", file.display()))
+}
+
+impl KernelFile {
+    /// Reads a file. Of what is embedded in a program it is the text with the kernel `entry`, for the best architecture
+    /// that the card has.
+    pub(crate) fn read(
+        file: &Path,
+        args: &CompileArgs,
+        entry: Option<&str>,
+        card: Card,
+    ) -> Result<KernelFile, Failure> {
+        if is_source(file) {
+            return compiled(file, args, card);
+        }
+        let bytes = in_place::read(file).map_err(|error| wrong(file, error))?;
+        let Some(what) = foreign::binary_kind(&bytes).filter(|what| !what.starts_with("a cubin")) else {
+            return Ok(KernelFile {
+                bytes,
+                made_by: None,
+                assembler: Assembler::default(),
+            });
+        };
+        let (texts, failed) = foreign::embedded(&bytes);
+        if texts.is_empty() {
+            let failure = in_place::binary(file, what);
+            return Err(match failed.first() {
+                Some(why) => wrong(file, format_args!("{what} whose PTX cannot be read: {why}")),
+                None => failure,
+            });
+        }
+        let text = picked(file, &texts, entry, card)?;
+        Ok(KernelFile {
+            bytes: text.ptx.clone().into_bytes(),
+            made_by: Some(format!("PTX for sm_{} in {what}", text.arch)),
+            assembler: Assembler::default(),
+        })
+    }
+
+    /// Its kernels, or those that are called `entry`.
+    pub(crate) fn kernels(&self, file: &Path, entry: Option<&str>) -> Result<Vec<ForeignKernel>, Failure> {
+        let kernels = foreign::read(&self.bytes).map_err(|error| wrong(file, error))?;
+        let picked = foreign::pick(&kernels, entry).map_err(|error| wrong(file, error))?;
+        Ok(picked.into_iter().cloned().collect())
+    }
+
+    /// Its text, if its kernels are PTX.
+    pub(crate) fn ptx(&self, form: CodeForm) -> Option<&str> {
+        let text = std::str::from_utf8(&self.bytes).ok();
+        text.filter(|_| form == CodeForm::Ptx)
+    }
+}
+
+/// Whether a file is compiled before it is read.
+pub(crate) fn is_source(file: &Path) -> bool {
+    let extension = file.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extension.eq_ignore_ascii_case("cu"))
+}
+
+fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, Failure> {
+    if let Err(error) = std::fs::metadata(file) {
+        return Err(wrong(file, error));
+    }
+    let source = Source {
+        file,
+        target: card.chip.target,
+        options: &args.options(),
+        limit: Duration::from_secs(args.compiler_limit),
+    };
+    let compiled = foreign::compile(&source).map_err(|error| match &error {
+        CompileError::NoCompiler => Failure::environment(wrong(file, &error).message).help(format!(
+            "`pip install {}` has one, without a toolkit and a GPU",
+            foreign::PACKAGES
+        )),
+        CompileError::Broken(..) => {
+            Failure::environment(wrong(file, &error).message).help("FLASHCORE_NVCC names the nvcc or clang++ to use")
+        }
+        _ => wrong(file, &error),
+    })?;
+    if !compiled.messages.is_empty() {
+        style::note(&compiled.messages);
+    }
+    Ok(KernelFile {
+        bytes: compiled.ptx.into_bytes(),
+        made_by: Some(compiled.compiler),
+        assembler: Assembler {
+            path: compiled.ptxas,
+            max_registers: args.maxrregcount,
+        },
+    })
+}
+
+/// The number of an architecture such as `sm_90a`.
+fn number_of(target: &str) -> u32 {
+    let digits: String = target.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
+}
+
+fn picked<'a>(file: &Path, texts: &'a [Embedded], entry: Option<&str>, card: Card) -> Result<&'a Embedded, Failure> {
+    let target = card.chip.target.name();
+    let kernels = |text: &Embedded| foreign::read(text.ptx.as_bytes()).unwrap_or_default();
+    let has = |text: &&Embedded| foreign::pick(&kernels(text), entry).is_ok_and(|found| !found.is_empty());
+    let mut found: Vec<&Embedded> = texts.iter().filter(has).collect();
+    let of = |text: &Embedded| {
+        kernels(text)
+            .into_iter()
+            .map(|kernel| foreign::readable(&kernel.name))
+            .collect::<Vec<_>>()
+    };
+    let names = |texts: &[&Embedded]| {
+        let mut names: Vec<String> = texts.iter().flat_map(|text| of(text)).collect();
+        names.sort();
+        names.dedup();
+        style::list(names)
+    };
+    if found.is_empty() {
+        let all: Vec<&Embedded> = texts.iter().collect();
+        let entry = entry.unwrap_or_default();
+        return Err(wrong(
+            file,
+            format_args!("no kernel is named `{entry}`; there are {}", names(&all)),
+        ));
+    }
+    found.retain(|text| text.arch <= number_of(target));
+    let Some(best) = found.iter().map(|text| text.arch).max() else {
+        let archs = style::list(texts.iter().map(|text| format!("sm_{}", text.arch)));
+        return Err(
+            wrong(file, format_args!("its PTX is for {archs} and later, not for {target}"))
+                .help("name another card with --profile"),
+        );
+    };
+    found.retain(|text| text.arch == best);
+    match found[..] {
+        [text] => Ok(text),
+        _ => Err(wrong(
+            file,
+            format_args!("it has {}; name one with --entry", names(&found)),
+        )),
+    }
+}
