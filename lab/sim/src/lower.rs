@@ -14,33 +14,26 @@ use crate::rows::Rows;
 
 pub(crate) fn lower(kernel: &Kernel) -> Result<Program<'_>, SimError> {
     let unproven = assigned::unproven(kernel);
-    let mut lowering = Lowering {
-        kernel,
-        program: Program {
-            rows: Rows::assign(kernel, &unproven)?,
-            granule_shift: 2,
-            used: vec![Used::default(); kernel.params().len()],
-            ..Program::default()
-        },
-        consts32: FxHashMap::default(),
-        consts64: FxHashMap::default(),
-        unproven,
-        tracked: FxHashMap::default(),
-        breaks: Vec::new(),
-        touched: FxHashSet::default(),
-    };
-    lowering.find_fragments();
+    let mut lowering = Lowering::new(kernel, Rows::assign(kernel, &unproven)?, unproven);
+    let mut products = Vec::new();
+    kernel.for_each_inst(&mut |inst, _| products.extend(fragments(inst)));
+    lowering.find_fragments(products);
     lowering.nodes(kernel.body())?;
-    let site = lowering.program.sites.last().copied().unwrap_or(SiteId(0));
-    lowering.push(Op::Exit, Class::Structure, site);
-    let constants = lowering.program.consts32.len().max(lowering.program.consts64.len());
-    if constants > usize::from(CONST) {
-        return Err(SimError::TooManyConstants {
-            constants,
-            allowed: usize::from(CONST),
-        });
+    lowering.finish()
+}
+
+/// The runs of registers of a product: its accumulator, and its operand A.
+pub(crate) fn fragments(inst: &Inst) -> Vec<(Reg, u32)> {
+    match inst {
+        Inst::Wgmma(WgmmaInst::Mma { n, d, a, .. }) => {
+            let a = match a {
+                WgmmaA::Regs(first) => Some((*first, 4)),
+                WgmmaA::Shared(_) => None,
+            };
+            std::iter::once((*d, n / 2)).chain(a).collect()
+        }
+        _ => Vec::new(),
     }
-    Ok(lowering.program)
 }
 
 pub(crate) struct Lowering<'a> {
@@ -57,8 +50,40 @@ pub(crate) struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn push(&mut self, op: Op<'a>, class: Class, site: SiteId) -> usize {
-        if class == Class::Control || matches!(op, Op::LoopBegin | Op::EndIf) {
+    pub(crate) fn new(kernel: &'a Kernel, rows: Rows, unproven: FxHashSet<Reg>) -> Lowering<'a> {
+        Lowering {
+            kernel,
+            program: Program {
+                rows,
+                granule_shift: 2,
+                used: vec![Used::default(); kernel.params().len()],
+                ..Program::default()
+            },
+            consts32: FxHashMap::default(),
+            consts64: FxHashMap::default(),
+            unproven,
+            tracked: FxHashMap::default(),
+            breaks: Vec::new(),
+            touched: FxHashSet::default(),
+        }
+    }
+
+    /// Ends the program.
+    pub(crate) fn finish(mut self) -> Result<Program<'a>, SimError> {
+        let site = self.program.sites.last().copied().unwrap_or(SiteId(0));
+        self.push(Op::Exit, Class::Structure, site);
+        let constants = self.program.consts32.len().max(self.program.consts64.len());
+        if constants > usize::from(CONST) {
+            return Err(SimError::TooManyConstants {
+                constants,
+                allowed: usize::from(CONST),
+            });
+        }
+        Ok(self.program)
+    }
+
+    pub(crate) fn push(&mut self, op: Op<'a>, class: Class, site: SiteId) -> usize {
+        if class == Class::Control || matches!(op, Op::LoopBegin | Op::EndIf | Op::Join(_)) {
             self.touched.clear();
         }
         self.program.ops.push(op);
@@ -68,7 +93,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Marks the next operation as the start of the next node.
-    fn note_node(&mut self) {
+    pub(crate) fn note_node(&mut self) {
         self.program.nodes.push(self.program.ops.len() as u32);
     }
 
@@ -120,7 +145,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
+    pub(crate) fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
         let [reads, writes] = assigned::accessed(inst);
         self.check_reads(&reads, site);
         if matches!(inst, Inst::Wgmma(_)) {
@@ -154,7 +179,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn check_reads(&mut self, reads: &[Reg], site: SiteId) {
+    pub(crate) fn check_reads(&mut self, reads: &[Reg], site: SiteId) {
         for &reg in reads {
             if let Some(tracked) = self.tracked(reg) {
                 self.push(Op::CheckWritten(tracked), Class::Structure, site);
@@ -186,16 +211,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Numbers the fragments: the registers of one accumulator or of one operand A.
-    fn find_fragments(&mut self) {
-        let mut runs: Vec<(Reg, u32)> = Vec::new();
-        self.kernel.for_each_inst(&mut |inst, _| {
-            if let Inst::Wgmma(WgmmaInst::Mma { n, d, a, .. }) = inst {
-                runs.push((*d, n / 2));
-                if let WgmmaA::Regs(first) = a {
-                    runs.push((*first, 4));
-                }
-            }
-        });
+    pub(crate) fn find_fragments(&mut self, mut runs: Vec<(Reg, u32)>) {
         // Merge overlapping runs into one fragment. In sorted order a run overlaps its predecessor
         // or nothing.
         runs.sort_by_key(|(reg, count)| (reg.class, reg.index, *count));

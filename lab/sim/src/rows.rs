@@ -34,6 +34,33 @@ impl Rows {
     pub(crate) fn assign(kernel: &Kernel, pinned: &FxHashSet<Reg>) -> Result<Rows, SimError> {
         let mut lives = Lives::default();
         lives.nodes(kernel.body());
+        lives.assign(RegClass::ALL.map(|class| kernel.num_regs(class)), pinned)
+    }
+}
+
+impl Lives {
+    /// The next position.
+    pub(crate) fn next(&mut self) {
+        self.position += 1;
+    }
+
+    /// A register is needed from one position to another.
+    pub(crate) fn cover(&mut self, reg: Reg, from: u32, to: u32) {
+        let life = self.of.entry(reg).or_insert((from, to));
+        *life = (life.0.min(from), life.1.max(to));
+    }
+
+    /// A loop whose first position was `start` ends here.
+    pub(crate) fn repeats(&mut self, start: u32) {
+        self.loops.push((start, self.position));
+    }
+
+    pub(crate) fn assign(
+        self,
+        num_regs: [u32; RegClass::ALL.len()],
+        pinned: &FxHashSet<Reg>,
+    ) -> Result<Rows, SimError> {
+        let mut lives = self;
         let end = lives.position;
         for (start, stop) in &lives.loops {
             for life in lives.of.values_mut() {
@@ -54,7 +81,7 @@ impl Rows {
         // The rows of the constants `PRED_FALSE` and `PRED_TRUE`.
         preds.used = 2;
         // A register without instructions keeps row 0 and is never read.
-        let mut rows = RegClass::ALL.map(|class| vec![0; kernel.num_regs(class) as usize]);
+        let mut rows = num_regs.map(|count| vec![0; count as usize]);
         for (reg, (first, last)) in order {
             let row = match reg.class {
                 RegClass::Pred => &mut preds,
@@ -106,14 +133,14 @@ impl Allocation {
 
 /// First and last position of every register, and the extent of loops, inner ones first.
 #[derive(Default)]
-struct Lives {
-    position: u32,
+pub(crate) struct Lives {
+    pub(crate) position: u32,
     of: FxHashMap<Reg, (u32, u32)>,
     loops: Vec<(u32, u32)>,
 }
 
 impl Lives {
-    fn touch(&mut self, reg: Reg) {
+    pub(crate) fn touch(&mut self, reg: Reg) {
         let position = self.position;
         self.of.entry(reg).or_insert((position, position)).1 = position;
     }
