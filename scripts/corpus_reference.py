@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Inputs and expected outputs of the kernels of lab/check/corpus; run alone, checks that the references are usable.
 
-usage: scripts/corpus_reference.py [--only PATTERN]
+usage: scripts/corpus_reference.py [--only PATTERN] [--write FOLDER]
 
 For each kernel: makes its inputs, runs its reference (float64), and fails on a reference that is missing, raises, has
 another number of elements than the output that it is for, or computes what judges nothing: values that are not finite,
 all equal, or equal to what the buffer held before. Starts itself again with the environment of compile_corpus.py if
 this Python has no NumPy. lab/check/corpus/README.md has the format of declarations and the generator of inputs.
+
+--write leaves each kernel's launch, inputs and expected outputs in FOLDER as NAME.json, for the test of the simulator
+(lab/check/tests/it/corpus.rs), with the path of its PTX.
 
 As a module: `Case(source)` has `arguments` (Buffer, Scalar or a list of these for a struct, in order), `symbols`,
 `expected()`, and `Buffer.bytes()` what the device gets.
@@ -16,6 +19,7 @@ import argparse
 import dataclasses
 import importlib.util
 import inspect
+import json
 import os
 import pathlib
 import sys
@@ -258,10 +262,41 @@ def wrong_with(source):
     return None
 
 
+def written(source):
+    """What the simulator's test reads."""
+    case = Case(source)
+    expected = iter(case.expected() if case.checked() else [])
+
+    def argument(a):
+        if isinstance(a, list):
+            return {"struct": [argument(field) for field in a]}
+        if isinstance(a, Scalar):
+            return {"name": a.name, "type": a.type, "value": a.value}
+        right = [n.item() for n in np.asarray(next(expected)).reshape(-1)] if a.check else []
+        told = {"name": a.name, "type": a.type, "stored": a.stored.tobytes().hex(), "unwritten": a.fill == "unwritten"}
+        return told | {"check": a.check, "rtol": a.rtol, "atol": a.atol, "expected": right}
+
+    folder = compile_corpus.cache() / source.relative_to(compile_corpus.CORPUS)
+    lines = source.read_text(encoding="utf-8").split("\n")
+    is_fault = source.parent.name == "faults" and not source.name.endswith(".twin.cu")
+    return {
+        "ptx": str(folder.with_suffix(".ptx")),
+        "grid": case.grid,
+        "block": case.block,
+        "shared": case.shared,
+        "args": [argument(a) for a in case.arguments],
+        "symbols": [argument(a) for a in case.symbols],
+        "fault": lines[0].removeprefix("// fault: ") if is_fault else None,
+        "lines": [number for number, line in enumerate(lines, 1) if line.endswith("// FAULT")],
+    }
+
+
 def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usage.add_argument("--only", default="*", metavar="PATTERN", help="kernels of these names, such as 'gemm_*'")
-    files = compile_corpus.sources(usage.parse_args().only)
+    usage.add_argument("--write", type=pathlib.Path, metavar="FOLDER", help="leave inputs and expected outputs there")
+    options = usage.parse_args()
+    files = compile_corpus.sources(options.only)
     # SplitMix64's first output for seed 0, from its author's program: another generator would make other inputs.
     assert mix(np.zeros(1, np.uint64))[0] == 0xE220A8397B1DCDAF
     failed = 0
@@ -270,6 +305,10 @@ def main():
         if wrong:
             failed += 1
             print(f"{source.relative_to(compile_corpus.CORPUS)}: {wrong}", file=sys.stderr)
+        elif options.write:
+            path = options.write / source.relative_to(compile_corpus.CORPUS).with_suffix(".json")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(written(source)), encoding="utf-8")
     print(f"{len(files) - failed} passed, {failed} failed")
     return 1 if failed or not files else 0
 

@@ -66,6 +66,8 @@ pub struct Function {
     pub registers: Vec<Registers>,
     /// Shared memory that it declares.
     pub shared: Vec<SharedSymbol>,
+    /// Local memory that it declares.
+    pub local: Vec<SharedSymbol>,
     /// Its instructions.
     pub instructions: Vec<Instruction>,
     /// Its labels: the instruction that follows each, or their number at the end.
@@ -253,8 +255,13 @@ impl<'a, 'f> Reader<'a, 'f> {
                 self.function.shared.extend(symbols);
                 Ok(())
             }
+            ".local" => {
+                let symbols = self.words.list(';', |it| Ok(it.variable(line)?.0))?;
+                self.function.local.extend(symbols);
+                Ok(())
+            }
             ".loc" => self.location(),
-            // Parameters of calls, local memory and prototypes are known where they are named.
+            // Parameters of calls and prototypes are known where they are named.
             _ => self.words.skip("directive"),
         }
     }

@@ -34,12 +34,32 @@ const NONE: u32 = u32::MAX;
 impl Flow {
     /// The control flow of a function of a text.
     pub fn of(module: &Module, function: &Function) -> Flow {
+        Flow::with(module, function, false)
+    }
+
+    /// As [`of`](Self::of), but threads that return early go nowhere: others do not wait for them. A join is where
+    /// the paths of those meet that go on.
+    pub fn of_those_that_go_on(module: &Module, function: &Function) -> Flow {
+        let (mut flow, all) = (Flow::with(module, function, true), Flow::of(module, function));
+        for (block, all) in flow.blocks.iter_mut().zip(all.blocks) {
+            block.join = block.join.or(all.join);
+            block.next = all.next;
+        }
+        flow
+    }
+
+    fn with(module: &Module, function: &Function, leaves: bool) -> Flow {
         let count = function.instructions.len();
         let name = |at: usize| match &module.forms()[function.instructions[at].form as usize] {
             Ok(form) => form.name(),
             Err(_) => "",
         };
-        let ends = |at: usize| matches!(name(at), "bra" | "ret" | "exit" | "trap");
+        let ends = |at: usize| match name(at) {
+            "bra" | "ret" | "exit" => true,
+            // A trap ends the launch: no path goes on from it.
+            "trap" => function.instructions[at].guard.is_none(),
+            _ => false,
+        };
         let mut begins = vec![false; count + 1];
         begins[0] = true;
         function.labels.iter().for_each(|&at| begins[at as usize] = true);
@@ -50,12 +70,17 @@ impl Flow {
         for (block, &first) in starts.iter().enumerate() {
             let end = starts.get(block + 1).copied().unwrap_or(count as u32);
             let last = &function.instructions[end as usize - 1];
+            let is_return = |at: usize| at < count && matches!(name(at), "ret" | "exit");
+            let is_last = end as usize == count;
             let target = match (name(end as usize - 1), last.operands.first()) {
-                ("bra", Some(&Operand::Label(label))) => Some(block_of(function.labels[label as usize])),
-                ("ret" | "exit" | "trap", _) => Some(starts.len() as u32),
+                ("bra", Some(&Operand::Label(label))) => {
+                    let to = function.labels[label as usize];
+                    (!leaves || !is_return(to as usize)).then(|| block_of(to))
+                }
+                ("ret" | "exit", _) => (!leaves || is_last).then_some(starts.len() as u32),
                 _ => None,
             };
-            let falls = target.is_none() || last.guard.is_some();
+            let falls = !ends(end as usize - 1) || last.guard.is_some();
             let next = [target, falls.then_some(block as u32 + 1)];
             let (instructions, join) = (first..end, None);
             blocks.push(Block {

@@ -265,7 +265,7 @@ impl Module {
 
     /// The user's line of an instruction: of the places that it was inlined through, the innermost in the file of the
     /// outermost. Without `.loc` it is that of the text.
-    fn line_of(&self, function: &Function, inst: &Instruction) -> (Option<u32>, u32) {
+    pub fn line_of(&self, function: &Function, inst: &Instruction) -> (Option<u32>, u32) {
         let Some(place) = inst.place else {
             return (None, inst.line);
         };

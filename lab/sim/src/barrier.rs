@@ -45,8 +45,8 @@ impl Cluster<'_> {
     /// A warp arrives.
     pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: Row, threads: u32, waits: bool) -> Stop {
         let id = self.barrier_number(warp, pc, id);
-        if warp.active != FULL {
-            let missing = !warp.active;
+        if warp.active != warp.live {
+            let missing = warp.live & !warp.active;
             self.report(FindingKind::MissingLanes, pc, None, |cluster| {
                 let message =
                     format!("all lanes of a warp must execute a barrier together; lanes {missing:#010x} do not");
@@ -158,13 +158,14 @@ impl Cluster<'_> {
     /// Checks that the active lanes are exactly the lanes of a member mask.
     #[inline(always)]
     pub(crate) fn check_members(&mut self, warp: &Warp, pc: u32, members: u32, name: &'static str) {
-        if members != warp.active {
+        if members & warp.live != warp.active {
             self.wrong_members(warp, pc, members, name);
         }
     }
 
     #[cold]
     fn wrong_members(&mut self, warp: &Warp, pc: u32, members: u32, name: &'static str) {
+        let members = members & warp.live;
         let (missing, unnamed) = (members & !warp.active, warp.active & !members);
         self.report(FindingKind::MissingLanes, pc, None, |cluster| {
             let message = if missing != 0 {

@@ -1,6 +1,7 @@
 //! Rarely used parts of the interpreter loop: findings and traces.
 
 use flashcore_ir::RegClass;
+use flashcore_ir::inst::Special;
 
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
@@ -78,4 +79,29 @@ pub(crate) fn record(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, class: 
         class: if class == RegClass::B16 { RegClass::B32 } else { class },
         bits,
     });
+}
+
+/// A special register in each lane.
+#[inline(never)]
+pub(crate) fn special(cluster: &Cluster<'_>, warp: usize, which: Special) -> [u32; 32] {
+    let launch = cluster.machine.launch;
+    let uniform = match which {
+        Special::Tid(dim) => {
+            let first = 32 * (warp % cluster.machine.warps_per_block()) as u32;
+            let [x, y, _] = cluster.machine.block;
+            return std::array::from_fn(|lane| {
+                let thread = first + lane as u32;
+                [thread % x, thread / x % y, thread / (x * y)][usize::from(dim.min(2))]
+            });
+        }
+        Special::LaneId => return std::array::from_fn(|lane| lane as u32),
+        Special::Ntid(dim) => cluster.machine.block[usize::from(dim.min(2))],
+        Special::Ctaid(dim) => cluster.actor(warp, 0).block[usize::from(dim.min(2))],
+        Special::Nctaid(dim) => launch.grid[usize::from(dim.min(2))],
+        // Any nonzero number is valid; this is Hopper's.
+        Special::MaxWarps => 64,
+        Special::ClusterRank => (warp / cluster.machine.warps_per_block()) as u32,
+        Special::ClusterBlocks => cluster.machine.blocks as u32,
+    };
+    [uniform; 32]
 }

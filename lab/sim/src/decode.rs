@@ -9,6 +9,7 @@ use flashcore_ir::{Operand, Reg, RegClass, ScalarType as T};
 use crate::lower::Lowering;
 use crate::program::{FloatOp, Half, Number, OPERANDS, Op, PRED_FALSE, PRED_TRUE, Row};
 use crate::report::Class;
+use crate::text::cold::{Cold, Memory, Strength, What};
 
 impl<'k> Lowering<'k> {
     /// The operation of an instruction; `None` if no machine instruction has its types. [`Inst::impossible`] does not
@@ -208,6 +209,31 @@ impl<'k> Lowering<'k> {
         }
     }
 
+    /// Notes what an instruction that the kernel language has not needs.
+    pub(crate) fn note_cold(&mut self, cold: &Cold) {
+        let (access, is_atomic) = match &cold.what {
+            What::Access(access) => (access, false),
+            What::Atomic(atomic) => (&atomic.access, true),
+            _ => return,
+        };
+        let program = &mut self.program;
+        if matches!(access.memory, Memory::Shared | Memory::Generic) {
+            program.granule_shift = program.granule_shift.min(access.size.trailing_zeros());
+        }
+        if matches!(access.memory, Memory::Global | Memory::Generic) {
+            program.bytewise |= access.size == 1;
+            program.uses_flags |= is_atomic || access.strength != Strength::Weak;
+            let object = access.object;
+            let is_used = |slot: usize| object.is_none_or(|object| object == Object::Param(slot as u32));
+            let used = program.used.iter_mut().enumerate().filter(|(slot, _)| is_used(*slot));
+            for (_, used) in used {
+                used.atomic |= is_atomic;
+                used.stored |= access.writes && !is_atomic;
+                used.loaded |= !access.writes;
+            }
+        }
+    }
+
     /// Notes how an instruction accesses the memory of parameters.
     fn note_parameters(&mut self, inst: &Inst) {
         for slot in inst.clone().slots() {
@@ -228,7 +254,7 @@ impl<'k> Lowering<'k> {
     /// are tracked in cells of two bytes.
     fn note_access(&mut self, space: Space, bytes: u32, count: u32) -> Option<()> {
         if space != Space::Global && bytes == 2 {
-            self.program.granule_shift = 1;
+            self.program.granule_shift = self.program.granule_shift.min(1);
         }
         (bytes > 1 && bytes * count <= 16).then_some(())
     }

@@ -2,6 +2,7 @@
 
 use flashcore_ir::launch::TensorMapProblem;
 use flashcore_ir::proof::LaunchRefusal;
+use flashcore_ir::ptx::read::PtxError;
 use thiserror::Error;
 
 /// The launch does not fit its kernel, or the simulator does not support it.
@@ -11,6 +12,9 @@ pub enum SimError {
     /// The launch cannot work on any GPU.
     #[error(transparent)]
     Launch(#[from] LaunchRefusal),
+    /// What its text has cannot be executed.
+    #[error(transparent)]
+    Text(#[from] PtxError),
     /// A block that ends in a part of a warp.
     #[error("blocks have {threads} threads; the simulator has whole warps, so it takes multiples of 32")]
     PartOfAWarp {

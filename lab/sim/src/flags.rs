@@ -22,9 +22,9 @@ use crate::warp::{Lane, Warp};
 #[derive(Debug, Default)]
 pub(crate) struct Fences {
     /// The clock at the last fence, which later atomics release.
-    released: [Option<Rc<Clocks>>; 32],
+    pub(crate) released: [Option<Rc<Clocks>>; 32],
     /// What the words of atomics since then carried, which the next fence acquires.
-    seen: [Option<Rc<Clocks>>; 32],
+    pub(crate) seen: [Option<Rc<Clocks>>; 32],
 }
 
 /// What an atomic does, other than to change its word.
@@ -180,14 +180,14 @@ impl Cluster<'_> {
     }
 
     /// What a release by a lane adds now: its clock, with its own accesses.
-    fn now(&self, warp: &Warp, lane: usize) -> Rc<Clocks> {
+    pub(crate) fn now(&self, warp: &Warp, lane: usize) -> Rc<Clocks> {
         let mut clock = warp.joined(1 << lane);
         self.publish(&mut clock, warp, 1 << lane);
         clock.released(self.linear)
     }
 
     /// Joins clocks to those of some lanes.
-    fn acquire(&self, warp: &mut Warp, lanes: u32, carried: &Rc<Clocks>) {
+    pub(crate) fn acquire(&self, warp: &mut Warp, lanes: u32, carried: &Rc<Clocks>) {
         let own = self.linear;
         // A loop that waits acquires the same again and again.
         if !warp
@@ -199,14 +199,15 @@ impl Cluster<'_> {
     }
 
     /// The clocks that a word carries; none once a plain store has replaced it.
-    fn carried(&mut self, place: Place) -> Option<Rc<Clocks>> {
+    pub(crate) fn carried(&mut self, place: Place) -> Option<Rc<Clocks>> {
         let carried = self.global.flags.get(&place)?.clone();
-        let cell = &self.global.page(place.0, place.1).cells[place.1 as usize % PAGE / 2];
+        let unit = self.global.unit;
+        let cell = &self.global.page(place.0, place.1).cells[place.1 as usize % PAGE / unit];
         cell.stamp().is_some_and(Stamp::is_atomic).then_some(carried)
     }
 
     /// Lets a word carry the clocks of a release sequence and of a release.
-    fn carry(&mut self, place: Place, sequence: Option<Rc<Clocks>>, released: Option<Rc<Clocks>>) {
+    pub(crate) fn carry(&mut self, place: Place, sequence: Option<Rc<Clocks>>, released: Option<Rc<Clocks>>) {
         let mut carried = sequence.unwrap_or_default();
         if let Some(released) = released {
             join_clocks(&mut carried, &released);

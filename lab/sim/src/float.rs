@@ -108,7 +108,7 @@ pub(crate) fn f32_to_e4m3(value: f32) -> u32 {
 
 /// f64 to f32 rounded to odd, so that a later rounding to 16 bits does not round twice.
 #[inline(always)]
-fn f64_to_f32_odd(value: f64) -> f32 {
+pub(crate) fn f64_to_f32_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let back = nearest as f64;
     let bits = nearest.to_bits();

@@ -15,7 +15,7 @@ use crate::clock::{ActorId, Clock, Clocks, Epoch, Stamp};
 
 pub(crate) const PAGE_SHIFT: u32 = 11;
 pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;
-/// Cells per page, of 2 bytes each.
+/// Cells per page of 2 bytes each. A kernel that accesses single bytes has twice as many.
 pub(crate) const CELLS: usize = PAGE / 2;
 
 /// A reduction that is applied after all blocks have finished.
@@ -145,6 +145,8 @@ pub(crate) struct Sum {
 pub(crate) struct Global<'m> {
     /// The buffers before the launch, by slot.
     pub(crate) base: &'m [&'m [u8]],
+    /// Bytes of a cell: 2 or 1.
+    pub(crate) unit: usize,
     pub(crate) pages: Pages,
     /// What the last releases of a word carry.
     pub(crate) flags: FxHashMap<Place, Rc<Clocks>>,
@@ -161,9 +163,10 @@ pub(crate) struct Global<'m> {
 }
 
 impl<'m> Global<'m> {
-    pub(crate) fn new(base: &'m [&'m [u8]]) -> Global<'m> {
+    pub(crate) fn new(base: &'m [&'m [u8]], unit: usize) -> Global<'m> {
         Global {
             base,
+            unit,
             ..Global::default()
         }
     }
@@ -171,11 +174,11 @@ impl<'m> Global<'m> {
     /// The page that holds byte `offset` of a buffer.
     pub(crate) fn page(&mut self, slot: usize, offset: u64) -> &mut Page {
         let number = offset >> PAGE_SHIFT;
-        let base = self.base;
+        let (base, unit) = (self.base, self.unit);
         self.pages.entry((slot, number)).or_insert_with(|| {
             Box::new(Page {
                 data: copy_of(base[slot], number),
-                cells: vec![Cell::default(); CELLS],
+                cells: vec![Cell::default(); PAGE / unit],
             })
         })
     }

@@ -184,12 +184,13 @@ impl<'m> Cluster<'m> {
         let mut unwritten = 0u32;
         let uninitialized = self.machine.uninitialized[region.slot];
         // Aligned accesses of at most 16 bytes do not cross a page.
+        let (unit, shift) = (self.global.unit, self.global.unit.trailing_zeros());
         let page = self.global.page(region.slot, offset);
         let within = offset as usize % PAGE;
         out.copy_from_slice(&page.data[within..within + out.len()]);
-        let cells = within / 2..(within + out.len()).div_ceil(2);
+        let cells = within >> shift..(within + out.len() + unit - 1) >> shift;
         for (i, cell) in page.cells[cells].iter_mut().enumerate() {
-            let at = offset + 2 * i as u64;
+            let at = offset + (i << shift) as u64;
             let known = |cell: &Cell| {
                 let mine = cell.writer == me && u64::from(cell.written_in) == own;
                 mine || observed || cell.write().unordered(own, clock) == 0
@@ -229,7 +230,7 @@ impl<'m> Cluster<'m> {
         }
         let missing = match self.machine.options.written.get(&region.slot) {
             Some(before) => before.first_missing(offset, unwritten),
-            None => lanes(unwritten).next().map(|piece| offset + 2 * piece as u64),
+            None => lanes(unwritten).next().map(|piece| offset + (unit * piece) as u64),
         };
         if let Some(at) = missing {
             self.report(FindingKind::NeverWritten, by.pc, None, |cluster| {
@@ -253,14 +254,15 @@ impl<'m> Cluster<'m> {
         let is_atomic = kind == WriterKind::Atomic;
         let observed = !is_atomic && self.observed(by, region.slot, offset..offset + data.len() as u64);
         let (mut clash, mut displaced) = (None, None);
+        let shift = self.global.unit.trailing_zeros();
         let page = self.global.page(region.slot, offset);
         let within = offset as usize % PAGE;
         let bytes = &mut page.data[within..within + data.len()];
         let changed = *bytes != *data;
         bytes.copy_from_slice(data);
-        let cells = within / 2..(within + data.len()) / 2;
+        let cells = within >> shift..(within + data.len()) >> shift;
         for (i, cell) in page.cells[cells].iter_mut().enumerate() {
-            let at = offset + 2 * i as u64;
+            let at = offset + (i << shift) as u64;
             if let Some(stamp) = cell.stamp()
                 && !(cell.writer == me && u64::from(cell.written_in) == own || observed)
                 && cell.write().unordered(own, clock) != 0
@@ -376,6 +378,7 @@ fn set_loaded<'b>(warp: &mut Warp, load: &Access<'_>, mask: u32, bytes: impl Fn(
         let mut value = [u64::from(POISON); 32];
         for lane in lanes(mask) {
             value[lane] = match bytes(lane)[size * i..size * (i + 1)] {
+                [a] => a.into(),
                 [a, b] => u64::from(u16::from_le_bytes([a, b])),
                 [a, b, c, d] => u64::from(u32::from_le_bytes([a, b, c, d])),
                 [a, b, c, d, e, f, g, h] => u64::from_le_bytes([a, b, c, d, e, f, g, h]),

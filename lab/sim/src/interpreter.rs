@@ -1,18 +1,18 @@
 //! The interpreter loop.
 
-use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, Scope, Space, Special};
+use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, Scope, Space};
 use flashcore_ir::{RegClass, ScalarType};
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
 use crate::cluster::Cluster;
-use crate::cold::{division_by_zero, never_written, not_uniform, record};
+use crate::cold::{division_by_zero, never_written, not_uniform, record, special};
 use crate::flags::Order;
 use crate::float::{f, result};
 use crate::program::{Access, At, OPERANDS, Op, Row};
 use crate::registers::{Word, map1, map2, map3, select, test2};
 use crate::resident::changes_the_block;
-use crate::warp::{Frame, Warp};
+use crate::warp::Warp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
@@ -66,65 +66,72 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
         let r = &mut warp.registers;
         match ops[at as usize] {
             // Structure
-            Op::If(branch) => {
-                let holds = r.pred(branch.pred) & active;
-                let fails = active & !holds;
-                if branch.uniform && holds != 0 && fails != 0 {
+            Op::Head => {}
+            Op::Jump(jump) => {
+                let holds = r.pred(jump.pred) & active;
+                let taken = if jump.negated { active & !holds } else { holds };
+                let stays = active & !taken;
+                if jump.uniform && taken != 0 && stays != 0 {
                     not_uniform(cluster, warp, at, holds);
                 }
-                warp.frames.push(Frame {
-                    before: active,
-                    other: fails,
-                });
-                if holds != 0 {
-                    warp.active = holds;
+                let goes = if stays == 0 {
+                    warp.splits.arrive(jump.place, jump.target, active)
+                } else if taken != 0 {
+                    warp.splits.part(&jump, pc, taken, stays)
                 } else {
-                    // Without another branch this is the end of the structure, which restores all
-                    // lanes.
-                    warp.active = fails;
-                    pc = branch.target;
+                    continue;
+                };
+                (pc, warp.active) = goes;
+                if pc <= at {
+                    warp.executed += u64::from(at - pc) + 1;
+                    if warp.executed > budget {
+                        warp.pc = at;
+                        return Stop::Livelock;
+                    }
                 }
             }
-            Op::Else(end) => {
-                let other = warp.frames.last().map_or(0, |frame| frame.other);
-                if other != 0 {
-                    warp.active = other;
-                } else {
+            Op::Goto(target) => {
+                pc = target;
+                if pc <= at {
+                    warp.executed += u64::from(at - pc) + 1;
+                    if warp.executed > budget {
+                        warp.pc = at;
+                        return Stop::Livelock;
+                    }
+                }
+            }
+            Op::Join(place) => (pc, warp.active) = warp.splits.arrive(place, pc, active),
+            Op::Guard(pred, negated, end) => {
+                let holds = r.pred(pred) & active;
+                warp.guarded = active;
+                warp.active = if negated { active & !holds } else { holds };
+                if warp.active == 0 {
+                    warp.active = active;
                     pc = end;
                 }
             }
-            Op::EndIf => {
-                if let Some(frame) = warp.frames.pop() {
-                    warp.active = frame.before;
-                }
-            }
-            Op::LoopBegin => warp.frames.push(Frame {
-                before: active,
-                other: 0,
-            }),
-            Op::BreakIf(branch) => {
-                let leave = r.pred(branch.pred) & active;
-                let stay = active & !leave;
-                if branch.uniform && leave != 0 && stay != 0 {
-                    not_uniform(cluster, warp, at, leave);
-                }
-                warp.active = stay;
-                if stay == 0 {
-                    if let Some(frame) = warp.frames.pop() {
-                        warp.active = frame.before;
+            Op::GuardEnd => warp.active = warp.guarded,
+            Op::ExitIf(pred, negated) => {
+                let holds = r.pred(pred) & active;
+                let leaves = if negated { active & !holds } else { holds };
+                warp.live &= !leaves;
+                warp.active = active & !leaves;
+                if warp.active == 0 {
+                    match warp.splits.next() {
+                        Some(next) => (pc, warp.active) = next,
+                        None => {
+                            cluster.exit(warp, at);
+                            return stop_at(warp, at);
+                        }
                     }
-                    pc = branch.target;
-                }
-            }
-            Op::LoopEnd(start) => {
-                pc = start;
-                warp.executed += u64::from(at - start) + 1;
-                if warp.executed > budget {
-                    warp.pc = at;
-                    return Stop::Livelock;
                 }
             }
             Op::Exit => {
+                if let Some(next) = warp.splits.next() {
+                    warp.live &= !active;
+                    (pc, warp.active) = next;
+                    continue;
+                }
                 cluster.exit(warp, at);
                 return stop_at(warp, at);
             }
@@ -198,6 +205,11 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
             Op::PredAnd([d, a, b]) => r.set_pred(d, active, r.pred(a) & r.pred(b)),
             Op::PredOr([d, a, b]) => r.set_pred(d, active, r.pred(a) | r.pred(b)),
             Op::PredXor([d, a, b]) => r.set_pred(d, active, r.pred(a) ^ r.pred(b)),
+            Op::Cold(cold) => {
+                if let Some(stop) = cluster.cold(warp, at, cold) {
+                    return stop;
+                }
+            }
             Op::Inst(inst, ref rows) => {
                 if let Some(stop) = instruction(cluster, warp, at, inst, rows) {
                     return stop;
@@ -349,7 +361,9 @@ fn instruction<'m>(
         }
         Inst::Elect { .. } => cluster.elect(warp, pc, first),
         Inst::BarSync { threads, .. } => {
-            let threads = threads.unwrap_or(machine.kernel.threads());
+            let threads = threads.map_or(32 * machine.warps_per_block() as u32, |threads| {
+                threads.next_multiple_of(32)
+            });
             warp.pc = pc + 1;
             return Some(cluster.arrive(warp, pc, first, threads, true));
         }
@@ -424,26 +438,4 @@ fn check_divisor<T: Word + PartialEq>(cluster: &mut Cluster<'_>, warp: &Warp, pc
     if zero != 0 {
         division_by_zero(cluster, warp.index, pc, zero);
     }
-}
-
-#[inline(never)]
-fn special(cluster: &Cluster<'_>, warp: usize, which: Special) -> [u32; 32] {
-    let launch = cluster.machine.launch;
-    let uniform = match which {
-        Special::Tid(0) => {
-            let first = 32 * (warp % cluster.machine.warps_per_block());
-            return std::array::from_fn(|lane| (first + lane) as u32);
-        }
-        Special::LaneId => return std::array::from_fn(|lane| lane as u32),
-        // Blocks are one-dimensional.
-        Special::Tid(_) => 0,
-        Special::Ntid(dim) => launch.block[usize::from(dim.min(2))],
-        Special::Ctaid(dim) => cluster.actor(warp, 0).block[usize::from(dim.min(2))],
-        Special::Nctaid(dim) => launch.grid[usize::from(dim.min(2))],
-        // Any nonzero number is valid; this is Hopper's.
-        Special::MaxWarps => 64,
-        Special::ClusterRank => (warp / cluster.machine.warps_per_block()) as u32,
-        Special::ClusterBlocks => cluster.machine.blocks as u32,
-    };
-    [uniform; 32]
 }

@@ -11,6 +11,7 @@
 // Loops index several rows of 32 lanes in parallel, which reads better than nested `zip`.
 #![allow(clippy::needless_range_loop)]
 
+mod access;
 mod alu;
 mod assigned;
 mod async_copy;
@@ -55,8 +56,11 @@ mod rows;
 mod shadow;
 mod shared_memory;
 mod simulate;
+mod splits;
+mod strong;
 mod tensor;
 mod tensor_sum;
+mod text;
 mod trace;
 mod traffic;
 mod warp;
@@ -68,8 +72,9 @@ pub use finding::{Actor, Finding, FindingKind, Line, Other};
 pub use log::{Access, Log, Turn};
 pub use progress::Progress;
 pub use report::{Class, Count, Counts, MemorySite, NodeCount, SimOptions, SimReport, TraceRecord};
-pub use simulate::simulate;
+pub use simulate::{simulate, simulate_ptx};
 pub use tensor_sum::TensorSums;
+pub use text::{PtxArg, PtxBuffer, PtxLaunch};
 pub use trace::{Nonfinite, nonfinite};
 pub use written::Written;
 

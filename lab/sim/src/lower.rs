@@ -1,46 +1,29 @@
-//! Lowers a kernel's tree to a flat [`Program`].
+//! What making a [`Program`] keeps: rows, constants, tracked registers, fragments of products.
 
 use std::hash::Hash;
 
 use flashcore_ir::inst::{Inst, WgmmaA, WgmmaInst};
-use flashcore_ir::{Condition, Kernel, Node, Operand, Reg, SiteId};
+use flashcore_ir::{Kernel, Operand, Reg, SiteId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assigned;
 use crate::error::SimError;
-use crate::program::{Branch, CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
+use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
 
-pub(crate) fn lower(kernel: &Kernel) -> Result<Program<'_>, SimError> {
-    let unproven = assigned::unproven(kernel);
-    let mut lowering = Lowering {
-        kernel,
-        program: Program {
-            rows: Rows::assign(kernel, &unproven)?,
-            granule_shift: 2,
-            used: vec![Used::default(); kernel.params().len()],
-            ..Program::default()
-        },
-        consts32: FxHashMap::default(),
-        consts64: FxHashMap::default(),
-        unproven,
-        tracked: FxHashMap::default(),
-        breaks: Vec::new(),
-        touched: FxHashSet::default(),
-    };
-    lowering.find_fragments();
-    lowering.nodes(kernel.body())?;
-    let site = lowering.program.sites.last().copied().unwrap_or(SiteId(0));
-    lowering.push(Op::Exit, Class::Structure, site);
-    let constants = lowering.program.consts32.len().max(lowering.program.consts64.len());
-    if constants > usize::from(CONST) {
-        return Err(SimError::TooManyConstants {
-            constants,
-            allowed: usize::from(CONST),
-        });
+/// The runs of registers of a product: its accumulator, and its operand A.
+pub(crate) fn fragments(inst: &Inst) -> Vec<(Reg, u32)> {
+    match inst {
+        Inst::Wgmma(WgmmaInst::Mma { n, d, a, .. }) => {
+            let a = match a {
+                WgmmaA::Regs(first) => Some((*first, 4)),
+                WgmmaA::Shared(_) => None,
+            };
+            std::iter::once((*d, n / 2)).chain(a).collect()
+        }
+        _ => Vec::new(),
     }
-    Ok(lowering.program)
 }
 
 pub(crate) struct Lowering<'a> {
@@ -50,15 +33,44 @@ pub(crate) struct Lowering<'a> {
     consts64: FxHashMap<u64, Row>,
     unproven: FxHashSet<Reg>,
     tracked: FxHashMap<Reg, u32>,
-    /// For each open loop, the positions of its `BreakIf`s, whose target is not known yet.
-    breaks: Vec<Vec<usize>>,
     /// Fragments read or written since products last started or ended.
     touched: FxHashSet<(u16, bool)>,
 }
 
 impl<'a> Lowering<'a> {
-    fn push(&mut self, op: Op<'a>, class: Class, site: SiteId) -> usize {
-        if class == Class::Control || matches!(op, Op::LoopBegin | Op::EndIf) {
+    pub(crate) fn new(kernel: &'a Kernel, rows: Rows, unproven: FxHashSet<Reg>) -> Lowering<'a> {
+        Lowering {
+            kernel,
+            program: Program {
+                rows,
+                granule_shift: 2,
+                used: vec![Used::default(); kernel.params().len()],
+                ..Program::default()
+            },
+            consts32: FxHashMap::default(),
+            consts64: FxHashMap::default(),
+            unproven,
+            tracked: FxHashMap::default(),
+            touched: FxHashSet::default(),
+        }
+    }
+
+    /// Ends the program.
+    pub(crate) fn finish(mut self) -> Result<Program<'a>, SimError> {
+        let site = self.program.sites.last().copied().unwrap_or(SiteId(0));
+        self.push(Op::Exit, Class::Structure, site);
+        let constants = self.program.consts32.len().max(self.program.consts64.len());
+        if constants > usize::from(CONST) {
+            return Err(SimError::TooManyConstants {
+                constants,
+                allowed: usize::from(CONST),
+            });
+        }
+        Ok(self.program)
+    }
+
+    pub(crate) fn push(&mut self, op: Op<'a>, class: Class, site: SiteId) -> usize {
+        if class == Class::Control || matches!(op, Op::Head | Op::Join(_)) {
             self.touched.clear();
         }
         self.program.ops.push(op);
@@ -68,59 +80,11 @@ impl<'a> Lowering<'a> {
     }
 
     /// Marks the next operation as the start of the next node.
-    fn note_node(&mut self) {
+    pub(crate) fn note_node(&mut self) {
         self.program.nodes.push(self.program.ops.len() as u32);
     }
 
-    fn nodes(&mut self, nodes: &'a [Node]) -> Result<(), SimError> {
-        for node in nodes {
-            match node {
-                Node::Inst { inst, site } => self.inst(inst, *site)?,
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    site,
-                } => {
-                    let mut branch = self.branch(condition, *site);
-                    let begin = self.push(Op::If(branch), Class::Control, *site);
-                    self.nodes(then)?;
-                    let to_end = (!otherwise.is_empty()).then(|| self.push(Op::Else(0), Class::Control, *site));
-                    branch.target = self.program.ops.len() as u32;
-                    self.program.ops[begin] = Op::If(branch);
-                    self.nodes(otherwise)?;
-                    let end = self.push(Op::EndIf, Class::Structure, *site) as u32;
-                    if let Some(at) = to_end {
-                        self.program.ops[at] = Op::Else(end);
-                    }
-                }
-                Node::Loop { body, site } => {
-                    self.note_node();
-                    self.push(Op::LoopBegin, Class::Structure, *site);
-                    let start = self.program.ops.len() as u32;
-                    self.breaks.push(Vec::new());
-                    self.nodes(body)?;
-                    self.push(Op::LoopEnd(start), Class::Control, *site);
-                    let after = self.program.ops.len() as u32;
-                    for at in self.breaks.pop().unwrap_or_default() {
-                        if let Op::BreakIf(branch) = &mut self.program.ops[at] {
-                            branch.target = after;
-                        }
-                    }
-                }
-                Node::BreakIf { condition, site } => {
-                    let branch = self.branch(condition, *site);
-                    let at = self.push(Op::BreakIf(branch), Class::Control, *site);
-                    if let Some(breaks) = self.breaks.last_mut() {
-                        breaks.push(at);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
+    pub(crate) fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
         let [reads, writes] = assigned::accessed(inst);
         self.check_reads(&reads, site);
         if matches!(inst, Inst::Wgmma(_)) {
@@ -154,7 +118,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn check_reads(&mut self, reads: &[Reg], site: SiteId) {
+    pub(crate) fn check_reads(&mut self, reads: &[Reg], site: SiteId) {
         for &reg in reads {
             if let Some(tracked) = self.tracked(reg) {
                 self.push(Op::CheckWritten(tracked), Class::Structure, site);
@@ -174,28 +138,8 @@ impl<'a> Lowering<'a> {
         }))
     }
 
-    /// A branch as the next node, whose target is set later.
-    fn branch(&mut self, condition: &Condition, site: SiteId) -> Branch {
-        self.check_reads(&[condition.pred], site);
-        self.note_node();
-        Branch {
-            pred: self.reg(condition.pred),
-            uniform: condition.uniform,
-            target: 0,
-        }
-    }
-
     /// Numbers the fragments: the registers of one accumulator or of one operand A.
-    fn find_fragments(&mut self) {
-        let mut runs: Vec<(Reg, u32)> = Vec::new();
-        self.kernel.for_each_inst(&mut |inst, _| {
-            if let Inst::Wgmma(WgmmaInst::Mma { n, d, a, .. }) = inst {
-                runs.push((*d, n / 2));
-                if let WgmmaA::Regs(first) = a {
-                    runs.push((*first, 4));
-                }
-            }
-        });
+    pub(crate) fn find_fragments(&mut self, mut runs: Vec<(Reg, u32)>) {
         // Merge overlapping runs into one fragment. In sorted order a run overlaps its predecessor
         // or nothing.
         runs.sort_by_key(|(reg, count)| (reg.class, reg.index, *count));

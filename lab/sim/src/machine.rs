@@ -8,10 +8,10 @@ use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMap
 use crate::clock::{ActorId, ActorKind, Actors};
 use crate::error::SimError;
 use crate::finding::Actor;
-use crate::lower::lower;
 use crate::program::Program;
 use crate::registers::Constants;
 use crate::report::SimOptions;
+use crate::text::{self, Code};
 
 /// Address of the first byte of shared memory. Not zero, so that a zero address is out of bounds.
 pub(crate) const SHARED_BASE: u32 = 1024;
@@ -80,6 +80,12 @@ pub(crate) struct Machine<'a> {
     /// Warps per cluster.
     pub(crate) warps: usize,
     pub(crate) actors: Actors,
+    /// Threads of a block along x, y, z.
+    pub(crate) block: [u32; 3],
+    /// Bytes of local memory of a thread.
+    pub(crate) local: u32,
+    /// The bytes of the parameters of a kernel of another compiler.
+    parameters: Vec<u8>,
     /// Registers per thread at launch, for kernels with `setmaxnreg`.
     pub(crate) launch_registers: u32,
     /// Shared memory per block.
@@ -96,18 +102,20 @@ pub(crate) struct Machine<'a> {
 impl<'a> Machine<'a> {
     pub(crate) fn new(
         kernel: &'a Kernel,
+        code: &'a Code,
         launch: &'a Launch,
         buffer_bytes: &[u64],
         options: &'a SimOptions,
     ) -> Result<Machine<'a>, SimError> {
         let given: Vec<(u64, u64)> = buffer_bytes.iter().map(|&bytes| (0, bytes)).collect();
         check_launch(kernel, launch, &given)?;
-        // Our kernels have whole warps; those that are read from PTX need not.
-        if !kernel.threads().is_multiple_of(32) {
+        let extra = code.extra.as_ref();
+        // Our kernels have whole warps; those of other compilers need not.
+        if extra.is_none() && !kernel.threads().is_multiple_of(32) {
             let threads = kernel.threads();
             return Err(SimError::PartOfAWarp { threads });
         }
-        let program = lower(kernel)?;
+        let program = text::lower(kernel, code)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
         let mut uninitialized: Vec<bool> = (0..launch.buffers.len())
@@ -124,7 +132,7 @@ impl<'a> Machine<'a> {
             |slot: usize| used().any(|(region, used)| region.slot == slot && (used.loaded || used.stored));
         let communicates = program.uses_flags || used().any(|(region, used)| used.atomic && is_accessed(region.slot));
         let blocks = launch.cluster.iter().product::<u32>() as usize;
-        let warps = blocks * kernel.threads() as usize / 32;
+        let warps = blocks * kernel.threads().div_ceil(32) as usize;
         let mut count = 0;
         let mbarriers = kernel.ledger().buffers.iter().map(|buffer| {
             let first = count;
@@ -143,6 +151,9 @@ impl<'a> Machine<'a> {
             upstream: there(launch.programmatic, 1),
         };
         Ok(Machine {
+            block: extra.map_or(launch.block, |extra| extra.block),
+            local: extra.map_or(0, |extra| extra.local),
+            parameters: extra.map_or(Vec::new(), |extra| extra.placed(|slot| regions[slot].base)),
             maps: bind_maps(kernel, launch)?,
             blocks,
             actors,
@@ -166,6 +177,26 @@ impl<'a> Machine<'a> {
             },
             communicates,
         })
+    }
+
+    /// A number in the bytes of the parameters.
+    pub(crate) fn parameter(&self, at: usize, bytes: usize) -> u64 {
+        let mut raw = [0; 8];
+        if let Some(there) = self.parameters.get(at..at + bytes) {
+            raw[..bytes].copy_from_slice(there);
+        }
+        u64::from_le_bytes(raw)
+    }
+
+    /// The buffer that an address may be meant for.
+    pub(crate) fn slot_of(&self, address: u64) -> Option<u16> {
+        let slot = (address >> REGION_SHIFT).checked_sub(1)?;
+        (slot < self.regions.len() as u64).then_some(slot as u16)
+    }
+
+    /// Bytes of a cell of global memory: the narrowest access, 2 at most.
+    pub(crate) fn unit(&self) -> usize {
+        if self.program.bytewise { 1 } else { 2 }
     }
 
     pub(crate) fn warps_per_block(&self) -> usize {

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::atomic;
 use crate::finding::FindingKind;
-use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages, copy_of};
+use crate::global::{AtomicRecord, Cell, PAGE, PAGE_SHIFT, Pages, copy_of};
 use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
 use crate::rng::Rng;
@@ -34,6 +34,8 @@ struct MergedPage {
 
 #[derive(Default)]
 pub(crate) struct Merged {
+    /// Bytes of a cell.
+    unit: usize,
     pages: FxHashMap<(usize, u64), MergedPage>,
     /// Blocks' reads of bytes that they had not written.
     reads: Vec<(Place, Owner)>,
@@ -54,6 +56,8 @@ impl Merged {
             thread,
             atomic,
         };
+        self.unit = machine.unit();
+        let unit = self.unit;
         let mut pages: Vec<_> = pages.into_iter().collect();
         pages.sort_by_key(|(at, _)| *at);
         for ((slot, number), page) in pages {
@@ -77,7 +81,8 @@ impl Merged {
                     clash = clash.or(Some((i, *owner, now)));
                 }
                 *owner = now;
-                merged.data[2 * i..2 * i + 2].copy_from_slice(&page.data[2 * i..2 * i + 2]);
+                let bytes = unit * i..unit * (i + 1);
+                merged.data[bytes.clone()].copy_from_slice(&page.data[bytes]);
             }
             if let Some((cell, owner, now)) = clash {
                 report(machine, findings, (slot, number, cell), owner, now, true);
@@ -105,20 +110,22 @@ impl Merged {
                 thread: 0,
                 atomic: true,
             };
+            let unit = self.unit;
             let merged = self.page(record.slot, record.offset >> PAGE_SHIFT, base);
             let within = record.offset as usize % PAGE;
             let word = &mut merged.data[within..within + 4];
             let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             let new = atomic::apply_global(record.op, record.ty, old, record.value);
             word.copy_from_slice(&new.to_le_bytes());
-            merged.owners[within / 2..within / 2 + 2].fill(owner);
+            merged.owners[within / unit..(within + 4) / unit].fill(owner);
         }
     }
 
     fn page(&mut self, slot: usize, number: u64, base: &[&[u8]]) -> &mut MergedPage {
+        let cells = PAGE / self.unit;
         self.pages.entry((slot, number)).or_insert_with(|| MergedPage {
             data: copy_of(base[slot], number),
-            owners: vec![Owner::default(); CELLS],
+            owners: vec![Owner::default(); cells],
         })
     }
 
@@ -148,7 +155,7 @@ impl Merged {
         for (&(slot, number), page) in &self.pages {
             let of_slot = written.entry(slot).or_default();
             let owned = page.owners.iter().enumerate().filter(|(_, owner)| owner.block != 0);
-            of_slot.set(number, owned.map(|(cell, _)| cell));
+            of_slot.set(number, owned.map(|(cell, _)| cell * self.unit / 2));
         }
         written
     }
@@ -180,7 +187,7 @@ fn report(
     let actor = |owner: Owner| machine.actor_of(owner.block - 1, owner.thread);
     findings.report(machine, key, || {
         let name = machine.launch.buffers[slot].name;
-        let byte = ((page as usize) << PAGE_SHIFT) + 2 * cell;
+        let byte = ((page as usize) << PAGE_SHIFT) + machine.unit() * cell;
         let (a, b) = (actor(second), actor(first));
         let message = match both_write {
             true => format!(
@@ -195,7 +202,7 @@ fn report(
         Details::new(message, a)
             .other(b)
             .object(name.to_string())
-            .bytes((byte as i64, byte as i64 + 2))
+            .bytes((byte as i64, (byte + machine.unit()) as i64))
             .help("blocks run in any order: give each its own bytes, use atomics, or order the accesses by flags")
     });
 }

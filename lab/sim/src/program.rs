@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::report::Class;
 use crate::rows::Rows;
+use crate::text::cold::Cold;
 
 /// A row of 32 lanes in a register file; from [`CONST`] on, a row of constants.
 pub(crate) type Row = u16;
@@ -27,14 +28,19 @@ pub(crate) const OPERANDS: usize = 14;
 /// the destination first. Other instructions stay as they are in the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op<'k> {
-    If(Branch),
-    /// Its target is the end of the structure.
-    Else(u32),
-    EndIf,
-    LoopBegin,
-    BreakIf(Branch),
-    /// Its target is the start of the body.
-    LoopEnd(u32),
+    /// Jumps go back to the operation after it.
+    Head,
+    Jump(Jump),
+    /// A jump by all lanes to where none wait.
+    Goto(u32),
+    /// Paths that parted meet here.
+    Join(u32),
+    /// Up to its end those lanes are active for which a predicate holds, or does not if true. Where none is, the
+    /// program goes on at the operation.
+    Guard(Row, bool, u32),
+    GuardEnd,
+    /// Lanes end for which a predicate holds, or does not if true.
+    ExitIf(Row, bool),
     Exit,
     /// Reports lanes that read a tracked register before writing it.
     CheckWritten(u32),
@@ -75,15 +81,25 @@ pub(crate) enum Op<'k> {
     PredOr([Row; 3]),
     PredXor([Row; 3]),
 
+    Cold(&'k Cold),
     /// An instruction with the rows of its operands, in the order of [`Inst::slots`].
     Inst(&'k Inst, [Row; OPERANDS]),
 }
 
+/// A jump of a text.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Branch {
+pub(crate) struct Jump {
     pub(crate) pred: Row,
+    /// Whether it jumps where the predicate is false.
+    pub(crate) negated: bool,
     pub(crate) uniform: bool,
+    /// Whether the operation after it is where paths meet again.
+    pub(crate) falls_to_join: bool,
+    /// Where it goes, the place that this is, and the place where paths that part here meet again: of an instruction of
+    /// the text, the operation.
     pub(crate) target: u32,
+    pub(crate) place: u32,
+    pub(crate) join: u32,
 }
 
 /// The operations of two operands that floats have.
@@ -189,6 +205,8 @@ pub(crate) struct Program<'k> {
     pub(crate) tracked: Vec<Reg>,
     /// log2 of the bytes per shadow cell of shared memory: the narrowest access.
     pub(crate) granule_shift: u32,
+    /// The same for global memory, whose cells have 2 bytes or 1.
+    pub(crate) bytewise: bool,
     /// The fragment of each register that products use, and the names of the fragments.
     pub(crate) fragment_of: FxHashMap<Reg, u16>,
     pub(crate) fragments: Vec<String>,

@@ -40,7 +40,7 @@ pub(crate) fn run<'m>(
     out: &mut Outcome,
 ) -> Pages {
     let mut rng = Rng::new(machine.options.seed, u64::MAX);
-    let mut global = Global::new(base);
+    let mut global = Global::new(base, machine.unit());
     let mut residents: Vec<Resident<'m>> = Vec::new();
     let mut order: Vec<u64> = clusters.clone().collect();
     if machine.options.shuffle_blocks {
@@ -54,7 +54,7 @@ pub(crate) fn run<'m>(
     while !is_fatal {
         let room = machine.resident_clusters().saturating_sub(residents.len() as u64);
         for next in left.by_ref().take(room as usize) {
-            let running = Running::new(machine, Global::new(base), next);
+            let running = Running::new(machine, Global::new(base, machine.unit()), next);
             residents.push(Resident { running, waits: false });
         }
         let able: Vec<usize> = (0..residents.len()).filter(|&i| !residents[i].waits).collect();
@@ -189,7 +189,7 @@ impl Cluster<'_> {
             return false;
         }
         let mut hasher = DefaultHasher::new();
-        (warp.active, &warp.frames, &warp.registers).hash(&mut hasher);
+        (warp.active, &warp.splits, &warp.registers).hash(&mut hasher);
         let state = Some(hasher.finish());
         let (offsets, mask) = read;
         if warp.visit.state != state || mask == 0 {

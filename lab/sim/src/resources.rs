@@ -67,9 +67,7 @@ impl Cluster<'_> {
     pub(crate) fn trap_if(&mut self, warp: &Warp, pc: u32, pred: Row) {
         let lanes = warp.registers.pred(pred) & warp.active;
         if lanes != 0 {
-            self.report(FindingKind::Trap, pc, None, |cluster| {
-                Details::new("executes a trap", cluster.actor(warp.index, lanes))
-            });
+            self.trap(warp, pc, lanes);
         }
     }
 

@@ -7,10 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use flashcore_ir::{Kernel, Node, Reg, RegClass};
+use flashcore_ir::{Reg, RegClass};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::assigned::accessed;
 use crate::error::SimError;
 use crate::program::{CONST, Row};
 
@@ -29,11 +28,31 @@ impl Rows {
     pub(crate) fn row(&self, reg: Reg) -> Row {
         self.rows[reg.class as usize][reg.index as usize]
     }
+}
 
-    /// Assigns rows. `pinned` registers keep theirs for the whole kernel.
-    pub(crate) fn assign(kernel: &Kernel, pinned: &FxHashSet<Reg>) -> Result<Rows, SimError> {
-        let mut lives = Lives::default();
-        lives.nodes(kernel.body());
+impl Lives {
+    /// The next position.
+    pub(crate) fn next(&mut self) {
+        self.position += 1;
+    }
+
+    /// A register is needed from one position to another.
+    pub(crate) fn cover(&mut self, reg: Reg, from: u32, to: u32) {
+        let life = self.of.entry(reg).or_insert((from, to));
+        *life = (life.0.min(from), life.1.max(to));
+    }
+
+    /// A loop whose first position was `start` ends here.
+    pub(crate) fn repeats(&mut self, start: u32) {
+        self.loops.push((start, self.position));
+    }
+
+    pub(crate) fn assign(
+        self,
+        num_regs: [u32; RegClass::ALL.len()],
+        pinned: &FxHashSet<Reg>,
+    ) -> Result<Rows, SimError> {
+        let mut lives = self;
         let end = lives.position;
         for (start, stop) in &lives.loops {
             for life in lives.of.values_mut() {
@@ -54,7 +73,7 @@ impl Rows {
         // The rows of the constants `PRED_FALSE` and `PRED_TRUE`.
         preds.used = 2;
         // A register without instructions keeps row 0 and is never read.
-        let mut rows = RegClass::ALL.map(|class| vec![0; kernel.num_regs(class) as usize]);
+        let mut rows = num_regs.map(|count| vec![0; count as usize]);
         for (reg, (first, last)) in order {
             let row = match reg.class {
                 RegClass::Pred => &mut preds,
@@ -106,50 +125,25 @@ impl Allocation {
 
 /// First and last position of every register, and the extent of loops, inner ones first.
 #[derive(Default)]
-struct Lives {
-    position: u32,
+pub(crate) struct Lives {
+    pub(crate) position: u32,
     of: FxHashMap<Reg, (u32, u32)>,
     loops: Vec<(u32, u32)>,
 }
 
 impl Lives {
-    fn touch(&mut self, reg: Reg) {
+    pub(crate) fn touch(&mut self, reg: Reg) {
         let position = self.position;
         self.of.entry(reg).or_insert((position, position)).1 = position;
-    }
-
-    fn nodes(&mut self, nodes: &[Node]) {
-        for node in nodes {
-            self.position += 1;
-            match node {
-                Node::Inst { inst, .. } => accessed(inst).concat().into_iter().for_each(|reg| self.touch(reg)),
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    ..
-                } => {
-                    self.touch(condition.pred);
-                    self.nodes(then);
-                    self.position += 1;
-                    self.nodes(otherwise);
-                    self.position += 1;
-                }
-                Node::Loop { body, .. } => {
-                    let start = self.position;
-                    self.nodes(body);
-                    self.position += 1;
-                    self.loops.push((start, self.position));
-                }
-                Node::BreakIf { condition, .. } => self.touch(condition.pred),
-            }
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use flashcore_ir::Kernel;
+
     use super::*;
+    use crate::text::Code;
 
     #[test]
     fn long_chains_need_few_rows() {
@@ -160,7 +154,7 @@ mod tests {
             }
             k.trace("x", x);
         });
-        let rows = Rows::assign(&kernel.unwrap(), &FxHashSet::default()).unwrap();
+        let rows = Code::of(&kernel.unwrap()).unwrap().rows(&FxHashSet::default()).unwrap();
         assert_eq!(rows.rows32, 2);
     }
 
@@ -177,7 +171,7 @@ mod tests {
             });
         });
         let kernel = kernel.unwrap();
-        let rows = Rows::assign(&kernel, &FxHashSet::default()).unwrap();
+        let rows = Code::of(&kernel).unwrap().rows(&FxHashSet::default()).unwrap();
         let mut dsts = Vec::new();
         kernel.for_each_inst(&mut |inst, _| inst.visit_regs(|_, _| (), |reg, _| dsts.push(reg)));
         // The second instruction computes `first`; no later value in the loop may share its row.

@@ -202,6 +202,16 @@ impl<'m> Cluster<'m> {
                     warp.registers.set(d, active, &value);
                 }
             }
+            1 => {
+                for (i, &d) in load.regs.iter().enumerate() {
+                    let mut value = [POISON & 0xff; 32];
+                    for lane in lanes(mask) {
+                        let byte = offsets[lane] as usize + i;
+                        value[lane] = self.words[byte / 4] >> (8 * (byte & 3)) & 0xff;
+                    }
+                    warp.registers.set(d, active, &value);
+                }
+            }
             _ => {
                 for (i, &d) in load.regs.iter().enumerate() {
                     let mut value = [u64::from(POISON); 32];
@@ -250,6 +260,14 @@ impl<'m> Cluster<'m> {
                     let value: &[u32; 32] = warp.registers.get(constants, s);
                     for lane in lanes(access.mask) {
                         self.store_half(access.offsets[lane] + 2 * i as u32, value[lane]);
+                    }
+                }
+                1 => {
+                    let value: &[u32; 32] = warp.registers.get(constants, s);
+                    for lane in lanes(access.mask) {
+                        let byte = access.offsets[lane] as usize + i;
+                        let (shift, word) = (8 * (byte & 3), &mut self.words[byte / 4]);
+                        *word = *word & !(0xff << shift) | (value[lane] & 0xff) << shift;
                     }
                 }
                 _ => {

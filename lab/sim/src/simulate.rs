@@ -1,6 +1,7 @@
 //! [`simulate`]: runs all blocks of a launch.
 
 use flashcore_ir::{Kernel, Launch};
+use flashcore_ptx::Module;
 use rayon::prelude::*;
 
 use crate::cluster::{ClusterResult, Outcome, Running};
@@ -12,6 +13,7 @@ use crate::merge::Merged;
 use crate::report::{Class, Counts, MemorySite, NodeCount, SimOptions, SimReport, lines};
 use crate::resident;
 use crate::rng::Rng;
+use crate::text::{Code, Foreign, PtxLaunch};
 use crate::traffic::Traffic;
 
 /// Clusters that run before a merge. Constant, so that fatal runs report the same on every machine.
@@ -55,8 +57,40 @@ pub fn simulate<B>(
 where
     B: AsRef<[u8]> + AsMut<[u8]>,
 {
+    let code = Code::of(kernel)?;
+    run_code(kernel, &code, launch, buffers, options)
+}
+
+/// Simulates a launch of a kernel of a PTX text, whatever compiler it is from. `buffers` are those of the launch.
+///
+/// # Errors
+/// The text has no such kernel, the launch does not fit it, or it uses what the simulator does not execute.
+pub fn simulate_ptx<B>(
+    module: &Module,
+    kernel: &str,
+    launch: &PtxLaunch,
+    buffers: &mut [B],
+    options: &SimOptions,
+) -> Result<SimReport, SimError>
+where
+    B: AsRef<[u8]> + AsMut<[u8]>,
+{
+    let Foreign { kernel, code, launch } = Foreign::read(module, kernel, launch)?;
+    run_code(&kernel, &code, &launch, buffers, options)
+}
+
+fn run_code<B>(
+    kernel: &Kernel,
+    code: &Code,
+    launch: &Launch,
+    buffers: &mut [B],
+    options: &SimOptions,
+) -> Result<SimReport, SimError>
+where
+    B: AsRef<[u8]> + AsMut<[u8]>,
+{
     let bytes: Vec<u64> = buffers.iter().map(|b| b.as_ref().len() as u64).collect();
-    let machine = Machine::new(kernel, launch, &bytes, options)?;
+    let machine = Machine::new(kernel, code, launch, &bytes, options)?;
     let tables: Vec<Vec<u8>> = launch
         .tables()
         .map(|table| table.iter().flat_map(|number| number.to_le_bytes()).collect())
@@ -113,7 +147,7 @@ fn run(machine: &Machine<'_>, base: &[&[u8]]) -> (Merged, Outcome) {
     while first < clusters && !out.findings.is_fatal() {
         let last = clusters.min(first + WAVE);
         let run = |linear| {
-            let result = Running::new(machine, Global::new(base), linear).run();
+            let result = Running::new(machine, Global::new(base, machine.unit()), linear).run();
             machine.note_progress();
             result
         };

@@ -12,15 +12,7 @@ use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
 use crate::registers::{FULL, Registers, Word};
 use crate::resident::Visit;
 use crate::shadow::Who;
-
-/// State to restore at the end of a structure.
-#[derive(Clone, Copy, Debug, Hash)]
-pub(crate) struct Frame {
-    /// Lanes active before the structure.
-    pub(crate) before: u32,
-    /// Lanes that have yet to execute the other branch.
-    pub(crate) other: u32,
-}
+use crate::splits::Splits;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -62,7 +54,13 @@ pub(crate) struct Warp {
     pub(crate) index: usize,
     pub(crate) pc: u32,
     pub(crate) active: u32,
-    pub(crate) frames: Vec<Frame>,
+    /// Lanes that have not ended.
+    pub(crate) live: u32,
+    /// The lanes before a guard.
+    pub(crate) guarded: u32,
+    /// Local memory, by lane.
+    pub(crate) local: Vec<u8>,
+    pub(crate) splits: Splits,
     pub(crate) registers: Registers,
     /// Lanes that have written each tracked register.
     pub(crate) written: Vec<u32>,
@@ -123,11 +121,17 @@ impl Warp {
         let rank = index / machine.warps_per_block();
         let shared_first = rank as u32 * machine.shared_bytes;
         let limits = clock.limits();
+        // The last warp of a block may have fewer lanes.
+        let threads = machine.kernel.threads() - 32 * (index % machine.warps_per_block()) as u32;
+        let live = if threads < 32 { (1 << threads) - 1 } else { FULL };
         Warp {
             index,
             pc: 0,
-            active: FULL,
-            frames: Vec::new(),
+            active: live,
+            live,
+            guarded: 0,
+            local: vec![0xff; 32 * machine.local as usize],
+            splits: Splits::default(),
             registers: Registers::new(&machine.program),
             written: vec![0; machine.program.tracked.len()],
             state: State::Ready,

@@ -11,10 +11,12 @@ use crate::site::SiteId;
 use crate::types::RegClass;
 
 pub mod log;
+mod notes;
 mod opcode;
 pub mod read;
 mod spell;
 
+pub use notes::{Notes, TraceNote};
 pub use opcode::opcode as mnemonic;
 use spell::{reg_name, spell};
 

@@ -9,6 +9,7 @@ mod backward_schedules;
 mod bank_conflicts;
 mod batch_invariant;
 mod common;
+mod corpus;
 mod cost;
 mod defaults_fit;
 mod f16_scores;

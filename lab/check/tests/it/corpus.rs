@@ -1,0 +1,326 @@
+//! The CUDA kernels of `lab/check/corpus`, as nvcc compiles them: correct ones are clean and compute what their
+//! references do, and faults are found at their lines.
+//!
+//! `FLASHCORE_CORPUS` names the folder that `scripts/corpus_reference.py --write` has filled.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use flashcore_ptx::Module;
+use flashcore_sim::{FindingKind, PtxArg, PtxBuffer, PtxLaunch, SimOptions, SimReport, simulate_ptx};
+use half::{bf16, f16};
+use serde_json::Value;
+
+struct Output {
+    slot: usize,
+    ty: String,
+    check: String,
+    rtol: f64,
+    atol: f64,
+    expected: Vec<Value>,
+}
+
+struct Case {
+    name: String,
+    text: String,
+    launch: PtxLaunch,
+    buffers: Vec<Vec<u8>>,
+    unwritten: Vec<usize>,
+    outputs: Vec<Output>,
+    fault: Option<String>,
+    lines: Vec<u32>,
+}
+
+fn numbers<const N: usize>(value: &Value) -> [u32; N] {
+    let all = value.as_array().unwrap();
+    std::array::from_fn(|i| all.get(i).map_or(1, |n| n.as_u64().unwrap() as u32))
+}
+
+fn scalar(ty: &str, value: &Value) -> Vec<u8> {
+    let (float, integer) = (
+        value.as_f64().unwrap(),
+        value.as_i64().unwrap_or(value.as_f64().unwrap() as i64),
+    );
+    match ty {
+        "f32" => (float as f32).to_le_bytes().to_vec(),
+        "f64" => float.to_le_bytes().to_vec(),
+        _ => integer.to_le_bytes()[..size_of(ty)].to_vec(),
+    }
+}
+
+fn size_of(ty: &str) -> usize {
+    match ty {
+        "e4m3" => 1,
+        "bf16" => 2,
+        _ => ty[1..].parse::<usize>().unwrap() / 8,
+    }
+}
+
+impl Case {
+    fn read(path: &Path) -> Case {
+        let told: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let text = std::fs::read_to_string(told["ptx"].as_str().unwrap()).unwrap();
+        let module = Module::read(&text).unwrap();
+        let (entry, _) = module.entries().next().unwrap();
+        let mut case = Case {
+            name: path.file_stem().unwrap().to_string_lossy().into_owned(),
+            launch: PtxLaunch {
+                file: told["ptx"].as_str().unwrap().to_string(),
+                grid: numbers(&told["grid"]),
+                block: numbers(&told["block"]),
+                dynamic_shared: told["shared"].as_u64().unwrap() as u32,
+                ..PtxLaunch::default()
+            },
+            buffers: Vec::new(),
+            unwritten: Vec::new(),
+            outputs: Vec::new(),
+            fault: told["fault"].as_str().map(str::to_string),
+            lines: told["lines"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|n| n.as_u64().unwrap() as u32)
+                .collect(),
+            text: String::new(),
+        };
+        for (param, value) in entry.params.iter().zip(told["args"].as_array().unwrap()) {
+            let mut arg = PtxArg::default();
+            for field in value["struct"]
+                .as_array()
+                .map_or(vec![value], |fields| fields.iter().collect())
+            {
+                if field["value"].is_null() {
+                    let at = arg.bytes.len().next_multiple_of(8);
+                    arg.bytes.resize(at + 8, 0);
+                    arg.pointers.push((at, case.buffer(field)));
+                } else {
+                    let ty = field["type"].as_str().unwrap_or(&param.ty);
+                    arg.bytes.resize(arg.bytes.len().next_multiple_of(size_of(ty)), 0);
+                    arg.bytes.extend(scalar(ty, &field["value"]));
+                }
+            }
+            arg.bytes.resize(param.bytes as usize, 0);
+            case.launch.args.push(arg);
+        }
+        case.text = text;
+        case
+    }
+
+    fn buffer(&mut self, told: &Value) -> usize {
+        let (slot, ty) = (self.buffers.len(), told["type"].as_str().unwrap());
+        let hex = told["stored"].as_str().unwrap();
+        let bytes: Vec<u8> = (0..hex.len() / 2)
+            .map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap())
+            .collect();
+        self.launch.buffers.push(PtxBuffer {
+            name: told["name"].as_str().unwrap().to_string(),
+            bytes: bytes.len() as u64,
+            element: size_of(ty) as u32,
+        });
+        self.unwritten
+            .extend(told["unwritten"].as_bool().unwrap().then_some(slot));
+        self.buffers.push(bytes);
+        if let Some(check) = told["check"].as_str() {
+            self.outputs.push(Output {
+                slot,
+                ty: ty.to_string(),
+                check: check.to_string(),
+                rtol: told["rtol"].as_f64().unwrap(),
+                atol: told["atol"].as_f64().unwrap(),
+                expected: told["expected"].as_array().unwrap().clone(),
+            });
+        }
+        slot
+    }
+
+    fn run(&self, seed: u64) -> Result<(SimReport, Vec<Vec<u8>>), String> {
+        let module = Module::read(&self.text).map_err(|error| error.to_string())?;
+        let name = module.declared.entries[0].name.clone();
+        let mut buffers = self.buffers.clone();
+        let options = SimOptions {
+            seed,
+            uninitialized: self.unwritten.clone(),
+            max_instructions: 2_000_000,
+            ..SimOptions::default()
+        };
+        let report = simulate_ptx(&module, &name, &self.launch, &mut buffers, &options);
+        report
+            .map(|report| (report, buffers))
+            .map_err(|error| error.to_string())
+    }
+
+    /// What is wrong with the outputs, if anything.
+    fn wrong(&self, buffers: &[Vec<u8>]) -> Option<String> {
+        self.outputs.iter().find_map(|output| {
+            let size = size_of(&output.ty);
+            let mut found: Vec<Number> = buffers[output.slot]
+                .chunks_exact(size)
+                .map(|bytes| number(&output.ty, bytes))
+                .collect();
+            let mut expected: Vec<Number> = output.expected.iter().map(Number::of).collect();
+            found.truncate(expected.len());
+            if output.check == "sorted" {
+                found.sort_by(Number::order);
+                expected.sort_by(Number::order);
+            }
+            let is_close = |(found, expected): &(&Number, &Number)| match (output.check.as_str(), found, expected) {
+                ("close", found, expected) => {
+                    let (found, expected) = (found.float(), expected.float());
+                    (found - expected).abs() <= output.atol + output.rtol * expected.abs()
+                }
+                (_, Number::Integer(found), Number::Integer(expected)) => found == expected,
+                // What is read from JSON may be off by an ulp of f64.
+                (_, found, expected) if output.ty != "f64" => found.float() as f32 == expected.float() as f32,
+                (_, found, expected) => found.float() == expected.float(),
+            };
+            let at = found.iter().zip(&expected).position(|pair| !is_close(&pair))?;
+            let name = &self.launch.buffers[output.slot].name;
+            Some(format!("{name}[{at}] is {:?}, expected {:?}", found[at], expected[at]))
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Number {
+    Integer(i128),
+    Float(f64),
+}
+
+impl Number {
+    fn of(value: &Value) -> Number {
+        match (value.as_i64(), value.as_u64()) {
+            (Some(n), _) => Number::Integer(n.into()),
+            (_, Some(n)) => Number::Integer(n.into()),
+            _ => Number::Float(value.as_f64().unwrap()),
+        }
+    }
+
+    fn float(&self) -> f64 {
+        match *self {
+            Number::Integer(n) => n as f64,
+            Number::Float(x) => x,
+        }
+    }
+
+    fn order(a: &Number, b: &Number) -> std::cmp::Ordering {
+        a.float().total_cmp(&b.float())
+    }
+}
+
+fn number(ty: &str, bytes: &[u8]) -> Number {
+    let mut raw = [0; 8];
+    raw[..bytes.len()].copy_from_slice(bytes);
+    let bits = u64::from_le_bytes(raw);
+    match ty {
+        "f16" => Number::Float(f16::from_bits(bits as u16).into()),
+        "bf16" => Number::Float(bf16::from_bits(bits as u16).into()),
+        "f32" => Number::Float(f32::from_bits(bits as u32).into()),
+        "f64" => Number::Float(f64::from_bits(bits)),
+        "e4m3" => {
+            let (exponent, fraction) = (bits >> 3 & 15, (bits & 7) as f64);
+            let size = if exponent > 0 {
+                (8.0 + fraction) * 2f64.powi(exponent as i32 - 10)
+            } else {
+                fraction / 512.0
+            };
+            Number::Float(if bits >> 7 == 1 { -size } else { size })
+        }
+        _ if ty.starts_with('i') => {
+            let shift = 64 - 8 * bytes.len() as u32;
+            Number::Integer(((bits << shift) as i64 >> shift).into())
+        }
+        _ => Number::Integer(bits.into()),
+    }
+}
+
+/// The finding that a fault of a kind is.
+fn is_kind(fault: &str, kind: FindingKind) -> bool {
+    use FindingKind as K;
+    match fault {
+        "shared-race" | "missing-wait" => matches!(kind, K::Race | K::MissingWait),
+        "global-race" | "missing-fence" => matches!(kind, K::Race | K::BlockRace),
+        "misaligned" => kind == K::Misaligned,
+        "uninitialised-shared" | "uninitialised-global" => kind == K::NeverWritten,
+        "barrier-divergence" => matches!(kind, K::MissingLanes | K::BarrierMismatch | K::Deadlock),
+        "wrong-mask" => kind == K::MissingLanes,
+        _ => kind == K::OutOfBounds,
+    }
+}
+
+fn cases(folder: &Path) -> Vec<Case> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
+    paths.sort();
+    let only = std::env::var("FLASHCORE_CORPUS_ONLY").unwrap_or_default();
+    let cases = paths.iter().map(|path| Case::read(path));
+    cases.filter(|case| case.name.contains(&only)).collect()
+}
+
+fn findings(report: &SimReport) -> String {
+    report.findings.iter().fold(String::new(), |mut text, finding| {
+        let _ = write!(
+            text,
+            "\n    {:?} line {}: {}",
+            finding.kind,
+            finding.line().unwrap().line,
+            finding.message
+        );
+        text
+    })
+}
+
+/// Of each case what came of it: none where all is as it should be.
+fn judge(case: &Case) -> Option<String> {
+    let run = match case.run(0) {
+        Err(why) => return Some(format!("NOT RUN {why}")),
+        Ok(run) => run,
+    };
+    let (report, buffers) = run;
+    let lines: Vec<u32> = report
+        .findings
+        .iter()
+        .map(|finding| finding.line().unwrap().line)
+        .collect();
+    match &case.fault {
+        None if !report.is_clean() => Some(format!("NOT CLEAN{}", findings(&report))),
+        None => case.wrong(&buffers).map(|why| format!("WRONG {why}")),
+        Some(fault) => {
+            let found = report.findings.iter().any(|finding| {
+                let other = finding.other_line().map(|line| line.line);
+                let at = case.lines.contains(&finding.line().unwrap().line)
+                    || other.is_some_and(|line| case.lines.contains(&line));
+                at && is_kind(fault, finding.kind)
+            });
+            (!found).then(|| {
+                format!(
+                    "MISSED {fault} of lines {:?}, found {lines:?}{}",
+                    case.lines,
+                    findings(&report)
+                )
+            })
+        }
+    }
+}
+
+mod with_nvcc {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs the corpus as nvcc compiles it"]
+    fn kernels_are_as_they_should_be() {
+        let folder = PathBuf::from(std::env::var("FLASHCORE_CORPUS").expect("FLASHCORE_CORPUS names a folder"));
+        let mut wrong = 0;
+        let mut all = cases(&folder);
+        all.extend(cases(&folder.join("faults")));
+        for case in &all {
+            if let Some(what) = judge(case) {
+                wrong += 1;
+                println!("{}: {what}", case.name);
+            }
+        }
+        println!("{} of {} as they should be", all.len() - wrong, all.len());
+    }
+}

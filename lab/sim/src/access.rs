@@ -1,0 +1,362 @@
+//! Instructions that the kernel language has not: scalars, exchanges, and accesses whose object only the address says.
+
+use flashcore_ir::inst::{Cache, Object, ShflMode};
+use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ir::{BufferId, Operand};
+
+use crate::cluster::Cluster;
+use crate::finding::FindingKind;
+use crate::interpreter::Stop;
+use crate::machine::Machine;
+use crate::program::{self, At};
+use crate::record::Details;
+use crate::registers::lanes;
+use crate::text::cold::{Access, Cold, Join, Memory, Strength, Vote, What};
+use crate::warp::Warp;
+
+/// The bits of an operand in each lane.
+pub(crate) fn bits(machine: &Machine<'_>, warp: &Warp, operand: Operand) -> [u64; 32] {
+    match operand {
+        Operand::Imm(bits) => [bits; 32],
+        Operand::Reg(reg) => {
+            let row = machine.program.rows.row(reg);
+            match reg.class {
+                RegClass::Pred => std::array::from_fn(|lane| u64::from(warp.registers.pred(row) >> lane & 1)),
+                RegClass::B64 => *warp.registers.own(row),
+                RegClass::B16 | RegClass::B32 | RegClass::F32 => warp.registers.own::<u32>(row).map(u64::from),
+            }
+        }
+    }
+}
+
+/// Sets a register in some lanes.
+pub(crate) fn set(machine: &Machine<'_>, warp: &mut Warp, reg: Reg, mask: u32, value: &[u64; 32]) {
+    let row = machine.program.rows.row(reg);
+    match reg.class {
+        RegClass::Pred => {
+            let bits = (0..32).fold(0, |all, lane| all | ((value[lane] as u32 & 1) << lane));
+            warp.registers.set_pred(row, mask, bits);
+        }
+        RegClass::B64 => warp.registers.set(row, mask, value),
+        RegClass::B16 => warp.registers.set(row, mask, &value.map(|bits| bits as u32 & 0xffff)),
+        RegClass::B32 | RegClass::F32 => warp.registers.set(row, mask, &value.map(|bits| bits as u32)),
+    }
+}
+
+impl<'m> Cluster<'m> {
+    /// Returns why the time slice ends, if it does.
+    #[inline(never)]
+    pub(crate) fn cold(&mut self, warp: &mut Warp, pc: u32, cold: &Cold) -> Option<Stop> {
+        let machine = self.machine;
+        let active = warp.active;
+        let read = |warp: &Warp, at: usize| bits(machine, warp, cold.reads[at]);
+        match &cold.what {
+            What::Scalar(compute) => {
+                let mut rows = [[0; 32]; 4];
+                for (row, operand) in rows.iter_mut().zip(&cold.reads) {
+                    *row = bits(machine, warp, *operand);
+                }
+                let mut value = [0; 32];
+                for lane in lanes(active) {
+                    value[lane] = compute(&[rows[0][lane], rows[1][lane], rows[2][lane], rows[3][lane]]);
+                }
+                set(machine, warp, cold.writes[0], active, &value);
+            }
+            What::Test(compare, join) => {
+                let (a, b) = (read(warp, 0), read(warp, 1));
+                let c = if *join == Join::None { [0; 32] } else { read(warp, 2) };
+                let combine = |holds: bool, c: bool| match join {
+                    Join::None => holds,
+                    Join::And => holds & c,
+                    Join::Or => holds | c,
+                    Join::Xor => holds ^ c,
+                };
+                let holds: [bool; 32] = std::array::from_fn(|lane| compare(a[lane], b[lane]));
+                for (i, &reg) in cold.writes.iter().enumerate() {
+                    let value = std::array::from_fn(|lane| u64::from(combine(holds[lane] != (i == 1), c[lane] != 0)));
+                    set(machine, warp, reg, active, &value);
+                }
+            }
+            What::Shfl(mode) => self.shuffle(warp, pc, *mode, cold),
+            What::Vote(vote) => {
+                let (holds, members) = (read(warp, 0), read(warp, 1));
+                let members = members[active.trailing_zeros() as usize & 31] as u32;
+                self.check_members(warp, pc, members, "vote.sync");
+                let voters = members & active;
+                let ballot = lanes(voters).fold(0u32, |all, lane| all | ((holds[lane] as u32 & 1) << lane));
+                let value = match vote {
+                    Vote::All => u64::from(ballot == voters),
+                    Vote::Any => u64::from(ballot != 0),
+                    Vote::Uni => u64::from(ballot == voters || ballot == 0),
+                    Vote::Ballot => ballot.into(),
+                };
+                set(machine, warp, cold.writes[0], active, &[value; 32]);
+            }
+            What::Match(all) => {
+                let (values, members) = (read(warp, 0), read(warp, 1));
+                let members = members[active.trailing_zeros() as usize & 31] as u32;
+                self.check_members(warp, pc, members, "match.sync");
+                let voters = members & active;
+                let same = |lane: usize| {
+                    lanes(voters).fold(0u64, |all, other| {
+                        all | (u64::from(values[other] == values[lane]) << other)
+                    })
+                };
+                let mut masks: [u64; 32] = std::array::from_fn(same);
+                let is_one = lanes(voters).all(|lane| masks[lane] == u64::from(voters));
+                if *all && !is_one {
+                    masks = [0; 32];
+                }
+                set(machine, warp, cold.writes[0], active, &masks);
+                if let Some(&p) = cold.writes.get(1) {
+                    set(machine, warp, p, active, &[u64::from(is_one); 32]);
+                }
+            }
+            What::ActiveMask => set(machine, warp, cold.writes[0], active, &[active.into(); 32]),
+            What::Param(at, bytes) => {
+                let value = machine.parameter(*at as usize, *bytes as usize);
+                set(machine, warp, cold.writes[0], active, &[value; 32]);
+            }
+            What::Access(access) => return self.access(warp, pc, cold, access),
+            What::Atomic(atomic) => return self.atomic(warp, pc, cold, atomic),
+            What::Trap => self.trap(warp, pc, active),
+            What::Nothing => {}
+        }
+        None
+    }
+
+    /// `shfl.sync` in segments of a warp (PTX ISA, `shfl`).
+    fn shuffle(&mut self, warp: &mut Warp, pc: u32, mode: ShflMode, cold: &Cold) {
+        let machine = self.machine;
+        let active = warp.active;
+        let [values, by, clamps, members] = [0, 1, 2, 3].map(|at| bits(machine, warp, cold.reads[at]));
+        let members = members[active.trailing_zeros() as usize & 31] as u32;
+        self.check_members(warp, pc, members, "shfl.sync");
+        let (mut out, mut exists, mut sources) = ([0; 32], [0; 32], 0u32);
+        for lane in lanes(active) {
+            let (by, clamp, segment) = (
+                by[lane] as i64 & 31,
+                clamps[lane] as i64 & 31,
+                clamps[lane] as i64 >> 8 & 31,
+            );
+            let me = lane as i64;
+            let most = me & segment | clamp & !segment & 31;
+            let (source, is_there) = match mode {
+                ShflMode::Up => (me - by, me - by >= most),
+                ShflMode::Down => (me + by, me + by <= most),
+                ShflMode::Bfly => (me ^ by, me ^ by <= most),
+                ShflMode::Idx => {
+                    let source = me & segment | by & !segment & 31;
+                    (source, source <= most)
+                }
+            };
+            let source = if is_there { source as usize } else { lane };
+            sources |= 1 << source;
+            (out[lane], exists[lane]) = (values[source], u64::from(is_there));
+        }
+        set(machine, warp, cold.writes[0], active, &out);
+        if let Some(&p) = cold.writes.get(1) {
+            set(machine, warp, p, active, &exists);
+        }
+        let absent = sources & !active;
+        if absent != 0 {
+            self.report(FindingKind::MissingLanes, pc, None, |cluster| {
+                let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not active");
+                Details::new(message, cluster.actor(warp.index, active))
+            });
+        }
+    }
+
+    /// The addresses of an access, and the lanes of each kind of memory.
+    pub(crate) fn addresses(&self, warp: &Warp, cold: &Cold, access: &Access) -> ([u64; 32], [(Memory, u32); 3]) {
+        let base = bits(self.machine, warp, cold.reads[0]);
+        let addresses = base.map(|base| base.wrapping_add_signed(access.offset));
+        let kinds = [Memory::Global, Memory::Shared, Memory::Local].map(|memory| {
+            let is_there = |lane: &usize| match access.memory {
+                Memory::Generic => Memory::of(addresses[*lane]) == memory,
+                known => known == memory,
+            };
+            (
+                memory,
+                lanes(warp.active)
+                    .filter(is_there)
+                    .fold(0, |all, lane| all | 1u32 << lane),
+            )
+        });
+        (addresses, kinds)
+    }
+
+    /// The buffers of addresses in global memory with their lanes. Reports lanes whose address is in none.
+    pub(crate) fn buffers(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        addresses: &[u64; 32],
+        mask: u32,
+        object: Option<Object>,
+    ) -> Vec<(u16, u32)> {
+        if let Some(Object::Param(slot)) = object {
+            return vec![(slot as u16, mask)];
+        }
+        let mut found: Vec<(u16, u32)> = Vec::new();
+        let mut lost = 0u32;
+        for lane in lanes(mask) {
+            match self.machine.slot_of(addresses[lane]) {
+                None => lost |= 1 << lane,
+                Some(slot) => match found.iter_mut().find(|(known, _)| *known == slot) {
+                    Some((_, lanes)) => *lanes |= 1 << lane,
+                    None => found.push((slot, 1 << lane)),
+                },
+            }
+        }
+        if lost != 0 {
+            let address = addresses[lost.trailing_zeros() as usize];
+            self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
+                let message = format!("access to address {address:#x}, which is in no buffer of the launch");
+                Details::new(message, cluster.actor(warp.index, lost))
+            });
+        }
+        found
+    }
+
+    fn access(&mut self, warp: &mut Warp, pc: u32, cold: &Cold, access: &Access) -> Option<Stop> {
+        let machine = self.machine;
+        let (addresses, kinds) = self.addresses(warp, cold, access);
+        let all = warp.active;
+        let regs: Vec<Reg> = match access.writes {
+            false => cold.writes.clone(),
+            true => cold.reads[1..]
+                .iter()
+                .filter_map(|value| match value {
+                    Operand::Reg(reg) => Some(*reg),
+                    Operand::Imm(_) => None,
+                })
+                .collect(),
+        };
+        let rows: Vec<program::Row> = regs.iter().map(|&reg| machine.program.rows.row(reg)).collect();
+        let [narrow, wide] = access.scratch.map(|reg| machine.program.rows.row(reg));
+        for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
+            match memory {
+                Memory::Global => {
+                    warp.registers.set(wide, mask, &addresses);
+                    for (object, mask) in self.buffers(warp, pc, &addresses, mask, access.object) {
+                        warp.active = mask;
+                        let at = At {
+                            object,
+                            offset: 0,
+                            remote: false,
+                        };
+                        let plain = program::Access {
+                            regs: &rows,
+                            size: access.size,
+                            base: wide,
+                            at,
+                        };
+                        if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
+                            let done = self.strong_global(warp, pc, access, at, &addresses, rows[0]);
+                            if !done {
+                                warp.active = all;
+                                warp.pc = pc;
+                                return Some(Stop::SliceEnd);
+                            }
+                        } else if access.writes {
+                            self.store_global(warp, pc, plain);
+                        } else {
+                            let cache = if access.read_only {
+                                Cache::ReadOnly
+                            } else {
+                                Cache::Default
+                            };
+                            self.load_global(warp, pc, plain, cache);
+                        }
+                    }
+                }
+                Memory::Shared => {
+                    if machine.communicates && access.writes {
+                        self.global.changes += 1;
+                    }
+                    let narrowed = addresses.map(|address| address as u32);
+                    warp.registers.set(narrow, mask, &narrowed);
+                    warp.active = mask;
+                    let plain = program::Access {
+                        regs: &rows,
+                        size: access.size,
+                        base: narrow,
+                        at: At {
+                            object: self.shared_object(access.object),
+                            offset: 0,
+                            remote: false,
+                        },
+                    };
+                    match access.writes {
+                        true => self.store_shared(warp, pc, plain),
+                        false => self.load_shared(warp, pc, plain),
+                    }
+                }
+                Memory::Local | Memory::Generic => {
+                    let offsets = addresses.map(|address| address & (crate::text::cold::LOCAL_WINDOW - 1));
+                    self.local(warp, pc, access, &offsets, mask, &regs);
+                }
+            }
+        }
+        warp.active = all;
+        if !access.writes && access.signed && access.size < 4 {
+            for &reg in &regs {
+                let from = 8 * access.size;
+                let value = bits(machine, warp, Operand::Reg(reg));
+                let value = value.map(|bits| ((bits << (64 - from)) as i64 >> (64 - from)) as u64);
+                set(machine, warp, reg, all, &value);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn shared_object(&self, object: Option<Object>) -> u16 {
+        match object {
+            Some(Object::Shared(BufferId(id))) => id as u16,
+            // The last has all of it.
+            _ => (self.machine.kernel.ledger().buffers.len() - 1) as u16,
+        }
+    }
+
+    /// Local memory: each thread has its own.
+    fn local(&mut self, warp: &mut Warp, pc: u32, access: &Access, offsets: &[u64; 32], mask: u32, regs: &[Reg]) {
+        let machine = self.machine;
+        let (size, bytes) = (access.size as usize, access.size as usize * regs.len());
+        let frame = machine.local as usize;
+        let is_good = |lane: &usize| {
+            offsets[*lane]
+                .checked_add(bytes as u64)
+                .is_some_and(|end| end <= frame as u64)
+        };
+        let good = lanes(mask).filter(is_good).fold(0u32, |all, lane| all | 1 << lane);
+        if mask & !good != 0 {
+            let offset = offsets[(mask & !good).trailing_zeros() as usize] as i64;
+            self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
+                let end = offset.wrapping_add(bytes as i64);
+                let message =
+                    format!("access to bytes {offset}..{end} of local memory, of which a thread has {frame} bytes");
+                Details::new(message, cluster.actor(warp.index, mask & !good))
+                    .object("local memory".to_string())
+                    .bytes((offset, end))
+            });
+        }
+        for (i, &reg) in regs.iter().enumerate() {
+            let mut value = bits(machine, warp, Operand::Reg(reg));
+            for lane in lanes(good) {
+                let at = lane * frame + offsets[lane] as usize + i * size;
+                let place = &mut warp.local[at..at + size];
+                if access.writes {
+                    place.copy_from_slice(&value[lane].to_le_bytes()[..size]);
+                } else {
+                    let mut raw = [0; 8];
+                    raw[..size].copy_from_slice(place);
+                    value[lane] = u64::from_le_bytes(raw);
+                }
+            }
+            if !access.writes {
+                set(machine, warp, reg, good, &value);
+            }
+        }
+    }
+}

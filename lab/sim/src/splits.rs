@@ -1,0 +1,89 @@
+//! The paths of a warp's lanes: those that parted at a jump wait for each other where their paths meet.
+
+use crate::program::Jump;
+
+/// Where lanes that parted meet, and which of them have come.
+#[derive(Clone, Copy, Debug, Hash)]
+struct Meeting {
+    place: u32,
+    /// The operation at which those that wait go on.
+    pc: u32,
+    waiting: u32,
+    /// Paths to it that have yet to be executed: the last ones of [`Splits::pending`].
+    pending: u32,
+}
+
+/// The lanes of a warp that are not active.
+#[derive(Clone, Debug, Default, Hash)]
+pub(crate) struct Splits {
+    /// The innermost last.
+    meetings: Vec<Meeting>,
+    /// The next operation of a path, and its lanes.
+    pending: Vec<(u32, u32)>,
+}
+
+impl Splits {
+    /// Some lanes come to a place of the text, whose operation is `pc`. Gives what the warp executes next, and with
+    /// which lanes.
+    #[inline(always)]
+    pub(crate) fn arrive(&mut self, place: u32, pc: u32, lanes: u32) -> (u32, u32) {
+        match self.meetings.last_mut() {
+            Some(meeting) if meeting.place == place => {
+                meeting.waiting |= lanes;
+                meeting.pc = pc;
+                if meeting.pending > 0 {
+                    meeting.pending -= 1;
+                    return self.pending.pop().unwrap_or((pc, lanes));
+                }
+                let all = meeting.waiting;
+                self.meetings.pop();
+                (pc, all)
+            }
+            _ => (pc, lanes),
+        }
+    }
+
+    /// What the warp executes next where no lane goes on, and with which lanes; none where all have ended.
+    #[cold]
+    pub(crate) fn next(&mut self) -> Option<(u32, u32)> {
+        loop {
+            let meeting = self.meetings.last_mut()?;
+            if meeting.pending > 0 {
+                meeting.pending -= 1;
+                return self.pending.pop();
+            }
+            let (pc, waiting) = (meeting.pc, meeting.waiting);
+            self.meetings.pop();
+            if waiting != 0 {
+                return Some((pc, waiting));
+            }
+        }
+    }
+
+    /// Lanes part at a jump, before the operation `pc`: those that stay are first.
+    pub(crate) fn part(&mut self, jump: &Jump, pc: u32, taken: u32, stays: u32) -> (u32, u32) {
+        if self.meetings.last().is_none_or(|meeting| meeting.place != jump.join) {
+            self.meetings.push(Meeting {
+                place: jump.join,
+                pc,
+                waiting: 0,
+                pending: 0,
+            });
+        }
+        let last = self.meetings.len() - 1;
+        let meeting = &mut self.meetings[last];
+        if jump.place == jump.join {
+            meeting.waiting |= taken;
+            meeting.pc = jump.target;
+            (pc, stays)
+        } else if jump.falls_to_join {
+            meeting.waiting |= stays;
+            meeting.pc = pc;
+            (jump.target, taken)
+        } else {
+            meeting.pending += 1;
+            self.pending.push((jump.target, taken));
+            (pc, stays)
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Volatile, relaxed, acquiring and releasing accesses, and atomic operations, of kernels of other compilers.
+//!
+//! A strong access orders nothing by itself: a fence before a strong write, and one after a strong read of it, do. So do
+//! a release and an acquire.
+
+use crate::access::{bits, set};
+use crate::clock::{ActorId, WriterKind, join_clocks};
+use crate::cluster::Cluster;
+use crate::finding::FindingKind;
+use crate::float;
+use crate::interpreter::Stop;
+use crate::program::{At, Row};
+use crate::record::Details;
+use crate::registers::lanes;
+use crate::shadow::{Pattern, SharedAccess};
+use crate::text::cold::{Access, Atomic, Change, Cold, Memory, Strength};
+use crate::warp::Warp;
+
+/// The new value of a word.
+fn changed(atomic: &Atomic, old: u64, [value, other]: [u64; 2]) -> u64 {
+    let size = atomic.access.size;
+    let signed = |bits: u64| {
+        if size == 4 {
+            i64::from(bits as u32 as i32)
+        } else {
+            bits as i64
+        }
+    };
+    match atomic.change {
+        Change::Exchange => value,
+        Change::Compare if old == value => other,
+        Change::Compare => old,
+        Change::Add if atomic.float && size == 4 => {
+            let sum = float::f(old as u32) + float::f(value as u32);
+            float::result(sum).into()
+        }
+        Change::Add if atomic.float => (f64::from_bits(old) + f64::from_bits(value)).to_bits(),
+        Change::Add => old.wrapping_add(value),
+        Change::Min if atomic.signed => signed(old).min(signed(value)) as u64,
+        Change::Max if atomic.signed => signed(old).max(signed(value)) as u64,
+        Change::Min => old.min(value),
+        Change::Max => old.max(value),
+        Change::Inc if old >= value => 0,
+        Change::Inc => old + 1,
+        Change::Dec if old == 0 || old > value => value,
+        Change::Dec => old - 1,
+        Change::And => old & value,
+        Change::Or => old | value,
+        Change::Xor => old ^ value,
+    }
+}
+
+impl Cluster<'_> {
+    /// A strong access to global memory by the active lanes. Returns false if the warp must retry.
+    pub(crate) fn strong_global(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        access: &Access,
+        at: At,
+        addresses: &[u64; 32],
+        row: Row,
+    ) -> bool {
+        let size = access.size as usize;
+        let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, access.size);
+        let region = self.region(at.object);
+        let mut loaded = [0u64; 32];
+        if access.writes {
+            let values: [u64; 32] = match size {
+                8 => *warp.registers.own(row),
+                _ => warp.registers.own::<u32>(row).map(u64::from),
+            };
+            for lane in lanes(mask) {
+                let released = match access.strength {
+                    Strength::Release => Some(self.now(warp, lane)),
+                    _ => warp.fences.released[lane].clone(),
+                };
+                self.carry((region.slot, offsets[lane]), None, released);
+                let (by, data) = (warp.lane(pc, lane), values[lane].to_le_bytes());
+                self.write_lane(
+                    by,
+                    region,
+                    offsets[lane],
+                    &data[..size],
+                    (WriterKind::Atomic, by.thread()),
+                );
+            }
+            if access.strength == Strength::Release {
+                warp.epoch = self.next_epoch();
+            }
+            return true;
+        }
+        for lane in lanes(mask) {
+            let (by, mut raw) = (warp.lane(pc, lane), [0; 8]);
+            if region.overlaid {
+                self.read_lane(by, region, offsets[lane], &mut raw[..size], true);
+            } else {
+                let first = offsets[lane] as usize;
+                raw[..size].copy_from_slice(&self.global.base[region.slot][first..first + size]);
+            }
+            loaded[lane] = u64::from_le_bytes(raw);
+            let place = (region.slot, offsets[lane]);
+            self.observe(warp.lane(pc, lane), place);
+            let Some(carried) = region.overlaid.then(|| self.carried(place)).flatten() else {
+                continue;
+            };
+            match access.strength {
+                Strength::Acquire => self.acquire(warp, 1 << lane, &carried),
+                _ => join_clocks(warp.fences.seen[lane].get_or_insert_default(), &carried),
+            }
+        }
+        match size {
+            8 => warp.registers.set(row, warp.active, &loaded),
+            _ => warp.registers.set(row, warp.active, &loaded.map(|bits| bits as u32)),
+        }
+        !self.spins(warp, pc, region.slot, (&offsets, mask))
+    }
+
+    /// An atomic operation, a lane after the other.
+    pub(crate) fn atomic(&mut self, warp: &mut Warp, pc: u32, cold: &Cold, atomic: &Atomic) -> Option<Stop> {
+        let machine = self.machine;
+        let access = &atomic.access;
+        let (addresses, kinds) = self.addresses(warp, cold, access);
+        let value = |at: usize| {
+            cold.reads
+                .get(at)
+                .map_or([0; 32], |operand| bits(machine, warp, *operand))
+        };
+        let values = [value(1), value(2)];
+        let all = warp.active;
+        let mut old = [0; 32];
+        for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
+            match memory {
+                Memory::Global => {
+                    for (object, mask) in self.buffers(warp, pc, &addresses, mask, access.object) {
+                        warp.active = mask;
+                        let at = At {
+                            object,
+                            offset: 0,
+                            remote: false,
+                        };
+                        let done = self.atomic_in(
+                            warp,
+                            pc,
+                            (atomic, !cold.writes.is_empty()),
+                            at,
+                            &addresses,
+                            &values,
+                            &mut old,
+                        );
+                        warp.active = all;
+                        if !done {
+                            warp.pc = pc;
+                            return Some(Stop::SliceEnd);
+                        }
+                    }
+                }
+                Memory::Shared => {
+                    warp.active = mask;
+                    self.atomic_here(warp, pc, atomic, &addresses, &values, &mut old);
+                    warp.active = all;
+                }
+                Memory::Local | Memory::Generic => {
+                    self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
+                        let message = "an atomic operation on local memory, which has none".to_string();
+                        Details::new(message, cluster.actor(warp.index, mask))
+                    });
+                }
+            }
+        }
+        if let Some(&dst) = cold.writes.first() {
+            set(machine, warp, dst, all, &old);
+        }
+        None
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn atomic_in(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        (atomic, reads): (&Atomic, bool),
+        at: At,
+        addresses: &[u64; 32],
+        values: &[[u64; 32]; 2],
+        old: &mut [u64; 32],
+    ) -> bool {
+        let size = atomic.access.size as usize;
+        let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, atomic.access.size);
+        let region = self.region(at.object);
+        let releases = atomic.access.strength == Strength::Release;
+        for lane in lanes(mask) {
+            let place = (region.slot, offsets[lane]);
+            let carried = self.carried(place);
+            if let Some(carried) = carried.as_ref().filter(|_| reads) {
+                match atomic.access.strength {
+                    Strength::Acquire | Strength::Release => self.acquire(warp, 1 << lane, carried),
+                    _ => join_clocks(warp.fences.seen[lane].get_or_insert_default(), carried),
+                }
+            }
+            let released = if releases {
+                Some(self.now(warp, lane))
+            } else {
+                warp.fences.released[lane].clone()
+            };
+            self.carry(place, carried, released);
+            let within = offsets[lane] as usize % crate::global::PAGE;
+            let mut raw = [0; 8];
+            raw[..size].copy_from_slice(&self.global.page(region.slot, offsets[lane]).data[within..within + size]);
+            old[lane] = u64::from_le_bytes(raw);
+            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]]).to_le_bytes();
+            let by = warp.lane(pc, lane);
+            self.write_lane(
+                by,
+                region,
+                offsets[lane],
+                &new[..size],
+                (WriterKind::Atomic, by.thread()),
+            );
+            if reads {
+                self.observe(warp.lane(pc, lane), place);
+            }
+        }
+        if releases {
+            warp.epoch = self.next_epoch();
+        }
+        !reads || !self.spins(warp, pc, region.slot, (&offsets, mask))
+    }
+
+    fn atomic_here(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        atomic: &Atomic,
+        addresses: &[u64; 32],
+        values: &[[u64; 32]; 2],
+        old: &mut [u64; 32],
+    ) {
+        let at = At {
+            object: self.shared_object(atomic.access.object),
+            offset: 0,
+            remote: false,
+        };
+        let narrow = addresses.map(|address| address as u32);
+        let found: SharedAccess = self.shared_access(warp, pc, warp.active, &narrow, at, atomic.access.size);
+        self.check_writes(warp, &found, WriterKind::Atomic);
+        let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
+        self.shadow.write(&warp.who(pc), &found, Pattern::Scattered, actor);
+        if self.machine.communicates {
+            self.global.changes += 1;
+        }
+        for lane in lanes(found.mask) {
+            let word = found.offsets[lane] as usize / 4;
+            let high = if atomic.access.size == 8 {
+                self.words[word + 1]
+            } else {
+                0
+            };
+            old[lane] = u64::from(self.words[word]) | u64::from(high) << 32;
+            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]]);
+            self.words[word] = new as u32;
+            if atomic.access.size == 8 {
+                self.words[word + 1] = (new >> 32) as u32;
+            }
+        }
+    }
+
+    /// `trap` by some lanes.
+    pub(crate) fn trap(&mut self, warp: &Warp, pc: u32, lanes: u32) {
+        self.report(FindingKind::Trap, pc, None, |cluster| {
+            Details::new("executes a trap", cluster.actor(warp.index, lanes))
+        });
+    }
+}

@@ -1,0 +1,157 @@
+//! Instructions that the kernel language has not, as the simulator executes them: seldom enough to look up their
+//! operands each time.
+
+use flashcore_ir::Operand;
+use flashcore_ir::inst::Object;
+use flashcore_ir::types::Reg;
+
+use super::scalar::Compute;
+use crate::report::Class;
+
+pub(crate) type Compare = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
+
+/// An instruction with its operands.
+pub(crate) struct Cold {
+    pub(crate) what: What,
+    pub(crate) class: Class,
+    pub(crate) writes: Vec<Reg>,
+    pub(crate) reads: Vec<Operand>,
+}
+
+impl std::fmt::Debug for Cold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} from {:?}", self.writes, self.reads)
+    }
+}
+
+impl Cold {
+    /// The registers that it reads, and those that it writes.
+    pub(crate) fn accessed(&self) -> [Vec<Reg>; 2] {
+        let reads = self.reads.iter().filter_map(|read| match read {
+            Operand::Reg(reg) => Some(*reg),
+            Operand::Imm(_) => None,
+        });
+        let mut writes = self.writes.clone();
+        if let What::Access(access) = &self.what {
+            writes.extend(access.scratch);
+        }
+        [reads.collect(), writes]
+    }
+}
+
+pub(crate) enum What {
+    Scalar(Compute),
+    /// A comparison, combined with a third operand if there is one; a second result has the opposite of the comparison.
+    Test(Compare, Join),
+    Shfl(flashcore_ir::inst::ShflMode),
+    Vote(Vote),
+    /// Lanes with the same value; of all, if true.
+    Match(bool),
+    ActiveMask,
+    /// The bytes of the parameters from one on.
+    Param(u32, u32),
+    Access(Access),
+    Atomic(Atomic),
+    /// `trap`.
+    Trap,
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Join {
+    None,
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vote {
+    All,
+    Any,
+    Uni,
+    Ballot,
+}
+
+/// Which memory an address is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Global,
+    Shared,
+    Local,
+    /// The address says it.
+    Generic,
+}
+
+/// What an access orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strength {
+    Weak,
+    /// `volatile` or `relaxed`.
+    Relaxed,
+    Acquire,
+    Release,
+}
+
+/// A load into the written registers, or a store of the operands after the address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub(crate) writes: bool,
+    pub(crate) memory: Memory,
+    /// Bytes of each register in memory.
+    pub(crate) size: u32,
+    pub(crate) signed: bool,
+    pub(crate) read_only: bool,
+    pub(crate) offset: i64,
+    pub(crate) object: Option<Object>,
+    pub(crate) strength: Strength,
+    /// Registers for addresses of 4 and of 8 bytes.
+    pub(crate) scratch: [Reg; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Add,
+    Min,
+    Max,
+    Inc,
+    Dec,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    /// With the first value compares, and stores the second.
+    Compare,
+}
+
+/// A read-modify-write of a word; its operands are the address and one or two values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Atomic {
+    pub(crate) change: Change,
+    pub(crate) signed: bool,
+    pub(crate) float: bool,
+    pub(crate) access: Access,
+}
+
+/// Generic addresses of shared and of local memory begin here; those of global memory are what they are.
+pub(crate) const SHARED_WINDOW: u64 = 1 << 60;
+pub(crate) const LOCAL_WINDOW: u64 = 1 << 61;
+
+impl Memory {
+    /// The window of a generic address.
+    pub(crate) fn of(address: u64) -> Memory {
+        match address {
+            LOCAL_WINDOW.. => Memory::Local,
+            SHARED_WINDOW.. => Memory::Shared,
+            _ => Memory::Global,
+        }
+    }
+
+    pub(crate) fn window(self) -> u64 {
+        match self {
+            Memory::Shared => SHARED_WINDOW,
+            Memory::Local => LOCAL_WINDOW,
+            Memory::Global | Memory::Generic => 0,
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Kernels of other compilers: their parameters, shared memory and lines.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
+
+use flashcore_ir::inst::Object;
+use flashcore_ir::kernel::{KernelParts, Param, ParamKind};
+use flashcore_ir::ptx::Notes;
+use flashcore_ir::ptx::read::{PtxEntry, PtxError, SharedSymbol};
+use flashcore_ir::shared::{BufferId, Ledger, SharedBuffer};
+use flashcore_ir::site::{Frame, FrameId, Site, SiteId, SourceLine};
+use flashcore_ir::types::ScalarType;
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
+use flashcore_ptx::{Function, Module};
+
+use super::{Code, Reader, origins};
+use crate::error::SimError;
+
+/// Bytes of shared memory of a block, on the card that has most.
+const MOST_SHARED: u64 = 232_448;
+
+/// A buffer of a launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PtxBuffer {
+    /// Its name in findings.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes of an element, for findings.
+    pub element: u32,
+}
+
+/// An argument: the bytes of a parameter, and the buffers whose addresses stand in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PtxArg {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// For each address its first byte, and the buffer's place in [`PtxLaunch::buffers`].
+    pub pointers: Vec<(usize, usize)>,
+}
+
+/// A launch of a kernel of a PTX text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PtxLaunch {
+    /// The file's name in findings.
+    pub file: String,
+    /// Blocks along x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y, z.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
+    /// The buffers.
+    pub buffers: Vec<PtxBuffer>,
+    /// The arguments, in order.
+    pub args: Vec<PtxArg>,
+}
+
+/// What stands outside a kernel's instructions, and how it is launched.
+pub(crate) struct Foreign {
+    pub(crate) kernel: Kernel,
+    pub(crate) code: Code,
+    pub(crate) launch: Launch,
+}
+
+/// What the machine must know of a kernel of a text.
+#[derive(Debug, Default)]
+pub(crate) struct Extra {
+    /// Threads of a block along x, y, z.
+    pub(crate) block: [u32; 3],
+    /// The bytes of the parameters, and the addresses in them: first byte and buffer.
+    pub(crate) params: Vec<u8>,
+    pub(crate) pointers: Vec<(usize, usize)>,
+    /// Bytes of local memory of a thread.
+    pub(crate) local: u32,
+}
+
+impl Extra {
+    /// The bytes of the parameters, with the addresses of buffers.
+    pub(crate) fn placed(&self, base: impl Fn(usize) -> u64) -> Vec<u8> {
+        let mut bytes = self.params.clone();
+        for &(at, slot) in &self.pointers {
+            if let Some(place) = bytes.get_mut(at..at + 8) {
+                let offset = u64::from_le_bytes(std::array::from_fn(|i| place[i]));
+                place.copy_from_slice(&base(slot).wrapping_add(offset).to_le_bytes());
+            }
+        }
+        bytes
+    }
+}
+
+/// A string that lives as long as the program, as [`SourceLine`] needs it; each is kept once.
+fn kept(text: &str) -> &'static str {
+    static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = all.get(text) {
+        return known;
+    }
+    let text = &*Box::leak(text.to_string().into_boxed_str());
+    all.insert(text);
+    text
+}
+
+impl Foreign {
+    pub(crate) fn read(module: &Module, name: &str, launch: &PtxLaunch) -> Result<Foreign, SimError> {
+        let refused = |why: &str, line| PtxError::not_understood(format!("`{name}`"), why, line);
+        let (entry, function) = module
+            .entries()
+            .find(|(entry, _)| entry.name == name)
+            .ok_or_else(|| refused("the text has no such kernel", 1))?;
+        let threads = launch.block.iter().product::<u32>();
+        let cluster = match entry.required_cluster {
+            None | Some([1, 1, 1]) => None,
+            Some([blocks, 1, 1]) => Some(blocks),
+            Some(_) => return Err(refused("only clusters along x are supported", entry.line).into()),
+        };
+        let ledger = ledger(&module.shared_of(function)?, launch.dynamic_shared, entry.line)?;
+        let mut symbols = HashMap::new();
+        for (id, buffer) in (0..).zip(&ledger.buffers) {
+            symbols.insert(buffer.name.clone(), (Object::Shared(BufferId(id)), buffer.offset));
+        }
+        let (places, extra) = parameters(entry, launch).map_err(|why| refused(&why, entry.line))?;
+        let mut sites = Sites::of(module, function, &launch.file);
+        let notes = Notes {
+            sites: (0..function.instructions.len()).map(|at| sites.site(at)).collect(),
+            ..Notes::default()
+        };
+        let mut reader = Reader::new(module, function, HashMap::new(), symbols);
+        reader.places = Some(places);
+        reader.pointers = extra
+            .pointers
+            .iter()
+            .map(|&(at, slot)| (at as u32, slot as u32))
+            .collect();
+        reader.locals(function);
+        let mut code = reader.read(&notes)?;
+        let whole = Object::Shared(BufferId(ledger.buffers.len() as u32 - 1));
+        origins::resolve(&mut code.items, &code.bases, whole).map_err(|item| {
+            let line = sites.sites[code.items[item].site.0 as usize].line.line;
+            refused("the buffer of its address is not known", line)
+        })?;
+        code.simplify();
+        code.extra = Some(Extra {
+            local: code.local,
+            ..extra
+        });
+        let params = launch.buffers.iter().zip(0..).map(|(buffer, slot)| Param {
+            name: buffer.name.clone(),
+            kind: ParamKind::Pointer {
+                element: match buffer.element {
+                    1 => ScalarType::E4M3,
+                    2 => ScalarType::B16,
+                    8 => ScalarType::B64,
+                    _ => ScalarType::B32,
+                },
+                writable: code.writes(slot),
+            },
+        });
+        let dynamic = if ledger.is_static { 0 } else { ledger.total_bytes() };
+        let kernel = Kernel::of_parts(KernelParts {
+            name: entry.name.clone(),
+            params: params.collect(),
+            threads,
+            min_blocks_per_sm: entry.min_blocks_per_sm,
+            max_registers: entry.max_registers,
+            cluster,
+            ledger: ledger.clone(),
+            num_regs: code.num_regs,
+            sites: sites.sites,
+            frames: sites.frames,
+            ..KernelParts::default()
+        });
+        let buffers = launch.buffers.iter().map(|buffer| BufferSpec {
+            name: kept(&buffer.name),
+            bytes: buffer.bytes,
+            written: true,
+            // As `cudaMalloc` gives them.
+            align: 256,
+        });
+        let launch = Launch {
+            grid: launch.grid,
+            block: [threads, 1, 1],
+            cluster: [cluster.unwrap_or(1), 1, 1],
+            dynamic_shared_bytes: dynamic,
+            programmatic: false,
+            args: (0..launch.buffers.len())
+                .map(|slot| Arg::Buffer { slot, byte_offset: 0 })
+                .collect(),
+            buffers: buffers.collect(),
+        };
+        Ok(Foreign { kernel, code, launch })
+    }
+}
+
+/// Where the parameters begin, by name, and their bytes.
+fn parameters(entry: &PtxEntry, launch: &PtxLaunch) -> Result<(HashMap<String, u32>, Extra), String> {
+    if entry.params.len() != launch.args.len() {
+        let (given, needed) = (launch.args.len(), entry.params.len());
+        return Err(format!("{given} arguments for {needed} parameters"));
+    }
+    let (mut places, mut params, mut pointers) = (HashMap::new(), Vec::new(), Vec::new());
+    for (param, arg) in entry.params.iter().zip(&launch.args) {
+        if param.bytes != arg.bytes.len() as u64 {
+            let (name, given, needed) = (&param.name, arg.bytes.len(), param.bytes);
+            return Err(format!(
+                "the argument for `{name}` has {given} B, the parameter {needed} B"
+            ));
+        }
+        params.resize(params.len().next_multiple_of(16), 0);
+        places.insert(param.name.clone(), params.len() as u32);
+        pointers.extend(arg.pointers.iter().map(|(at, slot)| (at + params.len(), *slot)));
+        params.extend(&arg.bytes);
+    }
+    Ok((
+        places,
+        Extra {
+            block: launch.block,
+            params,
+            pointers,
+            local: 0,
+        },
+    ))
+}
+
+/// Symbols as buffers of one row, in order of declaration; those that the launch sizes come last.
+fn ledger(symbols: &[&SharedSymbol], dynamic_shared: u32, line: u32) -> Result<Ledger, PtxError> {
+    let mut symbols = symbols.to_vec();
+    symbols.sort_by_key(|symbol| symbol.is_dynamic);
+    let bytes = |symbol: &SharedSymbol| match symbol.is_dynamic {
+        true => u64::from(dynamic_shared),
+        false => symbol.bytes,
+    };
+    let total = symbols.iter().fold(0u64, |end, symbol| {
+        let end = end.min(2 * MOST_SHARED);
+        end.next_multiple_of(u64::from(symbol.align.max(1)))
+            .saturating_add(bytes(symbol))
+    });
+    PtxError::at_most("bytes of shared memory", total, MOST_SHARED, line)?;
+    let mut ledger = Ledger {
+        buffers: Vec::new(),
+        is_static: !symbols.iter().any(|symbol| symbol.is_dynamic),
+    };
+    for symbol in symbols {
+        let bytes = bytes(symbol) as u32;
+        // Findings count bytes in words.
+        let declared = symbol.declared.split('[').next().and_then(ScalarType::from_ptx);
+        let element = declared.filter(|ty| ty.bytes() > 1 && bytes.is_multiple_of(ty.bytes()));
+        let element = match element {
+            Some(ScalarType::B64) => ScalarType::U64,
+            Some(element) => element,
+            None if bytes.is_multiple_of(4) => ScalarType::B32,
+            None => ScalarType::E4M3,
+        };
+        let align = symbol.align.max(1);
+        ledger.enter(SharedBuffer::row(&symbol.name, element, bytes, align, SiteId(0)));
+    }
+    // All of it, for addresses whose symbol is not known.
+    let total = ledger.total_bytes();
+    ledger
+        .buffers
+        .push(SharedBuffer::row("shared memory", ScalarType::B32, total, 1, SiteId(0)));
+    Ok(ledger)
+}
+
+/// Columns of a finding in a PTX text: the instruction's line is all there is.
+const COLUMN: u32 = 1;
+
+struct Sites<'a> {
+    module: &'a Module,
+    function: &'a Function,
+    /// The paths of the text by number.
+    paths: HashMap<u32, &'static str>,
+    file: &'static str,
+    sites: Vec<Site>,
+    frames: Vec<Frame>,
+}
+
+impl<'a> Sites<'a> {
+    fn of(module: &'a Module, function: &'a Function, file: &str) -> Sites<'a> {
+        let files = module.declared.files.iter();
+        Sites {
+            module,
+            function,
+            paths: files.map(|(number, path)| (*number, kept(path))).collect(),
+            file: kept(file),
+            sites: Vec::new(),
+            frames: Vec::new(),
+        }
+    }
+
+    /// The line of `.loc` if there is one, followed by that of the text.
+    fn site(&mut self, at: usize) -> SiteId {
+        let inst = &self.function.instructions[at];
+        let line = SourceLine {
+            file: self.file,
+            line: inst.line,
+            column: COLUMN,
+        };
+        let (file, user) = self.module.line_of(self.function, inst);
+        let frame = file.and_then(|file| self.paths.get(&file)).map(|&file| {
+            self.frames.push(Frame {
+                verb: "PTX",
+                called_at: SourceLine {
+                    file,
+                    line: user,
+                    column: COLUMN,
+                },
+                parent: None,
+            });
+            FrameId(self.frames.len() as u32 - 1)
+        });
+        self.sites.push(Site { line, frame });
+        SiteId(self.sites.len() as u32 - 1)
+    }
+}

@@ -1,0 +1,352 @@
+//! From steps to a [`Program`].
+
+use std::collections::VecDeque;
+
+use flashcore_ir::Kernel;
+use flashcore_ir::types::Reg;
+use rustc_hash::FxHashSet;
+
+use super::{Code, Item, Step};
+use crate::assigned::accessed;
+use crate::error::SimError;
+use crate::lower::{Lowering, fragments};
+use crate::program::{self, Op, PRED_TRUE, Program};
+use crate::report::Class;
+use crate::rows::{Lives, Rows};
+
+/// A place that is never reached.
+const NOWHERE: u32 = u32::MAX;
+
+/// The program of a kernel's text. `kernel` says what stands outside its body.
+pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k>, SimError> {
+    let unproven = code.unproven(kernel.maybe_unwritten().collect());
+    let mut lowering = Lowering::new(kernel, code.rows(&unproven)?, unproven);
+    let products = code.items.iter().filter_map(|item| match &item.step {
+        Step::Inst(inst) => Some(fragments(inst)),
+        _ => None,
+    });
+    lowering.find_fragments(products.flatten().collect());
+    let places = Places::of(code);
+    // By label the operation that a jump ahead goes to, and that of a jump back.
+    let (mut ahead, mut back) = (vec![NOWHERE; code.labels.len()], vec![NOWHERE; code.labels.len()]);
+    let mut jumps = Vec::new();
+    let joins: FxHashSet<u32> = code.items.iter().filter_map(|item| item.step.join()).collect();
+    let (mut number, mut guard) = (0, 0);
+    for (index, Item { step, site }) in (0u32..).zip(&code.items) {
+        while code.begins.get(number as usize) == Some(&index) {
+            if places.meets[number as usize] {
+                lowering.push(Op::Join(number), Class::Structure, *site);
+            }
+            number += 1;
+        }
+        match step {
+            Step::Inst(inst) => lowering.inst(inst, *site)?,
+            Step::Cold(cold) => {
+                lowering.note_node();
+                lowering.note_cold(cold);
+                lowering.push(Op::Cold(cold), cold.class, *site);
+            }
+            Step::Guard(pred, negated) => {
+                let op = Op::Guard(lowering.reg(*pred), *negated, 0);
+                guard = lowering.push(op, Class::Structure, *site);
+            }
+            Step::GuardEnd => {
+                let end = lowering.push(Op::GuardEnd, Class::Structure, *site) as u32 + 1;
+                if let Op::Guard(_, _, to) = &mut lowering.program.ops[guard] {
+                    *to = end;
+                }
+            }
+            Step::Exit(None) if index as usize + 1 == code.items.len() => {}
+            Step::Exit(None) => _ = lowering.push(Op::Exit, Class::Control, *site),
+            Step::Exit(Some((pred, negated))) => {
+                let op = Op::ExitIf(lowering.reg(*pred), *negated);
+                lowering.push(op, Class::Control, *site);
+            }
+            Step::Label(label) => {
+                let label = *label as usize;
+                ahead[label] = lowering.program.ops.len() as u32;
+                if places.is_join[label] {
+                    lowering.push(Op::Join(code.labels[label]), Class::Structure, *site);
+                }
+                if places.is_head[label] {
+                    lowering.note_node();
+                    lowering.push(Op::Head, Class::Structure, *site);
+                }
+                back[label] = lowering.program.ops.len() as u32;
+            }
+            Step::Jump(jump) => {
+                if let Some((pred, _)) = jump.guard {
+                    lowering.check_reads(&[pred], *site);
+                    lowering.note_node();
+                }
+                let (pred, negated) = jump
+                    .guard
+                    .map_or((PRED_TRUE, false), |(pred, not)| (lowering.reg(pred), not));
+                let op = Op::Jump(program::Jump {
+                    pred,
+                    negated,
+                    uniform: jump.uniform && jump.guard.is_some(),
+                    falls_to_join: jump.join == Some(number),
+                    target: jump.label,
+                    place: code.labels[jump.label as usize],
+                    join: jump.join.unwrap_or(NOWHERE),
+                });
+                jumps.push(lowering.push(op, Class::Control, *site));
+            }
+        }
+    }
+    for at in jumps {
+        let Op::Jump(mut jump) = lowering.program.ops[at] else {
+            continue;
+        };
+        let label = jump.target as usize;
+        jump.target = if ahead[label] <= at as u32 {
+            back[label]
+        } else {
+            ahead[label]
+        };
+        let is_plain = jump.pred == PRED_TRUE && !joins.contains(&jump.place);
+        lowering.program.ops[at] = if is_plain {
+            Op::Goto(jump.target)
+        } else {
+            Op::Jump(jump)
+        };
+    }
+    lowering.finish()
+}
+
+/// Where paths may meet.
+struct Places {
+    /// By instruction: whether they do so before it at no label, some by falling through.
+    meets: Vec<bool>,
+    /// By label: whether paths may meet there, some by falling through.
+    is_join: Vec<bool>,
+    /// Whether jumps go back there.
+    is_head: Vec<bool>,
+}
+
+impl Places {
+    fn of(code: &Code) -> Places {
+        let mut order: Vec<u32> = (0..code.labels.len() as u32).collect();
+        order.sort_by_key(|&label| code.labels[label as usize]);
+        let (mut is_ahead, mut is_head) = (vec![false; order.len()], vec![false; order.len()]);
+        let mut ends = vec![false; code.begins.len() + 1];
+        let mut meets = vec![false; code.begins.len() + 1];
+        for number in 0..code.begins.len() - 1 {
+            for item in &code.items[code.begins[number] as usize..code.begins[number + 1] as usize] {
+                match &item.step {
+                    Step::Jump(jump) => {
+                        let label = jump.label as usize;
+                        let is_back = code.labels[label] <= number as u32;
+                        is_ahead[label] |= !is_back;
+                        is_head[label] |= is_back;
+                        ends[number + 1] = jump.guard.is_none();
+                        if let Some(join) = jump.join.filter(|_| jump.guard.is_some()) {
+                            meets[join as usize] = true;
+                        }
+                    }
+                    Step::Exit(guard) => ends[number + 1] = guard.is_none(),
+                    Step::Inst(_) | Step::Cold(_) | Step::Guard(..) | Step::GuardEnd | Step::Label(_) => {}
+                }
+            }
+        }
+        meets.iter_mut().zip(&ends).for_each(|(meets, ends)| *meets &= !ends);
+        let mut is_join = vec![false; order.len()];
+        let mut last = None;
+        let mut falls = true;
+        for &label in &order {
+            let number = code.labels[label as usize];
+            if last != Some(number) {
+                falls = !ends[number as usize];
+            }
+            last = Some(number);
+            is_join[label as usize] = falls && is_ahead[label as usize];
+            falls |= is_ahead[label as usize];
+            meets[number as usize] &= !is_join[label as usize];
+        }
+        Places {
+            meets,
+            is_join,
+            is_head,
+        }
+    }
+}
+
+impl Step {
+    /// Where the paths meet that part here.
+    fn join(&self) -> Option<u32> {
+        match self {
+            Step::Jump(jump) => jump.join.filter(|_| jump.guard.is_some()),
+            _ => None,
+        }
+    }
+}
+
+impl Code {
+    /// The registers that an item reads, and those that it writes.
+    fn accessed(step: &Step) -> [Vec<Reg>; 2] {
+        match step {
+            Step::Inst(inst) => accessed(inst),
+            Step::Jump(jump) => [jump.guard.iter().map(|(pred, _)| *pred).collect(), Vec::new()],
+            Step::Cold(cold) => cold.accessed(),
+            Step::Guard(pred, _) | Step::Exit(Some((pred, _))) => [vec![*pred], Vec::new()],
+            Step::GuardEnd | Step::Label(_) | Step::Exit(None) => Default::default(),
+        }
+    }
+
+    pub(crate) fn rows(&self, pinned: &FxHashSet<Reg>) -> Result<Rows, SimError> {
+        let mut lives = Lives::default();
+        if self.extra.is_some() {
+            self.live(&mut lives);
+            return lives.assign(self.num_regs, pinned);
+        }
+        for item in &self.items {
+            lives.next();
+            Code::accessed(&item.step)
+                .concat()
+                .into_iter()
+                .for_each(|reg| lives.touch(reg));
+            if let Step::Jump(jump) = &item.step {
+                let start = self.begins[self.labels[jump.label as usize] as usize] + 1;
+                if start <= lives.position {
+                    lives.repeats(start);
+                }
+            }
+        }
+        lives.next();
+        lives.assign(self.num_regs, pinned)
+    }
+
+    /// The lives of registers, whatever the control flow: from the first place where a value may be needed later, to the
+    /// last, in the order of the text.
+    fn live(&self, lives: &mut Lives) {
+        let items = |block: &flashcore_ptx::Block| {
+            let [from, to] = [block.instructions.start, block.instructions.end].map(|at| self.begins[at as usize]);
+            from as usize..to as usize
+        };
+        // By block the registers that are read there before they are written, and those that are written.
+        let (mut needed, mut killed) = (Vec::new(), Vec::new());
+        for block in &self.flow {
+            let (mut reads_here, mut writes_here) = (FxHashSet::default(), FxHashSet::default());
+            let mut guarded = false;
+            for (at, item) in items(block).zip(&self.items[items(block)]) {
+                guarded = matches!(item.step, Step::Guard(..)) || guarded && !matches!(item.step, Step::GuardEnd);
+                let [reads, writes] = Code::accessed(&item.step);
+                reads
+                    .iter()
+                    .chain(&writes)
+                    .for_each(|reg| lives.cover(*reg, at as u32, at as u32));
+                reads_here.extend(reads.into_iter().filter(|reg| !writes_here.contains(reg)));
+                if !guarded {
+                    writes_here.extend(writes);
+                }
+            }
+            needed.push(reads_here);
+            killed.push(writes_here);
+        }
+        let mut before: Vec<Vec<usize>> = vec![Vec::new(); self.flow.len() + 1];
+        for (number, block) in self.flow.iter().enumerate() {
+            block
+                .next
+                .iter()
+                .flatten()
+                .for_each(|&next| before[next as usize].push(number));
+        }
+        // A register that is needed at the begin of a block is so at the end of those before it, and at their begin
+        // unless they write it.
+        let mut open: Vec<(usize, Reg)> = Vec::new();
+        for (number, regs) in needed.iter().enumerate() {
+            open.extend(regs.iter().map(|&reg| (number, reg)));
+        }
+        while let Some((number, reg)) = open.pop() {
+            lives.cover(
+                reg,
+                items(&self.flow[number]).start as u32,
+                items(&self.flow[number]).start as u32,
+            );
+            for &from in &before[number] {
+                let end = items(&self.flow[from]).end.saturating_sub(1) as u32;
+                lives.cover(reg, end, end);
+                if !killed[from].contains(&reg) && needed[from].insert(reg) {
+                    open.push((from, reg));
+                }
+            }
+        }
+    }
+
+    /// Those of some registers that may be read before they are written.
+    fn unproven(&self, suspects: FxHashSet<Reg>) -> FxHashSet<Reg> {
+        let mut unproven = FxHashSet::default();
+        if suspects.is_empty() {
+            return unproven;
+        }
+        // By block what every path to it has written; none before one is known.
+        let mut written: Vec<Option<FxHashSet<Reg>>> = vec![None; self.flow.len()];
+        let mut open = VecDeque::from([0]);
+        if let Some(first) = written.first_mut() {
+            *first = Some(FxHashSet::default());
+        }
+        while let Some(number) = open.pop_front() {
+            let block = &self.flow[number];
+            let Some(mut now) = written[number].clone() else {
+                continue;
+            };
+            let [from, to] = [block.instructions.start, block.instructions.end].map(|at| self.begins[at as usize]);
+            for item in &self.items[from as usize..to as usize] {
+                let [reads, writes] = Code::accessed(&item.step);
+                let is_new = |reg: &&Reg| suspects.contains(*reg) && !now.contains(*reg);
+                unproven.extend(reads.iter().filter(is_new));
+                now.extend(writes.into_iter().filter(|reg| suspects.contains(reg)));
+            }
+            for next in block.next.iter().flatten().map(|&next| next as usize) {
+                let Some(known) = written.get_mut(next) else { continue };
+                let both = match known {
+                    None => now.clone(),
+                    Some(known) => known.intersection(&now).copied().collect(),
+                };
+                if known.as_ref() != Some(&both) {
+                    *known = Some(both);
+                    open.push_back(next);
+                }
+            }
+        }
+        unproven
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::KernelBuilder;
+
+    use super::*;
+
+    fn unproven_of(body: impl FnOnce(&KernelBuilder)) -> usize {
+        let kernel = Kernel::build("test", 32, body).unwrap();
+        Code::of(&kernel)
+            .unwrap()
+            .unproven(kernel.maybe_unwritten().collect())
+            .len()
+    }
+
+    #[test]
+    fn writes_on_every_path_are_proved() {
+        let both = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.if_else(k.lane().lt(5).divergent(), || x.set(1), || x.set(2));
+            k.trace("x", x.get());
+        });
+        let one = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.if_(k.lane().lt(5).divergent(), || x.set(1));
+            k.trace("x", x.get());
+        });
+        let in_loop = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.for_uniform(0u32, 4, 1, |i| x.set(i));
+            k.trace("x", x.get());
+        });
+        assert_eq!((both, one, in_loop), (0, 1, 1));
+        // Accumulators are declared unwritten and then zeroed, so no check remains.
+        assert_eq!(unproven_of(|k| k.trace("acc", k.acc("acc", 4).var(3).get())), 0);
+    }
+}

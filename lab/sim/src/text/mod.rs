@@ -1,0 +1,427 @@
+//! The front end: a kernel's PTX as steps, from which `lower.rs` makes a [`Program`](crate::program::Program).
+//!
+//! A step is an instruction of the kernel language, a jump, or the end. What the text cannot say of our own kernels
+//! comes from their [`Notes`].
+
+pub(crate) mod cold;
+mod foreign;
+mod forms;
+mod lower;
+mod memory;
+mod numbers;
+mod operands;
+mod origins;
+mod scalar;
+
+use std::collections::HashMap;
+
+use flashcore_ir::Kernel;
+use flashcore_ir::inst::{Cvt, Inst, Object, Operand};
+use flashcore_ir::ptx::read::PtxError;
+use flashcore_ir::ptx::{Notes, TraceNote};
+use flashcore_ir::shared::BufferId;
+use flashcore_ir::site::SiteId;
+use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Spelled};
+
+use cold::Cold;
+pub(crate) use foreign::{Extra, Foreign};
+pub use foreign::{PtxArg, PtxBuffer, PtxLaunch};
+pub(crate) use lower::lower;
+use operands::error;
+use origins::Origin;
+
+/// Addresses that no note has an object for.
+pub(crate) const UNKNOWN: Object = Object::Param(u32::MAX);
+
+/// A kernel as steps.
+#[derive(Debug, Default)]
+pub(crate) struct Code {
+    pub(crate) items: Vec<Item>,
+    /// By instruction of the text: its first item, its labels included. One more for the end.
+    pub(crate) begins: Vec<u32>,
+    /// Labels: the instruction that each stands before.
+    pub(crate) labels: Vec<u32>,
+    /// Blocks of the text: instructions, and the blocks that may be next.
+    pub(crate) flow: Vec<flashcore_ptx::Block>,
+    pub(crate) num_regs: [u32; RegClass::ALL.len()],
+    /// Objects that registers are given the addresses of.
+    bases: HashMap<Reg, Origin>,
+    /// Bytes of local variables.
+    pub(crate) local: u32,
+    /// Of kernels of other compilers.
+    pub(crate) extra: Option<Extra>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) step: Step,
+    pub(crate) site: SiteId,
+}
+
+#[derive(Debug)]
+pub(crate) enum Step {
+    Inst(Inst),
+    Cold(Cold),
+    /// Of the active lanes those go on for which a predicate holds, or does not; up to the end of the guard.
+    Guard(Reg, bool),
+    GuardEnd,
+    Label(u32),
+    Jump(Jump),
+    /// Lanes end: all, or those for which a predicate holds, or does not.
+    Exit(Option<(Reg, bool)>),
+}
+
+/// A jump to an instruction of the text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Jump {
+    /// The predicate, and whether it jumps where that is false.
+    pub(crate) guard: Option<(Reg, bool)>,
+    pub(crate) uniform: bool,
+    /// The label.
+    pub(crate) label: u32,
+    /// The instruction at which paths that part here meet.
+    pub(crate) join: Option<u32>,
+}
+
+impl Code {
+    /// An own kernel, as its text and its notes have it.
+    pub(crate) fn of(kernel: &Kernel) -> Result<Code, PtxError> {
+        let module = Module::read(&kernel.to_ptx())?;
+        let (entry, function) = module
+            .entries()
+            .next()
+            .ok_or_else(|| PtxError::not_understood(format!("`{}`", kernel.name()), "the text has no kernel", 1))?;
+        let notes = kernel.notes();
+        let params = entry.params.iter().map(|param| param.name.as_str()).zip(0..).collect();
+        let mut symbols = HashMap::new();
+        // Its objects come from the notes.
+        symbols.insert("shared_memory".to_string(), (Object::Shared(BufferId(0)), 0));
+        Reader::new(&module, function, params, symbols).read(&notes)
+    }
+}
+
+/// What reading a kernel's instructions needs to know and leaves behind.
+struct Reader<'a> {
+    module: &'a Module,
+    function: &'a Function,
+    /// By register of the text; none for types that are not read.
+    registers: Vec<Option<Reg>>,
+    num_regs: [u32; RegClass::ALL.len()],
+    /// Names of the parameters as the text has them.
+    params: HashMap<&'a str, u32>,
+    /// Shared symbols: their objects, and their first bytes.
+    symbols: HashMap<String, (Object, u32)>,
+    /// By form of the text the instructions that may be meant, once it was looked for.
+    forms: Vec<Option<&'static [Inst]>>,
+    /// Objects of the instruction that is being read.
+    objects: std::vec::IntoIter<Object>,
+    /// Instructions of the statement that is being read, and those that belong after it.
+    out: Vec<Inst>,
+    after: Vec<Inst>,
+    items: Vec<Item>,
+    site: SiteId,
+    /// Of kernels of other compilers: the first byte of each parameter; the buffers whose addresses begin at a byte of
+    /// them; local variables.
+    places: Option<HashMap<String, u32>>,
+    pointers: HashMap<u32, u32>,
+    locals: HashMap<String, u32>,
+    local: u32,
+    /// The object that a register was given the address of, anywhere in the text.
+    bases: HashMap<Reg, Origin>,
+}
+
+/// The class of registers of a type.
+fn class_of(ty: &str) -> Option<RegClass> {
+    Some(match ty {
+        "pred" => RegClass::Pred,
+        "b8" | "u8" | "s8" | "b16" | "u16" | "s16" | "f16" | "bf16" => RegClass::B16,
+        "b32" | "u32" | "s32" | "f16x2" | "bf16x2" => RegClass::B32,
+        "b64" | "u64" | "s64" | "f64" => RegClass::B64,
+        "f32" => RegClass::F32,
+        _ => return None,
+    })
+}
+
+impl<'a> Reader<'a> {
+    fn new(
+        module: &'a Module,
+        function: &'a Function,
+        params: HashMap<&'a str, u32>,
+        symbols: HashMap<String, (Object, u32)>,
+    ) -> Reader<'a> {
+        let mut reader = Reader {
+            module,
+            function,
+            registers: Vec::new(),
+            num_regs: [0; RegClass::ALL.len()],
+            params,
+            symbols,
+            objects: Vec::new().into_iter(),
+            forms: vec![None; module.forms().len()],
+            out: Vec::new(),
+            after: Vec::new(),
+            items: Vec::new(),
+            site: SiteId(0),
+            places: None,
+            pointers: HashMap::new(),
+            locals: HashMap::new(),
+            local: 0,
+            bases: HashMap::new(),
+        };
+        for declared in &function.registers {
+            let count = declared.count.unwrap_or(1);
+            let first = class_of(&declared.ty).map(|class| reader.fresh(class, count));
+            let run = (0..count).map(|i| first.map(|first| first.plus(i)));
+            reader.registers.extend(run);
+        }
+        reader
+    }
+
+    fn read(mut self, notes: &Notes) -> Result<Code, PtxError> {
+        let flow = match self.places {
+            Some(_) => Flow::of_those_that_go_on(self.module, self.function),
+            None => Flow::of(self.module, self.function),
+        };
+        let mut begins = Vec::new();
+        let (mut objects, mut traces) = (notes.objects.iter().peekable(), notes.traces.iter().peekable());
+        let mut order: Vec<u32> = (0..self.function.labels.len() as u32).collect();
+        order.sort_by_key(|&label| self.function.labels[label as usize]);
+        let (mut labels, mut passed) = (order.iter().peekable(), 0);
+        let mut blocks = flow.blocks.iter().peekable();
+        for (number, inst) in (0u32..).zip(&self.function.instructions) {
+            let site = notes.sites.get(number as usize).copied().unwrap_or(SiteId(0));
+            let first = self.items.len() as u32;
+            let mut begin = None;
+            loop {
+                let label = labels
+                    .peek()
+                    .copied()
+                    .copied()
+                    .filter(|&label| self.function.labels[label as usize] == number);
+                let trace =
+                    |note: &&TraceNote| note.instructions == number && (note.labels == passed || label.is_none());
+                if let Some(&TraceNote { label, src, .. }) = traces.next_if(trace) {
+                    let step = Step::Inst(Inst::Trace { label, src });
+                    self.items.push(Item { step, site });
+                } else if let Some(label) = label {
+                    begin = begin.or(Some(self.items.len() as u32));
+                    let step = Step::Label(label);
+                    self.items.push(Item { step, site });
+                    labels.next();
+                    passed += 1;
+                } else {
+                    break;
+                }
+            }
+            begins.push(begin.unwrap_or(first));
+            let known = objects.next_if(|(at, _)| *at == number);
+            self.objects = known.map_or(Vec::new(), |(_, all)| all.clone()).into_iter();
+            while blocks.next_if(|block| block.instructions.end <= number).is_some() {}
+            let join = blocks.peek().and_then(|block| block.join);
+            let join = join.map(|join| match flow.blocks.get(join as usize) {
+                Some(block) => block.instructions.start,
+                None => self.function.instructions.len() as u32,
+            });
+            self.step(inst, join, site)?;
+        }
+        begins.push(self.items.len() as u32);
+        // The end may have labels.
+        for label in labels {
+            self.items.push(Item {
+                step: Step::Label(*label),
+                site: self.site,
+            });
+        }
+        Ok(Code {
+            items: self.items,
+            begins,
+            labels: self.function.labels.clone(),
+            flow: flow.blocks,
+            num_regs: self.num_regs,
+            bases: self.bases,
+            local: self.local,
+            extra: None,
+        })
+    }
+
+    fn step(&mut self, inst: &Instruction, join: Option<u32>, site: SiteId) -> Result<(), PtxError> {
+        self.site = site;
+        let form = match &self.module.forms()[inst.form as usize] {
+            Ok(form) => form,
+            Err(missing) => return Err(error(&missing.form, missing.why, inst.line)),
+        };
+        let wrong = |why: String| error(&flashcore_ptx::print(form), why, inst.line);
+        let guard = match inst.guard {
+            None => None,
+            Some((register, negated)) => {
+                let pred = self.reg(&Written::Register(register), RegClass::Pred).map_err(wrong)?;
+                Some((pred, negated))
+            }
+        };
+        let step = match (form.name(), inst.operands.first()) {
+            ("bra", Some(&Written::Label(label))) if self.places.is_some() && self.returns(label) => Step::Exit(guard),
+            ("bra", Some(Written::Label(label))) => Step::Jump(Jump {
+                guard,
+                uniform: form.has("uni"),
+                label: *label,
+                join,
+            }),
+            ("ret" | "exit", _) => Step::Exit(guard),
+            ("trap", _) if matches!(guard, Some((_, false))) && self.places.is_none() => {
+                let pred = guard.map_or(
+                    Reg {
+                        class: RegClass::Pred,
+                        index: 0,
+                    },
+                    |(pred, _)| pred,
+                );
+                Step::Inst(Inst::TrapIf { pred })
+            }
+            _ => {
+                if let Some((pred, negated)) = guard {
+                    self.items.push(Item {
+                        step: Step::Guard(pred, negated),
+                        site,
+                    });
+                }
+                self.instruction(inst, form).map_err(wrong)?;
+                self.flush();
+                if guard.is_some() {
+                    self.items.push(Item {
+                        step: Step::GuardEnd,
+                        site,
+                    });
+                }
+                return Ok(());
+            }
+        };
+        self.items.push(Item { step, site });
+        Ok(())
+    }
+
+    /// Whether nothing but a return stands at a label.
+    fn returns(&self, label: u32) -> bool {
+        let inst = self
+            .function
+            .instructions
+            .get(self.function.labels[label as usize] as usize);
+        let form = inst
+            .filter(|inst| inst.guard.is_none())
+            .map(|inst| &self.module.forms()[inst.form as usize]);
+        matches!(form, Some(Ok(form)) if ["ret", "exit"].contains(&form.name()))
+    }
+
+    /// Moves the instructions of the statement that is being read to the items.
+    fn flush(&mut self) {
+        let site = self.site;
+        let all = self.out.drain(..).chain(self.after.drain(..));
+        self.items.extend(all.map(|inst| Item {
+            step: Step::Inst(inst),
+            site,
+        }));
+    }
+
+    /// Notes that a register is given the address of an object.
+    fn base(&mut self, reg: Reg, object: Object) {
+        let one = Origin::One(object);
+        let known = self.bases.entry(reg).or_insert(one);
+        *known = origins::join(*known, one);
+    }
+
+    /// Reads an instruction that is not a jump into `out` and `after`.
+    fn instruction(&mut self, inst: &Instruction, form: &Spelled) -> Result<(), String> {
+        let operands = &inst.operands[..];
+        if self.places.is_some() {
+            let is_first = match (form.name(), operands) {
+                ("mov", [_, Written::Symbol(name, offset)]) => return self.address_of(&operands[0], name, *offset),
+                ("ld" | "st" | "cvta" | "shfl" | "vote" | "atom" | "red" | "membar" | "nanosleep", _) => true,
+                _ => false,
+            };
+            if is_first && self.foreign(form, operands)? {
+                return Ok(());
+            }
+        } else if self.own(form, operands)? {
+            return Ok(());
+        }
+        let mut why = None;
+        let objects = self.objects.clone();
+        let known = &mut self.forms[inst.form as usize];
+        for candidate in *known.get_or_insert_with(|| forms::forms(&flashcore_ptx::print(form))) {
+            self.objects = objects.clone();
+            match self.fill(candidate, operands) {
+                Ok(inst) => {
+                    self.out.push(inst);
+                    return Ok(());
+                }
+                Err(reason) => why = why.or(Some(reason)),
+            }
+            self.out.clear();
+            self.after.clear();
+        }
+        if self.places.is_some() && self.foreign(form, operands)? {
+            return Ok(());
+        }
+        Err(why.unwrap_or("the simulator does not execute it yet".to_string()))
+    }
+
+    /// Reads what own kernels have by name.
+    fn own(&mut self, form: &Spelled, operands: &[Written]) -> Result<bool, String> {
+        match (form.name(), operands) {
+            ("cvta", [d, a]) if d == a => {}
+            ("ld", [d, Written::Memory(base, 0)]) if form.has("param") => {
+                let Written::Symbol(name, _) = &**base else {
+                    return Err("parameters are read by name".to_string());
+                };
+                self.param(d, name)?;
+            }
+            ("mov", [d, Written::Symbol(name, 0)]) if self.params.contains_key(name.as_str()) => self.param(d, name)?,
+            ("mov", [d, Written::Symbol(name, 0)]) if self.symbols.contains_key(name.as_str()) => {
+                let dst = self.reg(d, RegClass::B32)?;
+                self.out.push(Inst::SharedBase { dst });
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Reads a `mov` of a variable's address.
+    fn address_of(&mut self, d: &Written, name: &str, offset: i64) -> Result<(), String> {
+        let Written::Register(register) = d else {
+            return Err("a register is needed".to_string());
+        };
+        let dst = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
+        let src = Operand::Reg(self.symbol_address(name, offset)?);
+        self.out.push(match dst.class {
+            RegClass::B64 => Inst::Mov { dst, src },
+            _ => Inst::Cvt {
+                op: Cvt::U32FromU64,
+                dst,
+                src,
+            },
+        });
+        Ok(())
+    }
+
+    /// Places the local variables.
+    fn locals(&mut self, function: &Function) {
+        for variable in &function.local {
+            let at = self.local.next_multiple_of(variable.align.max(1));
+            self.locals.insert(variable.name.clone(), at);
+            self.local = at + variable.bytes as u32;
+        }
+    }
+
+    fn param(&mut self, d: &Written, name: &str) -> Result<(), String> {
+        let index = *self
+            .params
+            .get(name)
+            .ok_or_else(|| format!("there is no parameter `{name}`"))?;
+        let Written::Register(register) = d else {
+            return Err("a register is needed".to_string());
+        };
+        let dst = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
+        self.out.push(Inst::Param { dst, index });
+        Ok(())
+    }
+}

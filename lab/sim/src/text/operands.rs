@@ -1,0 +1,263 @@
+//! Operands of a text as those of instructions.
+
+use flashcore_ir::inst::{
+    Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, Special, StoreSource, WgmmaA,
+};
+use flashcore_ir::inst::{Space, WgmmaInst};
+use flashcore_ir::ptx::read::PtxError;
+use flashcore_ir::types::{Reg, RegClass, ScalarType};
+use flashcore_ptx::Operand as Written;
+
+use super::{Reader, UNKNOWN};
+
+/// Why an instruction is not read, without its line.
+pub(super) type Filled<T> = Result<T, String>;
+
+impl Reader<'_> {
+    /// Fills an instruction's operands with those of the text.
+    pub(super) fn fill(&mut self, form: &Inst, operands: &[Written]) -> Filled<Inst> {
+        let mut inst = form.clone();
+        let slots = inst.slots();
+        if slots.len() != operands.len() {
+            let (given, needed) = (operands.len(), slots.len());
+            return Err(format!("it has {given} operands; {needed} are needed"));
+        }
+        for (slot, written) in slots.into_iter().zip(operands) {
+            self.slot(slot, written)?;
+        }
+        if let Inst::Wgmma(WgmmaInst::Mma { a, b, .. }) = &mut inst {
+            let mut buffer = |descriptor: &mut Descriptor| match self.object() {
+                Object::Shared(buffer) => {
+                    descriptor.buffer = buffer;
+                    Ok(())
+                }
+                Object::Param(_) => Err("which buffer its descriptor is of is not known".to_string()),
+            };
+            if let WgmmaA::Shared(a) = a {
+                buffer(a)?;
+            }
+            buffer(b)?;
+        }
+        Ok(inst)
+    }
+
+    /// The object of the next address, as the notes have it.
+    fn object(&mut self) -> Object {
+        self.objects.next().unwrap_or(UNKNOWN)
+    }
+
+    fn slot(&mut self, slot: Slot<'_>, written: &Written) -> Filled<()> {
+        match (slot, written) {
+            (Slot::Regs(_, 1, _), Written::List(_)) => return Err("a list in place of one register".to_string()),
+            (Slot::Regs(first, count, access) | Slot::Matrices(first, count, access), _) => {
+                *first = self.run(written, first.class, count, access)?;
+            }
+            (Slot::Stored(StoreSource::Regs(first), count), _)
+                if items(written).iter().all(|it| matches!(it, Written::Register(_))) =>
+            {
+                *first = self.run(written, first.class, count, Access::Read)?;
+            }
+            (Slot::Stored(source, count), _) => *source = self.stored(written, source, count)?,
+            (Slot::Halves(lo, hi), Written::List(list)) if list.len() == 2 => {
+                *lo = self.reg(&list[0], lo.class)?;
+                *hi = self.reg(&list[1], hi.class)?;
+            }
+            (Slot::Pair(lo, hi, ty), Written::List(list)) if list.len() == 2 => {
+                *lo = self.value(&list[0], ty)?;
+                *hi = self.value(&list[1], ty)?;
+            }
+            (Slot::Value(value, ty), _) => *value = self.value(written, ty)?,
+            (Slot::Memory(addr, space, _), Written::Memory(base, offset)) => {
+                *addr = self.address(base, *offset, space)?;
+            }
+            (Slot::TensorBox(map, at, _), Written::Tensor(parts)) => {
+                let [Written::Memory(base, offset), Written::List(coordinates)] = &parts[..] else {
+                    return Err("a tensor with its coordinates is needed".to_string());
+                };
+                *map = self.address(base, *offset, Space::Global)?;
+                if at.len() != coordinates.len() {
+                    return Err(format!("{} coordinates; {} are needed", coordinates.len(), at.len()));
+                }
+                for (place, written) in at.iter_mut().zip(coordinates) {
+                    *place = self.value(written, ScalarType::S32)?;
+                }
+            }
+            (Slot::Number(number), Written::Integer(bits)) => *number = small(*bits, u32::MAX)?,
+            // Masks are written as negative numbers, too.
+            (Slot::Mask(mask), Written::Integer(bits)) => match i32::try_from(*bits as i64) {
+                Ok(signed) => *mask = signed as u32,
+                Err(_) => *mask = small(*bits, u32::MAX)?,
+            },
+            (Slot::Table(table), Written::Integer(bits)) => *table = small(*bits, u32::from(u8::MAX))? as u8,
+            (Slot::Transposed(major), Written::Integer(bits)) => {
+                *major = if small(*bits, 1)? == 1 { Major::Mn } else { Major::K };
+            }
+            (Slot::Fixed(expected), Written::Integer(bits))
+                if *bits == expected || *bits as u32 == expected as u32 && expected <= u64::from(u32::MAX) => {}
+            (Slot::Fixed(expected), _) => {
+                return Err(format!("only {expected:#x} is read in place of another operand"));
+            }
+            (Slot::Unused, Written::Sink) => {}
+            (Slot::Elected(pred), Written::Pair(both)) => *pred = self.reg(&both[1], pred.class)?,
+            (Slot::Special(which), Written::Special(name)) => {
+                let found = Special::all().find(|special| special.ptx() == *name);
+                *which = found.ok_or_else(|| format!("`{name}` is not read"))?;
+            }
+            _ => return Err("a number or a list is needed in place of another operand".to_string()),
+        }
+        Ok(())
+    }
+
+    /// The register of an operand, of the size of a class.
+    pub(super) fn reg(&self, written: &Written, class: RegClass) -> Filled<Reg> {
+        let Written::Register(register) = written else {
+            return Err("a register is needed in place of another operand".to_string());
+        };
+        let reg = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
+        if reg.class.bytes() == class.bytes() {
+            return Ok(reg);
+        }
+        let (given, taken) = (reg.class.bytes(), class.bytes());
+        Err(format!("a register of {given} B where the instruction takes {taken} B"))
+    }
+
+    pub(super) fn value(&self, written: &Written, ty: ScalarType) -> Filled<Operand> {
+        Ok(match written {
+            Written::Integer(bits) => {
+                let narrow = narrowed(*bits, ty);
+                narrow.map(Operand::Imm).ok_or_else(|| {
+                    let (number, bytes) = (*bits as i64, ty.bytes());
+                    format!("{number} does not fit into the {bytes} B of a number")
+                })?
+            }
+            Written::Float { bits, width: 32 } => Operand::Imm(*bits),
+            Written::Float { bits, .. } if ty == ScalarType::F32 => {
+                Operand::Imm(u64::from((f64::from_bits(*bits) as f32).to_bits()))
+            }
+            Written::Float { bits, .. } => Operand::Imm(*bits),
+            _ => Operand::Reg(self.reg(written, ty.class())?),
+        })
+    }
+
+    /// An address in brackets; a symbol's is read into a new register.
+    fn address(&mut self, base: &Written, offset: i64, space: Space) -> Filled<Address> {
+        let offset = i32::try_from(offset).map_err(|_| "its offset does not fit into 32 bits".to_string())?;
+        if let Written::Symbol(name, _) = base {
+            let Some(&(object, start)) = self.symbols.get(name) else {
+                return Err(format!("`{name}` is no shared variable"));
+            };
+            let dst = self.fresh(RegClass::B32, 1);
+            self.out.push(Inst::SharedBase { dst });
+            self.base(dst, object);
+            let offset = offset
+                .checked_add_unsigned(start)
+                .ok_or("its offset does not fit into 32 bits")?;
+            let base = Operand::Reg(dst);
+            return Ok(Address { base, offset, object });
+        }
+        let ty = if space == Space::Global {
+            ScalarType::B64
+        } else {
+            ScalarType::B32
+        };
+        let wide = self.reg(base, RegClass::B64).ok().filter(|_| space != Space::Global);
+        let base = match wide {
+            None => self.value(base, ty)?,
+            Some(wide) => {
+                let (op, dst, src) = (Cvt::U32FromU64, self.fresh(RegClass::B32, 1), Operand::Reg(wide));
+                self.out.push(Inst::Cvt { op, dst, src });
+                Operand::Reg(dst)
+            }
+        };
+        let object = self.object();
+        Ok(Address { base, offset, object })
+    }
+
+    pub(super) fn fresh(&mut self, class: RegClass, count: u32) -> Reg {
+        let index = self.num_regs[class as usize];
+        self.num_regs[class as usize] += count;
+        Reg { class, index }
+    }
+
+    /// Contiguous registers: those of the text, or fresh ones that are copied from or to them.
+    fn run(&mut self, written: &Written, class: RegClass, count: u32, access: Access) -> Filled<Reg> {
+        let items = items(written);
+        if items.len() != count as usize {
+            return Err(format!("{} registers; {count} are needed", items.len()));
+        }
+        let regs = items.iter().map(|item| self.reg(item, class));
+        let regs = regs.collect::<Filled<Vec<Reg>>>()?;
+        if (0u32..).zip(&regs).all(|(i, reg)| *reg == regs[0].plus(i)) {
+            return Ok(regs[0]);
+        }
+        let first = self.fresh(class, count);
+        for (i, &reg) in (0u32..).zip(&regs) {
+            let mov = |dst, src| Inst::Mov {
+                dst,
+                src: Operand::Reg(src),
+            };
+            if access.reads() {
+                self.out.push(mov(first.plus(i), reg));
+            }
+            if access.writes() {
+                self.after.push(mov(reg, first.plus(i)));
+            }
+        }
+        Ok(first)
+    }
+
+    /// What a store writes where immediates are among it.
+    fn stored(&mut self, written: &Written, source: &StoreSource, count: u32) -> Filled<StoreSource> {
+        let ty = match source {
+            StoreSource::Regs(first) => first.class.scalar(),
+            StoreSource::Imm(ty, _) => *ty,
+        };
+        let values = items(written).iter().map(|item| self.value(item, ty));
+        let values = values.collect::<Filled<Vec<Operand>>>()?;
+        if values.len() != count as usize {
+            return Err(format!("{} values; {count} are needed", values.len()));
+        }
+        if let Operand::Imm(bits) = values[0]
+            && values.iter().all(|other| *other == values[0])
+        {
+            return Ok(StoreSource::Imm(ty, bits));
+        }
+        let first = self.fresh(ty.class(), count);
+        for (i, &src) in (0u32..).zip(&values) {
+            let dst = first.plus(i);
+            self.out.push(Inst::Mov { dst, src });
+        }
+        Ok(StoreSource::Regs(first))
+    }
+}
+
+pub(super) fn error(opcode: &str, why: impl Into<String>, line: u32) -> PtxError {
+    PtxError::not_understood(format!("`{opcode}`"), why, line)
+}
+
+fn small(bits: u64, most: u32) -> Filled<u32> {
+    let small = u32::try_from(bits).ok().filter(|small| *small <= most);
+    small.ok_or_else(|| format!("{bits} in place of a number from 0 to {most}"))
+}
+
+fn items(written: &Written) -> &[Written] {
+    match written {
+        Written::List(list) => list,
+        one => std::slice::from_ref(one),
+    }
+}
+
+/// The bits of a number in the size of a type, which has them with or without a sign; none where they do not fit.
+fn narrowed(bits: u64, ty: ScalarType) -> Option<u64> {
+    let width = 8 * ty.bytes();
+    match width {
+        // Predicates: 0 and 1, and -1 for true.
+        8 => Some(bits & 1),
+        64.. => Some(bits),
+        _ => {
+            let (mask, signed) = ((1 << width) - 1, bits as i64);
+            let fits = bits <= mask || (-(1i64 << (width - 1))..0).contains(&signed);
+            fits.then_some(bits & mask)
+        }
+    }
+}
