@@ -32,7 +32,7 @@ fn attend<T: Element>(rounds: usize, value: impl Fn(f32) -> T) -> Result<(), Err
     let problem = Problem::builder().heads(8, 8).seq_len(512).head_dim(64).dtype(T::DTYPE).build()?;
     let values: Vec<T> = (0..512 * 8 * 64).map(|i| value((i as f32 * 0.7).sin())).collect();
     let q = Tensor::from_slice([1, 512, 8, 64], &values)?;
-    let attention = Attention::new(Device::cpu());
+    let attention = Attention::new(Device::cpu())?;
     println!("{problem}: {}", attention.plan(&problem)?.why());
     for _ in 0..rounds {
         let begin = std::time::Instant::now();

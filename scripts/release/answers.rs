@@ -4,7 +4,7 @@ use flashcore::testing::{InputKind, Inputs, Tolerance, compare, reference};
 use flashcore::{Attention, DType, Device, Error, Mask, Problem};
 
 fn main() -> Result<(), Error> {
-    let attention = Attention::new(Device::cpu());
+    let attention = Attention::new(Device::cpu())?;
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let problem = Problem::builder().batch(2).heads(4, 2).seq_len(65).head_dim(64);
         let problem = problem.dtype(dtype).mask(Mask::CAUSAL).build()?;

@@ -13,9 +13,15 @@ use crate::problem::{Lengths, problem};
 use crate::varlen::Keys;
 use crate::{Error, FlashAttn};
 
-fn attention() -> &'static Attention {
+fn attention() -> Result<&'static Attention> {
     static ATTENTION: OnceLock<Attention> = OnceLock::new();
-    ATTENTION.get_or_init(|| Attention::new(Device::cpu()))
+    match ATTENTION.get() {
+        Some(attention) => Ok(attention),
+        None => {
+            let attention = Attention::new(Device::cpu()).map_err(Error::from)?;
+            Ok(ATTENTION.get_or_init(|| attention))
+        }
+    }
 }
 
 /// Attention of q, k and v.
@@ -53,7 +59,7 @@ fn of_type<T: Element + WithDType>(
     }
     let values = host_lengths(lengths)?;
     let out_view = TensorViewMut::from_slice(*problem.o_layout(), &mut out).map_err(Error::from)?;
-    let done = attention().forward_lengths(&problem, views, &values.as_slices(), out_view, None);
+    let done = attention()?.forward_lengths(&problem, views, &values.as_slices(), out_view, None);
     done.map_err(Error::from)?;
     Ok(out)
 }
@@ -91,7 +97,7 @@ fn gradients_of_type<T: Element + WithDType>(
     let values = host_lengths(lengths)?;
     let (mut out, mut lse) = (zeros::<T>(tensors[0].1), vec![0f32; forward.lse_len()]);
     let out_view = TensorViewMut::from_slice(*forward.o_layout(), &mut out).map_err(Error::from)?;
-    let done = attention().forward_lengths(&forward, [q, k, v], &values.as_slices(), out_view, Some(&mut lse));
+    let done = attention()?.forward_lengths(&forward, [q, k, v], &values.as_slices(), out_view, Some(&mut lse));
     done.map_err(Error::from)?;
 
     let elements = &dout.as_slice::<T>()?[dout_layout.start_offset()..];
@@ -111,7 +117,7 @@ fn gradients_of_type<T: Element + WithDType>(
         dk: view(1, dk).map_err(Error::from)?,
         dv: view(2, dv).map_err(Error::from)?,
     };
-    let done = attention().backward_lengths(&backward, &given, &values.as_slices(), gradients);
+    let done = attention()?.backward_lengths(&backward, &given, &values.as_slices(), gradients);
     done.map_err(Error::from)?;
     Ok(found)
 }

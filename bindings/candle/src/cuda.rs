@@ -26,7 +26,7 @@ fn attention(ordinal: usize) -> std::result::Result<Arc<Attention>, Error> {
     if let Some(attention) = made.get(&ordinal) {
         return Ok(attention.clone());
     }
-    let attention = Arc::new(Attention::new(Device::cuda(ordinal as u32)?));
+    let attention = Arc::new(Attention::new(Device::cuda(ordinal as u32)?)?);
     made.insert(ordinal, attention.clone());
     Ok(attention)
 }

@@ -42,11 +42,12 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u3
         Place::Cpu => Device::Cpu,
         Place::Cuda(ordinal) => Device::cuda(ordinal)?,
     };
-    let attention = match kernel {
-        None => Attention::new(device),
-        Some(kernel) => Attention::with_kernel(device, kernel)?,
+    let options = flashcore::Options {
+        kernel,
+        sm_margin,
+        ..Default::default()
     };
-    let attention = attention.with_sm_margin(sm_margin)?;
+    let attention = Attention::with(device, options)?;
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(attention) = find(&known) {
         return Ok(attention); // another thread was faster

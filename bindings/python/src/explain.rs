@@ -56,7 +56,7 @@ pub(crate) fn plan<'py>(
         .detach(|| attention.plan_aligned(&problem, alignment))
         .map_err(raise)?;
     let plan = describe(py, &problem, &call.place.to_string(), &summary)?;
-    let plans = attention.plans().map_err(raise)?;
+    let plans = attention.plans();
     let rows = plans.rows(&problem);
     let row = summary.row().and_then(|place| rows.get(place));
     plan.set_item("row", row.map(|row| (row.table.to_string(), row.number)))?;

@@ -2,24 +2,18 @@
 //!
 //! run with: cargo run --release -p flashcore --example 01-attention
 
-use flashcore::{Attention, Device, Error, Mask, Problem, Tensor, f16};
+use flashcore::{Attention, Device, Error, Problem, Tensor, f16};
 
 fn main() -> Result<(), Error> {
-    let problem = Problem::builder()
-        .batch(2)
-        .heads(8, 2) // query heads, K/V heads
-        .seq_len(512)
-        .head_dim(64)
-        .mask(Mask::CAUSAL)
-        .build()?;
     // [batch, seq, heads, head_dim]; `Layout` and `TensorView` take other strides and borrowed memory.
     let values = |count: usize| (0..count).map(|i| f16::from_f32((i as f32 * 0.7).sin()));
     let q = Tensor::from_slice([2, 512, 8, 64], &values(2 * 512 * 8 * 64).collect::<Vec<_>>())?;
     let k = Tensor::from_slice([2, 512, 2, 64], &values(2 * 512 * 2 * 64).collect::<Vec<_>>())?;
     let v = k.clone();
+    let problem = Problem::of(&q, &k, &v).causal().build()?;
 
     // Made once: it holds compiled kernels and serves all threads.
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best())?;
     let output = attention.forward(&problem, &q, &k, &v)?;
 
     // Row 0 sees only key 0, so its output is row 0 of V.

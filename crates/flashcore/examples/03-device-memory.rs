@@ -25,7 +25,7 @@ fn main() -> Result<(), Error> {
         println!("no GPU here: {}", why.unwrap_or_default());
         return Ok(());
     };
-    let attention = Attention::new(device.clone());
+    let attention = Attention::new(device.clone())?;
     attention.warmup(std::slice::from_ref(&problem))?; // so that no call waits for a compiler
 
     let mut queue = Queue::new(&device)?;

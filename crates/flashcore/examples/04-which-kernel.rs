@@ -11,7 +11,7 @@ fn main() -> Result<(), Error> {
     let problem = problem.mask(Mask::CAUSAL).build()?;
 
     // By plan tables, which `flashcore tune` writes, and by heuristics where they have no row.
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best())?;
     let plan = attention.plan(&problem)?;
     println!(
         "{problem} on {}: {}, because {}",
@@ -21,7 +21,7 @@ fn main() -> Result<(), Error> {
     );
 
     // The same kernel for everything: what it does not serve is refused.
-    let fixed = Attention::with_kernel(attention.device(), plan.kernel())?;
+    let fixed = Attention::with(attention.device(), plan.kernel())?;
     assert_eq!(fixed.plan(&problem)?.kernel(), plan.kernel());
 
     // The rows of the tables for another card.

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut out = stream.alloc_zeros::<f32>(512 * 8 * 64)?;
     let mut lse = stream.alloc_zeros::<f32>(problem.lse_len())?;
 
-    let attention = Attention::new(device);
+    let attention = Attention::new(device)?;
     attention.forward_cudarc(&stream, &problem, &ones, &ones, &ones, &mut out, Some(&mut lse))?;
 
     // 512 equal scores of 64 / √64.

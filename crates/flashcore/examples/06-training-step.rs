@@ -12,7 +12,7 @@ fn main() -> Result<(), Error> {
     let problem = problem.return_lse(true).build()?; // the backward pass reads it
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 0);
     let target = Inputs::generate(&problem, InputKind::Normal, 1).q;
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best())?;
 
     // The loss is half the squared distance to the target, so its gradient by O is `O - target`.
     let forward = |q: &Tensor, k: &Tensor, v: &Tensor| -> Result<_, Error> {

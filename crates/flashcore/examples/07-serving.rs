@@ -51,7 +51,7 @@ fn main() -> Result<(), Error> {
 }
 
 fn decode_on_cpu(problem: &Problem, append: &Append, [cos, sin]: &[Tensor; 2]) -> Result<Tensor, Error> {
-    let attention = Attention::new(Device::cpu());
+    let attention = Attention::new(Device::cpu())?;
     let cache = || Tensor::filled(problem.dtype(), *problem.k_layout(), 0);
     let (mut k_cache, mut v_cache, mut lengths) = (cache(), cache(), FIRST_LENGTHS);
     let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), 0);
@@ -76,7 +76,7 @@ fn decode_on_cpu(problem: &Problem, append: &Append, [cos, sin]: &[Tensor; 2]) -
 
 fn decode_on_gpu(context: &Context, problem: &Problem, append: &Append, tables: &[Tensor; 2]) -> Result<Tensor, Error> {
     let device = Device::cuda(context.ordinal())?;
-    let (attention, mut queue) = (Attention::new(device.clone()), Queue::new(&device)?);
+    let (attention, mut queue) = (Attention::new(device.clone())?, Queue::new(&device)?);
     attention.warmup(std::slice::from_ref(problem))?; // so that nothing is compiled in the capture
     attention.warmup_append(std::slice::from_ref(append))?;
     let upload = |tensor: &Tensor| DeviceBuffer::from_host(queue.stream(), tensor.bytes());

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::best();
     let problems = problems(&device)?;
     // With FLASHCORE_PLANS=FILE it begins with the rows of an earlier start, and tunes only what is new.
-    let mut attention = Attention::new(device);
+    let mut attention = Attention::new(device)?;
     let tuned = attention.tune_watched(
         &problems,
         Duration::from_secs_f64(seconds),

@@ -176,7 +176,7 @@ impl Attention {
     ///     ..AppendValues::default()
     /// };
     /// tensors.seqused_k = Some(&mut keys);
-    /// Attention::new(Device::cpu()).append(&append, tensors)?;
+    /// Attention::new(Device::cpu())?.append(&append, tensors)?;
     /// assert_eq!((k[9 * 64], k[0], keys), (1.0, 1.0, [4, 1]));
     /// # Ok::<(), flashcore::Error>(())
     /// ```

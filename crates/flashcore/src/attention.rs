@@ -12,7 +12,7 @@ use flashcore_problem::{Lengths, Problem, Tensor, TensorView, TensorViewMut};
 use crate::cuda::CudaAttention;
 #[cfg(feature = "cpu")]
 use crate::plans::CpuChoice;
-use crate::plans::{PlanError, PlanSummary, PlanTarget, Plans};
+use crate::plans::{PlanSummary, PlanTarget, Plans};
 use crate::{Device, Error};
 
 /// A kernel by id, on the CPU (`cpu/m128n128`) or a GPU (`scalar/tiled-m32n32-w4-v16`).
@@ -74,8 +74,51 @@ pub struct Output {
 #[derive(Debug)]
 pub struct Attention {
     pub(crate) backend: Backend,
-    /// The plan tables, or why the file that `FLASHCORE_PLANS` names cannot be used.
-    pub(crate) plans: Result<Plans, PlanError>,
+    pub(crate) plans: Plans,
+}
+
+/// What an [`Attention`] does in another way than [`Attention::new`]: [`Attention::with`] takes it, or one of its fields.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// One kernel for everything. Problems that it does not serve are refused, and no table is read.
+    pub kernel: Option<KernelId>,
+    /// These plan tables, whatever the environment says.
+    pub plans: Option<Plans>,
+    /// Multiprocessors of the GPU that are left to other work, such as communication (FlashAttention-3's `sm_margin`).
+    ///
+    /// Kernels whose blocks are persistent have as many fewer of them: family `wgmma`, and kernels with a schedule. Other
+    /// kernels are chosen, and their keys split, for as many fewer multiprocessors, but their blocks run wherever there is
+    /// room.
+    pub sm_margin: u32,
+    /// Whether the values that are on the GPU are checked before each call reads them: lengths, offsets, pages and bounds
+    /// of attention, and of appends slots, parts of the cache, padding and positions, too. By default they are where the
+    /// environment has `FLASHCORE_CHECK=1`.
+    ///
+    /// A call whose values contradict its problem or append fails with [`Error::Problem`], which names the argument, the
+    /// sequence and the value, as it does for values in host memory, which are always checked. Nothing of the call is
+    /// enqueued then. The check is one more launch, and the call waits for what is in its stream, so it is for finding
+    /// mistakes. A call that is captured into a graph does not wait: the graph checks at each launch, and what it finds is
+    /// the error of the next call of the device, of any `Attention` that checks, outside of a capture
+    /// ([`Error::Captured`]).
+    pub checks: Option<bool>,
+}
+
+impl From<KernelId> for Options {
+    fn from(kernel: KernelId) -> Options {
+        Options {
+            kernel: Some(kernel),
+            ..Options::default()
+        }
+    }
+}
+
+impl From<Plans> for Options {
+    fn from(plans: Plans) -> Options {
+        Options {
+            plans: Some(plans),
+            ..Options::default()
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -88,62 +131,69 @@ pub(crate) enum Backend {
 
 impl Attention {
     /// Attention on a device, with kernels chosen for each problem: by the plan tables for the
-    /// device ([`Plans::load`]), and by heuristics where they have no row.
+    /// device ([`Plans::load`]), and by heuristics where they have no row. Tables are read here, once.
     ///
-    /// Tables are read here, once. Where `FLASHCORE_PLANS` names a file that cannot be used, this
-    /// succeeds and every call that needs a kernel fails with [`Error::Plans`].
-    pub fn new(device: Device) -> Attention {
-        let plans = Plans::load(&PlanTarget::from(&device));
-        Attention {
-            plans,
-            ..Attention::with_plans(device, Plans::none())
-        }
+    /// # Errors
+    /// [`Error::Plans`] where `FLASHCORE_PLANS` names a file that cannot be used.
+    pub fn new(device: Device) -> Result<Attention, Error> {
+        Attention::with(device, Options::default())
     }
 
-    /// The same with these tables, whatever the environment says.
+    /// The same with [`Options`], or with one kernel, or with plan tables.
     ///
     /// ```
     /// use flashcore::plans::Plans;
-    /// use flashcore::{Attention, Device};
-    /// let attention = Attention::with_plans(Device::cpu(), Plans::none());
-    /// assert!(attention.plans()?.tables().is_empty());
-    /// # Ok::<(), flashcore::Error>(())
-    /// ```
-    pub fn with_plans(device: Device, plans: Plans) -> Attention {
-        let backend = match device {
-            #[cfg(feature = "cpu")]
-            Device::Cpu => Backend::Cpu(None),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(context) => Backend::Cuda(Box::new(CudaAttention::new(context, None))),
-        };
-        Attention {
-            backend,
-            plans: Ok(plans),
-        }
-    }
-
-    /// Attention on a device with one kernel for everything; problems it does not serve are
-    /// refused.
+    /// use flashcore::{Attention, Device, KernelId, Options};
     ///
-    /// ```
-    /// use flashcore::{Attention, Device};
-    /// let attention = Attention::with_kernel(Device::cpu(), "cpu/m64n128".parse()?)?;
-    /// assert!(Attention::with_kernel(Device::cpu(), "mma/m64n64-w4x1-s2-b2-qreg-xor-cond".parse()?).is_err());
+    /// let kernel: KernelId = "cpu/m64n128".parse()?;
+    /// let attention = Attention::with(Device::cpu(), kernel)?;
+    /// assert!(Attention::with(Device::cpu(), Plans::none())?.plans().tables().is_empty());
+    ///
+    /// let checked = Options { checks: Some(true), ..Options::default() };
+    /// let attention = Attention::with(Device::best(), checked)?;
+    ///
+    /// let of_a_gpu: KernelId = "mma/m64n64-w4x1-s2-b2-qreg-xor-cond".parse()?;
+    /// assert!(Attention::with(Device::cpu(), of_a_gpu).is_err());
     /// # Ok::<(), flashcore::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::KernelOfOtherDevice`].
+    /// As [`Attention::new`]; [`Error::KernelOfOtherDevice`]; [`Error::SmMargin`] where no multiprocessor would be left:
+    /// the CPU has none.
     #[cfg_attr(not(feature = "cpu"), allow(unreachable_patterns))] // every kernel runs on the only device
-    pub fn with_kernel(device: Device, kernel: KernelId) -> Result<Attention, Error> {
+    pub fn with(device: Device, options: impl Into<Options>) -> Result<Attention, Error> {
+        let Options {
+            kernel,
+            plans,
+            sm_margin,
+            checks,
+        } = options.into();
+        let plans = match (plans, kernel) {
+            (Some(plans), _) => plans,
+            (None, Some(_)) => Plans::none(),
+            (None, None) => Plans::load(&PlanTarget::from(&device))?,
+        };
         let backend = match (device, kernel) {
             #[cfg(feature = "cpu")]
-            (Device::Cpu, KernelId::Cpu(config)) => Backend::Cpu(Some(config)),
-            #[cfg(feature = "cuda")]
-            (Device::Cuda(context), KernelId::Gpu(config)) => {
-                Backend::Cuda(Box::new(CudaAttention::new(context, Some(config))))
+            (Device::Cpu, _) if sm_margin > 0 => {
+                return Err(Error::SmMargin {
+                    given: sm_margin,
+                    sms: 0,
+                });
             }
-            (device, kernel) => {
+            #[cfg(feature = "cpu")]
+            (Device::Cpu, None) => Backend::Cpu(None),
+            #[cfg(feature = "cpu")]
+            (Device::Cpu, Some(KernelId::Cpu(config))) => Backend::Cpu(Some(config)),
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(context), None) => {
+                Backend::Cuda(Box::new(CudaAttention::new(context, None, sm_margin, checks)?))
+            }
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(context), Some(KernelId::Gpu(config))) => {
+                Backend::Cuda(Box::new(CudaAttention::new(context, Some(config), sm_margin, checks)?))
+            }
+            (device, Some(kernel)) => {
                 return Err(Error::KernelOfOtherDevice {
                     kernel: kernel.to_string(),
                     device: device.to_string(),
@@ -155,44 +205,14 @@ impl Attention {
                 });
             }
         };
-        Ok(Attention {
-            backend,
-            plans: Ok(Plans::none()),
-        })
-    }
-
-    /// The same, which leaves `sm_margin` multiprocessors of the GPU to other work, such as
-    /// communication (FlashAttention-3's `sm_margin`).
-    ///
-    /// Kernels whose blocks are persistent have as many fewer of them: family `wgmma`, and kernels with
-    /// a schedule. Other kernels are chosen, and their keys split, for as many fewer multiprocessors,
-    /// but their blocks run wherever there is room.
-    ///
-    /// # Errors
-    /// [`Error::SmMargin`] where no multiprocessor would be left; the CPU has none.
-    #[cfg(feature = "cuda")]
-    pub fn with_sm_margin(mut self, sm_margin: u32) -> Result<Attention, Error> {
-        match &mut self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) if sm_margin == 0 => {}
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => {
-                return Err(Error::SmMargin {
-                    given: sm_margin,
-                    sms: 0,
-                });
-            }
-            Backend::Cuda(cuda) => cuda.set_sm_margin(sm_margin)?,
-        }
-        Ok(self)
+        #[cfg(not(feature = "cuda"))]
+        let _ = checks; // values in host memory are always checked
+        Ok(Attention { backend, plans })
     }
 
     /// The plan tables that it uses; none where it was made for one kernel.
-    ///
-    /// # Errors
-    /// [`Error::Plans`] where a file was named that cannot be used.
-    pub fn plans(&self) -> Result<&Plans, Error> {
-        self.plans.as_ref().map_err(|error| error.clone().into())
+    pub fn plans(&self) -> &Plans {
+        &self.plans
     }
 
     #[cfg(feature = "cpu")]
@@ -220,7 +240,7 @@ impl Attention {
             return Ok(chosen(config, "it was asked for by name", None));
         }
         let threads = rayon::current_num_threads();
-        for (place, found) in self.plans()?.rows(problem).iter().enumerate() {
+        for (place, found) in self.plans().rows(problem).iter().enumerate() {
             if let (KernelId::Cpu(config), true) = (found.row.kernel, found.device.units as usize == threads) {
                 return Ok(chosen(config, &found.why(), Some(place)));
             }
@@ -245,7 +265,7 @@ impl Attention {
     /// ```
     /// use flashcore::{Attention, Device, Problem};
     /// let problem = Problem::builder().heads(8, 8).seq_len(512).head_dim(64).build()?;
-    /// let plan = Attention::new(Device::best()).plan(&problem)?;
+    /// let plan = Attention::new(Device::best())?.plan(&problem)?;
     /// println!("{}: {}", plan.kernel(), plan.why());
     /// # Ok::<(), flashcore::Error>(())
     /// ```
@@ -278,7 +298,7 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => self.plan(problem),
             Backend::Cuda(cuda) => {
-                let choice = cuda.choose(problem, alignment, self.plans()?)?;
+                let choice = cuda.choose(problem, alignment, &self.plans)?;
                 Ok(PlanSummary::Gpu(Box::new(choice)))
             }
         }
@@ -295,7 +315,7 @@ impl Attention {
         match &self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => Ok(0),
-            Backend::Cuda(cuda) => cuda.workspace_bytes(problem, alignment, self.plans()?),
+            Backend::Cuda(cuda) => cuda.workspace_bytes(problem, alignment, &self.plans),
         }
     }
 
@@ -312,7 +332,7 @@ impl Attention {
                 #[cfg(feature = "cpu")]
                 Backend::Cpu(config) => drop(self.choose_cpu(problem, *config)?),
                 #[cfg(feature = "cuda")]
-                Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16, self.plans()?)?),
+                Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16, &self.plans)?),
             }
         }
         Ok(())
@@ -331,7 +351,7 @@ impl Attention {
     ///
     /// let problem = Problem::builder().heads(2, 2).seq_len(16).head_dim(64).build()?;
     /// let ones = Tensor::from_slice([1, 16, 2, 64], &[f16::ONE; 16 * 2 * 64])?;
-    /// let output = Attention::new(Device::cpu()).forward(&problem, &ones, &ones, &ones)?;
+    /// let output = Attention::new(Device::cpu())?.forward(&problem, &ones, &ones, &ones)?;
     /// assert_eq!(output.out.as_slice::<f16>()?, ones.as_slice::<f16>()?); // a mean of ones
     /// # Ok::<(), flashcore::Error>(())
     /// ```
@@ -364,7 +384,7 @@ impl Attention {
     /// let (ones, mut out, mut lse) = ([1f32; 8 * 64], [0f32; 8 * 64], [0f32; 8]);
     /// let q = TensorView::from_slice([1, 8, 1, 64], &ones)?;
     /// let out_view = TensorViewMut::from_slice([1, 8, 1, 64], &mut out)?;
-    /// Attention::new(Device::cpu()).forward_into(&problem, q, q, q, out_view, Some(&mut lse))?;
+    /// Attention::new(Device::cpu())?.forward_into(&problem, q, q, q, out_view, Some(&mut lse))?;
     /// assert_eq!(out, ones);
     /// assert!((lse[7] - (8.0 + 8f32.ln())).abs() < 1e-5); // eight scores of 64 / √64
     /// # Ok::<(), flashcore::Error>(())
@@ -408,7 +428,7 @@ impl Attention {
     /// let q = TensorView::from_slice([1, 4, 2, 64], &q)?; // [1, total, heads, head_dim]
     /// let cache = TensorView::from_slice([5, 4, 1, 64], &cache)?; // [pages, page_size, kv_heads, head_dim]
     /// let out_view = TensorViewMut::from_slice([1, 4, 2, 64], &mut out)?;
-    /// Attention::new(Device::cpu()).forward_lengths(&problem, [q, cache, cache], &lengths, out_view, None)?;
+    /// Attention::new(Device::cpu())?.forward_lengths(&problem, [q, cache, cache], &lengths, out_view, None)?;
     /// assert!(out.iter().all(|x| (x - 1.0).abs() < 1e-6)); // means of ones
     /// # Ok::<(), flashcore::Error>(())
     /// ```
@@ -440,7 +460,7 @@ impl Attention {
                 )?)
             }
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], lengths, out, lse, self.plans()?),
+            Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], lengths, out, lse, &self.plans),
         }
     }
 }

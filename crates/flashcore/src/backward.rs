@@ -29,7 +29,7 @@ impl Attention {
     /// let problem = problem.return_lse(true).build()?;
     /// let ones = |heads| Tensor::from_slice([1, 16, heads, 64], &vec![1f32; 16 * heads * 64]);
     /// let (q, k, dout) = (ones(2)?, ones(1)?, ones(2)?);
-    /// let attention = Attention::new(Device::cpu());
+    /// let attention = Attention::new(Device::cpu())?;
     /// let output = attention.forward(&problem, &q, &k, &k)?;
     /// let gradients = attention.backward(&problem, &q, &k, &k, &output, &dout)?;
     /// // Each of 16 keys has a sixteenth of 16 rows of two heads.
@@ -105,7 +105,7 @@ impl Attention {
                 )?)
             }
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => cuda.backward_host(problem, tensors, lengths, &mut gradients, self.plans()?),
+            Backend::Cuda(cuda) => cuda.backward_host(problem, tensors, lengths, &mut gradients, &self.plans),
         }
     }
 

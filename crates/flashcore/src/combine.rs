@@ -57,7 +57,7 @@ impl Attention {
     /// let q = TensorView::from_slice([1, 1, 1, 8], &q)?;
     ///
     /// // Attention over the first two keys, over the last one, and over all three.
-    /// let attention = Attention::new(Device::cpu());
+    /// let attention = Attention::new(Device::cpu())?;
     /// let first = attention.forward(&problem(2)?, q, rows(&k, 0, 2)?, rows(&v, 0, 2)?)?;
     /// let last = attention.forward(&problem(1)?, q, rows(&k, 2, 1)?, rows(&v, 2, 1)?)?;
     /// let merged = attention.combine(&problem(1)?, &[(&first).into(), (&last).into()])?;

@@ -110,31 +110,24 @@ pub(crate) struct CudaAttention {
 }
 
 impl CudaAttention {
-    pub(crate) fn new(context: Context, config: Option<Config>) -> CudaAttention {
-        CudaAttention {
+    /// For a card with `sm_margin` multiprocessors fewer. Without a word on `checks` the environment has it.
+    pub(crate) fn new(
+        context: Context,
+        config: Option<Config>,
+        sm_margin: u32,
+        checks: Option<bool>,
+    ) -> Result<CudaAttention, Error> {
+        Ok(CudaAttention {
             // `Device::cuda` lets only supported devices through.
-            chip: context.info().chip(),
+            chip: with_margin(context.info().chip(), sm_margin)?,
             context,
             config,
-            checks: checks::of_environment(),
+            checks: checks.unwrap_or_else(checks::of_environment),
             kernels: KernelCache::default(),
             compiled: Compiled(Recent::new(RECENT_KERNELS)),
             plans: Recent::new(RECENT_PLANS),
             appends: Recent::new(RECENT_PLANS),
-        }
-    }
-
-    /// Plans from now on are for a card with as many multiprocessors fewer.
-    pub(crate) fn set_sm_margin(&mut self, sm_margin: u32) -> Result<(), Error> {
-        self.chip = with_margin(self.context.info().chip(), sm_margin)?;
-        self.plans = Recent::new(RECENT_PLANS);
-        Ok(())
-    }
-
-    /// Calls from now on check values on the device, or do not.
-    pub(crate) fn set_checks(&mut self, checks: bool) {
-        self.checks = checks;
-        (self.plans, self.appends) = (Recent::new(RECENT_PLANS), Recent::new(RECENT_PLANS));
+        })
     }
 
     pub(crate) fn context(&self) -> &Context {

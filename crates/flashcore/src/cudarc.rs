@@ -26,7 +26,7 @@ impl Attention {
     /// let q = stream.clone_htod(&vec![1f32; 512 * 8 * 64])?;
     /// let mut out = stream.alloc_zeros::<f32>(512 * 8 * 64)?;
     ///
-    /// let attention = Attention::new(Device::cuda(0)?);
+    /// let attention = Attention::new(Device::cuda(0)?)?;
     /// attention.forward_cudarc(&stream, &problem, &q, &q, &q, &mut out, None)?;
     /// assert_eq!(stream.clone_dtoh(&out)?[0], 1.0);
     /// # Ok(())

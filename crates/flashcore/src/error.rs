@@ -14,7 +14,7 @@ pub enum Error {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// Values on the device contradict an earlier call that was captured into a CUDA graph, as the graph found when it
-    /// ran ([`Attention::with_checks`](crate::Attention::with_checks)). It is told once; nothing of the call that tells
+    /// ran ([`Options::checks`](crate::Options::checks)). It is told once; nothing of the call that tells
     /// it was computed, which may be made again.
     #[cfg(feature = "cuda")]
     #[error(
@@ -75,9 +75,7 @@ pub enum Error {
         remedy: &'static str,
     },
     /// A kernel that is in use computed a wrong output here.
-    #[error(
-        "{kernel} is wrong on this device: {reason}; name another kernel with Attention::with_kernel, and report it"
-    )]
+    #[error("{kernel} is wrong on this device: {reason}; name another kernel with Attention::with, and report it")]
     WrongOutput {
         /// The kernel's id.
         kernel: String,

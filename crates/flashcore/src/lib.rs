@@ -1,13 +1,13 @@
 //! Fused attention for NVIDIA GPUs, in Rust, and on the CPU where there is no GPU.
 //!
 //! ```
-//! use flashcore::{Attention, Device, Mask, Problem, Tensor, f16};
+//! use flashcore::{Attention, Device, Problem, Tensor, f16};
 //!
-//! let problem = Problem::builder().heads(8, 2).seq_len(64).head_dim(64).mask(Mask::CAUSAL).build()?;
 //! let q = Tensor::from_slice([1, 64, 8, 64], &vec![f16::ONE; 64 * 8 * 64])?; // [batch, seq, heads, head_dim]
 //! let k = Tensor::from_slice([1, 64, 2, 64], &vec![f16::ONE; 64 * 2 * 64])?;
+//! let problem = Problem::of(&q, &k, &k).causal().build()?;
 //!
-//! let attention = Attention::new(Device::best());
+//! let attention = Attention::new(Device::best())?;
 //! let output = attention.forward(&problem, &q, &k, &k)?;
 //! assert_eq!(output.out.as_slice::<f16>()?[0], f16::ONE);
 //! # Ok::<(), flashcore::Error>(())
@@ -43,7 +43,7 @@
 //!     quantise(name, &wide.view(), absmax_scales(&wide.view(), problem.num_kv_heads()))
 //! };
 //! let (q, k, v) = (fp8("q", problem.q_layout())?, fp8("k", problem.k_layout())?, fp8("v", problem.v_layout())?);
-//! let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v)?;
+//! let output = Attention::new(Device::cpu())?.forward(&problem, &q, &k, &v)?;
 //! assert!(output.out.as_slice::<bf16>()?.iter().all(|x| x.is_finite()));
 //! # Ok::<(), flashcore::Error>(())
 //! ```
@@ -84,7 +84,7 @@ mod tune;
 
 #[cfg(feature = "cuda")]
 pub use append::{DeviceAppend, DeviceRotary};
-pub use attention::{Attention, KernelId, Output};
+pub use attention::{Attention, KernelId, Options, Output};
 #[cfg(feature = "cuda")]
 pub use combine::DevicePart;
 pub use device::Device;
@@ -116,7 +116,7 @@ pub use tune::{TuneProgress, TuneSearch, Tuned};
 ///
 /// let problem = Problem::builder().heads(4, 2).seq_len(33).head_dim(64).build()?;
 /// let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v)?;
+/// let output = Attention::new(Device::cpu())?.forward(&problem, &q, &k, &v)?;
 /// let want = reference(&problem, &q.view(), &k.view(), &v.view())?;
 /// assert!(compare(&problem, &output.out.view(), &want, Tolerance::of(problem.dtype()))?.passed);
 /// # Ok::<(), flashcore::Error>(())

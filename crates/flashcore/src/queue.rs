@@ -35,7 +35,7 @@ use crate::{Attention, Device, DeviceTensors, Error};
 ///
 /// fn main() -> Result<(), Error> {
 ///     let (device, problem) = (Device::cuda(0)?, Problem::builder().heads(2, 2).seq_len(16).head_dim(64).build()?);
-///     let (attention, mut queue) = (Attention::new(device.clone()), Queue::new(&device)?);
+///     let (attention, mut queue) = (Attention::new(device.clone())?, Queue::new(&device)?);
 ///     let ones = DeviceBuffer::from_host(queue.stream(), &[f16::ONE; 16 * 2 * 64])?;
 ///     let out = DeviceBuffer::from_host(queue.stream(), &[f16::ZERO; 16 * 2 * 64])?;
 ///     let x = ones.as_slice();
@@ -130,7 +130,7 @@ impl Queue {
 impl Attention {
     /// Puts attention on tensors in device memory into a queue, and returns at once.
     ///
-    /// It waits for nothing (unless it [checks](Attention::with_checks)), and allocates only where the queue's
+    /// It waits for nothing (unless it [checks](crate::Options::checks)), and allocates only where the queue's
     /// workspace grows, so it may be [captured](Queue::capture) once the problem is [warm](Attention::warmup). A fault
     /// shows at the queue's next synchronisation.
     ///
@@ -166,7 +166,7 @@ impl Attention {
                 let memory = Queue::workspace(stream, workspace, bytes);
                 memory.map_err(|error| allocated = Err(error)).ok()
             },
-            self.plans()?,
+            &self.plans,
         );
         allocated?;
         ran
@@ -224,7 +224,6 @@ impl Attention {
         tensors: &DeviceTensors<'a>,
         workspace: impl FnOnce(u64) -> Option<DeviceSlice<'a>>,
     ) -> Result<(), Error> {
-        self.on_cuda()?
-            .run_on(stream, problem, tensors, workspace, self.plans()?)
+        self.on_cuda()?.run_on(stream, problem, tensors, workspace, &self.plans)
     }
 }

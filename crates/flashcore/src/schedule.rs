@@ -81,7 +81,7 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => Ok(None),
             Backend::Cuda(cuda) => {
-                let prepared = cuda.prepare(problem, alignment, self.plans()?)?;
+                let prepared = cuda.prepare(problem, alignment, &self.plans)?;
                 Ok((prepared.plan().schedule_steps() > 0).then_some(Schedule(prepared)))
             }
         }

@@ -34,7 +34,7 @@ pub struct DeviceTensors<'a> {
     /// [`Problem::length_entries`](crate::Problem::length_entries). Kernels read them when they run,
     /// so a captured graph takes what they hold at each launch. Lengths above the problem's bounds
     /// are cut to them, which leaves rows unwritten; pages outside the cache count as zeros. Neither
-    /// is an error unless [`Attention::with_checks`](crate::Attention::with_checks) asks for it.
+    /// is an error unless [`Options::checks`](crate::Options::checks) asks for it.
     pub lengths: Lengths<DeviceSlice<'a>>,
     /// Only for [`Attention::run_foreign`](crate::Attention::run_foreign), as a [`Queue`](crate::Queue) has its own: as
     /// many bytes as the plan asks for

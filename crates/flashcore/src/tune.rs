@@ -129,7 +129,7 @@ impl Attention {
     /// use flashcore::{Attention, Device, Problem};
     ///
     /// let problem = Problem::builder().heads(2, 2).seq_len(64).head_dim(64).build()?;
-    /// let mut attention = Attention::with_plans(Device::cpu(), Plans::none());
+    /// let mut attention = Attention::with(Device::cpu(), Plans::none())?;
     /// let tuned = attention.tune(&[problem.clone()], Duration::from_secs(20))?; // it ends when nothing is left to try
     /// assert_eq!(attention.plan(&problem)?.kernel(), tuned.searches[0].kernel);
     /// println!("{}", tuned.table.to_json()?); // what FLASHCORE_PLANS may name
@@ -168,7 +168,7 @@ impl Attention {
                 what: problem.to_string(),
                 remedy: "plan tables are for dense tensors of equal lengths without offsets; leave it out",
             })?;
-            if !self.plans()?.rows(problem).is_empty() {
+            if !self.plans().rows(problem).is_empty() {
                 tuned.known.push(problem.clone());
             } else if wanted.iter().all(|(_, other)| other.serves(&class).is_none()) {
                 wanted.push((problem.clone(), class));
@@ -227,7 +227,7 @@ impl Attention {
     /// Puts a row before all tables.
     fn use_row(&mut self, row: PlanRow) -> Result<(), Error> {
         let device = PlanDevice::of(&self.device());
-        let plans = self.plans.as_mut().map_err(|error| error.clone())?;
+        let plans = &mut self.plans;
         plans.put_first(row, || NamedTable {
             name: TABLE.to_string(),
             table: PlanTable::new(device),

@@ -109,6 +109,19 @@ impl ProblemBuilder {
         builder.q_lengths(QLengths::Equal).kv_lengths(KvLengths::Equal)
     }
 
+    /// The sizes and layouts of Q, K and V.
+    pub(crate) fn of_layouts(dtype: DType, of: [Layout; 3]) -> ProblemBuilder {
+        let [q, k, v] = of.map(|layout| layout.shape);
+        let builder = Problem::builder().dtype(dtype).batch(q[0]).heads(q[2], k[2]);
+        let builder = builder.seq_len_q(q[1]).seq_len_kv(k[1]).head_dim(q[3]).head_dim_v(v[3]);
+        let is_heads_first = of.iter().all(|layout| Layout::bhsd(layout.shape) == *layout);
+        ProblemBuilder {
+            layout: if is_heads_first { Layout::bhsd } else { Layout::bshd },
+            layouts: [Some(of[0]), Some(of[1]), Some(of[2]), None],
+            ..builder
+        }
+    }
+
     /// Takes all fields of a problem that is not validated yet.
     pub(crate) fn unchecked(problem: Problem) -> ProblemBuilder {
         ProblemBuilder {
@@ -122,6 +135,11 @@ impl ProblemBuilder {
             layouts: [problem.q, problem.k, problem.v, problem.o].map(Some),
             problem,
         }
+    }
+
+    /// Each query sees the keys up to its own, aligned at the end: [`Mask::CAUSAL`].
+    pub fn causal(self) -> Self {
+        self.mask(Mask::CAUSAL)
     }
 
     /// Sequences in the batch.

@@ -193,6 +193,29 @@ impl Problem {
         ProblemBuilder::default()
     }
 
+    /// Starts with the sizes, layouts and dtype of tensors, full attention, so that nothing is stated twice. O is in the
+    /// order of Q, K and V, if they have the same. Fields that are set later count: those of packed sequences and caches,
+    /// whose tensors do not say how many sequences there are.
+    ///
+    /// ```
+    /// use flashcore_problem::{DType, Layout, Mask, Problem, Tensor};
+    /// let rows = |heads| Tensor::from_fn(DType::BF16, Layout::bhsd([2, 512, heads, 64]), |_, s, _, _| s as f32);
+    /// let (q, k, v) = (rows(8), rows(2), rows(2));
+    /// let problem = Problem::of(&q, &k, &v).mask(Mask::CAUSAL).build()?;
+    /// assert_eq!((problem.batch(), problem.num_heads(), problem.num_kv_heads()), (2, 8, 2));
+    /// assert_eq!((problem.seq_len_kv(), problem.dtype()), (512, DType::BF16));
+    /// assert_eq!(*problem.o_layout(), Layout::bhsd([2, 512, 8, 64]));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn of<'a>(
+        q: impl Into<TensorView<'a>>,
+        k: impl Into<TensorView<'a>>,
+        v: impl Into<TensorView<'a>>,
+    ) -> ProblemBuilder {
+        let q = q.into();
+        ProblemBuilder::of_layouts(q.dtype(), [*q.layout(), *k.into().layout(), *v.into().layout()])
+    }
+
     /// The default factor on `Q·Kᵀ`: `1/√head_dim`.
     pub fn default_scale(head_dim: usize) -> f32 {
         1.0 / (head_dim as f32).sqrt()

@@ -143,8 +143,8 @@ pub fn run(
             Err(absence) => session.note(absence),
         }
     }
-    let attention = Attention::new(device.clone());
-    for note in attention.plans()?.notes() {
+    let attention = Attention::new(device.clone())?;
+    for note in attention.plans().notes() {
         session.note(note.to_string());
     }
     let launching = match request.plain {

@@ -237,8 +237,7 @@ fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCa
 /// The kernels that a request times on a GPU, problem by problem, with words for kernels replaced by ids. For compiling
 /// them beforehand.
 pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>> {
-    let attention = Attention::new(Device::Cuda(context.clone()));
-    attention.plans()?;
+    let attention = Attention::new(Device::Cuda(context.clone()))?;
     let cache = KernelCache::default();
     let ids = |case: &Case| {
         let (kernels, _) = built(request, &case.problem, &attention, &cache);
@@ -286,7 +285,7 @@ mod tests {
         });
         let name = "mine.json".to_string();
         let plans = Plans::of_tables(vec![NamedTable { name, table }]);
-        let attention = Attention::with_plans(Device::cpu(), plans);
+        let attention = Attention::with(Device::cpu(), plans).unwrap();
         let (kernels, absent) = built(&Request::default(), &problem, &attention, &KernelCache::default());
         let ids: Vec<String> = kernels.iter().map(Built::id).collect();
         assert_eq!((ids[0].as_str(), absent.len()), (ROW, 0), "{ids:?}");

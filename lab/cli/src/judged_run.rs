@@ -213,8 +213,8 @@ pub(crate) fn compute(
     seed: u64,
 ) -> Result<JudgedRun, Failure> {
     let attention = match kernel {
-        Some(kernel) => Attention::with_kernel(device, kernel)?,
-        None => Attention::new(device),
+        Some(kernel) => Attention::with(device, kernel)?,
+        None => Attention::new(device)?,
     };
     let options = Options {
         budget_ms: BUDGET_MS,
@@ -245,7 +245,7 @@ pub(crate) fn compute(
     let timed = measured.and_then(|measured| Some((measured.summary?, measured)));
     Ok(JudgedRun {
         device: attention.device().to_string(),
-        notes: attention.plans()?.notes().iter().map(ToString::to_string).collect(),
+        notes: attention.plans().notes().iter().map(ToString::to_string).collect(),
         plan,
         gate,
         flops: case.work()?.flops,

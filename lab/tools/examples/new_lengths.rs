@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ),
     ];
     let gpu = std::env::args().any(|arg| arg == "--gpu");
-    let attention = gpu.then(|| Device::cuda(0).map(Attention::new)).transpose()?;
+    let attention = gpu.then(|| Device::cuda(0).and_then(Attention::new)).transpose()?;
     let kernels = KernelCache::default();
     let mut plan = |problem: &Problem| -> Result<(), Box<dyn Error>> {
         match &attention {

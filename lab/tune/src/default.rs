@@ -37,7 +37,7 @@ impl DefaultKernel {
                 (KernelId::Gpu(choice.plan.config), choice.suggestion)
             }
             None => {
-                let choice = Attention::with_plans(Device::Cpu, plans.clone()).plan(problem)?;
+                let choice = Attention::with(Device::Cpu, plans.clone())?.plan(problem)?;
                 (choice.kernel(), choice.row())
             }
         };

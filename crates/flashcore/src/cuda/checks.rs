@@ -1,5 +1,5 @@
 //! Values on the device are checked before a call reads them, where `FLASHCORE_CHECK=1` or
-//! [`Attention::with_checks`] asks for it.
+//! [`Options::checks`](crate::Options::checks) asks for it.
 //!
 //! The kernel of [`flashcore_kernels::checks`] is enqueued first, in the call's stream. Outside of a capture the host
 //! waits for its record, and refuses the call before any other kernel of it is enqueued. In a graph the
@@ -21,8 +21,7 @@ use flashcore_kernels::checks::{RECORD_WORDS, violation};
 use flashcore_problem::ProblemError;
 
 use super::{launch, memory_of};
-use crate::attention::Backend;
-use crate::{Attention, Error};
+use crate::Error;
 
 /// Whether the environment asks for checks: `FLASHCORE_CHECK` is set, and neither empty nor 0.
 pub(crate) fn of_environment() -> bool {
@@ -31,34 +30,6 @@ pub(crate) fn of_environment() -> bool {
 
 pub(super) fn is_on(value: Option<OsString>) -> bool {
     value.is_some_and(|value| !value.is_empty() && value != "0")
-}
-
-impl Attention {
-    /// The same, with a check of the values that are on the GPU before each call reads them, or without: lengths,
-    /// offsets, pages and bounds of attention, and of appends slots, parts of the cache, padding and positions, too. A
-    /// new `Attention` checks them where the environment has `FLASHCORE_CHECK=1`.
-    ///
-    /// A call whose values contradict its problem or append fails with [`Error::Problem`], which names the argument,
-    /// the sequence and the value, as it does for values in host memory, which are always checked. Nothing of the call
-    /// is enqueued then. The check is one more launch, and the call waits for what is in its stream, so it is for
-    /// finding mistakes. A call that is captured into a graph does not wait: the graph checks at each launch, and what
-    /// it finds is the error of the next call of the device, of any `Attention` that checks, outside of a capture
-    /// ([`Error::Captured`]).
-    ///
-    /// ```
-    /// use flashcore::{Attention, Device};
-    /// let attention = Attention::new(Device::best()).with_checks(true);
-    /// # drop(attention);
-    /// ```
-    #[must_use]
-    pub fn with_checks(mut self, checks: bool) -> Attention {
-        match &mut self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => {}
-            Backend::Cuda(cuda) => cuda.set_checks(checks),
-        }
-        self
-    }
 }
 
 /// A launch that checks, and its compiled kernel.

@@ -115,7 +115,7 @@ mod host {
         ) -> Result<HostBed<'p>, Error> {
             let Inputs { q, k, v, saved, .. } = &mut inputs;
             if let Some(saved) = saved {
-                let attention = Attention::with_plans(Device::Cpu, Plans::none());
+                let attention = Attention::with(Device::Cpu, Plans::none())?;
                 let (forward, lse) = (problem.forward(), Some(&mut saved.lse[..]));
                 attention.forward_into(&forward, &*q, &*k, &*v, &mut saved.out, lse)?;
             }
@@ -164,7 +164,7 @@ mod host {
         }
 
         fn open(&mut self, kernel: KernelId) -> Result<(), Unfit> {
-            let attention = Attention::with_kernel(Device::Cpu, kernel).map_err(unfit)?;
+            let attention = Attention::with(Device::Cpu, kernel).map_err(unfit)?;
             self.outs = poisoned(self.problem);
             self.run(&attention).map_err(unfit)?;
             self.expected.check(self.problem, &self.outs, self.lse.as_deref())?;
@@ -177,7 +177,7 @@ mod host {
         }
 
         fn time(&mut self, kernel: KernelId) -> Result<f64, Error> {
-            let attention = Attention::with_kernel(Device::Cpu, kernel)?;
+            let attention = Attention::with(Device::Cpu, kernel)?;
             let mut timed = |runs: u32| {
                 let began = Instant::now();
                 (0..runs).try_for_each(|_| self.run(&attention))?;
@@ -224,7 +224,7 @@ mod gpu {
     ) -> Result<(), Error> {
         attention
             .on_cuda()?
-            .run_on(stream, problem, tensors, |_| None, attention.plans()?)
+            .run_on(stream, problem, tensors, |_| None, attention.plans())
     }
 
     pub(super) struct GpuBed<'p> {
@@ -295,7 +295,7 @@ mod gpu {
             };
             if let Some([out, _]) = &bed.saved {
                 // What a backward pass reads.
-                let attention = Attention::with_plans(Device::Cuda(context.clone()), Plans::none());
+                let attention = Attention::with(Device::Cuda(context.clone()), Plans::none())?;
                 let forward = problem.forward();
                 let workspace = bed.workspace(&attention, &forward)?;
                 enqueue(&attention, &bed.stream, &forward, &bed.tensors(out, &workspace))?;
@@ -349,8 +349,11 @@ mod gpu {
         }
 
         fn opened(&self, kernel: KernelId) -> Result<Opened, Error> {
-            let attention = Attention::with_kernel(Device::Cuda(self.context.clone()), kernel)?;
-            let attention = attention.with_sm_margin(self.sm_margin)?;
+            let options = crate::Options {
+                sm_margin: self.sm_margin,
+                ..kernel.into()
+            };
+            let attention = Attention::with(Device::Cuda(self.context.clone()), options)?;
             let workspace = self.workspace(&attention, self.problem)?;
             let run = |stream: &Stream| self.run(&attention, &workspace, stream);
             // The first run loads the code.

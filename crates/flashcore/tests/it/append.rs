@@ -31,7 +31,7 @@ fn is_refused(case: &AppendCase, result: Result<(), Error>) -> bool {
 #[test]
 fn appends_equal_float64() {
     let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 300));
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best()).unwrap();
     let mut refused = 0;
     let pairs = [false, true].map(|interleaved| (e4m3_pairs(interleaved), "pairs of e4m3".to_string()));
     let random = (first..first + count).map(|seed| (random_append(seed), format!("seed {seed}")));
@@ -79,7 +79,7 @@ fn appends_equal_float64() {
 fn what_is_wrong_is_named() {
     let (new, cache) = ([2, 3, 1, 8].into(), [2, 10, 1, 8].into());
     let append = Append::to_cache(DType::F32, [new, new], [cache, cache]);
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best()).unwrap();
     let rows = Tensor::filled(DType::F32, new, 0);
     let (mut k, mut v) = (
         Tensor::filled(DType::F32, cache, 0),
@@ -168,7 +168,7 @@ mod on_a_gpu {
     fn values_outside_the_cache_touch_nothing() {
         let Some(device) = gpu() else { return };
         let mut queue = Queue::new(&device).unwrap();
-        let attention = Attention::new(device);
+        let attention = Attention::new(device).unwrap();
         let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 300));
         for seed in first..first + count {
             let mut case = random_append(seed);
@@ -225,7 +225,7 @@ mod on_a_gpu {
     fn memory_that_is_shared_is_refused() {
         let Some(device) = gpu() else { return };
         let queue = RefCell::new(Queue::new(&device).unwrap());
-        let attention = Attention::new(device);
+        let attention = Attention::new(device).unwrap();
         let case = (0..).map(random_append).find(|case| {
             let spans = [case.append.k_new, case.append.k_cache].map(|layout| layout.span());
             let is_served = case.append.dtype != DType::E4M3 && case.append.rotary.is_some();

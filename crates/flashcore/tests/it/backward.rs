@@ -7,7 +7,7 @@
 use flashcore::plans::{PlanSummary, Plans};
 use flashcore::testing::{InputKind, Inputs, Tolerance, compare_gradient, reference_gradients};
 use flashcore::{
-    Attention, BackwardTensors, DType, Device, Gradients, Mask, Problem, ProblemBuilder, Tensor, TensorViewMut,
+    Attention, BackwardTensors, DType, Device, Gradients, Mask, Options, Problem, ProblemBuilder, Tensor, TensorViewMut,
 };
 #[cfg(feature = "cuda")]
 use flashcore_ir::Target;
@@ -39,7 +39,7 @@ fn compute(attention: &Attention, problem: &Problem, inputs: &Inputs) -> Gradien
 #[test]
 fn gradients_equal_float64() {
     let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 24));
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best()).unwrap();
     let mut most = [0f64; 3];
     for seed in first..first + count {
         let limits = RandomLimits {
@@ -118,8 +118,11 @@ fn statistics_prepared_ahead_equal_float64() {
             rng.below(200) as i32 - 100
         };
         let problem = problem.offsets(offset, 0).build().unwrap().backward().unwrap();
-        let attention = Attention::with_plans(device.clone(), Plans::none());
-        let attention = attention.with_sm_margin(if for_one_sm { sms - 1 } else { 0 }).unwrap();
+        let options = Options {
+            sm_margin: if for_one_sm { sms - 1 } else { 0 },
+            ..Plans::none().into()
+        };
+        let attention = Attention::with(device.clone(), options).unwrap();
         if let PlanSummary::Gpu(choice) = attention.plan(&problem).unwrap() {
             of_later_heads += u64::from(choice.plan.main.kernel.name().contains("ahead"));
         }
@@ -152,7 +155,7 @@ fn gradients_are_deterministic_where_asked() {
         .deterministic(true);
     let problem = problem.mask(Mask::CAUSAL).build().unwrap().backward().unwrap();
     let inputs = Inputs::generate(&problem, InputKind::Normal, 5);
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best()).unwrap();
     let bits = || {
         compute(&attention, &problem, &inputs)
             .each()
@@ -169,7 +172,7 @@ fn builder() -> ProblemBuilder {
 /// What the forward pass returns goes into the backward pass as it is.
 #[test]
 fn a_forward_pass_and_its_gradients() {
-    let attention = Attention::new(Device::best());
+    let attention = Attention::new(Device::best()).unwrap();
     let problem = builder().dtype(DType::F32).softcap(8.0).build().unwrap();
     let backward = problem.backward().unwrap();
     let inputs = Inputs::generate(&backward, InputKind::Normal, 2);
@@ -188,7 +191,7 @@ fn a_forward_pass_and_its_gradients() {
 
 #[test]
 fn wrong_arguments_are_named() {
-    let attention = Attention::new(Device::cpu());
+    let attention = Attention::new(Device::cpu()).unwrap();
     let inputs = Inputs::generate(&builder().build().unwrap(), InputKind::Normal, 2);
     let Inputs { q, k, v, .. } = &inputs;
     let error = |problem: &Problem, forward: &Problem, dout: &Tensor| {

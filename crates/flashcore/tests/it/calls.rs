@@ -22,7 +22,7 @@ fn an_output_is_that_of_the_reference_in_either_form() {
     for layout in [Layout::bshd, Layout::bhsd] {
         let problem = problem().layout(layout).build().unwrap();
         let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 4);
-        let attention = Attention::new(Device::cpu());
+        let attention = Attention::new(Device::cpu()).unwrap();
         let output = attention.forward(&problem, &q, &k, &v).unwrap();
 
         let want = reference(&problem, &q.view(), &k.view(), &v.view()).unwrap();
@@ -47,7 +47,10 @@ fn an_output_is_that_of_the_reference_in_either_form() {
 fn no_log_sum_exp_unless_it_is_asked_for() {
     let problem = problem().return_lse(false).build().unwrap();
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 4);
-    let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v).unwrap();
+    let output = Attention::new(Device::cpu())
+        .unwrap()
+        .forward(&problem, &q, &k, &v)
+        .unwrap();
     assert!(output.lse.is_none());
 }
 
@@ -55,7 +58,7 @@ fn no_log_sum_exp_unless_it_is_asked_for() {
 fn errors_name_the_argument() {
     let problem = problem().build().unwrap();
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 4);
-    let attention = Attention::new(Device::cpu());
+    let attention = Attention::new(Device::cpu()).unwrap();
     let forward = |q: TensorView<'_>, k: TensorView<'_>, v: TensorView<'_>| {
         attention.forward(&problem, q, k, v).unwrap_err().to_string()
     };

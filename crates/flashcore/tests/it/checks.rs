@@ -8,7 +8,7 @@ use std::time::Instant;
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Graph, Stream};
 use flashcore::{
     Append, AppendValues, Attention, DType, DeviceAppend, DeviceGradients, DevicePart, DeviceTensors, Error, KvLengths,
-    Layout, Lengths, Mask, Problem, ProblemBuilder, QLengths,
+    Layout, Lengths, Mask, Options, Problem, ProblemBuilder, QLengths,
 };
 
 /// All calls that check share the record of graphs.
@@ -21,7 +21,11 @@ fn one_at_a_time() -> MutexGuard<'static, ()> {
 fn on_gpu(checks: bool) -> Option<(Context, Attention)> {
     let device = crate::gpu()?;
     let context = device.context()?.clone();
-    Some((context, Attention::new(device).with_checks(checks)))
+    let options = Options {
+        checks: Some(checks),
+        ..Options::default()
+    };
+    Some((context, Attention::with(device, options).unwrap()))
 }
 
 /// Tensors of a problem, zeros, with these lengths, on a device.

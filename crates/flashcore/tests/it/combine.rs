@@ -28,7 +28,7 @@ fn parts_of_the_keys_are_merged() {
         .into_iter()
         .flat_map(|device| [DType::F32, DType::BF16, DType::F16].map(|dtype| (device.clone(), dtype)))
     {
-        let attention = Attention::new(device);
+        let attention = Attention::new(device).unwrap();
         let all = builder(dtype).seq_len_kv(90).build().unwrap();
         let Inputs { q, k, v, .. } = Inputs::generate(&all, InputKind::Normal, 5);
         let part_of = |range: std::ops::Range<usize>| {
@@ -69,7 +69,7 @@ fn parts_of_the_keys_are_merged() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let attention = Attention::new(Device::cpu());
+    let attention = Attention::new(Device::cpu()).unwrap();
     let problem = builder(DType::F32).seq_len_kv(9).build().unwrap();
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 5);
     let output = attention.forward(&problem, &q, &k, &v).unwrap();

@@ -282,7 +282,7 @@ fn the_host_asks_its_table_and_answers_the_same() {
             ..PlanDevice::of(&Device::cpu())
         };
         let table = named("host.json", device, &[row(&problem, "cpu/m48n36")]);
-        Attention::with_plans(Device::cpu(), Plans::of_tables(vec![table]))
+        Attention::with(Device::cpu(), Plans::of_tables(vec![table])).unwrap()
     };
     let threads = PlanDevice::of(&Device::cpu()).units;
     let asked = attention(threads);
@@ -307,7 +307,7 @@ fn the_host_asks_its_table_and_answers_the_same() {
         .unwrap();
     assert_eq!(asked.plan(&longer).unwrap().row(), None);
     let kernel: KernelId = "cpu/m64n64".parse().unwrap();
-    let fixed = Attention::with_kernel(Device::cpu(), kernel).unwrap();
+    let fixed = Attention::with(Device::cpu(), kernel).unwrap();
     assert_eq!(fixed.plan(&problem).unwrap().kernel(), kernel);
 
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, flashcore::testing::InputKind::Normal, 3);

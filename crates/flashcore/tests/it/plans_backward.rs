@@ -2,7 +2,7 @@
 
 use flashcore::plans::{NamedTable, PlanClass, PlanDevice, PlanRow, PlanTable, Plans};
 use flashcore::testing::{InputKind, Inputs};
-use flashcore::{Attention, Device, GradientLayouts, Layout, Problem, ProblemBuilder};
+use flashcore::{Attention, Device, GradientLayouts, KernelId, Layout, Problem, ProblemBuilder};
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, select, select_among};
 
@@ -175,14 +175,14 @@ fn the_host_asks_its_rows_for_gradients() {
     let backward = forward.backward().unwrap();
     let Inputs { q, k, v, saved, .. } = Inputs::generate(&backward, InputKind::Normal, 3);
     let dout = saved.unwrap().dout;
-    let plain = Attention::with_plans(Device::cpu(), Plans::none());
+    let plain = Attention::with(Device::cpu(), Plans::none()).unwrap();
     let output = plain.forward(&forward, &q, &k, &v).unwrap();
     let gradients = |attention: &Attention| {
         let found = attention.backward(&forward, &q, &k, &v, &output, &dout).unwrap();
         found.each().map(|tensor| tensor.bytes().to_vec())
     };
     let table = named("host.json", PlanDevice::of(&Device::cpu()), &[row(&backward, ROW)]);
-    let asked = Attention::with_plans(Device::cpu(), Plans::of_tables(vec![table]));
+    let asked = Attention::with(Device::cpu(), Plans::of_tables(vec![table])).unwrap();
     let plan = asked.plan(&backward).unwrap();
     assert_eq!((plan.kernel().to_string().as_str(), plan.row()), (ROW, Some(0)));
     assert_eq!(asked.plan(&forward).unwrap().row(), None);
@@ -200,18 +200,18 @@ fn gradients_of_a_gpu_are_those_of_the_rows_kernel() {
     let backward = forward.backward().unwrap();
     let Inputs { q, k, v, saved, .. } = Inputs::generate(&backward, InputKind::Normal, 3);
     let dout = saved.unwrap().dout;
-    let plain = Attention::with_plans(device.clone(), Plans::none());
+    let plain = Attention::with(device.clone(), Plans::none()).unwrap();
     let output = plain.forward(&forward, &q, &k, &v).unwrap();
     let gradients = |attention: &Attention| {
         let found = attention.backward(&forward, &q, &k, &v, &output, &dout).unwrap();
         [found.dk, found.dv].map(|tensor| tensor.bytes().to_vec())
     };
     const ROW: &str = "scalar/tiled-m16n16-w4-v16";
-    let fixed = Attention::with_kernel(device.clone(), ROW.parse().unwrap()).unwrap();
+    let fixed = Attention::with(device.clone(), ROW.parse::<KernelId>().unwrap()).unwrap();
     assert!(gradients(&fixed) != gradients(&plain));
     let with = |of: &Problem| {
         let table = named("mine.json", PlanDevice::of(&device), &[row(of, ROW)]);
-        Attention::with_plans(device.clone(), Plans::of_tables(vec![table]))
+        Attention::with(device.clone(), Plans::of_tables(vec![table])).unwrap()
     };
     assert_eq!(with(&backward).plan(&backward).unwrap().row(), Some(0));
     assert!(gradients(&with(&backward)) == gradients(&fixed));

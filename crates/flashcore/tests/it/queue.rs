@@ -84,7 +84,7 @@ fn a_queue_is_of_a_gpu() {
 #[test]
 fn the_workspace_is_the_queues() {
     let Some(device) = gpu() else { return };
-    let (attention, mut queue) = (Attention::new(device.clone()), Queue::new(&device).unwrap());
+    let (attention, mut queue) = (Attention::new(device.clone()).unwrap(), Queue::new(&device).unwrap());
     let step = Step::new(&queue, 4, 1);
     let own = DeviceBuffer::new(device.context().unwrap(), 1 << 20).unwrap();
     let mut tensors = step.operands();
@@ -109,7 +109,7 @@ fn the_workspace_is_the_queues() {
 fn eight_queues_of_eight_threads() {
     let Some(device) = gpu() else { return };
     let calls = std::env::var("FLASHCORE_CALLS").map_or(2_000, |calls| calls.parse().unwrap());
-    let (attention, done) = (Attention::new(device.clone()), AtomicUsize::new(0));
+    let (attention, done) = (Attention::new(device.clone()).unwrap(), AtomicUsize::new(0));
     let want: Vec<Vec<u16>> = (0..8)
         .map(|n| {
             let mut queue = Queue::new(&device).unwrap();
@@ -147,7 +147,7 @@ fn eight_queues_of_eight_threads() {
 #[test]
 fn queues_wait_for_each_other() {
     let Some(device) = gpu() else { return };
-    let attention = Attention::new(device.clone());
+    let attention = Attention::new(device.clone()).unwrap();
     let mut queues = [Queue::new(&device).unwrap(), Queue::new(&device).unwrap()];
     let problem = Problem::builder()
         .batch(4)
@@ -196,7 +196,7 @@ fn queues_wait_for_each_other() {
 #[test]
 fn a_graph_outlives_queue_and_buffers() {
     let Some(device) = gpu() else { return };
-    let attention = Attention::new(device.clone());
+    let attention = Attention::new(device.clone()).unwrap();
     let mut queue = Queue::new(&device).unwrap();
     let (step, out) = (Step::new(&queue, 6, 3), decode(6).o_layout().span());
     step.run(&attention, &mut queue).unwrap();
@@ -269,7 +269,7 @@ fn lengths_that_change_during_calls_cost_values_only() {
     let Some(device) = gpu() else { return };
     let context = device.context().unwrap();
     let calls = std::env::var("FLASHCORE_CALLS").map_or(300, |calls| calls.parse().unwrap());
-    let attention = Attention::new(device.clone());
+    let attention = Attention::new(device.clone()).unwrap();
     let (mut queue, writer) = (Queue::new(&device).unwrap(), Queue::new(&device).unwrap());
     let step = Step::new(&queue, 8, 5);
     let packed = {

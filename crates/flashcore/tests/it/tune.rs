@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use flashcore::plans::{PlanSetting, PlanTarget, Plans, read_table};
 #[cfg(feature = "cuda")]
-use flashcore::{Alibi, DType, Mask};
-use flashcore::{Attention, Device, Error, Problem, QLengths, TuneProgress};
+use flashcore::{Alibi, DType, Mask, Options};
+use flashcore::{Attention, Device, Error, KernelId, Problem, QLengths, TuneProgress};
 
 /// More than any machine needs: a search ends when nothing near the fastest is left.
 const BUDGET: Duration = Duration::from_secs(3600);
@@ -16,7 +16,7 @@ fn problem(seq_len: usize) -> Problem {
 }
 
 fn untuned() -> Attention {
-    Attention::with_plans(Device::cpu(), Plans::none())
+    Attention::with(Device::cpu(), Plans::none()).unwrap()
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn winners_are_used_saved_and_not_searched_again() {
         &PlanTarget::from(&Device::cpu()),
     )
     .unwrap();
-    let mut other = Attention::with_plans(Device::cpu(), plans);
+    let mut other = Attention::with(Device::cpu(), plans).unwrap();
     assert_eq!(other.plan(&problems[1]).unwrap().kernel(), kernels[1]);
     let more = [problems[0].clone(), problem(256)];
     let tuned = other.tune(&more, BUDGET).unwrap();
@@ -77,7 +77,7 @@ fn problems_without_time_are_left_for_the_next_call() {
 
 #[test]
 fn what_cannot_be_tuned_is_said_before_anything_is_timed() {
-    let mut fixed = Attention::with_kernel(Device::cpu(), "cpu/m64n128".parse().unwrap()).unwrap();
+    let mut fixed = Attention::with(Device::cpu(), "cpu/m64n128".parse::<KernelId>().unwrap()).unwrap();
     let error = fixed.tune(&[problem(128)], BUDGET).unwrap_err().to_string();
     assert!(
         error.contains("cpu/m64n128") && error.contains("Attention::new"),
@@ -137,8 +137,11 @@ fn a_table_of_another_device_is_not_overwritten() {
 /// A GPU times some kernels, and uses the fastest.
 #[cfg(feature = "cuda")]
 fn is_tuned(device: &Device, problem: &Problem, margin: u32) {
-    let attention = Attention::with_plans(device.clone(), Plans::none());
-    let mut attention = attention.with_sm_margin(margin).unwrap();
+    let options = Options {
+        sm_margin: margin,
+        ..Plans::none().into()
+    };
+    let mut attention = Attention::with(device.clone(), options).unwrap();
     let mut timed = 0;
     let watch = &mut |progress: TuneProgress<'_>| match progress {
         TuneProgress::Timed(..) => timed += 1,

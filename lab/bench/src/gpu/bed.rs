@@ -165,7 +165,7 @@ impl ForwardPass {
             return Ok(None);
         }
         let (attention, problem) = (
-            Attention::new(Device::Cuda(stream.context().clone())),
+            Attention::new(Device::Cuda(stream.context().clone()))?,
             problem.forward(),
         );
         // Allocations begin at multiples of 256 bytes.

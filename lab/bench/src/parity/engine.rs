@@ -167,7 +167,9 @@ impl Engine {
     /// Whether some kernel serves a problem.
     pub(super) fn serves(&self, problem: &Problem) -> bool {
         match self {
-            Engine::Device(device) => Attention::new(device.clone()).plan(problem).is_ok(),
+            Engine::Device(device) => {
+                Attention::new(device.clone()).is_ok_and(|attention| attention.plan(problem).is_ok())
+            }
             Engine::Sim { chip, .. } => select_among(problem, *chip, 16, &[], &KernelCache::default()).is_ok(),
         }
     }
@@ -175,7 +177,7 @@ impl Engine {
     /// The kernel that the library chooses; on the simulator without plan tables.
     pub(crate) fn choice(&self, problem: &Problem) -> Result<Drawn, Wrong> {
         match self {
-            Engine::Device(device) => with(Attention::new(device.clone()), problem, 0),
+            Engine::Device(device) => with(Attention::new(device.clone())?, problem, 0),
             Engine::Sim { chip, .. } => {
                 let choice = select_among(problem, *chip, 16, &[], &KernelCache::default()).map_err(Box::new)?;
                 Ok(simulated(choice.plan, *chip))
@@ -187,7 +189,7 @@ impl Engine {
     pub(crate) fn given(&self, problem: &Problem, config: Config) -> Option<Result<Drawn, Wrong>> {
         match self {
             Engine::Device(device) if device.target().is_some() => {
-                let attention = Attention::with_kernel(device.clone(), KernelId::Gpu(config));
+                let attention = Attention::with(device.clone(), KernelId::Gpu(config));
                 Some(
                     attention
                         .map_err(Wrong::from)
@@ -210,7 +212,7 @@ impl Engine {
                         tile_q: [16, 48, 128][seed as usize % 3],
                         tile_kv: [4, 64, 200][seed as usize / 3 % 3],
                     };
-                    let attention = Attention::with_kernel(device.clone(), KernelId::Cpu(config))?;
+                    let attention = Attention::with(device.clone(), KernelId::Cpu(config))?;
                     return with(attention, problem, 0);
                 }
             },
@@ -229,7 +231,7 @@ impl Engine {
                 let Engine::Device(device) = self else {
                     return Ok(simulated(plan, chip));
                 };
-                let attention = Attention::with_kernel(device.clone(), KernelId::Gpu(config))?;
+                let attention = Attention::with(device.clone(), KernelId::Gpu(config))?;
                 match attention.workspace_bytes(problem, 16) {
                     Ok(_) => return with(attention, problem, spilled),
                     // One draw in a few at large head sizes.

@@ -17,7 +17,7 @@ struct After {
 }
 
 pub(super) fn main(device: &Device, seed: u64, count: u64) -> crate::Ran {
-    let attention = Attention::new(device.clone());
+    let attention = Attention::new(device.clone())?;
     let (mut wrong, mut refused) = (0, 0);
     for number in 0..count {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);

@@ -8,7 +8,9 @@ mod times;
 use std::process::ExitCode;
 
 use flashcore::testing::{Tolerance, compare, reference_rows};
-use flashcore::{Append, Attention, DType, Device, KvLengths, Lengths, Mask, Problem, QLengths, Rotary, Tensor};
+use flashcore::{
+    Append, Attention, DType, Device, KernelId, KvLengths, Lengths, Mask, Problem, QLengths, Rotary, Tensor,
+};
 use flashcore_problem::others_untouched;
 
 use engine::Engine;
@@ -89,8 +91,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         kernels.collect()
     } {
         let attention = match kernel {
-            Some(kernel) => Attention::with_kernel(device.clone(), kernel.parse()?)?,
-            None => Attention::new(device.clone()),
+            Some(kernel) => Attention::with(device.clone(), kernel.parse::<KernelId>()?)?,
+            None => Attention::new(device.clone())?,
         };
         let problem = problem()?;
         let id = attention.plan(&problem)?.kernel();
@@ -152,7 +154,7 @@ fn run(attention: &Attention, options: &Options) -> Result<String, String> {
     let tables = tables();
     let mut engine = Engine::new(attention, &problem, &append, &tables).map_err(said)?;
     // The same on the host, by the CPU: what the caches and the rotated Q must be.
-    let host = Attention::new(Device::cpu());
+    let host = Attention::new(Device::cpu()).map_err(|error| error.to_string())?;
     let mut mirror = Engine::new(&host, &problem, &append, &tables).map_err(said)?;
     let mut server = Server::new(options.seed);
     let (mut last, mut rows, mut longest): (Option<Step>, usize, i32) = (None, 0, 0);
@@ -269,7 +271,7 @@ mod tests {
             times: false,
             plant,
         };
-        run(&Attention::new(Device::cpu()), &options)
+        run(&Attention::new(Device::cpu()).unwrap(), &options)
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(super) fn main(device: &Device) -> crate::Ran {
     let Some(context) = device.context() else {
         return Err("times are those of a GPU".into());
     };
-    let attention = Attention::new(device.clone());
+    let attention = Attention::new(device.clone())?;
     println!("bf16, 32/8 heads, D128, pages of 16, Q and K rotated; us, medians of {ROUNDS} graphs of {CALLS} calls");
     for case in CASES {
         println!("{}", timed(&attention, context, case)?);

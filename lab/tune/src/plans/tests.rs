@@ -92,7 +92,7 @@ fn what_a_search_found_is_what_the_library_uses() {
     let here = PlanTarget::from(&Device::Cpu);
     let kernel = |setting| {
         let plans = Plans::find(&setting, Some(&folder), &here).unwrap();
-        let attention = Attention::with_plans(Device::cpu(), plans);
+        let attention = Attention::with(Device::cpu(), plans).unwrap();
         attention.plan(&problem(100)).unwrap().kernel().to_string()
     };
     assert_eq!(kernel(PlanSetting::Usual), "cpu/m48n36");
@@ -134,7 +134,7 @@ fn the_winner_of_a_backward_search_is_used_for_backward_passes_alone() {
     let kept = keep(&folder, &header, row).unwrap();
     assert_eq!((kept.place.number, kept.used.kernel.as_str()), (1, "cpu/m48n36"));
     let plans = Plans::find(&PlanSetting::User, Some(&folder), &PlanTarget::from(&Device::Cpu)).unwrap();
-    let attention = Attention::with_plans(Device::cpu(), plans);
+    let attention = Attention::with(Device::cpu(), plans).unwrap();
     assert_eq!(attention.plan(&backward).unwrap().row(), Some(0));
     assert_eq!(attention.plan(&problem(100)).unwrap().row(), None);
     // A row of the forward pass stands next to it.

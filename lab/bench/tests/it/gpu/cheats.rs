@@ -11,7 +11,7 @@ use flashcore_bench::defences::inspect;
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet, launch};
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_bench::{Case, LaunchMode, Subject, SubjectInfo, Trouble, draw};
-use flashcore_check::registers::{Unknown, assemble};
+use flashcore_check::registers::{Assembler, Unknown, assemble};
 use flashcore_cuda::{CudaError, Event, Module, ModuleOptions, PreparedLaunch};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::Plan;
@@ -121,7 +121,12 @@ fn lines_that_survive_a_flush_show_in_the_times() {
 #[test]
 fn the_kernel_that_keeps_its_lines_assembles() {
     let kernel = &decode_plan(Target::Sm90a.into()).unwrap().main.kernel;
-    match assemble(&with_hints(&kernel.to_ptx()), kernel.name(), Target::Sm90a) {
+    match assemble(
+        &with_hints(&kernel.to_ptx()),
+        kernel.name(),
+        Target::Sm90a,
+        &Assembler::default(),
+    ) {
         Ok(_) => {}
         Err(Unknown::NoAssembler) => eprintln!("skipped: there is no ptxas"),
         Err(refused) => panic!("{refused}"),
