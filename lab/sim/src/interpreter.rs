@@ -12,7 +12,7 @@ use crate::float::{f, result};
 use crate::program::{Access, At, OPERANDS, Op, Row};
 use crate::registers::{Word, map1, map2, map3, select, test2};
 use crate::resident::changes_the_block;
-use crate::warp::{Frame, Warp};
+use crate::warp::Warp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
@@ -66,64 +66,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
         let r = &mut warp.registers;
         match ops[at as usize] {
             // Structure
-            Op::If(branch) => {
-                let holds = r.pred(branch.pred) & active;
-                let fails = active & !holds;
-                if branch.uniform && holds != 0 && fails != 0 {
-                    not_uniform(cluster, warp, at, holds);
-                }
-                warp.frames.push(Frame {
-                    before: active,
-                    other: fails,
-                });
-                if holds != 0 {
-                    warp.active = holds;
-                } else {
-                    // Without another branch this is the end of the structure, which restores all
-                    // lanes.
-                    warp.active = fails;
-                    pc = branch.target;
-                }
-            }
-            Op::Else(end) => {
-                let other = warp.frames.last().map_or(0, |frame| frame.other);
-                if other != 0 {
-                    warp.active = other;
-                } else {
-                    pc = end;
-                }
-            }
-            Op::EndIf => {
-                if let Some(frame) = warp.frames.pop() {
-                    warp.active = frame.before;
-                }
-            }
-            Op::LoopBegin => warp.frames.push(Frame {
-                before: active,
-                other: 0,
-            }),
-            Op::BreakIf(branch) => {
-                let leave = r.pred(branch.pred) & active;
-                let stay = active & !leave;
-                if branch.uniform && leave != 0 && stay != 0 {
-                    not_uniform(cluster, warp, at, leave);
-                }
-                warp.active = stay;
-                if stay == 0 {
-                    if let Some(frame) = warp.frames.pop() {
-                        warp.active = frame.before;
-                    }
-                    pc = branch.target;
-                }
-            }
-            Op::LoopEnd(start) => {
-                pc = start;
-                warp.executed += u64::from(at - start) + 1;
-                if warp.executed > budget {
-                    warp.pc = at;
-                    return Stop::Livelock;
-                }
-            }
+            Op::Head => {}
             Op::Jump(jump) => {
                 let holds = r.pred(jump.pred) & active;
                 let taken = if jump.negated { active & !holds } else { holds };

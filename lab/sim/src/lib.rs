@@ -72,7 +72,7 @@ pub use finding::{Actor, Finding, FindingKind, Line, Other};
 pub use log::{Access, Log, Turn};
 pub use progress::Progress;
 pub use report::{Class, Count, Counts, MemorySite, NodeCount, SimOptions, SimReport, TraceRecord};
-pub use simulate::{simulate, simulate_ptx, simulate_tree};
+pub use simulate::{simulate, simulate_ptx};
 pub use tensor_sum::TensorSums;
 pub use text::{PtxArg, PtxBuffer, PtxLaunch};
 pub use trace::{Nonfinite, nonfinite};

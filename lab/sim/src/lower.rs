@@ -1,26 +1,16 @@
-//! Lowers a kernel's tree to a flat [`Program`].
+//! What making a [`Program`] keeps: rows, constants, tracked registers, fragments of products.
 
 use std::hash::Hash;
 
 use flashcore_ir::inst::{Inst, WgmmaA, WgmmaInst};
-use flashcore_ir::{Condition, Kernel, Node, Operand, Reg, SiteId};
+use flashcore_ir::{Kernel, Operand, Reg, SiteId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assigned;
 use crate::error::SimError;
-use crate::program::{Branch, CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
+use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
-
-pub(crate) fn lower(kernel: &Kernel) -> Result<Program<'_>, SimError> {
-    let unproven = assigned::unproven(kernel);
-    let mut lowering = Lowering::new(kernel, Rows::assign(kernel, &unproven)?, unproven);
-    let mut products = Vec::new();
-    kernel.for_each_inst(&mut |inst, _| products.extend(fragments(inst)));
-    lowering.find_fragments(products);
-    lowering.nodes(kernel.body())?;
-    lowering.finish()
-}
 
 /// The runs of registers of a product: its accumulator, and its operand A.
 pub(crate) fn fragments(inst: &Inst) -> Vec<(Reg, u32)> {
@@ -43,8 +33,6 @@ pub(crate) struct Lowering<'a> {
     consts64: FxHashMap<u64, Row>,
     unproven: FxHashSet<Reg>,
     tracked: FxHashMap<Reg, u32>,
-    /// For each open loop, the positions of its `BreakIf`s, whose target is not known yet.
-    breaks: Vec<Vec<usize>>,
     /// Fragments read or written since products last started or ended.
     touched: FxHashSet<(u16, bool)>,
 }
@@ -63,7 +51,6 @@ impl<'a> Lowering<'a> {
             consts64: FxHashMap::default(),
             unproven,
             tracked: FxHashMap::default(),
-            breaks: Vec::new(),
             touched: FxHashSet::default(),
         }
     }
@@ -83,7 +70,7 @@ impl<'a> Lowering<'a> {
     }
 
     pub(crate) fn push(&mut self, op: Op<'a>, class: Class, site: SiteId) -> usize {
-        if class == Class::Control || matches!(op, Op::LoopBegin | Op::EndIf | Op::Join(_)) {
+        if class == Class::Control || matches!(op, Op::Head | Op::Join(_)) {
             self.touched.clear();
         }
         self.program.ops.push(op);
@@ -95,54 +82,6 @@ impl<'a> Lowering<'a> {
     /// Marks the next operation as the start of the next node.
     pub(crate) fn note_node(&mut self) {
         self.program.nodes.push(self.program.ops.len() as u32);
-    }
-
-    fn nodes(&mut self, nodes: &'a [Node]) -> Result<(), SimError> {
-        for node in nodes {
-            match node {
-                Node::Inst { inst, site } => self.inst(inst, *site)?,
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    site,
-                } => {
-                    let mut branch = self.branch(condition, *site);
-                    let begin = self.push(Op::If(branch), Class::Control, *site);
-                    self.nodes(then)?;
-                    let to_end = (!otherwise.is_empty()).then(|| self.push(Op::Else(0), Class::Control, *site));
-                    branch.target = self.program.ops.len() as u32;
-                    self.program.ops[begin] = Op::If(branch);
-                    self.nodes(otherwise)?;
-                    let end = self.push(Op::EndIf, Class::Structure, *site) as u32;
-                    if let Some(at) = to_end {
-                        self.program.ops[at] = Op::Else(end);
-                    }
-                }
-                Node::Loop { body, site } => {
-                    self.note_node();
-                    self.push(Op::LoopBegin, Class::Structure, *site);
-                    let start = self.program.ops.len() as u32;
-                    self.breaks.push(Vec::new());
-                    self.nodes(body)?;
-                    self.push(Op::LoopEnd(start), Class::Control, *site);
-                    let after = self.program.ops.len() as u32;
-                    for at in self.breaks.pop().unwrap_or_default() {
-                        if let Op::BreakIf(branch) = &mut self.program.ops[at] {
-                            branch.target = after;
-                        }
-                    }
-                }
-                Node::BreakIf { condition, site } => {
-                    let branch = self.branch(condition, *site);
-                    let at = self.push(Op::BreakIf(branch), Class::Control, *site);
-                    if let Some(breaks) = self.breaks.last_mut() {
-                        breaks.push(at);
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     pub(crate) fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
@@ -197,17 +136,6 @@ impl<'a> Lowering<'a> {
             tracked.push(reg);
             tracked.len() as u32 - 1
         }))
-    }
-
-    /// A branch as the next node, whose target is set later.
-    fn branch(&mut self, condition: &Condition, site: SiteId) -> Branch {
-        self.check_reads(&[condition.pred], site);
-        self.note_node();
-        Branch {
-            pred: self.reg(condition.pred),
-            uniform: condition.uniform,
-            target: 0,
-        }
     }
 
     /// Numbers the fragments: the registers of one accumulator or of one operand A.

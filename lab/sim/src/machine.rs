@@ -8,7 +8,6 @@ use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMap
 use crate::clock::{ActorId, ActorKind, Actors};
 use crate::error::SimError;
 use crate::finding::Actor;
-use crate::lower::lower;
 use crate::program::Program;
 use crate::registers::Constants;
 use crate::report::SimOptions;
@@ -103,23 +102,20 @@ pub(crate) struct Machine<'a> {
 impl<'a> Machine<'a> {
     pub(crate) fn new(
         kernel: &'a Kernel,
-        code: Option<&'a Code>,
+        code: &'a Code,
         launch: &'a Launch,
         buffer_bytes: &[u64],
         options: &'a SimOptions,
     ) -> Result<Machine<'a>, SimError> {
         let given: Vec<(u64, u64)> = buffer_bytes.iter().map(|&bytes| (0, bytes)).collect();
         check_launch(kernel, launch, &given)?;
-        let extra = code.and_then(|code| code.extra.as_ref());
+        let extra = code.extra.as_ref();
         // Our kernels have whole warps; those of other compilers need not.
         if extra.is_none() && !kernel.threads().is_multiple_of(32) {
             let threads = kernel.threads();
             return Err(SimError::PartOfAWarp { threads });
         }
-        let program = match code {
-            Some(code) => text::lower(kernel, code)?,
-            None => lower(kernel)?,
-        };
+        let program = text::lower(kernel, code)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
         let mut uninitialized: Vec<bool> = (0..launch.buffers.len())

@@ -28,14 +28,8 @@ pub(crate) const OPERANDS: usize = 14;
 /// the destination first. Other instructions stay as they are in the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op<'k> {
-    If(Branch),
-    /// Its target is the end of the structure.
-    Else(u32),
-    EndIf,
-    LoopBegin,
-    BreakIf(Branch),
-    /// Its target is the start of the body.
-    LoopEnd(u32),
+    /// Jumps go back to the operation after it.
+    Head,
     Jump(Jump),
     /// A jump by all lanes to where none wait.
     Goto(u32),
@@ -90,13 +84,6 @@ pub(crate) enum Op<'k> {
     Cold(&'k Cold),
     /// An instruction with the rows of its operands, in the order of [`Inst::slots`].
     Inst(&'k Inst, [Row; OPERANDS]),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Branch {
-    pub(crate) pred: Row,
-    pub(crate) uniform: bool,
-    pub(crate) target: u32,
 }
 
 /// A jump of a text.

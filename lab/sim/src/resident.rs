@@ -189,7 +189,7 @@ impl Cluster<'_> {
             return false;
         }
         let mut hasher = DefaultHasher::new();
-        (warp.active, &warp.frames, &warp.splits, &warp.registers).hash(&mut hasher);
+        (warp.active, &warp.splits, &warp.registers).hash(&mut hasher);
         let state = Some(hasher.finish());
         let (offsets, mask) = read;
         if warp.visit.state != state || mask == 0 {

@@ -7,10 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use flashcore_ir::{Kernel, Node, Reg, RegClass};
+use flashcore_ir::{Reg, RegClass};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::assigned::accessed;
 use crate::error::SimError;
 use crate::program::{CONST, Row};
 
@@ -28,13 +27,6 @@ impl Rows {
     #[inline(always)]
     pub(crate) fn row(&self, reg: Reg) -> Row {
         self.rows[reg.class as usize][reg.index as usize]
-    }
-
-    /// Assigns rows. `pinned` registers keep theirs for the whole kernel.
-    pub(crate) fn assign(kernel: &Kernel, pinned: &FxHashSet<Reg>) -> Result<Rows, SimError> {
-        let mut lives = Lives::default();
-        lives.nodes(kernel.body());
-        lives.assign(RegClass::ALL.map(|class| kernel.num_regs(class)), pinned)
     }
 }
 
@@ -144,39 +136,14 @@ impl Lives {
         let position = self.position;
         self.of.entry(reg).or_insert((position, position)).1 = position;
     }
-
-    fn nodes(&mut self, nodes: &[Node]) {
-        for node in nodes {
-            self.position += 1;
-            match node {
-                Node::Inst { inst, .. } => accessed(inst).concat().into_iter().for_each(|reg| self.touch(reg)),
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    ..
-                } => {
-                    self.touch(condition.pred);
-                    self.nodes(then);
-                    self.position += 1;
-                    self.nodes(otherwise);
-                    self.position += 1;
-                }
-                Node::Loop { body, .. } => {
-                    let start = self.position;
-                    self.nodes(body);
-                    self.position += 1;
-                    self.loops.push((start, self.position));
-                }
-                Node::BreakIf { condition, .. } => self.touch(condition.pred),
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use flashcore_ir::Kernel;
+
     use super::*;
+    use crate::text::Code;
 
     #[test]
     fn long_chains_need_few_rows() {
@@ -187,7 +154,7 @@ mod tests {
             }
             k.trace("x", x);
         });
-        let rows = Rows::assign(&kernel.unwrap(), &FxHashSet::default()).unwrap();
+        let rows = Code::of(&kernel.unwrap()).unwrap().rows(&FxHashSet::default()).unwrap();
         assert_eq!(rows.rows32, 2);
     }
 
@@ -204,7 +171,7 @@ mod tests {
             });
         });
         let kernel = kernel.unwrap();
-        let rows = Rows::assign(&kernel, &FxHashSet::default()).unwrap();
+        let rows = Code::of(&kernel).unwrap().rows(&FxHashSet::default()).unwrap();
         let mut dsts = Vec::new();
         kernel.for_each_inst(&mut |inst, _| inst.visit_regs(|_, _| (), |reg, _| dsts.push(reg)));
         // The second instruction computes `first`; no later value in the loop may share its row.

@@ -58,21 +58,7 @@ where
     B: AsRef<[u8]> + AsMut<[u8]>,
 {
     let code = Code::of(kernel)?;
-    run_code(kernel, Some(&code), launch, buffers, options)
-}
-
-/// As [`simulate`], from the kernel's tree instead of its text.
-#[doc(hidden)]
-pub fn simulate_tree<B>(
-    kernel: &Kernel,
-    launch: &Launch,
-    buffers: &mut [B],
-    options: &SimOptions,
-) -> Result<SimReport, SimError>
-where
-    B: AsRef<[u8]> + AsMut<[u8]>,
-{
-    run_code(kernel, None, launch, buffers, options)
+    run_code(kernel, &code, launch, buffers, options)
 }
 
 /// Simulates a launch of a kernel of a PTX text, whatever compiler it is from. `buffers` are those of the launch.
@@ -90,12 +76,12 @@ where
     B: AsRef<[u8]> + AsMut<[u8]>,
 {
     let Foreign { kernel, code, launch } = Foreign::read(module, kernel, launch)?;
-    run_code(&kernel, Some(&code), &launch, buffers, options)
+    run_code(&kernel, &code, &launch, buffers, options)
 }
 
 fn run_code<B>(
     kernel: &Kernel,
-    code: Option<&Code>,
+    code: &Code,
     launch: &Launch,
     buffers: &mut [B],
     options: &SimOptions,

@@ -14,15 +14,6 @@ use crate::resident::Visit;
 use crate::shadow::Who;
 use crate::splits::Splits;
 
-/// State to restore at the end of a structure.
-#[derive(Clone, Copy, Debug, Hash)]
-pub(crate) struct Frame {
-    /// Lanes active before the structure.
-    pub(crate) before: u32,
-    /// Lanes that have yet to execute the other branch.
-    pub(crate) other: u32,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
@@ -69,7 +60,6 @@ pub(crate) struct Warp {
     pub(crate) guarded: u32,
     /// Local memory, by lane.
     pub(crate) local: Vec<u8>,
-    pub(crate) frames: Vec<Frame>,
     pub(crate) splits: Splits,
     pub(crate) registers: Registers,
     /// Lanes that have written each tracked register.
@@ -141,7 +131,6 @@ impl Warp {
             live,
             guarded: 0,
             local: vec![0xff; 32 * machine.local as usize],
-            frames: Vec::new(),
             splits: Splits::default(),
             registers: Registers::new(&machine.program),
             written: vec![0; machine.program.tracked.len()],

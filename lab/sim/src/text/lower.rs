@@ -70,7 +70,7 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k
                 }
                 if places.is_head[label] {
                     lowering.note_node();
-                    lowering.push(Op::LoopBegin, Class::Structure, *site);
+                    lowering.push(Op::Head, Class::Structure, *site);
                 }
                 back[label] = lowering.program.ops.len() as u32;
             }
@@ -194,7 +194,7 @@ impl Code {
         }
     }
 
-    fn rows(&self, pinned: &FxHashSet<Reg>) -> Result<Rows, SimError> {
+    pub(crate) fn rows(&self, pinned: &FxHashSet<Reg>) -> Result<Rows, SimError> {
         let mut lives = Lives::default();
         if self.extra.is_some() {
             self.live(&mut lives);
@@ -217,8 +217,8 @@ impl Code {
         lives.assign(self.num_regs, pinned)
     }
 
-    /// The lives of registers, whatever the control flow: from the first place where a value may be needed later, to the
-    /// last, in the order of the text.
+    /// The lives of registers, whatever the control flow: from the first place where a value may be needed later, to
+    /// the last, in the order of the text.
     fn live(&self, lives: &mut Lives) {
         let items = |block: &flashcore_ptx::Block| {
             let [from, to] = [block.instructions.start, block.instructions.end].map(|at| self.begins[at as usize]);
@@ -311,5 +311,42 @@ impl Code {
             }
         }
         unproven
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::KernelBuilder;
+
+    use super::*;
+
+    fn unproven_of(body: impl FnOnce(&KernelBuilder)) -> usize {
+        let kernel = Kernel::build("test", 32, body).unwrap();
+        Code::of(&kernel)
+            .unwrap()
+            .unproven(kernel.maybe_unwritten().collect())
+            .len()
+    }
+
+    #[test]
+    fn writes_on_every_path_are_proved() {
+        let both = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.if_else(k.lane().lt(5).divergent(), || x.set(1), || x.set(2));
+            k.trace("x", x.get());
+        });
+        let one = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.if_(k.lane().lt(5).divergent(), || x.set(1));
+            k.trace("x", x.get());
+        });
+        let in_loop = unproven_of(|k| {
+            let x = k.var_unwritten::<u32>("x");
+            k.for_uniform(0u32, 4, 1, |i| x.set(i));
+            k.trace("x", x.get());
+        });
+        assert_eq!((both, one, in_loop), (0, 1, 1));
+        // Accumulators are declared unwritten and then zeroed, so no check remains.
+        assert_eq!(unproven_of(|k| k.trace("acc", k.acc("acc", 4).var(3).get())), 0);
     }
 }
