@@ -1,7 +1,7 @@
 //! Volatile, relaxed, acquiring and releasing accesses, and atomic operations, of kernels of other compilers.
 //!
-//! A strong access orders nothing by itself: a fence before a strong write, and one after a strong read of it, do. So do
-//! a release and an acquire.
+//! A strong access orders nothing by itself: a fence before a strong write, and one after a strong read of it, do. So
+//! do a release and an acquire.
 
 use crate::access::{bits, set};
 use crate::clock::{ActorId, WriterKind, join_clocks};

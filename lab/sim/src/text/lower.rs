@@ -217,8 +217,8 @@ impl Code {
         lives.assign(self.num_regs, pinned)
     }
 
-    /// The lives of registers, whatever the control flow: from the first place where a value may be needed later, to the
-    /// last, in the order of the text.
+    /// The lives of registers, whatever the control flow: from the first place where a value may be needed later, to
+    /// the last, in the order of the text.
     fn live(&self, lives: &mut Lives) {
         let items = |block: &flashcore_ptx::Block| {
             let [from, to] = [block.instructions.start, block.instructions.end].map(|at| self.begins[at as usize]);

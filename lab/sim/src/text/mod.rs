@@ -11,7 +11,9 @@ mod memory;
 mod numbers;
 mod operands;
 mod origins;
+mod other;
 mod scalar;
+mod simplify;
 
 use std::collections::HashMap;
 

@@ -1,0 +1,101 @@
+//! Accesses whose object is known, as instructions of the kernel language, which are faster.
+
+use flashcore_ir::Operand;
+use flashcore_ir::inst::{Address, Cache, Inst, Object, Space, StoreSource};
+use flashcore_ir::types::Reg;
+
+use super::cold::{Atomic, Cold, Memory, Strength, What};
+use super::{Code, Step, UNKNOWN};
+
+impl Code {
+    /// Replaces accesses of one object each by what the kernel language has.
+    pub(super) fn simplify(&mut self) {
+        for item in &mut self.items {
+            if let Step::Cold(cold) = &item.step
+                && let Some(inst) = simple(cold)
+            {
+                item.step = Step::Inst(inst);
+            }
+        }
+    }
+
+    /// Whether a buffer may be written.
+    pub(super) fn writes(&self, slot: u32) -> bool {
+        let is = |object: Object| object == Object::Param(slot) || object == UNKNOWN;
+        self.items.iter().any(|item| match &item.step {
+            Step::Inst(inst) => {
+                super::origins::addresses(&mut inst.clone()).any(|(addr, _, access)| access.writes() && is(addr.object))
+            }
+            Step::Cold(Cold {
+                what: What::Access(access) | What::Atomic(Atomic { access, .. }),
+                ..
+            }) => {
+                access.writes
+                    && matches!(access.memory, Memory::Global | Memory::Generic)
+                    && access.object.is_none_or(is)
+            }
+            _ => false,
+        })
+    }
+}
+
+/// An access of one object as an instruction of the kernel language.
+fn simple(cold: &Cold) -> Option<Inst> {
+    let What::Access(access) = &cold.what else { return None };
+    let space = match access.memory {
+        Memory::Global => Space::Global,
+        Memory::Shared => Space::Shared,
+        Memory::Local | Memory::Generic => return None,
+    };
+    let object = access.object?;
+    let Operand::Reg(base) = cold.reads[0] else { return None };
+    let size = if space == Space::Global { 8 } else { 4 };
+    let signed = access.signed && access.size < 4 && !access.writes;
+    if access.strength != Strength::Weak || access.size < 2 || signed || base.class.bytes() != size {
+        return None;
+    }
+    if matches!(object, Object::Param(_)) != (space == Space::Global) {
+        return None;
+    }
+    let addr = Address {
+        base: Operand::Reg(base),
+        offset: i32::try_from(access.offset).ok()?,
+        object,
+    };
+    let regs: Vec<Reg> = match access.writes {
+        false => cold.writes.clone(),
+        true => cold.reads[1..]
+            .iter()
+            .filter_map(|value| match value {
+                Operand::Reg(reg) => Some(*reg),
+                Operand::Imm(_) => None,
+            })
+            .collect(),
+    };
+    let (first, count) = (*regs.first()?, regs.len() as u32);
+    let is_run = (0..count).zip(&regs).all(|(i, reg)| *reg == first.plus(i));
+    if !is_run || first.class.bytes() != access.size {
+        return None;
+    }
+    let cache = if access.read_only {
+        Cache::ReadOnly
+    } else {
+        Cache::Default
+    };
+    Some(match access.writes {
+        false => Inst::Ld {
+            space,
+            dst: first,
+            count,
+            addr,
+            cache: if space == Space::Global { cache } else { Cache::Default },
+        },
+        true => Inst::St {
+            space,
+            src: StoreSource::Regs(first),
+            count,
+            addr,
+            cache: Cache::Default,
+        },
+    })
+}
