@@ -272,7 +272,8 @@ def written(source):
             return {"struct": [argument(field) for field in a]}
         if isinstance(a, Scalar):
             return {"name": a.name, "type": a.type, "value": a.value}
-        right = [n.item() for n in np.asarray(next(expected)).reshape(-1)] if a.check else []
+        values = np.asarray(next(expected)).reshape(-1) if a.check else []
+        right = [repr(n.item()) if isinstance(n.item(), float) else n.item() for n in values]
         told = {"name": a.name, "type": a.type, "stored": a.stored.tobytes().hex(), "unwritten": a.fill == "unwritten"}
         return told | {"check": a.check, "rtol": a.rtol, "atol": a.atol, "expected": right}
 

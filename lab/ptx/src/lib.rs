@@ -12,9 +12,11 @@ mod names;
 mod operand;
 #[cfg(test)]
 mod tests;
+mod variable;
 
 pub use body::{Function, Instruction, Place, Registers};
 pub use flow::{Block, Flow};
 pub use forms::{Missing, Spelled, print, read};
 pub use module::{Line, MissingForm, Module, Understood};
 pub use operand::{Operand, Register};
+pub use variable::Variable;

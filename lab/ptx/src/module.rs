@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::body::{Forms, Function, Instruction, Reader};
 use crate::forms::{Missing, Spelled};
 use crate::operand::Operand;
+use crate::variable::Variable;
 
 /// Calls in one another.
 const MOST_CALLS: u64 = 64;
@@ -25,6 +26,8 @@ pub struct Module {
     pub kernels: Vec<Function>,
     /// The device functions that have a body.
     pub functions: Vec<Function>,
+    /// Variables in global and constant memory.
+    pub variables: Vec<Variable>,
     forms: Forms,
 }
 
@@ -101,7 +104,10 @@ impl Module {
         let functions =
             functions.map(|(function, body)| Reader::read(text, body, function.body_line, &function.name, &mut forms));
         let functions = functions.collect::<Result<_, _>>()?;
+        let variables = declared.variables.iter().map(|variable| Variable::read(text, variable));
+        let variables = variables.collect::<Result<_, _>>()?;
         Ok(Module {
+            variables,
             declared,
             kernels,
             functions,
@@ -143,7 +149,7 @@ impl Module {
     }
 
     /// A function and those that it calls, directly and by others.
-    fn with_callees<'a>(&'a self, kernel: &'a Function) -> Result<Vec<&'a Function>, PtxError> {
+    pub fn with_callees<'a>(&'a self, kernel: &'a Function) -> Result<Vec<&'a Function>, PtxError> {
         let by_name: HashMap<&str, &Function> = self.functions.iter().map(|f| (f.name.as_str(), f)).collect();
         let (mut seen, mut all) = (FxHashSet::default(), Vec::new());
         let mut level = vec![kernel];

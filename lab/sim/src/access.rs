@@ -5,6 +5,7 @@ use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ir::{BufferId, Operand};
 
 use crate::cluster::Cluster;
+use crate::exchange;
 use crate::finding::FindingKind;
 use crate::interpreter::Stop;
 use crate::machine::Machine;
@@ -80,36 +81,39 @@ impl<'m> Cluster<'m> {
             What::Shfl(mode) => self.shuffle(warp, pc, *mode, cold),
             What::Vote(vote) => {
                 let (holds, members) = (read(warp, 0), read(warp, 1));
-                let members = members[active.trailing_zeros() as usize & 31] as u32;
-                self.check_members(warp, pc, members, "vote.sync");
-                let voters = members & active;
-                let ballot = lanes(voters).fold(0u32, |all, lane| all | ((holds[lane] as u32 & 1) << lane));
-                let value = match vote {
-                    Vote::All => u64::from(ballot == voters),
-                    Vote::Any => u64::from(ballot != 0),
-                    Vote::Uni => u64::from(ballot == voters || ballot == 0),
-                    Vote::Ballot => ballot.into(),
-                };
-                set(machine, warp, cold.writes[0], active, &[value; 32]);
+                for (voters, _) in self.groups(warp, pc, &members, "vote.sync") {
+                    let ballot = lanes(voters).fold(0u32, |all, lane| all | ((holds[lane] as u32 & 1) << lane));
+                    let value = match vote {
+                        Vote::All => u64::from(ballot == voters),
+                        Vote::Any => u64::from(ballot != 0),
+                        Vote::Uni => u64::from(ballot == voters || ballot == 0),
+                        Vote::Ballot => ballot.into(),
+                    };
+                    set(machine, warp, cold.writes[0], voters, &[value; 32]);
+                }
+            }
+            What::Redux(op, signed) => {
+                let (values, members) = (read(warp, 0), read(warp, 1));
+                for (group, _) in self.groups(warp, pc, &members, "redux.sync") {
+                    let all = lanes(group).map(|lane| values[lane] as u32);
+                    let all = all.reduce(|a, b| exchange::combine(*op, *signed, a, b)).unwrap_or(0);
+                    set(machine, warp, cold.writes[0], group, &[all.into(); 32]);
+                }
             }
             What::Match(all) => {
                 let (values, members) = (read(warp, 0), read(warp, 1));
-                let members = members[active.trailing_zeros() as usize & 31] as u32;
-                self.check_members(warp, pc, members, "match.sync");
-                let voters = members & active;
-                let same = |lane: usize| {
-                    lanes(voters).fold(0u64, |all, other| {
-                        all | (u64::from(values[other] == values[lane]) << other)
-                    })
-                };
-                let mut masks: [u64; 32] = std::array::from_fn(same);
-                let is_one = lanes(voters).all(|lane| masks[lane] == u64::from(voters));
-                if *all && !is_one {
-                    masks = [0; 32];
-                }
-                set(machine, warp, cold.writes[0], active, &masks);
-                if let Some(&p) = cold.writes.get(1) {
-                    set(machine, warp, p, active, &[u64::from(is_one); 32]);
+                for (voters, _) in self.groups(warp, pc, &members, "match.sync") {
+                    let is_same = |lane: usize, other: usize| u64::from(values[other] == values[lane]) << other;
+                    let same = |lane: usize| lanes(voters).fold(0, |all, other| all | is_same(lane, other));
+                    let mut masks: [u64; 32] = std::array::from_fn(same);
+                    let is_one = lanes(voters).all(|lane| masks[lane] == u64::from(voters));
+                    if *all && !is_one {
+                        masks = [0; 32];
+                    }
+                    set(machine, warp, cold.writes[0], voters, &masks);
+                    if let Some(&p) = cold.writes.get(1) {
+                        set(machine, warp, p, voters, &[u64::from(is_one); 32]);
+                    }
                 }
             }
             What::ActiveMask => set(machine, warp, cold.writes[0], active, &[active.into(); 32]),
@@ -125,13 +129,31 @@ impl<'m> Cluster<'m> {
         None
     }
 
+    /// The active lanes by their member masks, which must name just them.
+    fn groups(&mut self, warp: &mut Warp, pc: u32, members: &[u64; 32], name: &'static str) -> Vec<(u32, u32)> {
+        let mut groups: Vec<(u32, u32)> = Vec::new();
+        for lane in lanes(warp.active) {
+            let mask = members[lane] as u32;
+            match groups.iter_mut().find(|(_, known)| *known == mask) {
+                Some((lanes, _)) => *lanes |= 1 << lane,
+                None => groups.push((1 << lane, mask)),
+            }
+        }
+        let all = warp.active;
+        for &(lanes, mask) in &groups {
+            warp.active = lanes;
+            self.check_members(warp, pc, mask, name);
+        }
+        warp.active = all;
+        groups
+    }
+
     /// `shfl.sync` in segments of a warp (PTX ISA, `shfl`).
     fn shuffle(&mut self, warp: &mut Warp, pc: u32, mode: ShflMode, cold: &Cold) {
         let machine = self.machine;
         let active = warp.active;
         let [values, by, clamps, members] = [0, 1, 2, 3].map(|at| bits(machine, warp, cold.reads[at]));
-        let members = members[active.trailing_zeros() as usize & 31] as u32;
-        self.check_members(warp, pc, members, "shfl.sync");
+        self.groups(warp, pc, &members, "shfl.sync");
         let (mut out, mut exists, mut sources) = ([0; 32], [0; 32], 0u32);
         for lane in lanes(active) {
             let (by, clamp, segment) = (

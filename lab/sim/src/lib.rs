@@ -74,7 +74,7 @@ pub use progress::Progress;
 pub use report::{Class, Count, Counts, MemorySite, NodeCount, SimOptions, SimReport, TraceRecord};
 pub use simulate::{simulate, simulate_ptx};
 pub use tensor_sum::TensorSums;
-pub use text::{PtxArg, PtxBuffer, PtxLaunch};
+pub use text::{PtxArg, PtxBuffer, PtxLaunch, executes};
 pub use trace::{Nonfinite, nonfinite};
 pub use written::Written;
 

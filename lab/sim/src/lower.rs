@@ -97,12 +97,16 @@ impl<'a> Lowering<'a> {
         })?;
         self.note_node();
         self.push(op, Class::of(inst), site);
-        for reg in writes {
+        self.mark_writes(&writes, site);
+        Ok(())
+    }
+
+    pub(crate) fn mark_writes(&mut self, writes: &[Reg], site: SiteId) {
+        for &reg in writes {
             if let Some(tracked) = self.tracked(reg) {
                 self.push(Op::MarkWritten(tracked), Class::Structure, site);
             }
         }
-        Ok(())
     }
 
     /// Checks accesses to product registers, once until products start or end.

@@ -330,7 +330,7 @@ fn check_launch(kernel: &Kernel, launch: &Launch, buffers: &[(u64, u64)]) -> Res
 }
 
 /// Address of a buffer. Aligned as declared and no better, so that wider accesses are found.
-fn base_of(slot: usize, align: u32) -> u64 {
+pub(crate) fn base_of(slot: usize, align: u32) -> u64 {
     ((slot as u64 + 1) << REGION_SHIFT) + u64::from(align.max(1))
 }
 

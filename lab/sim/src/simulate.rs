@@ -75,8 +75,14 @@ pub fn simulate_ptx<B>(
 where
     B: AsRef<[u8]> + AsMut<[u8]>,
 {
-    let Foreign { kernel, code, launch } = Foreign::read(module, kernel, launch)?;
-    run_code(&kernel, &code, &launch, buffers, options)
+    let foreign = Foreign::read(module, kernel, launch)?;
+    let mut all: Vec<Vec<u8>> = buffers.iter().map(|buffer| buffer.as_ref().to_vec()).collect();
+    all.extend(foreign.variables);
+    let report = run_code(&foreign.kernel, &foreign.code, &foreign.launch, &mut all, options)?;
+    for (buffer, bytes) in buffers.iter_mut().zip(all) {
+        buffer.as_mut().copy_from_slice(&bytes);
+    }
+    Ok(report)
 }
 
 fn run_code<B>(

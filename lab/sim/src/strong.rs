@@ -9,11 +9,11 @@ use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::float;
 use crate::interpreter::Stop;
-use crate::program::{At, Row};
+use crate::program::{At, Half, Row};
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shadow::{Pattern, SharedAccess};
-use crate::text::cold::{Access, Atomic, Change, Cold, Memory, Strength};
+use crate::text::cold::{Access, Atomic, Change, Cold, Float, Memory, Strength};
 use crate::warp::Warp;
 
 /// The new value of a word.
@@ -30,12 +30,15 @@ fn changed(atomic: &Atomic, old: u64, [value, other]: [u64; 2]) -> u64 {
         Change::Exchange => value,
         Change::Compare if old == value => other,
         Change::Compare => old,
-        Change::Add if atomic.float && size == 4 => {
-            let sum = float::f(old as u32) + float::f(value as u32);
-            float::result(sum).into()
-        }
-        Change::Add if atomic.float => (f64::from_bits(old) + f64::from_bits(value)).to_bits(),
-        Change::Add => old.wrapping_add(value),
+        Change::Add => match (atomic.float, size) {
+            (Float::Halves(is_bf16), _) => {
+                let ty = if is_bf16 { Half::BF16 } else { Half::F16 };
+                float::halves(ty, [old as u32, value as u32, 0], |a, b, _| float::add_odd(a, b)).into()
+            }
+            (Float::One, 4) => float::result(float::f(old as u32) + float::f(value as u32)).into(),
+            (Float::One, _) => (f64::from_bits(old) + f64::from_bits(value)).to_bits(),
+            (Float::No, _) => old.wrapping_add(value),
+        },
         Change::Min if atomic.signed => signed(old).min(signed(value)) as u64,
         Change::Max if atomic.signed => signed(old).max(signed(value)) as u64,
         Change::Min => old.min(value),

@@ -2,7 +2,7 @@
 //! launch it.
 //!
 //! [`read`] finds the kernels of a file, [`assemble`] gets the registers of PTX from an offline
-//! ptxas, [`run`] simulates PTX kernels that use only known instructions, and [`judge`] lists the
+//! ptxas, [`run`] simulates PTX kernels, and [`judge`] lists the
 //! [`Problem`]s of a launch on a card.
 
 mod compile;
@@ -21,6 +21,7 @@ pub use flashcore_ir::proof::CodeForm;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Function, Module, Understood};
+use flashcore_sim::executes;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -32,7 +33,6 @@ pub use names::readable;
 
 pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, RunError, run};
 
-use crate::ptx::simulates;
 use crate::registers::{self, Assembler, Unknown};
 
 /// Why the kernels of a file cannot be read.
@@ -178,7 +178,7 @@ fn of_ptx(module: &Module, entry: &PtxEntry, body: &Function) -> Result<ForeignK
     let mut calls: Vec<String> = module.calls(body).map(|(name, _)| name.to_string()).collect();
     calls.sort_unstable();
     calls.dedup();
-    let refuses = |form: &str| (!simulates(form)).then(|| "the simulator does not execute it yet".to_string());
+    let refuses = |form: &str| (!executes(form)).then(|| "the simulator does not execute it yet".to_string());
     let facts = entry.facts();
     Ok(ForeignKernel {
         name: entry.name.clone(),

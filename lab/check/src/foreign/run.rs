@@ -1,14 +1,15 @@
 //! Simulates a kernel of a PTX text.
 
-use flashcore_ir::ptx::read::PtxError;
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ParamKind, ScalarType};
+use std::collections::{HashMap, HashSet};
+
+use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxParam};
 use flashcore_problem::rng::Rng;
-use flashcore_sim::{SimError, SimOptions, simulate};
+use flashcore_ptx::{Function, Module, Operand, Register};
+use flashcore_sim::{PtxArg, PtxBuffer, PtxLaunch, SimError, SimOptions, simulate_ptx};
 use half::f16;
 use thiserror::Error;
 
 use crate::Found;
-use crate::ptx::{PtxText, ReadAs};
 
 /// Maximum total size of the buffers of a launch; the simulator keeps them twice.
 pub const MAX_BUFFER_BYTES: u64 = 1 << 30;
@@ -113,9 +114,9 @@ pub enum RunError {
     /// An argument (counted from 1) that does not fit the type of its parameter.
     #[error("argument {0} does not fit `{1}`, which is {2}")]
     Kind(usize, String, &'static str),
-    /// An integer (counted from 1) that does not fit its parameter of 32 bits.
-    #[error("argument {0} is {2}; `{1}` has 32 bits, for {min} to {max}", min = i32::MIN, max = u32::MAX)]
-    Range(usize, String, i64),
+    /// An integer (counted from 1) that does not fit its parameter of so many bits.
+    #[error("argument {0} is {2}; `{1}` has {3} bits, for {min} to {max}", min = -1i64 << (.3 - 1), max = (1i64 << .3) - 1)]
+    Range(usize, String, i64, u32),
     /// Buffers whose total size is too large.
     #[error("the buffers have {given} B in total; at most {MAX_BUFFER_BYTES} B are simulated; make them smaller")]
     Buffers {
@@ -130,13 +131,33 @@ pub enum RunError {
 /// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines
 /// of `.loc` if there are any. The output is not judged.
 pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
-    let options = ReadAs {
-        file: file.to_string(),
-        threads: asked.threads,
-        dynamic_shared: asked.dynamic_shared,
+    let module = Module::read(text)?;
+    let refused = |why: &str, line| PtxError::not_understood(format!("`{kernel}`"), why, line);
+    let (entry, function) = module
+        .entries()
+        .find(|(entry, _)| entry.name == kernel)
+        .ok_or_else(|| refused("the text has no such kernel", 1))?;
+    let declared = entry.required_threads.or(entry.max_threads);
+    let is_same = |block: &[u32; 3]| {
+        asked
+            .threads
+            .is_none_or(|threads| block.iter().product::<u32>() == threads)
     };
-    let kernel = PtxText::read(text)?.kernel(kernel, &options)?;
-    let (launch, buffers) = launch_of(&kernel, asked)?;
+    let block = declared
+        .filter(is_same)
+        .or(asked.threads.map(|threads| [threads, 1, 1]));
+    let block = block.ok_or_else(|| refused("it does not declare its number of threads; give one", entry.line))?;
+    let pointers = pointers(&module, function);
+    let (args, buffers, contents) = bind(entry, &pointers, asked)?;
+    let launch = PtxLaunch {
+        file: file.to_string(),
+        grid: asked.grid,
+        block,
+        dynamic_shared: asked.dynamic_shared,
+        buffers,
+        args,
+        variables: Vec::new(),
+    };
     let fills = asked.args.iter().filter_map(|given| match given {
         Given::Buffer { fill, .. } => Some(*fill),
         Given::Integer(_) | Given::Float(_) => None,
@@ -147,18 +168,60 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
     let mut found = Vec::new();
     for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed + u64::from(n)) {
         options.seed = schedule;
-        let report = simulate(&kernel, &launch, &mut buffers.clone(), &options)?;
+        let report = match simulate_ptx(&module, kernel, &launch, &mut contents.clone(), &options) {
+            Err(SimError::Text(error)) => return Err(error.into()),
+            report => report?,
+        };
         Found::add(&mut found, report.findings, schedule);
     }
     Ok(found)
 }
 
-fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<u8>>), RunError> {
-    let params = kernel.params();
-    if params.len() != asked.args.len() {
-        let needed = params.iter();
-        let needed = needed.map(|param| format!("`{}` ({})", param.name, kind_of(param.kind)));
-        let needed: Vec<String> = needed.collect();
+/// The parameters that are used as addresses as they are.
+fn pointers<'a>(module: &'a Module, function: &'a Function) -> HashSet<&'a str> {
+    let mut loaded: HashMap<Register, &str> = HashMap::new();
+    let mut found = HashSet::new();
+    for inst in &function.instructions {
+        let Ok(form) = &module.forms()[inst.form as usize] else {
+            continue;
+        };
+        match (form.name(), &inst.operands[..]) {
+            ("ld", [Operand::Register(to), Operand::Memory(base, 0)]) if form.has("param") => {
+                if let Operand::Symbol(name, _) = &**base {
+                    loaded.insert(*to, name);
+                }
+            }
+            ("cvta", [_, Operand::Register(from)]) => found.extend(loaded.get(from)),
+            (_, operands) => {
+                for operand in operands {
+                    if let Operand::Memory(base, _) = operand
+                        && let Operand::Register(from) = &**base
+                    {
+                        found.extend(loaded.get(from));
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+type Bound = (Vec<PtxArg>, Vec<PtxBuffer>, Vec<Vec<u8>>);
+
+/// The arguments, the buffers and what they contain.
+fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Result<Bound, RunError> {
+    let kind = |param: &PtxParam| match param.ty.as_str() {
+        _ if pointers.contains(param.name.as_str()) => "a pointer",
+        "f32" | "f64" => "a float",
+        _ if ![1, 2, 4, 8].contains(&param.bytes) => "a struct",
+        _ => "an integer",
+    };
+    let name = |param: &PtxParam| param.name.strip_prefix("param_").unwrap_or(&param.name).to_string();
+    if entry.params.len() != asked.args.len() {
+        let needed = entry.params.iter();
+        let needed: Vec<String> = needed
+            .map(|param| format!("`{}` ({})", name(param), kind(param)))
+            .collect();
         return Err(RunError::Arguments(asked.args.len(), needed.join(", ")));
     }
     let sizes = asked.args.iter().map(|given| match given {
@@ -169,52 +232,44 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
     if given > MAX_BUFFER_BYTES {
         return Err(RunError::Buffers { given });
     }
-    let mut launch = Launch::of(kernel, asked.grid);
-    let mut buffers = Vec::new();
-    for (number, (param, given)) in (1..).zip(params.iter().zip(&asked.args)) {
-        let arg = match (param.kind, *given) {
-            (ParamKind::Pointer { writable, .. }, Given::Buffer { bytes, fill }) => {
-                launch.buffers.push(BufferSpec {
-                    // Names of buffers are `&'static str`.
-                    name: Box::leak(param.name.clone().into_boxed_str()),
-                    bytes,
-                    written: writable,
-                    // That of cudaMalloc.
-                    align: 256,
-                });
-                buffers.push(filled(bytes, fill, asked.sim.seed + number as u64));
-                Arg::Buffer {
-                    slot: buffers.len() - 1,
-                    byte_offset: 0,
-                }
-            }
-            (ParamKind::Value(ScalarType::F32), Given::Float(x)) => Arg::F32(x),
-            (ParamKind::Value(ScalarType::F32), Given::Integer(x)) => Arg::F32(x as f32),
-            (ParamKind::Value(ty @ (ScalarType::U32 | ScalarType::S32)), Given::Integer(x)) => {
-                // Accepts the range of both signed and unsigned numbers.
-                let bits = u32::try_from(x).or_else(|_| i32::try_from(x).map(|x| x as u32));
-                let bits = bits.map_err(|_| RunError::Range(number, param.name.clone(), x))?;
-                match ty {
-                    ScalarType::U32 => Arg::U32(bits),
-                    _ => Arg::I32(bits as i32),
-                }
-            }
-            (ParamKind::Value(ScalarType::U64 | ScalarType::S64), Given::Integer(x)) => Arg::U64(x as u64),
-            (kind, _) => return Err(RunError::Kind(number, param.name.clone(), kind_of(kind))),
+    let (mut args, mut buffers, mut contents) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, (param, given)) in (1..).zip(entry.params.iter().zip(&asked.args)) {
+        let mut arg = PtxArg {
+            bytes: vec![0; param.bytes as usize],
+            pointers: Vec::new(),
         };
-        launch.args.push(arg);
+        let wrong = || RunError::Kind(number, name(param), kind(param));
+        let number_of = |bits: u64, bytes: usize| bits.to_le_bytes()[..bytes].to_vec();
+        match (*given, param.ty.as_str(), param.bytes) {
+            (Given::Buffer { bytes, fill }, ty, 8) if ty != "f64" => {
+                arg.pointers.push((0, buffers.len()));
+                buffers.push(PtxBuffer {
+                    name: name(param),
+                    bytes,
+                    element: 4,
+                });
+                contents.push(filled(bytes, fill, asked.sim.seed + number as u64));
+            }
+            _ if pointers.contains(param.name.as_str()) => return Err(wrong()),
+            (Given::Float(x), "f32", _) => arg.bytes = x.to_le_bytes().to_vec(),
+            (Given::Float(x), "f64", _) => arg.bytes = f64::from(x).to_le_bytes().to_vec(),
+            (Given::Integer(x), "f32", _) => arg.bytes = (x as f32).to_le_bytes().to_vec(),
+            (Given::Integer(x), "f64", _) => arg.bytes = (x as f64).to_le_bytes().to_vec(),
+            // The ranges of both signed and unsigned numbers.
+            (Given::Integer(x), _, bytes @ (1 | 2 | 4)) => {
+                let (least, most) = (-1i64 << (8 * bytes - 1), (1i64 << (8 * bytes)) - 1);
+                if !(least..=most).contains(&x) {
+                    let bits = 8 * bytes as u32;
+                    return Err(RunError::Range(number, name(param), x, bits));
+                }
+                arg.bytes = number_of(x as u64, bytes as usize);
+            }
+            (Given::Integer(x), _, 8) => arg.bytes = number_of(x as u64, 8),
+            _ => return Err(wrong()),
+        }
+        args.push(arg);
     }
-    Ok((launch, buffers))
-}
-
-fn kind_of(kind: ParamKind) -> &'static str {
-    match kind {
-        ParamKind::Pointer { writable: true, .. } => "a writable pointer",
-        ParamKind::Pointer { writable: false, .. } => "a pointer",
-        ParamKind::Value(ScalarType::F32) => "a float",
-        ParamKind::Value(_) => "an integer",
-        ParamKind::TensorMap { .. } => "a tensor map",
-    }
+    Ok((args, buffers, contents))
 }
 
 fn filled(bytes: u64, fill: Fill, seed: u64) -> Vec<u8> {

@@ -9,24 +9,6 @@ use flashcore_ir::inst::{BinOp, Inst, Object, Operand, Slot, Special};
 use flashcore_ir::kernel::ParamKind;
 use flashcore_ir::types::{RegClass, ScalarType};
 
-/// Whether the simulator executes a form, by the instructions that are read into kernels.
-pub(crate) fn simulates(form: &str) -> bool {
-    let is_read_alone = [
-        "bra",
-        "bra.uni",
-        "ret",
-        "ret.uni",
-        "exit",
-        "trap",
-        "cvta.to.global.u64",
-        "cp.async.wait_all",
-    ];
-    let is_param = form
-        .strip_prefix("ld.param.")
-        .is_some_and(|ty| !ty.contains('.') && !["b8", "u8", "s8", "f64", "b128"].contains(&ty));
-    is_read_alone.contains(&form) || is_param || !forms(form).is_empty()
-}
-
 impl Reader<'_> {
     /// Reads an instruction that is not a jump into `out` and `after`.
     pub(super) fn decode(&mut self, inst: &WrittenInst) -> Result<(), PtxError> {

@@ -25,7 +25,6 @@ mod statement;
 mod tests;
 
 pub use body::Body;
-pub(crate) use decode::simulates;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxModule, SharedSymbol};
 pub use kernel::ReadAs;
 

@@ -44,6 +44,8 @@ fn scalar(ty: &str, value: &Value) -> Vec<u8> {
     match ty {
         "f32" => (float as f32).to_le_bytes().to_vec(),
         "f64" => float.to_le_bytes().to_vec(),
+        "f16" => f16::from_f64(float).to_le_bytes().to_vec(),
+        "bf16" => bf16::from_f64(float).to_le_bytes().to_vec(),
         _ => integer.to_le_bytes()[..size_of(ty)].to_vec(),
     }
 }
@@ -54,6 +56,12 @@ fn size_of(ty: &str) -> usize {
         "bf16" => 2,
         _ => ty[1..].parse::<usize>().unwrap() / 8,
     }
+}
+
+fn bytes_of(told: &Value) -> Vec<u8> {
+    let hex = told["stored"].as_str().unwrap();
+    let byte = |i: usize| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap();
+    (0..hex.len() / 2).map(byte).collect()
 }
 
 impl Case {
@@ -102,16 +110,17 @@ impl Case {
             arg.bytes.resize(param.bytes as usize, 0);
             case.launch.args.push(arg);
         }
+        for symbol in told["symbols"].as_array().unwrap() {
+            let name = symbol["name"].as_str().unwrap().to_string();
+            case.launch.variables.push((name, bytes_of(symbol)));
+        }
         case.text = text;
         case
     }
 
     fn buffer(&mut self, told: &Value) -> usize {
         let (slot, ty) = (self.buffers.len(), told["type"].as_str().unwrap());
-        let hex = told["stored"].as_str().unwrap();
-        let bytes: Vec<u8> = (0..hex.len() / 2)
-            .map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap())
-            .collect();
+        let bytes = bytes_of(told);
         self.launch.buffers.push(PtxBuffer {
             name: told["name"].as_str().unwrap().to_string(),
             bytes: bytes.len() as u64,
@@ -169,7 +178,6 @@ impl Case {
                     (found - expected).abs() <= output.atol + output.rtol * expected.abs()
                 }
                 (_, Number::Integer(found), Number::Integer(expected)) => found == expected,
-                // What is read from JSON may be off by an ulp of f64.
                 (_, found, expected) if output.ty != "f64" => found.float() as f32 == expected.float() as f32,
                 (_, found, expected) => found.float() == expected.float(),
             };
@@ -191,7 +199,8 @@ impl Number {
         match (value.as_i64(), value.as_u64()) {
             (Some(n), _) => Number::Integer(n.into()),
             (_, Some(n)) => Number::Integer(n.into()),
-            _ => Number::Float(value.as_f64().unwrap()),
+            // JSON's numbers may be off by an ulp.
+            _ => Number::Float(value.as_str().unwrap().parse().unwrap()),
         }
     }
 
@@ -308,19 +317,47 @@ fn judge(case: &Case) -> Option<String> {
 mod with_nvcc {
     use super::*;
 
+    /// What is not yet as it should be: instructions that are not executed, and two twins that are not clean.
+    const NOT_YET: &[&str] = &[
+        "assert_bounds",
+        "attention_wmma",
+        "cuda_barrier_block",
+        "gemm_mma_e4m3",
+        "gemm_mma_f64",
+        "gemm_mma_s8",
+        "gemm_mma_tf32",
+        "gemm_wmma_bf16",
+        "gemm_wmma_f16",
+        "gemm_wmma_s8",
+        "gemm_wmma_tf32",
+        "merge_sorted",
+        "noinline_device",
+        "printf_debug",
+        "fence_last_block.twin",
+        "race_barrier_token",
+        "race_barrier_token.twin",
+        "race_flag_polling.twin",
+        "race_wmma_staging",
+        "race_wmma_staging.twin",
+        "wmma_stride",
+        "wmma_stride.twin",
+    ];
+
     #[test]
     #[ignore = "needs the corpus as nvcc compiles it"]
     fn kernels_are_as_they_should_be() {
         let folder = PathBuf::from(std::env::var("FLASHCORE_CORPUS").expect("FLASHCORE_CORPUS names a folder"));
-        let mut wrong = 0;
         let mut all = cases(&folder);
         all.extend(cases(&folder.join("faults")));
-        for case in &all {
-            if let Some(what) = judge(case) {
-                wrong += 1;
-                println!("{}: {what}", case.name);
-            }
+        let told: Vec<(&str, String)> = all
+            .iter()
+            .filter_map(|case| Some((case.name.as_str(), judge(case)?)))
+            .collect();
+        told.iter().for_each(|(name, what)| println!("{name}: {what}"));
+        println!("{} of {} as they should be", all.len() - told.len(), all.len());
+        if std::env::var("FLASHCORE_CORPUS_ONLY").is_err() {
+            let names: Vec<&str> = told.iter().map(|(name, _)| *name).collect();
+            assert_eq!(names, NOT_YET);
         }
-        println!("{} of {} as they should be", all.len() - wrong, all.len());
     }
 }

@@ -252,7 +252,7 @@ fn launches_that_make_no_sense_are_usage() {
             format!("{own} --arg buf:4"),
             "give the threads of a block with --threads N",
         ),
-        (partials.to_string(), "`out` (a writable pointer)"),
+        (partials.to_string(), "`out` (a pointer)"),
         (format!("{partials} --arg 7"), "argument 1 does not fit `out`"),
         (format!("{own} --entry zz"), "no kernel is named `zz`; there are k"),
         (file("empty.ptx", b""), "empty.ptx: "),

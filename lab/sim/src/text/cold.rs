@@ -48,6 +48,8 @@ pub(crate) enum What {
     /// Lanes with the same value; of all, if true.
     Match(bool),
     ActiveMask,
+    /// `true` if signed.
+    Redux(flashcore_ir::inst::BinOp, bool),
     /// The bytes of the parameters from one on.
     Param(u32, u32),
     Access(Access),
@@ -124,12 +126,22 @@ pub(crate) enum Change {
     Compare,
 }
 
+/// Whether what is added are floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Float {
+    No,
+    /// f32 or f64, by the size.
+    One,
+    /// f16, or bf16 if true, each half of a word for itself.
+    Halves(bool),
+}
+
 /// A read-modify-write of a word; its operands are the address and one or two values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Atomic {
     pub(crate) change: Change,
     pub(crate) signed: bool,
-    pub(crate) float: bool,
+    pub(crate) float: Float,
     pub(crate) access: Access,
 }
 

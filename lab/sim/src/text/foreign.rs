@@ -9,12 +9,15 @@ use flashcore_ir::ptx::Notes;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, SharedSymbol};
 use flashcore_ir::shared::{BufferId, Ledger, SharedBuffer};
 use flashcore_ir::site::{Frame, FrameId, Site, SiteId, SourceLine};
-use flashcore_ir::types::ScalarType;
+use flashcore_ir::types::{Reg, ScalarType};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
-use flashcore_ptx::{Function, Module};
+use flashcore_ptx::{Function, Module, Variable};
+use rustc_hash::FxHashSet;
 
 use super::{Code, Reader, origins};
 use crate::error::SimError;
+use crate::machine::base_of;
+use crate::rows::Lives;
 
 /// Bytes of shared memory of a block, on the card that has most.
 const MOST_SHARED: u64 = 232_448;
@@ -54,13 +57,20 @@ pub struct PtxLaunch {
     pub buffers: Vec<PtxBuffer>,
     /// The arguments, in order.
     pub args: Vec<PtxArg>,
+    /// Variables of the module that the host has set: names and bytes.
+    pub variables: Vec<(String, Vec<u8>)>,
 }
+
+/// Bytes that buffers are aligned to, as `cudaMalloc` gives them.
+pub(super) const ALIGN: u32 = 256;
 
 /// What stands outside a kernel's instructions, and how it is launched.
 pub(crate) struct Foreign {
     pub(crate) kernel: Kernel,
     pub(crate) code: Code,
     pub(crate) launch: Launch,
+    /// The contents of the variables, which follow the launch's buffers.
+    pub(crate) variables: Vec<Vec<u8>>,
 }
 
 /// What the machine must know of a kernel of a text.
@@ -133,6 +143,22 @@ impl Foreign {
             .map(|&(at, slot)| (at as u32, slot as u32))
             .collect();
         reader.locals(function);
+        let callees = module.with_callees(function)?;
+        let is_named = |variable: &&Variable| callees.iter().any(|it| it.named.contains(&variable.symbol.name));
+        let is_needed = |variable: &&Variable| is_named(variable) || !variable.addresses.is_empty();
+        let variables: Vec<&Variable> = module.variables.iter().filter(is_needed).collect();
+        let slots = variables.iter().zip(launch.buffers.len() as u32..);
+        reader.variables = slots
+            .map(|(variable, slot)| (variable.symbol.name.clone(), slot))
+            .collect();
+        let contents = contents(&variables, &reader.variables, &launch.variables);
+        let of_variable = |(variable, bytes): (&&Variable, &Vec<u8>)| PtxBuffer {
+            name: variable.symbol.name.clone(),
+            bytes: bytes.len() as u64,
+            element: 4,
+        };
+        let mut buffers = launch.buffers.clone();
+        buffers.extend(variables.iter().zip(&contents).map(of_variable));
         let mut code = reader.read(&notes)?;
         let whole = Object::Shared(BufferId(ledger.buffers.len() as u32 - 1));
         origins::resolve(&mut code.items, &code.bases, whole).map_err(|item| {
@@ -140,11 +166,13 @@ impl Foreign {
             refused("the buffer of its address is not known", line)
         })?;
         code.simplify();
+        let unwritten = code.live(&mut Lives::default());
+        let names = code.names(function, &unwritten);
         code.extra = Some(Extra {
             local: code.local,
             ..extra
         });
-        let params = launch.buffers.iter().zip(0..).map(|(buffer, slot)| Param {
+        let params = buffers.iter().zip(0..).map(|(buffer, slot)| Param {
             name: buffer.name.clone(),
             kind: ParamKind::Pointer {
                 element: match buffer.element {
@@ -166,16 +194,17 @@ impl Foreign {
             cluster,
             ledger: ledger.clone(),
             num_regs: code.num_regs,
+            maybe_unwritten: unwritten.iter().map(|reg| (reg.class, reg.index)).collect(),
+            names,
             sites: sites.sites,
             frames: sites.frames,
             ..KernelParts::default()
         });
-        let buffers = launch.buffers.iter().map(|buffer| BufferSpec {
+        let specs = buffers.iter().map(|buffer| BufferSpec {
             name: kept(&buffer.name),
             bytes: buffer.bytes,
             written: true,
-            // As `cudaMalloc` gives them.
-            align: 256,
+            align: ALIGN,
         });
         let launch = Launch {
             grid: launch.grid,
@@ -183,12 +212,56 @@ impl Foreign {
             cluster: [cluster.unwrap_or(1), 1, 1],
             dynamic_shared_bytes: dynamic,
             programmatic: false,
-            args: (0..launch.buffers.len())
+            args: (0..buffers.len())
                 .map(|slot| Arg::Buffer { slot, byte_offset: 0 })
                 .collect(),
-            buffers: buffers.collect(),
+            buffers: specs.collect(),
         };
-        Ok(Foreign { kernel, code, launch })
+        Ok(Foreign {
+            kernel,
+            code,
+            launch,
+            variables: contents,
+        })
+    }
+}
+
+/// What variables contain before the launch.
+fn contents(variables: &[&Variable], slots: &HashMap<String, u32>, set: &[(String, Vec<u8>)]) -> Vec<Vec<u8>> {
+    let of = |variable: &&Variable| {
+        let name = &variable.symbol.name;
+        if let Some((_, bytes)) = set.iter().find(|(known, _)| known == name) {
+            return bytes.clone();
+        }
+        let mut bytes = variable.bytes.clone();
+        for (at, name, offset) in &variable.addresses {
+            if let (Some(slot), Some(place)) = (slots.get(name), bytes.get_mut(*at..at + 8)) {
+                let base = base_of(*slot as usize, ALIGN).wrapping_add_signed(*offset);
+                place.copy_from_slice(&base.to_le_bytes());
+            }
+        }
+        bytes
+    };
+    variables.iter().map(of).collect()
+}
+
+impl Code {
+    /// The names of some registers.
+    fn names(&self, function: &Function, regs: &FxHashSet<Reg>) -> Vec<(Reg, u32, String)> {
+        let all = self.registers.iter().zip(0..);
+        let named = all.filter_map(|(reg, number)| Some((reg.filter(|reg| regs.contains(reg))?, number)));
+        let name = |(reg, number): (Reg, u32)| {
+            let declared = function
+                .registers
+                .partition_point(|declared| declared.first.0 <= number)
+                - 1;
+            let declared = &function.registers[declared];
+            let number = declared
+                .count
+                .map_or(String::new(), |_| (number - declared.first.0).to_string());
+            (reg, 1, format!("{}{number}", declared.name))
+        };
+        named.map(name).collect()
     }
 }
 

@@ -19,7 +19,12 @@ const NOWHERE: u32 = u32::MAX;
 
 /// The program of a kernel's text. `kernel` says what stands outside its body.
 pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k>, SimError> {
-    let unproven = code.unproven(kernel.maybe_unwritten().collect());
+    let suspects = kernel.maybe_unwritten().collect();
+    let unproven = if code.extra.is_some() {
+        suspects
+    } else {
+        code.unproven(suspects)
+    };
     let mut lowering = Lowering::new(kernel, code.rows(&unproven)?, unproven);
     let products = code.items.iter().filter_map(|item| match &item.step {
         Step::Inst(inst) => Some(fragments(inst)),
@@ -42,11 +47,15 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k
         match step {
             Step::Inst(inst) => lowering.inst(inst, *site)?,
             Step::Cold(cold) => {
+                let [reads, writes] = cold.accessed();
+                lowering.check_reads(&reads, *site);
                 lowering.note_node();
                 lowering.note_cold(cold);
                 lowering.push(Op::Cold(cold), cold.class, *site);
+                lowering.mark_writes(&writes, *site);
             }
             Step::Guard(pred, negated) => {
+                lowering.check_reads(&[*pred], *site);
                 let op = Op::Guard(lowering.reg(*pred), *negated, 0);
                 guard = lowering.push(op, Class::Structure, *site);
             }
@@ -59,6 +68,7 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k
             Step::Exit(None) if index as usize + 1 == code.items.len() => {}
             Step::Exit(None) => _ = lowering.push(Op::Exit, Class::Control, *site),
             Step::Exit(Some((pred, negated))) => {
+                lowering.check_reads(&[*pred], *site);
                 let op = Op::ExitIf(lowering.reg(*pred), *negated);
                 lowering.push(op, Class::Control, *site);
             }
@@ -198,6 +208,7 @@ impl Code {
         let mut lives = Lives::default();
         if self.extra.is_some() {
             self.live(&mut lives);
+            lives.position = self.items.len() as u32 + 1;
             return lives.assign(self.num_regs, pinned);
         }
         for item in &self.items {
@@ -218,8 +229,8 @@ impl Code {
     }
 
     /// The lives of registers, whatever the control flow: from the first place where a value may be needed later, to
-    /// the last, in the order of the text.
-    fn live(&self, lives: &mut Lives) {
+    /// the last, in the order of the text. Gives the registers that may be read before they are written.
+    pub(super) fn live(&self, lives: &mut Lives) -> FxHashSet<Reg> {
         let items = |block: &flashcore_ptx::Block| {
             let [from, to] = [block.instructions.start, block.instructions.end].map(|at| self.begins[at as usize]);
             from as usize..to as usize
@@ -272,6 +283,7 @@ impl Code {
                 }
             }
         }
+        needed.into_iter().next().unwrap_or_default()
     }
 
     /// Those of some registers that may be read before they are written.

@@ -6,7 +6,7 @@ use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
 
 use super::Reader;
-use super::cold::{Access, Atomic, Change, Memory, Strength, What};
+use super::cold::{Access, Atomic, Change, Float, Memory, Strength, What};
 use super::numbers::Ty;
 use super::operands::Filled;
 use crate::report::Class;
@@ -42,6 +42,13 @@ impl Reader<'_> {
         if let Some(&at) = self.locals.get(name) {
             let src = Operand::Imm(u64::from(at).wrapping_add_signed(offset));
             self.out.push(Inst::Mov { dst, src });
+            return Ok(dst);
+        }
+        if let Some(&slot) = self.variables.get(name) {
+            let base = crate::machine::base_of(slot as usize, super::foreign::ALIGN);
+            let src = Operand::Imm(base.wrapping_add_signed(offset));
+            self.out.push(Inst::Mov { dst, src });
+            self.base(dst, Object::Param(slot));
             return Ok(dst);
         }
         let Some(&(object, start)) = self.symbols.get(name) else {
@@ -231,9 +238,7 @@ impl Reader<'_> {
             .last()
             .and_then(|word| Ty::of(word))
             .ok_or("its type is not read")?;
-        if !matches!(ty, Ty::Int(32 | 64, _) | Ty::F32 | Ty::F64)
-            || values.iter().any(|v| matches!(v, Written::List(_)))
-        {
+        if !is_atomic(ty) || values.iter().any(|v| matches!(v, Written::List(_))) {
             return Err("atomic operations of this type are not executed".to_string());
         }
         let (base, offset) = self.place(address)?;
@@ -251,12 +256,21 @@ impl Reader<'_> {
         let atomic = Atomic {
             change,
             signed: matches!(ty, Ty::Int(_, true)),
-            float: matches!(ty, Ty::F32 | Ty::F64),
+            float: match ty {
+                Ty::F32 | Ty::F64 => Float::One,
+                Ty::Halves(is_bf16) => Float::Halves(is_bf16),
+                _ => Float::No,
+            },
             access,
         };
         self.cold(What::Atomic(atomic), Class::Atomic, writes, reads);
         Ok(())
     }
+}
+
+/// Whether atomic operations of a type are executed.
+pub(super) fn is_atomic(ty: Ty) -> bool {
+    matches!(ty, Ty::Int(32 | 64, _) | Ty::F32 | Ty::F64 | Ty::Halves(_))
 }
 
 pub(super) fn memory_of(words: &[&str]) -> Memory {

@@ -36,6 +36,29 @@ use origins::Origin;
 /// Addresses that no note has an object for.
 pub(crate) const UNKNOWN: Object = Object::Param(u32::MAX);
 
+/// Whether the simulator executes a form of PTX, given operands that it reads.
+pub fn executes(form: &str) -> bool {
+    let Ok(spelled) = flashcore_ptx::read(form) else {
+        return false;
+    };
+    let words: Vec<&str> = spelled.modifiers().collect();
+    let ty = words.last().and_then(|word| numbers::Ty::of(word));
+    match spelled.name() {
+        "bra" | "ret" | "exit" | "trap" | "cvta" | "isspacep" | "shfl" | "vote" | "match" | "activemask" => true,
+        "redux" => true,
+        "cp" if words == ["async", "wait_all"] => true,
+        "nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority" => true,
+        "membar" | "fence" if !["proxy", "mbarrier_init"].iter().any(|word| words.contains(word)) => true,
+        "mov" | "ld" | "ldu" => ty.is_some(),
+        "st" => ty.is_some() && !words.contains(&"async"),
+        "setp" => ty.is_some_and(|ty| scalar::compares(&words, ty).is_some()),
+        "atom" | "red" if !words.iter().any(|word| ["v2", "v4", "async"].contains(word)) => {
+            ty.is_some_and(memory::is_atomic)
+        }
+        _ => !forms::forms(form).is_empty() || scalar::read(&spelled).is_some(),
+    }
+}
+
 /// A kernel as steps.
 #[derive(Debug, Default)]
 pub(crate) struct Code {
@@ -47,6 +70,8 @@ pub(crate) struct Code {
     /// Blocks of the text: instructions, and the blocks that may be next.
     pub(crate) flow: Vec<flashcore_ptx::Block>,
     pub(crate) num_regs: [u32; RegClass::ALL.len()],
+    /// By register of the text; none for types that are not read.
+    registers: Vec<Option<Reg>>,
     /// Objects that registers are given the addresses of.
     bases: HashMap<Reg, Origin>,
     /// Bytes of local variables.
@@ -129,6 +154,8 @@ struct Reader<'a> {
     pointers: HashMap<u32, u32>,
     locals: HashMap<String, u32>,
     local: u32,
+    /// The buffers of variables in global memory.
+    variables: HashMap<String, u32>,
     /// The object that a register was given the address of, anywhere in the text.
     bases: HashMap<Reg, Origin>,
 }
@@ -169,6 +196,7 @@ impl<'a> Reader<'a> {
             pointers: HashMap::new(),
             locals: HashMap::new(),
             local: 0,
+            variables: HashMap::new(),
             bases: HashMap::new(),
         };
         for declared in &function.registers {
@@ -241,6 +269,7 @@ impl<'a> Reader<'a> {
             labels: self.function.labels.clone(),
             flow: flow.blocks,
             num_regs: self.num_regs,
+            registers: self.registers,
             bases: self.bases,
             local: self.local,
             extra: None,
@@ -262,6 +291,10 @@ impl<'a> Reader<'a> {
             }
         };
         let step = match (form.name(), inst.operands.first()) {
+            // A jump over nothing decides nothing.
+            ("bra", Some(&Written::Label(label))) if self.places.is_some() && self.stands_after(label, inst) => {
+                return Ok(());
+            }
             ("bra", Some(&Written::Label(label))) if self.places.is_some() && self.returns(label) => Step::Exit(guard),
             ("bra", Some(Written::Label(label))) => Step::Jump(Jump {
                 guard,
@@ -300,6 +333,12 @@ impl<'a> Reader<'a> {
         };
         self.items.push(Item { step, site });
         Ok(())
+    }
+
+    /// Whether a label stands after an instruction.
+    fn stands_after(&self, label: u32, inst: &Instruction) -> bool {
+        let before = (self.function.labels[label as usize] as usize).checked_sub(1);
+        before.is_some_and(|before| std::ptr::eq(&self.function.instructions[before], inst))
     }
 
     /// Whether nothing but a return stands at a label.

@@ -193,6 +193,22 @@ impl Reader<'_> {
                 let reads = vec![self.operand(a, ty)?, self.operand(members, Ty::Int(32, false))?];
                 self.cold(What::Match(has("all")), Class::Exchange, writes, reads);
             }
+            ("redux", [d, a, members]) => {
+                use flashcore_ir::inst::BinOp;
+                let op = BinOp::ALL
+                    .into_iter()
+                    .find(|op| has(op.ptx()))
+                    .ok_or("its operation is not read")?;
+                let writes = vec![self.result(d, RegClass::B32)?];
+                let reads = vec![
+                    self.operand(a, Ty::Int(32, false))?,
+                    self.operand(members, Ty::Int(32, false))?,
+                ];
+                self.cold(What::Redux(op, has("s32")), Class::Exchange, writes, reads);
+            }
+            ("cp", []) if has("wait_all") => {
+                self.out.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);
+            }
             ("activemask", [d]) => {
                 let writes = vec![self.result(d, RegClass::B32)?];
                 self.cold(What::ActiveMask, Class::Exchange, writes, Vec::new());

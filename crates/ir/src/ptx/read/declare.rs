@@ -22,6 +22,8 @@ pub struct PtxModule {
     pub target: String,
     /// Shared memory declared outside kernels, which every kernel has that names it.
     pub shared: Vec<SharedSymbol>,
+    /// Variables in global and in constant memory.
+    pub variables: Vec<PtxVariable>,
     /// The kernels.
     pub entries: Vec<PtxEntry>,
     /// Device functions, which kernels may call.
@@ -45,6 +47,17 @@ pub struct SharedSymbol {
     pub is_dynamic: bool,
     /// Line of the declaration.
     pub line: u32,
+}
+
+/// A variable in global or constant memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PtxVariable {
+    /// Its name, type and size.
+    pub symbol: SharedSymbol,
+    /// Whether it is constant.
+    pub is_constant: bool,
+    /// Its first values: the bytes of the text between the braces, or of the one value.
+    pub initial: Option<Range<usize>>,
 }
 
 /// A kernel parameter.
@@ -135,7 +148,7 @@ fn product(dims: [u32; 3]) -> u32 {
 impl Words<'_> {
     fn module(&mut self) -> Result<PtxModule, PtxError> {
         let (mut version, mut target) = (None, None);
-        let mut names = HashSet::new();
+        let (mut names, mut variables) = (HashSet::new(), Vec::new());
         let (mut shared, mut entries, mut functions, mut files) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         while self.peek().is_some() {
             let line = self.line();
@@ -156,6 +169,17 @@ impl Words<'_> {
                 ".file" => files.push(self.file()?),
                 ".visible" | ".weak" | ".common" | ".extern" => {}
                 ".shared" => shared.extend(self.list(';', |it| Ok(it.variable(line)?.0))?),
+                space @ (".global" | ".const") => {
+                    let begin = self.at;
+                    match self.module_variable(space == ".const", line) {
+                        Ok(variable) => variables.push(variable),
+                        // Textures, and what else has no size.
+                        Err(_) => {
+                            self.at = begin;
+                            self.skip("declaration")?;
+                        }
+                    }
+                }
                 ".entry" => {
                     let entry = self.entry(line)?;
                     let (what, name) = ("kernel", entry.name.clone());
@@ -168,13 +192,19 @@ impl Words<'_> {
                 ".section" => self.skip("section")?,
                 _ => self.skip("declaration")?,
             }
-            let declared = entries.len().max(shared.len()).max(functions.len()).max(files.len());
+            let declared = entries
+                .len()
+                .max(shared.len())
+                .max(variables.len())
+                .max(functions.len())
+                .max(files.len());
             PtxError::at_most("declarations of one kind", declared as u64, MOST_DECLARED as u64, line)?;
         }
         Ok(PtxModule {
             version: version.ok_or(PtxError::NoPtx(".version"))?,
             target: target.ok_or(PtxError::NoPtx(".target"))?,
             shared,
+            variables,
             entries,
             functions,
             files,
@@ -275,6 +305,30 @@ impl Words<'_> {
             allowed,
             line,
         })
+    }
+
+    fn module_variable(&mut self, is_constant: bool, line: u32) -> Result<PtxVariable, PtxError> {
+        let (symbol, _) = self.variable(line)?;
+        let mut variable = PtxVariable {
+            symbol,
+            is_constant,
+            initial: None,
+        };
+        if self.takes('=') {
+            let first = self.tokens.get(self.at).map_or(0, |token| token.offset);
+            // Nothing between braces is a word here.
+            let is_list = self.takes('{');
+            while !matches!(self.peek(), None | Some(Word::Mark(';'))) {
+                self.at += 1;
+            }
+            let last = &self.tokens[self.at.saturating_sub(1)];
+            variable.initial = Some(match is_list {
+                true => first + 1..last.offset,
+                false => first..self.tokens.get(self.at).map_or(first, |token| token.offset),
+            });
+        }
+        self.mark(';')?;
+        Ok(variable)
     }
 
     fn function(&mut self) -> Result<PtxFunction, PtxError> {

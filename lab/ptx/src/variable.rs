@@ -1,0 +1,76 @@
+//! Variables of a module with their first values.
+
+use flashcore_ir::ptx::read::{PtxError, PtxVariable, SharedSymbol, Word, Words};
+
+use crate::names::number;
+use crate::operand::Operand;
+
+/// A variable in global or constant memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name, type and size.
+    pub symbol: SharedSymbol,
+    /// Its bytes before a launch.
+    pub bytes: Vec<u8>,
+    /// Where addresses of other variables stand in them: the first byte, the name, what is added.
+    pub addresses: Vec<(usize, String, i64)>,
+}
+
+/// Bytes of a variable that is read.
+const MOST_BYTES: u64 = 1 << 26;
+
+impl Variable {
+    pub(crate) fn read(text: &str, declared: &PtxVariable) -> Result<Variable, PtxError> {
+        let symbol = declared.symbol.clone();
+        PtxError::at_most("bytes of a variable", symbol.bytes, MOST_BYTES, symbol.line)?;
+        let mut variable = Variable {
+            bytes: vec![0; symbol.bytes as usize],
+            addresses: Vec::new(),
+            symbol,
+        };
+        let Some(range) = declared.initial.clone() else {
+            return Ok(variable);
+        };
+        let ty = variable.symbol.declared.split('[').next().unwrap_or_default();
+        let ty = ty.rsplit('.').next().unwrap_or_default();
+        let size = ty.get(1..).and_then(|bits| bits.parse::<usize>().ok()).unwrap_or(8) / 8;
+        let is_f32 = ty == "f32";
+        let mut words = Words::of(&text[range], variable.symbol.line)?;
+        let mut at = 0;
+        while let Some(word) = words.peek() {
+            let is_negative = *word == Word::Mark('-');
+            words.at += usize::from(is_negative);
+            match words.peek() {
+                Some(Word::Number(text)) => {
+                    let Some(value) = number(text) else {
+                        return words.wrong("a number");
+                    };
+                    let bits = match value {
+                        Operand::Integer(bits) if is_negative => bits.wrapping_neg(),
+                        Operand::Integer(bits) => bits,
+                        Operand::Float { bits, width: 64 } if is_f32 => {
+                            u64::from((f64::from_bits(bits) as f32).to_bits())
+                        }
+                        Operand::Float { bits, .. } => bits,
+                        _ => 0,
+                    };
+                    words.at += 1;
+                    if let Some(place) = variable.bytes.get_mut(at..at + size) {
+                        place.copy_from_slice(&bits.to_le_bytes()[..size]);
+                    }
+                    at += size;
+                }
+                Some(Word::Name(name)) if *name != "generic" => {
+                    let name = name.to_string();
+                    words.at += 1;
+                    let offset = if words.takes('+') { words.number()? as i64 } else { 0 };
+                    variable.addresses.push((at, name, offset));
+                    at += size;
+                }
+                // `generic(name)`, braces of rows, commas.
+                _ => words.at += 1,
+            }
+        }
+        Ok(variable)
+    }
+}
