@@ -198,7 +198,7 @@ pub fn finding(found: &Found, schedules: usize, palette: Palette, width: usize) 
         (of, n) => format!("under {n} of {of} schedules, the first of them {seed}"),
     };
     side.note(&mut out, &format!("seen {times}, {under}"));
-    if let Some(text) = finding.help {
+    if let Some(text) = &finding.help {
         help(&mut out, text, margin, palette, width);
     }
     out
@@ -361,7 +361,7 @@ mod tests {
                 object: Some("p_tile".to_string()),
                 bytes: Some((192, 196)),
                 element: None,
-                help: Some("put a barrier between them"),
+                help: Some("put a barrier between them".into()),
                 count: 12,
             },
             source: Some("let p = load4(p_tile.at(thread_row, key));".to_string()),

@@ -104,7 +104,7 @@ const OF_SIMULATOR: &[&str] = &[
     "numerics",
     "plant",
 ];
-const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
+const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "launch", "entry"];
 
 pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let name = &args.problem.name;

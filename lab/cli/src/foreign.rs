@@ -1,17 +1,17 @@
 //! `flashcore explain FILE.cu|FILE.ptx|FILE.cubin`: the resources of foreign kernels, and whether a card can
 //! launch them. `flashcore check FILE.cu|FILE.ptx`: what the simulator finds in them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 use flashcore_check::Found;
 use flashcore_check::foreign::{
-    self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, Problem, RunError, Verdict,
+    self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, LaunchFile, Problem, RunError, Verdict,
 };
 use flashcore_check::render::{self, Palette};
+use flashcore_ir::Occupancy;
 use flashcore_ir::ptx::read::PtxError;
-use flashcore_ir::{Chip, Occupancy};
 use flashcore_ptx::{Line, MissingForm, Understood};
 use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
@@ -54,14 +54,17 @@ pub(crate) struct ForeignArgs {
 #[command(next_help_heading = "For a file of kernels (FILE.cu, FILE.ptx, a program) in place of a problem")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
-    launch: LaunchArgs,
-    /// Blocks of the grid
-    #[arg(long, value_name = "X,Y,Z", default_value = "1,1,1", value_parser = |text: &str| args::axes(text, 1))]
-    grid: [u32; 3],
+    shape: LaunchArgs,
+    /// Blocks of the grid [default: 1,1,1, or those of --launch]
+    #[arg(long, value_name = "X,Y,Z", value_parser = |text: &str| args::axes(text, 1))]
+    grid: Option<[u32; 3]>,
     /// The next argument of the kernel: buf:BYTES for a pointer (f32 numbers; :f16, :zero or :unwritten
     /// for other contents), or a number
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     arg: Vec<Given>,
+    /// Blocks, threads and arguments of the launch (docs/check-cuda.md); flags count before it
+    #[arg(long, value_name = "FILE.toml")]
+    launch: Option<PathBuf>,
     #[command(flatten)]
     compile: CompileArgs,
 }
@@ -203,8 +206,9 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 
 impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
-        let entry = self.launch.entry.as_deref();
-        let read = KernelFile::read(file, &self.compile, entry, card)?;
+        let entry = self.shape.entry.as_deref();
+        let LaunchFile { arch, launch } = self.launch(runs, card)?;
+        let read = KernelFile::read(file, &self.compile.for_arch(arch), entry, card)?;
         if let Some(what) = foreign::binary_kind(&read.bytes) {
             return Err(in_place::binary(file, what));
         }
@@ -213,12 +217,17 @@ impl RunArgs {
             let names = style::list(kernels.iter().map(|kernel| foreign::readable(&kernel.name)));
             return Err(wrong(file, format_args!("it has {names}; name one with --entry")));
         };
-        let asked = self.launch.asked(Some(self.grid), &[]);
+        let threads = launch.block.map(|block| block.iter().product()).or(launch.threads);
+        let asked = Asked {
+            threads,
+            dynamic_shared: launch.dynamic_shared,
+            ..self.shape.asked(Some(launch.grid), &[])
+        };
         // Without an assembler the registers are not known, and not judged.
         let judged = Judged::new(kernel.clone(), &read, &asked, card);
         let is_refused = matches!(judged.verdict(), Verdict::Refused | Verdict::NeedsOptIn);
         let mut understood = kernel.understood.clone().unwrap_or_default();
-        let all = self
+        let all = launch
             .grid
             .iter()
             .fold(1, |blocks: u64, &n| blocks.saturating_mul(n.into()));
@@ -229,7 +238,7 @@ impl RunArgs {
                 let why = format!("`{}` does not declare its threads", kernel.name);
                 return Err(wrong(file, why).help("give the threads of a block with --threads N"));
             }
-            match self.simulate(file, &read.bytes, &kernel.name, card.chip, runs, only.unwrap_or(all))? {
+            match simulate(file, &read.bytes, &kernel.name, launch, only.unwrap_or(all))? {
                 Ok(all) => found = all,
                 Err(missing) => understood.add(missing),
             }
@@ -301,53 +310,63 @@ impl RunArgs {
         })
     }
 
-    fn simulate(
-        &self,
-        file: &Path,
-        bytes: &[u8],
-        name: &str,
-        chip: Chip,
-        runs: &Runs,
-        blocks: u64,
-    ) -> Result<Result<Vec<Found>, MissingForm>, Failure> {
-        let progress = Arc::default();
-        let launch = ForeignLaunch {
-            grid: self.grid,
-            threads: self.launch.threads,
-            dynamic_shared: self.launch.smem.unwrap_or(0),
-            args: self.arg.clone(),
-            schedules: runs.schedules,
-            sim: SimOptions {
-                seed: runs.first,
-                first_blocks: runs.blocks,
-                chip,
-                progress: Some(Arc::clone(&progress)),
-                ..SimOptions::default()
-            },
+    /// The launch of the file, if there is one, with what flags say.
+    fn launch(&self, runs: &Runs, card: Card) -> Result<LaunchFile, Failure> {
+        let mut read = match &self.launch {
+            Some(path) => LaunchFile::read(path).map_err(|error| wrong(path, error))?,
+            None => LaunchFile::default(),
         };
-        let text = std::str::from_utf8(bytes).map_err(|error| wrong(file, error))?;
-        let shown = progress::show(progress, blocks * u64::from(runs.schedules), name.to_string(), None);
-        let found = foreign::run(text, name, &file.display().to_string(), &launch);
-        drop(shown);
-        let error = match found {
-            Ok(found) => return Ok(Ok(found)),
-            Err(RunError::Ptx(PtxError::NotUnderstood { what, why, line })) => {
-                let (form, count) = (what.trim_matches('`').to_string(), 1);
-                let lines = vec![Line { file: None, line }];
-                return Ok(Err(MissingForm {
-                    form,
-                    count,
-                    lines,
-                    why,
-                }));
-            }
-            Err(error) => error,
+        let launch = &mut read.launch;
+        launch.grid = self.grid.unwrap_or(launch.grid);
+        if self.shape.threads.is_some() {
+            (launch.threads, launch.block) = (self.shape.threads, None);
+        }
+        launch.dynamic_shared = self.shape.smem.unwrap_or(launch.dynamic_shared);
+        if !self.arg.is_empty() {
+            launch.args = self.arg.clone();
+        }
+        launch.schedules = runs.schedules;
+        launch.sim = SimOptions {
+            seed: runs.first,
+            first_blocks: runs.blocks,
+            chip: card.chip,
+            ..SimOptions::default()
         };
-        Err(match error {
-            RunError::Ptx(_) | RunError::Simulator(_) => Failure::failed(format!("{}: {error}", file.display())),
-            _ => wrong(file, error).help("give one --arg for each parameter, in order: `flashcore check --help`"),
-        })
+        Ok(read)
     }
+}
+
+fn simulate(
+    file: &Path,
+    bytes: &[u8],
+    name: &str,
+    mut launch: ForeignLaunch,
+    blocks: u64,
+) -> Result<Result<Vec<Found>, MissingForm>, Failure> {
+    let progress = Arc::default();
+    launch.sim.progress = Some(Arc::clone(&progress));
+    let text = std::str::from_utf8(bytes).map_err(|error| wrong(file, error))?;
+    let shown = progress::show(progress, blocks * u64::from(launch.schedules), name.to_string(), None);
+    let found = foreign::run(text, name, &file.display().to_string(), &launch);
+    drop(shown);
+    let error = match found {
+        Ok(found) => return Ok(Ok(found)),
+        Err(RunError::Ptx(PtxError::NotUnderstood { what, why, line })) => {
+            let (form, count) = (what.trim_matches('`').to_string(), 1);
+            let lines = vec![Line { file: None, line }];
+            return Ok(Err(MissingForm {
+                form,
+                count,
+                lines,
+                why,
+            }));
+        }
+        Err(error) => error,
+    };
+    Err(match error {
+        RunError::Ptx(_) | RunError::Simulator(_) => Failure::failed(format!("{}: {error}", file.display())),
+        _ => wrong(file, error).help("give one --arg for each parameter, in order: `flashcore check --help`"),
+    })
 }
 
 pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool) -> Result<Outcome, Failure> {

@@ -11,7 +11,7 @@ use flashcore_check::registers::Assembler;
 use crate::{Card, Failure, in_place, style};
 
 /// How a FILE.cu is compiled.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "For a FILE.cu in place of a problem")]
 pub(crate) struct CompileArgs {
     /// A folder of headers
@@ -38,6 +38,16 @@ pub(crate) struct CompileArgs {
 pub(crate) const OF_SOURCES: &[&str] = &["include", "define", "std", "maxrregcount", "compiler_limit", "options"];
 
 impl CompileArgs {
+    /// For an architecture, unless the options name one.
+    pub(crate) fn for_arch(&self, arch: Option<String>) -> CompileArgs {
+        let mut args = self.clone();
+        let names_one = args.options.iter().any(|option| foreign::names_arch(option));
+        if !names_one {
+            args.options.extend(arch.map(|arch| format!("-arch={arch}")));
+        }
+        args
+    }
+
     fn options(&self) -> Vec<String> {
         let includes = self.include.iter().map(|folder| format!("-I{folder}"));
         let defines = self.define.iter().map(|name| format!("-D{name}"));

@@ -1,5 +1,6 @@
 //! [`Finding`]: an error in a kernel, with place, actor and bytes.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Serialize;
@@ -133,7 +134,7 @@ pub struct Finding {
     /// The element of the first byte: an index, or (stage, row, column).
     pub element: Option<Vec<i64>>,
     /// The usual fix.
-    pub help: Option<&'static str>,
+    pub help: Option<Cow<'static, str>>,
     /// Number of occurrences over all lanes, warps and blocks.
     pub count: u64,
 }
@@ -166,7 +167,7 @@ impl fmt::Display for Finding {
         if self.count > 1 {
             write!(f, "\n  seen {} times", self.count)?;
         }
-        if let Some(help) = self.help {
+        if let Some(help) = &self.help {
             write!(f, "\n  help: {help}")?;
         }
         Ok(())

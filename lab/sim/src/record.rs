@@ -1,5 +1,7 @@
 //! Collects findings: one per place, with the number of occurrences.
 
+use std::borrow::Cow;
+
 use rustc_hash::FxHashMap;
 
 use crate::finding::{Actor, Finding, FindingKind, Other};
@@ -93,7 +95,7 @@ impl Findings {
                 object: details.object,
                 bytes: details.bytes,
                 element: details.element,
-                help: details.help,
+                help: details.help.map(Cow::Borrowed),
                 count: 1,
             }
         });

@@ -148,9 +148,7 @@ impl Compiler {
     fn command(&self, source: &Source<'_>, to: &Path) -> Command {
         let Source { file, options, .. } = source;
         // The options of the user may name another.
-        const OF_ARCH: [&str; 5] = ["-arch", "--gpu-arch", "-gencode", "--generate-code", "--cuda-gpu-arch"];
-        let is_of_arch = |option: &String| OF_ARCH.iter().any(|name| option.starts_with(name));
-        let arch = (!options.iter().any(is_of_arch)).then(|| source.target.name());
+        let arch = (!options.iter().any(|option| names_arch(option))).then(|| source.target.name());
         let mut command;
         match self {
             Compiler::Nvcc(path) => {
@@ -165,8 +163,12 @@ impl Compiler {
                 command.args(["-x", "cuda", "--cuda-device-only", "-S", "-O3", "-gline-tables-only"]);
                 command.args(arch.map(|arch| format!("--cuda-gpu-arch={arch}")));
                 let is_of_ptxas = |option: &&String| !option.starts_with("--maxrregcount");
+                let in_words_of_clang = |option: &String| match option.strip_prefix("-arch=") {
+                    Some(arch) => format!("--cuda-gpu-arch={arch}"),
+                    None => option.clone(),
+                };
                 command
-                    .args(options.iter().filter(is_of_ptxas))
+                    .args(options.iter().filter(is_of_ptxas).map(in_words_of_clang))
                     .arg(file)
                     .arg("-o")
                     .arg(to);
@@ -174,12 +176,21 @@ impl Compiler {
             Compiler::Nvrtc(python, library) => {
                 command = limited(python);
                 command.args(["-I", "-c", CALL_NVRTC]).arg(library).arg(file).arg(to);
-                let arch = arch.map(|arch| format!("-arch={}", arch.replace("sm_", "compute_")));
-                command.arg("-lineinfo").args(arch).args(*options);
+                let arch = arch.map(|arch| format!("-arch={arch}"));
+                // For `sm_` it makes machine code alone.
+                let for_ptx = |option: String| option.replacen("-arch=sm_", "-arch=compute_", 1);
+                let options = arch.into_iter().chain(options.iter().cloned());
+                command.arg("-lineinfo").args(options.map(for_ptx));
             }
         }
         command
     }
+}
+
+/// Whether an option names the architecture.
+pub fn names_arch(option: &str) -> bool {
+    const OF_ARCH: [&str; 5] = ["-arch", "--gpu-arch", "-gencode", "--generate-code", "--cuda-gpu-arch"];
+    OF_ARCH.iter().any(|name| option.starts_with(name))
 }
 
 /// The interpreter of the user's environment.

@@ -10,10 +10,12 @@ mod cubin;
 mod fatbin;
 mod judge;
 mod kind;
+mod launch_file;
 mod names;
 mod run;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use flashcore_ir::Target;
 use flashcore_ir::inst::{Address, Cache, Inst, Object, Operand};
@@ -25,12 +27,12 @@ use flashcore_sim::executes;
 use serde::Serialize;
 use thiserror::Error;
 
-pub use compile::{CompileError, Compiled, PACKAGES, Source, compile};
+pub use compile::{CompileError, Compiled, PACKAGES, Source, compile, names_arch};
 pub use fatbin::{Embedded, embedded};
 pub use judge::{Asked, Problem, ProblemKind, Verdict, judge, threads_of, verdict};
 pub use kind::binary_kind;
+pub use launch_file::{LaunchFile, LaunchFileError};
 pub use names::readable;
-
 pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, RunError, run};
 
 use crate::registers::{self, Assembler, Unknown};

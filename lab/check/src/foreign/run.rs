@@ -9,6 +9,7 @@ use flashcore_sim::{PtxArg, PtxBuffer, PtxLaunch, SimError, SimOptions, simulate
 use half::f16;
 use thiserror::Error;
 
+use super::words;
 use crate::Found;
 
 /// Maximum total size of the buffers of a launch; the simulator keeps them twice.
@@ -28,7 +29,7 @@ pub enum Fill {
 }
 
 /// An argument.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Given {
     /// A buffer.
     Buffer {
@@ -37,10 +38,23 @@ pub enum Given {
         /// Its initial contents.
         fill: Fill,
     },
+    /// A buffer with these bytes.
+    Contents {
+        /// Its name in findings.
+        name: String,
+        /// Bytes of an element.
+        element: u32,
+        /// Whether reading it is a finding.
+        is_unwritten: bool,
+        /// What it holds.
+        contents: Vec<u8>,
+    },
     /// An integer.
     Integer(i64),
     /// A floating-point number.
-    Float(f32),
+    Float(f64),
+    /// A struct by value: bytes of each field, to which it is aligned, and the field.
+    Struct(Vec<(usize, Given)>),
 }
 
 /// An invalid argument text.
@@ -84,16 +98,20 @@ impl std::str::FromStr for Given {
 }
 
 /// A launch of a PTX kernel.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ForeignLaunch {
     /// Blocks along x, y, z.
     pub grid: [u32; 3],
     /// Threads per block; by default those that the kernel declares.
     pub threads: Option<u32>,
+    /// The same along x, y, z.
+    pub block: Option<[u32; 3]>,
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: u32,
     /// The arguments in order.
     pub args: Vec<Given>,
+    /// Variables of the module that the host has set: names and bytes.
+    pub variables: Vec<(String, Vec<u8>)>,
     /// Number of schedules.
     pub schedules: u32,
     /// Options of each simulation; the seed is that of the first schedule and of the buffers'
@@ -143,36 +161,33 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
             .threads
             .is_none_or(|threads| block.iter().product::<u32>() == threads)
     };
-    let block = declared
-        .filter(is_same)
+    let block = asked
+        .block
+        .or(declared.filter(is_same))
         .or(asked.threads.map(|threads| [threads, 1, 1]));
     let block = block.ok_or_else(|| refused("it does not declare its number of threads; give one", entry.line))?;
     let pointers = pointers(&module, function);
-    let (args, buffers, contents) = bind(entry, &pointers, asked)?;
+    let bound = bind(entry, &pointers, asked)?;
     let launch = PtxLaunch {
         file: file.to_string(),
         grid: asked.grid,
         block,
         dynamic_shared: asked.dynamic_shared,
-        buffers,
-        args,
-        variables: Vec::new(),
+        buffers: bound.buffers,
+        args: bound.args,
+        variables: asked.variables.clone(),
     };
-    let fills = asked.args.iter().filter_map(|given| match given {
-        Given::Buffer { fill, .. } => Some(*fill),
-        Given::Integer(_) | Given::Float(_) => None,
-    });
-    let unwritten = fills.enumerate().filter(|(_, fill)| *fill == Fill::Unwritten);
     let mut options = asked.sim.clone();
-    options.uninitialized = unwritten.map(|(slot, _)| slot).collect();
+    options.uninitialized = bound.unwritten;
     let mut found = Vec::new();
     for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed + u64::from(n)) {
         options.seed = schedule;
-        let report = match simulate_ptx(&module, kernel, &launch, &mut contents.clone(), &options) {
+        let report = match simulate_ptx(&module, kernel, &launch, &mut bound.contents.clone(), &options) {
             Err(SimError::Text(error)) => return Err(error.into()),
             report => report?,
         };
-        Found::add(&mut found, report.findings, schedule);
+        let findings = report.findings.into_iter().map(words::of_cuda).collect();
+        Found::add(&mut found, findings, schedule);
     }
     Ok(found)
 }
@@ -206,9 +221,67 @@ fn pointers<'a>(module: &'a Module, function: &'a Function) -> HashSet<&'a str> 
     found
 }
 
-type Bound = (Vec<PtxArg>, Vec<PtxBuffer>, Vec<Vec<u8>>);
+/// Arguments, the buffers that they point to, and what these contain.
+#[derive(Default)]
+struct Bound {
+    args: Vec<PtxArg>,
+    buffers: Vec<PtxBuffer>,
+    contents: Vec<Vec<u8>>,
+    /// Buffers that hold nothing, by their places.
+    unwritten: Vec<usize>,
+}
 
-/// The arguments, the buffers and what they contain.
+impl Bound {
+    /// Adds a buffer, and its address to an argument.
+    fn point(&mut self, arg: &mut PtxArg, offset: usize, (name, element): (String, u32), contents: Vec<u8>) {
+        arg.pointers.push((offset, self.buffers.len()));
+        self.buffers.push(PtxBuffer {
+            name,
+            bytes: contents.len() as u64,
+            element,
+        });
+        self.contents.push(contents);
+    }
+
+    /// Writes a value into an argument; whether it is one of so many bytes.
+    fn put(
+        &mut self,
+        arg: &mut PtxArg,
+        (offset, bytes): (usize, usize),
+        given: &Given,
+        name: String,
+        seed: u64,
+    ) -> bool {
+        let is_pointer = bytes == 8;
+        match given {
+            Given::Buffer { bytes, fill } if is_pointer => {
+                if *fill == Fill::Unwritten {
+                    self.unwritten.push(self.buffers.len());
+                }
+                self.point(arg, offset, (name, 4), filled(*bytes, *fill, seed));
+            }
+            Given::Contents {
+                name,
+                element,
+                is_unwritten,
+                contents,
+            } if is_pointer => {
+                if *is_unwritten {
+                    self.unwritten.push(self.buffers.len());
+                }
+                self.point(arg, offset, (name.clone(), *element), contents.clone());
+            }
+            Given::Integer(x) if [1, 2, 4, 8].contains(&bytes) => {
+                arg.bytes[offset..offset + bytes].copy_from_slice(&x.to_le_bytes()[..bytes]);
+            }
+            Given::Float(x) if bytes == 4 => arg.bytes[offset..offset + 4].copy_from_slice(&(*x as f32).to_le_bytes()),
+            Given::Float(x) if bytes == 8 => arg.bytes[offset..offset + 8].copy_from_slice(&x.to_le_bytes()),
+            _ => return false,
+        }
+        true
+    }
+}
+
 fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Result<Bound, RunError> {
     let kind = |param: &PtxParam| match param.ty.as_str() {
         _ if pointers.contains(param.name.as_str()) => "a pointer",
@@ -216,7 +289,12 @@ fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Re
         _ if ![1, 2, 4, 8].contains(&param.bytes) => "a struct",
         _ => "an integer",
     };
-    let name = |param: &PtxParam| param.name.strip_prefix("param_").unwrap_or(&param.name).to_string();
+    // Compilers number the parameters of a kernel.
+    let of_compiler = format!("{}_param_", entry.name);
+    let name = |param: &PtxParam| match param.name.strip_prefix(&of_compiler).map(str::parse::<u32>) {
+        Some(Ok(number)) => format!("argument {}", number + 1),
+        _ => param.name.strip_prefix("param_").unwrap_or(&param.name).to_string(),
+    };
     if entry.params.len() != asked.args.len() {
         let needed = entry.params.iter();
         let needed: Vec<String> = needed
@@ -224,52 +302,55 @@ fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Re
             .collect();
         return Err(RunError::Arguments(asked.args.len(), needed.join(", ")));
     }
-    let sizes = asked.args.iter().map(|given| match given {
-        Given::Buffer { bytes, .. } => *bytes,
-        _ => 0,
-    });
-    let given = sizes.fold(0, u64::saturating_add);
+    let given = asked.args.iter().map(bytes_of).fold(0, u64::saturating_add);
     if given > MAX_BUFFER_BYTES {
         return Err(RunError::Buffers { given });
     }
-    let (mut args, mut buffers, mut contents) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bound = Bound::default();
     for (number, (param, given)) in (1..).zip(entry.params.iter().zip(&asked.args)) {
+        let size = param.bytes as usize;
         let mut arg = PtxArg {
-            bytes: vec![0; param.bytes as usize],
+            bytes: vec![0; size],
             pointers: Vec::new(),
         };
-        let wrong = || RunError::Kind(number, name(param), kind(param));
-        let number_of = |bits: u64, bytes: usize| bits.to_le_bytes()[..bytes].to_vec();
-        match (*given, param.ty.as_str(), param.bytes) {
-            (Given::Buffer { bytes, fill }, ty, 8) if ty != "f64" => {
-                arg.pointers.push((0, buffers.len()));
-                buffers.push(PtxBuffer {
-                    name: name(param),
-                    bytes,
-                    element: 4,
-                });
-                contents.push(filled(bytes, fill, asked.sim.seed + number as u64));
+        let seed = asked.sim.seed + number as u64;
+        let is_pointer = pointers.contains(param.name.as_str());
+        let fits = match (given, param.ty.as_str()) {
+            (Given::Struct(fields), _) => {
+                let mut offset = 0usize;
+                fields.iter().all(|(bytes, field)| {
+                    let at = offset.next_multiple_of(*bytes);
+                    offset = at + bytes;
+                    offset <= size && bound.put(&mut arg, (at, *bytes), field, name(param), seed)
+                })
             }
-            _ if pointers.contains(param.name.as_str()) => return Err(wrong()),
-            (Given::Float(x), "f32", _) => arg.bytes = x.to_le_bytes().to_vec(),
-            (Given::Float(x), "f64", _) => arg.bytes = f64::from(x).to_le_bytes().to_vec(),
-            (Given::Integer(x), "f32", _) => arg.bytes = (x as f32).to_le_bytes().to_vec(),
-            (Given::Integer(x), "f64", _) => arg.bytes = (x as f64).to_le_bytes().to_vec(),
+            (Given::Buffer { .. } | Given::Contents { .. }, "f64") => false,
+            (Given::Integer(_) | Given::Float(_), _) if is_pointer => false,
+            (Given::Integer(x), "f32" | "f64") => {
+                bound.put(&mut arg, (0, size), &Given::Float(*x as f64), name(param), seed)
+            }
+            (Given::Float(_), ty) if !ty.starts_with('f') => false,
             // The ranges of both signed and unsigned numbers.
-            (Given::Integer(x), _, bytes @ (1 | 2 | 4)) => {
-                let (least, most) = (-1i64 << (8 * bytes - 1), (1i64 << (8 * bytes)) - 1);
-                if !(least..=most).contains(&x) {
-                    let bits = 8 * bytes as u32;
-                    return Err(RunError::Range(number, name(param), x, bits));
-                }
-                arg.bytes = number_of(x as u64, bytes as usize);
+            (Given::Integer(x), _) if size < 8 && !(-1i64 << (8 * size - 1)..1i64 << (8 * size)).contains(x) => {
+                return Err(RunError::Range(number, name(param), *x, 8 * size as u32));
             }
-            (Given::Integer(x), _, 8) => arg.bytes = number_of(x as u64, 8),
-            _ => return Err(wrong()),
+            _ => bound.put(&mut arg, (0, size), given, name(param), seed),
+        };
+        if !fits {
+            return Err(RunError::Kind(number, name(param), kind(param)));
         }
-        args.push(arg);
+        bound.args.push(arg);
     }
-    Ok((args, buffers, contents))
+    Ok(bound)
+}
+
+fn bytes_of(given: &Given) -> u64 {
+    match given {
+        Given::Buffer { bytes, .. } => *bytes,
+        Given::Contents { contents, .. } => contents.len() as u64,
+        Given::Struct(fields) => fields.iter().map(|(_, field)| bytes_of(field)).sum(),
+        Given::Integer(_) | Given::Float(_) => 0,
+    }
 }
 
 fn filled(bytes: u64, fill: Fill, seed: u64) -> Vec<u8> {
@@ -302,11 +383,8 @@ mod tests {
             st.global.u32 [%rd2], %r1; ret; }";
         let launch = ForeignLaunch {
             grid: [1, 1, 1],
-            threads: None,
-            dynamic_shared: 0,
             args: args.iter().map(|arg| arg.parse().unwrap()).collect(),
-            schedules: 1,
-            sim: SimOptions::default(),
+            ..ForeignLaunch::default()
         };
         run(text, "fill", "fill.ptx", &launch)
     }

@@ -315,7 +315,62 @@ fn judge(case: &Case) -> Option<String> {
 }
 
 mod with_nvcc {
+    use flashcore_check::foreign::{Given, LaunchFile};
+
     use super::*;
+
+    /// The buffers of an argument: name, bytes, and whether nothing was written there.
+    fn buffers<'a>(given: &'a Given, all: &mut Vec<(&'a str, &'a [u8], bool)>) {
+        match given {
+            Given::Contents {
+                name,
+                contents,
+                is_unwritten,
+                ..
+            } => all.push((name, contents, *is_unwritten)),
+            Given::Struct(fields) => fields.iter().for_each(|(_, field)| buffers(field, all)),
+            _ => {}
+        }
+    }
+
+    fn told<'a>(argument: &'a Value, all: &mut Vec<&'a Value>) {
+        match argument["struct"].as_array() {
+            Some(fields) => fields.iter().for_each(|field| told(field, all)),
+            None if argument["stored"].is_string() => all.push(argument),
+            None => {}
+        }
+    }
+
+    /// Declarations mean the same in Rust and in Python, to the bit.
+    #[test]
+    #[ignore = "needs what scripts/corpus_reference.py --write leaves"]
+    fn declarations_have_the_values_of_the_references() {
+        let folder = PathBuf::from(std::env::var("FLASHCORE_CORPUS").expect("FLASHCORE_CORPUS names a folder"));
+        let mut compared = 0;
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+            let file = LaunchFile::read(&corpus.join(format!("{stem}.toml"))).unwrap();
+            let reference: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            let (args, told_args) = (&file.launch.args, reference["args"].as_array().unwrap());
+            args.iter().for_each(|argument| buffers(argument, &mut ours));
+            told_args.iter().for_each(|argument| told(argument, &mut theirs));
+            assert_eq!(ours.len(), theirs.len(), "{stem}");
+            for ((name, contents, is_unwritten), told) in ours.into_iter().zip(theirs) {
+                let unwritten = told["unwritten"].as_bool().unwrap();
+                assert_eq!((name, is_unwritten), (told["name"].as_str().unwrap(), unwritten));
+                let hex: String = contents.iter().map(|byte| format!("{byte:02x}")).collect();
+                assert!(unwritten || hex == told["stored"].as_str().unwrap(), "{stem}: {name}");
+                compared += usize::from(!unwritten);
+            }
+        }
+        assert!(compared > 100, "{compared}");
+    }
 
     /// What is not yet as it should be: instructions that are not executed, and two twins that are not clean.
     const NOT_YET: &[&str] = &[

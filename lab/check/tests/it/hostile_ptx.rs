@@ -17,6 +17,8 @@ fn text(body: &str) -> String {
 /// Kind, line and register of each finding, or why the kernel is not simulated.
 fn findings(body: &str) -> Result<Vec<(FindingKind, u32, String)>, String> {
     let launch = ForeignLaunch {
+        block: None,
+        variables: Vec::new(),
         grid: [1, 1, 1],
         threads: None,
         dynamic_shared: 0,

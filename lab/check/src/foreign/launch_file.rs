@@ -1,0 +1,367 @@
+//! Launches in TOML files: blocks, threads, and arguments with their contents. `lab/check/corpus/README.md` has the
+//! format.
+
+use std::path::Path;
+
+use flashcore_ir::files;
+use flashcore_problem::DType;
+use flashcore_problem::tensor::write_element;
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::run::{ForeignLaunch, Given};
+
+/// A launch file that cannot be used: what is wrong in it.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct LaunchFileError(String);
+
+fn wrong<T>(what: impl Into<String>) -> Result<T, LaunchFileError> {
+    Err(LaunchFileError(what.into()))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// The architecture that it is compiled for.
+    arch: Option<String>,
+    grid: Vec<u32>,
+    block: Vec<u32>,
+    #[serde(default)]
+    shared: u32,
+    #[serde(default)]
+    args: Vec<Argument>,
+    #[serde(default)]
+    symbols: Vec<Argument>,
+    /// Of references alone.
+    #[serde(default, rename = "prints")]
+    _prints: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Argument {
+    /// A struct needs none.
+    #[serde(default)]
+    name: String,
+    r#type: Option<String>,
+    count: Option<u64>,
+    fill: Option<String>,
+    value: Option<Number>,
+    r#struct: Option<Vec<Argument>>,
+    values: Option<Vec<Number>>,
+    rest: Option<Number>,
+    seed: Option<u64>,
+    #[serde(default)]
+    swaps: Vec<[usize; 2]>,
+    /// Of references alone.
+    #[serde(rename = "check")]
+    _check: Option<String>,
+    #[serde(rename = "atol")]
+    _atol: Option<f64>,
+    #[serde(rename = "rtol")]
+    _rtol: Option<f64>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Integer(i64),
+    Float(f64),
+}
+
+/// The launch of a file, and the architecture that it names. By default a block.
+#[derive(Clone, Debug)]
+pub struct LaunchFile {
+    /// Such as `sm_80`.
+    pub arch: Option<String>,
+    /// Blocks, threads, arguments and variables.
+    pub launch: ForeignLaunch,
+}
+
+impl Default for LaunchFile {
+    fn default() -> LaunchFile {
+        LaunchFile {
+            arch: None,
+            launch: ForeignLaunch {
+                grid: [1, 1, 1],
+                ..ForeignLaunch::default()
+            },
+        }
+    }
+}
+
+impl LaunchFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not a launch.
+    pub fn read(path: &Path) -> Result<LaunchFile, LaunchFileError> {
+        let text = files::read_text_capped(path, files::SMALL);
+        LaunchFile::parse(&text.map_err(|error| LaunchFileError(error.to_string()))?)
+    }
+
+    /// Reads its text.
+    ///
+    /// ```
+    /// use flashcore_check::foreign::LaunchFile;
+    /// let text = r#"
+    ///     grid = [2]
+    ///     block = [256]
+    ///     args = [
+    ///         { name = "x", type = "f32", count = 2000, fill = "uniform" },
+    ///         { name = "sums", type = "f32", count = 2, fill = "unwritten" },
+    ///         { name = "columns", value = 1000 },
+    ///     ]"#;
+    /// let file = LaunchFile::parse(text)?;
+    /// assert_eq!((file.launch.grid, file.launch.args.len()), ([2, 1, 1], 3));
+    /// # Ok::<(), flashcore_check::foreign::LaunchFileError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// It is not a launch.
+    pub fn parse(text: &str) -> Result<LaunchFile, LaunchFileError> {
+        let file: File = toml::from_str(text).map_err(|error| LaunchFileError(error.to_string()))?;
+        let mut buffers = 0;
+        let args = file.args.iter().map(|argument| argument.given(&mut buffers));
+        let args = args.collect::<Result<_, _>>()?;
+        let variables = file.symbols.iter().map(|symbol| {
+            let contents = symbol.contents(&mut buffers)?;
+            Ok((symbol.name.clone(), contents.unwrap_or_default()))
+        });
+        Ok(LaunchFile {
+            arch: file.arch,
+            launch: ForeignLaunch {
+                grid: axes("grid", &file.grid)?,
+                block: Some(axes("block", &file.block)?),
+                dynamic_shared: file.shared,
+                args,
+                variables: variables.collect::<Result<_, LaunchFileError>>()?,
+                ..ForeignLaunch::default()
+            },
+        })
+    }
+}
+
+fn axes(what: &str, given: &[u32]) -> Result<[u32; 3], LaunchFileError> {
+    match *given {
+        [x] => Ok([x, 1, 1]),
+        [x, y] => Ok([x, y, 1]),
+        [x, y, z] => Ok([x, y, z]),
+        _ => wrong(format!(
+            "{what} has {} numbers; write one to three: x, y, z",
+            given.len()
+        )),
+    }
+}
+
+impl Argument {
+    /// Counts the buffers on the way.
+    fn given(&self, buffers: &mut u64) -> Result<Given, LaunchFileError> {
+        if let Some(fields) = &self.r#struct {
+            let fields = fields.iter().map(|field| {
+                let ty = field.r#type.as_deref().unwrap_or("i32");
+                let bytes = if field.value.is_some() {
+                    size_of(&field.name, ty)?
+                } else {
+                    8
+                };
+                Ok((bytes, field.given(buffers)?))
+            });
+            return Ok(Given::Struct(fields.collect::<Result<_, LaunchFileError>>()?));
+        }
+        if let Some(value) = self.value {
+            return Ok(match (value, self.r#type.as_deref()) {
+                (Number::Integer(x), Some("f32" | "f64")) => Given::Float(x as f64),
+                (Number::Integer(x), _) => Given::Integer(x),
+                (Number::Float(x), _) => Given::Float(x),
+            });
+        }
+        let ty = self.r#type.as_deref().unwrap_or("f32");
+        let contents = self.contents(buffers)?;
+        let bytes = self.count.unwrap_or(0).saturating_mul(size_of(&self.name, ty)? as u64);
+        Ok(Given::Contents {
+            name: self.name.clone(),
+            element: size_of(&self.name, ty)? as u32,
+            is_unwritten: contents.is_none(),
+            contents: contents.unwrap_or_else(|| vec![flashcore_problem::POISON; bytes as usize]),
+        })
+    }
+
+    /// The bytes of a buffer; `None` if nothing was written there.
+    fn contents(&self, buffers: &mut u64) -> Result<Option<Vec<u8>>, LaunchFileError> {
+        let (name, ty) = (&self.name, self.r#type.as_deref().unwrap_or("f32"));
+        let Some(count) = self.count else {
+            return wrong(format!(
+                "`{name}` has neither `count` elements nor a `value` nor a `struct`"
+            ));
+        };
+        let bytes = count.saturating_mul(size_of(name, ty)? as u64);
+        if bytes > super::MAX_BUFFER_BYTES {
+            let most = super::MAX_BUFFER_BYTES;
+            return wrong(format!("`{name}` has {bytes} B; at most {most} B are simulated"));
+        }
+        *buffers += 1;
+        let fill = self
+            .fill
+            .as_deref()
+            .unwrap_or(if self.values.is_some() { "values" } else { "uniform" });
+        if fill == "unwritten" {
+            return Ok(None);
+        }
+        let elements = self.elements(fill, self.seed.unwrap_or(*buffers), count as usize)?;
+        let mut out = Vec::with_capacity(bytes as usize);
+        elements.into_iter().for_each(|element| store(ty, element, &mut out));
+        Ok(Some(out))
+    }
+
+    fn elements(&self, fill: &str, seed: u64, count: usize) -> Result<Vec<Element>, LaunchFileError> {
+        let (kind, numbers) = fill.split_once(':').unwrap_or((fill, ""));
+        let numbers = numbers.split(':').filter(|text| !text.is_empty()).map(str::parse);
+        let unknown = || {
+            let known =
+                "unwritten, zero, unit, uniform, bell, ints:LO:HI, bits, iota, offsets:LO:HI, permutation, values";
+            LaunchFileError(format!("`{}` has the fill `{fill}`; allowed: {known}", self.name))
+        };
+        let numbers: Vec<i64> = numbers.collect::<Result<_, _>>().map_err(|_| unknown())?;
+        let floats = |of: &dyn Fn(u64) -> f64| (0..count as u64).map(|i| Element::Float(of(i))).collect();
+        let uniform = |i| 2.0 * unit(word(seed, 0, i)) - 1.0;
+        let within = |i, lo: i64, hi: i64| lo + (word(seed, 0, i) % (hi - lo) as u64) as i64;
+        Ok(match (kind, &numbers[..]) {
+            ("zero", []) => vec![Element::Integer(0); count],
+            ("unit", []) => floats(&|i| unit(word(seed, 0, i))),
+            ("uniform", []) => floats(&uniform),
+            ("bell", []) => floats(&|i| (0..12).map(|draw| unit(word(seed, draw, i))).sum::<f64>() - 6.0),
+            ("bits", []) => (0..count as u64).map(|i| Element::Bits(word(seed, 0, i))).collect(),
+            ("ints", &[lo, hi]) if lo < hi => (0..count as u64).map(|i| Element::Integer(within(i, lo, hi))).collect(),
+            ("offsets", &[lo, hi]) if lo < hi => {
+                let steps = (0..count as u64).scan(0, |sum, i| {
+                    let here = *sum;
+                    *sum += within(i, lo, hi);
+                    Some(Element::Integer(here))
+                });
+                steps.collect()
+            }
+            ("iota", []) => {
+                let mut values: Vec<Element> = (0..count as i64).map(Element::Integer).collect();
+                for &[a, b] in &self.swaps {
+                    if a.max(b) >= count {
+                        return wrong(format!("`{}` swaps {a} and {b}; it has {count} elements", self.name));
+                    }
+                    values.swap(a, b);
+                }
+                values
+            }
+            ("permutation", []) => {
+                let mut order: Vec<i64> = (0..count as i64).collect();
+                order.sort_by_key(|&i| word(seed, 0, i as u64));
+                order.into_iter().map(Element::Integer).collect()
+            }
+            ("antidiagonal", &[n]) if n > 0 => {
+                let n = n as u64;
+                floats(&|i| {
+                    uniform(i)
+                        + if i % (n * n) / n + i % n == n - 1 {
+                            n as f64
+                        } else {
+                            0.0
+                        }
+                })
+            }
+            ("triangles", &[n]) if n > 0 => {
+                let n = n as u64;
+                // Row r of a packed triangle ends with its diagonal, at (r + 1)·(r + 2) / 2 − 1.
+                let is_diagonal = |at: u64| (1..=n).any(|row| row * (row + 1) / 2 == at + 1);
+                floats(&|i| {
+                    uniform(i)
+                        + if is_diagonal(i % (n * (n + 1) / 2)) {
+                            n as f64
+                        } else {
+                            0.0
+                        }
+                })
+            }
+            ("values", []) => {
+                let values = self
+                    .values
+                    .as_deref()
+                    .filter(|values| !values.is_empty())
+                    .ok_or_else(unknown)?;
+                let rest = self.rest.as_ref().map_or(values, std::slice::from_ref);
+                let value = |i: usize| *values.get(i).unwrap_or(&rest[i % rest.len()]);
+                let element = |number| match number {
+                    Number::Integer(x) => Element::Integer(x),
+                    Number::Float(x) => Element::Float(x),
+                };
+                (0..count).map(|i| element(value(i))).collect()
+            }
+            _ => return Err(unknown()),
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Element {
+    Float(f64),
+    Integer(i64),
+    /// Its lowest bits, as they are.
+    Bits(u64),
+}
+
+/// The output function of SplitMix64.
+fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+fn word(seed: u64, draw: u64, i: u64) -> u64 {
+    mix((seed.wrapping_mul(16).wrapping_add(draw) << 32).wrapping_add(i))
+}
+
+/// A multiple of 2⁻²⁴ in [0, 1).
+fn unit(word: u64) -> f64 {
+    (word >> 40) as f64 / (1u64 << 24) as f64
+}
+
+fn size_of(name: &str, ty: &str) -> Result<usize, LaunchFileError> {
+    Ok(match ty {
+        "e4m3" | "i8" | "u8" => 1,
+        "f16" | "bf16" | "i16" | "u16" => 2,
+        "f32" | "i32" | "u32" => 4,
+        "f64" | "i64" | "u64" => 8,
+        _ => {
+            let known = "f16, bf16, f32, f64, e4m3, i8, i16, i32, i64, u8, u16, u32, u64";
+            return wrong(format!("`{name}` has the type `{ty}`; allowed: {known}"));
+        }
+    })
+}
+
+/// Appends an element, rounded to a known type.
+fn store(ty: &str, element: Element, out: &mut Vec<u8>) {
+    let float = match element {
+        Element::Float(x) => x,
+        Element::Integer(x) => x as f64,
+        Element::Bits(bits) => {
+            let size = size_of("", ty).unwrap_or(8);
+            return out.extend_from_slice(&bits.to_le_bytes()[..size]);
+        }
+    };
+    let integer = match element {
+        Element::Integer(x) => x,
+        _ => float as i64,
+    };
+    match ty {
+        "f64" => out.extend(float.to_le_bytes()),
+        "f32" => out.extend((float as f32).to_le_bytes()),
+        "f16" => out.extend(half::f16::from_f64(float).to_le_bytes()),
+        "bf16" => out.extend(half::bf16::from_f64(float).to_le_bytes()),
+        "e4m3" => {
+            let mut byte = [0];
+            write_element(DType::E4M3, &mut byte, 0, float as f32);
+            out.extend(byte);
+        }
+        _ => out.extend_from_slice(&integer.to_le_bytes()[..size_of("", ty).unwrap_or(8)]),
+    }
+}
