@@ -123,6 +123,8 @@ impl<'m> Cluster<'m> {
             }
             What::Access(access) => return self.access(warp, pc, cold, access),
             What::Atomic(atomic) => return self.atomic(warp, pc, cold, atomic),
+            What::Product(product) => self.product_of(warp, pc, cold, product),
+            What::Move(movement) => return self.move_matrix(warp, pc, cold, movement),
             What::Trap => self.trap(warp, pc, active),
             What::Nothing => {}
         }
@@ -241,7 +243,7 @@ impl<'m> Cluster<'m> {
         found
     }
 
-    fn access(&mut self, warp: &mut Warp, pc: u32, cold: &Cold, access: &Access) -> Option<Stop> {
+    pub(crate) fn access(&mut self, warp: &mut Warp, pc: u32, cold: &Cold, access: &Access) -> Option<Stop> {
         let machine = self.machine;
         let (addresses, kinds) = self.addresses(warp, cold, access);
         let all = warp.active;

@@ -214,6 +214,7 @@ impl<'k> Lowering<'k> {
         let (access, is_atomic) = match &cold.what {
             What::Access(access) => (access, false),
             What::Atomic(atomic) => (&atomic.access, true),
+            What::Move(movement) => (&movement.access, false),
             _ => return,
         };
         let program = &mut self.program;

@@ -38,6 +38,7 @@ mod interpreter;
 mod log;
 mod lower;
 mod machine;
+mod matrix;
 mod mbarrier;
 mod merge;
 mod operand;

@@ -375,16 +375,7 @@ mod with_nvcc {
     /// What is not yet as it should be: instructions that are not executed, and two twins that are not clean.
     const NOT_YET: &[&str] = &[
         "assert_bounds",
-        "attention_wmma",
         "cuda_barrier_block",
-        "gemm_mma_e4m3",
-        "gemm_mma_f64",
-        "gemm_mma_s8",
-        "gemm_mma_tf32",
-        "gemm_wmma_bf16",
-        "gemm_wmma_f16",
-        "gemm_wmma_s8",
-        "gemm_wmma_tf32",
         "merge_sorted",
         "noinline_device",
         "printf_debug",
@@ -392,10 +383,6 @@ mod with_nvcc {
         "race_barrier_token",
         "race_barrier_token.twin",
         "race_flag_polling.twin",
-        "race_wmma_staging",
-        "race_wmma_staging.twin",
-        "wmma_stride",
-        "wmma_stride.twin",
     ];
 
     #[test]

@@ -5,6 +5,7 @@ use flashcore_ir::Operand;
 use flashcore_ir::inst::Object;
 use flashcore_ir::types::Reg;
 
+use super::matrix::{Move, Product};
 use super::scalar::Compute;
 use crate::report::Class;
 
@@ -32,8 +33,13 @@ impl Cold {
             Operand::Imm(_) => None,
         });
         let mut writes = self.writes.clone();
-        if let What::Access(access) = &self.what {
-            writes.extend(access.scratch);
+        match &self.what {
+            What::Access(access) => writes.extend(access.scratch),
+            What::Move(movement) => {
+                writes.extend(movement.scratch);
+                writes.extend(movement.access.scratch);
+            }
+            _ => {}
         }
         [reads.collect(), writes]
     }
@@ -54,6 +60,8 @@ pub(crate) enum What {
     Param(u32, u32),
     Access(Access),
     Atomic(Atomic),
+    Product(Product),
+    Move(Move),
     /// `trap`.
     Trap,
     Nothing,

@@ -69,7 +69,7 @@ impl Reader<'_> {
     }
 
     /// An address in brackets: what is added to, as 64 bits or 32, and what is added.
-    fn place(&mut self, written: &Written) -> Filled<(Operand, i64)> {
+    pub(super) fn place(&mut self, written: &Written) -> Filled<(Operand, i64)> {
         let Written::Memory(base, offset) = written else {
             return Err("an address is needed in place of another operand".to_string());
         };
@@ -80,12 +80,10 @@ impl Reader<'_> {
         })
     }
 
-    fn access_of(&mut self, words: &[&str], writes: bool, offset: i64) -> Filled<Access> {
+    pub(super) fn access_of(&mut self, words: &[&str], writes: bool, offset: i64) -> Filled<Access> {
         let has = |word: &str| words.contains(&word);
-        let ty = words
-            .last()
-            .and_then(|word| Ty::of(word))
-            .ok_or("its type is not read")?;
+        // Matrices have their own types.
+        let ty = words.last().and_then(|word| Ty::of(word)).unwrap_or(Ty::F32);
         let strength = if has("acquire") {
             Strength::Acquire
         } else if has("release") {

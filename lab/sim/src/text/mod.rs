@@ -7,6 +7,7 @@ pub(crate) mod cold;
 mod foreign;
 mod forms;
 mod lower;
+pub(crate) mod matrix;
 mod memory;
 mod numbers;
 mod operands;
@@ -46,6 +47,7 @@ pub fn executes(form: &str) -> bool {
     match spelled.name() {
         "bra" | "ret" | "exit" | "trap" | "cvta" | "isspacep" | "shfl" | "vote" | "match" | "activemask" => true,
         "redux" => true,
+        "mma" | "wmma" => !words.contains(&"m8n8k4") || words.contains(&"f64"),
         "cp" if words == ["async", "wait_all"] => true,
         "nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority" => true,
         "membar" | "fence" if !["proxy", "mbarrier_init"].iter().any(|word| words.contains(word)) => true,

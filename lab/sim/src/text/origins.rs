@@ -7,6 +7,7 @@ use flashcore_ir::inst::{Access, Address, Inst, Object, Slot, Space};
 use flashcore_ir::types::{Reg, RegClass};
 
 use super::cold::{Atomic, Cold, Memory, What};
+use super::matrix::Move;
 use super::{Item, Step, UNKNOWN};
 use crate::assigned::accessed;
 
@@ -104,7 +105,7 @@ pub(super) fn resolve(items: &mut [Item], bases: &HashMap<Reg, Origin>, whole: O
                 }
             }
             Step::Cold(Cold {
-                what: What::Access(access) | What::Atomic(Atomic { access, .. }),
+                what: What::Access(access) | What::Atomic(Atomic { access, .. }) | What::Move(Move { access, .. }),
                 reads,
                 ..
             }) => {

@@ -206,6 +206,7 @@ impl Reader<'_> {
                 ];
                 self.cold(What::Redux(op, has("s32")), Class::Exchange, writes, reads);
             }
+            ("mma" | "wmma", _) => self.matrix(form.name(), &words, operands)?,
             ("cp", []) if has("wait_all") => {
                 self.out.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);
             }

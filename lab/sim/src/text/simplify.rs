@@ -5,6 +5,7 @@ use flashcore_ir::inst::{Address, Cache, Inst, Object, Space, StoreSource};
 use flashcore_ir::types::Reg;
 
 use super::cold::{Atomic, Cold, Memory, Strength, What};
+use super::matrix::Move;
 use super::{Code, Step, UNKNOWN};
 
 impl Code {
@@ -27,7 +28,7 @@ impl Code {
                 super::origins::addresses(&mut inst.clone()).any(|(addr, _, access)| access.writes() && is(addr.object))
             }
             Step::Cold(Cold {
-                what: What::Access(access) | What::Atomic(Atomic { access, .. }),
+                what: What::Access(access) | What::Atomic(Atomic { access, .. }) | What::Move(Move { access, .. }),
                 ..
             }) => {
                 access.writes

@@ -1,0 +1,147 @@
+//! Matrices of `mma` and `wmma` that the kernel language has not. Sums are rounded once.
+
+use flashcore_ir::Operand;
+
+use crate::access::{bits, set};
+use crate::cluster::Cluster;
+use crate::float;
+use crate::interpreter::Stop;
+use crate::registers::FULL;
+use crate::report::Class;
+use crate::text::cold::{Cold, What};
+use crate::text::matrix::{Element, Fragment, Move, Product};
+use crate::warp::Warp;
+
+fn value(element: Element, bits: u64) -> f64 {
+    match element {
+        Element::F16 => float::f16_to_f32(bits as u32 & 0xffff).into(),
+        Element::BF16 => float::bf16_to_f32(bits as u32 & 0xffff).into(),
+        // The products take the upper 19 bits.
+        Element::TF32 => float::f(bits as u32 & 0xffff_e000).into(),
+        Element::E4M3 => float::e4m3_to_f32(bits as u32 & 0xff).into(),
+        Element::E5M2 => float::f16_to_f32((bits as u32 & 0xff) << 8).into(),
+        Element::F32 => float::f(bits as u32).into(),
+        Element::F64 => f64::from_bits(bits),
+        Element::S8 => f64::from(bits as i8),
+        Element::U8 => f64::from(bits as u8),
+        Element::S32 => f64::from(bits as i32),
+    }
+}
+
+fn rounded(element: Element, value: f64, saturates: bool) -> u64 {
+    match element {
+        Element::F16 => float::f64_to_f16(value).into(),
+        Element::F64 => value.to_bits(),
+        Element::S32 if saturates => u64::from(value as i32 as u32),
+        Element::S32 => u64::from(value as i64 as u32),
+        _ => float::result(value as f32).into(),
+    }
+}
+
+impl Cluster<'_> {
+    /// The elements of a matrix, a row after the other.
+    fn matrix(&self, warp: &Warp, fragment: &Fragment, operands: &[Operand]) -> Vec<f64> {
+        let [rows, columns] = fragment.dims();
+        let mut matrix = vec![0.0; (rows * columns) as usize];
+        let (each, width) = (fragment.element.in_register(), 8 * fragment.element.bytes());
+        for (register, operand) in (0..).zip(operands) {
+            let bits = bits(self.machine, warp, *operand);
+            for (lane, bits) in (0..).zip(bits) {
+                for element in 0..each {
+                    let (row, column) = fragment.place(lane, register, element);
+                    matrix[(row * columns + column) as usize] = value(fragment.element, bits >> (width * element));
+                }
+            }
+        }
+        matrix
+    }
+
+    pub(crate) fn product_of(&mut self, warp: &mut Warp, pc: u32, cold: &Cold, product: &Product) {
+        self.check_members(warp, pc, FULL, "mma");
+        let (a_end, b_end) = (
+            product.a.registers as usize,
+            (product.a.registers + product.b.registers) as usize,
+        );
+        let a = self.matrix(warp, &product.a, &cold.reads[..a_end]);
+        let b = self.matrix(warp, &product.b, &cold.reads[a_end..b_end]);
+        let mut sum = self.matrix(warp, &product.c, &cold.reads[b_end..]);
+        let [m, n, k] = product.a.shape.map(|size| size as usize);
+        for (row, sums) in sum.chunks_exact_mut(n).enumerate().take(m) {
+            for (column, sum) in sums.iter_mut().enumerate() {
+                for step in 0..k {
+                    *sum = a[row * k + step].mul_add(b[step * n + column], *sum);
+                }
+            }
+        }
+        let (each, width) = (product.d.element.in_register(), 8 * product.d.element.bytes());
+        for (register, &reg) in (0..).zip(&cold.writes) {
+            let packed = |lane: usize| {
+                (0..each).fold(0, |all, element| {
+                    let (row, column) = product.d.place(lane as u32, register, element);
+                    let value = sum[row as usize * n + column as usize];
+                    all | rounded(product.d.element, value, product.saturates) << (width * element)
+                })
+            };
+            set(self.machine, warp, reg, warp.active, &std::array::from_fn(packed));
+        }
+    }
+
+    /// Moves a matrix, an element of each lane after the other.
+    pub(crate) fn move_matrix(&mut self, warp: &mut Warp, pc: u32, cold: &Cold, movement: &Move) -> Option<Stop> {
+        self.check_members(warp, pc, FULL, "wmma");
+        let machine = self.machine;
+        let fragment = &movement.fragment;
+        let (element, access) = (fragment.element, &movement.access);
+        let [base, stride] = [0, 1].map(|at| bits(machine, warp, cold.reads[at]));
+        let [address, scratch] = movement.scratch;
+        let mut plain = Cold {
+            what: What::Access(*access),
+            class: Class::Structure,
+            writes: Vec::new(),
+            reads: vec![Operand::Reg(address)],
+        };
+        match access.writes {
+            true => plain.reads.push(Operand::Reg(scratch)),
+            false => plain.writes.push(scratch),
+        }
+        let (each, width) = (element.in_register(), 8 * element.bytes());
+        for register in 0..fragment.registers {
+            let at = register as usize;
+            let mut packed = match access.writes {
+                true => bits(machine, warp, cold.reads[2 + at]),
+                false => [0; 32],
+            };
+            for part in 0..each {
+                let addresses = std::array::from_fn(|lane| {
+                    let (row, column) = fragment.place(lane as u32, register, part);
+                    let [row, column] = [row, column].map(u64::from);
+                    let stride = stride[lane] & 0xffff_ffff;
+                    let number = if movement.is_row_major {
+                        row * stride + column
+                    } else {
+                        column * stride + row
+                    };
+                    base[lane].wrapping_add(number * u64::from(element.bytes()))
+                });
+                set(machine, warp, address, warp.active, &addresses);
+                if access.writes {
+                    let value = packed.map(|bits| bits >> (width * part));
+                    set(machine, warp, scratch, warp.active, &value);
+                }
+                if let Some(stop) = self.access(warp, pc, &plain, access) {
+                    return Some(stop);
+                }
+                if !access.writes {
+                    let loaded = bits(machine, warp, Operand::Reg(scratch));
+                    for (packed, loaded) in packed.iter_mut().zip(loaded) {
+                        *packed |= loaded << (width * part);
+                    }
+                }
+            }
+            if !access.writes {
+                set(machine, warp, cold.writes[at], warp.active, &packed);
+            }
+        }
+        None
+    }
+}

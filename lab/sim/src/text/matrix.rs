@@ -1,0 +1,256 @@
+//! Products of matrices that the kernel language has not: `mma.sync` of other types and shapes, and `wmma`.
+
+use flashcore_ir::Operand;
+use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ptx::Operand as Written;
+
+use super::Reader;
+use super::cold::What;
+use super::numbers::Ty;
+use super::operands::Filled;
+use crate::report::Class;
+
+/// A type of the elements of matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F16,
+    BF16,
+    TF32,
+    E4M3,
+    E5M2,
+    F32,
+    F64,
+    S8,
+    U8,
+    S32,
+}
+
+impl Element {
+    fn of(word: &str) -> Option<Element> {
+        Some(match word {
+            "f16" => Element::F16,
+            "bf16" => Element::BF16,
+            "tf32" => Element::TF32,
+            "e4m3" => Element::E4M3,
+            "e5m2" => Element::E5M2,
+            "f32" => Element::F32,
+            "f64" => Element::F64,
+            "s8" => Element::S8,
+            "u8" => Element::U8,
+            "s32" => Element::S32,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn bytes(self) -> u32 {
+        match self {
+            Element::E4M3 | Element::E5M2 | Element::S8 | Element::U8 => 1,
+            Element::F16 | Element::BF16 => 2,
+            Element::TF32 | Element::F32 | Element::S32 => 4,
+            Element::F64 => 8,
+        }
+    }
+
+    /// Elements in a register.
+    pub(crate) fn in_register(self) -> u32 {
+        (4 / self.bytes()).max(1)
+    }
+}
+
+/// Which of a product's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    A,
+    B,
+    C,
+}
+
+/// The elements that registers hold: of a matrix of a product of `m` × `n` × `k`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fragment {
+    pub(crate) part: Part,
+    pub(crate) shape: [u32; 3],
+    pub(crate) element: Element,
+    /// Whether PTX leaves open which element is where.
+    pub(crate) is_opaque: bool,
+    pub(crate) registers: u32,
+}
+
+impl Fragment {
+    /// Rows and columns.
+    pub(crate) fn dims(&self) -> [u32; 2] {
+        let [m, n, k] = self.shape;
+        match self.part {
+            Part::A => [m, k],
+            Part::B => [k, n],
+            Part::C => [m, n],
+        }
+    }
+
+    /// The row and the column of an element of a register of a lane.
+    pub(crate) fn place(&self, lane: u32, register: u32, element: u32) -> (u32, u32) {
+        let (each, [rows, columns]) = (self.element.in_register(), self.dims());
+        if self.is_opaque {
+            // Some fragments hold each element more than once.
+            let number = lane * self.registers * each + register * each + element;
+            let number = number % (rows * columns);
+            return (number / columns, number % columns);
+        }
+        // PTX ISA, "Matrix Fragments for mma": groups of four lanes.
+        let (group, within) = (lane / 4, lane % 4);
+        let tall = u32::from(self.shape[0] == 16);
+        match self.part {
+            Part::A => {
+                let half = register / (1 + tall);
+                (group + 8 * (register & tall), within * each + element + 4 * each * half)
+            }
+            Part::B => (within * each + element + 4 * each * register, group),
+            Part::C => {
+                let number = register * each + element;
+                (group + 8 * (number / 2), within * 2 + number % 2)
+            }
+        }
+    }
+}
+
+/// `d = a·b + c`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) a: Fragment,
+    pub(crate) b: Fragment,
+    pub(crate) c: Fragment,
+    pub(crate) d: Fragment,
+    pub(crate) saturates: bool,
+}
+
+/// A matrix from memory, or to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    pub(crate) fragment: Fragment,
+    pub(crate) is_row_major: bool,
+    pub(crate) access: super::cold::Access,
+    /// Registers for an address and for an element.
+    pub(crate) scratch: [Reg; 2],
+}
+
+fn shape(words: &[&str]) -> Option<[u32; 3]> {
+    let word = words
+        .iter()
+        .find(|word| word.starts_with('m') && word.contains('n') && word.contains('k'))?;
+    let mut numbers = word[1..].split(['n', 'k']).map(|number| number.parse().ok());
+    Some([numbers.next()??, numbers.next()??, numbers.next()??])
+}
+
+impl Reader<'_> {
+    fn list(&mut self, written: &Written) -> Filled<Vec<Reg>> {
+        match written {
+            Written::List(items) => items.iter().map(|item| self.register(item)).collect(),
+            one => Ok(vec![self.register(one)?]),
+        }
+    }
+
+    /// Reads `mma` and `wmma`.
+    pub(super) fn matrix(&mut self, name: &str, words: &[&str], operands: &[Written]) -> Filled<()> {
+        let shape = shape(words).ok_or("its shape is not read")?;
+        let types: Vec<Element> = words.iter().filter_map(|word| Element::of(word)).collect();
+        if let (true, Some(verb)) = (name == "wmma", words.first().filter(|word| **word != "mma")) {
+            let part = match words.get(1) {
+                Some(&"a") => Part::A,
+                Some(&"b") => Part::B,
+                _ => Part::C,
+            };
+            return self.matrix_move(*verb == "store", part, shape, words, operands);
+        }
+        let [d, a, b, c] = operands else {
+            return Err("it has four operands".to_string());
+        };
+        let [d_type, a_type, b_type, c_type] = match types[..] {
+            [d, a, b, c] => [d, a, b, c],
+            [d, c] => [d, Element::F16, Element::F16, c],
+            _ => return Err("its types are not read".to_string()),
+        };
+        let lists = [d, a, b, c].map(|list| self.list(list));
+        let [d, a, b, c] = lists;
+        let (d, a, b, c) = (d?, a?, b?, c?);
+        let fragment = |part, element, registers: &[Reg]| Fragment {
+            part,
+            shape,
+            element,
+            is_opaque: name == "wmma",
+            registers: registers.len() as u32,
+        };
+        let product = Product {
+            a: fragment(Part::A, a_type, &a),
+            b: fragment(Part::B, b_type, &b),
+            c: fragment(Part::C, c_type, &c),
+            d: fragment(Part::C, d_type, &d),
+            saturates: words.contains(&"satfinite"),
+        };
+        if shape[0] == 8 && name == "mma" && a_type == Element::F16 {
+            return Err("the layout of m8n8k4 of f16 is not read".to_string());
+        }
+        let reads = [a, b, c].concat().into_iter().map(Operand::Reg).collect();
+        self.cold(What::Product(product), Class::Tensor, d, reads);
+        Ok(())
+    }
+
+    fn matrix_move(
+        &mut self,
+        writes: bool,
+        part: Part,
+        shape: [u32; 3],
+        words: &[&str],
+        operands: &[Written],
+    ) -> Filled<()> {
+        let element = words
+            .last()
+            .and_then(|word| Element::of(word))
+            .ok_or("its type is not read")?;
+        let (list, address) = if writes {
+            (operands.get(1), operands.first())
+        } else {
+            (operands.first(), operands.get(1))
+        };
+        let (Some(list), Some(address)) = (list, address) else {
+            return Err("it has a list and an address".to_string());
+        };
+        let registers = self.list(list)?;
+        let fragment = Fragment {
+            part,
+            shape,
+            element,
+            is_opaque: true,
+            registers: registers.len() as u32,
+        };
+        let is_row_major = words.contains(&"row");
+        let (base, offset) = self.place(address)?;
+        let mut access = self.access_of(words, writes, offset)?;
+        (access.size, access.signed) = (element.bytes(), false);
+        let stride = match operands.get(2) {
+            Some(stride) => self.operand(stride, Ty::Int(32, false))?,
+            None => Operand::Imm(u64::from(fragment.dims()[usize::from(is_row_major)])),
+        };
+        let class = if element == Element::F64 {
+            RegClass::B64
+        } else {
+            RegClass::B32
+        };
+        let scratch = [self.fresh(RegClass::B64, 1), self.fresh(class, 1)];
+        let movement = Move {
+            fragment,
+            is_row_major,
+            access,
+            scratch,
+        };
+        let mut reads = vec![base, stride];
+        let mut written = Vec::new();
+        if writes {
+            reads.extend(registers.into_iter().map(Operand::Reg));
+        } else {
+            written = registers;
+        }
+        let class = if writes { Class::StoreGlobal } else { Class::LoadGlobal };
+        self.cold(What::Move(movement), class, written, reads);
+        Ok(())
+    }
+}
