@@ -82,7 +82,15 @@ with_ptxas() {
 # CUDA C++ of lab/check/corpus: each file compiles and assembles, each reference computes something.
 corpus() {
     scripts/compile_corpus.py --ptxas
-    scripts/corpus_reference.py
+    scripts/corpus_reference.py --write "$PWD/target/corpus"
+}
+
+# The corpus in the simulator, and the command with sources of CUDA C++.
+with_nvcc() {
+    local env
+    env=$(scripts/get-torch.sh "$PWD/lab/check/corpus/requirements.txt")
+    FLASHCORE_PYTHON=$env/bin/python FLASHCORE_CORPUS=$PWD/target/corpus \
+        ignored with_nvcc --quiet -p flashcore-check -p flashcore-cli --test it
 }
 
 # Our reference and PyTorch's.
@@ -257,6 +265,7 @@ step run 780 "lints and tests" readme_test
 begin run 330 "python bindings" python_bindings
 begin run 240 "candle bindings" scripts/test-candle.sh
 step run 15 "tests with ptxas" with_ptxas
+step run 60 "tests with nvcc" with_nvcc
 step run 20 "examples" examples
 step run 60 "features and platforms" features
 step run 60 "docs" docs

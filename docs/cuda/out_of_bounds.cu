@@ -1,11 +1,10 @@
-// Transposes a matrix by tiles of 16 x 16.
-extern "C" __global__ void transpose(const float* in, float* out, int rows, int columns) {
-    __shared__ float tile[16][17];
-    int column = blockIdx.x * 16 + threadIdx.x % 16;
-    int row = blockIdx.y * 16 + threadIdx.x / 16;
-    if (row < rows && column < columns) tile[threadIdx.x / 16][threadIdx.x % 16] = in[row * columns + column];
+// Counts values from 0 to 1 in 64 bins.
+extern "C" __global__ void histogram(const float* x, unsigned* counts, int n) {
+    __shared__ unsigned bins[64];
+    if (threadIdx.x < 64) bins[threadIdx.x] = 0;
     __syncthreads();
-    int to_column = blockIdx.y * 16 + threadIdx.x % 16;
-    int to_row = blockIdx.x * 16 + threadIdx.x / 16;
-    if (to_row < columns) out[to_row * rows + to_column] = tile[threadIdx.x % 16][threadIdx.x / 16];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) atomicAdd(&bins[(int)(x[i] * 64.0f)], 1u);
+    __syncthreads();
+    if (threadIdx.x < 64) atomicAdd(&counts[threadIdx.x], bins[threadIdx.x]);
 }

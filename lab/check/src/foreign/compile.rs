@@ -1,8 +1,8 @@
 //! Compiles CUDA C++ to PTX with a compiler of this machine, in a process that is limited in time and memory.
 //!
 //! It is the first of these that is there: what `FLASHCORE_NVCC` names; nvcc of `PATH`, `CUDA_HOME`, `CUDA_PATH` or
-//! `/usr/local/cuda`; nvcc of PyPI, in the packages of a Python environment; clang, which needs the headers of a toolkit;
-//! NVRTC, which Python calls and which knows no code of the host.
+//! `/usr/local/cuda`; nvcc of PyPI, in the packages of a Python environment; NVRTC, which Python calls and which knows no
+//! code of the host; clang, which needs the headers of a toolkit.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -60,7 +60,7 @@ pub enum CompileError {
     /// No compiler was found.
     #[error(
         "no CUDA compiler was found: not in FLASHCORE_NVCC, PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda, not in the \
-         packages of Python, no clang++, no NVRTC"
+         packages of Python, no NVRTC, no clang++"
     )]
     NoCompiler,
     /// The compiler refused the source.
@@ -135,14 +135,12 @@ impl Compiler {
         if let Some(path) = package(&["nvidia/cu13/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc"]) {
             return Ok(Compiler::Nvcc(path));
         }
-        if let Ok(path) = programs::find("clang++".as_ref()) {
-            return Ok(Compiler::Clang(path));
-        }
         let nvrtc = package(&["nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"]);
-        match (python, nvrtc) {
-            (Some(python), Some(library)) => Ok(Compiler::Nvrtc(python, library)),
-            _ => Err(CompileError::NoCompiler),
+        if let Some((python, library)) = python.zip(nvrtc) {
+            return Ok(Compiler::Nvrtc(python, library));
         }
+        let clang = programs::find("clang++".as_ref()).ok().map(Compiler::Clang);
+        clang.ok_or(CompileError::NoCompiler)
     }
 
     fn command(&self, source: &Source<'_>, to: &Path) -> Command {
@@ -180,6 +178,13 @@ impl Compiler {
                 // For `sm_` it makes machine code alone.
                 let for_ptx = |option: String| option.replacen("-arch=sm_", "-arch=compute_", 1);
                 let options = arch.into_iter().chain(options.iter().cloned());
+                // CUDA's headers, next to the folder of the library.
+                let headers = library
+                    .parent()
+                    .and_then(Path::parent)
+                    .map(|folder| folder.join("include"));
+                let headers = headers.filter(|headers| headers.is_dir());
+                command.args(headers.map(|headers| format!("-I{}", headers.display())));
                 command.arg("-lineinfo").args(options.map(for_ptx));
             }
         }

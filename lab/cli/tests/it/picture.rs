@@ -1,15 +1,32 @@
-//! The README's picture of a race that was found: `docs/race.svg` is what the command prints.
+//! Pictures of what is found in CUDA kernels, in the README and docs/check-cuda.md: each is what the command prints.
 //!
-//! `INSTA_UPDATE=always` writes it again, as it does snapshots.
+//! `INSTA_UPDATE=always` writes them again, as it does snapshots. `FLASHCORE_PYTHON` has nvcc from PyPI.
 
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::common::flashcore;
+use crate::common::{Ran, command, run};
 
-const COMMAND: &str = "check tiny --plant drop-barrier";
-/// Lines of the report's head that are drawn, by label; the others are about the machine and the kernel's size.
-const HEAD: [&str; 3] = ["planted", "verdict", "correct"];
+/// Of kernels in `docs/cuda`: the name of the source and of the picture, the kind of what is found, and a title.
+const PICTURES: [(&str, &str, &str); 3] = [
+    (
+        "race",
+        "race",
+        "A missing barrier in a CUDA kernel, found as a race on a machine without a GPU",
+    ),
+    (
+        "missing_wait",
+        "missing-wait",
+        "A CUDA kernel that reads a tile before its copy has ended",
+    ),
+    (
+        "out_of_bounds",
+        "out-of-bounds",
+        "A CUDA kernel that writes past the end of an array in shared memory",
+    ),
+];
+/// Lines of the report's head that are drawn, by label; the others are about the machine.
+const HEAD: [&str; 1] = ["verdict"];
 /// Width of a character and height of a line, pixels.
 const CELL: [f64; 2] = [7.83, 19.0];
 const MARGIN: f64 = 20.0;
@@ -40,11 +57,11 @@ fn plain(line: &str) -> String {
     runs(line).into_iter().map(|(_, text)| text).collect()
 }
 
-/// The lines that are drawn: the command, what the report's head says, and the race.
-fn shown(output: &str) -> Vec<String> {
+/// The lines that are drawn: the command, what the report's head says, and the finding.
+fn shown(command: &str, kind: &str, output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().collect();
     let label = |line: &str| plain(line).split_whitespace().next().unwrap_or_default().to_string();
-    let mut shown = vec![format!("\u{1b}[2m$\u{1b}[0m \u{1b}[1mflashcore {COMMAND}\u{1b}[0m")];
+    let mut shown = vec![format!("\u{1b}[2m$\u{1b}[0m \u{1b}[1mflashcore {command}\u{1b}[0m")];
     let head = lines.iter().take_while(|line| !line.is_empty());
     shown.extend(
         head.filter(|line| HEAD.contains(&label(line).as_str()))
@@ -52,17 +69,17 @@ fn shown(output: &str) -> Vec<String> {
     );
     assert_eq!(shown.len(), 1 + HEAD.len(), "{output}");
     shown.push(String::new());
-    let race = lines.iter().skip_while(|line| !plain(line).starts_with("error[race]"));
-    shown.extend(race.take_while(|line| !line.is_empty()).map(ToString::to_string));
-    assert!(shown.len() > 10, "no race in\n{output}");
+    let title = format!("error[{kind}]");
+    let finding = lines.iter().skip_while(|line| !plain(line).starts_with(&title));
+    shown.extend(finding.take_while(|line| !line.is_empty()).map(ToString::to_string));
+    assert!(shown.len() > 10, "no {kind} in\n{output}");
     shown
 }
 
-fn svg(lines: &[String]) -> String {
+fn svg(title: &str, lines: &[String]) -> String {
     let columns = lines.iter().map(|line| plain(line).chars().count()).max().unwrap_or(0);
     let width = (2.0 * MARGIN + CELL[0] * columns as f64).ceil();
     let height = 2.0 * MARGIN + CELL[1] * lines.len() as f64;
-    let title = "A missing barrier in a GPU kernel, found as a race on a machine without a GPU";
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" role=\"img\" \
          aria-label=\"{title}\">\n<title>{title}</title>\n<style>\n\
@@ -98,20 +115,80 @@ fn svg(lines: &[String]) -> String {
     svg + "</svg>\n"
 }
 
-#[test]
-fn the_picture_of_a_race_is_what_the_command_prints() {
-    let ran = flashcore(&format!("{COMMAND} --color always"));
-    assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
-    let drawn = svg(&shown(&ran.stdout));
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/race.svg");
-    if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {
-        std::fs::write(&path, &drawn).expect("docs is there");
+/// Runs the command in a folder, where nvcc finds the compiler of the host.
+fn in_folder(folder: &Path, arguments: &str) -> Ran {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    run(command(arguments).current_dir(folder).env("PATH", path))
+}
+
+mod with_nvcc {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs nvcc"]
+    fn pictures_are_what_the_command_prints() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        for (name, kind, title) in PICTURES {
+            let arguments = format!("check {name}.cu --launch {name}.toml");
+            let ran = in_folder(&docs.join("cuda"), &format!("{arguments} --color always"));
+            assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+            let drawn = svg(title, &shown(&arguments, kind, &ran.stdout));
+            let path = docs.join(format!("{kind}.svg"));
+            if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {
+                std::fs::write(&path, &drawn).expect("docs is there");
+            }
+            let committed = std::fs::read_to_string(&path).unwrap_or_default();
+            let again = "INSTA_UPDATE=always cargo test -p flashcore-cli --test it picture:: -- --ignored";
+            let file = path.display();
+            assert!(
+                drawn == committed,
+                "{file} is another; draw it again: {again}\n{}",
+                ran.stdout
+            );
+        }
     }
-    let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    let again = "INSTA_UPDATE=always cargo test -p flashcore-cli --test it picture::";
-    assert!(
-        drawn == committed,
-        "docs/race.svg is another; draw it again: {again}\n{}",
-        ran.stdout
-    );
+
+    #[test]
+    #[ignore = "needs nvcc"]
+    fn options_reach_the_compiler_and_its_errors_the_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = "#include \"width.h\"\ntemplate <int N> __global__ void shift(float* x) {\n\
+                      __shared__ float tile[N];\n    tile[threadIdx.x] = x[threadIdx.x];\n#if FIXED\n    \
+                      __syncthreads();\n#endif\n    x[threadIdx.x] = tile[(threadIdx.x + 1) % N];\n}\n\
+                      template __global__ void shift<WIDTH>(float*);\n";
+        std::fs::create_dir(folder.path().join("include")).unwrap();
+        std::fs::write(folder.path().join("include/width.h"), "#define WIDTH 64\n").unwrap();
+        std::fs::write(folder.path().join("shift.cu"), source).unwrap();
+        let check = |options: &str| {
+            in_folder(
+                folder.path(),
+                &format!("check shift.cu --threads 64 --arg buf:256 {options}"),
+            )
+        };
+        let ran = check("");
+        assert_eq!(ran.code, 2, "{}", ran.stdout);
+        assert!(ran.stderr.contains("width.h"), "{}", ran.stderr);
+        let ran = check("-I include");
+        assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+        for part in [
+            "shift<64>(float*) of shift.cu",
+            "error[race]",
+            "shared buffer `tile`",
+            "--> shift.cu:8:",
+        ] {
+            assert!(ran.stdout.contains(part), "{part}\n{}", ran.stdout);
+        }
+        let ran =
+            check("-Iinclude -DFIXED=1 -std=c++17 --maxrregcount 16 --entry shift -- -Xcudafe --diag_suppress=177");
+        assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        assert!(ran.stdout.contains("a thread, no spills (ptxas"), "{}", ran.stdout);
+        std::fs::write(folder.path().join("shift.cu"), "__global__ void f() { y = 1; }\n").unwrap();
+        let ran = check("");
+        assert_eq!(ran.code, 2);
+        assert!(
+            ran.stderr.contains("shift.cu(1): error: identifier \"y\" is undefined"),
+            "{}",
+            ran.stderr
+        );
+    }
 }
