@@ -19,7 +19,7 @@ use crate::mbarrier::Mbarrier;
 use crate::peers::Peers;
 use crate::product::Warpgroup;
 use crate::record::{Details, Findings, Key};
-use crate::report::{Count, TraceRecord};
+use crate::report::{Count, Printed, TraceRecord};
 use crate::rng::Rng;
 use crate::shadow::Shadow;
 use crate::traffic::Traffic;
@@ -65,6 +65,7 @@ pub(crate) struct Outcome {
     /// By operation: cost of asynchronous copies at their destination.
     pub(crate) landings: Vec<Traffic>,
     pub(crate) traces: Vec<TraceRecord>,
+    pub(crate) printed: Vec<Printed>,
     /// Of the first cluster.
     pub(crate) log: Log,
 }
@@ -79,6 +80,7 @@ impl Outcome {
             traffic: vec![Traffic::default(); counted],
             landings: vec![Traffic::default(); counted],
             traces: Vec::new(),
+            printed: Vec::new(),
             log: Log::default(),
         }
     }
@@ -89,6 +91,7 @@ impl Outcome {
         }
         self.findings.merge(other.findings);
         self.traces.extend(other.traces);
+        self.printed.extend(other.printed);
         for (sum, count) in self.executed.iter_mut().zip(other.executed) {
             sum.warps += count.warps;
             sum.lanes += count.lanes;
