@@ -85,6 +85,15 @@ corpus() {
     scripts/corpus_reference.py
 }
 
+# The same kernels in the simulator: they are clean and compute what their references do, and faults are found.
+corpus_simulated() {
+    FLASHCORE_CORPUS=$(mktemp -d)
+    export FLASHCORE_CORPUS
+    scripts/corpus_reference.py --write "$FLASHCORE_CORPUS"
+    ignored with_nvcc --quiet --package flashcore-check --test it
+    rm -r "$FLASHCORE_CORPUS"
+}
+
 # Our reference and PyTorch's.
 with_torch() {
     FLASHCORE_PYTHON=$(scripts/get-torch.sh)/bin/python
@@ -257,6 +266,7 @@ step run 780 "lints and tests" readme_test
 begin run 330 "python bindings" python_bindings
 begin run 240 "candle bindings" scripts/test-candle.sh
 step run 15 "tests with ptxas" with_ptxas
+step run 20 "corpus in the simulator" corpus_simulated
 step run 20 "examples" examples
 step run 60 "features and platforms" features
 step run 60 "docs" docs

@@ -322,6 +322,10 @@ impl<'m> Cluster<'m> {
                             remote: false,
                         },
                     };
+                    if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
+                        self.strong_shared(warp, pc, access, (plain.at, rows[0]), &narrowed);
+                        continue;
+                    }
                     match access.writes {
                         true => self.store_shared(warp, pc, plain),
                         false => self.load_shared(warp, pc, plain),

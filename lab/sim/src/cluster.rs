@@ -4,12 +4,14 @@
 //! The shared memories of the blocks are contiguous, in order of rank, and warps are numbered
 //! across blocks. Accesses to another block's memory therefore need no special case.
 
+use std::rc::Rc;
+
 use rustc_hash::FxHashMap;
 
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
 use crate::bulk::{BulkStores, InFlight};
-use crate::clock::Epoch;
+use crate::clock::{Clock, Epoch};
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, Global, Pages};
 use crate::interpreter::{Stop, run_warp};
@@ -49,6 +51,8 @@ pub(crate) struct Cluster<'m> {
     pub(crate) woken: bool,
     /// Clusters that communicate pass it on from turn to turn.
     pub(crate) global: Global<'m>,
+    /// By byte offset of a word of shared memory: what the last strong write to it released.
+    pub(crate) words_released: FxHashMap<u32, Rc<Clock>>,
     pub(crate) atomics: Vec<AtomicRecord>,
     pub(crate) out: Outcome,
     /// The newest issued epoch.
@@ -130,6 +134,7 @@ impl<'m> Cluster<'m> {
             registers: vec![0; machine.blocks],
             woken: false,
             global,
+            words_released: FxHashMap::default(),
             atomics: Vec::new(),
             out: Outcome::new(machine),
             epoch: 1,

@@ -256,7 +256,7 @@ fn number(ty: &str, bytes: &[u8]) -> Number {
     }
 }
 
-/// The finding that a fault of a kind is.
+/// Whether a finding is a fault of a kind.
 fn is_kind(fault: &str, kind: FindingKind) -> bool {
     use FindingKind as K;
     match fault {
@@ -295,9 +295,21 @@ fn findings(report: &SimReport) -> String {
     })
 }
 
+/// Schedules of each case. A fault is to be found under one of them: the order of its atomics may hide that of
+/// `race_slot_counter`.
+const SCHEDULES: u64 = 4;
+
 /// Of each case what came of it: none where all is as it should be.
 fn judge(case: &Case) -> Option<String> {
-    let run = match case.run(0) {
+    let mut told = (0..SCHEDULES).map(|seed| judge_under(case, seed));
+    match case.fault {
+        None => told.find_map(|what| what),
+        Some(_) => told.collect::<Option<Vec<String>>>()?.pop(),
+    }
+}
+
+fn judge_under(case: &Case, seed: u64) -> Option<String> {
+    let run = match case.run(seed) {
         Err(why) => return Some(format!("NOT RUN {why}")),
         Ok(run) => run,
     };
@@ -334,9 +346,6 @@ fn judge(case: &Case) -> Option<String> {
 mod with_nvcc {
     use super::*;
 
-    /// What is not yet as it should be: instructions that are not executed, and two twins that are not clean.
-    const NOT_YET: &[&str] = &["fence_last_block.twin", "race_flag_polling.twin"];
-
     #[test]
     #[ignore = "needs the corpus as nvcc compiles it"]
     fn kernels_are_as_they_should_be() {
@@ -350,8 +359,7 @@ mod with_nvcc {
         told.iter().for_each(|(name, what)| println!("{name}: {what}"));
         println!("{} of {} as they should be", all.len() - told.len(), all.len());
         if std::env::var("FLASHCORE_CORPUS_ONLY").is_err() {
-            let names: Vec<&str> = told.iter().map(|(name, _)| *name).collect();
-            assert_eq!(names, NOT_YET);
+            assert!(told.is_empty() && all.len() >= 158);
         }
     }
 }
