@@ -265,7 +265,9 @@ def wrong_with(source):
 def written(source):
     """What the simulator's test reads."""
     case = Case(source)
-    expected = iter(case.expected() if case.checked() else [])
+    results = case.expected()
+    printed = results.pop() if case.prints else None
+    expected = iter(results)
 
     def argument(a):
         if isinstance(a, list):
@@ -287,6 +289,7 @@ def written(source):
         "shared": case.shared,
         "args": [argument(a) for a in case.arguments],
         "symbols": [argument(a) for a in case.symbols],
+        "printed": printed,
         "fault": lines[0].removeprefix("// fault: ") if is_fault else None,
         "lines": [number for number, line in enumerate(lines, 1) if line.endswith("// FAULT")],
     }

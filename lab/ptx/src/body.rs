@@ -62,6 +62,10 @@ pub struct Instruction {
 pub struct Function {
     /// Its name.
     pub name: String,
+    /// The names of what it gives back; none of a kernel.
+    pub results: Vec<String>,
+    /// The names of its parameters; none of a kernel.
+    pub parameters: Vec<String>,
     /// Its registers.
     pub registers: Vec<Registers>,
     /// Shared memory that it declares.
@@ -89,7 +93,7 @@ pub(crate) struct Forms {
 }
 
 impl Forms {
-    fn of(&mut self, opcode: &str) -> u32 {
+    pub(crate) fn of(&mut self, opcode: &str) -> u32 {
         if let Some(&known) = self.by_text.get(opcode) {
             return known;
         }

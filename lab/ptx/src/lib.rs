@@ -7,6 +7,7 @@
 mod body;
 mod flow;
 mod forms;
+mod inline;
 mod module;
 mod names;
 mod operand;

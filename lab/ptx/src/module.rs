@@ -29,6 +29,8 @@ pub struct Module {
     /// Variables in global and constant memory.
     pub variables: Vec<Variable>,
     forms: Forms,
+    /// The form of a jump.
+    pub(crate) bra: u32,
 }
 
 /// A line of a file.
@@ -101,9 +103,16 @@ impl Module {
             .functions
             .iter()
             .filter_map(|function| Some((function, function.body.as_ref()?)));
-        let functions =
-            functions.map(|(function, body)| Reader::read(text, body, function.body_line, &function.name, &mut forms));
+        let functions = functions.map(|(declared, body)| {
+            let function = Reader::read(text, body, declared.body_line, &declared.name, &mut forms)?;
+            Ok::<_, PtxError>(Function {
+                results: declared.results.clone(),
+                parameters: declared.parameters.clone(),
+                ..function
+            })
+        });
         let functions = functions.collect::<Result<_, _>>()?;
+        let bra = forms.of("bra");
         let variables = declared.variables.iter().map(|variable| Variable::read(text, variable));
         let variables = variables.collect::<Result<_, _>>()?;
         Ok(Module {
@@ -112,6 +121,7 @@ impl Module {
             kernels,
             functions,
             forms,
+            bra,
         })
     }
 
@@ -168,7 +178,7 @@ impl Module {
     }
 
     /// Those of some functions that call themselves, or one that does: what is left without those that call none left.
-    fn recursive<'a>(&'a self, all: &[&'a Function]) -> FxHashSet<&'a str> {
+    pub(crate) fn recursive<'a>(&'a self, all: &[&'a Function]) -> FxHashSet<&'a str> {
         let calls = |function: &&'a Function| {
             let callees: FxHashSet<&str> = self.calls(function).map(|(name, _)| name).collect();
             (function.name.as_str(), callees)

@@ -125,6 +125,16 @@ impl<'m> Cluster<'m> {
             What::Atomic(atomic) => return self.atomic(warp, pc, cold, atomic),
             What::Product(product) => self.product_of(warp, pc, cold, product),
             What::Move(movement) => return self.move_matrix(warp, pc, cold, movement),
+            What::Mbarrier(true, address) => {
+                let arrivals = read(warp, 0);
+                self.mbarrier_init(warp, pc, address, &arrivals.map(|arrivals| arrivals as u32));
+            }
+            What::Mbarrier(false, address) => {
+                let phases = self.mbarrier_phases(warp, pc, address);
+                set(machine, warp, cold.writes[0], active, &phases);
+            }
+            What::Print => self.print(warp, pc, cold),
+            What::Assert => self.assert(warp, pc, cold),
             What::Trap => self.trap(warp, pc, active),
             What::Nothing => {}
         }
@@ -312,6 +322,10 @@ impl<'m> Cluster<'m> {
                             remote: false,
                         },
                     };
+                    if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
+                        self.strong_shared(warp, pc, access, (plain.at, rows[0]), &narrowed);
+                        continue;
+                    }
                     match access.writes {
                         true => self.store_shared(warp, pc, plain),
                         false => self.load_shared(warp, pc, plain),

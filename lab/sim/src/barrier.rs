@@ -137,6 +137,7 @@ impl Cluster<'_> {
         }
         let clock = Rc::new(clock);
         let epoch = self.next_epoch();
+        self.share_seen(warps, waiting.clone().map(|(warp, _, _)| *warp));
         for &(warp, _, _) in waiting {
             let warp = &mut warps[warp];
             warp.learn(FULL, clock.clone());

@@ -4,12 +4,14 @@
 //! The shared memories of the blocks are contiguous, in order of rank, and warps are numbered
 //! across blocks. Accesses to another block's memory therefore need no special case.
 
+use std::rc::Rc;
+
 use rustc_hash::FxHashMap;
 
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
 use crate::bulk::{BulkStores, InFlight};
-use crate::clock::Epoch;
+use crate::clock::{Clock, Epoch};
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, Global, Pages};
 use crate::interpreter::{Stop, run_warp};
@@ -19,7 +21,7 @@ use crate::mbarrier::Mbarrier;
 use crate::peers::Peers;
 use crate::product::Warpgroup;
 use crate::record::{Details, Findings, Key};
-use crate::report::{Count, TraceRecord};
+use crate::report::{Count, Printed, TraceRecord};
 use crate::rng::Rng;
 use crate::shadow::Shadow;
 use crate::traffic::Traffic;
@@ -49,6 +51,8 @@ pub(crate) struct Cluster<'m> {
     pub(crate) woken: bool,
     /// Clusters that communicate pass it on from turn to turn.
     pub(crate) global: Global<'m>,
+    /// By byte offset of a word of shared memory: what the last strong write to it released.
+    pub(crate) words_released: FxHashMap<u32, Rc<Clock>>,
     pub(crate) atomics: Vec<AtomicRecord>,
     pub(crate) out: Outcome,
     /// The newest issued epoch.
@@ -65,6 +69,7 @@ pub(crate) struct Outcome {
     /// By operation: cost of asynchronous copies at their destination.
     pub(crate) landings: Vec<Traffic>,
     pub(crate) traces: Vec<TraceRecord>,
+    pub(crate) printed: Vec<Printed>,
     /// Of the first cluster.
     pub(crate) log: Log,
 }
@@ -79,6 +84,7 @@ impl Outcome {
             traffic: vec![Traffic::default(); counted],
             landings: vec![Traffic::default(); counted],
             traces: Vec::new(),
+            printed: Vec::new(),
             log: Log::default(),
         }
     }
@@ -89,6 +95,7 @@ impl Outcome {
         }
         self.findings.merge(other.findings);
         self.traces.extend(other.traces);
+        self.printed.extend(other.printed);
         for (sum, count) in self.executed.iter_mut().zip(other.executed) {
             sum.warps += count.warps;
             sum.lanes += count.lanes;
@@ -127,6 +134,7 @@ impl<'m> Cluster<'m> {
             registers: vec![0; machine.blocks],
             woken: false,
             global,
+            words_released: FxHashMap::default(),
             atomics: Vec::new(),
             out: Outcome::new(machine),
             epoch: 1,

@@ -220,6 +220,7 @@ impl<'k> Lowering<'k> {
         let program = &mut self.program;
         if matches!(access.memory, Memory::Shared | Memory::Generic) {
             program.granule_shift = program.granule_shift.min(access.size.trailing_zeros());
+            program.orders_here |= is_atomic || access.strength != Strength::Weak;
         }
         if matches!(access.memory, Memory::Global | Memory::Generic) {
             program.bytewise |= access.size == 1;

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use flashcore_ir::ScalarType;
 use flashcore_ir::inst::{Address, AtomOp, FlagInst, Space};
 
-use crate::clock::{Clocks, Stamp, WriterKind, join_clocks};
+use crate::clock::{Clock, Clocks, Stamp, WriterKind, join_clocks};
 use crate::cluster::Cluster;
 use crate::global::{PAGE, Place};
 use crate::program::{At, Row};
@@ -25,6 +25,9 @@ pub(crate) struct Fences {
     pub(crate) released: [Option<Rc<Clocks>>; 32],
     /// What the words of atomics since then carried, which the next fence acquires.
     pub(crate) seen: [Option<Rc<Clocks>>; 32],
+    /// The same within the block, for words of shared memory and fences of any scope.
+    pub(crate) released_here: [Option<Rc<Clock>>; 32],
+    pub(crate) seen_here: [Option<Rc<Clock>>; 32],
 }
 
 /// What an atomic does, other than to change its word.

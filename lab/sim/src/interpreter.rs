@@ -373,8 +373,9 @@ fn instruction<'m>(
         }
         Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.
-        Inst::Fence(FenceInst::Memory(Scope::Block)) => {}
+        Inst::Fence(FenceInst::Memory(Scope::Block)) => cluster.fence_here(warp),
         Inst::Fence(FenceInst::Memory(scope)) => {
+            cluster.fence_here(warp);
             warp.asynchronous.remote_store = None;
             if scope == Scope::Device {
                 cluster.fence_gpu(warp);

@@ -82,6 +82,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) actors: Actors,
     /// Threads of a block along x, y, z.
     pub(crate) block: [u32; 3],
+    /// Whether the kernel is of another compiler.
+    pub(crate) is_foreign: bool,
     /// Bytes of local memory of a thread.
     pub(crate) local: u32,
     /// The bytes of the parameters of a kernel of another compiler.
@@ -152,6 +154,7 @@ impl<'a> Machine<'a> {
         };
         Ok(Machine {
             block: extra.map_or(launch.block, |extra| extra.block),
+            is_foreign: extra.is_some(),
             local: extra.map_or(0, |extra| extra.local),
             parameters: extra.map_or(Vec::new(), |extra| extra.placed(|slot| regions[slot].base)),
             maps: bind_maps(kernel, launch)?,

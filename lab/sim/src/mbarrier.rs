@@ -44,7 +44,7 @@ impl Cluster<'_> {
     /// Executes an instruction on an mbarrier. Returns false if the warp must retry.
     pub(crate) fn mbarrier(&mut self, warp: &mut Warp, pc: u32, inst: &MbarInst) -> bool {
         match *inst {
-            MbarInst::Init { ref addr, arrivals } => self.mbarrier_init(warp, pc, addr, arrivals),
+            MbarInst::Init { ref addr, arrivals } => self.mbarrier_init(warp, pc, addr, &[arrivals; 32]),
             MbarInst::Arrive {
                 ref addr,
                 remote,
@@ -100,7 +100,14 @@ impl Cluster<'_> {
         }
     }
 
-    fn mbarrier_init(&mut self, warp: &Warp, pc: u32, addr: &Address, arrivals: u32) {
+    /// By lane: the phase of the mbarrier that it names.
+    pub(crate) fn mbarrier_phases(&mut self, warp: &Warp, pc: u32, addr: &Address) -> [u64; 32] {
+        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
+        let phase = |number: Option<u32>| self.mbarriers[number? as usize].as_ref().map(|it| it.phase as u64);
+        numbers.map(|number| phase(number).unwrap_or(0))
+    }
+
+    pub(crate) fn mbarrier_init(&mut self, warp: &Warp, pc: u32, addr: &Address, arrivals: &[u32; 32]) {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
@@ -110,8 +117,8 @@ impl Cluster<'_> {
                 self.mbarrier_misuse(warp.lane(pc, lane), number, Some(first), what, help);
             }
             self.mbarriers[number as usize] = Some(Mbarrier {
-                expected: arrivals,
-                pending: arrivals,
+                expected: arrivals[lane],
+                pending: arrivals[lane],
                 made_by: (warp.lane(pc, lane).thread(), warp.epoch, pc),
                 ..Mbarrier::default()
             });

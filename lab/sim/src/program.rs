@@ -207,6 +207,8 @@ pub(crate) struct Program<'k> {
     pub(crate) granule_shift: u32,
     /// The same for global memory, whose cells have 2 bytes or 1.
     pub(crate) bytewise: bool,
+    /// Whether words of shared memory may order threads.
+    pub(crate) orders_here: bool,
     /// The fragment of each register that products use, and the names of the fragments.
     pub(crate) fragment_of: FxHashMap<Reg, u16>,
     pub(crate) fragments: Vec<String>,

@@ -90,6 +90,8 @@ pub struct SimReport {
     pub counts: Counts,
     /// Traced values by block, in order of execution.
     pub traces: Vec<TraceRecord>,
+    /// What the kernel prints, in order of execution.
+    pub printed: Vec<Printed>,
     /// Memory accesses by line, if requested.
     pub memory: Vec<MemorySite>,
     /// Record of the first cluster, if requested.
@@ -149,6 +151,17 @@ classes! {
     Exchange: "Exchanges between lanes: shfl, vote, redux.",
     Sync: "Barriers, waits, fences.",
     Control: "Branches.",
+}
+
+/// A text that a thread prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Printed {
+    /// The grid index of its block.
+    pub block: [u32; 3],
+    /// Its number in the block.
+    pub thread: u32,
+    /// The text.
+    pub text: String,
 }
 
 /// Executed instructions of one class.

@@ -124,6 +124,7 @@ where
         registers: machine.program.registers(),
         findings: out.findings.into_vec(),
         traces: out.traces,
+        printed: out.printed,
         log: out.log,
         written: merged.written(),
     };

@@ -3,8 +3,10 @@
 //! A strong access orders nothing by itself: a fence before a strong write, and one after a strong read of it, do. So
 //! do a release and an acquire.
 
+use std::rc::Rc;
+
 use crate::access::{bits, set};
-use crate::clock::{ActorId, WriterKind, join_clocks};
+use crate::clock::{ActorId, Clock, WriterKind, join_clocks};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::float;
@@ -117,6 +119,134 @@ impl Cluster<'_> {
             _ => warp.registers.set(row, warp.active, &loaded.map(|bits| bits as u32)),
         }
         !self.spins(warp, pc, region.slot, (&offsets, mask))
+    }
+
+    /// Warps of a kernel of another compiler wait at a barrier together: what one has seen of flags, the fences of all
+    /// acquire (the last block of a reduction).
+    pub(crate) fn share_seen(&self, warps: &mut [Warp], waiting: impl Iterator<Item = usize> + Clone) {
+        if !self.machine.is_foreign || !self.machine.communicates {
+            return;
+        }
+        let mut all = Rc::default();
+        for warp in waiting.clone() {
+            for seen in warps[warp].fences.seen.iter().flatten() {
+                join_clocks(&mut all, seen);
+            }
+        }
+        if !all.is_empty() {
+            waiting.for_each(|warp| warps[warp].fences.seen = std::array::from_fn(|_| Some(all.clone())));
+        }
+    }
+
+    /// A fence for words of shared memory.
+    #[inline(always)]
+    pub(crate) fn fence_here(&mut self, warp: &mut Warp) {
+        if self.machine.program.orders_here {
+            self.fence_words(warp);
+        }
+    }
+
+    #[inline(never)]
+    fn fence_words(&mut self, warp: &mut Warp) {
+        for lane in lanes(warp.active) {
+            if let Some(seen) = warp.fences.seen_here[lane].take() {
+                warp.learn_each(1 << lane, |clock| clock.join(&seen));
+            }
+        }
+        for lane in lanes(warp.active) {
+            warp.fences.released_here[lane] = Some(Rc::new(self.clock_of(warp, lane)));
+        }
+        warp.epoch = self.next_epoch();
+    }
+
+    /// What a lane knows, with its own accesses.
+    fn clock_of(&self, warp: &Warp, lane: usize) -> Clock {
+        let mut clock = warp.joined(1 << lane);
+        self.publish(&mut clock, warp, 1 << lane);
+        clock
+    }
+
+    /// A lane has read a word of shared memory, by a strong access.
+    fn see_word(&mut self, warp: &mut Warp, lane: usize, offset: u32, acquires: bool) {
+        let Some(released) = self.words_released.get(&offset).cloned() else {
+            return;
+        };
+        if acquires {
+            warp.learn_each(1 << lane, |clock| clock.join(&released));
+            return;
+        }
+        match &mut warp.fences.seen_here[lane] {
+            Some(seen) => Rc::make_mut(seen).join(&released),
+            seen => *seen = Some(released),
+        }
+    }
+
+    /// A lane has written a word of shared memory, by a strong access; an atomic operation keeps what it carried.
+    fn release_word(&mut self, warp: &Warp, lane: usize, offset: u32, releases: bool, keeps: bool) {
+        let mut released = match releases {
+            true => Some(Rc::new(self.clock_of(warp, lane))),
+            false => warp.fences.released_here[lane].clone(),
+        };
+        if keeps && let Some(before) = self.words_released.get(&offset) {
+            match &mut released {
+                Some(released) => Rc::make_mut(released).join(before),
+                released => *released = Some(before.clone()),
+            }
+        }
+        match released {
+            Some(released) => _ = self.words_released.insert(offset, released),
+            None => _ = self.words_released.remove(&offset),
+        }
+    }
+
+    /// A strong access to shared memory by the active lanes.
+    pub(crate) fn strong_shared(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        access: &Access,
+        (at, row): (At, Row),
+        addresses: &[u32; 32],
+    ) {
+        let mut found = self.shared_access(warp, pc, warp.active, addresses, at, access.size);
+        let (mask, is_wide) = (found.mask, access.size == 8);
+        if access.writes {
+            self.check_writes(warp, &found, WriterKind::Atomic);
+            let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
+            self.shadow.write(&warp.who(pc), &found, Pattern::Scattered, actor);
+            for lane in lanes(mask) {
+                let (offset, word) = (found.offsets[lane], found.offsets[lane] as usize / 4);
+                if is_wide {
+                    let value = warp.registers.own::<u64>(row)[lane];
+                    (self.words[word], self.words[word + 1]) = (value as u32, (value >> 32) as u32);
+                } else {
+                    self.words[word] = warp.registers.own::<u32>(row)[lane];
+                }
+                self.release_word(warp, lane, offset, access.strength == Strength::Release, false);
+            }
+            if access.strength == Strength::Release {
+                warp.epoch = self.next_epoch();
+            }
+            return;
+        }
+        // Strong writes do not race with it; others do.
+        let is_plain = |lane: &usize| {
+            let mut cells = self.shadow.cells(&found, *lane);
+            cells.any(|cell| !self.shadow.stamp(cell).is_atomic())
+        };
+        found.mask = lanes(mask).filter(is_plain).fold(0, |all, lane| all | 1 << lane);
+        self.check_reads(warp, &found, false);
+        let mut value = [0u64; 32];
+        for lane in lanes(mask) {
+            let word = found.offsets[lane] as usize / 4;
+            let high = if is_wide { self.words[word + 1] } else { 0 };
+            value[lane] = u64::from(self.words[word]) | u64::from(high) << 32;
+            self.see_word(warp, lane, found.offsets[lane], access.strength == Strength::Acquire);
+        }
+        match is_wide {
+            true => warp.registers.set(row, warp.active, &value),
+            false => warp.registers.set(row, warp.active, &value.map(|bits| bits as u32)),
+        }
     }
 
     /// An atomic operation, a lane after the other.
@@ -262,6 +392,14 @@ impl Cluster<'_> {
             old[lane] = u64::from(self.words[word]) | u64::from(high) << 32;
             let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]]);
             self.words[word] = new as u32;
+            let (offset, strength) = (found.offsets[lane], atomic.access.strength);
+            self.see_word(
+                warp,
+                lane,
+                offset,
+                matches!(strength, Strength::Acquire | Strength::Release),
+            );
+            self.release_word(warp, lane, offset, strength == Strength::Release, true);
             if atomic.access.size == 8 {
                 self.words[word + 1] = (new >> 32) as u32;
             }

@@ -27,6 +27,7 @@ struct Case {
     buffers: Vec<Vec<u8>>,
     unwritten: Vec<usize>,
     outputs: Vec<Output>,
+    printed: Option<Vec<String>>,
     fault: Option<String>,
     lines: Vec<u32>,
 }
@@ -89,6 +90,9 @@ impl Case {
                 .iter()
                 .map(|n| n.as_u64().unwrap() as u32)
                 .collect(),
+            printed: told["printed"]
+                .as_array()
+                .map(|all| all.iter().map(|line| line.as_str().unwrap().to_string()).collect()),
             text: String::new(),
         };
         for (param, value) in entry.params.iter().zip(told["args"].as_array().unwrap()) {
@@ -156,6 +160,16 @@ impl Case {
         report
             .map(|report| (report, buffers))
             .map_err(|error| error.to_string())
+    }
+
+    /// What is wrong with the lines that it prints, in any order.
+    fn misprinted(&self, report: &SimReport) -> Option<String> {
+        let mut expected = self.printed.clone()?;
+        let all: String = report.printed.iter().map(|printed| printed.text.as_str()).collect();
+        let mut found: Vec<&str> = all.lines().collect();
+        expected.sort();
+        found.sort_unstable();
+        (expected != found).then(|| format!("PRINTED {found:?}, expected {expected:?}"))
     }
 
     /// What is wrong with the outputs, if anything.
@@ -242,7 +256,7 @@ fn number(ty: &str, bytes: &[u8]) -> Number {
     }
 }
 
-/// The finding that a fault of a kind is.
+/// Whether a finding is a fault of a kind.
 fn is_kind(fault: &str, kind: FindingKind) -> bool {
     use FindingKind as K;
     match fault {
@@ -281,9 +295,21 @@ fn findings(report: &SimReport) -> String {
     })
 }
 
+/// Schedules of each case. A fault is to be found under one of them: the order of its atomics may hide that of
+/// `race_slot_counter`.
+const SCHEDULES: u64 = 4;
+
 /// Of each case what came of it: none where all is as it should be.
 fn judge(case: &Case) -> Option<String> {
-    let run = match case.run(0) {
+    let mut told = (0..SCHEDULES).map(|seed| judge_under(case, seed));
+    match case.fault {
+        None => told.find_map(|what| what),
+        Some(_) => told.collect::<Option<Vec<String>>>()?.pop(),
+    }
+}
+
+fn judge_under(case: &Case, seed: u64) -> Option<String> {
+    let run = match case.run(seed) {
         Err(why) => return Some(format!("NOT RUN {why}")),
         Ok(run) => run,
     };
@@ -295,7 +321,10 @@ fn judge(case: &Case) -> Option<String> {
         .collect();
     match &case.fault {
         None if !report.is_clean() => Some(format!("NOT CLEAN{}", findings(&report))),
-        None => case.wrong(&buffers).map(|why| format!("WRONG {why}")),
+        None => {
+            let wrong = case.wrong(&buffers).map(|why| format!("WRONG {why}"));
+            wrong.or_else(|| case.misprinted(&report))
+        }
         Some(fault) => {
             let found = report.findings.iter().any(|finding| {
                 let other = finding.other_line().map(|line| line.line);
@@ -372,19 +401,6 @@ mod with_nvcc {
         assert!(compared > 100, "{compared}");
     }
 
-    /// What is not yet as it should be: instructions that are not executed, and two twins that are not clean.
-    const NOT_YET: &[&str] = &[
-        "assert_bounds",
-        "cuda_barrier_block",
-        "merge_sorted",
-        "noinline_device",
-        "printf_debug",
-        "fence_last_block.twin",
-        "race_barrier_token",
-        "race_barrier_token.twin",
-        "race_flag_polling.twin",
-    ];
-
     #[test]
     #[ignore = "needs the corpus as nvcc compiles it"]
     fn kernels_are_as_they_should_be() {
@@ -398,8 +414,7 @@ mod with_nvcc {
         told.iter().for_each(|(name, what)| println!("{name}: {what}"));
         println!("{} of {} as they should be", all.len() - told.len(), all.len());
         if std::env::var("FLASHCORE_CORPUS_ONLY").is_err() {
-            let names: Vec<&str> = told.iter().map(|(name, _)| *name).collect();
-            assert_eq!(names, NOT_YET);
+            assert!(told.is_empty() && all.len() >= 158);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! operands each time.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::Object;
+use flashcore_ir::inst::{Address, Object};
 use flashcore_ir::types::Reg;
 
 use super::matrix::{Move, Product};
@@ -28,7 +28,11 @@ impl std::fmt::Debug for Cold {
 impl Cold {
     /// The registers that it reads, and those that it writes.
     pub(crate) fn accessed(&self) -> [Vec<Reg>; 2] {
-        let reads = self.reads.iter().filter_map(|read| match read {
+        let base = match &self.what {
+            What::Mbarrier(_, address) => Some(address.base),
+            _ => None,
+        };
+        let reads = self.reads.iter().chain(&base).filter_map(|read| match read {
             Operand::Reg(reg) => Some(*reg),
             Operand::Imm(_) => None,
         });
@@ -62,6 +66,11 @@ pub(crate) enum What {
     Atomic(Atomic),
     Product(Product),
     Move(Move),
+    /// Makes an mbarrier of as many arrivals as the first operand says; or, if false, gives its phase.
+    Mbarrier(bool, Address),
+    /// `vprintf` and `__assertfail`, whose arguments are in local memory from the operands on.
+    Print,
+    Assert,
     /// `trap`.
     Trap,
     Nothing,

@@ -14,7 +14,8 @@ use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
 use flashcore_ptx::{Function, Module, Variable};
 use rustc_hash::FxHashSet;
 
-use super::{Code, Reader, origins};
+use super::cold::{Cold, What};
+use super::{Code, Reader, Step, origins};
 use crate::error::SimError;
 use crate::machine::base_of;
 use crate::rows::Lives;
@@ -118,6 +119,7 @@ impl Foreign {
             .entries()
             .find(|(entry, _)| entry.name == name)
             .ok_or_else(|| refused("the text has no such kernel", 1))?;
+        let function = &module.inlined(function)?;
         let threads = launch.block.iter().product::<u32>();
         let cluster = match entry.required_cluster {
             None | Some([1, 1, 1]) => None,
@@ -166,6 +168,14 @@ impl Foreign {
             refused("the buffer of its address is not known", line)
         })?;
         code.simplify();
+        let mut ledger = ledger;
+        for id in code.mbarriers() {
+            let buffer = &mut ledger.buffers[id as usize];
+            *buffer = SharedBuffer {
+                offset: buffer.offset,
+                ..SharedBuffer::row(&buffer.name, ScalarType::B64, buffer.bytes, buffer.align, SiteId(0))
+            };
+        }
         let unwritten = code.live(&mut Lives::default());
         let names = code.names(function, &unwritten);
         code.extra = Some(Extra {
@@ -246,6 +256,23 @@ fn contents(variables: &[&Variable], slots: &HashMap<String, u32>, set: &[(Strin
 }
 
 impl Code {
+    /// The shared buffers that have mbarriers.
+    fn mbarriers(&self) -> FxHashSet<u32> {
+        let of = |step: &Step| match step {
+            Step::Cold(Cold {
+                what: What::Mbarrier(_, address),
+                ..
+            }) => Some(address.object),
+            _ => None,
+        };
+        let objects = self.items.iter().filter_map(|item| of(&item.step));
+        let buffers = objects.filter_map(|object| match object {
+            Object::Shared(BufferId(id)) => Some(id),
+            Object::Param(_) => None,
+        });
+        buffers.collect()
+    }
+
     /// The names of some registers.
     fn names(&self, function: &Function, regs: &FxHashSet<Reg>) -> Vec<(Reg, u32, String)> {
         let all = self.registers.iter().zip(0..);

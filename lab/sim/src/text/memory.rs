@@ -111,7 +111,7 @@ impl Reader<'_> {
             Written::List(list) => list.clone(),
             one => vec![one.clone()],
         };
-        if words.contains(&"param") {
+        if words.contains(&"param") && !self.is_of_call(address) {
             return self.load_param(&items, address, words);
         }
         let (base, offset) = self.place(address)?;
@@ -143,6 +143,14 @@ impl Reader<'_> {
             self.out.push(Inst::Cvt { op, dst, src });
         }
         Ok(())
+    }
+
+    /// Whether an address is that of a parameter of a call, which is in local memory.
+    fn is_of_call(&self, address: &Written) -> bool {
+        match address {
+            Written::Memory(base, _) => matches!(&**base, Written::Symbol(name, _) if self.locals.contains_key(name)),
+            _ => false,
+        }
     }
 
     fn load_param(&mut self, items: &[Written], address: &Written, words: &[&str]) -> Filled<()> {
@@ -277,7 +285,7 @@ pub(super) fn memory_of(words: &[&str]) -> Memory {
         Memory::Global
     } else if ["shared", "shared::cta", "shared::cluster"].iter().any(is) {
         Memory::Shared
-    } else if is(&"local") {
+    } else if ["local", "param", "param::func"].iter().any(is) {
         Memory::Local
     } else {
         Memory::Generic

@@ -16,7 +16,7 @@ mod other;
 mod scalar;
 mod simplify;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use flashcore_ir::Kernel;
 use flashcore_ir::inst::{Cvt, Inst, Object, Operand};
@@ -46,7 +46,7 @@ pub fn executes(form: &str) -> bool {
     let ty = words.last().and_then(|word| numbers::Ty::of(word));
     match spelled.name() {
         "bra" | "ret" | "exit" | "trap" | "cvta" | "isspacep" | "shfl" | "vote" | "match" | "activemask" => true,
-        "redux" => true,
+        "redux" | "call" => true,
         "mma" | "wmma" => !words.contains(&"m8n8k4") || words.contains(&"f64"),
         "cp" if words == ["async", "wait_all"] => true,
         "nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority" => true,
@@ -378,7 +378,9 @@ impl<'a> Reader<'a> {
         if self.places.is_some() {
             let is_first = match (form.name(), operands) {
                 ("mov", [_, Written::Symbol(name, offset)]) => return self.address_of(&operands[0], name, *offset),
-                ("ld" | "st" | "cvta" | "shfl" | "vote" | "atom" | "red" | "membar" | "nanosleep", _) => true,
+                ("ld" | "st" | "cvta" | "shfl" | "vote" | "atom" | "red" | "membar" | "nanosleep" | "mbarrier", _) => {
+                    true
+                }
                 _ => false,
             };
             if is_first && self.foreign(form, operands)? {
@@ -446,8 +448,29 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Places the local variables.
+    /// Places the parameters of calls, in local memory, and the local variables.
     fn locals(&mut self, function: &Function) {
+        let mut extents: BTreeMap<&str, u32> = BTreeMap::new();
+        for inst in &function.instructions {
+            let is_param = matches!(&self.module.forms()[inst.form as usize], Ok(form) if form.has("param"));
+            let places = inst.operands.iter().filter_map(|operand| match operand {
+                Written::Memory(base, offset) => Some((&**base, *offset)),
+                _ => None,
+            });
+            for (base, offset) in places.filter(|_| is_param) {
+                if let Written::Symbol(name, _) = base
+                    && self.places.as_ref().is_some_and(|places| !places.contains_key(name))
+                {
+                    // The widest access has 16 bytes.
+                    let end = extents.entry(name).or_default();
+                    *end = (*end).max(u32::try_from(offset).unwrap_or(0).saturating_add(16));
+                }
+            }
+        }
+        for (name, end) in extents {
+            self.locals.insert(name.to_string(), self.local);
+            self.local += end.next_multiple_of(16);
+        }
         for variable in &function.local {
             let at = self.local.next_multiple_of(variable.align.max(1));
             self.locals.insert(variable.name.clone(), at);

@@ -140,7 +140,7 @@ impl Reader<'_> {
     }
 
     /// An address in brackets; a symbol's is read into a new register.
-    fn address(&mut self, base: &Written, offset: i64, space: Space) -> Filled<Address> {
+    pub(super) fn address(&mut self, base: &Written, offset: i64, space: Space) -> Filled<Address> {
         let offset = i32::try_from(offset).map_err(|_| "its offset does not fit into 32 bits".to_string())?;
         if let Written::Symbol(name, _) = base {
             let Some(&(object, start)) = self.symbols.get(name) else {

@@ -105,6 +105,10 @@ pub(super) fn resolve(items: &mut [Item], bases: &HashMap<Reg, Origin>, whole: O
                 }
             }
             Step::Cold(Cold {
+                what: What::Mbarrier(_, address),
+                ..
+            }) => address.object = of(address.base, false).unwrap_or(whole),
+            Step::Cold(Cold {
                 what: What::Access(access) | What::Atomic(Atomic { access, .. }) | What::Move(Move { access, .. }),
                 reads,
                 ..

@@ -206,6 +206,8 @@ impl Reader<'_> {
                 ];
                 self.cold(What::Redux(op, has("s32")), Class::Exchange, writes, reads);
             }
+            ("mbarrier", _) => return self.mbarrier(operands, &words),
+            ("call", _) => self.call(operands)?,
             ("mma" | "wmma", _) => self.matrix(form.name(), &words, operands)?,
             ("cp", []) if has("wait_all") => {
                 self.out.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);
@@ -256,6 +258,104 @@ impl Reader<'_> {
                 let reads = reads.collect::<Filled<Vec<Operand>>>()?;
                 self.cold(What::Scalar(known.compute), Class::Alu, writes, reads);
             }
+        }
+        Ok(true)
+    }
+
+    /// Reads a call of what CUDA's runtime has on the device.
+    fn call(&mut self, operands: &[Written]) -> Filled<()> {
+        let name = operands.iter().find_map(|operand| match operand {
+            Written::Symbol(name, _) => Some(name.as_str()),
+            _ => None,
+        });
+        let arguments = match operands.last() {
+            Some(Written::List(arguments)) => &arguments[..],
+            _ => &[],
+        };
+        let mut reads = Vec::new();
+        for argument in arguments {
+            let Written::Symbol(name, _) = argument else {
+                return Err("its arguments are not read".to_string());
+            };
+            let Some(&at) = self.locals.get(name) else {
+                return Err(format!("nothing is stored to its argument `{name}`"));
+            };
+            reads.push(Operand::Imm(at.into()));
+        }
+        match name {
+            Some("vprintf") => self.cold(What::Print, Class::Sync, Vec::new(), reads),
+            Some("__assertfail") => self.cold(What::Assert, Class::Control, Vec::new(), reads),
+            Some(name) => return Err(format!("`{name}` has no body that is read")),
+            None => return Err("indirect calls are not read".to_string()),
+        }
+        Ok(())
+    }
+
+    /// Reads what the kernel language has of mbarriers in another way: counts in registers, and tokens.
+    fn mbarrier(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
+        use flashcore_ir::inst::{BinOp, Cvt, MbarInst, Scope};
+        let has = |word: &str| words.contains(&word);
+        let shared = |reader: &mut Self, written: &Written| match written {
+            Written::Memory(base, offset) => reader.address(base, *offset, flashcore_ir::inst::Space::Shared),
+            _ => Err("an address is needed in place of another operand".to_string()),
+        };
+        match (words.first(), operands) {
+            (Some(&"init"), [address, count]) => {
+                let address = shared(self, address)?;
+                let count = self.operand(count, Ty::Int(32, false))?;
+                self.cold(What::Mbarrier(true, address), Class::Sync, Vec::new(), vec![count]);
+            }
+            (Some(&"inval"), _) => self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new()),
+            (Some(&"arrive"), [d, address, rest @ ..]) if !has("noComplete") && !has("shared::cluster") => {
+                let addr = shared(self, address)?;
+                if *d != Written::Sink {
+                    let writes = vec![self.register(d)?];
+                    self.cold(What::Mbarrier(false, addr), Class::Sync, writes, Vec::new());
+                }
+                let count = rest
+                    .first()
+                    .map(|count| self.operand(count, Ty::Int(32, false)))
+                    .transpose()?;
+                let tx = count.filter(|_| has("expect_tx"));
+                if tx.is_none() && count.is_some_and(|count| count != Operand::Imm(1)) {
+                    return Err("several arrivals of a thread at once are not executed".to_string());
+                }
+                self.out.push(Inst::Mbar(MbarInst::Arrive {
+                    addr,
+                    remote: false,
+                    scope: Scope::Block,
+                    tx,
+                }));
+            }
+            (Some(&"test_wait" | &"try_wait"), [d, address, token, ..]) if !has("parity") => {
+                let dst = self.result(d, RegClass::Pred)?;
+                let addr = shared(self, address)?;
+                let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
+                let src = self.operand(token, Ty::Int(64, false))?;
+                let (op, ty, a, b) = (BinOp::And, ScalarType::B32, Operand::Reg(low), Operand::Imm(1));
+                self.out.extend([
+                    Inst::Cvt {
+                        op: Cvt::U32FromU64,
+                        dst: low,
+                        src,
+                    },
+                    Inst::Bin {
+                        op,
+                        ty,
+                        dst: parity,
+                        a,
+                        b,
+                    },
+                    Inst::Mbar(MbarInst::Test {
+                        dst,
+                        addr,
+                        parity: Operand::Reg(parity),
+                        blocking: has("try_wait"),
+                        scope: Scope::Block,
+                    }),
+                ]);
+            }
+            _ => return Ok(false),
         }
         Ok(true)
     }

@@ -76,6 +76,10 @@ pub struct PtxParam {
 pub struct PtxFunction {
     /// Its name.
     pub name: String,
+    /// The names of what it gives back.
+    pub results: Vec<String>,
+    /// The names of its parameters.
+    pub parameters: Vec<String>,
     /// Its body: the bytes of the text between the braces; none for a declaration.
     pub body: Option<Range<usize>>,
     /// Line on which the body begins, or the declaration ends.
@@ -307,6 +311,27 @@ impl Words<'_> {
         })
     }
 
+    /// The names of variables in parentheses, if there are any: each is the last word before its dimensions.
+    fn names_in_parentheses(&mut self) -> Result<Vec<String>, PtxError> {
+        let mut names: Vec<String> = Vec::new();
+        if !self.takes('(') {
+            return Ok(names);
+        }
+        let mut last = None;
+        loop {
+            match self.peek() {
+                None => return self.wrong("`)`"),
+                Some(Word::Name(name)) if !name.starts_with('.') => last = Some(name.to_string()),
+                Some(Word::Mark(',' | ')')) => names.extend(last.take()),
+                Some(_) => {}
+            }
+            if self.takes(')') {
+                return Ok(names);
+            }
+            self.at += 1;
+        }
+    }
+
     fn module_variable(&mut self, is_constant: bool, line: u32) -> Result<PtxVariable, PtxError> {
         let (symbol, _) = self.variable(line)?;
         let mut variable = PtxVariable {
@@ -335,20 +360,16 @@ impl Words<'_> {
         while matches!(self.peek(), Some(Word::Name(".noreturn"))) {
             self.at += 1;
         }
-        if self.takes('(') {
-            while !self.takes(')') {
-                if self.peek().is_none() {
-                    return self.wrong("`)`");
-                }
-                self.at += 1;
-            }
-        }
+        let results = self.names_in_parentheses()?;
         let name = self.name("a function's name")?.to_string();
+        let parameters = self.names_in_parentheses()?;
         // A declaration ends with `;`, a definition with `}`: skipping finds either.
         self.skip("function")?;
         let last = &self.tokens[self.at - 1];
         let mut function = PtxFunction {
             name,
+            results,
+            parameters,
             body: None,
             body_line: last.line,
         };
