@@ -77,7 +77,8 @@ pub struct Attention {
     pub(crate) plans: Plans,
 }
 
-/// What an [`Attention`] does in another way than [`Attention::new`]: [`Attention::with`] takes it, or one of its fields.
+/// What an [`Attention`] does in another way than [`Attention::new`]: [`Attention::with`] takes it, or one of its
+/// fields.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// One kernel for everything. Problems that it does not serve are refused, and no table is read.
@@ -86,19 +87,19 @@ pub struct Options {
     pub plans: Option<Plans>,
     /// Multiprocessors of the GPU that are left to other work, such as communication (FlashAttention-3's `sm_margin`).
     ///
-    /// Kernels whose blocks are persistent have as many fewer of them: family `wgmma`, and kernels with a schedule. Other
-    /// kernels are chosen, and their keys split, for as many fewer multiprocessors, but their blocks run wherever there is
-    /// room.
+    /// Kernels whose blocks are persistent have as many fewer of them: family `wgmma`, and kernels with a schedule.
+    /// Other kernels are chosen, and their keys split, for as many fewer multiprocessors, but their blocks run wherever
+    /// there is room.
     pub sm_margin: u32,
-    /// Whether the values that are on the GPU are checked before each call reads them: lengths, offsets, pages and bounds
-    /// of attention, and of appends slots, parts of the cache, padding and positions, too. By default they are where the
-    /// environment has `FLASHCORE_CHECK=1`.
+    /// Whether the values that are on the GPU are checked before each call reads them: lengths, offsets, pages and
+    /// bounds of attention, and of appends slots, parts of the cache, padding and positions, too. By default they are
+    /// where the environment has `FLASHCORE_CHECK=1`.
     ///
-    /// A call whose values contradict its problem or append fails with [`Error::Problem`], which names the argument, the
-    /// sequence and the value, as it does for values in host memory, which are always checked. Nothing of the call is
-    /// enqueued then. The check is one more launch, and the call waits for what is in its stream, so it is for finding
-    /// mistakes. A call that is captured into a graph does not wait: the graph checks at each launch, and what it finds is
-    /// the error of the next call of the device, of any `Attention` that checks, outside of a capture
+    /// A call whose values contradict its problem or append fails with [`Error::Problem`], which names the argument,
+    /// the sequence and the value, as it does for values in host memory, which are always checked. Nothing of the call
+    /// is enqueued then. The check is one more launch, and the call waits for what is in its stream, so it is for
+    /// finding mistakes. A call that is captured into a graph does not wait: the graph checks at each launch, and what
+    /// it finds is the error of the next call of the device, of any `Attention` that checks, outside of a capture
     /// ([`Error::Captured`]).
     pub checks: Option<bool>,
 }
@@ -158,8 +159,8 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// As [`Attention::new`]; [`Error::KernelOfOtherDevice`]; [`Error::SmMargin`] where no multiprocessor would be left:
-    /// the CPU has none.
+    /// As [`Attention::new`]; [`Error::KernelOfOtherDevice`]; [`Error::SmMargin`] where no multiprocessor would be
+    /// left: the CPU has none.
     #[cfg_attr(not(feature = "cpu"), allow(unreachable_patterns))] // every kernel runs on the only device
     pub fn with(device: Device, options: impl Into<Options>) -> Result<Attention, Error> {
         let Options {

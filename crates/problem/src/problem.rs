@@ -193,9 +193,9 @@ impl Problem {
         ProblemBuilder::default()
     }
 
-    /// Starts with the sizes, layouts and dtype of tensors, full attention, so that nothing is stated twice. O is in the
-    /// order of Q, K and V, if they have the same. Fields that are set later count: those of packed sequences and caches,
-    /// whose tensors do not say how many sequences there are.
+    /// Starts with the sizes, layouts and dtype of tensors, full attention, so that nothing is stated twice. O is in
+    /// the order of Q, K and V, if they have the same. Fields that are set later count: those of packed sequences and
+    /// caches, whose tensors do not say how many sequences there are.
     ///
     /// ```
     /// use flashcore_problem::{DType, Layout, Mask, Problem, Tensor};

@@ -1,8 +1,8 @@
 //! Compiles CUDA C++ to PTX with a compiler of this machine, in a process that is limited in time and memory.
 //!
 //! It is the first of these that is there: what `FLASHCORE_NVCC` names; nvcc of `PATH`, `CUDA_HOME`, `CUDA_PATH` or
-//! `/usr/local/cuda`; nvcc of PyPI, in the packages of a Python environment; NVRTC, which Python calls and which knows no
-//! code of the host; clang, which needs the headers of a toolkit.
+//! `/usr/local/cuda`; nvcc of PyPI, in the packages of a Python environment; NVRTC, which Python calls and which knows
+//! no code of the host; clang, which needs the headers of a toolkit.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -28,8 +28,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     Some(field.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
 }
 
-/// All PTX texts in the fat binaries of a file, in their order, and why others cannot be read. Both are empty for a file
-/// without fat binaries.
+/// All PTX texts in the fat binaries of a file, in their order, and why others cannot be read. Both are empty for a
+/// file without fat binaries.
 pub fn embedded(bytes: &[u8]) -> (Vec<Embedded>, Vec<String>) {
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     let mut at = 0;

@@ -147,8 +147,8 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     }
 }
 
-/// The kernels with a name, or all if there is no name. A name of C++ may be as the linker has it, as C++ does, or without
-/// its arguments.
+/// The kernels with a name, or all if there is no name. A name of C++ may be as the linker has it, as C++ does, or
+/// without its arguments.
 pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<&'a ForeignKernel>, ForeignError> {
     let is_named = |kernel: &&ForeignKernel| name.is_none_or(|name| names::is_called(&kernel.name, name));
     let found: Vec<&ForeignKernel> = kernels.iter().filter(is_named).collect();

@@ -41,16 +41,10 @@ const USAGE: &[(&str, &str)] = &[
         "--smem is not for a problem; it needs a FILE.ptx or FILE.cubin in place of a problem",
     ),
     ("explain x.ptx --heads 3", "--heads is not for a file of kernels"),
-    ("explain x.ptx --causal", "--causal is not for a file of kernels"),
     (
         "explain x.cubin --dtype bf16 --window 1,1",
         "is not for a file of kernels in place of a problem; allowed: --profile, --json, --smem, --threads",
     ),
-    (
-        "explain x.ptx --kernel mma/m64",
-        "--kernel is not for a file of kernels",
-    ),
-    ("explain x.ptx --saves 3", "--saves is not for a file of kernels"),
     ("explain x.ptx --svg x", "--svg is not for a file of kernels"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
     ("check --grid 1", "--grid is not for a problem; it needs a FILE.ptx"),
@@ -59,18 +53,8 @@ const USAGE: &[(&str, &str)] = &[
         "check x.ptx --arg buf:99999999999999",
         "at most 1073741824 B are simulated",
     ),
-    ("check x.ptx --memory", "--memory is not for a file of kernels"),
-    ("check x.ptx --trace x.rs:1", "--trace is not for a file of kernels"),
-    (
-        "check x.ptx --plant drop-barrier",
-        "--plant is not for a file of kernels",
-    ),
     ("check x.ptx --kernel mma/m64", "--kernel is not for a file of kernels"),
-    ("check x.ptx --heads 3", "--heads is not for a file of kernels"),
-    (
-        "check x.ptx -I include",
-        "-I is not for a file of kernels in place of a problem",
-    ),
+    ("check x.ptx -I include", "-I is not for a file of kernels"),
     (
         "check x.ptx -- -O3",
         "what stands after `--` is not for a file of kernels",
@@ -80,7 +64,6 @@ const USAGE: &[(&str, &str)] = &[
         "-D is not for a problem; it needs a FILE.cu in place of a problem",
     ),
     ("check x.cu --std c++17", "x.cu: No such file or directory"),
-    ("check x.ptx --causal", "--causal is not for a file of kernels"),
     ("check museum/no-opt-in --memory", "--memory is not for museum/NAME"),
     (
         "check museum/no-opt-in --kernel mma/m64",

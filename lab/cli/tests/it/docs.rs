@@ -2,7 +2,8 @@
 //!
 //! A block tagged `sh` is run, line by line, in a folder of its page; a comment such as `# exit 1` says with which code
 //! a line ends. Blocks tagged `sh slow`, `sh gpu` or `sh files` (they need files of the reader) are only parsed: each
-//! flag must exist. A block tagged with a file's name, such as `toml own.toml`, is that file, and the folder next to a
+//! flag must exist. So are those of `sh nvcc`, which another test runs where nvcc is, next to the page. A block
+//! tagged with a file's name, such as `toml own.toml`, is that file, and the folder next to a
 //! page that has its name (`own-kernel`) is there, too. Commands in the text are
 //! run, too, unless they measure or have a placeholder such as NAME.
 
@@ -14,7 +15,7 @@ use std::process::Command;
 use crate::common::command;
 
 /// Tags of blocks whose commands are only parsed.
-const PARSED: [&str; 3] = ["slow", "gpu", "files"];
+const PARSED: [&str; 4] = ["slow", "gpu", "files", "nvcc"];
 /// Subcommands that measure for as long as they are given.
 const MEASURING: [&str; 4] = ["tune", "bench", "device", "worker"];
 
@@ -32,6 +33,8 @@ enum How {
     Run(i32),
     /// See that its flags exist.
     Parse,
+    /// The same; and run it where nvcc is.
+    ParseOrRun(i32),
 }
 
 /// What a page has: commands in order, files by name, and what is wrong with its tags.
@@ -134,10 +137,10 @@ fn read(text: &str) -> Page {
                 let _ = writeln!(block, "{line}");
                 let is_shell = tags.first().is_some_and(|tag| tag == "sh");
                 if let Some(text) = of_line(line).filter(|_| is_shell) {
-                    let how = if tags.len() > 1 {
-                        How::Parse
-                    } else {
-                        How::Run(expected(line))
+                    let how = match tags.get(1).map(String::as_str) {
+                        None => How::Run(expected(line)),
+                        Some("nvcc") => How::ParseOrRun(expected(line)),
+                        Some(_) => How::Parse,
                     };
                     let line = index + 1;
                     page.commands.push(Typed { line, text, how });
@@ -165,7 +168,7 @@ fn read(text: &str) -> Page {
 /// Why a command is not what the page says, if it is not.
 fn fault(typed: &Typed, folder: &Path) -> Option<String> {
     let (output, code) = match typed.how {
-        How::Parse => {
+        How::Parse | How::ParseOrRun(_) => {
             let alone = typed.text.split(['|', '>', ';']).next().unwrap_or_default();
             let alone = alone.replace(['\'', '"'], "");
             // A number in place of a placeholder for one.
@@ -233,7 +236,7 @@ fn every_command_of_the_docs_works() {
             }
             match typed.how {
                 How::Run(_) => ran += 1,
-                How::Parse => parsed += 1,
+                How::Parse | How::ParseOrRun(_) => parsed += 1,
             }
             if let Some(fault) = fault(typed, &folder) {
                 faults.push(format!("{name}:{}: {fault}", typed.line));
@@ -254,7 +257,10 @@ fn commands_are_found_and_faults_are_seen() {
         flashcore check tiny --plant drop-barrier  # exit 1\n```\n```sh slow\ncargo run --release -- tune --budgit 5\n\
         cargo run -p other -- x\n```\n```sh quick\n```\n```toml own.toml\nheads = 1\n```\n";
     let page = read(text);
-    assert_eq!(page.wrong, ["13: `sh quick` is no tag; allowed: slow, gpu, files"]);
+    assert_eq!(
+        page.wrong,
+        ["13: `sh quick` is no tag; allowed: slow, gpu, files, nvcc"]
+    );
     assert_eq!(page.files, [("own.toml".to_string(), "heads = 1\n".to_string())]);
     let found: Vec<(usize, &str, How)> = page
         .commands
@@ -275,4 +281,25 @@ fn commands_are_found_and_faults_are_seen() {
         .map(|typed| fault(typed, &std::env::temp_dir()).is_some())
         .collect();
     assert_eq!(faults, [true, false, true, false, false]);
+}
+
+mod with_nvcc {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs nvcc"]
+    fn commands_of_the_docs_that_need_it_work() {
+        let (mut ran, mut faults) = (0, Vec::new());
+        for path in pages() {
+            let page = read(&std::fs::read_to_string(&path).expect("a page"));
+            for typed in page.commands {
+                if let How::ParseOrRun(code) = typed.how {
+                    let how = How::Run(code);
+                    ran += 1;
+                    faults.extend(fault(&Typed { how, ..typed }, path.parent().expect("a folder")));
+                }
+            }
+        }
+        assert!(faults.is_empty() && ran > 3, "{ran} were run: {}", faults.join("\n"));
+    }
 }
