@@ -203,6 +203,7 @@ fn tried(text: &str) -> Fate {
         let launch = ForeignLaunch {
             grid: [kernel.cluster().unwrap_or(1), 1, 1],
             threads: options.threads,
+            block: None,
             dynamic_shared: options.dynamic_shared,
             args: args.collect(),
             schedules: 1,
