@@ -25,9 +25,9 @@ struct LaunchArgs {
     /// Bytes of dynamic shared memory that the host requests
     #[arg(long, value_name = "N", value_parser = number)]
     smem: Option<u32>,
-    /// Threads per block [default: the kernel's declaration]
-    #[arg(long, value_name = "N", value_parser = number)]
-    threads: Option<u32>,
+    /// Threads per block: N, or along X,Y,Z [default: the kernel's declaration]
+    #[arg(long, value_name = "N", value_parser = |text: &str| args::axes(text, 1))]
+    threads: Option<[u32; 3]>,
     /// The host opts in to more than 48 KB (cudaFuncSetAttribute) before it launches
     #[arg(long)]
     opted_in: bool,
@@ -83,10 +83,16 @@ fn claim(text: &str) -> Result<(String, u64), String> {
 }
 
 impl LaunchArgs {
+    /// Threads of a block together.
+    fn threads(&self) -> Option<u32> {
+        let count = |block: [u32; 3]| block.iter().fold(1, |all: u32, &n| all.saturating_mul(n));
+        self.threads.map(count)
+    }
+
     fn asked(&self, grid: Option<[u32; 3]>, claims: &[(String, u64)]) -> Asked {
         Asked {
             grid,
-            threads: self.threads,
+            threads: self.threads(),
             dynamic_shared: self.smem.unwrap_or(0),
             opted_in: self.opted_in,
             claims: claims.to_vec(),
@@ -217,7 +223,10 @@ impl RunArgs {
             let names = style::list(kernels.iter().map(|kernel| foreign::readable(&kernel.name)));
             return Err(wrong(file, format_args!("it has {names}; name one with --entry")));
         };
-        let threads = launch.block.map(|block| block.iter().product()).or(launch.threads);
+        let threads = launch
+            .block
+            .map(|block| block.iter().fold(1, |all: u32, &n| all.saturating_mul(n)))
+            .or(launch.threads);
         let asked = Asked {
             threads,
             dynamic_shared: launch.dynamic_shared,
@@ -318,8 +327,9 @@ impl RunArgs {
         };
         let launch = &mut read.launch;
         launch.grid = self.grid.unwrap_or(launch.grid);
-        if self.shape.threads.is_some() {
-            (launch.threads, launch.block) = (self.shape.threads, None);
+        if let Some(block) = self.shape.threads {
+            launch.threads = self.shape.threads();
+            launch.block = (block[1..] != [1, 1]).then_some(block);
         }
         launch.dynamic_shared = self.shape.smem.unwrap_or(launch.dynamic_shared);
         if !self.arg.is_empty() {

@@ -11,6 +11,9 @@ use crate::operand::{Operand, Register};
 
 /// Instructions of a kernel with all that it calls.
 const MOST_INSTRUCTIONS: u64 = 1 << 20;
+/// Its registers, and its calls.
+const MOST_REGISTERS: u64 = 1 << 21;
+const MOST_CALLS: u64 = 1 << 14;
 
 impl Module {
     /// A kernel with the bodies of the functions that it calls in place of the calls. Parameters of calls have a name
@@ -136,6 +139,13 @@ impl<'a> Inlining<'a> {
             let callee = self.callee(name, inst);
             if let Some(callee) = callee {
                 self.calls += 1;
+                PtxError::at_most("calls", self.calls.into(), MOST_CALLS, line)?;
+                PtxError::at_most(
+                    "registers with those of called functions",
+                    self.registers.into(),
+                    MOST_REGISTERS,
+                    line,
+                )?;
                 let inner = format!("#{}", self.calls);
                 let of_call = |operand: &Operand| match operand {
                     Operand::Symbol(name, _) => match parameters.get(name) {

@@ -113,7 +113,9 @@ impl Module {
         });
         let functions = functions.collect::<Result<_, _>>()?;
         let bra = forms.of("bra");
-        let variables = declared.variables.iter().map(|variable| Variable::read(text, variable));
+        let mut bytes = 0;
+        let variables = declared.variables.iter();
+        let variables = variables.map(|variable| Variable::read(text, variable, &mut bytes));
         let variables = variables.collect::<Result<_, _>>()?;
         Ok(Module {
             variables,

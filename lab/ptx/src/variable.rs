@@ -16,13 +16,15 @@ pub struct Variable {
     pub addresses: Vec<(usize, String, i64)>,
 }
 
-/// Bytes of a variable that is read.
-const MOST_BYTES: u64 = 1 << 26;
+/// Bytes of all variables.
+const MOST_BYTES: u64 = 1 << 28;
 
 impl Variable {
-    pub(crate) fn read(text: &str, declared: &PtxVariable) -> Result<Variable, PtxError> {
+    /// Reads a variable; `before` bytes are those of others.
+    pub(crate) fn read(text: &str, declared: &PtxVariable, before: &mut u64) -> Result<Variable, PtxError> {
         let symbol = declared.symbol.clone();
-        PtxError::at_most("bytes of a variable", symbol.bytes, MOST_BYTES, symbol.line)?;
+        *before = before.saturating_add(symbol.bytes);
+        PtxError::at_most("bytes of variables", *before, MOST_BYTES, symbol.line)?;
         let mut variable = Variable {
             bytes: vec![0; symbol.bytes as usize],
             addresses: Vec::new(),
@@ -34,6 +36,13 @@ impl Variable {
         let ty = variable.symbol.declared.split('[').next().unwrap_or_default();
         let ty = ty.rsplit('.').next().unwrap_or_default();
         let size = ty.get(1..).and_then(|bits| bits.parse::<usize>().ok()).unwrap_or(8) / 8;
+        if size > 8 {
+            return Err(PtxError::not_understood(
+                format!("variable `{}`", variable.symbol.name),
+                "values of more than 8 bytes are not read",
+                variable.symbol.line,
+            ));
+        }
         let is_f32 = ty == "f32";
         let mut words = Words::of(&text[range], variable.symbol.line)?;
         let mut at = 0;

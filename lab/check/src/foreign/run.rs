@@ -159,7 +159,7 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
     let is_same = |block: &[u32; 3]| {
         asked
             .threads
-            .is_none_or(|threads| block.iter().product::<u32>() == threads)
+            .is_none_or(|threads| block.iter().fold(1u32, |all, &n| all.saturating_mul(n)) == threads)
     };
     let block = asked
         .block

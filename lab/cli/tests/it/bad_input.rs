@@ -74,7 +74,7 @@ const USAGE: &[(&str, &str)] = &[
     ("check x.ptx --block 1,0,0", "--block is not for a file of kernels"),
     (
         "check x.ptx --threads abc",
-        "invalid value 'abc' for '--threads <N>': write a whole number from 0 to 4294967295, e.g. 128",
+        "invalid value 'abc' for '--threads <N>': write X,Y,Z, e.g. 8,1,1",
     ),
     ("explain x.ptx --smem 64k", "write a whole number from 0 to 4294967295"),
     ("check museum/no-opt-in --blocks 3", "--blocks is not for museum/NAME"),

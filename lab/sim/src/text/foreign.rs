@@ -120,7 +120,7 @@ impl Foreign {
             .find(|(entry, _)| entry.name == name)
             .ok_or_else(|| refused("the text has no such kernel", 1))?;
         let function = &module.inlined(function)?;
-        let threads = launch.block.iter().product::<u32>();
+        let threads = launch.block.iter().fold(1u32, |all, &n| all.saturating_mul(n));
         let cluster = match entry.required_cluster {
             None | Some([1, 1, 1]) => None,
             Some([blocks, 1, 1]) => Some(blocks),
@@ -144,7 +144,7 @@ impl Foreign {
             .iter()
             .map(|&(at, slot)| (at as u32, slot as u32))
             .collect();
-        reader.locals(function);
+        reader.locals(function)?;
         let callees = module.with_callees(function)?;
         let is_named = |variable: &&Variable| callees.iter().any(|it| it.named.contains(&variable.symbol.name));
         let is_needed = |variable: &&Variable| is_named(variable) || !variable.addresses.is_empty();

@@ -87,6 +87,14 @@ impl Fragment {
         }
     }
 
+    /// Whether so many registers of the warp are the matrix, or several times that.
+    fn check(&self) -> Filled<()> {
+        let (held, [rows, columns]) = (32 * self.registers * self.element.in_register(), self.dims());
+        let fits = held == rows * columns || self.is_opaque && held > 0 && held.is_multiple_of(rows * columns);
+        let why = || format!("{} registers do not hold {rows} x {columns} elements", self.registers);
+        fits.then_some(()).ok_or_else(why)
+    }
+
     /// The row and the column of an element of a register of a lane.
     pub(crate) fn place(&self, lane: u32, register: u32, element: u32) -> (u32, u32) {
         let (each, [rows, columns]) = (self.element.in_register(), self.dims());
@@ -189,6 +197,8 @@ impl Reader<'_> {
         if shape[0] == 8 && name == "mma" && a_type == Element::F16 {
             return Err("the layout of m8n8k4 of f16 is not read".to_string());
         }
+        let all = [&product.a, &product.b, &product.c, &product.d];
+        all.into_iter().try_for_each(Fragment::check)?;
         let reads = [a, b, c].concat().into_iter().map(Operand::Reg).collect();
         self.cold(What::Product(product), Class::Tensor, d, reads);
         Ok(())
@@ -222,6 +232,7 @@ impl Reader<'_> {
             is_opaque: true,
             registers: registers.len() as u32,
         };
+        fragment.check()?;
         let is_row_major = words.contains(&"row");
         let (base, offset) = self.place(address)?;
         let mut access = self.access_of(words, writes, offset)?;

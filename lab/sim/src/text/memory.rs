@@ -14,11 +14,11 @@ use crate::report::Class;
 impl Reader<'_> {
     /// To and from generic addresses.
     pub(super) fn convert_address(&mut self, d: &Written, a: &Written, words: &[&str]) -> Filled<()> {
-        let dst = self.register(d)?;
+        let dst = self.reg(d, RegClass::B64)?;
         let window = memory_of(words).window();
         let a = match a {
             Written::Symbol(name, offset) => Operand::Reg(self.symbol_address(name, *offset)?),
-            a => self.operand(a, Ty::Int(64, false))?,
+            a => Operand::Reg(self.reg(a, RegClass::B64)?),
         };
         if window == 0 {
             if Operand::Reg(dst) != a {
@@ -33,6 +33,18 @@ impl Reader<'_> {
         };
         let (op, ty, b) = (flashcore_ir::inst::BinOp::Add, ScalarType::U64, Operand::Imm(add));
         self.out.push(Inst::Bin { op, ty, dst, a, b });
+        Ok(())
+    }
+
+    /// Reads a `mov` of a variable's address.
+    pub(super) fn address_of(&mut self, d: &Written, name: &str, offset: i64) -> Filled<()> {
+        let dst = self.reg(d, RegClass::B64).or_else(|_| self.reg(d, RegClass::B32))?;
+        let src = Operand::Reg(self.symbol_address(name, offset)?);
+        let op = flashcore_ir::inst::Cvt::U32FromU64;
+        self.out.push(match dst.class {
+            RegClass::B64 => Inst::Mov { dst, src },
+            _ => Inst::Cvt { op, dst, src },
+        });
         Ok(())
     }
 
@@ -82,6 +94,9 @@ impl Reader<'_> {
 
     pub(super) fn access_of(&mut self, words: &[&str], writes: bool, offset: i64) -> Filled<Access> {
         let has = |word: &str| words.contains(&word);
+        if has("shared::cluster") {
+            return Err("shared memory of other blocks is not executed".to_string());
+        }
         // Matrices have their own types.
         let ty = words.last().and_then(|word| Ty::of(word)).unwrap_or(Ty::F32);
         let strength = if has("acquire") {
@@ -107,10 +122,7 @@ impl Reader<'_> {
     }
 
     pub(super) fn load(&mut self, d: &Written, address: &Written, words: &[&str]) -> Filled<()> {
-        let items = match d {
-            Written::List(list) => list.clone(),
-            one => vec![one.clone()],
-        };
+        let items = items(d, words)?;
         if words.contains(&"param") && !self.is_of_call(address) {
             return self.load_param(&items, address, words);
         }
@@ -121,6 +133,7 @@ impl Reader<'_> {
         let (mut writes, mut widened) = (Vec::new(), Vec::new());
         for item in &items {
             let reg = self.result(item, class)?;
+            holds(reg, access.size)?;
             let is_wider = reg.class == RegClass::B64 && access.size < 8;
             let loaded = if is_wider { self.fresh(RegClass::B32, 1) } else { reg };
             widened.extend(is_wider.then_some((reg, loaded)));
@@ -179,10 +192,7 @@ impl Reader<'_> {
     }
 
     pub(super) fn store(&mut self, address: &Written, a: &Written, words: &[&str]) -> Filled<()> {
-        let items = match a {
-            Written::List(list) => list.clone(),
-            one => vec![one.clone()],
-        };
+        let items = items(a, words)?;
         let ty = words
             .last()
             .and_then(|word| Ty::of(word))
@@ -192,6 +202,9 @@ impl Reader<'_> {
         let mut reads = vec![base];
         for item in &items {
             let value = self.operand(item, ty)?;
+            if let Operand::Reg(reg) = value {
+                holds(reg, access.size)?;
+            }
             reads.push(match value {
                 Operand::Reg(reg) if reg.class == RegClass::B64 && access.size < 8 => {
                     let dst = self.fresh(RegClass::B32, 1);
@@ -271,6 +284,33 @@ impl Reader<'_> {
         };
         self.cold(What::Atomic(atomic), Class::Atomic, writes, reads);
         Ok(())
+    }
+}
+
+/// The registers of a vector, or the one.
+fn items(written: &Written, words: &[&str]) -> Filled<Vec<Written>> {
+    let needed = if words.contains(&"v4") {
+        4
+    } else if words.contains(&"v2") {
+        2
+    } else {
+        1
+    };
+    let items = match written {
+        Written::List(list) => list.clone(),
+        one => vec![one.clone()],
+    };
+    match items.len() == needed {
+        true => Ok(items),
+        false => Err(format!("{} registers; {needed} are needed", items.len())),
+    }
+}
+
+/// Whether a register has a value of so many bytes.
+fn holds(reg: Reg, bytes: u32) -> Filled<()> {
+    match reg.class != RegClass::Pred && reg.class.bytes() >= bytes {
+        true => Ok(()),
+        false => Err(format!("a register of {} B for {bytes} B of memory", reg.class.bytes())),
     }
 }
 

@@ -19,7 +19,7 @@ mod simplify;
 use std::collections::{BTreeMap, HashMap};
 
 use flashcore_ir::Kernel;
-use flashcore_ir::inst::{Cvt, Inst, Object, Operand};
+use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::ptx::{Notes, TraceNote};
 use flashcore_ir::shared::BufferId;
@@ -33,6 +33,9 @@ pub use foreign::{PtxArg, PtxBuffer, PtxLaunch};
 pub(crate) use lower::lower;
 use operands::error;
 use origins::Origin;
+
+/// Bytes of local memory of a thread (CUDA programming guide, "Technical Specifications per Compute Capability").
+const MOST_LOCAL: u64 = 1 << 19;
 
 /// Addresses that no note has an object for.
 pub(crate) const UNKNOWN: Object = Object::Param(u32::MAX);
@@ -377,10 +380,12 @@ impl<'a> Reader<'a> {
         let operands = &inst.operands[..];
         if self.places.is_some() {
             let is_first = match (form.name(), operands) {
-                ("mov", [_, Written::Symbol(name, offset)]) => return self.address_of(&operands[0], name, *offset),
-                ("ld" | "st" | "cvta" | "shfl" | "vote" | "atom" | "red" | "membar" | "nanosleep" | "mbarrier", _) => {
-                    true
-                }
+                ("mov", [d, Written::Symbol(name, offset)]) => return self.address_of(d, name, *offset),
+                (
+                    "ld" | "st" | "cvta" | "shfl" | "vote" | "atom" | "red" | "membar" | "nanosleep" | "mbarrier"
+                    | "prefetch",
+                    _,
+                ) => true,
                 _ => false,
             };
             if is_first && self.foreign(form, operands)? {
@@ -430,26 +435,8 @@ impl<'a> Reader<'a> {
         Ok(true)
     }
 
-    /// Reads a `mov` of a variable's address.
-    fn address_of(&mut self, d: &Written, name: &str, offset: i64) -> Result<(), String> {
-        let Written::Register(register) = d else {
-            return Err("a register is needed".to_string());
-        };
-        let dst = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
-        let src = Operand::Reg(self.symbol_address(name, offset)?);
-        self.out.push(match dst.class {
-            RegClass::B64 => Inst::Mov { dst, src },
-            _ => Inst::Cvt {
-                op: Cvt::U32FromU64,
-                dst,
-                src,
-            },
-        });
-        Ok(())
-    }
-
     /// Places the parameters of calls, in local memory, and the local variables.
-    fn locals(&mut self, function: &Function) {
+    fn locals(&mut self, function: &Function) -> Result<(), PtxError> {
         let mut extents: BTreeMap<&str, u32> = BTreeMap::new();
         for inst in &function.instructions {
             let is_param = matches!(&self.module.forms()[inst.form as usize], Ok(form) if form.has("param"));
@@ -468,14 +455,20 @@ impl<'a> Reader<'a> {
             }
         }
         for (name, end) in extents {
+            PtxError::at_most("bytes of parameters of calls", end.into(), MOST_LOCAL, 1)?;
             self.locals.insert(name.to_string(), self.local);
-            self.local += end.next_multiple_of(16);
+            self.local = self.local.saturating_add(end.next_multiple_of(16));
         }
         for variable in &function.local {
-            let at = self.local.next_multiple_of(variable.align.max(1));
+            let at = self
+                .local
+                .checked_next_multiple_of(variable.align.max(1))
+                .unwrap_or(u32::MAX);
             self.locals.insert(variable.name.clone(), at);
-            self.local = at + variable.bytes as u32;
+            self.local = at.saturating_add(u32::try_from(variable.bytes).unwrap_or(u32::MAX));
+            PtxError::at_most("bytes of local memory", self.local.into(), MOST_LOCAL, variable.line)?;
         }
+        Ok(())
     }
 
     fn param(&mut self, d: &Written, name: &str) -> Result<(), String> {

@@ -127,7 +127,18 @@ impl Reader<'_> {
             ("mov", [Written::List(parts), a]) => self.unpack(parts, a, &words)?,
             ("mov", [d, a @ Written::Special(_)]) => {
                 let dst = self.register(d)?;
-                self.special(dst, a)?;
+                let narrow = if dst.class == RegClass::B32 {
+                    dst
+                } else {
+                    self.fresh(RegClass::B32, 1)
+                };
+                self.special(narrow, a)?;
+                let (op, src) = (flashcore_ir::inst::Cvt::U64FromU32, Operand::Reg(narrow));
+                match dst.class {
+                    RegClass::B32 => {}
+                    RegClass::B64 => self.out.push(Inst::Cvt { op, dst, src }),
+                    _ => return Err("special registers have 32 or 64 bits".to_string()),
+                }
             }
             ("mov", [d, a]) => {
                 let dst = self.register(d)?;
@@ -329,9 +340,12 @@ impl Reader<'_> {
             }
             (Some(&"test_wait" | &"try_wait"), [d, address, token, ..]) if !has("parity") => {
                 let dst = self.result(d, RegClass::Pred)?;
+                if dst.class != RegClass::Pred {
+                    return Err("its result is a predicate".to_string());
+                }
                 let addr = shared(self, address)?;
                 let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
-                let src = self.operand(token, Ty::Int(64, false))?;
+                let src = Operand::Reg(self.reg(token, RegClass::B64)?);
                 let (op, ty, a, b) = (BinOp::And, ScalarType::B32, Operand::Reg(low), Operand::Imm(1));
                 self.out.extend([
                     Inst::Cvt {
@@ -366,7 +380,7 @@ impl Reader<'_> {
             .last()
             .and_then(|word| Ty::of(word))
             .ok_or("its type is not read")?;
-        let bits = 8 * whole.bytes() / parts.len() as u32;
+        let bits = part_bits(whole, parts)?;
         let reads = parts.iter().map(|part| self.operand(part, Ty::Int(bits, false)));
         let reads = reads.collect::<Filled<Vec<Operand>>>()?;
         let mask = super::numbers::mask(bits);
@@ -384,7 +398,7 @@ impl Reader<'_> {
             .last()
             .and_then(|word| Ty::of(word))
             .ok_or("its type is not read")?;
-        let bits = 8 * whole.bytes() / parts.len() as u32;
+        let bits = part_bits(whole, parts)?;
         let (mask, read) = (super::numbers::mask(bits), self.operand(a, whole)?);
         for (i, part) in (0u32..).zip(parts) {
             if *part == Written::Sink {
@@ -418,5 +432,13 @@ impl Reader<'_> {
             .map_or(Join::None, |(_, join)| join);
         self.cold(What::Test(compare, join), Class::Alu, writes, reads);
         Ok(())
+    }
+}
+
+/// Bits of each part of a register that a list joins or splits.
+fn part_bits(whole: Ty, parts: &[Written]) -> Filled<u32> {
+    match parts.len() {
+        count @ (2 | 4) => Ok(8 * whole.bytes() / count as u32),
+        count => Err(format!("a list of {count}; 2 or 4 are joined or split")),
     }
 }

@@ -203,8 +203,10 @@ fn tried(text: &str) -> Fate {
         let launch = ForeignLaunch {
             grid: [kernel.cluster().unwrap_or(1), 1, 1],
             threads: options.threads,
+            block: None,
             dynamic_shared: options.dynamic_shared,
             args: args.collect(),
+            variables: Vec::new(),
             schedules: 1,
             sim: SimOptions {
                 max_instructions: MAX_INSTRUCTIONS,
