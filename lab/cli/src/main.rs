@@ -23,6 +23,7 @@ mod levers;
 mod list;
 mod machine;
 mod memory;
+mod missing;
 mod museum;
 mod own;
 mod parity;
