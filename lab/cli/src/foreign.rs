@@ -84,16 +84,10 @@ fn claim(text: &str) -> Result<(String, u64), String> {
 }
 
 impl LaunchArgs {
-    /// Threads of a block together.
-    fn threads(&self) -> Option<u32> {
-        let count = |block: [u32; 3]| block.iter().fold(1, |all: u32, &n| all.saturating_mul(n));
-        self.threads.map(count)
-    }
-
     fn asked(&self, grid: Option<[u32; 3]>, claims: &[(String, u64)]) -> Asked {
         Asked {
             grid,
-            threads: self.threads(),
+            threads: self.threads.map(foreign::threads_in),
             dynamic_shared: self.smem.unwrap_or(0),
             opted_in: self.opted_in,
             claims: claims.to_vec(),
@@ -174,10 +168,7 @@ impl RunArgs {
             let names = style::list(kernels.iter().map(|kernel| foreign::readable(&kernel.name)));
             return Err(wrong(file, format_args!("it has {names}; name one with --entry")));
         };
-        let threads = launch
-            .block
-            .map(|block| block.iter().fold(1, |all: u32, &n| all.saturating_mul(n)))
-            .or(launch.threads);
+        let threads = launch.block.map(foreign::threads_in).or(launch.threads);
         let asked = Asked {
             threads,
             dynamic_shared: launch.dynamic_shared,
@@ -279,7 +270,7 @@ impl RunArgs {
         let launch = &mut read.launch;
         launch.grid = self.grid.unwrap_or(launch.grid);
         if let Some(block) = self.shape.threads {
-            launch.threads = self.shape.threads();
+            launch.threads = Some(foreign::threads_in(block));
             launch.block = (block[1..] != [1, 1]).then_some(block);
         }
         launch.dynamic_shared = self.shape.smem.unwrap_or(launch.dynamic_shared);

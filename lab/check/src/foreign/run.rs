@@ -146,6 +146,11 @@ pub enum RunError {
     Simulator(#[from] SimError),
 }
 
+/// Threads of a block; the most that there is a number for if there are more.
+pub fn threads_in(block: [u32; 3]) -> u32 {
+    block.iter().fold(1, |all: u32, &n| all.saturating_mul(n))
+}
+
 /// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines
 /// of `.loc` if there are any. The output is not judged.
 pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
@@ -156,11 +161,7 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
         .find(|(entry, _)| entry.name == kernel)
         .ok_or_else(|| refused("the text has no such kernel", 1))?;
     let declared = entry.required_threads.or(entry.max_threads);
-    let is_same = |block: &[u32; 3]| {
-        asked
-            .threads
-            .is_none_or(|threads| block.iter().fold(1u32, |all, &n| all.saturating_mul(n)) == threads)
-    };
+    let is_same = |block: &[u32; 3]| asked.threads.is_none_or(|threads| threads_in(*block) == threads);
     let block = asked
         .block
         .or(declared.filter(is_same))

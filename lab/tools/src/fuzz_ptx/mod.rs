@@ -204,6 +204,7 @@ fn tried(text: &str) -> Fate {
             grid: [kernel.cluster().unwrap_or(1), 1, 1],
             threads: options.threads,
             block: None,
+            variables: Vec::new(),
             dynamic_shared: options.dynamic_shared,
             args: args.collect(),
             variables: Vec::new(),
