@@ -83,6 +83,10 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
                 };
                 (pc, warp.active) = goes;
                 if pc <= at {
+                    if warp.polls >= POLLS {
+                        (pc, warp.active) = release(warp, pc);
+                        continue;
+                    }
                     warp.executed += u64::from(at - pc) + 1;
                     if warp.executed > budget {
                         warp.pc = at;
@@ -93,6 +97,10 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
             Op::Goto(target) => {
                 pc = target;
                 if pc <= at {
+                    if warp.polls >= POLLS {
+                        (pc, warp.active) = release(warp, pc);
+                        continue;
+                    }
                     warp.executed += u64::from(at - pc) + 1;
                     if warp.executed > budget {
                         warp.pc = at;
@@ -361,6 +369,14 @@ fn instruction<'m>(
         }
         Inst::Elect { .. } => cluster.elect(warp, pc, first),
         Inst::BarSync { threads, .. } => {
+            if warp.active != warp.live
+                && let Some(next) = warp.splits.park(pc, warp.active, warp.live)
+            {
+                (warp.pc, warp.active) = next;
+                if warp.pc != pc || warp.active != warp.live {
+                    return Some(Stop::SliceEnd);
+                }
+            }
             let threads = threads.map_or(32 * machine.warps_per_block() as u32, |threads| {
                 threads.next_multiple_of(32)
             });
@@ -418,6 +434,15 @@ fn instruction<'m>(
         | Inst::Selp { .. } => {}
     }
     None
+}
+
+/// How often a warp asks for a word before lanes of it that wait for the others go on.
+const POLLS: u32 = 256;
+
+#[cold]
+fn release(warp: &mut Warp, pc: u32) -> (u32, u32) {
+    warp.polls = 0;
+    warp.splits.release(pc, warp.active).unwrap_or((pc, warp.active))
 }
 
 /// Ends the time slice at an operation.

@@ -20,7 +20,14 @@ pub(crate) struct Splits {
     meetings: Vec<Meeting>,
     /// The next operation of a path, and its lanes.
     pending: Vec<(u32, u32)>,
+    /// Whether lanes have gone on without those that they should have waited for.
+    is_loose: bool,
+    /// Lanes at a barrier that others have yet to come to: its operation.
+    parked: Option<(u32, u32)>,
 }
+
+/// A place that no lanes come to.
+const NOWHERE: u32 = u32::MAX;
 
 impl Splits {
     /// Some lanes come to a place of the text, whose operation is `pc`. Gives what the warp executes next, and with
@@ -41,6 +48,53 @@ impl Splits {
             }
             _ => (pc, lanes),
         }
+    }
+
+    /// Whether lanes wait for those that are active.
+    pub(crate) fn are_waiting(&self) -> bool {
+        self.meetings.iter().any(|meeting| meeting.waiting != 0)
+    }
+
+    /// Lets lanes that wait for the active ones, which come to `pc` next, go on first: since Volta a GPU promises each
+    /// thread that it gets on, and one that waits may hold what others ask for.
+    #[cold]
+    pub(crate) fn release(&mut self, pc: u32, active: u32) -> Option<(u32, u32)> {
+        let last = self.meetings.iter().rposition(|meeting| meeting.waiting != 0)?;
+        let meeting = self.meetings.remove(last);
+        // Its paths, and those of the meetings in it, are no longer waited for.
+        let loose = meeting.pending + 1;
+        self.pending.push((pc, active));
+        match self.meetings.last_mut() {
+            Some(outer) => outer.pending += loose,
+            None => self.meetings.push(Meeting {
+                place: NOWHERE,
+                pc: 0,
+                waiting: 0,
+                pending: loose,
+            }),
+        }
+        self.is_loose = true;
+        Some((meeting.pc, meeting.waiting))
+    }
+
+    /// Lanes come to a barrier, the operation `pc`, without all of those that live. After a release the others are let
+    /// come, too. Gives what is executed next; none where the barrier is.
+    #[cold]
+    pub(crate) fn park(&mut self, pc: u32, active: u32, live: u32) -> Option<(u32, u32)> {
+        if !self.is_loose {
+            return None;
+        }
+        let together = match self.parked.take() {
+            Some((at, lanes)) if at == pc => active | lanes,
+            _ => active,
+        };
+        if together == live {
+            self.is_loose = false;
+            return Some((pc, together));
+        }
+        let next = self.next()?;
+        self.parked = Some((pc, together));
+        Some(next)
     }
 
     /// What the warp executes next where no lane goes on, and with which lanes; none where all have ended.

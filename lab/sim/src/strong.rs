@@ -69,6 +69,7 @@ impl Cluster<'_> {
         let size = access.size as usize;
         let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, access.size);
         let region = self.region(at.object);
+        warp.polls += u32::from(!access.writes);
         let mut loaded = [0u64; 32];
         if access.writes {
             let values: [u64; 32] = match size {
@@ -229,6 +230,7 @@ impl Cluster<'_> {
             }
             return;
         }
+        warp.polls += 1;
         // Strong writes do not race with it; others do.
         let is_plain = |lane: &usize| {
             let mut cells = self.shadow.cells(&found, *lane);
@@ -262,6 +264,7 @@ impl Cluster<'_> {
         let values = [value(1), value(2)];
         let all = warp.active;
         let mut old = [0; 32];
+        warp.polls += u32::from(!cold.writes.is_empty());
         for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
             match memory {
                 Memory::Global => {

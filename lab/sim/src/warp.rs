@@ -58,6 +58,8 @@ pub(crate) struct Warp {
     pub(crate) live: u32,
     /// The lanes before a guard.
     pub(crate) guarded: u32,
+    /// How often it asked for words that other threads change.
+    pub(crate) polls: u32,
     /// Local memory, by lane.
     pub(crate) local: Vec<u8>,
     pub(crate) splits: Splits,
@@ -130,6 +132,7 @@ impl Warp {
             active: live,
             live,
             guarded: 0,
+            polls: 0,
             local: vec![0xff; 32 * machine.local as usize],
             splits: Splits::default(),
             registers: Registers::new(&machine.program),

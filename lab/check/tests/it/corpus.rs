@@ -418,3 +418,44 @@ mod with_nvcc {
         }
     }
 }
+
+/// A lane that waits for others of its warp may hold a lock that these ask for: each gets on.
+#[test]
+fn a_lock_that_a_waiting_lane_holds_is_no_deadlock() {
+    let text = ".version 8.0 .target sm_80 .entry add(.param .u64 p) {
+        .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<3>; .shared .align 4 .b32 sum;
+        ld.param.u64 %rd1, [p]; cvta.to.global.u64 %rd1, %rd1; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra READY; mov.u32 %r2, 0; st.shared.u32 [sum], %r2;
+        READY: bar.sync 0;
+        LOCK: atom.global.cas.b32 %r3, [%rd1], 0, 1; setp.ne.u32 %p2, %r3, 0; @%p2 bra LOCK;
+        membar.gl; ld.volatile.shared.u32 %r4, [sum]; add.u32 %r4, %r4, 1; st.volatile.shared.u32 [sum], %r4; membar.gl;
+        atom.global.exch.b32 %r5, [%rd1], 0;
+        bar.sync 0; @%p1 bra END; ld.shared.u32 %r6, [sum]; st.global.u32 [%rd1+4], %r6; END: ret; }";
+    let module = Module::read(text).unwrap();
+    let launch = PtxLaunch {
+        file: "add.ptx".to_string(),
+        grid: [1, 1, 1],
+        block: [64, 1, 1],
+        buffers: vec![PtxBuffer {
+            name: "p".to_string(),
+            bytes: 8,
+            element: 4,
+        }],
+        args: vec![PtxArg {
+            bytes: vec![0; 8],
+            pointers: vec![(0, 0)],
+        }],
+        ..PtxLaunch::default()
+    };
+    for seed in 0..4 {
+        let mut buffers = [vec![0u8; 8]];
+        let options = SimOptions {
+            seed,
+            max_instructions: 10_000_000,
+            ..SimOptions::default()
+        };
+        let report = simulate_ptx(&module, "add", &launch, &mut buffers, &options).unwrap();
+        assert!(report.is_clean(), "{}", findings(&report));
+        assert_eq!(buffers[0][4..], 64u32.to_le_bytes());
+    }
+}

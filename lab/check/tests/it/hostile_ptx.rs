@@ -276,6 +276,22 @@ fn texts_beyond_a_limit_are_refused_with_it() {
     }
 }
 
+/// The same by the simulator's own reader, nested as deep as there are ifs.
+#[test]
+fn thousands_of_ifs_run() {
+    const N: u32 = 20_000;
+    let flat: String = (0..N)
+        .map(|i| format!("@%p1 bra L{i};\nadd.u32 %r3, %r3, 1;\nL{i}:\n"))
+        .collect();
+    let jumps: String = (0..N).map(|i| format!("@%p1 bra L{i};\n")).collect();
+    let labels: String = (0..N).rev().map(|i| format!("add.u32 %r3, %r3, 1;\nL{i}:\n")).collect();
+    for body in [flat, jumps + &labels] {
+        let begin = "setp.lt.u32 %p1, %r1, 3; mov.u32 %r3, 0;\n";
+        let body = format!("{begin}{body}setp.ne.u32 %p2, %r3, 20000; @%p1 bra END; @%p2 trap; END:");
+        assert_eq!(findings(&body), Ok(Vec::new()));
+    }
+}
+
 /// What is within the limits is read, in time that grows with the text.
 #[test]
 fn large_texts_are_read() {
