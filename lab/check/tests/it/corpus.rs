@@ -309,6 +309,11 @@ fn judge(case: &Case) -> Option<String> {
 }
 
 fn judge_under(case: &Case, seed: u64) -> Option<String> {
+    let kernels = flashcore_check::foreign::read(case.text.as_bytes()).unwrap();
+    let missing = &kernels[0].understood.as_ref().unwrap().missing;
+    if !missing.is_empty() {
+        return Some(format!("NOT UNDERSTOOD {missing:?}"));
+    }
     let run = match case.run(seed) {
         Err(why) => return Some(format!("NOT RUN {why}")),
         Ok(run) => run,
