@@ -238,3 +238,62 @@ fn renamed(operand: &Operand, registers: u32, labels: u32, rename: &impl Fn(&str
         Operand::Special(_) | Operand::Integer(_) | Operand::Float { .. } | Operand::Sink => operand.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inlined(body: &str) -> Result<(Module, Function), PtxError> {
+        let text = format!(
+            ".version 8.0 .target sm_80 .global .b32 counts[3] = {{1, 2, -1}};
+             .func (.param .b32 out) twice(.param .b32 in) {{ .reg .b32 %r<3>; .reg .pred %p<1>;
+             ld.param.b32 %r1, [in]; @%p0 ret; add.s32 %r2, %r1, %r1; st.param.b32 [out], %r2; ret; }}
+             .func again(.param .b32 n) {{ call again, (n); ret; }}
+             .entry k() {{ .reg .b32 %r<3>; .param .b32 p; .param .b32 q; {body} ret; }}"
+        );
+        let module = Module::read(&text)?;
+        let function = module.inlined(&module.kernels[0])?;
+        Ok((module, function))
+    }
+
+    #[test]
+    fn calls_are_replaced_by_bodies() {
+        let (module, function) = inlined("st.param.b32 [p], %r1; call (q), twice, (p); call (q), twice, (q);").unwrap();
+        let names = function
+            .instructions
+            .iter()
+            .map(|inst| module.forms()[inst.form as usize].as_ref().unwrap().name());
+        let body = ["ld", "bra", "add", "st"];
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            [&["st"][..], &body, &body, &["ret"]].concat()
+        );
+        // Both bodies have registers of their own, and end where they are left early.
+        assert_eq!(
+            function.registers.iter().map(|it| it.first.0).collect::<Vec<_>>(),
+            [0, 3, 6, 7, 10]
+        );
+        let Operand::Label(first) = function.instructions[2].operands[0] else {
+            panic!()
+        };
+        assert_eq!(function.labels[first as usize], 5);
+        let stored = |at: usize| function.instructions[at].operands[0].clone();
+        assert_eq!(
+            stored(4),
+            Operand::Memory(Box::new(Operand::Symbol("q".to_string(), 0)), 0)
+        );
+    }
+
+    #[test]
+    fn calls_of_themselves_stay() {
+        let (module, function) = inlined("call again, (p);").unwrap();
+        let form = module.forms()[function.instructions[0].form as usize].as_ref().unwrap();
+        assert_eq!((form.name(), function.instructions.len()), ("call", 2));
+    }
+
+    #[test]
+    fn variables_have_their_first_values() {
+        let (module, _) = inlined("").unwrap();
+        assert_eq!(module.variables[0].bytes, [1, 0, 0, 0, 2, 0, 0, 0, 255, 255, 255, 255]);
+    }
+}

@@ -52,7 +52,13 @@ pub fn executes(form: &str) -> bool {
         "redux" | "call" => true,
         "mma" | "wmma" => !words.contains(&"m8n8k4") || words.contains(&"f64"),
         "cp" if words == ["async", "wait_all"] => true,
-        "mbarrier" if ["inval", "test_wait", "try_wait"].iter().any(|word| words.contains(word)) => true,
+        "mbarrier"
+            if ["inval", "test_wait", "try_wait"]
+                .iter()
+                .any(|word| words.contains(word)) =>
+        {
+            true
+        }
         "nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority" => true,
         "membar" | "fence" if !["proxy", "mbarrier_init"].iter().any(|word| words.contains(word)) => true,
         "mov" | "ld" | "ldu" => ty.is_some(),

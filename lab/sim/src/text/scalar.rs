@@ -384,3 +384,60 @@ pub(super) fn compares(words: &[&str], ty: Ty) -> Option<Box<dyn Fn(u64, u64) ->
         Ty::Halves(_) | Ty::Pred => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn computed(form: &str, operands: [u64; 4]) -> u64 {
+        let scalar = read(&flashcore_ptx::read(form).unwrap()).unwrap();
+        (scalar.compute)(&operands)
+    }
+
+    fn float(form: &str, operands: [f32; 3]) -> f32 {
+        let [a, b, c] = operands.map(|x| u64::from(x.to_bits()));
+        f32::from_bits(computed(form, [a, b, c, 0]) as u32)
+    }
+
+    #[test]
+    fn floats_are_rounded_as_their_mode_says() {
+        // 1 + 2^-30 is no f32.
+        let tiny = 2f32.powi(-30);
+        assert_eq!(float("add.rn.f32", [1.0, tiny, 0.0]), 1.0);
+        assert_eq!(float("add.rz.f32", [1.0, tiny, 0.0]), 1.0);
+        assert_eq!(float("add.rp.f32", [1.0, tiny, 0.0]), 1f32.next_up());
+        assert_eq!(float("add.rm.f32", [1.0, -tiny, 0.0]), 1f32.next_down());
+        assert_eq!(float("fma.rm.f32", [-1.0, 1.0, -tiny]), (-1f32).next_down());
+        assert_eq!(float("div.rn.f32", [1.0, 3.0, 0.0]), 1.0 / 3.0);
+        assert_eq!(float("div.rp.f32", [1.0, 3.0, 0.0]), 1.0 / 3.0);
+        assert_eq!(float("div.rm.f32", [1.0, 3.0, 0.0]), (1f32 / 3.0).next_down());
+        assert_eq!(float("sqrt.rn.f32", [2.0, 0.0, 0.0]), 2f32.sqrt());
+        assert_eq!(float("add.sat.f32", [1.0, 1.0, 0.0]), 1.0);
+        assert_eq!(float("cvt.rni.f32.f32", [2.5, 0.0, 0.0]), 2.0);
+        assert_eq!(float("add.ftz.f32", [1e-40, 0.0, 0.0]), 0.0);
+    }
+
+    #[test]
+    fn integers_have_their_widths() {
+        for (form, operands, expected) in [
+            ("add.s16", [0xffff, 2, 0, 0], 1),
+            ("mul.hi.s16", [0x8000, 2, 0, 0], 0xffff),
+            ("mul.wide.u16", [0xffff, 0xffff, 0, 0], 0xfffe_0001),
+            ("shr.s16", [0x8000, 4, 0, 0], 0xf800),
+            ("min.s64", [u64::MAX, 1, 0, 0], u64::MAX),
+            ("bfe.s32", [0x0000_0f00, 8, 4, 0], 0xffff_ffff),
+            ("bfe.u32", [0x0000_0f00, 8, 4, 0], 15),
+            ("bfi.b32", [0x3, 0xffff_0000, 4, 2], 0xffff_0030),
+            ("bfind.u32", [0x10, 0, 0, 0], 4),
+            ("bfind.shiftamt.u32", [0x10, 0, 0, 0], 27),
+            ("brev.b32", [1, 0, 0, 0], 1 << 31),
+            ("shf.l.wrap.b32", [0x8000_0000, 1, 1, 0], 3),
+            ("dp4a.s32.s32", [0xff02_0304, 0x0101_0101, 10, 0], 18),
+            ("cvt.s8.s32", [0x1ff, 0, 0, 0], u64::MAX),
+            ("cvt.sat.u8.s32", [0x1ff, 0, 0, 0], 255),
+            ("cvt.rzi.s32.f32", [u64::from(3e9f32.to_bits()), 0, 0, 0], 0x7fff_ffff),
+        ] {
+            assert_eq!(computed(form, operands), expected, "{form}");
+        }
+    }
+}
