@@ -207,7 +207,6 @@ fn tried(text: &str) -> Fate {
             variables: Vec::new(),
             dynamic_shared: options.dynamic_shared,
             args: args.collect(),
-            variables: Vec::new(),
             schedules: 1,
             sim: SimOptions {
                 max_instructions: MAX_INSTRUCTIONS,
