@@ -238,9 +238,12 @@ impl PreparedLaunch<'_> {
             // SAFETY: the caller's promise; who runs one after another needs no more than who lets them overlap.
             unsafe {
                 first.launch_alone(stream)?;
-                others.iter().try_for_each(|launch| match overlap {
-                    true => launch.launch_as(stream, &launch.shape),
-                    false => launch.launch_alone(stream),
+                others.iter().try_for_each(|launch| {
+                    if overlap {
+                        launch.launch_as(stream, &launch.shape)
+                    } else {
+                        launch.launch_alone(stream)
+                    }
                 })
             }
         })

@@ -36,9 +36,10 @@ pub(crate) fn add_missing(page: &mut Page, understood: &Understood, ptx: &str) {
             for line in missing.lines.iter().take(MOST_LINES) {
                 let of = line.file.as_deref().unwrap_or(ptx);
                 let separator = if lines.is_empty() { "" } else { ", " };
-                lines.push_str(&match file == Some(of) {
-                    true => format!("{separator}{}", line.line),
-                    false => format!("{separator}{of}:{}", line.line),
+                lines.push_str(&if file == Some(of) {
+                    format!("{separator}{}", line.line)
+                } else {
+                    format!("{separator}{of}:{}", line.line)
                 });
                 file = Some(of);
             }

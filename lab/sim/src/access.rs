@@ -257,16 +257,7 @@ impl<'m> Cluster<'m> {
         let machine = self.machine;
         let (addresses, kinds) = self.addresses(warp, cold, access);
         let all = warp.active;
-        let regs: Vec<Reg> = match access.writes {
-            false => cold.writes.clone(),
-            true => cold.reads[1..]
-                .iter()
-                .filter_map(|value| match value {
-                    Operand::Reg(reg) => Some(*reg),
-                    Operand::Imm(_) => None,
-                })
-                .collect(),
-        };
+        let regs = cold.values(access);
         let rows: Vec<program::Row> = regs.iter().map(|&reg| machine.program.rows.row(reg)).collect();
         let [narrow, wide] = access.scratch.map(|reg| machine.program.rows.row(reg));
         for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
@@ -275,11 +266,7 @@ impl<'m> Cluster<'m> {
                     warp.registers.set(wide, mask, &addresses);
                     for (object, mask) in self.buffers(warp, pc, &addresses, mask, access.object) {
                         warp.active = mask;
-                        let at = At {
-                            object,
-                            offset: 0,
-                            remote: false,
-                        };
+                        let at = At::start(object);
                         let plain = program::Access {
                             regs: &rows,
                             size: access.size,
@@ -316,19 +303,16 @@ impl<'m> Cluster<'m> {
                         regs: &rows,
                         size: access.size,
                         base: narrow,
-                        at: At {
-                            object: self.shared_object(access.object),
-                            offset: 0,
-                            remote: false,
-                        },
+                        at: At::start(self.shared_object(access.object)),
                     };
                     if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
                         self.strong_shared(warp, pc, access, (plain.at, rows[0]), &narrowed);
                         continue;
                     }
-                    match access.writes {
-                        true => self.store_shared(warp, pc, plain),
-                        false => self.load_shared(warp, pc, plain),
+                    if access.writes {
+                        self.store_shared(warp, pc, plain)
+                    } else {
+                        self.load_shared(warp, pc, plain)
                     }
                 }
                 Memory::Local | Memory::Generic => {

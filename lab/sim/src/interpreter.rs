@@ -82,30 +82,14 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
                     continue;
                 };
                 (pc, warp.active) = goes;
-                if pc <= at {
-                    if warp.polls >= POLLS {
-                        (pc, warp.active) = release(warp, pc);
-                        continue;
-                    }
-                    warp.executed += u64::from(at - pc) + 1;
-                    if warp.executed > budget {
-                        warp.pc = at;
-                        return Stop::Livelock;
-                    }
+                if pc <= at && turns_back(warp, at, &mut pc, budget) {
+                    return Stop::Livelock;
                 }
             }
             Op::Goto(target) => {
                 pc = target;
-                if pc <= at {
-                    if warp.polls >= POLLS {
-                        (pc, warp.active) = release(warp, pc);
-                        continue;
-                    }
-                    warp.executed += u64::from(at - pc) + 1;
-                    if warp.executed > budget {
-                        warp.pc = at;
-                        return Stop::Livelock;
-                    }
+                if pc <= at && turns_back(warp, at, &mut pc, budget) {
+                    return Stop::Livelock;
                 }
             }
             Op::Join(place) => (pc, warp.active) = warp.splits.arrive(place, pc, active),
@@ -438,6 +422,21 @@ fn instruction<'m>(
 
 /// How often a warp asks for a word before lanes of it that wait for the others go on.
 const POLLS: u32 = 256;
+
+/// A warp goes back from `at` to `pc`, or on with lanes that waited if it polls. Whether it has spent its budget.
+#[inline(always)]
+fn turns_back(warp: &mut Warp, at: u32, pc: &mut u32, budget: u64) -> bool {
+    if warp.polls >= POLLS {
+        (*pc, warp.active) = release(warp, *pc);
+        return false;
+    }
+    warp.executed += u64::from(at - *pc) + 1;
+    let is_spent = warp.executed > budget;
+    if is_spent {
+        warp.pc = at;
+    }
+    is_spent
+}
 
 #[cold]
 fn release(warp: &mut Warp, pc: u32) -> (u32, u32) {

@@ -100,16 +100,18 @@ impl Cluster<'_> {
             writes: Vec::new(),
             reads: vec![Operand::Reg(address)],
         };
-        match access.writes {
-            true => plain.reads.push(Operand::Reg(scratch)),
-            false => plain.writes.push(scratch),
+        if access.writes {
+            plain.reads.push(Operand::Reg(scratch))
+        } else {
+            plain.writes.push(scratch)
         }
         let (each, width) = (element.in_register(), 8 * element.bytes());
         for register in 0..fragment.registers {
             let at = register as usize;
-            let mut packed = match access.writes {
-                true => bits(machine, warp, cold.reads[2 + at]),
-                false => [0; 32],
+            let mut packed = if access.writes {
+                bits(machine, warp, cold.reads[2 + at])
+            } else {
+                [0; 32]
             };
             for part in 0..each {
                 let addresses = std::array::from_fn(|lane| {

@@ -151,6 +151,15 @@ pub(crate) struct At {
 }
 
 impl At {
+    /// An object of this block, from its first byte.
+    pub(crate) fn start(object: u16) -> At {
+        At {
+            object,
+            offset: 0,
+            remote: false,
+        }
+    }
+
     pub(crate) fn of(addr: &Address, space: Space) -> At {
         At {
             object: match addr.object {

@@ -179,7 +179,7 @@ impl Cluster<'_> {
     /// Called when a warp has read words, each by a lane. Stops it at its third visit without a
     /// change of memory and with the same registers: it repeats itself until something changes.
     pub(crate) fn spins(&mut self, warp: &mut Warp, pc: u32, slot: usize, read: (&[u64; 32], u32)) -> bool {
-        // What it asks for may be a lane's of its own.
+        // It may wait for lanes of this warp, which wait for it where lanes meet.
         if self.machine.is_foreign && warp.splits.are_waiting() {
             return false;
         }

@@ -184,9 +184,10 @@ impl Cluster<'_> {
 
     /// A lane has written a word of shared memory, by a strong access; an atomic operation keeps what it carried.
     fn release_word(&mut self, warp: &Warp, lane: usize, offset: u32, releases: bool, keeps: bool) {
-        let mut released = match releases {
-            true => Some(Rc::new(self.clock_of(warp, lane))),
-            false => warp.fences.released_here[lane].clone(),
+        let mut released = if releases {
+            Some(Rc::new(self.clock_of(warp, lane)))
+        } else {
+            warp.fences.released_here[lane].clone()
         };
         if keeps && let Some(before) = self.words_released.get(&offset) {
             match &mut released {
@@ -245,9 +246,10 @@ impl Cluster<'_> {
             value[lane] = u64::from(self.words[word]) | u64::from(high) << 32;
             self.see_word(warp, lane, found.offsets[lane], access.strength == Strength::Acquire);
         }
-        match is_wide {
-            true => warp.registers.set(row, warp.active, &value),
-            false => warp.registers.set(row, warp.active, &value.map(|bits| bits as u32)),
+        if is_wide {
+            warp.registers.set(row, warp.active, &value)
+        } else {
+            warp.registers.set(row, warp.active, &value.map(|bits| bits as u32))
         }
     }
 
@@ -270,11 +272,7 @@ impl Cluster<'_> {
                 Memory::Global => {
                     for (object, mask) in self.buffers(warp, pc, &addresses, mask, access.object) {
                         warp.active = mask;
-                        let at = At {
-                            object,
-                            offset: 0,
-                            remote: false,
-                        };
+                        let at = At::start(object);
                         let done = self.atomic_in(
                             warp,
                             pc,
@@ -372,11 +370,7 @@ impl Cluster<'_> {
         values: &[[u64; 32]; 2],
         old: &mut [u64; 32],
     ) {
-        let at = At {
-            object: self.shared_object(atomic.access.object),
-            offset: 0,
-            remote: false,
-        };
+        let at = At::start(self.shared_object(atomic.access.object));
         let narrow = addresses.map(|address| address as u32);
         let found: SharedAccess = self.shared_access(warp, pc, warp.active, &narrow, at, atomic.access.size);
         self.check_writes(warp, &found, WriterKind::Atomic);

@@ -103,9 +103,11 @@ impl fmt::Display for Compiler {
 impl Compiler {
     fn find() -> Result<Compiler, CompileError> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        // First: a wrong variable is told of wherever a compiler is.
+        let python = python()?;
         if let Some(name) = variable("FLASHCORE_NVCC") {
             let broken = |error: std::io::Error| CompileError::Broken(name.display().to_string(), error.to_string());
-            let path = programs::find_named(&name).map_err(broken)?;
+            let path = programs::find(&name).map_err(broken)?;
             let is_clang = path
                 .file_name()
                 .is_some_and(|name| name.to_string_lossy().contains("clang"));
@@ -126,7 +128,6 @@ impl Compiler {
         if let Some(path) = programs::find("nvcc".as_ref()).ok().or_else(|| in_toolkits.next()) {
             return Ok(Compiler::Nvcc(path));
         }
-        let python = python();
         let packages = python.as_ref().and_then(|python| packages_of(python));
         let package = |names: &[&str]| {
             let packages = packages.as_ref()?;
@@ -150,14 +151,14 @@ impl Compiler {
         let mut command;
         match self {
             Compiler::Nvcc(path) => {
-                command = limited(path);
+                command = limited(path, source.limit);
                 command
                     .args(["-ptx", "-lineinfo"])
                     .args(arch.map(|arch| format!("-arch={arch}")));
                 command.args(*options).arg(file).arg("-o").arg(to);
             }
             Compiler::Clang(path) => {
-                command = limited(path);
+                command = limited(path, source.limit);
                 command.args(["-x", "cuda", "--cuda-device-only", "-S", "-O3", "-gline-tables-only"]);
                 command.args(arch.map(|arch| format!("--cuda-gpu-arch={arch}")));
                 let is_of_ptxas = |option: &&String| !option.starts_with("--maxrregcount");
@@ -172,7 +173,7 @@ impl Compiler {
                     .arg(to);
             }
             Compiler::Nvrtc(python, library) => {
-                command = limited(python);
+                command = limited(python, source.limit);
                 command.args(["-I", "-c", CALL_NVRTC]).arg(library).arg(file).arg(to);
                 let arch = arch.map(|arch| format!("-arch={arch}"));
                 // For `sm_` it makes machine code alone.
@@ -199,7 +200,7 @@ pub fn names_arch(option: &str) -> bool {
 }
 
 /// The interpreter of the user's environment.
-fn python() -> Option<PathBuf> {
+fn python() -> Result<Option<PathBuf>, CompileError> {
     let named = std::env::var_os("FLASHCORE_PYTHON").filter(|name| !name.is_empty());
     let of_environment = || {
         let folder = std::env::var_os("VIRTUAL_ENV").filter(|folder| !folder.is_empty())?;
@@ -211,8 +212,11 @@ fn python() -> Option<PathBuf> {
             .find_map(|name| programs::find(name.as_ref()).ok())
     };
     match named {
-        Some(name) => programs::find_named(&name).ok(),
-        None => of_environment().or_else(on_path),
+        Some(name) => {
+            let broken = |error: std::io::Error| CompileError::Broken(name.display().to_string(), error.to_string());
+            programs::find(&name).map(Some).map_err(broken)
+        }
+        None => Ok(of_environment().or_else(on_path)),
     }
 }
 
@@ -223,21 +227,26 @@ fn packages_of(python: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end()))
 }
 
-/// A program under a limit of memory, which the processes that it starts have, too.
-fn limited(program: &Path) -> Command {
+/// A program under limits of memory and of time on a CPU, which each of the processes that it starts has, too: they
+/// end also where this process is killed.
+fn limited(program: &Path, limit: Duration) -> Command {
     #[cfg(unix)]
     {
         let mut command = Command::new("/bin/sh");
         command
-            .args(["-c", "ulimit -v \"$0\"; exec \"$@\""])
+            .args(["-c", "ulimit -v \"$0\"; ulimit -t \"$1\"; shift; exec \"$@\""])
             .arg(MEMORY_KIB.to_string())
+            .arg(limit.as_secs().max(1).to_string())
             .arg(program);
         // So that all of them end at once.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command
     }
     #[cfg(not(unix))]
-    Command::new(program)
+    {
+        let _ = limit; // it is waited for no longer
+        Command::new(program)
+    }
 }
 
 fn end(child: &mut Child) {
@@ -423,10 +432,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_limited() {
+    fn memory_and_time_are_limited() {
         let folder = tempfile::tempdir().unwrap();
-        let body = format!("ulimit -v; printf '{PTX}' > \"$to\"");
+        let body = format!("ulimit -v; ulimit -t; printf '{PTX}' > \"$to\"");
         let made = run(&script(folder.path(), "nvcc", &body), &[], LONG).unwrap();
-        assert_eq!(made.messages, MEMORY_KIB.to_string());
+        assert_eq!(made.messages, format!("{MEMORY_KIB}\n{}", LONG.as_secs()));
     }
 }

@@ -30,7 +30,9 @@ const MODULES: [&str; 20] = [
     "judge_task",
 ];
 /// Programs that commands start.
-const PROGRAMS: [&str; 7] = ["python3", "python", "ptxas", "ncu", "git", "sh", "ldconfig"];
+const PROGRAMS: [&str; 9] = [
+    "python3", "python", "ptxas", "nvcc", "clang++", "ncu", "git", "sh", "ldconfig",
+];
 
 /// A folder in which everything says that it ran, and a folder of modules that the user has installed.
 struct Hostile {
@@ -96,6 +98,7 @@ impl Hostile {
             write(hostile.at(&format!("installed/{name}")), &format!("{honest}{text}"));
         }
         write(hostile.at("mine.py"), "def attention(q, k, v):\n    return q\n");
+        write(hostile.at("kernel.cu"), "__global__ void f() {}\n");
         hostile
     }
 
@@ -179,6 +182,8 @@ fn no_code_of_the_current_folder_runs() {
             "flashcore_attn._bench",
         ),
         ("profile tiny --device cpu --peers all", ""),
+        // nvcc is looked for in its packages, too.
+        ("check HOME/kernel.cu --threads 32", ""),
         (judge.as_str(), ""),
     ];
     let installed = hostile.at("installed").display().to_string();
@@ -249,6 +254,19 @@ fn a_python_that_depends_on_the_current_folder_is_refused() {
 }
 
 #[test]
+fn a_compiler_that_depends_on_the_current_folder_is_refused() {
+    let hostile = Hostile::new();
+    for variable in ["FLASHCORE_NVCC", "FLASHCORE_PYTHON"] {
+        for (name, why) in [("./nvcc", "is a relative path"), ("clang++", "not found in any folder")] {
+            let (ran, evil, _) = hostile.run("check HOME/kernel.cu", &[(variable, name), ("PATH", ":.:../here")]);
+            assert_eq!((evil.as_str(), ran.code), ("", 3), "{}", ran.words());
+            let said = format!("{name} could not be used: {why}");
+            assert!(ran.words().contains(&said), "{said}: {}", ran.words());
+        }
+    }
+}
+
+#[test]
 fn other_commands_start_no_program_of_the_current_folder() {
     let hostile = Hostile::new();
     let others = [
@@ -260,6 +278,7 @@ fn other_commands_start_no_program_of_the_current_folder() {
         "kbench export tiny HOME/task --force",
         "worker --bench",
         "check tiny",
+        "check HOME/kernel.cu",
         "explain tiny --profile h200",
         "list problems",
         "evidence",

@@ -26,16 +26,22 @@ impl std::fmt::Debug for Cold {
 }
 
 impl Cold {
+    /// The registers that an access stores, or loads into.
+    pub(crate) fn values(&self, access: &Access) -> Vec<Reg> {
+        if access.writes {
+            self.reads[1..].iter().filter_map(of_register).collect()
+        } else {
+            self.writes.clone()
+        }
+    }
+
     /// The registers that it reads, and those that it writes.
     pub(crate) fn accessed(&self) -> [Vec<Reg>; 2] {
         let base = match &self.what {
             What::Mbarrier(_, address) => Some(address.base),
             _ => None,
         };
-        let reads = self.reads.iter().chain(&base).filter_map(|read| match read {
-            Operand::Reg(reg) => Some(*reg),
-            Operand::Imm(_) => None,
-        });
+        let reads = self.reads.iter().chain(&base).filter_map(of_register);
         let mut writes = self.writes.clone();
         match &self.what {
             What::Access(access) => writes.extend(access.scratch),
@@ -46,6 +52,13 @@ impl Cold {
             _ => {}
         }
         [reads.collect(), writes]
+    }
+}
+
+fn of_register(operand: &Operand) -> Option<Reg> {
+    match operand {
+        Operand::Reg(reg) => Some(*reg),
+        Operand::Imm(_) => None,
     }
 }
 

@@ -326,9 +326,12 @@ fn parameters(entry: &PtxEntry, launch: &PtxLaunch) -> Result<(HashMap<String, u
 fn ledger(symbols: &[&SharedSymbol], dynamic_shared: u32, line: u32) -> Result<Ledger, PtxError> {
     let mut symbols = symbols.to_vec();
     symbols.sort_by_key(|symbol| symbol.is_dynamic);
-    let bytes = |symbol: &SharedSymbol| match symbol.is_dynamic {
-        true => u64::from(dynamic_shared),
-        false => symbol.bytes,
+    let bytes = |symbol: &SharedSymbol| {
+        if symbol.is_dynamic {
+            u64::from(dynamic_shared)
+        } else {
+            symbol.bytes
+        }
     };
     let total = symbols.iter().fold(0u64, |end, symbol| {
         let end = end.min(2 * MOST_SHARED);

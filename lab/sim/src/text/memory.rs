@@ -300,17 +300,19 @@ fn items(written: &Written, words: &[&str]) -> Filled<Vec<Written>> {
         Written::List(list) => list.clone(),
         one => vec![one.clone()],
     };
-    match items.len() == needed {
-        true => Ok(items),
-        false => Err(format!("{} registers; {needed} are needed", items.len())),
+    if items.len() == needed {
+        Ok(items)
+    } else {
+        Err(format!("{} registers; {needed} are needed", items.len()))
     }
 }
 
 /// Whether a register has a value of so many bytes.
 fn holds(reg: Reg, bytes: u32) -> Filled<()> {
-    match reg.class != RegClass::Pred && reg.class.bytes() >= bytes {
-        true => Ok(()),
-        false => Err(format!("a register of {} B for {bytes} B of memory", reg.class.bytes())),
+    if reg.class != RegClass::Pred && reg.class.bytes() >= bytes {
+        Ok(())
+    } else {
+        Err(format!("a register of {} B for {bytes} B of memory", reg.class.bytes()))
     }
 }
 

@@ -74,9 +74,10 @@ pub(super) fn mask(bits: u32) -> u64 {
 /// The value of the low bits.
 pub(super) fn extend(value: u64, bits: u32, signed: bool) -> i128 {
     let value = value & mask(bits);
-    match signed && value >> (bits - 1) & 1 == 1 {
-        true => i128::from(value) - (1 << bits),
-        false => i128::from(value),
+    if signed && value >> (bits - 1) & 1 == 1 {
+        i128::from(value) - (1 << bits)
+    } else {
+        i128::from(value)
     }
 }
 
@@ -87,9 +88,10 @@ pub(super) fn placed(value: u64, bits: u32, signed: bool) -> u64 {
 
 /// The least and the largest integer.
 pub(super) fn range(bits: u32, signed: bool) -> (i128, i128) {
-    match signed {
-        true => (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
-        false => (0, (1 << bits) - 1),
+    if signed {
+        (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    } else {
+        (0, (1 << bits) - 1)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, Cache, Inst, Object, Space, StoreSource};
-use flashcore_ir::types::Reg;
 
 use super::cold::{Atomic, Cold, Memory, Strength, What};
 use super::matrix::Move;
@@ -63,16 +62,7 @@ fn simple(cold: &Cold) -> Option<Inst> {
         offset: i32::try_from(access.offset).ok()?,
         object,
     };
-    let regs: Vec<Reg> = match access.writes {
-        false => cold.writes.clone(),
-        true => cold.reads[1..]
-            .iter()
-            .filter_map(|value| match value {
-                Operand::Reg(reg) => Some(*reg),
-                Operand::Imm(_) => None,
-            })
-            .collect(),
-    };
+    let regs = cold.values(access);
     let (first, count) = (*regs.first()?, regs.len() as u32);
     let is_run = (0..count).zip(&regs).all(|(i, reg)| *reg == first.plus(i));
     if !is_run || first.class.bytes() != access.size {
@@ -83,20 +73,21 @@ fn simple(cold: &Cold) -> Option<Inst> {
     } else {
         Cache::Default
     };
-    Some(match access.writes {
-        false => Inst::Ld {
-            space,
-            dst: first,
-            count,
-            addr,
-            cache: if space == Space::Global { cache } else { Cache::Default },
-        },
-        true => Inst::St {
+    Some(if access.writes {
+        Inst::St {
             space,
             src: StoreSource::Regs(first),
             count,
             addr,
             cache: Cache::Default,
-        },
+        }
+    } else {
+        Inst::Ld {
+            space,
+            dst: first,
+            count,
+            addr,
+            cache: if space == Space::Global { cache } else { Cache::Default },
+        }
     })
 }

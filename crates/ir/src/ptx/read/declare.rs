@@ -347,9 +347,10 @@ impl Words<'_> {
                 self.at += 1;
             }
             let last = &self.tokens[self.at.saturating_sub(1)];
-            variable.initial = Some(match is_list {
-                true => first + 1..last.offset,
-                false => first..self.tokens.get(self.at).map_or(first, |token| token.offset),
+            variable.initial = Some(if is_list {
+                first + 1..last.offset
+            } else {
+                first..self.tokens.get(self.at).map_or(first, |token| token.offset)
             });
         }
         self.mark(';')?;
