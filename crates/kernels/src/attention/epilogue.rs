@@ -85,8 +85,8 @@ impl<'k> Total<'k> {
         sum: Val<'k, f32>,
         sees_key: Val<'k, bool>,
     ) -> Self {
-        // An offset at or past the limit becomes at least 2^128, which is infinity in f32, and infinity times 0 is NaN. No
-        // branch: one for each row takes 1 % of the time of 512 rows.
+        // An offset at or past the limit becomes 2^128 or more, which is infinity in f32, and infinity times 0 is NaN.
+        // Without a branch: one for each row takes 1 % of the time of 512 rows.
         let past = offset * (2f32.powi(127) / score_limit(dtype) * 2.0);
         let sum = past.fma(0.0, sum);
         let Some(sinks) = sinks else {
