@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use flashcore_check::foreign::{self, CodeForm, CompileError, Embedded, ForeignKernel, Source};
+use flashcore_check::foreign::{self, CodeForm, CompileError, Embedded, ForeignError, ForeignKernel, Source};
 use flashcore_check::registers::Assembler;
 
 use crate::{Card, Failure, in_place, style};
@@ -73,8 +73,7 @@ pub(crate) fn wrong(file: &Path, error: impl Display) -> Failure {
 }
 
 impl KernelFile {
-    /// Reads a file. Of what is embedded in a program it is the text with the kernel `entry`, for the best architecture
-    /// that the card has.
+    /// Reads a file. Of what is embedded in a program it takes one text, and says which others it passed over.
     pub(crate) fn read(
         file: &Path,
         args: &CompileArgs,
@@ -92,13 +91,24 @@ impl KernelFile {
                 assembler: Assembler::default(),
             });
         };
-        let (texts, failed) = foreign::embedded(&bytes);
+        let (found, mut failed) = foreign::embedded(&bytes);
+        let mut texts = Vec::new();
+        for text in found {
+            match foreign::read(text.ptx.as_bytes()) {
+                Ok(kernels) => texts.push((text, kernels)),
+                // Device functions alone.
+                Err(ForeignError::NoKernels) => {}
+                Err(error) => failed.push(format!("PTX for sm_{}: {error}", text.arch)),
+            }
+        }
+        if let (true, Some(why)) = (texts.is_empty(), failed.first()) {
+            return Err(wrong(file, format_args!("{what} whose PTX cannot be read: {why}")));
+        }
         if texts.is_empty() {
-            let failure = in_place::binary(file, what);
-            return Err(match failed.first() {
-                Some(why) => wrong(file, format_args!("{what} whose PTX cannot be read: {why}")),
-                None => failure,
-            });
+            return Err(in_place::binary(file, what));
+        }
+        for why in failed {
+            style::note(format_args!("passed over in {}: {why}", file.display()));
         }
         let text = picked(file, &texts, entry, card)?;
         Ok(KernelFile {
@@ -167,42 +177,43 @@ fn number_of(target: &str) -> u32 {
     digits.parse().unwrap_or(0)
 }
 
-fn picked<'a>(file: &Path, texts: &'a [Embedded], entry: Option<&str>, card: Card) -> Result<&'a Embedded, Failure> {
+/// The text with the kernel `entry`, for the best architecture that the card has.
+fn picked<'a>(
+    file: &Path,
+    texts: &'a [(Embedded, Vec<ForeignKernel>)],
+    entry: Option<&str>,
+    card: Card,
+) -> Result<&'a Embedded, Failure> {
     let target = card.chip.target.name();
-    let kernels = |text: &Embedded| foreign::read(text.ptx.as_bytes()).unwrap_or_default();
-    let has = |text: &&Embedded| foreign::pick(&kernels(text), entry).is_ok_and(|found| !found.is_empty());
-    let mut found: Vec<&Embedded> = texts.iter().filter(has).collect();
-    let of = |text: &Embedded| {
-        kernels(text)
-            .into_iter()
-            .map(|kernel| foreign::readable(&kernel.name))
-            .collect::<Vec<_>>()
-    };
-    let names = |texts: &[&Embedded]| {
-        let mut names: Vec<String> = texts.iter().flat_map(|text| of(text)).collect();
+    let names = |texts: &[&(Embedded, Vec<ForeignKernel>)]| {
+        let kernels = texts.iter().flat_map(|(_, kernels)| kernels);
+        let mut names: Vec<String> = kernels.map(|kernel| foreign::readable(&kernel.name)).collect();
         names.sort();
         names.dedup();
         style::list(names)
     };
-    if found.is_empty() {
-        let all: Vec<&Embedded> = texts.iter().collect();
-        let entry = entry.unwrap_or_default();
+    let has = |(_, kernels): &&(Embedded, Vec<ForeignKernel>)| foreign::pick(kernels, entry).is_ok();
+    let mut found: Vec<_> = texts.iter().filter(has).collect();
+    if let (true, Some(entry)) = (found.is_empty(), entry) {
+        let all = names(&texts.iter().collect::<Vec<_>>());
         return Err(wrong(
             file,
-            format_args!("no kernel is named `{entry}`; there are {}", names(&all)),
+            format_args!("no kernel is named `{entry}`; there are {all}"),
         ));
     }
-    found.retain(|text| text.arch <= number_of(target));
-    let Some(best) = found.iter().map(|text| text.arch).max() else {
-        let archs = style::list(texts.iter().map(|text| format!("sm_{}", text.arch)));
+    found.retain(|(text, _)| text.arch <= number_of(target));
+    let Some(best) = found.iter().map(|(text, _)| text.arch).max() else {
+        let archs = style::list(texts.iter().map(|(text, _)| format!("sm_{}", text.arch)));
         return Err(
             wrong(file, format_args!("its PTX is for {archs} and later, not for {target}"))
                 .help("name another card with --profile"),
         );
     };
-    found.retain(|text| text.arch == best);
+    found.retain(|(text, _)| text.arch == best);
     match found[..] {
-        [text] => Ok(text),
+        [(text, _)] => Ok(text),
+        // A kernel of a header is in each object file that includes it.
+        [(text, _), ..] if entry.is_some() => Ok(text),
         _ => Err(wrong(
             file,
             format_args!("it has {}; name one with --entry", names(&found)),

@@ -10,6 +10,7 @@ mod checked;
 mod closed_pipe;
 mod common;
 mod docs;
+mod embedded;
 mod gate;
 #[cfg(unix)]
 mod hostile;
