@@ -39,9 +39,8 @@ def ways(shape):
     bhsd_grads = [x.clone().requires_grad_() for x in bhsd]
     lengths = torch.full((batch,), seq_kv, dtype=torch.int32, device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
-    scale = head_dim**-0.5
-    fwd, fwd_bhsd = torch.ops.flashcore.fwd.default, torch.ops.flashcore.fwd.bhsd
-    numbers = (scale, False, -1, -1, 0.0)
+    fwd, none = torch.ops.flashcore.fwd.default, torch.empty(0, dtype=torch.int32, device="cuda")
+    more = (*(none,) * 5, head_dim**-0.5)  # scales, sinks and slopes are not given
 
     yield "attention(out=)", False, lambda: flashcore_attn.attention(q, k, v, out=out)
     layers = itertools.cycle([(torch.randn_like(k), torch.randn_like(v)) for _ in range(8)])
@@ -52,10 +51,10 @@ def ways(shape):
     yield from ways_of_cache(q, k, v, lengths)
     yield "forward", False, lambda: _operators.forward(q, k, v)
     yield "forward_bhsd", False, lambda: _operators.forward_bhsd(*bhsd, None, False, -1, -1, 0.0)
-    yield "ops.fwd", False, lambda: fwd(q, k, v, *numbers, False)
-    yield "ops.fwd.bhsd", False, lambda: fwd_bhsd(*bhsd, *numbers)
+    yield "ops.fwd", False, lambda: fwd(q, k, v, *more)
+    yield "ops.fwd, heads first, no lse", False, lambda: fwd(*bhsd, *more, False, -1, -1, 0.0, _operators.GIVEN_BHSD, False)
     yield "flash_attn_func", True, lambda: flash_attn_func(*grads)
-    yield "ops.fwd", True, lambda: fwd(*grads, *numbers, False)
+    yield "ops.fwd", True, lambda: fwd(*grads, *more)
     for recorded, tensors in ((False, bhsd), (True, bhsd_grads)):
         run = lambda tensors=tensors: sdpa(*tensors, enable_gqa=heads != kv_heads)
         yield "sdpa on flashcore", recorded, run, flashcore_attn.torch.activated

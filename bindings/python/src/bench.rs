@@ -15,9 +15,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use serde::Serialize;
 
+use crate::dlpack::Request as TensorRequest;
 use crate::error::{raise, value};
-use crate::options::Axes;
-use crate::tensor::{Place, Request as TensorRequest};
+use crate::foreign::{Place, element_of, name_of};
+use crate::run::host_bytes;
 
 /// Benches kernels and peers on a device, as `flashcore bench` does; `flashcore_attn._bench.run` documents it.
 /// Everything but functions travels as JSON: the types of `flashcore-bench` are its description.
@@ -83,8 +84,8 @@ impl<'py> PySource<'py> {
             described.set_item("address", tensor.address)?;
             described.set_item("bytes", tensor.bytes)?;
             let dtype = match tensor.dtype {
-                PeerType::Of(dtype) => crate::frameworks::dtype_name(dtype),
-                PeerType::I32 => "int32",
+                PeerType::Of(dtype) => name_of(element_of(dtype)),
+                PeerType::I32 => "int32".to_string(),
             };
             described.set_item("dtype", dtype)?;
             described.set_item("shape", &tensor.shape)?;
@@ -226,9 +227,10 @@ impl<'py> PySubject<'py> {
 
 /// A copy of a tensor on the CPU that is an output of this name, type and layout.
 fn copy_of(given: &Bound<'_, PyAny>, (name, dtype, layout): (&str, DType, Layout)) -> PyResult<Tensor> {
-    let given = TensorRequest::new("own_output", given)?.import(None, Axes::Bshd)?;
-    if given.layout != layout || given.dtype != dtype {
-        let is = format!("own_output is {} {:?}", given.dtype, given.layout);
+    let held = TensorRequest::new("own_output", given)?.import(None)?;
+    let given = &held.foreign;
+    if given.rank != 4 || given.layout() != layout || given.element != element_of(dtype) {
+        let is = format!("own_output is {} {:?}", name_of(given.element), given.layout());
         return Err(value(format!(
             "{is}; the problem's output {name} is {dtype} {layout:?}"
         )));
@@ -240,9 +242,7 @@ fn copy_of(given: &Bound<'_, PyAny>, (name, dtype, layout): (&str, DType, Layout
         )));
     }
     let mut output = Tensor::poisoned(dtype, layout);
-    // SAFETY: it lies in host memory, its layout is the problem's, which is checked, and it was made for us.
-    let view = unsafe { given.view() }.map_err(|error| raise(error.into()))?;
-    output.bytes_mut().copy_from_slice(view.bytes());
+    output.bytes_mut().copy_from_slice(host_bytes(given));
     Ok(output)
 }
 

@@ -1,122 +1,114 @@
-//! One call: from the caller's tensors to the output.
+//! `flashcore_attn.attention` and `plan`: tensors of any library that speaks DLPack.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
-use dlpark::ffi::DLDevice;
-use flashcore::cuda::{DeviceBuffer, DeviceSlice, Stream};
-use flashcore::{Attention, Device, DeviceTensors, Error, KernelId, Layout, Problem, TensorViewMut};
-use pyo3::IntoPyObjectExt;
+use flashcore::cuda::{DeviceBuffer, Stream};
+use flashcore::{Attention, Device};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use pyo3::{IntoPyObjectExt, intern};
 
-use crate::error::{forked, raise, type_, value};
+use crate::bind::{self, Operands};
+use crate::dlpack::{Imported, Request};
+use crate::error::{Error, forked, value};
 use crate::exchange::Exchange;
-use crate::frameworks::{Framework, dtype_name, without_gradient, wrote};
-use crate::head_values::HeadValues;
-use crate::operators::other_dtype;
-use crate::options::{Axes, Options};
-use crate::problem::problem_of;
-use crate::scales::{Given, Scales};
+use crate::explain::describe;
+use crate::foreign::{Foreign, Place, name_of};
+use crate::frameworks::{Framework, forward_mode, records_gradients, without_gradient, wrote};
+use crate::options::{GIVEN_BHSD, MEMORY_BHSD, Options};
+use crate::run::{alignment, attention_on, enqueue, on_host};
 use crate::stream::{CallStream, handle_of};
-use crate::tensor::{Place, Request, Tensor};
+use crate::table::{GIVEN, K, LSE, OUT, Q, SCALES, SINKS, SLOPES, TENSORS, V};
 
-mod plain;
-
-/// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
-const MOST_KNOWN: usize = 16;
-
-/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once and kept. Of many, the
-/// oldest go that ask for a kernel or leave multiprocessors.
-pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
-    type Known = Vec<((Place, Option<KernelId>, u32), Arc<Attention>)>;
-    static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
-    let wanted = (place, kernel, sm_margin);
-    let find = |known: &Known| {
-        let found = known.iter().find(|(of, _)| *of == wanted);
-        found.map(|(_, attention)| attention.clone())
-    };
-    if let Some(attention) = find(&KNOWN.read().unwrap_or_else(PoisonError::into_inner)) {
-        return Ok(attention);
-    }
-    let device = match place {
-        Place::Cpu => Device::Cpu,
-        Place::Cuda(ordinal) => Device::cuda(ordinal)?,
-    };
-    let options = flashcore::Options {
-        kernel,
-        sm_margin,
-        ..Default::default()
-    };
-    let attention = Attention::with(device, options)?;
-    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
-    if let Some(attention) = find(&known) {
-        return Ok(attention); // another thread was faster
-    }
-    let of_place = known.iter().filter(|((of, ..), _)| *of == place);
-    if of_place.count() >= MOST_KNOWN {
-        let is_special =
-            |(of, kernel, sm_margin): &(Place, Option<_>, u32)| *of == place && (kernel.is_some() || *sm_margin > 0);
-        if let Some(oldest) = known.iter().position(|(of, _)| is_special(of)) {
-            known.remove(oldest); // calls that run hold it, too
-        }
-    }
-    let attention = Arc::new(attention);
-    known.push((wanted, attention.clone()));
-    Ok(attention)
-}
+/// The tensors that a call was given, by their places in the table: those of a forward pass, and out.
+type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; GIVEN + 1];
 
 /// The tensors of a call, imported, and where it will run.
-pub(crate) struct Call<'py> {
-    pub(crate) place: Place,
-    pub(crate) attention: Arc<Attention>,
-    pub(crate) q: Tensor,
-    pub(crate) k: Tensor,
-    pub(crate) v: Tensor,
-    scales: Scales,
-    head_values: HeadValues,
+struct Call<'py> {
+    options: Options,
+    place: Place,
+    attention: Arc<Attention>,
+    operands: Operands,
+    /// What holds their memory, but that of plain tensors.
+    held: Vec<Imported>,
     stream: Option<CallStream>,
     /// The library q belongs to; it allocates the output.
     framework: Framework<'py>,
     /// The library's object for `stream`, where that is not its current one.
     foreign_stream: Option<Bound<'py, PyAny>>,
     /// Where PyTorch's own table allocates.
-    plain: Option<(&'static Exchange, DLDevice)>,
+    plain: Option<&'static Exchange>,
 }
 
 impl<'py> Call<'py> {
-    /// Imports the tensors; `out=`, if it was given, comes second.
-    pub(crate) fn gather(
-        inputs: [&Bound<'py, PyAny>; 3],
-        scales: Given<'_, 'py>,
-        out: Option<&Bound<'py, PyAny>>,
+    /// Imports the tensors.
+    fn gather(
+        py: Python<'py>,
+        given: &Given<'_, 'py>,
         stream: Option<&Bound<'py, PyAny>>,
-        options: &Options,
-    ) -> PyResult<(Call<'py>, Option<Tensor>)> {
+        mut options: Options,
+    ) -> PyResult<Call<'py>> {
         if let Some(why) = forked() {
             return Err(PyRuntimeError::new_err(why));
         }
-        if scales.iter().all(Option::is_none)
-            && let Some(plain) = Call::gather_plain(inputs, out, stream, options)?
+        let framework = Framework::of(given[Q].ok_or_else(|| value("q was not given"))?);
+        let mut operands = [Foreign::ABSENT; TENSORS.len()];
+        let plain = match &framework {
+            Framework::Torch(torch) => look(torch, given, &mut operands)?,
+            _ => None,
+        };
+        if let (Some(exchange), Place::Cuda(ordinal)) = (plain, operands[Q].place)
+            && let Some(current) = exchange.current_stream(py, ordinal)
         {
-            return Ok(plain);
-        }
-        let request =
-            |name: &'static str, object: &Bound<'py, PyAny>| Request::new(name, &without_gradient(name, object)?);
-        let [q, k, v] = inputs;
-        let requests = [request("q", q)?, request("k", k)?, request("v", v)?];
-        let out_request = out.map(|out| request("out", out)).transpose()?;
-        let place = requests[0].place;
-        for other in requests.iter().chain(&out_request) {
-            if other.place != place {
-                return Err(value(format!(
-                    "{} is on {} and q on {place}; move all tensors to one device",
-                    other.name, other.place
-                )));
+            let attention = attention_on(operands[Q].place, options.kernel, 0)?;
+            let wanted = stream.map(handle_of).transpose()?;
+            if let Device::Cuda(context) = attention.device() {
+                let current = CallStream::new(&context, current)?;
+                if wanted.is_none_or(|wanted| current.is(wanted)) {
+                    options.layout |= memory_like(&operands[Q], options.layout);
+                    return Ok(Call {
+                        options,
+                        place: operands[Q].place,
+                        attention,
+                        operands,
+                        held: Vec::new(),
+                        stream: Some(current),
+                        framework,
+                        foreign_stream: None,
+                        plain: Some(exchange),
+                    });
+                }
             }
         }
-
-        let attention = attention_on(place, options.kernel, options.sm_margin).map_err(raise)?;
-        let framework = Framework::of(q);
+        let request = |(n, given): (usize, &Option<&Bound<'py, PyAny>>)| {
+            let object = (*given)?;
+            Some(
+                without_gradient(TENSORS[n], object)
+                    .and_then(|object| Request::new(TENSORS[n], &object))
+                    .map(|r| (n, r)),
+            )
+        };
+        let requests = given
+            .iter()
+            .enumerate()
+            .filter_map(request)
+            .collect::<PyResult<Vec<_>>>()?;
+        let place = requests[0].1.place;
+        let place_of_q = Foreign {
+            name: "q",
+            place,
+            ..Foreign::ABSENT
+        };
+        for (_, other) in &requests {
+            let other = Foreign {
+                name: other.name,
+                place: other.place,
+                ..Foreign::ABSENT
+            };
+            other.check_place(&place_of_q)?;
+        }
+        let attention = attention_on(place, options.kernel, 0)?;
         let mut foreign_stream = None;
         let call_stream = match (attention.device(), place) {
             (Device::Cuda(context), Place::Cuda(ordinal)) => {
@@ -135,115 +127,68 @@ impl<'py> Call<'py> {
             }
             _ => None,
         };
-        let import = |request: Request<'py>| request.import(call_stream.as_ref(), options.axes);
-        let [q, k, v] = requests;
-        let (q, k, v) = (import(q)?, import(k)?, import(v)?);
-        let out = out_request.map(import).transpose()?;
-        for other in [&k, &v] {
-            if other.dtype != q.dtype {
-                return Err(type_(other_dtype(other.name, other.dtype, "q", q.dtype)));
+        operands = [Foreign::ABSENT; TENSORS.len()];
+        let mut held = Vec::with_capacity(requests.len());
+        for (n, request) in requests {
+            let imported = request.import(call_stream.as_ref())?;
+            let rank = imported.foreign.rank;
+            if (n <= V || n == OUT) && rank != 4 {
+                let (name, shape) = (TENSORS[n], imported.foreign.sizes());
+                return Err(value(format!(
+                    "{name} has {rank} dimensions, shape {shape:?}; it must have 4: {}",
+                    options.dimensions()
+                )));
             }
+            if n == OUT {
+                imported.check_writable()?;
+            }
+            operands[n] = imported.foreign;
+            held.push(imported);
         }
-        if let Some(out) = &out
-            && out.dtype != q.dtype.output()
-        {
-            return Err(type_(format!(
-                "out holds {} and q {}; the output is {}, so give out= of that",
-                out.dtype,
-                q.dtype,
-                q.dtype.output()
-            )));
-        }
-        let scales = Scales::gather(scales, q.dtype, place, call_stream.as_ref())?;
-        let call = Call {
+        options.layout |= memory_like(&operands[Q], options.layout);
+        Ok(Call {
+            options,
             place,
             attention,
-            q,
-            k,
-            v,
-            scales,
-            head_values: HeadValues::default(),
+            operands,
+            held,
             stream: call_stream,
             framework,
             foreign_stream,
             plain: None,
-        };
-        Ok((call, out))
+        })
     }
 
-    /// Imports sinks and slopes, which the options then mention.
-    pub(crate) fn gather_head_values(
-        &mut self,
-        sinks: Option<&Bound<'py, PyAny>>,
-        slopes: Option<&Bound<'py, PyAny>>,
-        options: &mut Options,
-    ) -> PyResult<()> {
-        self.head_values = HeadValues::gather(sinks, slopes, self.place, self.stream.as_ref(), options)?;
-        Ok(())
-    }
-
-    /// The layout of an output that is allocated here: dense, in q's order of dimensions.
-    fn new_out_layout(&self) -> Layout {
-        let [b, s, h, _] = self.q.layout.shape;
-        let shape = [b, s, h, self.v.layout.shape[3]];
-        if self.heads_outside_seq() {
-            Layout::bhsd(shape)
-        } else {
-            Layout::bshd(shape)
-        }
-    }
-
-    fn heads_outside_seq(&self) -> bool {
-        let [_, s, h, _] = self.q.layout.shape;
-        let [_, seq_stride, head_stride, _] = self.q.layout.strides;
-        s > 1 && h > 1 && head_stride > seq_stride
-    }
-
-    /// The problem that the tensors and options describe.
-    pub(crate) fn problem(&self, options: &Options, out: Option<&Tensor>) -> PyResult<Problem> {
-        let out = out.map_or_else(|| self.new_out_layout(), |out| out.layout);
-        let layouts = [&self.q.layout, &self.k.layout, &self.v.layout, &out];
-        let problem = problem_of(self.q.dtype, layouts, options).map_err(|error| raise(error.into()))?;
-        self.scales.check(&problem)?;
-        self.head_values.check(&problem)?;
-        Ok(problem)
-    }
-
-    /// What the addresses of the tensors are multiples of, in bytes, at most 16.
-    pub(crate) fn alignment(&self, out: Option<&Tensor>) -> u32 {
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::address);
-        1 << (q | k | v | out.map_or(0, Tensor::address) | 16).trailing_zeros()
-    }
-
-    /// Checks that `out=` is writable and overlaps no input. The problem has checked all layouts.
-    pub(crate) fn check_out(&self, out: &Tensor) -> PyResult<()> {
-        out.check_writable()?;
-        for input in [&self.q, &self.k, &self.v] {
-            if out.overlaps(input) {
+    /// The call, checked; an output that is given overlaps no input.
+    fn bind(&self) -> PyResult<bind::Checked> {
+        let bound = bind::forward(&self.operands, &self.options)?;
+        if let Some(out) = self.operands[OUT].given() {
+            let mut inputs = self.operands[..GIVEN].iter().filter_map(Foreign::given);
+            if let Some(Foreign { name, .. }) = inputs.find(|input| out.overlaps(input)) {
                 return Err(value(format!(
-                    "out shares memory with {name}: both lie between the same addresses; give out= separate memory",
-                    name = input.name
+                    "out shares memory with {name}: both lie between the same addresses; give out= separate memory"
                 )));
             }
         }
-        Ok(())
+        Ok(bound)
     }
 
-    fn new_out(&self, like: &Bound<'py, PyAny>, axes: Axes) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
-        let shape = axes.reorder(self.new_out_layout().shape);
-        let swapped = self.heads_outside_seq() != (axes == Axes::Bhsd);
-        let object = self.empty(like, &shape, swapped, dtype_name(self.q.dtype.output()))?;
-        let tensor = Request::new("out", &object)?.import(self.stream.as_ref(), axes)?;
-        Ok((object, tensor))
-    }
-
-    /// Allocates f32 `[batch, heads, seq_len_q]`.
-    fn new_lse(&self, like: &Bound<'py, PyAny>, problem: &Problem) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
-        let shape = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
-        let object = self.empty(like, &shape, false, "float32")?;
-        let flat = object.call_method1("reshape", ((1, 1, 1, problem.lse_len()),))?;
-        let tensor = Request::new("lse", &flat)?.import(self.stream.as_ref(), Axes::Bshd)?;
-        Ok((object, tensor))
+    /// Memory for a result, of q's library.
+    fn allocate(&mut self, like: &Bound<'py, PyAny>, n: usize, result: &Foreign) -> PyResult<Bound<'py, PyAny>> {
+        let shape: Vec<usize> = result.sizes().iter().map(|&size| size as usize).collect();
+        let swapped = result.rank == 4 && result.strides[1] < result.strides[2];
+        let object = self.empty(like, &shape, swapped, &name_of(result.element))?;
+        let found = self.plain.and_then(|exchange| exchange.foreign(result.name, &object));
+        self.operands[n] = match found {
+            Some(found) => found,
+            None => {
+                let imported = Request::new(result.name, &object)?.import(self.stream.as_ref())?;
+                let found = imported.foreign;
+                self.held.push(imported);
+                found
+            }
+        };
+        Ok(object)
     }
 
     fn empty(
@@ -257,103 +202,52 @@ impl<'py> Call<'py> {
         self.framework.empty(like, self.place, shape, swapped, dtype, stream)
     }
 
-    /// Computes on the host; other Python threads run meanwhile.
-    fn run_on_host(
-        &self,
-        py: Python<'_>,
-        problem: &Problem,
-        out: &mut Tensor,
-        lse: Option<&mut Tensor>,
-    ) -> PyResult<()> {
-        let to_py = |error: flashcore::ProblemError| raise(error.into());
-        // SAFETY: the tensors lie in host memory and the problem has checked their layouts. That no
-        // other thread writes to them meanwhile is the caller's part.
-        let (q, k, v) = unsafe { (self.q.view(), self.k.view(), self.v.view()) };
-        let ones = vec![1.0; problem.num_scales()];
-        let (q, k, v) = (q.map_err(to_py)?, k.map_err(to_py)?, v.map_err(to_py)?);
-        // SAFETY: scales are on the tensors' device, which is the host; else as above.
-        let [mut q, k, v] = unsafe { self.scales.attach(problem, [q, k, v], &ones) }?;
-        // SAFETY: they are on the tensors' device, too.
-        let [sinks, slopes] = unsafe { self.head_values.on_host() };
-        if let Some(sinks) = &sinks {
-            q = q.with_sinks(sinks);
+    /// Computes; other Python threads run meanwhile.
+    fn run(&self, py: Python<'py>, like: &Bound<'py, PyAny>, bound: &bind::Checked) -> PyResult<()> {
+        let (attention, operands) = (&*self.attention, &self.operands);
+        let Some(CallStream { stream }) = &self.stream else {
+            return Ok(py.detach(|| on_host(bound, operands, attention))?);
+        };
+        let frees_in_order = self.framework.frees_in_stream_order();
+        let (mut theirs, mut ours, mut address) = (None, None, None);
+        if let (None, Some(problem)) = (self.plain, &bound.problem) {
+            let needed = attention
+                .workspace_bytes(problem, alignment(operands))
+                .map_err(Error::from)?;
+            let bytes = usize::try_from(needed).unwrap_or(usize::MAX);
+            if bytes > 0 && frees_in_order {
+                let memory = theirs.insert(self.empty(like, &[bytes], false, "uint8")?);
+                address = Some(
+                    memory
+                        .call_method0("data_ptr")
+                        .or_else(|_| memory.getattr("data")?.getattr("ptr"))?
+                        .extract()?,
+                );
+            } else if bytes > 0 {
+                let memory = DeviceBuffer::new(stream.context(), bytes).map_err(Error::from)?;
+                address = Some(ours.insert(memory).as_slice().address());
+            }
         }
-        if let Some(slopes) = &slopes {
-            q = q.with_alibi_slopes(slopes);
-        }
-        let (name, dtype, layout) = (out.name, out.dtype, out.layout);
-        // SAFETY: as above; `check_out` has checked that it is writable and shares no memory with
-        // the inputs, or it was allocated for this call.
-        let out = TensorViewMut::new(name, dtype, layout, unsafe { out.bytes_mut() }).map_err(to_py)?;
-        // SAFETY: allocated for this call.
-        let lse = lse.map(|lse| bytemuck::try_cast_slice_mut(unsafe { lse.bytes_mut() }));
-        let lse = lse
-            .transpose()
-            .map_err(|error| value(format!("lse's memory is not f32: {error}")))?;
-        let attention = &*self.attention;
-        py.detach(|| attention.forward_into(problem, q, k, v, out, lse))
-            .map_err(raise)
-    }
-
-    fn run_on_cuda(
-        &self,
-        py: Python<'py>,
-        call_stream: &CallStream,
-        like: &Bound<'py, PyAny>,
-        problem: &Problem,
-        out: &Tensor,
-        lse: Option<&Tensor>,
-    ) -> PyResult<()> {
-        let stream = &call_stream.stream;
-        let context = stream.context();
-        // SAFETY: DLPack says that the memory is there while the handle lives. After the call it is
-        // given back while the work may still run: libraries that free in stream order may do that,
-        // with all others the call waits.
-        let slice = |tensor: &Tensor| unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) };
-        let mut tensors = DeviceTensors::new(slice(&self.q), slice(&self.k), slice(&self.v), slice(out));
-        tensors.lse = lse.map(slice);
-        tensors.scales = self.scales.on_device(context, problem)?;
-        [tensors.sinks, tensors.alibi_slopes] = self.head_values.on_device(context);
-        let (attention, frees_in_order) = (&*self.attention, self.framework.frees_in_stream_order());
-        let plain = self.plain;
-        // Python's lock is given away once, unless its libraries allocate a workspace.
-        let (ran, needed) = py.detach(|| {
-            let (mut needed, mut held) = (0, None);
+        let plain = self.plain.zip(match self.place {
+            Place::Cuda(ordinal) => Some(ordinal),
+            _ => None,
+        });
+        let ran = py.detach(|| {
+            let mut held = None;
             let workspace = |bytes| {
-                needed = bytes;
-                let (exchange, device) = plain?;
-                let memory = exchange.allocate(device, usize::try_from(bytes).ok()?)?;
+                let Some((exchange, ordinal)) = plain else {
+                    return address;
+                };
+                let memory = exchange.allocate(ordinal, bytes)?;
                 let address = memory.validate().ok()?.data_ptr().addr() as u64;
                 held = Some(memory); // until the work is enqueued: PyTorch frees it in the order of the stream
-                // SAFETY: as above; as many bytes as asked for, on q's device.
-                Some(unsafe { DeviceSlice::from_raw(context, address, bytes as usize) })
+                Some(address)
             };
-            // SAFETY: as above, for tensors and workspace, which nothing else has.
-            let ran = unsafe { attention.run_foreign(stream, problem, &tensors, workspace) };
-            let needed = if held.is_some() { 0 } else { needed };
-            (ran.and_then(|()| wait(stream, frees_in_order)), needed)
-        });
-        if needed == 0 {
-            return ran.map_err(raise);
-        }
-        let bytes =
-            usize::try_from(needed).map_err(|_| value(format!("a workspace of {needed} bytes is too large")))?;
-        let (theirs, ours);
-        if frees_in_order {
-            theirs = self.empty(like, &[1, 1, 1, bytes], false, "uint8")?;
-            let address = theirs.call_method0("data_ptr")?.extract()?;
-            // SAFETY: `bytes` bytes on q's device, which the library takes back in stream order.
-            tensors.workspace = Some(unsafe { DeviceSlice::from_raw(context, address, bytes) });
-        } else {
-            ours = DeviceBuffer::new(context, bytes).map_err(|error| raise(error.into()))?;
-            tensors.workspace = Some(ours.as_slice());
-        }
-        py.detach(|| {
-            // SAFETY: as above.
-            unsafe { attention.run_foreign(stream, problem, &tensors, |_| None)? };
+            enqueue(bound, operands, attention, stream, None, workspace)?;
             wait(stream, frees_in_order)
-        })
-        .map_err(raise)
+        });
+        drop((theirs, ours));
+        Ok(ran?)
     }
 }
 
@@ -365,6 +259,92 @@ fn wait(stream: &Stream, frees_in_order: bool) -> Result<(), Error> {
     Ok(())
 }
 
+/// PyTorch's plain CUDA tensors are looked at where they are, without an object for each. `None` where one is another.
+fn look<'py>(
+    torch: &Bound<'py, PyAny>,
+    given: &Given<'_, 'py>,
+    operands: &mut Operands,
+) -> PyResult<Option<&'static Exchange>> {
+    let py = torch.py();
+    let Some(exchange) = Exchange::of_torch(py) else {
+        return Ok(None);
+    };
+    if forward_mode(torch)?.is_some() {
+        return Ok(None);
+    }
+    let recorded = records_gradients(torch)?;
+    for (n, object) in given.iter().enumerate() {
+        let Some(object) = object else { continue };
+        if !exchange.is_plain(object)
+            || object.call_method0(intern!(py, "is_neg"))?.is_truthy()?
+            || (recorded && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
+        {
+            return Ok(None);
+        }
+        match exchange.foreign(TENSORS[n], object) {
+            Some(tensor) if !tensor.first.is_null() && matches!(tensor.place, Place::Cuda(_)) => operands[n] = tensor,
+            _ => return Ok(None),
+        }
+    }
+    let same = |tensor: &Foreign| !tensor.is_given() || tensor.place == operands[Q].place;
+    let ranks = [Q, K, V, OUT]
+        .iter()
+        .all(|&n| operands[n].rank == 4 || !operands[n].is_given());
+    Ok((ranks && operands.iter().all(same)).then_some(exchange))
+}
+
+/// The order of a new output's dimensions in memory: q's.
+fn memory_like(q: &Foreign, layout: u64) -> u64 {
+    let bshd = if layout & GIVEN_BHSD == 0 { *q } else { q.swapped() };
+    let ([_, s, h, _], [_, of_row, of_head, _]) = (bshd.shape, bshd.strides);
+    if q.rank == 4 && s > 1 && h > 1 && of_head > of_row {
+        MEMORY_BHSD
+    } else {
+        0
+    }
+}
+
+/// Functions with the arguments of `attention`.
+macro_rules! with_arguments {
+    ($(#[$about:meta])* $name:ident => $serve:path) => {
+        $(#[$about])*
+        #[pyfunction]
+        #[pyo3(signature = (
+            q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
+            layout="bshd", stream=None, q_scale=None, k_scale=None, v_scale=None, sinks=None, alibi_slopes=None,
+        ))]
+        #[allow(clippy::too_many_arguments)] // Python's keyword arguments
+        pub(crate) fn $name<'py>(
+            py: Python<'py>,
+            q: &Bound<'py, PyAny>,
+            k: &Bound<'py, PyAny>,
+            v: &Bound<'py, PyAny>,
+            causal: bool,
+            window: Option<&Bound<'py, PyAny>>,
+            softcap: Option<f32>,
+            scale: Option<f32>,
+            out: Option<&Bound<'py, PyAny>>,
+            return_lse: bool,
+            kernel: Option<&str>,
+            layout: &str,
+            stream: Option<&Bound<'py, PyAny>>,
+            q_scale: Option<&Bound<'py, PyAny>>,
+            k_scale: Option<&Bound<'py, PyAny>>,
+            v_scale: Option<&Bound<'py, PyAny>>,
+            sinks: Option<&Bound<'py, PyAny>>,
+            alibi_slopes: Option<&Bound<'py, PyAny>>,
+        ) -> PyResult<Bound<'py, PyAny>> {
+            let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
+            let mut given = [None; GIVEN + 1];
+            (given[Q], given[K], given[V], given[OUT]) = (Some(q), Some(k), Some(v), out);
+            (given[SCALES], given[SCALES + 1], given[SCALES + 2]) = (q_scale, k_scale, v_scale);
+            (given[SINKS], given[SLOPES]) = (sinks, alibi_slopes);
+            $serve(py, given, stream, options)
+        }
+    };
+}
+
+with_arguments! {
 /// Computes softmax(scale * q @ k.T, masked) @ v for every batch and head.
 ///
 /// Tensors are [batch, seq, heads, head_dim] of float16, bfloat16, float32 or float8_e4m3fn, with
@@ -434,66 +414,59 @@ fn wait(stream: &Stream, frees_in_order: bool) -> Result<(), Error> {
 /// waits for the work, since they may reuse the memory as soon as it returns. Only the forward pass
 /// is computed: PyTorch tensors that require a gradient are refused unless gradients are off
 /// (torch.no_grad()). The functions of flashcore_attn.flash_attn_interface are differentiable.
-#[pyfunction]
-#[pyo3(signature = (
-    q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
-    layout="bshd", stream=None, q_scale=None, k_scale=None, v_scale=None, sinks=None, alibi_slopes=None,
-))]
-#[allow(clippy::too_many_arguments)] // Python's keyword arguments
-pub(crate) fn attention<'py>(
+attention => compute
+}
+
+with_arguments! {
+/// How `attention` would compute this call, as a dict; nothing is computed or compiled.
+///
+/// It has problem, device, kernel, why, row (of a plan table that chose the kernel: the table's
+/// name and a number; None where heuristics did), notes (on plan tables that cannot be used) and
+/// flops (of the two products, over visible keys only), and on a GPU also target, grid, block,
+/// cluster, shared_bytes (a block), workspace_bytes, before and then (the names of kernels that run
+/// before and after the one described) and considered: pairs of a kernel and why it was refused
+/// (None: chosen). Takes the arguments of `attention` and raises what it would raise; `out` is not written.
+plan => explain
+}
+
+fn compute<'py>(
     py: Python<'py>,
-    q: &Bound<'py, PyAny>,
-    k: &Bound<'py, PyAny>,
-    v: &Bound<'py, PyAny>,
-    causal: bool,
-    window: Option<&Bound<'py, PyAny>>,
-    softcap: Option<f32>,
-    scale: Option<f32>,
-    out: Option<&Bound<'py, PyAny>>,
-    return_lse: bool,
-    kernel: Option<&str>,
-    layout: &str,
+    given: Given<'_, 'py>,
     stream: Option<&Bound<'py, PyAny>>,
-    q_scale: Option<&Bound<'py, PyAny>>,
-    k_scale: Option<&Bound<'py, PyAny>>,
-    v_scale: Option<&Bound<'py, PyAny>>,
-    sinks: Option<&Bound<'py, PyAny>>,
-    alibi_slopes: Option<&Bound<'py, PyAny>>,
+    options: Options,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let mut options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
-    let scales = [q_scale, k_scale, v_scale];
-    let (mut call, given_out) = Call::gather([q, k, v], scales, out, stream, &options)?;
-    call.gather_head_values(sinks, alibi_slopes, &mut options)?;
-    let mut problem = call.problem(&options, given_out.as_ref())?;
-    let is_given = out.is_some();
-    let (out, mut out_tensor) = match (out, given_out) {
-        (Some(out), Some(tensor)) => {
-            call.check_out(&tensor)?;
-            (out.clone(), tensor)
-        }
-        _ => {
-            let (out, tensor) = call.new_out(q, options.axes)?;
-            problem = call.problem(&options, Some(&tensor))?;
-            (out, tensor)
-        }
+    let mut call = Call::gather(py, &given, stream, options)?;
+    let bound = call.bind()?;
+    let q = given[Q].ok_or_else(|| value("q was not given"))?;
+    let [of_out, of_lse, _] = &bound.results;
+    let out = match given[OUT] {
+        Some(out) => out.clone(),
+        None => call.allocate(q, OUT, of_out)?,
     };
-    let lse = return_lse.then(|| call.new_lse(q, &problem)).transpose()?;
-    let (lse, mut lse_tensor) = lse.unzip();
-    match &call.stream {
-        None => call.run_on_host(py, &problem, &mut out_tensor, lse_tensor.as_mut())?,
-        Some(stream) => call.run_on_cuda(py, stream, q, &problem, &out_tensor, lse_tensor.as_ref())?,
-    }
-    if is_given {
+    let lse = options.return_lse.then(|| call.allocate(q, LSE, of_lse)).transpose()?;
+    call.run(py, q, &bound)?;
+    if given[OUT].is_some() {
         wrote(&out)?;
     }
     if let Some(stream) = &call.foreign_stream {
-        let given = scales.into_iter().chain([sinks, alibi_slopes]).flatten();
-        for tensor in [q, k, v, &out].into_iter().chain(given) {
+        for tensor in given.into_iter().flatten().chain([&out]).chain(&lse) {
             call.framework.used_on(tensor, stream)?;
         }
     }
     match lse {
-        Some(lse) => (out, lse).into_bound_py_any(py),
+        Some(lse) => PyTuple::new(py, [out, lse])?.into_bound_py_any(py),
         None => Ok(out),
     }
+}
+
+fn explain<'py>(
+    py: Python<'py>,
+    given: Given<'_, 'py>,
+    stream: Option<&Bound<'py, PyAny>>,
+    options: Options,
+) -> PyResult<Bound<'py, PyAny>> {
+    let call = Call::gather(py, &given, stream, options)?;
+    let bound = call.bind()?;
+    let problem = bound.problem.ok_or_else(|| value("there is nothing to compute"))?; // lengths are equal
+    describe(py, &problem, call.place, &call.attention, alignment(&call.operands)).map(Bound::into_any)
 }

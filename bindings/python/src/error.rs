@@ -3,41 +3,98 @@
 
 #[cfg(unix)]
 use std::ffi::c_int;
+use std::fmt;
 use std::process;
 #[cfg(unix)]
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use flashcore::{Error, ProblemError};
+use flashcore::ProblemError;
+use flashcore::cuda::CudaError;
 use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 
+/// Why a call is refused, or failed.
+#[derive(Debug)]
+pub(crate) enum Error {
+    /// A tensor has another dtype.
+    DType(String),
+    Value(String),
+    /// Memory for a tensor was not there.
+    NoMemory(String),
+    Library(flashcore::Error),
+}
+
+impl Error {
+    /// Whether another way to the same call would fail, too: there was no memory, or the device or its driver failed.
+    /// What a graph found is told once: another call would not know it.
+    pub(crate) fn is_certain(&self) -> bool {
+        use flashcore::Error::{Captured, Cuda};
+        matches!(self, Error::NoMemory(_) | Error::Library(Cuda(_) | Captured(_)))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::DType(says) | Error::Value(says) | Error::NoMemory(says) => f.write_str(says),
+            Error::Library(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<String> for Error {
+    fn from(says: String) -> Error {
+        Error::Value(says)
+    }
+}
+
+impl From<&str> for Error {
+    fn from(says: &str) -> Error {
+        Error::Value(says.to_string())
+    }
+}
+
+impl From<flashcore::Error> for Error {
+    fn from(error: flashcore::Error) -> Error {
+        Error::Library(error)
+    }
+}
+
+impl From<ProblemError> for Error {
+    fn from(error: ProblemError) -> Error {
+        Error::Library(error.into())
+    }
+}
+
+impl From<CudaError> for Error {
+    fn from(error: CudaError) -> Error {
+        Error::Library(error.into())
+    }
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> PyErr {
+        match error {
+            Error::DType(says) => type_(says),
+            Error::Value(says) => value(says),
+            Error::NoMemory(says) => PyRuntimeError::new_err(says),
+            Error::Library(error) => raise(error),
+        }
+    }
+}
+
 /// The exception for an error of the library. Its message is the library's own.
-pub(crate) fn raise(error: Error) -> PyErr {
+pub(crate) fn raise(error: flashcore::Error) -> PyErr {
+    use flashcore::Error::{Captured, Cuda, NotOnCuda, Plans, Problem, UnsupportedGpu, WithoutFeature, WrongOutput};
     let message = error.to_string();
     match error {
-        Error::Problem(ProblemError::DType { .. }) => PyTypeError::new_err(message),
-        Error::Problem(_)
-        | Error::Cpu(_)
-        | Error::NoPlan(_)
-        | Error::Refused { .. }
-        | Error::UnknownKernel(_)
-        | Error::UnknownDevice { .. }
-        | Error::KernelOfOtherDevice { .. }
-        | Error::CannotTune { .. }
-        | Error::UnwantedScales { .. }
-        | Error::Unwanted { .. }
-        | Error::SmMargin { .. }
-        | Error::SharedMemory { .. }
-        | Error::DeviceBuffer { .. } => PyValueError::new_err(message),
-        Error::Cuda(_)
-        | Error::Captured(_)
-        | Error::Plans(_)
-        | Error::WrongOutput { .. }
-        | Error::WithoutFeature { .. }
-        | Error::UnsupportedGpu { .. }
-        | Error::NotOnCuda { .. } => PyRuntimeError::new_err(message),
-        _ => PyRuntimeError::new_err(message), // the enum may grow
+        Problem(ProblemError::DType { .. }) => type_(message),
+        Cuda(_) | Captured(_) | Plans(_) | WrongOutput { .. } | WithoutFeature { .. } => {
+            PyRuntimeError::new_err(message)
+        }
+        UnsupportedGpu { .. } | NotOnCuda { .. } => PyRuntimeError::new_err(message),
+        _ => value(message),
     }
 }
 

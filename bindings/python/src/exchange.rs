@@ -6,14 +6,13 @@ use std::ptr::{NonNull, null_mut};
 
 use dlpark::Managed;
 use dlpark::ffi::{
-    DLDataType, DLDataTypeCode, DLDevice, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor,
+    DLDataType, DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
+use crate::foreign::{Foreign, Place};
 use crate::frameworks::torch_tensor;
-use crate::input::{DTYPES, I32, Input};
-use crate::tensor::{dtype_of, place_of};
 
 /// The table of `torch.Tensor`, and what is called of it.
 pub(crate) struct Exchange {
@@ -27,16 +26,6 @@ pub(crate) struct Exchange {
 unsafe impl Send for Exchange {}
 // SAFETY: as above.
 unsafe impl Sync for Exchange {}
-
-/// A tensor of four dimensions, valid while the object it was taken of lives.
-#[derive(Clone, Copy)]
-pub(crate) struct View {
-    pub(crate) dtype: DLDataType,
-    pub(crate) device: DLDevice,
-    pub(crate) shape: [i64; 4],
-    pub(crate) strides: [i64; 4],
-    pub(crate) first: *mut u8,
-}
 
 impl Exchange {
     /// PyTorch's, if it is imported and has one.
@@ -74,41 +63,9 @@ impl Exchange {
         object.get_type().is(&self.class)
     }
 
-    /// What is known of a [plain](Exchange::is_plain) tensor; `None` where it does not have four dimensions, or
-    /// memory that can be named.
-    pub(crate) fn view(&self, object: &Bound<'_, PyAny>) -> Option<View> {
-        let (tensor, first) = self.look(object)?;
-        if tensor.ndim != 4 {
-            return None;
-        }
-        // SAFETY: both point to as many numbers as there are dimensions, while the object lives.
-        let (shape, strides) = unsafe { (*tensor.shape.cast::<[i64; 4]>(), *tensor.strides.cast::<[i64; 4]>()) };
-        Some(View {
-            dtype: tensor.dtype,
-            device: tensor.device,
-            shape,
-            strides,
-            first,
-        })
-    }
-
-    /// The same with any number of dimensions, and int32 numbers, as operators take it.
-    pub(crate) fn input(&self, object: &Bound<'_, PyAny>) -> Option<Input> {
-        let (tensor, first) = self.look(object)?;
-        let number = if tensor.dtype == DLDataType::scalar(DLDataTypeCode::INT, 32) {
-            I32
-        } else {
-            let ours = dtype_of("", tensor.dtype).ok()?;
-            DTYPES.iter().find(|(known, _)| *known == ours)?.1
-        };
-        let place = place_of("", tensor.device).ok();
-        let (dims, shape, strides) = (tensor.ndim as usize, tensor.shape.cast(), tensor.strides.cast());
-        // SAFETY: both point to as many numbers as there are dimensions, while the object lives.
-        Some(unsafe { Input::new(dims, shape, strides, number, place, first) })
-    }
-
-    /// A tensor with strides, and the address of its first element.
-    fn look(&self, object: &Bound<'_, PyAny>) -> Option<(DLTensor, *mut u8)> {
+    /// What is known of a [plain](Exchange::is_plain) tensor; `None` where it has no strides, or no memory that can be
+    /// named.
+    pub(crate) fn foreign(&self, name: &'static str, object: &Bound<'_, PyAny>) -> Option<Foreign> {
         let mut tensor = DLTensor::default();
         // SAFETY: the object is of the class that the table was found at, or of one derived from it.
         let failed = unsafe { (self.view)(object.as_ptr().cast(), &mut tensor) };
@@ -119,13 +76,19 @@ impl Exchange {
         if tensor.ndim < 0 || tensor.strides.is_null() {
             return None;
         }
-        let offset = usize::try_from(tensor.byte_offset).ok()?;
-        Some((tensor, tensor.data.cast::<u8>().wrapping_add(offset)))
+        let first = tensor
+            .data
+            .cast::<u8>()
+            .wrapping_add(usize::try_from(tensor.byte_offset).ok()?);
+        let (rank, place) = (tensor.ndim as usize, Place::of(tensor.device));
+        let pointers = [tensor.shape.cast_const(), tensor.strides.cast_const()];
+        // SAFETY: both point to as many numbers as there are dimensions, while the object lives.
+        Some(unsafe { Foreign::new(name, rank, pointers, tensor.dtype, place, first) })
     }
 
     /// The handle of PyTorch's current stream on a device.
-    pub(crate) fn current_stream(&self, py: Python<'_>, device: DLDevice) -> Option<usize> {
-        let mut stream = null_mut();
+    pub(crate) fn current_stream(&self, py: Python<'_>, ordinal: u32) -> Option<usize> {
+        let (device, mut stream) = (device_of(ordinal)?, null_mut());
         // SAFETY: it writes a pointer.
         let failed = unsafe { (self.table.current_work_stream?)(device.device_type, device.device_id, &mut stream) };
         if failed != 0 {
@@ -136,11 +99,11 @@ impl Exchange {
     }
 
     /// Uninitialised bytes of PyTorch's allocator, which takes them back in the order of its current stream.
-    pub(crate) fn allocate(&self, device: DLDevice, bytes: usize) -> Option<Managed<DLManagedTensorVersioned>> {
+    pub(crate) fn allocate(&self, ordinal: u32, bytes: usize) -> Option<Managed<DLManagedTensorVersioned>> {
         unsafe extern "C" fn ignore(_: *mut c_void, _kind: *const c_char, _message: *const c_char) {}
         let (mut shape, mut strides) = ([i64::try_from(bytes).ok()?], [1]);
         let mut wanted = DLTensor {
-            device,
+            device: device_of(ordinal)?,
             ndim: 1,
             dtype: DLDataType::U8,
             shape: shape.as_mut_ptr(),
@@ -157,4 +120,11 @@ impl Exchange {
         // SAFETY: it was made just now.
         unsafe { Managed::from_raw(made) }.ok()
     }
+}
+
+fn device_of(ordinal: u32) -> Option<DLDevice> {
+    Some(DLDevice {
+        device_type: DLDeviceType::CUDA,
+        device_id: i32::try_from(ordinal).ok()?,
+    })
 }

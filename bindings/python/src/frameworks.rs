@@ -1,15 +1,14 @@
 //! PyTorch, CuPy and NumPy beyond DLPack: their current stream, their allocator, and PyTorch's
 //! gradients. They are looked up only if the program has already imported them.
 
-use flashcore::DType;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::{type_, unserved, value};
+use crate::foreign::Place;
 use crate::operators::registered;
-use crate::tensor::Place;
 
 /// An imported module and its tensor type.
 struct Library {
@@ -229,7 +228,7 @@ impl<'py> Framework<'py> {
                      or give out= and leave out return_lse",
                 )),
             },
-            (_, Place::Cuda(_)) => Err(value(format!(
+            _ => Err(value(format!(
                 "memory for the output on {place} is allocated by PyTorch or CuPy, and q belongs to neither; give out=, \
                  and leave out return_lse"
             ))),
@@ -342,16 +341,6 @@ pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<B
             ..
         } if object.getattr(intern!(object.py(), "dtype"))?.is(fp8) => object.call_method1("view", (uint8,)).map(Some),
         _ => Ok(None),
-    }
-}
-
-/// The name that PyTorch, NumPy and CuPy have for a dtype.
-pub(crate) fn dtype_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "float32",
-        DType::F16 => "float16",
-        DType::BF16 => "bfloat16",
-        DType::E4M3 => "float8_e4m3fn",
     }
 }
 

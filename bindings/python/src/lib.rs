@@ -1,31 +1,33 @@
 //! FlashCore for Python: attention on any tensor with DLPack, without copies.
 //!
-//! A call goes through the modules in this order: [`options`] parses keyword arguments, [`tensor`]
-//! imports the tensors, [`scales`] the scales of fp8 tensors and [`head_values`] sinks and slopes,
-//! [`stream`] finds the CUDA stream, [`frameworks`] allocates the output with PyTorch, CuPy or NumPy,
-//! and [`call`] builds the problem and runs it. [`operators`] are the same for PyTorch's dispatcher,
-//! which they reach through [`libtorch`], and [`input`] is what they are given. `bench` is the
-//! measuring protocol for Python functions.
+//! A call goes through the modules in this order: [`options`] has its numbers, [`foreign`] describes tensors, which
+//! come through [`libtorch`] (PyTorch's [`operators`]), PyTorch's [`exchange`] table ([`bypass`], without its
+//! dispatcher) or [`dlpack`] ([`call`]); [`table`] says what operators are given, [`bind`] checks a call, and [`run`]
+//! computes it. `bench` is the measuring protocol for Python functions.
 
 #![allow(unsafe_code)] // DLPack hands over raw pointers; each block says why it may be believed.
 
+mod append;
 #[cfg(feature = "bench")]
 mod bench;
+mod bind;
+mod bypass;
 mod call;
 mod devices;
+mod dlpack;
 mod error;
 mod exchange;
 mod explain;
+mod foreign;
 mod frameworks;
-mod head_values;
-mod input;
 mod libtorch;
 mod operators;
 mod options;
-mod problem;
-mod scales;
+mod run;
+mod schedule;
 mod stream;
-mod tensor;
+mod table;
+mod threads;
 
 use pyo3::prelude::*;
 
@@ -35,17 +37,15 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(call::attention, module)?)?;
-    module.add_function(wrap_pyfunction!(explain::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(call::plan, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
+    module.add_function(wrap_pyfunction!(table::operators, module)?)?;
     module.add_function(wrap_pyfunction!(operators::register_operators, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::backward::slow_backward, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::direct::direct_forward, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::direct::direct_bhsd, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::direct::direct_sdpa, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::schedule::last_schedule, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::step::check_step, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::step::direct_step, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::check_operator, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::slow_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(bypass::call, module)?)?;
+    module.add_function(wrap_pyfunction!(schedule::last_schedule, module)?)?;
     #[cfg(feature = "bench")]
     {
         flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));

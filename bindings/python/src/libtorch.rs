@@ -7,26 +7,11 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-use flashcore::DType;
 use libloading::Library;
 
-use crate::input::{BYTES, DTYPES, I32, Input};
-use crate::tensor::Place;
-
-/// An error's message; it becomes Python's `RuntimeError`.
-pub(crate) type Error = Box<dyn std::error::Error>;
-
-/// Memory for a tensor was not there, and why.
-#[derive(Debug)]
-pub(crate) struct NoMemory(String);
-
-impl std::fmt::Display for NoMemory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for NoMemory {}
+use crate::error::Error;
+use crate::foreign::{Foreign, Place, element_of_torch, torch_number};
+use crate::table::Operator;
 
 /// A tensor or a library of operators.
 type Handle = *mut c_void;
@@ -34,8 +19,7 @@ type Handle = *mut c_void;
 /// An operator's arguments, replaced by its results: numbers by their bits, tensors by handles.
 pub(crate) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, inputs: u64, outputs: u64);
 
-/// PyTorch's numbers for one more dtype, and for kinds of devices.
-const U64: i32 = 29;
+/// PyTorch's numbers for kinds of devices.
 const CPU: i32 = 0;
 const CUDA: i32 = 1;
 
@@ -124,7 +108,8 @@ impl Libtorch {
     pub(crate) fn find(path: &str, cuda_path: Option<&str>) -> Result<Libtorch, Error> {
         let open = |path| {
             // SAFETY: PyTorch's import has run the initialisers of its libraries already.
-            unsafe { Library::new(path) }.map(|library| &*Box::leak(Box::new(library)))
+            let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+            Ok::<_, Error>(&*Box::leak(Box::new(library)))
         };
         let library = open(path)?;
         let functions = Functions::load(library)?;
@@ -144,29 +129,27 @@ impl Libtorch {
 
     /// Adds operators to a namespace, each a schema with its kernel for CPU tensors, and CUDA tensors
     /// where PyTorch has CUDA.
-    pub(crate) fn register(&self, namespace: &str, operators: &[(&str, Kernel)]) -> Result<(), Error> {
-        let (namespace, file) = (CString::new(namespace)?, c"flashcore");
-        let mut library = null_mut();
+    pub(crate) fn register(&self, namespace: &CStr, operators: &[(&Operator, Kernel)]) -> Result<(), Error> {
+        let (file, mut library) = (c"flashcore", null_mut());
         call!(
             self.functions,
             library_init_fragment(namespace.as_ptr(), file.as_ptr(), 0, &mut library)
         )?;
-        for (schema, _) in operators {
-            call!(self.functions, library_def(library, CString::new(*schema)?.as_ptr()))?;
+        for (operator, _) in operators {
+            let schema = CString::new(operator.schema()).unwrap_or_default(); // the table has no zeros
+            call!(self.functions, library_def(library, schema.as_ptr()))?;
         }
-        let keys = [Some(c"CPU"), self.cuda.is_some().then_some(c"CUDA")];
-        for key in keys.into_iter().flatten() {
-            let key = key.as_ptr();
+        for key in [Some(c"CPU"), self.cuda.is_some().then_some(c"CUDA")]
+            .into_iter()
+            .flatten()
+        {
             call!(
                 self.functions,
-                library_init_impl(namespace.as_ptr(), key, file.as_ptr(), 0, &mut library)
+                library_init_impl(namespace.as_ptr(), key.as_ptr(), file.as_ptr(), 0, &mut library)
             )?;
-            for &(schema, kernel) in operators {
-                let name = schema.split('(').next().unwrap_or_default();
-                call!(
-                    self.functions,
-                    library_impl(library, CString::new(name)?.as_ptr(), kernel)
-                )?;
+            for (operator, kernel) in operators {
+                let name = CString::new(operator.name).unwrap_or_default();
+                call!(self.functions, library_impl(library, name.as_ptr(), *kernel))?;
             }
         }
         Ok(()) // libraries stay registered while their handles, which nothing frees, live
@@ -204,62 +187,43 @@ impl Libtorch {
     pub(crate) fn current_stream(&self, ordinal: u32) -> Result<usize, Error> {
         let cuda = self.cuda.as_ref().ok_or("this PyTorch has no CUDA")?;
         let mut stream = null_mut();
-        call!(cuda, get_current_cuda_stream(i32::try_from(ordinal)?, &mut stream))?;
+        call!(cuda, get_current_cuda_stream(ordinal as i32, &mut stream))?;
         Ok(stream.addr())
     }
 
-    /// Uninitialised memory for a tensor; `dtype`: bytes if `None`. Python makes an error that says "out of memory"
-    /// `torch.OutOfMemoryError`.
-    pub(crate) fn empty<const N: usize>(
-        &self,
-        shape: [usize; N],
-        strides: [i64; N],
-        dtype: Option<DType>,
-        place: Place,
-    ) -> Result<Tensor<'_>, Error> {
-        let number = |&(known, number): &(DType, i32)| (Some(known) == dtype).then_some(number);
-        let number = DTYPES.iter().find_map(number).unwrap_or(BYTES);
-        self.empty_of(shape, strides, (number, dtype.map_or(1, DType::size_bytes)), place)
-    }
-
-    /// The same for numbers of 64 bits without a sign.
-    pub(crate) fn empty_u64<const N: usize>(&self, shape: [usize; N], place: Place) -> Result<Tensor<'_>, Error> {
-        self.empty_of(shape, [1; N], (U64, size_of::<u64>()), place)
-    }
-
-    /// The same for so many int32 numbers.
-    pub(crate) fn empty_i32(&self, count: usize, place: Place) -> Result<Tensor<'_>, Error> {
-        self.empty_of([count], [1], (I32, size_of::<i32>()), place)
-    }
-
-    fn empty_of<const N: usize>(
-        &self,
-        shape: [usize; N],
-        strides: [i64; N],
-        (dtype, size): (i32, usize),
-        place: Place,
-    ) -> Result<Tensor<'_>, Error> {
-        let bytes = shape.iter().fold(size, |bytes, &n| bytes.saturating_mul(n));
-        let (shape, steps) = (shape.map(|n| n as i64), strides.as_ptr());
-        let (kind, index) = match place {
-            Place::Cpu => (CPU, 0),
-            Place::Cuda(ordinal) => (CUDA, i32::try_from(ordinal)?),
+    /// Uninitialised memory for a tensor. Python makes an error that says "out of memory" `torch.OutOfMemoryError`.
+    pub(crate) fn empty(&self, like: &Foreign) -> Result<Tensor<'_>, Error> {
+        let (kind, index) = match like.place {
+            Place::Cuda(ordinal) => (CUDA, ordinal as i32), // a number of PyTorch's
+            _ => (CPU, 0),
         };
-        let (f, sizes, mut handle) = (&self.functions, shape.as_ptr(), null_mut());
+        let (rank, shape, dtype) = (like.rank as i64, like.shape.as_ptr(), torch_number(like.element));
+        let (strides, mut handle) = (like.strides.as_ptr(), null_mut());
         let made = call!(
-            f,
-            empty_strided(N as i64, sizes, steps, dtype, kind, index, &mut handle)
+            self.functions,
+            empty_strided(rank, shape, strides, dtype, kind, index, &mut handle)
         );
         made.map_err(|why| {
-            let likely = match kind == CUDA && WHAT.get().is_none() {
-                true => ", most likely that the device is out of memory",
-                false => "",
+            let (place, shape, size) = (like.place, like.sizes(), i64::from(like.element.bits / 8));
+            let bytes = shape.iter().fold(size, |bytes, &n| bytes.saturating_mul(n));
+            let is_silent = kind == CUDA && WHAT.get().is_none();
+            let likely = if is_silent {
+                ", most likely that the device is out of memory"
+            } else {
+                ""
             };
-            NoMemory(format!(
+            Error::NoMemory(format!(
                 "cannot allocate {bytes} bytes on {place} for a tensor of shape {shape:?}: {why}{likely}"
             ))
         })?;
         Ok(Tensor { torch: self, handle })
+    }
+
+    /// The same with where it is.
+    pub(crate) fn allocate(&self, like: Foreign) -> Result<(Tensor<'_>, Foreign), Error> {
+        let tensor = self.empty(&like)?;
+        let first = tensor.first()?;
+        Ok((tensor, Foreign { first, ..like }))
     }
 
     /// Takes over a tensor from an operator's stack.
@@ -304,23 +268,30 @@ impl Tensor<'_> {
     }
 
     /// What is known of it. Sizes of more than four dimensions are left out: no operator takes as many.
-    pub(crate) fn input(&self) -> Result<Input, Error> {
+    pub(crate) fn foreign(&self, name: &'static str) -> Result<Foreign, Error> {
         let (f, tensor) = (&self.torch.functions, self.handle);
-        let (mut dims, mut dtype, mut kind, mut index) = (0, 0, 0, 0);
+        let (mut rank, mut dtype, mut kind, mut index) = (0, 0, 0, 0);
         let (mut sizes, mut steps) = (null(), null());
-        call!(f, get_dim(tensor, &mut dims))?;
+        call!(f, get_dim(tensor, &mut rank))?;
         call!(f, get_sizes(tensor, &mut sizes))?;
+        // SAFETY: as many numbers as there are dimensions.
+        if rank == 1 && unsafe { *sizes } == 0 {
+            return Ok(Foreign {
+                name,
+                ..Foreign::ABSENT
+            });
+        }
         call!(f, get_strides(tensor, &mut steps))?;
         call!(f, get_dtype(tensor, &mut dtype))?;
         call!(f, get_device_type(tensor, &mut kind))?;
         call!(f, get_device_index(tensor, &mut index))?;
         let place = match u32::try_from(index) {
-            _ if kind == CPU => Some(Place::Cpu),
-            Ok(ordinal) if kind == CUDA => Some(Place::Cuda(ordinal)),
-            _ => None,
+            _ if kind == CPU => Place::Cpu,
+            Ok(ordinal) if kind == CUDA => Place::Cuda(ordinal),
+            _ => Place::Other,
         };
+        let (element, first) = (element_of_torch(dtype), self.first()?);
         // SAFETY: both point to as many numbers as there are dimensions, while the tensor lives.
-        let input = unsafe { Input::new(usize::try_from(dims)?, sizes, steps, dtype, place, self.first()?) };
-        Ok(input)
+        Ok(unsafe { Foreign::new(name, rank as usize, [sizes, steps], element, place, first) })
     }
 }

@@ -8,8 +8,8 @@ use dlpark::python::{DlpackStream, StreamArg};
 use flashcore::cuda::{Context, Event, Stream};
 use pyo3::prelude::*;
 
+use crate::dlpack::type_name;
 use crate::error::{raise, type_};
-use crate::tensor::type_name;
 
 /// A CUDA stream that belongs to Python's side.
 pub(crate) struct CallStream {

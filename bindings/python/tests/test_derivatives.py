@@ -75,15 +75,15 @@ def test_what_is_not_q_k_or_v_has_no_gradient(tensors):
     cos, sin = torch.rand(8, 4, requires_grad=True), torch.rand(8, 4)
     new = {"k": k[:, :1], "v": v[:, :1], "cache_seqlens": 3, "rotary_cos": cos, "rotary_sin": sin}
     for call, name in (
-        (lambda: _operators.forward(q, k, v, sinks=values)[0], "fwd.modified"),
-        (lambda: _operators.forward(q, k, v, alibi_slopes=values)[0], "fwd.modified"),
-        (lambda: _operators.forward_varlen(*rows, sinks=values, **starts)[0], "fwd_varlen.modified"),
+        (lambda: _operators.forward(q, k, v, sinks=values)[0], "fwd"),
+        (lambda: _operators.forward(q, k, v, alibi_slopes=values)[0], "fwd"),
+        (lambda: _operators.forward(*rows, sinks=values, **starts)[0], "fwd_lengths"),
         (
-            lambda: _operators.forward_kvcache(q, k, v, seqused_k=I32(3, 5), max_seqlen_k=8, sinks=values)[0],
-            "fwd_kvcache.modified",
+            lambda: _operators.forward(q, k, v, seqused_k=I32(3, 5), max_seqlen_k=8, sinks=values)[0],
+            "fwd_lengths",
         ),
-        (lambda: flash_attn_func(*fp8, q_descale=scale), "fwd.scaled"),
-        (lambda: flash_attn_with_kvcache(q, k.clone(), v.clone(), **new), "fwd_kvcache"),
+        (lambda: flash_attn_func(*fp8, q_descale=scale), "fwd"),
+        (lambda: flash_attn_with_kvcache(q, k.clone(), v.clone(), **new), "fwd_lengths"),
     ):
         with pytest.raises(NotImplementedError, match=f"flashcore::{name} has no backward pass"):
             call().sum().backward()

@@ -1,5 +1,6 @@
 """Calls of plain tensors go round PyTorch's dispatcher; what anything else could see or must resolve does not."""
 
+import sys
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import flashcore_attn  # noqa: E402
 import flashcore_attn.torch as fc  # noqa: E402
+import ops  # noqa: E402
 from flashcore_attn import _native, _operators  # noqa: E402
 from flashcore_attn.flash_attn_interface import flash_attn_func  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
@@ -43,7 +45,7 @@ def test_it_is_what_the_operator_computes(monkeypatch, tensors):
         ({"causal": True, "softmax_scale": 0.3}, (0.3, True, -1, -1, 0.0)),
         ({"window_size": (4, 2), "softcap": 7.0}, (0.125, False, 4, 2, 7.0)),
     ):
-        want = fwd(q, k, v, *numbers, False)
+        want = ops.call("fwd", q, k, v, numbers=numbers)
         with monkeypatch.context() as patch:
             counted = Counted(patch)
             got = flash_attn_func(q, k, v, return_attn_probs=True, **options)
@@ -61,7 +63,7 @@ def test_gradients_are_recorded(monkeypatch, tensors):
         inputs = [x.clone().requires_grad_() for x in tensors]
         with monkeypatch.context() as patch:
             if not direct:
-                patch.setattr(_operators, "_is_plain", lambda *tensors: False)
+                patch.setattr(_operators, "is_observed", lambda: True)
             out, lse = flash_attn_func(*inputs, causal=True, return_attn_probs=True)
         assert out.requires_grad and lse.requires_grad
         out.backward(torch.ones_like(out))
@@ -123,11 +125,13 @@ def test_what_is_not_plain_goes_to_the_operator(monkeypatch, tensors):
     spread = torch.empty(*q.shape[:3], 128, dtype=q.dtype, device=q.device)[..., ::2].copy_(q)
     torch.testing.assert_close(flash_attn_func(spread, k, v), want, atol=0, rtol=0)
     for wrong in ((q[0], k, v), (q, k.float(), v), (q, k[:1], v), (q[..., :60], k[..., :60], v)):
-        assert _native.direct_forward(*wrong, (None, False, -1, -1, 0.0, False, False, 0, 0), True) is None
+        assert _native.call(wrong, ()) is None
         with pytest.raises(RuntimeError):
             flash_attn_func(*wrong)
-    assert _native.direct_forward(q, k, v, (None, 1.5, -1, -1, 0.0, False, False, 0, 0), True) is None
-    assert _native.direct_forward(q, k, [1], (None, False, -1, -1, 0.0, False, False, 0, 0), True) is None
+    for numbers in ((None, 1.5), ("0.3",), (None, False, 0.5), (None, False, -1, -1, 0.0, 0, 1), (None, *(False,) * 13)):
+        assert _native.call((q, k, v), numbers) is None, numbers
+    assert _native.call((q, k, [1]), ()) is None and _native.call((q, k), ()) is None
+    torch.testing.assert_close(_native.call((q, k, v), ())[0], want, atol=0, rtol=0)
 
 
 def test_sdpa(tensors):
@@ -168,7 +172,7 @@ def test_numbers_for_bools_are_served(monkeypatch, tensors):
     with torch.no_grad():
         out = _operators.forward_bhsd(q, k, v, None, True, -1, -1, 0.0)
         torch.testing.assert_close(out, want[0], atol=0, rtol=0)
-        assert _native.direct_bhsd(q, k, v, (0.125, 1, -1, -1, 0.0)) is None
+        assert _native.call((q, k, v), (0.125, 1, -1, -1, 0.0, ops.BHSD, False)) is None
         torch.testing.assert_close(_operators.forward_bhsd(q, k, v, 0.125, 1, -1, -1, 0), want[0], atol=0, rtol=0)
 
 
@@ -202,10 +206,63 @@ def test_memory_that_another_thread_takes_away_is_held():
                 thread.join()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_memory_that_there_is_not_is_asked_for_once(monkeypatch, device):
-    q, k, v = (torch.empty(1, 1, 1, 64, device=device, dtype=torch.bfloat16).expand(1, n, 1, 64) for n in (1 << 46, 1, 1))
+@pytest.fixture
+def no_memory(request):
+    """No more than a GiB for what is new."""
+    if request.param == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1e-3)
+        yield "cuda"
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        return
+    resource = pytest.importorskip("resource", reason="limits of memory are those of Unix")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as statm:
+        in_use = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + (1 << 30), limits[1]))
+    yield "cpu"
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads how much memory a process has")
+@pytest.mark.parametrize("no_memory", DEVICES, indirect=True)
+def test_memory_that_there_is_not_is_asked_for_once(monkeypatch, no_memory):
+    device = no_memory
+    q, k, v = (torch.empty(1, 1, 1, 64, device=device, dtype=torch.bfloat16).expand(1, n, 1, 64) for n in (1 << 25, 1, 1))
     counted = Counted(monkeypatch)
     with pytest.raises(torch.OutOfMemoryError if device == "cuda" else RuntimeError, match="^cannot allocate"):
         flash_attn_func(q, k, v)
     assert counted.calls == 0
+
+
+def test_all_that_attention_is_given_goes_round_the_dispatcher(tensors, monkeypatch):
+    """Packed rows, caches, sinks and slopes too: the same bits as the operator's."""
+    q, k, v = tensors
+    device = q.device
+    starts = {"cu_seqlens_q": torch.tensor([0, 9, 18]), "cu_seqlens_k": torch.tensor([0, 17, 34])}
+    starts = {name: x.to(device, torch.int32) for name, x in starts.items()}
+    packed = {**starts, "max_seqlen_q": 9, "max_seqlen_k": 17}
+    rows = [x.flatten(0, 1) for x in tensors]
+    used = {"seqused_k": torch.tensor([5, 17], dtype=torch.int32, device=device), "max_seqlen_k": 17}
+    heads = {"sinks": torch.randn(4, device=device), "alibi_slopes": torch.rand(2, 4, device=device)}
+    for given, more in ((tensors, heads), (rows, packed), (rows, {**packed, **heads}), (tensors, used)):
+        with monkeypatch.context() as patch:
+            for name in ("_fwd", "_fwd_lengths"):
+                patch.setattr(_operators, name, None)
+            got = _operators.forward(*given, causal=True, **more)
+        with monkeypatch.context() as patch:
+            patch.setattr(_operators, "direct", lambda *given: None)
+            want = _operators.forward(*given, causal=True, **more)
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a, b, atol=0, rtol=0)
+            assert a.stride() == b.stride() and a.dtype == b.dtype
+
+
+def test_schemas_are_what_the_table_says():
+    """The number of operators, and that each takes what the table lists, in its order."""
+    assert len(ops.OPERATORS) == 5
+    for name, (tensors, numbers) in ops.OPERATORS.items():
+        arguments = ops.operator(name)._schema.arguments
+        assert [x.name for x in arguments] == [*tensors, *numbers], name
+        assert [str(x.type) == "Tensor" for x in arguments] == [True] * len(tensors) + [False] * len(numbers)
+        overloads = getattr(torch.ops.flashcore, name).overloads()
+        assert overloads == ["default"], overloads

@@ -4,15 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore_attn import _operators  # noqa: E402, F401  (registers them)
+import ops  # noqa: E402  (needs PyTorch)
 from flashcore_attn.flash_attn_interface import flash_attn_func  # noqa: E402
 
 draw = torch.randn
 int32 = lambda *values: torch.tensor(values, dtype=torch.int32)
-NONE = int32()
 NUMBERS = {"softmax_scale": 0.25, "causal": True, "window_left": -1, "window_right": -1, "softcap": 0.0}
 EQUAL = {"q": draw(2, 3, 4, 16), "k": draw(2, 5, 2, 16), "v": draw(2, 5, 2, 24), **NUMBERS}
-BHSD = {"query": draw(2, 4, 3, 16), "key": draw(2, 2, 5, 16), "value": draw(2, 2, 5, 24), **NUMBERS}
+BHSD = {**EQUAL, **{name: EQUAL[name].transpose(1, 2).contiguous() for name in "qkv"}, "layout": ops.BHSD}
 OUTPUTS = {"dout": draw(2, 3, 4, 24), "out": draw(2, 3, 4, 24), "lse": draw(2, 4, 3)}
 HEADS = {"sinks": draw(4), "alibi_slopes": draw(2, 4).abs()}
 BOUNDS = {**NUMBERS, "max_seqlen_q": 3, "max_seqlen_k": 5}
@@ -21,28 +20,22 @@ PACKED = {
     "seqused_q": int32(2, 3), "cu_seqlens_k": int32(0, 3, 7), "seqused_k": int32(2, 3), **BOUNDS,
 }  # fmt: skip
 PAGED = {
-    "q": draw(2, 3, 4, 16), "k_cache": draw(4, 8, 2, 16), "v_cache": draw(4, 8, 2, 24), "cu_seqlens_q": NONE,
-    "seqused_q": NONE, "seqused_k": int32(4, 5), "block_table": int32(0, 1, 2, 3).view(2, 2), **BOUNDS,
+    "q": draw(2, 3, 4, 16), "k": draw(4, 8, 2, 16), "v": draw(4, 8, 2, 24), "seqused_k": int32(4, 5),
+    "block_table": int32(0, 1, 2, 3).view(2, 2), **BOUNDS,
 }  # fmt: skip
+ROWS = {**BHSD, "seqused_k": int32(1, 2), "block_table": int32(0, 1, 2, 5, 6, 7).view(2, 3), "max_seqlen_k": 3}
 OF_PACKED = {"dout": draw(5, 4, 24), "out": draw(5, 4, 24), "lse": draw(4, 5)}
-SCALES = {f"{x}_scale": torch.ones(2, 2) for x in "qkv"}
+SCALES = {name: torch.ones(2, 2) for name in ops.SCALES}
 as_fp8 = lambda x: x.to(torch.float8_e4m3fn) if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
 scaled = lambda given: {**{name: as_fp8(x) for name, x in given.items()}, **SCALES}
 CALLS = {
-    "fwd": {**EQUAL, "out_bhsd": False},
-    "fwd.scaled": {**scaled(EQUAL), "out_bhsd": False},
-    "fwd.modified": {**EQUAL, **HEADS, "out_bhsd": False},
-    "fwd.bhsd": BHSD,
-    "fwd_varlen": PACKED,
-    "fwd_varlen.modified": {**PACKED, **HEADS},
-    "fwd_varlen.scaled": scaled(PACKED),
-    "fwd_kvcache": PAGED,
-    "fwd_kvcache.modified": {**PAGED, **HEADS},
-    "fwd_kvcache.scaled": scaled(PAGED),
-    "fwd_kvcache.rows": {**BHSD, "seqused_k": int32(1, 2), "rows": int32(0, 1, 2, 5, 6, 7).view(2, 3)},
-    "bwd": {**OUTPUTS, **EQUAL, "bhsd": False},
-    "bwd_varlen": {**OF_PACKED, **PACKED},
-}
+    "fwd": EQUAL, "fwd of scales": scaled(EQUAL), "fwd of values": {**EQUAL, **HEADS}, "fwd of heads first": BHSD,
+    "fwd of heads first in memory": {**EQUAL, "layout": 4, "return_lse": False},
+    "fwd_lengths": PACKED, "fwd_lengths of values": {**PACKED, **HEADS}, "fwd_lengths of scales": scaled(PACKED),
+    "fwd_lengths of pages": PAGED, "fwd_lengths of pages and values": {**PAGED, **HEADS},
+    "fwd_lengths of pages and scales": scaled(PAGED), "fwd_lengths of rows": ROWS,
+    "bwd": {**OUTPUTS, **EQUAL}, "bwd of packed rows": {**OF_PACKED, **PACKED},
+}  # fmt: skip
 CHANGES = {
     "dtype": lambda x: x.to(torch.int64 if x.dtype == torch.int32 else torch.float64),
     "dims": lambda x: x[None],
@@ -53,9 +46,8 @@ CHANGES = {
 
 
 def call(name, given):
-    operator, overload = (*name.split("."), "default")[:2]
     with torch.no_grad():
-        return getattr(getattr(torch.ops.flashcore, operator), overload)(**given)
+        return ops.call(name.split()[0], **given)
 
 
 def to(device, given):
@@ -69,7 +61,7 @@ def test_they_refuse_what_kernels_refuse(name):
     for real, fake in zip(as_list(call(name, given)), as_list(call(name, to("meta", given)))):
         assert fake.shape == real.shape and fake.dtype == real.dtype and fake.device.type == "meta"
     for argument, x in given.items():
-        if not isinstance(x, torch.Tensor) or x is NONE:
+        if not isinstance(x, torch.Tensor):
             continue
         with pytest.raises(RuntimeError, match="on meta and .* on cpu; move all tensors to one device|on cpu and"):
             call(name, {**given, argument: x.to("meta")})
@@ -94,6 +86,6 @@ def test_export_refuses_other_heads_of_v():
             return flash_attn_func(q, k, v)
 
     q, k, v = EQUAL["q"], EQUAL["k"], draw(2, 5, 3, 16)
-    with pytest.raises(Exception, match=r"v has shape \(2, 5, 3, 16\); this problem needs \(2, 5, 2, 16\)"):
+    with pytest.raises(Exception, match=r"v has shape \[2, 5, 3, 16\]; this problem needs \[2, 5, 2, 16\]"):
         torch.export.export(Attention(), (q, k, v))
     torch.export.export(Attention(), (q, k, v[:, :, :2]))

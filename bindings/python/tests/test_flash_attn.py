@@ -189,7 +189,8 @@ def test_alibi_slopes(shape, causal):
     with pytest.raises(NotImplementedError, match="gradients with sinks or ALiBi slopes are not computed"):
         out.sum().backward()
     for dtype in (torch.float16, torch.float64):
-        with pytest.raises(RuntimeError, match=f"^alibi_slopes holds {dtype}; it must hold float32"):
+        holds = str(dtype).removeprefix("torch.")
+        with pytest.raises(RuntimeError, match=f"^alibi_slopes holds {holds}; it must hold float32"):
             fa2.flash_attn_func(Q, K, V, alibi_slopes=slopes.to(dtype))
     with pytest.raises(TypeError, match="alibi_slopes is a list; it must be a tensor"):
         fa2.flash_attn_func(Q, K, V, alibi_slopes=[1.0] * 4)
@@ -197,7 +198,7 @@ def test_alibi_slopes(shape, causal):
 
 def test_slopes_that_do_not_fit_are_refused_before_the_cache_changes():
     k_cache, new = K.clone(), draw(2, 1, 2, 16)
-    with pytest.raises(RuntimeError, match=r"alibi_slopes has shape \(3,\)"):
+    with pytest.raises(RuntimeError, match=r"alibi_slopes has shape \[3\]"):
         fa2.flash_attn_with_kvcache(Q, k_cache, V.clone(), new, new, cache_seqlens=3, alibi_slopes=draw(3))
     assert torch.equal(k_cache, K)
 

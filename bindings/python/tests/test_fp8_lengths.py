@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import ragged  # noqa: E402  (needs PyTorch)
+import ops  # noqa: E402  (needs PyTorch)
+import ragged  # noqa: E402
 import reference  # noqa: E402
 from flashcore_attn.flash_attn_interface import (  # noqa: E402
     flash_attn_func,
@@ -223,8 +224,8 @@ def test_what_fp8_with_lengths_does_not_take_is_named(device):
     made = get_scheduler_metadata(*sizes, qkv_dtype=torch.bfloat16, max_seqlen_k_new=1)
     cases = [
         (RuntimeError, "rotary_cos holds f32 and q e4m3; convert one", {"rotary_cos": table, "rotary_sin": table}),
-        (RuntimeError, r"k_descale has shape \(2, 4\).*\(2, 2\)", {"k_descale": torch.ones(2, 4, device=device)}),
-        (RuntimeError, "v_descale holds torch.float16", {"v_descale": torch.ones(2, 2, device=device).half()}),
+        (RuntimeError, r"k_descale has shape \[2, 4\].*\[2, 2\]", {"k_descale": torch.ones(2, 4, device=device)}),
+        (RuntimeError, "v_descale holds float16; it must hold float32", {"v_descale": torch.ones(2, 2, device=device).half()}),
     ]
     if made.numel():
         cases.append((NotImplementedError, "scheduler_metadata is given; calls with float8", {"scheduler_metadata": made}))
@@ -264,19 +265,23 @@ def test_fp8_without_keys_and_with_used_rows(device):
 
 def test_compiled_and_checked_operators():
     q, k = (torch.randn(2 * n, heads, 64).to(torch.float8_e4m3fn) for n, heads in ((3, 4), (16, 2)))
-    starts, starts_k, none = ragged.int32([0, 2, 6]), ragged.int32([0, 9, 32]), ragged.int32([])
+    starts, starts_k = ragged.int32([0, 2, 6]), ragged.int32([0, 9, 32])
     scales = [torch.full((2, 2), scale) for scale in (0.5, 1.0, 2.0)]
-    numbers = (0.25, True, -1, -1, 0.0, 4, 23)
     # test_schema needs arithmetic on float8_e4m3fn, which PyTorch has none of.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    args = (q, k, k, starts, none, starts_k, none, *scales, *numbers)
-    torch.library.opcheck(torch.ops.flashcore.fwd_varlen.scaled, args, test_utils=checks)
+    of_scales = dict(zip(ops.SCALES, scales))
+    bounds = {"max_seqlen_q": 4, "max_seqlen_k": 23, "numbers": (0.25, True)}
+
+    def check(*tensors, **given):
+        args = ops.arguments("fwd_lengths", *tensors, **{**of_scales, **bounds, **given})
+        torch.library.opcheck(ops.operator("fwd_lengths"), args, test_utils=checks)
+
+    check(q, k, k, cu_seqlens_q=starts, cu_seqlens_k=starts_k)
     cache = k.view(2, 16, 2, 64)
-    args = (q, cache, cache, starts, none, ragged.int32([9, 16]), none, *scales, *numbers)
-    torch.library.opcheck(torch.ops.flashcore.fwd_kvcache.scaled, args, test_utils=checks)
+    check(q, cache, cache, cu_seqlens_q=starts, seqused_k=ragged.int32([9, 16]))
     q3, *pages, table, counts = odd_pages("cpu")
-    args = (q3, *pages, none, none, counts, table, *(torch.ones(3, 2) for _ in "qkv"), *numbers[:-1], 60)
-    torch.library.opcheck(torch.ops.flashcore.fwd_kvcache.scaled, args, test_utils=checks)
+    ones = {name: torch.ones(3, 2) for name in ops.SCALES}
+    check(q3, *pages, seqused_k=counts, block_table=table, max_seqlen_k=60, **ones)
     call = lambda scale: flash_attn_varlen_func(q, k, k, starts, starts_k, 4, 23, causal=True, k_descale=scale)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(scales[0]), call(scales[0]))

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import ragged  # noqa: E402  (needs PyTorch)
+import ops  # noqa: E402  (needs PyTorch)
+import ragged  # noqa: E402
 from flashcore_attn import _kvcache, _operators  # noqa: E402, F401  (registers them)
 from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 
@@ -264,7 +265,7 @@ I32 = ragged.int32
         ({"sm_margin": -1}, RuntimeError, "^sm_margin is -1"),
         ({"batch_invariant": 0}, ValueError, "^batch_invariant is 0"),
         ({"batch_invariant": -1}, ValueError, "^batch_invariant is -1"),
-        ({"q_descale": torch.ones(2, 2)}, ValueError, "q_descale was given, but q holds torch.float32"),
+        ({"q_descale": torch.ones(2, 2)}, RuntimeError, "q_descale was given, but q holds f32"),
         ({"num_splits": -1}, ValueError, "num_splits is -1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -357,20 +358,21 @@ def test_opcheck(device):
     parts = ragged.sequences([(3, 5), (2, 8)], device=device, dtype=dtype, dim=dim)
     qs, ks, vs = zip(*parts)
     q, k, v = ragged.packed(qs), ragged.packed(ks), ragged.packed(vs)
-    absent = ragged.int32([], device)
     starts = ragged.starts([3, 2], device), ragged.starts([5, 8], device)
     used = ragged.int32([3, 2], device), ragged.int32([5, 6], device)
-    numbers = (0.25, True, -1, -1, 0.0, 5, 8)
-    varlen, kvcache = torch.ops.flashcore.fwd_varlen.default, torch.ops.flashcore.fwd_kvcache.default
-    torch.library.opcheck(varlen, (q, k, v, starts[0], absent, starts[1], absent, *numbers))
-    torch.library.opcheck(varlen, (q, k, v, starts[0], used[0], starts[1], used[1], *numbers))
+
+    def check(*tensors, **given):
+        given |= {"numbers": (0.25, True), "max_seqlen_q": 5, "max_seqlen_k": 8}
+        torch.library.opcheck(ops.operator("fwd_lengths"), ops.arguments("fwd_lengths", *tensors, **given))
+
+    packed = {"cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1]}
+    check(q, k, v, **packed)
+    check(q, k, v, seqused_q=used[0], seqused_k=used[1], **packed)
     pages = ragged.paged(ks, vs, 4, spare=0)
     k, v, table = pages[0].nan_to_num(), pages[1].nan_to_num(), pages[2]
-    torch.library.opcheck(kvcache, (q, k, v, starts[0], absent, used[1], table, *numbers))
+    check(q, k, v, cu_seqlens_q=starts[0], seqused_k=used[1], block_table=table)
     k, v = ragged.cache(ks, 8).nan_to_num(), ragged.cache(vs, 8).nan_to_num()
-    torch.library.opcheck(
-        kvcache, (q.view(1, 5, ragged.HEADS, dim), k[:1], v[:1], absent, absent, used[1][:1], absent, *numbers)
-    )
+    check(q.view(1, 5, ragged.HEADS, dim), k[:1], v[:1], seqused_k=used[1][:1])
 
 
 @pytest.mark.parametrize("kind", ["packed", "paged"])

@@ -12,7 +12,8 @@ import reference
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore_attn import _names  # noqa: E402  (needs PyTorch)
+import ops  # noqa: E402  (needs PyTorch)
+from flashcore_attn import _names  # noqa: E402
 from flashcore_attn import flash_attn_interface as fa3  # noqa: E402
 from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_qkvpacked_func  # noqa: E402
 
@@ -91,11 +92,9 @@ def test_fp8_with_scales():
     out_want, lse_want = flashcore_attn.attention(q, k, v, k_scale=k_scale, return_lse=True)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, out_want) and torch.equal(lse, lse_want)
-    with pytest.raises(RuntimeError, match=r"k_descale holds f32 of shape \[2, 4\].*\[2, 2\]"):
+    with pytest.raises(RuntimeError, match=r"k_descale has shape \[2, 4\].*\[2, 2\]"):
         flash_attn_func(q, k, v, k_descale=torch.ones(2, 4))
-    with pytest.raises(RuntimeError, match="float8_e4m3fn tensors have scales, and no others"):
-        torch.ops.flashcore.fwd(q, k, v, 1.0, False, -1, -1, 0.0, False)
-    with pytest.raises(ValueError, match="k_descale was given, but q holds torch.float32"):
+    with pytest.raises(RuntimeError, match="k_descale was given, but q holds f32; only float8_e4m3fn tensors have scales"):
         flash_attn_func(*tensors(), k_descale=k_scale)
 
 
@@ -209,71 +208,75 @@ def test_errors_name_the_tensor(change, says):
     with pytest.raises(RuntimeError, match=says):
         flash_attn_func(*change(*tensors()))
     with pytest.raises(RuntimeError, match="q has 3 dimensions; it must have 4"):
-        torch.ops.flashcore.fwd(*(x[0] for x in tensors()), 1.0, False, -1, -1, 0.0, False)
+        ops.call("fwd", *(x[0] for x in tensors()), numbers=(1.0,))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_opcheck(device):
     q, k, v = tensors(device)
-    for numbers in [(0.25, True, -1, -1, 0.0, False), (0.5, False, 4, 2, 3.0, True)]:
-        torch.library.opcheck(torch.ops.flashcore.fwd.default, (q, k, v, *numbers))
+    for numbers in [(0.25, True, -1, -1, 0.0, 0), (0.5, False, 4, 2, 3.0, 4), (0.5, False, -1, -1, 0.0, 6, False)]:
+        torch.library.opcheck(ops.operator("fwd"), ops.arguments("fwd", q, k, v, numbers=numbers))
     q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(device, dim=64, dim_v=64))
     scales = [torch.full((2, 2), scale, device=device) for scale in (0.5, 1.0, 2.0)]
     if device == "cpu":
         # test_schema needs arithmetic on float8_e4m3fn, which PyTorch has none of.
         checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-        args = (q, k, v, *scales, 0.25, True, -1, -1, 0.0, False)
-        torch.library.opcheck(torch.ops.flashcore.fwd.scaled, args, test_utils=checks)
+        args = ops.arguments("fwd", q, k, v, *scales, numbers=(0.25, True))
+        torch.library.opcheck(ops.operator("fwd"), args, test_utils=checks)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_operator_for_inference(device):
-    """The same bits as `fwd`, of tensors [batch, heads, seq, head_dim] and without the log-sum-exp."""
+def test_heads_first(device):
+    """The same bits of tensors [batch, heads, seq, head_dim], without the log-sum-exp."""
     q, k, v = tensors(device, dim_v=24)
     bhsd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    operator = torch.ops.flashcore.fwd.bhsd
-    for causal, left, right, softcap in [(True, -1, -1, 0.0), (False, 4, 2, 3.0)]:
+    run = lambda *tensors, layout=ops.BHSD, numbers=(0.25, True): ops.call(
+        "fwd", *tensors, numbers=numbers, layout=layout, return_lse=False
+    )
+    for numbers in [(0.25, True, -1, -1, 0.0), (0.25, False, 4, 2, 3.0)]:
         with torch.no_grad():
-            out = operator(*bhsd, 0.25, causal, left, right, softcap)
-            torch.library.opcheck(operator, (*bhsd, 0.25, causal, left, right, softcap))
-        assert out.shape == (2, 33, 4, 24) and out.is_contiguous()
-        want, _ = torch.ops.flashcore.fwd(q, k, v, 0.25, causal, left, right, softcap, False)
+            out, lse = run(*bhsd, numbers=numbers)
+            given = ops.arguments("fwd", *bhsd, numbers=numbers, layout=ops.BHSD, return_lse=False)
+            torch.library.opcheck(ops.operator("fwd"), given)
+        assert out.shape == (2, 33, 4, 24) and out.is_contiguous() and lse.numel() == 0
+        want, _ = ops.call("fwd", q, k, v, numbers=numbers)
         assert torch.equal(out, want)
-    with pytest.raises(RuntimeError, match=r"fwd.bhsd has no gradients: call it under torch.no_grad\(\)"):
-        operator(*bhsd, 0.25, True, -1, -1, 0.0)
-    with pytest.raises(Exception, match="fwd.bhsd has no gradients"):
-        torch.compile(operator, backend="aot_eager")(bhsd[0].requires_grad_(), *bhsd[1:], 0.25, True, -1, -1, 0.0)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="key holds fp16 and query f32"):
-        operator(bhsd[0], bhsd[1].half(), bhsd[2], 0.25, True, -1, -1, 0.0)
+        heads_first, _ = run(*bhsd, layout=ops.BHSD | 2, numbers=numbers)
+        assert torch.equal(heads_first, want.transpose(1, 2))
+    with pytest.raises(NotImplementedError, match="gradients of this layout are not computed"):
+        run(bhsd[0].requires_grad_(), *bhsd[1:])[0].sum().backward()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="k holds fp16 and q f32"):
+        run(bhsd[0], bhsd[1].half(), bhsd[2])
+    with torch.no_grad(), pytest.raises(RuntimeError, match="layout is 8; it is the sum of"):
+        run(*bhsd, layout=8)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_operator_for_inference_over_rows_of_a_cache(device):
+def test_heads_first_over_rows_of_a_cache(device):
     """Attention over the rows alone, whatever the strides of a cache whose sequences are whole rows apart."""
     q, k, v = tensors(device, seq_q=2, dim_v=24)
     used = [[3, 4, 40, 41], [0, 1, 2, 49, 7, 8, 9]]
     counts = torch.tensor([len(rows) for rows in used], dtype=torch.int32, device=device)
-    operator = torch.ops.flashcore.fwd_kvcache.rows
-    bhsd = [x.transpose(1, 2) for x in (q, k, v)]
+    bhsd, options = [x.transpose(1, 2) for x in (q, k, v)], (0.25, True, 3, -1, 2.0)
+    arguments = lambda *cache, table: ops.arguments(
+        "fwd_lengths", bhsd[0], *cache, seqused_k=counts, block_table=table, numbers=options, layout=ops.BHSD,
+        max_seqlen_k=table.shape[1],
+    )  # fmt: skip
     for cache, apart in [(bhsd[1:], 50), ([x.contiguous() for x in bhsd[1:]], 100)]:
         rows = torch.full((2, 9), -1, dtype=torch.int32, device=device)
         for i, of in enumerate(used):
             rows[i, : len(of)] = torch.tensor(of) + i * apart
-        options = (0.25, True, 3, -1, 2.0)
-        with torch.no_grad():
-            out = operator(bhsd[0], *cache, counts, rows, *options)
-            torch.library.opcheck(operator, (bhsd[0], *cache, counts, rows, *options))
+        given = arguments(*cache, table=rows)
+        out, _ = ops.operator("fwd_lengths")(*given)
+        torch.library.opcheck(ops.operator("fwd_lengths"), given)
         assert out.shape == (2, 2, 4, 24) and out.is_contiguous()
         for i, of in enumerate(used):
-            want, _ = torch.ops.flashcore.fwd(q[i : i + 1], k[i : i + 1, of], v[i : i + 1, of], *options, False)
+            want, _ = ops.call("fwd", q[i : i + 1], k[i : i + 1, of], v[i : i + 1, of], numbers=options)
             torch.testing.assert_close(out[i : i + 1], want, atol=1e-6, rtol=1e-6)
-    with pytest.raises(RuntimeError, match=r"fwd_kvcache.rows has no gradients: call it under torch.no_grad\(\)"):
-        operator(*bhsd, counts, rows, *options)
-    with torch.no_grad():
-        with pytest.raises(RuntimeError, match="query has 2 sequences and rows 1"):
-            operator(*bhsd, counts, rows[:1], *options)
-        with pytest.raises(RuntimeError, match="not the same whole number of rows apart"):
-            operator(bhsd[0], bhsd[1], bhsd[2].contiguous(), counts, rows, *options)
+    with pytest.raises(RuntimeError, match="block_table has 1 rows; it must have one for each of 2 sequences"):
+        ops.operator("fwd_lengths")(*arguments(*bhsd[1:], table=rows[:1]))
+    with pytest.raises(RuntimeError, match="not the same whole number of rows apart"):
+        ops.operator("fwd_lengths")(*arguments(bhsd[1], bhsd[2].contiguous(), table=rows))
 
 
 class Block(torch.nn.Module):

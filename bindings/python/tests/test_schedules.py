@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import flashcore_attn  # noqa: E402
+import ops  # noqa: E402
 from flashcore_attn.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
@@ -167,10 +168,10 @@ def test_copies_and_parts_are_refused(device):
 
 
 def scheduled(step, number):
-    none, lengths = step.lengths[:0], (step.lengths, step.options["page_table"])
-    arrays = (none, none, *(none if x is None else x for x in lengths))
-    numbers = (DIM**-0.5, True, -1, -1, 0.0, 0, step.capacity, 0, 0, number)
-    return torch.ops.flashcore.fwd_kvcache.scheduled(step.q, *step.layers[0], *arrays, *numbers)
+    table = step.options["page_table"]
+    lengths = {"seqused_k": step.lengths, **({} if table is None else {"block_table": table})}
+    numbers = {"numbers": (DIM**-0.5, True), "max_seqlen_k": step.capacity, "schedule": number}
+    return ops.call("fwd_lengths", step.q, *step.layers[0], **lengths, **numbers)
 
 
 @pytest.mark.parametrize("device", DEVICES)

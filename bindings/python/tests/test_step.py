@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import flashcore_attn  # noqa: E402
-from flashcore_attn import _append, _native, _operators, _step  # noqa: E402
+from flashcore_attn import _append, _native, _operators, flash_attn_interface  # noqa: E402
 from flashcore_attn.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -47,10 +47,15 @@ class Step:
 def counted(monkeypatch):
     """The names of operators that were called."""
     calls = []
-    for module, name in ((_append, "_append_kv"), (_operators, "_fwd_kvcache"), (_operators, "_fwd_kvcache_scheduled")):
+    for module, name in ((_append, "_append_kv"), (_operators, "_fwd_lengths")):
         operator = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, run=operator, name=name: calls.append(name) or run(*args))
     return calls
+
+
+def plain_is_unusual(patch):
+    for module in (flash_attn_interface, _operators):
+        patch.setattr(module, "direct", lambda *args: None)
 
 
 def same(got, want):
@@ -75,7 +80,7 @@ def test_it_is_what_the_operators_compute(device, paged, packed, monkeypatch, co
         got = step.run(**change)
         assert counted == [], change
         with monkeypatch.context() as patch:
-            patch.setattr(_step, "direct", lambda *args: None)
+            plain_is_unusual(patch)
             want = step.run(**change)
         assert counted, "the operators were called"
         counted.clear()
@@ -125,7 +130,7 @@ def test_a_wrong_schedule_is_refused_before_keys_are_written(device, plain, padd
     if padded and made.numel() == 0:
         pytest.skip("pages of one key have no schedule here")
     if not plain:
-        monkeypatch.setattr(_step, "direct", lambda *args: None)
+        plain_is_unusual(monkeypatch)
     cache = [x.clone() for x in step.cache]
     with pytest.raises(RuntimeError, match="was made with causal and window_size"):
         step.run(cache=cache, scheduler_metadata=made, **step.new, **padding)
@@ -168,7 +173,7 @@ def test_what_is_unusual_goes_to_the_operators(device, counted):
         {"rotary_cos": torch.stack((step.rotary["rotary_cos"],) * 2, dim=-1)[..., 0]},
     ):
         got = step.run(**{**new, **change})
-        assert counted.count("_append_kv") == counted.count("_fwd_kvcache") == 1, change
+        assert counted.count("_append_kv") == 1, change  # what q is then may be plain
         counted.clear()
         same([x.as_subclass(torch.Tensor) for x in got], want)
     with Seen():
@@ -176,7 +181,7 @@ def test_what_is_unusual_goes_to_the_operators(device, counted):
     assert len(counted) == 2
     with torch.profiler.profile() as profile:
         step.run(**new)
-    assert {"flashcore::append_kv", "flashcore::fwd_kvcache"} <= {event.key for event in profile.key_averages()}
+    assert {"flashcore::append_kv", "flashcore::fwd_lengths"} <= {event.key for event in profile.key_averages()}
     for name in ("q", *new):
         counted.clear()
         tensor = (q if name == "q" else new[name]).clone().requires_grad_()
@@ -184,7 +189,7 @@ def test_what_is_unusual_goes_to_the_operators(device, counted):
     for n in range(2):
         counted.clear()
         cache = [x.clone().requires_grad_(n == which) for which, x in enumerate(step.cache)]
-        assert step.run(cache=cache)[0].requires_grad and counted == ["_fwd_kvcache"]
+        assert step.run(cache=cache)[0].requires_grad and counted == ["_fwd_lengths"]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -211,7 +216,7 @@ def test_errors_are_those_of_the_operators(device, monkeypatch):
         for plain in (True, False):
             with monkeypatch.context() as patch:
                 if not plain:
-                    patch.setattr(_step, "direct", lambda *args: None)
+                    plain_is_unusual(patch)
                 cache = [x.clone() for x in step.cache]
                 with pytest.raises(Exception) as error:
                     step.run(cache=cache, **change)
@@ -247,15 +252,19 @@ def test_writes_are_counted(device):
 
 def test_numbers_of_another_type_are_looked_at_closer():
     step = Step("cpu")
-    tensors = [step.q, *step.cache, None, step.options["cache_seqlens"], *(None,) * 6]
-    numbers = [None, True, -1, -1, 0.0, 0, 0, 0, True]
-    assert _native.direct_step(tensors, tuple(numbers), None, False) is not None
-    for n, other in ((0, "a"), (1, 1), (2, 0.5), (4, "0"), (6, 1.5), (8, None)):
-        assert _native.direct_step(tensors, (*numbers[:n], other, *numbers[n + 1 :]), None, False) is None
-    assert _native.direct_step(tensors, tuple(numbers[:8]), None, False) is None
-    assert _native.direct_step([3, *tensors[1:]], tuple(numbers), None, False) is None
-    with pytest.raises((TypeError, ValueError)):
-        _native.direct_step(tensors[:4], tuple(numbers), None, False)
+    tensors = (step.q, *step.cache, None, None, None, step.options["cache_seqlens"])
+    numbers = (None, True, -1, -1, 0.0, 0, False, False, 0, 0, 0, 0, 0)
+    assert len(_native.call(tensors, numbers)) == 1 and len(_native.call(tensors, ())) == 2
+    for n, other in ((0, "a"), (1, 1), (2, 0.5), (4, "0"), (8, 1.5), (6, None)):
+        assert _native.call(tensors, (*numbers[:n], other, *numbers[n + 1 :])) is None
+    assert _native.call(tensors, (*numbers, 0)) is None
+    assert _native.call((3, *tensors[1:]), numbers) is None
+    assert _native.call((*tensors, *(None,) * 7), numbers) is None
+    new = (*step.new.values(), None, None, None)
+    assert _native.call(tensors, numbers, False, new) is None and _native.call(tensors, numbers, False, (*new, 1)) is None
+    assert _native.call(tensors, numbers, False, (*new, True)) is not None
+    with pytest.raises(TypeError):
+        _native.call(list(tensors), numbers)
 
 
 @pytest.mark.parametrize("which, rotary", [*((x, y) for x in "qkv" for y in (False, True)), ("rotary_cos", True)])

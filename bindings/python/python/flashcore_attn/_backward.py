@@ -6,7 +6,7 @@ import torch
 
 from . import _lengths, _names
 from ._forward import common_options
-from ._gradients import backward
+from ._operators import backward
 
 __all__: list[str] = []
 
@@ -76,7 +76,7 @@ def _flash_attn_backward(
         packed |= {"seqused_q": sequed_q, "seqused_k": sequed_k}
         packed |= {"max_seqlen_q": _lengths.bound("max_seqlen_q", max_seqlen_q)}
         packed |= {"max_seqlen_k": _lengths.bound("max_seqlen_k", max_seqlen_k)}
-        gradients = backward(dout, q, k, v, out, softmax_lse, lengths=packed, **options)
+        gradients = backward(dout, q, k, v, out, softmax_lse, **packed, **options)
     else:
         for name, given in lengths.items():
             if given is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import _append, flash_attn_interface
-from ._operators import forward_kvcache
+from ._operators import forward
 
 __all__ = ["admit", "of_paged", "step"]
 
@@ -110,7 +110,7 @@ def step(
     table = table[:requests].int()
     _append.append(q, k_cache, v_cache, k, v, cache_seqlens=(lengths - 1).clamp_(min=0), page_table=table)
     keys = table.shape[1] * k_cache.shape[1]
-    out, _ = forward_kvcache(
+    out, _ = forward(
         q, k_cache, v_cache, seqused_k=lengths, max_seqlen_k=keys, block_table=table.contiguous(), **options
     )
     return out.transpose(0, 1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["below_autograd", "has_tangents", "refuse_tangents", "refuse_transforms", "refusing"]
+__all__ = ["WithoutBackward", "has_tangents", "refusal", "refuse_tangents", "refuse_transforms"]
 
 _INSTEAD = "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
 
@@ -38,34 +37,37 @@ def refuse_transforms() -> None:
         )
 
 
-def below_autograd(run: Any, *inputs: Any) -> Any:
-    """Results of an operator that autograd does not see."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return run(*inputs)
+def refusal(name: str, tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]) -> str | None:
+    """Why an operator has no gradients with these tensors; None if it has."""
+    *lengths, _q_scale, _k_scale, _v_scale, sinks, slopes = tensors[3:] if name != "bwd" else (None,) * 5
+    is_given = lambda x: x is not None and (x.dim() != 1 or x.shape[0] != 0)
+    why = None
+    if name == "bwd":
+        why = "second derivatives are not computed. Call it without create_graph=True, or use PyTorch's "
+        why += "scaled_dot_product_attention with SDPBackend.MATH"
+    elif tensors[0].dtype == torch.float8_e4m3fn:
+        why = "gradients of float8_e4m3fn tensors are not computed. Call it under torch.no_grad(), or train with "
+        why += "bfloat16 tensors"
+    elif lengths and not is_given(lengths[2]):
+        why = "gradients through a cache are not computed. Call it under torch.no_grad(), or train with tensors of equal "
+        why += "lengths or packed sequences (cu_seqlens_q and cu_seqlens_k)"
+    elif is_given(sinks) or is_given(slopes):
+        why = "gradients with sinks or ALiBi slopes are not computed. Call it under torch.no_grad(), or train without them"
+    elif numbers[5] & 3:
+        why = "gradients of this layout are not computed. Call it under torch.no_grad(), or give tensors [batch, seq, "
+        why += "heads, head_dim]"
+    return None if why is None else f"flashcore::{name} has no backward pass: {why}"
 
 
-class _WithoutBackward(torch.autograd.Function):
+class WithoutBackward(torch.autograd.Function):
     """An operator whose results require a gradient, so that asking for it says why there is none."""
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Any, str], *inputs: Any) -> Any:
         run, ctx.says = call
-        return below_autograd(run, *inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return run(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> NoReturn:
         raise NotImplementedError(ctx.says)
-
-
-def refusing(operator: Any, says: str) -> Callable[..., Any]:
-    """The kernel of an operator without gradients for the dispatcher's key Autograd."""
-
-    def kernel(keys: Any, *inputs: Any) -> Any:
-        refuse_tangents(inputs)
-        run = lambda *args: operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
-            refuse_transforms()
-            return _WithoutBackward.apply((run, says), *inputs)
-        return below_autograd(run, *inputs)
-
-    return kernel

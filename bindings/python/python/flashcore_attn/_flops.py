@@ -27,9 +27,8 @@ def _as_many(q: Any, *others: Any) -> tuple[Any, ...]:
 
 
 def _forward(q: Any, k: Any, v: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
-    shapes = (q, k, v)
-    if isinstance(out_shape, tuple) and len(out_shape) == 2:  # fwd.bhsd alone returns no log-sum-exp
-        shapes = tuple(map(_heads_first, shapes))
+    layout = options.get("layout", rest[10] if len(rest) > 10 else 0)  # after five tensors and five numbers
+    shapes = (q, k, v) if layout & 1 else tuple(map(_heads_first, (q, k, v)))
     return flop_counter.sdpa_flop_count(*_as_many(*shapes))
 
 

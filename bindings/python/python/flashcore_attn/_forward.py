@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _append, _checks, _kvcache, _lengths, _names, _schedule, _step
+from . import _append, _checks, _kvcache, _lengths, _names, _schedule
 
 __all__ = ["check", "common_options", "forward_cached", "sides"]
 _FAR = 2**62  # no side of a window is as far
@@ -70,7 +70,6 @@ def common_options(
     options = {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
     if alibi_slopes is not None:
         _names.check_tensor("alibi_slopes", alibi_slopes)
-        _checks.of_dtype(alibi_slopes, alibi_slopes.shape, (torch.float32,), alibi_slopes=alibi_slopes)
         options |= {"alibi_slopes": alibi_slopes}
     return options | {"sm_margin": sm_margin}
 
@@ -160,9 +159,7 @@ def _flash_attn_forward(
             raise ValueError("seqused_k is not given, but k_new is: it says where k_new goes")
         if not torch.compiler.is_compiling():  # then fake kernels check
             own = {"seqused_k": seqused_k, "scales": scales, "schedule": schedule}
-            _lengths.check_cache(q, k, v, **own, **lengths, **options)
-            if schedule is not None or sm_margin > 0:
-                _step.check(schedule, q, k, v, seqused_k, **lengths, **options)
+            _lengths.attend(q, k, v, **own, **lengths, **options, only_check=True)
         q, seqused_k = _append.append(
             q,
             k,

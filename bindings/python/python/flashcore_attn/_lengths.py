@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import _checks, _kvcache
-from ._operators import forward, forward_kvcache, forward_varlen
+from ._operators import forward
 
 Results = tuple[torch.Tensor, torch.Tensor]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
@@ -30,12 +30,14 @@ def attend(
     leftpad: torch.Tensor | None = None,
     deterministic: bool = False,
     schedule: int | None = None,
+    only_check: bool = False,
     **options: Any,
 ) -> Results:
     """Attention by the operator that serves these lengths; arguments and results are those of FlashAttention-3.
 
     `deterministic` is for gradients, which a cache has none of. `table` is the page table, of a contiguous cache with
-    pages of a sequence each. `options` are those that all operators have.
+    pages of a sequence each. With `only_check` nothing is computed, and only what the host knows is looked at. `options`
+    are those that all operators have.
     """
     if max_seqlen_q is not None and cu_seqlens_q is None:
         _check_bound_of_equal(q, max_seqlen_q)
@@ -47,7 +49,7 @@ def attend(
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
                 return _no_rows(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
         return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
-    options |= {"scales": scales}
+    options |= {"scales": scales, "only_check": only_check}
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
         raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
 
@@ -79,7 +81,7 @@ def attend(
         options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
         options |= {"max_seqlen_k": bound("max_seqlen_k", max_seqlen_k)}
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "deterministic": deterministic}
-        out, lse = forward_varlen(q, k, v, seqused_q=seqused_q, seqused_k=seqused_k, **options)
+        out, lse = forward(q, k, v, seqused_q=seqused_q, seqused_k=seqused_k, **options)
     else:
         batch = batch_of(q, cu_seqlens_q)
         if batch == 0 and cu_seqlens_q is None:
@@ -97,60 +99,20 @@ def attend(
             raise ValueError(f"v_cache has shape {tuple(v.shape)}; all but its head_dim must be those of k_cache, {of_k}")
         if leftpad is not None:
             _kvcache.check_padded(k, leftpad, seqused_k, batch, table)
-            table = _kvcache.whole_sequences(k) if table is None else table
-            k, v, table = _kvcache.pages_of_one_key(k, v, table, leftpad)
-            seqused_k = (seqused_k - leftpad).clamp(min=0)
+            if only_check:
+                table = seqused_k.new_empty((batch, capacity))  # of the shape that the call's table has
+                k, v, _rows = _kvcache.row_views(k, v)
+            else:
+                table = _kvcache.whole_sequences(k) if table is None else table
+                k, v, table = _kvcache.pages_of_one_key(k, v, table, leftpad)
+                seqused_k = (seqused_k - leftpad).clamp(min=0)
         if cu_seqlens_q is not None:
             options |= {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q}
             options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
         bound_k = capacity if max_seqlen_k is None else bound("max_seqlen_k", max_seqlen_k)
         options |= {"seqused_k": seqused_k, "block_table": table, "max_seqlen_k": bound_k}
-        out, lse = forward_kvcache(q, k, v, schedule=schedule, **options)
-    return (out, lse) if unpack is None else unpack(out, lse)
-
-
-def check_cache(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    cu_seqlens_q: torch.Tensor | None,
-    seqused_q: torch.Tensor | None,
-    seqused_k: torch.Tensor,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    table: torch.Tensor | None,
-    leftpad: torch.Tensor | None,
-    softmax_scale: float | None,
-    softcap: float,
-    sm_margin: int,
-    batch_invariant: int | None,
-    scales: tuple[torch.Tensor | None, ...],
-    schedule: int | None,
-    alibi_slopes: torch.Tensor | None = None,
-    **_: Any,
-) -> None:
-    """Raises for what `attend` would raise for after the cache has changed, as far as the host knows it."""
-    none = torch.empty(0, dtype=torch.int32)
-    arrays = (none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table))
-    _checks.cache(q, k, v, *arrays, dtypes=(*_checks.FLOATS, *_checks.FP8))
-    _checks.no_schedule(q, schedule)
-    shape = (batch_of(q, cu_seqlens_q), k.shape[2])
-    given = _checks.scales(q, scales, lambda: shape, None, alibi_slopes)
-    named = dict(zip(("q_descale", "k_descale", "v_descale"), given))
-    _checks.of_dtype(q, shape, (torch.float32,), **named)
-    _checks.head_values(q, shape[0], none, none if alibi_slopes is None else alibi_slopes)
-    _checks.numbers(1.0 if softmax_scale is None else softmax_scale, softcap)
-    _checks.settings(q, sm_margin, batch_invariant)
-    if cu_seqlens_q is not None:
-        bound("max_seqlen_q", max_seqlen_q)
-    elif max_seqlen_q is not None:
-        _check_bound_of_equal(q, max_seqlen_q)
-    if max_seqlen_k is not None:
-        bound("max_seqlen_k", max_seqlen_k)
-    if leftpad is not None:
-        _kvcache.check_padded(k, leftpad, seqused_k, batch_of(q, cu_seqlens_q), table)
-        _kvcache.row_views(k, v)
+        out, lse = forward(q, k, v, schedule=schedule, **options)
+    return (out, lse) if unpack is None or only_check else unpack(out, lse)
 
 
 def _with_a_key(x: torch.Tensor) -> torch.Tensor:

@@ -103,8 +103,11 @@ def get_scheduler_metadata(
     options = common_options(None, causal, window_size, 0.0, sm_margin)
     new_keys = max_seqlen_k_new if cu_seqlens_k_new is None else None
     made_of = _schedule.MadeOf(cache_seqlens, new_keys, page_size or 0)
-    return _schedule.make(
-        lengths, cu_seqlens_q, out, qkv_dtype, made_of, num_heads_q, num_heads_kv, headdim,
-        headdim if headdim_v is None else headdim_v, page_size or 0, -1 if total_q is None else total_q, 1.0, causal,
-        *options["window"], float(has_softcap), max_seqlen_q, max_seqlen_k, sm_margin, batch_invariant or 0,
+    numbers = (
+        1.0, causal, *options["window"], float(has_softcap), 0, True, False, sm_margin, batch_invariant or 0, max_seqlen_q,
+        max_seqlen_k,
     )  # fmt: skip
+    sizes = (num_heads_q, num_heads_kv, headdim, headdim if headdim_v is None else headdim_v, page_size or 0)
+    return _schedule.make(
+        lengths, cu_seqlens_q, out, qkv_dtype, made_of, numbers, *sizes, -1 if total_q is None else total_q
+    )

@@ -1,8 +1,9 @@
-"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, ``::fwd.bhsd`` and
-``::fwd_kvcache.rows``, which `forward_bhsd` calls, ``::fwd_varlen`` and ``::fwd_kvcache``, which `forward_varlen` and
-`forward_kvcache` call, and the gradients of ``fwd`` and ``fwd_varlen``, ``::bwd`` and ``::bwd_varlen``.
+"""PyTorch's operators: ``flashcore::fwd``, ``::fwd_lengths`` and their gradients ``::bwd``, which `forward` and `backward`
+call for all that attention is given.
 
-The compiled half (``src/operators``) registers schemas and kernels; the formulas of autograd are here.
+The compiled half (``src/table.rs``) has a record of each operator, from which it registers schemas and kernels; the fakes
+and the formulas of autograd here follow it, too. Plain tensors of a program that runs as it is written go round the
+dispatcher (`direct`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd import profiler as autograd_profiler
 
-from . import _arguments, _checks, _derivatives, _fakes, _flops, _names, _native
+from . import _checks, _derivatives, _fakes, _flops, _names, _native
 
-_DTYPES = _checks.FLOATS  # both FlashCore and PyTorch's SDPA serve them
-_HEAD_DIMS = _checks.HEAD_DIMS
-_MOST_SCALE = _checks.MOST_SCALE
+# What `layout` is the sum of: q, k and v are [batch, heads, seq, head_dim]; so is the output; and so is what is new in
+# memory. For `direct` alone: in memory it is as `torch.empty_like(q)`; and three small tensors follow.
+GIVEN_BHSD, OUT_BHSD, MEMORY_BHSD, MEMORY_OF_Q, MORE = 1, 2, 4, 8, 16
+_FAR = 2**62  # a bound that bounds nothing
+_Tensors = tuple["torch.Tensor | None", ...]
 
 
 def _register() -> None:
@@ -31,7 +34,7 @@ def _register() -> None:
 
 
 class _Differentiable(torch.autograd.Function):
-    """An operator with gradients, on q, k, v, and lengths if there are any.
+    """An operator with gradients, on all its tensors, or only q, k and v.
 
     `torch.library.register_autograd` would complete the arguments of each call by its schema, which takes longer than
     the rest of the call. Each argument and result takes time, so the numbers are one, and lse is one where it is asked for.
@@ -53,26 +56,50 @@ class _Differentiable(torch.autograd.Function):
                 "a gradient of lse, the log-sum-exp, is asked for, which flashcore does not compute: return the output "
                 "alone, or use lse.detach()"
             )
-        q, k, v, *lengths, out, lse = ctx.saved_tensors
+        q, k, v, *others, out, lse = ctx.saved_tensors
         gradients = (None, None, None)
         if dout is not None:
-            operator = _bwd_varlen if lengths else _bwd
-            scale, *numbers = ctx.numbers[: 9 if lengths else 8]  # all but split_keys
-            numbers = (q.shape[-1] ** -0.5 if scale is None else scale, *numbers)
-            gradients = _names.typed(operator, _arguments.readable(dout), q, k, v, out, lse, *lengths, *numbers)
-        return (None, *gradients, *(None for _ in lengths))
+            lengths = others[:4] if len(others) == len(_fakes.TENSORS["fwd_lengths"]) - 3 else ()
+            gradients = _differentiate(dout, q, k, v, out, lse, lengths, ctx.numbers)
+        return (None, *gradients, *(None for _ in others))
 
 
 _differentiable = super(torch.autograd.Function, _Differentiable).apply  # type: ignore[misc]
 
 
-def _below_autograd(run: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _below_autograd(run: Any, *args: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return _names.typed(run, *args)
 
 
-def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+def _differentiate(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    lengths: Any, numbers: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradients of q, k and v. Numbers are those of the forward pass."""
+    given = _with_absent(q, (*lengths, *(None,) * (4 - len(lengths))))
+    tensors = (_readable(dout), q, k, v, _readable(out), lse.contiguous(), *given)
+    return _names.typed(_bwd, *tensors, _scale_of(q, numbers[0]), *numbers[1:])  # type: ignore[no-any-return]
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """A copy of a gradient whose elements share addresses, such as that of ``out.sum()``, or whose rows are not dense.
+
+    Kernels need dense rows, and the fast ones no shared rows.
+    """
+    return x.contiguous() if x.stride(-1) != 1 or 0 in x.stride() else x
+
+
+def _scale_of(q: torch.Tensor, scale: float | None) -> float:
+    return (q.shape[-1] or 1) ** -0.5 if scale is None else scale  # the operator refuses a head_dim of 0
+
+
+def _with_absent(q: torch.Tensor, tensors: _Tensors) -> tuple[torch.Tensor, ...]:
+    """Tensors as operators take them: one of one dimension without elements stands for each that is not given."""
+    if not any(x is None for x in tensors):
+        return tensors  # type: ignore[return-value]
+    none = q.new_empty(0, dtype=torch.int32)
+    return tuple(none if x is None else x for x in tensors)
 
 
 # To look these up takes as long as they do.
@@ -81,24 +108,20 @@ _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _has_transforms = torch._C._are_functorch_transforms_active
+_is_grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
 
 
-def _is_traced() -> bool:
+def records(*tensors: Any) -> bool:
+    return _is_grad_enabled() and any(isinstance(x, _Tensor) and x.requires_grad for x in tensors)
+
+
+def is_traced() -> bool:
     """Whether a program is not run as it is written, or has tangents."""
     return bool(_is_compiling() or _tracing_state() or forward_ad._current_level >= 0)
 
 
-def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether nothing but a kernel would see a call of an operator with these tensors."""
-    return (
-        type(q) is type(k) is type(v) is _Tensor
-        and not _is_observed()
-        and not (q.is_neg() or k.is_neg() or v.is_neg())  # memory holds other values
-    )
-
-
-def _is_observed() -> bool:
+def is_observed() -> bool:
     """Whether something sees calls of operators as such."""
     return bool(
         _dispatch_modes()
@@ -109,121 +132,91 @@ def _is_observed() -> bool:
 
 
 def direct(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window: Any,
-    softcap: float,
-    deterministic: bool,
-    sm_margin: int,
-    batch_invariant: int | None,
+    tensors: _Tensors,
+    first: tuple[Any, ...],
     with_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """What `forward` returns for plain tensors, with the least work of the host; None where that must look closer.
+    more: tuple[Any, ...] = (),
+    append: tuple[Any, ...] | None = None,
+) -> Any:
+    """Results of attention for plain tensors, with the least work of the host; None where the operator must look closer.
 
-    Without `with_lse` there may be no log-sum-exp.
+    Parameters
+    ----------
+    tensors : those of the table (``src/table.rs``), from q on
+    first, more : the numbers before and after `return_lse`
+    append : k, v, rotary_cos, rotary_sin, rotary_seqlens and whether pairs are interleaved, written before; optional
+
+    Returns
+    -------
+    out, lse : without `with_lse` the output alone, also as one of one
     """
-    if (
-        _is_traced()
-        or not _is_plain(q, k, v)
-        or type(window) is not tuple
-        or len(window) != 2
-        or (batch_invariant is not None and (type(batch_invariant) is not int or batch_invariant < 1))
-    ):
+    if is_traced() or is_observed():
         return None
-    numbers = (softmax_scale, causal, *window, softcap, False, deterministic, sm_margin, batch_invariant or 0)
-    recorded = _records(q, k, v)
-    results = _names.typed(_native.direct_forward, q, k, v, numbers, bool(with_lse or recorded))
+    q, k, v = tensors[:3]
+    if not type(q) is type(k) is type(v) is _Tensor:
+        return None
+    looked = append is None and _is_grad_enabled()
+    recorded = looked and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if recorded and len(tensors) > 3:
+        return None
+    numbers = (*first, bool(with_lse or recorded), *more)
+    results = _names.typed(_native.call, tensors, numbers, looked, append)
     if recorded and results is not None:
-        results = _differentiable((results, numbers, with_lse), q, k, v)
-        return results if with_lse else (results, None)
-    return results  # type: ignore[no-any-return]
+        results = _differentiable((tuple(results), numbers, with_lse), q, k, v)
+        return results if with_lse else (results,)
+    return results
 
 
-def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
-    """An operator's results. The dispatcher's way through Python is left out where it can be: it takes 5 us and more."""
-    if _is_traced() or _has_transforms():  # a batched tensor does not say that it requires a gradient
-        return operator(q, k, v, *rest)
-    if not _records(q, k, v):
-        if operator is _fwd and _is_plain(q, k, v):
-            results = _names.typed(_native.direct_forward, q, k, v, rest, True)
-            if results is not None:
-                return results
-        return _below_autograd(operator, q, k, v, *rest)
-    lengths = 0 if operator is _fwd else 4 if operator is _fwd_varlen else None
-    if lengths is None or not type(q) is type(k) is type(v) is torch.Tensor:
-        return operator(q, k, v, *rest)
-    return _differentiable((operator, rest[lengths:], True), q, k, v, *rest[:lengths])
+def _attend(tensors: _Tensors, first: tuple[Any, ...], more: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and its log-sum-exp, by the way that costs the host least."""
+    results = direct(tensors, first, True, more)
+    if results is not None:
+        return tuple(results)
+    q, k, v, *others = tensors
+    others += [None] * (len(_fakes.TENSORS["fwd_lengths"]) - len(tensors))
+    has_lengths = any(x is not None for x in others[:5])
+    operator, name = (_fwd_lengths, "fwd_lengths") if has_lengths else (_fwd, "fwd")
+    given = _with_absent(q, (q, k, v, *(others if has_lengths else others[5:])))
+    numbers = (_scale_of(q, first[0]), *first[1:], True, *more)
+    if is_traced() or _has_transforms():  # a batched tensor does not say that it requires a gradient
+        return operator(*given, *numbers)  # type: ignore[no-any-return]
+    if not records(*given):
+        return _below_autograd(operator, *given, *numbers)  # type: ignore[no-any-return]
+    # The dispatcher's way through Python is left out where it can be: it takes 5 us and more.
+    if not all(type(x) is _Tensor for x in given) or _derivatives.refusal(name, given, numbers) is not None:
+        return operator(*given, *numbers)  # type: ignore[no-any-return]
+    return _differentiable((operator, numbers, True), *given)  # type: ignore[no-any-return]
 
 
-def _call_with_values(operator: Any, *inputs: Any) -> Any:
-    """`_call` of an operator that has sinks, slopes or scales: they may require a gradient, which it refuses."""
-    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
-        return operator(*inputs)
-    return _call(operator, *inputs)
+def _autograd_of(name: str, operator: Any) -> Callable[..., Any]:
+    """The kernel of an operator for the dispatcher's key Autograd."""
+    count = len(_fakes.TENSORS[name])
 
-
-def _autograd_of(operator: Any, count: int) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """The kernel of an operator of so many tensors for the dispatcher's key Autograd."""
-
-    def kernel(keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        _derivatives.refuse_tangents(inputs[:3])
+    def kernel(keys: Any, *inputs: Any) -> Any:
+        _derivatives.refuse_tangents(inputs)
         run = lambda *args: operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
-        if _records(*inputs[:3]):
-            _derivatives.refuse_transforms()
-            return _Differentiable.apply((run, inputs[count:], True), *inputs[:count])
-        return _below_autograd(run, *inputs)
+        if not records(*inputs):
+            return _below_autograd(run, *inputs)
+        _derivatives.refuse_transforms()
+        tensors, numbers = inputs[:count], _fakes.completed(operator, inputs)[count:]
+        says = _derivatives.refusal(name, tensors, numbers)
+        if says is not None:
+            return _derivatives.WithoutBackward.apply((run, says), *inputs)
+        return _Differentiable.apply((run, (*numbers[:6], True, *numbers[7:]), True), *tensors)
 
     return kernel
 
 
 _register()
-_fakes.register()
-_WITHOUT_BACKWARD = {
-    "fwd.scaled": "gradients of float8_e4m3fn tensors are not computed. Call it under torch.no_grad(), or train with "
-    "bfloat16 tensors",
-    "fwd_kvcache": "gradients through a cache are not computed. Call it under torch.no_grad(), or train with "
-    "tensors of equal lengths or packed sequences (cu_seqlens_q and cu_seqlens_k)",
-    "bwd": "second derivatives are not computed. Call it without create_graph=True, or use PyTorch's "
-    "scaled_dot_product_attention with SDPBackend.MATH",
-}
-_WITHOUT_BACKWARD["bwd_varlen"] = _WITHOUT_BACKWARD["bwd"]
-_WITHOUT_BACKWARD["fwd_kvcache.modified"] = _WITHOUT_BACKWARD["fwd_kvcache"]
-_WITHOUT_BACKWARD["fwd_kvcache.scheduled"] = _WITHOUT_BACKWARD["fwd_kvcache"]
-_WITHOUT_BACKWARD["fwd_varlen.scaled"] = _WITHOUT_BACKWARD["fwd_kvcache.scaled"] = _WITHOUT_BACKWARD["fwd.scaled"]
-for _name in ("fwd.modified", "fwd_varlen.modified"):
-    _WITHOUT_BACKWARD[_name] = (
-        "gradients with sinks or ALiBi slopes are not computed. Call it under torch.no_grad(), or train without them"
-    )
-
 _fwd = torch.ops.flashcore.fwd.default
-_fwd_scaled = torch.ops.flashcore.fwd.scaled
-_fwd_bhsd = torch.ops.flashcore.fwd.bhsd
-_fwd_varlen = torch.ops.flashcore.fwd_varlen.default
-_fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
-_fwd_kvcache_rows = torch.ops.flashcore.fwd_kvcache.rows
-_fwd_modified = torch.ops.flashcore.fwd.modified
-_fwd_varlen_scaled = torch.ops.flashcore.fwd_varlen.scaled
-_fwd_kvcache_scaled = torch.ops.flashcore.fwd_kvcache.scaled
-_fwd_varlen_modified = torch.ops.flashcore.fwd_varlen.modified
-_fwd_kvcache_scheduled = torch.ops.flashcore.fwd_kvcache.scheduled
-_fwd_kvcache_modified = torch.ops.flashcore.fwd_kvcache.modified
+_fwd_lengths = torch.ops.flashcore.fwd_lengths.default
 _bwd = torch.ops.flashcore.bwd.default
-_bwd_varlen = torch.ops.flashcore.bwd_varlen.default
-
+_fakes.register()
 _flops.register(torch.ops.flashcore)
 _library = torch.library.Library("flashcore", "IMPL")  # noqa: TOR901
-for _name, _operator, _count in (("fwd", _fwd, 3), ("fwd_varlen", _fwd_varlen, 7)):
-    _library.impl(_name, _autograd_of(_operator, _count), "Autograd", with_keyset=True)
-for _name, _instead in _WITHOUT_BACKWARD.items():
-    _packet, _, _overload = _name.partition(".")
-    _operator = getattr(getattr(torch.ops.flashcore, _packet), _overload or "default")
-    _kernel = _derivatives.refusing(_operator, f"flashcore::{_name} has no backward pass: {_instead}")
-    _library.impl(_name, _kernel, "Autograd", with_keyset=True)
-for _name in ("fwd.bhsd", "fwd_kvcache.rows", "make_schedule"):  # they raise where gradients are recorded, or have none
-    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+for _name, _operator in (("fwd", _fwd), ("fwd_lengths", _fwd_lengths), ("bwd", _bwd)):
+    _library.impl(_name, _autograd_of(_name, _operator), "Autograd", with_keyset=True)
+_library.impl("make_schedule", torch.library.fallthrough_kernel, "Autograd")  # it has no derivatives
 
 
 def forward(
@@ -231,28 +224,45 @@ def forward(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    seqused_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
-    out_bhsd: bool = False,
+    scales: _Tensors = (None, None, None),
+    layout: int = 0,
     deterministic: bool = False,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sm_margin: int = 0,
     batch_invariant: int | None = None,
+    schedule: int | None = None,
+    only_check: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of tensors ``[batch, seq, heads, head_dim]``, by the operator that serves their dtype.
+    """Attention of tensors ``[batch, seq, heads, head_dim]``, packed ones ``[total, heads, head_dim]``, or over a cache.
 
     Parameters
     ----------
+    cu_seqlens_q, cu_seqlens_k : int32 ``[batch + 1]``, optional
+        Of packed rows: the first of each sequence, and the end of the last; from 0.
+    seqused_q, seqused_k : int32 ``[batch]``, optional
+        How many of its rows each sequence uses. Without `cu_seqlens_k`, k and v are a cache ``[batch, capacity, ...]``.
+    block_table : int32 ``[batch, max_pages]``, optional
+        Then the cache is ``[pages, page_size, kv_heads, head_dim]``; -1 is no page, where no row sees its keys.
+    max_seqlen_q, max_seqlen_k : int
+        Bounds of the rows of a sequence, for packed rows and pages.
     window : (left, right)
         Visible keys before and after the diagonal, which ends at the last query and key; negative: all.
     scales : (q_scale, k_scale, v_scale)
         For float8_e4m3fn tensors, float32 ``[batch, kv_heads]``; 1 where None.
-    out_bhsd : bool
-        Whether ``out`` lies in memory as ``[batch, heads, seq, head_dim]``. Its shape is the same.
+    layout : int
+        The sum of some constants above.
     deterministic : bool
         Whether gradients are the same bits in every run.
     sinks : ``[heads]``, optional
@@ -263,22 +273,50 @@ def forward(
         Multiprocessors that are left to other work.
     batch_invariant : int, optional
         Keys of a split: the bits of a result do not depend on the batch (docs/serving.md).
+    schedule : int, optional
+        The number of one that was made before (`_schedule.given`).
+    only_check : bool
+        Raise what the call would raise, as far as the host knows it, and compute nothing.
 
     Returns
     -------
-    out : ``[batch, seq, heads, head_dim_v]``, of q's dtype (bfloat16 for float8_e4m3fn)
-    lse : float32 ``[batch, heads, seq]``, natural logarithm
+    out : as q, with the head_dim of v and q's dtype (bfloat16 for float8_e4m3fn). Rows of no sequence hold anything.
+    lse : float32 ``[batch, heads, seq]``, of packed rows ``[heads, total]``, natural logarithm
     """
-    softmax_scale, q, k, v = _arguments.prepared(q, k, v, softmax_scale)
-    options = (softmax_scale, causal, window[0], window[1], softcap, out_bhsd)
-    settings = _arguments.settings(sm_margin, batch_invariant)
-    given = _checks.scales(q, scales, lambda: (k.shape[0], k.shape[-2]), sinks, alibi_slopes)
-    if given:
-        return _call_with_values(_fwd_scaled, q, k, v, *given, *options, *settings)
-    if sinks is not None or alibi_slopes is not None:
-        values = _arguments.modifiers(q, sinks, alibi_slopes)
-        return _call_with_values(_fwd_modified, q, k, v, *values, *options, *settings)
-    return _call(_fwd, q, k, v, *options, deterministic, *settings)
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if batch_invariant is not None:
+        _checks.split_keys(batch_invariant)
+    lengths = (cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k, block_table)
+    tensors: _Tensors = (q, k, v)
+    if any(x is not None for x in lengths):
+        starts = cu_seqlens_q if cu_seqlens_q is not None else cu_seqlens_k
+        batch = seqused_k.numel() if seqused_k is not None and starts is None else q.shape[0]
+        batch = batch if starts is None else starts.numel() - 1
+        _checks.one_each(batch, seqused_q=seqused_q, seqused_k=seqused_k if cu_seqlens_k is not None else None)
+        tensors = (q, k, v, *(None if x is None else x.contiguous() for x in lengths))
+    else:
+        batch = q.shape[0]
+    if q.dtype == torch.float8_e4m3fn:
+        if schedule is not None:
+            raise NotImplementedError(
+                "scheduler_metadata is given; calls with float8_e4m3fn make their own: leave it out"
+            )
+        ones = lambda: q.new_ones((batch, k.shape[-2]), dtype=torch.float32)
+        scales = tuple(ones() if x is None else x for x in scales)
+    values = (*scales, sinks, alibi_slopes)
+    if any(x is not None for x in values):
+        lengths = tensors[3:] or (None,) * 5
+        tensors = (q, k, v, *lengths, *(None if x is None else x.contiguous() for x in values))
+        schedule = schedule if sinks is None and alibi_slopes is None else None
+    first = (softmax_scale, causal, window[0], window[1], softcap, layout)
+    more: tuple[Any, ...] = (deterministic, sm_margin, batch_invariant or 0)
+    if len(tensors) > 3:
+        more = (*more, max_seqlen_q, max_seqlen_k, schedule or 0)
+    if only_check:
+        _fakes.check("fwd_lengths", tensors, (_scale_of(q, softmax_scale), *first[1:], True, *more))
+        return q, q
+    return _attend(tensors, first, more)
 
 
 def forward_bhsd(
@@ -309,146 +347,99 @@ def forward_bhsd(
         copies or refuses.
     """
     if (
-        type(query) is not torch.Tensor
-        or type(key) is not torch.Tensor
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        type(query) is not _Tensor
+        or type(key) is not _Tensor
+        or _is_grad_enabled()
+        or _is_compiling()
         or torch._C._is_any_autocast_enabled()
         or forward_ad._current_level >= 0
-        or query.dtype not in _DTYPES
-        or query.shape[-1] not in _HEAD_DIMS
-        or value.shape[-1] not in _HEAD_DIMS
+        or query.dtype not in _checks.FLOATS
+        or query.shape[-1] not in _checks.HEAD_DIMS
+        or value.shape[-1] not in _checks.HEAD_DIMS
         or not query.stride()[-1] == key.stride()[-1] == value.stride()[-1] == 1
     ):
         return None
-    if softmax_scale is None:
-        softmax_scale = query.shape[-1] ** -0.5
-    options = (softmax_scale, causal, window_left, window_right, softcap)
+    first = (softmax_scale, causal, window_left, window_right, softcap, GIVEN_BHSD)
     if rows is None:
-        plain = _is_plain(query, key, value)
-        out = _names.typed(_native.direct_bhsd, query, key, value, options) if plain else None
-        return _names.typed(_fwd_bhsd, query, key, value, *options) if out is None else out
-    return _names.typed(_fwd_kvcache_rows, query, key, value, *rows, *options)
+        results = direct((query, key, value), first, False)
+        if results is None:
+            tensors = _with_absent(query, (query, key, value, *(None,) * 5))
+            results = _names.typed(_fwd, *tensors, _scale_of(query, softmax_scale), *first[1:], False)
+        return results[0]  # type: ignore[no-any-return]
+    tensors = (query, key, value, None, None, None, *rows)
+    bounds = (False, 0, 0, 0, _FAR, 0)
+    results = direct(tensors, first, False, bounds)
+    if results is None:
+        tensors = _with_absent(query, (*tensors, *(None,) * 5))
+        results = _names.typed(_fwd_lengths, *tensors, _scale_of(query, softmax_scale), *first[1:], False, *bounds)
+    return results[0]  # type: ignore[no-any-return]
 
 
-def forward_varlen(
+def backward(
+    dout: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
+    layout: int = 0,
     deterministic: bool = False,
-    sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
     sm_margin: int = 0,
-    batch_invariant: int | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
     **lengths: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of packed sequences: q ``[total_q, heads, head_dim]``, k and v ``[total_k, kv_heads, head_dim]``.
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of q, k and v, dense: what `forward` took, what it returned, and the gradient of `out`.
 
-    Parameters
-    ----------
-    lengths
-        Those of `_arguments.packed`.
-    deterministic : bool
-        Whether gradients are the same bits in every run.
-    scales, sinks, alibi_slopes, sm_margin, batch_invariant
-        As of `forward`; an entry of the batch is a sequence.
-
-    Returns
-    -------
-    out : ``[total_q, heads, head_dim_v]``. Rows that are of no sequence hold anything.
-    lse : float32 ``[heads, total_q]``, natural logarithm
+    `lengths` are those of packed sequences. Rows that are of no sequence have a gradient of 0.
     """
-    softmax_scale, q, k, v = _arguments.prepared(q, k, v, softmax_scale)
-    arrays, bounds = _arguments.packed(q, **lengths)
-    options = (softmax_scale, causal, window[0], window[1], softcap, *bounds)
-    settings = _arguments.settings(sm_margin, batch_invariant)
-    given = _checks.scales(q, scales, lambda: (lengths["cu_seqlens_q"].numel() - 1, k.shape[-2]), sinks, alibi_slopes)
-    if given:
-        return _call_with_values(_fwd_varlen_scaled, q, k, v, *arrays, *given, *options, *settings)
-    if sinks is not None or alibi_slopes is not None:
-        values = _arguments.modifiers(q, sinks, alibi_slopes)
-        return _call_with_values(_fwd_varlen_modified, q, k, v, *arrays, *values, *options, *settings)
-    return _call(_fwd_varlen, q, k, v, *arrays, *options, deterministic, *settings)
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    arrays = [lengths.get(name) for name in ("cu_seqlens_q", "seqused_q", "cu_seqlens_k", "seqused_k")]
+    arrays = [None if x is None else x.contiguous() for x in arrays]
+    if arrays[0] is not None:
+        _checks.one_each(arrays[0].numel() - 1, seqused_q=arrays[1], seqused_k=arrays[3])
+    numbers = (softmax_scale, causal, *window, softcap, layout, True, deterministic, sm_margin, 0, max_seqlen_q, max_seqlen_k)
+    return _differentiate(dout, q, k, v, out, lse, arrays, numbers)
 
 
-def forward_kvcache(
+def slow_backward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    seqused_k: torch.Tensor,
-    max_seqlen_k: int,
-    block_table: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    seqused_q: torch.Tensor | None = None,
-    max_seqlen_q: int = 0,
-    softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
-    sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    sm_margin: int = 0,
-    batch_invariant: int | None = None,
-    schedule: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over a cache.
+    packed: bool = False,
+    deterministic: bool = False,
+    device: torch.device | None = None,
+) -> str | None:
+    """Why gradients of tensors ``[batch, seq, heads, head_dim]`` are slow, by the kernel that is chosen for them.
 
-    Parameters
-    ----------
-    q : Tensor ``[batch, seq_q, heads, head_dim]``, or with `cu_seqlens_q` packed ``[total_q, heads, head_dim]``
-    k, v : Tensor ``[batch, capacity, kv_heads, head_dim]``, or with `block_table` ``[pages, page_size, kv_heads, ...]``
-    seqused_k : int32 ``[batch]``
-        Keys of each sequence.
-    block_table : int32 ``[batch, max_pages]``, optional
-        The pages of each sequence; -1 for none, where no row sees its keys.
-    scales, sinks, alibi_slopes, sm_margin, batch_invariant
-        As of `forward_varlen`.
-    schedule : int, optional
-        The number of one that was made before (`_schedule.given`), for calls without scales, sinks and slopes.
-
-    Returns
-    -------
-    out : as q, with the head_dim of v. Rows that are of no sequence hold anything.
-    lse : float32 ``[batch, heads, seq_q]``; of packed queries ``[heads, total_q]``
+    None on the CPU, where the kernel uses tensor cores, and while a model is traced. `device`: theirs, if they are only
+    like the tensors that are meant.
     """
-    softmax_scale, q, k, v = _arguments.prepared(q, k, v, softmax_scale)
-    options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
-    settings = _arguments.settings(sm_margin, batch_invariant)
-    _checks.one_each(seqused_k.numel(), seqused_q=seqused_q)
-    absent = _arguments.absent(q, cu_seqlens_q, seqused_q, block_table)
-    lengths = (
-        _arguments.dense(cu_seqlens_q, absent),
-        _arguments.dense(seqused_q, absent),
-        _arguments.dense(seqused_k),
-        _arguments.dense(block_table, absent),
-    )
-    given = _checks.scales(q, scales, lambda: (seqused_k.numel(), k.shape[-2]), sinks, alibi_slopes)
-    if given:
-        _checks.no_schedule(q, schedule)
-        return _call_with_values(_fwd_kvcache_scaled, q, k, v, *lengths, *given, *options, *settings)
-    if sinks is not None or alibi_slopes is not None:
-        values = _arguments.modifiers(q, sinks, alibi_slopes)
-        return _call_with_values(_fwd_kvcache_modified, q, k, v, *lengths, *values, *options, *settings)
-    if schedule is not None:
-        return _call(_fwd_kvcache_scheduled, q, k, v, *lengths, *options, *settings, schedule)
-    return _call(_fwd_kvcache, q, k, v, *lengths, *options, *settings)
+    device = q.device if device is None else device
+    if device.type != "cuda" or _is_compiling():
+        return None
+    dtype = str(q.dtype).removeprefix("torch.")
+    numbers = (None, causal, *window, softcap, 0, True, deterministic)
+    return _native.slow_backward(device.index, dtype, q.shape, k.shape, v.shape[3], numbers, packed)
 
 
 def unserved(query: torch.Tensor, value: torch.Tensor, scale: float | None = None) -> str | None:
     """Why a call that PyTorch's SDPA serves is not served, by its dtype, head_dim and scale; None if it is."""
-    if query.dtype not in _DTYPES:
+    if query.dtype not in _checks.FLOATS:
         return f"query holds {query.dtype}"
     for head_dim in (query.shape[-1], value.shape[-1]):
-        if head_dim not in _HEAD_DIMS:
+        if head_dim not in _checks.HEAD_DIMS:
             return f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
-    if scale is not None and not 0.0 < scale <= _MOST_SCALE:
-        return f"scale is not above 0 and at most {_MOST_SCALE:g}"  # the same for each: it is warned of once
+    if scale is not None and not 0.0 < scale <= _checks.MOST_SCALE:
+        return f"scale is not above 0 and at most {_checks.MOST_SCALE:g}"  # the same for each: it is warned of once
     return None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _kvcache
-from ._operators import forward_kvcache, forward_varlen
+from ._operators import forward
 
 __all__ = ["attend", "keep_contiguous", "keep_mask", "mask_of", "of_keys", "rows_of", "with_earlier"]
 
@@ -31,7 +31,7 @@ def attend(
     used : bool Tensor ``[batch, keys]``
         False at padding. With a causal mask or a window its last columns are those of the queries.
     options
-        Those of `forward_varlen`. Masks are relative to the rows in use, as if there were no others.
+        Those of `forward`. Masks are relative to the rows in use, as if there were no others.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def attend(
         k, v, rows_a_page = views
         lengths, table = _table(used, rows_a_page)
         keys = used.shape[1]
-        out, _ = forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
+        out, _ = forward(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
         return out
     has_padding = options["causal"] or max(options.get("window", (-1, -1))) >= 0  # among its queries
     of = _packing(used, rows, has_padding)
@@ -57,7 +57,7 @@ def attend(
     if of.order_q is not None:
         q = q.take_along_dim(of.order_q[0], 1)
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    out, _ = forward_varlen(q, k, v, **of.lengths, deterministic=deterministic, **options)
+    out, _ = forward(q, k, v, **of.lengths, deterministic=deterministic, **options)
     out = out.view(batch, rows, heads, -1)
     if of.order_q is not None:
         out = out.take_along_dim(of.order_q[1], 1)

@@ -1,6 +1,6 @@
 """Schedules that are made once for the layers of a step: `get_scheduler_metadata` and what its result is checked for.
 
-The operator ``flashcore::make_schedule`` makes one, and ``::fwd_kvcache.scheduled`` uses it (``src/operators/schedule.rs``).
+The operator ``flashcore::make_schedule`` makes one, and ``::fwd_lengths`` uses it (``src/schedule.rs``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from . import (
     _native,
     _operators,  # noqa: F401  (registers the operator)
 )
-from ._arguments import absent, dense
 
 __all__ = ["MadeOf", "given", "made_for", "make"]
 
 _make = torch.ops.flashcore.make_schedule.default
-_DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+_DTYPES = {torch.float16: 5, torch.bfloat16: 15, torch.float32: 6}  # PyTorch's numbers
 _FOREIGN = "scheduler_metadata is given; only that of flashcore's get_scheduler_metadata is served, itself and not a copy"
 
 
@@ -34,7 +33,7 @@ class MadeOf:
 
 def _written(lengths: Any) -> tuple[int, int] | None:
     """Where a tensor is and how often it was written. None where PyTorch does not say."""
-    if not isinstance(lengths, torch.Tensor) or _operators._is_observed() or lengths.is_inference():
+    if not isinstance(lengths, torch.Tensor) or _operators.is_observed() or lengths.is_inference():
         return None
     return lengths.data_ptr(), lengths._version
 
@@ -55,10 +54,11 @@ def make(
     out: torch.Tensor | None,
     dtype: torch.dtype,
     made_of: MadeOf,
-    *numbers: Any,
+    numbers: tuple[Any, ...],
+    *sizes: int,
 ) -> torch.Tensor:
-    """The token of a schedule for lengths as they are when it runs, new keys among them; numbers are those of the operator
-    from `heads` on."""
+    """The token of a schedule for lengths as they are when it runs, new keys among them; numbers are those of attention, and
+    sizes those of the operator from `heads` on."""
     if dtype == torch.float8_e4m3fn and out is None:
         return seqused_k.new_empty(0)  # none: calls make their own
     if dtype not in _DTYPES:
@@ -66,8 +66,8 @@ def make(
     if out is not None and _names.check_tensor("out", out).numel() == 0:
         raise ValueError("out has no schedule to be made again: the calls that it was made for have none. Leave it out")
     number = 0 if out is None else _number(out, "out")
-    arrays = (dense(seqused_k), dense(cu_seqlens_q, absent(seqused_k, cu_seqlens_q)))
-    token = _names.typed(_make, *arrays, number, _DTYPES[dtype], *numbers)
+    starts = seqused_k.new_empty(0) if cu_seqlens_q is None else cu_seqlens_q.contiguous()
+    token = _names.typed(_make, seqused_k.contiguous(), starts, *numbers, number, _DTYPES[dtype], *sizes)
     if out is not None:
         out._flashcore_schedule.made_of = made_of  # type: ignore[attr-defined]
         return out

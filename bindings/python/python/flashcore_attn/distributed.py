@@ -36,14 +36,13 @@ __all__ = ["register"]
 _Split = tuple["int | None", int]
 _BSHD, _BHSD, _BHS, _SHD, _HS, _BH = (0, 2), (0, 1), (0, 1), (None, 1), (None, 0), (0, 1)
 
-# For each operator: of its results, and of its tensors that have heads, which come first or, for gradients, first too.
-# The other tensors are lengths, which every device has.
+# For each operator: of its results, and of its tensors that have heads, which come first. Every device has the others.
 _SPLITS: dict[str, tuple[Sequence[_Split], Sequence[_Split]]] = {
     "flashcore::fwd": ((_BSHD, _BHS), (_BSHD,) * 3),
-    "flashcore::fwd.scaled": ((_BSHD, _BHS), (*(_BSHD,) * 3, *(_BH,) * 3)),
+    "flashcore::fwd of scales": ((_BSHD, _BHS), (*(_BSHD,) * 3, *(_BH,) * 3)),
     "flashcore::bwd": ((_BSHD,) * 3, (*(_BSHD,) * 5, _BHS)),
-    "flashcore::fwd_varlen": ((_SHD, _HS), (_SHD,) * 3),
-    "flashcore::bwd_varlen": ((_SHD,) * 3, (*(_SHD,) * 5, _HS)),
+    "flashcore::fwd_lengths": ((_SHD, _HS), (_SHD,) * 3),
+    "flashcore::bwd of packed rows": ((_SHD,) * 3, (*(_SHD,) * 5, _HS)),
     # PyTorch has rules for the operators that its scaled_dot_product_attention calls on CUDA devices only.
     "aten::_scaled_dot_product_flash_attention_for_cpu": ((_BHSD, _BHS), (_BHSD,) * 3),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": ((_BHSD,) * 3, (*(_BHSD,) * 5, _BHS)),
@@ -63,9 +62,18 @@ def register() -> None:
     global _is_registered
     if _is_registered:
         return
-    for name, (results, tensors) in _SPLITS.items():
-        register_sharding(_operator(name))(_rule(results, tensors, gradient="bwd" in name or "backward" in name))
-    register_sharding(_operator("flashcore::fwd_kvcache"))(_cache_rule)
+    rules = {name: _rule(*splits, gradient="bwd" in name or "backward" in name) for name, splits in _SPLITS.items()}
+    by = lambda kinds: lambda *arguments, **options: rules[kinds(*arguments)](*arguments, **options)
+    is_given = lambda x: x.ndim != 1 or x.shape[0] != 0
+    rules["flashcore::fwd_lengths of a cache"] = _cache_rule
+    kinds = {
+        "flashcore::fwd": lambda *x: "flashcore::fwd of scales" if is_given(x[3]) else "flashcore::fwd",
+        "flashcore::bwd": lambda *x: "flashcore::bwd of packed rows" if is_given(x[6]) else "flashcore::bwd",
+        "flashcore::fwd_lengths": lambda *x: "flashcore::fwd_lengths" + ("" if is_given(x[5]) else " of a cache"),
+    }
+    for name in _SPLITS:
+        if " of " not in name:
+            register_sharding(_operator(name))(by(kinds[name]) if name in kinds else rules[name])
     _add_ring_of_the_cpu()
     _is_registered = True
 
@@ -100,7 +108,7 @@ def _rule(results: Sequence[_Split], tensors: Sequence[_Split], gradient: bool) 
 
 
 def _cache_rule(q: Any, k: Any, v: Any, *arguments: Any) -> list[Any]:
-    """`_rule` of ``flashcore::fwd_kvcache``, whose q may be packed; by heads only."""
+    """`_rule` of ``flashcore::fwd_lengths`` over a cache, whose q may be packed; by heads only."""
     by_heads = [Shard(q.ndim - 2), Shard(0 if q.ndim == 3 else 1)]
     choices = [([Replicate()] * 2, [Replicate()] * 3)]
     if k.shape[2] == 1 < q.shape[-2]:

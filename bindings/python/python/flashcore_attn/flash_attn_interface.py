@@ -28,12 +28,12 @@ try:
 except ModuleNotFoundError as error:
     raise _extras.missing(error, "torch") from error
 
-from . import _kvcache, _lengths, _names, _schedule, _step
+from . import _kvcache, _lengths, _names, _schedule
 from ._backward import _flash_attn_backward
 from ._combine import flash_attn_combine
 from ._forward import _flash_attn_forward, check, common_options, forward_cached
 from ._metadata import get_scheduler_metadata
-from ._operators import direct, forward
+from ._operators import _FAR, direct, forward
 
 __all__ = [
     "_flash_attn_backward",
@@ -49,6 +49,17 @@ __all__ = [
 
 _of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
 _attend_by_offsets = _names.rename(seqused_k="cu_seqlens_k.diff()")(_lengths.attend)
+
+
+def _is_usual(window: Any, num_splits: Any, batch_invariant: Any) -> bool:
+    """Whether these need no closer look."""
+    return (
+        type(window) is tuple
+        and len(window) == 2
+        and type(num_splits) is int
+        and num_splits >= 0
+        and (batch_invariant is None or (type(batch_invariant) is int and batch_invariant >= 1))
+    )
 
 
 @_names.signature_with("softmax_scale")
@@ -134,11 +145,11 @@ def flash_attn_func(
     if _in_its_place is not None:
         _names.refuse_number("flash_attn_func", 4, "softmax_scale", _in_its_place)
     plain = q_descale is k_descale is v_descale is qv is alibi_slopes is None and attention_chunk == 0 == dropout_p
-    if plain and type(num_splits) is int and num_splits >= 0:
-        options = (softmax_scale, causal, window_size, softcap, deterministic, sm_margin, batch_invariant)
-        results = direct(q, k, v, *options, return_attn_probs)
+    if plain and _is_usual(window_size, num_splits, batch_invariant):
+        first = (softmax_scale, causal, *window_size, softcap, 0)
+        results = direct((q, k, v), first, return_attn_probs, (deterministic, sm_margin, batch_invariant or 0))
         if results is not None:
-            return results if return_attn_probs else results[0]
+            return tuple(results) if return_attn_probs else results[0]
     scales = (q_descale, k_descale, v_descale)
     options = (softmax_scale, causal, window_size, softcap, sm_margin, alibi_slopes)
     wishes = (qv, attention_chunk, num_splits, dropout_p)
@@ -158,7 +169,7 @@ def _equal_lengths(
     batch_invariant: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The results of `flash_attn_func`, for all that it serves."""
-    _names.check_tensors(q, k, v)
+    _names.check_tensors(q, k, v, **dict(zip(("q_descale", "k_descale", "v_descale"), scales)))
     check(*wishes)
     how = common_options(*options) | {"deterministic": deterministic, "batch_invariant": batch_invariant}
     # Nothing is asked of lengths where there are none.
@@ -404,13 +415,18 @@ def flash_attn_with_kvcache(
         scheduler_metadata = _schedule.made_for(scheduler_metadata, cache_seqlens, new_keys, has_batch_idx)
     plain = qv is q_descale is k_descale is v_descale is cache_batch_idx is cache_leftpad is cu_seqlens_k_new is None
     if plain and alibi_slopes is None and attention_chunk == 0:
-        results = _step.direct(
-            q, k_cache, v_cache, k, v, (rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved), cache_seqlens,
-            page_table, cu_seqlens_q, max_seqlen_q, (softmax_scale, causal, window_size, softcap),
-            (scheduler_metadata, num_splits, sm_margin, batch_invariant), return_softmax_lse,
-        )  # fmt: skip
-        if results is not None:
-            return results if return_softmax_lse else results[0]
+        usual = cache_seqlens is not None and _is_usual(window_size, num_splits, batch_invariant)
+        if usual and (max_seqlen_q is None if cu_seqlens_q is None else type(max_seqlen_q) is int):
+            new = (k, v, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
+            has_new = not (k is v is rotary_cos is rotary_sin is rotary_seqlens is None)
+            schedule = None if scheduler_metadata is None else _schedule.given(scheduler_metadata)
+            more = (False, sm_margin, batch_invariant or 0, max_seqlen_q or 0, _FAR, schedule or 0)
+            tensors = (q, k_cache, v_cache, cu_seqlens_q, None, None, cache_seqlens, page_table)
+            first = (softmax_scale, causal, *window_size, softcap, 0)
+            results = direct(tensors, first, return_softmax_lse, more, new if has_new else None)
+            if results is not None:
+                none = [q.new_empty(0, dtype=torch.float32) for _ in range(2 if return_softmax_lse else 0)]
+                return (*results, *none) if return_softmax_lse else results[0]
     results = forward_cached(
         q,
         k_cache,

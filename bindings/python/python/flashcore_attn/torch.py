@@ -31,9 +31,18 @@ except ModuleNotFoundError as error:
     raise _extras.missing(error, "torch") from error
 
 from . import _names, _native
-from ._arguments import prepared
-from ._gradients import backward, slow_backward
-from ._operators import _call, _fwd, _records, unserved
+from ._operators import (
+    GIVEN_BHSD,
+    MEMORY_BHSD,
+    MEMORY_OF_Q,
+    MORE,
+    OUT_BHSD,
+    backward,
+    forward,
+    records,
+    slow_backward,
+    unserved,
+)
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
@@ -255,11 +264,13 @@ def _direct(
     """The results of a usual call, with the least work of the host; None where the kernel must look closer."""
     if dropout_p != 0.0:
         return None
-    if _records(query, key, value) and _slow(
+    if records(query, key, value) and _slow(
         query.device, query.dtype, query.shape, key.shape, is_causal, _deterministic()
     ):
         return None
-    return _names.typed(_native.direct_sdpa, query, key, value, scale, is_causal, more)  # type: ignore[no-any-return]
+    layout = GIVEN_BHSD | OUT_BHSD | MEMORY_OF_Q | (MORE if more else 0)
+    first = (scale, is_causal, -1, -1, 0.0, layout, True)
+    return _names.typed(_native.call, (query, key, value), first, True)  # type: ignore[no-any-return]
 
 
 def _top_left(
@@ -298,21 +309,6 @@ def _strides_like(tensor: torch.Tensor) -> tuple[int, ...]:
 _deterministic = torch.are_deterministic_algorithms_enabled
 
 
-def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float | None,
-    is_causal: bool,
-    window: tuple[int, int],
-    out_bhsd: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator without what SDPA does not have: looking for it takes the host a tenth of a call."""
-    scale, q, k, v = prepared(q, k, v, scale)
-    results = _call(_fwd, q, k, v, scale, is_causal, *window, 0.0, out_bhsd, _deterministic(), 0, 0)
-    return results  # type: ignore[no-any-return]
-
-
 def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -324,7 +320,9 @@ def _attend(
     """Attention of ``[batch, heads, seq, head_dim]``; the output is strided as ``torch.empty_like(query)``."""
     _, of_head, of_row, _ = _strides_like(query)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    out, lse = forward(q, k, v, scale, is_causal, window, of_head >= of_row)
+    options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
+    options |= {"layout": MEMORY_BHSD if of_head >= of_row else 0, "deterministic": _deterministic()}
+    out, lse = forward(q, k, v, **options)
     return _strided_as(out.transpose(1, 2), query), lse
 
 
@@ -343,8 +341,8 @@ def _differentiate(
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of `_attend`; `bhsd`: in memory as ``[batch, heads, seq, head_dim]``."""
     options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
-    tensors = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
-    gradients = backward(*tensors, lse, **options, bhsd=bhsd, deterministic=_deterministic())
+    options |= {"layout": MEMORY_BHSD if bhsd else 0, "deterministic": _deterministic()}
+    gradients = backward(*(x.transpose(1, 2) for x in (grad_out, query, key, value, out)), lse, **options)
     return tuple(x.transpose(1, 2) for x in gradients)
 
 
@@ -371,7 +369,7 @@ def _refused(
     elif query.numel() == 0 or key.numel() == 0:
         why = "a tensor has no elements"
     else:
-        if not gradient and not _records(query, key, value):
+        if not gradient and not records(query, key, value):
             return False
         slow = _slow(query.device, query.dtype, query.shape, key.shape, is_causal, _deterministic())
         if slow is None:

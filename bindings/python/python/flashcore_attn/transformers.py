@@ -35,8 +35,7 @@ from transformers.masking_utils import (
 )
 
 from . import _continuous, _padding
-from ._gradients import slow_backward
-from ._operators import forward, forward_bhsd, forward_kvcache, forward_varlen, unserved
+from ._operators import forward, forward_bhsd, slow_backward, unserved
 
 __all__ = ["NAME", "register"]
 
@@ -320,7 +319,7 @@ def attention(
             options["sinks"] = sinks.to(q.device)
         if keys_in_use is not None:
             lengths = keys_in_use.reshape(-1)
-            return forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=k.shape[1], **options)[0], None
+            return forward(q, k, v, seqused_k=lengths, max_seqlen_k=k.shape[1], **options)[0], None
         if packed and kwargs.get("block_table") is not None:
             return _continuous.step(query, key, value, kwargs, options), None
         options["deterministic"] = deterministic
@@ -363,7 +362,7 @@ def _packed(
     starts_k = kwargs.get("cu_seq_lens_k")
     starts_k = starts_q if starts_k is None else starts_k.int()
     q, k, v = (x.squeeze(0) for x in (q, k, v))
-    return forward_varlen(q, k, v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, **bounds, **options)[0].unsqueeze(0)
+    return forward(q, k, v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, **bounds, **options)[0].unsqueeze(0)
 
 
 def _unserved(

@@ -1,5 +1,5 @@
-//! `flashcore::make_schedule` and what `::fwd_kvcache.scheduled` is given: the schedule of a step, made once and used
-//! by all layers.
+//! `flashcore::make_schedule` and what `::fwd_lengths` is given: the schedule of a step, made once and used by all
+//! layers.
 //!
 //! A kernel trusts the schedule that it reads. So its memory, of PyTorch's allocator, is kept here, and no tensor with
 //! it is handed out: what Python has is a number, which an object ends. Only the kernels of calls that are given the
@@ -8,7 +8,6 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
-use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use flashcore::cuda::{DeviceSlice, Stream};
@@ -17,22 +16,14 @@ use flashcore::{
 };
 use pyo3::prelude::*;
 
-use super::lengths::{Kinds, array};
-use super::{Results, TORCH, forward_options, serve};
-use crate::call::attention_on;
-use crate::input::Input;
-use crate::libtorch::{Error, Libtorch, Tensor};
-use crate::tensor::Place;
-
-/// `number`: of the schedule that is made again; 0 for a new one. `page_size` 0: no pages; `total_q` -1: as many rows
-/// of each sequence. `dtype`: 0 float16, 1 bfloat16, 2 float32. The result, a token, has one element; none if there was
-/// a number, and where no schedule is made: if the plan has none, and while a graph is captured.
-pub(super) const MAKE: &str = "make_schedule(Tensor seqused_k, Tensor cu_seqlens_q, int number, int dtype, \
-     int heads, int kv_heads, int head_dim, int head_dim_v, int page_size, int total_q, float softmax_scale, bool causal, \
-     int window_left, int window_right, float softcap, int max_seqlen_q, int max_seqlen_k, int sm_margin, \
-     int split_keys) -> Tensor";
-
-const DTYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
+use crate::bind::{Kinds, Operands, lengths_of};
+use crate::error::Error;
+use crate::foreign::{Foreign, I32, Place, element_of_torch};
+use crate::libtorch::{Libtorch, Tensor};
+use crate::operators::{Results, options_of, registered};
+use crate::options::Options;
+use crate::run::{attention_on, device_array};
+use crate::table::{LENGTHS, SEQUSED_K};
 
 /// A schedule that was made, and what for.
 struct Made {
@@ -50,7 +41,10 @@ struct OnGpu {
 }
 
 /// Where a schedule is. PyTorch frees it in the order of the stream that it was made in.
-struct Workspace(Tensor<'static>);
+struct Workspace(
+    #[expect(dead_code, reason = "it holds the memory")] Tensor<'static>,
+    Foreign,
+);
 
 // SAFETY: PyTorch counts a tensor's references with atomics, and any thread may read where it is and free it.
 unsafe impl Send for Workspace {}
@@ -96,41 +90,27 @@ pub(crate) fn last_schedule() -> KeptSchedule {
     KeptSchedule { number: LAST.take() }
 }
 
-pub(super) unsafe extern "C-unwind" fn make_schedule(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with 17 numbers, and has one result.
-    unsafe { serve(stack, inputs, 17, make) }
-}
-
-fn make<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 1> {
-    let (place, given) = inputs[0].place_and_count("cache_seqlens")?;
-    let seqused_k = inputs[0].describe_i32::<1>("cache_seqlens", place)?;
-    let starts = inputs[1].describe_i32::<1>("cu_seqlens_q", place)?;
-    let Some(seqused_k) = seqused_k else {
+pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
+    let mut of_lengths = operands[SEQUSED_K];
+    of_lengths.name = "cache_seqlens";
+    let (given, place) = (of_lengths.shape[0], of_lengths.place);
+    let Some(seqused_k) = of_lengths.numbers(1, &of_lengths)? else {
         return Err(format!("cache_seqlens has {given} entries; it has one for each sequence").into());
     };
-    let batch = seqused_k.shape[0];
-    if starts.is_some_and(|starts| starts.shape[0] != batch + 1) {
-        return Err(format!(
-            "cu_seqlens_q must have {} entries, one more than cache_seqlens",
-            batch + 1
-        )
-        .into());
+    let starts = operands[LENGTHS].numbers(1, &of_lengths)?;
+    let batch = seqused_k.len;
+    if starts.is_some_and(|starts| starts.len != batch + 1) {
+        let entries = batch + 1;
+        return Err(format!("cu_seqlens_q must have {entries} entries, one more than cache_seqlens").into());
     }
-    // The rest is as operators of attention have it.
-    let ([number, sizes @ ..], numbers) = numbers.split_at(8) else {
-        return Err("make_schedule has another schema".into()); // it has not
-    };
-    let number = *number as i64;
+    let (options, sizes) = options_of(numbers)?;
+    let number = options.schedule;
     let find = || all().made.get(&number).cloned().ok_or(FOREIGN);
     let before = (number != 0).then(find).transpose()?;
     let size = |n: usize| usize::try_from(sizes[n] as i64).map_err(|_| format!("{} is negative", NAMES[n]));
-    let dtype = DTYPES
-        .get(sizes[0] as usize)
-        .copied()
-        .ok_or("qkv_dtype is not served")?;
+    let dtype = Foreign::fresh_dense("qkv_dtype", element_of_torch(sizes[0] as i32), place, [0]).dtype()?;
     let [heads, kv_heads, head_dim, head_dim_v, page_size] = [size(1)?, size(2)?, size(3)?, size(4)?, size(5)?];
-    let (options, sm_margin) = (forward_options(numbers)?, numbers[7] as u32);
-    let [max_q, max_kv] = [numbers[5], numbers[6]].map(|bits| usize::try_from(bits as i64).unwrap_or(0).max(1));
+    let [max_q, max_kv] = [options.max_q, options.max_k].map(|bound| usize::try_from(bound).unwrap_or(0).max(1));
     let (q_rows, q) = match starts {
         None => ([batch, max_q], QLengths::Equal),
         Some(_) => {
@@ -152,8 +132,8 @@ fn make<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'
         }
     };
     let dense = |[a, b]: [usize; 2], heads, dim| Layout::bshd([a, b, heads, dim]);
-    let (q_layout, o_layout) = (dense(q_rows, heads, head_dim), dense(q_rows, heads, head_dim_v));
-    let (k_layout, v_layout) = (dense(kv_rows, kv_heads, head_dim), dense(kv_rows, kv_heads, head_dim_v));
+    let [q_layout, o_layout] = [head_dim, head_dim_v].map(|dim| dense(q_rows, heads, dim));
+    let [k_layout, v_layout] = [head_dim, head_dim_v].map(|dim| dense(kv_rows, kv_heads, dim));
     let kinds = Kinds {
         batch,
         q,
@@ -161,29 +141,36 @@ fn make<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'
         kv,
         max_kv,
     };
-    let layouts = [&q_layout, &k_layout, &v_layout, &o_layout];
-    let problem = kinds.builder(dtype, layouts, &options).build()?;
-    let attention = attention_on(place, None, sm_margin)?;
+    let builder = options.builder(dtype, [&q_layout, &k_layout, &v_layout, &o_layout], None, None);
+    let problem = kinds.told(builder, [&q_layout, &k_layout], &options).build()?;
+    let (sm_margin, attention) = (options.sm_margin, attention_on(place, None, options.sm_margin)?);
     let for_another = "out was made for another problem than it is to be made for: leave it out";
     let is_as = |before: &Made| (before.place, before.sm_margin, &before.problem) == (place, sm_margin, &problem);
     if before.as_ref().is_some_and(|before| !is_as(before)) {
         return Err(for_another.into());
     }
+    let token = |is_new: bool| -> Result<Results<'a>, Error> {
+        let token = torch.empty(&Foreign::fresh_dense("token", I32, place, [usize::from(is_new)]))?;
+        Ok([Some(token), None, None])
+    };
     let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
-        let made = || keep(place, sm_margin, problem, None);
-        return Ok([torch.empty_i32(usize::from(before.is_none().then(made).is_some()), place)?]);
+        let is_new = before.is_none();
+        if is_new {
+            keep(place, sm_margin, problem, None);
+        }
+        return token(is_new);
     };
     // SAFETY: PyTorch's current stream lives as long as PyTorch.
     let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
     let is_captured = stream.is_captured()?;
-    let schedule = attention.schedule(&problem, 16)?;
-    let (schedule, new) = match (&before, schedule) {
-        (None, None) => return Ok([torch.empty_i32(0, place)?]),
-        (None, Some(_)) if is_captured => return Ok([torch.empty_i32(0, place)?]), // one only once the graph has run
+    let (schedule, new) = match (&before, attention.schedule(&problem, 16)?) {
+        (None, None) => return token(false),
+        (None, Some(_)) if is_captured => return token(false), // there is one only once the graph has run
         (None, Some(schedule)) => {
-            let torch = TORCH.get().ok_or("PyTorch was not found")?; // it was
-            let elements = usize::try_from(schedule.workspace_bytes().div_ceil(4))?;
-            (schedule, Some(Workspace(torch.empty_i32(elements, place)?)))
+            let torch = registered().ok_or("PyTorch was not found")?; // it was
+            let elements = usize::try_from(schedule.workspace_bytes().div_ceil(4)).unwrap_or(usize::MAX);
+            let (tensor, at) = torch.allocate(Foreign::fresh_dense("schedule", I32, place, [elements]))?;
+            (schedule, Some(Workspace(tensor, at)))
         }
         (Some(before), schedule) => match (&before.on_gpu, schedule) {
             (Some(of), Some(schedule)) if of.schedule == schedule => {
@@ -195,52 +182,40 @@ fn make<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'
             _ => return Err(for_another.into()),
         },
     };
-    let workspace = new.as_ref().or(before
-        .as_ref()
-        .and_then(|before| Some(&before.on_gpu.as_ref()?.workspace)));
-    let Workspace(workspace) = workspace.ok_or(FOREIGN)?; // one of them is there
-    let slice = |first: *mut u8, bytes: usize| {
+    let of_before = || Some(&before.as_ref()?.on_gpu.as_ref()?.workspace);
+    let Workspace(_, workspace) = new.as_ref().or_else(of_before).ok_or(FOREIGN)?; // one of them is there
+    let slice = |address: u64, bytes: usize| {
         // SAFETY: all memory is on this device, as large as said, and freed in the order of this stream, or kept for
         // the graph. Nothing is read or written of `nothing` and `unread`.
-        unsafe { DeviceSlice::from_raw(&context, first.addr() as u64, bytes) }
+        unsafe { DeviceSlice::from_raw(&context, address, bytes) }
     };
-    let nothing = slice(null_mut(), 0);
+    let nothing = slice(0, 0);
     // A launch has an argument for the table, which no schedule reads (`NOT_READ` of the library's `schedule.rs`).
-    let unread = slice(without_provenance_mut(16), batch * max_pages * size_of::<i32>());
+    let unread = slice(16, batch * max_pages * size_of::<i32>());
     let mut tensors = DeviceTensors::new(nothing, nothing, nothing, nothing);
-    let of = |numbers: Option<_>| {
-        numbers
-            .map(array)
-            .map(|array| slice(array.first.cast(), array.len * size_of::<i32>()))
-    };
     tensors.lengths = Lengths {
-        cu_seqlens_q: of(starts),
-        seqused_k: of(Some(seqused_k)),
         block_table: (max_pages > 0).then_some(unread),
-        ..Lengths::default()
+        ..lengths_of(operands).map(|array| device_array(&context, array))
     };
-    tensors.workspace = Some(slice(workspace.first()?, usize::try_from(schedule.workspace_bytes())?));
+    let bytes = usize::try_from(schedule.workspace_bytes()).unwrap_or(usize::MAX);
+    tensors.workspace = Some(slice(workspace.address(), bytes));
     if let (Some(before), true) = (&before, is_captured) {
         hold(number, before);
     }
     // SAFETY: PyTorch frees memory in the order of its current stream, where the work is; who uses the schedule holds
     // its workspace.
     unsafe { attention.run_foreign(&stream, &problem, &tensors.make_schedule(), |_| None)? };
-    let token = torch.empty_i32(usize::from(new.is_some()), place)?;
+    let is_new = new.is_some();
     if let Some(workspace) = new {
         let stream = stream.as_raw();
-        keep(
-            place,
-            sm_margin,
-            problem,
-            Some(OnGpu {
-                schedule,
-                stream,
-                workspace,
-            }),
-        );
+        let made = OnGpu {
+            schedule,
+            stream,
+            workspace,
+        };
+        keep(place, sm_margin, problem, Some(made));
     }
-    Ok([token])
+    token(is_new)
 }
 
 /// Gives a schedule its number, for [`last_schedule`].
@@ -321,16 +296,19 @@ fn facts_of(problem: &Problem) -> Facts {
 }
 
 /// A schedule that a call was given, and its number.
-pub(super) struct Kept(i64, Arc<Made>);
+pub(crate) struct Kept(i64, Arc<Made>);
 
 impl Kept {
-    pub(super) fn find(number: i64) -> Result<Kept, Error> {
-        let made = all().made.get(&number).cloned().ok_or(FOREIGN)?;
-        Ok(Kept(number, made))
+    /// The one whose number these options have.
+    pub(crate) fn of(options: &Options) -> Result<Option<Kept>, Error> {
+        match options.schedule {
+            0 => Ok(None),
+            number => Ok(Some(Kept(number, all().made.get(&number).cloned().ok_or(FOREIGN)?))),
+        }
     }
 
     /// Refuses the schedule of another problem than the call's.
-    pub(super) fn check(&self, place: Place, problem: &Problem, sm_margin: u32) -> Result<(), Error> {
+    pub(crate) fn check(&self, place: Place, problem: &Problem, sm_margin: u32) -> Result<(), Error> {
         let made = &*self.1;
         let same = made.place == place && made.sm_margin == sm_margin && facts_of(&made.problem) == facts_of(problem);
         if same {
@@ -364,41 +342,35 @@ impl Kept {
         }
     }
 
-    /// Where the workspace is that holds it, and its bytes, if the call's plan would make the same. A graph that the
-    /// call is captured into may use it from then on.
-    pub(super) fn workspace(
+    /// The workspace that holds it, if the call's plan would make the same. A graph that the call is captured into may
+    /// use it from then on.
+    pub(crate) fn workspace<'a>(
         &self,
         attention: &Attention,
         stream: &Stream,
         problem: &Problem,
         alignment: u32,
-    ) -> Result<(*mut u8, usize), Error> {
+    ) -> Result<DeviceSlice<'a>, Error> {
         let Some(own) = attention.schedule(problem, alignment)? else {
             return Err("scheduler_metadata is given, but the plan of this call has no schedule: leave it out".into());
         };
-        let Some(OnGpu {
-            schedule,
-            stream: of,
-            workspace: Workspace(workspace),
-        }) = &self.1.on_gpu
-        else {
-            return Err(FOREIGN.into());
-        };
-        if *schedule != own {
+        let made = self.1.on_gpu.as_ref().ok_or(FOREIGN)?;
+        if made.schedule != own {
             return Err(format!(
                 "scheduler_metadata was made for kernel {}, and the plan of this call, kernel {}, has another schedule, by \
                  total_q, strides or the alignment of its tensors: leave it out",
-                schedule.kernel(),
+                made.schedule.kernel(),
                 own.kernel()
             )
             .into());
         }
-        let first = workspace.first()?;
         if stream.is_captured()? {
             hold(self.0, &self.1);
-        } else if *of != stream.as_raw() {
+        } else if made.stream != stream.as_raw() {
             return Err("scheduler_metadata was made in another stream than the call's: make it in this one".into());
         }
-        Ok((first, usize::try_from(schedule.workspace_bytes())?))
+        let bytes = usize::try_from(made.schedule.workspace_bytes()).unwrap_or(usize::MAX);
+        // SAFETY: as many bytes were allocated, which PyTorch frees in the order of the stream.
+        Ok(unsafe { DeviceSlice::from_raw(stream.context(), made.workspace.1.address(), bytes) })
     }
 }

@@ -11,7 +11,7 @@ const MOST_POOLS: usize = 4;
 
 /// Does `work` on so many threads; on rayon's, one for each core, where PyTorch has as many or does not say, or
 /// `RAYON_NUM_THREADS` says. That is faster, for the calling thread is one of them.
-pub(super) fn on_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn on_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
     static RAYONS: OnceLock<usize> = OnceLock::new();
     let rayons = *RAYONS.get_or_init(|| match var_os("RAYON_NUM_THREADS") {
         Some(_) => 0,

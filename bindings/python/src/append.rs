@@ -1,0 +1,230 @@
+//! `flashcore::append_kv`: new rows of K and V into a cache, before attention, with the rotary embedding of K and Q.
+//!
+//! New rows `[batch, seq_new, kv_heads, head_dim]`, or with `cu_seqlens_k_new` packed, go behind the first
+//! `cache_seqlens` rows of a cache. `seqused_k` gets the keys of each sequence afterwards; `q_out` q, rotated.
+
+use std::slice;
+
+use flashcore::cuda::Stream;
+use flashcore::{
+    Append, AppendPlace, AppendTensors, AppendValues, Device, DeviceAppend, DeviceRotary, Layout, Queue, Rotary,
+    RotaryTensors, TensorView, TensorViewMut,
+};
+
+use crate::bind::Operands;
+use crate::error::Error;
+use crate::foreign::{Array, Foreign, Place};
+use crate::libtorch::Libtorch;
+use crate::operators::Results;
+use crate::run::{attention_on, device_array, device_slice, host_bytes, host_bytes_mut};
+
+// Places in the table.
+pub(crate) const K_CACHE: usize = 0;
+pub(crate) const V_CACHE: usize = 1;
+pub(crate) const K_NEW: usize = 2;
+pub(crate) const V_NEW: usize = 3;
+pub(crate) const CACHE_SEQLENS: usize = 4;
+pub(crate) const TABLE: usize = 7;
+pub(crate) const SEQUSED: usize = 8;
+pub(crate) const COS: usize = 9;
+pub(crate) const SIN: usize = 10;
+pub(crate) const Q: usize = 11;
+pub(crate) const Q_OUT: usize = 12;
+pub(crate) const CU_Q: usize = 13;
+pub(crate) const POSITIONS: usize = 14;
+
+pub(crate) fn compute<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
+    if operands[CACHE_SEQLENS].is_given() {
+        Call::bind(operands, [numbers[0] as u8 != 0, numbers[1] as u8 != 0])?.run(torch)?;
+    } // else there is no sequence
+    Ok([const { None }; 3])
+}
+
+/// An append with its tensors, which were all found on one device.
+pub(crate) struct Call<'a> {
+    append: Append,
+    tensors: &'a Operands,
+    layouts: [Layout; 4],
+    values: AppendValues<Array>,
+    seqused_k: Option<Array>,
+}
+
+impl<'a> Call<'a> {
+    /// `interleaved`: pairs of the rotary embedding; `at_one_position`: all rows of Q have that of the first.
+    pub(crate) fn bind(tensors: &'a Operands, [interleaved, at_one_position]: [bool; 2]) -> Result<Call<'a>, Error> {
+        let of = |n: usize| {
+            let tensor = &tensors[n];
+            tensor
+                .check_rank(if tensor.rank == 3 && n >= K_NEW { 3 } else { 4 })
+                .map(|()| tensor.layout())
+        };
+        let cache = [of(K_CACHE)?, of(V_CACHE)?];
+        let new = [of(K_NEW)?, of(V_NEW)?];
+        let k_new = &tensors[K_NEW];
+        let dtype = tensors[K_CACHE].dtype()?;
+        let numbers = |n: usize, rank| tensors[n].numbers(rank, &tensors[K_CACHE]);
+        let table = numbers(TABLE, 2)?;
+        let values = AppendValues {
+            cache_seqlens: numbers(CACHE_SEQLENS, 1)?,
+            cu_seqlens_k_new: numbers(5, 1)?,
+            cache_batch_idx: numbers(6, 1)?,
+            block_table: table,
+            ..AppendValues::default()
+        };
+        let seqused_k = numbers(SEQUSED, 1)?;
+        let max_pages = tensors[TABLE].shape[1] as usize;
+        let append = match &table {
+            None => Append::to_cache(dtype, new, cache),
+            Some(_) => Append::to_pages(dtype, new, cache, max_pages),
+        };
+        let mut append = Append {
+            batch: values.cache_seqlens.map_or(0, |counts| counts.len),
+            packed: values.cu_seqlens_k_new.is_some(),
+            batch_idx: values.cache_batch_idx.is_some(),
+            seqused_k: seqused_k.is_some(),
+            ..append
+        };
+        if let AppendPlace::Paged { tables, .. } = &mut append.place {
+            *tables = tensors[TABLE].shape[0] as usize;
+        }
+        let mut call = Call {
+            append,
+            tensors,
+            layouts: [new[0], new[1], cache[0], cache[1]],
+            values,
+            seqused_k,
+        };
+        if tensors[COS].rank == 2 {
+            call.rotate([interleaved, at_one_position])?;
+        }
+        for other in [K_CACHE, V_CACHE, V_NEW] {
+            tensors[other].agree(k_new, k_new.dtype()?)?;
+        }
+        call.append.check()?;
+        Ok(call)
+    }
+
+    fn rotate(&mut self, [interleaved, q_at_one_position]: [bool; 2]) -> Result<(), Error> {
+        let tensors = self.tensors;
+        let [cos, sin, q, q_out] = [COS, SIN, Q, Q_OUT].map(|n| &tensors[n]);
+        let dtype = q.dtype()?;
+        for other in [&tensors[K_CACHE], cos, sin, q_out] {
+            other.agree(q, dtype)?;
+        }
+        let [positions, half] = [0, 1].map(|n| cos.shape[n] as usize); // sizes are not negative
+        for table in [cos, sin] {
+            table.check_floats(&[dtype], &[positions, half], q)?;
+        }
+        self.values.cu_seqlens_q = tensors[CU_Q].numbers(1, q)?;
+        self.values.seqlens_rotary = tensors[POSITIONS].numbers(1, q)?;
+        for x in [q, q_out] {
+            x.check_rank(if self.values.cu_seqlens_q.is_some() { 3 } else { 4 })?;
+        }
+        self.append.rotary = Some(Rotary {
+            q: q.layout(),
+            q_out: q_out.layout(),
+            packed_q: self.values.cu_seqlens_q.is_some(),
+            positions,
+            dim: 2 * half,
+            interleaved,
+            q_at_one_position,
+            seqlens: self.values.seqlens_rotary.is_some(),
+        });
+        Ok(())
+    }
+
+    pub(crate) fn run(&self, torch: &Libtorch) -> Result<(), Error> {
+        let place = self.tensors[K_CACHE].place;
+        let attention = attention_on(place, None, 0)?;
+        let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
+            return self.run_on_host(&attention);
+        };
+        let slice = |n: usize| device_slice(&context, &self.tensors[n]);
+        let mut tensors = DeviceAppend::new([slice(K_NEW), slice(V_NEW)], [slice(K_CACHE), slice(V_CACHE)]);
+        tensors.values = self.values.map(|array| device_array(&context, array));
+        tensors.seqused_k = self.seqused_k.as_ref().map(|array| device_array(&context, array));
+        tensors.rotary = self.append.rotary.map(|_| DeviceRotary {
+            cos: slice(COS),
+            sin: slice(SIN),
+            q: slice(Q),
+            q_out: slice(Q_OUT),
+        });
+        // SAFETY: PyTorch's current stream lives as long as PyTorch, which frees tensors in its order. Appends need no
+        // workspace.
+        let mut queue = unsafe {
+            let stream = Stream::from_raw(&context, torch.current_stream(ordinal)?)?;
+            Queue::from_raw(&context, stream.as_raw())?
+        };
+        Ok(attention.append_on(&mut queue, &self.append, &tensors)?)
+    }
+
+    /// Whether Q is rotated in its own memory.
+    fn is_in_place(&self) -> bool {
+        let rotary = self.append.rotary.as_ref();
+        rotary.is_some_and(|rotary| self.tensors[Q].first == self.tensors[Q_OUT].first && rotary.q == rotary.q_out)
+    }
+
+    /// Refuses tensors that are written and have bytes between the addresses of others: the CPU takes each as one
+    /// slice.
+    fn check_apart(&self) -> Result<(), Error> {
+        let written = [K_CACHE, V_CACHE, SEQUSED, Q_OUT];
+        let rotates = self.append.rotary.is_some();
+        let takes_part = |n: usize| match n {
+            COS | SIN | CU_Q | POSITIONS | Q_OUT => rotates,
+            Q => rotates && !self.is_in_place(),
+            _ => true,
+        };
+        for (n, &a) in written.iter().enumerate().filter(|(_, a)| takes_part(**a)) {
+            for b in (0..=POSITIONS).filter(|b| takes_part(*b) && !written[..=n].contains(b)) {
+                let [one, other] = [&self.tensors[a], &self.tensors[b]];
+                let is_empty = |tensor: &Foreign| !tensor.is_given() || tensor.span_bytes() == 0;
+                if !is_empty(one) && !is_empty(other) && one.overlaps(other) {
+                    return Err(format!(
+                        "{name} and {} have bytes between the same addresses, as interleaved views of one tensor have; on \
+                         the CPU, {name} is written and must be apart: make them contiguous",
+                        other.name,
+                        name = one.name
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run_on_host(&self, attention: &flashcore::Attention) -> Result<(), Error> {
+        self.check_apart()?;
+        let dtype = self.append.dtype;
+        let read =
+            |n: usize, layout| TensorView::new(self.tensors[n].name, dtype, layout, host_bytes(&self.tensors[n]));
+        let write = |n: usize, layout| {
+            TensorViewMut::new(self.tensors[n].name, dtype, layout, host_bytes_mut(&self.tensors[n]))
+        };
+        // SAFETY: dtype and density were checked, and PyTorch aligns numbers; that nothing writes to them meanwhile is
+        // the caller's part.
+        let numbers = |array: &Array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) };
+        let [k_new, v_new, k_cache, v_cache] = self.layouts;
+        let mut tensors = AppendTensors::new(
+            [read(K_NEW, k_new)?, read(V_NEW, v_new)?],
+            [write(K_CACHE, k_cache)?, write(V_CACHE, v_cache)?],
+        );
+        tensors.values = self.values.map(numbers);
+        // SAFETY: as above; nothing else of this call is there.
+        let keys = |array: &Array| unsafe { slice::from_raw_parts_mut(array.first, array.len) };
+        tensors.seqused_k = self.seqused_k.as_ref().map(keys);
+        if let Some(rotary) = &self.append.rotary {
+            let (cos, sin) = (self.tensors[COS].layout(), self.tensors[SIN].layout());
+            tensors.rotary = Some(RotaryTensors {
+                cos: read(COS, cos)?,
+                sin: read(SIN, sin)?,
+                q: if self.is_in_place() {
+                    None
+                } else {
+                    Some(read(Q, rotary.q)?)
+                },
+                q_out: write(Q_OUT, rotary.q_out)?,
+            });
+        }
+        Ok(attention.append(&self.append, tensors)?)
+    }
+}

@@ -1,0 +1,288 @@
+//! Calls of plain tensors in a program that runs as it is written, without PyTorch's dispatcher, which takes the host as
+//! long as the rest of a call. A step of decoding, an append and attention, is one crossing from Python. Where anything is
+//! unusual the result is None, and operators are called, which serve it, writing the same keys again, or say what is wrong.
+//! What the machine got wrong is raised, as operators do: it would fail there once more.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi::PyCapsule_New;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::append::{self, CACHE_SEQLENS, COS, CU_Q, K_CACHE, K_NEW, POSITIONS, Q_OUT, SEQUSED, SIN, V_CACHE, V_NEW};
+use crate::bind::{self, Operands};
+use crate::error::{Error, forked};
+use crate::exchange::Exchange;
+use crate::foreign::{Foreign, I32, Place, U64, element_of};
+use crate::frameworks::wrote;
+use crate::libtorch::{Libtorch, Tensor};
+use crate::operators::{PANICKED, allocate, check, registered, run};
+use crate::options::{MEMORY_BHSD, MEMORY_OF_Q, MORE, Options, USUAL_SCALE, bits_of};
+use crate::schedule::Kept;
+use crate::table::{APPENDED, BLOCK_TABLE, GIVEN, K, LENGTHS, Q, SEQUSED_K, TENSORS, V};
+
+/// What a step appends, in the order of Python: their places in the table.
+const NEW: [usize; 5] = [K_NEW, V_NEW, COS, SIN, POSITIONS];
+
+/// A tensor of a call, and an alias of it if it is on the CPU: it holds the memory while Python's lock is given away, when
+/// another thread may give the object other memory (`k.data = other`). `None` for what is not plain.
+fn look<'py>(
+    exchange: &Exchange,
+    name: &'static str,
+    object: &Bound<'py, PyAny>,
+    may_require_gradients: bool,
+) -> PyResult<Option<(Foreign, Option<Bound<'py, PyAny>>)>> {
+    let py = object.py();
+    if !exchange.is_plain(object)
+        || object.call_method0(intern!(py, "is_neg"))?.is_truthy()?
+        || (!may_require_gradients && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
+    {
+        return Ok(None);
+    }
+    let is_usual = |tensor: &Foreign| {
+        (1..=4).contains(&tensor.rank)
+            && !tensor.sizes().contains(&0)
+            && !tensor.first.is_null()
+            && tensor.element != element_of(flashcore::DType::E4M3)
+    };
+    let mut found = (exchange.foreign(name, object), None);
+    if found.0.is_some_and(|tensor| tensor.place == Place::Cpu) {
+        let alias = object.call_method0(intern!(py, "detach"))?;
+        found = (exchange.foreign(name, &alias), Some(alias));
+    }
+    Ok(match found {
+        (Some(tensor), alias) if is_usual(&tensor) => Some((tensor, alias)),
+        _ => None,
+    })
+}
+
+/// The results of attention, which are the output, and the log-sum-exp if the numbers ask for it; or None.
+///
+/// Parameters
+/// ----------
+/// tensors : those of the table from the first on, None where one is not given
+/// numbers : those of the table from the first on; a scale of None is the usual one
+/// looked : whether the caller knows which of q, k and v require gradients
+/// append : k, v, rotary_cos, rotary_sin, rotary_seqlens and whether pairs are interleaved, to be written first; optional
+#[pyfunction]
+#[pyo3(signature = (tensors, numbers, looked=false, append=None, /))]
+pub(crate) fn call<'py>(
+    py: Python<'py>,
+    tensors: &Bound<'py, PyTuple>,
+    numbers: &Bound<'py, PyTuple>,
+    looked: bool,
+    append: Option<&Bound<'py, PyTuple>>,
+) -> PyResult<Option<Bound<'py, PyList>>> {
+    static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
+    let wrap = WRAP.get_or_init(py, || {
+        let wrap = py
+            .import("torch._C._aoti")
+            .ok()?
+            .getattr("alloc_tensors_by_stealing_from_void_ptrs");
+        wrap.ok().map(Bound::unbind)
+    });
+    let (Some(torch), Some(exchange), Some(wrap), Some(mut bits)) =
+        (registered(), Exchange::of_torch(py), wrap.as_ref(), bits_of(numbers))
+    else {
+        return Ok(None);
+    };
+    let records = torch.records_gradients();
+    let mut operands = [Foreign::ABSENT; TENSORS.len()];
+    let mut appended = append.map(|_| operands);
+    let mut held = [const { None }; GIVEN + NEW.len()];
+    if tensors.len() > GIVEN {
+        return Ok(None);
+    }
+    for (n, object) in tensors
+        .iter_borrowed()
+        .enumerate()
+        .filter(|(_, object)| !object.is_none())
+    {
+        match look(exchange, TENSORS[n], &object, !records || (looked && n <= V))? {
+            Some((tensor, alias)) => (operands[n], held[n]) = (tensor, alias),
+            None => return Ok(None),
+        }
+    }
+    let mut interleaved = false;
+    if let (Some(append), Some(appended)) = (append, &mut appended) {
+        for (n, object) in append
+            .iter_borrowed()
+            .enumerate()
+            .take(NEW.len())
+            .filter(|(_, object)| !object.is_none())
+        {
+            match look(exchange, APPENDED[NEW[n]], &object, !records)? {
+                Some((tensor, alias)) => (appended[NEW[n]], held[GIVEN + n]) = (tensor, alias),
+                None => return Ok(None),
+            }
+        }
+        match append.get_borrowed_item(NEW.len()).and_then(|given| given.extract()) {
+            Ok(given) => interleaved = given,
+            Err(_) => return Ok(None),
+        }
+    }
+    let q = &operands[Q];
+    if !q.is_given() {
+        return Ok(None);
+    }
+    if bits[0] == USUAL_SCALE {
+        bits[0] = (q.shape[q.rank - 1] as f64).powf(-0.5).to_bits();
+    }
+    let (small, more) = (*q, bits[5] & MORE != 0);
+    if bits[5] & MEMORY_OF_Q != 0 {
+        match memory_of_q(&operands, bits[1] != 0) {
+            Some(memory) => bits[5] = (bits[5] & !(MEMORY_OF_Q | MORE)) | memory,
+            None => return Ok(None),
+        }
+    }
+    let with_lse = bits[6] != 0;
+    let results = without_lock(py, || {
+        let options = Options::of_bits(&bits)?;
+        let (out, lse) = compute(
+            torch,
+            &mut operands,
+            &options,
+            appended.as_mut().map(|new| (new, interleaved)),
+        )?;
+        let mut handles = [Some(out), lse.filter(|_| with_lse), None, None, None];
+        if more {
+            let seed = Foreign::fresh_dense("seed", U64, small.place, [2]);
+            let offset = Foreign::fresh_dense("offset", U64, small.place, []);
+            let mask = Foreign::fresh_dense("mask", small.element, small.place, [0]);
+            for (place, like) in handles[2..].iter_mut().zip([seed, offset, mask]) {
+                *place = Some(torch.empty(&like)?);
+            }
+        }
+        Ok(handles.map(|tensor| tensor.map_or(0, Tensor::into_stack)))
+    });
+    let counted = match &results {
+        Ok(None) => Ok(()), // the operators count
+        _ if append.is_some() => [K, V].into_iter().try_for_each(|n| wrote(&tensors.get_item(n)?)),
+        _ => Ok(()),
+    };
+    let Some(handles) = results? else { return Ok(None) };
+    let capsules = PyList::empty(py);
+    for handle in handles.into_iter().filter(|&handle| handle != 0) {
+        let handle: *mut c_void = std::ptr::with_exposed_provenance_mut(handle as usize);
+        // SAFETY: a handle is not null; the capsule frees nothing, since the handle becomes the function's.
+        capsules.append(unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(handle, null(), None)) }?)?;
+    }
+    let made = wrap.bind(py).call1((capsules,))?.cast_into::<PyList>()?;
+    counted.map(|()| Some(made))
+}
+
+/// What a computation without Python's lock came to, if not results.
+enum Failed {
+    /// The operator is to compute it, or to say what is wrong.
+    Unusual,
+    Certain(String),
+}
+
+/// Computes without Python's lock; `None` where the operator is to be called.
+fn without_lock<T: Send>(py: Python<'_>, compute: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<Option<T>> {
+    let result = py.detach(|| match forked() {
+        Some(_) => Err(Failed::Unusual),
+        None => match catch_unwind(AssertUnwindSafe(compute)) {
+            Ok(Ok(results)) => Ok(results),
+            Ok(Err(error)) if error.is_certain() => Err(Failed::Certain(error.to_string())),
+            Ok(Err(_)) => Err(Failed::Unusual),
+            Err(_) => Err(Failed::Certain(PANICKED.to_string())),
+        },
+    });
+    match result {
+        Ok(results) => Ok(Some(results)),
+        Err(Failed::Unusual) => Ok(None),
+        Err(Failed::Certain(why)) => Err(PyRuntimeError::new_err(why)),
+    }
+}
+
+/// The output and its log-sum-exp. All is checked before a key is written, and the results are allocated. What is not known
+/// then is whether a kernel serves the problem, and what the device says.
+fn compute<'a>(
+    torch: &'a Libtorch,
+    operands: &mut Operands,
+    options: &Options,
+    append: Option<(&mut Operands, bool)>,
+) -> Result<(Tensor<'a>, Option<Tensor<'a>>), Error> {
+    let kept = Kept::of(options)?;
+    let Some((new, interleaved)) = append else {
+        let bound = bind::forward(operands, options)?;
+        let [out, lse, _] = allocate(torch, &bound, operands)?;
+        run(torch, &bound, operands, kept.as_ref())?;
+        return Ok((out.ok_or("no output")?, lse));
+    };
+    let place = operands[Q].place;
+    let named = |n: usize, tensor: &Foreign| Foreign {
+        name: APPENDED[n],
+        ..*tensor
+    };
+    for (n, of) in [
+        (K_CACHE, K),
+        (V_CACHE, V),
+        (CACHE_SEQLENS, SEQUSED_K),
+        (append::TABLE, BLOCK_TABLE),
+    ] {
+        new[n] = named(n, &operands[of]);
+    }
+    let batch = new[CACHE_SEQLENS].shape[0] as usize;
+    let (_counted, counts) = torch.allocate(Foreign::fresh_dense("seqused_k", I32, place, [batch]))?;
+    (operands[SEQUSED_K], new[SEQUSED]) = (counts, counts);
+    let mut rotated = None;
+    if new[COS].is_given() || new[SIN].is_given() {
+        let (tensor, q) = torch.allocate(like(&operands[Q]).ok_or("q has unusual strides")?)?;
+        (new[append::Q], new[Q_OUT]) = (operands[Q], q);
+        new[CU_Q] = operands[LENGTHS];
+        (operands[Q], rotated) = (q, Some(tensor));
+        operands[Q].name = "q";
+    } else {
+        new[POSITIONS] = Foreign::ABSENT; // of no use without tables
+    }
+    let bound = bind::forward(operands, options)?;
+    let [out, lse, _] = allocate(torch, &bound, operands)?;
+    check(torch, &bound, operands, kept.as_ref())?;
+    let at_one_position = options.mask.is_full();
+    append::Call::bind(new, [interleaved, at_one_position])?.run(torch)?;
+    run(torch, &bound, operands, kept.as_ref())?;
+    drop(rotated); // PyTorch frees it in the order of the stream
+    Ok((out.ok_or("no output")?, lse))
+}
+
+/// Memory for a tensor as `torch.empty_like` gives it, where its dimensions lie one in another.
+fn like(tensor: &Foreign) -> Option<Foreign> {
+    let in_order = |n: usize| tensor.shape[n] == 1 || tensor.strides[n] >= tensor.strides[n + 1];
+    let [a, b, c, d] = tensor.shape.map(|n| n as usize);
+    let made = match tensor.rank {
+        3 => Foreign::fresh_dense("q_out", tensor.element, tensor.place, [a, b, c]),
+        4 => Foreign::fresh_dense("q_out", tensor.element, tensor.place, [a, b, c, d]),
+        _ => return None,
+    };
+    (0..tensor.rank - 1).all(in_order).then_some(made)
+}
+
+/// In which order an output lies in memory that is strided as `torch.empty_like(q)`. None for what needs a closer look,
+/// such as another head_dim of v, a batch that is not the outermost dimension, or one of q that is expanded (stride 0).
+fn memory_of_q(operands: &Operands, causal: bool) -> Option<u64> {
+    let [q, k, v] = [&operands[Q], &operands[K], &operands[V]];
+    if [q, k, v].iter().any(|tensor| tensor.rank != 4) {
+        return None;
+    }
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.swapped().layout()); // SDPA's order
+    let [batch, rows, heads, head_dim] = q.shape;
+    let [of_batch, of_row, of_head, of_column] = q.strides;
+    let (batch, row, head) = ((batch, of_batch), (rows, of_row), (heads, of_head));
+    // Where strides are 0 or equal, `empty_like` has its own order of dimensions.
+    let contains = |outer: (usize, _), inner: (usize, _)| outer.0 == 1 || inner.0 == 1 || outer.1 > inner.1;
+    let bhsd = contains(head, row);
+    let is_usual = v.shape[3] == head_dim
+        && !(causal && rows != k.shape[1]) // a mask that is aligned top-left
+        && contains(batch, row)
+        && contains(batch, head)
+        && (bhsd || contains(row, head))
+        && [batch, row, head].iter().all(|&outer| contains(outer, (head_dim, of_column)));
+    is_usual.then_some(if bhsd { MEMORY_BHSD } else { 0 })
+}

@@ -1,0 +1,316 @@
+//! PyTorch's operators of the [table](crate::table). Their kernels run without Python; fake kernels and autograd are in
+//! `python/flashcore_attn/_operators.py`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+use std::sync::OnceLock;
+
+use flashcore::Device;
+use flashcore::cuda::Stream;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::append;
+use crate::bind::{self, Checked, Operands};
+use crate::error::{Error, forked, type_};
+use crate::foreign::{BYTE, Foreign, I32, Place, element_named};
+use crate::libtorch::{Kernel, Libtorch, Tensor};
+use crate::options::{MEMORY_OF_Q, Options, bits_of};
+use crate::run::{alignment, attention_on, enqueue, on_host, slowness, tell_if_gathered, tell_if_slow};
+use crate::schedule::{self, Kept};
+use crate::table::{
+    APPEND_KV, BWD, DOUT, FWD, FWD_LENGTHS, K, LENGTHS, LSE, MAKE_SCHEDULE, NUMBERS, OPERATORS, OUT, Operator, Q,
+    TENSORS, V,
+};
+use crate::threads::on_threads;
+
+static TORCH: OnceLock<Libtorch> = OnceLock::new();
+
+/// Registers PyTorch's operators; the paths are those of libtorch_cpu and, where there is one, libtorch_cuda.
+#[pyfunction]
+pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> {
+    let kernels: [Kernel; 5] = [forward, forward_lengths, backward, append_kv, make_schedule];
+    let register = || {
+        let torch = Libtorch::find(cpu, cuda)?;
+        let all: Vec<_> = OPERATORS.into_iter().zip(kernels).collect();
+        torch.register(c"flashcore", &all)?;
+        let _ = TORCH.set(torch); // it was empty
+        Ok(())
+    };
+    match TORCH.get() {
+        Some(_) => Ok(()),
+        None => register().map_err(|error: Error| PyRuntimeError::new_err(error.to_string())),
+    }
+}
+
+/// PyTorch's functions, if its operators were registered.
+pub(crate) fn registered() -> Option<&'static Libtorch> {
+    TORCH.get()
+}
+
+pub(crate) const PANICKED: &str = "flashcore panicked, which is a bug; the message is on standard error";
+
+/// An operator's results in their order.
+pub(crate) type Results<'a> = [Option<Tensor<'a>>; 3];
+
+/// Runs an operator: takes the tensors from its stack, which has its numbers after them, and puts the results there.
+///
+/// # Safety
+/// PyTorch passes the stack for the schema of this operator.
+unsafe fn serve(
+    operator: &'static Operator,
+    stack: *mut u64,
+    inputs: u64,
+    compute: for<'a> fn(&'a Libtorch, &mut Operands, &[u64]) -> Result<Results<'a>, Error>,
+) {
+    let Some(torch) = TORCH.get() else { return }; // it was set before this was registered
+    // SAFETY: PyTorch passes as many arguments as `inputs` says, and no fewer than results.
+    let stack = unsafe { slice::from_raw_parts_mut(stack, inputs as usize) };
+    let (handles, numbers) = stack.split_at(operator.tensors.len());
+    // SAFETY: the schemas begin with tensors, which are the kernel's to give back.
+    let tensors: Vec<Tensor> = handles.iter().map(|&handle| unsafe { torch.take(handle) }).collect();
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        if let Some(why) = forked() {
+            return Err(why.into());
+        }
+        let mut operands = [Foreign::ABSENT; TENSORS.len()];
+        for (tensor, &place) in tensors.iter().zip(operator.tensors) {
+            operands[place] = tensor.foreign(operator.names[place])?;
+        }
+        compute(torch, &mut operands, numbers)
+    }));
+    drop(tensors);
+    let message = match result {
+        Ok(Ok(results)) => {
+            for (place, result) in stack.iter_mut().zip(results.into_iter().flatten()) {
+                *place = result.into_stack();
+            }
+            return;
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => PANICKED.to_string(),
+    };
+    torch.raise(&message);
+}
+
+/// The kernels as PyTorch calls them.
+macro_rules! kernels {
+    ($($kernel:ident: $operator:ident => $compute:path;)*) => {$(
+        unsafe extern "C-unwind" fn $kernel(stack: *mut u64, inputs: u64, _outputs: u64) {
+            // SAFETY: it is registered for this operator.
+            unsafe { serve(&$operator, stack, inputs, $compute) }
+        }
+    )*};
+}
+
+kernels! {
+    forward: FWD => compute_forward;
+    forward_lengths: FWD_LENGTHS => compute_forward;
+    backward: BWD => compute_backward;
+    append_kv: APPEND_KV => append::compute;
+    make_schedule: MAKE_SCHEDULE => schedule::make;
+}
+
+/// The options that an operator's numbers begin with, and the numbers after them.
+pub(crate) fn options_of(numbers: &[u64]) -> Result<(Options, &[u64]), Error> {
+    let (bits, rest) = numbers
+        .split_first_chunk::<{ NUMBERS.len() }>()
+        .ok_or("numbers are missing")?;
+    let options = Options::of_bits(bits)?;
+    if options.layout >= MEMORY_OF_Q {
+        return Err(format!("layout is {}; it is the sum of some of 1, 2 and 4", options.layout).into());
+    }
+    Ok((options, rest))
+}
+
+fn compute_forward<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
+    let (options, _) = options_of(numbers)?;
+    let kept = Kept::of(&options)?;
+    let bound = bind::forward(operands, &options)?;
+    let mut results = allocate(torch, &bound, operands)?;
+    run(torch, &bound, operands, kept.as_ref())?;
+    if results[1].is_none() {
+        results[1] = Some(torch.empty(&bound.results[1])?); // without elements
+    }
+    Ok(results)
+}
+
+fn compute_backward<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
+    let bound = bind::backward(operands, &options_of(numbers)?.0)?;
+    let results = allocate(torch, &bound, operands)?;
+    run(torch, &bound, operands, None)?;
+    Ok(results)
+}
+
+/// Makes the results that have elements, or could have, and puts them among the operands.
+pub(crate) fn allocate<'a>(
+    torch: &'a Libtorch,
+    bound: &Checked,
+    operands: &mut Operands,
+) -> Result<Results<'a>, Error> {
+    let mut results = [const { None }; 3];
+    for (n, like) in bound.results.iter().enumerate().filter(|(_, like)| like.is_given()) {
+        let (tensor, made) = torch.allocate(*like)?;
+        if bound.zeroed {
+            tensor.zero()?;
+        }
+        (operands[bound.first_result + n], results[n]) = (made, Some(tensor));
+    }
+    Ok(results)
+}
+
+/// Computes a call in PyTorch's current stream, or on as many threads as it has.
+pub(crate) fn run(torch: &Libtorch, bound: &Checked, operands: &Operands, kept: Option<&Kept>) -> Result<(), Error> {
+    let Some(problem) = &bound.problem else { return Ok(()) };
+    let (place, sm_margin) = (bound.place, bound.options.sm_margin);
+    if let Some(kept) = kept {
+        kept.check(place, problem, sm_margin)?;
+    }
+    let attention = attention_on(place, bound.options.kernel, sm_margin)?;
+    let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
+        return on_threads(torch.num_threads(), || on_host(bound, operands, &attention));
+    };
+    // SAFETY: PyTorch's current stream lives as long as PyTorch.
+    let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
+    if problem.gradient_layouts().is_some() {
+        tell_if_slow(torch, &attention, problem, alignment(operands))?;
+    }
+    let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
+    let workspace = |bytes| match torch.allocate(Foreign::fresh_dense("workspace", BYTE, place, [bytes])) {
+        Ok((tensor, at)) => {
+            made = Ok(Some(tensor));
+            Some(at.address())
+        }
+        Err(why) => {
+            made = Err(why);
+            None
+        }
+    };
+    let result = enqueue(bound, operands, &attention, &stream, kept, workspace);
+    made.map(drop)?; // the memory, which PyTorch frees in the order of the stream, or why there is none
+    result?;
+    tell_if_gathered(torch, problem); // not of a call that is refused
+    Ok(())
+}
+
+/// Refuses a schedule that was made for another call, and multiprocessors that are not there to leave; nothing is
+/// computed.
+pub(crate) fn check(torch: &Libtorch, bound: &Checked, operands: &Operands, kept: Option<&Kept>) -> Result<(), Error> {
+    let (Place::Cpu | Place::Cuda(_), Some(problem)) = (bound.place, &bound.problem) else {
+        return Ok(());
+    };
+    let attention = attention_on(bound.place, None, bound.options.sm_margin)?;
+    let Some(kept) = kept else { return Ok(()) };
+    kept.check(bound.place, problem, bound.options.sm_margin)?;
+    if let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), bound.place) {
+        // SAFETY: PyTorch's current stream lives as long as PyTorch.
+        let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
+        kept.workspace(&attention, &stream, problem, alignment(operands))?;
+    }
+    Ok(())
+}
+
+/// dtype, device type, device index, shape, strides, address.
+type Described = (String, String, Option<u32>, Vec<i64>, Vec<i64>, usize);
+
+/// Raises what an operator of attention would raise for tensors of these kinds, before they are there or a cache is
+/// written. An address may be 0.
+#[pyfunction]
+#[pyo3(signature = (name, tensors, numbers, /))]
+pub(crate) fn check_operator(
+    name: &str,
+    tensors: Vec<Option<Described>>,
+    numbers: &Bound<'_, PyTuple>,
+) -> PyResult<()> {
+    let check = || -> Result<(), Error> {
+        let (Some(torch), Some(operator)) = (TORCH.get(), OPERATORS.iter().find(|known| known.name == name)) else {
+            return Err(format!("there is no operator {name}").into());
+        };
+        let mut operands = [Foreign::ABSENT; TENSORS.len()];
+        for (given, &n) in tensors.iter().zip(operator.tensors) {
+            let Some((dtype, device, index, shape, strides, address)) = given else {
+                continue;
+            };
+            let place = match (device.as_str(), index) {
+                ("cpu", _) => Place::Cpu,
+                ("cuda", ordinal) => Place::Cuda(ordinal.unwrap_or(0)),
+                ("meta", _) => Place::Meta,
+                _ => Place::Other,
+            };
+            let first = std::ptr::without_provenance_mut(*address);
+            let (pointers, element) = ([shape.as_ptr(), strides.as_ptr()], element_named(dtype));
+            let rank = shape.len().min(strides.len());
+            // SAFETY: both have so many numbers.
+            operands[n] = unsafe { Foreign::new(operator.names[n], rank, pointers, element, place, first) };
+        }
+        if name == APPEND_KV.name {
+            let has_sequences = operands[append::CACHE_SEQLENS].is_given();
+            return if has_sequences {
+                append::Call::bind(&operands, [false; 2]).map(drop)
+            } else {
+                Ok(())
+            };
+        }
+        let options = Options::of_bits(&bits_of(numbers).ok_or("numbers have other types than the operator's")?)?;
+        let kept = Kept::of(&options)?;
+        let bound = match name {
+            "bwd" => bind::backward(&operands, &options)?,
+            _ => bind::forward(&operands, &options)?,
+        };
+        check(torch, &bound, &operands, kept.as_ref())
+    };
+    check().map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// Why the backward pass of dense tensors on a CUDA device would be slow, in words; None if its kernel uses tensor
+/// cores.
+///
+/// `q` and `k` are shapes `[batch, seq, heads, head_dim]`, `packed` says that they are those of packed sequences,
+/// `dtype` is PyTorch's name. `numbers` are those of an operator.
+#[pyfunction]
+#[pyo3(signature = (device, dtype, q, k, head_dim_v, numbers=None, packed=false, /))]
+#[allow(clippy::too_many_arguments)] // Python's arguments
+pub(crate) fn slow_backward(
+    py: Python<'_>,
+    device: u32,
+    dtype: &str,
+    q: [usize; 4],
+    k: [usize; 4],
+    head_dim_v: usize,
+    numbers: Option<&Bound<'_, PyTuple>>,
+    packed: bool,
+) -> PyResult<Option<String>> {
+    let place = Place::Cuda(device);
+    let numbers = numbers.map_or_else(|| bits_of(&PyTuple::empty(py)), bits_of);
+    let mut options = Options::of_bits(&numbers.ok_or_else(|| type_("numbers are not those of an operator"))?)?;
+    (options.max_q, options.max_k) = (q[1] as i64, k[1] as i64);
+    let mut operands = [Foreign::ABSENT; TENSORS.len()];
+    let v = [k[0], k[1], k[2], head_dim_v];
+    let o = [q[0], q[1], q[2], head_dim_v];
+    for (n, [batch, rows, heads, columns]) in [(Q, q), (K, k), (V, v), (OUT, o), (DOUT, o)] {
+        operands[n] = if packed {
+            Foreign::fresh_dense(TENSORS[n], element_named(dtype), place, [batch * rows, heads, columns])
+        } else {
+            Foreign::fresh_dense(TENSORS[n], element_named(dtype), place, [batch, rows, heads, columns])
+        };
+    }
+    let f32 = element_named("float32");
+    operands[LSE] = if packed {
+        Foreign::fresh_dense("lse", f32, place, [q[2], q[0] * q[1]])
+    } else {
+        Foreign::fresh_dense("lse", f32, place, [q[0], q[2], q[1]])
+    };
+    if packed {
+        for n in [LENGTHS, LENGTHS + 2] {
+            operands[n] = Foreign::fresh_dense(TENSORS[n], I32, place, [q[0] + 1]);
+        }
+    }
+    let slow = || -> Result<Option<String>, Error> {
+        let Some(problem) = bind::backward(&operands, &options)?.problem else {
+            return Ok(None);
+        };
+        Ok(slowness(&attention_on(place, None, 0)?.plan(&problem)?))
+    };
+    Ok(py.detach(slow)?)
+}

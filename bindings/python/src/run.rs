@@ -1,0 +1,298 @@
+//! A call that was checked, computed with the library's API: the only file that names its tensors.
+
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Stream};
+use flashcore::plans::{PlanSummary, gathers_keys};
+use flashcore::{
+    Attention, BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, KernelId,
+    Layout, Problem, TensorView, TensorViewMut, bf16, f16,
+};
+
+use crate::bind::{Checked, Operands, lengths_of};
+use crate::error::Error;
+use crate::foreign::{Array, Foreign, Place};
+use crate::libtorch::Libtorch;
+use crate::schedule::Kept;
+use crate::table::{DOUT, GRADIENTS, K, LSE, OUT, Q, SCALES, SINKS, SLOPES, V};
+
+/// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
+const MOST_KNOWN: usize = 16;
+
+/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once and kept. Of many, the
+/// oldest go that ask for a kernel or leave multiprocessors.
+pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
+    type Known = Vec<((Place, Option<KernelId>, u32), Arc<Attention>)>;
+    static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
+    let wanted = (place, kernel, sm_margin);
+    let find = |known: &Known| {
+        let found = known.iter().find(|(of, _)| *of == wanted);
+        found.map(|(_, attention)| attention.clone())
+    };
+    if let Some(attention) = find(&KNOWN.read().unwrap_or_else(PoisonError::into_inner)) {
+        return Ok(attention);
+    }
+    let device = match place {
+        Place::Cuda(ordinal) => Device::cuda(ordinal)?,
+        _ => Device::Cpu,
+    };
+    let options = flashcore::Options {
+        kernel,
+        sm_margin,
+        ..Default::default()
+    };
+    let attention = Attention::with(device, options)?;
+    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(attention) = find(&known) {
+        return Ok(attention); // another thread was faster
+    }
+    let of_place = known.iter().filter(|((of, ..), _)| *of == place);
+    if of_place.count() >= MOST_KNOWN {
+        let is_special =
+            |(of, kernel, sm_margin): &(Place, Option<_>, u32)| *of == place && (kernel.is_some() || *sm_margin > 0);
+        if let Some(oldest) = known.iter().position(|(of, _)| is_special(of)) {
+            known.remove(oldest); // calls that run hold it, too
+        }
+    }
+    let attention = Arc::new(attention);
+    known.push((wanted, attention.clone()));
+    Ok(attention)
+}
+
+/// A tensor in device memory.
+pub(crate) fn device_slice<'a>(context: &Context, tensor: &Foreign) -> DeviceSlice<'a> {
+    // SAFETY: the memory is on this device, and as large as the tensor's shape and strides say. Its library holds it until
+    // the call returns, and frees it in the order of the stream where the work is, or the call waits for the work.
+    unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) }
+}
+
+pub(crate) fn device_array<'a>(context: &Context, array: &Array) -> DeviceSlice<'a> {
+    // SAFETY: as above.
+    unsafe { DeviceSlice::from_raw(context, array.first.addr() as u64, array.len * size_of::<i32>()) }
+}
+
+/// What the addresses of a call's tensors are multiples of, in bytes, at most 16. Those to be allocated are aligned.
+pub(crate) fn alignment(operands: &Operands) -> u32 {
+    let tensors = [Q, K, V, OUT, DOUT].into_iter().chain(GRADIENTS..operands.len());
+    1 << tensors.fold(16, |all, n| all | operands[n].address()).trailing_zeros()
+}
+
+/// Enqueues a call in a stream. `allocate` gives memory for a workspace that is freed in the stream's order; without it
+/// the call fails, and says how much it needs.
+pub(crate) fn enqueue(
+    bound: &Checked,
+    operands: &Operands,
+    attention: &Attention,
+    stream: &Stream,
+    kept: Option<&Kept>,
+    allocate: impl FnOnce(usize) -> Option<u64>,
+) -> Result<(), Error> {
+    let Some(problem) = &bound.problem else { return Ok(()) };
+    let context = stream.context();
+    let slice = |n: usize| device_slice(context, &operands[n]);
+    let given = |n: usize| operands[n].given().map(|tensor| device_slice(context, tensor));
+    let mut tensors = DeviceTensors::new(slice(Q), slice(K), slice(V), slice(OUT));
+    tensors.lse = problem.return_lse().then(|| slice(LSE));
+    if problem.num_scales() > 0 {
+        let scale = |n: usize| given(SCALES + n).map_or_else(|| ones(context, problem.num_scales()), Ok);
+        tensors.scales = Some(DeviceScales {
+            q: scale(0)?,
+            k: scale(1)?,
+            v: scale(2)?,
+        });
+    }
+    (tensors.sinks, tensors.alibi_slopes) = (given(SINKS), given(SLOPES));
+    tensors.lengths = lengths_of(operands).map(|array| device_array(context, array));
+    if problem.gradient_layouts().is_some() {
+        tensors.lse = Some(slice(LSE));
+        tensors.gradients = Some(DeviceGradients {
+            dout: slice(DOUT),
+            dq: slice(GRADIENTS),
+            dk: slice(GRADIENTS + 1),
+            dv: slice(GRADIENTS + 2),
+        });
+    }
+    if let Some(kept) = kept {
+        tensors.workspace = Some(kept.workspace(attention, stream, problem, tensors.alignment())?);
+        // SAFETY: `kept.workspace` has checked that this memory is where an equal schedule was made, in this stream or
+        // before the graph that it is captured into, whose replays the caller orders after it (docs/python.md). Nothing
+        // else has its address.
+        tensors = unsafe { tensors.reuse_schedule() };
+    }
+    // SAFETY: as of `device_slice`, for the workspace, too, which nothing else has. Streams of libraries live as long as
+    // they, and one that a caller names lives as long as the work (`stream=`).
+    unsafe {
+        attention.run_foreign(stream, problem, &tensors, |bytes| {
+            let bytes = usize::try_from(bytes).ok()?;
+            Some(DeviceSlice::from_raw(context, allocate(bytes)?, bytes))
+        })?;
+    }
+    Ok(())
+}
+
+/// Computes on the host.
+pub(crate) fn on_host(bound: &Checked, operands: &Operands, attention: &Attention) -> Result<(), Error> {
+    let Some(problem) = &bound.problem else { return Ok(()) };
+    let lengths = lengths_of(operands);
+    // SAFETY: they are in host memory, int32, dense and aligned; that nothing writes to them meanwhile is the caller's part.
+    let lengths = lengths.map(|array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) });
+    let ones = vec![1.0; problem.num_scales()];
+    let [mut q, mut k, mut v] = [
+        host_view(&operands[Q], problem.q_layout())?,
+        host_view(&operands[K], problem.k_layout())?,
+        host_view(&operands[V], problem.v_layout())?,
+    ];
+    if problem.num_scales() > 0 {
+        for (n, view) in [&mut q, &mut k, &mut v].into_iter().enumerate() {
+            let scales = match operands[SCALES + n].given() {
+                Some(scale) => bytemuck::try_cast_slice(host_bytes(scale)).map_err(|_| unaligned(scale))?,
+                None => &ones,
+            };
+            *view = view.with_scales_of(["q", "k", "v"][n], problem.batch(), scales)?;
+        }
+    }
+    let dtype = problem.dtype();
+    let out_dtype = problem.out_dtype();
+    let out = &operands[OUT];
+    if let Some(layouts) = problem.gradient_layouts() {
+        let tensors = BackwardTensors {
+            q,
+            k,
+            v,
+            out: TensorView::new("out", out_dtype, *problem.o_layout(), host_bytes(out))?,
+            lse: bytemuck::try_cast_slice(host_bytes(&operands[LSE])).map_err(|_| unaligned(&operands[LSE]))?,
+            dout: TensorView::new("dout", out_dtype, layouts.dout, host_bytes(&operands[DOUT]))?,
+        };
+        let gradient = |n: usize, layout: &Layout| {
+            let tensor = &operands[GRADIENTS + n];
+            TensorViewMut::new(tensor.name, dtype, *layout, host_bytes_mut(tensor))
+        };
+        let gradients = Gradients {
+            dq: gradient(0, &layouts.dq)?,
+            dk: gradient(1, &layouts.dk)?,
+            dv: gradient(2, &layouts.dv)?,
+        };
+        return Ok(attention.backward_lengths(problem, &tensors, &lengths, gradients)?);
+    }
+    let (sinks, slopes) = (operands[SINKS].given().map(read), operands[SLOPES].given().map(read));
+    if let Some(sinks) = &sinks {
+        q = q.with_sinks(sinks);
+    }
+    if let Some(slopes) = &slopes {
+        q = q.with_alibi_slopes(slopes);
+    }
+    let o = TensorViewMut::new("out", out_dtype, *problem.o_layout(), host_bytes_mut(out))?;
+    let lse = problem
+        .return_lse()
+        .then(|| bytemuck::try_cast_slice_mut(host_bytes_mut(&operands[LSE])));
+    let lse = lse.transpose().map_err(|_| unaligned(&operands[LSE]))?;
+    Ok(attention.forward_lengths(problem, [q, k, v], &lengths, o, lse)?)
+}
+
+fn unaligned(tensor: &Foreign) -> Error {
+    format!("{}'s memory is not at a multiple of 4 bytes; copy it", tensor.name).into()
+}
+
+/// The bytes of a tensor in host memory.
+pub(crate) fn host_bytes<'a>(tensor: &Foreign) -> &'a [u8] {
+    match tensor.span_bytes() {
+        0 => bytemuck::cast_slice::<u64, u8>(&[]), // perhaps at no address; aligned for all elements
+        // SAFETY: strides, which are not negative, stay within the tensor's memory, which its library holds until the call
+        // returns. That nothing writes to it meanwhile is the caller's part.
+        bytes => unsafe { slice::from_raw_parts(tensor.first, bytes) },
+    }
+}
+
+/// The same, to be written.
+pub(crate) fn host_bytes_mut<'a>(tensor: &Foreign) -> &'a mut [u8] {
+    match tensor.span_bytes() {
+        0 => bytemuck::cast_slice_mut::<u64, u8>(&mut []),
+        // SAFETY: as above. It was allocated for this call, or it was checked that no other tensor of the call is there.
+        bytes => unsafe { slice::from_raw_parts_mut(tensor.first, bytes) },
+    }
+}
+
+/// A tensor in host memory, in the layout that the problem has of it.
+fn host_view<'a>(tensor: &Foreign, layout: &Layout) -> Result<TensorView<'a>, Error> {
+    let dtype = tensor.dtype()?;
+    Ok(TensorView::new(tensor.name, dtype, *layout, host_bytes(tensor))?)
+}
+
+/// Floats in host memory as float32, which has all of them.
+fn read(tensor: &Foreign) -> Vec<f32> {
+    let bytes = host_bytes(tensor);
+    let halves = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
+    match tensor.dtype() {
+        Ok(DType::F16) => halves.map(|pair| f16::from_ne_bytes(pair).to_f32()).collect(),
+        Ok(DType::BF16) => halves.map(|pair| bf16::from_ne_bytes(pair).to_f32()).collect(),
+        _ => {
+            let words = bytes.chunks_exact(4).map(|word| [word[0], word[1], word[2], word[3]]);
+            words.map(f32::from_ne_bytes).collect()
+        }
+    }
+}
+
+/// As many ones on a device, kept for the life of the process: graphs may hold their address.
+fn ones(context: &Context, count: usize) -> Result<DeviceSlice<'static>, Error> {
+    static KEPT: Mutex<Vec<&'static DeviceBuffer>> = Mutex::new(Vec::new());
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let fits = |buffer: &&&DeviceBuffer| {
+        buffer.context().ordinal() == context.ordinal() && buffer.len() >= count * size_of::<f32>()
+    };
+    if let Some(buffer) = kept.iter().find(fits) {
+        return Ok(buffer.as_slice());
+    }
+    let stream = Stream::new(context)?;
+    let buffer = DeviceBuffer::from_host(&stream, &vec![1f32; count.next_power_of_two()])?;
+    stream.synchronize()?;
+    let buffer: &'static DeviceBuffer = Box::leak(Box::new(buffer));
+    kept.push(buffer);
+    Ok(buffer.as_slice())
+}
+
+/// Warns the first time that a call gathers K.
+pub(crate) fn tell_if_gathered(torch: &Libtorch, problem: &Problem) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    // Whether it was told is the cheaper question.
+    if !TOLD.load(Ordering::Relaxed) && gathers_keys(problem) && !TOLD.swap(true, Ordering::Relaxed) {
+        torch.warn(
+            "flashcore: calls with this cache of float8_e4m3fn copy the keys in use first. Without cache_leftpad, \
+             pages of a multiple of 8 keys, a whole number of rows apart, are read in place; with cache_batch_idx a \
+             page is a sequence of the cache",
+        );
+    }
+}
+
+/// Why a backward pass is slow: its kernel uses no tensor cores. `None` for others, and on the CPU.
+pub(crate) fn slowness(plan: &PlanSummary) -> Option<String> {
+    match plan {
+        PlanSummary::Gpu(choice) if choice.plan.config.family() == "scalar" => Some(format!(
+            "the backward pass runs on kernel {}, which uses no tensor cores ({})",
+            choice.plan.config, choice.why
+        )),
+        _ => None,
+    }
+}
+
+/// Warns if the kernel of a backward pass uses no tensor cores, once for each kernel.
+pub(crate) fn tell_if_slow(
+    torch: &Libtorch,
+    attention: &Attention,
+    problem: &Problem,
+    alignment: u32,
+) -> Result<(), Error> {
+    static TOLD: Mutex<Vec<KernelId>> = Mutex::new(Vec::new());
+    let plan = attention.plan_aligned(problem, alignment)?;
+    let Some(why) = slowness(&plan) else { return Ok(()) };
+    {
+        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.contains(&plan.kernel()) {
+            return Ok(());
+        }
+        told.push(plan.kernel());
+    }
+    torch.warn(&format!("flashcore: {why}"));
+    Ok(())
+}
