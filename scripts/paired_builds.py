@@ -23,7 +23,7 @@ BUILD = r"""
 import importlib, json, sys, time, torch
 package = sys.argv[1]
 module = lambda name: importlib.import_module(f"{package}.{name}")
-forward, backward = module("_operators").forward, module("_gradients").backward
+backward = getattr(module("_operators"), "backward", None) or module("_gradients").backward  # of builds before 2026-11-29
 flash = module("flash_attn_interface")
 def prepared(spec):
     b, hq, hk, sq, sk, d = spec["sizes"]

@@ -60,7 +60,6 @@ impl<'a> Call<'a> {
         };
         let cache = [of(K_CACHE)?, of(V_CACHE)?];
         let new = [of(K_NEW)?, of(V_NEW)?];
-        let k_new = &tensors[K_NEW];
         let dtype = tensors[K_CACHE].dtype()?;
         let numbers = |n: usize, rank| tensors[n].numbers(rank, &tensors[K_CACHE]);
         let table = numbers(TABLE, 2)?;
@@ -97,8 +96,8 @@ impl<'a> Call<'a> {
         if tensors[COS].rank == 2 {
             call.rotate([interleaved, at_one_position])?;
         }
-        for other in [K_CACHE, V_CACHE, V_NEW] {
-            tensors[other].agree(k_new, k_new.dtype()?)?;
+        for other in [V_CACHE, K_NEW, V_NEW] {
+            tensors[other].agree(&tensors[K_CACHE], dtype)?;
         }
         call.append.check()?;
         Ok(call)

@@ -159,6 +159,12 @@ fn check_values(
 
 /// A backward pass: of equal lengths, or packed ones.
 pub(crate) fn backward(given: &Operands, options: &Options) -> Result<Checked, Error> {
+    let options = &Options {
+        batch_invariant: None, // of the forward pass alone
+        layout: options.layout & MEMORY_BHSD,
+        return_lse: true,
+        ..*options
+    };
     let packed = given[LENGTHS..SCALES].iter().any(Foreign::is_given);
     if packed {
         needed(&given[LENGTHS + 2])?;
@@ -343,8 +349,8 @@ fn bound(name: &str, given: i64) -> Result<usize, Error> {
     }
 }
 
-/// A cache `[batch, capacity, kv_heads, head_dim]` as pages of one key, which may overlap. Tables then count rows from its
-/// first one.
+/// A cache `[batch, capacity, kv_heads, head_dim]` as pages of one key, which may overlap. Tables then count rows from
+/// its first one.
 fn single_rows(cache: [Layout; 2]) -> Result<[Layout; 2], Error> {
     let apart = |x: &Layout| match x.strides {
         _ if x.shape[0] == 1 => Some(0),

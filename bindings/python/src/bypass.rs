@@ -1,7 +1,7 @@
-//! Calls of plain tensors in a program that runs as it is written, without PyTorch's dispatcher, which takes the host as
-//! long as the rest of a call. A step of decoding, an append and attention, is one crossing from Python. Where anything is
-//! unusual the result is None, and operators are called, which serve it, writing the same keys again, or say what is wrong.
-//! What the machine got wrong is raised, as operators do: it would fail there once more.
+//! Calls of plain tensors in a program that runs as it is written, without PyTorch's dispatcher, which takes the host
+//! as long as the rest of a call. A step of decoding, an append and attention, is one crossing from Python. Where
+//! anything is unusual the result is None, and operators are called, which serve it, writing the same keys again, or
+//! say what is wrong. What the machine got wrong is raised, as operators do: it would fail there once more.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,46 +29,42 @@ use crate::table::{APPENDED, BLOCK_TABLE, GIVEN, K, LENGTHS, Q, SEQUSED_K, TENSO
 /// What a step appends, in the order of Python: their places in the table.
 const NEW: [usize; 5] = [K_NEW, V_NEW, COS, SIN, POSITIONS];
 
-/// A tensor of a call, and an alias of it if it is on the CPU: it holds the memory while Python's lock is given away, when
-/// another thread may give the object other memory (`k.data = other`). `None` for what is not plain.
+/// A tensor of a call, and an alias of it if it is on the CPU: it holds the memory while Python's lock is given away,
+/// when another thread may give the object other memory (`k.data = other`). `None` for what is not plain.
 fn look<'py>(
     exchange: &Exchange,
     name: &'static str,
     object: &Bound<'py, PyAny>,
     may_require_gradients: bool,
 ) -> PyResult<Option<(Foreign, Option<Bound<'py, PyAny>>)>> {
-    let py = object.py();
-    if !exchange.is_plain(object)
-        || object.call_method0(intern!(py, "is_neg"))?.is_truthy()?
-        || (!may_require_gradients && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
-    {
+    let Some(mut tensor) = exchange.plain(name, object, may_require_gradients)? else {
         return Ok(None);
-    }
+    };
     let is_usual = |tensor: &Foreign| {
         (1..=4).contains(&tensor.rank)
             && !tensor.sizes().contains(&0)
             && !tensor.first.is_null()
             && tensor.element != element_of(flashcore::DType::E4M3)
     };
-    let mut found = (exchange.foreign(name, object), None);
-    if found.0.is_some_and(|tensor| tensor.place == Place::Cpu) {
-        let alias = object.call_method0(intern!(py, "detach"))?;
-        found = (exchange.foreign(name, &alias), Some(alias));
+    let mut alias = None;
+    if tensor.place == Place::Cpu {
+        let of_it = object.call_method0(intern!(object.py(), "detach"))?;
+        match exchange.foreign(name, &of_it) {
+            Some(found) => (tensor, alias) = (found, Some(of_it)),
+            None => return Ok(None),
+        }
     }
-    Ok(match found {
-        (Some(tensor), alias) if is_usual(&tensor) => Some((tensor, alias)),
-        _ => None,
-    })
+    Ok(is_usual(&tensor).then_some((tensor, alias)))
 }
 
 /// The results of attention, which are the output, and the log-sum-exp if the numbers ask for it; or None.
 ///
 /// Parameters
 /// ----------
-/// tensors : those of the table from the first on, None where one is not given
-/// numbers : those of the table from the first on; a scale of None is the usual one
-/// looked : whether the caller knows which of q, k and v require gradients
-/// append : k, v, rotary_cos, rotary_sin, rotary_seqlens and whether pairs are interleaved, to be written first; optional
+/// tensors : those of the table from the first on, None where one is not given numbers : those of the table from the
+/// first on; a scale of None is the usual one looked : whether the caller knows which of q, k and v require gradients
+/// append : k, v, rotary_cos, rotary_sin, rotary_seqlens and whether pairs are interleaved, to be written first;
+/// optional
 #[pyfunction]
 #[pyo3(signature = (tensors, numbers, looked=false, append=None, /))]
 pub(crate) fn call<'py>(
@@ -201,8 +197,8 @@ fn without_lock<T: Send>(py: Python<'_>, compute: impl FnOnce() -> Result<T, Err
     }
 }
 
-/// The output and its log-sum-exp. All is checked before a key is written, and the results are allocated. What is not known
-/// then is whether a kernel serves the problem, and what the device says.
+/// The output and its log-sum-exp. All is checked before a key is written, and the results are allocated. What is not
+/// known then is whether a kernel serves the problem, and what the device says.
 fn compute<'a>(
     torch: &'a Libtorch,
     operands: &mut Operands,

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use flashcore::cuda::{DeviceBuffer, Stream};
 use flashcore::{Attention, Device};
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use pyo3::{IntoPyObjectExt, intern};
 
 use crate::bind::{self, Operands};
 use crate::dlpack::{Imported, Request};
@@ -95,18 +95,11 @@ impl<'py> Call<'py> {
             .filter_map(request)
             .collect::<PyResult<Vec<_>>>()?;
         let place = requests[0].1.place;
-        let place_of_q = Foreign {
-            name: "q",
-            place,
-            ..Foreign::ABSENT
-        };
-        for (_, other) in &requests {
-            let other = Foreign {
-                name: other.name,
-                place: other.place,
-                ..Foreign::ABSENT
-            };
-            other.check_place(&place_of_q)?;
+        if let Some((_, other)) = requests.iter().find(|(_, other)| other.place != place) {
+            let (name, theirs) = (other.name, other.place);
+            return Err(value(format!(
+                "{name} is on {theirs} and q on {place}; move all tensors to one device"
+            )));
         }
         let attention = attention_on(place, options.kernel, 0)?;
         let mut foreign_stream = None;
@@ -275,13 +268,7 @@ fn look<'py>(
     let recorded = records_gradients(torch)?;
     for (n, object) in given.iter().enumerate() {
         let Some(object) = object else { continue };
-        if !exchange.is_plain(object)
-            || object.call_method0(intern!(py, "is_neg"))?.is_truthy()?
-            || (recorded && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
-        {
-            return Ok(None);
-        }
-        match exchange.foreign(TENSORS[n], object) {
+        match exchange.plain(TENSORS[n], object, !recorded)? {
             Some(tensor) if !tensor.first.is_null() && matches!(tensor.place, Place::Cuda(_)) => operands[n] = tensor,
             _ => return Ok(None),
         }

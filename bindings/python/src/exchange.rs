@@ -8,6 +8,7 @@ use dlpark::Managed;
 use dlpark::ffi::{
     DLDataType, DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor,
 };
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -58,13 +59,25 @@ impl Exchange {
         })
     }
 
-    /// Whether an object is a `torch.Tensor`, and of no class derived from it.
-    pub(crate) fn is_plain(&self, object: &Bound<'_, PyAny>) -> bool {
-        object.get_type().is(&self.class)
+    /// What is known of a `torch.Tensor` of no class derived from it whose memory holds its values; `None` for others,
+    /// and if it requires a gradient and may not.
+    pub(crate) fn plain(
+        &self,
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+        may_require_gradients: bool,
+    ) -> PyResult<Option<Foreign>> {
+        let py = object.py();
+        if !object.get_type().is(&self.class)
+            || object.call_method0(intern!(py, "is_neg"))?.is_truthy()?
+            || (!may_require_gradients && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
+        {
+            return Ok(None);
+        }
+        Ok(self.foreign(name, object))
     }
 
-    /// What is known of a [plain](Exchange::is_plain) tensor; `None` where it has no strides, or no memory that can be
-    /// named.
+    /// What is known of a tensor of PyTorch; `None` where it has no strides, or no memory that can be named.
     pub(crate) fn foreign(&self, name: &'static str, object: &Bound<'_, PyAny>) -> Option<Foreign> {
         let mut tensor = DLTensor::default();
         // SAFETY: the object is of the class that the table was found at, or of one derived from it.

@@ -63,8 +63,9 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u3
 
 /// A tensor in device memory.
 pub(crate) fn device_slice<'a>(context: &Context, tensor: &Foreign) -> DeviceSlice<'a> {
-    // SAFETY: the memory is on this device, and as large as the tensor's shape and strides say. Its library holds it until
-    // the call returns, and frees it in the order of the stream where the work is, or the call waits for the work.
+    // SAFETY: the memory is on this device, and as large as the tensor's shape and strides say. Its library holds it
+    // until the call returns, and frees it in the order of the stream where the work is, or the call waits for the
+    // work.
     unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) }
 }
 
@@ -121,8 +122,8 @@ pub(crate) fn enqueue(
         // else has its address.
         tensors = unsafe { tensors.reuse_schedule() };
     }
-    // SAFETY: as of `device_slice`, for the workspace, too, which nothing else has. Streams of libraries live as long as
-    // they, and one that a caller names lives as long as the work (`stream=`).
+    // SAFETY: as of `device_slice`, for the workspace, too, which nothing else has. Streams of libraries live as long
+    // as they, and one that a caller names lives as long as the work (`stream=`).
     unsafe {
         attention.run_foreign(stream, problem, &tensors, |bytes| {
             let bytes = usize::try_from(bytes).ok()?;
@@ -136,7 +137,8 @@ pub(crate) fn enqueue(
 pub(crate) fn on_host(bound: &Checked, operands: &Operands, attention: &Attention) -> Result<(), Error> {
     let Some(problem) = &bound.problem else { return Ok(()) };
     let lengths = lengths_of(operands);
-    // SAFETY: they are in host memory, int32, dense and aligned; that nothing writes to them meanwhile is the caller's part.
+    // SAFETY: they are in host memory, int32, dense and aligned; that nothing writes to them meanwhile is the caller's
+    // part.
     let lengths = lengths.map(|array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) });
     let ones = vec![1.0; problem.num_scales()];
     let [mut q, mut k, mut v] = [
@@ -199,8 +201,8 @@ fn unaligned(tensor: &Foreign) -> Error {
 pub(crate) fn host_bytes<'a>(tensor: &Foreign) -> &'a [u8] {
     match tensor.span_bytes() {
         0 => bytemuck::cast_slice::<u64, u8>(&[]), // perhaps at no address; aligned for all elements
-        // SAFETY: strides, which are not negative, stay within the tensor's memory, which its library holds until the call
-        // returns. That nothing writes to it meanwhile is the caller's part.
+        // SAFETY: strides, which are not negative, stay within the tensor's memory, which its library holds until the
+        // call returns. That nothing writes to it meanwhile is the caller's part.
         bytes => unsafe { slice::from_raw_parts(tensor.first, bytes) },
     }
 }
@@ -209,7 +211,8 @@ pub(crate) fn host_bytes<'a>(tensor: &Foreign) -> &'a [u8] {
 pub(crate) fn host_bytes_mut<'a>(tensor: &Foreign) -> &'a mut [u8] {
     match tensor.span_bytes() {
         0 => bytemuck::cast_slice_mut::<u64, u8>(&mut []),
-        // SAFETY: as above. It was allocated for this call, or it was checked that no other tensor of the call is there.
+        // SAFETY: as above. It was allocated for this call, or it was checked that no other tensor of the call is
+        // there.
         bytes => unsafe { slice::from_raw_parts_mut(tensor.first, bytes) },
     }
 }

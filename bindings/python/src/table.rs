@@ -1,8 +1,8 @@
 //! What PyTorch's operators are given and return, and in which order. Schemas, the order of an operator's stack, fake
 //! kernels, autograd (`_operators.py`) and the calls that go round the dispatcher follow it.
 //!
-//! A tensor that is not given is one of one dimension without elements: optional arguments are not allocated alike in all
-//! releases of PyTorch. What is given decides which lengths are equal, packed (`cu_seqlens_*`), or a cache's
+//! A tensor that is not given is one of one dimension without elements: optional arguments are not allocated alike in
+//! all releases of PyTorch. What is given decides which lengths are equal, packed (`cu_seqlens_*`), or a cache's
 //! (`seqused_k` alone, `block_table`).
 
 use pyo3::prelude::*;
@@ -44,10 +44,10 @@ pub(crate) const APPENDED: [&str; 15] = [
     "rotary_cos", "rotary_sin", "q", "q_out", "cu_seqlens_q", "seqlens_rotary",
 ];
 
-/// A negative side of the window has no limit; a softcap of 0 is none. `layout`: the sum of [`LAYOUTS`](crate::options).
-/// `deterministic` is for gradients: whether they are the same bits in every run. `sm_margin` multiprocessors are left
-/// to other work; with `split_keys` over 0 a call is batch-invariant. Bounds are for packed rows and pages. `schedule`:
-/// the number of one that `make_schedule` made, or 0.
+/// A negative side of the window has no limit; a softcap of 0 is none. `layout`: the sum of
+/// [`LAYOUTS`](crate::options). `deterministic` is for gradients: whether they are the same bits in every run.
+/// `sm_margin` multiprocessors are left to other work; with `split_keys` over 0 a call is batch-invariant. Bounds are
+/// for packed rows and pages. `schedule`: the number of one that `make_schedule` made, or 0.
 pub(crate) const NUMBERS: [Number; 13] = [
     Number("softmax_scale", "float", ""),
     Number("causal", "bool", "False"),
@@ -115,9 +115,9 @@ pub(crate) const APPEND_KV: Operator = Operator {
     results: &[],
 };
 
-/// `schedule`: of the one that is made again; 0 for a new one. `page_size` 0: no pages; `total_q` -1: as many rows of each
-/// sequence. `dtype`: PyTorch's number. The result, a token, has one element; none if there was a number, and where no
-/// schedule is made.
+/// `schedule`: of the one that is made again; 0 for a new one. `page_size` 0: no pages; `total_q` -1: as many rows of
+/// each sequence. `dtype`: PyTorch's number. The result, a token, has one element; none if there was a number, and
+/// where no schedule is made.
 pub(crate) const MAKE_SCHEDULE: Operator = Operator {
     name: "make_schedule",
     tensors: &[SEQUSED_K, LENGTHS],

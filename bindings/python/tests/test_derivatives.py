@@ -36,7 +36,7 @@ def test_vmap_keeps_gradients(tensors):
         for a, b in zip(gradients, torch.autograd.grad(want, one, torch.ones_like(want))):
             torch.testing.assert_close(a[n], b)
     out = torch.vmap(lambda q: flash_attn_with_kvcache(q, *tensors[1:], cache_seqlens=5))(q)
-    with pytest.raises(NotImplementedError, match="flashcore::fwd_kvcache has no backward pass"):
+    with pytest.raises(NotImplementedError, match="flashcore::fwd_lengths has no backward pass"):
         out.sum().backward()
 
 

@@ -30,10 +30,10 @@ PACKED_OUTPUTS |= {"dq": PACKED["q"].clone(), "dk": PACKED["k"].clone(), "dv": P
 CASES = [
     # function, its arguments, what is changed, how the message begins
     ("flash_attn_func", {"q": Q, "k": KV, "v": KV}, {"q": [1.0]}, "q is a list; it must be a tensor"),
-    ("flash_attn_func", FP8, {"q_descale": torch.ones(2, 3)}, "q_descale holds"),
+    ("flash_attn_func", FP8, {"q_descale": torch.ones(2, 3)}, "q_descale has"),
     ("flash_attn_func", FP8, {"v_descale": torch.ones(2, 2).half()}, "v_descale holds"),
     ("flash_attn_qkvpacked_func", {"qkv": torch.ones(2, 8, 3, 2, 16).to(torch.float8_e4m3fn)},
-     {"k_descale": torch.ones(1, 2)}, "k_descale holds"),
+     {"k_descale": torch.ones(1, 2)}, "k_descale has"),
     ("flash_attn_varlen_func", PACKED, {"cu_seqlens_q": [0, 2, 5]}, "cu_seqlens_q is a list; it must be a tensor"),
     ("flash_attn_varlen_func", PACKED, {"cu_seqlens_q": None}, "q has shape (5, 4, 16); without cu_seqlens_q"),
     ("flash_attn_varlen_func", PACKED, {"max_seqlen_q": -7}, "max_seqlen_q is -7; it is a bound of lengths"),
@@ -64,8 +64,8 @@ CASES = [
     ("flash_attn_with_kvcache", NEW, {"max_seqlen_q": 0}, "max_seqlen_q is 0; q has 1 rows a sequence"),
     ("flash_attn_with_kvcache", PAGED, TABLES, "rotary_cos is given without k and v"),
     ("flash_attn_with_kvcache", {"q": FP8["q"], "k_cache": FP8["k"], "v_cache": FP8["v"]},
-     {"k_descale": torch.ones(1, 2)}, "k_descale holds"),
-    ("flash_attn_with_kvcache", NEW, {"k": KV[:, :, :1]}, "k holds"),
+     {"k_descale": torch.ones(1, 2)}, "k_descale has"),
+    ("flash_attn_with_kvcache", NEW, {"k": KV[:, :, :1]}, "k has"),
     ("flash_attn_with_kvcache", NEW, {"v": KV.half()}, "v holds"),
     ("flash_attn_with_kvcache", NEW, {"v": None}, "v is not given, but the other of k and v is"),
     ("flash_attn_with_kvcache", NEW, {"cache_seqlens": None}, "cache_seqlens is not given, but k is"),
@@ -82,7 +82,7 @@ CASES = [
     ("_flash_attn_forward", INNER_NEW, {"k_new": KV.half()}, "k_new holds"),
     ("_flash_attn_forward", INNER_NEW, {"seqused_k": None}, "seqused_k is not given, but k_new is"),
     ("_flash_attn_forward", INNER_NEW, {**TABLES, "seqlens_rotary": I32([3, 3]).long()}, "seqlens_rotary holds int64"),
-    ("_flash_attn_backward", OUTPUTS, {"softmax_lse": torch.zeros(2, 2, 7)}, "softmax_lse holds"),
+    ("_flash_attn_backward", OUTPUTS, {"softmax_lse": torch.zeros(2, 2, 7)}, "softmax_lse has"),
     ("_flash_attn_backward", PACKED_OUTPUTS, {"sequed_k": I32([3])}, "sequed_k has 1 entries"),
     ("_flash_attn_backward", PACKED_OUTPUTS, {"sequed_q": I32([2, 9])}, "sequed_q has 9 for sequence 1"),
 ]  # fmt: skip
@@ -106,9 +106,10 @@ def test_plans_take_what_attention_takes():
     of = lambda function: inspect.signature(function).parameters.keys()
     assert of(flashcore_attn.plan) == of(flashcore_attn.attention)
     stub = ast.parse((Path(flashcore_attn.__file__).parent / "__init__.pyi").read_text())
-    functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
-    for name in ("attention", "plan", "explain"):
-        for function in functions:
-            if function.name == name:
-                given = [arg.arg for arg in (*function.args.args, *function.args.kwonlyargs)]
-                assert given == list(of(flashcore_attn.attention)), name
+    options = [node for node in stub.body if isinstance(node, ast.ClassDef) and node.name in ("OtherOptions", "Options")]
+    names = [field.target.id for node in options for field in node.body]
+    assert {"q", "k", "v", *names} == set(of(flashcore_attn.attention)) and len(names) == len(set(names))
+    for function in (node for node in stub.body if isinstance(node, ast.FunctionDef)):
+        if function.name in ("attention", "plan", "explain"):
+            assert [arg.arg for arg in function.args.args] == ["q", "k", "v"], function.name
+            assert ast.unparse(function.args.kwarg.annotation).startswith("Unpack[Options"), function.name

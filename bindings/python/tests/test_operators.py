@@ -369,7 +369,7 @@ def test_many_calls_keep_no_memory():
 OUT_OF_MEMORY = """
 import resource, torch
 from flashcore_attn.flash_attn_interface import flash_attn_func
-q = torch.empty(1, 1 << 22, 1, 8, dtype=torch.float16).expand(1, 1 << 22, 256, 8)
+q = torch.empty(1, 1 << 20, 1, 8, dtype=torch.float16).expand(1, 1 << 20, 256, 8)
 k = torch.zeros(1, 1, 1, 8, dtype=torch.float16)
 with open("/proc/self/statm") as used:
     limit = int(used.read().split()[0]) * resource.getpagesize() + (1 << 30)
@@ -384,7 +384,7 @@ except RuntimeError as error:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/statm is Linux's")
 def test_memory_that_is_not_there_is_named():
     done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("cannot allocate 4294967296 bytes on cpu for a tensor of shape [1, 256, 4194304]: ")
+    assert done.stdout.startswith("cannot allocate 4294967296 bytes on cpu for a tensor of shape [1, 1048576, 256, 8]: ")
     assert "can't allocate memory" in done.stdout + done.stderr  # PyTorch before 2.13 prints its message
 
 

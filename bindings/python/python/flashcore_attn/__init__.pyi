@@ -2,6 +2,8 @@
 
 from typing import Any, Literal, Optional, Protocol, Tuple, TypedDict, TypeVar, Union, overload
 
+from typing_extensions import Unpack
+
 __version__: str
 
 class SupportsDLPack(Protocol):
@@ -42,87 +44,37 @@ class DeviceInfo(TypedDict, total=False):
     driver: Optional[str]
     cuda_version: Tuple[int, int]
 
+class OtherOptions(TypedDict, total=False):
+    causal: bool
+    window: Optional[Window]
+    softcap: Optional[float]
+    scale: Optional[float]
+    out: Optional[SupportsDLPack]
+    kernel: Optional[str]
+    layout: Layout
+    stream: Union[int, Any, None]
+    q_scale: Optional[SupportsDLPack]
+    k_scale: Optional[SupportsDLPack]
+    v_scale: Optional[SupportsDLPack]
+    sinks: Optional[SupportsDLPack]
+    alibi_slopes: Optional[SupportsDLPack]
+
+class Options(OtherOptions, total=False):
+    return_lse: bool
+
+class OptionsOfOutput(OtherOptions, total=False):
+    return_lse: Literal[False]
+
+class OptionsOfBoth(OtherOptions):
+    return_lse: Literal[True]
+
+@overload
+def attention(q: Tensor, k: SupportsDLPack, v: SupportsDLPack, **options: Unpack[OptionsOfOutput]) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor,
-    k: SupportsDLPack,
-    v: SupportsDLPack,
-    *,
-    causal: bool = False,
-    window: Optional[Window] = None,
-    softcap: Optional[float] = None,
-    scale: Optional[float] = None,
-    out: Optional[SupportsDLPack] = None,
-    return_lse: Literal[False] = False,
-    kernel: Optional[str] = None,
-    layout: Layout = "bshd",
-    stream: Union[int, Any, None] = None,
-    q_scale: Optional[SupportsDLPack] = None,
-    k_scale: Optional[SupportsDLPack] = None,
-    v_scale: Optional[SupportsDLPack] = None,
-    sinks: Optional[SupportsDLPack] = None,
-    alibi_slopes: Optional[SupportsDLPack] = None,
-) -> Tensor: ...
-@overload
-def attention(
-    q: Tensor,
-    k: SupportsDLPack,
-    v: SupportsDLPack,
-    *,
-    causal: bool = False,
-    window: Optional[Window] = None,
-    softcap: Optional[float] = None,
-    scale: Optional[float] = None,
-    out: Optional[SupportsDLPack] = None,
-    return_lse: Literal[True],
-    kernel: Optional[str] = None,
-    layout: Layout = "bshd",
-    stream: Union[int, Any, None] = None,
-    q_scale: Optional[SupportsDLPack] = None,
-    k_scale: Optional[SupportsDLPack] = None,
-    v_scale: Optional[SupportsDLPack] = None,
-    sinks: Optional[SupportsDLPack] = None,
-    alibi_slopes: Optional[SupportsDLPack] = None,
+    q: Tensor, k: SupportsDLPack, v: SupportsDLPack, **options: Unpack[OptionsOfBoth]
 ) -> Tuple[Tensor, Any]: ...
-def plan(
-    q: SupportsDLPack,
-    k: SupportsDLPack,
-    v: SupportsDLPack,
-    *,
-    causal: bool = False,
-    window: Optional[Window] = None,
-    softcap: Optional[float] = None,
-    scale: Optional[float] = None,
-    out: Optional[SupportsDLPack] = None,
-    return_lse: bool = False,
-    kernel: Optional[str] = None,
-    layout: Layout = "bshd",
-    stream: Union[int, Any, None] = None,
-    q_scale: Optional[SupportsDLPack] = None,
-    k_scale: Optional[SupportsDLPack] = None,
-    v_scale: Optional[SupportsDLPack] = None,
-    sinks: Optional[SupportsDLPack] = None,
-    alibi_slopes: Optional[SupportsDLPack] = None,
-) -> Plan: ...
-def explain(
-    q: SupportsDLPack,
-    k: SupportsDLPack,
-    v: SupportsDLPack,
-    *,
-    causal: bool = False,
-    window: Optional[Window] = None,
-    softcap: Optional[float] = None,
-    scale: Optional[float] = None,
-    out: Optional[SupportsDLPack] = None,
-    return_lse: bool = False,
-    kernel: Optional[str] = None,
-    layout: Layout = "bshd",
-    stream: Union[int, Any, None] = None,
-    q_scale: Optional[SupportsDLPack] = None,
-    k_scale: Optional[SupportsDLPack] = None,
-    v_scale: Optional[SupportsDLPack] = None,
-    sinks: Optional[SupportsDLPack] = None,
-    alibi_slopes: Optional[SupportsDLPack] = None,
-) -> str: ...
+def plan(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, **options: Unpack[Options]) -> Plan: ...
+def explain(q: SupportsDLPack, k: SupportsDLPack, v: SupportsDLPack, **options: Unpack[Options]) -> str: ...
 def devices() -> list[DeviceInfo]: ...
 def why_not_cuda() -> Optional[str]: ...

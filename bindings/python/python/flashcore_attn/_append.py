@@ -48,15 +48,14 @@ def append(
         raise ValueError(f"{'k' if k is None else 'v'} is not given, but the other of k and v is")
     if not torch.compiler.is_compiling() and v_cache.is_neg():  # PyTorch would end the process
         raise NotImplementedError("v_cache is a lazily negated view, which is not written: give v_cache.resolve_neg()")
-    _check_rows("k", k, k_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
-    _check_rows("v", v, v_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
     none = cache_seqlens.new_empty(0)
     given = lambda x: none if x is None else x.contiguous()
     seqused_k, q_out = cache_seqlens.new_empty(cache_seqlens.shape), q
     rotary = (none, none, none, cache_seqlens.new_empty(0), none, none)
     if rotary_cos is not None or rotary_sin is not None:
-        capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
-        cos, sin = _tables(rotary_cos, rotary_sin, q, capacity)
+        if rotary_cos is None or rotary_sin is None:
+            raise ValueError(f"rotary_{'cos' if rotary_cos is None else 'sin'} is not given, but the other table is")
+        cos, sin = rotary_cos.contiguous(), rotary_sin.contiguous()
         _checks.one_each(cache_seqlens.numel(), seqlens_rotary=seqlens_rotary)
         q = q if q.stride(-1) == 1 else q.contiguous()
         q_out = torch.empty_like(q)
@@ -83,37 +82,3 @@ def append(
         q_out = q_out + sum(x[..., :0].sum() for x in recorded).to(q_out.dtype)  # type: ignore[union-attr]
     return q_out, seqused_k
 
-
-def _check_rows(
-    name: str,
-    new: torch.Tensor,
-    cache: torch.Tensor,
-    rows: torch.Size,
-    cache_seqlens: torch.Tensor,
-    starts: torch.Tensor | None,
-) -> None:
-    dims, shape = (3, rows) if starts is not None else (4, (cache_seqlens.shape[0], *rows[1:]))
-    if new.dim() != dims:
-        raise ValueError(f"{name} has shape {tuple(new.shape)}; it must have {dims} dimensions")
-    if new.shape[:-2] != shape:
-        raise ValueError(f"{name} has shape {tuple(new.shape)}; its rows must be {tuple(shape)}")
-    if new.shape[-2:] != cache.shape[2:] or new.dtype != cache.dtype:
-        raise ValueError(
-            f"{name} holds {new.dtype} of shape {tuple(new.shape)}; for this cache it must hold {cache.dtype} with "
-            f"kv_heads and head_dim {tuple(cache.shape[2:])}"
-        )
-
-
-def _tables(
-    cos: torch.Tensor | None, sin: torch.Tensor | None, q: torch.Tensor, capacity: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if cos is None or sin is None:
-        raise ValueError(f"rotary_{'cos' if cos is None else 'sin'} is not given, but the other table is")
-    if cos.shape != sin.shape or cos.dim() != 2 or 2 * cos.shape[1] > q.shape[-1]:
-        raise ValueError(
-            f"rotary_cos has shape {tuple(cos.shape)} and rotary_sin {tuple(sin.shape)}; both must be [positions, "
-            f"rotary_dim / 2], with a rotary_dim of at most {q.shape[-1]}"
-        )
-    if cos.shape[0] < capacity:
-        raise ValueError(f"rotary_cos has {cos.shape[0]} positions; the cache has room for {capacity} keys")
-    return cos.contiguous(), sin.contiguous()

@@ -23,13 +23,13 @@ def completed(operator: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*inputs, *(argument.default_value for argument in operator._schema.arguments[len(inputs) :]))
 
 
-def check(name: str, tensors: Any, numbers: Any) -> None:
-    """Raises what an operator would raise, as far as the host knows it."""
+def check(name: str, tensors: Any, numbers: Any, asks_device: bool = False) -> None:
+    """Raises what an operator would raise, as far as the host knows it; with `asks_device` as far as its plan does."""
     described = [None if x is None else _described(x) for x in tensors]
     numbers = tuple(_known(x) for x in numbers)
     if None in numbers or any(x is not None and None in (*x[3], *x[4]) for x in described):
         return  # of symbols that no example has
-    _native.check_operator(name, described, numbers)
+    _native.check_operator(name, described, numbers, asks_device)
 
 
 def _described(x: torch.Tensor) -> tuple[Any, ...]:

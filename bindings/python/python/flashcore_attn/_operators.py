@@ -314,7 +314,10 @@ def forward(
     if len(tensors) > 3:
         more = (*more, max_seqlen_q, max_seqlen_k, schedule or 0)
     if only_check:
-        _fakes.check("fwd_lengths", tensors, (_scale_of(q, softmax_scale), *first[1:], True, *more))
+        kinds = (float, bool, int, int, float, int, bool, bool, *(int,) * 5)  # what the dispatcher would convert
+        numbers = (_scale_of(q, softmax_scale), *first[1:], True, *more)
+        numbers = tuple(kind(x) for kind, x in zip(kinds, numbers))
+        _fakes.check("fwd_lengths", tensors, numbers, asks_device=True)
         return q, q
     return _attend(tensors, first, more)
 

@@ -55,18 +55,10 @@ def flash_attn_func(
     """Attention of q ``[batch, seq_q, heads, head_dim]``, k and v ``[batch, seq_kv, kv_heads, head_dim]``."""
     return _results(
         _fa3.flash_attn_func(
-            q,
-            k,
-            v,
-            dropout_p=dropout_p,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            window_size=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            deterministic=deterministic,
+            q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+            softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
             return_attn_probs=return_attn_probs,
-        )
+        )  # fmt: skip
     )
 
 
@@ -84,17 +76,9 @@ def flash_attn_kvpacked_func(
 ) -> Results:
     """`flash_attn_func` of keys and values that share a tensor ``[batch, seq_kv, 2, kv_heads, head_dim]``."""
     return flash_attn_func(
-        q,
-        *_parts("kv", kv, "[batch, seq_kv, 2, kv_heads, head_dim]"),
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+        q, *_parts("kv", kv, "[batch, seq_kv, 2, kv_heads, head_dim]"), dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -110,16 +94,9 @@ def flash_attn_qkvpacked_func(
 ) -> Results:
     """`flash_attn_func` of queries, keys and values that share a tensor ``[batch, seq, 3, heads, head_dim]``."""
     return flash_attn_func(
-        *_parts("qkv", qkv, "[batch, seq, 3, heads, head_dim]"),
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+        *_parts("qkv", qkv, "[batch, seq, 3, heads, head_dim]"), dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -147,23 +124,11 @@ def flash_attn_varlen_func(
     """
     return _results(
         _fa3.flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            dropout_p=dropout_p,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            window_size=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            deterministic=deterministic,
-            return_attn_probs=return_attn_probs,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=dropout_p,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+            alibi_slopes=alibi_slopes, deterministic=deterministic, return_attn_probs=return_attn_probs,
             block_table=block_table,
-        )
+        )  # fmt: skip
     )
 
 
@@ -185,21 +150,10 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Results:
     """`flash_attn_varlen_func` of keys and values that share a tensor ``[total_k, 2, kv_heads, head_dim]``."""
     return flash_attn_varlen_func(
-        q,
-        *_parts("kv", kv, "[total_k, 2, kv_heads, head_dim]"),
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
+        q, *_parts("kv", kv, "[total_k, 2, kv_heads, head_dim]"), cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
-    )
+    )  # fmt: skip
 
 
 @_names.rename(cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen")
@@ -218,20 +172,9 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Results:
     """`flash_attn_varlen_func` of queries, keys and values that share a tensor ``[total, 3, heads, head_dim]``."""
     return flash_attn_varlen_func(
-        *_parts("qkv", qkv, "[total, 3, heads, head_dim]"),
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+        *_parts("qkv", qkv, "[total, 3, heads, head_dim]"), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
+        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 @_names.rename(page_table="block_table")
@@ -263,26 +206,12 @@ def flash_attn_with_kvcache(
     out, or ``(out, softmax_lse)`` with `return_softmax_lse`
     """
     results = _fa3.flash_attn_with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        page_table=block_table,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        rotary_interleaved=rotary_interleaved,
-        alibi_slopes=alibi_slopes,
-        num_splits=num_splits,
+        q, k_cache, v_cache, k, v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, page_table=block_table,
+        softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
         return_softmax_lse=return_softmax_lse,
-    )
+    )  # fmt: skip
     return results[:2] if return_softmax_lse else results
 
 

@@ -29,10 +29,15 @@ except ModuleNotFoundError as error:
     raise _extras.missing(error, "torch") from error
 
 from . import _kvcache, _lengths, _names, _schedule
-from ._backward import _flash_attn_backward
 from ._combine import flash_attn_combine
-from ._forward import _flash_attn_forward, check, common_options, forward_cached
-from ._metadata import get_scheduler_metadata
+from ._inner import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    check,
+    common_options,
+    forward_cached,
+    get_scheduler_metadata,
+)
 from ._operators import _FAR, direct, forward
 
 __all__ = [
@@ -428,36 +433,12 @@ def flash_attn_with_kvcache(
                 none = [q.new_empty(0, dtype=torch.float32) for _ in range(2 if return_softmax_lse else 0)]
                 return (*results, *none) if return_softmax_lse else results[0]
     results = forward_cached(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        qv,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        cache_seqlens=cache_seqlens,
-        max_seqlen_q=max_seqlen_q,
-        page_table=page_table,
-        kv_batch_idx=cache_batch_idx,
-        leftpad_k=cache_leftpad,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        seqlens_rotary=rotary_seqlens,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        attention_chunk=attention_chunk,
-        softcap=softcap,
-        rotary_interleaved=rotary_interleaved,
-        scheduler_metadata=scheduler_metadata,
-        num_splits=num_splits,
-        pack_gqa=pack_gqa,
-        sm_margin=sm_margin,
-        batch_invariant=batch_invariant,
-        alibi_slopes=alibi_slopes,
-    )
+        q, k_cache, v_cache, k, v, qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
+        cache_seqlens=cache_seqlens, max_seqlen_q=max_seqlen_q, page_table=page_table, kv_batch_idx=cache_batch_idx,
+        leftpad_k=cache_leftpad, rotary_cos=rotary_cos, rotary_sin=rotary_sin, seqlens_rotary=rotary_seqlens,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, attention_chunk=attention_chunk, softcap=softcap,
+        rotary_interleaved=rotary_interleaved, scheduler_metadata=scheduler_metadata, num_splits=num_splits,
+        pack_gqa=pack_gqa, sm_margin=sm_margin, batch_invariant=batch_invariant, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
     return results if return_softmax_lse else results[0]
