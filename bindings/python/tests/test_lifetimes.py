@@ -49,7 +49,6 @@ class Array:
         return self.tensor.__dlpack_device__()
 
     def __dlpack__(self, **how):
-        how.pop("max_version", None)
         return self.tensor.__dlpack__(**how)
 
 
