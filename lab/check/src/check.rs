@@ -4,15 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use flashcore_ir::proof::prove_launch;
-use flashcore_ir::{BufferSpec, ScalarType, Target};
-use flashcore_kernels::{Plan, Refusal, Step, Tap};
+use flashcore_ir::{BufferSpec, Launch, ScalarType};
+use flashcore_kernels::{Plan, Refusal, Step};
 use flashcore_problem::{Direction, InputKind, Inputs, Lengths, POISON, Problem, ProblemError, Tensor};
-use flashcore_sim::{
-    Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
-};
+use flashcore_sim::{Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written};
 use thiserror::Error;
 
+use crate::checked::{Checked, Work};
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 use crate::{gate, taps};
 
@@ -45,9 +43,14 @@ pub struct CheckOptions {
 impl CheckOptions {
     /// Number of blocks that a clean check of these steps simulates under all schedules.
     pub fn total_blocks<'s>(&self, steps: impl IntoIterator<Item = &'s Step>) -> u64 {
+        self.blocks_of(steps.into_iter().map(|step| &step.launch))
+    }
+
+    /// The same, of launches.
+    pub fn blocks_of<'s>(&self, launches: impl IntoIterator<Item = &'s Launch>) -> u64 {
         let mut total = 0u64;
-        for step in steps {
-            let (all, most) = (step.launch.blocks(), self.sim.first_blocks.unwrap_or(u64::MAX));
+        for launch in launches {
+            let (all, most) = (launch.blocks(), self.sim.first_blocks.unwrap_or(u64::MAX));
             total += all.min(most);
             if most < all {
                 break;
@@ -120,36 +123,6 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
     check_steps(&Checked::of(plan), options)
 }
 
-/// What is simulated: the kernels of a plan, or of a user.
-pub(crate) struct Checked<'s> {
-    pub(crate) problem: &'s Problem,
-    /// Its id or label.
-    pub(crate) kernel: String,
-    pub(crate) target: Target,
-    pub(crate) tap: Option<Tap>,
-    pub(crate) steps: Vec<&'s Step>,
-    pub(crate) workspace_bytes: u64,
-    pub(crate) reproducible: bool,
-}
-
-impl<'s> Checked<'s> {
-    fn of(plan: &'s Plan) -> Checked<'s> {
-        Checked {
-            problem: &plan.problem,
-            kernel: plan.config.to_string(),
-            target: plan.target,
-            tap: plan.tap,
-            steps: plan.steps().collect(),
-            workspace_bytes: plan.workspace_bytes(),
-            reproducible: plan.reproducible,
-        }
-    }
-
-    fn steps(&self) -> impl Iterator<Item = &'s Step> {
-        self.steps.iter().copied()
-    }
-}
-
 pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<CheckReport, CheckError> {
     let mut report = CheckReport {
         problem: plan.problem.to_string(),
@@ -161,10 +134,7 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
         seed: options.seed,
         schedules: Vec::new(),
         verdict: Verdict::Refused,
-        refusals: plan
-            .steps()
-            .flat_map(|step| prove_launch(&step.kernel, &step.launch, plan.target, None))
-            .collect(),
+        refusals: plan.steps().flat_map(|step| step.refusals(plan.target)).collect(),
         values: Vec::new(),
         findings: Vec::new(),
         gate: None,
@@ -173,15 +143,15 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
         steps: plan
             .steps()
             .map(|step| StepSize {
-                kernel: step.kernel.name().to_string(),
-                blocks: step.launch.blocks(),
-                warps: step.launch.threads().div_ceil(32),
+                kernel: step.kernel().name().to_string(),
+                blocks: step.launch().blocks(),
+                warps: step.launch().threads().div_ceil(32),
             })
             .collect(),
         only_blocks: options
             .sim
             .first_blocks
-            .filter(|&most| plan.steps().any(|step| step.launch.blocks() > most)),
+            .filter(|&most| plan.steps().any(|step| step.launch().blocks() > most)),
         counts: Counts::default(),
         traces: Vec::new(),
         memory: Vec::new(),
@@ -327,7 +297,7 @@ pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Lo
         seed: options.first_schedule,
         ..options.sim.clone()
     };
-    Ok(run_step(&plan.main, &mut buffers, sim_options)?.log)
+    Ok(run_step(Work::Own(&plan.main), &mut buffers, sim_options)?.log)
 }
 
 /// The output buffers of a plan after a run.
@@ -402,7 +372,10 @@ fn run(
         all.counts += &report.counts;
         all.traces.push(report.traces);
         all.memory.extend(report.memory);
-        let is_cut = options.sim.first_blocks.is_some_and(|most| most < step.launch.blocks());
+        let is_cut = options
+            .sim
+            .first_blocks
+            .is_some_and(|most| most < step.launch().blocks());
         if is_cut || !all.findings.is_empty() {
             break;
         }
@@ -412,7 +385,7 @@ fn run(
 
 /// What the steps write, of their buffers.
 fn outputs_of(plan: &Checked<'_>, mut buffers: BTreeMap<&'static str, Buffer>) -> Outputs {
-    let specs = || plan.steps().flat_map(|step| &step.launch.buffers);
+    let specs = || plan.steps().flat_map(Work::buffers);
     buffers.retain(|name, _| specs().any(|spec| spec.name == *name && is_output(spec)));
     let outputs = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes));
     Outputs(outputs.collect())
@@ -420,7 +393,7 @@ fn outputs_of(plan: &Checked<'_>, mut buffers: BTreeMap<&'static str, Buffer>) -
 
 fn buffers_of(plan: &Checked<'_>, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buffer>, CheckError> {
     let mut buffers = BTreeMap::new();
-    for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
+    for spec in plan.steps().flat_map(Work::buffers) {
         let buffer: &mut Buffer = buffers.entry(spec.name).or_default();
         buffer.bytes = match spec.name {
             // Steps may use different parts of it.
@@ -467,11 +440,11 @@ pub(crate) fn contents(problem: &Problem, inputs: &Inputs, spec: &BufferSpec) ->
 }
 
 fn run_step(
-    step: &Step,
+    step: Work<'_>,
     buffers: &mut BTreeMap<&'static str, Buffer>,
     mut sim_options: SimOptions,
 ) -> Result<SimReport, CheckError> {
-    let specs = &step.launch.buffers;
+    let specs = step.buffers();
     let mut bytes = Vec::with_capacity(specs.len());
     for (slot, spec) in specs.iter().enumerate() {
         let buffer = buffers.get_mut(spec.name).ok_or(CheckError::Buffer(spec.name))?;
@@ -481,7 +454,7 @@ fn run_step(
         }
         bytes.push(std::mem::take(&mut buffer.bytes));
     }
-    let report = simulate(&step.kernel, &step.launch, &mut bytes, &sim_options)?;
+    let report = step.simulate(&mut bytes, &sim_options)?;
     for (slot, (spec, bytes)) in specs.iter().zip(bytes).enumerate() {
         if let Some(buffer) = buffers.get_mut(spec.name) {
             buffer.bytes = bytes;

@@ -7,7 +7,6 @@
 //! - [`check_append`]: the same of an append to a cache.
 //! - [`mutate`]: planted mistakes, to test the checks.
 //! - [`foreign`]: kernels of other compilers, from PTX and cubins.
-//! - [`ptx`]: the reader of their PTX.
 //! - [`own`]: kernels of users, from PTX and a declaration of its arguments.
 //! - [`museum`]: rebuilt failures with their findings.
 //! - [`watch`]: values of any lane at any line, errors by stage, the first NaN or infinity.
@@ -21,6 +20,7 @@
 
 mod append;
 mod check;
+mod checked;
 pub mod cost;
 pub mod foreign;
 pub mod gate;
@@ -30,7 +30,6 @@ pub mod mutate;
 pub mod own;
 pub mod pictures;
 pub mod programs;
-pub mod ptx;
 pub mod registers;
 pub mod render;
 pub mod report;

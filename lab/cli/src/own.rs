@@ -182,8 +182,7 @@ impl From<OwnError> for Failure {
 /// Simulates a declared kernel and judges its output.
 pub(crate) fn check(file: &str, problem: &Problem, card: Card, options: &CheckOptions) -> Result<CheckReport, Failure> {
     let (declared, _) = Declared::read(Path::new(file))?;
-    let step = declared.step(problem)?;
-    let blocks = options.total_blocks([&step]);
+    let blocks = options.blocks_of([&declared.launch(problem)?]);
     let target = card.chip.target;
     let check = |options: &CheckOptions| check_declared(&declared, problem, target, options);
     Ok(simulated::watched(

@@ -267,7 +267,8 @@ impl Module {
                 });
                 let missing = &mut told.missing[place];
                 missing.count += 1;
-                let line = self.line_of(function, inst);
+                let (file, line, _) = self.line_of(function, inst);
+                let line = (file, line);
                 if seen[place].insert(line) {
                     let (file, line) = line;
                     let path = |number| self.declared.files.iter().find(|(known, _)| *known == number);
@@ -281,22 +282,19 @@ impl Module {
         Ok(told)
     }
 
-    /// The user's line of an instruction: of the places that it was inlined through, the innermost in the file of the
-    /// outermost. Without `.loc` it is that of the text.
-    pub fn line_of(&self, function: &Function, inst: &Instruction) -> (Option<u32>, u32) {
-        let Some(place) = inst.place else {
-            return (None, inst.line);
-        };
+    /// The user's file, line and column of an instruction: of the places that it was inlined through, the innermost in
+    /// the file of the outermost. Without `.loc` they are those of the text, whose columns are not known.
+    pub fn line_of(&self, function: &Function, inst: &Instruction) -> (Option<u32>, u32, u32) {
+        let of_text = (None, inst.line, 1);
+        let Some(place) = inst.place else { return of_text };
         let mut chain = vec![&function.places[place as usize]];
         while let Some(outer) = chain[chain.len() - 1].inlined_at {
             // Always an earlier one.
             chain.push(&function.places[outer as usize]);
         }
         let file = chain[chain.len() - 1].file;
-        let line = chain
-            .iter()
-            .find(|place| place.file == file)
-            .map_or(inst.line, |place| place.line);
-        (Some(file), line)
+        let place = chain.iter().find(|place| place.file == file);
+        // Compilers that know no column say 0.
+        place.map_or(of_text, |place| (Some(file), place.line, place.column.max(1)))
     }
 }

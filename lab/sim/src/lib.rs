@@ -74,9 +74,9 @@ pub use finding::{Actor, Finding, FindingKind, Line, Other};
 pub use log::{Access, Log, Turn};
 pub use progress::Progress;
 pub use report::{Class, Count, Counts, MemorySite, NodeCount, Printed, SimOptions, SimReport, TraceRecord};
-pub use simulate::{simulate, simulate_ptx};
+pub use simulate::simulate;
 pub use tensor_sum::TensorSums;
-pub use text::{PtxArg, PtxBuffer, PtxLaunch, executes};
+pub use text::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, executes};
 pub use trace::{Nonfinite, nonfinite};
 pub use written::Written;
 

@@ -1,7 +1,6 @@
 //! [`simulate`]: runs all blocks of a launch.
 
 use flashcore_ir::{Kernel, Launch};
-use flashcore_ptx::Module;
 use rayon::prelude::*;
 
 use crate::cluster::{ClusterResult, Outcome, Running};
@@ -13,7 +12,7 @@ use crate::merge::Merged;
 use crate::report::{Class, Counts, MemorySite, NodeCount, SimOptions, SimReport, lines};
 use crate::resident;
 use crate::rng::Rng;
-use crate::text::{Code, Foreign, PtxLaunch};
+use crate::text::{Code, PtxKernel};
 use crate::traffic::Traffic;
 
 /// Clusters that run before a merge. Constant, so that fatal runs report the same on every machine.
@@ -61,28 +60,23 @@ where
     run_code(kernel, &code, launch, buffers, options)
 }
 
-/// Simulates a launch of a kernel of a PTX text, whatever compiler it is from. `buffers` are those of the launch.
-///
-/// # Errors
-/// The text has no such kernel, the launch does not fit it, or it uses what the simulator does not execute.
-pub fn simulate_ptx<B>(
-    module: &Module,
-    kernel: &str,
-    launch: &PtxLaunch,
-    buffers: &mut [B],
-    options: &SimOptions,
-) -> Result<SimReport, SimError>
-where
-    B: AsRef<[u8]> + AsMut<[u8]>,
-{
-    let foreign = Foreign::read(module, kernel, launch)?;
-    let mut all: Vec<Vec<u8>> = buffers.iter().map(|buffer| buffer.as_ref().to_vec()).collect();
-    all.extend(foreign.variables);
-    let report = run_code(&foreign.kernel, &foreign.code, &foreign.launch, &mut all, options)?;
-    for (buffer, bytes) in buffers.iter_mut().zip(all) {
-        buffer.as_mut().copy_from_slice(&bytes);
+impl PtxKernel {
+    /// Runs its launch and reports its errors, as [`simulate`] does. `buffers` are those of the launch, in order.
+    ///
+    /// # Errors
+    /// The launch does not fit the kernel.
+    pub fn simulate<B>(&self, buffers: &mut [B], options: &SimOptions) -> Result<SimReport, SimError>
+    where
+        B: AsRef<[u8]> + AsMut<[u8]>,
+    {
+        let mut all: Vec<Vec<u8>> = buffers.iter().map(|buffer| buffer.as_ref().to_vec()).collect();
+        all.extend(self.variables.iter().cloned());
+        let report = run_code(&self.kernel, &self.code, &self.launch, &mut all, options)?;
+        for (buffer, bytes) in buffers.iter_mut().zip(all) {
+            buffer.as_mut().copy_from_slice(&bytes);
+        }
+        Ok(report)
     }
-    Ok(report)
 }
 
 fn run_code<B>(

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxParam};
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Function, Module, Operand, Register};
-use flashcore_sim::{PtxArg, PtxBuffer, PtxLaunch, SimError, SimOptions, simulate_ptx};
+use flashcore_sim::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimError, SimOptions};
 use half::f16;
 use thiserror::Error;
 
@@ -178,15 +178,19 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
         args: bound.args,
         variables: asked.variables.clone(),
     };
+    let text_error = |error| match error {
+        SimError::Text(error) => RunError::Ptx(error),
+        error => RunError::Simulator(error),
+    };
+    let read = PtxKernel::read(&module, kernel, &launch).map_err(text_error)?;
     let mut options = asked.sim.clone();
     options.uninitialized = bound.unwritten;
     let mut found = Vec::new();
     for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed + u64::from(n)) {
         options.seed = schedule;
-        let report = match simulate_ptx(&module, kernel, &launch, &mut bound.contents.clone(), &options) {
-            Err(SimError::Text(error)) => return Err(error.into()),
-            report => report?,
-        };
+        let report = read
+            .simulate(&mut bound.contents.clone(), &options)
+            .map_err(text_error)?;
         let findings = report.findings.into_iter().map(words::of_cuda).collect();
         Found::add(&mut found, findings, schedule);
     }
@@ -240,6 +244,7 @@ impl Bound {
             name,
             bytes: contents.len() as u64,
             element,
+            written: true,
         });
         self.contents.push(contents);
     }

@@ -11,19 +11,19 @@ mod served;
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use flashcore_ir::ptx::read::{PtxEntry, PtxModule};
 use flashcore_ir::{Arg, BufferSpec, Launch, Target, files};
-use flashcore_kernels::Step;
 use flashcore_problem::{DType, Problem};
+use flashcore_ptx::Module;
+use flashcore_sim::{PtxKernel, PtxLaunch, SimError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use expression::{Expression, ExpressionError};
 
-use crate::check::{Checked, check_steps};
-use crate::ptx::{PtxText, ReadAs};
+use crate::check::check_steps;
+use crate::checked::{Checked, Work};
 use crate::render::few;
 use crate::{CheckError, CheckOptions, CheckReport};
 
@@ -400,13 +400,13 @@ pub fn check_declared(
     target: Target,
     options: &CheckOptions,
 ) -> Result<CheckReport, OwnError> {
-    let step = declared.step(problem)?;
+    let kernel = declared.kernel(problem)?;
     let checked = Checked {
         problem,
         kernel: declared.label.clone(),
         target,
         tap: None,
-        steps: vec![&step],
+        steps: vec![Work::Ptx(&kernel)],
         workspace_bytes: 0,
         reproducible: true,
     };
@@ -414,24 +414,17 @@ pub fn check_declared(
 }
 
 impl Declared {
-    /// The kernel in the kernel language with its launch, for the simulator.
+    /// The kernel with its launch, for the simulator.
     ///
     /// # Errors
     /// As [`check_declared`].
-    pub fn step(&self, problem: &Problem) -> Result<Step, OwnError> {
-        let mut launch = self.launch(problem)?;
-        let options = ReadAs {
-            file: self.declaration.ptx.display().to_string(),
-            threads: Some(launch.threads()),
-            dynamic_shared: launch.dynamic_shared_bytes,
-        };
-        let kernel = PtxText::read(&self.ptx).and_then(|text| text.kernel(&self.entry, &options));
-        let kernel = kernel.map_err(|error| {
-            let file = self.declaration.ptx.display();
-            OwnError::Declaration(self.file.clone(), format!("{file} cannot be simulated: {error}"))
-        })?;
-        launch.programmatic = kernel.waits_for_launch_before();
-        let kernel = Arc::new(kernel);
-        Ok(Step { kernel, launch })
+    fn kernel(&self, problem: &Problem) -> Result<PtxKernel, OwnError> {
+        let launch = self.launch(problem)?;
+        let file = self.declaration.ptx.display();
+        let wrong =
+            |error: SimError| OwnError::Declaration(self.file.clone(), format!("{file} cannot be simulated: {error}"));
+        let module = Module::read(&self.ptx).map_err(|error| wrong(error.into()))?;
+        let asked = PtxLaunch::of(&launch, file.to_string());
+        PtxKernel::read(&module, &self.entry, &asked).map_err(wrong)
     }
 }

@@ -195,14 +195,14 @@ fn mistakes_in_a_declaration_are_named() {
 
 #[test]
 fn a_kernel_that_cannot_be_simulated_says_why() {
-    let strange = changed("rcp.approx.ftz.f32", "sin.approx.ftz.f32").unwrap();
+    let strange = changed("rcp.approx.ftz.f32", "rcp.guess.f32").unwrap();
     let problem = problem().build().unwrap();
     // A GPU may run it.
     assert!(strange.launch(&problem).is_ok());
     let check = |declared: &Declared| check_declared(declared, &problem, Target::Sm80, &CheckOptions::default());
     let text = check(&strange).unwrap_err().to_string();
     assert!(
-        text.contains("attention.ptx cannot be simulated: line") && text.contains("sin.approx"),
+        text.contains("attention.ptx cannot be simulated: line") && text.contains("rcp.guess"),
         "{text}"
     );
     let writes_q = changed("st.global.b32 [%rd10]", "st.global.b32 [%rd6]").unwrap();

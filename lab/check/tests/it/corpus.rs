@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use flashcore_ptx::Module;
-use flashcore_sim::{FindingKind, PtxArg, PtxBuffer, PtxLaunch, SimOptions, SimReport, simulate_ptx};
+use flashcore_sim::{FindingKind, PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimOptions, SimReport};
 use half::{bf16, f16};
 use serde_json::Value;
 
@@ -129,6 +129,7 @@ impl Case {
             name: told["name"].as_str().unwrap().to_string(),
             bytes: bytes.len() as u64,
             element: size_of(ty) as u32,
+            written: true,
         });
         self.unwritten
             .extend(told["unwritten"].as_bool().unwrap().then_some(slot));
@@ -156,7 +157,8 @@ impl Case {
             max_instructions: 2_000_000,
             ..SimOptions::default()
         };
-        let report = simulate_ptx(&module, &name, &self.launch, &mut buffers, &options);
+        let kernel = PtxKernel::read(&module, &name, &self.launch);
+        let report = kernel.and_then(|kernel| kernel.simulate(&mut buffers, &options));
         report
             .map(|report| (report, buffers))
             .map_err(|error| error.to_string())
@@ -445,6 +447,7 @@ fn a_lock_that_a_waiting_lane_holds_is_no_deadlock() {
             name: "p".to_string(),
             bytes: 8,
             element: 4,
+            written: true,
         }],
         args: vec![PtxArg {
             bytes: vec![0; 8],
@@ -452,6 +455,7 @@ fn a_lock_that_a_waiting_lane_holds_is_no_deadlock() {
         }],
         ..PtxLaunch::default()
     };
+    let kernel = PtxKernel::read(&module, "add", &launch).unwrap();
     for seed in 0..4 {
         let mut buffers = [vec![0u8; 8]];
         let options = SimOptions {
@@ -459,7 +463,7 @@ fn a_lock_that_a_waiting_lane_holds_is_no_deadlock() {
             max_instructions: 10_000_000,
             ..SimOptions::default()
         };
-        let report = simulate_ptx(&module, "add", &launch, &mut buffers, &options).unwrap();
+        let report = kernel.simulate(&mut buffers, &options).unwrap();
         assert!(report.is_clean(), "{}", findings(&report));
         assert_eq!(buffers[0][4..], 64u32.to_le_bytes());
     }

@@ -1,112 +1,78 @@
-//! PTX that is read back: that of our own kernels word by word, with the same findings at the same lines; and what
-//! compilers print.
-
-use std::sync::Arc;
+//! PTX of our own kernels and of compilers, as any text: with the answers and findings of the kernel language, at the
+//! same lines.
 
 use flashcore_check::mutate::{Operator, mutations};
-use flashcore_check::ptx::{PtxText, ReadAs};
-use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
-use flashcore_kernels::{Config, Plan, mma};
-use flashcore_problem::rng::Rng;
+use flashcore_check::{CheckError, CheckOptions, judge_elsewhere};
+use flashcore_ir::{Kernel, Launch, Target};
+use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{Mask, Problem};
-use flashcore_sim::{FindingKind, SimError, SimOptions, SimReport, simulate};
-
-/// Every instruction that compilers of C++ use.
-#[path = "../../../../crates/ir/tests/it/every_instruction/kernels.rs"]
-mod every_instruction;
-
-fn read(ptx: &str, name: &str, dynamic_shared: u32) -> Kernel {
-    let options = ReadAs {
-        file: "kernel.ptx".to_string(),
-        threads: None,
-        dynamic_shared,
-    };
-    let text = PtxText::read(ptx).unwrap();
-    text.kernel(name, &options)
-        .unwrap_or_else(|error| panic!("{name}: {error}"))
-}
-
-/// A kernel printed and read back.
-fn again(kernel: &Kernel, lines: bool) -> Kernel {
-    let ptx = if lines {
-        kernel.to_ptx_with_lines()
-    } else {
-        kernel.to_ptx()
-    };
-    read(&ptx, kernel.name(), kernel.ledger().total_bytes())
-}
-
-#[test]
-fn what_is_printed_reads_back() {
-    // A trace is printed as a comment, and the type of an exchanged immediate is not printed.
-    let is_exact = |kernel: &&Kernel| kernel.traces().is_empty() && kernel.name() != "atomics";
-    for kernel in every_instruction::kernels().iter().filter(is_exact) {
-        assert_eq!(again(kernel, false).to_ptx(), kernel.to_ptx());
-    }
-}
+use flashcore_ptx::Module;
+use flashcore_sim::{FindingKind, PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimError, SimOptions, SimReport, simulate};
 
 fn problem() -> Problem {
     let builder = Problem::builder().heads(2, 1).seq_len_q(45).seq_len_kv(77).head_dim(40);
     builder.mask(Mask::CAUSAL).return_lse(true).build().unwrap()
 }
 
-fn configs() -> Vec<Config> {
-    let mut configs = Config::all();
-    // Kernels without tensor maps.
-    configs.retain(|config| config.family() != "wgmma" && !config.to_string().ends_with("-v2"));
-    let mut rng = Rng::new(7);
-    configs.extend((0..20).map(|_| Config::Mma(mma::FAMILY.sample(&mut rng).into())));
-    configs
-}
-
-#[test]
-fn what_is_printed_reads_back_word_by_word() {
-    let mut count = 0;
-    for config in configs() {
-        let Ok(plan) = Plan::new(&problem(), &config, Target::Sm90a) else {
-            continue;
-        };
-        for step in plan.steps() {
-            let ptx = step.kernel.to_ptx();
-            assert_eq!(
-                again(&step.kernel, false).to_ptx(),
-                ptx,
-                "{config} {}",
-                step.kernel.name()
-            );
-            count += 1;
-        }
+fn options() -> SimOptions {
+    SimOptions {
+        max_instructions: 300_000,
+        ..SimOptions::default()
     }
-    assert!(count > 40, "{count} kernels");
 }
 
-fn checked(plan: &Plan, kernel: Kernel) -> CheckReport {
-    let mut plan = plan.clone();
-    plan.main.kernel = Arc::new(kernel);
-    let mut options = CheckOptions::default();
-    options.sim.max_instructions = 300_000;
-    check_plan(&plan, &options).unwrap()
+/// Runs a kernel's text as that of any compiler.
+fn as_text(kernel: &Kernel, launch: &Launch, buffers: &mut [Vec<u8>]) -> Result<SimReport, SimError> {
+    let module = Module::read(&kernel.to_ptx_with_lines())?;
+    let launch = PtxLaunch::of(launch, "kernel.ptx".to_string());
+    PtxKernel::read(&module, kernel.name(), &launch)?.simulate(buffers, &options())
 }
 
-/// Kind and line of each finding. Shared memory is one buffer in PTX, so that what leaves one buffer of the ledger for
-/// another is not out of bounds there.
-fn findings(report: &CheckReport) -> Vec<(FindingKind, String, u32)> {
-    let mut found: Vec<_> = report
-        .findings
-        .iter()
-        .map(|found| {
-            let line = found.finding.line().unwrap();
-            (found.finding.kind, line.file.to_string(), line.line)
-        })
-        .collect();
+/// Runs a kernel in place of a plan's, by the kernel language and by its text; their findings.
+fn both(plan: &Plan, kernel: &Kernel) -> [Vec<(FindingKind, String, u32)>; 2] {
+    let mut found = Default::default();
+    let gate = judge_elsewhere(plan, &CheckOptions::default(), |step, contents| {
+        if step.kernel.name() != plan.main.kernel.name() {
+            simulate(&step.kernel, &step.launch, contents, &options())?;
+            return Ok::<_, CheckError>(());
+        }
+        let mut again = contents.to_vec();
+        let ours = simulate(kernel, &step.launch, contents, &options())?;
+        let theirs = as_text(kernel, &step.launch, &mut again)?;
+        found = [findings(&ours), findings(&theirs)];
+        if ours.is_clean() {
+            assert!(contents == again, "{}", kernel.name());
+        }
+        Ok(())
+    });
+    assert!(gate.unwrap().passed() || !found[0].is_empty());
+    found
+}
+
+/// Kind and line of each finding.
+fn findings(report: &SimReport) -> Vec<(FindingKind, String, u32)> {
+    let of_line = report.findings.iter().map(|finding| {
+        let line = finding.line().unwrap();
+        (finding.kind, line.file.to_string(), line.line)
+    });
+    let mut found: Vec<_> = of_line.collect();
     found.sort();
     found.dedup();
     found
 }
 
 #[test]
-fn what_is_read_back_gives_the_same_answer_and_the_same_findings_at_the_same_lines() {
+fn own_kernels_give_the_same_output_and_findings_as_text() {
+    let mut count = 0;
+    for config in Config::all() {
+        // Texts take no tensor maps.
+        let Some(plan) = Plan::new(&problem(), &config, Target::Sm89).ok() else {
+            continue;
+        };
+        assert_eq!(both(&plan, &plan.main.kernel), [Vec::new(), Vec::new()], "{config}");
+        count += 1;
+    }
+    assert!(count > 10, "{count} kernels");
     for id in [
         "scalar/tiled-m32n32-w4-v16",
         "mma/m32n64-w2x1-s2-b1-qreg-xor-cond",
@@ -114,47 +80,54 @@ fn what_is_read_back_gives_the_same_answer_and_the_same_findings_at_the_same_lin
     ] {
         let plan = Plan::new(&problem(), &id.parse().unwrap(), Target::Sm89).unwrap();
         let kernel = &plan.main.kernel;
-        let clean = checked(&plan, again(kernel, true));
-        assert_eq!(clean.verdict, Verdict::Clean, "{id}: {clean}");
         let mut compared = 0;
         for operator in [Operator::DropBarrier, Operator::DropWarpBarrier] {
             for mutation in mutations(kernel).into_iter().filter(|it| it.operator == operator) {
-                let mutant = mutation.apply(kernel);
-                let (ours, theirs) = (checked(&plan, mutant.clone()), checked(&plan, again(&mutant, true)));
-                assert_eq!(findings(&ours), findings(&theirs), "{id} {mutation}");
-                compared += usize::from(!ours.findings.is_empty());
+                let [ours, theirs] = both(&plan, &mutation.apply(kernel));
+                assert_eq!(ours, theirs, "{id} {mutation}");
+                compared += usize::from(!ours.is_empty());
             }
         }
         assert!(compared > 0, "{id}");
     }
 }
 
-fn launch(kernel: &Kernel, buffers: &[(&'static str, usize, bool)], numbers: &[u32]) -> Launch {
-    let mut args: Vec<Arg> = (0..buffers.len())
-        .map(|slot| Arg::Buffer { slot, byte_offset: 0 })
-        .collect();
-    args.extend(numbers.iter().map(|&number| Arg::U32(number)));
-    Launch {
+/// Runs a kernel of a text on buffers, with numbers after their addresses; and what they contain then.
+fn run(
+    text: &str,
+    block: [u32; 3],
+    buffers: &[(&str, Vec<u8>)],
+    numbers: &[u32],
+) -> Result<(SimReport, Vec<Vec<u8>>), SimError> {
+    let module = Module::read(text)?;
+    let addresses = (0..buffers.len()).map(|slot| PtxArg {
+        bytes: vec![0; 8],
+        pointers: vec![(0, slot)],
+    });
+    let numbers = numbers.iter().map(|number| PtxArg {
+        bytes: number.to_le_bytes().to_vec(),
+        pointers: Vec::new(),
+    });
+    let launch = PtxLaunch {
+        file: "kernel.ptx".to_string(),
         grid: [1, 1, 1],
-        block: [kernel.threads(), 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        programmatic: false,
+        block,
         buffers: buffers
             .iter()
-            .map(|&(name, bytes, written)| BufferSpec {
-                name,
-                bytes: bytes as u64,
-                written,
-                align: 16,
+            .map(|(name, contents)| PtxBuffer {
+                name: name.to_string(),
+                bytes: contents.len() as u64,
+                element: 4,
+                written: true,
             })
             .collect(),
-        args,
-    }
-}
-
-fn run(kernel: &Kernel, buffers: &mut [Vec<u8>], launch: &Launch) -> SimReport {
-    simulate(kernel, launch, buffers, &SimOptions::default()).unwrap()
+        args: addresses.chain(numbers).collect(),
+        ..PtxLaunch::default()
+    };
+    let name = &module.declared.entries[0].name;
+    let mut contents: Vec<Vec<u8>> = buffers.iter().map(|(_, contents)| contents.clone()).collect();
+    let report = PtxKernel::read(&module, name, &launch)?.simulate(&mut contents, &SimOptions::default())?;
+    Ok((report, contents))
 }
 
 /// As nvcc prints a sum over a block: guarded loads, a loop that ends with its jump back, a tree in shared memory, an
@@ -235,39 +208,21 @@ $L__BB0_9:
 }
 "#;
 
+fn block_sum(text: &str, n: u32) -> (SimReport, Vec<Vec<u8>>) {
+    let input = (0..100).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    run(text, [64, 1, 1], &[("in", input), ("out", vec![0; 4])], &[n]).unwrap()
+}
+
 #[test]
 fn what_nvcc_prints_is_simulated() {
-    let kernel = read(BLOCK_SUM, "block_sum", 0);
-    let launch = launch(&kernel, &[("in", 400, false), ("out", 4, true)], &[100]);
-    let input: Vec<u8> = (0..100).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    let mut buffers = vec![input, vec![0; 4]];
-    let report = run(&kernel, &mut buffers, &launch);
+    let (report, buffers) = block_sum(BLOCK_SUM, 100);
     assert!(report.is_clean(), "{:#?}", report.findings);
     assert_eq!(buffers[1], 4950f32.to_le_bytes());
 }
 
-/// Its last threads would not run, and nothing would be found in them.
-#[test]
-fn a_block_that_ends_in_a_part_of_a_warp_is_not_simulated() {
-    for threads in [16, 100] {
-        let options = ReadAs {
-            file: "kernel.ptx".to_string(),
-            threads: Some(threads),
-            dynamic_shared: 0,
-        };
-        let kernel = PtxText::read(BLOCK_SUM).unwrap().kernel("block_sum", &options).unwrap();
-        let launch = launch(&kernel, &[("in", 4, false), ("out", 4, true)], &[1]);
-        let refused = simulate(&kernel, &launch, &mut [vec![0; 4], vec![0; 4]], &SimOptions::default());
-        assert_eq!(refused.unwrap_err(), SimError::PartOfAWarp { threads });
-    }
-}
-
 #[test]
 fn what_is_wrong_with_it_is_found_at_its_cuda_line() {
-    let racing = BLOCK_SUM.replace("bar.sync \t0;", "");
-    let kernel = read(&racing, "block_sum", 0);
-    let launch = launch(&kernel, &[("in", 400, false), ("out", 4, true)], &[100]);
-    let report = run(&kernel, &mut [vec![0; 400], vec![0; 4]], &launch);
+    let (report, _) = block_sum(&BLOCK_SUM.replace("bar.sync \t0;", ""), 100);
     let race = report
         .findings
         .iter()
@@ -275,68 +230,55 @@ fn what_is_wrong_with_it_is_found_at_its_cuda_line() {
         .unwrap();
     assert_eq!(race.object.as_deref(), Some("_ZZ9block_sumE4sums"));
     assert_eq!(race.line().map(|line| (line.file, line.line)), Some(("sum.cu", 13)));
+    assert_eq!(race.line().map(|line| line.column), Some(9));
     assert_eq!(race.lines[1].file, "kernel.ptx");
 
     // One element more than there is.
-    let kernel = read(BLOCK_SUM, "block_sum", 0);
-    let launch = self::launch(&kernel, &[("in", 400, false), ("out", 4, true)], &[101]);
-    let report = run(&kernel, &mut [vec![0; 400], vec![0; 4]], &launch);
+    let (report, _) = block_sum(BLOCK_SUM, 101);
     assert_eq!(report.findings[0].kind, FindingKind::OutOfBounds);
     assert_eq!(report.findings[0].line().map(|line| line.line), Some(8));
 }
 
+/// Each thread of a block stores the number that it has of its two axes.
+const FILL: &str = ".version 8.0\n.target sm_80\n.entry fill(.param .u64 p) { .reg .b32 %r<5>; .reg .b64 %rd<3>;
+ld.param.u64 %rd1, [p]; cvta.to.global.u64 %rd1, %rd1; mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %ntid.x;
+mad.lo.u32 %r4, %r2, %r3, %r1; mul.wide.u32 %rd2, %r4, 4; add.u64 %rd2, %rd1, %rd2; st.global.u32 [%rd2], %r4; ret; }";
+
+/// Threads that follow the last whole warp run, and what is wrong in them is found.
 #[test]
-fn what_is_not_understood_is_named_with_its_line() {
-    let body = |text: &str| {
-        format!(
-            ".version 8.0\n.target sm_80\n.entry k(.param .u64 p)\n{{\n.reg .pred %p<3>; .reg .b32 %r<5>; .reg .f32 \
-             %f<5>; .reg .b64 %rd<5>; .reg .f64 %d<3>; .shared .b32 s[8];\nld.param.u64 %rd1, [p];\n{text}\nret;\n}}"
-        )
-    };
-    let options = ReadAs {
-        file: "x.ptx".to_string(),
-        threads: Some(32),
-        dynamic_shared: 0,
-    };
-    for (text, part) in [
-        ("ex2.approx.f32 %f1, %f2;", "line 7: `ex2.approx.f32`"),
-        ("sin.approx.f32 %f1, %f2;", "line 7: `sin.approx.f32`"),
-        ("add.f64 %d1, %d1, %d1;", "line 7: `add.f64`"),
-        ("ld.global.u8 %r1, [%rd1];", "2, 4 and 8 bytes"),
-        ("ld.u32 %r1, [%rd1];", "global and shared memory"),
-        ("ld.global.u32 %r1, [%rd2];", "neither from a parameter"),
-        ("st.shared.u32 [%rd1], %r1;", "another kind of memory"),
-        ("cp.async.cg.shared.global [s], [%rd1], 8;", "it copies 16"),
-        ("mov.u64 %rd2, s;", "32-bit addresses"),
-        (
-            "@%p1 bra A;\n@%p2 bra B;\nA:\nadd.s32 %r1, %r1, 1;\nB:\nadd.s32 %r1, %r1, 2;",
-            "line 8: this jump",
-        ),
-        ("bra nowhere;", "no such label"),
-        ("shfl.sync.down.b32 %r1|%p1, %r2, 1, 31, -1;", "a register is needed"),
-        ("setp.ne.f32 %p1, %f1, %f2;", "use setp.neu"),
-    ] {
-        let error = PtxText::read(&body(text)).unwrap().kernel("k", &options);
-        let error = error.map(|kernel| kernel.to_ptx()).unwrap_err().to_string();
-        assert!(error.contains(part), "{text}: {error}");
+fn blocks_have_any_shape() {
+    let expected: Vec<u8> = (0..40u32).flat_map(u32::to_le_bytes).collect();
+    for block in [[40, 1, 1], [10, 4, 1]] {
+        let (report, buffers) = run(FILL, block, &[("p", vec![0; 160])], &[]).unwrap();
+        assert!(report.is_clean(), "{:#?}", report.findings);
+        assert_eq!(buffers[0], expected);
+        let (report, _) = run(FILL, block, &[("p", vec![0; 156])], &[]).unwrap();
+        let found = &report.findings[0];
+        let by = (found.actor.warp, found.actor.lanes);
+        assert_eq!((found.kind, by), (FindingKind::OutOfBounds, (1, 1 << 7)));
     }
 }
 
-/// As a block along x it would have other `%tid`.
 #[test]
-fn a_block_with_threads_along_y_is_not_read() {
-    let options = ReadAs {
-        file: "x.ptx".to_string(),
-        threads: None,
-        dynamic_shared: 0,
-    };
-    let read = |block: &str| {
-        let text = format!(".version 8.0\n.target sm_80\n.entry k() {block} {{ ret; }}");
-        PtxText::read(&text).unwrap().kernel("k", &options)
-    };
-    assert_eq!(read(".reqntid 64, 1, 1").unwrap().threads(), 64);
-    for block in [".reqntid 16, 4", ".maxntid 16, 4"] {
-        let error = read(block).unwrap_err().to_string();
-        assert!(error.contains("only blocks along x are supported"), "{error}");
+fn what_is_not_understood_is_named_with_its_line() {
+    for (text, part) in [
+        (
+            "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f1, %f2}];",
+            "line 7: `tex.2d.v4.f32.f32`",
+        ),
+        ("frobnicate.b32 %r1, %r2;", "line 7: `frobnicate.b32`"),
+        ("ld.global.u32 %f9, [%rd1];", "line 7: `%f9`"),
+        ("cp.async.cg.shared.global [s], [%rd1], 8;", "it copies 16"),
+        ("bra nowhere;", "there is no such label"),
+        ("mov.u32 %r1, %nothing;", "line 7: `%nothing`"),
+        ("mov.u32 %r1, -2147483649;", "-2147483649 does not fit into the 4 B"),
+    ] {
+        let text = format!(
+            ".version 8.0\n.target sm_80\n.entry k(.param .u64 p)\n{{\n.reg .pred %p<3>; .reg .b32 %r<5>; .reg .f32 \
+             %f<5>; .reg .b64 %rd<5>; .reg .f64 %d<3>; .shared .b32 s[8];\nld.param.u64 %rd1, [p];\n{text}\nret;\n}}"
+        );
+        let error = run(&text, [32, 1, 1], &[("p", vec![0; 4])], &[]).map(|(report, _)| report.findings);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(part), "{text}: {error}");
     }
 }

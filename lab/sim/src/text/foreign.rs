@@ -15,7 +15,7 @@ use flashcore_ptx::{Function, Module, Variable};
 use rustc_hash::FxHashSet;
 
 use super::cold::{Cold, What};
-use super::{Code, Reader, Step, origins};
+use super::{Code, PtxBuffer, PtxLaunch, Reader, Step, origins};
 use crate::error::SimError;
 use crate::machine::base_of;
 use crate::rows::Lives;
@@ -23,55 +23,40 @@ use crate::rows::Lives;
 /// Bytes of shared memory of a block, on the card that has most.
 const MOST_SHARED: u64 = 232_448;
 
-/// A buffer of a launch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PtxBuffer {
-    /// Its name in findings.
-    pub name: String,
-    /// Its size.
-    pub bytes: u64,
-    /// Bytes of an element, for findings.
-    pub element: u32,
-}
-
-/// An argument: the bytes of a parameter, and the buffers whose addresses stand in them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PtxArg {
-    /// The bytes.
-    pub bytes: Vec<u8>,
-    /// For each address its first byte, and the buffer's place in [`PtxLaunch::buffers`].
-    pub pointers: Vec<(usize, usize)>,
-}
-
-/// A launch of a kernel of a PTX text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PtxLaunch {
-    /// The file's name in findings.
-    pub file: String,
-    /// Blocks along x, y, z.
-    pub grid: [u32; 3],
-    /// Threads of a block along x, y, z.
-    pub block: [u32; 3],
-    /// Bytes of dynamic shared memory.
-    pub dynamic_shared: u32,
-    /// The buffers.
-    pub buffers: Vec<PtxBuffer>,
-    /// The arguments, in order.
-    pub args: Vec<PtxArg>,
-    /// Variables of the module that the host has set: names and bytes.
-    pub variables: Vec<(String, Vec<u8>)>,
-}
-
 /// Bytes that buffers are aligned to, as `cudaMalloc` gives them.
 pub(super) const ALIGN: u32 = 256;
 
-/// What stands outside a kernel's instructions, and how it is launched.
-pub(crate) struct Foreign {
+/// A kernel of a PTX text, whatever compiler it is from, with its launch.
+///
+/// ```
+/// use flashcore_ptx::Module;
+/// use flashcore_sim::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimOptions};
+/// let text = ".version 7.0 .target sm_80 .entry fill(.param .u64 out) {
+///     .reg .b32 %r<2>; .reg .b64 %rd<3>;
+///     ld.param.u64 %rd0, [out]; cvta.to.global.u64 %rd0, %rd0;
+///     mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd2, %rd0, %rd1;
+///     st.global.u32 [%rd2], %r0; ret; }";
+/// let launch = PtxLaunch {
+///     file: "fill.ptx".to_string(),
+///     grid: [1, 1, 1],
+///     block: [32, 1, 1],
+///     buffers: vec![PtxBuffer { name: "out".to_string(), bytes: 128, element: 4, written: true }],
+///     args: vec![PtxArg { bytes: vec![0; 8], pointers: vec![(0, 0)] }],
+///     ..PtxLaunch::default()
+/// };
+/// let kernel = PtxKernel::read(&Module::read(text)?, "fill", &launch)?;
+/// let mut out = vec![0; 128];
+/// assert!(kernel.simulate(&mut [&mut out], &SimOptions::default())?.is_clean());
+/// assert_eq!(out[4..8], 1u32.to_le_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct PtxKernel {
     pub(crate) kernel: Kernel,
     pub(crate) code: Code,
     pub(crate) launch: Launch,
     /// The contents of the variables, which follow the launch's buffers.
     pub(crate) variables: Vec<Vec<u8>>,
+    target: String,
 }
 
 /// What the machine must know of a kernel of a text.
@@ -112,8 +97,32 @@ fn kept(text: &str) -> &'static str {
     text
 }
 
-impl Foreign {
-    pub(crate) fn read(module: &Module, name: &str, launch: &PtxLaunch) -> Result<Foreign, SimError> {
+impl PtxKernel {
+    /// What stands outside of its instructions: threads, shared memory, parameters.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// Its launch. An argument of it is a buffer, and the variables of the text are the last buffers.
+    pub fn launch(&self) -> &Launch {
+        &self.launch
+    }
+
+    /// The buffers of the launch that it was read for.
+    pub fn buffers(&self) -> &[BufferSpec] {
+        &self.launch.buffers[..self.launch.buffers.len() - self.variables.len()]
+    }
+
+    /// The architecture of the text, such as `sm_80`.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// Reads a kernel of a text for a launch.
+    ///
+    /// # Errors
+    /// The text has no such kernel, the launch does not fit it, or it uses what the simulator does not execute.
+    pub fn read(module: &Module, name: &str, launch: &PtxLaunch) -> Result<PtxKernel, SimError> {
         let refused = |why: &str, line| PtxError::not_understood(format!("`{name}`"), why, line);
         let (entry, function) = module
             .entries()
@@ -129,7 +138,11 @@ impl Foreign {
         let ledger = ledger(&module.shared_of(function)?, launch.dynamic_shared, entry.line)?;
         let mut symbols = HashMap::new();
         for (id, buffer) in (0..).zip(&ledger.buffers) {
-            symbols.insert(buffer.name.clone(), (Object::Shared(BufferId(id)), buffer.offset));
+            let (name, object) = (buffer.name.clone(), Object::Shared(BufferId(id)));
+            if symbols.insert(name.clone(), (object, buffer.offset)).is_some() {
+                let (what, line) = ("shared symbol", entry.line);
+                return Err(PtxError::Twice { what, name, line }.into());
+            }
         }
         let (places, extra) = parameters(entry, launch).map_err(|why| refused(&why, entry.line))?;
         let mut sites = Sites::of(module, function, &launch.file);
@@ -158,6 +171,7 @@ impl Foreign {
             name: variable.symbol.name.clone(),
             bytes: bytes.len() as u64,
             element: 4,
+            written: true,
         };
         let mut buffers = launch.buffers.clone();
         buffers.extend(variables.iter().zip(&contents).map(of_variable));
@@ -213,7 +227,7 @@ impl Foreign {
         let specs = buffers.iter().map(|buffer| BufferSpec {
             name: kept(&buffer.name),
             bytes: buffer.bytes,
-            written: true,
+            written: buffer.written,
             align: ALIGN,
         });
         let launch = Launch {
@@ -227,11 +241,12 @@ impl Foreign {
                 .collect(),
             buffers: specs.collect(),
         };
-        Ok(Foreign {
+        Ok(PtxKernel {
             kernel,
             code,
             launch,
             variables: contents,
+            target: module.declared.target.clone(),
         })
     }
 }
@@ -365,9 +380,6 @@ fn ledger(symbols: &[&SharedSymbol], dynamic_shared: u32, line: u32) -> Result<L
     Ok(ledger)
 }
 
-/// Columns of a finding in a PTX text: the instruction's line is all there is.
-const COLUMN: u32 = 1;
-
 struct Sites<'a> {
     module: &'a Module,
     function: &'a Function,
@@ -397,16 +409,16 @@ impl<'a> Sites<'a> {
         let line = SourceLine {
             file: self.file,
             line: inst.line,
-            column: COLUMN,
+            column: 1,
         };
-        let (file, user) = self.module.line_of(self.function, inst);
+        let (file, user, column) = self.module.line_of(self.function, inst);
         let frame = file.and_then(|file| self.paths.get(&file)).map(|&file| {
             self.frames.push(Frame {
                 verb: "PTX",
                 called_at: SourceLine {
                     file,
                     line: user,
-                    column: COLUMN,
+                    column,
                 },
                 parent: None,
             });

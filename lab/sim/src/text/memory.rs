@@ -182,6 +182,7 @@ impl Reader<'_> {
         let start = start.ok_or_else(|| format!("there is no parameter `{name}`"))?;
         for (i, item) in (0u32..).zip(items) {
             let reg = self.register(item)?;
+            holds(reg, ty.bytes())?;
             let at = start.wrapping_add_signed(*offset as i32) + i * ty.bytes();
             if let Some(&slot) = self.pointers.get(&at).filter(|_| ty.bytes() == 8) {
                 self.base(reg, Object::Param(slot));

@@ -6,6 +6,7 @@
 pub(crate) mod cold;
 mod foreign;
 mod forms;
+mod launch;
 mod lower;
 pub(crate) mod matrix;
 mod memory;
@@ -13,6 +14,8 @@ mod numbers;
 mod operands;
 mod origins;
 mod other;
+#[cfg(test)]
+mod round_trip;
 mod scalar;
 mod simplify;
 
@@ -28,8 +31,9 @@ use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Spelled};
 
 use cold::Cold;
-pub(crate) use foreign::{Extra, Foreign};
-pub use foreign::{PtxArg, PtxBuffer, PtxLaunch};
+pub(crate) use foreign::Extra;
+pub use foreign::PtxKernel;
+pub use launch::{PtxArg, PtxBuffer, PtxLaunch};
 pub(crate) use lower::lower;
 use operands::error;
 use origins::Origin;
@@ -408,9 +412,11 @@ impl<'a> Reader<'a> {
             self.objects = objects.clone();
             match self.fill(candidate, operands) {
                 Ok(inst) => {
+                    let impossible = operands::no_gpu_has(&inst).filter(|_| self.places.is_some());
                     self.out.push(inst);
-                    return Ok(());
+                    return impossible.map_or(Ok(()), Err);
                 }
+                Err(reason) if candidate.clone().slots().len() == operands.len() => why = Some(reason),
                 Err(reason) => why = why.or(Some(reason)),
             }
             self.out.clear();

@@ -124,7 +124,7 @@ impl Reader<'_> {
     pub(super) fn value(&self, written: &Written, ty: ScalarType) -> Filled<Operand> {
         Ok(match written {
             Written::Integer(bits) => {
-                let narrow = narrowed(*bits, ty);
+                let narrow = narrowed(*bits, 8 * ty.bytes());
                 narrow.map(Operand::Imm).ok_or_else(|| {
                     let (number, bytes) = (*bits as i64, ty.bytes());
                     format!("{number} does not fit into the {bytes} B of a number")
@@ -235,6 +235,15 @@ pub(super) fn error(opcode: &str, why: impl Into<String>, line: u32) -> PtxError
     PtxError::not_understood(format!("`{opcode}`"), why, line)
 }
 
+/// Why no GPU executes an instruction of another compiler, such as a barrier of a part of a warp.
+pub(super) fn no_gpu_has(inst: &Inst) -> Option<String> {
+    let is_limited = matches!(
+        inst,
+        Inst::BarSync { .. } | Inst::BarArrive { .. } | Inst::CpAsync { .. }
+    );
+    inst.impossible().filter(|_| is_limited)
+}
+
 fn small(bits: u64, most: u32) -> Filled<u32> {
     let small = u32::try_from(bits).ok().filter(|small| *small <= most);
     small.ok_or_else(|| format!("{bits} in place of a number from 0 to {most}"))
@@ -247,9 +256,8 @@ fn items(written: &Written) -> &[Written] {
     }
 }
 
-/// The bits of a number in the size of a type, which has them with or without a sign; none where they do not fit.
-fn narrowed(bits: u64, ty: ScalarType) -> Option<u64> {
-    let width = 8 * ty.bytes();
+/// The bits of a number in a width, which has them with or without a sign; none where they do not fit.
+pub(super) fn narrowed(bits: u64, width: u32) -> Option<u64> {
     match width {
         // Predicates: 0 and 1, and -1 for true.
         8 => Some(bits & 1),

@@ -8,7 +8,7 @@ use flashcore_ptx::{Operand as Written, Spelled};
 use super::cold::{Cold, Join, Memory, Vote, What};
 use super::memory::memory_of;
 use super::numbers::Ty;
-use super::operands::Filled;
+use super::operands::{Filled, narrowed};
 use super::{Item, Reader, Step, scalar};
 use crate::report::Class;
 
@@ -55,7 +55,12 @@ impl Reader<'_> {
             }
             Written::Integer(bits) if ty == Ty::F64 => Operand::Imm((*bits as i64 as f64).to_bits()),
             Written::Integer(bits) if ty == Ty::F32 => Operand::Imm(u64::from((*bits as i64 as f32).to_bits())),
-            Written::Integer(bits) => Operand::Imm(bits & super::numbers::mask(8 * ty.bytes())),
+            Written::Integer(bits) => {
+                let (width, number) = (8 * ty.bytes(), *bits as i64);
+                let fits = width < 16 || narrowed(*bits, width).is_some();
+                let small = fits.then_some(Operand::Imm(bits & super::numbers::mask(width)));
+                small.ok_or_else(|| format!("{number} does not fit into the {} B of a number", ty.bytes()))?
+            }
             Written::Float { bits, width: 64 } if ty == Ty::F32 => {
                 Operand::Imm(u64::from((f64::from_bits(*bits) as f32).to_bits()))
             }

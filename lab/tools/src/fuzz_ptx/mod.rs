@@ -7,11 +7,11 @@ mod mutate;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use flashcore_check::foreign::{self, Fill, ForeignLaunch, Given};
-use flashcore_check::ptx::{PtxText, ReadAs};
-use flashcore_ir::{Kernel, KernelBuilder, ParamKind, ScalarType, TileShape};
+use flashcore_check::foreign::{self, Fill, ForeignLaunch, Given, RunError};
+use flashcore_ir::{Kernel, KernelBuilder, TileShape};
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::Problem;
+use flashcore_ptx::Module;
 use flashcore_sim::SimOptions;
 
 pub use mutate::Corpus;
@@ -151,9 +151,9 @@ fn texts() -> Vec<String> {
 pub enum Fate {
     /// It is not read: no words, no declarations, or a body that is none.
     Refused,
-    /// It is read, and no kernel of it is one of the kernel language.
+    /// It is read, and no kernel of it is one that the simulator executes.
     Read,
-    /// A kernel of it is one of the kernel language.
+    /// A kernel of it is, with another launch.
     Kernel,
     /// And was simulated.
     Simulated,
@@ -177,46 +177,38 @@ pub fn fate(text: &str) -> Result<Fate, String> {
 }
 
 fn tried(text: &str) -> Fate {
-    let Ok(read) = PtxText::read(text) else {
+    let Ok(module) = Module::read(text) else {
         return Fate::Refused;
     };
     let declared = foreign::read(text.as_bytes()).map_or(0, |kernels| kernels.len());
     let mut fate = Fate::Read;
-    for (entry, _) in read.entries().take(declared) {
-        let options = ReadAs {
-            file: "fuzz.ptx".to_string(),
-            threads: entry.threads_allowed().is_none().then_some(64),
-            dynamic_shared: 256,
-        };
-        let Ok(kernel) = read.kernel(&entry.name, &options) else {
-            continue;
-        };
-        fate = fate.max(Fate::Kernel);
-        let args = kernel.params().iter().map(|param| match param.kind {
-            ParamKind::Pointer { .. } | ParamKind::TensorMap { .. } => Given::Buffer {
+    for (entry, _) in module.entries().take(declared) {
+        let args = entry.params.iter().map(|param| match (param.ty.as_str(), param.bytes) {
+            ("f32" | "f64", _) => Given::Float(0.5),
+            (_, 8) => Given::Buffer {
                 bytes: 1024,
                 fill: Fill::F32,
             },
-            ParamKind::Value(ScalarType::F32) => Given::Float(0.5),
-            ParamKind::Value(_) => Given::Integer(2),
+            (_, 1 | 2 | 4) => Given::Integer(2),
+            _ => Given::Struct(Vec::new()),
         });
         let launch = ForeignLaunch {
-            grid: [kernel.cluster().unwrap_or(1), 1, 1],
-            threads: options.threads,
-            block: None,
-            variables: Vec::new(),
-            dynamic_shared: options.dynamic_shared,
+            grid: [entry.required_cluster.map_or(1, |[blocks, _, _]| blocks), 1, 1],
+            threads: entry.threads_allowed().is_none().then_some(64),
+            dynamic_shared: 256,
             args: args.collect(),
             schedules: 1,
             sim: SimOptions {
                 max_instructions: MAX_INSTRUCTIONS,
                 ..SimOptions::default()
             },
+            ..ForeignLaunch::default()
         };
-        let is_printed = !kernel.to_ptx().is_empty();
-        if is_printed && foreign::run(text, &entry.name, "fuzz.ptx", &launch).is_ok() {
-            fate = fate.max(Fate::Simulated);
-        }
+        fate = fate.max(match foreign::run(text, &entry.name, "fuzz.ptx", &launch) {
+            Ok(_) => Fate::Simulated,
+            Err(RunError::Ptx(_)) => Fate::Read,
+            Err(_) => Fate::Kernel,
+        });
     }
     fate
 }

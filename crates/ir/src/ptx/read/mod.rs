@@ -1,5 +1,5 @@
 //! Reads what PTX declares, kernel by kernel, whatever compiler it is from. Kernels themselves are read
-//! by `flashcore_check::ptx`, from the [`Words`] of their bodies.
+//! by `flashcore_ptx`, from the [`Words`] of their bodies.
 //!
 //! ```
 //! use flashcore_ir::ptx::read::PtxModule;

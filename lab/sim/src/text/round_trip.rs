@@ -1,0 +1,28 @@
+//! What own kernels print is read as it was: the same instructions, of the same registers and objects.
+
+use flashcore_ir::inst::Inst;
+
+use super::{Code, Step};
+
+#[path = "../../../../crates/ir/tests/it/every_instruction/kernels.rs"]
+mod every_instruction;
+
+/// Whether the text has an instruction as such: jumps, and what loops count, are read as what they print.
+fn is_plain(inst: &Inst) -> bool {
+    !matches!(inst, Inst::SharedBase { .. } | Inst::Param { .. } | Inst::TrapIf { .. })
+}
+
+#[test]
+fn every_instruction_reads_back() {
+    for kernel in every_instruction::kernels() {
+        let code = Code::of(&kernel).unwrap();
+        let mut read = code.items.iter().filter_map(|item| match &item.step {
+            Step::Inst(inst) => Some(inst),
+            _ => None,
+        });
+        kernel.for_each_inst(&mut |inst, _| {
+            let found = !is_plain(inst) || read.by_ref().any(|other| other == inst);
+            assert!(found, "{}: {inst:?}", kernel.name());
+        });
+    }
+}
