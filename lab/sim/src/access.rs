@@ -30,6 +30,23 @@ pub(crate) fn bits(machine: &Machine<'_>, warp: &Warp, operand: Operand) -> [u64
     }
 }
 
+/// The lane that one of `shfl.sync` reads from, which is itself where the other does not exist, and whether it does.
+pub(crate) fn source_of(mode: ShflMode, lane: usize, by: u64, clamps: u64) -> (usize, bool) {
+    let (by, clamp, segment) = (by as i64 & 31, clamps as i64 & 31, clamps as i64 >> 8 & 31);
+    let me = lane as i64;
+    let most = me & segment | clamp & !segment & 31;
+    let (source, is_there) = match mode {
+        ShflMode::Up => (me - by, me - by >= most),
+        ShflMode::Down => (me + by, me + by <= most),
+        ShflMode::Bfly => (me ^ by, me ^ by <= most),
+        ShflMode::Idx => {
+            let source = me & segment | by & !segment & 31;
+            (source, source <= most)
+        }
+    };
+    (if is_there { source as usize } else { lane }, is_there)
+}
+
 /// Sets a register in some lanes.
 pub(crate) fn set(machine: &Machine<'_>, warp: &mut Warp, reg: Reg, mask: u32, value: &[u64; 32]) {
     let row = machine.program.rows.row(reg);
@@ -168,23 +185,7 @@ impl<'m> Cluster<'m> {
         self.groups(warp, pc, &members, "shfl.sync");
         let (mut out, mut exists, mut sources) = ([0; 32], [0; 32], 0u32);
         for lane in lanes(active) {
-            let (by, clamp, segment) = (
-                by[lane] as i64 & 31,
-                clamps[lane] as i64 & 31,
-                clamps[lane] as i64 >> 8 & 31,
-            );
-            let me = lane as i64;
-            let most = me & segment | clamp & !segment & 31;
-            let (source, is_there) = match mode {
-                ShflMode::Up => (me - by, me - by >= most),
-                ShflMode::Down => (me + by, me + by <= most),
-                ShflMode::Bfly => (me ^ by, me ^ by <= most),
-                ShflMode::Idx => {
-                    let source = me & segment | by & !segment & 31;
-                    (source, source <= most)
-                }
-            };
-            let source = if is_there { source as usize } else { lane };
+            let (source, is_there) = source_of(mode, lane, by[lane], clamps[lane]);
             sources |= 1 << source;
             (out[lane], exists[lane]) = (values[source], u64::from(is_there));
         }
@@ -192,8 +193,9 @@ impl<'m> Cluster<'m> {
         if let Some(&p) = cold.writes.get(1) {
             set(machine, warp, p, active, &exists);
         }
+        // What is tracked is reported where it is used.
         let absent = sources & !active;
-        if absent != 0 {
+        if absent != 0 && !machine.program.tracked.contains(&cold.writes[0]) {
             self.report(FindingKind::MissingLanes, pc, None, |cluster| {
                 let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not active");
                 Details::new(message, cluster.actor(warp.index, active))

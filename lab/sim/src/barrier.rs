@@ -18,6 +18,8 @@ pub(crate) struct Barrier {
     /// Number of threads, as named by the first warp.
     pub(crate) expected: u32,
     pub(crate) arrived: u32,
+    /// Whether it waits for all threads of the block, whose number no instruction named.
+    waits_for_all: bool,
     /// Warps that have arrived, and where; `true` if they wait.
     pub(crate) who: Vec<(usize, u32, bool)>,
     /// The joined clock of the arrived warps.
@@ -42,15 +44,29 @@ impl Cluster<'_> {
         first as u8 & 15
     }
 
-    /// A warp arrives.
-    pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: Row, threads: u32, waits: bool) -> Stop {
+    /// A warp arrives, at a barrier of so many threads, or of all.
+    pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: Row, threads: Option<u32>, waits: bool) -> Stop {
         let id = self.barrier_number(warp, pc, id);
+        let waits_for_all = threads.is_none();
+        let there = 32 * self.machine.warps_per_block() as u32 - self.threads_ended[warp.rank];
+        let threads = threads.map_or(there, |threads| threads.next_multiple_of(32));
         if warp.active != warp.live {
             let missing = warp.live & !warp.active;
             self.report(FindingKind::MissingLanes, pc, None, |cluster| {
                 let message =
                     format!("all lanes of a warp must execute a barrier together; lanes {missing:#010x} do not");
                 Details::new(message, cluster.actor(warp.index, warp.active))
+            });
+        }
+        let ended = warp.born & !warp.live;
+        if ended != 0 && warp.active == warp.live {
+            self.report(FindingKind::MissingLanes, pc, None, |cluster| {
+                let message = format!(
+                    "lanes {ended:#010x} of this warp have returned before this barrier, which all threads of a warp must \
+                     come to"
+                );
+                Details::new(message, cluster.actor(warp.index, warp.active))
+                    .help("let all threads come to the barrier, and skip only the work of those that have none")
             });
         }
         let barrier = &self.barriers[warp.rank][usize::from(id)];
@@ -86,7 +102,7 @@ impl Cluster<'_> {
         }
         let barrier = &mut self.barriers[warp.rank][usize::from(id)];
         if barrier.who.is_empty() {
-            barrier.expected = threads;
+            (barrier.expected, barrier.waits_for_all) = (threads, waits_for_all);
         }
         barrier.arrived += 32;
         barrier.who.push((warp.index, pc, waits));
@@ -96,6 +112,23 @@ impl Cluster<'_> {
         }
         let released = barrier.arrived >= barrier.expected;
         Stop::Barrier { id, released }
+    }
+
+    /// A warp of a kernel of another compiler has ended: barriers of all threads no longer wait for it (PTX ISA, `exit`).
+    /// Gives the one that it held up.
+    pub(crate) fn leave_barriers(&mut self, warp: &Warp) -> Option<u8> {
+        if !self.machine.is_foreign {
+            return None;
+        }
+        self.threads_ended[warp.rank] += 32;
+        let mut released = None;
+        for (id, barrier) in (0..).zip(&mut self.barriers[warp.rank]) {
+            if barrier.waits_for_all && !barrier.who.is_empty() {
+                barrier.expected -= 32;
+                released = released.or((barrier.arrived >= barrier.expected).then_some(id));
+            }
+        }
+        released
     }
 
     /// Adds some lanes' accesses and completed asynchronous operations up to now to a clock.

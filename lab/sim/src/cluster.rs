@@ -36,6 +36,8 @@ pub(crate) struct Cluster<'m> {
     pub(crate) shadow: Shadow,
     /// By rank.
     pub(crate) barriers: Vec<[Barrier; 16]>,
+    /// By rank, of kernels of other compilers: threads of warps that have ended.
+    pub(crate) threads_ended: Vec<u32>,
     pub(crate) mbarriers: Vec<Option<Mbarrier>>,
     /// By warp.
     pub(crate) copies: Vec<AsyncCopies>,
@@ -124,6 +126,7 @@ impl<'m> Cluster<'m> {
             words: vec![0xffff_ffff; shared_bytes as usize / 4],
             shadow: Shadow::new(shared_bytes, program.granule_shift, machine.readers()),
             barriers: (0..machine.blocks).map(|_| Default::default()).collect(),
+            threads_ended: vec![0; machine.blocks],
             mbarriers: (0..machine.actors.mbarriers).map(|_| None).collect(),
             copies: (0..machine.warps).map(|_| AsyncCopies::default()).collect(),
             stores: (0..machine.warps).map(|_| BulkStores::default()).collect(),

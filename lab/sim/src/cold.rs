@@ -10,6 +10,7 @@ use crate::record::Details;
 use crate::registers::lanes;
 use crate::report::TraceRecord;
 use crate::trace;
+use crate::undefined::Origin;
 use crate::warp::Warp;
 
 #[cold]
@@ -28,10 +29,25 @@ pub(crate) fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds
 #[cold]
 #[inline(never)]
 pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tracked: u32, lanes: u32) {
+    let origin = warp.origins[tracked as usize];
+    if let Origin::Lanes { pc: shuffle, absent } = origin {
+        return cluster.report(FindingKind::MissingLanes, shuffle, None, |cluster| {
+            let machine = cluster.machine;
+            let line = machine.kernel.kernel_line(machine.program.sites[pc as usize]);
+            let message = format!(
+                "`shfl.sync` reads from lanes {absent:#010x}, which are not active, and what it gives is used ({line})"
+            );
+            Details::new(message, cluster.actor(warp.index, lanes))
+        });
+    }
     cluster.report(FindingKind::NeverWritten, pc, None, |cluster| {
-        let reg = cluster.machine.program.tracked[tracked as usize];
+        let Origin::Register(source) = origin else {
+            unreachable!("reported above")
+        };
+        let reg = cluster.machine.program.tracked[source as usize];
         let name = cluster.machine.kernel.reg_name(reg).unwrap_or("a variable");
-        let message = format!("reads register `{name}`, which these lanes have not written");
+        let uses = if source == tracked { "reads" } else { "depends on" };
+        let message = format!("{uses} register `{name}`, which these lanes have not written");
         Details::new(message, cluster.actor(warp.index, lanes))
             .object(name.to_string())
             .help("initialise it where it is declared")

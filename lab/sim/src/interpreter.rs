@@ -12,6 +12,7 @@ use crate::float::{f, result};
 use crate::program::{Access, At, OPERANDS, Op, Row};
 use crate::registers::{Word, map1, map2, map3, select, test2};
 use crate::resident::changes_the_block;
+use crate::undefined;
 use crate::warp::Warp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,10 +112,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
                 if warp.active == 0 {
                     match warp.splits.next() {
                         Some(next) => (pc, warp.active) = next,
-                        None => {
-                            cluster.exit(warp, at);
-                            return stop_at(warp, at);
-                        }
+                        None => return cluster.exit(warp, at),
                     }
                 }
             }
@@ -124,8 +122,7 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
                     (pc, warp.active) = next;
                     continue;
                 }
-                cluster.exit(warp, at);
-                return stop_at(warp, at);
+                return cluster.exit(warp, at);
             }
             Op::CheckWritten(tracked) => {
                 let missing = active & !warp.written[tracked as usize];
@@ -134,6 +131,11 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
                 }
             }
             Op::MarkWritten(tracked) => warp.written[tracked as usize] |= active,
+            Op::Flow(number) => {
+                undefined::flow(machine, warp, at, number);
+                // The schedule is that of the kernel without it.
+                left += 1;
+            }
             Op::Touch(fragment, write) => cluster.touch(warp, at, fragment, write),
 
             // Arithmetic
@@ -361,15 +363,12 @@ fn instruction<'m>(
                     return Some(Stop::SliceEnd);
                 }
             }
-            let threads = threads.map_or(32 * machine.warps_per_block() as u32, |threads| {
-                threads.next_multiple_of(32)
-            });
             warp.pc = pc + 1;
             return Some(cluster.arrive(warp, pc, first, threads, true));
         }
         Inst::BarArrive { threads, .. } => {
             warp.pc = pc + 1;
-            return Some(cluster.arrive(warp, pc, first, threads, false));
+            return Some(cluster.arrive(warp, pc, first, Some(threads), false));
         }
         Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.

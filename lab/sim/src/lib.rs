@@ -65,6 +65,7 @@ mod tensor_sum;
 mod text;
 mod trace;
 mod traffic;
+mod undefined;
 mod warp;
 mod written;
 

@@ -11,6 +11,8 @@ use crate::error::SimError;
 use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
+use crate::text::{Code, Step};
+use crate::undefined::{self, Flow};
 
 /// The runs of registers of a product: its accumulator, and its operand A.
 pub(crate) fn fragments(inst: &Inst) -> Vec<(Reg, u32)> {
@@ -32,13 +34,15 @@ pub(crate) struct Lowering<'a> {
     consts32: FxHashMap<u32, Row>,
     consts64: FxHashMap<u64, Row>,
     unproven: FxHashSet<Reg>,
+    /// Whether what is not defined moves with values.
+    moves: bool,
     tracked: FxHashMap<Reg, u32>,
     /// Fragments read or written since products last started or ended.
     touched: FxHashSet<(u16, bool)>,
 }
 
 impl<'a> Lowering<'a> {
-    pub(crate) fn new(kernel: &'a Kernel, rows: Rows, unproven: FxHashSet<Reg>) -> Lowering<'a> {
+    pub(crate) fn new(kernel: &'a Kernel, rows: Rows, unproven: FxHashSet<Reg>, moves: bool) -> Lowering<'a> {
         Lowering {
             kernel,
             program: Program {
@@ -50,6 +54,7 @@ impl<'a> Lowering<'a> {
             consts32: FxHashMap::default(),
             consts64: FxHashMap::default(),
             unproven,
+            moves,
             tracked: FxHashMap::default(),
             touched: FxHashSet::default(),
         }
@@ -86,7 +91,6 @@ impl<'a> Lowering<'a> {
 
     pub(crate) fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
         let [reads, writes] = assigned::accessed(inst);
-        self.check_reads(&reads, site);
         if matches!(inst, Inst::Wgmma(_)) {
             self.touched.clear();
         } else {
@@ -97,11 +101,39 @@ impl<'a> Lowering<'a> {
         })?;
         self.note_node();
         self.push(op, Class::of(inst), site);
-        self.mark_writes(&writes, site);
         Ok(())
     }
 
-    pub(crate) fn mark_writes(&mut self, writes: &[Reg], site: SiteId) {
+    /// Before the operation of a step: checks what it reads, and moves what is not defined.
+    pub(crate) fn begin(&mut self, step: &'a Step, site: SiteId) {
+        if self.unproven.is_empty() {
+            return;
+        }
+        if !self.moves {
+            let [reads, _] = Code::accessed(step);
+            return self.check_reads(&reads, site);
+        }
+        let parts = undefined::parts(step);
+        self.check_reads(&parts.checked, site);
+        let writes: Vec<u32> = parts.to.iter().filter_map(|reg| self.tracked(*reg)).collect();
+        if writes.is_empty() {
+            return;
+        }
+        let reads = parts.from.iter().map(|reg| self.tracked((*reg)?)).collect();
+        let number = self.program.flows.len() as u32;
+        let moves = parts.moves;
+        self.program.flows.push(Flow { moves, reads, writes });
+        self.push(Op::Flow(number), Class::Structure, site);
+    }
+
+    /// After the operation of a step.
+    pub(crate) fn end(&mut self, step: &Step, site: SiteId) {
+        if !self.moves && !self.unproven.is_empty() {
+            self.mark_writes(&Code::accessed(step)[1], site);
+        }
+    }
+
+    fn mark_writes(&mut self, writes: &[Reg], site: SiteId) {
         for &reg in writes {
             if let Some(tracked) = self.tracked(reg) {
                 self.push(Op::MarkWritten(tracked), Class::Structure, site);

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::clock::{ActorId, Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
+use crate::interpreter::Stop;
 use crate::machine::RANK_SHIFT;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
@@ -166,7 +167,7 @@ impl Cluster<'_> {
     }
 
     #[inline(never)]
-    pub(crate) fn exit(&mut self, warp: &mut Warp, pc: u32) {
+    pub(crate) fn exit(&mut self, warp: &mut Warp, pc: u32) -> Stop {
         warp.state = State::Done;
         self.global.changes += 1;
         self.check_stores_at_end(warp);
@@ -178,6 +179,11 @@ impl Cluster<'_> {
         }
         self.peers.ended += 32;
         self.end_cluster_phase();
+        warp.pc = pc;
+        match self.leave_barriers(warp) {
+            Some(id) => Stop::Barrier { id, released: true },
+            None => Stop::SliceEnd,
+        }
     }
 
     /// Reports accesses to a block's shared memory that its exit does not cover.

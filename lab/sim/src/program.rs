@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::report::Class;
 use crate::rows::Rows;
 use crate::text::cold::Cold;
+use crate::undefined::Flow;
 
 /// A row of 32 lanes in a register file; from [`CONST`] on, a row of constants.
 pub(crate) type Row = u16;
@@ -45,6 +46,8 @@ pub(crate) enum Op<'k> {
     /// Reports lanes that read a tracked register before writing it.
     CheckWritten(u32),
     MarkWritten(u32),
+    /// What is not defined moves by the next operation.
+    Flow(u32),
     /// An instruction other than a product accesses a fragment; `true` if it writes.
     Touch(u16, bool),
 
@@ -212,6 +215,8 @@ pub(crate) struct Program<'k> {
     pub(crate) rows: Rows,
     /// The registers whose reads are checked at run time.
     pub(crate) tracked: Vec<Reg>,
+    /// How what is not defined moves.
+    pub(crate) flows: Vec<Flow<'k>>,
     /// log2 of the bytes per shadow cell of shared memory: the narrowest access.
     pub(crate) granule_shift: u32,
     /// The same for global memory, whose cells have 2 bytes or 1.

@@ -13,6 +13,7 @@ use crate::registers::{FULL, Registers, Word};
 use crate::resident::Visit;
 use crate::shadow::Who;
 use crate::splits::Splits;
+use crate::undefined::Origin;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -54,7 +55,8 @@ pub(crate) struct Warp {
     pub(crate) index: usize,
     pub(crate) pc: u32,
     pub(crate) active: u32,
-    /// Lanes that have not ended.
+    /// Its lanes, and those that have not ended.
+    pub(crate) born: u32,
     pub(crate) live: u32,
     /// The lanes before a guard.
     pub(crate) guarded: u32,
@@ -66,6 +68,8 @@ pub(crate) struct Warp {
     pub(crate) registers: Registers,
     /// Lanes that have written each tracked register.
     pub(crate) written: Vec<u32>,
+    /// By tracked register: where what is not defined in it comes from.
+    pub(crate) origins: Vec<Origin>,
     pub(crate) state: State,
     pub(crate) executed: u64,
     /// Epoch of its current accesses.
@@ -130,6 +134,7 @@ impl Warp {
             index,
             pc: 0,
             active: live,
+            born: live,
             live,
             guarded: 0,
             polls: 0,
@@ -137,6 +142,9 @@ impl Warp {
             splits: Splits::default(),
             registers: Registers::new(&machine.program),
             written: vec![0; machine.program.tracked.len()],
+            origins: (0..machine.program.tracked.len() as u32)
+                .map(Origin::Register)
+                .collect(),
             state: State::Ready,
             executed: 0,
             epoch,

@@ -19,13 +19,12 @@ const NOWHERE: u32 = u32::MAX;
 
 /// The program of a kernel's text. `kernel` says what stands outside its body.
 pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k>, SimError> {
-    let suspects = kernel.maybe_unwritten().collect();
-    let unproven = if code.extra.is_some() {
-        suspects
-    } else {
-        code.unproven(suspects)
-    };
-    let mut lowering = Lowering::new(kernel, code.rows(&unproven)?, unproven);
+    let suspects: FxHashSet<Reg> = kernel.maybe_unwritten().collect();
+    let is_foreign = code.extra.is_some();
+    let pinned = if is_foreign { suspects } else { code.unproven(suspects) };
+    let rows = code.rows(&pinned)?;
+    let tracked = if is_foreign { code.undefined(&pinned) } else { pinned };
+    let mut lowering = Lowering::new(kernel, rows, tracked, is_foreign);
     let products = code.items.iter().filter_map(|item| match &item.step {
         Step::Inst(inst) => Some(fragments(inst)),
         _ => None,
@@ -45,14 +44,16 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k
             number += 1;
         }
         match step {
-            Step::Inst(inst) => lowering.inst(inst, *site)?,
+            Step::Inst(inst) => {
+                lowering.begin(step, *site);
+                lowering.inst(inst, *site)?;
+                lowering.end(step, *site);
+            }
             Step::Cold(cold) => {
-                let [reads, writes] = cold.accessed();
-                lowering.check_reads(&reads, *site);
+                lowering.begin(step, *site);
                 lowering.note_node();
                 lowering.note_cold(cold);
                 lowering.push(Op::Cold(cold), cold.class, *site);
-                lowering.mark_writes(&writes, *site);
             }
             Step::Guard(pred, negated) => {
                 lowering.check_reads(&[*pred], *site);
@@ -194,7 +195,7 @@ impl Step {
 
 impl Code {
     /// The registers that an item reads, and those that it writes.
-    fn accessed(step: &Step) -> [Vec<Reg>; 2] {
+    pub(crate) fn accessed(step: &Step) -> [Vec<Reg>; 2] {
         match step {
             Step::Inst(inst) => accessed(inst),
             Step::Jump(jump) => [jump.guard.iter().map(|(pred, _)| *pred).collect(), Vec::new()],

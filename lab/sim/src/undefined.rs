@@ -1,0 +1,249 @@
+//! What is not defined moves with values, as in Valgrind's memcheck, in kernels of other compilers: registers that were
+//! not written, and what a shuffle takes from lanes that are not active. It is reported where it decides something: at
+//! addresses, branches, operands of synchronisation, and stores.
+
+use std::collections::HashMap;
+
+use flashcore_ir::Operand;
+use flashcore_ir::inst::{Inst, ShflMode};
+use flashcore_ir::types::{Reg, RegClass};
+use rustc_hash::FxHashSet;
+
+use crate::access::{bits, source_of};
+use crate::machine::Machine;
+use crate::registers::{FULL, lanes};
+use crate::text::cold::{Cold, What};
+use crate::text::{Code, Step};
+use crate::warp::Warp;
+
+/// Where a value that is not defined comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A tracked register that was not written.
+    Register(u32),
+    /// A shuffle that took the values of these lanes.
+    Lanes { pc: u32, absent: u32 },
+}
+
+/// How the results of an operation depend on its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Moves<'k> {
+    /// In each lane on all of them.
+    Each,
+    /// In each lane on this predicate, the first operand, and on the second or the third as it holds or does not.
+    Chosen(Reg),
+    /// In all lanes on those of all lanes.
+    Together,
+    Shuffle(ShflMode, &'k Cold),
+}
+
+/// What moves by an operation, by numbers of tracked registers; none for operands that are always defined.
+#[derive(Debug)]
+pub(crate) struct Flow<'k> {
+    pub(crate) moves: Moves<'k>,
+    pub(crate) reads: Vec<Option<u32>>,
+    pub(crate) writes: Vec<u32>,
+}
+
+/// The registers of a step.
+pub(crate) struct Parts<'k> {
+    pub(crate) moves: Moves<'k>,
+    /// Whose values the results depend on.
+    pub(crate) from: Vec<Option<Reg>>,
+    /// That must be defined.
+    pub(crate) checked: Vec<Reg>,
+    pub(crate) to: Vec<Reg>,
+}
+
+fn register(operand: &Operand) -> Option<Reg> {
+    match operand {
+        Operand::Reg(reg) => Some(*reg),
+        Operand::Imm(_) => None,
+    }
+}
+
+pub(crate) fn parts(step: &Step) -> Parts<'_> {
+    let [reads, to] = Code::accessed(step);
+    let all = |moves, reads: Vec<Reg>, to| Parts {
+        moves,
+        from: reads.into_iter().map(Some).collect(),
+        checked: Vec::new(),
+        to,
+    };
+    // The first operand moves.
+    let first = |moves, cold: &Cold, to| Parts {
+        moves,
+        from: vec![register(&cold.reads[0])],
+        checked: cold.reads[1..].iter().filter_map(register).collect(),
+        to,
+    };
+    match step {
+        Step::Inst(inst) => match inst {
+            Inst::Selp { cond, a, b, .. } => Parts {
+                moves: Moves::Chosen(*cond),
+                from: vec![Some(*cond), register(a), register(b)],
+                checked: Vec::new(),
+                to,
+            },
+            Inst::Mov { .. }
+            | Inst::Bin { .. }
+            | Inst::Un { .. }
+            | Inst::Fma { .. }
+            | Inst::MadWide { .. }
+            | Inst::Cvt { .. }
+            | Inst::CvtPack { .. }
+            | Inst::Pack { .. }
+            | Inst::Unpack { .. }
+            | Inst::Lop3 { .. }
+            | Inst::Prmt { .. }
+            | Inst::Setp { .. } => all(Moves::Each, reads, to),
+            Inst::Mma { .. } | Inst::Redux { .. } => all(Moves::Together, reads, to),
+            _ => decides(reads, to),
+        },
+        Step::Cold(cold) => match (&cold.what, &cold.reads[..]) {
+            (What::Scalar(_), [a, b, Operand::Reg(cond)]) if cond.class == RegClass::Pred => Parts {
+                moves: Moves::Chosen(*cond),
+                from: vec![Some(*cond), register(a), register(b)],
+                checked: Vec::new(),
+                to,
+            },
+            (What::Scalar(_) | What::Test(..), _) => all(Moves::Each, reads, to),
+            (What::Shfl(mode), _) => first(Moves::Shuffle(*mode, cold), cold, to[..1].to_vec()),
+            (What::Vote(_) | What::Match(_) | What::Redux(..), _) => first(Moves::Together, cold, to),
+            (What::Product(_), _) => all(Moves::Together, reads, to),
+            _ => decides(reads, to),
+        },
+        _ => decides(reads, to),
+    }
+}
+
+/// A step that no value moves by.
+fn decides<'k>(checked: Vec<Reg>, to: Vec<Reg>) -> Parts<'k> {
+    Parts {
+        moves: Moves::Each,
+        from: Vec::new(),
+        checked,
+        to,
+    }
+}
+
+impl Code {
+    /// The registers that may hold what is not defined, given those that may be read before they are written.
+    pub(crate) fn undefined(&self, unwritten: &FxHashSet<Reg>) -> FxHashSet<Reg> {
+        let mut found = unwritten.clone();
+        let shuffled = self.items.iter().filter_map(|item| match &item.step {
+            Step::Cold(
+                cold @ Cold {
+                    what: What::Shfl(_), ..
+                },
+            ) => Some(cold),
+            _ => None,
+        });
+        let shuffled: Vec<&Cold> = shuffled.collect();
+        if !shuffled.is_empty() {
+            let constants = self.constants();
+            let is_full = |operand: &Operand| match operand {
+                Operand::Imm(bits) => *bits as u32 == FULL,
+                Operand::Reg(reg) => constants.get(reg).copied().flatten() == Some(u64::from(FULL)),
+            };
+            let are_there = self.lanes_stay();
+            let partial = shuffled.iter().filter(|cold| !(are_there && is_full(&cold.reads[3])));
+            found.extend(partial.map(|cold| cold.writes[0]));
+        }
+        if found.is_empty() {
+            return found;
+        }
+        let steps: Vec<Parts<'_>> = self.items.iter().map(|item| parts(&item.step)).collect();
+        let mut readers: HashMap<Reg, Vec<usize>> = HashMap::new();
+        for (number, parts) in steps.iter().enumerate() {
+            for reg in parts.from.iter().flatten() {
+                readers.entry(*reg).or_default().push(number);
+            }
+        }
+        let mut next: Vec<Reg> = found.iter().copied().collect();
+        while let Some(reg) = next.pop() {
+            for &reader in readers.get(&reg).into_iter().flatten() {
+                next.extend(steps[reader].to.iter().filter(|reg| found.insert(**reg)));
+            }
+        }
+        found
+    }
+
+    /// Registers that are written once, and with which constant if it is one.
+    fn constants(&self) -> HashMap<Reg, Option<u64>> {
+        let mut constants = HashMap::new();
+        for item in &self.items {
+            let value = match &item.step {
+                Step::Inst(Inst::Mov {
+                    src: Operand::Imm(bits),
+                    ..
+                }) => Some(*bits),
+                _ => None,
+            };
+            for reg in Code::accessed(&item.step)[1].iter() {
+                constants.entry(*reg).and_modify(|known| *known = None).or_insert(value);
+            }
+        }
+        constants
+    }
+
+    /// Whether blocks have whole warps, and all of their threads end at the end of the text.
+    fn lanes_stay(&self) -> bool {
+        let threads = self.extra.iter().flat_map(|extra| extra.block).product::<u32>();
+        let is_last = |at: usize| at + 1 == self.items.len();
+        let mut steps = self.items.iter().map(|item| &item.step).enumerate();
+        threads.is_multiple_of(32) && steps.all(|(at, step)| !matches!(step, Step::Exit(_)) || is_last(at))
+    }
+}
+
+/// What is not defined moves by the operation after `pc`.
+#[inline(never)]
+pub(crate) fn flow(machine: &Machine<'_>, warp: &mut Warp, pc: u32, number: u32) {
+    let flow = &machine.program.flows[number as usize];
+    let active = warp.active;
+    let (mut undefined, mut origin) = (0u32, None);
+    let mut add = |read: Option<u32>, among: u32| {
+        let Some(read) = read else { return };
+        let missing = !warp.written[read as usize] & among;
+        if missing != 0 {
+            undefined |= missing;
+            origin = Some(warp.origins[read as usize]);
+        }
+    };
+    match flow.moves {
+        Moves::Each => flow.reads.iter().for_each(|&read| add(read, active)),
+        Moves::Chosen(cond) => {
+            let holds = warp.registers.pred(machine.program.rows.row(cond));
+            add(flow.reads[1], active & holds);
+            add(flow.reads[2], active & !holds);
+            add(flow.reads[0], active);
+        }
+        Moves::Together => {
+            flow.reads.iter().for_each(|&read| add(read, active));
+            undefined = if undefined == 0 { 0 } else { active };
+        }
+        Moves::Shuffle(mode, cold) => {
+            let [by, clamps] = [1, 2].map(|at| bits(machine, warp, cold.reads[at]));
+            let written = flow.reads[0].map_or(FULL, |read| warp.written[read as usize]);
+            let mut absent = 0;
+            for (lane, (source, _)) in lanes(active).map(|lane| (lane, source_of(mode, lane, by[lane], clamps[lane]))) {
+                if active >> source & 1 == 0 {
+                    (absent, undefined) = (absent | 1 << source, undefined | 1 << lane);
+                } else if written >> source & 1 == 0 {
+                    undefined |= 1 << lane;
+                    origin = flow.reads[0].map(|read| warp.origins[read as usize]);
+                }
+            }
+            if absent != 0 {
+                origin = Some(Origin::Lanes { pc, absent });
+            }
+        }
+    }
+    for &write in &flow.writes {
+        let written = &mut warp.written[write as usize];
+        *written = *written & !active | active & !undefined;
+        if let Some(origin) = origin {
+            warp.origins[write as usize] = origin;
+        }
+    }
+}
