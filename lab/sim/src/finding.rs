@@ -53,6 +53,8 @@ kinds! {
     PeerLifetime = "peer-lifetime": "An access to a block of the cluster that may not have started or may have exited.",
     BeforeDependency = "before-dependency": "An access to global memory before `griddepcontrol.wait`.",
     Trap = "trap": "A trap.",
+    Nondeterministic = "nondeterministic": "Outputs that differ between schedules, though nothing is atomic.",
+    OpaqueLayout = "opaque-layout": "Outputs that differ with the layout of `wmma` fragments, which PTX leaves open.",
 }
 
 /// A source line of the kernel.

@@ -10,7 +10,7 @@ use crate::cold::{division_by_zero, never_written, not_uniform, record, special}
 use crate::flags::Order;
 use crate::float::{f, result};
 use crate::program::{Access, At, OPERANDS, Op, Row};
-use crate::registers::{Word, map1, map2, map3, select, test2};
+use crate::registers::{Word, lanes, map1, map2, map3, select, test2};
 use crate::resident::changes_the_block;
 use crate::undefined;
 use crate::warp::Warp;
@@ -91,6 +91,13 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
                 pc = target;
                 if pc <= at && turns_back(warp, at, &mut pc, budget) {
                     return Stop::Livelock;
+                }
+            }
+            Op::Gather(mask) => {
+                let needed = r.get::<u32>(k, mask);
+                let needed = lanes(active).fold(0, |all, lane| all | needed[lane]) & warp.live;
+                if active & needed != needed {
+                    (pc, warp.active) = warp.splits.gather(at, active, needed);
                 }
             }
             Op::Join(place) => (pc, warp.active) = warp.splits.arrive(place, pc, active),
@@ -430,6 +437,9 @@ fn turns_back(warp: &mut Warp, at: u32, pc: &mut u32, budget: u64) -> bool {
         return false;
     }
     warp.executed += u64::from(at - *pc) + 1;
+    if let Some(next) = warp.splits.other_turn(*pc, warp.active) {
+        (*pc, warp.active) = next;
+    }
     let is_spent = warp.executed > budget;
     if is_spent {
         warp.pc = at;

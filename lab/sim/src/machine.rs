@@ -84,6 +84,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) block: [u32; 3],
     /// Whether the kernel is of another compiler.
     pub(crate) is_foreign: bool,
+    /// Whether lanes that parted meet only where an instruction needs them together.
+    pub(crate) is_late: bool,
     /// Bytes of local memory of a thread.
     pub(crate) local: u32,
     /// The bytes of the parameters of a kernel of another compiler.
@@ -117,7 +119,9 @@ impl<'a> Machine<'a> {
             let threads = kernel.threads();
             return Err(SimError::PartOfAWarp { threads });
         }
-        let program = text::lower(kernel, code)?;
+        // A schedule in four, and the second of two.
+        let is_late = extra.is_some() && options.seed % 4 == 1;
+        let program = text::lower(kernel, code, is_late)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
         let mut uninitialized: Vec<bool> = (0..launch.buffers.len())
@@ -155,6 +159,7 @@ impl<'a> Machine<'a> {
         Ok(Machine {
             block: extra.map_or(launch.block, |extra| extra.block),
             is_foreign: extra.is_some(),
+            is_late,
             local: extra.map_or(0, |extra| extra.local),
             parameters: extra.map_or(Vec::new(), |extra| extra.placed(|slot| regions[slot].base)),
             maps: bind_maps(kernel, launch)?,

@@ -39,6 +39,10 @@ fn rounded(element: Element, value: f64, saturates: bool) -> u64 {
 }
 
 impl Cluster<'_> {
+    fn other_layout(&self) -> bool {
+        self.machine.options.permuted_fragments
+    }
+
     /// The elements of a matrix, a row after the other.
     fn matrix(&self, warp: &Warp, fragment: &Fragment, operands: &[Operand]) -> Vec<f64> {
         let [rows, columns] = fragment.dims();
@@ -48,7 +52,7 @@ impl Cluster<'_> {
             let bits = bits(self.machine, warp, *operand);
             for (lane, bits) in (0..).zip(bits) {
                 for element in 0..each {
-                    let (row, column) = fragment.place(lane, register, element);
+                    let (row, column) = fragment.place(lane, register, element, self.other_layout());
                     matrix[(row * columns + column) as usize] = value(fragment.element, bits >> (width * element));
                 }
             }
@@ -77,7 +81,7 @@ impl Cluster<'_> {
         for (register, &reg) in (0..).zip(&cold.writes) {
             let packed = |lane: usize| {
                 (0..each).fold(0, |all, element| {
-                    let (row, column) = product.d.place(lane as u32, register, element);
+                    let (row, column) = product.d.place(lane as u32, register, element, self.other_layout());
                     let value = sum[row as usize * n + column as usize];
                     all | rounded(product.d.element, value, product.saturates) << (width * element)
                 })
@@ -89,7 +93,7 @@ impl Cluster<'_> {
     /// Moves a matrix, an element of each lane after the other.
     pub(crate) fn move_matrix(&mut self, warp: &mut Warp, pc: u32, cold: &Cold, movement: &Move) -> Option<Stop> {
         self.check_members(warp, pc, FULL, "wmma");
-        let machine = self.machine;
+        let (machine, is_other) = (self.machine, self.other_layout());
         let fragment = &movement.fragment;
         let (element, access) = (fragment.element, &movement.access);
         let [base, stride] = [0, 1].map(|at| bits(machine, warp, cold.reads[at]));
@@ -115,7 +119,7 @@ impl Cluster<'_> {
             };
             for part in 0..each {
                 let addresses = std::array::from_fn(|lane| {
-                    let (row, column) = fragment.place(lane as u32, register, part);
+                    let (row, column) = fragment.place(lane as u32, register, part, is_other);
                     let [row, column] = [row, column].map(u64::from);
                     let stride = stride[lane] & 0xffff_ffff;
                     let number = if movement.is_row_major {

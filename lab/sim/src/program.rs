@@ -36,6 +36,8 @@ pub(crate) enum Op<'k> {
     Goto(u32),
     /// Paths that parted meet here.
     Join(u32),
+    /// By the late policy: the next operation needs the lanes of this mask together.
+    Gather(Row),
     /// Up to its end those lanes are active for which a predicate holds, or does not if true. Where none is, the
     /// program goes on at the operation.
     Guard(Row, bool, u32),

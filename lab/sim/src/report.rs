@@ -44,6 +44,8 @@ pub struct SimOptions {
     /// Whether blocks that communicate start in a random order. Otherwise they start in that of their numbers, as GPUs
     /// do, though CUDA does not promise it.
     pub shuffle_blocks: bool,
+    /// Whether fragments of `wmma` in PTX of other compilers have another layout than they usually do.
+    pub permuted_fragments: bool,
     /// How tensor-core sums are computed.
     pub tensor_sums: TensorSums,
     /// Runs only the block with this linear index (x fastest), for example to count its work. An
@@ -71,6 +73,7 @@ impl Default for SimOptions {
             written: BTreeMap::new(),
             chip: Chip::from(Target::Sm90a),
             shuffle_blocks: false,
+            permuted_fragments: false,
             tensor_sums: TensorSums::Exact,
             only_block: None,
             first_blocks: None,

@@ -1,4 +1,8 @@
-//! The paths of a warp's lanes: those that parted at a jump wait for each other where their paths meet.
+//! The paths of a warp's lanes. By the early policy those that parted at a jump wait for each other where their paths
+//! meet. By the late one, which some schedules have, they go on by turns until an instruction needs them together: since
+//! Volta a GPU promises no more (CUDA programming guide, "Independent Thread Scheduling").
+
+use std::collections::VecDeque;
 
 use crate::program::Jump;
 
@@ -24,12 +28,86 @@ pub(crate) struct Splits {
     is_loose: bool,
     /// Lanes at a barrier that others have yet to come to: its operation.
     parked: Option<(u32, u32)>,
+    late: Option<Late>,
+}
+
+/// The late policy.
+#[derive(Clone, Debug, Hash)]
+struct Late {
+    /// Decides which paths go on first.
+    seed: u64,
+    /// The next operation of each path that is not executed now, and its lanes.
+    paths: VecDeque<(u32, u32)>,
+    /// Lanes at an instruction that needs others, too: its operation.
+    waiting: Vec<(u32, u32)>,
+}
+
+impl Late {
+    fn takes_turns(&self, pc: u32, lanes: u32) -> bool {
+        // A multiplication mixes well enough (Knuth, "Multiplicative hashing").
+        let mixed = (self.seed ^ u64::from(pc) << 32 ^ u64::from(lanes)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed >> 63 == 1
+    }
 }
 
 /// A place that no lanes come to.
 const NOWHERE: u32 = u32::MAX;
 
 impl Splits {
+    /// By the late policy if there is a seed for it.
+    pub(crate) fn new(seed: Option<u64>) -> Splits {
+        let late = seed.map(|seed| Late {
+            seed,
+            paths: VecDeque::new(),
+            waiting: Vec::new(),
+        });
+        Splits {
+            late,
+            ..Splits::default()
+        }
+    }
+
+    /// The path that has the next turn, by the late policy.
+    #[cold]
+    pub(crate) fn turn(&mut self, pc: u32, lanes: u32) -> (u32, u32) {
+        match &mut self.late {
+            Some(late) if !late.paths.is_empty() && late.takes_turns(pc, lanes) => {
+                late.paths.push_back((pc, lanes));
+                late.paths.pop_front().unwrap_or((pc, lanes))
+            }
+            _ => (pc, lanes),
+        }
+    }
+
+    /// By the late policy the path that goes on where lanes go back to `pc`: each gets its turn.
+    #[inline(always)]
+    pub(crate) fn other_turn(&mut self, pc: u32, lanes: u32) -> Option<(u32, u32)> {
+        let late = self.late.as_mut().filter(|late| !late.paths.is_empty())?;
+        late.paths.push_back((pc, lanes));
+        late.paths.pop_front()
+    }
+
+    /// Lanes come to the operation `pc`, whose next one needs all of `needed`. Gives what is executed next: that one,
+    /// once all are there or nothing else can go on.
+    #[cold]
+    pub(crate) fn gather(&mut self, pc: u32, lanes: u32, needed: u32) -> (u32, u32) {
+        let Some(late) = &mut self.late else {
+            return (pc + 1, lanes);
+        };
+        let mut together = lanes;
+        late.waiting.retain(|(at, lanes)| {
+            together |= if *at == pc { *lanes } else { 0 };
+            *at != pc
+        });
+        if together & needed != needed
+            && let Some(next) = late.paths.pop_front()
+        {
+            late.waiting.push((pc, together));
+            return next;
+        }
+        (pc + 1, together)
+    }
+
     /// Some lanes come to a place of the text, whose operation is `pc`. Gives what the warp executes next, and with
     /// which lanes.
     #[inline(always)]
@@ -46,6 +124,7 @@ impl Splits {
                 self.meetings.pop();
                 (pc, all)
             }
+            None if self.late.is_some() => self.turn(pc, lanes),
             _ => (pc, lanes),
         }
     }
@@ -100,6 +179,9 @@ impl Splits {
     /// What the warp executes next where no lane goes on, and with which lanes; none where all have ended.
     #[cold]
     pub(crate) fn next(&mut self) -> Option<(u32, u32)> {
+        if let Some(late) = &mut self.late {
+            return late.paths.pop_front().or_else(|| late.waiting.pop());
+        }
         loop {
             let meeting = self.meetings.last_mut()?;
             if meeting.pending > 0 {
@@ -116,6 +198,14 @@ impl Splits {
 
     /// Lanes part at a jump, before the operation `pc`: those that stay are first.
     pub(crate) fn part(&mut self, jump: &Jump, pc: u32, taken: u32, stays: u32) -> (u32, u32) {
+        if let Some(late) = &mut self.late {
+            let mut paths = [(pc, stays), (jump.target, taken)];
+            if late.takes_turns(pc, taken) {
+                paths.reverse();
+            }
+            late.paths.push_back(paths[1]);
+            return paths[0];
+        }
         if self.meetings.last().is_none_or(|meeting| meeting.place != jump.join) {
             self.meetings.push(Meeting {
                 place: jump.join,

@@ -11,11 +11,11 @@ use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::float;
 use crate::interpreter::Stop;
-use crate::program::{At, Half, Row};
+use crate::program::{At, Half, Op, Row};
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shadow::{Pattern, SharedAccess};
-use crate::text::cold::{Access, Atomic, Change, Cold, Float, Memory, Strength};
+use crate::text::cold::{Access, Atomic, Change, Cold, Float, Memory, Strength, What};
 use crate::warp::Warp;
 
 /// The new value of a word.
@@ -201,6 +201,17 @@ impl Cluster<'_> {
         }
     }
 
+    /// Whether a strong store of another lane of a warp wrote a cell of shared memory last.
+    fn is_by_lane(&self, warp: &Warp, lane: usize, cell: usize) -> bool {
+        let (writer, pc) = self.shadow.writer(cell);
+        let me = 32 * warp.index + lane;
+        let what = match self.machine.program.ops[pc as usize] {
+            Op::Cold(cold) => Some(&cold.what),
+            _ => None,
+        };
+        writer as usize / 32 == warp.index && writer as usize != me && matches!(what, Some(What::Access(_)))
+    }
+
     /// A strong access to shared memory by the active lanes.
     pub(crate) fn strong_shared(
         &mut self,
@@ -232,10 +243,11 @@ impl Cluster<'_> {
             return;
         }
         warp.polls += 1;
-        // Strong writes do not race with it; others do.
+        // Strong writes do not race with it, but for those of other lanes of its warp where it does not poll; others do.
         let is_plain = |lane: &usize| {
             let mut cells = self.shadow.cells(&found, *lane);
-            cells.any(|cell| !self.shadow.stamp(cell).is_atomic())
+            cells
+                .any(|cell| !self.shadow.stamp(cell).is_atomic() || !access.polls && self.is_by_lane(warp, *lane, cell))
         };
         found.mask = lanes(mask).filter(is_plain).fold(0, |all, lane| all | 1 << lane);
         self.check_reads(warp, &found, false);

@@ -139,7 +139,7 @@ impl Warp {
             guarded: 0,
             polls: 0,
             local: vec![0xff; 32 * machine.local as usize],
-            splits: Splits::default(),
+            splits: Splits::new(machine.is_late.then_some(machine.options.seed)),
             registers: Registers::new(&machine.program),
             written: vec![0; machine.program.tracked.len()],
             origins: (0..machine.program.tracked.len() as u32)

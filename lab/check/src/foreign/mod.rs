@@ -12,6 +12,7 @@ mod judge;
 mod kind;
 mod launch_file;
 mod names;
+mod outputs;
 mod run;
 #[cfg(test)]
 mod tests;

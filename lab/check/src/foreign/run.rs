@@ -5,10 +5,11 @@ use std::collections::{HashMap, HashSet};
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxParam};
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Function, Module, Operand, Register};
-use flashcore_sim::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimError, SimOptions};
+use flashcore_sim::{FindingKind, PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimError, SimOptions};
 use half::f16;
 use thiserror::Error;
 
+use super::outputs::{Open, differ};
 use super::words;
 use crate::Found;
 
@@ -151,8 +152,9 @@ pub fn threads_in(block: [u32; 3]) -> u32 {
     block.iter().fold(1, |all: u32, &n| all.saturating_mul(n))
 }
 
-/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines
-/// of `.loc` if there are any. The output is not judged.
+/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines of `.loc` if there are
+/// any. The output is not judged, but must be the same under each, and with each layout of `wmma` fragments, unless the
+/// kernel has atomic operations.
 pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
     let module = Module::read(text)?;
     let refused = |why: &str, line| PtxError::not_understood(format!("`{kernel}`"), why, line);
@@ -185,14 +187,36 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
     let read = PtxKernel::read(&module, kernel, &launch).map_err(text_error)?;
     let mut options = asked.sim.clone();
     options.uninitialized = bound.unwritten;
-    let mut found = Vec::new();
-    for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed + u64::from(n)) {
+    let open = Open::of(&module, function)?;
+    let simulate = |options: &SimOptions| {
+        let mut contents = bound.contents.clone();
+        let report = read.simulate(&mut contents, options).map_err(text_error)?;
+        Ok::<_, RunError>((report.findings, contents))
+    };
+    let (mut found, mut first) = (Vec::new(), None);
+    for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed.wrapping_add(u64::from(n))) {
         options.seed = schedule;
-        let report = read
-            .simulate(&mut bound.contents.clone(), &options)
-            .map_err(text_error)?;
-        let findings = report.findings.into_iter().map(words::of_cuda).collect();
-        Found::add(&mut found, findings, schedule);
+        let (mut findings, contents) = simulate(&options)?;
+        let first = first.get_or_insert_with(|| contents.clone());
+        if found.is_empty() && findings.is_empty() && !open.atomics {
+            let than = format!(
+                "than under schedule {}; nothing orders the threads as it relies on",
+                asked.sim.seed
+            );
+            findings.extend(differ(&read, FindingKind::Nondeterministic, &than, [first, &contents]));
+        }
+        Found::add(&mut found, findings.into_iter().map(words::of_cuda).collect(), schedule);
+    }
+    if let (true, Some(first)) = (open.fragments && !open.atomics && found.is_empty(), first) {
+        (options.seed, options.permuted_fragments) = (asked.sim.seed, true);
+        let (_, contents) = simulate(&options)?;
+        let than = "if the elements of `wmma` fragments are in other lanes and registers, which PTX leaves open";
+        let layout = differ(&read, FindingKind::OpaqueLayout, than, [&first, &contents]);
+        Found::add(
+            &mut found,
+            layout.into_iter().map(words::of_cuda).collect(),
+            options.seed,
+        );
     }
     Ok(found)
 }

@@ -15,6 +15,11 @@ fn text(body: &str) -> String {
 
 /// Kind, line and register of each finding, or why the kernel is not simulated.
 fn findings(body: &str) -> Result<Vec<(FindingKind, u32, String)>, String> {
+    under(1, body)
+}
+
+/// The same under several schedules.
+pub(crate) fn under(schedules: u32, body: &str) -> Result<Vec<(FindingKind, u32, String)>, String> {
     let launch = ForeignLaunch {
         block: None,
         variables: Vec::new(),
@@ -25,7 +30,7 @@ fn findings(body: &str) -> Result<Vec<(FindingKind, u32, String)>, String> {
             bytes: 256,
             fill: Fill::Zero,
         }],
-        schedules: 1,
+        schedules,
         sim: SimOptions {
             max_instructions: 10_000,
             ..SimOptions::default()

@@ -28,6 +28,7 @@ mod mma_backward;
 mod mma_mutants;
 mod museum;
 mod mutants;
+mod open_ptx;
 mod operand_checks;
 mod packed_wgmma;
 mod pictures;

@@ -137,6 +137,8 @@ pub(crate) struct Access {
     pub(crate) offset: i64,
     pub(crate) object: Option<Object>,
     pub(crate) strength: Strength,
+    /// Whether a loop goes on or not as a strong load says.
+    pub(crate) polls: bool,
     /// Registers for addresses of 4 and of 8 bytes.
     pub(crate) scratch: [Reg; 2],
 }

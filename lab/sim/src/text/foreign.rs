@@ -182,6 +182,7 @@ impl PtxKernel {
             refused("the buffer of its address is not known", line)
         })?;
         code.simplify();
+        code.find_polling();
         let mut ledger = ledger;
         for id in code.mbarriers() {
             let buffer = &mut ledger.buffers[id as usize];

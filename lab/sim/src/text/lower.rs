@@ -2,15 +2,18 @@
 
 use std::collections::VecDeque;
 
-use flashcore_ir::Kernel;
+use flashcore_ir::inst::Inst;
 use flashcore_ir::types::Reg;
+use flashcore_ir::{Kernel, Operand};
 use rustc_hash::FxHashSet;
 
+use super::cold::What;
 use super::{Code, Item, Step};
 use crate::assigned::accessed;
 use crate::error::SimError;
 use crate::lower::{Lowering, fragments};
 use crate::program::{self, Op, PRED_TRUE, Program};
+use crate::registers::FULL;
 use crate::report::Class;
 use crate::rows::{Lives, Rows};
 
@@ -18,7 +21,8 @@ use crate::rows::{Lives, Rows};
 const NOWHERE: u32 = u32::MAX;
 
 /// The program of a kernel's text. `kernel` says what stands outside its body.
-pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k>, SimError> {
+/// With `is_late` what needs lanes together waits for them.
+pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Result<Program<'k>, SimError> {
     let suspects: FxHashSet<Reg> = kernel.maybe_unwritten().collect();
     let is_foreign = code.extra.is_some();
     let pinned = if is_foreign { suspects } else { code.unproven(suspects) };
@@ -35,13 +39,19 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code) -> Result<Program<'k
     let (mut ahead, mut back) = (vec![NOWHERE; code.labels.len()], vec![NOWHERE; code.labels.len()]);
     let mut jumps = Vec::new();
     let joins: FxHashSet<u32> = code.items.iter().filter_map(|item| item.step.join()).collect();
-    let (mut number, mut guard) = (0, 0);
+    let (mut number, mut guard, mut is_guarded) = (0, 0, false);
     for (index, Item { step, site }) in (0u32..).zip(&code.items) {
         while code.begins.get(number as usize) == Some(&index) {
             if places.meets[number as usize] {
                 lowering.push(Op::Join(number), Class::Structure, *site);
             }
             number += 1;
+        }
+        // A guard is left with the lanes that it was entered with.
+        is_guarded = matches!(step, Step::Guard(..)) || is_guarded && !matches!(step, Step::GuardEnd);
+        if let Some(members) = step.members().filter(|_| is_late && !is_guarded) {
+            let op = Op::Gather(lowering.bits32(members));
+            lowering.push(op, Class::Structure, *site);
         }
         match step {
             Step::Inst(inst) => {
@@ -188,6 +198,35 @@ impl Step {
     fn join(&self) -> Option<u32> {
         match self {
             Step::Jump(jump) => jump.join.filter(|_| jump.guard.is_some()),
+            _ => None,
+        }
+    }
+
+    /// The mask of the lanes that it needs together.
+    fn members(&self) -> Option<Operand> {
+        let all = Operand::Imm(u64::from(FULL));
+        match self {
+            Step::Inst(inst) => match inst {
+                Inst::BarWarp { members }
+                | Inst::Shfl { members, .. }
+                | Inst::Vote { members, .. }
+                | Inst::Redux { members, .. } => Some(Operand::Imm(u64::from(*members))),
+                Inst::BarSync { .. }
+                | Inst::BarArrive { .. }
+                | Inst::Mma { .. }
+                | Inst::LdMatrix { .. }
+                | Inst::StMatrix { .. }
+                | Inst::Elect { .. }
+                | Inst::Wgmma(_)
+                | Inst::Cluster(_)
+                | Inst::SetMaxRegs { .. } => Some(all),
+                _ => None,
+            },
+            Step::Cold(cold) => match cold.what {
+                What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) => cold.reads.last().copied(),
+                What::Product(_) | What::Move(_) => Some(all),
+                _ => None,
+            },
             _ => None,
         }
     }

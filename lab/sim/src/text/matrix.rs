@@ -95,12 +95,16 @@ impl Fragment {
         fits.then_some(()).ok_or_else(why)
     }
 
-    /// The row and the column of an element of a register of a lane.
-    pub(crate) fn place(&self, lane: u32, register: u32, element: u32) -> (u32, u32) {
+    /// The row and the column of an element of a register of a lane; where PTX leaves it open, of one of two layouts.
+    pub(crate) fn place(&self, lane: u32, register: u32, element: u32, is_other: bool) -> (u32, u32) {
         let (each, [rows, columns]) = (self.element.in_register(), self.dims());
         if self.is_opaque {
             // Some fragments hold each element more than once.
-            let number = lane * self.registers * each + register * each + element;
+            let slots = 32 * self.registers;
+            let slot = lane * self.registers + register;
+            // Lanes and registers of the other layout are permuted: their number is a power of two.
+            let slot = if is_other { (5 * slot + 3) % slots } else { slot };
+            let number = slot * each + element;
             let number = number % (rows * columns);
             return (number / columns, number % columns);
         }

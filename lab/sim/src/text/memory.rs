@@ -117,6 +117,7 @@ impl Reader<'_> {
             offset,
             object: None,
             strength,
+            polls: false,
             scratch: [self.fresh(RegClass::B32, 1), self.fresh(RegClass::B64, 1)],
         })
     }

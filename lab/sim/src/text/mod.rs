@@ -14,6 +14,7 @@ mod numbers;
 mod operands;
 mod origins;
 mod other;
+mod polling;
 #[cfg(test)]
 mod round_trip;
 mod scalar;

@@ -1,0 +1,95 @@
+//! PTX that relies on what CUDA leaves open: when lanes that parted meet, and which element of a fragment is where. Each
+//! mistake has a twin.
+
+use flashcore_sim::FindingKind;
+
+use crate::hostile_ptx::under;
+
+fn kinds(schedules: u32, body: &str) -> Vec<FindingKind> {
+    let found = under(schedules, body).unwrap_or_else(|error| panic!("{error}\n{body}"));
+    found.into_iter().map(|(kind, _, _)| kind).collect()
+}
+
+/// Two ways of the lanes of a warp, that stay apart until an instruction names both.
+const PART: &str =
+    "and.b32 %r4, %r1, 31; setp.lt.u32 %p1, %r4, 16; setp.eq.u32 %p2, %r4, 0; @%p1 bra UP; add.u32 %r5, %r1, 1;
+    bra MEET; UP: add.u32 %r5, %r1, 2; MEET:";
+
+/// Lanes that part need not meet again before an instruction that names them (CUDA programming guide, "Independent Thread
+/// Scheduling"). The schedules 1 and 5 let them go on, the others do not.
+#[test]
+fn what_trusts_that_lanes_meet_differs_under_late_schedules() {
+    for (uses, orders) in [
+        // Who is there after a branch, and how many.
+        ("activemask.b32 %r6; st.global.u32 [%rd2], %r6;", "bar.warp.sync -1;"),
+        (
+            "activemask.b32 %r6; popc.b32 %r7, %r6; add.u32 %r7, %r7, %r5; st.global.u32 [%rd2], %r7;",
+            "vote.sync.any.pred %p3, %p1, -1;",
+        ),
+        // Which lane is the first of them.
+        (
+            "activemask.b32 %r6; brev.b32 %r7, %r6; clz.b32 %r7, %r7; st.global.u32 [%rd2], %r7;",
+            "bar.warp.sync -1;",
+        ),
+    ] {
+        assert_eq!(kinds(1, &format!("{PART} {uses}")), [], "{uses}");
+        let late = kinds(6, &format!("{PART} {uses}"));
+        assert_eq!(late, [FindingKind::Nondeterministic], "{uses}");
+        assert_eq!(kinds(6, &format!("{PART} {orders} {uses}")), [], "{uses}");
+    }
+}
+
+/// A volatile word that another lane of its warp has stored is a flag only where a loop waits for it.
+#[test]
+fn a_volatile_word_orders_no_lanes() {
+    let store = ".shared .b32 s[2]; shr.u32 %r7, %r1, 5; mul.lo.u32 %r7, %r7, 4; mov.u32 %r3, s; add.u32 %r7, %r3, %r7; mov.u32 \
+                 %r6, 3; @%p2 st.volatile.shared.u32 [%r7], %r6; bar.sync 0; @!%p2 bra READ; mov.u32 %r6, 4; \
+                 st.volatile.shared.u32 [%r7], %r6; READ:";
+    let load = "ld.volatile.shared.u32 %r5, [%r7];";
+    for (read, found) in [
+        (load.to_string(), vec![FindingKind::Race]),
+        (format!("bar.warp.sync -1; {load}"), vec![]),
+        (format!("POLL: {load} setp.ne.u32 %p3, %r5, 4; @%p3 bra POLL;"), vec![]),
+        // A loop that goes on whatever is read.
+        (
+            format!("mov.u32 %r4, 0; AGAIN: {load} add.u32 %r4, %r4, 1; setp.lt.u32 %p3, %r4, 2; @%p3 bra AGAIN;"),
+            vec![FindingKind::Race],
+        ),
+    ] {
+        let body = format!("{PART} {store} {read} st.global.u32 [%rd2], %r5;");
+        assert_eq!(kinds(6, &body), found, "{read}");
+    }
+}
+
+/// An element of a fragment is another one on other hardware; what treats all alike is the same.
+#[test]
+fn elements_of_opaque_fragments_have_no_place() {
+    let list = |name: &str, first: u32| {
+        let all: Vec<String> = (first..first + 8).map(|i| format!("%{name}{i}")).collect();
+        format!("{{{}}}", all.join(", "))
+    };
+    let (a, sums, zeros) = (list("a", 0), list("f", 1), format!("{{{}}}", ["%f0"; 8].join(", ")));
+    let alike: String = (1..9).map(|i| format!("add.f32 %f{i}, %f{i}, %f{i}; ")).collect();
+    for (change, found) in [
+        (alike.as_str(), vec![]),
+        ("add.f32 %f1, %f1, %f1;", vec![FindingKind::OpaqueLayout]),
+        (
+            "setp.ne.u32 %p1, %r1, 0; @%p1 bra GO; mov.f32 %f1, 0f40000000; GO:",
+            vec![FindingKind::OpaqueLayout],
+        ),
+    ] {
+        let body = format!(
+            ".reg .b32 %a<8>; .reg .f32 %f<9>; .shared .align 32 .b8 s[512]; .shared .align 32 .b8 t[1024];
+            shl.b32 %r3, %r1, 3; mov.u32 %r4, s; add.u32 %r3, %r3, %r4; mov.u32 %r5, 0x3c003800;
+            st.shared.v2.u32 [%r3], {{%r5, %r1}}; bar.sync 0; setp.ge.u32 %p2, %r1, 32; @%p2 bra END;
+            wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {a}, [s], 16;
+            mov.f32 %f0, 0f00000000;
+            wmma.mma.sync.aligned.row.row.m16n16k16.f32.f32 {sums}, {a}, {a}, {zeros};
+            {change}
+            wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [t], {sums}, 16; bar.warp.sync -1;
+            mov.u32 %r6, t; mul.lo.u32 %r5, %r1, 4; add.u32 %r6, %r6, %r5; ld.shared.u32 %r7, [%r6];
+            st.global.u32 [%rd2], %r7; END:"
+        );
+        assert_eq!(kinds(1, &body), found, "{change}");
+    }
+}
