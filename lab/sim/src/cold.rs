@@ -40,10 +40,19 @@ pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tra
             Details::new(message, cluster.actor(warp.index, lanes))
         });
     }
+    if let Origin::Local { pc: load } = origin {
+        return cluster.report(FindingKind::NeverWritten, load, None, |cluster| {
+            let machine = cluster.machine;
+            let line = machine.kernel.kernel_line(machine.program.sites[pc as usize]);
+            let message =
+                format!("loads bytes of local memory that these threads have not written, and uses them ({line})");
+            Details::new(message, cluster.actor(warp.index, lanes))
+                .object("local memory".to_string())
+                .help("initialise the array or the variable where it is declared")
+        });
+    }
+    let Origin::Register(source) = origin else { return };
     cluster.report(FindingKind::NeverWritten, pc, None, |cluster| {
-        let Origin::Register(source) = origin else {
-            unreachable!("reported above")
-        };
         let reg = cluster.machine.program.tracked[source as usize];
         let name = cluster.machine.kernel.reg_name(reg).unwrap_or("a variable");
         let uses = if source == tracked { "reads" } else { "depends on" };

@@ -12,7 +12,7 @@ use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
 use crate::text::{Code, Step};
-use crate::undefined::{self, Flow};
+use crate::undefined::{self, Flow, Moves};
 
 /// The runs of registers of a product: its accumulator, and its operand A.
 pub(crate) fn fragments(inst: &Inst) -> Vec<(Reg, u32)> {
@@ -34,15 +34,16 @@ pub(crate) struct Lowering<'a> {
     consts32: FxHashMap<u32, Row>,
     consts64: FxHashMap<u64, Row>,
     unproven: FxHashSet<Reg>,
-    /// Whether what is not defined moves with values.
+    /// Whether what is not defined moves with values, and by local memory.
     moves: bool,
+    has_local: bool,
     tracked: FxHashMap<Reg, u32>,
     /// Fragments read or written since products last started or ended.
     touched: FxHashSet<(u16, bool)>,
 }
 
 impl<'a> Lowering<'a> {
-    pub(crate) fn new(kernel: &'a Kernel, rows: Rows, unproven: FxHashSet<Reg>, moves: bool) -> Lowering<'a> {
+    pub(crate) fn new(kernel: &'a Kernel, code: &Code, rows: Rows, unproven: FxHashSet<Reg>) -> Lowering<'a> {
         Lowering {
             kernel,
             program: Program {
@@ -54,7 +55,8 @@ impl<'a> Lowering<'a> {
             consts32: FxHashMap::default(),
             consts64: FxHashMap::default(),
             unproven,
-            moves,
+            moves: code.extra.is_some(),
+            has_local: code.local > 0,
             tracked: FxHashMap::default(),
             touched: FxHashSet::default(),
         }
@@ -113,10 +115,10 @@ impl<'a> Lowering<'a> {
             let [reads, _] = Code::accessed(step);
             return self.check_reads(&reads, site);
         }
-        let parts = undefined::parts(step);
+        let parts = undefined::parts(step, self.has_local);
         self.check_reads(&parts.checked, site);
         let writes: Vec<u32> = parts.to.iter().filter_map(|reg| self.tracked(*reg)).collect();
-        if writes.is_empty() {
+        if writes.is_empty() && !matches!(parts.moves, Moves::Store(..)) {
             return;
         }
         let reads = parts.from.iter().map(|reg| self.tracked((*reg)?)).collect();

@@ -1,6 +1,6 @@
 //! What is not defined moves with values, as in Valgrind's memcheck, in kernels of other compilers: registers that were
-//! not written, and what a shuffle takes from lanes that are not active. It is reported where it decides something: at
-//! addresses, branches, operands of synchronisation, and stores.
+//! not written, bytes of local memory likewise, and what a shuffle takes from lanes that are not active. It is reported
+//! where it decides something: at addresses, branches, operands of synchronisation, and stores to other memory.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use rustc_hash::FxHashSet;
 use crate::access::{bits, source_of};
 use crate::machine::Machine;
 use crate::registers::{FULL, lanes};
-use crate::text::cold::{Cold, What};
+use crate::text::cold::{Access, Cold, LOCAL_WINDOW, Memory, What};
 use crate::text::{Code, Step};
 use crate::warp::Warp;
 
@@ -23,6 +23,8 @@ pub(crate) enum Origin {
     Register(u32),
     /// A shuffle that took the values of these lanes.
     Lanes { pc: u32, absent: u32 },
+    /// A load from local memory.
+    Local { pc: u32 },
 }
 
 /// How the results of an operation depend on its operands.
@@ -35,6 +37,9 @@ pub(crate) enum Moves<'k> {
     /// In all lanes on those of all lanes.
     Together,
     Shuffle(ShflMode, &'k Cold),
+    /// From local memory, and to it.
+    Load(&'k Cold, &'k Access),
+    Store(&'k Cold, &'k Access),
 }
 
 /// What moves by an operation, by numbers of tracked registers; none for operands that are always defined.
@@ -62,7 +67,8 @@ fn register(operand: &Operand) -> Option<Reg> {
     }
 }
 
-pub(crate) fn parts(step: &Step) -> Parts<'_> {
+/// The registers of a step; `has_local` says that the kernel has local memory.
+pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
     let [reads, to] = Code::accessed(step);
     let all = |moves, reads: Vec<Reg>, to| Parts {
         moves,
@@ -111,6 +117,30 @@ pub(crate) fn parts(step: &Step) -> Parts<'_> {
             (What::Shfl(mode), _) => first(Moves::Shuffle(*mode, cold), cold, to[..1].to_vec()),
             (What::Vote(_) | What::Match(_) | What::Redux(..), _) => first(Moves::Together, cold, to),
             (What::Product(_), _) => all(Moves::Together, reads, to),
+            (What::Access(access), [base, values @ ..]) if has_local && access.is_local() => {
+                let is_generic = access.memory == Memory::Generic;
+                let (moves, from, checked) = match (access.writes, is_generic) {
+                    (false, _) => (Moves::Load(cold, access), Vec::new(), vec![register(base)]),
+                    // Of other memory they must be defined.
+                    (true, true) => (
+                        Moves::Store(cold, access),
+                        vec![None; values.len()],
+                        cold.reads.iter().map(register).collect(),
+                    ),
+                    (true, false) => (
+                        Moves::Store(cold, access),
+                        values.iter().map(register).collect(),
+                        vec![register(base)],
+                    ),
+                };
+                let (checked, to) = (checked.into_iter().flatten().collect(), cold.writes.clone());
+                Parts {
+                    moves,
+                    from,
+                    checked,
+                    to,
+                }
+            }
             _ => decides(reads, to),
         },
         _ => decides(reads, to),
@@ -131,6 +161,18 @@ impl Code {
     /// The registers that may hold what is not defined, given those that may be read before they are written.
     pub(crate) fn undefined(&self, unwritten: &FxHashSet<Reg>) -> FxHashSet<Reg> {
         let mut found = unwritten.clone();
+        for item in self.items.iter().filter(|_| self.local > 0) {
+            if let Step::Cold(
+                cold @ Cold {
+                    what: What::Access(access),
+                    ..
+                },
+            ) = &item.step
+                && access.is_local()
+            {
+                found.extend(&cold.writes);
+            }
+        }
         let shuffled = self.items.iter().filter_map(|item| match &item.step {
             Step::Cold(
                 cold @ Cold {
@@ -153,7 +195,11 @@ impl Code {
         if found.is_empty() {
             return found;
         }
-        let steps: Vec<Parts<'_>> = self.items.iter().map(|item| parts(&item.step)).collect();
+        let steps: Vec<Parts<'_>> = self
+            .items
+            .iter()
+            .map(|item| parts(&item.step, self.local > 0))
+            .collect();
         let mut readers: HashMap<Reg, Vec<usize>> = HashMap::new();
         for (number, parts) in steps.iter().enumerate() {
             for reg in parts.from.iter().flatten() {
@@ -201,6 +247,11 @@ impl Code {
 pub(crate) fn flow(machine: &Machine<'_>, warp: &mut Warp, pc: u32, number: u32) {
     let flow = &machine.program.flows[number as usize];
     let active = warp.active;
+    match flow.moves {
+        Moves::Load(cold, access) => return load(machine, warp, pc, (flow, cold, access)),
+        Moves::Store(cold, access) => return store(machine, warp, (flow, cold, access)),
+        _ => {}
+    }
     let (mut undefined, mut origin) = (0u32, None);
     let mut add = |read: Option<u32>, among: u32| {
         let Some(read) = read else { return };
@@ -238,12 +289,52 @@ pub(crate) fn flow(machine: &Machine<'_>, warp: &mut Warp, pc: u32, number: u32)
                 origin = Some(Origin::Lanes { pc, absent });
             }
         }
+        Moves::Load(..) | Moves::Store(..) => {}
     }
     for &write in &flow.writes {
         let written = &mut warp.written[write as usize];
         *written = *written & !active | active & !undefined;
         if let Some(origin) = origin {
             warp.origins[write as usize] = origin;
+        }
+    }
+}
+
+/// By active lane whose address is in local memory, the place of its first byte there.
+fn places(machine: &Machine<'_>, warp: &Warp, cold: &Cold, access: &Access) -> Vec<(usize, usize)> {
+    let base = bits(machine, warp, cold.reads[0]);
+    let frame = machine.local as usize;
+    let end = cold.values(access).len() * access.size as usize;
+    let of_lane = |lane: usize| {
+        let address = base[lane].wrapping_add_signed(access.offset);
+        let is_there = access.memory == Memory::Local || Memory::of(address) == Memory::Local;
+        let offset = (address & (LOCAL_WINDOW - 1)) as usize;
+        (is_there && offset.saturating_add(end) <= frame).then_some((lane, lane * frame + offset))
+    };
+    lanes(warp.active).filter_map(of_lane).collect()
+}
+
+fn load(machine: &Machine<'_>, warp: &mut Warp, pc: u32, (flow, cold, access): (&Flow<'_>, &Cold, &Access)) {
+    let (size, places) = (access.size as usize, places(machine, warp, cold, access));
+    for (number, &write) in flow.writes.iter().enumerate() {
+        warp.written[write as usize] |= warp.active;
+        for &(lane, place) in &places {
+            let at = place + number * size;
+            if warp.local_written[at..at + size].contains(&false) {
+                warp.written[write as usize] &= !(1 << lane);
+                warp.origins[write as usize] = Origin::Local { pc };
+            }
+        }
+    }
+}
+
+fn store(machine: &Machine<'_>, warp: &mut Warp, (flow, cold, access): (&Flow<'_>, &Cold, &Access)) {
+    let size = access.size as usize;
+    for (lane, place) in places(machine, warp, cold, access) {
+        for (number, read) in flow.reads.iter().enumerate() {
+            let is_defined = read.is_none_or(|read| warp.written[read as usize] >> lane & 1 != 0);
+            let at = place + number * size;
+            warp.local_written[at..at + size].fill(is_defined);
         }
     }
 }

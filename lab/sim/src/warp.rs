@@ -64,6 +64,8 @@ pub(crate) struct Warp {
     pub(crate) polls: u32,
     /// Local memory, by lane.
     pub(crate) local: Vec<u8>,
+    /// By its bytes: whether they hold what is defined.
+    pub(crate) local_written: Vec<bool>,
     pub(crate) splits: Splits,
     pub(crate) registers: Registers,
     /// Lanes that have written each tracked register.
@@ -139,6 +141,7 @@ impl Warp {
             guarded: 0,
             polls: 0,
             local: vec![0xff; 32 * machine.local as usize],
+            local_written: vec![false; 32 * machine.local as usize],
             splits: Splits::new(machine.is_late.then_some(machine.options.seed)),
             registers: Registers::new(&machine.program),
             written: vec![0; machine.program.tracked.len()],

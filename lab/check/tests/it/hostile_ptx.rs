@@ -130,6 +130,44 @@ fn what_absent_lanes_give_moves_until_it_decides() {
     }
 }
 
+/// Local memory that was not written is found where it is loaded, if what is loaded decides something.
+#[test]
+fn local_memory_that_was_not_written_moves_until_it_decides() {
+    let begin =
+        ".local .align 4 .b8 a[16]; .reg .b64 %l<3>; mov.u64 %l0, a; cvta.local.u64 %l1, %l0; st.local.u32 [%l0], %r1;";
+    let uses = "st.global.u32 [%rd2], %r5;";
+    for (body, line) in [
+        (format!("{begin}\nld.local.u32 %r5, [%l0]; {uses}"), None),
+        (
+            format!("{begin}\nld.local.u32 %r5, [%l0+4]; add.u32 %r5, %r5, 1;"),
+            None,
+        ),
+        (
+            format!("{begin}\nld.local.u32 %r5, [%l0+4]; add.u32 %r5, %r5, 1;\n{uses}"),
+            Some(10),
+        ),
+        (format!("{begin}\nld.local.v2.u32 {{%r5, %r6}}, [%l0]; {uses}"), None),
+        (format!("{begin}\nld.u32 %r5, [%l1+4];\n{uses}"), Some(10)),
+        (
+            format!("{begin} st.u32 [%l1+4], %r1;\nld.local.u32 %r5, [%l0+4];\n{uses}"),
+            None,
+        ),
+        // By another place of local memory.
+        (
+            format!(
+                "{begin}\nld.local.u32 %r5, [%l0+4]; st.local.u32 [%l0+8], %r5;\nld.local.u32 %r5, [%l0+8];\n{uses}"
+            ),
+            Some(11),
+        ),
+    ] {
+        let wanted: Vec<_> = line
+            .into_iter()
+            .map(|line| (FindingKind::NeverWritten, line, "local memory".to_string()))
+            .collect();
+        assert_eq!(findings(&body), Ok(wanted), "{body}");
+    }
+}
+
 /// Whole warps may end before a barrier, and parts of warps may not (PTX ISA, `barrier`, `exit`).
 #[test]
 fn a_barrier_without_the_lanes_that_returned_is_found() {

@@ -143,6 +143,13 @@ pub(crate) struct Access {
     pub(crate) scratch: [Reg; 2],
 }
 
+impl Access {
+    /// Whether it may be one of local memory.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.memory, Memory::Local | Memory::Generic)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Add,

@@ -28,7 +28,7 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
     let pinned = if is_foreign { suspects } else { code.unproven(suspects) };
     let rows = code.rows(&pinned)?;
     let tracked = if is_foreign { code.undefined(&pinned) } else { pinned };
-    let mut lowering = Lowering::new(kernel, rows, tracked, is_foreign);
+    let mut lowering = Lowering::new(kernel, code, rows, tracked);
     let products = code.items.iter().filter_map(|item| match &item.step {
         Step::Inst(inst) => Some(fragments(inst)),
         _ => None,
