@@ -114,8 +114,8 @@ impl Cluster<'_> {
         Stop::Barrier { id, released }
     }
 
-    /// A warp of a kernel of another compiler has ended: barriers of all threads no longer wait for it (PTX ISA, `exit`).
-    /// Gives the one that it held up.
+    /// A warp of a kernel of another compiler has ended: barriers of all threads no longer wait for it (PTX ISA,
+    /// `exit`). Gives the one that it held up.
     pub(crate) fn leave_barriers(&mut self, warp: &Warp) -> Option<u8> {
         if !self.machine.is_foreign {
             return None;

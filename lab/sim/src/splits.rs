@@ -1,6 +1,6 @@
 //! The paths of a warp's lanes. By the early policy those that parted at a jump wait for each other where their paths
-//! meet. By the late one, which some schedules have, they go on by turns until an instruction needs them together: since
-//! Volta a GPU promises no more (CUDA programming guide, "Independent Thread Scheduling").
+//! meet. By the late one, which some schedules have, they go on by turns until an instruction needs them together:
+//! since Volta a GPU promises no more (CUDA programming guide, "Independent Thread Scheduling").
 
 use std::collections::VecDeque;
 

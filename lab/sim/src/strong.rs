@@ -9,6 +9,7 @@ use crate::access::{bits, set};
 use crate::clock::{ActorId, Clock, WriterKind, join_clocks};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
+use crate::flags::Fences;
 use crate::float;
 use crate::interpreter::Stop;
 use crate::program::{At, Half, Op, Row};
@@ -123,19 +124,29 @@ impl Cluster<'_> {
     }
 
     /// Warps of a kernel of another compiler wait at a barrier together: what one has seen of flags, the fences of all
-    /// acquire (the last block of a reduction).
+    /// acquire, and what the fences of all released, the flags of each carry (the last block of a reduction).
     pub(crate) fn share_seen(&self, warps: &mut [Warp], waiting: impl Iterator<Item = usize> + Clone) {
         if !self.machine.is_foreign || !self.machine.communicates {
             return;
         }
-        let mut all = Rc::default();
-        for warp in waiting.clone() {
-            for seen in warps[warp].fences.seen.iter().flatten() {
-                join_clocks(&mut all, seen);
+        for of in [
+            |fences: &mut Fences| &mut fences.seen,
+            |fences: &mut Fences| &mut fences.released,
+        ] {
+            let (mut all, mut last) = (Rc::default(), None);
+            for warp in waiting.clone() {
+                for clocks in of(&mut warps[warp].fences).iter().flatten() {
+                    // Mostly those of one barrier before.
+                    if last != Some(Rc::as_ptr(clocks)) {
+                        join_clocks(&mut all, clocks);
+                    }
+                    last = Some(Rc::as_ptr(clocks));
+                }
             }
-        }
-        if !all.is_empty() {
-            waiting.for_each(|warp| warps[warp].fences.seen = std::array::from_fn(|_| Some(all.clone())));
+            if !all.is_empty() {
+                let shared = || std::array::from_fn(|_| Some(all.clone()));
+                waiting.clone().for_each(|warp| *of(&mut warps[warp].fences) = shared());
+            }
         }
     }
 
@@ -243,7 +254,7 @@ impl Cluster<'_> {
             return;
         }
         warp.polls += 1;
-        // Strong writes do not race with it, but for those of other lanes of its warp where it does not poll; others do.
+        // Strong writes do not race with it, but for those of other lanes of its warp where it does not poll.
         let is_plain = |lane: &usize| {
             let mut cells = self.shadow.cells(&found, *lane);
             cells

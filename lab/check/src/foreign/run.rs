@@ -152,9 +152,9 @@ pub fn threads_in(block: [u32; 3]) -> u32 {
     block.iter().fold(1, |all: u32, &n| all.saturating_mul(n))
 }
 
-/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines of `.loc` if there are
-/// any. The output is not judged, but must be the same under each, and with each layout of `wmma` fragments, unless the
-/// kernel has atomic operations.
+/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines of `.loc` if there
+/// are any. The output is not judged, but must be the same under each, and with each layout of `wmma` fragments, unless
+/// the kernel has atomic operations.
 pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
     let module = Module::read(text)?;
     let refused = |why: &str, line| PtxError::not_understood(format!("`{kernel}`"), why, line);

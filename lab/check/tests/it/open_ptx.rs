@@ -1,6 +1,7 @@
-//! PTX that relies on what CUDA leaves open: when lanes that parted meet, and which element of a fragment is where. Each
-//! mistake has a twin.
+//! PTX that relies on what CUDA leaves open: when lanes that parted meet, and which element of a fragment is where.
+//! Each mistake has a twin.
 
+use flashcore_check::foreign::{Fill, ForeignLaunch, Given, run};
 use flashcore_sim::FindingKind;
 
 use crate::hostile_ptx::under;
@@ -15,8 +16,8 @@ const PART: &str =
     "and.b32 %r4, %r1, 31; setp.lt.u32 %p1, %r4, 16; setp.eq.u32 %p2, %r4, 0; @%p1 bra UP; add.u32 %r5, %r1, 1;
     bra MEET; UP: add.u32 %r5, %r1, 2; MEET:";
 
-/// Lanes that part need not meet again before an instruction that names them (CUDA programming guide, "Independent Thread
-/// Scheduling"). The schedules 1 and 5 let them go on, the others do not.
+/// Lanes that part need not meet again before an instruction that names them (CUDA programming guide, "Independent
+/// Thread Scheduling"). The schedules 1 and 5 let them go on, the others do not.
 #[test]
 fn what_trusts_that_lanes_meet_differs_under_late_schedules() {
     for (uses, orders) in [
@@ -37,6 +38,40 @@ fn what_trusts_that_lanes_meet_differs_under_late_schedules() {
         assert_eq!(late, [FindingKind::Nondeterministic], "{uses}");
         assert_eq!(kinds(6, &format!("{PART} {orders} {uses}")), [], "{uses}");
     }
+}
+
+/// Each thread's fence counts at the atomic operation that one of them makes after a barrier; without a fence nothing
+/// does.
+#[test]
+fn fences_of_a_block_count_after_its_barrier() {
+    let last_block = |fence: &str| {
+        let text = format!(
+            ".version 8.0\n.target sm_80\n.entry k(.param .u64 p, .param .u64 sums, .param .u64 count)\n.maxntid 64, 1, 1 {{
+            .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .shared .b32 last;
+            ld.param.u64 %rd1, [p]; ld.param.u64 %rd2, [sums]; ld.param.u64 %rd3, [count]; cvta.to.global.u64 %rd1, %rd1;
+            cvta.to.global.u64 %rd2, %rd2; cvta.to.global.u64 %rd3, %rd3; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
+            shl.b32 %r3, %r2, 6; add.u32 %r3, %r3, %r1; mul.wide.u32 %rd4, %r3, 4; add.u64 %rd4, %rd2, %rd4;
+            st.global.u32 [%rd4], %r3; {fence} bar.sync 0; setp.ne.u32 %p1, %r1, 0; @%p1 bra WAIT;
+            atom.global.add.u32 %r4, [%rd3], 1; st.shared.u32 [last], %r4; WAIT: bar.sync 0; ld.shared.u32 %r4, [last];
+            setp.ne.u32 %p2, %r4, 1; @%p2 bra END; {fence} mul.wide.u32 %rd5, %r1, 4; add.u64 %rd6, %rd2, %rd5;
+            ld.global.u32 %r5, [%rd6]; ld.global.u32 %r6, [%rd6+256]; add.u32 %r5, %r5, %r6; add.u64 %rd7, %rd1, %rd5;
+            st.global.u32 [%rd7], %r5; END: ret; }}"
+        );
+        let buffer = |bytes| Given::Buffer {
+            bytes,
+            fill: Fill::Zero,
+        };
+        let launch = ForeignLaunch {
+            grid: [2, 1, 1],
+            args: vec![buffer(256), buffer(512), buffer(4)],
+            schedules: 4,
+            ..ForeignLaunch::default()
+        };
+        let found = run(&text, "k", "k.ptx", &launch).unwrap();
+        found.iter().map(|found| found.finding.kind).collect::<Vec<_>>()
+    };
+    assert_eq!(last_block("membar.gl;"), []);
+    assert_eq!(last_block("").first(), Some(&FindingKind::BlockRace));
 }
 
 /// A volatile word that another lane of its warp has stored is a flag only where a loop waits for it.

@@ -44,8 +44,8 @@ pub struct PtxLaunch {
 }
 
 impl PtxLaunch {
-    /// A launch of the kernel language, of a text in a file with this name. Arguments that are tables or tensor maps are
-    /// left empty, which no kernel takes.
+    /// A launch of the kernel language, of a text in a file with this name. Arguments that are tables or tensor maps
+    /// are left empty, which no kernel takes.
     pub fn of(launch: &Launch, file: String) -> PtxLaunch {
         let buffers = launch.buffers.iter().map(|spec| PtxBuffer {
             name: spec.name.to_string(),
