@@ -18,13 +18,16 @@ use crate::registers::lanes;
 use crate::shared_memory::POISON;
 use crate::warp::{Lane, Warp};
 
+/// By lane: clocks that a fence brings.
+pub(crate) type ByLane = [Option<Rc<Clocks>>; 32];
+
 /// By lane, for a warp's fences at gpu scope.
 #[derive(Debug, Default)]
 pub(crate) struct Fences {
     /// The clock at the last fence, which later atomics release.
-    pub(crate) released: [Option<Rc<Clocks>>; 32],
+    pub(crate) released: ByLane,
     /// What the words of atomics since then carried, which the next fence acquires.
-    pub(crate) seen: [Option<Rc<Clocks>>; 32],
+    pub(crate) seen: ByLane,
     /// The same within the block, for words of shared memory and fences of any scope.
     pub(crate) released_here: [Option<Rc<Clock>>; 32],
     pub(crate) seen_here: [Option<Rc<Clock>>; 32],

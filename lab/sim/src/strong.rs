@@ -6,10 +6,10 @@
 use std::rc::Rc;
 
 use crate::access::{bits, set};
-use crate::clock::{ActorId, Clock, WriterKind, join_clocks};
+use crate::clock::{ActorId, Clock, Stamp, WriterKind, join_clocks};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::flags::Fences;
+use crate::flags::{ByLane, Fences};
 use crate::float;
 use crate::interpreter::Stop;
 use crate::program::{At, Half, Op, Row};
@@ -129,10 +129,8 @@ impl Cluster<'_> {
         if !self.machine.is_foreign || !self.machine.communicates {
             return;
         }
-        for of in [
-            |fences: &mut Fences| &mut fences.seen,
-            |fences: &mut Fences| &mut fences.released,
-        ] {
+        let parts: [fn(&mut Fences) -> &mut ByLane; 2] = [|fences| &mut fences.seen, |fences| &mut fences.released];
+        for of in parts {
             let (mut all, mut last) = (Rc::default(), None);
             for warp in waiting.clone() {
                 for clocks in of(&mut warps[warp].fences).iter().flatten() {
@@ -367,6 +365,10 @@ impl Cluster<'_> {
             old[lane] = u64::from_le_bytes(raw);
             let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]]).to_le_bytes();
             let by = warp.lane(pc, lane);
+            if self.machine.uninitialized[region.slot] && atomic.change != Change::Exchange {
+                // For what it finds: the word that is changed is read first.
+                self.read_lane(by, region, offsets[lane], &mut raw[..size], true);
+            }
             self.write_lane(
                 by,
                 region,
@@ -395,7 +397,17 @@ impl Cluster<'_> {
     ) {
         let at = At::start(self.shared_object(atomic.access.object));
         let narrow = addresses.map(|address| address as u32);
-        let found: SharedAccess = self.shared_access(warp, pc, warp.active, &narrow, at, atomic.access.size);
+        let mut found: SharedAccess = self.shared_access(warp, pc, warp.active, &narrow, at, atomic.access.size);
+        if atomic.change != Change::Exchange {
+            let mask = found.mask;
+            let is_new = |lane: &usize| {
+                let mut cells = self.shadow.cells(&found, *lane);
+                cells.any(|cell| self.shadow.stamp(cell) == Stamp::NEVER)
+            };
+            found.mask = lanes(mask).filter(is_new).fold(0, |all, lane| all | 1 << lane);
+            self.check_reads(warp, &found, false);
+            found.mask = mask;
+        }
         self.check_writes(warp, &found, WriterKind::Atomic);
         let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
         self.shadow.write(&warp.who(pc), &found, Pattern::Scattered, actor);

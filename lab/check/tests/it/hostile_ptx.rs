@@ -168,6 +168,26 @@ fn local_memory_that_was_not_written_moves_until_it_decides() {
     }
 }
 
+/// An atomic operation reads what it changes.
+#[test]
+fn atomic_operations_read() {
+    let begin = ".shared .b32 s[64]; mov.u32 %r3, s; mul.lo.u32 %r4, %r1, 4; add.u32 %r3, %r3, %r4;";
+    let adds = "\natom.shared.add.u32 %r5, [%r3], 1;";
+    for (body, found) in [
+        (
+            format!("{begin} {adds}"),
+            vec![(FindingKind::NeverWritten, 10, "s".to_string())],
+        ),
+        (
+            format!("{begin} mov.u32 %r5, 0; st.shared.u32 [%r3], %r5; {adds}"),
+            vec![],
+        ),
+        (format!("{begin}\natom.shared.exch.b32 %r5, [%r3], 1; {adds}"), vec![]),
+    ] {
+        assert_eq!(findings(&body), Ok(found), "{body}");
+    }
+}
+
 /// Whole warps may end before a barrier, and parts of warps may not (PTX ISA, `barrier`, `exit`).
 #[test]
 fn a_barrier_without_the_lanes_that_returned_is_found() {

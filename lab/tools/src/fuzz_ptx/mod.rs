@@ -200,6 +200,8 @@ fn tried(text: &str) -> Fate {
             schedules: 1,
             sim: SimOptions {
                 max_instructions: MAX_INSTRUCTIONS,
+                // Of late schedules, too.
+                seed: text.len() as u64 % 2,
                 ..SimOptions::default()
             },
             ..ForeignLaunch::default()
