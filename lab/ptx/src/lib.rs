@@ -17,7 +17,7 @@ mod variable;
 
 pub use body::{Function, Instruction, Place, Registers};
 pub use flow::{Block, Flow};
-pub use forms::{Missing, Spelled, print, read};
+pub use forms::{EXAMPLE_REGISTERS, Missing, Spelled, print, read, spellings};
 pub use module::{Line, MissingForm, Module, Understood};
 pub use operand::{Operand, Register};
 pub use variable::Variable;

@@ -53,31 +53,22 @@ pub enum Operand {
 /// | `L` | a list |
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
-    letter: char,
-    #[cfg(test)]
+    pub(crate) letter: char,
     pub(crate) count: u32,
-    #[cfg(test)]
     pub(crate) ty: Option<&'static str>,
-    is_optional: bool,
+    pub(crate) is_optional: bool,
 }
 
 impl Pattern {
     pub(crate) fn new(text: &'static str) -> Pattern {
         let body = text.trim_end_matches('?');
-        let (head, _ty) = body.split_once(':').map_or((body, None), |(head, ty)| (head, Some(ty)));
+        let (head, ty) = body.split_once(':').map_or((body, None), |(head, ty)| (head, Some(ty)));
         Pattern {
             letter: head.chars().next().unwrap_or('?'),
-            #[cfg(test)]
             count: head[1..].parse().unwrap_or(0),
-            #[cfg(test)]
-            ty: _ty,
+            ty,
             is_optional: body.len() < text.len(),
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn letter(&self) -> Option<char> {
-        (!self.is_optional).then_some(self.letter)
     }
 
     fn suits(&self, operand: &Operand) -> bool {

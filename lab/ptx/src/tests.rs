@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use crate::forms::spellings;
-use crate::{Module, Operand, Spelled, print, read};
+use crate::{EXAMPLE_REGISTERS, Module, Operand, Spelled, print, read, spellings};
 
 /// Spellings of a row that are tried. The step between them visits every word of every modifier.
 const A_ROW: usize = 64;
@@ -85,134 +84,10 @@ fn every_instruction_of_the_kernel_language_is_read() {
     assert!(count >= 20, "{count}");
 }
 
-/// An operand's text for ptxas.
-fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> String {
-    let pattern = &spelled.operands()[at];
-    let words: Vec<&str> = spelled.modifiers().collect();
-    let mut register = |class: &str| {
-        *number += 1;
-        format!("%{class}{number}")
-    };
-    let types: Vec<u32> = words.iter().filter_map(|word| bits(word)).collect();
-    let class = |bits: u32| match bits {
-        1 => "p",
-        8 | 16 => "h",
-        32 => "r",
-        64 => "d",
-        _ => "q",
-    };
-    let last = types.last().copied().unwrap_or(32);
-    let (mut count, ty) = match pattern.ty {
-        None => (pattern.count, last),
-        Some("first") => (0, types[types.len() - 2]),
-        Some("twice") => (0, 2 * last),
-        Some("num") => (
-            words
-                .iter()
-                .find_map(|word| word.strip_prefix('x')?.parse().ok())
-                .unwrap(),
-            32,
-        ),
-        Some("acc") => {
-            let n = words
-                .iter()
-                .find_map(|word| word.strip_prefix("m64n")?.split('k').next()?.parse::<u32>().ok());
-            (n.unwrap() / if words[4] == "f16" { 4 } else { 2 }, 32)
-        }
-        Some(ty) => (pattern.count, bits(ty).unwrap()),
-    };
-    let letter = pattern.letter().unwrap();
-    if let ('D' | 'A', Some(vector)) = (
-        letter,
-        words.iter().find_map(|word| word.strip_prefix('v')?.parse().ok()),
-    ) {
-        count = vector;
-    }
-    if letter == 'A' && spelled.name() == "wgmma" {
-        count = 0;
-    }
-    match letter {
-        'm' if words.iter().any(|word| word.starts_with("param")) && spelled.name() == "ld" => "[k]".to_string(),
-        'm' => "[%d100]".to_string(),
-        't' => {
-            let n: usize = words
-                .iter()
-                .find_map(|word| word.strip_suffix('d')?.parse().ok())
-                .unwrap();
-            format!("[%d100, {{{}}}]", ["%r100"; 5][..n].join(", "))
-        }
-        'i' => match spelled.name() {
-            "fence" | "discard" | "applypriority" => "128",
-            "tensormap" if words[0] == "cp_fenceproxy" => "128",
-            "cp" if words.contains(&"global") => "16",
-            "setmaxnreg" => "64",
-            _ => "1",
-        }
-        .to_string(),
-        'l' => "END".to_string(),
-        'L' => {
-            let n: usize = words
-                .iter()
-                .find_map(|word| word.strip_suffix('d')?.parse().ok())
-                .unwrap();
-            format!("{{{}}}", ["%h100"; 5][..n - 2].join(", "))
-        }
-        'q' if ["elect", "match"].contains(&spelled.name()) => format!("{}|{}", register("r"), register("p")),
-        'q' if words.iter().any(|word| ["f16x2", "bf16x2"].contains(word)) => {
-            format!("{}|{}", register("p"), register("p"))
-        }
-        'D' | 'A' if count > 0 => {
-            let all: Vec<String> = (0..count).map(|_| register(class(ty))).collect();
-            format!("{{{}}}", all.join(", "))
-        }
-        'd' if spelled.name() == "mbarrier" && spelled.has("shared::cluster") => "_".to_string(),
-        _ => register(if letter == 'p' { "p" } else { class(ty) }),
-    }
-}
-
-/// Bits of a type.
-fn bits(word: &str) -> Option<u32> {
-    match word {
-        "pred" => Some(1),
-        "e4m3x2" | "e5m2x2" | "bf16" => Some(16),
-        "f16x2" | "bf16x2" | "u16x2" | "s16x2" | "tf32" => Some(32),
-        _ => word.strip_prefix(['b', 'u', 's', 'f'])?.parse().ok(),
-    }
-}
-
 mod with_ptxas {
     use std::process::Command;
 
     use super::*;
-
-    /// Instructions of one row, for ptxas.
-    fn instruction(spelled: &Spelled) -> Option<String> {
-        // They need what is around them: a call's parameters.
-        if spelled.name() == "call"
-            || (spelled.name() == "st" && spelled.modifiers().any(|word| word.starts_with("param")))
-        {
-            return None;
-        }
-        let mut number = 0;
-        let needed = (0..spelled.operands().len()).filter(|&at| spelled.operands()[at].letter().is_some());
-        let mut operands: Vec<String> = needed.map(|at| operand(spelled, at, &mut number)).collect();
-        if spelled.has("L2::cache_hint") {
-            operands.push("%d101".to_string());
-        }
-        if spelled.name() == "wgmma" && ["f16", "bf16"].contains(&spelled.modifiers().last().unwrap_or("")) {
-            operands.push("1".to_string());
-        }
-        if spelled.has("multicast::cluster") {
-            operands.insert(
-                operands.len() - usize::from(spelled.has("L2::cache_hint")),
-                "%h101".to_string(),
-            );
-        }
-        if spelled.name() == "setp" && ["and", "or", "xor"].iter().any(|op| spelled.has(op)) && operands.len() == 3 {
-            operands.push("%p99".to_string());
-        }
-        Some(format!("{} {};", print(spelled), operands.join(", ")))
-    }
 
     #[test]
     #[ignore = "needs ptxas: FLASHCORE_PTXAS"]
@@ -224,14 +99,11 @@ mod with_ptxas {
             );
             return eprintln!("skipped: no FLASHCORE_PTXAS");
         };
-        let lines: Vec<String> = spellings(A_ROW).iter().flatten().filter_map(instruction).collect();
+        let lines: Vec<String> = spellings(A_ROW).iter().flatten().filter_map(Spelled::example).collect();
         // ptxas 13.0 and 13.5 crash where a product of a warpgroup is never reached, so these are in their own kernel.
         let (products, others): (Vec<String>, _) = lines.into_iter().partition(|line| line.starts_with("wgmma"));
         let kernel = |name: &str, body: &str| {
-            format!(
-                ".visible .entry {name}(.param .align 16 .b8 k[64]) {{ .reg .pred %p<300>; .reg .b16 %h<300>; .reg .b32 \
-                 %r<300>; .reg .b64 %d<300>; .reg .b128 %q<300>;\n{body}\nEND: ret; }}\n"
-            )
+            format!(".visible .entry {name}(.param .align 16 .b8 k[64]) {{ {EXAMPLE_REGISTERS}\n{body}\nEND: ret; }}\n")
         };
         let text = ".version 9.0\n.target sm_90a\n.address_size 64\n".to_string()
             + &kernel("k", &format!("ret;\n{}", others.join("\n")))

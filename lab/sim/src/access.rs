@@ -1,6 +1,6 @@
 //! Instructions that the kernel language has not: scalars, exchanges, and accesses whose object only the address says.
 
-use flashcore_ir::inst::{Cache, Object, ShflMode};
+use flashcore_ir::inst::{Cache, Object, ShflMode, Space};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ir::{BufferId, Operand};
 
@@ -9,10 +9,11 @@ use crate::exchange;
 use crate::finding::FindingKind;
 use crate::interpreter::Stop;
 use crate::machine::Machine;
+use crate::mbarrier::Arrival;
 use crate::program::{self, At};
 use crate::record::Details;
 use crate::registers::lanes;
-use crate::text::cold::{Access, Cold, Join, Memory, Strength, Vote, What};
+use crate::text::cold::{Access, Cold, Join, Mbarrier, Memory, Strength, Vote, What};
 use crate::warp::Warp;
 
 /// The bits of an operand in each lane.
@@ -142,14 +143,48 @@ impl<'m> Cluster<'m> {
             What::Atomic(atomic) => return self.atomic(warp, pc, cold, atomic),
             What::Product(product) => self.product_of(warp, pc, cold, product),
             What::Move(movement) => return self.move_matrix(warp, pc, cold, movement),
-            What::Mbarrier(true, address) => {
+            What::Mbarrier(Mbarrier::Init, address) => {
                 let arrivals = read(warp, 0);
                 self.mbarrier_init(warp, pc, address, &arrivals.map(|arrivals| arrivals as u32));
             }
-            What::Mbarrier(false, address) => {
-                let phases = self.mbarrier_phases(warp, pc, address);
-                set(machine, warp, cold.writes[0], active, &phases);
+            What::Mbarrier(Mbarrier::State, address) => {
+                let states = self.mbarrier_states(warp, pc, address);
+                set(machine, warp, cold.writes[0], active, &states);
             }
+            What::Mbarrier(Mbarrier::Arrive { drops, ends }, address) => {
+                let arrival = Arrival {
+                    counts: read(warp, 0).map(|count| count as u32),
+                    drops: *drops,
+                    ends: *ends,
+                    ..Arrival::ONE
+                };
+                self.mbarrier_arrive(warp, pc, (address, Space::Shared), false, &arrival);
+            }
+            What::Mbarrier(Mbarrier::Copies(counts), address) => self.mbarrier_copies(warp, pc, address, *counts),
+            What::Give => {
+                let holds = read(warp, 0);
+                lanes(active).for_each(|lane| warp.given[usize::from(holds[lane] == 0)] += 1);
+            }
+            What::Given(vote) => {
+                let [yes, no] = warp.gathered;
+                let value = match vote {
+                    Vote::All => u64::from(no == 0),
+                    Vote::Any | Vote::Uni => u64::from(yes != 0),
+                    Vote::Ballot => yes.into(),
+                };
+                set(machine, warp, cold.writes[0], active, &[value; 32]);
+            }
+            What::Barrier(waits) => {
+                let [ids, counts] = [0, 1].map(|at| read(warp, at).map(|bits| bits as u32));
+                return Some(self.arrive_of(warp, pc, &ids, &counts, *waits));
+            }
+            What::WarpSync => {
+                let members = read(warp, 0);
+                for (lanes, _) in self.groups(warp, pc, &members, "bar.warp.sync") {
+                    self.join_lanes(warp, lanes);
+                }
+            }
+            What::Transpose => self.transpose(warp, pc, cold),
             What::Print => self.print(warp, pc, cold),
             What::Assert => self.assert(warp, pc, cold),
             What::Trap => self.trap(warp, pc, active),

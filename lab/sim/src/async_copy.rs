@@ -33,6 +33,9 @@ pub(crate) struct AsyncCopies {
     groups: [VecDeque<Epoch>; 32],
     /// By lane: the epoch up to which copies have been waited for.
     pub(crate) waited: [Epoch; 32],
+    /// By lane: the epochs of the first and the last copy that have landed for those who wait at an mbarrier, and that
+    /// the lane has not waited for by itself.
+    untold: [Option<(Epoch, Epoch)>; 32],
 }
 
 impl AsyncCopies {
@@ -42,7 +45,31 @@ impl AsyncCopies {
         for copy in self.pending.iter().rev() {
             epochs[copy.lane] = copy.epoch - 1;
         }
+        for (epoch, untold) in epochs.iter_mut().zip(&self.untold) {
+            *epoch = untold.map_or(*epoch, |(first, _)| first.min(*epoch + 1) - 1);
+        }
         epochs
+    }
+
+    /// Lands a lane's copies up to an epoch with the phase of an mbarrier.
+    pub(crate) fn land(&mut self, lane: usize, epoch: Epoch, words: &mut [u32]) {
+        let is_one = |copy: &&Pending| copy.lane == lane && copy.epoch <= epoch;
+        if let Some(first) = self.pending.iter().find(is_one).map(|copy| copy.epoch) {
+            let first = self.untold[lane].map_or(first, |(first, _)| first);
+            self.untold[lane] = Some((first, epoch));
+        }
+        self.write(words, |copy| is_one(&copy));
+    }
+
+    /// Ends copies: their bytes are in shared memory.
+    fn write(&mut self, words: &mut [u32], lands: impl Fn(&Pending) -> bool) {
+        self.pending.retain(|copy| {
+            let lands = lands(copy);
+            if lands {
+                words[copy.word..copy.word + copy.words].copy_from_slice(&copy.data[..copy.words]);
+            }
+            !lands
+        });
     }
 
     pub(crate) fn has_waited(&self, lane: usize, epoch: Epoch) -> bool {
@@ -142,6 +169,8 @@ impl Cluster<'_> {
             while copies.groups[lane].len() > pending as usize {
                 if let Some(epoch) = copies.groups[lane].pop_front() {
                     copies.waited[lane] = epoch;
+                    let untold = copies.untold[lane].filter(|(_, last)| *last > epoch);
+                    copies.untold[lane] = untold.map(|(first, last)| (first.max(epoch + 1), last));
                     learned |= 1 << lane;
                 }
             }
@@ -149,14 +178,8 @@ impl Cluster<'_> {
         if learned == 0 {
             return;
         }
-        let (words, waited) = (&mut self.words, &copies.waited);
-        copies.pending.retain(|copy| {
-            let landed = waited[copy.lane] >= copy.epoch;
-            if landed {
-                words[copy.word..copy.word + copy.words].copy_from_slice(&copy.data[..copy.words]);
-            }
-            !landed
-        });
+        let waited = copies.waited;
+        copies.write(&mut self.words, |copy| waited[copy.lane] >= copy.epoch);
     }
 }
 

@@ -7,7 +7,6 @@ use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::interpreter::Stop;
-use crate::program::Row;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
 use crate::warp::{State, Wait, Warp};
@@ -24,12 +23,13 @@ pub(crate) struct Barrier {
     pub(crate) who: Vec<(usize, u32, bool)>,
     /// The joined clock of the arrived warps.
     clock: Option<Clock>,
+    /// Threads that gave true, and false (`bar.red`).
+    given: [u32; 2],
 }
 
 impl Cluster<'_> {
     /// The barrier number, which all lanes must share.
-    fn barrier_number(&mut self, warp: &Warp, pc: u32, id: Row) -> u8 {
-        let ids: &[u32; 32] = warp.registers.get(&self.machine.constants, id);
+    fn barrier_number(&mut self, warp: &Warp, pc: u32, ids: &[u32; 32]) -> u8 {
         let first = ids[warp.active.trailing_zeros() as usize & 31];
         let one = lanes(warp.active).all(|lane| ids[lane] == first);
         if !one || first >= 16 {
@@ -45,8 +45,25 @@ impl Cluster<'_> {
     }
 
     /// A warp arrives, at a barrier of so many threads, or of all.
-    pub(crate) fn arrive(&mut self, warp: &mut Warp, pc: u32, id: Row, threads: Option<u32>, waits: bool) -> Stop {
-        let id = self.barrier_number(warp, pc, id);
+    pub(crate) fn arrive(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        ids: &[u32; 32],
+        threads: Option<u32>,
+        waits: bool,
+    ) -> Stop {
+        if waits
+            && warp.active != warp.live
+            && let Some(next) = warp.splits.park(pc, warp.active, warp.live)
+        {
+            (warp.pc, warp.active) = next;
+            if warp.pc != pc || warp.active != warp.live {
+                return Stop::SliceEnd;
+            }
+        }
+        warp.pc = pc + 1;
+        let id = self.barrier_number(warp, pc, ids);
         let waits_for_all = threads.is_none();
         let there = 32 * self.machine.warps_per_block() as u32 - self.threads_ended[warp.rank];
         let threads = threads.map_or(there, |threads| threads.next_multiple_of(32));
@@ -105,6 +122,8 @@ impl Cluster<'_> {
             (barrier.expected, barrier.waits_for_all) = (threads, waits_for_all);
         }
         barrier.arrived += 32;
+        let given = std::mem::take(&mut warp.given);
+        barrier.given = [barrier.given[0] + given[0], barrier.given[1] + given[1]];
         barrier.who.push((warp.index, pc, waits));
         knowledge.join_to(&mut barrier.clock);
         if waits {
@@ -129,6 +148,30 @@ impl Cluster<'_> {
             }
         }
         released
+    }
+
+    /// As [`Self::arrive`] for a number of threads that each lane has in a register.
+    pub(crate) fn arrive_of(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        ids: &[u32; 32],
+        counts: &[u32; 32],
+        waits: bool,
+    ) -> Stop {
+        let threads = counts[warp.active.trailing_zeros() as usize & 31];
+        let one = lanes(warp.active).all(|lane| counts[lane] == threads);
+        if !one || threads == 0 || !threads.is_multiple_of(32) {
+            self.report(FindingKind::BarrierMismatch, pc, None, |cluster| {
+                let message = format!(
+                    "all lanes of a warp must name one number of threads, a multiple of 32; the first lane names \
+                     {threads}{}",
+                    if one { "" } else { ", others differ" }
+                );
+                Details::new(message, cluster.actor(warp.index, warp.active))
+            });
+        }
+        self.arrive(warp, pc, ids, Some(threads), waits)
     }
 
     /// Adds some lanes' accesses and completed asynchronous operations up to now to a clock.
@@ -176,13 +219,18 @@ impl Cluster<'_> {
             warp.learn(FULL, clock.clone());
             warp.epoch = epoch;
             warp.state = State::Ready;
+            warp.gathered = barrier.given;
         }
     }
 
     /// `bar.warp.sync`: the lanes learn each other's accesses.
     pub(crate) fn sync_lanes(&mut self, warp: &mut Warp, pc: u32, members: u32) {
         self.check_members(warp, pc, members, "bar.warp.sync");
-        let lanes = members & warp.active;
+        self.join_lanes(warp, members & warp.active);
+    }
+
+    /// Some lanes learn each other's accesses.
+    pub(crate) fn join_lanes(&mut self, warp: &mut Warp, lanes: u32) {
         let mut clock = warp.joined(lanes);
         self.publish(&mut clock, warp, lanes);
         warp.learn(lanes, Rc::new(clock));

@@ -183,6 +183,14 @@ impl<'m> Global<'m> {
         })
     }
 
+    /// Whether one of some bytes was written by this block, or by others that communicate with it.
+    pub(crate) fn is_written(&self, (slot, offset): Place, bytes: usize) -> bool {
+        let first = offset as usize % PAGE / self.unit;
+        let page = self.pages.get(&(slot, offset >> PAGE_SHIFT));
+        let cells = page.map_or(&[][..], |page| &page.cells[first..first + bytes.div_ceil(self.unit)]);
+        cells.iter().any(|cell| cell.stamp != 0)
+    }
+
     pub(crate) fn word(&mut self, (slot, offset): Place) -> u32 {
         let within = offset as usize % PAGE;
         let data = &self.page(slot, offset).data;

@@ -118,7 +118,12 @@ impl<'m> Cluster<'m> {
         let bytes = load.bytes() as usize;
         let region = self.region(load.at.object);
         if region.overlaid {
-            if cache == Cache::ReadOnly && region.written {
+            // By an instruction whose buffer is not known only what is written already is.
+            let is_stale = cache == Cache::ReadOnly && region.written && {
+                let mut lanes = lanes(mask);
+                region.surely_written || lanes.any(|lane| self.global.is_written((region.slot, offsets[lane]), bytes))
+            };
+            if is_stale {
                 self.report(FindingKind::ReadOnlyCache, pc, None, |cluster| {
                     let name = &region.name;
                     let message =

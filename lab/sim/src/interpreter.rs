@@ -362,20 +362,12 @@ fn instruction<'m>(
         }
         Inst::Elect { .. } => cluster.elect(warp, pc, first),
         Inst::BarSync { threads, .. } => {
-            if warp.active != warp.live
-                && let Some(next) = warp.splits.park(pc, warp.active, warp.live)
-            {
-                (warp.pc, warp.active) = next;
-                if warp.pc != pc || warp.active != warp.live {
-                    return Some(Stop::SliceEnd);
-                }
-            }
-            warp.pc = pc + 1;
-            return Some(cluster.arrive(warp, pc, first, threads, true));
+            let ids = *warp.registers.get(&machine.constants, first);
+            return Some(cluster.arrive(warp, pc, &ids, threads, true));
         }
         Inst::BarArrive { threads, .. } => {
-            warp.pc = pc + 1;
-            return Some(cluster.arrive(warp, pc, first, Some(threads), false));
+            let ids = *warp.registers.get(&machine.constants, first);
+            return Some(cluster.arrive(warp, pc, &ids, Some(threads), false));
         }
         Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.

@@ -30,8 +30,9 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
     pub(crate) writable: bool,
-    /// Whether the kernel writes the buffer through any parameter.
+    /// Whether the kernel may write the buffer through any parameter, and whether an instruction is there to do so.
     pub(crate) written: bool,
+    pub(crate) surely_written: bool,
     /// Whether accesses go through shadow cells: the buffer is written or uninitialised.
     pub(crate) overlaid: bool,
     pub(crate) element: u32,
@@ -130,6 +131,7 @@ impl<'a> Machine<'a> {
         uninitialized.resize(launch.buffers.len() + launch.tables().count(), false);
         for region in &mut regions {
             region.written = written.contains(&region.slot);
+            region.surely_written = extra.map_or(region.written, |extra| extra.written.get(region.slot) == Some(&true));
             region.overlaid = region.written || uninitialized.get(region.slot) == Some(&true);
         }
         // Reductions into memory that no block reads are deferred until all blocks have finished.

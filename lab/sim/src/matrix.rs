@@ -10,6 +10,7 @@ use crate::registers::FULL;
 use crate::report::Class;
 use crate::text::cold::{Cold, What};
 use crate::text::matrix::{Element, Fragment, Move, Product};
+use crate::text::numbers::{self, Ty};
 use crate::warp::Warp;
 
 fn value(element: Element, bits: u64) -> f64 {
@@ -70,10 +71,12 @@ impl Cluster<'_> {
         let b = self.matrix(warp, &product.b, &cold.reads[a_end..b_end]);
         let mut sum = self.matrix(warp, &product.c, &cold.reads[b_end..]);
         let [m, n, k] = product.a.shape.map(|size| size as usize);
-        for (row, sums) in sum.chunks_exact_mut(n).enumerate().take(m) {
+        for (row, sums) in sum.chunks_exact_mut(n).enumerate() {
             for (column, sum) in sums.iter_mut().enumerate() {
                 for step in 0..k {
-                    *sum = a[row * k + step].mul_add(b[step * n + column], *sum);
+                    // Of several products the matrices stand below each other.
+                    let b = b[(row / m * k + step) * n + column];
+                    *sum = numbers::fma(a[row * k + step], b, *sum, Ty::F64, product.mode);
                 }
             }
         }
@@ -88,6 +91,18 @@ impl Cluster<'_> {
             };
             set(self.machine, warp, reg, warp.active, &std::array::from_fn(packed));
         }
+    }
+
+    /// `movmatrix`: of 8 x 8 elements of 16 bits, two in each lane, the transposed matrix.
+    pub(crate) fn transpose(&mut self, warp: &mut Warp, pc: u32, cold: &Cold) {
+        self.check_members(warp, pc, FULL, "movmatrix");
+        let from = bits(self.machine, warp, cold.reads[0]);
+        let element = |row: usize, column: usize| from[4 * row + column / 2] >> (16 * (column % 2)) & 0xffff;
+        let to = std::array::from_fn(|lane| {
+            let (row, column) = (lane / 4, lane % 4 * 2);
+            element(column, row) | element(column + 1, row) << 16
+        });
+        set(self.machine, warp, cold.writes[0], warp.active, &to);
     }
 
     /// Moves a matrix, an element of each lane after the other.

@@ -33,11 +33,34 @@ pub(crate) struct Mbarrier {
     made_by: (u32, Epoch, u32),
     /// Whether the initialising thread has fenced it for copies and the cluster.
     pub(crate) fenced: bool,
-    /// Newest copy that has landed.
+    /// Newest bulk copy that has landed.
     landed: Epoch,
+    /// Warps and lanes whose `cp.async` copies up to an epoch land with the current phase.
+    tracked: Vec<(usize, usize, Epoch)>,
     last: Option<(Actor, u32)>,
     /// Who started the last copy.
     pub(crate) copier: Option<Actor>,
+}
+
+/// How each lane arrives.
+pub(crate) struct Arrival {
+    /// Bytes that it announces.
+    pub(crate) tx: Option<Operand>,
+    /// By lane: how many arrivals it is.
+    pub(crate) counts: [u32; 32],
+    /// Whether later phases expect so many fewer.
+    pub(crate) drops: bool,
+    /// Whether it may end the phase.
+    pub(crate) ends: bool,
+}
+
+impl Arrival {
+    pub(crate) const ONE: Arrival = Arrival {
+        tx: None,
+        counts: [1; 32],
+        drops: false,
+        ends: true,
+    };
 }
 
 impl Cluster<'_> {
@@ -52,7 +75,8 @@ impl Cluster<'_> {
                 tx,
             } => {
                 let space = if remote { Space::Cluster } else { Space::Shared };
-                self.mbarrier_arrive(warp, pc, (addr, space), scope == Scope::Cluster, tx);
+                let arrival = Arrival { tx, ..Arrival::ONE };
+                self.mbarrier_arrive(warp, pc, (addr, space), scope == Scope::Cluster, &arrival);
             }
             MbarInst::ExpectTx { ref addr, tx } => self.mbarrier_expect(warp, pc, addr, tx),
             MbarInst::Test {
@@ -100,11 +124,12 @@ impl Cluster<'_> {
         }
     }
 
-    /// By lane: the phase of the mbarrier that it names.
-    pub(crate) fn mbarrier_phases(&mut self, warp: &Warp, pc: u32, addr: &Address) -> [u64; 32] {
+    /// By lane: the phase of the mbarrier that it names, and in the upper half the arrivals that are outstanding.
+    pub(crate) fn mbarrier_states(&mut self, warp: &Warp, pc: u32, addr: &Address) -> [u64; 32] {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
-        let phase = |number: Option<u32>| self.mbarriers[number? as usize].as_ref().map(|it| it.phase as u64);
-        numbers.map(|number| phase(number).unwrap_or(0))
+        let state = |it: &Mbarrier| u64::from(it.phase as u32) | u64::from(it.pending) << 32;
+        let state = |number: Option<u32>| self.mbarriers[number? as usize].as_ref().map(state);
+        numbers.map(|number| state(number).unwrap_or(0))
     }
 
     pub(crate) fn mbarrier_init(&mut self, warp: &Warp, pc: u32, addr: &Address, arrivals: &[u32; 32]) {
@@ -163,17 +188,17 @@ impl Cluster<'_> {
         });
     }
 
-    /// Arrives once per active lane, first announcing bytes if there are any.
-    fn mbarrier_arrive(
+    /// Arrives for each active lane, first announcing bytes if there are any.
+    pub(crate) fn mbarrier_arrive(
         &mut self,
         warp: &mut Warp,
         pc: u32,
         (addr, space): (&Address, Space),
         cluster: bool,
-        tx: Option<Operand>,
+        arrival: &Arrival,
     ) {
         let numbers = self.mbarriers_of(warp, pc, addr, space);
-        let bytes: Option<[u32; 32]> = tx.map(|tx| warp.value(self.machine, tx));
+        let bytes: Option<[u32; 32]> = arrival.tx.map(|tx| warp.value(self.machine, tx));
         if space == Space::Cluster && !cluster {
             self.check_remote_release(warp, pc);
         }
@@ -198,13 +223,28 @@ impl Cluster<'_> {
                 mbarrier.tx += i64::from(bytes[lane]);
             }
             clock.join_to(&mut mbarrier.arrived);
-            let (phase, expected) = (mbarrier.phase, mbarrier.expected);
-            if mbarrier.pending == 0 {
+            let (phase, expected, count) = (mbarrier.phase, mbarrier.expected, arrival.counts[lane]);
+            if mbarrier.pending < count || mbarrier.pending == 0 {
                 let last = mbarrier.last;
                 self.too_many_arrivals(pc, number, actor, last, phase, expected);
                 continue;
             }
-            mbarrier.pending -= 1;
+            mbarrier.pending -= count;
+            mbarrier.expected -= if arrival.drops { count } else { 0 };
+            if mbarrier.pending == 0 && !arrival.ends {
+                let help =
+                    "let another arrival end the phase: what this one does then is undefined (PTX ISA, `mbarrier`)";
+                self.mbarrier_misuse(
+                    warp.lane(pc, lane),
+                    number,
+                    None,
+                    "is completed by `arrive.noComplete`",
+                    help,
+                );
+            }
+            let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
+                continue;
+            };
             let last = mbarrier.last.replace((actor, pc));
             if self.end_phase(number) {
                 // Two lanes of one instruction ended two phases. No thread can have waited for the
@@ -213,6 +253,34 @@ impl Cluster<'_> {
                     self.too_many_arrivals(pc, number, actor, last, phase - 1, expected);
                 }
                 ended = Some(number);
+            }
+        }
+        warp.epoch = self.next_epoch();
+    }
+
+    /// Makes the copies that each active lane has started part of the phase, of which they are an arrival if `counts`.
+    /// They order what their thread knew, and not what it wrote itself.
+    pub(crate) fn mbarrier_copies(&mut self, warp: &mut Warp, pc: u32, addr: &Address, counts: bool) {
+        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
+        for (lane, number) in numbers.into_iter().enumerate() {
+            let Some(number) = number.filter(|&number| self.usable(warp.lane(pc, lane), number)) else {
+                continue;
+            };
+            let actor = self.actor(warp.index, 1 << lane);
+            let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
+                continue;
+            };
+            warp.joined(1 << lane).join_to(&mut mbarrier.arrived);
+            if counts && mbarrier.pending == 0 {
+                let (last, phase, expected) = (mbarrier.last, mbarrier.phase, mbarrier.expected);
+                self.too_many_arrivals(pc, number, actor, last, phase, expected);
+                continue;
+            }
+            mbarrier.tracked.push((warp.index, lane, warp.epoch));
+            if counts {
+                mbarrier.pending -= 1;
+                mbarrier.last = Some((actor, pc));
+                self.end_phase(number);
             }
         }
         warp.epoch = self.next_epoch();
@@ -272,7 +340,14 @@ impl Cluster<'_> {
         mbarrier.completed = mbarrier.arrived.take();
         if let Some(clock) = &mut mbarrier.completed {
             clock.learn(actor, mbarrier.landed);
+            for &(warp, lane, epoch) in &mbarrier.tracked {
+                if self.machine.actors.copies > 0 {
+                    clock.learn(self.machine.actors.copy_of((32 * warp + lane) as u32), epoch);
+                }
+                self.copies[warp].land(lane, epoch, &mut self.words);
+            }
         }
+        mbarrier.tracked.clear();
         mbarrier.phase += 1;
         mbarrier.pending = mbarrier.expected;
         self.woken = true;

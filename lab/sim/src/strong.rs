@@ -5,7 +5,11 @@
 
 use std::rc::Rc;
 
+use flashcore_ir::ScalarType;
+use flashcore_ir::inst::AtomOp;
+
 use crate::access::{bits, set};
+use crate::atomic;
 use crate::clock::{ActorId, Clock, Stamp, WriterKind, join_clocks};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
@@ -20,7 +24,7 @@ use crate::text::cold::{Access, Atomic, Change, Cold, Float, Memory, Strength, W
 use crate::warp::Warp;
 
 /// The new value of a word.
-fn changed(atomic: &Atomic, old: u64, [value, other]: [u64; 2]) -> u64 {
+fn changed(atomic: &Atomic, old: u64, [value, other]: [u64; 2], is_global: bool) -> u64 {
     let size = atomic.access.size;
     let signed = |bits: u64| {
         if size == 4 {
@@ -38,7 +42,10 @@ fn changed(atomic: &Atomic, old: u64, [value, other]: [u64; 2]) -> u64 {
                 let ty = if is_bf16 { Half::BF16 } else { Half::F16 };
                 float::halves(ty, [old as u32, value as u32, 0], |a, b, _| float::add_odd(a, b)).into()
             }
-            (Float::One, 4) => float::result(float::f(old as u32) + float::f(value as u32)).into(),
+            (Float::One, 4) => {
+                let apply = if is_global { atomic::apply_global } else { atomic::apply };
+                apply(AtomOp::Add, ScalarType::F32, old as u32, value as u32).into()
+            }
             (Float::One, _) => (f64::from_bits(old) + f64::from_bits(value)).to_bits(),
             (Float::No, _) => old.wrapping_add(value),
         },
@@ -363,7 +370,7 @@ impl Cluster<'_> {
             let mut raw = [0; 8];
             raw[..size].copy_from_slice(&self.global.page(region.slot, offsets[lane]).data[within..within + size]);
             old[lane] = u64::from_le_bytes(raw);
-            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]]).to_le_bytes();
+            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]], true).to_le_bytes();
             let by = warp.lane(pc, lane);
             if self.machine.uninitialized[region.slot] && atomic.change != Change::Exchange {
                 // For what it finds: the word that is changed is read first.
@@ -421,9 +428,16 @@ impl Cluster<'_> {
             } else {
                 0
             };
-            old[lane] = u64::from(self.words[word]) | u64::from(high) << 32;
-            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]]);
-            self.words[word] = new as u32;
+            // Of a word of 32 bits it may be a half.
+            let shift = if atomic.access.size == 2 {
+                8 * (found.offsets[lane] % 4)
+            } else {
+                0
+            };
+            let kept = if atomic.access.size == 2 { !(0xffff << shift) } else { 0 };
+            old[lane] = (u64::from(self.words[word] & !kept) | u64::from(high) << 32) >> shift;
+            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]], false);
+            self.words[word] = self.words[word] & kept | (new as u32) << shift & !kept;
             let (offset, strength) = (found.offsets[lane], atomic.access.strength);
             self.see_word(
                 warp,

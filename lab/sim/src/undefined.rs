@@ -116,7 +116,7 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
             (What::Scalar(_) | What::Test(..), _) => all(Moves::Each, reads, to),
             (What::Shfl(mode), _) => first(Moves::Shuffle(*mode, cold), cold, to[..1].to_vec()),
             (What::Vote(_) | What::Match(_) | What::Redux(..), _) => first(Moves::Together, cold, to),
-            (What::Product(_), _) => all(Moves::Together, reads, to),
+            (What::Product(_) | What::Transpose, _) => all(Moves::Together, reads, to),
             (What::Access(access), [base, values @ ..]) if has_local && access.is_local() => {
                 let is_generic = access.memory == Memory::Generic;
                 let (moves, from, checked) = match (access.writes, is_generic) {

@@ -60,6 +60,9 @@ pub(crate) struct Warp {
     pub(crate) live: u32,
     /// The lanes before a guard.
     pub(crate) guarded: u32,
+    /// Threads that give true, and false, to the next barrier; and those that gave it to the last one.
+    pub(crate) given: [u32; 2],
+    pub(crate) gathered: [u32; 2],
     /// How often it asked for words that other threads change.
     pub(crate) polls: u32,
     /// Local memory, by lane.
@@ -139,6 +142,8 @@ impl Warp {
             born: live,
             live,
             guarded: 0,
+            given: [0; 2],
+            gathered: [0; 2],
             polls: 0,
             local: vec![0xff; 32 * machine.local as usize],
             local_written: vec![false; 32 * machine.local as usize],

@@ -40,6 +40,7 @@ pub(super) const ROWS: &[Row] = &[
     row("cvt.rm.bf16.f32", "d:first a"),
     row("cvt.rp.bf16.f32", "d:first a"),
     row("cvt.rn{.relu}{.satfinite}.f16.f32", "d:first a"),
+    row("cvt.rz{.relu}{.satfinite}.f16.f32", "d:first a"),
     row("cvt.RND.bf16.INT", "d:first a"),
     row("cvt.IRND.INT.bf16", "d:first a"),
     row("cvt.RND.bf16.f16", "d:first a"),

@@ -107,7 +107,7 @@ pub(super) const ROWS: &[Row] = &[
         "m a m",
     ),
     // Copies.
-    row("cp.async.ca.CTASPACE.global{.HINT}{.AHEAD}", "m m i a:u32?"),
+    row("cp.async.ca.CTASPACE.global{.HINT}{.AHEAD}", "m m i a:u32? a:b64?"),
     row("cp.async.cg.CTASPACE.global{.HINT}{.AHEAD}", "m m i a:u32? a:b64?"),
     row("cp.async.commit_group", ""),
     row("cp.async.wait_group", "i"),

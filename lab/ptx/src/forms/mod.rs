@@ -7,6 +7,7 @@
 
 mod arithmetic;
 mod convert;
+mod example;
 mod memory;
 mod sets;
 mod tensor;
@@ -14,6 +15,8 @@ mod warps;
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
+
+pub use example::EXAMPLE_REGISTERS;
 
 use crate::operand::Pattern;
 
@@ -249,9 +252,13 @@ impl Spelled {
     }
 }
 
-/// Number of rows and of forms that they spell, each with some of the latter, at most `most` a row.
-#[cfg(test)]
-pub(crate) fn spellings(most: usize) -> Vec<Vec<Spelled>> {
+/// The rows, each with forms that it spells: about `most` of them, such that each modifier is in one.
+///
+/// ```
+/// let rows = flashcore_ptx::spellings(64);
+/// assert!(rows.len() > 300 && rows.iter().flatten().any(|form| flashcore_ptx::print(form) == "add.sat.s32"));
+/// ```
+pub fn spellings(most: usize) -> Vec<Vec<Spelled>> {
     let of_form = |(index, form): (usize, &Form)| {
         let sizes = form
             .segments

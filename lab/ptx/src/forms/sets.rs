@@ -9,6 +9,7 @@ const SETS: &[(&str, &str)] = &[
     ("WIDE", "u16 s16 u32 s32"),
     ("PAIRS16", "u16x2 s16x2"),
     ("W32", "u32 s32"),
+    ("SET32", "u32 s32 f32"),
     ("BITS", "pred b16 b32 b64"),
     ("B16TO64", "b16 b32 b64"),
     ("B32TO64", "b32 b64"),

@@ -79,14 +79,36 @@ pub(crate) enum What {
     Atomic(Atomic),
     Product(Product),
     Move(Move),
-    /// Makes an mbarrier of as many arrivals as the first operand says; or, if false, gives its phase.
-    Mbarrier(bool, Address),
+    Mbarrier(Mbarrier, Address),
+    /// What a warp gives to the next barrier that it comes to, a predicate of each thread; and what all gave together.
+    Give,
+    Given(Vote),
+    /// A barrier of so many threads as the second operand says; if true, a warp waits there.
+    Barrier(bool),
+    /// `bar.warp.sync` of the lanes that a register has.
+    WarpSync,
+    /// `movmatrix`.
+    Transpose,
     /// `vprintf` and `__assertfail`, whose arguments are in local memory from the operands on.
     Print,
     Assert,
     /// `trap`.
     Trap,
     Nothing,
+}
+
+/// What is done with an mbarrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mbarrier {
+    /// Makes it, of as many arrivals as the first operand says.
+    Init,
+    /// Gives its phase, and the arrivals that are outstanding.
+    State,
+    /// As many arrivals as the first operand says. Whether later phases have so many fewer, and whether these may end
+    /// the phase.
+    Arrive { drops: bool, ends: bool },
+    /// Copies of the thread become part of the phase; if true, they are one of its arrivals.
+    Copies(bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

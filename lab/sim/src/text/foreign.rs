@@ -69,6 +69,8 @@ pub(crate) struct Extra {
     pub(crate) pointers: Vec<(usize, usize)>,
     /// Bytes of local memory of a thread.
     pub(crate) local: u32,
+    /// The buffers that an instruction is there to write.
+    pub(crate) written: Vec<bool>,
 }
 
 impl Extra {
@@ -195,6 +197,7 @@ impl PtxKernel {
         let names = code.names(function, &unwritten);
         code.extra = Some(Extra {
             local: code.local,
+            written: (0..buffers.len() as u32).map(|slot| code.writes(slot, false)).collect(),
             ..extra
         });
         let params = buffers.iter().zip(0..).map(|(buffer, slot)| Param {
@@ -206,7 +209,7 @@ impl PtxKernel {
                     8 => ScalarType::B64,
                     _ => ScalarType::B32,
                 },
-                writable: code.writes(slot),
+                writable: code.writes(slot, true),
             },
         });
         let dynamic = if ledger.is_static { 0 } else { ledger.total_bytes() };
@@ -333,7 +336,7 @@ fn parameters(entry: &PtxEntry, launch: &PtxLaunch) -> Result<(HashMap<String, u
             block: launch.block,
             params,
             pointers,
-            local: 0,
+            ..Extra::default()
         },
     ))
 }

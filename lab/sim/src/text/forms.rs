@@ -4,15 +4,16 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use super::UNKNOWN;
+use super::{Reader, UNKNOWN};
 use flashcore_ir::inst::{
     Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, FlagInst, Inst, L2Hint,
     Major, MbarInst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special, StoreSource, UnOp, VoteMode, WgmmaA,
     WgmmaInput, WgmmaInst,
 };
-use flashcore_ir::ptx::mnemonic;
+use flashcore_ir::ptx::{Notes, mnemonic};
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
+use flashcore_ptx::Module;
 
 static FORMS: LazyLock<HashMap<String, Vec<Inst>>> = LazyLock::new(|| {
     let mut forms: HashMap<String, Vec<Inst>> = HashMap::new();
@@ -28,12 +29,26 @@ pub(super) fn forms(opcode: &str) -> &'static [Inst] {
     FORMS.get(&normal(opcode)).map_or(&[], Vec::as_slice)
 }
 
-/// One opcode for all that mean the same: with explicit rounding, without `::cta`, and with types
-/// of bits where the type does not matter.
+/// One opcode for all that mean the same: with explicit rounding, without `::cta` and hints, with the space that alone
+/// is possible, and with types of bits where the type does not matter.
 fn normal(opcode: &str) -> String {
     let opcode = opcode.replace("::cta", "");
     match opcode.as_str() {
-        "barrier.sync" | "bar.cta.sync" => return "bar.sync".to_string(),
+        "barrier.sync" | "barrier.cta.sync" | "barrier.sync.aligned" | "barrier.cta.sync.aligned" | "bar.cta.sync" => {
+            return "bar.sync".to_string();
+        }
+        "barrier.arrive"
+        | "barrier.cta.arrive"
+        | "barrier.arrive.aligned"
+        | "barrier.cta.arrive.aligned"
+        | "bar.cta.arrive" => return "bar.arrive".to_string(),
+        copy if copy.starts_with("cp.async.c") && copy.contains(".L2::") => {
+            let words: Vec<&str> = copy.split('.').filter(|word| !word.starts_with("L2::")).collect();
+            return words.join(".");
+        }
+        matrix if matrix.contains("matrix.sync.aligned.m8n8.x") && !matrix.contains(".shared") => {
+            return matrix.replace(".b16", ".shared.b16");
+        }
         "membar.cta" => return "fence.acq_rel.cta".to_string(),
         "membar.gl" => return "fence.acq_rel.gpu".to_string(),
         _ => {}
@@ -52,6 +67,24 @@ fn normal(opcode: &str) -> String {
         Some("add" | "sub" | "mul") => opcode.replace(".rn", ""),
         _ => opcode,
     }
+}
+
+/// Whether the simulator executes a form of PTX, given operands that it reads.
+pub fn executes(form: &str) -> bool {
+    let Ok(spelled) = flashcore_ptx::read(form) else {
+        return false;
+    };
+    // Of calls, the function decides.
+    let Some(example) = spelled.example() else { return true };
+    let registers = flashcore_ptx::EXAMPLE_REGISTERS;
+    let text = format!(".version 9.0 .target sm_90a .entry k(.param .b64 k) {{ {registers} {example} END: ret; }}");
+    let reads = |module: Module| {
+        let (_, function) = module.entries().next()?;
+        let mut reader = Reader::new(&module, function, HashMap::new(), HashMap::new());
+        reader.places = Some(HashMap::from([("k".to_string(), 0)]));
+        reader.read(&Notes::default()).ok()
+    };
+    Module::read(&text).ok().and_then(reads).is_some()
 }
 
 const INTEGERS: [ScalarType; 4] = [ScalarType::U32, ScalarType::S32, ScalarType::U64, ScalarType::S64];

@@ -223,8 +223,10 @@ impl Step {
                 _ => None,
             },
             Step::Cold(cold) => match cold.what {
-                What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) => cold.reads.last().copied(),
-                What::Product(_) | What::Move(_) => Some(all),
+                What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) | What::WarpSync => {
+                    cold.reads.last().copied()
+                }
+                What::Product(_) | What::Move(_) | What::Transpose | What::Barrier(_) => Some(all),
                 _ => None,
             },
             _ => None,

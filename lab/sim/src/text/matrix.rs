@@ -6,7 +6,7 @@ use flashcore_ptx::Operand as Written;
 
 use super::Reader;
 use super::cold::What;
-use super::numbers::Ty;
+use super::numbers::{Mode, Ty};
 use super::operands::Filled;
 use crate::report::Class;
 
@@ -73,17 +73,36 @@ pub(crate) struct Fragment {
     pub(crate) element: Element,
     /// Whether PTX leaves open which element is where.
     pub(crate) is_opaque: bool,
+    /// Of `mma.m8n8k4` of f16, where each of four groups of lanes has its own product: whether its rows are together.
+    pub(crate) quads: Option<bool>,
     pub(crate) registers: u32,
 }
 
 impl Fragment {
-    /// Rows and columns.
+    /// Rows and columns; of several products the matrices stand below each other.
     pub(crate) fn dims(&self) -> [u32; 2] {
-        let [m, n, k] = self.shape;
+        let ([m, n, k], count) = (self.shape, if self.quads.is_some() { 4 } else { 1 });
         match self.part {
-            Part::A => [m, k],
-            Part::B => [k, n],
-            Part::C => [m, n],
+            Part::A => [count * m, k],
+            Part::B => [count * k, n],
+            Part::C => [count * m, n],
+        }
+    }
+
+    /// As [`Self::place`] where each group of lanes has its own product (PTX ISA, "Matrix Fragments for mma.m8n8k4 with
+    /// .f16 floating point type").
+    fn place_in_quad(&self, lane: u32, number: u32, is_row_major: bool) -> (u32, u32) {
+        let (near, upper, which) = (lane % 4, lane / 16 * 4, lane % 16 / 4);
+        match self.part {
+            Part::A if is_row_major => (8 * which + near + upper, number),
+            Part::A => (8 * which + number + upper, near),
+            Part::B if is_row_major => (4 * which + near, number + upper),
+            Part::B => (4 * which + number, near + upper),
+            Part::C if self.element == Element::F32 => {
+                let row = lane % 2 + (number & 2) + upper;
+                (8 * which + row, (number & 4) + (lane & 2) + number % 2)
+            }
+            Part::C => (8 * which + near + upper, number),
         }
     }
 
@@ -107,6 +126,9 @@ impl Fragment {
             let number = slot * each + element;
             let number = number % (rows * columns);
             return (number / columns, number % columns);
+        }
+        if let Some(is_row_major) = self.quads {
+            return self.place_in_quad(lane, register * each + element, is_row_major);
         }
         // PTX ISA, "Matrix Fragments for mma": groups of four lanes.
         let (group, within) = (lane / 4, lane % 4);
@@ -133,6 +155,8 @@ pub(crate) struct Product {
     pub(crate) c: Fragment,
     pub(crate) d: Fragment,
     pub(crate) saturates: bool,
+    /// Of f64.
+    pub(crate) mode: Mode,
 }
 
 /// A matrix from memory, or to it.
@@ -184,11 +208,18 @@ impl Reader<'_> {
         let lists = [d, a, b, c].map(|list| self.list(list));
         let [d, a, b, c] = lists;
         let (d, a, b, c) = (d?, a?, b?, c?);
+        let is_quads = shape == [8, 8, 4] && name == "mma" && a_type == Element::F16;
+        let layouts: Vec<bool> = words
+            .iter()
+            .filter(|word| ["row", "col"].contains(word))
+            .map(|word| *word == "row")
+            .collect();
         let fragment = |part, element, registers: &[Reg]| Fragment {
             part,
             shape,
             element,
             is_opaque: name == "wmma",
+            quads: layouts.get(usize::from(part == Part::B)).copied().filter(|_| is_quads),
             registers: registers.len() as u32,
         };
         let product = Product {
@@ -197,10 +228,8 @@ impl Reader<'_> {
             c: fragment(Part::C, c_type, &c),
             d: fragment(Part::C, d_type, &d),
             saturates: words.contains(&"satfinite"),
+            mode: Mode::of(words),
         };
-        if shape[0] == 8 && name == "mma" && a_type == Element::F16 {
-            return Err("the layout of m8n8k4 of f16 is not read".to_string());
-        }
         let all = [&product.a, &product.b, &product.c, &product.d];
         all.into_iter().try_for_each(Fragment::check)?;
         let reads = [a, b, c].concat().into_iter().map(Operand::Reg).collect();
@@ -234,6 +263,7 @@ impl Reader<'_> {
             shape,
             element,
             is_opaque: true,
+            quads: None,
             registers: registers.len() as u32,
         };
         fragment.check()?;

@@ -2,6 +2,7 @@
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Inst, Object};
+use flashcore_ir::ptx::read::SharedSymbol;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
 
@@ -78,6 +79,22 @@ impl Reader<'_> {
         );
         self.out.push(Inst::Bin { op, ty, dst, a, b });
         Ok(dst)
+    }
+
+    /// Addresses of the variables in constant memory.
+    pub(super) fn constants(&self) -> Vec<std::ops::Range<u64>> {
+        let all = self
+            .module
+            .declared
+            .variables
+            .iter()
+            .filter(|variable| variable.is_constant);
+        let range = |(symbol, &slot): (&SharedSymbol, &u32)| {
+            let base = crate::machine::base_of(slot as usize, super::foreign::ALIGN);
+            base..base + symbol.bytes
+        };
+        let placed = all.filter_map(|variable| Some((&variable.symbol, self.variables.get(&variable.symbol.name)?)));
+        placed.map(range).collect()
     }
 
     /// An address in brackets: what is added to, as 64 bits or 32, and what is added.
@@ -279,7 +296,7 @@ impl Reader<'_> {
             signed: matches!(ty, Ty::Int(_, true)),
             float: match ty {
                 Ty::F32 | Ty::F64 => Float::One,
-                Ty::Halves(is_bf16) => Float::Halves(is_bf16),
+                Ty::Half(is_bf16) | Ty::Halves(is_bf16) => Float::Halves(is_bf16),
                 _ => Float::No,
             },
             access,
@@ -320,7 +337,7 @@ fn holds(reg: Reg, bytes: u32) -> Filled<()> {
 
 /// Whether atomic operations of a type are executed.
 pub(super) fn is_atomic(ty: Ty) -> bool {
-    matches!(ty, Ty::Int(32 | 64, _) | Ty::F32 | Ty::F64 | Ty::Halves(_))
+    matches!(ty, Ty::Int(16.., _) | Ty::F32 | Ty::F64 | Ty::Half(_) | Ty::Halves(_))
 }
 
 pub(super) fn memory_of(words: &[&str]) -> Memory {

@@ -3,14 +3,16 @@
 //! A step is an instruction of the kernel language, a jump, or the end. What the text cannot say of our own kernels
 //! comes from their [`Notes`].
 
+mod barriers;
 pub(crate) mod cold;
+mod convert;
 mod foreign;
 mod forms;
 mod launch;
 mod lower;
 pub(crate) mod matrix;
 mod memory;
-mod numbers;
+pub(crate) mod numbers;
 mod operands;
 mod origins;
 mod other;
@@ -19,11 +21,13 @@ mod polling;
 mod round_trip;
 mod scalar;
 mod simplify;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
 use flashcore_ir::Kernel;
-use flashcore_ir::inst::{Inst, Object};
+use flashcore_ir::inst::{Inst, Object, Slot};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::ptx::{Notes, TraceNote};
 use flashcore_ir::shared::BufferId;
@@ -34,6 +38,7 @@ use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Spe
 use cold::Cold;
 pub(crate) use foreign::Extra;
 pub use foreign::PtxKernel;
+pub use forms::executes;
 pub use launch::{PtxArg, PtxBuffer, PtxLaunch};
 pub(crate) use lower::lower;
 use operands::error;
@@ -44,37 +49,6 @@ const MOST_LOCAL: u64 = 1 << 19;
 
 /// Addresses that no note has an object for.
 pub(crate) const UNKNOWN: Object = Object::Param(u32::MAX);
-
-/// Whether the simulator executes a form of PTX, given operands that it reads.
-pub fn executes(form: &str) -> bool {
-    let Ok(spelled) = flashcore_ptx::read(form) else {
-        return false;
-    };
-    let words: Vec<&str> = spelled.modifiers().collect();
-    let ty = words.last().and_then(|word| numbers::Ty::of(word));
-    match spelled.name() {
-        "bra" | "ret" | "exit" | "trap" | "cvta" | "isspacep" | "shfl" | "vote" | "match" | "activemask" => true,
-        "redux" | "call" => true,
-        "mma" | "wmma" => !words.contains(&"m8n8k4") || words.contains(&"f64"),
-        "cp" if words == ["async", "wait_all"] => true,
-        "mbarrier"
-            if ["inval", "test_wait", "try_wait"]
-                .iter()
-                .any(|word| words.contains(word)) =>
-        {
-            true
-        }
-        "nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority" => true,
-        "membar" | "fence" if !["proxy", "mbarrier_init"].iter().any(|word| words.contains(word)) => true,
-        "mov" | "ld" | "ldu" => ty.is_some(),
-        "st" => ty.is_some() && !words.contains(&"async"),
-        "setp" => ty.is_some_and(|ty| scalar::compares(&words, ty).is_some()),
-        "atom" | "red" if !words.iter().any(|word| ["v2", "v4", "async"].contains(word)) => {
-            ty.is_some_and(memory::is_atomic)
-        }
-        _ => !forms::forms(form).is_empty() || scalar::read(&spelled).is_some(),
-    }
-}
 
 /// A kernel as steps.
 #[derive(Debug, Default)]
@@ -175,6 +149,8 @@ struct Reader<'a> {
     variables: HashMap<String, u32>,
     /// The object that a register was given the address of, anywhere in the text.
     bases: HashMap<Reg, Origin>,
+    /// The condition code register, whose only flag is the carry.
+    carry: Option<Reg>,
 }
 
 /// The class of registers of a type.
@@ -215,6 +191,7 @@ impl<'a> Reader<'a> {
             local: 0,
             variables: HashMap::new(),
             bases: HashMap::new(),
+            carry: None,
         };
         for declared in &function.registers {
             let count = declared.count.unwrap_or(1);
@@ -389,7 +366,9 @@ impl<'a> Reader<'a> {
 
     /// Reads an instruction that is not a jump into `out` and `after`.
     fn instruction(&mut self, inst: &Instruction, form: &Spelled) -> Result<(), String> {
-        let operands = &inst.operands[..];
+        // What a hint says is not needed.
+        let is_hinted = form.name() == "cp" && form.has("L2::cache_hint") && !form.has("bulk");
+        let operands = &inst.operands[..inst.operands.len() - usize::from(is_hinted)];
         if self.places.is_some() {
             let is_first = match (form.name(), operands) {
                 ("mov", [d, Written::Symbol(name, offset)]) => return self.address_of(d, name, *offset),
@@ -412,7 +391,10 @@ impl<'a> Reader<'a> {
         for candidate in *known.get_or_insert_with(|| forms::forms(&flashcore_ptx::print(form))) {
             self.objects = objects.clone();
             match self.fill(candidate, operands) {
-                Ok(inst) => {
+                Ok(mut inst) => {
+                    if self.places.is_some() && inst.slots().iter().any(|it| matches!(it, Slot::TensorBox(..))) {
+                        return Err("tensor maps are read of own kernels alone".to_string());
+                    }
                     let impossible = operands::no_gpu_has(&inst).filter(|_| self.places.is_some());
                     self.out.push(inst);
                     return impossible.map_or(Ok(()), Err);

@@ -98,10 +98,6 @@ pub(super) fn resolve(items: &mut [Item], bases: &HashMap<Reg, Origin>, whole: O
     for (number, item) in items.iter_mut().enumerate() {
         match &mut item.step {
             Step::Inst(inst) => {
-                // Tensor maps of others are not read.
-                if inst.slots().iter().any(|slot| matches!(slot, Slot::TensorBox(..))) {
-                    return Err(number);
-                }
                 for (address, space, _) in addresses(inst) {
                     if address.object == UNKNOWN {
                         address.object = of(address.base, space == Space::Global).ok_or(number)?;

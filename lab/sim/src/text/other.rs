@@ -5,7 +5,7 @@ use flashcore_ir::inst::{Inst, ShflMode};
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::{Operand as Written, Spelled};
 
-use super::cold::{Cold, Join, Memory, Vote, What};
+use super::cold::{Cold, Join, Mbarrier, Memory, Vote, What};
 use super::memory::memory_of;
 use super::numbers::Ty;
 use super::operands::{Filled, narrowed};
@@ -159,7 +159,38 @@ impl Reader<'_> {
                 }
                 self.out.push(Inst::Mov { dst, src });
             }
-            ("setp", [d, a, b, rest @ ..]) => self.test(d, a, b, rest.first(), &words)?,
+            ("setp", [d, a, b, rest @ ..]) => {
+                let (p, q) = match d {
+                    Written::Pair(both) => (&both[0], Some(&both[1])),
+                    d => (d, None),
+                };
+                let mut writes = vec![self.result(p, RegClass::Pred)?];
+                writes.extend(q.map(|q| self.result(q, RegClass::Pred)).transpose()?);
+                self.test(writes, [a, b], rest.first(), &words)?;
+            }
+            ("set", [d, a, b, rest @ ..]) => self.set(d, [a, b], rest.first(), &words)?,
+            ("add" | "addc" | "sub" | "subc" | "mad" | "madc", [d, sources @ ..])
+                if scalar::carried(form, true).is_some() =>
+            {
+                self.carried(form, d, sources)?;
+            }
+            ("bar" | "barrier", _) => return self.barrier(operands, &words),
+            ("movmatrix", [d, a]) => {
+                let (writes, reads) = (vec![self.register(d)?], vec![self.operand(a, Ty::Int(32, false))?]);
+                self.cold(What::Transpose, Class::Exchange, writes, reads);
+            }
+            // PTX says of its bits only that other instructions take them.
+            ("createpolicy", [d, ..]) => {
+                let (writes, compute) = (vec![self.register(d)?], Box::new(|_: &[u64; 4]| 0));
+                self.cold(What::Scalar(compute), Class::Alu, writes, Vec::new());
+            }
+            ("cp", [address]) if has("mbarrier") => {
+                let address = self.shared_address(address)?;
+                let copies = Mbarrier::Copies(has("noinc"));
+                self.cold(What::Mbarrier(copies, address), Class::Sync, Vec::new(), Vec::new());
+            }
+            // Each buffer has one address.
+            ("fence", []) if has("alias") => self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new()),
             ("shfl", [d, a, b, c, members]) => {
                 let (d, p) = match d {
                     Written::Pair(both) => (&both[0], Some(&both[1])),
@@ -251,7 +282,14 @@ impl Reader<'_> {
             ("isspacep", [p, a]) => {
                 let memory = memory_of(&words);
                 let (writes, reads) = (vec![self.register(p)?], vec![self.operand(a, Ty::Int(64, false))?]);
-                let compute = move |v: &[u64; 4]| u64::from(Memory::of(v[0]) == memory);
+                // Constant memory is the module's variables there; all else of global memory is none.
+                let constants = self.constants();
+                let (asks_const, asks_param) = (has("const"), words.iter().any(|word| word.starts_with("param")));
+                let compute = move |v: &[u64; 4]| {
+                    let is_const = constants.iter().any(|range| range.contains(&v[0]));
+                    let is_one = Memory::of(v[0]) == memory && is_const == asks_const;
+                    u64::from(is_one && !asks_param)
+                };
                 self.cold(What::Scalar(Box::new(compute)), Class::Alu, writes, reads);
             }
             ("ld" | "ldu", [d, address, ..]) => self.load(d, address, &words)?,
@@ -307,78 +345,6 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads what the kernel language has of mbarriers in another way: counts in registers, and tokens.
-    fn mbarrier(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
-        use flashcore_ir::inst::{BinOp, Cvt, MbarInst, Scope};
-        let has = |word: &str| words.contains(&word);
-        let shared = |reader: &mut Self, written: &Written| match written {
-            Written::Memory(base, offset) => reader.address(base, *offset, flashcore_ir::inst::Space::Shared),
-            _ => Err("an address is needed in place of another operand".to_string()),
-        };
-        match (words.first(), operands) {
-            (Some(&"init"), [address, count]) => {
-                let address = shared(self, address)?;
-                let count = self.operand(count, Ty::Int(32, false))?;
-                self.cold(What::Mbarrier(true, address), Class::Sync, Vec::new(), vec![count]);
-            }
-            (Some(&"inval"), _) => self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new()),
-            (Some(&"arrive"), [d, address, rest @ ..]) if !has("noComplete") && !has("shared::cluster") => {
-                let addr = shared(self, address)?;
-                if *d != Written::Sink {
-                    let writes = vec![self.register(d)?];
-                    self.cold(What::Mbarrier(false, addr), Class::Sync, writes, Vec::new());
-                }
-                let count = rest
-                    .first()
-                    .map(|count| self.operand(count, Ty::Int(32, false)))
-                    .transpose()?;
-                let tx = count.filter(|_| has("expect_tx"));
-                if tx.is_none() && count.is_some_and(|count| count != Operand::Imm(1)) {
-                    return Err("several arrivals of a thread at once are not executed".to_string());
-                }
-                self.out.push(Inst::Mbar(MbarInst::Arrive {
-                    addr,
-                    remote: false,
-                    scope: Scope::Block,
-                    tx,
-                }));
-            }
-            (Some(&"test_wait" | &"try_wait"), [d, address, token, ..]) if !has("parity") => {
-                let dst = self.result(d, RegClass::Pred)?;
-                if dst.class != RegClass::Pred {
-                    return Err("its result is a predicate".to_string());
-                }
-                let addr = shared(self, address)?;
-                let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
-                let src = Operand::Reg(self.reg(token, RegClass::B64)?);
-                let (op, ty, a, b) = (BinOp::And, ScalarType::B32, Operand::Reg(low), Operand::Imm(1));
-                self.out.extend([
-                    Inst::Cvt {
-                        op: Cvt::U32FromU64,
-                        dst: low,
-                        src,
-                    },
-                    Inst::Bin {
-                        op,
-                        ty,
-                        dst: parity,
-                        a,
-                        b,
-                    },
-                    Inst::Mbar(MbarInst::Test {
-                        dst,
-                        addr,
-                        parity: Operand::Reg(parity),
-                        blocking: has("try_wait"),
-                        scope: Scope::Block,
-                    }),
-                ]);
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
     fn pack(&mut self, d: &Written, parts: &[Written], words: &[&str]) -> Filled<()> {
         let dst = self.register(d)?;
         let whole = words
@@ -416,18 +382,14 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn test(&mut self, d: &Written, a: &Written, b: &Written, c: Option<&Written>, words: &[&str]) -> Filled<()> {
+    /// A comparison. Of pairs the second result is that of the upper halves, of others the opposite of the first.
+    fn test(&mut self, writes: Vec<Reg>, values: [&Written; 2], c: Option<&Written>, words: &[&str]) -> Filled<()> {
         let ty = words
             .last()
             .and_then(|word| Ty::of(word))
             .ok_or("its type is not read")?;
-        let compare = scalar::compares(words, ty).ok_or("its comparison is not read")?;
-        let (p, q) = match d {
-            Written::Pair(both) => (&both[0], Some(&both[1])),
-            d => (d, None),
-        };
-        let mut writes = vec![self.result(p, RegClass::Pred)?];
-        writes.extend(q.map(|q| self.result(q, RegClass::Pred)).transpose()?);
+        let compare = || scalar::compares(words, ty.element()).ok_or("its comparison is not read");
+        let [a, b] = values;
         let mut reads = vec![self.operand(a, ty)?, self.operand(b, ty)?];
         reads.extend(c.map(|c| self.operand(c, Ty::Pred)).transpose()?);
         let joins = [("and", Join::And), ("or", Join::Or), ("xor", Join::Xor)];
@@ -435,7 +397,84 @@ impl Reader<'_> {
             .into_iter()
             .find(|(word, _)| words.contains(word))
             .map_or(Join::None, |(_, join)| join);
-        self.cold(What::Test(compare, join), Class::Alu, writes, reads);
+        if ty == ty.element() {
+            self.cold(What::Test(compare()?, join), Class::Alu, writes, reads);
+            return Ok(());
+        }
+        // The third operand may be a result.
+        let results: Vec<Reg> = writes.iter().map(|_| self.fresh(RegClass::Pred, 1)).collect();
+        for (half, &result) in (0u32..).zip(&results) {
+            let compare = compare()?;
+            let part = move |bits: u64| bits >> (16 * half) & 0xffff;
+            let test = What::Test(Box::new(move |a, b| compare(part(a), part(b))), join);
+            self.cold(test, Class::Alu, vec![result], reads.clone());
+        }
+        let moves = writes.into_iter().zip(results);
+        self.out.extend(moves.map(|(dst, result)| Inst::Mov {
+            dst,
+            src: Operand::Reg(result),
+        }));
+        Ok(())
+    }
+
+    /// `set`: a comparison whose result is all ones, or 1.0, or 0.
+    fn set(&mut self, d: &Written, values: [&Written; 2], c: Option<&Written>, words: &[&str]) -> Filled<()> {
+        let [.., to, from] = words else {
+            return Err("its types are not read".to_string());
+        };
+        let (Some(to), Some(from)) = (Ty::of(to), Ty::of(from)) else {
+            return Err("its types are not read".to_string());
+        };
+        let is_pair = from != from.element();
+        let tests: Vec<Reg> = (0..1 + u32::from(is_pair))
+            .map(|_| self.fresh(RegClass::Pred, 1))
+            .collect();
+        self.test(tests.clone(), values, c, words)?;
+        let one = match to.element() {
+            Ty::F32 => 0x3f80_0000,
+            Ty::Half(false) => 0x3c00,
+            Ty::Half(true) => 0x3f80,
+            _ if is_pair => 0xffff,
+            ty => super::numbers::mask(8 * ty.bytes()),
+        };
+        // A predicate that is not there is zero.
+        let compute = move |v: &[u64; 4]| (v[0] * one) | ((v[1] * one) << 16);
+        let writes = vec![self.register(d)?];
+        let reads = tests.into_iter().map(Operand::Reg).collect();
+        self.cold(What::Scalar(Box::new(compute)), Class::Alu, writes, reads);
+        Ok(())
+    }
+
+    /// What reads or writes the carry.
+    fn carried(&mut self, form: &Spelled, d: &Written, sources: &[Written]) -> Filled<()> {
+        let kept = match self.carry {
+            Some(carry) => carry,
+            None => self.fresh(RegClass::Pred, 1),
+        };
+        self.carry = Some(kept);
+        let takes = ["addc", "subc", "madc"].contains(&form.name());
+        let [Some(carry), Some(value)] = [true, false].map(|gives_carry| scalar::carried(form, gives_carry)) else {
+            return Err("its type is not read".to_string());
+        };
+        if sources.len() != value.from.len() {
+            return Err(format!("{} operands; {} are needed", sources.len(), value.from.len()));
+        }
+        let mut reads = Vec::new();
+        for (source, ty) in sources.iter().zip(&value.from) {
+            reads.push(self.operand(source, *ty)?);
+        }
+        reads.resize(3, Operand::Imm(0));
+        reads.push(if takes { Operand::Reg(kept) } else { Operand::Imm(0) });
+        // The result may be a source, so the carry is computed first, and kept last.
+        let (dst, next) = (self.register(d)?, self.fresh(RegClass::Pred, 1));
+        if form.has("cc") {
+            self.cold(What::Scalar(carry.compute), Class::Alu, vec![next], reads.clone());
+        }
+        self.cold(What::Scalar(value.compute), Class::Alu, vec![dst], reads);
+        if form.has("cc") {
+            let src = Operand::Reg(next);
+            self.out.push(Inst::Mov { dst: kept, src });
+        }
         Ok(())
     }
 }

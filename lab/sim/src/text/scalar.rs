@@ -4,8 +4,7 @@
 
 use flashcore_ptx::Spelled;
 
-use super::numbers::{self, Mode, Ty, extend, mask};
-use crate::float;
+use super::numbers::{self, Rounding, Ty, extend, flushed, mask};
 
 /// A function of the bits of up to four operands.
 pub(crate) type Compute = Box<dyn Fn(&[u64; 4]) -> u64 + Send + Sync>;
@@ -16,27 +15,39 @@ pub(super) struct Scalar {
     pub(super) compute: Compute,
 }
 
-fn scalar(_to: Ty, from: &[Ty], compute: impl Fn(&[u64; 4]) -> u64 + Send + Sync + 'static) -> Option<Scalar> {
+pub(super) fn scalar(
+    _to: Ty,
+    from: &[Ty],
+    compute: impl Fn(&[u64; 4]) -> u64 + Send + Sync + 'static,
+) -> Option<Scalar> {
     let (from, compute) = (from.to_vec(), Box::new(compute) as Compute);
     Some(Scalar { from, compute })
 }
 
-const U32: Ty = Ty::Int(32, false);
+pub(super) const U32: Ty = Ty::Int(32, false);
 
 /// What a form computes; none for others, and for those that are not known.
 pub(super) fn read(form: &Spelled) -> Option<Scalar> {
-    let words: Vec<&str> = form.modifiers().collect();
-    let ty = Ty::of(words.last()?)?;
+    let words: Vec<&'static str> = form.modifiers().collect();
     let has = |word: &str| words.contains(&word);
-    let lo = !has("hi");
-    if has("cc") || ["addc", "subc", "madc"].contains(&form.name()) {
-        return None;
-    }
     match form.name() {
-        "cvt" => return convert(&words),
-        "setp" => return None,
-        "set" => return None,
+        "cvt" => return super::convert::convert(&words),
+        "prmt" => return permute(&words),
+        "setp" | "set" => return None,
+        _ if carries(form) => return None,
         _ => {}
+    }
+    let ty = Ty::of(words.last()?)?;
+    let lo = !has("hi");
+    if form.name() == "slct" {
+        let (data, ftz) = (Ty::of(words[words.len() - 2])?, has("ftz"));
+        return scalar(data, &[data, data, ty], move |v| {
+            let is_first = match ty {
+                Ty::F32 => numbers::value(v[2], ty, ftz) >= 0.0,
+                _ => v[2] as i32 >= 0,
+            };
+            if is_first { v[0] } else { v[1] }
+        });
     }
     if matches!(ty, Ty::F32 | Ty::F64 | Ty::Half(_) | Ty::Halves(_)) {
         return floats(form.name(), &words, ty);
@@ -47,12 +58,8 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
     let x = move |value: u64| extend(value, bits, signed);
     let two = [ty, ty];
     match form.name() {
-        "add" if has("sat") => scalar(ty, &two, move |v| {
-            (x(v[0]) + x(v[1])).clamp(i128::from(i32::MIN), i128::from(i32::MAX)) as u64 & mask(bits)
-        }),
-        "sub" if has("sat") => scalar(ty, &two, move |v| {
-            (x(v[0]) - x(v[1])).clamp(i128::from(i32::MIN), i128::from(i32::MAX)) as u64 & mask(bits)
-        }),
+        "add" if has("sat") => scalar(ty, &two, move |v| saturated(x(v[0]) + x(v[1]))),
+        "sub" if has("sat") => scalar(ty, &two, move |v| saturated(x(v[0]) - x(v[1]))),
         "add" => scalar(ty, &two, move |v| v[0].wrapping_add(v[1]) & mask(bits)),
         "sub" => scalar(ty, &two, move |v| v[0].wrapping_sub(v[1]) & mask(bits)),
         "mul" | "mad" if has("wide") => {
@@ -64,7 +71,10 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
                 (x(v[0]) * x(v[1]) + sum) as u64 & mask(2 * bits)
             })
         }
-        "mul" | "mad" if !has("sat") => {
+        "mad" if has("sat") => scalar(ty, &[ty; 3], move |v| {
+            saturated(((x(v[0]) * x(v[1])) >> bits) + x(v[2]))
+        }),
+        "mul" | "mad" => {
             let is_sum = form.name() == "mad";
             let from = if is_sum { vec![ty; 3] } else { two.to_vec() };
             scalar(ty, &from, move |v| {
@@ -77,12 +87,16 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
                 part.wrapping_add(if is_sum { v[2] } else { 0 }) & mask(bits)
             })
         }
-        "mul24" | "mad24" if lo => {
-            let is_sum = form.name() == "mad24";
+        "mul24" | "mad24" => {
+            let (is_sum, sat) = (form.name() == "mad24", has("sat"));
             let from = if is_sum { vec![ty; 3] } else { two.to_vec() };
             let short = move |value: u64| extend(value, 24, signed);
+            // Of the product's 48 bits the lower or the upper 32.
+            let shift = if lo { 0 } else { 16 };
             scalar(ty, &from, move |v| {
-                ((short(v[0]) * short(v[1])) as u64).wrapping_add(if is_sum { v[2] } else { 0 }) & mask(bits)
+                let product = (short(v[0]) * short(v[1])) >> shift;
+                let sum = x(product as u64) + if is_sum { x(v[2]) } else { 0 };
+                if sat { saturated(sum) } else { sum as u64 & mask(bits) }
             })
         }
         "sad" => scalar(ty, &[ty; 3], move |v| {
@@ -173,6 +187,40 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
                 (sum as u64).wrapping_add(v[2]) & mask(32)
             })
         }
+        "dp2a" => {
+            let signs = [words[1] == "s32", words[2] == "s32"];
+            scalar(ty, &[U32, U32, U32], move |v| {
+                let part = |at: u32| {
+                    let half = extend(v[0] >> (16 * at), 16, signs[0]);
+                    half * extend(v[1] >> (8 * at + if lo { 0 } else { 16 }), 8, signs[1])
+                };
+                ((part(0) + part(1)) as u64).wrapping_add(v[2]) & mask(32)
+            })
+        }
+        // The set bit that is so many from a place on, up or down; the place's own if it is none (PTX ISA, `fns`).
+        "fns" => scalar(ty, &[U32; 3], |v| {
+            let (offset, is_set) = (v[2] as i32, |at: &u64| v[0] >> at & 1 == 1);
+            let found = match offset {
+                0 => Some(v[1]).filter(|at| *at < 32 && is_set(at)),
+                1.. => (v[1]..32).filter(is_set).nth(offset as usize - 1),
+                _ => (0..=v[1].min(31))
+                    .rev()
+                    .filter(is_set)
+                    .nth(offset.unsigned_abs() as usize - 1),
+            };
+            found.unwrap_or(mask(32))
+        }),
+        "szext" => {
+            let clamps = has("clamp");
+            scalar(ty, &[U32, U32], move |v| {
+                let width = if clamps { v[1].min(32) } else { v[1] & 31 } as u32;
+                if width == 0 {
+                    0
+                } else {
+                    extend(v[0], width, signed) as u64 & mask(32)
+                }
+            })
+        }
         "and" => scalar(ty, &two, |v| v[0] & v[1]),
         "or" => scalar(ty, &two, |v| v[0] | v[1]),
         "xor" => scalar(ty, &two, |v| v[0] ^ v[1]),
@@ -204,6 +252,65 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
     }
 }
 
+/// A sum of s32 that saturates.
+fn saturated(sum: i128) -> u64 {
+    sum.clamp(i128::from(i32::MIN), i128::from(i32::MAX)) as u64 & mask(32)
+}
+
+/// Whether a form reads or writes the carry (PTX ISA, "Extended-Precision Integer Arithmetic Instructions").
+fn carries(form: &Spelled) -> bool {
+    form.has("cc") || ["addc", "subc", "madc"].contains(&form.name())
+}
+
+/// Of a form that reads or writes the carry: its result, or the carry that it gives, as a function of its operands,
+/// zeros up to the third, and the carry.
+pub(super) fn carried(form: &Spelled, gives_carry: bool) -> Option<Scalar> {
+    let Ty::Int(bits, signed) = Ty::of(form.modifiers().last()?)? else {
+        return None;
+    };
+    if !carries(form) {
+        return None;
+    }
+    let (name, hi) = (form.name().trim_end_matches('c'), form.has("hi"));
+    let operands = if name == "mad" { 3 } else { 2 };
+    scalar(U32, &vec![Ty::Int(bits, signed); operands], move |v| {
+        let x = |at: usize| i128::from(v[at] & mask(bits));
+        let total = match name {
+            "add" => x(0) + x(1) + x(3),
+            "sub" => x(0) - x(1) - x(3),
+            _ => {
+                let factor = |at: usize| extend(v[at], bits, signed);
+                // Of unsigned 64 bits more than the sign's bit is needed.
+                let product = (factor(0) as u128).wrapping_mul(factor(1) as u128);
+                let part = if hi { product >> bits } else { product };
+                i128::from(part as u64 & mask(bits)) + x(2) + x(3)
+            }
+        };
+        if gives_carry {
+            (total >> bits) as u64 & 1
+        } else {
+            total as u64 & mask(bits)
+        }
+    })
+}
+
+/// `prmt` with a mode: four bytes of two registers, from a place on.
+fn permute(words: &[&'static str]) -> Option<Scalar> {
+    let mode = *words.iter().find(|word| **word != "b32")?;
+    scalar(U32, &[U32; 3], move |v| {
+        let (both, at) = (v[0] & mask(32) | v[1] << 32, v[2] & 3);
+        let from = |to: u64| match mode {
+            "f4e" => at + to,
+            "b4e" => (8 + at - to) % 8,
+            "rc8" => at,
+            "ecl" => to.max(at),
+            "ecr" => to.min(at),
+            _ => 2 * (at & 1) + to % 2,
+        };
+        (0..4).fold(0, |all, to| all | (both >> (8 * from(to)) & 0xff) << (8 * to))
+    })
+}
+
 fn predicates(name: &str) -> Option<Scalar> {
     let two = [Ty::Pred; 2];
     match name {
@@ -217,16 +324,11 @@ fn predicates(name: &str) -> Option<Scalar> {
 }
 
 /// Arithmetic of floats: of f32 exact until it is rounded once, of f64 as the host has it.
-fn floats(name: &str, words: &[&str], ty: Ty) -> Option<Scalar> {
+fn floats(name: &str, words: &[&'static str], ty: Ty) -> Option<Scalar> {
     let has = |word: &str| words.contains(&word);
-    if ["xorsign", "noftz"].iter().any(|word| has(word)) {
-        return None;
-    }
-    let (mode, ftz, sat, keeps_nan) = (Mode::of(words), has("ftz"), has("sat"), has("NaN"));
-    if ty == Ty::F64 && !matches!(mode, None | Some(Mode::Nearest)) {
-        return None;
-    }
-    let to = move |value: f64| numbers::rounded(value, ty, mode.unwrap_or(Mode::Nearest), ftz, sat);
+    let (how, keeps_nan, xors) = (Rounding::of(words), has("NaN"), has("xorsign"));
+    let (mode, ftz) = (how.mode, how.ftz);
+    let to = move |value: f64| numbers::rounded(value, ty, how);
     let n = move |bits: u64| numbers::value(bits, ty, ftz);
     if name == "selp" {
         return scalar(ty, &[ty, ty, Ty::Pred], |v| if v[2] != 0 { v[0] } else { v[1] });
@@ -236,15 +338,17 @@ fn floats(name: &str, words: &[&str], ty: Ty) -> Option<Scalar> {
     }
     let approximate = |f: fn(f64) -> f64| scalar(ty, &[ty], move |v| to(f(n(v[0]))));
     match name {
-        "add" => scalar(ty, &[ty; 2], move |v| to(numbers::add(n(v[0]), n(v[1]), ty))),
-        "sub" => scalar(ty, &[ty; 2], move |v| to(numbers::add(n(v[0]), -n(v[1]), ty))),
-        // Exact for f32 and narrower.
-        "mul" => scalar(ty, &[ty; 2], move |v| to(n(v[0]) * n(v[1]))),
-        "fma" | "mad" if !has("relu") => scalar(ty, &[ty; 3], move |v| to(numbers::fma(n(v[0]), n(v[1]), n(v[2]), ty))),
-        "div" => scalar(ty, &[ty; 2], move |v| to(numbers::div(n(v[0]), n(v[1]), ty))),
-        "rcp" if ty == Ty::F64 && has("approx") => scalar(ty, &[ty], move |v| (1.0 / n(v[0])).to_bits() & !0xffff_ffff),
-        "rcp" => scalar(ty, &[ty], move |v| to(numbers::div(1.0, n(v[0]), ty))),
-        "sqrt" => scalar(ty, &[ty], move |v| to(numbers::sqrt(n(v[0]), ty))),
+        "add" => scalar(ty, &[ty; 2], move |v| to(numbers::add(n(v[0]), n(v[1]), ty, mode))),
+        "sub" => scalar(ty, &[ty; 2], move |v| to(numbers::add(n(v[0]), -n(v[1]), ty, mode))),
+        "mul" => scalar(ty, &[ty; 2], move |v| to(numbers::mul(n(v[0]), n(v[1]), ty, mode))),
+        "fma" | "mad" => scalar(ty, &[ty; 3], move |v| {
+            to(numbers::fma(n(v[0]), n(v[1]), n(v[2]), ty, mode))
+        }),
+        "div" => scalar(ty, &[ty; 2], move |v| to(numbers::div(n(v[0]), n(v[1]), ty, mode))),
+        "rcp" if ty == Ty::F64 && ftz => scalar(ty, &[ty], |v| numbers::of_upper_half(v[0], |x| 1.0 / x)),
+        "rsqrt" if ty == Ty::F64 && ftz => scalar(ty, &[ty], |v| numbers::of_upper_half(v[0], |x| 1.0 / x.sqrt())),
+        "rcp" => scalar(ty, &[ty], move |v| to(numbers::div(1.0, n(v[0]), ty, mode))),
+        "sqrt" => scalar(ty, &[ty], move |v| to(numbers::sqrt(n(v[0]), ty, mode))),
         "rsqrt" => approximate(|x| 1.0 / x.sqrt()),
         "sin" => approximate(f64::sin),
         "cos" => approximate(f64::cos),
@@ -259,98 +363,51 @@ fn floats(name: &str, words: &[&str], ty: Ty) -> Option<Scalar> {
         "min" | "max" => {
             let largest = name == "max";
             scalar(ty, &[ty; 2], move |v| {
+                // The sign of the product, of the magnitudes' extreme.
+                let sign = if xors { (v[0] ^ v[1]) & numbers::sign(ty) } else { 0 };
+                let v = if xors {
+                    v.map(|bits| bits & !numbers::sign(ty))
+                } else {
+                    *v
+                };
                 let (a, b) = (n(v[0]), n(v[1]));
-                if a.is_nan() || b.is_nan() {
-                    let number = if a.is_nan() { b } else { a };
-                    return to(if keeps_nan { f64::NAN } else { number });
+                if a.is_nan() && b.is_nan() || keeps_nan && (a.is_nan() || b.is_nan()) {
+                    return to(f64::NAN);
                 }
                 let less = a < b || a == b && a.is_sign_negative();
-                flushed(if less == largest { v[1] } else { v[0] }, ty, ftz)
+                let is_second = a.is_nan() || !b.is_nan() && less == largest;
+                flushed(if is_second { v[1] } else { v[0] }, ty, ftz) | sign
+            })
+        }
+        "testp" => {
+            let test = words[0];
+            scalar(Ty::Pred, &[ty], move |v| {
+                let (magnitude, infinity) = (v[0] & (numbers::sign(ty) - 1), ty.exponent());
+                let is_subnormal = magnitude != 0 && magnitude & infinity == 0;
+                u64::from(match test {
+                    "finite" => magnitude < infinity,
+                    "infinite" => magnitude == infinity,
+                    "number" => magnitude <= infinity,
+                    "notanumber" => magnitude > infinity,
+                    // Zeros count as normal.
+                    "normal" => magnitude < infinity && !is_subnormal,
+                    _ => is_subnormal,
+                })
             })
         }
         _ => None,
     }
 }
 
-fn flushed(bits: u64, ty: Ty, ftz: bool) -> u64 {
-    if ftz && ty == Ty::F32 {
-        u64::from(float::flush(bits as u32))
-    } else {
-        bits
-    }
-}
-
 /// Pairs of 16-bit floats.
-fn halves(name: &str, words: &[&str], is_bf16: bool) -> Option<Scalar> {
+fn halves(name: &str, words: &[&'static str], is_bf16: bool) -> Option<Scalar> {
     let one = Ty::Half(is_bf16);
-    let words: Vec<&str> = words[..words.len() - 1].to_vec();
-    let half = floats(name, &words, one)?;
+    let half = floats(name, &words[..words.len() - 1], one)?;
     let (count, compute) = (half.from.len(), half.compute);
     scalar(Ty::Halves(is_bf16), &vec![Ty::Halves(is_bf16); count], move |v| {
         let part = |at: u32| compute(&v.map(|value| value >> (16 * at) & 0xffff));
         part(0) | part(1) << 16
     })
-}
-
-/// `cvt`: the two last words are the types.
-fn convert(words: &[&str]) -> Option<Scalar> {
-    let [.., to, from] = words else { return None };
-    let has = |word: &str| words.contains(&word);
-    if has("relu") || has("satfinite") || has("pack") {
-        return None;
-    }
-    if *to == "tf32" {
-        return has("rna").then(|| {
-            scalar(U32, &[Ty::F32], |v| match v[0] & 0x7f80_0000 {
-                0x7f80_0000 => v[0],
-                _ => v[0].wrapping_add(0x1000) & 0xffff_e000,
-            })
-        })?;
-    }
-    let (to, from) = (Ty::of(to)?, Ty::of(from)?);
-    let (ftz, sat) = (has("ftz"), has("sat"));
-    let whole = words.iter().find_map(|word| match *word {
-        "rni" => Some(f64::round_ties_even as fn(f64) -> f64),
-        "rzi" => Some(f64::trunc),
-        "rmi" => Some(f64::floor),
-        "rpi" => Some(f64::ceil),
-        _ => None,
-    });
-    let mode = Mode::of(words).unwrap_or(Mode::Nearest);
-    if mode != Mode::Nearest && to != Ty::F32 {
-        return None;
-    }
-    match (to, from) {
-        (Ty::Int(bits, signed), Ty::Int(from_bits, from_signed)) => scalar(to, &[from], move |v| {
-            let value = extend(v[0], from_bits, from_signed);
-            let (least, most) = numbers::range(bits, signed);
-            let value = if sat { value.clamp(least, most) } else { value };
-            numbers::placed(value as u64, bits, signed)
-        }),
-        (Ty::Int(bits, signed), Ty::F32 | Ty::F64 | Ty::Half(_)) => scalar(to, &[from], move |v| {
-            let value = whole.map_or(0.0, |whole| whole(numbers::value(v[0], from, ftz)));
-            let (least, most) = numbers::range(bits, signed);
-            // Casts saturate and map NaN to 0.
-            numbers::placed((value as i128).clamp(least, most) as u64, bits, signed)
-        }),
-        (Ty::F32 | Ty::F64 | Ty::Half(_), Ty::Int(bits, signed)) => {
-            if mode != Mode::Nearest && bits > 32 {
-                return None;
-            }
-            scalar(to, &[from], move |v| {
-                let value = extend(v[0], bits, signed);
-                match to {
-                    Ty::F32 if mode == Mode::Nearest => u64::from((value as f32).to_bits()),
-                    _ => numbers::rounded(value as f64, to, mode, false, sat),
-                }
-            })
-        }
-        (Ty::F32 | Ty::F64 | Ty::Half(_), Ty::F32 | Ty::F64 | Ty::Half(_)) => scalar(to, &[from], move |v| {
-            let value = numbers::value(v[0], from, ftz);
-            numbers::rounded(whole.map_or(value, |whole| whole(value)), to, mode, ftz, sat)
-        }),
-        _ => None,
-    }
 }
 
 /// A comparison with the bits of its operands: whether it holds.
@@ -381,63 +438,6 @@ pub(super) fn compares(words: &[&str], ty: Ty) -> Option<Box<dyn Fn(u64, u64) ->
         Ty::F32 | Ty::F64 | Ty::Half(_) => {
             Box::new(move |a, b| holds(numbers::value(a, ty, ftz).partial_cmp(&numbers::value(b, ty, ftz))))
         }
-        Ty::Halves(_) | Ty::Pred => return None,
+        _ => return None,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn computed(form: &str, operands: [u64; 4]) -> u64 {
-        let scalar = read(&flashcore_ptx::read(form).unwrap()).unwrap();
-        (scalar.compute)(&operands)
-    }
-
-    fn float(form: &str, operands: [f32; 3]) -> f32 {
-        let [a, b, c] = operands.map(|x| u64::from(x.to_bits()));
-        f32::from_bits(computed(form, [a, b, c, 0]) as u32)
-    }
-
-    #[test]
-    fn floats_are_rounded_as_their_mode_says() {
-        // 1 + 2^-30 is no f32.
-        let tiny = 2f32.powi(-30);
-        assert_eq!(float("add.rn.f32", [1.0, tiny, 0.0]), 1.0);
-        assert_eq!(float("add.rz.f32", [1.0, tiny, 0.0]), 1.0);
-        assert_eq!(float("add.rp.f32", [1.0, tiny, 0.0]), 1f32.next_up());
-        assert_eq!(float("add.rm.f32", [1.0, -tiny, 0.0]), 1f32.next_down());
-        assert_eq!(float("fma.rm.f32", [-1.0, 1.0, -tiny]), (-1f32).next_down());
-        assert_eq!(float("div.rn.f32", [1.0, 3.0, 0.0]), 1.0 / 3.0);
-        assert_eq!(float("div.rp.f32", [1.0, 3.0, 0.0]), 1.0 / 3.0);
-        assert_eq!(float("div.rm.f32", [1.0, 3.0, 0.0]), (1f32 / 3.0).next_down());
-        assert_eq!(float("sqrt.rn.f32", [2.0, 0.0, 0.0]), 2f32.sqrt());
-        assert_eq!(float("add.sat.f32", [1.0, 1.0, 0.0]), 1.0);
-        assert_eq!(float("cvt.rni.f32.f32", [2.5, 0.0, 0.0]), 2.0);
-        assert_eq!(float("add.ftz.f32", [1e-40, 0.0, 0.0]), 0.0);
-    }
-
-    #[test]
-    fn integers_have_their_widths() {
-        for (form, operands, expected) in [
-            ("add.s16", [0xffff, 2, 0, 0], 1),
-            ("mul.hi.s16", [0x8000, 2, 0, 0], 0xffff),
-            ("mul.wide.u16", [0xffff, 0xffff, 0, 0], 0xfffe_0001),
-            ("shr.s16", [0x8000, 4, 0, 0], 0xf800),
-            ("min.s64", [u64::MAX, 1, 0, 0], u64::MAX),
-            ("bfe.s32", [0x0000_0f00, 8, 4, 0], 0xffff_ffff),
-            ("bfe.u32", [0x0000_0f00, 8, 4, 0], 15),
-            ("bfi.b32", [0x3, 0xffff_0000, 4, 2], 0xffff_0030),
-            ("bfind.u32", [0x10, 0, 0, 0], 4),
-            ("bfind.shiftamt.u32", [0x10, 0, 0, 0], 27),
-            ("brev.b32", [1, 0, 0, 0], 1 << 31),
-            ("shf.l.wrap.b32", [0x8000_0000, 1, 1, 0], 3),
-            ("dp4a.s32.s32", [0xff02_0304, 0x0101_0101, 10, 0], 18),
-            ("cvt.s8.s32", [0x1ff, 0, 0, 0], u64::MAX),
-            ("cvt.sat.u8.s32", [0x1ff, 0, 0, 0], 255),
-            ("cvt.rzi.s32.f32", [u64::from(3e9f32.to_bits()), 0, 0, 0], 0x7fff_ffff),
-        ] {
-            assert_eq!(computed(form, operands), expected, "{form}");
-        }
-    }
 }

@@ -19,9 +19,9 @@ impl Code {
         }
     }
 
-    /// Whether a buffer may be written.
-    pub(super) fn writes(&self, slot: u32) -> bool {
-        let is = |object: Object| object == Object::Param(slot) || object == UNKNOWN;
+    /// Whether a buffer is written; by instructions whose buffer is not known it may be.
+    pub(super) fn writes(&self, slot: u32, by_unknown: bool) -> bool {
+        let is = |object: Object| object == Object::Param(slot) || by_unknown && object == UNKNOWN;
         self.items.iter().any(|item| match &item.step {
             Step::Inst(inst) => {
                 super::origins::addresses(&mut inst.clone()).any(|(addr, _, access)| access.writes() && is(addr.object))
@@ -32,7 +32,7 @@ impl Code {
             }) => {
                 access.writes
                     && matches!(access.memory, Memory::Global | Memory::Generic)
-                    && access.object.is_none_or(is)
+                    && access.object.map_or(by_unknown, is)
             }
             _ => false,
         })

@@ -9,6 +9,7 @@ mod copies;
 mod counts;
 mod findings;
 mod flags;
+mod forms;
 mod hopper;
 mod hopper_attention;
 mod numerics;
