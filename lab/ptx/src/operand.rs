@@ -52,11 +52,15 @@ pub enum Operand {
 /// | `i`, `l`, `f` | a number, a label, a function |
 /// | `L` | a list |
 #[derive(Clone, Debug)]
-pub(crate) struct Pattern {
-    pub(crate) letter: char,
-    pub(crate) count: u32,
-    pub(crate) ty: Option<&'static str>,
-    pub(crate) is_optional: bool,
+pub struct Pattern {
+    /// The letter.
+    pub letter: char,
+    /// The registers of a list; 0 where the form's modifiers say it.
+    pub count: u32,
+    /// The type, where it is not the instruction's last: of PTX, or a word for one that its modifiers give.
+    pub ty: Option<&'static str>,
+    /// Whether it may be left out.
+    pub is_optional: bool,
 }
 
 impl Pattern {

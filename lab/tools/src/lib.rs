@@ -9,6 +9,7 @@ use clap::Parser;
 
 mod cost_error;
 mod defaults;
+mod differential;
 mod dump_ptx;
 pub mod files;
 pub mod fuzz;
@@ -49,6 +50,7 @@ fn flashcore(given: Option<&Path>) -> Result<PathBuf, Box<dyn Error>> {
 enum Tool {
     CostError(cost_error::Options),
     Defaults(defaults::Options),
+    Differential(differential::Options),
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
     FuzzFiles(files::Options),
@@ -65,6 +67,7 @@ pub fn run() -> ExitCode {
     let ran = match Tool::parse() {
         Tool::CostError(options) => cost_error::main(&options),
         Tool::Defaults(options) => defaults::main(&options),
+        Tool::Differential(options) => differential::main(&options),
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::FuzzFiles(options) => files::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),

@@ -171,7 +171,14 @@ impl Argument {
             return Ok(Given::Struct(fields.collect::<Result<_, LaunchFileError>>()?));
         }
         if let Some(value) = self.value {
+            let float = match value {
+                Number::Integer(x) => x as f64,
+                Number::Float(x) => x,
+            };
             return Ok(match (value, self.r#type.as_deref()) {
+                // PTX passes them as bits.
+                (_, Some("f16")) => Given::Integer(half::f16::from_f64(float).to_bits().into()),
+                (_, Some("bf16")) => Given::Integer(half::bf16::from_f64(float).to_bits().into()),
                 (Number::Integer(x), Some("f32" | "f64")) => Given::Float(x as f64),
                 (Number::Integer(x), _) => Given::Integer(x),
                 (Number::Float(x), _) => Given::Float(x),
@@ -363,5 +370,20 @@ fn store(ty: &str, element: Element, out: &mut Vec<u8>) {
             out.extend(byte);
         }
         _ => out.extend_from_slice(&integer.to_le_bytes()[..size_of("", ty).unwrap_or(8)]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_16_bits_are_passed_as_their_bits() {
+        let text = r#"
+            grid = [1]
+            block = [32]
+            args = [{ name = "a", type = "f16", value = 2.5 }, { name = "b", type = "bf16", value = -1 }]"#;
+        let file = LaunchFile::parse(text).unwrap();
+        assert_eq!(file.launch.args, [Given::Integer(0x4100), Given::Integer(0xbf80)]);
     }
 }

@@ -152,44 +152,66 @@ pub fn threads_in(block: [u32; 3]) -> u32 {
     block.iter().fold(1, |all: u32, &n| all.saturating_mul(n))
 }
 
-/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines of `.loc` if there
-/// are any. The output is not judged, but must be the same under each, and with each layout of `wmma` fragments, unless
-/// the kernel has atomic operations.
-pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
-    let module = Module::read(text)?;
-    let refused = |why: &str, line| PtxError::not_understood(format!("`{kernel}`"), why, line);
-    let (entry, function) = module
-        .entries()
-        .find(|(entry, _)| entry.name == kernel)
-        .ok_or_else(|| refused("the text has no such kernel", 1))?;
+/// A launch with its buffers, for the simulator or a device.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The launch.
+    pub launch: PtxLaunch,
+    /// What its buffers contain before it.
+    pub contents: Vec<Vec<u8>>,
+    /// Those of them that hold nothing, by their places.
+    pub unwritten: Vec<usize>,
+}
+
+fn named<'a>(module: &'a Module, kernel: &str) -> Result<(&'a PtxEntry, &'a Function), PtxError> {
+    let missing = || PtxError::not_understood(format!("`{kernel}`"), "the text has no such kernel", 1);
+    let mut entries = module.entries();
+    entries.find(|(entry, _)| entry.name == kernel).ok_or_else(missing)
+}
+
+/// The launch of a kernel as the simulator takes it: arguments as bytes, and the buffers that they point to.
+pub fn prepare(module: &Module, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Prepared, RunError> {
+    let (entry, function) = named(module, kernel)?;
     let declared = entry.required_threads.or(entry.max_threads);
     let is_same = |block: &[u32; 3]| asked.threads.is_none_or(|threads| threads_in(*block) == threads);
     let block = asked
         .block
         .or(declared.filter(is_same))
         .or(asked.threads.map(|threads| [threads, 1, 1]));
-    let block = block.ok_or_else(|| refused("it does not declare its number of threads; give one", entry.line))?;
-    let pointers = pointers(&module, function);
-    let bound = bind(entry, &pointers, asked)?;
-    let launch = PtxLaunch {
-        file: file.to_string(),
-        grid: asked.grid,
-        block,
-        dynamic_shared: asked.dynamic_shared,
-        buffers: bound.buffers,
-        args: bound.args,
-        variables: asked.variables.clone(),
-    };
+    let undeclared = "it does not declare its number of threads; give one";
+    let block = block.ok_or_else(|| PtxError::not_understood(format!("`{kernel}`"), undeclared, entry.line))?;
+    let bound = bind(entry, &pointers(module, function), asked)?;
+    Ok(Prepared {
+        launch: PtxLaunch {
+            file: file.to_string(),
+            grid: asked.grid,
+            block,
+            dynamic_shared: asked.dynamic_shared,
+            buffers: bound.buffers,
+            args: bound.args,
+            variables: asked.variables.clone(),
+        },
+        contents: bound.contents,
+        unwritten: bound.unwritten,
+    })
+}
+
+/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines of `.loc` if there
+/// are any. The output is not judged, but must be the same under each, and with each layout of `wmma` fragments, unless
+/// the kernel has atomic operations.
+pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
+    let module = Module::read(text)?;
+    let prepared = prepare(&module, kernel, file, asked)?;
     let text_error = |error| match error {
         SimError::Text(error) => RunError::Ptx(error),
         error => RunError::Simulator(error),
     };
-    let read = PtxKernel::read(&module, kernel, &launch).map_err(text_error)?;
+    let read = PtxKernel::read(&module, kernel, &prepared.launch).map_err(text_error)?;
     let mut options = asked.sim.clone();
-    options.uninitialized = bound.unwritten;
-    let open = Open::of(&module, function)?;
+    options.uninitialized = prepared.unwritten;
+    let open = Open::of(&module, named(&module, kernel)?.1)?;
     let simulate = |options: &SimOptions| {
-        let mut contents = bound.contents.clone();
+        let mut contents = prepared.contents.clone();
         let report = read.simulate(&mut contents, options).map_err(text_error)?;
         Ok::<_, RunError>((report.findings, contents))
     };

@@ -6,6 +6,7 @@
 //! Source: PTX ISA 9.0, "Instruction Set".
 
 mod arithmetic;
+mod bounds;
 mod convert;
 mod example;
 mod memory;
@@ -16,6 +17,7 @@ mod warps;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+pub use bounds::Bound;
 pub use example::EXAMPLE_REGISTERS;
 
 use crate::operand::Pattern;
@@ -247,7 +249,8 @@ impl Spelled {
         self.modifiers().any(|word| word == modifier)
     }
 
-    pub(crate) fn operands(&self) -> &'static [Pattern] {
+    /// What its row has for its operands, in order.
+    pub fn operands(&self) -> &'static [Pattern] {
         &self.row().operands
     }
 }

@@ -1,0 +1,434 @@
+//! Cases for a GPU: random programs over the forms of PTX that the simulator executes, and the kernels of a corpus,
+//! with what the simulator computes. `scripts/run_differential.py` runs them on a GPU, and compares.
+//!
+//! A program is a line of instructions, each with operands from a pool of ordinary and special values or of results
+//! before it; each result is stored, so that the first that differs names its instruction. It is made from a seed.
+//! What is not exact is stored and not computed with.
+
+mod again;
+mod corpus;
+mod memory;
+mod pool;
+mod rows;
+mod scalar;
+mod warp;
+mod writer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use flashcore_problem::rng::Rng;
+use flashcore_ptx::{Module, Spelled, print};
+use flashcore_sim::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimOptions, TensorSums};
+use serde::Serialize;
+
+use rows::{Rows, assembled, told};
+use writer::{Area, BLOCK, COMMON, OWN, TABLE, THREADS, Writer};
+
+/// Writes programs and kernels with what the simulator computes, for scripts/run_differential.py on a GPU.
+///
+/// Exits with 0 where the simulator runs all of them and finds nothing, 1 where it does not.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The folder to write to.
+    out: PathBuf,
+    /// Simulates what is in the folder again, and writes nothing else.
+    #[arg(long)]
+    again: bool,
+    /// Seed of the programs.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Programs.
+    #[arg(long, default_value_t = 2000)]
+    count: u64,
+    /// Instructions of a program, without those around them.
+    #[arg(long, default_value_t = 16)]
+    length: usize,
+    /// The architecture of the programs.
+    #[arg(long, default_value = "sm_90")]
+    target: String,
+    /// An assembler: forms that it refuses for the architecture are left out.
+    #[arg(long, default_value = "ptxas")]
+    ptxas: PathBuf,
+    /// Programs of the forms of one row each, of all rows: what the simulator does not execute yet is written without
+    /// results, for a comparison with what a GPU has recorded once it does.
+    #[arg(long)]
+    by_row: bool,
+    /// A folder of PTX as scripts/compile_corpus.py leaves it, or with a launch file for each; its kernels are written,
+    /// too.
+    #[arg(long)]
+    corpus: Option<PathBuf>,
+}
+
+/// A launch with its buffers, before and after.
+#[derive(Serialize)]
+struct Case {
+    name: String,
+    /// The file of its PTX.
+    module: String,
+    entry: String,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    /// Hexadecimal bytes of each parameter, and the buffers whose addresses stand in them.
+    args: Vec<(String, Vec<(usize, usize)>)>,
+    variables: Vec<(String, String)>,
+    buffers: Vec<Held>,
+    /// The launch file of a kernel of the corpus.
+    declaration: Option<String>,
+    /// Whether the simulator does not execute it, so that there are no results.
+    pending: bool,
+    /// What the simulator finds in a kernel.
+    findings: Vec<String>,
+}
+
+/// A buffer.
+#[derive(Serialize)]
+struct Held {
+    name: String,
+    bytes: u64,
+    /// Where in `data.bin` its bytes begin, before and after the launch; none where nothing is written, or compared.
+    before: Option<u64>,
+    after: Option<u64>,
+    areas: Vec<Area>,
+}
+
+/// `data.bin`, as it grows.
+#[derive(Default)]
+struct Data(Vec<u8>);
+
+impl Data {
+    fn add(&mut self, bytes: &[u8]) -> u64 {
+        let at = self.0.len() as u64;
+        self.0.extend(bytes);
+        at
+    }
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    seed: u64,
+    target: &'a str,
+    /// How often each opcode is in the programs.
+    opcodes: BTreeMap<&'a str, u64>,
+    /// Forms that the simulator does not execute, that the generator does not write, and that the assembler refuses:
+    /// by row of the table, an example and the number of forms that were tried.
+    missing: Vec<(String, usize)>,
+    unwritten: Vec<(String, usize)>,
+    refused: Vec<(String, usize)>,
+    cases: Vec<Case>,
+}
+
+/// Programs of a module: a GPU's driver compiles them at once.
+const A_MODULE: usize = 32;
+
+/// Writes one instruction with what it needs around it. False if programs cannot have it.
+fn write(writer: &mut Writer, form: &Spelled) -> bool {
+    writer.form = print(form);
+    match form.name() {
+        "ld" | "ldu" => writer.loads(form),
+        "st" => writer.stores(form),
+        "atom" | "red" => writer.atomics(form),
+        "cp" => writer.copies(form),
+        "cvta" | "isspacep" => writer.addresses(form),
+        "shfl" | "vote" | "match" | "redux" | "activemask" => writer.exchanges(form),
+        "bar" | "barrier" => writer.barriers(form),
+        "membar" | "fence" | "nanosleep" | "pmevent" | "prefetch" | "prefetchu" => writer.orders(form),
+        "mbarrier" => writer.mbarriers(form),
+        "ldmatrix" | "movmatrix" => writer.tiles(form),
+        "mma" | "wmma" => writer.products(form),
+        // Of clusters.
+        "mapa" => false,
+        "mov" => writer.moves(form),
+        _ => writer.scalar(form),
+    }
+}
+
+/// A program: its forms are those of as many rows, in an order that comes to each row equally often.
+fn program(options: &Options, rows: &Rows, number: u64) -> Writer {
+    let mut writer = Writer::new(Rng::stream(options.seed, number));
+    let mut order: Vec<usize> = (0..rows.rows.len()).collect();
+    if options.by_row {
+        let forms = &rows.rows[(number % order.len() as u64) as usize];
+        for place in 0..options.length {
+            let turn = number as usize / order.len() * options.length + place;
+            write(&mut writer, &forms[turn % forms.len()]);
+        }
+        return writer;
+    }
+    for place in 0..options.length as u64 {
+        let turn = number * options.length as u64 + place;
+        // Each deck of all rows has its own order.
+        let mut deck = Rng::stream(!options.seed, turn / order.len() as u64);
+        order.sort_unstable();
+        for at in (1..order.len()).rev() {
+            order.swap(at, deck.below(at + 1));
+        }
+        let forms = &rows.rows[order[(turn % order.len() as u64) as usize]];
+        if let Some(form) = writer.rng.clone().pick(forms) {
+            writer.rng.next_u64();
+            write(&mut writer, form);
+        }
+    }
+    writer
+}
+
+/// What the simulator leaves in the output and in scratch memory.
+fn simulated(text: &str, entry: &str, writer: &Writer, pool: &[u8]) -> Result<(PtxLaunch, Vec<Vec<u8>>), String> {
+    let scratch = scratch(pool);
+    let mut buffers = vec![pool.to_vec(), vec![0; writer.out_bytes.max(16) as usize], scratch];
+    let launch = launch(&buffers, pool);
+    let module = Module::read(text).map_err(|error| error.to_string())?;
+    let options = SimOptions {
+        tensor_sums: TensorSums::Hopper,
+        host_threads: 1,
+        ..SimOptions::default()
+    };
+    let report = PtxKernel::read(&module, entry, &launch).and_then(|kernel| kernel.simulate(&mut buffers, &options));
+    let report = report.map_err(|error| error.to_string())?;
+    match report.findings.first() {
+        Some(finding) => Err(format!("{finding}")),
+        None => Ok((launch, buffers)),
+    }
+}
+
+fn scratch(pool: &[u8]) -> Vec<u8> {
+    let own = (OWN * THREADS) as usize;
+    [&pool[pool::SECTION as usize..][..own], &vec![0; COMMON as usize]].concat()
+}
+
+fn launch(buffers: &[Vec<u8>], pool: &[u8]) -> PtxLaunch {
+    let names = ["pool", "output", "scratch"];
+    let named = buffers.iter().zip(names);
+    let pointer = |slot| PtxArg {
+        bytes: vec![0; 8],
+        pointers: vec![(0, slot)],
+    };
+    let block = PtxArg {
+        bytes: pool[..BLOCK as usize].to_vec(),
+        pointers: Vec::new(),
+    };
+    PtxLaunch {
+        file: "program.ptx".to_string(),
+        grid: [1, 1, 1],
+        block: [THREADS, 1, 1],
+        buffers: named
+            .map(|(bytes, name)| PtxBuffer {
+                name: name.to_string(),
+                bytes: bytes.len() as u64,
+                element: 8,
+                written: true,
+            })
+            .collect(),
+        args: vec![pointer(0), pointer(1), pointer(2), block],
+        ..PtxLaunch::default()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn args_of(launch: &PtxLaunch) -> Vec<(String, Vec<(usize, usize)>)> {
+    launch
+        .args
+        .iter()
+        .map(|arg| (hex(&arg.bytes), arg.pointers.clone()))
+        .collect()
+}
+
+/// Of each item what a function makes of it, in their order. The simulator has its own pool of threads, and a thread of
+/// another pool that waits for it would begin with other items in its stack.
+fn in_order<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = items.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let of = &of;
+        let parts = items.chunks(each).enumerate();
+        let parts = parts.map(|(part, items)| {
+            scope.spawn(move || -> Vec<R> {
+                let numbered = items.iter().enumerate();
+                numbered.map(|(at, item)| of(part * each + at, item)).collect()
+            })
+        });
+        let parts: Vec<_> = parts.collect();
+        let done = parts.into_iter().map(|part| part.join());
+        done.flat_map(|part| part.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+pub(crate) fn main(options: &Options) -> crate::Ran {
+    if options.again {
+        return crate::verdict(again::again(&options.out)? == 0);
+    }
+    std::fs::create_dir_all(&options.out)?;
+    let pool = pool::pool(options.seed);
+    let rows = Rows::new(options)?;
+    let numbers: Vec<u64> = (0..options.count).collect();
+    let programs = in_order(&numbers, |_, &number| program(options, &rows, number));
+    let table = &pool[..TABLE as usize];
+    let head = writer::module(&options.target, table);
+    let ran = in_order(&programs, |number, writer| {
+        let entry = format!("program_{number}");
+        let kernel = writer.kernel(&entry);
+        let ran = simulated(&(head.clone() + &kernel), &entry, writer, &pool);
+        (entry, kernel, ran)
+    });
+    let (mut data, mut cases, mut opcodes, mut failed) = (Data::default(), Vec::new(), BTreeMap::new(), 0);
+    let (pool_at, scratch_at) = (data.add(&pool), data.add(&scratch(&pool)));
+    for (at, chunk) in ran.chunks(A_MODULE).enumerate() {
+        let module = format!("programs_{at}.ptx");
+        let mut text = head.clone();
+        for ((entry, kernel, ran), writer) in chunk.iter().zip(&programs[at * A_MODULE..]) {
+            let nothing = vec![Vec::new(), vec![0; writer.out_bytes.max(16) as usize], scratch(&pool)];
+            let is_pending = options.by_row && matches!(ran, Err(why) if why.contains("not execute"));
+            let (launch, after) = match ran {
+                Ok((launch, after)) => (launch.clone(), after),
+                Err(_) if is_pending => {
+                    let buffers = [std::slice::from_ref(&pool), &nothing[1..]].concat();
+                    (launch(&buffers, &pool), &nothing)
+                }
+                Err(why) => {
+                    failed += 1;
+                    println!("{entry}: {why}");
+                    std::fs::write(options.out.join(format!("failed_{entry}.ptx")), head.clone() + kernel)?;
+                    continue;
+                }
+            };
+            text += kernel;
+            for opcode in &writer.opcodes {
+                *opcodes.entry(opcode.as_str()).or_default() += 1;
+            }
+            let held = |slot: usize, before, after, areas| Held {
+                name: launch.buffers[slot].name.clone(),
+                bytes: launch.buffers[slot].bytes,
+                before,
+                after,
+                areas,
+            };
+            let whole = Area {
+                at: 0,
+                bytes: after[2].len() as u64,
+                kind: "u",
+                absolute: 0.0,
+                relative: 0.0,
+                form: "scratch memory".to_string(),
+            };
+            cases.push(Case {
+                name: entry.clone(),
+                module: module.clone(),
+                entry: entry.clone(),
+                grid: launch.grid,
+                block: launch.block,
+                shared: 0,
+                args: args_of(&launch),
+                variables: Vec::new(),
+                buffers: vec![
+                    held(0, Some(pool_at), None, Vec::new()),
+                    held(1, None, Some(data.add(&after[1])), writer.areas.clone()),
+                    held(2, Some(scratch_at), Some(data.add(&after[2])), vec![whole]),
+                ],
+                declaration: None,
+                pending: is_pending,
+                findings: Vec::new(),
+            });
+        }
+        std::fs::write(options.out.join(&module), text)?;
+    }
+    let programs = cases.len();
+    if let Some(folder) = &options.corpus {
+        failed += corpus::write(folder, &options.out, &mut data, &mut cases)?;
+    }
+    let modules: BTreeSet<&String> = cases.iter().map(|case| &case.module).collect();
+    let modules: Vec<PathBuf> = modules.into_iter().map(|module| options.out.join(module)).collect();
+    for (module, said) in modules
+        .iter()
+        .zip(in_order(&modules, |_, module| assembled(options, module)))
+    {
+        let said = said?;
+        if let Some(error) = said.lines().find(|line| line.contains("error")) {
+            failed += 1;
+            println!("{}: {error}", module.display());
+        }
+    }
+    let report = Told {
+        seed: options.seed,
+        target: &options.target,
+        missing: told(&rows.missing),
+        unwritten: told(&rows.unwritten),
+        refused: told(&rows.refused),
+        opcodes,
+        cases,
+    };
+    println!(
+        "{programs} programs of {} rows, {} opcodes; {} kernels; {failed} failed; rows not executed {}, not written {}, refused {}",
+        rows.rows.len(),
+        report.opcodes.len(),
+        report.cases.len() - programs,
+        report.missing.len(),
+        report.unwritten.len(),
+        report.refused.len()
+    );
+    std::fs::write(options.out.join("data.bin"), &data.0)?;
+    write_cases(&options.out, &report)?;
+    crate::verdict(failed == 0)
+}
+
+fn write_cases(out: &Path, told: &Told) -> Result<(), Box<dyn std::error::Error>> {
+    Ok(std::fs::write(out.join("cases.json"), serde_json::to_string(told)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ptx::spellings;
+    use flashcore_sim::executes;
+
+    use super::*;
+
+    /// One program of a form of each row that the simulator executes.
+    fn of_each_row() -> Vec<(String, Writer)> {
+        let rows = spellings(1).into_iter().enumerate();
+        let first = rows.filter_map(|(row, forms)| Some((row as u64, forms.into_iter().next()?)));
+        let written = first
+            .filter(|(_, form)| executes(&print(form)))
+            .filter_map(|(row, form)| {
+                let mut writer = Writer::new(Rng::stream(1, row));
+                write(&mut writer, &form).then(|| (print(&form), writer))
+            });
+        written.collect()
+    }
+
+    #[test]
+    fn the_simulator_runs_a_program_of_each_row() {
+        let pool = pool::pool(1);
+        let head = writer::module("sm_90", &pool[..TABLE as usize]);
+        let (mut ran, mut written) = (0, 0);
+        for (form, writer) in of_each_row() {
+            let text = head.clone() + &writer.kernel("k");
+            match simulated(&text, "k", &writer, &pool) {
+                Ok((_, after)) => {
+                    ran += 1;
+                    written += u32::from(after[1].iter().any(|&byte| byte != 0));
+                }
+                Err(why) => assert!(
+                    why.contains("not execute") || why.contains("cluster"),
+                    "{form}: {why}\n{text}"
+                ),
+            }
+        }
+        // Reductions of scratch memory and fences leave no output; a comparison may hold nowhere.
+        assert!(ran > 200 && written > 150, "{ran} {written}");
+    }
+
+    #[test]
+    fn a_seed_has_one_program() {
+        let texts = || {
+            of_each_row()
+                .into_iter()
+                .map(|(_, writer)| writer.kernel("k"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(texts(), texts());
+    }
+}

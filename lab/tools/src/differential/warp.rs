@@ -1,0 +1,444 @@
+//! What threads do together: exchanges, barriers, fences, products of matrices.
+
+use flashcore_ptx::{Bound, Spelled};
+
+use super::pool::{Element, Kind, Values, section};
+use super::writer::{MATRIX, THREADS, Writer};
+
+/// What sums of products may differ by, of the sum of magnitudes, for 16-bit and wider operands, and for those of
+/// 8 bits (`fuzz::slot` derives them).
+use crate::fuzz::{E4M3_PRODUCT_BOUND, PRODUCT_BOUND};
+
+impl Writer {
+    pub(super) fn exchanges(&mut self, form: &Spelled) -> bool {
+        let words: Vec<&str> = form.modifiers().collect();
+        let has = |word: &str| words.contains(&word);
+        let all = "0xffffffff".to_string();
+        let exact = Bound::default();
+        match form.name() {
+            "shfl" => {
+                let (d, a) = (self.register(Kind::Int(32)), self.value(Kind::Int(32)));
+                let p = self.one_in(2).then(|| self.register(Kind::Pred));
+                let by = if self.one_in(2) {
+                    self.rng.below(32).to_string()
+                } else {
+                    self.value(Kind::Shift)
+                };
+                let segment = 32u32 >> self.rng.below(4);
+                let clamp = (32 - segment) << 8 | if has("up") { 0 } else { 31 };
+                let to = p.as_ref().map_or(d.clone(), |p| format!("{d}|{p}"));
+                self.instruction(form, &[to, a, by, clamp.to_string(), all]);
+                self.keep(Kind::Int(32), &d, exact);
+                if let Some(p) = p {
+                    self.keep(Kind::Pred, &p, exact);
+                }
+            }
+            "vote" => {
+                let kind = if has("ballot") { Kind::Int(32) } else { Kind::Pred };
+                let (d, p) = (self.register(kind), self.value(Kind::Pred));
+                let negated = if self.one_in(3) { "!" } else { "" };
+                self.instruction(form, &[d.clone(), format!("{negated}{p}"), all]);
+                self.keep(kind, &d, exact);
+            }
+            "match" => {
+                let kind = if has("b64") { Kind::Int(64) } else { Kind::Int(32) };
+                let (d, whole, few) = (self.register(Kind::Int(32)), self.value(kind), self.register(kind));
+                // Of few values, so that some are equal.
+                let ty = if has("b64") { "b64" } else { "b32" };
+                let mask = [0, 1, 3][self.rng.below(3)];
+                self.line(format!("and.{ty} {few}, {whole}, {mask};"));
+                let p = has("all").then(|| self.register(Kind::Pred));
+                let to = p.as_ref().map_or(d.clone(), |p| format!("{d}|{p}"));
+                self.instruction(form, &[to, few, all]);
+                self.keep(Kind::Int(32), &d, exact);
+                if let Some(p) = p {
+                    self.keep(Kind::Pred, &p, exact);
+                }
+            }
+            "redux" => {
+                let (d, a) = (self.register(Kind::Int(32)), self.value(Kind::Int(32)));
+                self.instruction(form, &[d.clone(), a, all]);
+                self.keep(Kind::Int(32), &d, exact);
+            }
+            "activemask" => {
+                let d = self.register(Kind::Int(32));
+                self.instruction(form, std::slice::from_ref(&d));
+                self.keep(Kind::Int(32), &d, exact);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Barriers of a block and a warp: what is stored before them is read after them.
+    pub(super) fn barriers(&mut self, form: &Spelled) -> bool {
+        let words: Vec<&str> = form.modifiers().collect();
+        let has = |word: &str| words.contains(&word);
+        if has("cluster") {
+            return false;
+        }
+        if has("warp") {
+            self.instruction(form, &["0xffffffff".to_string()]);
+        } else if has("red") {
+            let kind = if has("popc") { Kind::Int(32) } else { Kind::Pred };
+            let (d, p) = (self.register(kind), self.value(Kind::Pred));
+            let negated = if self.one_in(2) { "!" } else { "" };
+            let mut operands = vec![d.clone(), "1".to_string()];
+            if self.one_in(2) {
+                operands.push(THREADS.to_string());
+            }
+            operands.push(format!("{negated}{p}"));
+            self.instruction(form, &operands);
+            self.keep(kind, &d, Bound::default());
+            return true;
+        } else if has("arrive") {
+            let opcode = flashcore_ptx::print(form);
+            self.line(format!("@%warp0 {opcode} 2, {THREADS};"));
+            self.line(format!("@!%warp0 bar.sync 2, {THREADS};"));
+            self.opcodes.push(opcode);
+            return true;
+        } else {
+            // Each thread's word is read by its neighbour.
+            let (mine, theirs, found) = (
+                self.value(Kind::Int(32)),
+                self.register(Kind::Int(32)),
+                self.register(Kind::Int(32)),
+            );
+            self.line(format!("bar.sync 0; st.shared.b32 [%sh], {mine};"));
+            let operands = if self.one_in(2) {
+                vec!["3".to_string()]
+            } else {
+                vec!["3".to_string(), THREADS.to_string()]
+            };
+            self.instruction(form, &operands);
+            self.line(format!(
+                "xor.b32 {theirs}, %me, 32; shl.b32 {theirs}, {theirs}, 6; add.u32 {theirs}, {theirs}, %shall;"
+            ));
+            self.line(format!("ld.shared.b32 {found}, [{theirs}]; bar.sync 0;"));
+            self.keep(Kind::Int(32), &found, Bound::default());
+        }
+        true
+    }
+
+    /// What changes no value.
+    pub(super) fn orders(&mut self, form: &Spelled) -> bool {
+        let has = |word: &str| form.has(word);
+        if has("proxy") || has("mbarrier_init") || has("tensormap") {
+            return false;
+        }
+        let operands = match form.name() {
+            "membar" | "fence" => vec![],
+            "nanosleep" => vec!["20".to_string()],
+            "pmevent" => vec!["1".to_string()],
+            "prefetch" | "prefetchu" => vec![if has("global") { "[%in]" } else { "[%gin]" }.to_string()],
+            _ => return false,
+        };
+        self.instruction(form, &operands);
+        true
+    }
+
+    /// An mbarrier at which all threads arrive, and wait.
+    pub(super) fn mbarriers(&mut self, form: &Spelled) -> bool {
+        let has = |word: &str| form.has(word);
+        let excluded = [
+            "shared::cluster",
+            "cluster",
+            "expect_tx",
+            "complete_tx",
+            "arrive_drop",
+            "pending_count",
+            "relaxed",
+        ];
+        if excluded.iter().any(|word| has(word)) || self.barriers >= 32 {
+            return false;
+        }
+        let (at, token) = (8 * self.barriers, self.register(Kind::Int(64)));
+        self.barriers += 1;
+        let done = self.register(Kind::Pred);
+        let own = |role: &str, usual: &str| {
+            if has(role) {
+                flashcore_ptx::print(form)
+            } else {
+                usual.to_string()
+            }
+        };
+        let init = own("init", "mbarrier.init.shared.b64");
+        let arrive = if has("noComplete") {
+            "mbarrier.arrive.shared.b64".to_string()
+        } else {
+            own("arrive", "mbarrier.arrive.shared.b64")
+        };
+        let inval = own("inval", "mbarrier.inval.shared.b64");
+        let wait = if has("test_wait") || has("try_wait") {
+            flashcore_ptx::print(form)
+        } else {
+            "mbarrier.test_wait.shared.b64".to_string()
+        };
+        let base = self.register(Kind::Int(32));
+        self.line(format!("mov.u32 {base}, barriers; add.u32 {base}, {base}, {at};"));
+        let address = |opcode: &str, writer: &mut Writer| {
+            // Without a space the address is generic.
+            if opcode.contains("shared") {
+                return format!("[{base}]");
+            }
+            let wide = writer.register(Kind::Int(64));
+            writer.line(format!("cvt.u64.u32 {wide}, {base}; cvta.shared.u64 {wide}, {wide};"));
+            format!("[{wide}]")
+        };
+        let arrivals = THREADS * if has("noComplete") { 2 } else { 1 };
+        let place = address(&init, self);
+        self.line(format!("@%first {init} {place}, {arrivals}; bar.sync 0;"));
+        if has("noComplete") {
+            let (first, place, opcode) = (
+                self.register(Kind::Int(64)),
+                address(&flashcore_ptx::print(form), self),
+                flashcore_ptx::print(form),
+            );
+            self.line(format!("{opcode} {first}, {place}, 1;"));
+        }
+        let mine = self.value(Kind::Int(32));
+        self.line(format!("st.shared.b32 [%sh], {mine};"));
+        let place = address(&arrive, self);
+        self.line(format!("{arrive} {token}, {place};"));
+        let place = address(&wait, self);
+        let last = if wait.contains("parity") {
+            "0".to_string()
+        } else {
+            token
+        };
+        let label = format!("WAIT{}", self.barriers);
+        self.line(format!(
+            "{label}: {wait} {done}, {place}, {last}; @!{done} bra {label};"
+        ));
+        let (theirs, found) = (self.register(Kind::Int(32)), self.register(Kind::Int(32)));
+        self.line(format!(
+            "xor.b32 {theirs}, %me, 33; shl.b32 {theirs}, {theirs}, 6; add.u32 {theirs}, {theirs}, %shall;"
+        ));
+        let place = address(&inval, self);
+        self.line(format!(
+            "ld.shared.b32 {found}, [{theirs}]; bar.sync 0; @%first {inval} {place};"
+        ));
+        self.keep(Kind::Int(32), &found, Bound::default());
+        self.opcodes
+            .extend([init, arrive, wait, inval, flashcore_ptx::print(form)]);
+        true
+    }
+
+    /// Matrices of 8 by 8 between lanes and shared memory.
+    pub(super) fn tiles(&mut self, form: &Spelled) -> bool {
+        if form.name() == "movmatrix" {
+            let (d, a) = (self.register(Kind::Int(32)), self.value(Kind::Int(32)));
+            self.instruction(form, &[d.clone(), a]);
+            self.keep(Kind::Int(32), &d, Bound::default());
+            return true;
+        }
+        let Some(count) = form
+            .modifiers()
+            .find_map(|word| word.strip_prefix('x')?.parse::<u32>().ok())
+        else {
+            return false;
+        };
+        if form.name() != "ldmatrix" || form.has("shared::cluster") {
+            return false;
+        }
+        let all: Vec<String> = (0..count).map(|_| self.register(Kind::Int(32))).collect();
+        let row = self.register(Kind::Int(32));
+        // Rows of the warp's own, in another order for each lane.
+        let turn = self.rng.below(32);
+        self.line(format!(
+            "xor.b32 {row}, %me, {turn}; mul.lo.u32 {row}, {row}, {MATRIX};"
+        ));
+        let base = self.register(Kind::Int(32));
+        self.line(format!("mov.u32 {base}, matrix; add.u32 {row}, {row}, {base};"));
+        // Without a space the address is generic.
+        let address = if form.has("shared") || form.has("shared::cta") {
+            row
+        } else {
+            let wide = self.register(Kind::Int(64));
+            self.line(format!("cvt.u64.u32 {wide}, {row}; cvta.shared.u64 {wide}, {wide};"));
+            wide
+        };
+        self.instruction(form, &[format!("{{{}}}", all.join(", ")), format!("[{address}]")]);
+        for d in all {
+            self.keep(Kind::Int(32), &d, Bound::default());
+        }
+        true
+    }
+
+    /// `mma` and `wmma.mma`, the latter with loads and stores around it.
+    pub(super) fn products(&mut self, form: &Spelled) -> bool {
+        let words: Vec<&str> = form.modifiers().collect();
+        let types: Vec<&str> = words
+            .iter()
+            .copied()
+            .filter(|word| operand_type(word).is_some())
+            .collect();
+        let [d, a, b, c] = match types[..] {
+            [d, a, b, c] => [d, a, b, c],
+            [d, c] => [d, "f16", "f16", c],
+            _ => return false,
+        };
+        let Some(shape) = words.iter().find(|word| word.starts_with('m') && word.contains('n')) else {
+            return false;
+        };
+        let mut numbers = shape[1..].split(['n', 'k']).filter_map(|number| number.parse().ok());
+        let [Some(m), Some(n), Some(k)] = [numbers.next(), numbers.next(), numbers.next()] else {
+            return false;
+        };
+        let values = [Values::Small, Values::Unit, Values::Unit, Values::Odd][self.rng.below(4)];
+        let kind = |ty: &str| match operand_type(ty) {
+            Some(Some(element)) => Kind::Matrix(element, values),
+            _ => Kind::Int(32),
+        };
+        let of_8_bits = a.starts_with('e');
+        let share = if of_8_bits { E4M3_PRODUCT_BOUND } else { PRODUCT_BOUND };
+        let is_close = values == Values::Unit && kind(a) != Kind::Int(32) && d != "f64";
+        let bound = Bound {
+            absolute: if is_close { share * f64::from(1 + k) } else { 0.0 },
+            // The result's rounding, on either side.
+            relative: if is_close && d == "f16" { 2f64.powi(-10) } else { 0.0 },
+        };
+        let result = match d {
+            "f16" => Kind::F16x2,
+            "f32" => Kind::F32,
+            "f64" => Kind::F64,
+            _ => Kind::Int(32),
+        };
+        if form.name() == "wmma" {
+            return self.opaque(form, [m, n, k], [d, a, b, c].map(|ty| (ty, kind(ty))), (result, bound));
+        }
+        let parts: Vec<(Kind, u32, bool)> = form
+            .operands()
+            .iter()
+            .zip([d, a, b, c])
+            .map(|(p, ty)| (kind(ty), p.count, ty == "tf32"))
+            .collect();
+        let lists: Vec<Vec<String>> = parts
+            .iter()
+            .enumerate()
+            .map(|(at, &(kind, count, is_bits))| {
+                let one = |_| match at {
+                    0 => self.register(result),
+                    _ if is_bits => self.load_bits(kind),
+                    _ => self.load(kind),
+                };
+                (0..count).map(one).collect()
+            })
+            .collect();
+        let texts: Vec<String> = lists.iter().map(|list| format!("{{{}}}", list.join(", "))).collect();
+        self.instruction(form, &texts);
+        for register in &lists[0] {
+            self.store(result, register, bound);
+        }
+        true
+    }
+
+    /// `wmma`: fragments are loaded from the pool and stored to the output.
+    fn opaque(
+        &mut self,
+        form: &Spelled,
+        [m, n, k]: [u32; 3],
+        parts: [(&str, Kind); 4],
+        (result, bound): (Kind, Bound),
+    ) -> bool {
+        let words: Vec<&str> = form.modifiers().collect();
+        let Some(shape) = words.iter().find(|word| word.starts_with('m') && word.contains('n')) else {
+            return false;
+        };
+        let layouts: Vec<&str> = words
+            .iter()
+            .copied()
+            .filter(|word| ["row", "col"].contains(word))
+            .collect();
+        let [a_layout, b_layout] = layouts[..] else {
+            return false;
+        };
+        let counts: Vec<u32> = form.operands().iter().map(|pattern| pattern.count).collect();
+        let bytes = |ty: &str| match ty {
+            "f64" => 8,
+            "f32" | "s32" | "tf32" => 4,
+            "f16" | "bf16" => 2,
+            _ => 1,
+        };
+        let c_layout = ["row", "col"][self.rng.below(2)];
+        let dims = [[m, k], [k, n], [m, n]];
+        let mut lists = Vec::new();
+        let named = [("a", a_layout, 1usize), ("b", b_layout, 2), ("c", c_layout, 3)];
+        for ((name, layout, at), [rows, columns]) in named.into_iter().zip(dims) {
+            let (ty, kind) = parts[at];
+            let width = if layout == "row" { columns } else { rows };
+            // A stride is a multiple of 16 bytes, and addresses of 32.
+            let stride = width.next_multiple_of(16 / bytes(ty)) + 16 / bytes(ty) * self.rng.below(3) as u32;
+            let at_least = section(kind) + 32 * self.rng.below(64) as u32;
+            let registers: Vec<String> = (0..counts[at])
+                .map(|_| {
+                    self.register(if matches!(ty, "f32" | "f64") {
+                        kind
+                    } else {
+                        Kind::Int(32)
+                    })
+                })
+                .collect();
+            let base = self.register(Kind::Int(64));
+            let is_generic = self.one_in(2);
+            self.line(format!("ld.param.u64 {base}, [pool];"));
+            if !is_generic {
+                self.line(format!("cvta.to.global.u64 {base}, {base};"));
+            }
+            let space = if is_generic { "" } else { ".global" };
+            let opcode = format!("wmma.load.{name}.sync.aligned.{layout}.{shape}{space}.{ty}");
+            let mut operands = vec![format!("{{{}}}", registers.join(", ")), format!("[{base}+{at_least}]")];
+            if stride != width || self.one_in(2) {
+                operands.push(stride.to_string());
+            }
+            self.opcode(opcode, &operands);
+            lists.push(registers);
+        }
+        let d: Vec<String> = (0..counts[0])
+            .map(|_| {
+                self.register(if matches!(parts[0].0, "f32" | "f64") {
+                    result
+                } else {
+                    Kind::Int(32)
+                })
+            })
+            .collect();
+        lists.insert(0, d);
+        let texts: Vec<String> = lists.iter().map(|list| format!("{{{}}}", list.join(", "))).collect();
+        self.instruction(form, &texts);
+        // Each warp has its own matrix of 2 KiB at most.
+        let (place, base, warp) = (
+            self.place(32),
+            self.register(Kind::Int(64)),
+            self.register(Kind::Int(32)),
+        );
+        let size = m * n * bytes(parts[0].0);
+        self.line(format!(
+            "shr.u32 {warp}, %me, 5; ld.param.u64 {base}, [output]; cvta.to.global.u64 {base}, {base};"
+        ));
+        self.line(format!("mad.wide.u32 {base}, {warp}, {size}, {base};"));
+        let layout = ["row", "col"][self.rng.below(2)];
+        let opcode = format!("wmma.store.d.sync.aligned.{layout}.{shape}.global.{}", parts[0].0);
+        let width = if layout == "row" { n } else { m };
+        self.opcode(
+            opcode,
+            &[format!("[{base}+{place}]"), texts[0].clone(), width.to_string()],
+        );
+        self.area(place, u64::from(2 * size), result, bound);
+        true
+    }
+}
+
+/// The element of a type of a product's operand, if it is one of floats.
+fn operand_type(word: &str) -> Option<Option<Element>> {
+    Some(match word {
+        "f16" => Some(Element::F16),
+        "bf16" => Some(Element::BF16),
+        "tf32" | "f32" => Some(Element::F32),
+        "f64" => Some(Element::F64),
+        "e4m3" => Some(Element::E4M3),
+        "e5m2" => Some(Element::E5M2),
+        "s8" | "u8" | "s32" => None,
+        _ => return None,
+    })
+}
