@@ -17,16 +17,26 @@ planted.json was committed before any tool saw a fault, and equivalent.json, whi
 """
 
 import argparse
+import base64
 import concurrent.futures
 import json
+import os
 import pathlib
 import random
 import re
+import struct
 import subprocess
 import sys
 import tomllib
+import zlib
 
 import compile_corpus
+
+try:
+    import corpus_reference
+except ImportError:  # NumPy
+    python = compile_corpus.environment().parents[5] / "bin" / "python"
+    os.execv(python, [python, *sys.argv])
 
 ROOT = compile_corpus.ROOT
 FAULTS = ROOT / "lab" / "check" / "faults"
@@ -176,8 +186,64 @@ def sources():
         yield file.stem, file.read_text(encoding="utf-8"), unseen / f"{file.stem.removesuffix('_twin')}.toml", not is_twin
 
 
+FORMATS = {"f16": "e", "f32": "f", "f64": "d", "i8": "b", "i16": "h", "i32": "i", "i64": "q"}
+
+
+class Launch:
+    """A launch file as the driver takes it: the bytes of each parameter, and the buffers that they point to."""
+
+    def __init__(self, table, ptx):
+        self.buffers, self.seed = [], 0
+        head = re.search(r"\.visible \.entry (\w+)\s*\((.*?)\)", ptx, re.DOTALL)
+        params = re.findall(r"\.param (?:\.align \d+ )?\.(\w+)[^,\[]*(?:\[(\d+)\])?", head[2])
+        self.entry = head[1]
+        given = zip(table.get("args", []), params, strict=True)
+        self.args = [self.argument(argument, ty, int(size or 0)) for argument, (ty, size) in given]
+        self.variables = [[v["name"], self.made(v).bytes().hex()] for v in table.get("symbols", [])]
+
+    def made(self, table):
+        self.seed += 1
+        usual = {"type": "f32", "fill": "values" if "values" in table else "uniform"}
+        return corpus_reference.Buffer.of(usual | table, self.seed)
+
+    def field(self, table, ty, data, pointers):
+        """Appends an argument, or a field of one, aligned to its size."""
+        if "value" not in table:
+            buffer = self.made(table)
+            data += bytes(-len(data) % 8)
+            pointers.append([len(data), len(self.buffers)])
+            data += bytes(8)
+            kept = None if buffer.fill == "unwritten" else base64.b64encode(zlib.compress(buffer.bytes())).decode()
+            self.buffers.append({"name": table["name"], "bytes": buffer.stored.nbytes, "data": kept})
+            return
+        ty = table.get("type", ty)
+        if ty in ("bf16",):
+            stored = int(corpus_reference.to_bf16(table["value"])).to_bytes(2, "little")
+        elif ty in ("f16", "f32", "f64"):
+            stored = struct.pack(f"<{FORMATS[ty]}", table["value"])
+        else:
+            size = int(ty[1:]) // 8
+            stored = (int(table["value"]) % (1 << 8 * size)).to_bytes(size, "little")
+        data += bytes(-len(data) % len(stored)) + stored
+
+    def argument(self, table, ty, size):
+        data, pointers = bytearray(), []
+        for field in table.get("struct", [table]):
+            self.field(field, "i32" if "struct" in table else ty, data, pointers)
+        data += bytes(max(size - len(data), 0))
+        return [bytes(data).hex(), pointers]
+
+
+def case(folder, name, is_fault):
+    table = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+    launch = Launch(table, (folder / f"{name}.ptx").read_text(encoding="utf-8"))
+    axes = {key: (table[key] + [1, 1])[:3] for key in ("grid", "block")}
+    told = {"name": name, "fault": is_fault, "entry": launch.entry, "shared": table.get("shared", 0)}
+    return told | axes | {"args": launch.args, "variables": launch.variables, "buffers": launch.buffers}
+
+
 def build(folder, jobs):
-    """Leaves NAME.cu, NAME.toml, NAME.ptx, NAME.cubin, and built.json with what did not compile."""
+    """Leaves NAME.cu, NAME.toml, NAME.ptx, NAME.cubin, built.json with what did not compile, and cases.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tools = compile_corpus.environment()
 
@@ -203,6 +269,8 @@ def build(folder, jobs):
     for failed in (t for t in told if t["why"]):
         print(f"{failed['name']}: {failed['why']}", file=sys.stderr)
     (folder / "built.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    cases = [case(folder, t["name"], t["fault"]) for t in told if not t["why"]]
+    (folder / "cases.json").write_text(json.dumps(cases) + "\n", encoding="utf-8")
     print(f"{sum(t['fault'] for t in told)} faults, {sum(not t['fault'] for t in told)} others")
 
 
