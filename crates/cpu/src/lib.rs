@@ -21,6 +21,7 @@
 
 mod append;
 mod backward;
+mod call;
 mod combine;
 mod config;
 mod error;
@@ -36,6 +37,7 @@ mod tile;
 mod workspace;
 
 pub use append::append;
+pub use call::run;
 pub use combine::combine;
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;

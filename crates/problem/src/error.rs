@@ -30,6 +30,9 @@ pub enum ProblemError {
         given: String,
         allowed: &'static str,
     },
+    /// An operand that is missing, of no use, or not what a call needs.
+    #[error("{name} {why}")]
+    Operand { name: crate::Name, why: String },
     /// Values of lengths ([`Lengths`](crate::Lengths)) that are missing, or contradict the problem.
     #[error("{argument} {why}")]
     Lengths { argument: &'static str, why: String },

@@ -24,6 +24,26 @@ impl From<[usize; 4]> for Layout {
     }
 }
 
+/// Dense `[n]`, `[m, n]` and `[l, m, n]`: the last dimensions of a dense layout of four, such as those of lengths, of a
+/// block table and of the log-sum-exp.
+impl From<[usize; 1]> for Layout {
+    fn from([n]: [usize; 1]) -> Layout {
+        Layout::bshd([1, 1, 1, n])
+    }
+}
+
+impl From<[usize; 2]> for Layout {
+    fn from([m, n]: [usize; 2]) -> Layout {
+        Layout::bshd([1, 1, m, n])
+    }
+}
+
+impl From<[usize; 3]> for Layout {
+    fn from([l, m, n]: [usize; 3]) -> Layout {
+        Layout::bshd([1, l, m, n])
+    }
+}
+
 /// The product of sizes. One that no tensor has becomes the largest number, which [`Layout::check`] refuses.
 const fn stride(sizes: &[usize]) -> i64 {
     let (mut product, mut at) = (1usize, 0);

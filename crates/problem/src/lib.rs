@@ -16,13 +16,16 @@ mod e4m3;
 pub mod error;
 mod gradient_sums;
 mod head_values;
+mod host_call;
 mod host_memory;
 pub mod inputs;
 pub mod layout;
 pub mod lengths;
 pub mod limits;
 pub mod mask;
+mod name;
 pub mod names;
+mod operands;
 mod parts;
 pub mod problem;
 pub mod quantise;
@@ -33,7 +36,9 @@ mod reference_gradients;
 pub mod rng;
 mod scales;
 pub mod slack;
+pub mod task;
 pub mod tensor;
+pub mod view;
 
 pub use append::{Append, AppendPlace, AppendTensors, AppendValues, Rotary, RotaryTensors, SlotMapping};
 pub use builder::ProblemBuilder;
@@ -51,7 +56,9 @@ pub use layout::Layout;
 pub use lengths::{KvLengths, Lengths, QLengths, Sequence};
 pub use limits::{GRADIENT_LIMIT, score_limit};
 pub use mask::{CausalAlign, KeyRange, Mask};
+pub use name::{LSES, Name, OUTS};
 pub use names::{BACKWARD, NAMED_PROBLEMS, NamedProblem};
+pub use operands::Operands;
 pub use parts::{MOST_PARTS, Part};
 pub use problem::{MAX_SOFTMAX_SCALE, Problem, SOFTCAPS};
 pub use quantise::{absmax_scales, quantise};
@@ -60,7 +67,9 @@ pub use random_lengths::random_lengths;
 pub use reference::{ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};
 pub use reference_gradients::{GradientRow, reference_gradient_rows, reference_gradients, reference_gradients_of};
 pub use slack::Slack;
+pub use task::{Access, AnyTask, Combine, Task, TensorSpec};
 pub use tensor::{E4M3_MAX, POISON, Tensor, TensorView, TensorViewMut};
+pub use view::{ElementType, Host, Memory, Scalar, View, ViewMut};
 
 /// The README's Rust is compiled with the documentation tests.
 #[cfg(doctest)]

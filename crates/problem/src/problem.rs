@@ -1,13 +1,14 @@
 //! [`Problem`]: the description of an attention computation.
 
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    Alibi, CausalAlign, DType, Direction, GradientLayouts, KeyRange, KvLengths, Layout, Mask, ProblemBuilder,
-    ProblemError, QLengths, TensorView, TensorViewMut,
+    Alibi, CausalAlign, DType, Direction, ElementType, GradientLayouts, KeyRange, KvLengths, Layout, Mask, Memory,
+    ProblemBuilder, ProblemError, QLengths, TensorView, TensorViewMut, View,
 };
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
@@ -84,6 +85,27 @@ pub struct Problem {
     pub(crate) sinks: Option<DType>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) alibi: Option<Alibi>,
+}
+
+/// No field is NaN.
+impl Eq for Problem {}
+
+/// By what nearly all problems differ in: equal ones have equal hashes.
+impl Hash for Problem {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Problem {
+            batch,
+            seq_len_q,
+            seq_len_kv,
+            q,
+            k,
+            q_lengths,
+            kv_lengths,
+            direction,
+            ..
+        } = self;
+        (batch, seq_len_q, seq_len_kv, q, k, q_lengths, kv_lengths, direction).hash(state);
+    }
 }
 
 /// The names of the fields; one that is left out here does not compile.
@@ -207,13 +229,20 @@ impl Problem {
     /// assert_eq!(*problem.o_layout(), Layout::bhsd([2, 512, 8, 64]));
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
-    pub fn of<'a>(
-        q: impl Into<TensorView<'a>>,
-        k: impl Into<TensorView<'a>>,
-        v: impl Into<TensorView<'a>>,
+    ///
+    /// Tensors are in host or device memory. If they hold integers, [`ProblemBuilder::build`] has no dtype and takes
+    /// fp16; the call then refuses them.
+    pub fn of<'a, M: Memory>(
+        q: impl Into<View<'a, M>>,
+        k: impl Into<View<'a, M>>,
+        v: impl Into<View<'a, M>>,
     ) -> ProblemBuilder {
         let q = q.into();
-        ProblemBuilder::of_layouts(q.dtype(), [*q.layout(), *k.into().layout(), *v.into().layout()])
+        let dtype = match q.element() {
+            ElementType::Float(dtype) => dtype,
+            ElementType::I32 | ElementType::I64 => DType::F16,
+        };
+        ProblemBuilder::of_layouts(dtype, [*q.layout(), *k.into().layout(), *v.into().layout()])
     }
 
     /// The default factor on `Q·Kᵀ`: `1/√head_dim`.

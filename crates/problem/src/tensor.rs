@@ -348,6 +348,11 @@ impl<'a> TensorViewMut<'a> {
         self.bytes
     }
 
+    /// All bytes, gaps included, for as long as they are borrowed.
+    pub fn into_bytes(self) -> &'a mut [u8] {
+        self.bytes
+    }
+
     /// The same tensor, read only.
     pub fn as_view(&self) -> TensorView<'_> {
         TensorView {

@@ -37,7 +37,7 @@ use crate::{DType, Layout, ProblemError};
 /// assert_eq!((append.entries().cache_seqlens, append.entries().block_table), (Some(4), Some(32)));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Append {
     /// Element type of all tensors, the rotary tables included. Scales of e4m3 tensors are not applied.
     pub dtype: DType,
@@ -97,7 +97,7 @@ pub enum AppendPlace {
 /// f32 and rounded once; in e4m3 what is above 448 becomes 448.
 ///
 /// The tables `rotary_cos` and `rotary_sin` are `[positions, dim / 2]`, dense.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rotary {
     /// Q, `[batch, seq_q, heads, head_dim]`, or [packed](Rotary::packed_q) `[1, total_q, heads,
     /// head_dim]`.

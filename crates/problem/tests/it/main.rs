@@ -6,6 +6,7 @@ mod comparison;
 mod fp8;
 mod gradients;
 mod huge_scores;
+mod operands;
 mod properties;
 mod trivial;
 mod wide_caches;

@@ -1,0 +1,375 @@
+//! [`Operands`]: the tensors of a call by their names, and the check of them.
+
+use crate::view::{Memory, View, ViewMut};
+use crate::{Layout, Name, ProblemError, TensorSpec};
+
+/// A tensor that was given.
+#[derive(Debug)]
+enum Given<'a, M: Memory> {
+    Read(View<'a, M>),
+    Write(ViewMut<'a, M>),
+}
+
+impl<M: Memory> Given<'_, M> {
+    fn view(&self) -> View<'_, M> {
+        match self {
+            Given::Read(view) => view.shorter(),
+            Given::Write(view) => view.as_view(),
+        }
+    }
+}
+
+/// The tensors of a call by their names, in host or device memory.
+///
+/// Constructors take what every such call has. [`with`](Operands::with) and [`with_mut`](Operands::with_mut) add what
+/// the task has besides: [`Task::tensors`](crate::Task::tensors) lists all of it. What is written is borrowed mutably,
+/// so an output cannot be an input.
+///
+/// ```
+/// use flashcore_problem::{KvLengths, Name, Operands, Problem, Task, Tensor};
+/// let rows = |heads| Tensor::from_fn(flashcore_problem::DType::F32, [2, 4, heads, 8].into(), |_, s, _, _| s as f32);
+/// let (q, k, v) = (rows(2), rows(1), rows(1));
+/// let problem = Problem::of(&q, &k, &v).kv_lengths(KvLengths::Cache).build()?;
+/// let (mut out, keys) = (rows(2), [4, 1]);
+/// let operands = Operands::forward(&q, &k, &v, &mut out).with(Name::SequsedK, &keys);
+/// operands.check(&problem.tensors())?;
+/// let without = Operands::forward(&q, &k, &v, &mut out).check(&problem.tensors()).unwrap_err();
+/// assert!(without.to_string().starts_with("seqused_k was not given"), "{without}");
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+#[derive(Debug)]
+pub struct Operands<'a, M: Memory> {
+    given: Vec<(Name, Given<'a, M>)>,
+    schedule: Option<M::Schedule<'a>>,
+}
+
+impl<M: Memory> Default for Operands<'_, M> {
+    fn default() -> Self {
+        Operands {
+            given: Vec::with_capacity(8),
+            schedule: None,
+        }
+    }
+}
+
+impl<'a, M: Memory> Operands<'a, M> {
+    /// None yet.
+    pub fn new() -> Self {
+        Operands::default()
+    }
+
+    /// Of attention: Q, K, V and O.
+    pub fn forward(
+        q: impl Into<View<'a, M>>,
+        k: impl Into<View<'a, M>>,
+        v: impl Into<View<'a, M>>,
+        out: impl Into<ViewMut<'a, M>>,
+    ) -> Self {
+        let inputs = Operands::new().with(Name::Q, q).with(Name::K, k).with(Name::V, v);
+        inputs.with_mut(Name::Out, out)
+    }
+
+    /// Of gradients: Q, K and V; O and the log-sum-exp of the forward pass; the gradient of O; and where those of Q, K
+    /// and V go.
+    pub fn backward(
+        [q, k, v]: [View<'a, M>; 3],
+        [out, lse]: [View<'a, M>; 2],
+        dout: impl Into<View<'a, M>>,
+        [dq, dk, dv]: [ViewMut<'a, M>; 3],
+    ) -> Self {
+        let inputs = Operands::new().with(Name::Q, q).with(Name::K, k).with(Name::V, v);
+        let read = inputs.with(Name::Out, out).with(Name::Lse, lse).with(Name::Dout, dout);
+        read.with_mut(Name::Dq, dq)
+            .with_mut(Name::Dk, dk)
+            .with_mut(Name::Dv, dv)
+    }
+
+    /// Of new rows into a cache: those of K and V, and the caches of K and V.
+    pub fn append(
+        k_new: impl Into<View<'a, M>>,
+        v_new: impl Into<View<'a, M>>,
+        k_cache: impl Into<ViewMut<'a, M>>,
+        v_cache: impl Into<ViewMut<'a, M>>,
+    ) -> Self {
+        let new = Operands::new().with(Name::KNew, k_new).with(Name::VNew, v_new);
+        new.with_mut(Name::KCache, k_cache).with_mut(Name::VCache, v_cache)
+    }
+
+    /// Of a merge: O and the log-sum-exp of each part, and the merged O.
+    pub fn combine(parts: impl IntoIterator<Item = [View<'a, M>; 2]>, out: impl Into<ViewMut<'a, M>>) -> Self {
+        let mut operands = Operands::new();
+        for (n, [out, lse]) in parts.into_iter().enumerate() {
+            // More than there are names for is given twice, which a call refuses.
+            let n = u8::try_from(n).unwrap_or(u8::MAX);
+            operands = operands.with(Name::PartOut(n), out).with(Name::PartLse(n), lse);
+        }
+        operands.with_mut(Name::Out, out)
+    }
+
+    /// Adds a tensor that is read.
+    #[must_use]
+    pub fn with(mut self, name: Name, tensor: impl Into<View<'a, M>>) -> Self {
+        self.given.push((name, Given::Read(tensor.into())));
+        self
+    }
+
+    /// Adds a tensor that is written.
+    #[must_use]
+    pub fn with_mut(mut self, name: Name, tensor: impl Into<ViewMut<'a, M>>) -> Self {
+        self.given.push((name, Given::Write(tensor.into())));
+        self
+    }
+
+    /// Uses a schedule that was made before, instead of making it. Only operands on a GPU have one.
+    #[must_use]
+    pub fn schedule(mut self, schedule: M::Schedule<'a>) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// The schedule that was given.
+    #[doc(hidden)]
+    pub fn take_schedule(&mut self) -> Option<M::Schedule<'a>> {
+        self.schedule.take()
+    }
+
+    /// A tensor that was given, to read.
+    pub fn get(&self, name: Name) -> Option<View<'_, M>> {
+        let found = self.given.iter().find(|(given, _)| *given == name)?;
+        Some(found.1.view())
+    }
+
+    /// The names of all that was given.
+    pub fn names(&self) -> impl Iterator<Item = Name> {
+        self.given.iter().map(|(name, _)| *name)
+    }
+
+    /// A tensor that was given to be written, which these operands have no longer.
+    #[doc(hidden)]
+    pub fn take_mut(&mut self, name: Name) -> Option<ViewMut<'a, M>> {
+        let place = self
+            .given
+            .iter()
+            .position(|(given, tensor)| *given == name && matches!(tensor, Given::Write(_)))?;
+        match self.given.swap_remove(place).1 {
+            Given::Write(view) => Some(view),
+            Given::Read(_) => None,
+        }
+    }
+
+    /// What the addresses of tensors that kernels read by vectors are multiples of, in bytes, at most 16.
+    #[doc(hidden)]
+    pub fn alignment(&self) -> u32 {
+        let by_vectors = |name: Name| !name.is_values() || matches!(name, Name::RotaryCos | Name::RotarySin);
+        let tensors = self.given.iter().filter(|(name, _)| by_vectors(*name));
+        let all = tensors.fold(16, |all, (_, given)| all | M::extent(given.view().memory()).0);
+        1 << all.trailing_zeros()
+    }
+
+    /// Checks that exactly the tensors of a call are given, each as the call needs it, and none that is written where
+    /// another one is.
+    ///
+    /// # Errors
+    /// [`ProblemError::Operand`] for the first that is not.
+    pub fn check(&self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
+        let mut placed: Vec<(&TensorSpec, u64)> = Vec::with_capacity(specs.len());
+        for spec in specs {
+            match self.given.iter().find(|(name, _)| *name == spec.name) {
+                Some((_, given)) => placed.push((spec, check(spec, given)?)),
+                None if spec.required => return missing(spec),
+                None => {}
+            }
+        }
+        if placed.len() < self.given.len() {
+            return self.refuse_one_too_many(specs);
+        }
+        check_apart(&placed)
+    }
+
+    /// The error of a tensor that was given twice, or that is none of the call.
+    fn refuse_one_too_many(&self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
+        for (place, (name, _)) in self.given.iter().enumerate() {
+            if !specs.iter().any(|spec| spec.name == *name) {
+                let why = "was given, but this call has no use for it: leave it out, or build the task with it";
+                return refuse(*name, why);
+            }
+            if self.given[..place].iter().any(|(before, _)| before == name) {
+                return refuse(*name, "was given twice: give it once");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing(spec: &TensorSpec) -> Result<(), ProblemError> {
+    let (name, shape) = (spec.name, shape_text(spec.name, &spec.layout));
+    let with = if spec.is_written() { "with_mut" } else { "with" };
+    let why = format!(
+        "was not given; this call needs {} {shape} (`.{with}(Name::{name:?}, …)`)",
+        spec.element
+    );
+    refuse(name, why)
+}
+
+/// Refuses an output where another tensor is. Views of memory of Rust cannot be so; addresses of others can.
+fn check_apart(placed: &[(&TensorSpec, u64)]) -> Result<(), ProblemError> {
+    for &(to, at) in placed.iter().filter(|(spec, _)| spec.is_written()) {
+        for &(other, from) in placed {
+            let apart = at + to.bytes() <= from || from + other.bytes() <= at || to.bytes() == 0 || other.bytes() == 0;
+            if apart || to.name == other.name || may_share((to, at), (other, from)) {
+                continue;
+            }
+            let why = format!(
+                "shares memory with {}: both have bytes between the same addresses; give {} separate memory",
+                other.name, to.name
+            );
+            return refuse(to.name, why);
+        }
+    }
+    Ok(())
+}
+
+/// Whether two tensors whose bytes lie between each other may do so: both are written and no element is of both, as of
+/// an interleaved cache; or Q is rotated in its own memory, where its rows may lie between new ones of K and V.
+fn may_share((to, at): (&TensorSpec, u64), (other, from): (&TensorSpec, u64)) -> bool {
+    if other.is_written() {
+        let begins_in =
+            |(spec, base): (&TensorSpec, u64), address: u64| address >= base && is_element(spec, address - base);
+        return !begins_in((to, at), from) && !begins_in((other, from), at);
+    }
+    to.name == Name::QOut
+        && match other.name {
+            Name::Q => at == from && to.layout == other.layout,
+            Name::KNew | Name::VNew => to.access == crate::Access::ReadWrite,
+            _ => false,
+        }
+}
+
+/// Whether so many bytes after the first one is an element. Dimensions step over the span of smaller ones.
+fn is_element(spec: &TensorSpec, bytes: u64) -> bool {
+    let mut dimensions: Vec<(u64, u64)> = spec
+        .layout
+        .strides
+        .iter()
+        .zip(spec.layout.shape)
+        .map(|(s, n)| (*s as u64, n as u64))
+        .collect();
+    dimensions.sort_unstable_by(|a, b| b.cmp(a));
+    let mut rest = bytes / spec.element.size_bytes() as u64;
+    for (stride, size) in dimensions {
+        if size > 1 && stride > 0 {
+            rest -= stride * (rest / stride).min(size - 1);
+        }
+    }
+    rest == 0
+}
+
+/// Checks one, and gives its address.
+fn check<M: Memory>(spec: &TensorSpec, given: &Given<'_, M>) -> Result<u64, ProblemError> {
+    let view = given.view();
+    let (name, element, layout) = (spec.name, view.element(), view.layout());
+    if spec.is_written() && matches!(given, Given::Read(_)) {
+        return refuse(
+            name,
+            format!("is written by this call: give it by `.with_mut(Name::{name:?}, …)`"),
+        );
+    }
+    if element != spec.element {
+        let needed = spec.element;
+        return refuse(name, format!("holds {element}; this call needs {needed}"));
+    }
+    if !is_same(name, layout, &spec.layout) {
+        let (shape, needed) = (shape_text(name, layout), shape_text(name, &spec.layout));
+        if layout.shape != spec.layout.shape {
+            return refuse(
+                name,
+                format!("has shape {shape}; this call needs {needed}{}", order(name)),
+            );
+        }
+        let (given, needed) = (layout.strides, spec.layout.strides);
+        return refuse(
+            name,
+            format!(
+                "has strides {given:?} for shape {shape}; this call needs {needed:?}: build the task from the layouts of its tensors"
+            ),
+        );
+    }
+    let ((address, bytes), needed) = (M::extent(view.memory()), spec.bytes());
+    if bytes < needed || (address == 0 && needed > 0) {
+        return refuse(name, format!("has {bytes} bytes; this call needs {needed}"));
+    }
+    let size = element.size_bytes();
+    if needed > 0 && !address.is_multiple_of(size as u64) {
+        let why = format!("is not aligned to its {element} elements ({size} bytes): copy it to memory that is");
+        return refuse(name, why);
+    }
+    Ok(address)
+}
+
+/// Whether a layout is the one that is needed. Values are dense, and may be given in one dimension, or with other
+/// dimensions of size 1. Strides along dimensions of size 1 do not matter.
+fn is_same(name: Name, given: &Layout, needed: &Layout) -> bool {
+    let strides_are = |strides: &[i64; 4]| {
+        let mut all = given.shape.iter().zip(given.strides.iter().zip(strides));
+        given.shape.contains(&0) || all.all(|(&n, (a, b))| n == 1 || a == b)
+    };
+    if given.shape == needed.shape {
+        return strides_are(&needed.strides);
+    }
+    let squeezed = |layout: &Layout| -> [usize; 4] {
+        let mut sizes = [1; 4];
+        let kept = layout.shape.iter().rev().filter(|&&n| n != 1);
+        sizes.iter_mut().zip(kept).for_each(|(to, n)| *to = *n);
+        sizes
+    };
+    let is_flat = given.shape[..3] == [1; 3] && given.shape[3] == needed.num_elements();
+    name.is_values()
+        && strides_are(&Layout::bshd(given.shape).strides)
+        && (is_flat || squeezed(given) == squeezed(needed))
+}
+
+/// The dimensions that a tensor has: values have fewer than four.
+fn shape_text(name: Name, layout: &Layout) -> String {
+    let first = match name.is_values() {
+        true => layout.shape.iter().take(3).take_while(|&&n| n == 1).count(),
+        false => 0,
+    };
+    format!("{:?}", &layout.shape[first..])
+}
+
+fn order(name: Name) -> &'static str {
+    if name.is_values() {
+        ""
+    } else {
+        " as [batch, seq, heads, head_dim]"
+    }
+}
+
+pub(crate) fn refuse<T>(name: Name, why: impl Into<String>) -> Result<T, ProblemError> {
+    let why = why.into();
+    Err(ProblemError::Operand { name, why })
+}
+
+impl Name {
+    /// Whether it names values, which are dense: lengths, tables, slots, scales, sinks, slopes, the log-sum-exp and
+    /// rotary tables. They may be given in one dimension.
+    pub fn is_values(self) -> bool {
+        !matches!(
+            self,
+            Name::Q
+                | Name::K
+                | Name::V
+                | Name::Out
+                | Name::Dout
+                | Name::Dq
+                | Name::Dk
+                | Name::Dv
+                | Name::KNew
+                | Name::VNew
+                | Name::KCache
+                | Name::VCache
+                | Name::QOut
+                | Name::PartOut(_)
+        )
+    }
+}

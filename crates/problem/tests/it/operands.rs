@@ -1,0 +1,238 @@
+//! Operands of random tasks: the right ones are accepted, and each change of one is refused by its name.
+
+use flashcore_problem::append::random_append;
+use flashcore_problem::view::sealed::Sealed;
+use flashcore_problem::{
+    Combine, DType, ElementType, Layout, Memory, Name, Operands, Problem, ProblemError, RandomLimits, Task, TensorSpec,
+    View, ViewMut, random_backward, random_problem,
+};
+use proptest::prelude::*;
+
+/// Memory that is an address and a number of bytes, as another library's is.
+#[derive(Debug)]
+enum Foreign {}
+
+impl Sealed for Foreign {}
+
+impl Memory for Foreign {
+    type Ref<'a> = (u64, u64);
+    type Mut<'a> = (u64, u64);
+    type Schedule<'a> = ();
+
+    fn extent(memory: (u64, u64)) -> (u64, u64) {
+        memory
+    }
+
+    fn shorter<'m, 'a: 'm>(memory: &'m (u64, u64)) -> (u64, u64) {
+        *memory
+    }
+
+    fn shared<'m>(memory: &'m (u64, u64)) -> (u64, u64) {
+        *memory
+    }
+}
+
+/// A tensor as it is given.
+#[derive(Clone)]
+struct Given {
+    name: Name,
+    element: ElementType,
+    layout: Layout,
+    memory: (u64, u64),
+    is_written: bool,
+}
+
+/// All tensors of a task, apart.
+fn right_ones(specs: &[TensorSpec]) -> Vec<Given> {
+    let mut end = 256;
+    let of = |spec: &TensorSpec| {
+        let memory = (end, spec.bytes());
+        end += spec.bytes().next_multiple_of(256) + 256;
+        Given {
+            name: spec.name,
+            element: spec.element,
+            layout: spec.layout,
+            memory,
+            is_written: spec.is_written(),
+        }
+    };
+    specs.iter().map(of).collect()
+}
+
+fn check(specs: &[TensorSpec], given: &[Given]) -> Result<(), ProblemError> {
+    let mut operands = Operands::<Foreign>::new();
+    for one in given {
+        let Given {
+            name,
+            element,
+            layout,
+            memory,
+            ..
+        } = *one;
+        operands = match one.is_written {
+            true => operands.with_mut(name, ViewMut::new(element, layout, memory)),
+            false => operands.with(name, View::new(element, layout, memory)),
+        };
+    }
+    operands.check(specs)
+}
+
+fn assert_refused(specs: &[TensorSpec], given: &[Given], of: Name, part: &str) -> Result<(), TestCaseError> {
+    match check(specs, given) {
+        Err(ProblemError::Operand { name, why }) => {
+            prop_assert_eq!(name, of, "{}", why);
+            prop_assert!(why.contains(part), "{name} {why}: no `{part}`");
+            Ok(())
+        }
+        other => Err(TestCaseError::fail(format!("{of} with `{part}`: {other:?}"))),
+    }
+}
+
+fn tasks(seed: u64) -> Vec<Vec<TensorSpec>> {
+    const DTYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::E4M3];
+    let limits = RandomLimits {
+        dtypes: DTYPES,
+        ..RandomLimits::default()
+    };
+    let problem = random_problem(seed, &limits).unwrap();
+    let backward = random_backward(seed, &RandomLimits { dtypes: &[], ..limits }).unwrap();
+    let merge = Combine::of(&problem, 1 + seed as usize % 8).unwrap();
+    vec![
+        problem.tensors(),
+        backward.tensors(),
+        merge.tensors(),
+        random_append(seed).append.tensors(),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn only_the_right_operands_are_accepted(seed in any::<u64>(), pick in any::<prop::sample::Index>()) {
+        for specs in tasks(seed) {
+            let right = right_ones(&specs);
+            check(&specs, &right).unwrap();
+            let at = pick.index(right.len());
+            let (spec, name) = (specs[at], specs[at].name);
+            let changed = |change: &dyn Fn(&mut Given)| {
+                let mut given = right.clone();
+                change(&mut given[at]);
+                given
+            };
+
+            let mut without = right.clone();
+            without.remove(at);
+            match spec.required {
+                true => assert_refused(&specs, &without, name, "was not given")?,
+                false => prop_assert!(check(&specs, &without).is_ok()),
+            }
+            let mut twice = right.clone();
+            twice.push(right[at].clone());
+            assert_refused(&specs, &twice, name, "twice")?;
+            let other = [Name::Q, Name::SlotMapping, Name::PartLse(7), Name::Dk, Name::SeqlensRotary];
+            for other in other.into_iter().filter(|other| specs.iter().all(|spec| spec.name != *other)) {
+                let mut extra = right.clone();
+                extra.insert(at, Given { name: other, ..right[at].clone() });
+                assert_refused(&specs, &extra, other, "no use")?;
+            }
+            let element = if spec.element == ElementType::I32 { ElementType::I64 } else { ElementType::I32 };
+            assert_refused(&specs, &changed(&|one| one.element = element), name, "holds")?;
+            let more = changed(&|one| one.layout.shape[2] += 1);
+            assert_refused(&specs, &more, name, "has shape")?;
+            if spec.layout.shape[0] > 1 && !spec.layout.shape.contains(&0) {
+                let apart = changed(&|one| one.layout.strides[0] += 1);
+                assert_refused(&specs, &apart, name, "has strides")?;
+            }
+            if spec.is_written() {
+                assert_refused(&specs, &changed(&|one| one.is_written = false), name, "with_mut")?;
+            }
+            if spec.bytes() > 0 {
+                assert_refused(&specs, &changed(&|one| one.memory.1 -= 1), name, "bytes; this call needs")?;
+                assert_refused(&specs, &changed(&|one| one.memory.0 = 0), name, "bytes; this call needs")?;
+                if spec.element.size_bytes() > 1 {
+                    assert_refused(&specs, &changed(&|one| one.memory.0 += 1), name, "aligned")?;
+                }
+                // On the last byte, and on the first one, of what is written.
+                let outputs = specs.iter().zip(&right).filter(|(spec, _)| spec.is_written() && spec.name != name);
+                for (output, placed) in outputs.filter(|(spec, _)| spec.bytes() > 0) {
+                    let size = spec.element.size_bytes().max(output.element.size_bytes()) as u64;
+                    let in_place = (output.name, name) == (Name::QOut, Name::Q) || (name, output.name) == (Name::QOut, Name::Q);
+                    let between = output.name == Name::QOut && !spec.is_written() || name == Name::QOut && !output.is_written();
+                    if in_place || between {
+                        continue;
+                    }
+                    let end = placed.memory.0 + (output.bytes() - 1) / size * size;
+                    for start in [placed.memory.0, end] {
+                        let found = check(&specs, &changed(&|one| one.memory.0 = start));
+                        let is_shared = |e: &ProblemError| e.to_string().contains("shares memory with");
+                        // Rows of two outputs may lie between each other.
+                        let may = start == end && spec.is_written();
+                        prop_assert!(found.as_ref().is_err_and(is_shared) || may, "{name} on {}: {found:?}", output.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Values have no order of dimensions to mistake.
+#[test]
+fn values_may_be_flat_and_tensors_may_not() {
+    let problem = Problem::builder()
+        .batch(2)
+        .heads(4, 2)
+        .seq_len(8)
+        .head_dim(16)
+        .return_lse(true);
+    let specs = problem.build().unwrap().tensors();
+    let mut given = right_ones(&specs);
+    let lse = given.iter().position(|one| one.name == Name::Lse).unwrap();
+    for layout in [
+        Layout::from([64]),
+        Layout::from([2, 4, 8]),
+        [2, 4, 8, 1].into(),
+        [2, 1, 4, 8].into(),
+    ] {
+        given[lse].layout = layout;
+        check(&specs, &given).unwrap();
+    }
+    for layout in [
+        Layout::from([63]),
+        Layout::from([2, 8, 4]),
+        Layout::from([8, 8]),
+        Layout::bhsd([1, 2, 4, 8]),
+    ] {
+        given[lse].layout = layout;
+        let error = check(&specs, &given).unwrap_err();
+        assert!(error.to_string().starts_with("lse has"), "{error}");
+    }
+    let mut given = right_ones(&specs);
+    given[0].layout = Layout::from([specs[0].layout.num_elements()]);
+    assert_eq!(
+        check(&specs, &given).unwrap_err().to_string(),
+        "q has shape [1, 1, 1, 1024]; this call needs [2, 8, 4, 16] as [batch, seq, heads, head_dim]"
+    );
+    // A stride along one element is no stride.
+    let one = Problem::builder().heads(1, 1).seq_len(8).head_dim(16).build().unwrap();
+    let mut given = right_ones(&one.tensors());
+    (given[0].layout.strides[0], given[0].layout.strides[2]) = (7, 3);
+    check(&one.tensors(), &given).unwrap();
+}
+
+/// K and V of an interleaved cache, and Q that is rotated where it is, between K and V.
+#[test]
+fn outputs_may_lie_between_each_other_but_not_on_each_other() {
+    let new: Layout = [2, 3, 1, 8].into();
+    let cache = Layout {
+        shape: [2, 10, 1, 8],
+        strides: [160, 16, 8, 1],
+    };
+    let append = flashcore_problem::Append::to_cache(DType::F32, [new, new], [cache, cache]);
+    let specs = append.tensors();
+    let mut given = right_ones(&specs);
+    let base = given[2].memory.0;
+    for (offset, is_right) in [(8, true), (16, false), (4, false), (0, false), (168, true), (176, false)] {
+        given[3].memory.0 = base + 4 * offset;
+        assert_eq!(check(&specs, &given).is_ok(), is_right, "{offset}");
+    }
+}
