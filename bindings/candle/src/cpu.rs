@@ -3,13 +3,11 @@
 use std::sync::OnceLock;
 
 use candle::backend::BackendStorage;
-use candle::{CpuStorage, DType, DeviceLocation, Layout, Result, Shape, Storage, Tensor, WithDType};
-use flashcore::{
-    Attention, BackwardTensors, Device, Element, Gradients, Problem, TensorView, TensorViewMut, bf16, f16,
-};
+use candle::{CpuStorage, DType, DeviceLocation, Layout, Result, Shape, Storage, Tensor};
+use flashcore::{Attention, Device, Host, Name, Operands, Problem, View, ViewMut, bf16, f16};
 
 use crate::backward::backward_problem;
-use crate::problem::{Lengths, problem};
+use crate::problem::{INPUTS, Lengths, problem};
 use crate::varlen::Keys;
 use crate::{Error, FlashAttn};
 
@@ -32,36 +30,21 @@ pub(crate) fn forward(
 ) -> Result<(CpuStorage, Shape)> {
     let given = tensors.map(|(storage, layout)| (storage.dtype(), layout));
     let problem = problem(options, lengths, given, DeviceLocation::Cpu)?;
-    let shape = tensors[0].1.shape().clone();
-    let out = match tensors[0].0.dtype() {
-        DType::F16 => f16::to_cpu_storage_owned(of_type(options, problem, lengths, tensors)?),
-        DType::BF16 => bf16::to_cpu_storage_owned(of_type(options, problem, lengths, tensors)?),
-        _ => f32::to_cpu_storage_owned(of_type(options, problem, lengths, tensors)?),
-    };
-    Ok((out, shape))
-}
-
-fn of_type<T: Element + WithDType>(
-    options: &FlashAttn,
-    problem: Option<Problem>,
-    lengths: Lengths<'_>,
-    tensors: [(&CpuStorage, &Layout); 3],
-) -> Result<Vec<T>> {
+    let shape = tensors[0].1.shape();
     // Rows of no sequence stay 0.
-    let mut out = zeros::<T>(tensors[0].1);
-    let Some(problem) = problem else {
-        return Ok(out);
-    };
-    let mut views = views::<T>(&problem, tensors)?;
-    let slopes = options.alibi_slopes.as_ref().map(Tensor::to_vec1::<f32>).transpose()?;
-    if let Some(slopes) = &slopes {
-        views[0] = views[0].with_alibi_slopes(slopes);
+    let mut out = zeros(tensors[0].0.dtype(), shape);
+    if let Some(problem) = problem {
+        let (values, slopes) = (host_lengths(lengths)?, options.alibi_slopes.as_ref());
+        let slopes = slopes.map(Tensor::to_vec1::<f32>).transpose()?;
+        let mut operands = inputs(&problem, tensors)?.with_lengths(&values.as_slices());
+        if let Some(slopes) = &slopes {
+            operands = operands.with(Name::AlibiSlopes, slopes);
+        }
+        let out = view_mut(&problem, Name::Out, &mut out)?;
+        let done = attention()?.run(&problem, operands.with_mut(Name::Out, out));
+        done.map_err(Error::from)?;
     }
-    let values = host_lengths(lengths)?;
-    let out_view = TensorViewMut::from_slice(*problem.o_layout(), &mut out).map_err(Error::from)?;
-    let done = attention()?.forward_lengths(&problem, views, &values.as_slices(), out_view, None);
-    done.map_err(Error::from)?;
-    Ok(out)
+    Ok((out, shape.clone()))
 }
 
 /// The gradients of q, k and v, contiguous.
@@ -69,75 +52,79 @@ pub(crate) fn backward(
     options: &FlashAttn,
     lengths: Lengths<'_>,
     tensors: [(&CpuStorage, &Layout); 3],
-    dout: (&CpuStorage, &Layout),
+    (dout, dout_layout): (&CpuStorage, &Layout),
 ) -> Result<[CpuStorage; 3]> {
     let given = tensors.map(|(storage, layout)| (storage.dtype(), layout));
     let problem = problem(options, lengths, given, DeviceLocation::Cpu)?;
-    Ok(match tensors[0].0.dtype() {
-        DType::F16 => gradients_of_type(problem, lengths, tensors, dout)?.map(f16::to_cpu_storage_owned),
-        DType::BF16 => gradients_of_type(problem, lengths, tensors, dout)?.map(bf16::to_cpu_storage_owned),
-        _ => gradients_of_type(problem, lengths, tensors, dout)?.map(f32::to_cpu_storage_owned),
-    })
-}
-
-fn gradients_of_type<T: Element + WithDType>(
-    problem: Option<Problem>,
-    lengths: Lengths<'_>,
-    tensors: [(&CpuStorage, &Layout); 3],
-    (dout, dout_layout): (&CpuStorage, &Layout),
-) -> Result<[Vec<T>; 3]> {
+    let dtype = tensors[0].0.dtype();
     // Rows of no sequence stay 0.
-    let mut found = tensors.map(|(_, layout)| zeros::<T>(layout));
+    let mut found = tensors.map(|(_, layout)| zeros(dtype, layout.shape()));
     let Some(problem) = problem else {
         return Ok(found);
     };
     let backward = backward_problem(&problem).map_err(Error::from)?;
     let forward = backward.forward();
-    let [q, k, v] = views::<T>(&problem, tensors)?;
     let values = host_lengths(lengths)?;
-    let (mut out, mut lse) = (zeros::<T>(tensors[0].1), vec![0f32; forward.lse_len()]);
-    let out_view = TensorViewMut::from_slice(*forward.o_layout(), &mut out).map_err(Error::from)?;
-    let done = attention()?.forward_lengths(&forward, [q, k, v], &values.as_slices(), out_view, Some(&mut lse));
+    let (mut out, mut lse) = (zeros(dtype, tensors[0].1.shape()), vec![0f32; forward.lse_len()]);
+    let operands = inputs(&forward, tensors)?.with_lengths(&values.as_slices());
+    let written = operands.with_mut(Name::Out, view_mut(&forward, Name::Out, &mut out)?);
+    let done = attention()?.run(&forward, written.with_mut(Name::Lse, &mut lse));
     done.map_err(Error::from)?;
 
-    let elements = &dout.as_slice::<T>()?[dout_layout.start_offset()..];
-    let given = BackwardTensors {
-        q,
-        k,
-        v,
-        out: TensorView::from_slice(*forward.o_layout(), &out).map_err(Error::from)?,
-        lse: &lse,
-        dout: TensorView::from_slice(*forward.o_layout(), elements).map_err(Error::from)?,
-    };
-    let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
-    let [dq, dk, dv] = &mut found;
-    let view = |n: usize, elements| TensorViewMut::from_slice(flashcore::Layout::bshd(layouts[n].shape), elements);
-    let gradients = Gradients {
-        dq: view(0, dq).map_err(Error::from)?,
-        dk: view(1, dk).map_err(Error::from)?,
-        dv: view(2, dv).map_err(Error::from)?,
-    };
-    let done = attention()?.backward_lengths(&backward, &given, &values.as_slices(), gradients);
-    done.map_err(Error::from)?;
+    let operands = inputs(&backward, tensors)?.with_lengths(&values.as_slices());
+    let operands = operands
+        .with(Name::Out, view(&backward, Name::Out, &out, 0)?)
+        .with(Name::Lse, &lse);
+    let dout = view(&backward, Name::Dout, dout, dout_layout.start_offset())?;
+    let mut operands = operands.with(Name::Dout, dout);
+    for (name, storage) in [Name::Dq, Name::Dk, Name::Dv].into_iter().zip(&mut found) {
+        operands = operands.with_mut(name, view_mut(&backward, name, storage)?);
+    }
+    attention()?.run(&backward, operands).map_err(Error::from)?;
     Ok(found)
 }
 
-fn zeros<T: Element>(layout: &Layout) -> Vec<T> {
-    vec![<T as bytemuck::Zeroable>::zeroed(); layout.shape().elem_count()]
+fn zeros(dtype: DType, shape: &Shape) -> CpuStorage {
+    let elements = shape.elem_count();
+    match dtype {
+        DType::F16 => CpuStorage::F16(vec![f16::ZERO; elements]),
+        DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; elements]),
+        _ => CpuStorage::F32(vec![0.0; elements]),
+    }
 }
 
 /// q, k and v in the layouts of the problem.
-fn views<'a, T: Element + WithDType>(
-    problem: &Problem,
-    tensors: [(&'a CpuStorage, &Layout); 3],
-) -> Result<[TensorView<'a>; 3]> {
-    let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
-    let mut views = Vec::with_capacity(3);
-    for ((storage, layout), expected) in tensors.into_iter().zip(layouts) {
-        let elements = &storage.as_slice::<T>()?[layout.start_offset()..];
-        views.push(TensorView::from_slice(*expected, elements).map_err(Error::from)?);
+fn inputs<'a>(problem: &Problem, tensors: [(&'a CpuStorage, &Layout); 3]) -> Result<Operands<'a, Host>> {
+    let mut operands = Operands::new();
+    for (name, (storage, layout)) in INPUTS.into_iter().zip(tensors) {
+        operands = operands.with(name, view(problem, name, storage, layout.start_offset())?);
     }
-    Ok([views[0], views[1], views[2]])
+    Ok(operands)
+}
+
+fn layout_of(problem: &Problem, name: Name) -> flashcore::Layout {
+    problem.tensor(name).map_or(*problem.o_layout(), |spec| spec.layout)
+}
+
+/// A tensor of a problem, from an element on.
+fn view<'a>(problem: &Problem, name: Name, storage: &'a CpuStorage, first: usize) -> Result<View<'a, Host>> {
+    let layout = layout_of(problem, name);
+    Ok(match storage {
+        CpuStorage::F16(values) => View::from_slice(layout, &values[first..]),
+        CpuStorage::BF16(values) => View::from_slice(layout, &values[first..]),
+        CpuStorage::F32(values) => View::from_slice(layout, &values[first..]),
+        other => candle::bail!("{name} holds {:?}", other.dtype()),
+    })
+}
+
+fn view_mut<'a>(problem: &Problem, name: Name, storage: &'a mut CpuStorage) -> Result<ViewMut<'a, Host>> {
+    let layout = layout_of(problem, name);
+    Ok(match storage {
+        CpuStorage::F16(values) => ViewMut::from_slice(layout, values),
+        CpuStorage::BF16(values) => ViewMut::from_slice(layout, values),
+        CpuStorage::F32(values) => ViewMut::from_slice(layout, values),
+        other => candle::bail!("{name} holds {:?}", other.dtype()),
+    })
 }
 
 /// The values of lengths. That they fit the problem is checked by the library.

@@ -5,17 +5,15 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle::backend::BackendStorage;
-use candle::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop, ValidAsZeroBits,
-};
-use candle::cuda_backend::{CudaDType, CudaDevice};
+use candle::backend::{BackendDevice, BackendStorage};
+use candle::cuda_backend::CudaDevice;
+use candle::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut, DeviceSlice as _};
 use candle::{CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
-use flashcore::cuda::{Context, DeviceSlice, Stream};
-use flashcore::{Attention, Device, DeviceGradients, DeviceTensors, Problem, bf16, f16};
+use flashcore::cuda::{DeviceSlice, Stream};
+use flashcore::{Attention, Cuda, Device, ElementType, Name, Operands, Problem, View, ViewMut, bf16, f16};
 
 use crate::backward::backward_problem;
-use crate::problem::{Lengths, problem};
+use crate::problem::{INPUTS, Lengths, problem};
 use crate::varlen::Keys;
 use crate::{Error, FlashAttn};
 
@@ -31,6 +29,9 @@ fn attention(ordinal: usize) -> std::result::Result<Arc<Attention>, Error> {
     Ok(attention)
 }
 
+/// A tensor that is read, from an element on.
+type Read<'a> = (Name, &'a CudaStorage, usize);
+
 /// Attention of q, k and v.
 pub(crate) fn forward(
     options: &FlashAttn,
@@ -39,75 +40,23 @@ pub(crate) fn forward(
 ) -> Result<(CudaStorage, Shape)> {
     let given = tensors.map(|(storage, layout)| (storage.dtype(), layout));
     let (q, layout) = tensors[0];
-    let location = candle::backend::BackendDevice::location(q.device());
-    let problem = problem(options, lengths, given, location)?;
-    let out = match q.dtype() {
-        DType::F16 => of_type::<f16>(options, problem, lengths, tensors)?,
-        DType::BF16 => of_type::<bf16>(options, problem, lengths, tensors)?,
-        _ => of_type::<f32>(options, problem, lengths, tensors)?,
+    let (device, shape) = (q.device(), layout.shape());
+    let Some(problem) = problem(options, lengths, given, device.location())? else {
+        return Ok((device.zeros_impl(shape, q.dtype())?, shape.clone()));
     };
-    Ok((out, layout.shape().clone()))
-}
-
-/// A slice of device memory from an element on. The guard records, when it is dropped, that the
-/// stream reads it.
-fn slice<'a, T>(
-    context: &Context,
-    stream: &'a Arc<CudaStream>,
-    memory: &'a CudaSlice<T>,
-    first: usize,
-) -> (DeviceSlice<'a>, SyncOnDrop<'a>) {
-    let (address, guard) = memory.device_ptr(stream);
-    let skipped = first * size_of::<T>();
-    let bytes = memory.num_bytes().saturating_sub(skipped);
-    // SAFETY: candle keeps memory that its stream uses allocated until the stream is done.
-    #[allow(unsafe_code)]
-    let slice = unsafe { DeviceSlice::from_raw(context, address + skipped as u64, bytes) };
-    (slice, guard)
-}
-
-fn of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
-    options: &FlashAttn,
-    problem: Option<Problem>,
-    lengths: Lengths<'_>,
-    tensors: [(&CudaStorage, &Layout); 3],
-) -> Result<CudaStorage> {
-    let (q, layout) = tensors[0];
-    let device = q.device();
-    let elements = layout.shape().elem_count();
-    let Some(problem) = problem else {
-        return Ok(CudaStorage::wrap_cuda_slice(
-            device.alloc_zeros::<T>(elements)?,
-            device.clone(),
-        ));
-    };
-    let mut out = new::<T>(device, lengths, elements)?;
-    enqueue(
-        &problem,
-        lengths,
-        tensors,
-        device,
-        Results {
-            out: &mut out,
-            lse: None,
-        },
-        Pass::Forward(options.alibi_slopes.as_ref()),
-    )?;
-    Ok(CudaStorage::wrap_cuda_slice(out, device.clone()))
-}
-
-/// Memory that kernels write; 0 where it has rows of no sequence.
-fn new<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
-    device: &CudaDevice,
-    lengths: Lengths<'_>,
-    elements: usize,
-) -> Result<CudaSlice<T>> {
-    match lengths {
-        // SAFETY: kernels write all of it.
-        #[allow(unsafe_code)]
-        Lengths::Equal => unsafe { device.alloc::<T>(elements) },
-        Lengths::Varlen(_) => device.alloc_zeros::<T>(elements),
+    let mut out = new(device, lengths, shape, q.dtype())?;
+    let slopes = options.alibi_slopes.as_ref().map(Tensor::storage_and_layout);
+    let mut read = inputs(tensors).to_vec();
+    match slopes
+        .as_ref()
+        .map(|(storage, layout)| (&**storage, layout.start_offset()))
+    {
+        None => {}
+        Some((Storage::Cuda(storage), first)) => read.push((Name::AlibiSlopes, storage, first)),
+        Some(_) => candle::bail!("alibi_slopes are not on the device of q"),
     }
+    enqueue(&problem, lengths, device, read, [(Name::Out, &mut out)])?;
+    Ok((out, shape.clone()))
 }
 
 /// The gradients of q, k and v, contiguous.
@@ -115,94 +64,77 @@ pub(crate) fn backward(
     options: &FlashAttn,
     lengths: Lengths<'_>,
     tensors: [(&CudaStorage, &Layout); 3],
-    dout: (&CudaStorage, &Layout),
+    (dout, dout_layout): (&CudaStorage, &Layout),
 ) -> Result<[CudaStorage; 3]> {
     let given = tensors.map(|(storage, layout)| (storage.dtype(), layout));
-    let q = tensors[0].0;
-    let location = candle::backend::BackendDevice::location(q.device());
-    let problem = problem(options, lengths, given, location)?;
-    match q.dtype() {
-        DType::F16 => gradients_of_type::<f16>(problem, lengths, tensors, dout),
-        DType::BF16 => gradients_of_type::<bf16>(problem, lengths, tensors, dout),
-        _ => gradients_of_type::<f32>(problem, lengths, tensors, dout),
+    let (device, dtype) = (tensors[0].0.device(), tensors[0].0.dtype());
+    let [of_q, of_k, of_v] = tensors.map(|(_, layout)| layout.shape());
+    let Some(problem) = problem(options, lengths, given, device.location())? else {
+        let zeros = |shape| device.zeros_impl(shape, dtype);
+        return Ok([zeros(of_q)?, zeros(of_k)?, zeros(of_v)?]);
+    };
+    // A problem with slopes has no backward pass, and was refused.
+    let backward = backward_problem(&problem).map_err(Error::from)?;
+    let forward = backward.forward();
+    let new = |shape| new(device, lengths, shape, dtype);
+    let (mut out, mut found) = (new(of_q)?, [new(of_q)?, new(of_k)?, new(of_v)?]);
+    let mut lse = device.zeros_impl(&Shape::from(forward.lse_len()), DType::F32)?;
+    let written = [(Name::Out, &mut out), (Name::Lse, &mut lse)];
+    enqueue(&forward, lengths, device, inputs(tensors).to_vec(), written)?;
+    let saved = [
+        (Name::Out, &out, 0),
+        (Name::Lse, &lse, 0),
+        (Name::Dout, dout, dout_layout.start_offset()),
+    ];
+    let read = inputs(tensors).into_iter().chain(saved).collect();
+    let names = [Name::Dq, Name::Dk, Name::Dv];
+    enqueue(&backward, lengths, device, read, names.into_iter().zip(&mut found))?;
+    Ok(found)
+}
+
+fn inputs<'a>(tensors: [(&'a CudaStorage, &Layout); 3]) -> [Read<'a>; 3] {
+    [0, 1, 2].map(|n| (INPUTS[n], tensors[n].0, tensors[n].1.start_offset()))
+}
+
+/// Memory that kernels write; 0 where it has rows of no sequence.
+fn new(device: &CudaDevice, lengths: Lengths<'_>, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
+    match lengths {
+        // SAFETY: kernels write all of it.
+        #[allow(unsafe_code)]
+        Lengths::Equal => unsafe { device.alloc_uninit(shape, dtype) },
+        Lengths::Varlen(_) => device.zeros_impl(shape, dtype),
     }
 }
 
-fn gradients_of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
-    problem: Option<Problem>,
-    lengths: Lengths<'_>,
-    tensors: [(&CudaStorage, &Layout); 3],
-    dout: (&CudaStorage, &Layout),
-) -> Result<[CudaStorage; 3]> {
-    let device = tensors[0].0.device();
-    let [q, k, v] = tensors.map(|(_, layout)| layout.shape().elem_count());
-    let storages = |found: [CudaSlice<T>; 3]| found.map(|slice| CudaStorage::wrap_cuda_slice(slice, device.clone()));
-    let Some(problem) = problem else {
-        let zeros = |elements| device.alloc_zeros::<T>(elements);
-        return Ok(storages([zeros(q)?, zeros(k)?, zeros(v)?]));
-    };
-    let backward = backward_problem(&problem).map_err(Error::from)?;
-    let forward = backward.forward();
-    let new = |elements| new::<T>(device, lengths, elements);
-    let (mut out, mut found) = (new(q)?, [new(q)?, new(k)?, new(v)?]);
-    let mut lse = device.alloc_zeros::<f32>(forward.lse_len())?;
-    let results = Results {
-        out: &mut out,
-        lse: Some(&mut lse),
-    };
-    // A problem with slopes has no backward pass, and was refused.
-    enqueue(&forward, lengths, tensors, device, results, Pass::Forward(None))?;
-    let results = Results {
-        out: &mut out,
-        lse: Some(&mut lse),
-    };
-    enqueue(
-        &backward,
-        lengths,
-        tensors,
-        device,
-        results,
-        Pass::Backward(dout, &mut found),
-    )?;
-    Ok(storages(found))
+/// What a storage holds, its address and bytes, and a guard that tells cudarc, when it is dropped, that the stream uses
+/// it. The bits of `u32` below 2^31 are those of i32.
+macro_rules! memory {
+    ($storage:expr, $slice:ident, $pointer:ident, $stream:expr) => {{
+        macro_rules! of {
+            ($t:ty, $element:expr) => {{
+                let slice = $storage.$slice::<$t>()?;
+                let bytes = slice.num_bytes();
+                let (address, guard) = slice.$pointer($stream);
+                ($element, address, bytes, guard)
+            }};
+        }
+        match $storage.dtype() {
+            DType::F16 => of!(f16, ElementType::Float(flashcore::DType::F16)),
+            DType::BF16 => of!(bf16, ElementType::Float(flashcore::DType::BF16)),
+            DType::F32 => of!(f32, ElementType::F32),
+            DType::U32 => of!(u32, ElementType::I32),
+            _ => of!(i32, ElementType::I32),
+        }
+    }};
 }
 
-/// What a forward pass writes, and a backward pass reads.
-struct Results<'a, T> {
-    out: &'a mut CudaSlice<T>,
-    lse: Option<&'a mut CudaSlice<f32>>,
-}
-
-/// A slice of device memory that kernels write, all of it. The guard records that the stream does.
-fn slice_mut<'a, T>(
-    context: &Context,
-    stream: &'a Arc<CudaStream>,
-    memory: &'a mut CudaSlice<T>,
-) -> (DeviceSlice<'a>, SyncOnDrop<'a>) {
-    let bytes = memory.num_bytes();
-    let (address, guard) = memory.device_ptr_mut(stream);
-    // SAFETY: as in `slice`.
-    #[allow(unsafe_code)]
-    let slice = unsafe { DeviceSlice::from_raw(context, address, bytes) };
-    (slice, guard)
-}
-
-/// The direction of a pass, and the tensors only that direction has.
-enum Pass<'a, T> {
-    /// ALiBi's slopes.
-    Forward(Option<&'a Tensor>),
-    /// dout; and dq, dk and dv.
-    Backward((&'a CudaStorage, &'a Layout), &'a mut [CudaSlice<T>; 3]),
-}
-
-/// Enqueues a pass of the problem's direction.
-fn enqueue<T: CudaDType + DeviceRepr>(
+/// Enqueues a problem on tensors of its layouts.
+fn enqueue<'a>(
     problem: &Problem,
     lengths: Lengths<'_>,
-    tensors: [(&CudaStorage, &Layout); 3],
     device: &CudaDevice,
-    results: Results<'_, T>,
-    pass: Pass<'_, T>,
+    mut read: Vec<Read<'_>>,
+    written: impl IntoIterator<Item = (Name, &'a mut CudaStorage)>,
 ) -> Result<()> {
     let stream = &device.cuda_stream();
     let attention = attention(stream.context().ordinal())?;
@@ -210,92 +142,57 @@ fn enqueue<T: CudaDType + DeviceRepr>(
     let Some(context) = device_of_attention.context() else {
         candle::bail!("{device_of_attention} is no CUDA device");
     };
-    let mut memory = Vec::with_capacity(3);
-    for (storage, layout) in tensors {
-        memory.push(slice(
-            context,
-            stream,
-            storage.as_cuda_slice::<T>()?,
-            layout.start_offset(),
-        ));
-    }
-    let [q, k, v] = [0, 1, 2].map(|place| memory[place].0);
-    let (out, _out) = slice_mut(context, stream, results.out);
-    let mut call = DeviceTensors::new(q, k, v, out);
-    let lse = results.lse.map(|lse| slice_mut(context, stream, lse));
-    call.lse = lse.as_ref().map(|(slice, _)| *slice);
-    let mut written = Vec::with_capacity(3);
-    let slopes = match &pass {
-        Pass::Forward(Some(slopes)) => Some(slopes.storage_and_layout()),
-        _ => None,
-    };
-    let slopes = match &slopes {
-        None => None,
-        Some((storage, layout)) => match &**storage {
-            Storage::Cuda(storage) => Some(slice(
-                context,
-                stream,
-                storage.as_cuda_slice::<f32>()?,
-                layout.start_offset(),
-            )),
-            _ => candle::bail!("alibi_slopes are not on the device of q"),
-        },
-    };
-    call.alibi_slopes = slopes.as_ref().map(|(slice, _)| *slice);
-    if let Pass::Backward((dout, layout), found) = pass {
-        memory.push(slice(
-            context,
-            stream,
-            dout.as_cuda_slice::<T>()?,
-            layout.start_offset(),
-        ));
-        written.extend(found.each_mut().map(|memory| slice_mut(context, stream, memory)));
-        let [dq, dk, dv] = [0, 1, 2].map(|place| written[place].0);
-        let dout = memory[3].0;
-        call.gradients = Some(DeviceGradients { dout, dq, dk, dv });
-    }
-
     // The tensors of lengths, locked while their addresses are used.
     let values = device_lengths(lengths)?;
-    let locked = values.map(|tensor| tensor.storage_and_layout());
-    let entries = locked.try_map(|(storage, layout)| match &**storage {
-        Storage::Cuda(storage) if storage.dtype() == DType::U32 => {
-            // The bits of numbers below 2^31 are those of i32.
-            Ok(slice(
-                context,
-                stream,
-                storage.as_cuda_slice::<u32>()?,
-                layout.start_offset(),
-            ))
+    let locked = values.map(Tensor::storage_and_layout);
+    for (word, array) in flashcore::Lengths::<()>::NAMES.into_iter().zip(locked.arrays()) {
+        match (
+            Name::from_word(word),
+            array.map(|(storage, layout)| (&**storage, layout)),
+        ) {
+            (Some(name), Some((Storage::Cuda(storage), layout))) => read.push((name, storage, layout.start_offset())),
+            (_, None) => {}
+            _ => candle::bail!("lengths are not on the device of q"),
         }
-        Storage::Cuda(storage) => Ok(slice(
-            context,
-            stream,
-            storage.as_cuda_slice::<i32>()?,
-            layout.start_offset(),
-        )),
-        _ => candle::bail!("lengths are not on the device of q"),
-    })?;
-    call.lengths = entries.map(|(slice, _)| *slice);
-
-    let bytes = attention
-        .workspace_bytes(problem, call.alignment())
-        .map_err(Error::from)?;
-    let workspace = match bytes {
-        0 => None,
+    }
+    let layout_of = |name| problem.tensor(name).map_or(*problem.o_layout(), |spec| spec.layout);
+    // SAFETY: candle keeps memory that its stream uses allocated until the stream is done.
+    #[allow(unsafe_code)]
+    let slice = |address, bytes| unsafe { DeviceSlice::from_raw(context, address, bytes) };
+    let (mut operands, mut guards) = (Operands::<Cuda>::new(), Vec::with_capacity(12));
+    for (name, storage, first) in read {
+        let (element, address, bytes, guard) = memory!(storage, as_cuda_slice, device_ptr, stream);
+        let skipped = first * element.size_bytes();
+        let memory = slice(address + skipped as u64, bytes.saturating_sub(skipped));
+        operands = operands.with(name, View::new(element, layout_of(name), memory));
+        guards.push(guard);
+    }
+    for (name, storage) in written {
+        let (element, address, bytes, guard) = memory!(storage, as_cuda_slice_mut, device_ptr_mut, stream);
+        let memory = slice(address, bytes).into();
+        operands = operands.with_mut(name, ViewMut::new(element, layout_of(name), memory));
+        guards.push(guard);
+    }
+    let (mut workspace, mut refused) = (None, Ok(()));
+    let allocate = |bytes| {
         // SAFETY: kernels write it before they read it.
         #[allow(unsafe_code)]
-        _ => Some(unsafe { device.alloc::<u8>(bytes as usize)? }),
+        match unsafe { device.alloc::<u8>(bytes) } {
+            Ok(memory) => Some(workspace.insert(memory).device_ptr(stream).0),
+            Err(error) => {
+                refused = Err(error);
+                None
+            }
+        }
     };
-    let workspace = workspace.as_ref().map(|memory| slice(context, stream, memory, 0));
-    call.workspace = workspace.as_ref().map(|(slice, _)| *slice);
     // SAFETY: candle's stream lives longer than this call, and the work in it needs no handle.
     #[allow(unsafe_code)]
     let own = unsafe { Stream::from_raw(context, stream.cu_stream() as usize) };
     let own = own.map_err(flashcore::Error::from).map_err(Error::from)?;
     // SAFETY: candle frees tensors and workspace in the order of the stream, and nothing else has this workspace.
     #[allow(unsafe_code)]
-    let done = unsafe { attention.run_foreign(&own, problem, &call, |_| None) };
+    let done = unsafe { attention.run_raw(&own, problem, operands, allocate) };
+    refused?;
     Ok(done.map_err(Error::from)?)
 }
 

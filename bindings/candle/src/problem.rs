@@ -1,7 +1,7 @@
 //! From the arguments of a call to a [`Problem`].
 
 use candle::{DType, DeviceLocation, Layout, Tensor};
-use flashcore::{Alibi, KvLengths, Mask, Problem, QLengths};
+use flashcore::{Alibi, KvLengths, Mask, Name, Problem, QLengths};
 
 use crate::varlen::{Keys, Varlen};
 use crate::{Error, FlashAttn};
@@ -15,7 +15,10 @@ pub(crate) enum Lengths<'a> {
     Varlen(&'a Varlen),
 }
 
-/// The names of the three tensors, in the order in which they are given.
+/// The three tensors, in the order in which they are given.
+pub(crate) const INPUTS: [Name; 3] = [Name::Q, Name::K, Name::V];
+
+/// Their names in errors.
 pub(crate) const TENSORS: [&str; 3] = ["q", "k", "v"];
 
 /// What the call asks for. `None` where no row sees a key, because there are no rows or no keys:

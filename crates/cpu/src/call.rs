@@ -28,7 +28,9 @@ pub fn run(options: &Options<'_>, task: &impl Task, mut operands: Operands<'_, H
     task.check()?;
     operands.check(&task.tensors())?;
     match task {
-        AnyTask::Problem(problem) if problem.direction() == Direction::Backward => gradients(options, problem, operands),
+        AnyTask::Problem(problem) if problem.direction() == Direction::Backward => {
+            gradients(options, problem, operands)
+        }
         AnyTask::Problem(problem) => {
             let mut out = written(&mut operands, Name::Out)?;
             let lse = written_values(&mut operands)?;

@@ -11,7 +11,6 @@ use crate::error::{CallError, CudaError, Fault};
 use crate::heap::Heap;
 use crate::module::ModuleCache;
 use crate::raw::{Driver, Handle, driver};
-use crate::replay::Replays;
 use crate::status::is_fault;
 use crate::sys::{CUcontext, CUctx_st, CUdevice};
 use crate::table::{TableCache, Uploader};
@@ -36,7 +35,6 @@ struct Inner {
     modules: ModuleCache,
     tables: TableCache,
     heap: Arc<Heap>,
-    replays: Replays,
     uploader: Mutex<Option<Uploader>>,
     faults: Mutex<FaultLog>,
 }
@@ -56,7 +54,6 @@ impl Inner {
             modules: ModuleCache::default(),
             tables: TableCache::default(),
             heap: Arc::new(Heap::new(home, device)),
-            replays: Replays::of_environment(),
             uploader: Mutex::default(),
             faults: Mutex::default(),
         })
@@ -143,17 +140,9 @@ impl Context {
         Ok(())
     }
 
-    /// Drops the compiled modules that only the cache and [kept graphs](Self::kept_graphs) hold; returns how many. For
-    /// tuners, which load thousands.
+    /// Drops the compiled modules that only the cache holds; returns how many. For tuners, which load thousands.
     pub fn forget_unused_modules(&self) -> usize {
-        self.inner.replays.clear();
         self.inner.modules.forget_unused()
-    }
-
-    /// Graphs that are kept of launches that were enqueued together a few times
-    /// ([`PreparedLaunch::enqueue_all`](crate::PreparedLaunch::enqueue_all)).
-    pub fn kept_graphs(&self) -> usize {
-        self.inner.replays.kept()
     }
 
     pub(crate) fn call<T>(&self, calls: impl FnOnce(&'static Driver) -> Result<T, CallError>) -> Result<T, CudaError> {
@@ -193,10 +182,6 @@ impl Context {
 
     pub(crate) fn modules(&self) -> &ModuleCache {
         &self.inner.modules
-    }
-
-    pub(crate) fn replays(&self) -> &Replays {
-        &self.inner.replays
     }
 
     pub(crate) fn tables(&self) -> &TableCache {
@@ -247,7 +232,6 @@ impl Drop for Restore {
 impl Drop for Inner {
     fn drop(&mut self) {
         // What belongs to the context must go before it does.
-        self.replays.clear();
         self.modules.clear();
         self.tables.clear();
         drop(lock(&self.uploader).take());

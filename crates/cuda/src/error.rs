@@ -92,6 +92,11 @@ pub enum CudaError {
         given: u32,
         expected: u32,
     },
+    /// Memory that another library frees in the order of its own stream, in another stream.
+    #[error(
+        "the memory is freed in the order of another stream than this one: use a queue of the stream it was made in"
+    )]
+    OtherStream,
     /// A stream handle that was not made in this device's primary context.
     #[error(
         "the stream {handle:#x} does not belong to the primary context of CUDA device {ordinal}; pass a stream that \

@@ -9,7 +9,7 @@ use crate::context::{Context, Home, lock};
 use crate::error::{CallError, CudaError, coalesced};
 use crate::module::LoadedModule;
 use crate::raw::{Driver, Handle};
-use crate::stream::{Captured, Stream};
+use crate::stream::{Captured, Stream, StreamHandle};
 use crate::sys::{CUgraph_st, CUgraphExec_st, capture_mode};
 use crate::table::DeviceTable;
 
@@ -40,37 +40,12 @@ impl Graph {
         stream: &Stream,
         work: impl FnOnce(&Stream) -> Result<(), E>,
     ) -> Result<Self, E> {
-        if stream.is_legacy_default() {
-            return Err(CudaError::CaptureDefaultStream.into());
-        }
-        let context = stream.context().clone();
         // Forbids unsafe calls to this thread only: others may go on allocating.
         let mode = capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        {
-            // Who holds this knows that no capture begins.
-            let mut captured = stream.shared().capture();
-            context.call(|driver| driver.cuStreamBeginCapture_v2(stream.handle(), mode))?;
-            *captured = Some(Captured::default());
-        }
-        let mut capture = Capture { stream, open: true };
-        let worked = work(stream);
-        let (graph, captured) = capture.end();
-        let template = graph.map(|graph| Template::new(&context, graph));
-        // The error inside the capture says more than the invalidated capture that follows from it.
-        worked?;
-        let template = template?;
-        let exec = context.call(|driver| template.instantiate(driver))?;
-        drop(template);
-
-        Ok(Self {
-            exec: Mutex::new(exec),
-            label: Arc::from(label(&captured.kernels)),
-            kernels: captured.kernels,
-            modules: captured.modules,
-            tables: captured.tables,
-            allocations: captured.allocations,
-            context,
-        })
+        let recording = Recording::in_mode(stream, mode)?;
+        // Its error says more than that of the invalid capture which follows from it.
+        work(stream)?;
+        Ok(recording.finish()?)
     }
 
     /// Puts the whole graph into a stream, after what other streams did with the memory that it keeps.
@@ -110,29 +85,82 @@ fn label(kernels: &[Arc<str>]) -> String {
     format!("graph of {}", coalesced(kernels))
 }
 
-/// A capture that ends even if the work inside panics; the stream would be unusable otherwise.
-struct Capture<'a> {
-    stream: &'a Stream,
+/// What is put into a stream from its [begin](Recording::begin) on, which does not run. A recording that is dropped is
+/// forgotten.
+pub struct Recording {
+    stream: Arc<StreamHandle>,
+    context: Context,
     open: bool,
 }
 
-impl Capture<'_> {
+impl Recording {
+    /// Begins. The thread that finishes may be another one.
+    ///
+    /// # Errors
+    /// As [`Graph::capture`].
+    pub fn begin(stream: &Stream) -> Result<Recording, CudaError> {
+        Recording::in_mode(stream, capture_mode::CU_STREAM_CAPTURE_MODE_RELAXED)
+    }
+
+    fn in_mode(stream: &Stream, mode: u32) -> Result<Recording, CudaError> {
+        if stream.is_legacy_default() {
+            return Err(CudaError::CaptureDefaultStream);
+        }
+        let (shared, context) = (stream.shared().clone(), stream.context().clone());
+        // Who holds this knows that no capture begins.
+        let mut captured = shared.capture();
+        context.call(|driver| driver.cuStreamBeginCapture_v2(stream.handle(), mode))?;
+        *captured = Some(Captured::default());
+        drop(captured);
+        Ok(Recording {
+            stream: shared,
+            context,
+            open: true,
+        })
+    }
+
+    /// The graph of what was put in.
+    ///
+    /// # Errors
+    /// What the driver says: something was put in that no graph can have.
+    pub fn finish(mut self) -> Result<Graph, CudaError> {
+        let (graph, captured) = self.end();
+        let template = Template::new(&self.context, graph?);
+        let exec = self.context.call(|driver| template.instantiate(driver))?;
+        drop(template);
+        Ok(Graph {
+            exec: Mutex::new(exec),
+            label: Arc::from(label(&captured.kernels)),
+            kernels: captured.kernels,
+            modules: captured.modules,
+            tables: captured.tables,
+            allocations: captured.allocations,
+            context: self.context.clone(),
+        })
+    }
+
     fn end(&mut self) -> (Result<*mut CUgraph_st, CudaError>, Captured) {
         self.open = false;
-        let stream = self.stream;
-        let mut captured = stream.shared().capture();
-        let graph = stream.context().call(|driver| driver.capture_end(stream.handle()));
+        let mut captured = self.stream.capture();
+        let graph = self.context.call(|driver| driver.capture_end(self.stream.raw()));
         (graph, captured.take().unwrap_or_default())
     }
 }
 
-impl Drop for Capture<'_> {
+/// It ends even if the work inside panics; the stream would be unusable otherwise.
+impl Drop for Recording {
     fn drop(&mut self) {
         if self.open
             && let (Ok(graph), _) = self.end()
         {
-            drop(Template::new(self.stream.context(), graph));
+            drop(Template::new(&self.context, graph));
         }
+    }
+}
+
+impl fmt::Debug for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Recording(on device {})", self.context.ordinal())
     }
 }
 

@@ -41,7 +41,6 @@ mod module;
 mod nvml;
 mod plan;
 mod raw;
-mod replay;
 mod status;
 mod stream;
 mod sys;
@@ -56,7 +55,7 @@ pub use error::{CallError, CompileError, CudaError, Fault, LaunchFailure, Module
 pub use flashcore_ir::proof::{LaunchRefusal, LaunchShape};
 pub use flashcore_ir::ptx::log::{JitLog, KernelLog};
 pub use function::{Function, FunctionAttributes, KernelArg};
-pub use graph::Graph;
+pub use graph::{Graph, Recording};
 pub use identity::ModuleIdentity;
 pub use memory::{DeviceBuffer, DeviceSlice};
 pub use module::{Module, ModuleOptions, ModuleReport};

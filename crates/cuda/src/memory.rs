@@ -76,6 +76,7 @@ impl DeviceBuffer {
             len: self.len,
             ordinal: self.context.ordinal(),
             owner: self.allocation.as_ref(),
+            only_in: None,
         }
     }
 
@@ -107,6 +108,8 @@ pub struct DeviceSlice<'a> {
     ordinal: u32,
     /// What it is part of, if that is ours.
     owner: Option<&'a Arc<Allocation>>,
+    /// The only stream that may use it, if there is one.
+    only_in: Option<usize>,
 }
 
 impl PartialEq for DeviceSlice<'_> {
@@ -131,7 +134,29 @@ impl<'a> DeviceSlice<'a> {
             len: bytes,
             ordinal: context.ordinal(),
             owner: None,
+            only_in: None,
         }
+    }
+
+    /// Memory of another library that is freed in the order of a stream. Work in other streams refuses it.
+    ///
+    /// # Safety
+    /// `bytes` bytes from `address` on are memory of device `ordinal` and stay allocated for the lifetime `'a` that the
+    /// caller picks; what frees them waits for all work in the stream of this handle.
+    #[allow(unsafe_code)]
+    pub unsafe fn of_stream(ordinal: u32, stream: usize, address: u64, bytes: usize) -> Self {
+        Self {
+            address,
+            len: bytes,
+            ordinal,
+            owner: None,
+            only_in: Some(stream),
+        }
+    }
+
+    /// Whether it is memory of another library, which graphs cannot keep.
+    pub fn is_foreign(self) -> bool {
+        self.owner.is_none() && self.len > 0
     }
 
     /// Device address of the first byte.
@@ -204,6 +229,7 @@ impl<'a> DeviceSlice<'a> {
     /// [`CudaError::Size`] unless both have the same length.
     pub fn copy_from(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<(), CudaError> {
         from.check_device(stream.context().ordinal(), "the memory copied from")?;
+        check_stream(from.only_in, stream)?;
         self.check_len("copying on the device", from.len)?;
         self.enqueue(stream, from.owner, |driver| {
             driver.copy_on_device(self.address, from.address, self.len, stream.handle())
@@ -226,6 +252,7 @@ impl<'a> DeviceSlice<'a> {
         call: impl FnOnce(&Driver) -> Result<(), CallError>,
     ) -> Result<(), CudaError> {
         self.check_device(stream.context().ordinal(), "the memory")?;
+        check_stream(self.only_in, stream)?;
         if self.is_empty() {
             return Ok(());
         }
@@ -236,6 +263,7 @@ impl<'a> DeviceSlice<'a> {
     /// Makes a call that copies to or from the host, and returns when that is done.
     fn copy(self, stream: &Stream, call: impl FnOnce(&Driver) -> Result<(), CallError>) -> Result<(), CudaError> {
         self.check_device(stream.context().ordinal(), "the memory")?;
+        check_stream(self.only_in, stream)?;
         if self.is_empty() {
             return Ok(());
         }
@@ -251,6 +279,10 @@ impl<'a> DeviceSlice<'a> {
             given: self.ordinal,
             expected,
         })
+    }
+
+    pub(crate) fn only_in(self) -> Option<usize> {
+        self.only_in
     }
 
     pub(crate) fn owner(self) -> Option<&'a Arc<Allocation>> {
@@ -269,6 +301,7 @@ impl<'a> DeviceSlice<'a> {
             len,
             ordinal: 0,
             owner: None,
+            only_in: None,
         }
     }
 
@@ -284,6 +317,14 @@ impl<'a> DeviceSlice<'a> {
     }
 }
 
+/// Refuses memory of another stream alone.
+pub(crate) fn check_stream(only_in: Option<usize>, stream: &Stream) -> Result<(), CudaError> {
+    match only_in {
+        Some(only) if only != stream.as_raw() => Err(CudaError::OtherStream),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,6 +336,7 @@ mod tests {
             len: 100,
             ordinal: 0,
             owner: None,
+            only_in: None,
         };
         let part = slice.range(10..30).unwrap();
         assert_eq!((part.address(), part.len()), (0x100a, 20));
@@ -320,6 +362,7 @@ mod tests {
             len: 100,
             ordinal: 1,
             owner: None,
+            only_in: None,
         };
         let text = slice.check_device(0, "the memory").unwrap_err().to_string();
         assert_eq!(

@@ -11,7 +11,7 @@ use crate::allocation::Allocation;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::function::Function;
-use crate::memory::DeviceSlice;
+use crate::memory::{DeviceSlice, check_stream};
 use crate::module::{Module, ModuleOptions};
 use crate::stream::Stream;
 use crate::table::DeviceTable;
@@ -98,6 +98,7 @@ impl Function {
             shape,
             arguments,
             memory: buffers.iter().filter_map(|buffer| buffer.owner()).collect(),
+            only_in: buffers.iter().filter_map(|buffer| buffer.only_in()).collect(),
         })
     }
 
@@ -126,6 +127,8 @@ pub struct PreparedLaunch<'a> {
     pub(crate) arguments: Arguments,
     /// That of its buffers which is ours.
     memory: Vec<&'a Arc<Allocation>>,
+    /// The streams that alone may use some of its buffers.
+    only_in: Vec<usize>,
 }
 
 /// The values of arguments. A tensor map takes 128 bytes and few launches have one, so it has its own place.
@@ -182,6 +185,12 @@ impl Arguments {
 }
 
 impl PreparedLaunch<'_> {
+    fn check_stream(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.only_in
+            .iter()
+            .try_for_each(|only| check_stream(Some(*only), stream))
+    }
+
     /// Enqueues the kernel, never as a graph. Returns at once; a fault shows at a later synchronisation.
     ///
     /// # Errors
@@ -200,6 +209,7 @@ impl PreparedLaunch<'_> {
     /// On a GPU that reaches the host's pages (HMM, Grace), a kernel that breaks this can write memory of Rust.
     #[allow(unsafe_code)]
     pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.check_stream(stream)?;
         // SAFETY: the caller's promise.
         stream.put(self.memory.iter().copied(), &self.tables, || unsafe {
             self.launch_alone(stream)
@@ -210,20 +220,17 @@ impl PreparedLaunch<'_> {
     /// runs, if the driver is of CUDA 12.3 or newer. The first waits for all earlier work in the stream, since a
     /// foreign kernel before it may not have waited for its own predecessor.
     ///
-    /// Such a driver replays launches of the same kernels, or of one, in the same stream as a graph after the first
-    /// calls, unless the stream is captured, or the environment has `FLASHCORE_PLAIN_LAUNCHES` or
-    /// `CUDA_LAUNCH_BLOCKING=1`.
-    ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].
     ///
     /// # Safety
-    /// As [`PreparedLaunch::enqueue`], of each. A replayed graph ends before its buffers may be freed as well.
+    /// As [`PreparedLaunch::enqueue`], of each.
     #[allow(unsafe_code)]
     pub unsafe fn enqueue_all(launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<(), CudaError> {
         let Some((first, others)) = launches.split_first() else {
             return Ok(());
         };
+        launches.iter().try_for_each(|launch| launch.check_stream(stream))?;
         let context = first.function.module().context();
         let overlap = has_programmatic_launches(context.info().cuda_version);
         let memory = launches.iter().flat_map(|launch| launch.memory.iter().copied());
@@ -232,9 +239,6 @@ impl PreparedLaunch<'_> {
             .flat_map(|launch| launch.tables.iter().cloned())
             .collect();
         stream.put(memory, &tables, || {
-            if overlap && context.replays().enqueue(launches, stream)? {
-                return Ok(());
-            }
             // SAFETY: the caller's promise; who runs one after another needs no more than who lets them overlap.
             unsafe {
                 first.launch_alone(stream)?;

@@ -15,7 +15,6 @@
 
 #![allow(unsafe_code)]
 
-mod graph;
 mod jit;
 mod launch;
 
@@ -52,7 +51,7 @@ impl<T> Copy for Handle<T> {}
 
 // SAFETY: a handle is an opaque number to us, never dereferenced here. The driver's functions may
 // be called from any thread (CUDA driver API, *Thread safety*); graphs are the exception, and
-// `graph` and `replay` lock them.
+// `graph` locks them.
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above; sharing a handle shares a number.
 unsafe impl<T> Sync for Handle<T> {}

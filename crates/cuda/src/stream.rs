@@ -209,12 +209,6 @@ impl Stream {
                 .call(|driver| driver.stream_is_captured(self.shared.handle.0))?)
     }
 
-    /// Whether launches may be replayed in it as a graph that is kept for it, by its handle: not while it is captured,
-    /// and not in the default stream of a thread, whose handle is that of other threads' streams, too.
-    pub(crate) fn takes_replays(&self) -> Result<bool, CudaError> {
-        Ok(self.as_raw() != CU_STREAM_PER_THREAD && !self.is_captured()?)
-    }
-
     /// Puts work in that uses this memory and reads these tables: after what other streams did with the memory, and
     /// with no other use of it in between. They live until the work has ended, also where it fails halfway.
     ///

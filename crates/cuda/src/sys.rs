@@ -51,8 +51,6 @@ opaque! {
     CUfunc_st as CUfunction;
     CUgraph_st as CUgraph;
     CUgraphExec_st as CUgraphExec;
-    CUgraphNode_st as CUgraphNode;
-    CUkern_st as CUkernel;
 }
 
 /// `CU_STREAM_LEGACY`: the stream that PyTorch and the runtime API use unless told otherwise.
@@ -105,38 +103,6 @@ pub(crate) struct CUlaunchAttributeValue_union {
     pub(crate) words: [c_uint; 16],
 }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CUDA_KERNEL_NODE_PARAMS_v2_st {
-    pub(crate) func: CUfunction,
-    pub(crate) gridDimX: c_uint,
-    pub(crate) gridDimY: c_uint,
-    pub(crate) gridDimZ: c_uint,
-    pub(crate) blockDimX: c_uint,
-    pub(crate) blockDimY: c_uint,
-    pub(crate) blockDimZ: c_uint,
-    pub(crate) sharedMemBytes: c_uint,
-    pub(crate) kernelParams: *mut *mut c_void,
-    pub(crate) extra: *mut *mut c_void,
-    pub(crate) kern: CUkernel,
-    pub(crate) ctx: CUcontext,
-}
-
-/// What an edge of a graph waits for, from CUDA 12.3.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CUgraphEdgeData_st {
-    pub(crate) from_port: c_uchar,
-    pub(crate) to_port: c_uchar,
-    pub(crate) type_: c_uchar,
-    pub(crate) reserved: [c_uchar; 5],
-}
-
-/// `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC`: all blocks of a kernel have let dependents launch, or have ended.
-pub(crate) const CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: c_uchar = 1;
-/// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`: the kernel after the edge waits itself for the end of the one before.
-pub(crate) const CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: c_uchar = 1;
-
 macro_rules! constants {
     ($($module:ident, $witness:ident { $($name:ident = $value:expr,)* })*) => {
         $(
@@ -156,7 +122,6 @@ constants! {
         CUDA_SUCCESS = 0,
         CUDA_ERROR_INVALID_VALUE = 1,
         CUDA_ERROR_NO_DEVICE = 100,
-        CUDA_ERROR_NOT_FOUND = 500,
         CUDA_ERROR_NOT_READY = 600,
         CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
         CUDA_ERROR_INVALID_CLUSTER_SIZE = 912,
@@ -389,7 +354,6 @@ functions! {
         outside cuMemAllocAsync(bytes: usize, stream: CUstream) -> CUdeviceptr;
         outside cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream;
         outside cuEventCreate(flags: c_uint) -> CUevent;
-        outside cuGraphCreate(flags: c_uint) -> CUgraph;
         outside cuGraphInstantiateWithFlags(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec;
         outside cuFuncGetAttribute(attribute: c_uint, function: CUfunction) -> c_int;
     }
@@ -409,19 +373,6 @@ functions! {
         stream cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
         stream cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
         stream cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
-        outside cuGraphAddKernelNode_v2(
-            node: *mut CUgraphNode,
-            graph: CUgraph,
-            after: *const CUgraphNode,
-            count: usize,
-            parameters: *const CUDA_KERNEL_NODE_PARAMS_v2_st
-        );
-        outside cuGraphKernelNodeSetAttribute(node: CUgraphNode, id: c_uint, value: *const CUlaunchAttributeValue_union);
-        outside cuGraphExecKernelNodeSetParams_v2(
-            exec: CUgraphExec,
-            node: CUgraphNode,
-            parameters: *const CUDA_KERNEL_NODE_PARAMS_v2_st
-        );
         outside cuModuleLoadDataEx(
             module: *mut CUmodule,
             image: *const c_void,
@@ -460,13 +411,5 @@ functions! {
         // From CUDA 12.4: loads a function now, instead of at its first launch, where a stream
         // capture would be in the way. Older drivers load it when its attributes are asked for.
         outside cuFuncLoad(function: CUfunction);
-        // From CUDA 12.3.
-        outside cuGraphAddDependencies_v2(
-            graph: CUgraph,
-            from: *const CUgraphNode,
-            to: *const CUgraphNode,
-            edges: *const CUgraphEdgeData_st,
-            count: usize
-        );
     }
 }

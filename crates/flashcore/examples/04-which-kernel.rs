@@ -4,7 +4,7 @@
 
 use flashcore::kernel::Profile;
 use flashcore::plans::{PlanTarget, Plans};
-use flashcore::{Attention, Device, Error, Mask, Problem};
+use flashcore::{Attention, Device, Error, KernelId, Mask, Problem};
 
 fn main() -> Result<(), Error> {
     let problem = Problem::builder().heads(32, 8).seq_len(8192).head_dim(128);
@@ -12,17 +12,18 @@ fn main() -> Result<(), Error> {
 
     // By plan tables, which `flashcore tune` writes, and by heuristics where they have no row.
     let attention = Attention::new(Device::best())?;
-    let plan = attention.plan(&problem)?;
+    let prepared = attention.prepare(&problem)?;
     println!(
         "{problem} on {}: {}, because {}",
         attention.device(),
-        plan.kernel(),
-        plan.why()
+        prepared.kernel(),
+        prepared.why()
     );
 
     // The same kernel for everything: what it does not serve is refused.
-    let fixed = Attention::with(attention.device(), plan.kernel())?;
-    assert_eq!(fixed.plan(&problem)?.kernel(), plan.kernel());
+    let kernel: KernelId = prepared.kernel().parse()?;
+    let fixed = Attention::with(attention.device(), kernel)?;
+    assert_eq!(fixed.prepare(&problem)?.kernel(), prepared.kernel());
 
     // The rows of the tables for another card.
     let h200 = Profile::named("h200").map(PlanTarget::Card);

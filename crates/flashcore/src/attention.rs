@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(feature = "cpu")]
 use flashcore_cpu::CpuConfig;
 use flashcore_kernels::Config;
-use flashcore_problem::{Lengths, Problem, Tensor, TensorView, TensorViewMut};
+use flashcore_problem::Problem;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaAttention;
@@ -50,31 +51,20 @@ impl fmt::Display for KernelId {
     }
 }
 
-/// What [`Attention::forward`] computes, and [`Attention::backward`] reads.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Output {
-    /// `[batch, seq_len_q, num_heads, head_dim_v]` of [`Problem::out_dtype`], in the problem's
-    /// layout of O.
-    pub out: Tensor,
-    /// The log-sum-exp of each row, natural logarithm, f32 `[batch, num_heads, seq_len_q]` (of
-    /// packed query rows `[num_heads, total]`), where the problem asks for it
-    /// ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)).
-    pub lse: Option<Vec<f32>>,
-}
-
 /// Computes attention on a device. `Send + Sync`: one value serves all threads.
 ///
 /// The first call for a new kernel compiles it (0.1–0.5 s, or under a millisecond from the driver's
-/// disk cache); [`warmup`](Attention::warmup) does that ahead of time. Problems that differ only in
+/// disk cache); [`prepare`](Attention::prepare) does that ahead of time. Problems that differ only in
 /// strides or scale share a kernel, and those that differ in lengths do where the same config is
-/// chosen for them ([`plan`](Attention::plan) says which). A new problem for a compiled kernel
-/// costs its plan and, for family `wgmma`, a copy of the scheduler's work list to the device (32 B per tile
-/// of rows). Both are kept for the 64 problems used last.
+/// chosen for them ([`Prepared::kernel`](crate::Prepared::kernel) says which). A new problem for a compiled
+/// kernel costs its plan and, for family `wgmma`, a copy of the scheduler's work list to the device (32 B per
+/// tile of rows). Both are kept for the 1,024 tasks used last; a new one does not stall the calls of others.
 #[derive(Debug)]
 pub struct Attention {
     pub(crate) backend: Backend,
     pub(crate) plans: Plans,
+    /// Which one it is, of all that there ever were.
+    pub(crate) number: u64,
 }
 
 /// What an [`Attention`] does in another way than [`Attention::new`]: [`Attention::with`] takes it, or one of its
@@ -208,24 +198,17 @@ impl Attention {
         };
         #[cfg(not(feature = "cuda"))]
         let _ = checks; // values in host memory are always checked
-        Ok(Attention { backend, plans })
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        Ok(Attention {
+            backend,
+            plans,
+            number: MADE.fetch_add(1, Ordering::Relaxed),
+        })
     }
 
     /// The plan tables that it uses; none where it was made for one kernel.
     pub fn plans(&self) -> &Plans {
         &self.plans
-    }
-
-    #[cfg(feature = "cpu")]
-    pub(crate) fn cpu_options(
-        &self,
-        problem: &Problem,
-        fixed: Option<CpuConfig>,
-    ) -> Result<flashcore_cpu::Options<'static>, Error> {
-        Ok(flashcore_cpu::Options {
-            config: Some(self.choose_cpu(problem, fixed)?.config),
-            ..flashcore_cpu::Options::default()
-        })
     }
 
     /// The levers for a problem on the CPU. A row applies only with the number of threads it was
@@ -249,6 +232,16 @@ impl Attention {
         let config = flashcore_cpu::default_config(problem, threads);
         let why = "the default of the host: tiles that give every thread a few";
         Ok(chosen(config, why, None))
+    }
+
+    /// The choice on the CPU, which tells of a build that is not optimised.
+    #[cfg(feature = "cpu")]
+    pub(crate) fn summary_of_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<PlanSummary, Error> {
+        let mut choice = self.choose_cpu(problem, fixed)?;
+        if let Some(slow) = flashcore_cpu::SLOW_BUILD {
+            choice.why = format!("{}; {slow}", choice.why);
+        }
+        Ok(PlanSummary::Cpu(choice))
     }
 
     /// The device it runs on.
@@ -276,192 +269,9 @@ impl Attention {
     pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu(config) => {
-                let mut choice = self.choose_cpu(problem, *config)?;
-                if let Some(slow) = flashcore_cpu::SLOW_BUILD {
-                    choice.why = format!("{}; {slow}", choice.why);
-                }
-                Ok(PlanSummary::Cpu(choice))
-            }
+            Backend::Cpu(config) => self.summary_of_cpu(problem, *config),
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => self.plan_aligned(problem, 16),
-        }
-    }
-
-    /// The same for tensors whose first elements are aligned to only `alignment` bytes, such as
-    /// slices of other tensors ([`DeviceTensors::alignment`](crate::DeviceTensors::alignment)).
-    ///
-    /// # Errors
-    /// As [`Attention::plan`].
-    #[cfg(feature = "cuda")]
-    pub fn plan_aligned(&self, problem: &Problem, alignment: u32) -> Result<PlanSummary, Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => self.plan(problem),
-            Backend::Cuda(cuda) => {
-                let choice = cuda.choose(problem, alignment, &self.plans)?;
-                Ok(PlanSummary::Gpu(Box::new(choice)))
-            }
-        }
-    }
-
-    /// Bytes of workspace that [`run_foreign`](Attention::run_foreign) needs for tensors of this
-    /// [alignment](crate::DeviceTensors::alignment); 0 for most plans. Compiles the kernel at its first
-    /// use.
-    ///
-    /// # Errors
-    /// As [`Attention::plan`], and failures of the compiler.
-    #[cfg(feature = "cuda")]
-    pub fn workspace_bytes(&self, problem: &Problem, alignment: u32) -> Result<u64, Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => Ok(0),
-            Backend::Cuda(cuda) => cuda.workspace_bytes(problem, alignment, &self.plans),
-        }
-    }
-
-    /// Compiles what these problems need and copies their tables to the device, so that no later
-    /// call waits for a compiler, and calls can be captured. That is for tensors whose address is a
-    /// multiple of 16 bytes, as allocations are; others, and [`Attention::combine`], compile at
-    /// their first call. The CPU has nothing to compile.
-    ///
-    /// # Errors
-    /// The first problem that cannot be computed, and why.
-    pub fn warmup(&self, problems: &[Problem]) -> Result<(), Error> {
-        for problem in problems {
-            match &self.backend {
-                #[cfg(feature = "cpu")]
-                Backend::Cpu(config) => drop(self.choose_cpu(problem, *config)?),
-                #[cfg(feature = "cuda")]
-                Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16, &self.plans)?),
-            }
-        }
-        Ok(())
-    }
-
-    /// Computes attention on tensors in host memory, [`Tensor`]s or [`TensorView`]s, and returns
-    /// the output.
-    ///
-    /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts, of equal lengths (for
-    /// others: [`Attention::forward_lengths`]). On a GPU this copies
-    /// the inputs there and the output back; for tensors already there use
-    /// [`Attention::forward_on`].
-    ///
-    /// ```
-    /// use flashcore::{Attention, Device, Problem, Tensor, f16};
-    ///
-    /// let problem = Problem::builder().heads(2, 2).seq_len(16).head_dim(64).build()?;
-    /// let ones = Tensor::from_slice([1, 16, 2, 64], &[f16::ONE; 16 * 2 * 64])?;
-    /// let output = Attention::new(Device::cpu())?.forward(&problem, &ones, &ones, &ones)?;
-    /// assert_eq!(output.out.as_slice::<f16>()?, ones.as_slice::<f16>()?); // a mean of ones
-    /// # Ok::<(), flashcore::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Tensors that are not the problem's, a problem that no kernel serves, or a failure of the
-    /// device.
-    pub fn forward<'a>(
-        &self,
-        problem: &Problem,
-        q: impl Into<TensorView<'a>>,
-        k: impl Into<TensorView<'a>>,
-        v: impl Into<TensorView<'a>>,
-    ) -> Result<Output, Error> {
-        let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), 0);
-        let mut lse = problem.return_lse().then(|| vec![0.0; problem.lse_len()]);
-        self.forward_into(problem, q, k, v, &mut out, lse.as_deref_mut())?;
-        Ok(Output { out, lse })
-    }
-
-    /// As [`Attention::forward`], into the caller's memory. The gaps of `out` keep their bytes;
-    /// `lse` is given exactly where the problem asks for it, f32 `[batch, num_heads, seq_len_q]`; of
-    /// packed query rows `[num_heads, total]`.
-    ///
-    /// ```
-    /// use flashcore::{Attention, Device, Problem, TensorView, TensorViewMut};
-    ///
-    /// let problem = Problem::builder().heads(1, 1).seq_len(8).head_dim(64);
-    /// let problem = problem.dtype(flashcore::DType::F32).return_lse(true).build()?;
-    /// let (ones, mut out, mut lse) = ([1f32; 8 * 64], [0f32; 8 * 64], [0f32; 8]);
-    /// let q = TensorView::from_slice([1, 8, 1, 64], &ones)?;
-    /// let out_view = TensorViewMut::from_slice([1, 8, 1, 64], &mut out)?;
-    /// Attention::new(Device::cpu())?.forward_into(&problem, q, q, q, out_view, Some(&mut lse))?;
-    /// assert_eq!(out, ones);
-    /// assert!((lse[7] - (8.0 + 8f32.ln())).abs() < 1e-5); // eight scores of 64 / √64
-    /// # Ok::<(), flashcore::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Attention::forward`].
-    pub fn forward_into<'a, 'o>(
-        &self,
-        problem: &Problem,
-        q: impl Into<TensorView<'a>>,
-        k: impl Into<TensorView<'a>>,
-        v: impl Into<TensorView<'a>>,
-        out: impl Into<TensorViewMut<'o>>,
-        lse: Option<&mut [f32]>,
-    ) -> Result<(), Error> {
-        let tensors = [q.into(), k.into(), v.into()];
-        self.forward_lengths(problem, tensors, &Lengths::default(), out, lse)
-    }
-
-    /// As [`Attention::forward_into`], with the values of lengths: packed sequences, contiguous and
-    /// paged caches ([`QLengths`](crate::QLengths), [`KvLengths`](crate::KvLengths)). Rows of `out`
-    /// and `lse` that are of no sequence keep their bytes.
-    ///
-    /// ```
-    /// use flashcore::{Attention, DType, Device, KvLengths, Lengths, Mask, Problem, QLengths};
-    /// use flashcore::{TensorView, TensorViewMut};
-    ///
-    /// // Sequence 0 has a prompt of 3 rows, sequence 1 decodes a row; K and V lie in pages of 4 keys.
-    /// let problem = Problem::builder().batch(2).heads(2, 1).head_dim(64).dtype(DType::F32).mask(Mask::CAUSAL)
-    ///     .seq_len_q(3).q_lengths(QLengths::Packed { total: 4, used: false })
-    ///     .seq_len_kv(8).kv_lengths(KvLengths::Paged { page_size: 4, pages: 5, max_pages: 2 })
-    ///     .build()?;
-    /// let lengths = Lengths {
-    ///     cu_seqlens_q: Some(&[0, 3, 4][..]),
-    ///     seqused_k: Some(&[3, 7]),
-    ///     block_table: Some(&[4, -1, 0, 2]), // [batch, max_pages]
-    ///     ..Lengths::default()
-    /// };
-    /// let (q, cache, mut out) = ([1f32; 4 * 2 * 64], [1f32; 5 * 4 * 64], [0f32; 4 * 2 * 64]);
-    /// let q = TensorView::from_slice([1, 4, 2, 64], &q)?; // [1, total, heads, head_dim]
-    /// let cache = TensorView::from_slice([5, 4, 1, 64], &cache)?; // [pages, page_size, kv_heads, head_dim]
-    /// let out_view = TensorViewMut::from_slice([1, 4, 2, 64], &mut out)?;
-    /// Attention::new(Device::cpu())?.forward_lengths(&problem, [q, cache, cache], &lengths, out_view, None)?;
-    /// assert!(out.iter().all(|x| (x - 1.0).abs() < 1e-6)); // means of ones
-    /// # Ok::<(), flashcore::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Attention::forward`], and values that are missing or contradict the problem
-    /// ([`Problem::sequences`]).
-    pub fn forward_lengths<'o>(
-        &self,
-        problem: &Problem,
-        [q, k, v]: [TensorView<'_>; 3],
-        lengths: &Lengths<&[i32]>,
-        out: impl Into<TensorViewMut<'o>>,
-        lse: Option<&mut [f32]>,
-    ) -> Result<(), Error> {
-        let out = &mut out.into();
-        problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(config) => {
-                let options = self.cpu_options(problem, *config)?;
-                Ok(flashcore_cpu::attention_with(
-                    &options,
-                    problem,
-                    [q, k, v],
-                    lengths,
-                    out,
-                    lse,
-                )?)
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], lengths, out, lse, &self.plans),
         }
     }
 }

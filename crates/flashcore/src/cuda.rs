@@ -5,22 +5,24 @@ mod launch;
 use std::sync::Arc;
 
 use flashcore_ir::{BufferSpec, Chip, Kernel};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, merge_states, select_with};
-use flashcore_problem::{Append, BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
+use flashcore_kernels::{
+    Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, checks, merge_states, select_with,
+};
+use flashcore_problem::{AnyTask, Name, Operands, Problem, Task, TensorSpec};
 
+use crate::kept::Kept;
 use crate::plans::Plans;
-use crate::tensors::{DeviceGradients, DeviceTensors, HeadValueBuffers, ScaleBuffers, Steps};
-use crate::{DeviceAppend, Error};
+use crate::prepared::{AnyKey, Key};
+use crate::{Cuda, Error};
 
 pub use flashcore_cuda::*;
 
-mod checks;
+mod device_checks;
 
-use checks::{Check, Records};
+use device_checks::{Check, Records};
 
-/// Problems whose plans are kept, with their tables on the device. A server sees few shapes at a
-/// time; a new plan costs microseconds, and a copy if its table is no longer on the device.
-const RECENT_PLANS: usize = 64;
+/// Tasks whose plans are kept, with their tables on the device.
+const KEPT_PLANS: usize = 1024;
 
 /// Kernels that are kept compiled, or the compiler's refusal: as many as [`KernelCache`] keeps.
 const RECENT_KERNELS: usize = 64;
@@ -71,27 +73,125 @@ fn with_margin(chip: Chip, sm_margin: u32) -> Result<Chip, Error> {
     }
 }
 
-/// A plan, how it was chosen, and the compiled kernels of its steps.
+/// A task's launches with their compiled kernels, and what a call of them needs.
 #[derive(Debug)]
-pub(crate) struct Prepared {
-    choice: Choice,
+pub(crate) struct Ready {
+    context: Context,
+    /// The tensors of the task.
+    pub(crate) tensors: Vec<TensorSpec>,
+    /// Of a problem.
+    pub(crate) choice: Option<Choice>,
+    /// Of other tasks, which are one launch.
+    alone: Option<Step>,
     functions: Vec<Function>,
-    /// What checks the values of lengths: for calls, and for those that make a schedule, which have no pages. None
-    /// where nothing is checked.
+    /// Whether values on the device are checked before calls read them.
+    checks: bool,
+    /// What checks them: for calls, and for those that make a schedule, which have no pages. None where nothing is
+    /// checked, or there are no values.
     check: Option<Check>,
     check_of_schedule: Option<Check>,
     /// Tables that its launches read, on the device.
     _tables: Vec<HeldTables>,
 }
 
-impl Prepared {
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.choice.plan
+impl Ready {
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(crate) fn plan(&self) -> Option<&Plan> {
+        self.choice.as_ref().map(|choice| &choice.plan)
+    }
+
+    /// Bytes of workspace that a call needs.
+    pub(crate) fn workspace_bytes(&self) -> u64 {
+        self.plan().map_or(0, Plan::workspace_bytes)
+    }
+
+    /// How many of the first steps make the schedule.
+    pub(crate) fn schedule_steps(&self) -> usize {
+        self.plan().map_or(0, Plan::schedule_steps)
+    }
+
+    pub(crate) fn steps(&self) -> impl Iterator<Item = &Step> {
+        let of_plan = self.plan().into_iter().flat_map(Plan::steps);
+        of_plan.chain(&self.alone)
+    }
+
+    /// Enqueues steps of a task, whose operands were checked.
+    pub(crate) fn enqueue_operands(
+        &self,
+        stream: &Stream,
+        part: Steps,
+        operands: &Operands<'_, Cuda>,
+        workspace: Option<DeviceSlice<'_>>,
+    ) -> Result<(), Error> {
+        self.enqueue(stream, part, |buffer| {
+            if buffer == "workspace" {
+                return workspace;
+            }
+            let name = Name::from_word(buffer)?;
+            // Q is rotated in place where none is given.
+            let given = operands
+                .get(name)
+                .or_else(|| operands.get(Name::QOut).filter(|_| name == Name::Q));
+            match given {
+                // The kernel of a schedule has an argument for it, and does not read it.
+                None if part == Steps::Schedule && name == Name::BlockTable => self.unread(),
+                given => given.map(|view| view.memory()),
+            }
+        })
+    }
+
+    /// Memory that no kernel reads, in the place of what a launch declares all the same: as large as the block table.
+    #[allow(unsafe_code)]
+    fn unread<'m>(&self) -> Option<DeviceSlice<'m>> {
+        let spec = self.tensors.iter().find(|spec| spec.name == Name::BlockTable)?;
+        // SAFETY: a schedule reads nothing of it (`no_schedule_reads_pages_or_the_scale`).
+        Some(unsafe { DeviceSlice::from_raw(&self.context, 256, spec.bytes() as usize) })
+    }
+
+    /// Enqueues steps of a task whose operands were checked. `memory` gives the memory of a buffer by its name.
+    ///
+    /// Nothing but a check is enqueued before all of it can be.
+    pub(crate) fn enqueue<'m>(
+        &self,
+        stream: &Stream,
+        part: Steps,
+        memory: impl Fn(&str) -> Option<DeviceSlice<'m>>,
+    ) -> Result<(), Error> {
+        let made = self.schedule_steps();
+        let (first, end) = match part {
+            Steps::All => (0, self.functions.len()),
+            Steps::Schedule => (0, made),
+            Steps::AfterSchedule => (made, self.functions.len()),
+        };
+        let mut launches = Vec::with_capacity(end - first);
+        for (step, function) in self.steps().zip(&self.functions).take(end).skip(first) {
+            let buffers = step.launch.buffers.iter();
+            let buffers = buffers.map(|spec| memory_of(spec, memory(spec.name)));
+            launches.push((&step.launch, function, buffers.collect::<Result<Vec<_>, _>>()?));
+        }
+        if self.checks {
+            let check = match part {
+                Steps::Schedule => &self.check_of_schedule,
+                Steps::All | Steps::AfterSchedule => &self.check,
+            };
+            Records::of(&self.context)?.check(stream, check.as_ref(), &memory)?;
+        }
+        launch::on(stream, launches)
     }
 }
 
-/// The launch of an append, its compiled kernel, and what checks its values, if they are checked.
-type PreparedAppend = (Step, Function, Option<Check>);
+/// The steps of a plan that a call runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Steps {
+    All,
+    /// Those that make the schedule.
+    Schedule,
+    /// All others.
+    AfterSchedule,
+}
 
 /// What is kept ready for one context.
 #[derive(Debug)]
@@ -103,10 +203,7 @@ pub(crate) struct CudaAttention {
     checks: bool,
     kernels: KernelCache,
     compiled: Compiled<Function>,
-    /// By problem and alignment.
-    plans: Recent<Box<(Problem, u32)>, Arc<Prepared>>,
-    /// By append and alignment.
-    appends: Recent<Box<(Append, u32)>, Arc<PreparedAppend>>,
+    ready: Kept<Key, Arc<Ready>>,
 }
 
 impl CudaAttention {
@@ -122,11 +219,10 @@ impl CudaAttention {
             chip: with_margin(context.info().chip(), sm_margin)?,
             context,
             config,
-            checks: checks.unwrap_or_else(checks::of_environment),
+            checks: checks.unwrap_or_else(device_checks::of_environment),
             kernels: KernelCache::default(),
             compiled: Compiled(Recent::new(RECENT_KERNELS)),
-            plans: Recent::new(RECENT_PLANS),
-            appends: Recent::new(RECENT_PLANS),
+            ready: Kept::new(KEPT_PLANS),
         })
     }
 
@@ -151,12 +247,7 @@ impl CudaAttention {
 
     /// Forgets the plans that were made with other tables.
     pub(crate) fn forget_plans(&mut self) {
-        self.plans = Recent::new(RECENT_PLANS);
-    }
-
-    /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
-    pub(crate) fn choose(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Choice, Error> {
-        Ok(self.prepare(problem, alignment, plans)?.choice.clone())
+        self.ready = Kept::new(KEPT_PLANS);
     }
 
     fn compile(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<(Choice, Vec<Function>), Error> {
@@ -194,22 +285,6 @@ impl CudaAttention {
         Function::load(&self.context, kernel, &ModuleOptions::default())
     }
 
-    /// The launch of an append that was checked, and its compiled kernel.
-    pub(crate) fn prepare_append(&self, append: &Append, alignment: u32) -> Result<Arc<PreparedAppend>, Error> {
-        let make = || {
-            let step =
-                append::step(append, self.chip.target, alignment, &self.kernels).map_err(|refusal| Error::Refused {
-                    kernel: "append".to_string(),
-                    refusal: Box::new(refusal),
-                })?;
-            let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
-            let check = self.check_of(|| flashcore_kernels::checks::of_append(append, &self.kernels).map(Some))?;
-            Ok((Box::new((*append, alignment)), Arc::new((step, function, check))))
-        };
-        self.appends
-            .get_or_make(|kept| kept.1 == alignment && kept.0 == *append, make)
-    }
-
     /// What checks values of a call, compiled, if they are checked. What its records need is allocated here, so that a
     /// call that is warm can be captured.
     fn check_of(&self, step: impl FnOnce() -> Result<Option<Step>, Refusal>) -> Result<Option<Check>, Error> {
@@ -228,239 +303,72 @@ impl CudaAttention {
         step.map(compile).transpose()
     }
 
-    /// Enqueues an append that was checked.
-    pub(crate) fn append_on(&self, stream: &Stream, append: &Append, tensors: &DeviceAppend<'_>) -> Result<(), Error> {
-        let prepared = self.prepare_append(append, tensors.alignment())?;
-        let (step, function, check) = &*prepared;
-        let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
-        let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
-        tensors.check_apart(&step.launch.buffers, |i| buffers[i].address())?;
-        self.check(stream, check.as_ref(), |name| tensors.named(name))?;
-        launch::on(stream, [(&step.launch, function, buffers)])
+    /// What calls of a valid task need whose tensors are aligned to so many bytes. Compiles it at its first use.
+    pub(crate) fn ready(&self, task: AnyTask<'_>, alignment: u32, plans: &Plans) -> Result<Arc<Ready>, Error> {
+        let key = (task, alignment);
+        let owned = || Key(task.into(), alignment);
+        self.ready.get_or_make(&key as &dyn AnyKey, owned, || {
+            Ok(Arc::new(self.make(task, alignment, plans)?))
+        })
     }
 
-    /// Runs a call's check, if there is one, and raises what graphs have found, unless nothing is checked.
-    fn check<'a>(
-        &self,
-        stream: &Stream,
-        check: Option<&Check>,
-        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
-    ) -> Result<(), Error> {
-        if self.checks {
-            Records::of(&self.context)?.check(stream, check, named)?;
-        }
-        Ok(())
+    /// The same, if it is there.
+    pub(crate) fn found(&self, task: AnyTask<'_>, alignment: u32) -> Option<Arc<Ready>> {
+        self.ready.get(&(task, alignment) as &dyn AnyKey)
     }
 
-    /// Enqueues the merge of so many parts; `named` gives the memory of a buffer.
-    pub(crate) fn merge_on<'a>(
-        &self,
-        stream: &Stream,
-        problem: &Problem,
-        parts: usize,
-        alignment: u32,
-        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
-    ) -> Result<(), Error> {
-        let step = merge_states::step(problem, parts, alignment, &self.kernels).map_err(|refusal| Error::Refused {
-            kernel: "merge".to_string(),
+    fn make(&self, task: AnyTask<'_>, alignment: u32, plans: &Plans) -> Result<Ready, Error> {
+        let refused = |kernel: &str, refusal: Refusal| Error::Refused {
+            kernel: kernel.to_string(),
             refusal: Box::new(refusal),
-        })?;
-        let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
-        let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
-        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
-        check_apart(&step.launch.buffers, |i| buffers[i].address(), |_, _| false)?;
-        self.check(stream, None, named)?;
-        launch::on(stream, [(&step.launch, &function, buffers)])
-    }
-
-    pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {
-        let make = || {
-            let (choice, functions) = self.compile(problem, alignment, plans)?;
-            let steps = choice.plan.steps().zip(&functions);
-            let tables = steps.map(|(step, function)| function.hold_tables(&step.launch));
-            let check = |pages| self.check_of(|| flashcore_kernels::checks::of_problem(problem, pages, &self.kernels));
-            let prepared = Prepared {
-                check: check(true)?,
-                check_of_schedule: match choice.plan.schedule_steps() {
-                    0 => None,
-                    _ => check(false)?,
-                },
-                _tables: tables.collect::<Result<_, _>>()?,
-                choice,
-                functions,
-            };
-            Ok((Box::new((problem.clone(), alignment)), Arc::new(prepared)))
         };
-        self.plans
-            .get_or_make(|kept| kept.1 == alignment && kept.0 == *problem, make)
-    }
-
-    pub(crate) fn workspace_bytes(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<u64, Error> {
-        Ok(self.prepare(problem, alignment, plans)?.choice.plan.workspace_bytes())
-    }
-
-    /// Enqueues a plan of either direction. `workspace` gives what the plan needs, if the tensors have none.
-    pub(crate) fn run_on<'a>(
-        &self,
-        stream: &Stream,
-        problem: &Problem,
-        tensors: &DeviceTensors<'a>,
-        workspace: impl FnOnce(u64) -> Option<DeviceSlice<'a>>,
-        plans: &Plans,
-    ) -> Result<(), Error> {
-        if tensors.scales.is_some() && problem.num_scales() == 0 {
-            return Err(Error::UnwantedScales { dtype: problem.dtype() });
-        }
-        for (tensor, given, needed) in [
-            ("sinks", tensors.sinks, problem.num_sinks()),
-            ("alibi_slopes", tensors.alibi_slopes, problem.num_alibi_slopes()),
-        ] {
-            if given.is_some() && needed == 0 {
-                return Err(Error::Unwanted { tensor });
+        let kernels = &self.kernels;
+        let (mut choice, mut alone, mut check, mut check_of_schedule) = (None, None, None, None);
+        let functions = match task {
+            AnyTask::Problem(problem) => {
+                let (chosen, functions) = self.compile(problem, alignment, plans)?;
+                let of_problem = |pages| self.check_of(|| checks::of_problem(problem, pages, kernels));
+                check = of_problem(true)?;
+                if chosen.plan.schedule_steps() > 0 {
+                    check_of_schedule = of_problem(false)?;
+                }
+                choice = Some(chosen);
+                functions
             }
-        }
-        problem.check_given(&tensors.lengths, |slice| slice.len() / size_of::<i32>())?;
-        let prepared = self.prepare(problem, tensors.alignment(), plans)?;
-        let mut tensors = *tensors;
-        let bytes = prepared.plan().workspace_bytes();
-        if bytes > 0 && tensors.workspace.is_none() {
-            tensors.workspace = workspace(bytes);
-        }
-        let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
-        // Nothing but a check is enqueued before all of it can be.
-        let plan = &prepared.choice.plan;
-        let (all, made) = (prepared.functions.len(), plan.schedule_steps());
-        let (first, end) = match tensors.steps {
-            Steps::All => (0, all),
-            Steps::Schedule => (0, made),
-            Steps::AfterSchedule => (made, all),
-        };
-        let mut launches = Vec::with_capacity(end - first);
-        let (mut specs, mut addresses) = (Vec::new(), Vec::new());
-        for (step, function) in plan.steps().zip(&prepared.functions).take(end).skip(first) {
-            let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
-            specs.extend_from_slice(&step.launch.buffers);
-            addresses.extend(buffers.iter().map(|buffer| buffer.address()));
-            launches.push((&step.launch, function, buffers));
-        }
-        // Of all steps together: one may write over what another reads.
-        check_apart(&specs, |i| addresses[i], |_, _| false)?;
-        let check = match tensors.steps {
-            Steps::Schedule => &prepared.check_of_schedule,
-            Steps::All | Steps::AfterSchedule => &prepared.check,
-        };
-        self.check(stream, check.as_ref(), |name| tensors.named(name))?;
-        launch::on(stream, launches)
-    }
-
-    pub(crate) fn forward_host(
-        &self,
-        problem: &Problem,
-        [q, k, v]: [TensorView<'_>; 3],
-        lengths: &Lengths<&[i32]>,
-        out: &mut TensorViewMut<'_>,
-        lse: Option<&mut [f32]>,
-        plans: &Plans,
-    ) -> Result<(), Error> {
-        problem.sequences(lengths)?;
-        let stream = Stream::new(&self.context)?;
-        let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
-        let scales = ScaleBuffers::upload(&stream, [&q, &k, &v])?;
-        let head_values = HeadValueBuffers::upload(&stream, problem, &q)?;
-        let lengths = lengths.try_map(|values| DeviceBuffer::from_host(&stream, values))?;
-        let (q, k, v) = (upload(q.bytes())?, upload(k.bytes())?, upload(v.bytes())?);
-        // The whole extent travels both ways, so that gaps between rows come back as they were.
-        let device_out = upload(out.as_view().bytes())?;
-        let device_lse = lse
-            .as_ref()
-            .map(|lse| DeviceBuffer::from_host(&stream, lse))
-            .transpose()?;
-        let workspace_bytes = self.workspace_bytes(problem, 16, plans)?;
-        let workspace = DeviceBuffer::new(&self.context, workspace_bytes as usize)?;
-        let tensors = DeviceTensors {
-            lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
-            scales: scales.as_ref().map(ScaleBuffers::as_slices),
-            sinks: head_values.sinks(),
-            alibi_slopes: head_values.alibi_slopes(),
-            lengths: lengths.map(DeviceBuffer::as_slice),
-            workspace: Some(workspace.as_slice()),
-            ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), device_out.as_slice())
-        };
-        self.run_on(&stream, problem, &tensors, |_| None, plans)?;
-        device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
-        if let (Some(lse), Some(device)) = (lse, &device_lse) {
-            lse.copy_from_slice(&device.to_vec::<f32>(&stream)?);
-        }
-        stream.synchronize()?;
-        Ok(())
-    }
-
-    pub(crate) fn backward_host(
-        &self,
-        problem: &Problem,
-        tensors: &BackwardTensors<'_>,
-        lengths: &Lengths<&[i32]>,
-        gradients: &mut Gradients<TensorViewMut<'_>>,
-        plans: &Plans,
-    ) -> Result<(), Error> {
-        problem.sequences(lengths)?;
-        let stream = Stream::new(&self.context)?;
-        let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
-        let [q, k, v, out, dout] =
-            [&tensors.q, &tensors.k, &tensors.v, &tensors.out, &tensors.dout].map(|tensor| upload(tensor.bytes()));
-        let (q, k, v, out, dout) = (q?, k?, v?, out?, dout?);
-        let lse = DeviceBuffer::from_host(&stream, tensors.lse)?;
-        let lengths = lengths.try_map(|values| DeviceBuffer::from_host(&stream, values))?;
-        // The whole extent travels both ways, so that gaps between rows come back as they were.
-        let [dq, dk, dv] = gradients.each().map(|tensor| upload(tensor.as_view().bytes()));
-        let (dq, dk, dv) = (dq?, dk?, dv?);
-        let workspace_bytes = self.workspace_bytes(problem, 16, plans)?;
-        let workspace = DeviceBuffer::new(&self.context, workspace_bytes as usize)?;
-        let device = DeviceTensors {
-            lse: Some(lse.as_slice()),
-            lengths: lengths.map(DeviceBuffer::as_slice),
-            workspace: Some(workspace.as_slice()),
-            gradients: Some(DeviceGradients {
-                dout: dout.as_slice(),
-                dq: dq.as_slice(),
-                dk: dk.as_slice(),
-                dv: dv.as_slice(),
-            }),
-            ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice())
-        };
-        self.run_on(&stream, problem, &device, |_| None, plans)?;
-        for (device, host) in [
-            (&dq, &mut gradients.dq),
-            (&dk, &mut gradients.dk),
-            (&dv, &mut gradients.dv),
-        ] {
-            device.as_slice().copy_to_host(&stream, host.bytes_mut())?;
-        }
-        stream.synchronize()?;
-        Ok(())
-    }
-}
-
-/// Refuses what a step writes where it reads something else. `address` gives that of a buffer by its position, and
-/// `may_share` says, by the names of what is written and what is read, which may share memory.
-pub(crate) fn check_apart(
-    buffers: &[BufferSpec],
-    address: impl Fn(usize) -> u64,
-    may_share: impl Fn(&str, &str) -> bool,
-) -> Result<(), Error> {
-    let ends = |i: usize| address(i) + buffers[i].bytes;
-    let written = (0..buffers.len()).filter(|&i| buffers[i].written);
-    for (to, from) in written.flat_map(|to| (0..buffers.len()).map(move |from| (to, from))) {
-        let is_read = !buffers[from].written && buffers[from].name != buffers[to].name;
-        let is_read = is_read && buffers[from].bytes > 0 && buffers[to].bytes > 0;
-        if is_read && address(to) < ends(from) && address(from) < ends(to) {
-            let (written, read) = (buffers[to].name, buffers[from].name);
-            if !may_share(written, read) {
-                return Err(Error::SharedMemory { written, read });
+            AnyTask::Append(append) => {
+                let step = append::step(append, self.chip.target, alignment, kernels);
+                let step = step.map_err(|refusal| refused("append", refusal))?;
+                check = self.check_of(|| checks::of_append(append, kernels).map(Some))?;
+                vec![
+                    self.compiled
+                        .of_step(alone.insert(step), |kernel| self.load_kernel(kernel))?,
+                ]
             }
-        }
+            AnyTask::Combine(merge) => {
+                let step = merge_states::step(merge.problem(), merge.parts(), alignment, kernels);
+                let step = step.map_err(|refusal| refused("merge", refusal))?;
+                vec![
+                    self.compiled
+                        .of_step(alone.insert(step), |kernel| self.load_kernel(kernel))?,
+                ]
+            }
+        };
+        let mut ready = Ready {
+            context: self.context.clone(),
+            tensors: task.tensors(),
+            choice,
+            alone,
+            functions,
+            checks: self.checks,
+            check,
+            check_of_schedule,
+            _tables: Vec::new(),
+        };
+        let steps = ready.steps().zip(&ready.functions);
+        let tables = steps.map(|(step, function)| function.hold_tables(&step.launch));
+        ready._tables = tables.collect::<Result<_, _>>()?;
+        Ok(ready)
     }
-    Ok(())
 }
 
 #[cfg(test)]

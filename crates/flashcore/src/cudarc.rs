@@ -1,109 +1,137 @@
-//! Attention on cudarc's slices and streams (feature `cudarc`).
+//! cudarc's streams as queues, and its slices as operands (feature `cudarc`), in the version that the program uses.
+//!
+//! ```no_run
+//! use cudarc::driver::CudaContext;
+//! use flashcore::cudarc::{queue, view, view_mut};
+//! use flashcore::{Attention, Device, Operands, Problem, View};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (device, stream) = (Device::cuda(0)?, CudaContext::new(0)?.new_stream()?);
+//! let (attention, mut queue) = (Attention::new(device.clone())?, queue(&device, &stream)?);
+//! let ones = stream.clone_htod(&vec![1f32; 512 * 8 * 64])?;
+//! let mut out = stream.alloc_zeros::<f32>(512 * 8 * 64)?;
+//! {
+//!     let shape = [1, 512, 8, 64]; // [batch, seq, heads, head_dim]
+//!     let (q, mut out) = (view(&stream, shape, &ones)?, view_mut(&stream, shape, &mut out)?);
+//!     let problem = Problem::of(&q, &q, &q).causal().build()?;
+//!     attention.run_on(&mut queue, &problem, Operands::forward(&q, &q, &q, &mut out))?;
+//! }
+//! assert_eq!(stream.clone_dtoh(&out)?[0], 1.0);
+//! # Ok(())
+//! # }
+//! ```
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
-use flashcore_cuda::DeviceSlice;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use flashcore_cuda::{Context, DeviceSlice, Stream};
+use flashcore_problem::{ElementType, Layout, Scalar, View, ViewMut};
 
-use crate::cuda::Stream;
-use crate::{Attention, DeviceTensors, Direction, Element, Error, Problem, ProblemError};
+use crate::{Cuda, Device, Error, Queue};
 
-impl Attention {
-    /// Enqueues attention on cudarc's device tensors and stream, and returns at once. A workspace,
-    /// where the plan needs one, is allocated and freed in the order of the stream.
-    ///
-    /// Tensors are as for [`Attention::forward_on`], of f32, [`f16`](struct@crate::f16) or
-    /// [`bf16`](crate::bf16). For e4m3, whose tensors have scales, use [`Attention::forward_on`].
-    ///
-    /// ```no_run
-    /// use cudarc::driver::CudaContext;
-    /// use flashcore::{Attention, Device, Problem};
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let stream = CudaContext::new(0)?.new_stream()?;
-    /// let problem = Problem::builder().heads(8, 8).seq_len(512).head_dim(64);
-    /// let problem = problem.dtype(flashcore::DType::F32).build()?;
-    /// let q = stream.clone_htod(&vec![1f32; 512 * 8 * 64])?;
-    /// let mut out = stream.alloc_zeros::<f32>(512 * 8 * 64)?;
-    ///
-    /// let attention = Attention::new(Device::cuda(0)?)?;
-    /// attention.forward_cudarc(&stream, &problem, &q, &q, &q, &mut out, None)?;
-    /// assert_eq!(stream.clone_dtoh(&out)?[0], 1.0);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Attention::forward_on`]; a `T` that is not the problem's dtype; tensors or a stream of another context than
-    /// the device's; a workspace that cannot be allocated.
-    #[allow(unsafe_code)] // cudarc's memory is raw memory here
-    #[allow(clippy::too_many_arguments)] // those of attention
-    pub fn forward_cudarc<T: Element>(
-        &self,
-        stream: &Arc<CudaStream>,
-        problem: &Problem,
-        q: &impl DevicePtr<T>,
-        k: &impl DevicePtr<T>,
-        v: &impl DevicePtr<T>,
-        out: &mut impl DevicePtrMut<T>,
-        lse: Option<&mut CudaSlice<f32>>,
-    ) -> Result<(), Error> {
-        if problem.dtype() != T::DTYPE {
-            return Err(Error::Problem(ProblemError::DType {
-                tensor: "q",
-                given: T::DTYPE,
-                expected: problem.dtype(),
-            }));
-        }
-        let device = self.device();
-        let Some(context) = device.context() else {
-            let device = device.to_string();
-            return Err(Error::NotOnCuda { device });
-        };
-        let used = [
-            ("q", q.stream()),
-            ("k", k.stream()),
-            ("v", v.stream()),
-            ("out", out.stream()),
-        ];
-        let used = used.into_iter().chain(lse.as_ref().map(|lse| ("lse", lse.stream())));
-        for (tensor, other) in used.chain([("stream", stream)]) {
-            if other.context().cu_ctx().addr() != context.as_raw() {
-                return Err(Error::OtherContext {
-                    tensor,
-                    device: device.to_string(),
-                });
-            }
-        }
-        // The guards record, when they are dropped, that the stream uses the tensors.
-        let bytes = [q.num_bytes(), k.num_bytes(), v.num_bytes(), out.num_bytes()];
-        let (q, _q) = q.device_ptr(stream);
-        let (k, _k) = k.device_ptr(stream);
-        let (v, _v) = v.device_ptr(stream);
-        let (out, _out) = out.device_ptr_mut(stream);
-        // SAFETY: cudarc keeps memory that is in use by a stream allocated until the stream is done.
-        let slice = |address, bytes| unsafe { DeviceSlice::from_raw(context, address, bytes) };
-        let mut tensors = DeviceTensors::new(
-            slice(q, bytes[0]),
-            slice(k, bytes[1]),
-            slice(v, bytes[2]),
-            slice(out, bytes[3]),
-        );
-        let lse = lse.map(|lse| (lse.num_bytes(), lse.device_ptr_mut(stream)));
-        tensors.lse = lse.as_ref().map(|(bytes, (address, _))| slice(*address, *bytes));
-        let bytes = self.workspace_bytes(problem, tensors.alignment())?;
-        // SAFETY: kernels write it before they read it.
-        let workspace = (bytes > 0).then(|| unsafe { stream.alloc::<u8>(bytes as usize) });
-        let workspace = workspace.transpose().map_err(|error| {
-            let message = error.to_string();
-            Error::Workspace { bytes, message }
-        })?;
-        let pointer = workspace.as_ref().map(|workspace| workspace.device_ptr(stream));
-        tensors.workspace = pointer.as_ref().map(|(address, _)| slice(*address, bytes as usize));
-        // SAFETY: cudarc's stream lives longer than this call, and the work in it needs no handle.
-        let stream = unsafe { Stream::from_raw(context, stream.cu_stream() as usize)? };
-        problem.check_direction(Direction::Forward)?;
-        // SAFETY: cudarc frees tensors and workspace in the order of the stream, and no one else has this workspace.
-        unsafe { self.run_foreign(&stream, problem, &tensors, |_| None) }
+/// A queue that puts its work into a stream of cudarc, and keeps the stream.
+///
+/// # Errors
+/// [`Error::NotOnCuda`] on the CPU; [`Error::OtherContext`] for a stream of another context than the device's.
+#[allow(unsafe_code)] // a handle is a number
+pub fn queue(device: &Device, stream: &Arc<CudaStream>) -> Result<Queue, Error> {
+    let Some(context) = device.context() else {
+        let device = device.to_string();
+        return Err(Error::NotOnCuda { device });
+    };
+    check(context, stream, "queue")?;
+    // SAFETY: the queue keeps the stream.
+    let own = unsafe { Stream::from_raw(context, stream.cu_stream() as usize)? };
+    Ok(Queue::of(own, Some(Box::new(stream.clone()))))
+}
+
+fn check(context: &Context, stream: &CudaStream, tensor: &'static str) -> Result<(), Error> {
+    if stream.context().cu_ctx().addr() == context.as_raw() {
+        return Ok(());
+    }
+    let device = format!("cuda:{}", context.ordinal());
+    Err(Error::OtherContext { tensor, device })
+}
+
+/// A slice of cudarc as a tensor. cudarc learns of its use when this is dropped, so it lives as long as calls are made.
+#[derive(Debug)]
+pub struct CudarcTensor<'a> {
+    element: ElementType,
+    layout: Layout,
+    memory: DeviceSlice<'a>,
+    _used: SyncOnDrop<'a>,
+}
+
+/// The same to be written.
+#[derive(Debug)]
+pub struct CudarcTensorMut<'a>(CudarcTensor<'a>);
+
+/// A slice that calls in the queue of this stream read. Element `[0, 0, 0, 0]` is its first. Another queue refuses it.
+///
+/// # Errors
+/// [`Error::OtherContext`] for a slice of another stream.
+pub fn view<'a, T: Scalar>(
+    stream: &'a CudaStream,
+    layout: impl Into<Layout>,
+    slice: &'a impl DevicePtr<T>,
+) -> Result<CudarcTensor<'a>, Error> {
+    check_stream(stream, slice.stream())?;
+    let bytes = slice.num_bytes();
+    Ok(tensor::<T>(stream, layout.into(), bytes, slice.device_ptr(stream)))
+}
+
+/// A slice that calls in the queue of this stream write.
+///
+/// # Errors
+/// As [`view`].
+pub fn view_mut<'a, T: Scalar>(
+    stream: &'a CudaStream,
+    layout: impl Into<Layout>,
+    slice: &'a mut impl DevicePtrMut<T>,
+) -> Result<CudarcTensorMut<'a>, Error> {
+    check_stream(stream, slice.stream())?;
+    let bytes = slice.num_bytes();
+    let memory = slice.device_ptr_mut(stream);
+    Ok(CudarcTensorMut(tensor::<T>(stream, layout.into(), bytes, memory)))
+}
+
+/// cudarc frees a slice in the order of its own stream.
+fn check_stream(stream: &CudaStream, own: &CudaStream) -> Result<(), Error> {
+    if stream.cu_stream() == own.cu_stream() && stream.context().cu_ctx() == own.context().cu_ctx() {
+        return Ok(());
+    }
+    let device = format!("cuda:{}", stream.context().ordinal());
+    Err(Error::OtherContext {
+        tensor: "a slice",
+        device,
+    })
+}
+
+#[allow(unsafe_code)] // cudarc's memory is raw memory here
+fn tensor<'a, T: Scalar>(
+    stream: &CudaStream,
+    layout: Layout,
+    bytes: usize,
+    (address, used): (u64, SyncOnDrop<'a>),
+) -> CudarcTensor<'a> {
+    let (ordinal, handle) = (stream.context().ordinal() as u32, stream.cu_stream() as usize);
+    CudarcTensor {
+        element: T::ELEMENT,
+        layout,
+        // SAFETY: the slice is borrowed, and is freed in the order of this stream.
+        memory: unsafe { DeviceSlice::of_stream(ordinal, handle, address, bytes) },
+        _used: used,
+    }
+}
+
+impl<'t> From<&'t CudarcTensor<'_>> for View<'t, Cuda> {
+    fn from(tensor: &'t CudarcTensor<'_>) -> View<'t, Cuda> {
+        View::new(tensor.element, tensor.layout, tensor.memory)
+    }
+}
+
+impl<'t> From<&'t mut CudarcTensorMut<'_>> for ViewMut<'t, Cuda> {
+    fn from(CudarcTensorMut(tensor): &'t mut CudarcTensorMut<'_>) -> ViewMut<'t, Cuda> {
+        ViewMut::new(tensor.element, tensor.layout, tensor.memory.into())
     }
 }

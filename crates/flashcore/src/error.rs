@@ -3,16 +3,47 @@
 use std::fmt;
 
 use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
-use flashcore_problem::ProblemError;
+use flashcore_problem::{Name, ProblemError};
 use thiserror::Error;
 
 /// Why attention was not computed. Messages say what was given, what is allowed, and what to do.
 #[derive(Clone, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The problem or its tensors are invalid.
+    /// The task or its values are invalid.
     #[error(transparent)]
-    Problem(#[from] ProblemError),
+    Problem(ProblemError),
+    /// An operand that is missing, of no use, or not what a call needs.
+    #[error("{name} {why}")]
+    Operand {
+        /// Which.
+        name: Name,
+        /// What is wrong, what is allowed, and what to do.
+        why: String,
+    },
+    /// A schedule that does not go with a call.
+    #[cfg(feature = "cuda")]
+    #[error("the schedule {why}")]
+    Schedule {
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// A queue cannot do this, as it records, or as it does not.
+    #[cfg(feature = "cuda")]
+    #[error("this queue cannot {what}: {why}")]
+    Recording {
+        /// What was asked for.
+        what: &'static str,
+        /// Why it cannot, and what to do.
+        why: &'static str,
+    },
+    /// A plan needs a workspace, and there is none.
+    #[cfg(feature = "cuda")]
+    #[error("this call needs {bytes} bytes of workspace, and `allocate` gave none")]
+    NoWorkspace {
+        /// Bytes needed.
+        bytes: u64,
+    },
     /// Values on the device contradict an earlier call that was captured into a CUDA graph, as the graph found when it
     /// ran ([`Options::checks`](crate::Options::checks)). It is told once; nothing of the call that tells
     /// it was computed, which may be made again.
@@ -25,7 +56,7 @@ pub enum Error {
     /// The CPU does not serve the problem.
     #[cfg(feature = "cpu")]
     #[error(transparent)]
-    Cpu(#[from] crate::CpuError),
+    Cpu(crate::CpuError),
     /// The driver or the device failed, or there is none.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
@@ -57,11 +88,13 @@ pub enum Error {
         /// Where it would run.
         suggestion: &'static str,
     },
-    /// A tensor or a stream of cudarc is of another context.
-    #[cfg(feature = "cudarc")]
-    #[error("{tensor} is of another CUDA context than {device}; use one `CudaContext` of this device throughout")]
+    /// A queue or a tensor is of another context than the device, or of another stream than the queue.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "{tensor} is of another CUDA context or stream than {device}; use those of one device and queue throughout"
+    )]
     OtherContext {
-        /// The tensor, or `stream`.
+        /// The tensor, or `queue`.
         tensor: &'static str,
         /// The device.
         device: String,
@@ -105,15 +138,6 @@ pub enum Error {
         major: u32,
         /// Compute capability, minor.
         minor: u32,
-    },
-    /// A kernel needs a workspace that cudarc could not allocate.
-    #[cfg(feature = "cudarc")]
-    #[error("cudarc cannot allocate the {bytes} bytes of workspace that this problem needs: {message}")]
-    Workspace {
-        /// Bytes needed.
-        bytes: u64,
-        /// What cudarc says.
-        message: String,
     },
     /// Device tensors were given to an `Attention` that does not run on a GPU.
     #[error("tensors in device memory were given, but this Attention runs on {device}; make it with Device::cuda(n)")]
@@ -167,6 +191,26 @@ pub enum Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// An operand is one, whoever checked it.
+impl From<ProblemError> for Error {
+    fn from(error: ProblemError) -> Error {
+        match error {
+            ProblemError::Operand { name, why } => Error::Operand { name, why },
+            error => Error::Problem(error),
+        }
+    }
+}
+
+#[cfg(feature = "cpu")]
+impl From<crate::CpuError> for Error {
+    fn from(error: crate::CpuError) -> Error {
+        match error {
+            crate::CpuError::Problem(error) => error.into(),
+            error => Error::Cpu(error),
+        }
     }
 }
 

@@ -13,15 +13,14 @@
 //! # Ok::<(), flashcore::Error>(())
 //! ```
 //!
-//! [`Attention::forward`] takes tensors in host memory and returns the output;
-//! [`Attention::forward_into`] writes it into the caller's memory. [`Attention::forward_on`] takes
-//! tensors in device memory and a [`Queue`]; it waits for nothing. [`Attention::run_foreign`] is for
-//! streams and memory of other libraries. [`Attention::forward_lengths`] and
-//! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`.
-//! [`Attention::backward`] and [`Attention::backward_on`] compute the gradients of Q, K and V.
-//! [`Attention::append`] and [`Attention::append_on`] write new rows into a cache, with their rotary
-//! embedding. [`Attention::combine`] and [`Attention::combine_on`] merge attention over parts of the
-//! keys. The numbered programs in `examples/` teach each of them in turn.
+//! One verb, [`Attention::run`], runs a [task](Task) on [`Operands`]: tensors by their [names](Name), in host memory. A
+//! task is a [`Problem`] (attention, or its gradients), an [`Append`] of new rows to a cache, or a [`Combine`] of
+//! attention over parts of the keys; [`Task::tensors`] lists its operands. [`Attention::run_on`] does the same in
+//! device memory and a [`Queue`]; it waits for nothing, and a queue that [records](Queue::recording) gives a [`Graph`].
+//! [`Attention::prepare`] chooses and compiles the kernel ahead. [`Attention::forward`], [`Attention::backward`],
+//! [`Attention::forward_on`] and [`Attention::backward_on`] allocate what they return. [`Attention::run_raw`] is for
+//! streams and memory of other libraries. [`Attention`] is `Send + Sync`. The numbered programs in `examples/` teach
+//! each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics: [`plans`]; [`Attention::tune`] measures faster
 //! ones on the device at hand. [`kernel`] is the language that they
@@ -31,7 +30,7 @@
 //! # fp8
 //!
 //! Q, K and V of [`DType::E4M3`] come with a scale for each batch and K/V head
-//! ([`TensorView::with_scales`], [`DeviceTensors::scales`]); the output is bf16. [`quantise()`]
+//! ([`TensorView::with_scales`], or the operands [`Name::QScale`] and so on); the output is bf16. [`quantise()`]
 //! makes such tensors.
 //!
 //! ```
@@ -53,8 +52,8 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `cpu` (default) | `Device::Cpu`, [`Device::best`] |
-//! | `cuda` (default) | `Device::Cuda`, [`cuda`], [`Attention::forward_on`]; needs no toolkit, only a driver at run time |
-//! | `cudarc` | `Attention::forward_cudarc`: slices and streams of cudarc, in the version that you use |
+//! | `cuda` (default) | `Device::Cuda`, [`cuda`], [`Queue`]; needs no toolkit, only a driver at run time |
+//! | `cudarc` | `flashcore::cudarc`: slices and streams of cudarc, in the version that you use |
 
 // Tests read what they wrote, and what lies in the repository.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
@@ -62,18 +61,22 @@
 #[cfg(not(any(feature = "cpu", feature = "cuda")))]
 compile_error!("flashcore needs one of its features `cpu` and `cuda`: enable one, or use the default features");
 
-mod append;
 mod attention;
-mod backward;
-mod combine;
+mod call;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(feature = "cudarc")]
-mod cudarc;
+pub mod cudarc;
 mod device;
 mod error;
 pub mod files;
+mod held;
+#[cfg(feature = "cuda")]
+mod kept;
+#[cfg(feature = "cuda")]
+mod memory;
 pub mod plans;
+mod prepared;
 #[cfg(feature = "cuda")]
 mod queue;
 #[cfg(feature = "cuda")]
@@ -82,30 +85,38 @@ mod schedule;
 mod tensors;
 mod tune;
 
-#[cfg(feature = "cuda")]
-pub use append::{DeviceAppend, DeviceRotary};
-pub use attention::{Attention, KernelId, Options, Output};
-#[cfg(feature = "cuda")]
-pub use combine::DevicePart;
+pub use attention::{Attention, KernelId, Options};
+pub use call::Output;
 pub use device::Device;
 pub use error::Error;
 #[cfg(feature = "cpu")]
 pub use flashcore_cpu::CpuError;
+#[cfg(feature = "cuda")]
+pub use flashcore_cuda::Graph;
 /// The kernel language: a kernel as a Rust value that prints itself as PTX.
 #[doc(inline)]
 pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
-    Alibi, Append, AppendPlace, AppendTensors, AppendValues, BackwardTensors, CausalAlign, DType, Direction, Element,
-    GradientLayouts, Gradients, KvLengths, Layout, Lengths, Mask, Part, Problem, ProblemBuilder, ProblemError,
-    QLengths, Rotary, RotaryTensors, Sequence, SlotMapping, Tensor, TensorView, TensorViewMut, absmax_scales, bf16,
-    f16, quantise,
+    Access, Alibi, Append, AppendPlace, AppendValues, CausalAlign, Combine, DType, Direction, Element, ElementType,
+    GradientLayouts, Gradients, Host, KvLengths, Layout, Lengths, Mask, Memory, Name, Operands, Problem,
+    ProblemBuilder, ProblemError, QLengths, Rotary, Scalar, Sequence, SlotMapping, Task, Tensor, TensorSpec,
+    TensorView, TensorViewMut, View, ViewMut, absmax_scales, bf16, f16, quantise,
 };
+#[doc(hidden)] // of bindings/python
+pub use flashcore_problem::{AppendTensors, BackwardTensors, RotaryTensors};
+#[cfg(feature = "cuda")]
+#[doc(hidden)] // of bindings/python
+pub use held::Schedule;
+#[cfg(feature = "cuda")]
+pub use memory::{Cuda, CudaTensor, DeviceSliceMut};
+pub use prepared::Prepared;
 #[cfg(feature = "cuda")]
 pub use queue::Queue;
 #[cfg(feature = "cuda")]
-pub use schedule::Schedule;
+pub use schedule::KeptSchedule;
 #[cfg(feature = "cuda")]
-pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, HeadValueBuffers, ScaleBuffers};
+#[doc(hidden)] // of bindings/python
+pub use tensors::{DeviceAppend, DeviceGradients, DeviceRotary, DeviceScales, DeviceTensors};
 pub use tune::{TuneProgress, TuneSearch, Tuned};
 
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.

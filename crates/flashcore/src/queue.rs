@@ -1,14 +1,15 @@
-//! [`Queue`]: work on a GPU, in order, with the workspace that it needs; and calls in device memory.
+//! [`Queue`]: work on a GPU, in order, with the workspace that it needs.
 
+use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Graph, Stream};
-use flashcore_problem::{Direction, Problem};
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Event, Graph, Recording, Stream};
+use flashcore_problem::{ElementType, Host, Operands, ProblemError, Scalar, Tensor, TensorSpec, View};
 
 use crate::attention::Backend;
-use crate::cuda::CudaAttention;
-use crate::tensors::Steps;
-use crate::{Attention, Device, DeviceTensors, Error};
+use crate::cuda::{CudaAttention, Ready, Steps};
+use crate::{Attention, Cuda, CudaTensor, Device, Error, KeptSchedule};
 
 /// Work on a GPU that runs in the order in which it is put in, and the workspace that its kernels need.
 ///
@@ -17,37 +18,43 @@ use crate::{Attention, Device, DeviceTensors, Error};
 /// at once:
 ///
 /// ```compile_fail
-/// use flashcore::{Attention, DeviceTensors, Problem, Queue};
-/// fn both(attention: &Attention, queue: &mut Queue, problem: &Problem, tensors: &DeviceTensors<'_>) {
+/// use flashcore::{Attention, CudaTensor, Operands, Problem, Queue};
+/// fn both(attention: &Attention, queue: &mut Queue, problem: &Problem, x: &CudaTensor, outs: [&mut CudaTensor; 2]) {
+///     let [one, two] = outs;
 ///     std::thread::scope(|scope| {
-///         scope.spawn(|| attention.forward_on(queue, problem, tensors));
-///         scope.spawn(|| attention.forward_on(queue, problem, tensors));
+///         scope.spawn(|| attention.run_on(queue, problem, Operands::forward(x, x, x, one)));
+///         scope.spawn(|| attention.run_on(queue, problem, Operands::forward(x, x, x, two)));
 ///     });
 /// }
 /// ```
 ///
-/// Memory of [`DeviceBuffer`]s may be used in any queue: a call waits, on the device, for what other queues did with it
-/// before, and memory that is dropped is freed after the work that uses it.
+/// A [`CudaTensor`] may be used in any queue of its device: a call waits, on the device, for what other queues did with
+/// it before, and memory that is dropped is freed after the work that uses it. An output is not an input:
 ///
-/// ```no_run
-/// use flashcore::cuda::DeviceBuffer;
-/// use flashcore::{Attention, Device, DeviceTensors, Error, Problem, Queue, f16};
+/// ```compile_fail
+/// use flashcore::{Attention, CudaTensor, Operands, Problem, Queue};
+/// fn in_place(attention: &Attention, queue: &mut Queue, problem: &Problem, x: &mut CudaTensor) {
+///     let _ = attention.run_on(queue, problem, Operands::forward(&*x, &*x, &*x, x));
+/// }
+/// ```
 ///
-/// fn main() -> Result<(), Error> {
-///     let (device, problem) = (Device::cuda(0)?, Problem::builder().heads(2, 2).seq_len(16).head_dim(64).build()?);
-///     let (attention, mut queue) = (Attention::new(device.clone())?, Queue::new(&device)?);
-///     let ones = DeviceBuffer::from_host(queue.stream(), &[f16::ONE; 16 * 2 * 64])?;
-///     let out = DeviceBuffer::from_host(queue.stream(), &[f16::ZERO; 16 * 2 * 64])?;
-///     let x = ones.as_slice();
-///     attention.forward_on(&mut queue, &problem, &DeviceTensors::new(x, x, x, out.as_slice()))?;
-///     assert_eq!(out.to_vec::<u16>(queue.stream())?, [f16::ONE.to_bits(); 16 * 2 * 64]);
-///     Ok(())
+/// Tensors in host memory have no place in a queue:
+///
+/// ```compile_fail
+/// use flashcore::{Attention, Operands, Problem, Queue, Tensor};
+/// fn host(attention: &Attention, queue: &mut Queue, problem: &Problem, x: &Tensor, out: &mut Tensor) {
+///     let _ = attention.run_on(queue, problem, Operands::forward(x, x, x, out));
 /// }
 /// ```
 #[derive(Debug)]
 pub struct Queue {
     workspace: Option<DeviceBuffer>,
+    recording: Option<Recording>,
     stream: Arc<Stream>,
+    /// Which queue it is, of all that there ever were.
+    number: u64,
+    /// What a stream of another library lives by.
+    _keeps: Option<Box<dyn Any + Send>>,
 }
 
 impl Queue {
@@ -60,7 +67,70 @@ impl Queue {
             let device = device.to_string();
             return Err(Error::NotOnCuda { device });
         };
-        Ok(Queue::of(Stream::new(context)?))
+        Ok(Queue::of(Stream::new(context)?, None))
+    }
+
+    /// A queue that runs nothing and records what is put in, with a stream and a workspace for itself.
+    /// [`Queue::finish`] gives the graph, which any queue can [launch](Queue::launch). Tensors that are used stay
+    /// allocated as long as the graph does. Tasks should be [prepared](Attention::prepare): the driver cannot load some
+    /// kernels while a stream is captured.
+    ///
+    /// ```no_run
+    /// use flashcore::{Attention, CudaTensor, Device, Error, Operands, Problem, Queue};
+    ///
+    /// fn replay(attention: &Attention, device: &Device, problem: &Problem, q: &mut CudaTensor, k: &CudaTensor,
+    ///     out: &mut CudaTensor) -> Result<(), Error>
+    /// {
+    ///     let prepared = attention.prepare(problem)?;
+    ///     let mut recording = Queue::recording(device)?;
+    ///     attention.run_on(&mut recording, &prepared, Operands::forward(&*q, k, k, &mut *out))?;
+    ///     let (mut graph, mut queue) = (recording.finish()?, Queue::new(device)?);
+    ///     queue.write(q, &vec![1f32; q.layout().span()])?; // what the graph reads next
+    ///     queue.launch(&mut graph)?;
+    ///     println!("{:?}", queue.download(out)?);
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// A queue that is finished is used no more:
+    ///
+    /// ```compile_fail
+    /// use flashcore::{Attention, CudaTensor, Operands, Problem, Queue};
+    /// fn after(attention: &Attention, mut queue: Queue, problem: &Problem, x: &CudaTensor, out: &mut CudaTensor) {
+    ///     let graph = queue.finish();
+    ///     let _ = attention.run_on(&mut queue, problem, Operands::forward(x, x, x, out));
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Queue::new`].
+    pub fn recording(device: &Device) -> Result<Queue, Error> {
+        let mut queue = Queue::new(device)?;
+        queue.recording = Some(Recording::begin(&queue.stream)?);
+        Ok(queue)
+    }
+
+    /// The graph of what was recorded.
+    ///
+    /// # Errors
+    /// [`Error::Recording`] of a queue that does not record, or what the driver says.
+    pub fn finish(mut self) -> Result<Graph, Error> {
+        match self.recording.take() {
+            Some(recording) => Ok(recording.finish()?),
+            None => Err(Error::Recording {
+                what: "finish",
+                why: "it does not record; make it by Queue::recording",
+            }),
+        }
+    }
+
+    /// Puts a graph into the queue, after what other queues did with the memory that it uses. A graph runs in one queue
+    /// at a time.
+    ///
+    /// # Errors
+    /// A graph of another device, or what the driver says.
+    pub fn launch(&mut self, graph: &mut Graph) -> Result<(), Error> {
+        Ok(graph.launch(&self.stream)?)
     }
 
     /// A queue that puts its work into another library's stream. 0 is the default stream.
@@ -70,48 +140,186 @@ impl Queue {
     ///
     /// # Safety
     /// As [`Stream::from_raw`]; and while another library captures the stream, no call needs a workspace
-    /// ([`Attention::run_foreign`](crate::Attention::run_foreign) takes one that lives as long as the graph).
+    /// ([`Attention::run_raw`] takes one that lives as long as the graph).
     #[allow(unsafe_code)] // a handle is a number
     pub unsafe fn from_raw(context: &Context, handle: usize) -> Result<Queue, CudaError> {
         // SAFETY: the caller's promise.
-        Ok(Queue::of(unsafe { Stream::from_raw(context, handle) }?))
+        Ok(Queue::of(unsafe { Stream::from_raw(context, handle) }?, None))
     }
 
-    fn of(stream: Stream) -> Queue {
-        let (workspace, stream) = (None, Arc::new(stream));
-        Queue { workspace, stream }
+    /// The queue of a stream, and what that lives by.
+    pub(crate) fn of(stream: Stream, keeps: Option<Box<dyn Any + Send>>) -> Queue {
+        static QUEUES: AtomicU64 = AtomicU64::new(0);
+        Queue {
+            workspace: None,
+            recording: None,
+            stream: Arc::new(stream),
+            number: QUEUES.fetch_add(1, Ordering::Relaxed),
+            _keeps: keeps,
+        }
     }
 
-    /// The stream: to copy, to record events, and to launch [graphs](Graph).
+    /// Which queue it is.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The stream: to record events, and for kernels and copies of the program's own.
     pub fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// Lets the work put in from now on wait for an event recorded in any stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wait_for(&mut self, event: &Event) -> Result<(), Error> {
+        Ok(self.stream.wait_for(event)?)
     }
 
     /// Waits until all work put in so far has ended.
     ///
     /// # Errors
-    /// [`CudaError::Fault`] if a kernel faulted.
+    /// [`CudaError::Fault`] if a kernel faulted; [`Error::Recording`] of a queue that records.
     pub fn synchronize(&self) -> Result<(), Error> {
+        self.runs("synchronize")?;
         Ok(self.stream.synchronize()?)
     }
 
-    /// Captures what `work` puts in, without running it. The graph has a workspace for itself and keeps the
-    /// [`DeviceBuffer`]s that it uses. Kernels should be [warm](crate::Attention::warmup): the driver cannot load some
-    /// while a stream is captured.
+    /// Refuses what a queue that records cannot do.
+    fn runs(&self, what: &'static str) -> Result<(), Error> {
+        match self.recording {
+            None => Ok(()),
+            Some(_) => Err(Error::Recording {
+                what,
+                why: "it records, and nothing of it has run; use another queue",
+            }),
+        }
+    }
+
+    /// A tensor in device memory with the values of one in host memory: a [`Tensor`], or a slice, which has one
+    /// dimension. Returns when it is copied.
     ///
     /// # Errors
-    /// That of `work`, else as [`Graph::capture`].
-    pub fn capture(&mut self, work: impl FnOnce(&mut Queue) -> Result<(), Error>) -> Result<Graph, Error> {
-        let stream = self.stream.clone();
-        let mut recording = Queue {
-            workspace: None,
-            stream: stream.clone(),
+    /// Host memory that is shorter than shape and strides; what the driver says; [`Error::Recording`] of a queue that
+    /// records.
+    pub fn upload<'h>(&mut self, tensor: impl Into<View<'h, Host>>) -> Result<CudaTensor, Error> {
+        self.runs("upload")?;
+        let view = tensor.into();
+        let (element, layout) = (view.element(), *view.layout());
+        layout.check_wide("the tensor")?;
+        let needed = layout.span() * element.size_bytes();
+        let Some(bytes) = view.memory().get(..needed) else {
+            return Err(too_few(view.memory().len(), needed));
         };
-        Graph::capture(&stream, |_| work(&mut recording))
+        let memory = DeviceBuffer::from_host(&self.stream, bytes)?;
+        Ok(CudaTensor::new(element, layout, memory))
+    }
+
+    /// A tensor in device memory, as [`Task::tensors`](crate::Task::tensors) describes it. Its values are not set.
+    ///
+    /// # Errors
+    /// What the driver says: there is no such memory.
+    pub fn empty(&mut self, spec: &TensorSpec) -> Result<CudaTensor, Error> {
+        spec.layout.check_wide(spec.name.as_str())?;
+        let bytes = usize::try_from(spec.bytes()).unwrap_or(usize::MAX);
+        let memory = DeviceBuffer::new(self.stream.context(), bytes)?;
+        Ok(CudaTensor::new(spec.element, spec.layout, memory))
+    }
+
+    /// Copies values to a tensor, all of it, gaps included, after the work in the queue. Returns when that is done.
+    ///
+    /// # Errors
+    /// Values of another type, or another number of them; what the driver says; [`Error::Recording`] of a queue that
+    /// records.
+    pub fn write<T: Scalar>(&mut self, to: &mut CudaTensor, values: &[T]) -> Result<(), Error> {
+        self.runs("write")?;
+        holds::<T>(to)?;
+        let given = size_of_val(values);
+        if given != to.as_slice().len() {
+            return Err(too_few(given, to.as_slice().len()));
+        }
+        Ok(to
+            .as_slice()
+            .copy_from_host(&self.stream, bytemuck::cast_slice(values))?)
+    }
+
+    /// The values of a tensor of floating point, after the work in the queue.
+    ///
+    /// # Errors
+    /// A tensor of integers, which [`Queue::read`] takes; [`CudaError::Fault`] if a kernel ahead faulted;
+    /// [`Error::Recording`] of a queue that records.
+    pub fn download(&mut self, tensor: &CudaTensor) -> Result<Tensor, Error> {
+        self.runs("download")?;
+        let ElementType::Float(dtype) = tensor.element() else {
+            return Err(tensor_error(format!(
+                "it holds {}; Queue::read takes that",
+                tensor.element()
+            )));
+        };
+        let mut host = Tensor::filled(dtype, *tensor.layout(), 0);
+        tensor.as_slice().copy_to_host(&self.stream, host.bytes_mut())?;
+        Ok(host)
+    }
+
+    /// All values of a tensor, gaps included, after the work in the queue.
+    ///
+    /// # Errors
+    /// As [`Queue::download`], and a tensor that does not hold `T`.
+    pub fn read<T: Scalar>(&mut self, tensor: &CudaTensor) -> Result<Vec<T>, Error> {
+        self.runs("read")?;
+        holds::<T>(tensor)?;
+        let mut values = vec![T::zeroed(); tensor.layout().span()];
+        tensor
+            .as_slice()
+            .copy_to_host(&self.stream, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// Refuses what is of another device, and in a recording memory that it cannot keep.
+    pub(crate) fn check(&self, context: &Context, operands: &Operands<'_, Cuda>) -> Result<(), Error> {
+        if self.stream.context() != context {
+            let device = format!("cuda:{}", context.ordinal());
+            return Err(Error::OtherContext {
+                tensor: "queue",
+                device,
+            });
+        }
+        if self.recording.is_none() {
+            return Ok(());
+        }
+        let foreign = |name| operands.get(name).is_some_and(|view| view.memory().is_foreign());
+        match operands.names().find(|name| foreign(*name)) {
+            None => Ok(()),
+            Some(name) => {
+                let why =
+                    "is memory of another library, which a graph cannot keep: copy it to a CudaTensor".to_string();
+                Err(Error::Operand { name, why })
+            }
+        }
+    }
+
+    /// Enqueues checked operands with the workspace of this queue, or that of a schedule.
+    pub(crate) fn enqueue(
+        &mut self,
+        ready: &Arc<Ready>,
+        operands: &Operands<'_, Cuda>,
+        schedule: Option<&mut KeptSchedule>,
+    ) -> Result<(), Error> {
+        if let Some(schedule) = schedule {
+            schedule.check(self, ready)?;
+            return ready.enqueue_operands(&self.stream, Steps::AfterSchedule, operands, Some(schedule.memory()));
+        }
+        let bytes = ready.workspace_bytes();
+        let workspace = match bytes {
+            0 => None,
+            _ => Some(Queue::workspace(&self.stream, &mut self.workspace, bytes)?),
+        };
+        ready.enqueue_operands(&self.stream, Steps::All, operands, workspace)
     }
 
     /// So many bytes at a multiple of 256, which only work in this queue uses.
-    pub(crate) fn workspace<'q>(
+    fn workspace<'q>(
         stream: &Stream,
         workspace: &'q mut Option<DeviceBuffer>,
         bytes: u64,
@@ -121,57 +329,31 @@ impl Queue {
         let kept = kept.map_or_else(|| DeviceBuffer::new(stream.context(), bytes), Ok)?;
         Ok(workspace.insert(kept).as_slice())
     }
+}
 
-    pub(crate) fn parts(&mut self) -> (&Stream, &mut Option<DeviceBuffer>) {
-        (&self.stream, &mut self.workspace)
+fn tensor_error(message: String) -> Error {
+    let tensor = "the tensor";
+    Error::Problem(ProblemError::Tensor { tensor, message })
+}
+
+fn too_few(given: usize, needed: usize) -> Error {
+    tensor_error(format!(
+        "{given} bytes were given; the tensor has {needed}, gaps included"
+    ))
+}
+
+fn holds<T: Scalar>(tensor: &CudaTensor) -> Result<(), Error> {
+    match tensor.element() == T::ELEMENT {
+        true => Ok(()),
+        false => Err(tensor_error(format!(
+            "the tensor holds {}, and the values are {}",
+            tensor.element(),
+            T::ELEMENT
+        ))),
     }
 }
 
 impl Attention {
-    /// Puts attention on tensors in device memory into a queue, and returns at once.
-    ///
-    /// It waits for nothing (unless it [checks](crate::Options::checks)), and allocates only where the queue's
-    /// workspace grows, so it may be [captured](Queue::capture) once the problem is [warm](Attention::warmup). A fault
-    /// shows at the queue's next synchronisation.
-    ///
-    /// # Errors
-    /// Buffers that are missing, too small or of another device, an output over what a launch reads, scales for
-    /// tensors that have none, a workspace or a [schedule](DeviceTensors::make_schedule), which the queue has itself, a
-    /// problem that no kernel serves, or a launch that cannot work.
-    pub fn forward_on(&self, queue: &mut Queue, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
-        problem.check_direction(Direction::Forward)?;
-        self.run_on(queue, problem, tensors)
-    }
-
-    /// A call of either direction in the workspace of the queue.
-    pub(crate) fn run_on(
-        &self,
-        queue: &mut Queue,
-        problem: &Problem,
-        tensors: &DeviceTensors<'_>,
-    ) -> Result<(), Error> {
-        if tensors.workspace.is_some() {
-            return Err(Error::Unwanted { tensor: "workspace" });
-        }
-        if tensors.steps != Steps::All {
-            return Err(Error::Unwanted { tensor: "schedule" });
-        }
-        let (stream, workspace) = queue.parts();
-        let mut allocated = Ok(());
-        let ran = self.on_cuda()?.run_on(
-            stream,
-            problem,
-            tensors,
-            |bytes| {
-                let memory = Queue::workspace(stream, workspace, bytes);
-                memory.map_err(|error| allocated = Err(error)).ok()
-            },
-            &self.plans,
-        );
-        allocated?;
-        ran
-    }
-
     pub(crate) fn on_cuda(&self) -> Result<&CudaAttention, Error> {
         match &self.backend {
             #[cfg(feature = "cpu")]
@@ -180,50 +362,5 @@ impl Attention {
             }),
             Backend::Cuda(cuda) => Ok(cuda),
         }
-    }
-
-    /// Enqueues a call of either direction, as the problem has it, on a stream and in memory that may be another
-    /// library's. It allocates nothing and waits for nothing. `workspace` is asked for so many bytes if the plan needs
-    /// any and [`DeviceTensors::workspace`] has none.
-    ///
-    /// ```no_run
-    /// use flashcore::cuda::{DeviceSlice, Stream};
-    /// use flashcore::{Attention, Device, DeviceTensors, Error, Problem};
-    ///
-    /// /// Enqueues attention on another library's tensors and stream, all of device 0. `allocate` takes bytes.
-    /// fn enqueue(attention: &Attention, problem: &Problem, pointers: [u64; 4], stream: usize,
-    ///     allocate: impl FnOnce(usize) -> Option<u64>) -> Result<(), Error>
-    /// {
-    ///     let Device::Cuda(context) = attention.device() else { return Ok(()) };
-    ///     // SAFETY: the caller keeps tensors, workspace and stream until the work is done, and uses the workspace for
-    ///     // nothing else.
-    ///     unsafe {
-    ///         let (stream, tensors) =
-    ///             (Stream::from_raw(&context, stream)?, DeviceTensors::from_raw(&context, problem, pointers));
-    ///         attention.run_foreign(&stream, problem, &tensors, |bytes| {
-    ///             Some(DeviceSlice::from_raw(&context, allocate(bytes as usize)?, bytes as usize))
-    ///         })
-    ///     }
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Attention::forward_on`].
-    ///
-    /// # Safety
-    /// Until the work of this call has ended, and all launches of a graph that captures it have:
-    /// - the tensors and the workspace stay allocated (those of a [`DeviceBuffer`](crate::cuda::DeviceBuffer) do,
-    ///   unless another library captures the stream);
-    /// - nothing but work of this stream, in its order, uses the workspace: kernels trust what they wrote there, and
-    ///   else touch any memory, or never end.
-    #[allow(unsafe_code)] // the promise is the caller's
-    pub unsafe fn run_foreign<'a>(
-        &self,
-        stream: &Stream,
-        problem: &Problem,
-        tensors: &DeviceTensors<'a>,
-        workspace: impl FnOnce(u64) -> Option<DeviceSlice<'a>>,
-    ) -> Result<(), Error> {
-        self.on_cuda()?.run_on(stream, problem, tensors, workspace, &self.plans)
     }
 }

@@ -2,48 +2,129 @@
 
 use std::sync::Arc;
 
+use flashcore_cuda::{DeviceBuffer, DeviceSlice};
 use flashcore_ir::{Arg, BufferSpec, Launch};
 use flashcore_kernels::Step;
-use flashcore_problem::Problem;
+use flashcore_problem::{Name, Operands, TensorSpec};
 
-use crate::attention::Backend;
-use crate::cuda::Prepared;
-use crate::{Attention, Error};
+use crate::cuda::{Ready, Steps};
+use crate::{Cuda, Error, Prepared, Queue};
 
 /// Parameters that the kernel of a schedule has and does not read: where pages are, and the scale of scores.
 const NOT_READ: [&str; 5] = ["block_table", "page_size", "pages", "max_pages", "exponent_scale"];
 
-/// What makes the schedule of a plan. Two that are equal leave the same work lists in the same places if lengths are
-/// the same, whatever else the problems differ in: strides, scales, pages.
-#[derive(Clone, Debug)]
-pub struct Schedule(Arc<Prepared>);
+/// The work lists of a task for lengths on the device, made once for several calls: those of a model's layers.
+///
+/// [`Queue::schedule`] makes it, and [`Operands::schedule`] uses it. Kernels trust it, so it belongs to its queue, and
+/// serves calls whose plan would make the same one: they may differ in strides, scales and pages. Lengths should be
+/// those that it was made for; with others results are wrong, but no kernel leaves its tensors
+/// (`stale_schedules.rs` of `lab/check`).
+#[derive(Debug)]
+pub struct KeptSchedule {
+    ready: Arc<Ready>,
+    /// The number of the queue that it was made in.
+    queue: u64,
+    workspace: DeviceBuffer,
+}
 
-impl Schedule {
-    fn steps(&self) -> impl Iterator<Item = &Step> {
-        let plan = self.0.plan();
-        plan.steps().take(plan.schedule_steps())
+impl KeptSchedule {
+    /// Refuses another queue, and a call that would make another schedule.
+    pub(crate) fn check(&self, queue: &Queue, ready: &Arc<Ready>) -> Result<(), Error> {
+        let refuse = |why: String| Err(Error::Schedule { why });
+        if queue.number() != self.queue {
+            return refuse("was made in another queue: make it in this one".to_string());
+        }
+        if ready.schedule_steps() == 0 {
+            return refuse("is of no use, as this call has none: leave it out".to_string());
+        }
+        if !is_same(&self.ready, ready) {
+            return refuse(
+                "was made for another call, or by another kernel, as for tensors of another alignment: make one for                  this call"
+                    .to_string(),
+            );
+        }
+        Ok(())
     }
 
-    /// Bytes of the workspace that it is made in, and that calls which use it need.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.0.plan().workspace_bytes()
-    }
-
-    /// The id of the kernel whose work it is.
-    pub fn kernel(&self) -> String {
-        self.0.plan().config.to_string()
+    pub(crate) fn memory(&self) -> DeviceSlice<'_> {
+        self.workspace.as_slice()
     }
 }
 
-impl PartialEq for Schedule {
-    fn eq(&self, other: &Schedule) -> bool {
-        if Arc::ptr_eq(&self.0, &other.0) {
-            return true;
+impl Queue {
+    /// Makes the schedule of a task whose lengths are values on the device. Of the operands it reads those alone:
+    /// `cu_seqlens_q`, `seqused_q`, `cu_seqlens_k` and `seqused_k`. Others may be left out. `None` for tasks whose plan
+    /// has no schedule.
+    ///
+    /// ```no_run
+    /// use flashcore::{Attention, CudaTensor, Error, Name, Operands, Problem, Queue};
+    ///
+    /// /// The layers of a step: all have the same lengths.
+    /// fn step(attention: &Attention, queue: &mut Queue, problem: &Problem, x: &CudaTensor, keys: &CudaTensor,
+    ///     out: &mut CudaTensor) -> Result<(), Error>
+    /// {
+    ///     let prepared = attention.prepare(problem)?;
+    ///     let mut schedule = queue.schedule(&prepared, &Operands::new().with(Name::SequsedK, keys))?;
+    ///     for _layer in 0..32 {
+    ///         let mut operands = Operands::forward(x, x, x, &mut *out).with(Name::SequsedK, keys);
+    ///         if let Some(schedule) = &mut schedule {
+    ///             operands = operands.schedule(schedule);
+    ///         }
+    ///         attention.run_on(queue, &prepared, operands)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// Lengths that are missing or not those of the task, or what the driver says.
+    pub fn schedule(&mut self, task: &Prepared, lengths: &Operands<'_, Cuda>) -> Result<Option<KeptSchedule>, Error> {
+        let Some(ready) = task.ready.as_ref().filter(|ready| ready.schedule_steps() > 0) else {
+            return Ok(None);
+        };
+        let needed: Vec<TensorSpec> = ready
+            .tensors
+            .iter()
+            .filter(|spec| is_length(spec.name))
+            .copied()
+            .collect();
+        let mut given = Operands::new();
+        for name in lengths.names().filter(|name| is_length(*name)) {
+            if let Some(view) = lengths.get(name) {
+                given = given.with(name, view);
+            }
         }
-        self.workspace_bytes() == other.workspace_bytes()
-            && self.steps().count() == other.steps().count()
-            && self.steps().zip(other.steps()).all(|(a, b)| makes_the_same(a, b))
+        given.check(&needed)?;
+        self.check(ready.context(), &given)?;
+        let bytes = usize::try_from(ready.workspace_bytes()).unwrap_or(usize::MAX);
+        let workspace = DeviceBuffer::new(self.stream().context(), bytes)?;
+        ready.enqueue_operands(self.stream(), Steps::Schedule, &given, Some(workspace.as_slice()))?;
+        Ok(Some(KeptSchedule {
+            ready: ready.clone(),
+            queue: self.number(),
+            workspace,
+        }))
     }
+}
+
+/// Whether a schedule depends on it.
+pub(crate) fn is_length(name: Name) -> bool {
+    matches!(
+        name,
+        Name::CuSeqlensQ | Name::SequsedQ | Name::CuSeqlensK | Name::SequsedK
+    )
+}
+
+fn steps(ready: &Ready) -> impl Iterator<Item = &Step> {
+    ready.steps().take(ready.schedule_steps())
+}
+
+/// Whether two plans leave the same work lists in the same places if lengths are the same.
+pub(crate) fn is_same(a: &Arc<Ready>, b: &Arc<Ready>) -> bool {
+    Arc::ptr_eq(a, b)
+        || a.workspace_bytes() == b.workspace_bytes()
+            && a.schedule_steps() == b.schedule_steps()
+            && steps(a).zip(steps(b)).all(|(a, b)| makes_the_same(a, b))
 }
 
 /// Whether two steps write the same, from the same lengths.
@@ -70,31 +151,13 @@ fn makes_the_same(a: &Step, b: &Step) -> bool {
         && args.all(|(_, (a, b)): (_, (&Arg, &Arg))| a == b)
 }
 
-impl Attention {
-    /// The schedule that calls of a problem with tensors of this [alignment](crate::DeviceTensors::alignment) make;
-    /// `None` for plans that need none. Compiles the kernels at their first use.
-    ///
-    /// # Errors
-    /// As [`Attention::workspace_bytes`].
-    pub fn schedule(&self, problem: &Problem, alignment: u32) -> Result<Option<Schedule>, Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => Ok(None),
-            Backend::Cuda(cuda) => {
-                let prepared = cuda.prepare(problem, alignment, &self.plans)?;
-                Ok((prepared.plan().schedule_steps() > 0).then_some(Schedule(prepared)))
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use flashcore_ir::{Chip, Profile, Target};
     use flashcore_kernels::{KernelCache, Plan, select_with};
-    use flashcore_problem::{DType, KvLengths, Layout, Mask, ProblemBuilder, QLengths};
+    use flashcore_problem::{DType, KvLengths, Layout, Mask, Problem, ProblemBuilder, QLengths};
 
     use super::*;
     use crate::plans::{PlanSetting, PlanTarget, Plans};

@@ -1,8 +1,9 @@
-//! Tensors in device memory, as [`Attention::forward_on`](crate::Attention::forward_on) and
-//! [`Attention::backward_on`](crate::Attention::backward_on) take them.
+//! Tensors in device memory, in the form that `bindings/python` still takes.
 
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Stream};
-use flashcore_problem::{DType, Layout, Lengths, Problem, TensorView};
+use flashcore_cuda::{Context, DeviceSlice};
+use flashcore_problem::{AppendValues, Lengths, Name, Problem};
+
+use crate::cuda::Steps;
 
 /// Tensors in device memory, each in the problem's layout and starting at its first element.
 #[derive(Clone, Copy, Debug)]
@@ -45,16 +46,6 @@ pub struct DeviceTensors<'a> {
     pub(crate) steps: Steps,
     /// What the backward pass has besides, and only it.
     pub gradients: Option<DeviceGradients<'a>>,
-}
-
-/// The steps of a plan that a call runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Steps {
-    All,
-    /// Those that make the schedule.
-    Schedule,
-    /// All others.
-    AfterSchedule,
 }
 
 /// The gradients of a backward pass in device memory, each in the layout of
@@ -104,27 +95,18 @@ impl<'a> DeviceTensors<'a> {
         }
     }
 
-    /// The same by the raw addresses of Q, K, V and O, such as those of another library's tensors
-    /// (`CUdeviceptr`, `tensor.data_ptr()`). [`DeviceSlice::from_raw`] makes the other fields.
-    ///
-    /// They go into [`Attention::run_foreign`](crate::Attention::run_foreign), which has an example.
+    /// The same by the raw addresses of Q, K, V and O.
     ///
     /// # Safety
-    /// Each address is one of the context's device, followed by as much memory as the problem's
-    /// layout of the tensor spans. It stays allocated for the lifetime `'a` that the caller picks
-    /// and for as long as work enqueued with it runs.
+    /// Each address is one of the context's device, followed by as much memory as the problem's layout of the tensor
+    /// spans. It stays allocated for the lifetime `'a` and for as long as work enqueued with it runs.
     #[allow(unsafe_code)] // raw memory is the point
-    pub unsafe fn from_raw(context: &Context, problem: &Problem, [q, k, v, out]: [u64; 4]) -> DeviceTensors<'a> {
-        let slice = |address, layout: &Layout, dtype: DType| {
-            // SAFETY: the caller's part.
-            unsafe { DeviceSlice::from_raw(context, address, layout.span() * dtype.size_bytes()) }
-        };
-        DeviceTensors::new(
-            slice(q, problem.q_layout(), problem.dtype()),
-            slice(k, problem.k_layout(), problem.dtype()),
-            slice(v, problem.v_layout(), problem.dtype()),
-            slice(out, problem.o_layout(), problem.out_dtype()),
-        )
+    pub unsafe fn from_raw(context: &Context, problem: &Problem, addresses: [u64; 4]) -> DeviceTensors<'a> {
+        let named = [Name::Q, Name::K, Name::V, Name::Out].map(|name| problem.tensor(name));
+        let bytes = named.map(|spec| spec.map_or(0, |spec| spec.bytes() as usize));
+        // SAFETY: the caller's part.
+        let slice = |n: usize| unsafe { DeviceSlice::from_raw(context, addresses[n], bytes[n]) };
+        DeviceTensors::new(slice(0), slice(1), slice(2), slice(3))
     }
 
     /// The call makes the schedule of its plan in the workspace and computes nothing, for calls that
@@ -192,69 +174,91 @@ impl<'a> DeviceTensors<'a> {
     }
 }
 
-/// The scales of e4m3 tensors in separate device memory, for
-/// [`Attention::forward_on`](crate::Attention::forward_on).
-///
-/// They live as long as this does; [`as_slices`](Self::as_slices) goes into
-/// [`DeviceTensors::scales`].
-#[derive(Debug)]
-pub struct ScaleBuffers([DeviceBuffer; 3]);
+/// The tensors of an [`Append`](crate::Append) in device memory, each in its layout and starting at its first element.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct DeviceAppend<'a> {
+    /// New rows of K, `[batch, seq_new, kv_heads, head_dim]` or packed `[1, total, kv_heads, head_dim]`.
+    pub k_new: DeviceSlice<'a>,
+    /// New rows of V, the same with its `head_dim`.
+    pub v_new: DeviceSlice<'a>,
+    /// The cache of K, written: `[cache_batch, capacity, kv_heads, head_dim]`, or in pages `[pages,
+    /// page_size, kv_heads, head_dim]`.
+    pub k_cache: DeviceSlice<'a>,
+    /// The cache of V, written.
+    pub v_cache: DeviceSlice<'a>,
+    /// The arrays that [`Append::entries`](crate::Append::entries) names, i32. The kernel reads them when it runs, so a captured
+    /// graph takes what they hold at each launch. Lengths above the append's bounds are cut to them;
+    /// rows whose page or slot is not in the cache are not written.
+    pub values: AppendValues<DeviceSlice<'a>>,
+    /// A slot for each new row, i64 or i32, where those say where rows go. −1 skips a row.
+    pub slot_mapping: Option<DeviceSlice<'a>>,
+    /// Written, if [`Append::seqused_k`](crate::Append): the keys of each sequence afterwards, i32 `[batch]`. Not the
+    /// memory of `cache_seqlens`, which other blocks still read.
+    pub seqused_k: Option<DeviceSlice<'a>>,
+    /// What a rotary embedding has besides.
+    pub rotary: Option<DeviceRotary<'a>>,
+}
 
-impl ScaleBuffers {
-    /// Allocates memory for the scales of `[q, k, v]` ([`TensorView::with_scales`], each f32
-    /// `[batch, num_kv_heads]`) and copies them there in `stream`; `None` where one of the three
-    /// has none.
-    ///
-    /// # Errors
-    ///
-    /// The driver cannot allocate or copy.
-    pub fn upload(stream: &Stream, tensors: [&TensorView<'_>; 3]) -> Result<Option<ScaleBuffers>, CudaError> {
-        let [Some(q), Some(k), Some(v)] = tensors.map(TensorView::scales) else {
-            return Ok(None);
-        };
-        let upload = |scales: &[f32]| DeviceBuffer::from_host(stream, scales);
-        Ok(Some(ScaleBuffers([upload(q)?, upload(k)?, upload(v)?])))
-    }
+/// The tensors of a [`Rotary`](crate::Rotary) embedding in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRotary<'a> {
+    /// Cosines, `[positions, rotary_dim / 2]`, dense.
+    pub cos: DeviceSlice<'a>,
+    /// Sines, the same.
+    pub sin: DeviceSlice<'a>,
+    /// Q.
+    pub q: DeviceSlice<'a>,
+    /// Written: Q, rotated. The same memory as `q` rotates it in place: then the rows of Q may lie between
+    /// those of K and V, as in a packed QKV. Rows of no sequence stay.
+    pub q_out: DeviceSlice<'a>,
+}
 
-    /// The scales, as [`DeviceTensors::scales`] takes them.
-    pub fn as_slices(&self) -> DeviceScales<'_> {
-        let [q, k, v] = self.0.each_ref().map(DeviceBuffer::as_slice);
-        DeviceScales { q, k, v }
+impl<'a> DeviceRotary<'a> {
+    /// The tables, and Q to rotate in place.
+    pub fn in_place(cos: DeviceSlice<'a>, sin: DeviceSlice<'a>, q: DeviceSlice<'a>) -> DeviceRotary<'a> {
+        DeviceRotary { cos, sin, q, q_out: q }
     }
 }
 
-/// The sinks and ALiBi slopes of a problem in separate device memory, for
-/// [`Attention::forward_on`](crate::Attention::forward_on). They live as long as this does.
-#[derive(Debug)]
-pub struct HeadValueBuffers {
-    sinks: Option<DeviceBuffer>,
-    alibi_slopes: Option<DeviceBuffer>,
-}
-
-impl HeadValueBuffers {
-    /// Allocates memory for what Q carries ([`TensorView::with_sinks`],
-    /// [`TensorView::with_alibi_slopes`]) and copies it there in `stream`.
-    ///
-    /// # Errors
-    ///
-    /// The driver cannot allocate or copy.
-    pub fn upload(stream: &Stream, problem: &Problem, q: &TensorView<'_>) -> Result<HeadValueBuffers, CudaError> {
-        let sinks = q.sinks().map(|_| problem.sink_bytes(q));
-        let sinks = sinks.map(|sinks| DeviceBuffer::from_host(stream, &sinks));
-        let slopes = q.alibi_slopes().map(|slopes| DeviceBuffer::from_host(stream, slopes));
-        Ok(HeadValueBuffers {
-            sinks: sinks.transpose()?,
-            alibi_slopes: slopes.transpose()?,
-        })
+impl<'a> DeviceAppend<'a> {
+    /// New rows of K and V, and the cache. The other fields are set where the append needs them.
+    pub fn new(new: [DeviceSlice<'a>; 2], cache: [DeviceSlice<'a>; 2]) -> DeviceAppend<'a> {
+        let ([k_new, v_new], [k_cache, v_cache]) = (new, cache);
+        DeviceAppend {
+            k_new,
+            v_new,
+            k_cache,
+            v_cache,
+            values: AppendValues::default(),
+            slot_mapping: None,
+            seqused_k: None,
+            rotary: None,
+        }
     }
 
-    /// The sinks, as [`DeviceTensors::sinks`] takes them.
-    pub fn sinks(&self) -> Option<DeviceSlice<'_>> {
-        self.sinks.as_ref().map(DeviceBuffer::as_slice)
+    /// What the addresses of tensors are all multiples of, in bytes, at most 16.
+    pub(crate) fn alignment(&self) -> u32 {
+        let rotary = self.rotary.iter().flat_map(|r| [r.cos, r.sin, r.q, r.q_out]);
+        let tensors = [self.k_new, self.v_new, self.k_cache, self.v_cache];
+        let tensors = tensors.into_iter().chain(rotary);
+        1 << tensors.fold(16, |all, tensor| all | tensor.address()).trailing_zeros()
     }
 
-    /// The slopes, as [`DeviceTensors::alibi_slopes`] takes them.
-    pub fn alibi_slopes(&self) -> Option<DeviceSlice<'_>> {
-        self.alibi_slopes.as_ref().map(DeviceBuffer::as_slice)
+    /// The memory of a launch's buffer.
+    pub(crate) fn named(&self, buffer: &str) -> Option<DeviceSlice<'a>> {
+        match buffer {
+            "k_new" => Some(self.k_new),
+            "v_new" => Some(self.v_new),
+            "k_cache" => Some(self.k_cache),
+            "v_cache" => Some(self.v_cache),
+            "slot_mapping" => self.slot_mapping,
+            "seqused_k" => self.seqused_k,
+            "rotary_cos" => self.rotary.map(|rotary| rotary.cos),
+            "rotary_sin" => self.rotary.map(|rotary| rotary.sin),
+            "q" => self.rotary.map(|rotary| rotary.q),
+            "q_out" => self.rotary.map(|rotary| rotary.q_out),
+            other => self.values.named(other).copied(),
+        }
     }
 }

@@ -21,7 +21,7 @@ pub struct ProblemBuilder {
     head_dim_v: Option<usize>,
     softmax_scale: Option<f32>,
     layout: fn([usize; 4]) -> Layout,
-    layouts: [Option<Layout>; 4],
+    pub(crate) layouts: [Option<Layout>; 4],
 }
 
 impl Default for ProblemBuilder {

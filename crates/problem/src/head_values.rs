@@ -164,7 +164,8 @@ impl Problem {
         bytes
     }
 
-    pub(crate) fn check_head_values(&self, q: &TensorView<'_>) -> Result<(), ProblemError> {
+    #[doc(hidden)]
+    pub fn check_head_values(&self, q: &TensorView<'_>) -> Result<(), ProblemError> {
         let sinks = (q.sinks(), self.num_sinks(), "[num_heads]");
         let slopes = match self.alibi() {
             Some(Alibi::BatchHeads) => (q.alibi_slopes(), self.num_alibi_slopes(), "[batch, num_heads]"),

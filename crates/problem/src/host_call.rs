@@ -3,8 +3,8 @@
 use crate::task::sealed::Kind;
 use crate::tensor::read_element;
 use crate::{
-    AnyTask, Append, AppendTensors, AppendValues, DType, Direction, ElementType, Host, Lengths, Name, Operands,
-    Problem, ProblemError, RotaryTensors, SlotMapping, TensorView,
+    AnyTask, Append, AppendTensors, AppendValues, DType, Direction, ElementType, Host, Inputs, Lengths, Name, Operands,
+    Problem, ProblemError, RotaryTensors, Saved, SlotMapping, Tensor, TensorView,
 };
 
 impl Operands<'_, Host> {
@@ -118,6 +118,93 @@ impl Operands<'_, Host> {
         let given = self.tensor(name)?;
         let layout = append.rotary.map_or(*given.layout(), |rotary| rotary.table());
         TensorView::new(name.as_str(), given.dtype(), layout, given.bytes())
+    }
+}
+
+/// Q, K and V of a problem with what they carry: scales, sinks and slopes are operands by their own names.
+#[derive(Debug)]
+pub struct Carried<'a> {
+    tensors: [TensorView<'a>; 3],
+    /// In the problem's dtype of them; a tensor carries f32.
+    sinks: Option<Tensor>,
+    lengths: Lengths<&'a [i32]>,
+    saved: Option<&'a Saved>,
+}
+
+impl<'a> Carried<'a> {
+    /// Of these tensors.
+    ///
+    /// # Errors
+    /// Sinks or slopes that are not the problem's.
+    pub fn of(problem: &Problem, tensors: [impl Into<TensorView<'a>>; 3]) -> Result<Carried<'a>, ProblemError> {
+        let tensors = tensors.map(Into::into);
+        problem.check_head_values(&tensors[0])?;
+        let sinks = problem.sinks().zip(tensors[0].sinks()).map(|(dtype, sinks)| {
+            let layout = [sinks.len()].into();
+            Tensor::from_fn(dtype, layout, |_, _, _, head| sinks[head])
+        });
+        Ok(Carried {
+            tensors,
+            sinks,
+            lengths: Lengths::default(),
+            saved: None,
+        })
+    }
+
+    /// The operands.
+    pub fn operands(&self) -> Operands<'_, Host> {
+        let mut operands = Operands::new();
+        let names = [
+            (Name::Q, Name::QScale),
+            (Name::K, Name::KScale),
+            (Name::V, Name::VScale),
+        ];
+        for ((name, scale), tensor) in names.into_iter().zip(&self.tensors) {
+            operands = operands.with(name, *tensor);
+            if let Some(scales) = tensor.scales() {
+                operands = operands.with(scale, scales);
+            }
+        }
+        if let Some(sinks) = &self.sinks {
+            operands = operands.with(Name::Sinks, sinks);
+        }
+        if let Some(slopes) = self.tensors[0].alibi_slopes() {
+            operands = operands.with(Name::AlibiSlopes, slopes);
+        }
+        if let Some(Saved { out, lse, dout }) = self.saved {
+            operands = operands
+                .with(Name::Out, out)
+                .with(Name::Lse, lse)
+                .with(Name::Dout, dout);
+        }
+        operands.with_lengths(&self.lengths)
+    }
+}
+
+impl Inputs {
+    /// All that a call of their problem reads, by name.
+    ///
+    /// # Errors
+    /// As [`Carried::of`]: of another problem's inputs.
+    pub fn carried(&self, problem: &Problem) -> Result<Carried<'_>, ProblemError> {
+        Ok(Carried {
+            lengths: self.lengths.as_slices(),
+            saved: self.saved.as_ref(),
+            ..Carried::of(problem, [&self.q, &self.k, &self.v])?
+        })
+    }
+}
+
+impl<'a> Operands<'a, Host> {
+    /// Adds the values of lengths that there are.
+    #[must_use]
+    pub fn with_lengths(mut self, lengths: &Lengths<&'a [i32]>) -> Self {
+        for (word, values) in Lengths::<()>::NAMES.into_iter().zip(lengths.arrays()) {
+            if let (Some(name), Some(values)) = (Name::from_word(word), values) {
+                self = self.with(name, *values);
+            }
+        }
+        self
     }
 }
 

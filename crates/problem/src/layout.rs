@@ -115,7 +115,7 @@ impl Layout {
 
     /// Checks the requirements of kernels that count rows and elements in 64 bits: a contiguous last dimension, no
     /// negative stride, strides below 2^32, and a span that memory can have.
-    pub(crate) fn check_wide(&self, tensor: &'static str) -> Result<(), ProblemError> {
+    pub fn check_wide(&self, tensor: &'static str) -> Result<(), ProblemError> {
         self.check_form(tensor)?;
         let used = self.shape.into_iter().zip(self.strides).filter(|(n, _)| *n > 1);
         if used.into_iter().any(|(_, stride)| stride > i64::from(u32::MAX)) {

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{KeyRange, Problem, ProblemError};
+use crate::{KeyRange, Problem, ProblemBuilder, ProblemError};
 
 /// Where the query rows of a sequence lie in Q and O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -232,6 +232,40 @@ impl Sequence<'_> {
             0 => 0..0,
             rows => self.keys.keys(0).start..self.keys.keys(rows - 1).end,
         }
+    }
+}
+
+impl ProblemBuilder {
+    /// Q `[1, total, heads, head_dim]` has the rows of so many sequences, `most` at most of each: packed, after
+    /// [`Problem::of`], which knows the total.
+    ///
+    /// ```
+    /// use flashcore_problem::{DType, KvLengths, Problem, QLengths, Tensor};
+    /// let [q, pages] = [[1, 20, 8, 64], [40, 16, 2, 64]].map(|shape| Tensor::filled(DType::F16, shape.into(), 0));
+    /// let problem = Problem::of(&q, &pages, &pages).packed_q(3, 10).paged(7).causal().build()?;
+    /// assert_eq!(problem.q_lengths(), QLengths::Packed { total: 20, used: false });
+    /// assert_eq!(problem.kv_lengths(), KvLengths::Paged { page_size: 16, pages: 40, max_pages: 7 });
+    /// assert_eq!((problem.batch(), problem.seq_len_q(), problem.seq_len_kv()), (3, 10, 112));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn packed_q(self, sequences: usize, most: usize) -> Self {
+        let total = self.layouts[0].map_or(0, |q| q.shape[1]);
+        self.batch(sequences)
+            .seq_len_q(most)
+            .q_lengths(QLengths::Packed { total, used: false })
+    }
+
+    /// K and V are pages `[pages, page_size, kv_heads, head_dim]`, at most `max_pages` of a sequence: after
+    /// [`Problem::of`], which knows their number and size. See [`ProblemBuilder::packed_q`].
+    pub fn paged(self, max_pages: usize) -> Self {
+        let [pages, page_size] = self.layouts[1].map_or([0, 0], |k| [k.shape[0], k.shape[1]]);
+        let most = max_pages.saturating_mul(page_size);
+        let paged = KvLengths::Paged {
+            page_size,
+            pages,
+            max_pages,
+        };
+        self.seq_len_kv(most).kv_lengths(paged)
     }
 }
 

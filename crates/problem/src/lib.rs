@@ -51,6 +51,7 @@ pub use dtype::{DType, Element};
 pub use error::ProblemError;
 pub use half::{bf16, f16};
 pub use head_values::{Alibi, MAX_ALIBI_SLOPE};
+pub use host_call::Carried;
 pub use inputs::{InputKind, Inputs, Saved};
 pub use layout::Layout;
 pub use lengths::{KvLengths, Lengths, QLengths, Sequence};

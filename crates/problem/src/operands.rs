@@ -13,7 +13,7 @@ enum Given<'a, M: Memory> {
 impl<M: Memory> Given<'_, M> {
     fn view(&self) -> View<'_, M> {
         match self {
-            Given::Read(view) => view.shorter(),
+            Given::Read(view) => view.reborrow(),
             Given::Write(view) => view.as_view(),
         }
     }

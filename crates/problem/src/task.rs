@@ -78,7 +78,7 @@ pub trait Task: sealed::Kind {
 impl<T: sealed::Kind> Task for T {}
 
 /// A task of any kind.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AnyTask<'t> {
     /// Attention, or its gradients.
     Problem(&'t Problem),

@@ -151,7 +151,8 @@ impl<'a, M: Memory> View<'a, M> {
         &self.layout
     }
 
-    pub(crate) fn shorter(&self) -> View<'_, M> {
+    /// The same for a shorter time: all operands of a call are borrowed for one.
+    pub fn reborrow(&self) -> View<'_, M> {
         View::new(self.element, self.layout, M::shorter(&self.memory))
     }
 

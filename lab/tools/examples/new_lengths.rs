@@ -6,7 +6,6 @@
 //! ```
 
 use std::error::Error;
-use std::slice::from_ref;
 use std::time::Instant;
 
 use flashcore::{Attention, DType, Device, Mask, Problem, ProblemError};
@@ -61,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let kernels = KernelCache::default();
     let mut plan = |problem: &Problem| -> Result<(), Box<dyn Error>> {
         match &attention {
-            Some(attention) => attention.warmup(from_ref(problem))?,
+            Some(attention) => drop(attention.prepare(problem)?),
             None => drop(select(problem, Target::Sm90a, 16, &kernels)?),
         }
         Ok(())

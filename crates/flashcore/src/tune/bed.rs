@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
+use flashcore_problem::{InputKind, Inputs, Name, Problem, Tensor};
 
 use super::expected::Expected;
 use super::search::{self, Bed, Unfit};
@@ -91,9 +91,9 @@ fn runs_of(us: f64) -> u32 {
 #[cfg(feature = "cpu")]
 mod host {
     use flashcore_cpu::CpuConfig;
-    use flashcore_problem::{BackwardTensors, Gradients};
 
     use super::*;
+    use crate::Output;
     use crate::plans::Plans;
 
     pub(super) struct HostBed<'p> {
@@ -116,8 +116,9 @@ mod host {
             let Inputs { q, k, v, saved, .. } = &mut inputs;
             if let Some(saved) = saved {
                 let attention = Attention::with(Device::Cpu, Plans::none())?;
-                let (forward, lse) = (problem.forward(), Some(&mut saved.lse[..]));
-                attention.forward_into(&forward, &*q, &*k, &*v, &mut saved.out, lse)?;
+                let Output { out, lse } = attention.forward(&problem.forward(), &*q, &*k, &*v)?;
+                saved.out = out;
+                saved.lse = lse.map_or(Ok(Vec::new()), |lse| lse.as_slice().map(<[f32]>::to_vec))?;
             }
             Ok(HostBed {
                 problem,
@@ -131,19 +132,20 @@ mod host {
         }
 
         fn run(&mut self, attention: &Attention) -> Result<(), Error> {
-            let inputs = &self.inputs;
-            match (&mut self.outs[..], &inputs.saved) {
-                ([dq, dk, dv], Some(saved)) => {
-                    let tensors = BackwardTensors::of(inputs, saved);
-                    let gradients = Gradients::from([dq, dk, dv].map(Tensor::view_mut));
-                    attention.backward_lengths(self.problem, &tensors, &inputs.lengths.as_slices(), gradients)
-                }
-                (outs, _) => {
-                    let lse = self.lse.as_deref_mut();
-                    let Inputs { q, k, v, .. } = inputs;
-                    attention.forward_into(self.problem, q, k, v, &mut outs[0], lse)
-                }
+            let carried = self.inputs.carried(self.problem)?;
+            let operands = carried.operands();
+            let names = self
+                .problem
+                .outputs()
+                .into_iter()
+                .filter_map(|(name, ..)| Name::from_word(name));
+            let mut operands = names
+                .zip(&mut self.outs)
+                .fold(operands, |operands, (name, out)| operands.with_mut(name, out));
+            if let Some(lse) = &mut self.lse {
+                operands = operands.with_mut(Name::Lse, lse);
             }
+            attention.run(self.problem, operands)
         }
     }
 
@@ -198,33 +200,18 @@ mod host {
 mod gpu {
     use flashcore_ir::Chip;
     use flashcore_kernels::{Config, KernelCache, Plan, near};
-    use flashcore_problem::POISON;
+    use flashcore_problem::{Direction, Host, Operands, POISON, Task, TensorSpec, View};
 
     use super::*;
-    use crate::cuda::{Context, CudaAttention, DeviceBuffer, Event, Graph, Stream};
+    use crate::cuda::{Context, CudaAttention, Event, Graph};
     use crate::plans::Plans;
-    use crate::{DeviceGradients, DeviceTensors, HeadValueBuffers, ScaleBuffers};
+    use crate::{Cuda, CudaTensor, Queue};
 
     /// A kernel, and a batch of its runs in a graph, so that the host does not limit it.
     struct Opened {
         kernel: KernelId,
         runs: u32,
         graph: Graph,
-        /// What the graph launches and writes.
-        _attention: Attention,
-        _workspace: DeviceBuffer,
-    }
-
-    /// Enqueues a call in the bed's memory and workspace, which only its stream uses.
-    fn enqueue(
-        attention: &Attention,
-        stream: &Stream,
-        problem: &Problem,
-        tensors: &DeviceTensors<'_>,
-    ) -> Result<(), Error> {
-        attention
-            .on_cuda()?
-            .run_on(stream, problem, tensors, |_| None, attention.plans())
     }
 
     pub(super) struct GpuBed<'p> {
@@ -234,16 +221,9 @@ mod gpu {
         /// The device, without the multiprocessors that are left to others.
         chip: Chip,
         sm_margin: u32,
-        stream: Stream,
-        inputs: [DeviceBuffer; 3],
-        scales: Option<ScaleBuffers>,
-        head_values: HeadValueBuffers,
-        /// O and dO, which a backward pass reads.
-        saved: Option<[DeviceBuffer; 2]>,
-        /// What the problem writes, in the order of [`Problem::outputs`].
-        outs: Vec<DeviceBuffer>,
-        /// Written, or read by a backward pass.
-        lse: Option<DeviceBuffer>,
+        queue: Queue,
+        /// The tensors of the problem, in the order of [`Task::tensors`].
+        tensors: Vec<(TensorSpec, CudaTensor)>,
         events: [Event; 2],
         kernels: KernelCache,
         opened: Vec<Opened>,
@@ -259,136 +239,109 @@ mod gpu {
             began: Instant,
         ) -> Result<GpuBed<'p>, Error> {
             let context = cuda.context();
-            let stream = Stream::new(context)?;
-            let tensors = [&inputs.q, &inputs.k, &inputs.v];
-            let [q, k, v] = tensors.map(|tensor| DeviceBuffer::from_host(&stream, tensor.bytes()));
-            let views = tensors.map(Tensor::view);
-            let scales = ScaleBuffers::upload(&stream, views.each_ref())?;
-            let head_values = HeadValueBuffers::upload(&stream, problem, &views[0])?;
-            let outs = problem.outputs().into_iter().map(|(_, dtype, layout)| {
-                let bytes = layout.span() * dtype.size_bytes();
-                DeviceBuffer::new(context, bytes)
-            });
-            let saved = inputs.saved.as_ref().map(|saved| {
-                let dout = DeviceBuffer::from_host(&stream, saved.dout.bytes())?;
-                let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
-                Ok::<_, Error>([DeviceBuffer::new(context, bytes)?, dout])
-            });
-            let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
-            let bed = GpuBed {
+            let mut queue = Queue::new(&Device::Cuda(context.clone()))?;
+            let carried = inputs.carried(problem)?;
+            let given = carried.operands();
+            let mut tensors = Vec::new();
+            for spec in problem.tensors() {
+                let tensor = match given.get(spec.name) {
+                    Some(view) => queue.upload(View::<Host>::new(spec.element, spec.layout, view.memory()))?,
+                    None => queue.empty(&spec)?,
+                };
+                tensors.push((spec, tensor));
+            }
+            if problem.direction() == Direction::Backward {
+                // What a backward pass reads.
+                let attention = Attention::with(Device::Cuda(context.clone()), Plans::none())?;
+                let forward = problem.forward();
+                attention.run_on(&mut queue, &forward, operands(&forward, &mut tensors))?;
+                queue.synchronize()?;
+            }
+            Ok(GpuBed {
                 problem,
                 expected,
                 context: context.clone(),
                 chip: cuda.chip(),
                 sm_margin: cuda.sm_margin(),
-                inputs: [q?, k?, v?],
-                scales,
-                head_values,
-                saved: saved.transpose()?,
-                outs: outs.collect::<Result<_, _>>()?,
-                lse: lse.map(|bytes| DeviceBuffer::new(context, bytes)).transpose()?,
+                queue,
+                tensors,
                 events: [Event::new(context)?, Event::new(context)?],
                 kernels: KernelCache::default(),
                 opened: Vec::new(),
                 began,
-                stream,
-            };
-            if let Some([out, _]) = &bed.saved {
-                // What a backward pass reads.
-                let attention = Attention::with(Device::Cuda(context.clone()), Plans::none())?;
-                let forward = problem.forward();
-                let workspace = bed.workspace(&attention, &forward)?;
-                enqueue(&attention, &bed.stream, &forward, &bed.tensors(out, &workspace))?;
-                bed.stream.synchronize()?;
-            }
-            Ok(bed)
+            })
         }
 
-        fn workspace(&self, attention: &Attention, problem: &Problem) -> Result<DeviceBuffer, Error> {
-            let bytes = attention.workspace_bytes(problem, 16)?;
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            Ok(DeviceBuffer::new(&self.context, bytes)?)
-        }
-
-        /// All but gradients.
-        fn tensors<'a>(&'a self, out: &'a DeviceBuffer, workspace: &'a DeviceBuffer) -> DeviceTensors<'a> {
-            let [q, k, v] = self.inputs.each_ref().map(DeviceBuffer::as_slice);
-            DeviceTensors {
-                lse: self.lse.as_ref().map(DeviceBuffer::as_slice),
-                scales: self.scales.as_ref().map(ScaleBuffers::as_slices),
-                sinks: self.head_values.sinks(),
-                alibi_slopes: self.head_values.alibi_slopes(),
-                workspace: Some(workspace.as_slice()),
-                ..DeviceTensors::new(q, k, v, out.as_slice())
-            }
-        }
-
-        fn run(&self, attention: &Attention, workspace: &DeviceBuffer, stream: &Stream) -> Result<(), Error> {
-            let (Some([out, dout]), [dq, dk, dv]) = (&self.saved, &self.outs[..]) else {
-                return enqueue(attention, stream, self.problem, &self.tensors(&self.outs[0], workspace));
-            };
-            let tensors = DeviceTensors {
-                gradients: Some(DeviceGradients {
-                    dout: dout.as_slice(),
-                    dq: dq.as_slice(),
-                    dk: dk.as_slice(),
-                    dv: dv.as_slice(),
-                }),
-                ..self.tensors(out, workspace)
-            };
-            enqueue(attention, stream, self.problem, &tensors)
-        }
-
-        fn us(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+        fn us(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<f64, Error> {
+            self.events[0].record(self.queue.stream())?;
+            work(self)?;
             let [begin, end] = &self.events;
-            begin.record(&self.stream)?;
-            work()?;
-            end.record(&self.stream)?;
+            end.record(self.queue.stream())?;
             end.synchronize()?;
             Ok(f64::from(begin.elapsed_ms(end)?) * 1e3)
         }
 
-        fn opened(&self, kernel: KernelId) -> Result<Opened, Error> {
+        fn opened(&mut self, kernel: KernelId) -> Result<Opened, Error> {
             let options = crate::Options {
                 sm_margin: self.sm_margin,
                 ..kernel.into()
             };
-            let attention = Attention::with(Device::Cuda(self.context.clone()), options)?;
-            let workspace = self.workspace(&attention, self.problem)?;
-            let run = |stream: &Stream| self.run(&attention, &workspace, stream);
+            let device = Device::Cuda(self.context.clone());
+            let attention = Attention::with(device.clone(), options)?;
+            let prepared = attention.prepare(self.problem)?;
+            let run = |bed: &mut Self| {
+                let operands = operands(bed.problem, &mut bed.tensors);
+                attention.run_on(&mut bed.queue, &prepared, operands)
+            };
             // The first run loads the code.
-            run(&self.stream)?;
-            let runs = runs_of(self.us(|| run(&self.stream))?);
-            let graph = Graph::capture(&self.stream, |stream| (0..runs).try_for_each(|_| run(stream)))?;
-            graph.upload(&self.stream)?;
-            Ok(Opened {
-                kernel,
-                runs,
-                graph,
-                _attention: attention,
-                _workspace: workspace,
-            })
+            run(self)?;
+            let runs = runs_of(self.us(run)?);
+            let mut recording = Queue::recording(&device)?;
+            for _ in 0..runs {
+                attention.run_on(&mut recording, &prepared, operands(self.problem, &mut self.tensors))?;
+            }
+            let graph = recording.finish()?;
+            graph.upload(self.queue.stream())?;
+            Ok(Opened { kernel, runs, graph })
         }
 
         /// Runs a kernel over poison, and compares what it wrote.
-        fn check(&self, opened: &Opened) -> Result<(), Unfit> {
+        fn check(&mut self, opened: &mut Opened) -> Result<(), Unfit> {
             let mut outs = poisoned(self.problem);
-            let written = self.lse.as_ref().filter(|_| self.problem.writes_lse());
             let mut read = || -> Result<Option<Vec<f32>>, Error> {
-                for buffer in self.outs.iter().chain(written) {
-                    buffer.as_slice().fill(&self.stream, POISON)?;
+                let written = self.tensors.iter().filter(|(spec, _)| spec.is_written());
+                for (_, tensor) in written.clone() {
+                    tensor.as_slice().fill(self.queue.stream(), POISON)?;
                 }
-                opened.graph.launch(&self.stream)?;
-                for (buffer, out) in self.outs.iter().zip(&mut outs) {
-                    buffer.as_slice().copy_to_host(&self.stream, out.bytes_mut())?;
+                self.queue.launch(&mut opened.graph)?;
+                let mut lse = None;
+                let mut outs = outs.iter_mut();
+                for (spec, tensor) in written {
+                    if spec.name == Name::Lse {
+                        lse = Some(self.queue.read::<f32>(tensor)?);
+                    } else if let Some(out) = outs.next() {
+                        *out = self.queue.download(tensor)?;
+                    }
                 }
-                let lse = written.map(|lse| lse.to_vec::<f32>(&self.stream)).transpose()?;
-                self.stream.synchronize()?;
                 Ok(lse)
             };
             let lse = read().map_err(Unfit::Failed)?;
             self.expected.check(self.problem, &outs, lse.as_deref())
         }
+    }
+
+    /// The operands of a problem among these tensors. A forward problem writes what its backward problem reads.
+    fn operands<'t>(problem: &Problem, tensors: &'t mut [(TensorSpec, CudaTensor)]) -> Operands<'t, Cuda> {
+        let needed = problem.tensors();
+        let mut operands = Operands::new();
+        for (spec, tensor) in tensors {
+            operands = match needed.iter().find(|needed| needed.name == spec.name) {
+                Some(needed) if needed.is_written() => operands.with_mut(spec.name, tensor),
+                Some(_) => operands.with(spec.name, &*tensor),
+                None => operands,
+            };
+        }
+        operands
     }
 
     impl Bed for GpuBed<'_> {
@@ -412,8 +365,8 @@ mod gpu {
         }
 
         fn open(&mut self, kernel: KernelId) -> Result<(), Unfit> {
-            let opened = self.opened(kernel).map_err(unfit)?;
-            self.check(&opened)?;
+            let mut opened = self.opened(kernel).map_err(unfit)?;
+            self.check(&mut opened)?;
             self.opened.push(opened);
             Ok(())
         }
@@ -423,13 +376,13 @@ mod gpu {
         }
 
         fn time(&mut self, kernel: KernelId) -> Result<f64, Error> {
-            let Some(opened) = self.opened.iter().find(|opened| opened.kernel == kernel) else {
+            let Some(place) = self.opened.iter().position(|opened| opened.kernel == kernel) else {
                 return Ok(f64::INFINITY);
             };
+            let launch = |bed: &mut Self| bed.queue.launch(&mut bed.opened[place].graph);
             // After another kernel a batch reads low, so one of its own comes first, untimed.
-            opened.graph.launch(&self.stream)?;
-            let us = self.us(|| Ok(opened.graph.launch(&self.stream)?))?;
-            Ok(us / f64::from(opened.runs))
+            launch(self)?;
+            Ok(self.us(launch)? / f64::from(self.opened[place].runs))
         }
 
         fn now(&self) -> Duration {
@@ -444,11 +397,10 @@ mod tests {
 
     #[test]
     fn what_is_not_of_a_kernel_ends_a_search() {
-        let missing = Error::DeviceBuffer {
-            tensor: "sinks",
-            needed: 64,
-            given: None,
+        let missing = Error::Operand {
+            name: flashcore_problem::Name::Sinks,
+            why: "was not given".to_string(),
         };
-        assert!(matches!(unfit(missing), Unfit::Failed(Error::DeviceBuffer { .. })));
+        assert!(matches!(unfit(missing), Unfit::Failed(Error::Operand { .. })));
     }
 }

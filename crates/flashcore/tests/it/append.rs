@@ -3,7 +3,7 @@
 //!
 //! `FLASHCORE_SEED` moves to other appends, `FLASHCORE_PROBLEMS` sets how many (300).
 
-use flashcore::{Append, AppendTensors, AppendValues, Attention, DType, Device, Error, RotaryTensors, Tensor};
+use flashcore::{Append, AppendValues, Attention, DType, Device, Error, Host, Name, Operands, SlotMapping, Tensor};
 use flashcore_problem::append::{AppendCase, AppendReference, Expected, e4m3_pairs, random_append};
 
 fn number(name: &str, default: u64) -> u64 {
@@ -28,6 +28,36 @@ fn is_refused(case: &AppendCase, result: Result<(), Error>) -> bool {
     }
 }
 
+/// The operands of a case.
+fn of_case<'a>(
+    case: &'a AppendCase,
+    [k_cache, v_cache]: [&'a mut Tensor; 2],
+    q_out: Option<&'a mut Tensor>,
+    keys: &'a mut Vec<i32>,
+) -> Operands<'a, Host> {
+    let mut operands = Operands::append(&case.k_new, &case.v_new, k_cache, v_cache);
+    for (word, values) in AppendValues::<()>::NAMES.into_iter().zip(case.values.arrays()) {
+        if let Some(values) = values {
+            operands = operands.with(Name::from_word(word).unwrap(), values);
+        }
+    }
+    operands = match case.slots() {
+        Some(SlotMapping::I32(slots)) => operands.with(Name::SlotMapping, slots),
+        Some(SlotMapping::I64(slots)) => operands.with(Name::SlotMapping, slots),
+        None => operands,
+    };
+    if case.append.seqused_k {
+        operands = operands.with_mut(Name::SequsedK, keys);
+    }
+    match (&case.rotary, q_out) {
+        (Some([cos, sin, q]), Some(q_out)) => {
+            let tables = operands.with(Name::RotaryCos, cos).with(Name::RotarySin, sin);
+            tables.with(Name::Q, q).with_mut(Name::QOut, q_out)
+        }
+        _ => operands,
+    }
+}
+
 #[test]
 fn appends_equal_float64() {
     let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 300));
@@ -42,19 +72,8 @@ fn appends_equal_float64() {
             .rotary
             .map(|rotary| Tensor::poisoned(case.append.dtype, rotary.q_out));
         let (mut q_out, mut keys) = (poisoned.clone(), vec![0; case.append.batch]);
-        let cache = [k_cache.view_mut(), v_cache.view_mut()];
-        let mut tensors = AppendTensors::new([case.k_new.view(), case.v_new.view()], cache);
-        tensors.values = case.values();
-        tensors.slot_mapping = case.slots();
-        tensors.seqused_k = case.append.seqused_k.then_some(&mut keys);
-        let rotary = case.rotary.as_ref().zip(q_out.as_mut());
-        tensors.rotary = rotary.map(|([cos, sin, q], q_out)| RotaryTensors {
-            cos: cos.view(),
-            sin: sin.view(),
-            q: Some(q.view()),
-            q_out: q_out.view_mut(),
-        });
-        if is_refused(&case, attention.append(&case.append, tensors)) {
+        let operands = of_case(&case, [&mut k_cache, &mut v_cache], q_out.as_mut(), &mut keys);
+        if is_refused(&case, attention.run(&case.append, operands)) {
             refused += 1;
             continue;
         }
@@ -86,81 +105,39 @@ fn what_is_wrong_is_named() {
         Tensor::filled(DType::F32, cache, 0),
     );
     let mut error = |append: &Append, lengths: &'static [i32]| {
-        let mut tensors = AppendTensors::new([rows.view(), rows.view()], [k.view_mut(), v.view_mut()]);
-        tensors.values = AppendValues {
-            cache_seqlens: Some(lengths),
-            ..AppendValues::default()
-        };
-        attention.append(append, tensors).unwrap_err().to_string()
+        let operands = Operands::append(&rows, &rows, &mut k, &mut v).with(Name::CacheSeqlens, lengths);
+        attention.run(append, operands).unwrap_err().to_string()
     };
-    assert!(error(&append, &[1]).starts_with("cache_seqlens has 1 entries; this append needs 2"));
+    assert!(error(&append, &[1]).starts_with("cache_seqlens has shape [1]; this call needs [2]"));
     assert!(error(&append, &[1, 8]).starts_with("cache_seqlens has 8 for sequence 1, which appends 3 rows"));
     let wrong = Append { batch: 3, ..append };
     assert!(error(&wrong, &[1, 2]).starts_with("k_new has shape [2, 3, 1, 8]"));
-    assert!(attention.warmup_append(&[append, wrong]).is_err());
-    assert!(attention.warmup_append(&[append]).is_ok());
+    assert!(attention.prepare(&wrong).is_err());
+    assert_eq!(attention.prepare(&append).unwrap().kernel(), "append");
 }
 
 /// Device memory, and values outside their bounds.
 #[cfg(feature = "cuda")]
 mod on_a_gpu {
-    use std::cell::RefCell;
-
-    use flashcore::cuda::{DeviceBuffer, Stream};
-    use flashcore::{DeviceAppend, DeviceRotary, Queue, SlotMapping};
+    use flashcore::{Cuda, Queue, View, ViewMut};
 
     use super::*;
+    use crate::device::OnDevice;
     use crate::gpu;
 
-    /// The memory of a case on the device.
-    struct Memory {
-        new: [DeviceBuffer; 2],
-        cache: [DeviceBuffer; 2],
-        values: AppendValues<DeviceBuffer>,
-        slots: Option<DeviceBuffer>,
-        keys: DeviceBuffer,
-        rotary: Option<[DeviceBuffer; 4]>,
-    }
-
-    impl Memory {
-        fn new(stream: &Stream, case: &AppendCase, in_place: bool) -> Memory {
-            let upload = |tensor: &Tensor| DeviceBuffer::from_host(stream, tensor.bytes()).unwrap();
-            let q_out = case.append.rotary.map(|r| Tensor::poisoned(case.append.dtype, r.q_out));
-            let rotary = case.rotary.as_ref().zip(q_out.as_ref());
-            Memory {
-                new: [upload(&case.k_new), upload(&case.v_new)],
-                cache: [upload(&case.k_cache), upload(&case.v_cache)],
-                values: case
-                    .values
-                    .map(|values| DeviceBuffer::from_host(stream, values).unwrap()),
-                slots: case.slots().map(|slots| match slots {
-                    SlotMapping::I32(slots) => DeviceBuffer::from_host(stream, slots).unwrap(),
-                    SlotMapping::I64(slots) => DeviceBuffer::from_host(stream, slots).unwrap(),
-                }),
-                keys: DeviceBuffer::from_host(stream, &vec![0; case.append.batch]).unwrap(),
-                rotary: rotary
-                    .map(|([cos, sin, q], q_out)| [cos, sin, q, if in_place { q } else { q_out }].map(upload)),
-            }
+    /// A case on the device; Q where it is rotated, if it is in place.
+    fn upload(queue: &mut Queue, case: &AppendCase, in_place: bool) -> OnDevice {
+        let (mut caches, mut keys) = ([case.k_cache.clone(), case.v_cache.clone()], vec![0; case.append.batch]);
+        let mut q_out = case.append.rotary.map(|r| Tensor::poisoned(case.append.dtype, r.q_out));
+        if let (true, Some([.., q])) = (in_place, &case.rotary) {
+            q_out = Some(q.clone());
         }
-
-        fn tensors(&self, case: &AppendCase, in_place: bool) -> DeviceAppend<'_> {
-            let [k_new, v_new] = &self.new;
-            let [k_cache, v_cache] = &self.cache;
-            let mut tensors = DeviceAppend::new(
-                [k_new.as_slice(), v_new.as_slice()],
-                [k_cache.as_slice(), v_cache.as_slice()],
-            );
-            tensors.values = self.values.map(DeviceBuffer::as_slice);
-            tensors.slot_mapping = self.slots.as_ref().map(DeviceBuffer::as_slice);
-            tensors.seqused_k = case.append.seqused_k.then(|| self.keys.as_slice());
-            tensors.rotary = self.rotary.as_ref().map(|[cos, sin, q, q_out]| DeviceRotary {
-                cos: cos.as_slice(),
-                sin: sin.as_slice(),
-                q: if in_place { q_out } else { q }.as_slice(),
-                q_out: q_out.as_slice(),
-            });
-            tensors
+        let [k, v] = &mut caches;
+        let mut on = OnDevice::new(queue, &case.append, &of_case(case, [k, v], q_out.as_mut(), &mut keys));
+        if in_place {
+            on.0.retain(|(spec, _)| spec.name != Name::Q);
         }
+        on
     }
 
     /// Rows whose place is not in the cache are not written, in a captured launch that is replayed.
@@ -168,7 +145,7 @@ mod on_a_gpu {
     fn values_outside_the_cache_touch_nothing() {
         let Some(device) = gpu() else { return };
         let mut queue = Queue::new(&device).unwrap();
-        let attention = Attention::new(device).unwrap();
+        let attention = Attention::new(device.clone()).unwrap();
         let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 300));
         for seed in first..first + count {
             let mut case = random_append(seed);
@@ -179,44 +156,29 @@ mod on_a_gpu {
             if seed % 2 == 0 {
                 case.spoil(seed, false);
             }
-            let memory = Memory::new(queue.stream(), &case, in_place);
-            let tensors = memory.tensors(&case, in_place);
+            let mut on = upload(&mut queue, &case, in_place);
             // Of other memory, so that what is captured is compiled and nothing of it has run.
-            let other = Memory::new(queue.stream(), &case, in_place);
-            let warm = attention.append_on(&mut queue, &case.append, &other.tensors(&case, in_place));
-            if is_refused(&case, warm) {
+            let mut other = upload(&mut queue, &case, in_place);
+            if is_refused(&case, attention.run_on(&mut queue, &case.append, other.operands())) {
                 continue;
             }
-            let graph = queue.capture(|queue| attention.append_on(queue, &case.append, &tensors));
-            let stream = queue.stream();
-            graph.unwrap().launch(stream).unwrap();
+            let mut recording = Queue::recording(&device).unwrap();
+            attention.run_on(&mut recording, &case.append, on.operands()).unwrap();
+            queue.launch(&mut recording.finish().unwrap()).unwrap();
             let want = case.reference();
-            let download = |like: &Tensor, buffer: &DeviceBuffer| {
-                let mut tensor = like.clone();
-                buffer.as_slice().copy_to_host(stream, tensor.bytes_mut()).unwrap();
-                tensor
+            let mut compared = |name: Name, want: &[Option<Expected>], before: &Tensor| {
+                let after = queue.download(on.get(name)).unwrap();
+                compare(&format!("seed {seed}, {name}"), want, before, &after);
             };
-            let [k_cache, v_cache] =
-                [(&case.k_cache, 0), (&case.v_cache, 1)].map(|(like, i)| download(like, &memory.cache[i]));
-            compare(&format!("seed {seed}, k_cache"), &want.k_cache, &case.k_cache, &k_cache);
-            compare(&format!("seed {seed}, v_cache"), &want.v_cache, &case.v_cache, &v_cache);
-            if let (Some(rotary), Some([.., q]), Some([.., q_out])) = (case.append.rotary, &case.rotary, &memory.rotary)
-            {
+            compared(Name::KCache, &want.k_cache, &case.k_cache);
+            compared(Name::VCache, &want.v_cache, &case.v_cache);
+            if let (Some(rotary), Some([.., q])) = (case.append.rotary, &case.rotary) {
                 let poison = Tensor::poisoned(case.append.dtype, rotary.q_out);
-                let before = if in_place { q } else { &poison };
-                compare(
-                    &format!("seed {seed}, q_out"),
-                    &want.q,
-                    before,
-                    &download(before, q_out),
-                );
+                compared(Name::QOut, &want.q, if in_place { q } else { &poison });
             }
             if case.append.seqused_k {
-                assert_eq!(
-                    memory.keys.to_vec::<i32>(stream).unwrap(),
-                    want.seqused_k,
-                    "seed {seed}"
-                );
+                let keys = queue.read::<i32>(on.get(Name::SequsedK)).unwrap();
+                assert_eq!(keys, want.seqused_k, "seed {seed}");
             }
         }
     }
@@ -224,7 +186,7 @@ mod on_a_gpu {
     #[test]
     fn memory_that_is_shared_is_refused() {
         let Some(device) = gpu() else { return };
-        let queue = RefCell::new(Queue::new(&device).unwrap());
+        let mut queue = Queue::new(&device).unwrap();
         let attention = Attention::new(device).unwrap();
         let case = (0..).map(random_append).find(|case| {
             let spans = [case.append.k_new, case.append.k_cache].map(|layout| layout.span());
@@ -232,22 +194,28 @@ mod on_a_gpu {
             case.append.seqused_k && is_served && spans[0] <= spans[1]
         });
         let case = case.unwrap();
-        let memory = Memory::new(queue.borrow().stream(), &case, false);
-        let refused = |change: &dyn Fn(&mut DeviceAppend<'_>)| {
-            let mut tensors = memory.tensors(&case, false);
-            change(&mut tensors);
+        let on = upload(&mut queue, &case, false);
+        let mut refused = |written: Name, over: Name| {
+            let place = |name: Name| on.0.iter().find(|(spec, _)| spec.name == name).unwrap().1.as_slice();
+            let mut operands = Operands::<Cuda>::new();
+            for (spec, _) in &on.0 {
+                let memory = place(if spec.name == over { written } else { spec.name });
+                operands = match spec.is_written() {
+                    true => operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, memory.into())),
+                    false => operands.with(spec.name, View::new(spec.element, spec.layout, memory)),
+                };
+            }
             attention
-                .append_on(&mut queue.borrow_mut(), &case.append, &tensors)
+                .run_on(&mut queue, &case.append, operands)
                 .unwrap_err()
                 .to_string()
         };
-        let after = refused(&|tensors| tensors.seqused_k = tensors.values.cache_seqlens);
+        let after = refused(Name::SequsedK, Name::CacheSeqlens);
         assert!(
             after.starts_with("seqused_k shares memory with cache_seqlens"),
             "{after}"
         );
-        let new = refused(&|tensors| tensors.k_new = tensors.k_cache);
+        let new = refused(Name::KCache, Name::KNew);
         assert!(new.starts_with("k_cache shares memory with k_new"), "{new}");
-        assert!(refused(&|tensors| tensors.rotary = None).starts_with("rotary_cos is given"));
     }
 }

@@ -6,9 +6,7 @@
 #[cfg(feature = "cuda")]
 use flashcore::plans::{PlanSummary, Plans};
 use flashcore::testing::{InputKind, Inputs, Tolerance, compare_gradient, reference_gradients};
-use flashcore::{
-    Attention, BackwardTensors, DType, Device, Gradients, Mask, Options, Problem, ProblemBuilder, Tensor, TensorViewMut,
-};
+use flashcore::{Attention, DType, Device, Gradients, Mask, Name, Options, Problem, ProblemBuilder, Tensor};
 #[cfg(feature = "cuda")]
 use flashcore_ir::Target;
 #[cfg(feature = "cuda")]
@@ -24,15 +22,13 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Poisoned gradients, and what computing them returns.
 fn compute(attention: &Attention, problem: &Problem, inputs: &Inputs) -> Gradients<Tensor> {
-    let (layouts, saved) = (problem.gradient_layouts().unwrap(), inputs.saved.as_ref().unwrap());
+    let layouts = problem.gradient_layouts().unwrap();
     let poisoned = |layout| Tensor::poisoned(problem.dtype(), layout);
     let [mut dq, mut dk, mut dv] = [layouts.dq, layouts.dk, layouts.dv].map(poisoned);
-    let tensors = BackwardTensors::of(inputs, saved);
-    let views: [TensorViewMut<'_>; 3] = [dq.view_mut(), dk.view_mut(), dv.view_mut()];
-    let lengths = inputs.lengths.as_slices();
-    attention
-        .backward_lengths(problem, &tensors, &lengths, views.into())
-        .unwrap();
+    let carried = inputs.carried(problem).unwrap();
+    let operands = carried.operands().with_mut(Name::Dq, &mut dq);
+    let operands = operands.with_mut(Name::Dk, &mut dk).with_mut(Name::Dv, &mut dv);
+    attention.run(problem, operands).unwrap();
     Gradients { dq, dk, dv }
 }
 

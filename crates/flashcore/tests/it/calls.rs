@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use flashcore::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference};
 use flashcore::{
-    Attention, DType, Device, Layout, Mask, Problem, ProblemBuilder, Tensor, TensorView, TensorViewMut, f16,
+    Attention, DType, Device, Error, Host, Layout, Mask, Name, Operands, Problem, ProblemBuilder, Tensor, TensorView,
+    TensorViewMut, ViewMut, f16,
 };
 
 fn problem() -> ProblemBuilder {
@@ -28,14 +29,13 @@ fn an_output_is_that_of_the_reference_in_either_form() {
         let want = reference(&problem, &q.view(), &k.view(), &v.view()).unwrap();
         let tolerance = Tolerance::of(problem.dtype());
         assert!(compare(&problem, &output.out.view(), &want, tolerance).unwrap().passed);
-        let lse = output.lse.as_deref().unwrap();
+        let lse = output.lse.as_ref().unwrap().as_slice::<f32>().unwrap();
         assert!(compare_lse(&problem, lse, &want, tolerance).unwrap().passed);
 
         let (mut out, mut own_lse) = (vec![f16::NAN; output.out.layout().span()], vec![0.0; problem.lse_len()]);
-        let view = TensorViewMut::from_slice(*problem.o_layout(), &mut out).unwrap();
-        attention
-            .forward_into(&problem, q.view(), k.view(), v.view(), view, Some(&mut own_lse))
-            .unwrap();
+        let view = ViewMut::from_slice(*problem.o_layout(), &mut out);
+        let operands = Operands::forward(&q, &k, &v, view).with_mut(Name::Lse, &mut own_lse);
+        attention.run(&attention.prepare(&problem).unwrap(), operands).unwrap();
         assert_eq!(
             (out.as_slice(), own_lse.as_slice()),
             (output.out.as_slice::<f16>().unwrap(), lse)
@@ -63,26 +63,32 @@ fn errors_name_the_argument() {
         attention.forward(&problem, q, k, v).unwrap_err().to_string()
     };
     let wide = Tensor::filled(DType::F32, *problem.q_layout(), 0);
-    assert!(forward(wide.view(), k.view(), v.view()).starts_with("q holds f32; this problem's dtype is fp16"));
-    assert!(forward(q.view(), q.view(), v.view()).starts_with("k has shape [2, 9, 4, 64]; this problem needs"));
+    assert_eq!(
+        forward(wide.view(), k.view(), v.view()),
+        "q holds f32; this call needs fp16"
+    );
+    assert!(forward(q.view(), q.view(), v.view()).starts_with("k has shape [2, 9, 4, 64]; this call needs"));
     let padded = Tensor::filled(DType::F16, Layout::bhsd([2, 33, 2, 64]), 0);
     assert!(forward(q.view(), k.view(), padded.view()).starts_with("v has strides"));
 
     let mut short = Tensor::filled(DType::F16, Layout::bshd([2, 8, 4, 64]), 0);
-    let mut lse = vec![0.0; problem.lse_len()];
-    let error = attention.forward_into(&problem, &q, &k, &v, &mut short, Some(&mut lse));
-    assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .starts_with("out has shape [2, 8, 4, 64]")
-    );
+    let mut lse = vec![0f32; problem.lse_len()];
+    let run = |operands: Operands<'_, Host>| attention.run(&problem, operands).unwrap_err();
+    let error = run(Operands::forward(&q, &k, &v, &mut short).with_mut(Name::Lse, &mut lse));
+    assert!(matches!(error, Error::Operand { name: Name::Out, .. }));
+    assert!(error.to_string().starts_with("out has shape [2, 8, 4, 64]"), "{error}");
     let mut out = Tensor::filled(DType::F16, *problem.o_layout(), 0);
-    let error = attention.forward_into(&problem, &q, &k, &v, &mut out, None);
     assert_eq!(
-        error.unwrap_err().to_string(),
-        "lse has shape [0]; this problem needs [72]"
+        run(Operands::forward(&q, &k, &v, &mut out)).to_string(),
+        "lse was not given; this call needs f32 [2, 4, 9] (`.with_mut(Name::Lse, …)`)"
     );
+    let error = run(Operands::forward(&q, &k, &v, &mut out).with(Name::Lse, &lse));
+    assert_eq!(
+        error.to_string(),
+        "lse is written by this call: give it by `.with_mut(Name::Lse, …)`"
+    );
+    // `main` prints `Debug` of an error that it returns.
+    assert_eq!(format!("{error:?}"), error.to_string());
 }
 
 #[test]
@@ -123,9 +129,24 @@ fn examples_need_no_crates_but_the_ones_they_are_about() {
         include_str!("../../examples/01-attention.rs"),
         include_str!("../../examples/03-device-memory.rs"),
         include_str!("../../examples/04-which-kernel.rs"),
+        include_str!("../../examples/06-gradients.rs"),
         include_str!("../../examples/07-serving.rs"),
+        include_str!("../../examples/09-queue.rs"),
     ] {
         assert_eq!(crates_used(example), BTreeSet::from(["flashcore"]));
+    }
+    // Those that teach one thing are short: as many lines of code, the one of `fn main` and its end included.
+    for example in [
+        include_str!("../../examples/01-attention.rs"),
+        include_str!("../../examples/03-device-memory.rs"),
+        include_str!("../../examples/05-cudarc.rs"),
+        include_str!("../../examples/06-gradients.rs"),
+        include_str!("../../examples/07-serving.rs"),
+        include_str!("../../examples/09-queue.rs"),
+    ] {
+        let is_code =
+            |line: &&str| !line.is_empty() && !line.trim_start().starts_with("//") && !line.starts_with("use ");
+        assert!(example.lines().filter(is_code).count() <= 15, "{example}");
     }
     // Paths in expressions would be others.
     assert!(!own_kernel.contains("bytemuck") && !own_kernel.contains("flashcore_ir"));

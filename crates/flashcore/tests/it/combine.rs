@@ -1,7 +1,9 @@
 //! Attention over parts of the keys, merged, is attention over all of them.
 
 use flashcore::testing::{InputKind, Inputs, Tolerance, compare, reference};
-use flashcore::{Attention, DType, Device, Part, Problem, ProblemBuilder, Tensor};
+use flashcore::{
+    Attention, Combine, DType, Device, Error, Name, Operands, Output, Problem, ProblemBuilder, Tensor, View,
+};
 
 fn builder(dtype: DType) -> ProblemBuilder {
     Problem::builder()
@@ -22,6 +24,23 @@ fn rows(tensor: &Tensor, range: std::ops::Range<usize>) -> Tensor {
     })
 }
 
+/// The merge of parts: their output and log-sum-exp.
+fn merge(attention: &Attention, problem: &Problem, parts: &[&Output]) -> Result<Output, Error> {
+    let mut merged = parts[0].clone();
+    let parts: Vec<[View<'_, _>; 2]> = parts
+        .iter()
+        .map(|part| [&part.out, part.lse.as_ref().unwrap()].map(View::from))
+        .collect();
+    let merge = Combine::of(problem, parts.len())?;
+    let operands = Operands::combine(parts, &mut merged.out);
+    let operands = match &mut merged.lse {
+        Some(lse) if problem.return_lse() => operands.with_mut(Name::Lse, lse),
+        _ => operands,
+    };
+    attention.run(&merge, operands)?;
+    Ok(merged)
+}
+
 #[test]
 fn parts_of_the_keys_are_merged() {
     for (device, dtype) in [Device::cpu(), Device::best()]
@@ -39,31 +58,38 @@ fn parts_of_the_keys_are_merged() {
         let mut parts = [part_of(0..40), part_of(40..41), part_of(41..90)];
         // A part without keys, whose output may hold anything.
         let out = Tensor::from_fn(dtype, *all.o_layout(), |_, _, _, _| f32::NAN);
-        let lse = Some(vec![f32::NEG_INFINITY; all.lse_len()]);
+        let lse = Some(Tensor::from_fn(DType::F32, all.lse_layout(), |_, _, _, _| {
+            f32::NEG_INFINITY
+        }));
         let mut empty = attention.forward(&all, &q, &k, &v).unwrap();
         (empty.out, empty.lse) = (out, lse);
-        let given: Vec<Part<'_>> = parts.iter().chain([&empty]).map(Part::from).collect();
-        let merged = attention.combine(&all, &given).unwrap();
+        let merged = merge(&attention, &all, &[&parts[0], &parts[1], &parts[2], &empty]).unwrap();
         let want = reference(&all, &q.view(), &k.view(), &v.view()).unwrap();
         let comparison = compare(&all, &merged.out.view(), &want, Tolerance::of(dtype)).unwrap();
         assert!(comparison.passed, "{dtype}: {comparison:?}");
         let usual = attention.forward(&all, &q, &k, &v).unwrap().lse.unwrap();
-        for (merged, usual) in merged.lse.as_ref().unwrap().iter().zip(&usual) {
+        let [merged_lse, usual] = [merged.lse.as_ref().unwrap(), &usual].map(|lse| lse.as_slice::<f32>().unwrap());
+        for (merged, usual) in merged_lse.iter().zip(usual) {
             assert!((merged - usual).abs() < 1e-4, "{merged}, {usual}");
         }
         // A part that counts twice, which the comparison must find.
         parts[1] = parts[0].clone();
-        let given: Vec<Part<'_>> = parts.iter().map(Part::from).collect();
-        let wrong = attention.combine(&all, &given).unwrap();
+        let wrong = merge(&attention, &all, &[&parts[0], &parts[1], &parts[2]]).unwrap();
         assert!(
             !compare(&all, &wrong.out.view(), &want, Tolerance::of(dtype))
                 .unwrap()
                 .passed
         );
         // Nothing but parts without keys.
-        let nothing = attention.combine(&all, &[(&empty).into(), (&empty).into()]).unwrap();
+        let nothing = merge(&attention, &all, &[&empty, &empty]).unwrap();
         assert!(nothing.out.bytes().iter().all(|byte| *byte == 0));
-        assert!(nothing.lse.unwrap().iter().all(|lse| *lse == f32::NEG_INFINITY));
+        let lse = nothing.lse.unwrap();
+        assert!(
+            lse.as_slice::<f32>()
+                .unwrap()
+                .iter()
+                .all(|lse| *lse == f32::NEG_INFINITY)
+        );
     }
 }
 
@@ -73,18 +99,18 @@ fn what_does_not_fit_is_refused() {
     let problem = builder(DType::F32).seq_len_kv(9).build().unwrap();
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 5);
     let output = attention.forward(&problem, &q, &k, &v).unwrap();
-    let refuse = |problem: &Problem, parts: &[Part<'_>]| attention.combine(problem, parts).unwrap_err().to_string();
-    let part = Part::from(&output);
+    let refuse = |problem: &Problem, parts: &[&Output]| merge(&attention, problem, parts).unwrap_err().to_string();
     assert_eq!(
-        refuse(&problem, &[]),
+        Combine::of(&problem, 0).unwrap_err().to_string(),
         "the number of parts is 0; allowed are 1 to 8 (merge some of them first, and give the result as a part)"
     );
-    assert!(refuse(&problem, &[part; 9]).starts_with("the number of parts is 9;"));
-    let mut without_lse = output.clone();
-    without_lse.lse = None;
-    assert!(refuse(&problem, &[(&without_lse).into()]).starts_with("lse has shape [0]; this problem needs [56]"));
+    assert!(refuse(&problem, &[&output; 9]).starts_with("the number of parts is 9;"));
+    let mut short = output.clone();
+    short.lse = Some(Tensor::filled(DType::F32, [7].into(), 0));
+    assert!(refuse(&problem, &[&output, &short]).starts_with("lse1 has shape [7]; this call needs [2, 4, 7]"));
     let other = builder(DType::F32).seq_len_q(8).seq_len_kv(9).build().unwrap();
-    assert!(refuse(&other, &[part]).starts_with("out has shape [2, 7, 4, 64]; this problem needs [2, 8, 4, 64]"));
+    assert!(refuse(&other, &[&output]).starts_with("out0 has shape [2, 7, 4, 64]; this call needs [2, 8, 4, 64]"));
     let other = builder(DType::F16).seq_len_kv(9).build().unwrap();
-    assert_eq!(refuse(&other, &[part]), "out holds f32; this problem's dtype is fp16");
+    assert_eq!(refuse(&other, &[&output]), "out0 holds f32; this call needs fp16");
+    assert!(Combine::of(&problem.backward().unwrap(), 2).is_err());
 }

@@ -9,6 +9,8 @@ mod calls;
 #[cfg(feature = "cuda")]
 mod checks;
 mod combine;
+#[cfg(feature = "cuda")]
+mod device;
 mod plans;
 mod plans_backward;
 #[cfg(feature = "cuda")]
@@ -26,12 +28,4 @@ fn gpu() -> Option<flashcore::Device> {
         return None;
     }
     Some(device)
-}
-
-/// A queue that puts its work into a stream which lives as long as the test.
-#[cfg(feature = "cuda")]
-fn queue_of(stream: &flashcore::cuda::Stream) -> flashcore::Queue {
-    // SAFETY: the stream lives longer than the queue.
-    #[allow(unsafe_code)]
-    unsafe { flashcore::Queue::from_raw(stream.context(), stream.as_raw()) }.unwrap()
 }

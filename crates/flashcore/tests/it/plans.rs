@@ -312,7 +312,8 @@ fn the_host_asks_its_table_and_answers_the_same() {
 
     let Inputs { q, k, v, .. } = Inputs::generate(&problem, flashcore::testing::InputKind::Normal, 3);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    asked.forward_into(&problem, &q, &k, &v, &mut out, None).unwrap();
+    let operands = flashcore::Operands::forward(&q, &k, &v, &mut out);
+    asked.run(&problem, operands).unwrap();
     let want = reference(&problem, &q.view(), &k.view(), &v.view()).unwrap();
     assert!(
         compare(&problem, &out.view(), &want, Tolerance::of(problem.dtype()))

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use flashcore::cuda::DeviceBuffer;
+use flashcore::cuda::{DeviceBuffer, DeviceSlice};
 use flashcore::{
-    Attention, DType, DeviceGradients, DeviceTensors, Error, KvLengths, Layout, Lengths, Mask, Problem, QLengths,
-    Queue, bf16,
+    Attention, CudaTensor, DType, ElementType, Error, KvLengths, Layout, Mask, Name, Operands, Problem, QLengths,
+    Queue, Task, Tensor, View, bf16,
 };
 
+use crate::device::OnDevice;
 use crate::gpu;
 
 /// A step of decoding whose kernels need a workspace, with a schedule in it.
@@ -25,52 +26,45 @@ fn decode(batch: usize) -> Problem {
     cache.build().unwrap()
 }
 
-/// Tensors of a step on a device: q, k, v, out, and the lengths.
+/// Tensors of a step on a device.
 struct Step {
     problem: Problem,
-    tensors: [DeviceBuffer; 4],
-    lengths: DeviceBuffer,
+    tensors: OnDevice,
 }
 
 impl Step {
-    fn new(queue: &Queue, batch: usize, seed: u32) -> Step {
+    fn new(queue: &mut Queue, batch: usize, seed: u32) -> Step {
         let problem = decode(batch);
+        let value = |i: usize| ((((i as u32).wrapping_mul(2_654_435_761) ^ seed) >> 16) as f32) / 65_536.0;
+        let of = |layout: &Layout| {
+            Tensor::from_slice(
+                *layout,
+                &(0..layout.span()).map(|i| bf16::from_f32(value(i))).collect::<Vec<_>>(),
+            )
+        };
         let layouts = [
             problem.q_layout(),
             problem.k_layout(),
             problem.v_layout(),
             problem.o_layout(),
         ];
-        let value =
-            |i: usize| bf16::from_f32((((i as u32).wrapping_mul(2_654_435_761) ^ seed) >> 16) as f32 / 65_536.0);
-        let upload = |values: Vec<bf16>| DeviceBuffer::from_host(queue.stream(), &values).unwrap();
-        let tensors = layouts.map(|layout| upload((0..layout.span()).map(value).collect()));
+        let [q, k, v, mut out] = layouts.map(|layout| of(layout).unwrap());
         let lengths: Vec<i32> = (0..batch as i32)
             .map(|i| 1 + (i * 997 + seed as i32 * 31) % 2048)
             .collect();
+        let operands = Operands::forward(&q, &k, &v, &mut out).with(Name::SequsedK, &lengths);
         Step {
+            tensors: OnDevice::new(queue, &problem, &operands),
             problem,
-            tensors,
-            lengths: DeviceBuffer::from_host(queue.stream(), &lengths).unwrap(),
         }
     }
 
-    fn operands(&self) -> DeviceTensors<'_> {
-        let [q, k, v, out] = self.tensors.each_ref().map(DeviceBuffer::as_slice);
-        let mut tensors = DeviceTensors::new(q, k, v, out);
-        tensors.lengths = Lengths {
-            seqused_k: Some(self.lengths.as_slice()),
-            ..Lengths::default()
-        };
-        tensors
+    fn run(&mut self, attention: &Attention, queue: &mut Queue) -> Result<(), Error> {
+        attention.run_on(queue, &self.problem, self.tensors.operands())
     }
 
-    fn run(&self, attention: &Attention, queue: &mut Queue) -> Result<(), Error> {
-        attention.forward_on(queue, &self.problem, &self.operands())
-    }
-
-    fn out(&self, queue: &Queue) -> Vec<u16> {
-        self.tensors[3].to_vec(queue.stream()).unwrap()
+    fn out(&mut self, queue: &mut Queue) -> Vec<bf16> {
+        queue.read(self.tensors.get(Name::Out)).unwrap()
     }
 }
 
@@ -81,26 +75,94 @@ fn a_queue_is_of_a_gpu() {
     assert!(error.contains("cpu"), "{error}");
 }
 
+/// Layers of a step: one schedule, which belongs to its queue and to calls whose plan would make the same.
 #[test]
-fn the_workspace_is_the_queues() {
+fn a_schedule_is_made_once_for_all_layers() {
     let Some(device) = gpu() else { return };
     let (attention, mut queue) = (Attention::new(device.clone()).unwrap(), Queue::new(&device).unwrap());
-    let step = Step::new(&queue, 4, 1);
-    let own = DeviceBuffer::new(device.context().unwrap(), 1 << 20).unwrap();
-    let mut tensors = step.operands();
-    tensors.workspace = Some(own.as_slice());
-    let error = attention.forward_on(&mut queue, &step.problem, &tensors).unwrap_err();
-    assert!(error.to_string().contains("workspace"), "{error}");
-    let error = attention
-        .forward_on(&mut queue, &step.problem, &step.operands().make_schedule())
-        .unwrap_err();
-    assert!(error.to_string().contains("schedule"), "{error}");
-    assert!(
-        attention.workspace_bytes(&step.problem, 16).unwrap() > 0,
-        "the test shows nothing without one"
-    );
+    let mut step = Step::new(&mut queue, 4, 1);
     step.run(&attention, &mut queue).unwrap();
-    queue.synchronize().unwrap();
+    let want = step.out(&mut queue);
+    let prepared = attention.prepare(&step.problem).unwrap();
+    let error = queue.schedule(&prepared, &Operands::new()).unwrap_err().to_string();
+    assert!(error.starts_with("seqused_k was not given"), "{error}");
+    let made = queue.schedule(&prepared, &step.tensors.operands()).unwrap();
+    let Some(mut schedule) = made else {
+        println!("skipped: this plan has no schedule");
+        return;
+    };
+    for _layer in 0..3 {
+        step.tensors
+            .get(Name::Out)
+            .as_slice()
+            .fill(queue.stream(), 0xff)
+            .unwrap();
+        let operands = step.tensors.operands().schedule(&mut schedule);
+        attention.run_on(&mut queue, &prepared, operands).unwrap();
+        assert_eq!(step.out(&mut queue), want);
+    }
+    let mut refused = |queue: &mut Queue, step: &mut Step, task: &Problem| {
+        let operands = step.tensors.operands().schedule(&mut schedule);
+        let error = attention.run_on(queue, task, operands).unwrap_err();
+        assert!(matches!(error, Error::Schedule { .. }), "{error}");
+        error.to_string()
+    };
+    let mut other = Queue::new(&device).unwrap();
+    let problem = step.problem.clone();
+    assert!(refused(&mut other, &mut step, &problem).contains("another queue"));
+    let mut five = Step::new(&mut queue, 5, 1);
+    let problem = five.problem.clone();
+    assert!(refused(&mut queue, &mut five, &problem).contains("another call"));
+}
+
+#[test]
+fn what_a_recording_cannot_do_is_refused_by_name() {
+    let Some(device) = gpu() else { return };
+    let (attention, mut queue) = (Attention::new(device.clone()).unwrap(), Queue::new(&device).unwrap());
+    let mut step = Step::new(&mut queue, 2, 1);
+    attention.prepare(&step.problem).unwrap();
+    let mut recording = Queue::recording(&device).unwrap();
+    let told = |error: Error, what: &str| assert!(error.to_string().starts_with(what), "{error}");
+    let out = step.tensors.get(Name::Out);
+    told(
+        recording.download(out).unwrap_err(),
+        "this queue cannot download: it records",
+    );
+    told(
+        recording.read::<bf16>(out).unwrap_err(),
+        "this queue cannot read: it records",
+    );
+    told(
+        recording.write(out, &[bf16::ZERO]).unwrap_err(),
+        "this queue cannot write: it records",
+    );
+    told(
+        recording.upload(&[1i32]).unwrap_err(),
+        "this queue cannot upload: it records",
+    );
+    told(
+        recording.synchronize().unwrap_err(),
+        "this queue cannot synchronize: it records",
+    );
+    told(
+        queue.finish().unwrap_err(),
+        "this queue cannot finish: it does not record",
+    );
+    // Memory of another library, which the graph could not keep.
+    let context = device.context().unwrap();
+    let keys = step.tensors.get(Name::SequsedK).as_slice();
+    // SAFETY: it is memory of a tensor that lives as long as the test.
+    #[allow(unsafe_code)]
+    let foreign = unsafe { DeviceSlice::from_raw(context, keys.address(), keys.len()) };
+    step.tensors.0.retain(|(spec, _)| spec.name != Name::SequsedK);
+    let operands = step
+        .tensors
+        .operands()
+        .with(Name::SequsedK, View::new(ElementType::I32, [2], foreign));
+    told(
+        attention.run_on(&mut recording, &step.problem, operands).unwrap_err(),
+        "seqused_k is memory of another library",
+    );
 }
 
 /// Eight threads with a queue each, shapes in turn, so that workspaces grow while others are used. `FLASHCORE_CALLS`
@@ -110,12 +172,12 @@ fn eight_queues_of_eight_threads() {
     let Some(device) = gpu() else { return };
     let calls = std::env::var("FLASHCORE_CALLS").map_or(2_000, |calls| calls.parse().unwrap());
     let (attention, done) = (Attention::new(device.clone()).unwrap(), AtomicUsize::new(0));
-    let want: Vec<Vec<u16>> = (0..8)
+    let want: Vec<Vec<bf16>> = (0..8)
         .map(|n| {
             let mut queue = Queue::new(&device).unwrap();
-            let step = Step::new(&queue, 1 + n, n as u32);
+            let mut step = Step::new(&mut queue, 1 + n, n as u32);
             step.run(&attention, &mut queue).unwrap();
-            step.out(&queue)
+            step.out(&mut queue)
         })
         .collect();
     std::thread::scope(|scope| {
@@ -123,19 +185,19 @@ fn eight_queues_of_eight_threads() {
             let (attention, device, want, done) = (&attention, &device, &want, &done);
             scope.spawn(move || {
                 let mut queue = Queue::new(device).unwrap();
-                let steps: Vec<_> = (0..8).map(|n| Step::new(&queue, 1 + n, n as u32)).collect();
+                let mut steps: Vec<_> = (0..8).map(|n| Step::new(&mut queue, 1 + n, n as u32)).collect();
                 let mut number = thread;
                 while done.fetch_add(1, Ordering::Relaxed) < calls {
                     number += 1;
                     let n = number * 5 % 8;
                     steps[n].run(attention, &mut queue).unwrap();
                     if number % 16 == 0 {
-                        assert_eq!(steps[n].out(&queue), want[n], "thread {thread}, call {number}");
+                        assert_eq!(steps[n].out(&mut queue), want[n], "thread {thread}, call {number}");
                     }
                 }
-                for (step, want) in steps.iter().zip(want) {
+                for (step, want) in steps.iter_mut().zip(want) {
                     step.run(attention, &mut queue).unwrap();
-                    assert_eq!(step.out(&queue), *want);
+                    assert_eq!(step.out(&mut queue), *want);
                 }
             });
         }
@@ -156,40 +218,36 @@ fn queues_wait_for_each_other() {
         .head_dim(64)
         .dtype(DType::BF16);
     let problem = problem.build().unwrap();
-    attention.warmup(std::slice::from_ref(&problem)).unwrap();
-    let elements = problem.q_layout().span();
-    let start: Vec<_> = (0..elements)
-        .map(|i| bf16::from_f32((i * 7919 % 251) as f32 / 100.0 - 1.25))
-        .collect();
-    let buffer = |queue: &Queue| DeviceBuffer::from_host(queue.stream(), &start).unwrap();
-    let run = |queue: &mut Queue, from: &DeviceBuffer, to: &DeviceBuffer| {
-        let x = from.as_slice();
+    let prepared = attention.prepare(&problem).unwrap();
+    let value = |b: usize, s: usize, h: usize, d: usize| {
+        (((b * 1024 + s) * 1024 + h * 64 + d) * 7919 % 251) as f32 / 100.0 - 1.25
+    };
+    let start = Tensor::from_fn(DType::BF16, *problem.q_layout(), value);
+    let run = |queue: &mut Queue, pair: &mut [CudaTensor]| {
+        let (from, to) = pair.split_at_mut(1);
+        let x = &from[0];
         attention
-            .forward_on(queue, &problem, &DeviceTensors::new(x, x, x, to.as_slice()))
+            .run_on(queue, &prepared, Operands::forward(x, x, x, &mut to[0]))
             .unwrap();
     };
-    let chain: Vec<_> = (0..17).map(|_| buffer(&queues[0])).collect();
-    let pairs = || chain.windows(2).enumerate();
-    for (_, pair) in pairs() {
-        run(&mut queues[0], &pair[0], &pair[1]);
+    let mut chain: Vec<_> = (0..17).map(|_| queues[0].upload(&start).unwrap()).collect();
+    for n in 0..16 {
+        run(&mut queues[0], &mut chain[n..n + 2]);
     }
-    let want = chain[16].to_vec::<u16>(queues[0].stream()).unwrap();
-    chain[1..]
-        .iter()
-        .for_each(|buffer| buffer.as_slice().fill(queues[0].stream(), 0xff).unwrap());
-    for (n, pair) in pairs() {
+    let want = queues[0].read::<bf16>(&chain[16]).unwrap();
+    for tensor in &chain[1..] {
+        tensor.as_slice().fill(queues[0].stream(), 0xff).unwrap();
+    }
+    for n in 0..16 {
         if n % 4 == 3 {
-            let queue = &mut queues[n % 2];
-            let graph = queue.capture(|queue| {
-                run(queue, &pair[0], &pair[1]);
-                Ok(())
-            });
-            graph.unwrap().launch(queues[1 - n % 2].stream()).unwrap();
+            let mut recording = Queue::recording(&device).unwrap();
+            run(&mut recording, &mut chain[n..n + 2]);
+            queues[1 - n % 2].launch(&mut recording.finish().unwrap()).unwrap();
         } else {
-            run(&mut queues[n % 2], &pair[0], &pair[1]);
+            run(&mut queues[n % 2], &mut chain[n..n + 2]);
         }
     }
-    assert_eq!(chain[16].to_vec::<u16>(queues[1].stream()).unwrap(), want);
+    assert_eq!(queues[1].read::<bf16>(&chain[16]).unwrap(), want);
 }
 
 /// A graph has a workspace for itself: the queue that recorded it goes on, and its buffers may be dropped.
@@ -198,21 +256,21 @@ fn a_graph_outlives_queue_and_buffers() {
     let Some(device) = gpu() else { return };
     let attention = Attention::new(device.clone()).unwrap();
     let mut queue = Queue::new(&device).unwrap();
-    let (step, out) = (Step::new(&queue, 6, 3), decode(6).o_layout().span());
+    let mut step = Step::new(&mut queue, 6, 3);
     step.run(&attention, &mut queue).unwrap();
-    let want = step.out(&queue);
-    let result = DeviceBuffer::new(device.context().unwrap(), 2 * out).unwrap();
-    let graph = queue.capture(|queue| {
-        step.run(&attention, queue)?;
-        Ok(result
-            .as_slice()
-            .copy_from(queue.stream(), step.tensors[3].as_slice())?)
-    });
-    let graph = graph.unwrap();
-    let small = Step::new(&queue, 1, 9);
+    let want = step.out(&mut queue);
+    let result = queue.empty(&step.problem.tensor(Name::Out).unwrap()).unwrap();
+    let mut recording = Queue::recording(&device).unwrap();
+    step.run(&attention, &mut recording).unwrap();
+    let out = step.tensors.get(Name::Out).as_slice();
+    result.as_slice().copy_from(recording.stream(), out).unwrap();
+    // Another thread may finish what this one began.
+    let finished = std::thread::scope(|scope| scope.spawn(|| recording.finish()).join());
+    let mut graph = finished.unwrap().unwrap();
+    let mut small = Step::new(&mut queue, 1, 9);
     small.run(&attention, &mut queue).unwrap();
     drop((queue, step));
-    let other = Queue::new(&device).unwrap();
+    let mut other = Queue::new(&device).unwrap();
     let poison: Vec<_> = (0..32)
         .map(|_| DeviceBuffer::new(device.context().unwrap(), 1 << 20).unwrap())
         .collect();
@@ -220,8 +278,8 @@ fn a_graph_outlives_queue_and_buffers() {
         .iter()
         .for_each(|buffer| buffer.as_slice().fill(other.stream(), 0xff).unwrap());
     for _ in 0..3 {
-        graph.launch(other.stream()).unwrap();
-        assert_eq!(result.to_vec::<u16>(other.stream()).unwrap(), want);
+        other.launch(&mut graph).unwrap();
+        assert_eq!(other.read::<bf16>(&result).unwrap(), want);
     }
     for buffer in &poison {
         assert!(
@@ -271,7 +329,7 @@ fn lengths_that_change_during_calls_cost_values_only() {
     let calls = std::env::var("FLASHCORE_CALLS").map_or(300, |calls| calls.parse().unwrap());
     let attention = Attention::new(device.clone()).unwrap();
     let (mut queue, writer) = (Queue::new(&device).unwrap(), Queue::new(&device).unwrap());
-    let step = Step::new(&queue, 8, 5);
+    let mut step = Step::new(&mut queue, 8, 5);
     let packed = {
         let lengths = KvLengths::Packed {
             total: 4096,
@@ -295,11 +353,11 @@ fn lengths_that_change_during_calls_cost_values_only() {
             .unwrap()
     };
     let backward = packed.backward().unwrap();
-    let rows = |heads: usize| DeviceBuffer::from_host(queue.stream(), &vec![0x3c00u16; 4096 * heads * 64]).unwrap();
-    let [q, k, v, out, dout, dq, dk, dv] = [4, 2, 2, 4, 4, 4, 2, 2].map(rows);
-    let lse = DeviceBuffer::from_host(queue.stream(), &vec![1f32; packed.lse_len()]).unwrap();
+    let mut packed_tensors = OnDevice::new(&mut queue, &packed, &Operands::new());
+    let mut backward_tensors = OnDevice::new(&mut queue, &backward, &Operands::new());
     let starts =
         DeviceBuffer::from_host(queue.stream(), &[0i32, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096]).unwrap();
+    let used = DeviceBuffer::from_host(queue.stream(), &[1i32; 8]).unwrap();
     let (page_size, pages, max_pages) = (16, 64, 32);
     let paged = KvLengths::Paged {
         page_size,
@@ -317,9 +375,7 @@ fn lengths_that_change_during_calls_cost_values_only() {
         .kv_lengths(paged)
         .build()
         .unwrap();
-    let new = |layout: &Layout| DeviceBuffer::from_host(queue.stream(), &vec![0x3c00u16; layout.span()]).unwrap();
-    let [paged_q, paged_k, paged_v, paged_out] =
-        [paged.q_layout(), paged.k_layout(), paged.v_layout(), paged.o_layout()].map(new);
+    let mut paged_tensors = OnDevice::new(&mut queue, &paged, &Operands::new());
     let table = DeviceBuffer::from_host(queue.stream(), &[0i32; 8 * 32]).unwrap();
     let tables: Vec<DeviceBuffer> = (0..16i32)
         .map(|n| {
@@ -352,33 +408,35 @@ fn lengths_that_change_during_calls_cost_values_only() {
     // By raw addresses, so that no call waits for the writer.
     #[allow(unsafe_code)]
     // SAFETY: all memory lives until both queues were waited for.
-    let raw = |buffer: &DeviceBuffer| unsafe {
-        flashcore::cuda::DeviceSlice::from_raw(context, buffer.as_slice().address(), buffer.len())
-    };
+    let raw =
+        |buffer: &DeviceBuffer| unsafe { DeviceSlice::from_raw(context, buffer.as_slice().address(), buffer.len()) };
     for call in 0..calls {
         for n in 0..8 {
             let from = raw(&values[(call * 8 + n) % 64]);
             raw(&starts).copy_from(writer.stream(), from).unwrap();
-            raw(&step.lengths)
+            raw(&used)
                 .copy_from(writer.stream(), from.range(0..32).unwrap())
                 .unwrap();
         }
         raw(&table).copy_from(writer.stream(), raw(&tables[call % 16])).unwrap();
-        let [q_slice, k_slice, v_slice, out_slice] =
-            [&paged_q, &paged_k, &paged_v, &paged_out].map(DeviceBuffer::as_slice);
-        let mut decode = DeviceTensors::new(q_slice, k_slice, v_slice, out_slice);
-        (decode.lengths.seqused_k, decode.lengths.block_table) = (Some(raw(&step.lengths)), Some(raw(&table)));
-        attention.forward_on(&mut queue, &paged, &decode).unwrap();
-        let mut decode = step.operands();
-        decode.lengths.seqused_k = Some(raw(&step.lengths));
-        attention.forward_on(&mut queue, &step.problem, &decode).unwrap();
-        let mut tensors = DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice());
-        (tensors.lengths.cu_seqlens_q, tensors.lengths.cu_seqlens_k) = (Some(raw(&starts)), Some(raw(&starts)));
-        tensors.lse = Some(lse.as_slice());
-        attention.forward_on(&mut queue, &packed, &tensors).unwrap();
-        let [dout, dq, dk, dv] = [&dout, &dq, &dk, &dv].map(DeviceBuffer::as_slice);
-        tensors.gradients = Some(DeviceGradients { dout, dq, dk, dv });
-        attention.backward_on(&mut queue, &backward, &tensors).unwrap();
+        for (task, tensors) in [
+            (&paged, &mut paged_tensors),
+            (&step.problem, &mut step.tensors),
+            (&packed, &mut packed_tensors),
+            (&backward, &mut backward_tensors),
+        ] {
+            tensors.0.retain(|(spec, _)| spec.element != ElementType::I32);
+            let mut operands = tensors.operands();
+            for spec in task.tensors().iter().filter(|spec| spec.element == ElementType::I32) {
+                let memory = match spec.name {
+                    Name::SequsedK => raw(&used),
+                    Name::BlockTable => raw(&table),
+                    _ => raw(&starts),
+                };
+                operands = operands.with(spec.name, View::new(spec.element, spec.layout, memory));
+            }
+            attention.run_on(&mut queue, task, operands).unwrap();
+        }
         if call % 64 == 63 {
             queue.synchronize().unwrap();
         }

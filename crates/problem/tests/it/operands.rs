@@ -231,7 +231,14 @@ fn outputs_may_lie_between_each_other_but_not_on_each_other() {
     let specs = append.tensors();
     let mut given = right_ones(&specs);
     let base = given[2].memory.0;
-    for (offset, is_right) in [(8, true), (16, false), (4, false), (0, false), (168, true), (176, false)] {
+    for (offset, is_right) in [
+        (8, true),
+        (16, false),
+        (4, false),
+        (0, false),
+        (168, true),
+        (176, false),
+    ] {
         given[3].memory.0 = base + 4 * offset;
         assert_eq!(check(&specs, &given).is_ok(), is_right, "{offset}");
     }

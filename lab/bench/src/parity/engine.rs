@@ -12,10 +12,7 @@ use flashcore_cuda::{CudaError, ModuleRefusal};
 use flashcore_ir::Chip;
 use flashcore_kernels::{FAMILIES, Family, KernelCache, NoPlan, select_among};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{
-    BackwardTensors, Comparison, GapWritten, Gradients, POISON, ProblemError, ReferenceRow, Saved, Sequence,
-    others_untouched,
-};
+use flashcore_problem::{Comparison, GapWritten, Name, POISON, ProblemError, ReferenceRow, Sequence, others_untouched};
 use thiserror::Error as ThisError;
 
 use super::witness::{Sdpa, Seen};
@@ -260,7 +257,7 @@ impl Engine {
         let mixes_keys = sequences.iter().any(Sequence::mixes_keys);
         if let Some(saved) = &inputs.saved {
             let out = match &drawn.run {
-                Runs::With(attention) => backward(attention, problem, &inputs, saved, seed)?,
+                Runs::With(attention) => backward(attention, problem, &inputs, seed)?,
                 Runs::Simulated(plan, chip) => simulate(plan, *chip, kind, seed)?,
             };
             let why = "gradients are compared with float64 alone";
@@ -317,14 +314,14 @@ fn forward(
     rows: &[[usize; 3]],
     want: &[ReferenceRow],
 ) -> Result<Comparison, Wrong> {
-    let (tensors, lengths) = (
-        [inputs.q.view(), inputs.k.view(), inputs.v.view()],
-        inputs.lengths.as_slices(),
-    );
     let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
     let mut lse = vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }];
-    let given = problem.return_lse().then_some(lse.as_mut_slice());
-    attention.forward_lengths(problem, tensors, &lengths, &mut out, given)?;
+    let carried = inputs.carried(problem)?;
+    let mut operands = carried.operands().with_mut(Name::Out, &mut out);
+    if problem.return_lse() {
+        operands = operands.with_mut(Name::Lse, &mut lse);
+    }
+    attention.run(problem, operands)?;
     let result = compare(problem, &out.view(), want, Tolerance::of(problem.dtype()))?;
     if !result.passed && !rows.is_empty() {
         return Err(Wrong::Output(Box::new(result)));
@@ -340,22 +337,15 @@ fn forward(
 }
 
 /// Computes gradients on a device, over poison: the one that is furthest from float64.
-fn backward(
-    attention: &Attention,
-    problem: &Problem,
-    inputs: &Inputs,
-    saved: &Saved,
-    seed: u64,
-) -> Result<Comparison, Wrong> {
-    let tensors = BackwardTensors::of(inputs, saved);
+fn backward(attention: &Attention, problem: &Problem, inputs: &Inputs, seed: u64) -> Result<Comparison, Wrong> {
     let outputs = problem.outputs().into_iter();
     let mut outs: Vec<Tensor> = outputs
         .map(|(_, dtype, layout)| Tensor::filled(dtype, layout, POISON))
         .collect();
-    if let [dq, dk, dv] = &mut outs[..] {
-        let gradients = Gradients::from([dq.view_mut(), dk.view_mut(), dv.view_mut()]);
-        attention.backward_lengths(problem, &tensors, &inputs.lengths.as_slices(), gradients)?;
-    }
+    let carried = inputs.carried(problem)?;
+    let names = [Name::Dq, Name::Dk, Name::Dv].into_iter().zip(&mut outs);
+    let operands = names.fold(carried.operands(), |operands, (name, out)| operands.with_mut(name, out));
+    attention.run(problem, operands)?;
     let gate = gate_gradients(problem, inputs, &outs, seed)?;
     match (gate.passed(), gate.gaps) {
         (true, _) => Ok(gate.out),

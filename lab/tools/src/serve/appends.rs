@@ -2,9 +2,8 @@
 
 use std::process::ExitCode;
 
-use flashcore::cuda::DeviceBuffer;
 use flashcore::{
-    AppendTensors, Attention, DType, Device, DeviceAppend, DeviceRotary, Error, Queue, RotaryTensors, SlotMapping,
+    AppendValues, Attention, DType, Device, Error, Host, Name, Operands, Queue, SlotMapping, Task, Tensor,
 };
 use flashcore_problem::POISON;
 use flashcore_problem::append::{AppendCase, AppendReference, random_append};
@@ -77,24 +76,42 @@ fn judge(case: &AppendCase, after: &After) -> Result<(), String> {
     }
 }
 
+/// The operands that a case reads.
+fn operands(case: &AppendCase) -> Operands<'_, Host> {
+    let mut operands = Operands::new()
+        .with(Name::KNew, &case.k_new)
+        .with(Name::VNew, &case.v_new);
+    for (word, values) in AppendValues::<()>::NAMES.into_iter().zip(case.values.arrays()) {
+        if let (Some(name), Some(values)) = (Name::from_word(word), values) {
+            operands = operands.with(name, values);
+        }
+    }
+    if let Some([cos, sin, q]) = &case.rotary {
+        let tables = operands.with(Name::RotaryCos, cos).with(Name::RotarySin, sin);
+        operands = tables.with(Name::Q, q);
+    }
+    match case.slots() {
+        Some(SlotMapping::I32(slots)) => operands.with(Name::SlotMapping, slots),
+        Some(SlotMapping::I64(slots)) => operands.with(Name::SlotMapping, slots),
+        None => operands,
+    }
+}
+
 fn on_the_host(attention: &Attention, case: &AppendCase) -> Result<After, Error> {
     let (mut k_cache, mut v_cache) = (case.k_cache.clone(), case.v_cache.clone());
     let rotary = case.append.rotary;
-    let mut q_out = rotary.map(|rotary| flashcore::Tensor::poisoned(case.append.dtype, rotary.q_out));
+    let mut q_out = rotary.map(|rotary| Tensor::poisoned(case.append.dtype, rotary.q_out));
     let mut seqused_k = vec![0; case.append.batch];
-    let caches = [k_cache.view_mut(), v_cache.view_mut()];
-    let mut tensors = AppendTensors::new([case.k_new.view(), case.v_new.view()], caches);
-    (tensors.values, tensors.slot_mapping) = (case.values(), case.slots());
-    tensors.seqused_k = case.append.seqused_k.then_some(&mut seqused_k[..]);
-    if let (Some([cos, sin, q]), Some(q_out)) = (&case.rotary, &mut q_out) {
-        tensors.rotary = Some(RotaryTensors {
-            cos: cos.view(),
-            sin: sin.view(),
-            q: Some(q.view()),
-            q_out: q_out.view_mut(),
-        });
+    let mut given = operands(case)
+        .with_mut(Name::KCache, &mut k_cache)
+        .with_mut(Name::VCache, &mut v_cache);
+    if case.append.seqused_k {
+        given = given.with_mut(Name::SequsedK, &mut seqused_k);
     }
-    attention.append(&case.append, tensors)?;
+    if let Some(q_out) = &mut q_out {
+        given = given.with_mut(Name::QOut, q_out);
+    }
+    attention.run(&case.append, given)?;
     Ok(After {
         caches: [k_cache, v_cache].map(|cache| cache.bytes().to_vec()),
         q: q_out.map_or(Vec::new(), |q| q.bytes().to_vec()),
@@ -105,43 +122,47 @@ fn on_the_host(attention: &Attention, case: &AppendCase) -> Result<After, Error>
 /// By the call that takes device memory, which takes any values.
 fn on_a_gpu(attention: &Attention, case: &AppendCase) -> Result<After, Error> {
     let mut queue = Queue::new(&attention.device())?;
-    let upload = |bytes: &[u8]| DeviceBuffer::from_host(queue.stream(), bytes);
-    let [k, v, k_cache, v_cache] = [&case.k_new, &case.v_new, &case.k_cache, &case.v_cache].map(|t| upload(t.bytes()));
-    let (k, v, k_cache, v_cache) = (k?, v?, k_cache?, v_cache?);
-    let values = case
-        .values
-        .try_map(|values| DeviceBuffer::from_host(queue.stream(), values))?;
-    let slots = case.slots().map(|slots| match slots {
-        SlotMapping::I32(slots) => DeviceBuffer::from_host(queue.stream(), slots),
-        SlotMapping::I64(slots) => DeviceBuffer::from_host(queue.stream(), slots),
-    });
-    let slots = slots.transpose()?;
-    let after = DeviceBuffer::from_host(queue.stream(), &vec![0; case.append.batch])?;
-    let rotary = match (&case.rotary, &case.append.rotary) {
-        (Some(tensors), Some(rotary)) => {
-            let [cos, sin, q] = tensors.each_ref().map(|tensor| upload(tensor.bytes()));
-            let bytes = rotary.q_out.span() * case.append.dtype.size_bytes();
-            Some([cos?, sin?, q?, upload(&vec![POISON; bytes])?])
+    let given = operands(case);
+    let mut tensors = Vec::new();
+    for spec in case.append.tensors() {
+        let tensor = match (spec.name, given.get(spec.name)) {
+            (Name::KCache, _) => queue.upload(&case.k_cache)?,
+            (Name::VCache, _) => queue.upload(&case.v_cache)?,
+            (_, Some(view)) => queue.upload(view)?,
+            (_, None) => queue.empty(&spec)?,
+        };
+        if spec.name == Name::QOut {
+            tensor.as_slice().fill(queue.stream(), POISON)?;
         }
-        _ => None,
+        tensors.push((spec, tensor));
+    }
+    let mut on_device = Operands::new();
+    for (spec, tensor) in &mut tensors {
+        on_device = match spec.is_written() {
+            true => on_device.with_mut(spec.name, tensor),
+            false => on_device.with(spec.name, &*tensor),
+        };
+    }
+    attention.run_on(&mut queue, &case.append, on_device)?;
+    let bytes = |name: Name| -> Result<Vec<u8>, Error> {
+        let Some((_, tensor)) = tensors.iter().find(|(spec, _)| spec.name == name) else {
+            return Ok(Vec::new());
+        };
+        let mut bytes = vec![0; tensor.as_slice().len()];
+        tensor.as_slice().copy_to_host(queue.stream(), &mut bytes)?;
+        Ok(bytes)
     };
-    let caches = [k_cache.as_slice(), v_cache.as_slice()];
-    let mut tensors = DeviceAppend::new([k.as_slice(), v.as_slice()], caches);
-    tensors.values = values.map(DeviceBuffer::as_slice);
-    tensors.slot_mapping = slots.as_ref().map(DeviceBuffer::as_slice);
-    tensors.seqused_k = case.append.seqused_k.then(|| after.as_slice());
-    tensors.rotary = rotary.as_ref().map(|[cos, sin, q, q_out]| DeviceRotary {
-        cos: cos.as_slice(),
-        sin: sin.as_slice(),
-        q: q.as_slice(),
-        q_out: q_out.as_slice(),
-    });
-    attention.append_on(&mut queue, &case.append, &tensors)?;
-    let stream = queue.stream();
-    let q = rotary.as_ref().map(|[.., q_out]| q_out.to_vec::<u8>(stream));
+    let (caches, q, keys) = (
+        [bytes(Name::KCache)?, bytes(Name::VCache)?],
+        bytes(Name::QOut)?,
+        bytes(Name::SequsedK)?,
+    );
+    let seqused_k = keys
+        .chunks_exact(4)
+        .map(|key| i32::from_ne_bytes([key[0], key[1], key[2], key[3]]));
     Ok(After {
-        caches: [k_cache.to_vec(stream)?, v_cache.to_vec(stream)?],
-        q: q.transpose()?.unwrap_or_default(),
-        seqused_k: after.to_vec(stream)?,
+        caches,
+        q,
+        seqused_k: seqused_k.collect(),
     })
 }

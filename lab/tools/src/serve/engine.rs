@@ -2,15 +2,13 @@
 
 use std::time::Instant;
 
-use flashcore::cuda::{Context, DeviceBuffer, Graph};
 use flashcore::{
-    Append, AppendTensors, Attention, DeviceAppend, DeviceRotary, DeviceTensors, Error, Lengths, Problem, Queue,
-    RotaryTensors, Tensor,
+    Append, Attention, CudaTensor, Error, Graph, Name, Operands, Problem, Queue, Task, Tensor, TensorSpec,
 };
 use flashcore_problem::POISON;
 
+use super::BATCH;
 use super::server::Step;
-use super::{BATCH, MAX_PAGES};
 
 pub(super) enum Engine<'a> {
     Gpu(Box<Gpu>),
@@ -29,18 +27,15 @@ pub(super) struct Host<'a> {
 
 pub(super) struct Gpu {
     queue: Queue,
-    problem: Problem,
     /// Q and the new rows of K and V.
-    new: [DeviceBuffer; 3],
-    caches: [DeviceBuffer; 2],
-    starts: DeviceBuffer,
-    before: DeviceBuffer,
-    after: DeviceBuffer,
-    table: DeviceBuffer,
-    out: DeviceBuffer,
+    new: [CudaTensor; 3],
+    caches: [CudaTensor; 2],
+    starts: CudaTensor,
+    before: CudaTensor,
+    after: CudaTensor,
+    table: CudaTensor,
+    out: CudaTensor,
     graph: Graph,
-    /// What the graph's kernels use besides.
-    _kept: Vec<DeviceBuffer>,
     launches: u32,
     launched_us: f64,
 }
@@ -53,9 +48,7 @@ impl<'a> Engine<'a> {
         tables: &'a [Tensor; 2],
     ) -> Result<Engine<'a>, Error> {
         match attention.device().context() {
-            Some(context) => Ok(Engine::Gpu(Box::new(Gpu::new(
-                attention, context, problem, append, tables,
-            )?))),
+            Some(_) => Ok(Engine::Gpu(Box::new(Gpu::new(attention, problem, append, tables)?))),
             None => Ok(Engine::Host(Box::new(Host {
                 attention,
                 problem: problem.clone(),
@@ -74,16 +67,12 @@ impl<'a> Engine<'a> {
             Engine::Host(host) => {
                 let after = host.append(step, new)?;
                 let mut out = Tensor::poisoned(host.problem.out_dtype(), *host.problem.o_layout());
-                let values = Lengths {
-                    cu_seqlens_q: Some(&step.starts[..]),
-                    seqused_k: Some(&after[..]),
-                    block_table: Some(&step.table[..]),
-                    ..Lengths::default()
-                };
                 let [k, v] = &host.caches;
-                let inputs = [host.q.view(), k.view(), v.view()];
-                host.attention
-                    .forward_lengths(&host.problem, inputs, &values, &mut out, None)?;
+                let operands = Operands::forward(&host.q, k, v, &mut out)
+                    .with(Name::CuSeqlensQ, &step.starts)
+                    .with(Name::SequsedK, &after)
+                    .with(Name::BlockTable, &step.table);
+                host.attention.run(&host.problem, operands)?;
                 Ok((out, after))
             }
         }
@@ -97,16 +86,12 @@ impl<'a> Engine<'a> {
         }
     }
 
-    pub(super) fn caches(&self) -> Result<[Tensor; 2], Error> {
+    pub(super) fn caches(&mut self) -> Result<[Tensor; 2], Error> {
         match self {
             Engine::Host(host) => Ok(host.caches.clone()),
             Engine::Gpu(gpu) => {
-                let mut caches =
-                    [gpu.problem.k_layout(), gpu.problem.v_layout()].map(|l| Tensor::poisoned(gpu.problem.dtype(), *l));
-                for (from, to) in gpu.caches.iter().zip(&mut caches) {
-                    from.as_slice().copy_to_host(gpu.queue.stream(), to.bytes_mut())?;
-                }
-                Ok(caches)
+                let [k, v] = &gpu.caches;
+                Ok([gpu.queue.download(k)?, gpu.queue.download(v)?])
             }
         }
     }
@@ -135,73 +120,67 @@ impl Host<'_> {
     fn append(&mut self, step: &Step, [q, k, v]: &[Tensor; 3]) -> Result<Vec<i32>, Error> {
         self.q = q.clone();
         let mut after = vec![0; BATCH];
-        let [k_cache, v_cache] = &mut self.caches;
-        let mut tensors = AppendTensors::new([k.view(), v.view()], [k_cache.view_mut(), v_cache.view_mut()]);
-        tensors.values.cu_seqlens_k_new = Some(&step.starts);
-        tensors.values.cu_seqlens_q = Some(&step.starts);
-        tensors.values.cache_seqlens = Some(&step.before);
-        tensors.values.block_table = Some(&step.table);
-        tensors.seqused_k = Some(&mut after);
-        let [cos, sin] = self.tables;
-        tensors.rotary = Some(RotaryTensors::in_place(cos.view(), sin.view(), self.q.view_mut()));
-        self.attention.append(&self.append, tensors)?;
+        let ([k_cache, v_cache], [cos, sin]) = (&mut self.caches, self.tables);
+        let operands = Operands::append(k, v, k_cache, v_cache)
+            .with(Name::CuSeqlensKNew, &step.starts)
+            .with(Name::CuSeqlensQ, &step.starts)
+            .with(Name::CacheSeqlens, &step.before)
+            .with(Name::BlockTable, &step.table)
+            .with_mut(Name::SequsedK, &mut after)
+            .with(Name::RotaryCos, cos)
+            .with(Name::RotarySin, sin)
+            .with_mut(Name::QOut, &mut self.q);
+        self.attention.run(&self.append, operands)?;
         Ok(after)
     }
 }
 
 impl Gpu {
-    fn new(
-        attention: &Attention,
-        context: &Context,
-        problem: &Problem,
-        append: &Append,
-        tables: &[Tensor; 2],
-    ) -> Result<Gpu, Error> {
-        attention.warmup(std::slice::from_ref(problem))?; // so that nothing is compiled in the capture
-        attention.warmup_append(std::slice::from_ref(append))?;
-        let mut queue = Queue::new(&attention.device())?;
-        let poisoned = |bytes: usize| -> Result<DeviceBuffer, Error> {
-            let buffer = DeviceBuffer::new(context, bytes)?;
-            buffer.as_slice().fill(queue.stream(), POISON)?;
-            Ok(buffer)
+    fn new(attention: &Attention, problem: &Problem, append: &Append, tables: &[Tensor; 2]) -> Result<Gpu, Error> {
+        // So that nothing is compiled in the capture.
+        let (prepared, append_rows) = (attention.prepare(problem)?, attention.prepare(append)?);
+        let device = attention.device();
+        let mut queue = Queue::new(&device)?;
+        let specs: Vec<TensorSpec> = problem.tensors().into_iter().chain(append.tensors()).collect();
+        let mut poisoned = |name: Name| {
+            let spec = specs.iter().find(|spec| spec.name == name);
+            let tensor = queue.empty(spec.ok_or_else(|| Error::Operand {
+                name,
+                why: "is of neither task".to_string(),
+            })?)?;
+            tensor.as_slice().fill(queue.stream(), POISON)?;
+            Ok::<CudaTensor, Error>(tensor)
         };
-        let size = problem.dtype().size_bytes();
-        let [q, k, v] = [problem.q_layout(), &append.k_new, &append.v_new].map(|layout| poisoned(layout.span() * size));
-        let [k_cache, v_cache] = [append.k_cache, append.v_cache].map(|layout| poisoned(layout.span() * size));
-        let (new, caches) = ([q?, k?, v?], [k_cache?, v_cache?]);
-        let (starts, before, after) = (poisoned(4 * (BATCH + 1))?, poisoned(4 * BATCH)?, poisoned(4 * BATCH)?);
-        let (table, out) = (
-            poisoned(4 * BATCH * MAX_PAGES)?,
-            poisoned(problem.o_layout().span() * size)?,
+        let mut new = [poisoned(Name::Q)?, poisoned(Name::KNew)?, poisoned(Name::VNew)?];
+        let mut caches = [poisoned(Name::KCache)?, poisoned(Name::VCache)?];
+        let (starts, before) = (poisoned(Name::CuSeqlensQ)?, poisoned(Name::CacheSeqlens)?);
+        let (mut after, table, mut out) = (
+            poisoned(Name::SequsedK)?,
+            poisoned(Name::BlockTable)?,
+            poisoned(Name::Out)?,
         );
-        let [cos, sin] = tables
-            .each_ref()
-            .map(|table| DeviceBuffer::from_host(queue.stream(), table.bytes()));
-        let (cos, sin) = (cos?, sin?);
-        let [q, k, v] = new.each_ref().map(DeviceBuffer::as_slice);
-        let [k_cache, v_cache] = caches.each_ref().map(DeviceBuffer::as_slice);
-        let mut rows = DeviceAppend::new([k, v], [k_cache, v_cache]);
-        rows.values.cu_seqlens_k_new = Some(starts.as_slice());
-        rows.values.cu_seqlens_q = Some(starts.as_slice());
-        rows.values.cache_seqlens = Some(before.as_slice());
-        rows.values.block_table = Some(table.as_slice());
-        rows.seqused_k = Some(after.as_slice());
-        rows.rotary = Some(DeviceRotary::in_place(cos.as_slice(), sin.as_slice(), q));
-        let mut tensors = DeviceTensors::new(q, k_cache, v_cache, out.as_slice());
-        tensors.lengths = Lengths {
-            cu_seqlens_q: Some(starts.as_slice()),
-            seqused_k: Some(after.as_slice()),
-            block_table: Some(table.as_slice()),
-            ..Lengths::default()
-        };
-        let graph = queue.capture(|queue| {
-            attention.append_on(queue, append, &rows)?;
-            attention.forward_on(queue, problem, &tensors)
-        })?;
+        let (cos, sin) = (queue.upload(&tables[0])?, queue.upload(&tables[1])?);
+        let mut recording = Queue::recording(&device)?;
+        let ([q, k, v], [k_cache, v_cache]) = (&mut new, &mut caches);
+        let rows = Operands::append(&*k, &*v, &mut *k_cache, &mut *v_cache)
+            .with(Name::CuSeqlensKNew, &starts)
+            .with(Name::CuSeqlensQ, &starts)
+            .with(Name::CacheSeqlens, &before)
+            .with(Name::BlockTable, &table)
+            .with_mut(Name::SequsedK, &mut after)
+            .with(Name::RotaryCos, &cos)
+            .with(Name::RotarySin, &sin)
+            .with_mut(Name::QOut, &mut *q);
+        attention.run_on(&mut recording, &append_rows, rows)?;
+        let operands = Operands::forward(&*q, &*k_cache, &*v_cache, &mut out)
+            .with(Name::CuSeqlensQ, &starts)
+            .with(Name::SequsedK, &after)
+            .with(Name::BlockTable, &table);
+        attention.run_on(&mut recording, &prepared, operands)?;
+        let graph = recording.finish()?;
         graph.upload(queue.stream())?;
         Ok(Gpu {
             queue,
-            problem: problem.clone(),
             new,
             caches,
             starts,
@@ -210,7 +189,6 @@ impl Gpu {
             table,
             out,
             graph,
-            _kept: vec![cos, sin],
             launches: 0,
             launched_us: 0.0,
         })
@@ -220,18 +198,14 @@ impl Gpu {
         for (to, from) in self.new.iter().zip(new) {
             to.as_slice().copy_from_host(self.queue.stream(), from.bytes())?;
         }
-        let values = [&step.starts, &step.before, &step.table];
-        for (to, from) in [&self.starts, &self.before, &self.table].into_iter().zip(values) {
-            to.as_slice()
-                .copy_from_host(self.queue.stream(), bytemuck::cast_slice(from))?;
-        }
+        self.queue.write(&mut self.starts, &step.starts)?;
+        self.queue.write(&mut self.before, &step.before)?;
+        self.queue.write(&mut self.table, &step.table)?;
         self.out.as_slice().fill(self.queue.stream(), POISON)?;
         let began = Instant::now();
-        self.graph.launch(self.queue.stream())?;
+        self.queue.launch(&mut self.graph)?;
         self.launched_us += began.elapsed().as_secs_f64() * 1e6;
         self.launches += 1;
-        let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-        self.out.as_slice().copy_to_host(self.queue.stream(), out.bytes_mut())?;
-        Ok((out, self.after.to_vec::<i32>(self.queue.stream())?))
+        Ok((self.queue.download(&self.out)?, self.queue.read(&self.after)?))
     }
 }

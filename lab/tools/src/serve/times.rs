@@ -1,9 +1,9 @@
 //! Times of an append, of attention, and of both in one graph.
 
-use flashcore::cuda::{Context, DeviceBuffer, Event};
+use flashcore::cuda::{Context, Event};
 use flashcore::{
-    Append, Attention, DType, Device, DeviceAppend, DeviceRotary, DeviceTensors, Error, KvLengths, Mask, Problem,
-    Queue, Rotary,
+    Append, Attention, DType, Device, Error, Graph, KvLengths, Layout, Mask, Name, Operands, Problem, Queue, Rotary,
+    Tensor,
 };
 
 const HEADS: usize = 32;
@@ -57,57 +57,48 @@ fn timed(
         rotary: Some(Rotary::new(*problem.q_layout(), max_pages * PAGE_SIZE, HEAD_DIM)),
         ..Append::to_pages(DType::BF16, [new, new], [cache, cache], max_pages)
     };
-    attention.warmup(std::slice::from_ref(&problem))?;
-    attention.warmup_append(std::slice::from_ref(&append))?;
-    let mut queue = Queue::new(&attention.device())?;
-    let zeros = |elements: usize| -> Result<DeviceBuffer, Error> {
-        let buffer = DeviceBuffer::new(context, elements * 2)?;
-        buffer.as_slice().fill(queue.stream(), 0)?;
-        Ok(buffer)
-    };
-    let (q, out) = (zeros(problem.q_layout().span())?, zeros(problem.o_layout().span())?);
-    let (k, v) = (zeros(append.k_new.span())?, zeros(append.v_new.span())?);
-    let (k_cache, v_cache) = (zeros(cache.span())?, zeros(cache.span())?);
+    let (prepared, rows_prepared) = (attention.prepare(&problem)?, attention.prepare(&append)?);
+    let device = attention.device();
+    let mut queue = Queue::new(&device)?;
+    let mut zeros = |layout: Layout| queue.upload(&Tensor::filled(DType::BF16, layout, 0));
+    let (mut q, mut out) = (zeros(*problem.q_layout())?, zeros(*problem.o_layout())?);
+    let (k, v) = (zeros(append.k_new)?, zeros(append.v_new)?);
+    let (mut k_cache, mut v_cache) = (zeros(cache)?, zeros(cache)?);
+    let tables = zeros([max_pages * PAGE_SIZE, HEAD_DIM / 2].into())?;
     let table: Vec<i32> = (0..(batch * max_pages) as i32).rev().collect();
-    let table = DeviceBuffer::from_host(queue.stream(), &table)?;
-    let before = DeviceBuffer::from_host(queue.stream(), &vec![keys as i32; batch])?;
-    let after = DeviceBuffer::from_host(queue.stream(), &vec![(keys + rows) as i32; batch])?;
-    let tables = zeros(max_pages * PAGE_SIZE * HEAD_DIM)?;
-    let workspace = DeviceBuffer::new(context, (attention.workspace_bytes(&problem, 16)? as usize).max(16))?;
-    let caches = [k_cache.as_slice(), v_cache.as_slice()];
-    let mut appended = DeviceAppend::new([k.as_slice(), v.as_slice()], caches);
-    (appended.values.cache_seqlens, appended.seqused_k) = (Some(before.as_slice()), Some(after.as_slice()));
-    appended.values.block_table = Some(table.as_slice());
-    appended.rotary = Some(DeviceRotary::in_place(
-        tables.as_slice(),
-        tables.as_slice(),
-        q.as_slice(),
-    ));
-    let mut tensors = DeviceTensors::new(q.as_slice(), caches[0], caches[1], out.as_slice());
-    (tensors.lengths.seqused_k, tensors.lengths.block_table) = (Some(after.as_slice()), Some(table.as_slice()));
-    tensors.workspace = Some(workspace.as_slice());
-    let mut graph = |does: [bool; 2], kept: bool| {
-        queue.capture(|queue| {
-            for _ in 0..CALLS {
-                if does[0] {
-                    attention.append_on(queue, &append, &appended)?;
-                }
-                // SAFETY: all live until the stream was waited for; nothing changes the lengths, and all runs of the
-                // workspace are of this problem, in this stream.
-                #[allow(unsafe_code)] // a schedule that is reused is what is timed
-                if does[1] {
-                    let tensors = if kept {
-                        unsafe { tensors.reuse_schedule() }
-                    } else {
-                        tensors
-                    };
-                    unsafe { attention.run_foreign(queue.stream(), &problem, &tensors, |_| None)? };
-                }
+    let table = queue.upload(&table)?;
+    let before = queue.upload(&vec![keys as i32; batch])?;
+    let mut after = queue.upload(&vec![(keys + rows) as i32; batch])?;
+    let mut graph = |does: [bool; 2], kept: bool| -> Result<Graph, Error> {
+        let mut queue = Queue::recording(&device)?;
+        let mut schedule = None;
+        for _ in 0..CALLS {
+            if does[0] {
+                let operands = Operands::append(&k, &v, &mut k_cache, &mut v_cache)
+                    .with(Name::CacheSeqlens, &before)
+                    .with_mut(Name::SequsedK, &mut after)
+                    .with(Name::BlockTable, &table)
+                    .with(Name::RotaryCos, &tables)
+                    .with(Name::RotarySin, &tables)
+                    .with_mut(Name::QOut, &mut q);
+                attention.run_on(&mut queue, &rows_prepared, operands)?;
             }
-            Ok(())
-        })
+            if does[1] {
+                // Nothing changes the lengths between the calls of a graph.
+                if kept && schedule.is_none() {
+                    schedule = queue.schedule(&prepared, &Operands::new().with(Name::SequsedK, &after))?;
+                }
+                let operands = Operands::forward(&q, &k_cache, &v_cache, &mut out).with(Name::SequsedK, &after);
+                let mut operands = operands.with(Name::BlockTable, &table);
+                if let Some(schedule) = &mut schedule {
+                    operands = operands.schedule(schedule);
+                }
+                attention.run_on(&mut queue, &prepared, operands)?;
+            }
+        }
+        queue.finish()
     };
-    let graphs = [
+    let mut graphs = [
         graph([true, false], false)?,
         graph([false, true], false)?,
         graph([false, true], true)?,
@@ -116,10 +107,10 @@ fn timed(
     ];
     let mut all = graphs.each_ref().map(|_| Vec::new());
     for round in 0..=ROUNDS {
-        for (graph, times) in graphs.iter().zip(&mut all) {
+        for (graph, times) in graphs.iter_mut().zip(&mut all) {
             let (start, end) = (Event::new(context)?, Event::new(context)?);
             start.record(queue.stream())?;
-            graph.launch(queue.stream())?;
+            queue.launch(graph)?;
             end.record(queue.stream())?;
             end.synchronize()?;
             // The first round warms up.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use flashcore_cuda::{CudaError, DeviceBuffer, KernelArg, LaunchShape, Module, ModuleOptions, cache_report, devices};
 
-use super::{Bench, Outcome, ensure, launches, ptx, replays};
+use super::{Bench, Outcome, ensure, launches, ptx};
 
 /// Names the task of a child process.
 const TASK: &str = "FLASHCORE_CUDA_TEST_CHILD";
@@ -79,15 +79,6 @@ pub(crate) fn read_only_cache(_: &Bench) -> Outcome {
     Ok(text.trim_end().to_string())
 }
 
-/// A driver that waits for each launch tells the fault of one, not of a graph.
-pub(crate) fn blocking_launches(bench: &Bench) -> Outcome {
-    for (blocking, graphs) in [("0", replays::expected(bench, 1)), ("1", 0)] {
-        let text = child("replays", &[("CUDA_LAUNCH_BLOCKING", PathBuf::from(blocking))])?;
-        ensure!(text.contains(&format!("{graphs} graphs")), "{blocking}: {text}");
-    }
-    Ok("none".to_string())
-}
-
 pub(crate) fn no_device(_: &Bench) -> Outcome {
     let text = child("devices", &[("CUDA_VISIBLE_DEVICES", PathBuf::new())])?;
     ensure!(
@@ -110,9 +101,6 @@ fn child_process() {
             launches::vector_add(&bench)?;
             Ok(format!("{}\nsums are right", cache_report()))
         }),
-        "replays" => Bench::new()
-            .map_err(Into::into)
-            .and_then(|bench| replays::graphs_kept(&bench)),
         "devices" => match devices() {
             Ok(found) => Err(format!("{} devices found", found.len()).into()),
             Err(error) => Ok(error.to_string()),

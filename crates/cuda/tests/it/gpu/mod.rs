@@ -15,9 +15,9 @@ mod launches;
 mod lifetimes;
 mod memory;
 mod modules;
+mod overlap;
 mod ptx;
 mod ragged;
-mod replays;
 mod tables;
 
 use std::sync::Mutex;
@@ -135,6 +135,7 @@ tests! {
     dynamic_shared_memory_to_the_last_byte = launches::dynamic_shared;
     clusters = launches::clusters;
     dependent_launches_keep_their_order = launches::dependent;
+    launches_overlap = overlap::programmatic;
     tensor_map_boxes_swizzle_zero_fill = launches::tensor_map;
     tensor_map_ragged_copies_end_with_their_sequence = ragged::copies;
     events_agree_with_the_clock = launches::timing;
@@ -145,15 +146,6 @@ tests! {
     a_first_call_ends_no_capture_of_another_thread = lifetimes::captures;
     graph_replay_equals_launches = graphs::replay;
     a_failed_capture_leaves_the_stream_usable = graphs::failed_capture;
-    replays_take_new_arguments = replays::arguments;
-    replays_streams_have_their_own = replays::streams;
-    replays_are_not_captured = replays::captures;
-    replays_by_eight_threads = replays::threads;
-    replays_many_take_no_more_than_a_few = replays::many;
-    replays_have_clusters = replays::clusters;
-    replays_overlap = replays::overlap;
-    replays_have_the_priority_of_their_stream = replays::priority;
-    replays_do_not_hide_blocking_launches = children::blocking_launches;
     a_kernel_of_the_kernel_language = launches::kernel_language;
     tables_many_take_no_more_than_a_few = tables::bounded;
     tables_graphs_keep_theirs = tables::of_graphs;

@@ -7,8 +7,7 @@
 //!
 //! Records belong to the device, not to an `Attention` or a stream: one that all captured calls write to, and one for
 //! each call that waits at the same time. None is ever freed, nor is the device's primary context released then, since
-//! nothing says how long a graph of another library may be replayed. The check is launched alone, never in a graph
-//! that replays the launches of calls, and leaves that one as it is.
+//! nothing says how long a graph of another library may be replayed.
 
 use std::collections::HashMap;
 use std::ffi::OsString;

@@ -1,0 +1,95 @@
+//! Operands in device memory: [`Cuda`], and [`CudaTensor`], a tensor that owns its memory.
+
+use std::marker::PhantomData;
+
+use flashcore_cuda::{DeviceBuffer, DeviceSlice};
+use flashcore_problem::view::sealed::Sealed;
+use flashcore_problem::{ElementType, Layout, Memory, View, ViewMut};
+
+use crate::KeptSchedule;
+
+/// Device memory of a GPU, as [`Host`](crate::Host) is that of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cuda {}
+
+impl Sealed for Cuda {}
+
+impl Memory for Cuda {
+    type Ref<'a> = DeviceSlice<'a>;
+    type Mut<'a> = DeviceSliceMut<'a>;
+    type Schedule<'a> = &'a mut KeptSchedule;
+
+    fn extent(memory: DeviceSlice<'_>) -> (u64, u64) {
+        (memory.address(), memory.len() as u64)
+    }
+
+    fn shorter<'m, 'a: 'm>(memory: &'m DeviceSlice<'a>) -> DeviceSlice<'m> {
+        *memory
+    }
+
+    fn shared<'m>(memory: &'m DeviceSliceMut<'_>) -> DeviceSlice<'m> {
+        memory.0
+    }
+}
+
+/// A slice of device memory that a call writes.
+///
+/// Work on a device is ordered by queues, so one that is made of a slice which something else has, too, costs values,
+/// not memory.
+#[derive(Debug)]
+pub struct DeviceSliceMut<'a>(DeviceSlice<'a>, PhantomData<&'a mut ()>);
+
+impl<'a> From<DeviceSlice<'a>> for DeviceSliceMut<'a> {
+    fn from(memory: DeviceSlice<'a>) -> DeviceSliceMut<'a> {
+        DeviceSliceMut(memory, PhantomData)
+    }
+}
+
+/// A tensor in device memory, dense or strided: what [`Queue::upload`](crate::Queue::upload) and
+/// [`Queue::empty`](crate::Queue::empty) make.
+///
+/// It may be used in any queue of its device: a call waits, on the device, for what other queues did with it before.
+/// When it is dropped, and graphs that use it are, its memory is freed after the work that uses it.
+#[derive(Debug)]
+pub struct CudaTensor {
+    element: ElementType,
+    layout: Layout,
+    memory: DeviceBuffer,
+}
+
+impl CudaTensor {
+    pub(crate) fn new(element: ElementType, layout: Layout, memory: DeviceBuffer) -> CudaTensor {
+        CudaTensor {
+            element,
+            layout,
+            memory,
+        }
+    }
+
+    /// What it holds.
+    pub fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// Shape and strides.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its memory: the elements, gaps included.
+    pub fn as_slice(&self) -> DeviceSlice<'_> {
+        self.memory.as_slice()
+    }
+}
+
+impl<'a> From<&'a CudaTensor> for View<'a, Cuda> {
+    fn from(tensor: &'a CudaTensor) -> View<'a, Cuda> {
+        View::new(tensor.element, tensor.layout, tensor.as_slice())
+    }
+}
+
+impl<'a> From<&'a mut CudaTensor> for ViewMut<'a, Cuda> {
+    fn from(tensor: &'a mut CudaTensor) -> ViewMut<'a, Cuda> {
+        ViewMut::new(tensor.element, tensor.layout, tensor.as_slice().into())
+    }
+}

@@ -1,0 +1,146 @@
+//! [`Prepared`]: a task whose kernel is chosen and compiled.
+
+use std::any::Any;
+use std::borrow::Borrow;
+use std::hash::{Hash, Hasher};
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+use flashcore_problem::task::sealed::Kind;
+use flashcore_problem::{AnyTask, Append, Combine, Problem};
+
+#[cfg(feature = "cuda")]
+use crate::cuda::Ready;
+use crate::plans::PlanSummary;
+
+/// A task, owned.
+#[derive(Clone, Debug)]
+pub(crate) enum OwnedTask {
+    Problem(Problem),
+    Append(Append),
+    Combine(Combine),
+}
+
+impl From<AnyTask<'_>> for OwnedTask {
+    fn from(task: AnyTask<'_>) -> OwnedTask {
+        match task {
+            AnyTask::Problem(problem) => OwnedTask::Problem(problem.clone()),
+            AnyTask::Append(append) => OwnedTask::Append(*append),
+            AnyTask::Combine(merge) => OwnedTask::Combine(merge.clone()),
+        }
+    }
+}
+
+/// What plans are kept by: a task, and what its tensors are aligned to, in bytes.
+#[derive(Debug)]
+pub(crate) struct Key(pub(crate) OwnedTask, pub(crate) u32);
+
+/// A key, owned or not.
+pub(crate) trait AnyKey {
+    fn parts(&self) -> (AnyTask<'_>, u32);
+}
+
+impl AnyKey for Key {
+    fn parts(&self) -> (AnyTask<'_>, u32) {
+        (self.0.kind(), self.1)
+    }
+}
+
+impl AnyKey for (AnyTask<'_>, u32) {
+    fn parts(&self) -> (AnyTask<'_>, u32) {
+        *self
+    }
+}
+
+impl PartialEq for dyn AnyKey + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for dyn AnyKey + '_ {}
+
+impl Hash for dyn AnyKey + '_ {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
+}
+
+impl<'a> Borrow<dyn AnyKey + 'a> for Key {
+    fn borrow(&self) -> &(dyn AnyKey + 'a) {
+        self
+    }
+}
+
+impl Kind for OwnedTask {
+    fn kind(&self) -> AnyTask<'_> {
+        match self {
+            OwnedTask::Problem(problem) => AnyTask::Problem(problem),
+            OwnedTask::Append(append) => AnyTask::Append(append),
+            OwnedTask::Combine(merge) => AnyTask::Combine(merge),
+        }
+    }
+}
+
+/// A task whose kernel is chosen, compiled and ready to be called or captured: what [`Attention::prepare`] gives.
+///
+/// It is a task itself. Calls with it look nothing up, if their tensors start at multiples of 16 bytes, as allocations
+/// do; others are prepared at their first call.
+///
+/// [`Attention::prepare`]: crate::Attention::prepare
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub(crate) task: OwnedTask,
+    /// The `Attention` that made it.
+    pub(crate) made_by: u64,
+    /// What serves a problem.
+    pub(crate) summary: Option<PlanSummary>,
+    #[cfg(feature = "cuda")]
+    pub(crate) ready: Option<Arc<Ready>>,
+}
+
+impl Prepared {
+    /// The id of the kernel: [`KernelId`](crate::KernelId) reads it if the task is a problem. Appends and merges have
+    /// one kernel each.
+    pub fn kernel(&self) -> String {
+        match (&self.summary, &self.task) {
+            (Some(summary), _) => summary.kernel().to_string(),
+            (None, OwnedTask::Append(_)) => "append".to_string(),
+            (None, _) => "merge".to_string(),
+        }
+    }
+
+    /// Why this kernel, in a sentence. Where this build of the CPU backend is not optimised, it says so.
+    pub fn why(&self) -> &str {
+        self.summary.as_ref().map_or("it is the only one", PlanSummary::why)
+    }
+
+    /// The plan of a problem, with all that was considered.
+    pub fn plan(&self) -> Option<&PlanSummary> {
+        self.summary.as_ref()
+    }
+}
+
+impl Kind for Prepared {
+    fn kind(&self) -> AnyTask<'_> {
+        self.task.kind()
+    }
+
+    fn prepared(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+}
