@@ -102,6 +102,7 @@ with_torch() {
 
 docs() {
     RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --quiet
+    scripts/public_items.py
 }
 
 # Known vulnerabilities need cargo-deny and its database; compiling it here would take minutes for a step that asks the network.

@@ -1,6 +1,6 @@
 //! A program of somebody who uses the crate: attention in each dtype, compared with float64. `try.sh` compiles it.
 
-use flashcore::testing::{InputKind, Inputs, Tolerance, compare, reference};
+use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, reference};
 use flashcore::{Attention, DType, Device, Error, Mask, Problem};
 
 fn main() -> Result<(), Error> {

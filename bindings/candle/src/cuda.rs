@@ -9,7 +9,7 @@ use candle::backend::{BackendDevice, BackendStorage};
 use candle::cuda_backend::CudaDevice;
 use candle::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut, DeviceSlice as _};
 use candle::{CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
-use flashcore::cuda::{DeviceSlice, Stream};
+use flashcore::unstable::cuda::{DeviceSlice, Stream};
 use flashcore::{Attention, Cuda, Device, ElementType, Name, Operands, Problem, View, ViewMut, bf16, f16};
 
 use crate::backward::backward_problem;

@@ -7,8 +7,8 @@
 use std::error::Error;
 
 use flashcore::Device;
-use flashcore::cuda::{DeviceBuffer, Function, ModuleOptions, Stream};
-use flashcore::kernel::{Arg, BuildErrors, Cache, Kernel};
+use flashcore::unstable::cuda::{DeviceBuffer, Function, ModuleOptions, Stream};
+use flashcore::unstable::kernel::{Arg, BuildErrors, Cache, Kernel};
 use flashcore_sim::{Case, SimOptions};
 
 const WARPS: u32 = 4;

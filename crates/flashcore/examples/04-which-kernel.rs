@@ -2,8 +2,8 @@
 //!
 //! run with: cargo run --release -p flashcore --example 04-which-kernel
 
-use flashcore::kernel::Profile;
-use flashcore::plans::{PlanTarget, Plans};
+use flashcore::unstable::kernel::Profile;
+use flashcore::unstable::plans::{PlanTarget, Plans};
 use flashcore::{Attention, Device, Error, KernelId, Mask, Problem};
 
 fn main() -> Result<(), Error> {

@@ -133,7 +133,7 @@ impl Attention {
     /// The same with [`Options`], or with one kernel, or with plan tables.
     ///
     /// ```
-    /// use flashcore::plans::Plans;
+    /// use flashcore::unstable::plans::Plans;
     /// use flashcore::{Attention, Device, KernelId, Options};
     ///
     /// let kernel: KernelId = "cpu/m64n128".parse()?;

@@ -416,7 +416,7 @@ impl Attention {
     /// `allocate` is asked for the address of so many bytes if the plan needs a workspace.
     ///
     /// ```no_run
-    /// use flashcore::cuda::{DeviceSlice, Stream};
+    /// use flashcore::unstable::cuda::{DeviceSlice, Stream};
     /// use flashcore::{Attention, Cuda, Device, Error, Operands, Problem, TensorSpec, Task, View, ViewMut};
     ///
     /// /// Enqueues attention on another library's tensors and stream, all of device 0. `allocate` takes bytes.

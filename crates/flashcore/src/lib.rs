@@ -22,10 +22,10 @@
 //! streams and memory of other libraries. [`Attention`] is `Send + Sync`. The numbered programs in `examples/` teach
 //! each of them in turn.
 //!
-//! Kernels are chosen by plan tables and heuristics: [`plans`]; [`Attention::tune`] measures faster
-//! ones on the device at hand. [`kernel`] is the language that they
-//! are written in, for kernels of your own. [`testing`] has inputs, the float64 reference and the
-//! comparison with it. The library has no database, opens no network connection and prints nothing.
+//! Kernels are chosen by plan tables and heuristics; [`Attention::tune`] measures faster ones on the device at hand.
+//! [`unstable`] has what these are made of: the kernel language, for kernels of your own, the driver, plan tables, and
+//! inputs, the float64 reference and the comparison with it. The library has no database, opens no network connection
+//! and prints nothing.
 //!
 //! # fp8
 //!
@@ -52,7 +52,7 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `cpu` (default) | `Device::Cpu`, [`Device::best`] |
-//! | `cuda` (default) | `Device::Cuda`, [`cuda`], [`Queue`]; needs no toolkit, only a driver at run time |
+//! | `cuda` (default) | `Device::Cuda`, [`Queue`], [`unstable::cuda`]; needs no toolkit, only a driver at run time |
 //! | `cudarc` | `flashcore::cudarc`: slices and streams of cudarc, in the version that you use |
 
 // Tests read what they wrote, and what lies in the repository.
@@ -64,17 +64,20 @@ compile_error!("flashcore needs one of its features `cpu` and `cuda`: enable one
 mod attention;
 mod call;
 #[cfg(feature = "cuda")]
+#[doc(hidden)] // its place is `unstable`
 pub mod cuda;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
 mod device;
 mod error;
+#[doc(hidden)] // its place is `unstable`
 pub mod files;
 mod held;
 #[cfg(feature = "cuda")]
 mod kept;
 #[cfg(feature = "cuda")]
 mod memory;
+#[doc(hidden)] // its place is `unstable`
 pub mod plans;
 mod prepared;
 #[cfg(feature = "cuda")]
@@ -93,8 +96,7 @@ pub use error::Error;
 pub use flashcore_cpu::CpuError;
 #[cfg(feature = "cuda")]
 pub use flashcore_cuda::Graph;
-/// The kernel language: a kernel as a Rust value that prints itself as PTX.
-#[doc(inline)]
+#[doc(hidden)] // its place is `unstable`
 pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
     Access, Alibi, Append, AppendPlace, AppendValues, CausalAlign, Combine, DType, Direction, Element, ElementType,
@@ -109,6 +111,7 @@ pub use flashcore_problem::{AppendTensors, BackwardTensors, RotaryTensors};
 pub use held::Schedule;
 #[cfg(feature = "cuda")]
 pub use memory::{Cuda, CudaTensor, DeviceSliceMut};
+pub use plans::Plans;
 pub use prepared::Prepared;
 #[cfg(feature = "cuda")]
 pub use queue::Queue;
@@ -122,7 +125,7 @@ pub use tune::{TuneProgress, TuneSearch, Tuned};
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.
 ///
 /// ```
-/// use flashcore::testing::{InputKind, Inputs, Tolerance, compare, reference};
+/// use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, reference};
 /// use flashcore::{Attention, Device, Problem};
 ///
 /// let problem = Problem::builder().heads(4, 2).seq_len(33).head_dim(64).build()?;
@@ -132,11 +135,26 @@ pub use tune::{TuneProgress, TuneSearch, Tuned};
 /// assert!(compare(&problem, &output.out.view(), &want, Tolerance::of(problem.dtype()))?.passed);
 /// # Ok::<(), flashcore::Error>(())
 /// ```
+#[doc(hidden)] // its place is `unstable`
 pub mod testing {
     pub use flashcore_problem::{
         Comparison, GradientRow, InputKind, Inputs, ReferenceRow, Saved, Slack, Tolerance, compare, compare_gradient,
         compare_lse, reference, reference_gradients, reference_rows,
     };
+}
+
+/// What may change in any release: the kernel language, the driver, plans and their tables, and what tests are made of.
+///
+/// Everything else at the root of this crate changes with a version alone, and is listed in `public-items.txt`.
+pub mod unstable {
+    #[cfg(feature = "cuda")]
+    #[doc(inline)]
+    pub use crate::cuda;
+    #[doc(inline)]
+    pub use crate::{files, plans, testing};
+    /// The kernel language: a kernel as a Rust value that prints itself as PTX.
+    #[doc(inline)]
+    pub use flashcore_ir as kernel;
 }
 
 /// The README's Rust is compiled with the documentation tests.

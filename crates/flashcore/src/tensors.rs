@@ -63,8 +63,8 @@ pub struct DeviceGradients<'a> {
 }
 
 /// Scales of e4m3 tensors in device memory, each f32 `[batch, num_kv_heads]`, dense. An element
-/// stands for itself times the scale of its sequence and K/V head ([`TensorView::with_scales`],
-/// [`TensorView::with_scales_of`]).
+/// stands for itself times the scale of its sequence and K/V head ([`TensorView::with_scales`](crate::TensorView::with_scales),
+/// and the same of sequences).
 /// Scales are finite and above 0; that is not checked here.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceScales<'a> {

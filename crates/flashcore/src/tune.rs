@@ -125,7 +125,7 @@ impl Attention {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use flashcore::plans::Plans;
+    /// use flashcore::unstable::plans::Plans;
     /// use flashcore::{Attention, Device, Problem};
     ///
     /// let problem = Problem::builder().heads(2, 2).seq_len(64).head_dim(64).build()?;

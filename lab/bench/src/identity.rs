@@ -132,7 +132,7 @@ impl DeviceIdentity {
     pub fn cpu() -> DeviceIdentity {
         DeviceIdentity {
             device: "cpu".to_string(),
-            name: flashcore::plans::cpu_name().to_string(),
+            name: flashcore::unstable::plans::cpu_name().to_string(),
             uuid: host_name(),
             driver: crate::host_clock::driver().to_string(),
             architecture: format!("{}/{}", std::env::consts::ARCH, flashcore_cpu::SimdLevel::best().name()),

@@ -86,7 +86,7 @@ pub use agreement::Agreement;
 pub use bed::{Bed, Workbench};
 pub use error::{BenchError, Result};
 pub use expected::Expected;
-pub use flashcore::plans::date;
+pub use flashcore::unstable::plans::date;
 pub use identity::{
     Attributes, Build, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, executable, host_name,
     revision, set_revision,

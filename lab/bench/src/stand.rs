@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use flashcore::cuda::Context;
+use flashcore::unstable::cuda::Context;
 use flashcore::{Attention, Device, KernelId};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::Stream;
@@ -264,7 +264,7 @@ fn cpu_neighbours(config: CpuConfig) -> impl Iterator<Item = CpuConfig> {
 
 #[cfg(test)]
 mod tests {
-    use flashcore::plans::{NamedTable, PlanClass, PlanDevice, PlanRow, PlanTable, Plans};
+    use flashcore::unstable::plans::{NamedTable, PlanClass, PlanDevice, PlanRow, PlanTable, Plans};
 
     use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::slice;
 
-use flashcore::plans::PlanSummary;
-use flashcore::testing::InputKind;
+use flashcore::unstable::plans::PlanSummary;
+use flashcore::unstable::testing::InputKind;
 use flashcore::{Attention, KernelId};
 use flashcore_check::{Gate, gate, gate_gradients};
 use flashcore_problem::{Direction, Inputs};

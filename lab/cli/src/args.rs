@@ -5,8 +5,8 @@ use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use flashcore::cuda::DeviceInfo;
-use flashcore::testing::InputKind;
+use flashcore::unstable::cuda::DeviceInfo;
+use flashcore::unstable::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use flashcore::cuda::Context;
+use flashcore::unstable::cuda::Context;
 use flashcore::{DType, Device};
 use flashcore_bench::child::Job;
 use flashcore_bench::python::{self, Python};

@@ -1,6 +1,6 @@
 //! The predicted time of a plan on a card, and the resource that binds it.
 
-use flashcore::cuda::DeviceInfo;
+use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::{DType, Problem};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;

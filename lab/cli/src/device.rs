@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use flashcore::Device;
-use flashcore::cuda::DeviceInfo;
+use flashcore::unstable::cuda::DeviceInfo;
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::{DeviceRates, device, rates};
 use flashcore_ir::Profile;

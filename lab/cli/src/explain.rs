@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::Problem;
-use flashcore::plans::Plans;
+use flashcore::unstable::plans::Plans;
 use flashcore_bench::micro::DeviceRates;
 use flashcore_check::cost::{Prediction, roofline};
 use flashcore_check::registers::{self, Registers};

@@ -1,7 +1,7 @@
 //! `flashcore` without arguments: is attention correct on the best device, how fast is it, and which device is it?
 //! Then, without a GPU, the same of the GPU kernel under the simulator. Words of ours come after the answer.
 
-use flashcore::testing::InputKind;
+use flashcore::unstable::testing::InputKind;
 use flashcore::{Device, Problem};
 use flashcore_bench::Case;
 use serde_json::json;

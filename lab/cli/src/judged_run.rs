@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flashcore::plans::PlanSummary;
-use flashcore::testing::InputKind;
+use flashcore::unstable::plans::PlanSummary;
+use flashcore::unstable::testing::InputKind;
 use flashcore::{Attention, Device, KernelId, Problem};
 use flashcore_bench::trial::{self, Stage, Tried};
 use flashcore_bench::{Case, LaunchMode, Measured, Options, Summary, sequences};

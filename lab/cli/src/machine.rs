@@ -2,7 +2,7 @@
 
 use std::sync::Once;
 
-use flashcore::cuda::DeviceInfo;
+use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::{Device, Error};
 use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
@@ -41,12 +41,16 @@ fn check_threads_of(name: &str) -> Result<(), Failure> {
 
 pub(crate) fn cpu_line() -> String {
     let threads = style::count(rayon::current_num_threads(), "thread");
-    format!("{} · {threads} · {}", flashcore::plans::cpu_name(), SimdLevel::best())
+    format!(
+        "{} · {threads} · {}",
+        flashcore::unstable::plans::cpu_name(),
+        SimdLevel::best()
+    )
 }
 
 pub(crate) fn cpu_json() -> Value {
     json!({
-        "model": flashcore::plans::cpu_name(),
+        "model": flashcore::unstable::plans::cpu_name(),
         "threads": rayon::current_num_threads(),
         "simd": SimdLevel::best().name(),
     })

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::Device;
-use flashcore::plans::{
+use flashcore::unstable::plans::{
     NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanRow, PlanTable, PlanTarget, Plans, read_table,
     shipped_tables, table_files, user_plans_folder,
 };

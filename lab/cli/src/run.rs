@@ -113,7 +113,7 @@ mod tests {
             flashcore::Device::Cpu,
             &Case::new("tiny", problem.clone()),
             None,
-            flashcore::testing::InputKind::Normal,
+            flashcore::unstable::testing::InputKind::Normal,
             1,
         )
         .unwrap();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use flashcore::Problem;
-use flashcore::plans::{PlanTarget, Plans};
-use flashcore::testing::InputKind;
+use flashcore::unstable::plans::{PlanTarget, Plans};
+use flashcore::unstable::testing::InputKind;
 use flashcore_check::render::{self, Palette};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Tap, select_among};

@@ -246,7 +246,7 @@ pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), Failure>
     let bytes = bytes.as_ref();
     let text = str::from_utf8(bytes).map(escaped);
     let bytes = text.as_ref().map_or(bytes, |text| text.as_bytes());
-    flashcore::files::write_whole(path, bytes).map_err(failed)
+    flashcore::unstable::files::write_whole(path, bytes).map_err(failed)
 }
 
 /// A whole number with separated thousands: `33,280`.

@@ -2,7 +2,7 @@
 //! kernel under the simulator.
 
 use flashcore::Problem;
-use flashcore::testing::InputKind;
+use flashcore::unstable::testing::InputKind;
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, ProblemBuilder, ProblemError};
 

@@ -15,7 +15,7 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Event, Graph, Stream};
+use flashcore::unstable::cuda::{Context, DeviceBuffer, DeviceSlice, Event, Graph, Stream};
 use flashcore::{DType, Device, Mask, Problem};
 use flashcore_bench::gpu::launch;
 use flashcore_check::gate::gate_gradients;

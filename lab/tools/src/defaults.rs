@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use flashcore::Device;
-use flashcore::cuda::Stream;
+use flashcore::unstable::cuda::Stream;
 use flashcore_bench::stats::{RESAMPLES, median};
 use flashcore_bench::{Case, Ratio, problems};
 use flashcore_ir::{Chip, files};

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use flashcore::KernelId;
-use flashcore::plans::shipped_tables;
+use flashcore::unstable::plans::shipped_tables;
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, Plan, mma, wgmma};
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use flashcore::plans::{PlanDevice, Plans};
+use flashcore::unstable::plans::{PlanDevice, Plans};
 use flashcore::{Attention, Device, KernelId};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{KernelCache, select, select_among};
@@ -89,7 +89,7 @@ pub(crate) fn heuristics(problem: &Problem, device: &PlanDevice) -> Result<Kerne
 
 #[cfg(test)]
 mod tests {
-    use flashcore::plans::{PlanSetting, PlanTarget};
+    use flashcore::unstable::plans::{PlanSetting, PlanTarget};
 
     use super::*;
 

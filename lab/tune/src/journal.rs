@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flashcore::files::write_whole;
+use flashcore::unstable::files::write_whole;
 use flashcore_bench::DeviceIdentity;
 use flashcore_ir::files;
 use flashcore_problem::Problem;

@@ -9,7 +9,7 @@ use crate::journal::{Header, RUN, read_header};
 
 /// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME` or in `~/.local/share`, if any.
 pub fn folder() -> Option<PathBuf> {
-    Some(flashcore::files::data_folder()?.join("tune"))
+    Some(flashcore::unstable::files::data_folder()?.join("tune"))
 }
 
 /// Creates the folder of a new run in a folder of runs, named by problem, device and a number. Runs

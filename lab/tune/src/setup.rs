@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use flashcore::cuda::DeviceInfo;
-use flashcore::plans::{PlanDevice, PlanTarget, Plans};
+use flashcore::unstable::cuda::DeviceInfo;
+use flashcore::unstable::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_check::own::Declared;

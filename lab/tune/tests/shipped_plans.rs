@@ -1,6 +1,6 @@
 //! The kernels of the tables that come with the library, under the simulator on small problems.
 
-use flashcore::plans::shipped_tables;
+use flashcore::unstable::plans::shipped_tables;
 use flashcore::{KernelId, Problem};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::Target;

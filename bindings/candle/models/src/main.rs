@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use candle::{DType, Device, Result, Tensor};
 use cases::Case;
-use flashcore::testing::Comparison;
+use flashcore::unstable::testing::Comparison;
 use flashcore_candle_models::generate::{Generated, Model, Sizes, generate, load};
 use serde_json::json;
 

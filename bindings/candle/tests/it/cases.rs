@@ -2,7 +2,7 @@
 //! check on a GPU.
 
 use candle::{DType, Device, IndexOp, Result, Tensor, Var};
-use flashcore::testing::{
+use flashcore::unstable::testing::{
     Comparison, InputKind, Inputs, Tolerance, compare, compare_gradient, reference_gradients, reference_rows,
 };
 use flashcore::{KvLengths, Lengths, Mask, Problem, QLengths, TensorView};

@@ -26,7 +26,7 @@ pub const CPU_NAME_VARIABLE: &str = "FLASHCORE_CPU_NAME";
 /// architecture. Read once.
 ///
 /// ```
-/// assert!(!flashcore::plans::cpu_name().is_empty());
+/// assert!(!flashcore::unstable::plans::cpu_name().is_empty());
 /// ```
 pub fn cpu_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();

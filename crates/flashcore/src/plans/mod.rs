@@ -60,7 +60,7 @@ impl PlanSetting {
     /// Parses a value of `FLASHCORE_PLANS`: `shipped`, `user`, `none`, or a file. Empty is `Usual`.
     ///
     /// ```
-    /// use flashcore::plans::PlanSetting;
+    /// use flashcore::unstable::plans::PlanSetting;
     /// assert_eq!(PlanSetting::of_value("none"), PlanSetting::Heuristics);
     /// assert_eq!(PlanSetting::of_value("mine.json"), PlanSetting::File("mine.json".into()));
     /// ```
@@ -305,8 +305,8 @@ impl Plans {
 /// The UTC day, `2026-11-21`, of a time in seconds since 1970, as rows have it.
 ///
 /// ```
-/// assert_eq!(flashcore::plans::date(1_795_219_200), "2026-11-21");
-/// assert_eq!(flashcore::plans::date(951_782_400), "2000-02-29");
+/// assert_eq!(flashcore::unstable::plans::date(1_795_219_200), "2026-11-21");
+/// assert_eq!(flashcore::unstable::plans::date(951_782_400), "2000-02-29");
 /// ```
 pub fn date(seconds: u64) -> String {
     // Days since 0000-03-01, in eras of 400 years (Howard Hinnant, "chrono-compatible low-level date algorithms").

@@ -100,7 +100,7 @@ impl PlanClass {
     ///
     /// ```
     /// use flashcore::Problem;
-    /// use flashcore::plans::PlanClass;
+    /// use flashcore::unstable::plans::PlanClass;
     /// let class = PlanClass::of(&Problem::named("llama8b-prefill-8k")?).expect("a dense problem");
     /// assert_eq!((class.heads, class.kv_heads, class.seq_q), (32, 8, 8192));
     /// let backward = Problem::named("llama8b-prefill-8k")?.backward()?;
@@ -159,7 +159,7 @@ impl PlanClass {
     ///
     /// ```
     /// use flashcore::Problem;
-    /// use flashcore::plans::PlanClass;
+    /// use flashcore::unstable::plans::PlanClass;
     /// let problem = |length| Problem::builder().heads(8, 8).seq_len(length).head_dim(64).build();
     /// let class = |length| PlanClass::of(&problem(length).unwrap()).unwrap();
     /// assert_eq!(class(4096).serves(&class(4090)), Some(12)); // 6 rows and 6 keys

@@ -4,8 +4,8 @@
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (24).
 
 #[cfg(feature = "cuda")]
-use flashcore::plans::{PlanSummary, Plans};
-use flashcore::testing::{InputKind, Inputs, Tolerance, compare_gradient, reference_gradients};
+use flashcore::unstable::plans::{PlanSummary, Plans};
+use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare_gradient, reference_gradients};
 use flashcore::{Attention, DType, Device, Gradients, Mask, Name, Options, Problem, ProblemBuilder, Tensor};
 #[cfg(feature = "cuda")]
 use flashcore_ir::Target;

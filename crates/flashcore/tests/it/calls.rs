@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flashcore::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference};
+use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference};
 use flashcore::{
     Attention, DType, Device, Error, Host, Layout, Mask, Name, Operands, Problem, ProblemBuilder, Tensor, TensorView,
     TensorViewMut, ViewMut, f16,

@@ -1,6 +1,6 @@
 //! Attention over parts of the keys, merged, is attention over all of them.
 
-use flashcore::testing::{InputKind, Inputs, Tolerance, compare, reference};
+use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, reference};
 use flashcore::{
     Attention, Combine, DType, Device, Error, Name, Operands, Output, Problem, ProblemBuilder, Tensor, View,
 };

@@ -3,11 +3,11 @@
 
 use std::path::PathBuf;
 
-use flashcore::plans::{
+use flashcore::unstable::plans::{
     NamedTable, PlanClass, PlanDevice, PlanError, PlanRow, PlanSetting, PlanTable, PlanTarget, Plans, read_table,
     shipped_tables,
 };
-use flashcore::testing::{Inputs, Tolerance, compare, reference};
+use flashcore::unstable::testing::{Inputs, Tolerance, compare, reference};
 use flashcore::{Attention, Device, Error, KernelId, Mask, Problem, Tensor};
 use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, Plan, select, select_among};
@@ -310,7 +310,7 @@ fn the_host_asks_its_table_and_answers_the_same() {
     let fixed = Attention::with(Device::cpu(), kernel).unwrap();
     assert_eq!(fixed.plan(&problem).unwrap().kernel(), kernel);
 
-    let Inputs { q, k, v, .. } = Inputs::generate(&problem, flashcore::testing::InputKind::Normal, 3);
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, flashcore::unstable::testing::InputKind::Normal, 3);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let operands = flashcore::Operands::forward(&q, &k, &v, &mut out);
     asked.run(&problem, operands).unwrap();

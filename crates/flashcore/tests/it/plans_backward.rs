@@ -1,7 +1,7 @@
 //! Rows of plan tables for backward passes: which problems they serve, and that the library runs them.
 
-use flashcore::plans::{NamedTable, PlanClass, PlanDevice, PlanRow, PlanTable, Plans};
-use flashcore::testing::{InputKind, Inputs};
+use flashcore::unstable::plans::{NamedTable, PlanClass, PlanDevice, PlanRow, PlanTable, Plans};
+use flashcore::unstable::testing::{InputKind, Inputs};
 use flashcore::{Attention, Device, GradientLayouts, KernelId, Layout, Problem, ProblemBuilder};
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, select, select_among};

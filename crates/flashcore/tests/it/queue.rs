@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use flashcore::cuda::{DeviceBuffer, DeviceSlice};
+use flashcore::unstable::cuda::{DeviceBuffer, DeviceSlice};
 use flashcore::{
     Attention, CudaTensor, DType, ElementType, Error, KvLengths, Layout, Mask, Name, Operands, Problem, QLengths,
     Queue, Task, Tensor, View, bf16,

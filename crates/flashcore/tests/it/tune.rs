@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use flashcore::plans::{PlanSetting, PlanTarget, Plans, read_table};
+use flashcore::unstable::plans::{PlanSetting, PlanTarget, Plans, read_table};
 #[cfg(feature = "cuda")]
 use flashcore::{Alibi, DType, Mask, Options};
 use flashcore::{Attention, Device, Error, KernelId, Problem, QLengths, TuneProgress};

@@ -73,7 +73,8 @@ impl Baseline {
     pub fn write(&self, path: &Path) -> Result<()> {
         let failed = |error: String| BenchError::Failed(format!("cannot write {}: {error}", path.display()));
         let text = serde_json::to_string_pretty(self).map_err(|error| failed(error.to_string()))?;
-        flashcore::files::write_whole(path, (text + "\n").as_bytes()).map_err(|error| failed(error.to_string()))
+        flashcore::unstable::files::write_whole(path, (text + "\n").as_bytes())
+            .map_err(|error| failed(error.to_string()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flashcore::plans::{Plan, PlanTarget, Plans};
+use flashcore::unstable::plans::{Plan, PlanTarget, Plans};
 use flashcore_check::mutate::plant;
 use flashcore_check::registers::{self, Unknown};
 use flashcore_check::{CheckOptions, check_plan};

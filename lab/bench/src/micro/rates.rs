@@ -134,7 +134,7 @@ impl DeviceRates {
     pub fn write(&self, path: &Path) -> Result<()> {
         let wrong = |error: std::io::Error| unusable(path, error);
         let text = serde_json::to_string_pretty(self).map_err(|error| wrong(error.into()))?;
-        flashcore::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
+        flashcore::unstable::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
     }
 }
 
@@ -158,7 +158,7 @@ fn revision_of(device: &DeviceIdentity) -> Option<String> {
 /// Where the rates of a device are kept: `flashcore/devices/NAME-UUID.json` in `$XDG_DATA_HOME`, or in
 /// `~/.local/share`; `None` where there is neither.
 pub fn path(device: &DeviceIdentity) -> Option<PathBuf> {
-    let data = flashcore::files::data_folder()?;
+    let data = flashcore::unstable::files::data_folder()?;
     let keep = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name: String = device.name.chars().map(keep).collect();
     Some(data.join("devices").join(format!("{name}-{}.json", device.uuid)))

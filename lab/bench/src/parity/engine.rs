@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use flashcore::plans::{Config, Plan, PlanSummary};
-use flashcore::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference_rows};
+use flashcore::unstable::plans::{Config, Plan, PlanSummary};
+use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference_rows};
 use flashcore::{Attention, Device, Error, KernelId, Problem, Tensor};
 use flashcore_check::mutate::{Operator, plant};
 use flashcore_check::{CheckError, CheckOptions, check_plan, gate_gradients};

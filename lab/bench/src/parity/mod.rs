@@ -14,7 +14,7 @@ mod witness;
 
 use std::sync::{Mutex, PoisonError};
 
-use flashcore::testing::InputKind;
+use flashcore::unstable::testing::InputKind;
 use flashcore::{DType, Problem, ProblemBuilder};
 use flashcore_check::mutate::Operator;
 use flashcore_kernels::{FAMILIES, Family, ladder, mma, scalar, wgmma};

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use flashcore::Problem;
-use flashcore::testing::Inputs;
+use flashcore::unstable::testing::Inputs;
 use flashcore_problem::{DType, ReferenceRow, TensorView};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -249,7 +249,7 @@ fn dense(view: &TensorView<'_>, bytes: &mut Vec<u8>) {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
-    use flashcore::testing::{InputKind, reference_rows};
+    use flashcore::unstable::testing::{InputKind, reference_rows};
     use flashcore_problem::Lengths;
 
     fn tiny() -> (Problem, Inputs, Vec<ReferenceRow>) {

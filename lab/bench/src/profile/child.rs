@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flashcore::testing::{InputKind, Inputs};
+use flashcore::unstable::testing::{InputKind, Inputs};
 use flashcore::{Device, KernelId};
 use flashcore_cuda::{Function, ModuleOptions, Stream};
 use flashcore_kernels::{Plan, Step};

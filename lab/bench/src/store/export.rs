@@ -101,7 +101,7 @@ impl Store {
                 continue;
             }
             let to = self.path().join(format!("{}.jsonl", run.key));
-            flashcore::files::write_whole(&to, &run.bytes).map_err(inaccessible(&to))?;
+            flashcore::unstable::files::write_whole(&to, &run.bytes).map_err(inaccessible(&to))?;
             imported.runs += 1;
             imported.samples += run.samples;
         }

@@ -64,7 +64,7 @@ pub fn default_path() -> Option<PathBuf> {
         _ => '-',
     };
     let host: String = host_name().chars().map(keep).collect();
-    Some(flashcore::files::data_folder()?.join("evidence").join(host))
+    Some(flashcore::unstable::files::data_folder()?.join("evidence").join(host))
 }
 
 impl Store {

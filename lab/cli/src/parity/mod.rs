@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use flashcore::testing::InputKind;
+use flashcore::unstable::testing::InputKind;
 use flashcore::{DType, Device};
 use flashcore_bench::parity::{Engine, Mismatch, Options, Report, Sdpa, run as run_problems};
 use flashcore_check::mutate::Operator;

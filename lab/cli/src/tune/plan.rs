@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flashcore::Problem;
-use flashcore::plans::{PlanClass, PlanDevice, PlanSetting, user_plans_folder};
+use flashcore::unstable::plans::{PlanClass, PlanDevice, PlanSetting, user_plans_folder};
 use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans;
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 
 use flashcore::DeviceTensors;
-use flashcore::cuda::{DeviceBuffer, DeviceSlice, Event, Stream};
+use flashcore::unstable::cuda::{DeviceBuffer, DeviceSlice, Event, Stream};
 use flashcore_bench::gpu::PreparedPlan;
 use flashcore_cuda::{CudaError, Function, ModuleOptions};
 use flashcore_kernels::{Plan, Step};

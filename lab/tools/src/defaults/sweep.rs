@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Write;
 use std::time::Instant;
 
-use flashcore::cuda::Stream;
+use flashcore::unstable::cuda::Stream;
 use flashcore_bench::Case;
 use flashcore_cuda::Function;
 use flashcore_ir::Chip;

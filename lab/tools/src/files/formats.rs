@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flashcore::plans::{PlanClass, Plans, read_table};
+use flashcore::unstable::plans::{PlanClass, Plans, read_table};
 use flashcore::{Device, KernelId, Problem};
 use flashcore_bench::chart::Speed;
 use flashcore_bench::compare::Side;

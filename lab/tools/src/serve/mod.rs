@@ -7,7 +7,7 @@ mod times;
 
 use std::process::ExitCode;
 
-use flashcore::testing::{Tolerance, compare, reference_rows};
+use flashcore::unstable::testing::{Tolerance, compare, reference_rows};
 use flashcore::{
     Append, Attention, DType, Device, KernelId, KvLengths, Lengths, Mask, Problem, QLengths, Rotary, Tensor,
 };

@@ -1,6 +1,6 @@
 //! Times of an append, of attention, and of both in one graph.
 
-use flashcore::cuda::{Context, Event};
+use flashcore::unstable::cuda::{Context, Event};
 use flashcore::{
     Append, Attention, DType, Device, Error, Graph, KvLengths, Layout, Mask, Name, Operands, Problem, Queue, Rotary,
     Tensor,

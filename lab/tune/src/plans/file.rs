@@ -4,8 +4,8 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use flashcore::files::write_whole;
-use flashcore::plans::{PlanDevice, PlanError, PlanRow, PlanTable, read_table};
+use flashcore::unstable::files::write_whole;
+use flashcore::unstable::plans::{PlanDevice, PlanError, PlanRow, PlanTable, read_table};
 use flashcore_ir::files;
 use serde::Serialize;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub use file::{Place, can_put, drop_row, file_of, put, write};
 use flashcore::KernelId;
-use flashcore::plans::{PlanClass, PlanDevice, PlanRow, PlanSetting, PlanTarget, Plans};
+use flashcore::unstable::plans::{PlanClass, PlanDevice, PlanRow, PlanSetting, PlanTarget, Plans};
 use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdentity, date};
 use flashcore_ir::Target;
 use flashcore_problem::Problem;

@@ -1,12 +1,12 @@
 //! Rows of plan tables from measurements, and the files they are in.
 
-use flashcore::plans::{PlanSetting, PlanTarget, Plans};
+use flashcore::unstable::plans::{PlanSetting, PlanTarget, Plans};
 use flashcore::{Attention, Device};
 use flashcore_bench::{Case, Interval, LaunchMode, Measured, Measurement, Options, Stop, SubjectInfo, Summary, Turns};
 
 use std::path::PathBuf;
 
-use flashcore::plans::{PlanTable, read_table};
+use flashcore::unstable::plans::{PlanTable, read_table};
 
 use super::*;
 use crate::board::BoardRow;

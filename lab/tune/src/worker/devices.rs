@@ -1,6 +1,6 @@
 //! A worker's devices. Each opens kernels on a [`Workbench`], or as times that were measured once.
 
-use flashcore::cuda::{Context, CudaError};
+use flashcore::unstable::cuda::{Context, CudaError};
 use flashcore::{Error, KernelId};
 use flashcore_bench::gpu::Launching;
 use flashcore_bench::micro::{device, rates};

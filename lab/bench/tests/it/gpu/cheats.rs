@@ -3,9 +3,9 @@
 use std::error::Error;
 
 use flashcore::Problem;
-use flashcore::cuda::Stream;
-use flashcore::plans::Config;
-use flashcore::testing::InputKind;
+use flashcore::unstable::cuda::Stream;
+use flashcore::unstable::plans::Config;
+use flashcore::unstable::testing::InputKind;
 use flashcore_bench::bed::{Drawn, Workbench};
 use flashcore_bench::defences::inspect;
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet, launch};

@@ -11,7 +11,7 @@ mod selfcheck;
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 
-use flashcore::cuda::Context;
+use flashcore::unstable::cuda::Context;
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::Problem;
 

@@ -2,9 +2,9 @@
 
 use std::error::Error;
 
-use flashcore::cuda::{Context, Stream};
-use flashcore::plans::Config;
-use flashcore::testing::InputKind;
+use flashcore::unstable::cuda::{Context, Stream};
+use flashcore::unstable::plans::Config;
+use flashcore::unstable::testing::InputKind;
 use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, PreparedPlan};
 use flashcore_bench::stats::median;
 use flashcore_bench::{self as bench, Bed, Case, Mode, Subject, Verdict, draw, measure, problems};

@@ -1,6 +1,6 @@
 //! Which kernel a search begins at, and what is used from then on: rows of plan tables.
 
-use flashcore::plans::PlanDevice;
+use flashcore::unstable::plans::PlanDevice;
 use flashcore_bench::{DeviceIdentity, Interval, Ratio};
 use flashcore_problem::Problem;
 use flashcore_tune::plans;
