@@ -102,7 +102,28 @@ impl Function {
         })
     }
 
-    /// Checks and enqueues a launch: [`Function::prepare`] and [`PreparedLaunch::enqueue`] in one.
+    /// Checks and enqueues a launch: [`Function::prepare`] and [`PreparedLaunch::enqueue`] in one. Safe code cannot: a
+    /// kernel and its numbers decide what memory is touched.
+    ///
+    /// ```compile_fail,E0133
+    /// use flashcore_cuda::{CudaError, DeviceBuffer, Function, Stream};
+    /// use flashcore_ir::Launch;
+    /// fn wild(function: &Function, stream: &Stream, launch: &Launch, buffer: &DeviceBuffer) -> Result<(), CudaError> {
+    ///     function.run(stream, launch, &[buffer.as_slice()])
+    /// }
+    /// ```
+    ///
+    /// A prepared launch does not outlive its buffers:
+    ///
+    /// ```compile_fail,E0505
+    /// use flashcore_cuda::{CudaError, DeviceBuffer, Function, PreparedLaunch, Stream};
+    /// use flashcore_ir::Launch;
+    /// fn late(function: &Function, stream: &Stream, launch: &Launch, buffer: DeviceBuffer) -> Result<(), CudaError> {
+    ///     let prepared = unsafe { function.prepare(launch, &[buffer.as_slice()])? };
+    ///     drop(buffer);
+    ///     unsafe { prepared.enqueue(stream) }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As those.

@@ -49,7 +49,16 @@ impl<'a> From<DeviceSlice<'a>> for DeviceSliceMut<'a> {
 /// [`Queue::empty`](crate::Queue::empty) make.
 ///
 /// It may be used in any queue of its device: a call waits, on the device, for what other queues did with it before.
-/// When it is dropped, and graphs that use it are, its memory is freed after the work that uses it.
+/// When it is dropped, and graphs that use it are, its memory is freed after the work that uses it. Operands do not
+/// outlive it:
+///
+/// ```compile_fail,E0515
+/// use flashcore::{Cuda, CudaTensor, Operands, Queue};
+/// fn operands<'a>(q: &'a CudaTensor, out: &'a mut CudaTensor, queue: &mut Queue) -> Operands<'a, Cuda> {
+///     let k = queue.upload(&[0f32; 8]).unwrap();
+///     Operands::forward(q, &k, &k, out)
+/// }
+/// ```
 #[derive(Debug)]
 pub struct CudaTensor {
     element: ElementType,

@@ -17,7 +17,7 @@ use crate::{Attention, Cuda, CudaTensor, Device, Error, KeptSchedule};
 /// different queues may run at a time, and calls on one queue need `&mut`, so that two threads cannot use its workspace
 /// at once:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0499
 /// use flashcore::{Attention, CudaTensor, Operands, Problem, Queue};
 /// fn both(attention: &Attention, queue: &mut Queue, problem: &Problem, x: &CudaTensor, outs: [&mut CudaTensor; 2]) {
 ///     let [one, two] = outs;
@@ -31,7 +31,7 @@ use crate::{Attention, Cuda, CudaTensor, Device, Error, KeptSchedule};
 /// A [`CudaTensor`] may be used in any queue of its device: a call waits, on the device, for what other queues did with
 /// it before, and memory that is dropped is freed after the work that uses it. An output is not an input:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0505
 /// use flashcore::{Attention, CudaTensor, Operands, Problem, Queue};
 /// fn in_place(attention: &Attention, queue: &mut Queue, problem: &Problem, x: &mut CudaTensor) {
 ///     let _ = attention.run_on(queue, problem, Operands::forward(&*x, &*x, &*x, x));
@@ -40,7 +40,7 @@ use crate::{Attention, Cuda, CudaTensor, Device, Error, KeptSchedule};
 ///
 /// Tensors in host memory have no place in a queue:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0308
 /// use flashcore::{Attention, Operands, Problem, Queue, Tensor};
 /// fn host(attention: &Attention, queue: &mut Queue, problem: &Problem, x: &Tensor, out: &mut Tensor) {
 ///     let _ = attention.run_on(queue, problem, Operands::forward(x, x, x, out));
@@ -94,7 +94,7 @@ impl Queue {
     ///
     /// A queue that is finished is used no more:
     ///
-    /// ```compile_fail
+    /// ```compile_fail,E0382
     /// use flashcore::{Attention, CudaTensor, Operands, Problem, Queue};
     /// fn after(attention: &Attention, mut queue: Queue, problem: &Problem, x: &CudaTensor, out: &mut CudaTensor) {
     ///     let graph = queue.finish();

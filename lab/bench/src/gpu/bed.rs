@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 
-use flashcore::{Attention, Device, DeviceGradients, DeviceScales, DeviceTensors};
+use flashcore::{Attention, Device, Prepared};
 use flashcore_check::own::Declared;
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 use flashcore_kernels::Plan;
-use flashcore_problem::{DType, Direction, Inputs, Layout, Lengths, POISON, Problem, Tensor};
+use flashcore_problem::{Direction, Inputs, Name, POISON, Problem, Task, Tensor, TensorSpec};
 
+use super::buffers::Buffers;
 use super::guarded::Guarded;
 use super::subject::{KernelSubject, Launching};
 use super::tools::GpuTools;
@@ -18,94 +19,51 @@ use crate::{Bed, PeerPlace, PeerTensors, Result, Subject, Trouble};
 #[derive(Debug)]
 pub struct TensorSet {
     problem: Problem,
-    /// Q, K, V, then their scales, where the problem has scales.
-    inputs: Vec<Guarded>,
-    sinks: Option<Guarded>,
-    alibi_slopes: Option<Guarded>,
-    lengths: Lengths<Guarded>,
-    out: Guarded,
-    lse: Option<Guarded>,
-    /// dO, dQ, dK and dV of a backward problem, which reads O and the log-sum-exp.
-    gradients: Option<[Guarded; 4]>,
+    /// In the order of [`Task::tensors`].
+    tensors: Vec<(TensorSpec, Guarded)>,
     workspace: Guarded,
 }
 
 impl TensorSet {
     /// Allocates tensors; their values are not set.
     pub fn new(stream: &Stream, problem: &Problem, workspace_bytes: u64) -> Result<TensorSet> {
-        let guarded = |name, bytes| Guarded::new(stream, name, bytes);
-        let bytes = |layout: &Layout, dtype: DType| layout.span() * dtype.size_bytes();
-        let dtype = problem.dtype();
-        let mut inputs = vec![
-            guarded("q", bytes(problem.q_layout(), dtype))?,
-            guarded("k", bytes(problem.k_layout(), dtype))?,
-            guarded("v", bytes(problem.v_layout(), dtype))?,
-        ];
-        if problem.num_scales() > 0 {
-            for name in ["q's scales", "k's scales", "v's scales"] {
-                inputs.push(guarded(name, problem.num_scales() * size_of::<f32>())?);
-            }
-        }
-        let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
-        let gradients = problem.gradient_layouts().map(|layouts| {
-            let gradient = |name, layout: &Layout| guarded(name, bytes(layout, dtype));
-            let dout = gradient("dout", &layouts.dout)?;
-            let [dq, dk, dv] = [("dq", &layouts.dq), ("dk", &layouts.dk), ("dv", &layouts.dv)];
-            let [dq, dk, dv] = [dq, dk, dv].map(|(name, layout)| gradient(name, layout));
-            Ok::<_, CudaError>([dout, dq?, dk?, dv?])
-        });
-        let head_values = |name, count: usize, size: usize| match count {
-            0 => Ok(None),
-            count => guarded(name, count * size).map(Some),
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let guarded = |spec: TensorSpec| {
+            let guarded = Guarded::new(stream, spec.name.as_str(), bytes(spec.bytes()))?;
+            Ok::<_, CudaError>((spec, guarded))
         };
-        let sink_bytes = problem.sinks().map_or(0, DType::size_bytes);
         Ok(TensorSet {
             problem: problem.clone(),
-            inputs,
-            sinks: head_values("sinks", problem.num_sinks(), sink_bytes)?,
-            alibi_slopes: head_values("alibi_slopes", problem.num_alibi_slopes(), size_of::<f32>())?,
-            lengths: problem
-                .length_entries()
-                .try_map(|entries| guarded("lengths", 4 * entries))?,
-            out: guarded("out", bytes(problem.o_layout(), problem.out_dtype()))?,
-            lse: lse.map(|bytes| guarded("lse", bytes)).transpose()?,
-            gradients: gradients.transpose()?,
-            workspace: guarded("workspace", usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
+            tensors: problem.tensors().into_iter().map(guarded).collect::<Result<_, _>>()?,
+            workspace: Guarded::new(stream, "workspace", bytes(workspace_bytes))?,
         })
     }
 
-    /// The tensors, as kernels take them.
-    pub fn tensors(&self) -> DeviceTensors<'_> {
-        let input = |index: usize| self.inputs[index].as_slice();
-        let mut tensors = DeviceTensors::new(input(0), input(1), input(2), self.out.as_slice());
-        tensors.lse = self.lse.as_ref().map(Guarded::as_slice);
-        tensors.scales = (self.inputs.len() > 3).then(|| DeviceScales {
-            q: input(3),
-            k: input(4),
-            v: input(5),
+    /// The tensors, as kernels take them, and the workspace.
+    pub fn tensors(&self) -> Buffers<'_> {
+        let tensors = self.tensors.iter();
+        let named = tensors.fold(Buffers::default(), |buffers, (spec, guarded)| {
+            buffers.with(spec.name.as_str(), guarded.as_slice())
         });
-        tensors.sinks = self.sinks.as_ref().map(Guarded::as_slice);
-        tensors.alibi_slopes = self.alibi_slopes.as_ref().map(Guarded::as_slice);
-        tensors.lengths = self.lengths.map(Guarded::as_slice);
-        tensors.workspace = Some(self.workspace.as_slice());
-        tensors.gradients = self.gradients.as_ref().map(|gradients| {
-            let [dout, dq, dk, dv] = gradients.each_ref().map(Guarded::as_slice);
-            DeviceGradients { dout, dq, dk, dv }
-        });
-        tensors
+        named.with("workspace", self.workspace.as_slice())
     }
 
     /// What kernels write besides the log-sum-exp, in the order of [`Problem::outputs`].
     pub fn outputs(&self) -> Vec<DeviceSlice<'_>> {
-        match &self.gradients {
-            None => vec![self.out.as_slice()],
-            Some([_, outputs @ ..]) => outputs.iter().map(Guarded::as_slice).collect(),
-        }
+        let outputs = self
+            .tensors
+            .iter()
+            .filter(|(spec, _)| spec.is_written() && spec.name != Name::Lse);
+        outputs.map(|(_, guarded)| guarded.as_slice()).collect()
     }
 
     /// The log-sum-exp where kernels write it.
     fn written_lse(&self) -> Option<&Guarded> {
-        self.lse.as_ref().filter(|_| self.gradients.is_none())
+        let lse = self
+            .tensors
+            .iter()
+            .find(|(spec, _)| spec.is_written() && spec.name == Name::Lse);
+        lse.map(|(_, guarded)| guarded)
     }
 
     /// Fills what kernels write with poison, in the stream.
@@ -125,25 +83,18 @@ impl TensorSet {
     }
 
     /// Copies inputs from the host. O and the log-sum-exp of a backward problem come from [`ForwardPass::run`].
-    pub fn upload(&self, stream: &Stream, inputs: &Inputs) -> Result<(), CudaError> {
-        let tensors = [&inputs.q, &inputs.k, &inputs.v];
-        let scales = tensors.into_iter().filter_map(Tensor::scales).map(bytemuck::cast_slice);
-        let from = tensors.into_iter().map(Tensor::bytes).chain(scales);
-        let mut pairs = self.inputs.iter().zip(from);
-        pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, from))?;
-        if let (Some([dout, ..]), Some(saved)) = (&self.gradients, &inputs.saved) {
-            dout.as_slice().copy_from_host(stream, saved.dout.bytes())?;
+    pub fn upload(&self, stream: &Stream, inputs: &Inputs) -> Result<(), flashcore::Error> {
+        let carried = inputs.carried(&self.problem)?;
+        let operands = carried.operands();
+        for (spec, guarded) in &self.tensors {
+            let given = operands
+                .get(spec.name)
+                .filter(|_| !matches!(spec.name, Name::Out | Name::Lse));
+            if let Some(from) = given {
+                guarded.as_slice().copy_from_host(stream, from.memory())?;
+            }
         }
-        let q = inputs.q.view();
-        if let Some(sinks) = &self.sinks {
-            sinks.as_slice().copy_from_host(stream, &self.problem.sink_bytes(&q))?;
-        }
-        if let (Some(to), Some(slopes)) = (&self.alibi_slopes, q.alibi_slopes()) {
-            to.as_slice().copy_from_host(stream, bytemuck::cast_slice(slopes))?;
-        }
-        let lengths = self.lengths.arrays().into_iter().zip(inputs.lengths.arrays());
-        let mut pairs = lengths.filter_map(|(to, from)| to.zip(from));
-        pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, bytemuck::cast_slice(from)))
+        Ok(())
     }
 }
 
@@ -151,8 +102,8 @@ impl TensorSet {
 #[derive(Debug)]
 pub struct ForwardPass {
     attention: Attention,
-    problem: Problem,
-    workspace: DeviceBuffer,
+    prepared: Prepared,
+    workspace: RefCell<Option<DeviceBuffer>>,
 }
 
 impl ForwardPass {
@@ -164,17 +115,12 @@ impl ForwardPass {
         if problem.direction() == Direction::Forward {
             return Ok(None);
         }
-        let (attention, problem) = (
-            Attention::new(Device::Cuda(stream.context().clone()))?,
-            problem.forward(),
-        );
-        // Allocations begin at multiples of 256 bytes.
-        let bytes = attention.workspace_bytes(&problem, 16)?;
-        let workspace = DeviceBuffer::new(stream.context(), usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let attention = Attention::new(Device::Cuda(stream.context().clone()))?;
+        let prepared = attention.prepare(&problem.forward())?;
         Ok(Some(ForwardPass {
             attention,
-            problem,
-            workspace,
+            prepared,
+            workspace: RefCell::default(),
         }))
     }
 
@@ -182,13 +128,18 @@ impl ForwardPass {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn run(&self, stream: &Stream, tensors: &DeviceTensors<'_>) -> Result<(), flashcore::Error> {
-        let mut tensors = *tensors;
-        (tensors.workspace, tensors.gradients) = (Some(self.workspace.as_slice()), None);
+    pub fn run(&self, stream: &Stream, tensors: &Buffers<'_>) -> Result<(), flashcore::Error> {
+        let mut workspace = self.workspace.borrow_mut();
+        let allocate = |bytes: usize| {
+            let kept = workspace.take().filter(|kept| kept.len() >= bytes);
+            let kept = kept.or_else(|| DeviceBuffer::new(stream.context(), bytes).ok())?;
+            Some(workspace.insert(kept).as_slice().address())
+        };
         // SAFETY: beds outlive the wait for their stream, and a workspace is of one.
         #[allow(unsafe_code)]
         unsafe {
-            self.attention.run_foreign(stream, &self.problem, &tensors, |_| None)
+            let operands = tensors.operands(&self.prepared);
+            self.attention.run_raw(stream, &self.prepared, operands, allocate)
         }
     }
 }
@@ -253,7 +204,7 @@ impl<'g> GpuBed<'g> {
             }
         };
         let bed = GpuBed::new(stream, tools, problem, workspace)?;
-        let bytes = [bed.tensors(0).k.len(), bed.tensors(0).v.len()];
+        let bytes = [Name::K, Name::V].map(|name| problem.tensor(name).map_or(0, |spec| spec.bytes() as usize));
         let copy = |_| {
             let [k, v] = bytes.map(|bytes| DeviceBuffer::new(stream.context(), bytes));
             Ok([k?, v?])
@@ -266,18 +217,15 @@ impl<'g> GpuBed<'g> {
     }
 
     /// The tensors of a place.
-    pub fn tensors(&self, place: usize) -> DeviceTensors<'_> {
+    pub fn tensors(&self, place: usize) -> Buffers<'_> {
         self.places[place % 2].tensors()
     }
 
     /// These tensors of a place, and where it has copies of K and V, the same with each.
-    pub(crate) fn in_turn<'b>(&'b self, place: usize, tensors: DeviceTensors<'b>) -> Vec<DeviceTensors<'b>> {
-        let copies = self.copies.iter().filter(|_| place == 0).map(|[k, v]| {
-            let mut copy = tensors;
-            (copy.k, copy.v) = (k.as_slice(), v.as_slice());
-            copy
-        });
-        std::iter::once(tensors).chain(copies).collect()
+    pub(crate) fn in_turn<'b>(&'b self, place: usize, tensors: Buffers<'b>) -> Vec<Buffers<'b>> {
+        let copies = self.copies.iter().filter(|_| place == 0);
+        let copies = copies.map(|[k, v]| tensors.clone().with("k", k.as_slice()).with("v", v.as_slice()));
+        std::iter::once(tensors.clone()).chain(copies).collect()
     }
 
     /// The outputs of a place.
@@ -294,9 +242,10 @@ impl Bed for GpuBed<'_> {
     fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble> {
         self.places[place % 2].upload(self.stream, inputs)?;
         let tensors = self.tensors(place);
-        for copy in self.in_turn(place, tensors).iter().skip(1) {
-            copy.k.copy_from(self.stream, tensors.k)?;
-            copy.v.copy_from(self.stream, tensors.v)?;
+        for [k, v] in self.copies.iter().filter(|_| place == 0) {
+            for (to, name) in [(k, "k"), (v, "v")] {
+                to.as_slice().copy_from(self.stream, tensors.get(name, 0)?)?;
+            }
         }
         match &self.forward {
             Some(forward) => Ok(forward.run(self.stream, &self.tensors(place))?),
@@ -345,10 +294,8 @@ impl Bed for GpuBed<'_> {
 
     fn outside(&self) -> Result<Option<String>, Trouble> {
         for place in &self.places {
-            let lengths = place.lengths.arrays().into_iter().flatten();
-            let read = place.inputs.iter().chain(lengths);
-            let written = [&place.out, &place.workspace].into_iter().chain(&place.lse);
-            for buffer in read.chain(written).chain(place.gradients.iter().flatten()) {
+            let tensors = place.tensors.iter().map(|(_, guarded)| guarded);
+            for buffer in tensors.chain([&place.workspace]) {
                 if let Some(outside) = buffer.outside(self.stream)? {
                     return Ok(Some(outside));
                 }
@@ -367,8 +314,7 @@ impl Bed for GpuBed<'_> {
             return Ok(None);
         };
         let bound = |place: usize| {
-            let mut tensors = self.tensors(place);
-            tensors.workspace = Some(workspaces[place].as_slice());
+            let tensors = self.tensors(place).with("workspace", workspaces[place].as_slice());
             KernelSubject::kept(self.stream, plan, &self.in_turn(place, tensors), launching)
         };
         let [subject, elsewhere] = [bound(0)?, bound(1)?];
@@ -386,7 +332,7 @@ impl Bed for GpuBed<'_> {
 
     fn peer_tensors(&self) -> PeerTensors {
         let tensors = self.tensors(0);
-        let is_backward = tensors.gradients.is_some();
+        let is_backward = self.problem.direction() == Direction::Backward;
         let address = |name: &str| {
             let slice = tensors.named(name).filter(|_| is_backward || name != "lse")?;
             Some((slice.address(), slice.len()))

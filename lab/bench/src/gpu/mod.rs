@@ -1,6 +1,7 @@
 //! Measuring on a CUDA device. Nothing above these modules touches a driver.
 
 mod bed;
+mod buffers;
 mod guarded;
 pub mod launch;
 mod step;
@@ -8,6 +9,7 @@ mod subject;
 mod tools;
 
 pub use bed::{ForwardPass, GpuBed, TensorSet};
+pub use buffers::Buffers;
 pub use step::run_step;
 pub(crate) use subject::info_of;
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};

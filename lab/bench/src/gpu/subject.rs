@@ -1,6 +1,5 @@
 //! A plan as a subject: its kernels, loaded and checked against the plan, in graphs or launched one by one.
 
-use flashcore::DeviceTensors;
 use flashcore_check::own::{Declared, OwnError};
 use flashcore_cuda::{
     CudaError, DeviceSlice, Function, FunctionAttributes, Graph, Module, ModuleOptions, PreparedLaunch, Stream,
@@ -9,6 +8,7 @@ use flashcore_ir::{BufferSpec, Launch};
 use flashcore_kernels::{Plan, Step};
 use flashcore_problem::Problem;
 
+use super::buffers::Buffers;
 use super::launch;
 use super::tools::timed_us;
 use crate::{Attributes, BenchError, LaunchMode, Result, Subject, SubjectInfo, Trouble};
@@ -40,15 +40,12 @@ pub struct PreparedPlan<'a> {
 
 impl<'a> PreparedPlan<'a> {
     /// Binds a plan's kernels, loaded in the order of its steps, to tensors.
-    pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self> {
+    pub fn new(plan: &Plan, functions: &[Function], tensors: &Buffers<'a>) -> Result<Self> {
         PreparedPlan::of(plan.steps().map(|step| &step.launch).zip(functions), tensors)
     }
 
     /// Binds kernels and their launches to tensors.
-    pub fn of<'l>(
-        launches: impl Iterator<Item = (&'l Launch, &'l Function)>,
-        tensors: &DeviceTensors<'a>,
-    ) -> Result<Self> {
+    pub fn of<'l>(launches: impl Iterator<Item = (&'l Launch, &'l Function)>, tensors: &Buffers<'a>) -> Result<Self> {
         let mut steps = Vec::new();
         for (step, function) in launches {
             steps.push(launch::prepare(function, step, &bind(step, tensors)?)?);
@@ -83,8 +80,8 @@ impl<'a> KernelSubject<'a> {
     pub fn new(
         stream: &'a Stream,
         plan: &Plan,
-        in_turn: &[DeviceTensors<'a>],
-        others: &[DeviceTensors<'a>],
+        in_turn: &[Buffers<'a>],
+        others: &[Buffers<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
         let kernels = KernelSubject::load(stream, plan)?;
@@ -107,7 +104,7 @@ impl<'a> KernelSubject<'a> {
     pub fn kept(
         stream: &'a Stream,
         plan: &Plan,
-        in_turn: &[DeviceTensors<'a>],
+        in_turn: &[Buffers<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
         let kernels = KernelSubject::load(stream, plan)?;
@@ -151,7 +148,7 @@ impl<'a> KernelSubject<'a> {
         stream: &'a Stream,
         declared: &Declared,
         problem: &Problem,
-        sets: &[DeviceTensors<'a>],
+        sets: &[Buffers<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
         let launch = declared.launch(problem).map_err(|error| match error {
@@ -182,7 +179,7 @@ impl<'a> KernelSubject<'a> {
         stream: &'a Stream,
         kernels: &[(Launch, Function)],
         main: usize,
-        [in_turn, others]: [&[DeviceTensors<'a>]; 2],
+        [in_turn, others]: [&[Buffers<'a>]; 2],
         launching: Launching,
         options: &ModuleOptions,
     ) -> Result<KernelSubject<'a>> {
@@ -267,15 +264,8 @@ fn described(
     }
 }
 
-fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSlice<'a>>> {
-    let bound = |spec: &BufferSpec| {
-        let missing = flashcore::Error::DeviceBuffer {
-            tensor: spec.name,
-            needed: spec.bytes,
-            given: None,
-        };
-        Ok(tensors.named(spec.name).ok_or(missing)?)
-    };
+fn bind<'a>(launch: &Launch, tensors: &Buffers<'a>) -> Result<Vec<DeviceSlice<'a>>> {
+    let bound = |spec: &BufferSpec| Ok(tensors.get(spec.name, spec.bytes)?);
     launch.buffers.iter().map(bound).collect()
 }
 

@@ -52,12 +52,10 @@ impl Spoil for GpuBed<'_> {
     fn spoil(&self, place: usize, act: &mut Spoiler<'_>) -> Result<(), Trouble> {
         let (tensors, problem): (_, &Problem) = (self.tensors(place), self.problem());
         let mut q = Tensor::poisoned(problem.dtype(), *problem.q_layout());
-        tensors.q.copy_to_host(self.stream, q.bytes_mut())?;
-        if let Some(scales) = tensors.scales {
+        tensors.get("q", 0)?.copy_to_host(self.stream, q.bytes_mut())?;
+        if let Some(scales) = tensors.named("q_scale") {
             let mut values = vec![0.0f32; problem.num_scales()];
-            scales
-                .q
-                .copy_to_host(self.stream, bytemuck::cast_slice_mut(&mut values))?;
+            scales.copy_to_host(self.stream, bytemuck::cast_slice_mut(&mut values))?;
             q = q
                 .with_scales_of("q", problem.batch(), values)
                 .map_err(|error| Trouble::new(error.to_string()))?;
@@ -74,7 +72,7 @@ impl Spoil for GpuBed<'_> {
         for (to, out) in self.outputs(place).into_iter().zip(&outs) {
             to.copy_from_host(self.stream, out.bytes())?;
         }
-        if let Some(to) = tensors.lse.filter(|_| !lse.is_empty()) {
+        if let Some(to) = tensors.named("lse").filter(|_| !lse.is_empty()) {
             to.copy_from_host(self.stream, bytemuck::cast_slice(&lse))?;
         }
         Ok(())

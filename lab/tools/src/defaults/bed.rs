@@ -3,9 +3,8 @@
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 
-use flashcore::DeviceTensors;
 use flashcore::unstable::cuda::{DeviceBuffer, DeviceSlice, Event, Stream};
-use flashcore_bench::gpu::PreparedPlan;
+use flashcore_bench::gpu::{Buffers, PreparedPlan};
 use flashcore_cuda::{CudaError, Function, ModuleOptions};
 use flashcore_kernels::{Plan, Step};
 use flashcore_problem::{DType, InputKind, Inputs, POISON, Problem};
@@ -70,11 +69,11 @@ impl Memory {
         Ok(memory)
     }
 
-    fn tensors(&self) -> DeviceTensors<'_> {
-        let [q, k, v, out, workspace] = self.buffers.each_ref().map(DeviceBuffer::as_slice);
-        let mut tensors = DeviceTensors::new(q, k, v, out);
-        tensors.workspace = Some(workspace);
-        tensors
+    fn tensors(&self) -> Buffers<'_> {
+        let names = ["q", "k", "v", "out", "workspace"].into_iter().zip(&self.buffers);
+        names.fold(Buffers::default(), |buffers, (name, buffer)| {
+            buffers.with(name, buffer.as_slice())
+        })
     }
 
     /// Both ends of the output of a kernel.

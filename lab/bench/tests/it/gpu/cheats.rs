@@ -162,8 +162,9 @@ fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f6
         })
         .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
     let launches = sets.iter().map(|set| {
-        let t = set.tensors();
-        launch::prepare(&function, &plan.main.launch, &[t.q, t.k, t.v, t.out])
+        let tensors = set.tensors();
+        let buffers = ["q", "k", "v", "out"].map(|name| tensors.named(name).unwrap());
+        launch::prepare(&function, &plan.main.launch, &buffers)
     });
     let launches = launches.collect::<Result<Vec<_>, _>>()?;
     let subject = |launches| Sets {

@@ -72,7 +72,7 @@ fn differing(
         prepared.enqueue(stream)?;
         context.synchronize()?;
         let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
-        set.tensors().out.copy_to_host(stream, out.bytes_mut())?;
+        set.outputs()[0].copy_to_host(stream, out.bytes_mut())?;
         let lse = set.read_lse(stream)?;
         let lse = lse.map(|lse| lse.into_iter().map(f32::to_bits).collect());
         Ok(Output { out, lse })
