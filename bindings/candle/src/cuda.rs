@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle::backend::{BackendDevice, BackendStorage};
 use candle::cuda_backend::CudaDevice;
-use candle::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut, DeviceSlice as _};
+use candle::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut};
 use candle::{CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
 use flashcore::unstable::cuda::{DeviceSlice, Stream};
 use flashcore::{Attention, Cuda, Device, ElementType, Name, Operands, Problem, View, ViewMut, bf16, f16};
@@ -133,7 +133,7 @@ fn enqueue<'a>(
     problem: &Problem,
     lengths: Lengths<'_>,
     device: &CudaDevice,
-    mut read: Vec<Read<'_>>,
+    read: Vec<Read<'_>>,
     written: impl IntoIterator<Item = (Name, &'a mut CudaStorage)>,
 ) -> Result<()> {
     let stream = &device.cuda_stream();
@@ -145,6 +145,7 @@ fn enqueue<'a>(
     // The tensors of lengths, locked while their addresses are used.
     let values = device_lengths(lengths)?;
     let locked = values.map(Tensor::storage_and_layout);
+    let mut read: Vec<Read<'_>> = read; // no longer than these
     for (word, array) in flashcore::Lengths::<()>::NAMES.into_iter().zip(locked.arrays()) {
         match (
             Name::from_word(word),
