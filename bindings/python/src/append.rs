@@ -3,20 +3,16 @@
 //! New rows `[batch, seq_new, kv_heads, head_dim]`, or with `cu_seqlens_k_new` packed, go behind the first
 //! `cache_seqlens` rows of a cache. `seqused_k` gets the keys of each sequence afterwards; `q_out` q, rotated.
 
-use std::slice;
-
 use flashcore::cuda::Stream;
-use flashcore::{
-    Append, AppendPlace, AppendTensors, AppendValues, Device, DeviceAppend, DeviceRotary, Layout, Queue, Rotary,
-    RotaryTensors, TensorView, TensorViewMut,
-};
+use flashcore::{Append, AppendPlace, AppendValues, Cuda, Device, Host, Memory, Name, Rotary, Task, View, ViewMut};
 
 use crate::bind::Operands;
 use crate::error::Error;
 use crate::foreign::{Array, Foreign, Place};
 use crate::libtorch::Libtorch;
 use crate::operators::Results;
-use crate::run::{attention_on, device_array, device_slice, host_bytes, host_bytes_mut};
+use crate::run::{attention_on, device_slice, host_bytes, host_bytes_mut};
+use crate::table::APPENDED;
 
 // Places in the table.
 pub(crate) const K_CACHE: usize = 0;
@@ -44,9 +40,7 @@ pub(crate) fn compute<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers:
 pub(crate) struct Call<'a> {
     append: Append,
     tensors: &'a Operands,
-    layouts: [Layout; 4],
     values: AppendValues<Array>,
-    seqused_k: Option<Array>,
 }
 
 impl<'a> Call<'a> {
@@ -89,9 +83,7 @@ impl<'a> Call<'a> {
         let mut call = Call {
             append,
             tensors,
-            layouts: [new[0], new[1], cache[0], cache[1]],
             values,
-            seqused_k,
         };
         if tensors[COS].rank == 2 {
             call.rotate([interleaved, at_one_position])?;
@@ -138,23 +130,39 @@ impl<'a> Call<'a> {
         let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
             return self.run_on_host(&attention);
         };
-        let slice = |n: usize| device_slice(&context, &self.tensors[n]);
-        let mut tensors = DeviceAppend::new([slice(K_NEW), slice(V_NEW)], [slice(K_CACHE), slice(V_CACHE)]);
-        tensors.values = self.values.map(|array| device_array(&context, array));
-        tensors.seqused_k = self.seqused_k.as_ref().map(|array| device_array(&context, array));
-        tensors.rotary = self.append.rotary.map(|_| DeviceRotary {
-            cos: slice(COS),
-            sin: slice(SIN),
-            q: slice(Q),
-            q_out: slice(Q_OUT),
-        });
+        let slice = |tensor: &Foreign| device_slice(&context, tensor);
+        let operands = self.operands::<Cuda>(slice, |tensor| slice(tensor).into());
         // SAFETY: PyTorch's current stream lives as long as PyTorch, which frees tensors in its order. Appends need no
         // workspace.
-        let mut queue = unsafe {
+        unsafe {
             let stream = Stream::from_raw(&context, torch.current_stream(ordinal)?)?;
-            Queue::from_raw(&context, stream.as_raw())?
+            attention.run_raw(&stream, &self.append, operands, |_| None)?;
+        }
+        Ok(())
+    }
+
+    /// The tensors of the append by their names. Q that is rotated in its own memory is the output alone.
+    fn operands<'o, M: Memory>(
+        &self,
+        read: impl Fn(&Foreign) -> M::Ref<'o>,
+        write: impl Fn(&Foreign) -> M::Mut<'o>,
+    ) -> flashcore::Operands<'o, M> {
+        let place = |name: Name| match name {
+            Name::KNew => Some(K_NEW),
+            Name::VNew => Some(V_NEW),
+            Name::Q if self.is_in_place() => None,
+            name => APPENDED.iter().position(|word| *word == name.as_str()),
         };
-        Ok(attention.append_on(&mut queue, &self.append, &tensors)?)
+        let mut operands = flashcore::Operands::new();
+        for spec in self.append.tensors() {
+            let Some(n) = place(spec.name) else { continue };
+            let tensor = &self.tensors[n];
+            operands = match spec.is_written() {
+                true => operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, write(tensor))),
+                false => operands.with(spec.name, View::new(spec.element, spec.layout, read(tensor))),
+            };
+        }
+        operands
     }
 
     /// Whether Q is rotated in its own memory.
@@ -193,37 +201,7 @@ impl<'a> Call<'a> {
 
     fn run_on_host(&self, attention: &flashcore::Attention) -> Result<(), Error> {
         self.check_apart()?;
-        let dtype = self.append.dtype;
-        let read =
-            |n: usize, layout| TensorView::new(self.tensors[n].name, dtype, layout, host_bytes(&self.tensors[n]));
-        let write = |n: usize, layout| {
-            TensorViewMut::new(self.tensors[n].name, dtype, layout, host_bytes_mut(&self.tensors[n]))
-        };
-        // SAFETY: dtype and density were checked, and PyTorch aligns numbers; that nothing writes to them meanwhile is
-        // the caller's part.
-        let numbers = |array: &Array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) };
-        let [k_new, v_new, k_cache, v_cache] = self.layouts;
-        let mut tensors = AppendTensors::new(
-            [read(K_NEW, k_new)?, read(V_NEW, v_new)?],
-            [write(K_CACHE, k_cache)?, write(V_CACHE, v_cache)?],
-        );
-        tensors.values = self.values.map(numbers);
-        // SAFETY: as above; nothing else of this call is there.
-        let keys = |array: &Array| unsafe { slice::from_raw_parts_mut(array.first, array.len) };
-        tensors.seqused_k = self.seqused_k.as_ref().map(keys);
-        if let Some(rotary) = &self.append.rotary {
-            let (cos, sin) = (self.tensors[COS].layout(), self.tensors[SIN].layout());
-            tensors.rotary = Some(RotaryTensors {
-                cos: read(COS, cos)?,
-                sin: read(SIN, sin)?,
-                q: if self.is_in_place() {
-                    None
-                } else {
-                    Some(read(Q, rotary.q)?)
-                },
-                q_out: write(Q_OUT, rotary.q_out)?,
-            });
-        }
-        Ok(attention.append(&self.append, tensors)?)
+        let operands = self.operands::<Host>(host_bytes, host_bytes_mut);
+        Ok(attention.run(&self.append, operands)?)
     }
 }

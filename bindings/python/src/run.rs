@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Stream};
 use flashcore::plans::{PlanSummary, gathers_keys};
 use flashcore::{
-    Attention, BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, KernelId,
-    Layout, Problem, TensorView, TensorViewMut, bf16, f16,
+    Attention, Device, DeviceGradients, DeviceScales, DeviceTensors, Host, KernelId, Problem, Task, View, ViewMut,
 };
 
 use crate::bind::{Checked, Operands, lengths_of};
@@ -16,7 +15,7 @@ use crate::error::Error;
 use crate::foreign::{Array, Foreign, Place};
 use crate::libtorch::Libtorch;
 use crate::schedule::Kept;
-use crate::table::{DOUT, GRADIENTS, K, LSE, OUT, Q, SCALES, SINKS, SLOPES, V};
+use crate::table::{DOUT, GRADIENTS, K, LSE, OUT, Q, SCALES, SINKS, SLOPES, TENSORS, V};
 
 /// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
 const MOST_KNOWN: usize = 16;
@@ -136,65 +135,24 @@ pub(crate) fn enqueue(
 /// Computes on the host.
 pub(crate) fn on_host(bound: &Checked, operands: &Operands, attention: &Attention) -> Result<(), Error> {
     let Some(problem) = &bound.problem else { return Ok(()) };
-    let lengths = lengths_of(operands);
-    // SAFETY: they are in host memory, int32, dense and aligned; that nothing writes to them meanwhile is the caller's
-    // part.
-    let lengths = lengths.map(|array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) });
-    let ones = vec![1.0; problem.num_scales()];
-    let [mut q, mut k, mut v] = [
-        host_view(&operands[Q], problem.q_layout())?,
-        host_view(&operands[K], problem.k_layout())?,
-        host_view(&operands[V], problem.v_layout())?,
-    ];
-    if problem.num_scales() > 0 {
-        for (n, view) in [&mut q, &mut k, &mut v].into_iter().enumerate() {
-            let scales = match operands[SCALES + n].given() {
-                Some(scale) => bytemuck::try_cast_slice(host_bytes(scale)).map_err(|_| unaligned(scale))?,
-                None => &ones,
-            };
-            *view = view.with_scales_of(["q", "k", "v"][n], problem.batch(), scales)?;
-        }
-    }
-    let dtype = problem.dtype();
-    let out_dtype = problem.out_dtype();
-    let out = &operands[OUT];
-    if let Some(layouts) = problem.gradient_layouts() {
-        let tensors = BackwardTensors {
-            q,
-            k,
-            v,
-            out: TensorView::new("out", out_dtype, *problem.o_layout(), host_bytes(out))?,
-            lse: bytemuck::try_cast_slice(host_bytes(&operands[LSE])).map_err(|_| unaligned(&operands[LSE]))?,
-            dout: TensorView::new("dout", out_dtype, layouts.dout, host_bytes(&operands[DOUT]))?,
+    let ones = vec![1f32; problem.num_scales()];
+    let mut given = flashcore::Operands::<Host>::new();
+    for spec in problem.tensors() {
+        let name = spec.name;
+        let Some(n) = TENSORS.iter().position(|word| *word == name.as_str()) else {
+            continue;
         };
-        let gradient = |n: usize, layout: &Layout| {
-            let tensor = &operands[GRADIENTS + n];
-            TensorViewMut::new(tensor.name, dtype, *layout, host_bytes_mut(tensor))
+        let tensor = &operands[n];
+        given = match tensor.given() {
+            None if (SCALES..SINKS).contains(&n) => given.with(name, &ones),
+            None if name.is_values() => given, // which the library refuses
+            _ if spec.is_written() => {
+                given.with_mut(name, ViewMut::new(spec.element, spec.layout, host_bytes_mut(tensor)))
+            }
+            _ => given.with(name, View::new(spec.element, spec.layout, host_bytes(tensor))),
         };
-        let gradients = Gradients {
-            dq: gradient(0, &layouts.dq)?,
-            dk: gradient(1, &layouts.dk)?,
-            dv: gradient(2, &layouts.dv)?,
-        };
-        return Ok(attention.backward_lengths(problem, &tensors, &lengths, gradients)?);
     }
-    let (sinks, slopes) = (operands[SINKS].given().map(read), operands[SLOPES].given().map(read));
-    if let Some(sinks) = &sinks {
-        q = q.with_sinks(sinks);
-    }
-    if let Some(slopes) = &slopes {
-        q = q.with_alibi_slopes(slopes);
-    }
-    let o = TensorViewMut::new("out", out_dtype, *problem.o_layout(), host_bytes_mut(out))?;
-    let lse = problem
-        .return_lse()
-        .then(|| bytemuck::try_cast_slice_mut(host_bytes_mut(&operands[LSE])));
-    let lse = lse.transpose().map_err(|_| unaligned(&operands[LSE]))?;
-    Ok(attention.forward_lengths(problem, [q, k, v], &lengths, o, lse)?)
-}
-
-fn unaligned(tensor: &Foreign) -> Error {
-    format!("{}'s memory is not at a multiple of 4 bytes; copy it", tensor.name).into()
+    Ok(attention.run(problem, given)?)
 }
 
 /// The bytes of a tensor in host memory.
@@ -214,26 +172,6 @@ pub(crate) fn host_bytes_mut<'a>(tensor: &Foreign) -> &'a mut [u8] {
         // SAFETY: as above. It was allocated for this call, or it was checked that no other tensor of the call is
         // there.
         bytes => unsafe { slice::from_raw_parts_mut(tensor.first, bytes) },
-    }
-}
-
-/// A tensor in host memory, in the layout that the problem has of it.
-fn host_view<'a>(tensor: &Foreign, layout: &Layout) -> Result<TensorView<'a>, Error> {
-    let dtype = tensor.dtype()?;
-    Ok(TensorView::new(tensor.name, dtype, *layout, host_bytes(tensor))?)
-}
-
-/// Floats in host memory as float32, which has all of them.
-fn read(tensor: &Foreign) -> Vec<f32> {
-    let bytes = host_bytes(tensor);
-    let halves = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-    match tensor.dtype() {
-        Ok(DType::F16) => halves.map(|pair| f16::from_ne_bytes(pair).to_f32()).collect(),
-        Ok(DType::BF16) => halves.map(|pair| bf16::from_ne_bytes(pair).to_f32()).collect(),
-        _ => {
-            let words = bytes.chunks_exact(4).map(|word| [word[0], word[1], word[2], word[3]]);
-            words.map(f32::from_ne_bytes).collect()
-        }
     }
 }
 

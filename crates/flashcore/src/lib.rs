@@ -72,6 +72,7 @@ mod device;
 mod error;
 #[doc(hidden)] // its place is `unstable`
 pub mod files;
+#[cfg(feature = "cuda")]
 mod held;
 #[cfg(feature = "cuda")]
 mod kept;
@@ -104,8 +105,6 @@ pub use flashcore_problem::{
     ProblemBuilder, ProblemError, QLengths, Rotary, Scalar, Sequence, SlotMapping, Task, Tensor, TensorSpec,
     TensorView, TensorViewMut, View, ViewMut, absmax_scales, bf16, f16, quantise,
 };
-#[doc(hidden)] // of bindings/python
-pub use flashcore_problem::{AppendTensors, BackwardTensors, RotaryTensors};
 #[cfg(feature = "cuda")]
 #[doc(hidden)] // of bindings/python
 pub use held::Schedule;
@@ -119,7 +118,7 @@ pub use queue::Queue;
 pub use schedule::KeptSchedule;
 #[cfg(feature = "cuda")]
 #[doc(hidden)] // of bindings/python
-pub use tensors::{DeviceAppend, DeviceGradients, DeviceRotary, DeviceScales, DeviceTensors};
+pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors};
 pub use tune::{TuneProgress, TuneSearch, Tuned};
 
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.

@@ -1,7 +1,7 @@
 //! Tensors in device memory, in the form that `bindings/python` still takes.
 
 use flashcore_cuda::{Context, DeviceSlice};
-use flashcore_problem::{AppendValues, Lengths, Name, Problem};
+use flashcore_problem::{Lengths, Name, Problem};
 
 use crate::cuda::Steps;
 
@@ -170,95 +170,6 @@ impl<'a> DeviceTensors<'a> {
             "dk" => self.gradients.map(|gradients| gradients.dk),
             "dv" => self.gradients.map(|gradients| gradients.dv),
             other => self.lengths.named(other).copied(),
-        }
-    }
-}
-
-/// The tensors of an [`Append`](crate::Append) in device memory, each in its layout and starting at its first element.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct DeviceAppend<'a> {
-    /// New rows of K, `[batch, seq_new, kv_heads, head_dim]` or packed `[1, total, kv_heads, head_dim]`.
-    pub k_new: DeviceSlice<'a>,
-    /// New rows of V, the same with its `head_dim`.
-    pub v_new: DeviceSlice<'a>,
-    /// The cache of K, written: `[cache_batch, capacity, kv_heads, head_dim]`, or in pages `[pages,
-    /// page_size, kv_heads, head_dim]`.
-    pub k_cache: DeviceSlice<'a>,
-    /// The cache of V, written.
-    pub v_cache: DeviceSlice<'a>,
-    /// The arrays that [`Append::entries`](crate::Append::entries) names, i32. The kernel reads them when it runs, so a captured
-    /// graph takes what they hold at each launch. Lengths above the append's bounds are cut to them;
-    /// rows whose page or slot is not in the cache are not written.
-    pub values: AppendValues<DeviceSlice<'a>>,
-    /// A slot for each new row, i64 or i32, where those say where rows go. −1 skips a row.
-    pub slot_mapping: Option<DeviceSlice<'a>>,
-    /// Written, if [`Append::seqused_k`](crate::Append): the keys of each sequence afterwards, i32 `[batch]`. Not the
-    /// memory of `cache_seqlens`, which other blocks still read.
-    pub seqused_k: Option<DeviceSlice<'a>>,
-    /// What a rotary embedding has besides.
-    pub rotary: Option<DeviceRotary<'a>>,
-}
-
-/// The tensors of a [`Rotary`](crate::Rotary) embedding in device memory.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceRotary<'a> {
-    /// Cosines, `[positions, rotary_dim / 2]`, dense.
-    pub cos: DeviceSlice<'a>,
-    /// Sines, the same.
-    pub sin: DeviceSlice<'a>,
-    /// Q.
-    pub q: DeviceSlice<'a>,
-    /// Written: Q, rotated. The same memory as `q` rotates it in place: then the rows of Q may lie between
-    /// those of K and V, as in a packed QKV. Rows of no sequence stay.
-    pub q_out: DeviceSlice<'a>,
-}
-
-impl<'a> DeviceRotary<'a> {
-    /// The tables, and Q to rotate in place.
-    pub fn in_place(cos: DeviceSlice<'a>, sin: DeviceSlice<'a>, q: DeviceSlice<'a>) -> DeviceRotary<'a> {
-        DeviceRotary { cos, sin, q, q_out: q }
-    }
-}
-
-impl<'a> DeviceAppend<'a> {
-    /// New rows of K and V, and the cache. The other fields are set where the append needs them.
-    pub fn new(new: [DeviceSlice<'a>; 2], cache: [DeviceSlice<'a>; 2]) -> DeviceAppend<'a> {
-        let ([k_new, v_new], [k_cache, v_cache]) = (new, cache);
-        DeviceAppend {
-            k_new,
-            v_new,
-            k_cache,
-            v_cache,
-            values: AppendValues::default(),
-            slot_mapping: None,
-            seqused_k: None,
-            rotary: None,
-        }
-    }
-
-    /// What the addresses of tensors are all multiples of, in bytes, at most 16.
-    pub(crate) fn alignment(&self) -> u32 {
-        let rotary = self.rotary.iter().flat_map(|r| [r.cos, r.sin, r.q, r.q_out]);
-        let tensors = [self.k_new, self.v_new, self.k_cache, self.v_cache];
-        let tensors = tensors.into_iter().chain(rotary);
-        1 << tensors.fold(16, |all, tensor| all | tensor.address()).trailing_zeros()
-    }
-
-    /// The memory of a launch's buffer.
-    pub(crate) fn named(&self, buffer: &str) -> Option<DeviceSlice<'a>> {
-        match buffer {
-            "k_new" => Some(self.k_new),
-            "v_new" => Some(self.v_new),
-            "k_cache" => Some(self.k_cache),
-            "v_cache" => Some(self.v_cache),
-            "slot_mapping" => self.slot_mapping,
-            "seqused_k" => self.seqused_k,
-            "rotary_cos" => self.rotary.map(|rotary| rotary.cos),
-            "rotary_sin" => self.rotary.map(|rotary| rotary.sin),
-            "q" => self.rotary.map(|rotary| rotary.q),
-            "q_out" => self.rotary.map(|rotary| rotary.q_out),
-            other => self.values.named(other).copied(),
         }
     }
 }

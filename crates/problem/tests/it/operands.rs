@@ -27,7 +27,7 @@ impl Memory for Foreign {
         *memory
     }
 
-    fn shared<'m>(memory: &'m (u64, u64)) -> (u64, u64) {
+    fn shared(memory: &(u64, u64)) -> (u64, u64) {
         *memory
     }
 }
