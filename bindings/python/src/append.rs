@@ -8,7 +8,7 @@ use flashcore::{Append, AppendPlace, AppendValues, Cuda, Device, Host, Memory, N
 
 use crate::bind::Operands;
 use crate::error::Error;
-use crate::foreign::{Array, Foreign, Place};
+use crate::foreign::{Foreign, Place};
 use crate::libtorch::Libtorch;
 use crate::operators::Results;
 use crate::run::{attention_on, device_slice, host_bytes, host_bytes_mut};
@@ -40,7 +40,7 @@ pub(crate) fn compute<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers:
 pub(crate) struct Call<'a> {
     append: Append,
     tensors: &'a Operands,
-    values: AppendValues<Array>,
+    values: AppendValues<usize>,
 }
 
 impl<'a> Call<'a> {
@@ -71,7 +71,7 @@ impl<'a> Call<'a> {
             Some(_) => Append::to_pages(dtype, new, cache, max_pages),
         };
         let mut append = Append {
-            batch: values.cache_seqlens.map_or(0, |counts| counts.len),
+            batch: values.cache_seqlens.unwrap_or(0),
             packed: values.cu_seqlens_k_new.is_some(),
             batch_idx: values.cache_batch_idx.is_some(),
             seqused_k: seqused_k.is_some(),

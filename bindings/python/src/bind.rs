@@ -4,7 +4,7 @@
 use flashcore::{Alibi, DType, GradientLayouts, KvLengths, Layout, Lengths, Problem, ProblemBuilder, QLengths};
 
 use crate::error::Error;
-use crate::foreign::{Array, Foreign, Place, element_of};
+use crate::foreign::{Foreign, Place, element_of};
 use crate::options::{GIVEN_BHSD, MEMORY_BHSD, OUT_BHSD, Options};
 use crate::table::{
     BLOCK_TABLE, DOUT, GRADIENTS, K, LENGTHS, LSE, OUT, Q, SCALES, SEQUSED_K, SINKS, SLOPES, TENSORS, V,
@@ -35,13 +35,10 @@ pub(crate) struct Kinds {
     pub(crate) max_kv: usize,
 }
 
-/// The arrays of lengths that are given, which were checked.
-pub(crate) fn lengths_of(given: &Operands) -> Lengths<Array> {
-    let array = |tensor: &Foreign| Array {
-        first: tensor.first.cast(),
-        len: tensor.sizes().iter().product::<i64>() as usize,
-    };
-    Lengths::from(std::array::from_fn(|n| given[LENGTHS + n].given().map(array)))
+/// How many entries the arrays of lengths that are given have.
+fn lengths_of(given: &Operands) -> Lengths<usize> {
+    let entries = |tensor: &Foreign| tensor.sizes().iter().product::<i64>() as usize;
+    Lengths::from(std::array::from_fn(|n| given[LENGTHS + n].given().map(entries)))
 }
 
 /// A forward pass. Its output is new unless it is among the operands.
@@ -98,7 +95,7 @@ pub(crate) fn forward(given: &Operands, options: &Options) -> Result<Checked, Er
                 &options,
             )
             .build()?;
-        problem.check_given(&lengths_of(given), |array| array.len)?;
+        problem.check_given(&lengths_of(given), |entries| *entries)?;
         Some(problem)
     };
     Ok(Checked {
@@ -226,7 +223,7 @@ pub(crate) fn backward(given: &Operands, options: &Options) -> Result<Checked, E
     for other in [OUT, DOUT] {
         given[other].agree(of_q, dtype)?; // after e4m3 was refused, whose out is bf16
     }
-    problem.check_given(&lengths_of(given), |array| array.len)?;
+    problem.check_given(&lengths_of(given), |entries| *entries)?;
     let [batch, rows, heads, _] = q.shape;
     let lse: &[usize] = if packed { &[heads, rows] } else { &[batch, heads, rows] };
     given[LSE].check_floats(&[DType::F32], lse, of_q)?;
@@ -273,7 +270,7 @@ impl Kinds {
             Some(starts) => {
                 let (total, used) = (rows, used_q.is_some());
                 (
-                    starts.len - 1,
+                    starts - 1,
                     QLengths::Packed { total, used },
                     bound("max_seqlen_q", options.max_q)?,
                 )

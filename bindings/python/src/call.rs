@@ -204,9 +204,8 @@ impl<'py> Call<'py> {
         let frees_in_order = self.framework.frees_in_stream_order();
         let (mut theirs, mut ours, mut address) = (None, None, None);
         if let (None, Some(problem)) = (self.plain, &bound.problem) {
-            let needed = attention
-                .workspace_bytes(problem, alignment(operands))
-                .map_err(Error::from)?;
+            let prepared = attention.prepare_aligned(problem, alignment(operands));
+            let needed = prepared.map_err(Error::from)?.workspace_bytes();
             let bytes = usize::try_from(needed).unwrap_or(usize::MAX);
             if bytes > 0 && frees_in_order {
                 let memory = theirs.insert(self.empty(like, &[bytes], false, "uint8")?);

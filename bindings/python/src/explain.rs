@@ -16,8 +16,12 @@ pub(crate) fn describe<'py>(
     alignment: u32,
 ) -> PyResult<Bound<'py, PyDict>> {
     let summary = py
-        .detach(|| attention.plan_aligned(problem, alignment))
+        .detach(|| attention.prepare_aligned(problem, alignment))
         .map_err(raise)?;
+    let summary = match summary.plan() {
+        Some(summary) => summary,
+        None => attention.plan(problem).map_err(raise)?,
+    };
     let plan = PyDict::new(py);
     let plans = attention.plans();
     let rows = plans.rows(problem);

@@ -145,16 +145,6 @@ unsafe impl Send for Foreign {}
 // SAFETY: as above.
 unsafe impl Sync for Foreign {}
 
-/// int32 numbers, dense.
-#[derive(Clone, Copy)]
-pub(crate) struct Array {
-    pub(crate) first: *mut i32,
-    pub(crate) len: usize,
-}
-
-// SAFETY: as of [`Foreign`].
-unsafe impl Sync for Array {}
-
 impl Foreign {
     /// Stands for an argument that is not given: a tensor of one dimension without elements.
     pub(crate) const ABSENT: Foreign = Foreign {
@@ -350,7 +340,7 @@ impl Foreign {
 
     /// int32 numbers of so many dimensions, which must lie one after another on q's device; `None` where they are not
     /// given.
-    pub(crate) fn numbers(&self, rank: usize, q: &Foreign) -> Result<Option<Array>, Error> {
+    pub(crate) fn numbers(&self, rank: usize, q: &Foreign) -> Result<Option<usize>, Error> {
         if !self.is_given() {
             return Ok(None);
         }
@@ -363,10 +353,7 @@ impl Foreign {
         if !self.is_dense() {
             return Err(format!("{name} is not contiguous; make it so with .contiguous()").into());
         }
-        Ok(Some(Array {
-            first: self.first.cast(),
-            len: self.sizes().iter().product::<i64>() as usize, // sizes are not negative
-        }))
+        Ok(Some(self.sizes().iter().product::<i64>() as usize)) // sizes are not negative
     }
 
     /// Floats of this shape, one after another on q's device, such as scales.

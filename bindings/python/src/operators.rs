@@ -206,7 +206,10 @@ pub(crate) fn check(torch: &Libtorch, bound: &Checked, operands: &Operands, kept
     if let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), bound.place) {
         // SAFETY: PyTorch's current stream lives as long as PyTorch.
         let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
-        kept.workspace(&attention, &stream, problem, alignment(operands))?;
+        let schedule = kept.schedule(&attention, &stream)?;
+        if !schedule.serves(&attention.prepare_aligned(problem, alignment(operands))?) {
+            return Err(kept.of_another_plan());
+        }
     }
     Ok(())
 }

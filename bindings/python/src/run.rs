@@ -6,16 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Stream};
 use flashcore::plans::{PlanSummary, gathers_keys};
-use flashcore::{
-    Attention, Device, DeviceGradients, DeviceScales, DeviceTensors, Host, KernelId, Problem, Task, View, ViewMut,
-};
+use flashcore::{Attention, Cuda, Device, Host, KernelId, Memory, Problem, Task, View, ViewMut};
 
-use crate::bind::{Checked, Operands, lengths_of};
+use crate::bind::{Checked, Operands};
 use crate::error::Error;
-use crate::foreign::{Array, Foreign, Place};
+use crate::foreign::{Foreign, Place};
 use crate::libtorch::Libtorch;
 use crate::schedule::Kept;
-use crate::table::{DOUT, GRADIENTS, K, LSE, OUT, Q, SCALES, SINKS, SLOPES, TENSORS, V};
+use crate::table::{DOUT, GRADIENTS, K, OUT, Q, SCALES, SINKS, TENSORS, V};
 
 /// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
 const MOST_KNOWN: usize = 16;
@@ -68,11 +66,6 @@ pub(crate) fn device_slice<'a>(context: &Context, tensor: &Foreign) -> DeviceSli
     unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) }
 }
 
-pub(crate) fn device_array<'a>(context: &Context, array: &Array) -> DeviceSlice<'a> {
-    // SAFETY: as above.
-    unsafe { DeviceSlice::from_raw(context, array.first.addr() as u64, array.len * size_of::<i32>()) }
-}
-
 /// What the addresses of a call's tensors are multiples of, in bytes, at most 16. Those to be allocated are aligned.
 pub(crate) fn alignment(operands: &Operands) -> u32 {
     let tensors = [Q, K, V, OUT, DOUT].into_iter().chain(GRADIENTS..operands.len());
@@ -91,68 +84,56 @@ pub(crate) fn enqueue(
 ) -> Result<(), Error> {
     let Some(problem) = &bound.problem else { return Ok(()) };
     let context = stream.context();
-    let slice = |n: usize| device_slice(context, &operands[n]);
-    let given = |n: usize| operands[n].given().map(|tensor| device_slice(context, tensor));
-    let mut tensors = DeviceTensors::new(slice(Q), slice(K), slice(V), slice(OUT));
-    tensors.lse = problem.return_lse().then(|| slice(LSE));
-    if problem.num_scales() > 0 {
-        let scale = |n: usize| given(SCALES + n).map_or_else(|| ones(context, problem.num_scales()), Ok);
-        tensors.scales = Some(DeviceScales {
-            q: scale(0)?,
-            k: scale(1)?,
-            v: scale(2)?,
-        });
-    }
-    (tensors.sinks, tensors.alibi_slopes) = (given(SINKS), given(SLOPES));
-    tensors.lengths = lengths_of(operands).map(|array| device_array(context, array));
-    if problem.gradient_layouts().is_some() {
-        tensors.lse = Some(slice(LSE));
-        tensors.gradients = Some(DeviceGradients {
-            dout: slice(DOUT),
-            dq: slice(GRADIENTS),
-            dk: slice(GRADIENTS + 1),
-            dv: slice(GRADIENTS + 2),
-        });
-    }
-    if let Some(kept) = kept {
-        tensors.workspace = Some(kept.workspace(attention, stream, problem, tensors.alignment())?);
-        // SAFETY: `kept.workspace` has checked that this memory is where an equal schedule was made, in this stream or
-        // before the graph that it is captured into, whose replays the caller orders after it (docs/python.md). Nothing
-        // else has its address.
-        tensors = unsafe { tensors.reuse_schedule() };
+    let slice = |tensor: &Foreign| device_slice(context, tensor);
+    let ones = || ones(context, problem.num_scales());
+    let mut given = named::<Cuda>(problem, operands, slice, |tensor| slice(tensor).into(), ones)?;
+    let mut schedule = kept.map(|kept| kept.schedule(attention, stream)).transpose()?;
+    if let Some(schedule) = &mut schedule {
+        given = given.schedule(schedule);
     }
     // SAFETY: as of `device_slice`, for the workspace, too, which nothing else has. Streams of libraries live as long
-    // as they, and one that a caller names lives as long as the work (`stream=`).
-    unsafe {
-        attention.run_foreign(stream, problem, &tensors, |bytes| {
-            let bytes = usize::try_from(bytes).ok()?;
-            Some(DeviceSlice::from_raw(context, allocate(bytes)?, bytes))
-        })?;
+    // as they, and one that a caller names lives as long as the work (`stream=`). A schedule is one that was made in
+    // this stream, or before the graph that the call is captured into, whose replays the caller orders after it
+    // (docs/python.md).
+    let done = unsafe { attention.run_raw(stream, problem, given, allocate) };
+    match (kept, done) {
+        (Some(kept), Err(flashcore::Error::Schedule { .. })) => Err(kept.of_another_plan()),
+        (_, done) => Ok(done?),
     }
-    Ok(())
 }
 
 /// Computes on the host.
 pub(crate) fn on_host(bound: &Checked, operands: &Operands, attention: &Attention) -> Result<(), Error> {
     let Some(problem) = &bound.problem else { return Ok(()) };
     let ones = vec![1f32; problem.num_scales()];
-    let mut given = flashcore::Operands::<Host>::new();
+    let ones = || Ok(bytemuck::cast_slice(&ones));
+    let given = named::<Host>(problem, operands, host_bytes, host_bytes_mut, ones)?;
+    Ok(attention.run(problem, given)?)
+}
+
+/// The tensors of a problem by their names. Scales that are not given are ones.
+fn named<'o, M: Memory>(
+    problem: &Problem,
+    operands: &Operands,
+    read: impl Fn(&Foreign) -> M::Ref<'o>,
+    write: impl Fn(&Foreign) -> M::Mut<'o>,
+    ones: impl Fn() -> Result<M::Ref<'o>, Error>,
+) -> Result<flashcore::Operands<'o, M>, Error> {
+    let mut given = flashcore::Operands::new();
     for spec in problem.tensors() {
-        let name = spec.name;
+        let (name, element, layout) = (spec.name, spec.element, spec.layout);
         let Some(n) = TENSORS.iter().position(|word| *word == name.as_str()) else {
             continue;
         };
         let tensor = &operands[n];
         given = match tensor.given() {
-            None if (SCALES..SINKS).contains(&n) => given.with(name, &ones),
+            None if (SCALES..SINKS).contains(&n) => given.with(name, View::new(element, layout, ones()?)),
             None if name.is_values() => given, // which the library refuses
-            _ if spec.is_written() => {
-                given.with_mut(name, ViewMut::new(spec.element, spec.layout, host_bytes_mut(tensor)))
-            }
-            _ => given.with(name, View::new(spec.element, spec.layout, host_bytes(tensor))),
+            _ if spec.is_written() => given.with_mut(name, ViewMut::new(element, layout, write(tensor))),
+            _ => given.with(name, View::new(element, layout, read(tensor))),
         };
     }
-    Ok(attention.run(problem, given)?)
+    Ok(given)
 }
 
 /// The bytes of a tensor in host memory.
@@ -225,7 +206,9 @@ pub(crate) fn tell_if_slow(
     alignment: u32,
 ) -> Result<(), Error> {
     static TOLD: Mutex<Vec<KernelId>> = Mutex::new(Vec::new());
-    let plan = attention.plan_aligned(problem, alignment)?;
+    let Some(plan) = attention.prepare_aligned(problem, alignment)?.plan() else {
+        return Ok(());
+    };
     let Some(why) = slowness(&plan) else { return Ok(()) };
     {
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);

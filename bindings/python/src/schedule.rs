@@ -10,20 +10,20 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use flashcore::cuda::{DeviceSlice, Stream};
+use flashcore::cuda::{Context, DeviceSlice, Stream};
 use flashcore::{
-    Attention, DType, Device, DeviceTensors, KvLengths, Layout, Lengths, Mask, Problem, QLengths, Schedule,
+    Attention, Cuda, DType, Device, ElementType, KvLengths, Layout, Mask, Prepared, Problem, QLengths, Task, View,
 };
 use pyo3::prelude::*;
 
-use crate::bind::{Kinds, Operands, lengths_of};
+use crate::bind::{Kinds, Operands};
 use crate::error::Error;
 use crate::foreign::{Foreign, I32, Place, element_of_torch};
 use crate::libtorch::{Libtorch, Tensor};
 use crate::operators::{Results, options_of, registered};
 use crate::options::Options;
-use crate::run::{attention_on, device_array};
-use crate::table::{LENGTHS, SEQUSED_K};
+use crate::run::{attention_on, device_slice};
+use crate::table::{LENGTHS, SEQUSED_K, TENSORS};
 
 /// A schedule that was made, and what for.
 struct Made {
@@ -35,7 +35,7 @@ struct Made {
 }
 
 struct OnGpu {
-    schedule: Schedule,
+    prepared: Prepared,
     stream: usize,
     workspace: Workspace,
 }
@@ -98,8 +98,8 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
         return Err(format!("cache_seqlens has {given} entries; it has one for each sequence").into());
     };
     let starts = operands[LENGTHS].numbers(1, &of_lengths)?;
-    let batch = seqused_k.len;
-    if starts.is_some_and(|starts| starts.len != batch + 1) {
+    let batch = seqused_k;
+    if starts.is_some_and(|starts| starts != batch + 1) {
         let entries = batch + 1;
         return Err(format!("cu_seqlens_q must have {entries} entries, one more than cache_seqlens").into());
     }
@@ -118,8 +118,8 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
             ([1, total], QLengths::Packed { total, used: false })
         }
     };
-    let (kv_rows, kv, max_pages) = match page_size {
-        0 => ([batch, max_kv], KvLengths::Cache, 0),
+    let (kv_rows, kv) = match page_size {
+        0 => ([batch, max_kv], KvLengths::Cache),
         _ => {
             let max_pages = max_kv.div_ceil(page_size);
             let pages = batch * max_pages;
@@ -128,7 +128,7 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
                 pages,
                 max_pages,
             };
-            ([pages, page_size], kv, max_pages)
+            ([pages, page_size], kv)
         }
     };
     let dense = |[a, b]: [usize; 2], heads, dim| Layout::bshd([a, b, heads, dim]);
@@ -163,53 +163,56 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
     // SAFETY: PyTorch's current stream lives as long as PyTorch.
     let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
     let is_captured = stream.is_captured()?;
-    let (schedule, new) = match (&before, attention.schedule(&problem, 16)?) {
-        (None, None) => return token(false),
-        (None, Some(_)) if is_captured => return token(false), // there is one only once the graph has run
-        (None, Some(schedule)) => {
+    let prepared = attention.prepare(&problem)?;
+    let new = match &before {
+        None if !prepared.has_schedule() => return token(false),
+        None if is_captured => return token(false), // there is one only once the graph has run
+        None => {
             let torch = registered().ok_or("PyTorch was not found")?; // it was
-            let elements = usize::try_from(schedule.workspace_bytes().div_ceil(4)).unwrap_or(usize::MAX);
+            let elements = usize::try_from(prepared.workspace_bytes().div_ceil(4)).unwrap_or(usize::MAX);
             let (tensor, at) = torch.allocate(Foreign::fresh_dense("schedule", I32, place, [elements]))?;
-            (schedule, Some(Workspace(tensor, at)))
+            Some(Workspace(tensor, at))
         }
-        (Some(before), schedule) => match (&before.on_gpu, schedule) {
-            (Some(of), Some(schedule)) if of.schedule == schedule => {
+        Some(before) => match &before.on_gpu {
+            Some(of) if prepared.has_schedule() => {
                 if of.stream != stream.as_raw() && !is_captured {
                     return Err("out was made in another stream than this one: make it in that one".into());
                 }
-                (schedule, None)
+                None
             }
             _ => return Err(for_another.into()),
         },
     };
     let of_before = || Some(&before.as_ref()?.on_gpu.as_ref()?.workspace);
     let Workspace(_, workspace) = new.as_ref().or_else(of_before).ok_or(FOREIGN)?; // one of them is there
-    let slice = |address: u64, bytes: usize| {
-        // SAFETY: all memory is on this device, as large as said, and freed in the order of this stream, or kept for
-        // the graph. Nothing is read or written of `nothing` and `unread`.
-        unsafe { DeviceSlice::from_raw(&context, address, bytes) }
-    };
-    let nothing = slice(0, 0);
-    // A launch has an argument for the table, which no schedule reads (`NOT_READ` of the library's `schedule.rs`).
-    let unread = slice(16, batch * max_pages * size_of::<i32>());
-    let mut tensors = DeviceTensors::new(nothing, nothing, nothing, nothing);
-    tensors.lengths = Lengths {
-        block_table: (max_pages > 0).then_some(unread),
-        ..lengths_of(operands).map(|array| device_array(&context, array))
-    };
-    let bytes = usize::try_from(schedule.workspace_bytes()).unwrap_or(usize::MAX);
-    tensors.workspace = Some(slice(workspace.address(), bytes));
+    // That of before, as its memory is.
+    let of = before
+        .as_ref()
+        .and_then(|before| before.on_gpu.as_ref())
+        .map_or(&prepared, |of| &of.prepared);
+    let schedule = schedule_at(&context, of, workspace).ok_or(for_another)?;
+    let mut lengths = flashcore::Operands::<Cuda>::new();
+    for spec in problem.tensors() {
+        let n = TENSORS.iter().position(|word| *word == spec.name.as_str());
+        if let Some(tensor) = n
+            .and_then(|n| operands[n].given())
+            .filter(|_| spec.element == ElementType::I32)
+        {
+            let memory = device_slice(&context, tensor);
+            lengths = lengths.with(spec.name, View::new(spec.element, spec.layout, memory));
+        }
+    }
     if let (Some(before), true) = (&before, is_captured) {
         hold(number, before);
     }
     // SAFETY: PyTorch frees memory in the order of its current stream, where the work is; who uses the schedule holds
     // its workspace.
-    unsafe { attention.run_foreign(&stream, &problem, &tensors.make_schedule(), |_| None)? };
+    unsafe { attention.schedule_raw(&stream, &schedule, &lengths)? };
     let is_new = new.is_some();
     if let Some(workspace) = new {
         let stream = stream.as_raw();
         let made = OnGpu {
-            schedule,
+            prepared,
             stream,
             workspace,
         };
@@ -342,35 +345,39 @@ impl Kept {
         }
     }
 
-    /// The workspace that holds it, if the call's plan would make the same. A graph that the call is captured into may
+    /// The schedule, which a call whose plan would make another one refuses. A graph that the call is captured into may
     /// use it from then on.
-    pub(crate) fn workspace<'a>(
-        &self,
-        attention: &Attention,
-        stream: &Stream,
-        problem: &Problem,
-        alignment: u32,
-    ) -> Result<DeviceSlice<'a>, Error> {
-        let Some(own) = attention.schedule(problem, alignment)? else {
-            return Err("scheduler_metadata is given, but the plan of this call has no schedule: leave it out".into());
-        };
+    pub(crate) fn schedule(&self, attention: &Attention, stream: &Stream) -> Result<flashcore::KeptSchedule, Error> {
         let made = self.1.on_gpu.as_ref().ok_or(FOREIGN)?;
-        if made.schedule != own {
-            return Err(format!(
-                "scheduler_metadata was made for kernel {}, and the plan of this call, kernel {}, has another schedule, by \
-                 total_q, strides or the alignment of its tensors: leave it out",
-                made.schedule.kernel(),
-                own.kernel()
-            )
-            .into());
-        }
         if stream.is_captured()? {
             hold(self.0, &self.1);
         } else if made.stream != stream.as_raw() {
             return Err("scheduler_metadata was made in another stream than the call's: make it in this one".into());
         }
-        let bytes = usize::try_from(made.schedule.workspace_bytes()).unwrap_or(usize::MAX);
-        // SAFETY: as many bytes were allocated, which PyTorch frees in the order of the stream.
-        Ok(unsafe { DeviceSlice::from_raw(stream.context(), made.workspace.1.address(), bytes) })
+        let device = attention.device();
+        let context = device.context().ok_or(FOREIGN)?;
+        Ok(schedule_at(context, &made.prepared, &made.workspace.1).ok_or(FOREIGN)?)
+    }
+
+    /// Why a call's plan cannot use it.
+    pub(crate) fn of_another_plan(&self) -> Error {
+        let kernel = self.1.on_gpu.as_ref().map(|made| made.prepared.kernel());
+        format!(
+            "scheduler_metadata was made for kernel {}, and the plan of this call has another schedule or none, by \
+             total_q, strides or the alignment of its tensors: leave it out",
+            kernel.unwrap_or_default()
+        )
+        .into()
+    }
+}
+
+/// The schedule of a plan in memory that was allocated for it.
+fn schedule_at(context: &Context, prepared: &Prepared, workspace: &Foreign) -> Option<flashcore::KeptSchedule> {
+    let bytes = usize::try_from(prepared.workspace_bytes()).unwrap_or(usize::MAX);
+    // SAFETY: as many bytes were allocated, which PyTorch frees in the order of the stream; `make` writes there before
+    // others read, in one stream or before a graph.
+    unsafe {
+        let memory = DeviceSlice::from_raw(context, workspace.address(), bytes);
+        flashcore::KeptSchedule::from_raw(prepared, memory)
     }
 }

@@ -234,14 +234,14 @@ impl Attention {
         Ok(chosen(config, why, None))
     }
 
-    /// The choice on the CPU, which tells of a build that is not optimised.
+    /// The same, which tells of a build that is not optimised.
     #[cfg(feature = "cpu")]
-    pub(crate) fn summary_of_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<PlanSummary, Error> {
+    pub(crate) fn choose_cpu_told(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
         let mut choice = self.choose_cpu(problem, fixed)?;
         if let Some(slow) = flashcore_cpu::SLOW_BUILD {
             choice.why = format!("{}; {slow}", choice.why);
         }
-        Ok(PlanSummary::Cpu(choice))
+        Ok(choice)
     }
 
     /// The device it runs on.
@@ -269,9 +269,9 @@ impl Attention {
     pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu(config) => self.summary_of_cpu(problem, *config),
+            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu_told(problem, *config)?)),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => self.plan_aligned(problem, 16),
+            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(problem, &self.plans)?))),
         }
     }
 }

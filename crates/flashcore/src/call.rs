@@ -8,7 +8,7 @@ use flashcore_problem::{
 use flashcore_problem::{View, ViewMut};
 
 use crate::attention::Backend;
-use crate::plans::PlanSummary;
+use crate::prepared::By;
 use crate::{Attention, Error, Prepared};
 #[cfg(feature = "cuda")]
 use crate::{Cuda, CudaTensor, Queue};
@@ -65,35 +65,31 @@ impl Attention {
     /// # Errors
     /// A task that is invalid or that no kernel serves, and failures of the compiler.
     pub fn prepare(&self, task: &impl Task) -> Result<Prepared, Error> {
+        self.prepare_aligned(task, 16)
+    }
+
+    /// The same for tensors of another library that start at multiples of so many bytes.
+    ///
+    /// # Errors
+    /// As [`Attention::prepare`].
+    #[doc(hidden)]
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    pub fn prepare_aligned(&self, task: &impl Task, alignment: u32) -> Result<Prepared, Error> {
         let task = task.kind();
         task.check()?;
-        match &self.backend {
+        let by = match (&self.backend, task) {
             #[cfg(feature = "cpu")]
-            Backend::Cpu(config) => {
-                let summary = match task {
-                    AnyTask::Problem(problem) => Some(self.summary_of_cpu(problem, *config)?),
-                    AnyTask::Append(_) | AnyTask::Combine(_) => None,
-                };
-                Ok(Prepared {
-                    task: task.into(),
-                    made_by: self.number,
-                    summary,
-                    #[cfg(feature = "cuda")]
-                    ready: None,
-                })
-            }
+            (Backend::Cpu(config), AnyTask::Problem(problem)) => By::Cpu(Some(self.choose_cpu_told(problem, *config)?)),
+            #[cfg(feature = "cpu")]
+            (Backend::Cpu(_), AnyTask::Append(_) | AnyTask::Combine(_)) => By::Cpu(None),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => {
-                let ready = cuda.ready(task, 16, &self.plans)?;
-                let summary = ready.choice.clone().map(|choice| PlanSummary::Gpu(Box::new(choice)));
-                Ok(Prepared {
-                    task: task.into(),
-                    made_by: self.number,
-                    summary,
-                    ready: Some(ready),
-                })
-            }
-        }
+            (Backend::Cuda(cuda), _) => By::Cuda(cuda.ready(task, alignment, &self.plans)?),
+        };
+        Ok(Prepared {
+            task: task.into(),
+            made_by: self.number,
+            by,
+        })
     }
 
     /// Runs a task on operands in host memory: attention, its gradients, an append, or a merge. [`Task::tensors`] lists
@@ -148,12 +144,13 @@ impl Attention {
         match &self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu(config) => {
-                let mut options = flashcore_cpu::Options::default();
-                let prepared = self.prepared_here(task);
-                options.config = match (prepared.and_then(|prepared| prepared.summary.as_ref()), task.kind()) {
-                    (Some(PlanSummary::Cpu(choice)), _) => Some(choice.config),
-                    (_, AnyTask::Problem(problem)) => Some(self.choose_cpu(problem, *config)?.config),
-                    (_, AnyTask::Append(_) | AnyTask::Combine(_)) => None,
+                let options = flashcore_cpu::Options {
+                    config: match (self.prepared_here(task).map(|prepared| &prepared.by), task.kind()) {
+                        (Some(By::Cpu(Some(choice))), _) => Some(choice.config),
+                        (_, AnyTask::Problem(problem)) => Some(self.choose_cpu(problem, *config)?.config),
+                        (_, AnyTask::Append(_) | AnyTask::Combine(_)) => None,
+                    },
+                    ..flashcore_cpu::Options::default()
                 };
                 Ok(flashcore_cpu::run(&options, &task.kind(), operands)?)
             }
@@ -297,7 +294,7 @@ impl Attention {
         operands: &Operands<'_, Cuda>,
     ) -> Result<std::sync::Arc<crate::cuda::Ready>, Error> {
         let (cuda, alignment, kind) = (self.on_cuda()?, operands.alignment(), task.kind());
-        let prepared = self.prepared_here(task).and_then(|prepared| prepared.ready.as_ref());
+        let prepared = self.prepared_here(task).and_then(Prepared::ready);
         if let (Some(ready), 16) = (prepared, alignment) {
             operands.check(&ready.tensors)?;
             return Ok(ready.clone());
@@ -443,7 +440,7 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// As [`Attention::run_on`]; a schedule, which queues alone have; a workspace that is not there.
+    /// As [`Attention::run_on`]; a schedule of a queue; a workspace that is not there.
     ///
     /// # Safety
     /// Until the work of this call has ended, and all launches of a graph that captures it have:
@@ -460,9 +457,9 @@ impl Attention {
         allocate: impl FnOnce(usize) -> Option<u64>,
     ) -> Result<(), Error> {
         let ready = self.ready(task, &operands)?;
-        if operands.take_schedule().is_some() {
-            let why = "belongs to a queue: call run_on with that one".to_string();
-            return Err(Error::Schedule { why });
+        if let Some(schedule) = operands.take_schedule() {
+            let memory = schedule.foreign(&ready)?;
+            return ready.enqueue_operands(stream, crate::cuda::Steps::AfterSchedule, &operands, Some(memory));
         }
         let bytes = ready.workspace_bytes();
         let workspace = match usize::try_from(bytes) {

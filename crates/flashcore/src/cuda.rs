@@ -312,6 +312,15 @@ impl CudaAttention {
         })
     }
 
+    /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
+    pub(crate) fn choose(&self, problem: &Problem, plans: &Plans) -> Result<Choice, Error> {
+        let ready = self.ready(AnyTask::Problem(problem), 16, plans)?;
+        match &ready.choice {
+            Some(choice) => Ok(choice.clone()),
+            None => Ok(self.compile(problem, 16, plans)?.0), // a problem has one
+        }
+    }
+
     /// The same, if it is there.
     pub(crate) fn found(&self, task: AnyTask<'_>, alignment: u32) -> Option<Arc<Ready>> {
         self.ready.get(&(task, alignment) as &dyn AnyKey)

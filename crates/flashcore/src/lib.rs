@@ -73,8 +73,6 @@ mod error;
 #[doc(hidden)] // its place is `unstable`
 pub mod files;
 #[cfg(feature = "cuda")]
-mod held;
-#[cfg(feature = "cuda")]
 mod kept;
 #[cfg(feature = "cuda")]
 mod memory;
@@ -85,8 +83,6 @@ mod prepared;
 mod queue;
 #[cfg(feature = "cuda")]
 mod schedule;
-#[cfg(feature = "cuda")]
-mod tensors;
 mod tune;
 
 pub use attention::{Attention, KernelId, Options};
@@ -106,9 +102,6 @@ pub use flashcore_problem::{
     TensorView, TensorViewMut, View, ViewMut, absmax_scales, bf16, f16, quantise,
 };
 #[cfg(feature = "cuda")]
-#[doc(hidden)] // of bindings/python
-pub use held::Schedule;
-#[cfg(feature = "cuda")]
 pub use memory::{Cuda, CudaTensor, DeviceSliceMut};
 pub use plans::Plans;
 pub use prepared::Prepared;
@@ -116,9 +109,6 @@ pub use prepared::Prepared;
 pub use queue::Queue;
 #[cfg(feature = "cuda")]
 pub use schedule::KeptSchedule;
-#[cfg(feature = "cuda")]
-#[doc(hidden)] // of bindings/python
-pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors};
 pub use tune::{TuneProgress, TuneSearch, Tuned};
 
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.

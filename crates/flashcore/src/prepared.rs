@@ -11,6 +11,8 @@ use flashcore_problem::{AnyTask, Append, Combine, Problem};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::Ready;
+#[cfg(feature = "cpu")]
+use crate::plans::CpuChoice;
 use crate::plans::PlanSummary;
 
 /// A task, owned.
@@ -107,31 +109,78 @@ pub struct Prepared {
     pub(crate) task: OwnedTask,
     /// The `Attention` that made it.
     pub(crate) made_by: u64,
-    /// What serves a problem.
-    pub(crate) summary: Option<PlanSummary>,
+    pub(crate) by: By,
+}
+
+/// What computes a task.
+#[derive(Clone, Debug)]
+pub(crate) enum By {
+    /// The CPU, and for a problem the levers.
+    #[cfg(feature = "cpu")]
+    Cpu(Option<CpuChoice>),
     #[cfg(feature = "cuda")]
-    pub(crate) ready: Option<Arc<Ready>>,
+    Cuda(Arc<Ready>),
 }
 
 impl Prepared {
     /// The id of the kernel: [`KernelId`](crate::KernelId) reads it if the task is a problem. Appends and merges have
     /// one kernel each.
     pub fn kernel(&self) -> String {
-        match (&self.summary, &self.task) {
-            (Some(summary), _) => summary.kernel().to_string(),
-            (None, OwnedTask::Append(_)) => "append".to_string(),
-            (None, _) => "merge".to_string(),
-        }
+        let id = match &self.by {
+            #[cfg(feature = "cpu")]
+            By::Cpu(choice) => choice.as_ref().map(|choice| choice.config.to_string()),
+            #[cfg(feature = "cuda")]
+            By::Cuda(ready) => ready.plan().map(|plan| plan.config.to_string()),
+        };
+        let alone = match self.task {
+            OwnedTask::Append(_) => "append",
+            _ => "merge",
+        };
+        id.unwrap_or_else(|| alone.to_string())
     }
 
     /// Why this kernel, in a sentence. Where this build of the CPU backend is not optimised, it says so.
     pub fn why(&self) -> &str {
-        self.summary.as_ref().map_or("it is the only one", PlanSummary::why)
+        let why = match &self.by {
+            #[cfg(feature = "cpu")]
+            By::Cpu(choice) => choice.as_ref().map(|choice| choice.why.as_str()),
+            #[cfg(feature = "cuda")]
+            By::Cuda(ready) => ready.choice.as_ref().map(|choice| choice.why.as_str()),
+        };
+        why.unwrap_or("it is the only one")
     }
 
     /// The plan of a problem, with all that was considered.
-    pub fn plan(&self) -> Option<&PlanSummary> {
-        self.summary.as_ref()
+    pub fn plan(&self) -> Option<PlanSummary> {
+        match &self.by {
+            #[cfg(feature = "cpu")]
+            By::Cpu(choice) => choice.clone().map(PlanSummary::Cpu),
+            #[cfg(feature = "cuda")]
+            By::Cuda(ready) => ready.choice.clone().map(|choice| PlanSummary::Gpu(Box::new(choice))),
+        }
+    }
+
+    /// What is ready on a GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn ready(&self) -> Option<&Arc<Ready>> {
+        match &self.by {
+            #[cfg(feature = "cpu")]
+            By::Cpu(_) => None,
+            By::Cuda(ready) => Some(ready),
+        }
+    }
+
+    /// Bytes of workspace that a call takes by `allocate` of [`Attention::run_raw`](crate::Attention::run_raw); 0 for
+    /// most plans.
+    #[cfg(feature = "cuda")]
+    pub fn workspace_bytes(&self) -> u64 {
+        self.ready().map_or(0, |ready| ready.workspace_bytes())
+    }
+
+    /// Whether its calls make a schedule.
+    #[cfg(feature = "cuda")]
+    pub fn has_schedule(&self) -> bool {
+        self.ready().is_some_and(|ready| ready.schedule_steps() > 0)
     }
 }
 

@@ -307,8 +307,8 @@ impl Queue {
         schedule: Option<&mut KeptSchedule>,
     ) -> Result<(), Error> {
         if let Some(schedule) = schedule {
-            schedule.check(self, ready)?;
-            return ready.enqueue_operands(&self.stream, Steps::AfterSchedule, operands, Some(schedule.memory()));
+            let memory = schedule.memory(self, ready)?;
+            return ready.enqueue_operands(&self.stream, Steps::AfterSchedule, operands, Some(memory));
         }
         let bytes = ready.workspace_bytes();
         let workspace = match bytes {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use flashcore_cuda::{DeviceBuffer, DeviceSlice};
+use flashcore_cuda::{DeviceBuffer, DeviceSlice, Stream};
 use flashcore_ir::{Arg, BufferSpec, Launch};
 use flashcore_kernels::Step;
 use flashcore_problem::{Name, Operands, TensorSpec};
 
 use crate::cuda::{Ready, Steps};
-use crate::{Cuda, Error, Prepared, Queue};
+use crate::{Attention, Cuda, Error, Prepared, Queue};
 
 /// Parameters that the kernel of a schedule has and does not read: where pages are, and the scale of scores.
 const NOT_READ: [&str; 5] = ["block_table", "page_size", "pages", "max_pages", "exponent_scale"];
@@ -22,18 +22,67 @@ const NOT_READ: [&str; 5] = ["block_table", "page_size", "pages", "max_pages", "
 #[derive(Debug)]
 pub struct KeptSchedule {
     ready: Arc<Ready>,
-    /// The number of the queue that it was made in.
-    queue: u64,
-    workspace: DeviceBuffer,
+    place: Place,
+}
+
+/// Where a schedule is.
+#[derive(Debug)]
+enum Place {
+    /// In memory of its own, which work in the queue of this number wrote.
+    Queue(u64, DeviceBuffer),
+    /// In memory of another library.
+    Foreign(DeviceSlice<'static>),
 }
 
 impl KeptSchedule {
     /// Refuses another queue, and a call that would make another schedule.
-    pub(crate) fn check(&self, queue: &Queue, ready: &Arc<Ready>) -> Result<(), Error> {
-        let refuse = |why: String| Err(Error::Schedule { why });
-        if queue.number() != self.queue {
-            return refuse("was made in another queue: make it in this one".to_string());
+    pub(crate) fn memory(&self, queue: &Queue, ready: &Arc<Ready>) -> Result<DeviceSlice<'_>, Error> {
+        match &self.place {
+            Place::Queue(number, memory) if *number == queue.number() => {
+                self.check(ready)?;
+                Ok(memory.as_slice())
+            }
+            _ => Err(Error::Schedule {
+                why: "was made in another queue: make it in this one".to_string(),
+            }),
         }
+    }
+
+    /// The memory of another library, for a call in a stream that may be its own.
+    pub(crate) fn foreign(&self, ready: &Arc<Ready>) -> Result<DeviceSlice<'static>, Error> {
+        match &self.place {
+            Place::Foreign(memory) => {
+                self.check(ready)?;
+                Ok(*memory)
+            }
+            Place::Queue(..) => Err(Error::Schedule {
+                why: "belongs to a queue: call run_on with that one".to_string(),
+            }),
+        }
+    }
+
+    /// The schedule of a task in memory of another library, [made](Attention::schedule_raw) or to be made.
+    ///
+    /// # Safety
+    /// `memory` is [`Prepared::workspace_bytes`] long, of the device, and stays allocated as long as work that uses this.
+    /// When work that uses it runs, it holds a whole schedule that [`Attention::schedule_raw`] made for a task that
+    /// would make the same, and nothing but work that made or used it has written there since.
+    #[allow(unsafe_code)] // kernels trust it
+    pub unsafe fn from_raw(task: &Prepared, memory: DeviceSlice<'static>) -> Option<KeptSchedule> {
+        let ready = task.ready().filter(|ready| ready.schedule_steps() > 0)?;
+        Some(KeptSchedule {
+            ready: ready.clone(),
+            place: Place::Foreign(memory),
+        })
+    }
+
+    /// Whether calls of a task would make the same one.
+    pub fn serves(&self, task: &Prepared) -> bool {
+        task.ready().is_some_and(|ready| self.check(ready).is_ok())
+    }
+
+    fn check(&self, ready: &Arc<Ready>) -> Result<(), Error> {
+        let refuse = |why: String| Err(Error::Schedule { why });
         if ready.schedule_steps() == 0 {
             return refuse("is of no use, as this call has none: leave it out".to_string());
         }
@@ -44,10 +93,6 @@ impl KeptSchedule {
             );
         }
         Ok(())
-    }
-
-    pub(crate) fn memory(&self) -> DeviceSlice<'_> {
-        self.workspace.as_slice()
     }
 }
 
@@ -79,36 +124,64 @@ impl Queue {
     /// # Errors
     /// Lengths that are missing or not those of the task, or what the driver says.
     pub fn schedule(&mut self, task: &Prepared, lengths: &Operands<'_, Cuda>) -> Result<Option<KeptSchedule>, Error> {
-        let Some(ready) = task.ready.as_ref().filter(|ready| ready.schedule_steps() > 0) else {
+        let Some(ready) = task.ready().filter(|ready| ready.schedule_steps() > 0) else {
             return Ok(None);
         };
-        let needed: Vec<TensorSpec> = ready
-            .tensors
-            .iter()
-            .filter(|spec| is_length(spec.name))
-            .copied()
-            .collect();
-        let mut given = Operands::new();
-        for name in lengths.names().filter(|name| is_length(*name)) {
-            if let Some(view) = lengths.get(name) {
-                given = given.with(name, view);
-            }
-        }
-        given.check(&needed)?;
+        let given = lengths_alone(ready, lengths)?;
         self.check(ready.context(), &given)?;
         let bytes = usize::try_from(ready.workspace_bytes()).unwrap_or(usize::MAX);
-        let workspace = DeviceBuffer::new(self.stream().context(), bytes)?;
-        ready.enqueue_operands(self.stream(), Steps::Schedule, &given, Some(workspace.as_slice()))?;
+        let memory = DeviceBuffer::new(self.stream().context(), bytes)?;
+        ready.enqueue_operands(self.stream(), Steps::Schedule, &given, Some(memory.as_slice()))?;
         Ok(Some(KeptSchedule {
             ready: ready.clone(),
-            queue: self.number(),
-            workspace,
+            place: Place::Queue(self.number(), memory),
         }))
     }
 }
 
+impl Attention {
+    /// Enqueues the work that makes a schedule in memory of another library, from lengths that may be, too.
+    ///
+    /// # Errors
+    /// As [`Queue::schedule`], and a schedule of a queue.
+    ///
+    /// # Safety
+    /// As [`Attention::run_raw`]. Work that uses the schedule is ordered after this work, and before what makes it anew.
+    #[allow(unsafe_code)] // the promise is the caller's
+    pub unsafe fn schedule_raw(
+        &self,
+        stream: &Stream,
+        schedule: &KeptSchedule,
+        lengths: &Operands<'_, Cuda>,
+    ) -> Result<(), Error> {
+        let given = lengths_alone(&schedule.ready, lengths)?;
+        let memory = schedule.foreign(&schedule.ready)?;
+        schedule
+            .ready
+            .enqueue_operands(stream, Steps::Schedule, &given, Some(memory))
+    }
+}
+
+/// The lengths among operands, checked.
+fn lengths_alone<'o>(ready: &Ready, lengths: &'o Operands<'_, Cuda>) -> Result<Operands<'o, Cuda>, Error> {
+    let needed: Vec<TensorSpec> = ready
+        .tensors
+        .iter()
+        .filter(|spec| is_length(spec.name))
+        .copied()
+        .collect();
+    let mut given = Operands::new();
+    for name in lengths.names().filter(|name| is_length(*name)) {
+        if let Some(view) = lengths.get(name) {
+            given = given.with(name, view);
+        }
+    }
+    given.check(&needed)?;
+    Ok(given)
+}
+
 /// Whether a schedule depends on it.
-pub(crate) fn is_length(name: Name) -> bool {
+fn is_length(name: Name) -> bool {
     matches!(
         name,
         Name::CuSeqlensQ | Name::SequsedQ | Name::CuSeqlensK | Name::SequsedK
@@ -120,7 +193,7 @@ fn steps(ready: &Ready) -> impl Iterator<Item = &Step> {
 }
 
 /// Whether two plans leave the same work lists in the same places if lengths are the same.
-pub(crate) fn is_same(a: &Arc<Ready>, b: &Arc<Ready>) -> bool {
+fn is_same(a: &Arc<Ready>, b: &Arc<Ready>) -> bool {
     Arc::ptr_eq(a, b)
         || a.workspace_bytes() == b.workspace_bytes()
             && a.schedule_steps() == b.schedule_steps()

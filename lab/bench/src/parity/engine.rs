@@ -229,7 +229,7 @@ impl Engine {
                     return Ok(simulated(plan, chip));
                 };
                 let attention = Attention::with(device.clone(), KernelId::Gpu(config))?;
-                match attention.workspace_bytes(problem, 16) {
+                match attention.prepare(problem) {
                     Ok(_) => return with(attention, problem, spilled),
                     // One draw in a few at large head sizes.
                     Err(Error::Cuda(CudaError::Module(refusal)))
