@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(kept.get_or_make(&1, || 1, || Ok::<_, &str>(5)), Ok(5));
     }
 
-    /// The maker of a new value waits until other threads have had theirs: it would wait for good if they waited for it.
+    /// The maker of a new value waits until other threads have theirs: it would wait for good if they waited for it.
     #[test]
     fn a_new_value_stalls_only_those_that_need_it() {
         let kept = Kept::new(8);

@@ -64,7 +64,7 @@ impl KeptSchedule {
     /// The schedule of a task in memory of another library, [made](Attention::schedule_raw) or to be made.
     ///
     /// # Safety
-    /// `memory` is [`Prepared::workspace_bytes`] long, of the device, and stays allocated as long as work that uses this.
+    /// `memory` is [`Prepared::workspace_bytes`] long, of the device, and stays allocated while work uses this.
     /// When work that uses it runs, it holds a whole schedule that [`Attention::schedule_raw`] made for a task that
     /// would make the same, and nothing but work that made or used it has written there since.
     #[allow(unsafe_code)] // kernels trust it
@@ -146,7 +146,7 @@ impl Attention {
     /// As [`Queue::schedule`], and a schedule of a queue.
     ///
     /// # Safety
-    /// As [`Attention::run_raw`]. Work that uses the schedule is ordered after this work, and before what makes it anew.
+    /// As [`Attention::run_raw`]. Work that uses the schedule is ordered after this work and before what makes it anew.
     #[allow(unsafe_code)] // the promise is the caller's
     pub unsafe fn schedule_raw(
         &self,
