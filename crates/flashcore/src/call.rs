@@ -1,11 +1,13 @@
 //! The verbs of [`Attention`]: `prepare`, `run`, `run_on`, and those that allocate what they return.
 
 use flashcore_problem::{
-    AnyTask, Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec,
-    TensorView,
+    Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
 };
 #[cfg(feature = "cuda")]
 use flashcore_problem::{View, ViewMut};
+
+#[cfg(feature = "cpu")]
+use flashcore_problem::AnyTask;
 
 use crate::attention::Backend;
 use crate::prepared::By;

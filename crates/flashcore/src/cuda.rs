@@ -10,9 +10,8 @@ use flashcore_kernels::{
 };
 use flashcore_problem::{AnyTask, Name, Operands, Problem, Task, TensorSpec};
 
-use crate::kept::Kept;
+use crate::kept::{AnyKey, Kept, Key};
 use crate::plans::Plans;
-use crate::prepared::{AnyKey, Key};
 use crate::{Cuda, Error};
 
 pub use flashcore_cuda::*;

@@ -2,9 +2,14 @@
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
-use std::hash::Hash;
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use flashcore_problem::AnyTask;
+use flashcore_problem::task::sealed::Kind;
+
+use crate::prepared::OwnedTask;
 
 /// A value, or that it is being made.
 #[derive(Debug)]
@@ -106,6 +111,61 @@ impl<K: Hash + Eq, V: Clone> Kept<K, V> {
         drop(entries);
         drop(forgotten); // which may take long
         entry
+    }
+}
+
+/// What plans are kept by: a task, and what its tensors are aligned to, in bytes.
+#[derive(Debug)]
+pub(crate) struct Key(pub(crate) OwnedTask, pub(crate) u32);
+
+/// A key, owned or not.
+pub(crate) trait AnyKey {
+    fn parts(&self) -> (AnyTask<'_>, u32);
+}
+
+impl AnyKey for Key {
+    fn parts(&self) -> (AnyTask<'_>, u32) {
+        (self.0.kind(), self.1)
+    }
+}
+
+impl AnyKey for (AnyTask<'_>, u32) {
+    fn parts(&self) -> (AnyTask<'_>, u32) {
+        *self
+    }
+}
+
+impl PartialEq for dyn AnyKey + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for dyn AnyKey + '_ {}
+
+impl Hash for dyn AnyKey + '_ {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
+}
+
+impl<'a> Borrow<dyn AnyKey + 'a> for Key {
+    fn borrow(&self) -> &(dyn AnyKey + 'a) {
+        self
     }
 }
 

@@ -1,8 +1,6 @@
 //! [`Prepared`]: a task whose kernel is chosen and compiled.
 
 use std::any::Any;
-use std::borrow::Borrow;
-use std::hash::{Hash, Hasher};
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
@@ -30,61 +28,6 @@ impl From<AnyTask<'_>> for OwnedTask {
             AnyTask::Append(append) => OwnedTask::Append(*append),
             AnyTask::Combine(merge) => OwnedTask::Combine(merge.clone()),
         }
-    }
-}
-
-/// What plans are kept by: a task, and what its tensors are aligned to, in bytes.
-#[derive(Debug)]
-pub(crate) struct Key(pub(crate) OwnedTask, pub(crate) u32);
-
-/// A key, owned or not.
-pub(crate) trait AnyKey {
-    fn parts(&self) -> (AnyTask<'_>, u32);
-}
-
-impl AnyKey for Key {
-    fn parts(&self) -> (AnyTask<'_>, u32) {
-        (self.0.kind(), self.1)
-    }
-}
-
-impl AnyKey for (AnyTask<'_>, u32) {
-    fn parts(&self) -> (AnyTask<'_>, u32) {
-        *self
-    }
-}
-
-impl PartialEq for dyn AnyKey + '_ {
-    fn eq(&self, other: &Self) -> bool {
-        self.parts() == other.parts()
-    }
-}
-
-impl Eq for dyn AnyKey + '_ {}
-
-impl Hash for dyn AnyKey + '_ {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.parts().hash(state);
-    }
-}
-
-impl PartialEq for Key {
-    fn eq(&self, other: &Self) -> bool {
-        self.parts() == other.parts()
-    }
-}
-
-impl Eq for Key {}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.parts().hash(state);
-    }
-}
-
-impl<'a> Borrow<dyn AnyKey + 'a> for Key {
-    fn borrow(&self) -> &(dyn AnyKey + 'a) {
-        self
     }
 }
 
