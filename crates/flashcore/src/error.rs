@@ -145,12 +145,6 @@ pub enum Error {
         /// The device it runs on.
         device: String,
     },
-    /// Scales were given for tensors that have none.
-    #[error("scales were given, but the tensors hold {dtype}; only e4m3 tensors have scales: leave them out")]
-    UnwantedScales {
-        /// The problem's dtype.
-        dtype: flashcore_problem::DType,
-    },
     /// No multiprocessor is left to run on.
     #[error("sm_margin is {given}; {}", match sms { 0 => "the CPU has no multiprocessors: leave it out".to_string(), _ => format!("the device has {sms} multiprocessors, of which at least one must be left") })]
     SmMargin {
@@ -158,22 +152,6 @@ pub enum Error {
         given: u32,
         /// Multiprocessors of the device; 0 of a CPU.
         sms: u32,
-    },
-    /// Values were given that the problem has no use for.
-    #[error("{tensor} was given, but the problem has none: leave it out, or build the problem with it")]
-    Unwanted {
-        /// Which.
-        tensor: &'static str,
-    },
-    /// What is written lies where something else is read.
-    #[error(
-        "{written} shares memory with {read}: both have bytes between the same addresses; give {written} separate memory"
-    )]
-    SharedMemory {
-        /// Which is written.
-        written: &'static str,
-        /// Which is read.
-        read: &'static str,
     },
     /// A device buffer is too small or missing.
     #[error("{tensor} needs {needed} bytes of device memory; {}", given.map_or("none was given".to_string(), |n| format!("{n} were given")))]

@@ -185,7 +185,10 @@ mod tests {
     }
 
     fn refusal() -> Error {
-        Error::Unwanted { tensor: "sinks" }
+        Error::Operand {
+            name: flashcore_problem::Name::Sinks,
+            why: "was not given".to_string(),
+        }
     }
 
     impl Bed for Made {
@@ -286,7 +289,7 @@ mod tests {
         assert_eq!(found.left_out, [(kernel(128), refusal().to_string())]);
         bed.refused = Some(64);
         let error = searched(&mut bed, 60.0).unwrap_err();
-        assert!(matches!(error, Error::Unwanted { .. }), "{error}");
+        assert!(matches!(error, Error::Operand { .. }), "{error}");
     }
 
     #[test]
