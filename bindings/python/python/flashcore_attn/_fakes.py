@@ -6,6 +6,7 @@ symbols. PyTorch calls fakes too where one of the tensors is on the device meta.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,7 +21,13 @@ TENSORS = {name: tensors for name, (tensors, _) in _OPERATORS.items()}
 
 def completed(operator: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """The inputs of an operator with its defaults, which PyTorch leaves out."""
-    return (*inputs, *(argument.default_value for argument in operator._schema.arguments[len(inputs) :]))
+    return (*inputs, *_defaults(operator)[len(inputs) :])
+
+
+@functools.cache
+def _defaults(operator: Any) -> tuple[Any, ...]:
+    """To ask the schema for them takes longer than the rest of a call."""
+    return tuple(argument.default_value for argument in operator._schema.arguments)
 
 
 def check(name: str, tensors: Any, numbers: Any, asks_device: bool = False) -> None:

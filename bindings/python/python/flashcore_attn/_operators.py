@@ -172,8 +172,8 @@ def _attend(tensors: _Tensors, first: tuple[Any, ...], more: tuple[Any, ...]) ->
     results = direct(tensors, first, True, more)
     if results is not None:
         return tuple(results)
-    q, k, v, *others = tensors
-    others += [None] * (len(_fakes.TENSORS["fwd_lengths"]) - len(tensors))
+    q, k, v = tensors[:3]
+    others = (*tensors[3:], *(None,) * (len(_fakes.TENSORS["fwd_lengths"]) - len(tensors)))
     has_lengths = any(x is not None for x in others[:5])
     operator, name = (_fwd_lengths, "fwd_lengths") if has_lengths else (_fwd, "fwd")
     given = _with_absent(q, (q, k, v, *(others if has_lengths else others[5:])))
