@@ -332,9 +332,10 @@ impl Attention {
         }
         let mut on_device = Operands::new();
         for (spec, tensor) in &mut uploaded {
-            on_device = match spec.is_written() {
-                true => on_device.with_mut(spec.name, tensor),
-                false => on_device.with(spec.name, &*tensor),
+            on_device = if spec.is_written() {
+                on_device.with_mut(spec.name, tensor)
+            } else {
+                on_device.with(spec.name, &*tensor)
             };
         }
         self.run_on(&mut queue, task, on_device)?;
