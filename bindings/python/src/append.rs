@@ -157,9 +157,10 @@ impl<'a> Call<'a> {
         for spec in self.append.tensors() {
             let Some(n) = place(spec.name) else { continue };
             let tensor = &self.tensors[n];
-            operands = match spec.is_written() {
-                true => operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, write(tensor))),
-                false => operands.with(spec.name, View::new(spec.element, spec.layout, read(tensor))),
+            operands = if spec.is_written() {
+                operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, write(tensor)))
+            } else {
+                operands.with(spec.name, View::new(spec.element, spec.layout, read(tensor)))
             };
         }
         operands

@@ -343,13 +343,14 @@ fn too_few(given: usize, needed: usize) -> Error {
 }
 
 fn holds<T: Scalar>(tensor: &CudaTensor) -> Result<(), Error> {
-    match tensor.element() == T::ELEMENT {
-        true => Ok(()),
-        false => Err(tensor_error(format!(
+    if tensor.element() == T::ELEMENT {
+        Ok(())
+    } else {
+        Err(tensor_error(format!(
             "the tensor holds {}, and the values are {}",
             tensor.element(),
             T::ELEMENT
-        ))),
+        )))
     }
 }
 

@@ -330,9 +330,10 @@ fn is_same(name: Name, given: &Layout, needed: &Layout) -> bool {
 
 /// The dimensions that a tensor has: values have fewer than four.
 fn shape_text(name: Name, layout: &Layout) -> String {
-    let first = match name.is_values() {
-        true => layout.shape.iter().take(3).take_while(|&&n| n == 1).count(),
-        false => 0,
+    let first = if name.is_values() {
+        layout.shape.iter().take(3).take_while(|&&n| n == 1).count()
+    } else {
+        0
     };
     format!("{:?}", &layout.shape[first..])
 }

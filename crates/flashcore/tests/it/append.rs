@@ -200,9 +200,10 @@ mod on_a_gpu {
             let mut operands = Operands::<Cuda>::new();
             for (spec, _) in &on.0 {
                 let memory = place(if spec.name == over { written } else { spec.name });
-                operands = match spec.is_written() {
-                    true => operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, memory.into())),
-                    false => operands.with(spec.name, View::new(spec.element, spec.layout, memory)),
+                operands = if spec.is_written() {
+                    operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, memory.into()))
+                } else {
+                    operands.with(spec.name, View::new(spec.element, spec.layout, memory))
                 };
             }
             attention

@@ -21,9 +21,10 @@ impl OnDevice {
     pub(crate) fn operands(&mut self) -> Operands<'_, Cuda> {
         let mut operands = Operands::new();
         for (spec, tensor) in &mut self.0 {
-            operands = match spec.is_written() {
-                true => operands.with_mut(spec.name, tensor),
-                false => operands.with(spec.name, &*tensor),
+            operands = if spec.is_written() {
+                operands.with_mut(spec.name, tensor)
+            } else {
+                operands.with(spec.name, &*tensor)
             };
         }
         operands

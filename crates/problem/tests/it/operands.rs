@@ -69,9 +69,10 @@ fn check(specs: &[TensorSpec], given: &[Given]) -> Result<(), ProblemError> {
             memory,
             ..
         } = *one;
-        operands = match one.is_written {
-            true => operands.with_mut(name, ViewMut::new(element, layout, memory)),
-            false => operands.with(name, View::new(element, layout, memory)),
+        operands = if one.is_written {
+            operands.with_mut(name, ViewMut::new(element, layout, memory))
+        } else {
+            operands.with(name, View::new(element, layout, memory))
         };
     }
     operands.check(specs)
@@ -122,9 +123,10 @@ proptest! {
 
             let mut without = right.clone();
             without.remove(at);
-            match spec.required {
-                true => assert_refused(&specs, &without, name, "was not given")?,
-                false => prop_assert!(check(&specs, &without).is_ok()),
+            if spec.required {
+                assert_refused(&specs, &without, name, "was not given")?;
+            } else {
+                prop_assert!(check(&specs, &without).is_ok());
             }
             let mut twice = right.clone();
             twice.push(right[at].clone());

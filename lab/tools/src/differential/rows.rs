@@ -114,17 +114,18 @@ fn refused(options: &Options, lines: &[&str]) -> Result<Vec<usize>, Box<dyn std:
         .filter(|line| line.contains("error"))
         .filter_map(number)
         .collect();
-    match all.iter().any(|&line| line == first + lines.len() + 1) {
-        true => Ok(all
+    if all.iter().any(|&line| line == first + lines.len() + 1) {
+        Ok(all
             .into_iter()
             .filter(|line| *line > first && *line <= first + lines.len())
             .map(|line| line - 1 - first)
-            .collect()),
-        false => Err(format!(
+            .collect())
+    } else {
+        Err(format!(
             "{} says nothing of the last line: {}",
             options.ptxas.display(),
             said.lines().take(5).collect::<Vec<_>>().join("\n")
         )
-        .into()),
+        .into())
     }
 }

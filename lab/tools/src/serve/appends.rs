@@ -138,9 +138,10 @@ fn on_a_gpu(attention: &Attention, case: &AppendCase) -> Result<After, Error> {
     }
     let mut on_device = Operands::new();
     for (spec, tensor) in &mut tensors {
-        on_device = match spec.is_written() {
-            true => on_device.with_mut(spec.name, tensor),
-            false => on_device.with(spec.name, &*tensor),
+        on_device = if spec.is_written() {
+            on_device.with_mut(spec.name, tensor)
+        } else {
+            on_device.with(spec.name, &*tensor)
         };
     }
     attention.run_on(&mut queue, &case.append, on_device)?;
