@@ -85,19 +85,30 @@ impl<'a> Call<'a> {
             tensors,
             values,
         };
-        if tensors[COS].rank == 2 {
+        if tensors[COS].is_given() || tensors[SIN].is_given() {
             call.rotate([interleaved, at_one_position])?;
         }
         for other in [V_CACHE, K_NEW, V_NEW] {
             tensors[other].agree(&tensors[K_CACHE], dtype)?;
         }
         call.append.check()?;
+        call.append.check_given(&call.values, |count| *count, None)?;
+        let batch = call.append.batch;
+        if let Some(count) = seqused_k.filter(|count| *count != batch) {
+            return Err(format!("seqused_k has {count} entries; this append needs {batch}").into());
+        }
         Ok(call)
     }
 
     fn rotate(&mut self, [interleaved, q_at_one_position]: [bool; 2]) -> Result<(), Error> {
         let tensors = self.tensors;
         let [cos, sin, q, q_out] = [COS, SIN, Q, Q_OUT].map(|n| &tensors[n]);
+        for (table, name) in [(cos, "rotary_cos"), (sin, "rotary_sin")] {
+            if !table.is_given() {
+                return Err(format!("{name} is not given; give rotary_cos and rotary_sin, or neither").into());
+            }
+            table.check_rank(2)?;
+        }
         let dtype = q.dtype()?;
         for other in [&tensors[K_CACHE], cos, sin, q_out] {
             other.agree(q, dtype)?;

@@ -163,15 +163,17 @@ fn ones(context: &Context, count: usize) -> Result<DeviceSlice<'static>, Error> 
     let fits = |buffer: &&&DeviceBuffer| {
         buffer.context().ordinal() == context.ordinal() && buffer.len() >= count * size_of::<f32>()
     };
-    if let Some(buffer) = kept.iter().find(fits) {
-        return Ok(buffer.as_slice());
-    }
-    let stream = Stream::new(context)?;
-    let buffer = DeviceBuffer::from_host(&stream, &vec![1f32; count.next_power_of_two()])?;
-    stream.synchronize()?;
-    let buffer: &'static DeviceBuffer = Box::leak(Box::new(buffer));
-    kept.push(buffer);
-    Ok(buffer.as_slice())
+    let buffer = match kept.iter().find(fits) {
+        Some(buffer) => *buffer,
+        None => {
+            let stream = Stream::new(context)?;
+            let buffer = DeviceBuffer::from_host(&stream, &vec![1f32; count.next_power_of_two()])?;
+            kept.push(Box::leak(Box::new(buffer)));
+            kept[kept.len() - 1]
+        }
+    };
+    // SAFETY: it lives for ever, and all only read it: by its address alone no stream waits for another's reads.
+    Ok(unsafe { DeviceSlice::from_raw(context, buffer.as_slice().address(), buffer.len()) })
 }
 
 /// Warns the first time that a call gathers K.

@@ -357,6 +357,8 @@ def test_a_graph_follows_lengths_that_grow():
         ({"k": torch.ones(4, 1, 2, 16).half()}, "k holds fp16 and k_cache f32"),
         ({"v": (4, 2, 2, 16)}, "v has shape"),
         ({"rotary_cos": (40, 4)}, "rotary_sin is not given"),
+        ({"rotary_sin": (40, 4)}, "rotary_cos is not given"),
+        ({"rotary_cos": (1, 40, 4), "rotary_sin": (1, 40, 4)}, "rotary_cos has 3 dimensions; it must have 2"),
         ({"rotary_cos": (40, 4), "rotary_sin": (40, 5)}, r"rotary_sin has shape \[40, 5\]; this call needs \[40, 4\]"),
         ({"rotary_cos": (40, 9), "rotary_sin": (40, 9)}, "rotary_dim is 18; it is even, 2 or more, and at most head_dim"),
         ({"rotary_cos": (39, 4), "rotary_sin": (39, 4)}, "rotary_cos has 39 positions; keys can have 40 of them"),

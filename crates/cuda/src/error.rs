@@ -18,6 +18,12 @@ pub enum CudaError {
         "memory was used in a stream that is being captured into a graph; end the capture, then use the memory in another stream"
     )]
     UsedInCapture,
+    /// A stream that waits for an event of a captured one is captured with it. Its memory would not be the graph's.
+    #[error(
+        "this stream is captured into a graph of another stream, whose event it waits for; a graph keeps what is put into \
+         the stream that it is captured from: put the work there"
+    )]
+    JoinedCapture,
     /// The machine has no NVIDIA driver, or the process cannot see it.
     #[error(
         "no NVIDIA driver found: looked for {looked_for} ({detail}); install the NVIDIA driver 525 or newer, and start \

@@ -225,12 +225,22 @@ impl Stream {
             return work();
         }
         let (mut uses, is_captured) = self.claim(&memory)?;
+        let keep = |captured: &mut Captured| {
+            captured.allocations.extend(memory.iter().copied().cloned());
+            captured.tables.extend_from_slice(tables);
+        };
+        if is_captured {
+            // Before the work, which another thread may end the capture after.
+            match self.shared.capture().as_mut() {
+                Some(captured) => keep(captured),
+                None if self.shared.is_own() => return Err(CudaError::JoinedCapture),
+                None => self.context.tables().keep_for_good(tables),
+            }
+            return work();
+        }
         let done = work();
         if let Some(captured) = self.shared.capture().as_mut() {
-            captured.allocations.extend(memory.into_iter().cloned());
-            captured.tables.extend_from_slice(tables);
-        } else if is_captured {
-            self.context.tables().keep_for_good(tables);
+            keep(captured);
         } else {
             uses.iter_mut().try_for_each(|uses| uses.add(self))?;
             let slabs = once_each(tables.iter().map(|table| table.memory()));

@@ -24,7 +24,8 @@ pub struct Output<T = Tensor> {
     pub out: T,
     /// The log-sum-exp of each row, natural logarithm, f32 `[batch, num_heads, seq_len_q]` (of
     /// packed query rows `[num_heads, total]`), where the problem asks for it
-    /// ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)).
+    /// ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)). A tensor has four dimensions, so the first
+    /// ones are 1: an element is `lse.view().get(0, batch, head, row)`.
     pub lse: Option<T>,
 }
 
@@ -242,7 +243,9 @@ impl Attention {
         let written = [Name::Dq, Name::Dk, Name::Dv].map(|name| Ok::<_, Error>(zeros(&spec(&problem, name)?)));
         let [dq, dk, dv] = written;
         let [mut dq, mut dk, mut dv] = [dq?, dk?, dv?];
-        let inputs = [q.into(), k.into(), v.into()].map(Into::into);
+        let inputs: [TensorView<'_>; 3] = [q.into(), k.into(), v.into()];
+        problem.check_head_values(&inputs[0])?;
+        let inputs = inputs.map(Into::into);
         let gradients = [(&mut dq).into(), (&mut dk).into(), (&mut dv).into()];
         let operands = Operands::backward(inputs, [(&output.out).into(), lse.into()], dout.into(), gradients);
         self.run(&problem, operands)?;

@@ -84,8 +84,20 @@ impl<K: Hash + Eq, V: Clone> Kept<K, V> {
         if let Some(value) = entry.value.get() {
             return Ok(value.clone());
         }
-        let value = make()?;
+        let value = make().inspect_err(|_| self.forget(key, &entry))?;
         Ok(entry.value.get_or_init(|| value).clone())
+    }
+
+    /// Takes out an entry that has no value: what is refused takes no plan's place.
+    fn forget<Q>(&self, key: &Q, entry: &Arc<Entry<V>>)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if entries.get(key).is_some_and(|kept| Arc::ptr_eq(kept, entry)) {
+            entries.remove(key);
+        }
     }
 
     /// An entry for a key, in the place of the one used least recently where there are too many.
@@ -193,6 +205,7 @@ mod tests {
     fn errors_are_not_kept() {
         let kept = Kept::new(4);
         assert_eq!(kept.get_or_make(&1, || 1, || Err("no")), Err::<i32, _>("no"));
+        assert_eq!(kept.entries.read().unwrap().len(), 0);
         assert_eq!(kept.get_or_make(&1, || 1, || Ok::<_, &str>(5)), Ok(5));
     }
 

@@ -88,7 +88,8 @@ impl KeptSchedule {
         }
         if !is_same(&self.ready, ready) {
             return refuse(
-                "was made for another call, or by another kernel, as for tensors of another alignment: make one for                  this call"
+                "was made for another call, or by another kernel, as for tensors of another alignment: make one for this \
+                 call"
                     .to_string(),
             );
         }
@@ -122,11 +123,15 @@ impl Queue {
     /// ```
     ///
     /// # Errors
-    /// Lengths that are missing or not those of the task, or what the driver says.
+    /// A task that was prepared on the CPU, lengths that are missing or not those of the task, or what the driver says.
     pub fn schedule(&mut self, task: &Prepared, lengths: &Operands<'_, Cuda>) -> Result<Option<KeptSchedule>, Error> {
-        let Some(ready) = task.ready().filter(|ready| ready.schedule_steps() > 0) else {
+        let ready = task.ready().ok_or_else(|| {
+            let device = "cpu".to_string();
+            Error::NotOnCuda { device }
+        })?;
+        if ready.schedule_steps() == 0 {
             return Ok(None);
-        };
+        }
         let given = lengths_alone(ready, lengths)?;
         self.check(ready.context(), &given)?;
         let bytes = usize::try_from(ready.workspace_bytes()).unwrap_or(usize::MAX);

@@ -256,7 +256,8 @@ impl ProblemBuilder {
     }
 
     /// K and V are pages `[pages, page_size, kv_heads, head_dim]`, at most `max_pages` of a sequence: after
-    /// [`Problem::of`], which knows their number and size. See [`ProblemBuilder::packed_q`].
+    /// [`Problem::of`], which knows their number and size. With Q `[batch, seq, heads, head_dim]` the batch is that of
+    /// Q; for packed rows see [`ProblemBuilder::packed_q`].
     pub fn paged(self, max_pages: usize) -> Self {
         let [pages, page_size] = self.layouts[1].map_or([0, 0], |k| [k.shape[0], k.shape[1]]);
         let most = max_pages.saturating_mul(page_size);

@@ -4,7 +4,7 @@ use std::ptr;
 use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode_enum};
-use flashcore_cuda::{CudaError, DeviceBuffer, Function, Graph, KernelArg, LaunchShape, Stream};
+use flashcore_cuda::{CudaError, DeviceBuffer, Event, Function, Graph, KernelArg, LaunchShape, Stream};
 
 use super::launches::load;
 use super::{Bench, Outcome, ensure, ptx};
@@ -129,6 +129,29 @@ fn survives(bench: &Bench, stream: &Stream, work: impl FnOnce() -> Result<(), St
 }
 
 /// A first call, which allocates, copies, compiles, waits and frees, while another thread captures.
+/// A graph would not keep the memory of what a stream does that waits for an event of the captured one.
+pub(crate) fn joined(bench: &Bench) -> Outcome {
+    let (captured, other) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
+    let buffer = DeviceBuffer::new(&bench.context, 64)?;
+    let (forked, joined) = (Event::new(&bench.context)?, Event::new(&bench.context)?);
+    let mut refused = None;
+    let graph = Graph::capture(&captured, |captured| {
+        forked.record(captured)?;
+        other.wait_for(&forked)?;
+        refused = buffer.as_slice().fill(&other, 1).err();
+        joined.record(&other)?;
+        captured.wait_for(&joined)
+    });
+    drop(graph);
+    ensure!(matches!(refused, Some(CudaError::JoinedCapture)), "{refused:?}");
+    buffer.as_slice().fill(&other, 2)?; // not captured any more
+    ensure!(
+        buffer.to_vec::<u8>(&other)? == [2; 64],
+        "the stream is of no use any more"
+    );
+    Ok("a stream that waits for an event of a captured one".to_string())
+}
+
 pub(crate) fn captures(bench: &Bench) -> Outcome {
     let stream = Stream::new(&bench.context)?;
     let first_call = || {

@@ -144,6 +144,7 @@ tests! {
     memory_is_freed_after_the_kernels_that_use_it = lifetimes::dropped;
     graphs_keep_their_memory = lifetimes::of_graphs;
     a_first_call_ends_no_capture_of_another_thread = lifetimes::captures;
+    a_stream_that_joins_a_capture_takes_no_memory = lifetimes::joined;
     graph_replay_equals_launches = graphs::replay;
     a_failed_capture_leaves_the_stream_usable = graphs::failed_capture;
     a_kernel_of_the_kernel_language = launches::kernel_language;
