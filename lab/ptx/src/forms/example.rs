@@ -22,7 +22,7 @@ impl Spelled {
         }
         let mut number = 0;
         let needed = (0..self.operands().len()).filter(|&at| !self.operands()[at].is_optional);
-        let mut operands: Vec<String> = needed.map(|at| operand(self, at, &mut number)).collect();
+        let mut operands: Vec<String> = needed.map(|at| operand(self, at, &mut number)).collect::<Option<_>>()?;
         if self.has("L2::cache_hint") {
             operands.push("%d101".to_string());
         }
@@ -45,8 +45,8 @@ impl Spelled {
     }
 }
 
-/// An operand's text.
-fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> String {
+/// An operand's text. None if the modifiers do not say what it needs, which those of the table do.
+fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> Option<String> {
     let pattern = &spelled.operands()[at];
     let words: Vec<&str> = spelled.modifiers().collect();
     let mut register = |class: &str| {
@@ -64,22 +64,16 @@ fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> String {
     let last = types.last().copied().unwrap_or(32);
     let (mut count, ty) = match pattern.ty {
         None => (pattern.count, last),
-        Some("first") => (0, types[types.len() - 2]),
+        Some("first") => (0, *types.get(types.len().checked_sub(2)?)?),
         Some("twice") => (0, 2 * last),
-        Some("num") => (
-            words
-                .iter()
-                .find_map(|word| word.strip_prefix('x')?.parse().ok())
-                .unwrap(),
-            32,
-        ),
+        Some("num") => (words.iter().find_map(|word| word.strip_prefix('x')?.parse().ok())?, 32),
         Some("acc") => {
             let n = words
                 .iter()
                 .find_map(|word| word.strip_prefix("m64n")?.split('k').next()?.parse::<u32>().ok());
-            (n.unwrap() / if words[4] == "f16" { 4 } else { 2 }, 32)
+            (n? / if words[4] == "f16" { 4 } else { 2 }, 32)
         }
-        Some(ty) => (pattern.count, bits(ty).unwrap()),
+        Some(ty) => (pattern.count, bits(ty)?),
     };
     let letter = pattern.letter;
     if let ('D' | 'A', Some(vector)) = (
@@ -91,14 +85,11 @@ fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> String {
     if letter == 'A' && spelled.name() == "wgmma" {
         count = 0;
     }
-    match letter {
+    Some(match letter {
         'm' if words.iter().any(|word| word.starts_with("param")) && spelled.name() == "ld" => "[k]".to_string(),
         'm' => "[%d100]".to_string(),
         't' => {
-            let n: usize = words
-                .iter()
-                .find_map(|word| word.strip_suffix('d')?.parse().ok())
-                .unwrap();
+            let n: usize = words.iter().find_map(|word| word.strip_suffix('d')?.parse().ok())?;
             format!("[%d100, {{{}}}]", ["%r100"; 5][..n].join(", "))
         }
         'i' => match spelled.name() {
@@ -111,10 +102,7 @@ fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> String {
         .to_string(),
         'l' => "END".to_string(),
         'L' => {
-            let n: usize = words
-                .iter()
-                .find_map(|word| word.strip_suffix('d')?.parse().ok())
-                .unwrap();
+            let n: usize = words.iter().find_map(|word| word.strip_suffix('d')?.parse().ok())?;
             format!("{{{}}}", ["%h100"; 5][..n - 2].join(", "))
         }
         // Which lane it is, and which are asked, is read in this way alone.
@@ -130,7 +118,7 @@ fn operand(spelled: &Spelled, at: usize, number: &mut u32) -> String {
         }
         'd' if spelled.name() == "mbarrier" && spelled.has("shared::cluster") => "_".to_string(),
         _ => register(if letter == 'p' { "p" } else { class(ty) }),
-    }
+    })
 }
 
 /// Bits of a type.

@@ -263,7 +263,8 @@ fn carries(form: &Spelled) -> bool {
 }
 
 /// Of a form that reads or writes the carry: its result, or the carry that it gives, as a function of its operands,
-/// zeros up to the third, and the carry.
+/// zeros up to the third, and the carry. A difference is a sum with the complement, whose carry says that nothing was
+/// borrowed: on an H200 chains that mix sums and differences show it.
 pub(super) fn carried(form: &Spelled, gives_carry: bool) -> Option<Scalar> {
     let Ty::Int(bits, signed) = Ty::of(form.modifiers().last()?)? else {
         return None;
@@ -272,12 +273,13 @@ pub(super) fn carried(form: &Spelled, gives_carry: bool) -> Option<Scalar> {
         return None;
     }
     let (name, hi) = (form.name().trim_end_matches('c'), form.has("hi"));
+    let takes_carry = name != form.name();
     let operands = if name == "mad" { 3 } else { 2 };
     scalar(U32, &vec![Ty::Int(bits, signed); operands], move |v| {
         let x = |at: usize| i128::from(v[at] & mask(bits));
         let total = match name {
             "add" => x(0) + x(1) + x(3),
-            "sub" => x(0) - x(1) - x(3),
+            "sub" => x(0) + i128::from(mask(bits)) - x(1) + if takes_carry { x(3) } else { 1 },
             _ => {
                 let factor = |at: usize| extend(v[at], bits, signed);
                 // Of unsigned 64 bits more than the sign's bit is needed.

@@ -29,11 +29,11 @@ pub(super) fn write(ptx: &Path, out: &Path, data: &mut Data, cases: &mut Vec<Cas
             if folder == "faults" && !stem.ends_with(".twin") {
                 continue;
             }
-            let beside = file.with_extension("toml");
+            let own = file.with_extension("toml");
             let declaration = declarations
                 .join(folder)
                 .join(format!("{}.toml", stem.trim_end_matches(".twin")));
-            let declaration = if beside.is_file() { beside } else { declaration };
+            let declaration = if own.is_file() { own } else { declaration };
             match case(&stem, &file, &declaration, out, data) {
                 Ok(case) => {
                     failed += usize::from(!case.findings.is_empty());
