@@ -23,13 +23,14 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, SyncOnDrop};
 use flashcore_cuda::{Context, DeviceSlice, Stream};
 use flashcore_problem::{ElementType, Layout, Scalar, View, ViewMut};
 
 use crate::{Cuda, Device, Error, Queue};
 
-/// A queue that puts its work into a stream of cudarc, and keeps the stream.
+/// A queue that puts its work into a stream of cudarc, and keeps the stream. Calls are refused while the stream is
+/// captured, as cudarc's graph would not keep what they use.
 ///
 /// # Errors
 /// [`Error::NotOnCuda`] on the CPU; [`Error::OtherContext`] for a stream of another context than the device's.
@@ -53,6 +54,25 @@ fn check(context: &Context, stream: &CudaStream, tensor: &'static str) -> Result
     Err(Error::OtherContext { tensor, device })
 }
 
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A slice of cudarc. Its own `DevicePtr` can be implemented in safe code with any address; this cannot.
+///
+/// ```compile_fail,E0277
+/// use cudarc::driver::{CudaStream, DevicePtr};
+/// fn any_address<P: DevicePtr<f32>>(stream: &CudaStream, slice: &P) {
+///     let _ = flashcore::cudarc::view(stream, [1], slice);
+/// }
+/// ```
+pub trait Slice: sealed::Sealed {}
+
+impl<S: sealed::Sealed> Slice for S {}
+impl<T> sealed::Sealed for CudaSlice<T> {}
+impl<T> sealed::Sealed for CudaView<'_, T> {}
+impl<T> sealed::Sealed for CudaViewMut<'_, T> {}
+
 /// A slice of cudarc as a tensor. cudarc learns of its use when this is dropped, so it lives as long as calls are made.
 #[derive(Debug)]
 pub struct CudarcTensor<'a> {
@@ -73,7 +93,7 @@ pub struct CudarcTensorMut<'a>(CudarcTensor<'a>);
 pub fn view<'a, T: Scalar>(
     stream: &'a CudaStream,
     layout: impl Into<Layout>,
-    slice: &'a impl DevicePtr<T>,
+    slice: &'a (impl DevicePtr<T> + Slice),
 ) -> Result<CudarcTensor<'a>, Error> {
     check_stream(stream, slice.stream())?;
     let bytes = slice.num_bytes();
@@ -87,7 +107,7 @@ pub fn view<'a, T: Scalar>(
 pub fn view_mut<'a, T: Scalar>(
     stream: &'a CudaStream,
     layout: impl Into<Layout>,
-    slice: &'a mut impl DevicePtrMut<T>,
+    slice: &'a mut (impl DevicePtrMut<T> + Slice),
 ) -> Result<CudarcTensorMut<'a>, Error> {
     check_stream(stream, slice.stream())?;
     let bytes = slice.num_bytes();

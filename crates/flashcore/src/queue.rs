@@ -54,7 +54,7 @@ pub struct Queue {
     /// Which queue it is, of all that there ever were.
     number: u64,
     /// What a stream of another library lives by.
-    _keeps: Option<Box<dyn Any + Send>>,
+    keeps: Option<Box<dyn Any + Send>>,
 }
 
 impl Queue {
@@ -155,7 +155,7 @@ impl Queue {
             recording: None,
             stream: Arc::new(stream),
             number: QUEUES.fetch_add(1, Ordering::Relaxed),
-            _keeps: keeps,
+            keeps,
         }
     }
 
@@ -286,6 +286,15 @@ impl Queue {
             });
         }
         if self.recording.is_none() {
+            // The stream of a queue that keeps something is another library's, and so would be the graph.
+            if self.keeps.is_some() && self.stream.is_captured()? {
+                let why =
+                    "its stream is captured by another library, whose graph keeps nothing of it: use Queue::recording";
+                return Err(Error::Recording {
+                    what: "run a call",
+                    why,
+                });
+            }
             return Ok(());
         }
         let foreign = |name| operands.get(name).is_some_and(|view| view.memory().is_foreign());
