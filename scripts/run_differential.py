@@ -9,7 +9,8 @@ case, and counts) and outputs_N.xz (what the GPU computed); --recorded compares 
 after the simulator has changed: FOLDER must be of the same seed, count and length.
 
 A case is the same (all bits, or floats within the instruction's bound), close (floats within a kernel's tolerance),
-different, failed, or pending: recorded, and not executed by the simulator yet. All NaN are one; results that are NaN with other bits are counted by instruction.
+different, failed, or pending: recorded, and not executed by the simulator yet. All NaN are one; results that are NaN
+with other bits are counted by instruction.
 
 Exit code: 0 no case is different or failed, 1 some are, 2 wrong usage, 3 no GPU.
 """

@@ -98,7 +98,7 @@ pub enum CudaError {
         given: u32,
         expected: u32,
     },
-    /// Memory that another library frees in the order of its own stream, in another stream.
+    /// Memory of another library was used in a stream other than the one that frees it.
     #[error(
         "the memory is freed in the order of another stream than this one: use a queue of the stream it was made in"
     )]

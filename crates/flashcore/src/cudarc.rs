@@ -115,7 +115,7 @@ pub fn view_mut<'a, T: Scalar>(
     Ok(CudarcTensorMut(tensor::<T>(stream, layout.into(), bytes, memory)))
 }
 
-/// cudarc frees a slice in the order of its own stream.
+/// cudarc frees a slice in the order of the stream that allocated it, so no other stream may use it.
 fn check_stream(stream: &CudaStream, own: &CudaStream) -> Result<(), Error> {
     if stream.cu_stream() == own.cu_stream() && stream.context().cu_ctx() == own.context().cu_ctx() {
         return Ok(());

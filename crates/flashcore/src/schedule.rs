@@ -28,7 +28,7 @@ pub struct KeptSchedule {
 /// Where a schedule is.
 #[derive(Debug)]
 enum Place {
-    /// In memory of its own, which work in the queue of this number wrote.
+    /// In memory that nothing else uses; work in the queue of this number wrote it.
     Queue(u64, DeviceBuffer),
     /// In memory of another library.
     Foreign(DeviceSlice<'static>),

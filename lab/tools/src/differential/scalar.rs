@@ -74,7 +74,7 @@ impl Writer {
                 }
                 _ if pattern.is_optional => {}
                 'a' => {
-                    // ptxas 13.0 folds `bfe.s32` of positions beyond the register in a way of its own.
+                    // Of positions beyond the register ptxas 13.0 computes something else than the GPU.
                     let most = if is_field { 16 } else { 64 };
                     let operand = match kind {
                         Kind::Int(16 | 32 | 64) | Kind::Shift if operands.len() > 1 && !is_packed && self.one_in(8) => {
