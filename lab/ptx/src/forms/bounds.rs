@@ -1,8 +1,9 @@
 //! How far results of an instruction may be from the exact ones.
 //!
-//! Figures are those of PTX ISA 9.0 ("Floating Point Instructions", "Half Precision Floating Point Instructions") where
-//! it has one. Those of `sin`, `cos`, `lg2`, `ex2` and `tanh` of f32 were compared with an extract of its tables, the
-//! others not with its text. An H200 was within each of them (`scripts/run_differential.py`, share of a bound at most 1).
+//! Figures are those of PTX ISA 9.0 ("Floating Point Instructions", "Half Precision Floating Point Instructions")
+//! where it has one. Those of `sin`, `cos`, `lg2`, `ex2` and `tanh` of f32 were compared with an extract of its
+//! tables, the others not with its text. An H200 was within each of them (`scripts/run_differential.py`, share of a
+//! bound at most 1).
 
 use super::Spelled;
 
