@@ -62,7 +62,7 @@ begin() {
     printf '%s\t%s\n' "$1" "$2" >"$log.told"
     set -m # as a group, so that all of it can be ended
     (
-        trap 'date +%s >"$log.end"' EXIT
+        trap 'echo "$? $(date +%s)" >"$log.ends" && mv "$log.ends" "$log.end"' EXIT
         "${@:4}"
     ) >"$log" 2>&1 </dev/null &
     running[$3]=$!
@@ -70,7 +70,7 @@ begin() {
 }
 
 end() {
-    local log=$folder/${1// /-}.log status=0 took told
+    local log=$folder/${1// /-}.log status took told ended
     [[ -n ${running[$1]-} ]] || return 0 # left out
     IFS=$'\t' read -r -a told <"$log.told"
     echo "=== $1 (tier ${told[0]}, about ${told[1]} s)"
@@ -80,12 +80,13 @@ end() {
         cat <&"$shown"
         sleep 0.2
     done
-    wait "${running[$1]}" || status=$?
     cat <&"$shown"
     exec {shown}<&-
-    [[ -e $log.end ]] || date +%s >"$log.end" # it was killed
+    # Not by `wait`: the shell forgets a step that ended long ago once another process gets its number.
+    [[ -e $log.end ]] || echo "137 $(date +%s)" >"$log.end" # it was killed
     unset "running[$1]"
-    took=$(($(cat "$log.end") - $(cat "$log.begin")))
+    read -r status ended <"$log.end"
+    took=$((ended - $(cat "$log.begin")))
     rm "$log".{begin,end,told}
     if [[ $status == 0 ]]; then
         record "$1" "${told[@]}" passed "$took" "$log"

@@ -19,6 +19,10 @@ STEPS = """
 source .ci/lib.sh
 start "$@"
 begin run 1 "behind" sleep 0.5
+begin run 1 "forgotten" true # ends before anything asks, and its number was given to another process meanwhile
+sleep 0.2
+disown -a
+end "forgotten"
 [[ -z ${WAITS-} ]] || step run 9 "waits" sleep 60
 says() { echo "NOT CHECKED: a thing: why"; echo "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured"; }
 step run 2 "says" says
@@ -56,7 +60,7 @@ def steps(folder):
     code, lines, summary = run(folder, "run")
     assert code == 0 and summary["passed"] and len(summary["revision"]) == 40, lines
     outcomes = {step["step"]: step["outcome"] for step in summary["steps"]}
-    assert outcomes == {"says": "passed", "behind": "passed", "long": "left-out"}, outcomes
+    assert outcomes == {"forgotten": "passed", "says": "passed", "behind": "passed", "long": "left-out"}, outcomes
     assert summary["not_checked"] == ["a thing: why", "long: left out; tier full, about 4 s"]
     assert [step for step in summary["steps"] if step["step"] == "says"][0]["counts"] == {
         "tests passed": 3, "tests failed": 0, "tests ignored": 1
@@ -65,18 +69,19 @@ def steps(folder):
 
     code, lines, summary = run(folder, "run", WRONG="1")  # ends there, and ends what runs
     outcomes = {step["step"]: step["outcome"] for step in summary["steps"]}
-    assert code == 1 and outcomes == {"says": "passed", "wrong": "failed", "behind": "ended"}, lines
+    assert code == 1 and outcomes == {"forgotten": "passed", "says": "passed", "wrong": "failed", "behind": "ended"}, lines
     assert not summary["passed"] and "it went on" not in lines
 
     code, lines, summary = run(folder, "full", WRONG="1")  # goes on
     outcomes = {step["step"]: step["outcome"] for step in summary["steps"]}
-    assert code == 1 and outcomes == {"says": "passed", "wrong": "failed", "behind": "passed", "long": "passed"}, lines
+    assert code == 1 and outcomes == {"forgotten": "passed", "says": "passed", "wrong": "failed", "behind": "passed", "long": "passed"}, lines
     assert summary["steps"][-1]["counts"] == {"programs": 5}
 
     command = ["bash", "-euo", "pipefail", "steps.sh", "run"]
     environment = {**os.environ, "WAITS": "1"}
     process = subprocess.Popen(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == "=== waits (tier run, about 9 s)\n"
+    shown = [process.stdout.readline() for _ in range(3)]
+    assert shown[0].startswith("=== forgotten") and shown[2] == "=== waits (tier run, about 9 s)\n", shown
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=50)[0].splitlines()  # before the step itself would end
     assert process.returncode == 130 and "NOT CHECKED: waits: ended before it was done" in rest, rest
@@ -86,7 +91,9 @@ def steps(folder):
     code, lines, summary = run(folder, "run", "lnog")
     assert code == 2 and any("no step is called 'lnog'" in line for line in lines), lines
     code, lines, summary = run(folder, "run", "--list")
-    assert code == 0 and [line.split()[:3] for line in lines[1:]] == [["run", "1", "behind"], ["run", "2", "says"], ["full", "4", "long"]]
+    assert code == 0 and [line.split()[:3] for line in lines[1:]] == [
+        ["run", "1", "behind"], ["run", "1", "forgotten"], ["run", "2", "says"], ["full", "4", "long"]
+    ]
 
 
 def selected(folder):
