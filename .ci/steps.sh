@@ -270,13 +270,13 @@ step run 60 "tests with nvcc" with_nvcc
 step run 20 "examples" examples
 step run 60 "features and platforms" features
 step run 60 "docs" docs
+end "PyTorch"
+end "python bindings"
+begin run 600 "python with PyTorch" python_with_torch debug "$wheels" # the longest of what is left: the rest runs meanwhile
+step run 30 "tests with PyTorch" with_torch
 step run 150 "oldest Rust" oldest_rust
 step run 120 "a dependent" scripts/test-dependent.sh
 step run 90 "crate in debug" crate_in_debug
-end "PyTorch"
-step run 30 "tests with PyTorch" with_torch
-end "python bindings"
-begin run 600 "python with PyTorch" python_with_torch debug "$wheels"
 step run 60 "print kernels" print_kernels debug target/ptx
 step run 120 "assemble kernels" assemble_sample
 step run 10 "gate" gate
