@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use flashcore_problem::{BackwardTensors, GRADIENT_LIMIT, Gradients, Problem, Sequence, TensorView, TensorViewMut};
+use flashcore_problem::{GRADIENT_LIMIT, Gradients, Problem, Sequence, TensorView, TensorViewMut};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -25,7 +25,12 @@ use crate::simd::{exp2, tanh};
 /// The tensors of one call, and how it is split.
 pub(crate) struct Backward<'c> {
     pub(crate) problem: &'c Problem,
-    pub(crate) tensors: BackwardTensors<'c>,
+    /// Q and dO: the tensors of queries that S and dP are products of.
+    pub(crate) queries: [TensorView<'c>; 2],
+    /// K and V: those of keys.
+    pub(crate) keys: [TensorView<'c>; 2],
+    pub(crate) out: TensorView<'c>,
+    pub(crate) lse: &'c [f32],
     pub(crate) sequences: &'c [Sequence<'c>],
     pub(crate) config: CpuConfig,
     pub(crate) arch: Arch,
@@ -47,14 +52,10 @@ enum Side {
 }
 
 impl Backward<'_> {
-    /// Computes all gradients on rayon's current pool.
-    pub(crate) fn run(&self, gradients: &mut Gradients<TensorViewMut<'_>>) {
+    /// Computes all gradients on rayon's current pool: those of Q, K and V.
+    pub(crate) fn run(&self, gradients: &mut [TensorViewMut<'_>; 3]) {
         let problem = self.problem;
-        let outputs = Gradients {
-            dq: Output::new(&mut gradients.dq, None, None),
-            dk: Output::new(&mut gradients.dk, None, None),
-            dv: Output::new(&mut gradients.dv, None, None),
-        };
+        let outputs = Gradients::from(gradients.each_mut().map(|gradient| Output::new(gradient, None, None)));
         let deltas = self.deltas();
         let mut items = Vec::new();
         for sequence in self.sequences {
@@ -84,12 +85,10 @@ impl Backward<'_> {
         items.par_iter().for_each_init(Scratch::default, compute);
     }
 
-    /// The tensors that S and dP are products of: Q and dO, or K and V.
-    fn tensors(&self, side: Side) -> [&TensorView<'_>; 2] {
-        let tensors = &self.tensors;
+    fn tensors(&self, side: Side) -> &[TensorView<'_>; 2] {
         match side {
-            Side::Queries => [&tensors.q, &tensors.dout],
-            Side::Keys => [&tensors.k, &tensors.v],
+            Side::Queries => &self.queries,
+            Side::Keys => &self.keys,
         }
     }
 
@@ -105,8 +104,8 @@ impl Backward<'_> {
         let of_row = |&[b, s]: &[usize; 2]| -> Vec<(usize, f32)> {
             let (mut out, mut dout) = (vec![0.0; columns], vec![0.0; columns]);
             let of_head = |h: usize| {
-                copy_row(&self.tensors.out, b, s, h, &mut out);
-                copy_row(&self.tensors.dout, b, s, h, &mut dout);
+                copy_row(&self.out, b, s, h, &mut out);
+                copy_row(&self.queries[1], b, s, h, &mut dout);
                 let products = out.iter().zip(&dout).map(|(o, d)| f64::from(*o) * f64::from(*d));
                 ((b * heads + h) * rows + s, products.sum::<f64>() as f32)
             };
@@ -217,7 +216,7 @@ impl Run<'_, '_> {
         for (i, row) in rows.enumerate() {
             let [b, s] = self.item.sequence.q_row(row);
             let place = (b * heads + head) * all_rows + s;
-            let natural = self.call.tensors.lse[place];
+            let natural = self.call.lse[place];
             // Above the limit P would be wrong. A row without keys has −∞, and its P are set to zero.
             let wrong = natural != f32::NEG_INFINITY && natural.abs() > GRADIENT_LIMIT;
             lse[i] = if wrong {

@@ -1,14 +1,19 @@
 //! [`run`]: any task, on operands in host memory.
 
-use flashcore_problem::view::Host;
-use flashcore_problem::{
-    AnyTask, BackwardTensors, Direction, Gradients, Name, Operands, Part, Problem, ProblemError, Task, TensorViewMut,
-};
+use flashcore_problem::{AnyTask, Direction, Host, Name, Operands, Problem, Task};
+use pulp::Arch;
 
-use crate::{CpuError, Options, append, attention_with, backward, combine};
+use crate::backward::Backward;
+use crate::output::Output;
+use crate::schedule::Schedule;
+use crate::{BACKWARD_CONFIG, CpuError, Options, SimdLevel, append, combine, default_config};
 
-/// Runs a task on rayon's current thread pool: attention or its gradients, an append, or a merge. [`Task::tensors`]
-/// lists its operands. What is written keeps its bytes in gaps and in rows of no sequence.
+/// Runs a task: attention or its gradients, an append, or a merge. [`Task::tensors`] lists its operands. What is written
+/// keeps its bytes in gaps and in rows of no sequence.
+///
+/// Products are accumulated in f32 for every dtype, and the result does not depend on the number of threads. A fully
+/// masked row has output 0 and log-sum-exp −∞. Masked keys inside a partly visible K block enter the product with weight
+/// 0, as in other fused kernels: an infinite or NaN element of V there makes the output NaN.
 ///
 /// ```
 /// use flashcore_cpu::{Options, run};
@@ -16,7 +21,8 @@ use crate::{CpuError, Options, append, attention_with, backward, combine};
 /// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(64).build()?;
 /// let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
 /// let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-/// run(&Options::default(), &problem, Operands::forward(&q, &k, &v, &mut out))?;
+/// let options = Options { config: Some("cpu/m64n128".parse()?), ..Options::default() };
+/// run(&options, &problem, Operands::forward(&q, &k, &v, &mut out))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -27,67 +33,80 @@ pub fn run(options: &Options<'_>, task: &impl Task, mut operands: Operands<'_, H
     let task = task.kind();
     task.check()?;
     operands.check(&task.tensors())?;
-    match task {
+    let arch = arch_of(options)?;
+    let run = || match task {
         AnyTask::Problem(problem) if problem.direction() == Direction::Backward => {
-            gradients(options, problem, operands)
+            gradients(options, arch, problem, operands)
         }
-        AnyTask::Problem(problem) => {
-            let mut out = written(&mut operands, Name::Out)?;
-            let lse = written_values(&mut operands)?;
-            let sinks = operands.sinks();
-            let inputs = operands.inputs(problem, &sinks)?;
-            attention_with(options, problem, inputs, &operands.lengths()?, &mut out, lse)
-        }
-        AnyTask::Append(spec) => append(spec, operands.append_tensors(spec)?),
-        AnyTask::Combine(merge) => {
-            let mut out = written(&mut operands, Name::Out)?;
-            let lse = written_values(&mut operands)?;
-            let part = |n: usize| {
-                let part = [Name::PartOut(n as u8), Name::PartLse(n as u8)].map(|name| operands.get(name));
-                let [Some(out), Some(lse)] = part else {
-                    return Ok(None); // checked before
-                };
-                let (out, lse) = (out.tensor("out")?, lse.values()?);
-                Ok::<_, ProblemError>(Some(Part { out, lse }))
-            };
-            let parts = (0..merge.parts()).filter_map(|n| part(n).transpose());
-            combine(merge.problem(), &parts.collect::<Result<Vec<_>, _>>()?, &mut out, lse)
-        }
+        AnyTask::Problem(problem) => attention(options, arch, problem, operands),
+        AnyTask::Append(spec) => append::run(spec, operands),
+        AnyTask::Combine(merge) => combine::run(merge, operands),
+    };
+    match options.pool {
+        Some(pool) => pool.install(run),
+        None => run(),
     }
 }
 
-fn gradients(options: &Options<'_>, problem: &Problem, mut operands: Operands<'_, Host>) -> Result<(), CpuError> {
-    let [dq, dk, dv] = [Name::Dq, Name::Dk, Name::Dv].map(|name| written(&mut operands, name));
-    let mut gradients = Gradients::from([dq?, dk?, dv?]);
+/// The instruction set of a call whose options are valid.
+fn arch_of(options: &Options<'_>) -> Result<Arch, CpuError> {
+    let level = options.simd.unwrap_or_else(SimdLevel::best);
+    let Some(arch) = level.arch() else {
+        let available: Vec<&str> = SimdLevel::available().iter().map(|level| level.name()).collect();
+        return Err(CpuError::Simd {
+            asked: level,
+            available: available.join(", "),
+        });
+    };
+    if let Some(config) = options.config {
+        config.check()?;
+    }
+    Ok(arch)
+}
+
+fn attention(
+    options: &Options<'_>,
+    arch: Arch,
+    problem: &Problem,
+    mut operands: Operands<'_, Host>,
+) -> Result<(), CpuError> {
+    let (mut out, lse) = (operands.take_tensor(Name::Out)?, operands.take_values(Name::Lse)?);
+    let sinks = operands.sinks();
+    let tensors = operands.inputs(problem, &sinks)?;
+    let sequences = problem.sequences(&operands.lengths()?)?;
+    let config = options.config;
+    let schedule = Schedule {
+        problem,
+        output: Output::new(&mut out, lse, tensors[0].sinks()),
+        tensors,
+        sequences: &sequences,
+        config: config.unwrap_or_else(|| default_config(problem, rayon::current_num_threads())),
+        arch,
+    };
+    schedule.run();
+    Ok(())
+}
+
+fn gradients(
+    options: &Options<'_>,
+    arch: Arch,
+    problem: &Problem,
+    mut operands: Operands<'_, Host>,
+) -> Result<(), CpuError> {
+    let [dq, dk, dv] = [Name::Dq, Name::Dk, Name::Dv].map(|name| operands.take_tensor(name));
+    let mut gradients = [dq?, dk?, dv?];
     let [q, k, v] = operands.inputs(problem, &[])?;
-    let read = |name: Name| {
-        let given = operands.get(name);
-        given.ok_or_else(|| absent(name))
+    let sequences = problem.sequences(&operands.lengths()?)?;
+    let call = Backward {
+        problem,
+        queries: [q, operands.tensor(Name::Dout)?],
+        keys: [k, v],
+        out: operands.tensor(Name::Out)?,
+        lse: operands.values(Name::Lse)?.unwrap_or_default(),
+        sequences: &sequences,
+        arch,
+        config: options.config.unwrap_or(BACKWARD_CONFIG),
     };
-    let tensors = BackwardTensors {
-        q,
-        k,
-        v,
-        out: read(Name::Out)?.tensor("out")?,
-        lse: read(Name::Lse)?.values()?,
-        dout: read(Name::Dout)?.tensor("dout")?,
-    };
-    backward(options, problem, &tensors, &operands.lengths()?, &mut gradients)
-}
-
-/// An output of checked operands.
-fn written<'a>(operands: &mut Operands<'a, Host>, name: Name) -> Result<TensorViewMut<'a>, ProblemError> {
-    let view = operands.take_mut(name).ok_or_else(|| absent(name))?;
-    view.into_tensor(name.as_str())
-}
-
-/// The log-sum-exp of checked operands, if it is written.
-fn written_values<'a>(operands: &mut Operands<'a, Host>) -> Result<Option<&'a mut [f32]>, ProblemError> {
-    let lse = operands.take_mut(Name::Lse);
-    lse.map(|lse| lse.into_values()).transpose()
-}
-
-fn absent(name: Name) -> ProblemError {
-    let why = "was not given".to_string();
-    ProblemError::Operand { name, why }
+    call.run(&mut gradients);
+    Ok(())
 }

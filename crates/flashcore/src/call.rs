@@ -286,7 +286,7 @@ impl Attention {
     /// memory of another library in a queue that [records](Queue::recording).
     pub fn run_on(&self, queue: &mut Queue, task: &impl Task, mut operands: Operands<'_, Cuda>) -> Result<(), Error> {
         let cuda = self.on_cuda()?;
-        let ready = self.ready(task, &operands)?;
+        let ready = self.ready(task, &mut operands)?;
         let schedule = operands.take_schedule();
         queue.check(cuda.context(), &operands)?;
         queue.enqueue(&ready, &operands, schedule)
@@ -296,7 +296,7 @@ impl Attention {
     fn ready(
         &self,
         task: &impl Task,
-        operands: &Operands<'_, Cuda>,
+        operands: &mut Operands<'_, Cuda>,
     ) -> Result<std::sync::Arc<crate::cuda::Ready>, Error> {
         let (cuda, alignment, kind) = (self.on_cuda()?, operands.alignment(), task.kind());
         let prepared = self.prepared_here(task).and_then(Prepared::ready);
@@ -325,12 +325,7 @@ impl Attention {
         let mut uploaded = Vec::with_capacity(tensors.len());
         for spec in &tensors {
             if let Some(view) = operands.get(spec.name) {
-                // The call's own layout: values may have been given in one dimension.
-                let bytes = &view.memory()[..spec.bytes() as usize];
-                uploaded.push((
-                    *spec,
-                    queue.upload(View::<Host>::new(spec.element, spec.layout, bytes))?,
-                ));
+                uploaded.push((*spec, queue.upload(view)?));
             }
         }
         let mut on_device = Operands::new();
@@ -462,7 +457,7 @@ impl Attention {
         mut operands: Operands<'_, Cuda>,
         allocate: impl FnOnce(usize) -> Option<u64>,
     ) -> Result<(), Error> {
-        let ready = self.ready(task, &operands)?;
+        let ready = self.ready(task, &mut operands)?;
         if let Some(schedule) = operands.take_schedule() {
             let memory = schedule.foreign(&ready)?;
             return ready.enqueue_operands(stream, crate::cuda::Steps::AfterSchedule, &operands, Some(memory));

@@ -1,4 +1,4 @@
-//! Which way a problem is computed, and the tensors of the backward pass.
+//! Which way a problem is computed, and the layouts of gradients.
 //!
 //! The backward pass takes what the forward pass read and wrote, and the gradient of a loss by O
 //! (`dout`). It gives the gradients of the loss by Q, K and V. With `S = scale · Q·Kᵀ`,
@@ -16,10 +16,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::problem::check_tensor;
-use crate::{
-    DType, Inputs, KvLengths, Layout, Problem, ProblemBuilder, ProblemError, Saved, TensorView, TensorViewMut,
-};
+use crate::{DType, KvLengths, Layout, Problem, ProblemBuilder, ProblemError};
 
 /// Which way a problem is computed.
 ///
@@ -139,38 +136,6 @@ impl<T> From<[T; 3]> for Gradients<T> {
     }
 }
 
-/// What the backward pass reads.
-#[derive(Clone, Copy, Debug)]
-pub struct BackwardTensors<'a> {
-    /// As in the forward pass.
-    pub q: TensorView<'a>,
-    /// As in the forward pass.
-    pub k: TensorView<'a>,
-    /// As in the forward pass.
-    pub v: TensorView<'a>,
-    /// The output of the forward pass.
-    pub out: TensorView<'a>,
-    /// Its log-sum-exp, natural logarithm: f32 `[batch, num_heads, seq_len_q]`, of packed query rows
-    /// `[num_heads, total]`.
-    pub lse: &'a [f32],
-    /// The gradient of O.
-    pub dout: TensorView<'a>,
-}
-
-impl<'a> BackwardTensors<'a> {
-    /// The tensors of generated inputs.
-    pub fn of(inputs: &'a Inputs, saved: &'a Saved) -> BackwardTensors<'a> {
-        BackwardTensors {
-            q: inputs.q.view(),
-            k: inputs.k.view(),
-            v: inputs.v.view(),
-            out: saved.out.view(),
-            lse: &saved.lse,
-            dout: saved.dout.view(),
-        }
-    }
-}
-
 impl Problem {
     /// Which way it is computed.
     pub fn direction(&self) -> Direction {
@@ -236,38 +201,10 @@ impl Problem {
     /// [`ProblemError::Direction`].
     pub fn check_direction(&self, expected: Direction) -> Result<(), ProblemError> {
         let given = self.direction;
-        match given == expected {
-            true => Ok(()),
-            false => Err(ProblemError::Direction { given, expected }),
+        if given == expected {
+            return Ok(());
         }
-    }
-
-    /// Checks all tensors of a backward pass against the problem.
-    ///
-    /// # Errors
-    /// A problem of the other direction; the first tensor that is not the problem's.
-    pub fn check_backward(
-        &self,
-        tensors: &BackwardTensors<'_>,
-        gradients: &Gradients<TensorViewMut<'_>>,
-    ) -> Result<(), ProblemError> {
-        self.check_direction(Direction::Backward)?;
-        let Some(layouts) = &self.gradients else {
-            return Ok(()); // a backward problem has them
-        };
-        self.check_inputs(&tensors.q, &tensors.k, &tensors.v)?;
-        self.check_output(&tensors.out)?;
-        if tensors.lse.len() != self.lse_len() {
-            return Err(ProblemError::Shape {
-                tensor: "lse",
-                given: vec![tensors.lse.len()],
-                expected: vec![self.lse_len()],
-            });
-        }
-        check_tensor("dout", self.out_dtype(), &layouts.dout, &tensors.dout)?;
-        check_tensor("dq", self.dtype, &layouts.dq, &gradients.dq.as_view())?;
-        check_tensor("dk", self.dtype, &layouts.dk, &gradients.dk.as_view())?;
-        check_tensor("dv", self.dtype, &layouts.dv, &gradients.dv.as_view())
+        Err(ProblemError::Direction { given, expected })
     }
 }
 

@@ -3,25 +3,36 @@
 use crate::task::sealed::Kind;
 use crate::tensor::read_element;
 use crate::{
-    AnyTask, Append, AppendTensors, AppendValues, DType, Direction, ElementType, Host, Inputs, Lengths, Name, Operands,
-    Problem, ProblemError, RotaryTensors, Saved, SlotMapping, Tensor, TensorView,
+    AnyTask, AppendValues, DType, ElementType, Host, Inputs, Lengths, Name, Operands, Problem, ProblemError, Saved,
+    Scalar, SlotMapping, Tensor, TensorView, TensorViewMut,
 };
 
-impl Operands<'_, Host> {
-    /// A tensor that a checked call has.
-    fn tensor(&self, name: Name) -> Result<TensorView<'_>, ProblemError> {
+/// Of operands that are [checked](Operands::check).
+#[doc(hidden)]
+impl<'a> Operands<'a, Host> {
+    /// A tensor that is read.
+    pub fn tensor(&self, name: Name) -> Result<TensorView<'_>, ProblemError> {
         let given = self.get(name).ok_or_else(|| absent(name))?;
         given.tensor(name.as_str())
     }
 
-    fn values<T: crate::Scalar>(&self, name: Name) -> Result<Option<&[T]>, ProblemError> {
+    /// Values that are read, if the call has them.
+    pub fn values<T: Scalar>(&self, name: Name) -> Result<Option<&[T]>, ProblemError> {
         self.get(name).map(|view| view.values()).transpose()
     }
 
+    /// A tensor that is written, which these operands have no longer.
+    pub fn take_tensor(&mut self, name: Name) -> Result<TensorViewMut<'a>, ProblemError> {
+        let given = self.take_mut(name).ok_or_else(|| absent(name))?;
+        given.into_tensor(name.as_str())
+    }
+
+    /// Values that are written, if the call has them, which these operands have no longer.
+    pub fn take_values<T: Scalar>(&mut self, name: Name) -> Result<Option<&'a mut [T]>, ProblemError> {
+        self.take_mut(name).map(|view| view.into_values()).transpose()
+    }
+
     /// The arrays of lengths.
-    ///
-    /// # Errors
-    /// They do not hold i32.
     pub fn lengths(&self) -> Result<Lengths<&[i32]>, ProblemError> {
         let [a, b, c, d, e] = Lengths::<()>::NAMES.map(|word| self.array(word));
         Ok(Lengths::from([a?, b?, c?, d?, e?]))
@@ -32,7 +43,7 @@ impl Operands<'_, Host> {
     }
 
     /// The arrays of an append, and its slots.
-    fn append_values(&self) -> Result<(AppendValues<&[i32]>, Option<SlotMapping<'_>>), ProblemError> {
+    pub fn append_values(&self) -> Result<(AppendValues<&[i32]>, Option<SlotMapping<'_>>), ProblemError> {
         let [a, b, c, d, e, f, g] = AppendValues::<()>::NAMES.map(|word| self.array(word));
         let slots = match self.get(Name::SlotMapping) {
             None => None,
@@ -57,10 +68,7 @@ impl Operands<'_, Host> {
             .collect()
     }
 
-    /// Q, K and V of a checked call with their scales, sinks and slopes.
-    ///
-    /// # Errors
-    /// Scales that are not finite and above 0.
+    /// Q, K and V with their scales, sinks and slopes, of values that the problem allows.
     pub fn inputs<'m>(&'m self, problem: &Problem, sinks: &'m [f32]) -> Result<[TensorView<'m>; 3], ProblemError> {
         let [q, k, v] = [
             (Name::Q, Name::QScale),
@@ -81,43 +89,9 @@ impl Operands<'_, Host> {
         if let Some(slopes) = self.values(Name::AlibiSlopes)? {
             q = q.with_alibi_slopes(slopes);
         }
-        Ok([q, k?, v?])
-    }
-
-    /// The tensors of a checked append.
-    ///
-    /// # Errors
-    /// Tensors that the host cannot hold.
-    pub fn append_tensors<'m>(&'m mut self, append: &Append) -> Result<AppendTensors<'m>, ProblemError> {
-        let mut written =
-            [Name::KCache, Name::VCache, Name::SequsedK, Name::QOut].map(|name| (name, self.take_mut(name)));
-        let this: &'m Operands<'_, Host> = self;
-        let mut take = |place: usize| {
-            let (name, view) = &mut written[place];
-            view.take().ok_or_else(|| absent(*name))
-        };
-        let cache = [take(0)?.into_tensor("k_cache")?, take(1)?.into_tensor("v_cache")?];
-        let mut tensors = AppendTensors::new([this.tensor(Name::KNew)?, this.tensor(Name::VNew)?], cache);
-        (tensors.values, tensors.slot_mapping) = this.append_values()?;
-        if append.seqused_k {
-            tensors.seqused_k = Some(take(2)?.into_values()?);
-        }
-        if append.rotary.is_some() {
-            tensors.rotary = Some(RotaryTensors {
-                cos: this.table(append, Name::RotaryCos)?,
-                sin: this.table(append, Name::RotarySin)?,
-                q: this.get(Name::Q).map(|q| q.tensor("q")).transpose()?,
-                q_out: take(3)?.into_tensor("q_out")?,
-            });
-        }
-        Ok(tensors)
-    }
-
-    /// A rotary table, whatever dimensions it was given in.
-    fn table(&self, append: &Append, name: Name) -> Result<TensorView<'_>, ProblemError> {
-        let given = self.tensor(name)?;
-        let layout = append.rotary.map_or(*given.layout(), |rotary| rotary.table());
-        TensorView::new(name.as_str(), given.dtype(), layout, given.bytes())
+        let (k, v) = (k?, v?);
+        problem.check_inputs(&q, &k, &v)?;
+        Ok([q, k, v])
     }
 }
 
@@ -222,12 +196,7 @@ impl AnyTask<'_> {
         match self.kind() {
             AnyTask::Problem(problem) => {
                 problem.sequences(&operands.lengths()?)?;
-                if problem.direction() == Direction::Backward {
-                    return Ok(());
-                }
-                let sinks = operands.sinks();
-                let [q, k, v] = operands.inputs(problem, &sinks)?;
-                problem.check_inputs(&q, &k, &v)
+                operands.inputs(problem, &operands.sinks()).map(drop)
             }
             AnyTask::Append(append) => {
                 let (values, slots) = operands.append_values()?;

@@ -26,7 +26,6 @@ pub mod mask;
 mod name;
 pub mod names;
 mod operands;
-mod parts;
 pub mod problem;
 pub mod quantise;
 pub mod random;
@@ -40,13 +39,13 @@ pub mod task;
 pub mod tensor;
 pub mod view;
 
-pub use append::{Append, AppendPlace, AppendTensors, AppendValues, Rotary, RotaryTensors, SlotMapping};
+pub use append::{Append, AppendPlace, AppendValues, Rotary, SlotMapping};
 pub use builder::ProblemBuilder;
 pub use compare::{
     Comparison, GapWritten, Tolerance, Worst, compare, compare_gradient, compare_lse, compare_tap, gaps_untouched,
     others_untouched,
 };
-pub use direction::{BackwardTensors, Direction, GradientLayouts, Gradients};
+pub use direction::{Direction, GradientLayouts, Gradients};
 pub use dtype::{DType, Element};
 pub use error::ProblemError;
 pub use half::{bf16, f16};
@@ -57,10 +56,9 @@ pub use layout::Layout;
 pub use lengths::{KvLengths, Lengths, QLengths, Sequence};
 pub use limits::{GRADIENT_LIMIT, score_limit};
 pub use mask::{CausalAlign, KeyRange, Mask};
-pub use name::{LSES, Name, OUTS};
+pub use name::{LSES, MOST_PARTS, Name, OUTS};
 pub use names::{BACKWARD, NAMED_PROBLEMS, NamedProblem};
 pub use operands::Operands;
-pub use parts::{MOST_PARTS, Part};
 pub use problem::{MAX_SOFTMAX_SCALE, Problem, SOFTCAPS};
 pub use quantise::{absmax_scales, quantise};
 pub use random::{RandomLimits, random_backward, random_problem};

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::MOST_PARTS;
+/// Parts that are merged at once, at most. The result can be a part of the next call.
+pub const MOST_PARTS: usize = 8;
 
 /// Declares the names of operands, each with the word that messages and the buffers of launches have for it.
 macro_rules! operand_names {
@@ -21,16 +22,26 @@ macro_rules! operand_names {
         impl Name {
             const ALONE: &[(Name, &str)] = &[$((Name::$name, $text)),*];
 
-            /// Its word, as Python has it: `cu_seqlens_q`. Those of parts are `out0` and `lse0` to `out7` and `lse7`.
+            /// Its word, as Python has it: `cu_seqlens_q`. Those of parts are `out0` and `lse0` to `out7` and `lse7`;
+            /// no call has a part of a larger number.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Name::$name => $text,)*
-                    Name::PartOut(part) => OUTS[part as usize % MOST_PARTS],
-                    Name::PartLse(part) => LSES[part as usize % MOST_PARTS],
+                    Name::PartOut(part) => part_word(&OUTS, part, "out of a part past out7"),
+                    Name::PartLse(part) => part_word(&LSES, part, "lse of a part past lse7"),
                 }
             }
         }
     };
+}
+
+/// The word of a part, or what one is that no call has.
+const fn part_word(words: &[&'static str; MOST_PARTS], part: u8, of_none: &'static str) -> &'static str {
+    if (part as usize) < MOST_PARTS {
+        words[part as usize]
+    } else {
+        of_none
+    }
 }
 
 /// The buffers of the parts that a call merges.

@@ -17,6 +17,13 @@ impl<M: Memory> Given<'_, M> {
             Given::Write(view) => view.as_view(),
         }
     }
+
+    fn set_layout(&mut self, layout: Layout) {
+        match self {
+            Given::Read(view) => view.layout = layout,
+            Given::Write(view) => view.layout = layout,
+        }
+    }
 }
 
 /// The tensors of a call by their names, in host or device memory.
@@ -31,7 +38,7 @@ impl<M: Memory> Given<'_, M> {
 /// let (q, k, v) = (rows(2), rows(1), rows(1));
 /// let problem = Problem::of(&q, &k, &v).kv_lengths(KvLengths::Cache).build()?;
 /// let (mut out, keys) = (rows(2), [4, 1]);
-/// let operands = Operands::forward(&q, &k, &v, &mut out).with(Name::SequsedK, &keys);
+/// let mut operands = Operands::forward(&q, &k, &v, &mut out).with(Name::SequsedK, &keys);
 /// operands.check(&problem.tensors())?;
 /// let without = Operands::forward(&q, &k, &v, &mut out).check(&problem.tensors()).unwrap_err();
 /// assert!(without.to_string().starts_with("seqused_k was not given"), "{without}");
@@ -167,15 +174,19 @@ impl<'a, M: Memory> Operands<'a, M> {
     }
 
     /// Checks that exactly the tensors of a call are given, each as the call needs it, and none that is written where
-    /// another one is.
+    /// another one is. Each then has the layout of its spec: values that were given in one dimension, and strides along
+    /// dimensions of size 1.
     ///
     /// # Errors
     /// [`ProblemError::Operand`] for the first that is not.
-    pub fn check(&self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
+    pub fn check(&mut self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
         let mut placed: Vec<(&TensorSpec, u64)> = Vec::with_capacity(specs.len());
         for spec in specs {
-            match self.given.iter().find(|(name, _)| *name == spec.name) {
-                Some((_, given)) => placed.push((spec, check(spec, given)?)),
+            match self.given.iter_mut().find(|(name, _)| *name == spec.name) {
+                Some((_, given)) => {
+                    placed.push((spec, check(spec, given)?));
+                    given.set_layout(spec.layout);
+                }
                 None if spec.required => return missing(spec),
                 None => {}
             }
@@ -211,16 +222,23 @@ fn missing(spec: &TensorSpec) -> Result<(), ProblemError> {
     refuse(name, why)
 }
 
-/// Refuses an output where another tensor is. Views of memory of Rust cannot be so; addresses of others can.
+/// Refuses an output that has bytes of another tensor. Views of memory of Rust cannot have; addresses of others can.
+/// Elements of two tensors may lie between each other, as those of an interleaved cache.
 fn check_apart(placed: &[(&TensorSpec, u64)]) -> Result<(), ProblemError> {
     for &(to, at) in placed.iter().filter(|(spec, _)| spec.is_written()) {
         for &(other, from) in placed {
             let apart = at + to.bytes() <= from || from + other.bytes() <= at || to.bytes() == 0 || other.bytes() == 0;
-            if apart || to.name == other.name || may_share((to, at), (other, from)) {
+            let in_place = to.name == Name::QOut && other.name == Name::Q && at == from && to.layout == other.layout;
+            if apart || to.name == other.name || in_place {
                 continue;
             }
+            let why = match share_bytes((to, at), (other, from)) {
+                Some(false) => continue,
+                Some(true) => "some bytes are of both",
+                None => "their strides are too many to tell that no bytes are of both",
+            };
             let why = format!(
-                "shares memory with {}: both have bytes between the same addresses; give {} separate memory",
+                "shares memory with {}: {why}; give {} separate memory",
                 other.name, to.name
             );
             return refuse(to.name, why);
@@ -229,39 +247,60 @@ fn check_apart(placed: &[(&TensorSpec, u64)]) -> Result<(), ProblemError> {
     Ok(())
 }
 
-/// Whether two tensors whose bytes lie between each other may do so: both are written and no element is of both, as of
-/// an interleaved cache; or Q is rotated in its own memory, where its rows may lie between new ones of K and V.
-fn may_share((to, at): (&TensorSpec, u64), (other, from): (&TensorSpec, u64)) -> bool {
-    if other.is_written() {
-        let begins_in =
-            |(spec, base): (&TensorSpec, u64), address: u64| address >= base && is_element(spec, address - base);
-        return !begins_in((to, at), from) && !begins_in((other, from), at);
-    }
-    to.name == Name::QOut
-        && match other.name {
-            Name::Q => at == from && to.layout == other.layout,
-            Name::KNew | Name::VNew => to.access == crate::Access::ReadWrite,
-            _ => false,
+/// Steps of the search for an element of both tensors, at most. Those of interleaved caches take tens.
+const MOST_STEPS: usize = 10_000;
+
+/// Whether some byte is of both tensors; `None` where that takes too many steps to tell.
+fn share_bytes((a, a_at): (&TensorSpec, u64), (b, b_at): (&TensorSpec, u64)) -> Option<bool> {
+    // The distance of an element of `a` from one of `b` is a sum of strides times indices. Those of `b` count down.
+    let [size, other_size] = [a, b].map(|spec| spec.element.size_bytes() as i128);
+    let distance = i128::from(a_at) - i128::from(b_at);
+    let mut terms: Vec<Term> = Vec::with_capacity(8);
+    for (spec, sign) in [(a, 1), (b, -1)] {
+        for (stride, count) in spec.layout.strides.iter().zip(spec.layout.shape) {
+            let (step, last) = (
+                i128::from(*stride) * spec.element.size_bytes() as i128,
+                count as i128 - 1,
+            );
+            let [least, most] = if sign > 0 { [0, last] } else { [-last, 0] };
+            match terms.iter_mut().find(|term| term.step == step) {
+                _ if step == 0 || last == 0 => {}
+                Some(term) => (term.least, term.most) = (term.least + least, term.most + most),
+                None => terms.push(Term { step, least, most }),
+            }
         }
+    }
+    terms.sort_unstable_by_key(|term| std::cmp::Reverse(term.step));
+    reaches(&terms, [1 - size - distance, other_size - 1 - distance], &mut 0)
 }
 
-/// Whether so many bytes after the first one is an element. Dimensions step over the span of smaller ones.
-fn is_element(spec: &TensorSpec, bytes: u64) -> bool {
-    let mut dimensions: Vec<(u64, u64)> = spec
-        .layout
-        .strides
-        .iter()
-        .zip(spec.layout.shape)
-        .map(|(s, n)| (*s as u64, n as u64))
-        .collect();
-    dimensions.sort_unstable_by(|a, b| b.cmp(a));
-    let mut rest = bytes / spec.element.size_bytes() as u64;
-    for (stride, size) in dimensions {
-        if size > 1 && stride > 0 {
-            rest -= stride * (rest / stride).min(size - 1);
+/// A stride in bytes, above 0, times an index in a range.
+struct Term {
+    step: i128,
+    least: i128,
+    most: i128,
+}
+
+/// Whether a sum of terms, which begin with the largest step, lies in a range.
+fn reaches(terms: &[Term], [low, high]: [i128; 2], steps: &mut usize) -> Option<bool> {
+    let Some((Term { step, least, most }, smaller)) = terms.split_first() else {
+        return Some(low <= 0 && 0 <= high);
+    };
+    let sum = |of: fn(&Term) -> i128| smaller.iter().map(|term| term.step * of(term)).sum::<i128>();
+    let first = -(sum(|term| term.most) - low).div_euclid(*step);
+    let last = (high - sum(|term| term.least)).div_euclid(*step);
+    for index in first.max(*least)..=last.min(*most) {
+        *steps += 1;
+        if *steps > MOST_STEPS {
+            return None;
+        }
+        let rest = [low - index * step, high - index * step];
+        match reaches(smaller, rest, steps) {
+            Some(false) => {}
+            found => return found,
         }
     }
-    rest == 0
+    Some(false)
 }
 
 /// Checks one, and gives its address.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     Alibi, CausalAlign, DType, Direction, ElementType, GradientLayouts, KeyRange, KvLengths, Layout, Mask, Memory,
-    ProblemBuilder, ProblemError, QLengths, TensorView, TensorViewMut, View,
+    ProblemBuilder, ProblemError, QLengths, TensorView, View,
 };
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
@@ -393,30 +393,6 @@ impl Problem {
     /// Checks shape, dtype and strides of the output against the problem.
     pub fn check_output(&self, out: &TensorView<'_>) -> Result<(), ProblemError> {
         check_tensor("out", self.out_dtype(), &self.o, out)
-    }
-
-    /// Checks all tensors of a forward pass, and the length of `lse`, against the problem.
-    pub fn check_tensors(
-        &self,
-        q: &TensorView<'_>,
-        k: &TensorView<'_>,
-        v: &TensorView<'_>,
-        out: &TensorViewMut<'_>,
-        lse: Option<&[f32]>,
-    ) -> Result<(), ProblemError> {
-        self.check_direction(Direction::Forward)?;
-        self.check_inputs(q, k, v)?;
-        self.check_output(&out.as_view())?;
-        let given = lse.map_or(0, <[f32]>::len);
-        let expected = if self.return_lse { self.lse_len() } else { 0 };
-        if given != expected {
-            return Err(ProblemError::Shape {
-                tensor: "lse",
-                given: vec![given],
-                expected: vec![expected],
-            });
-        }
-        Ok(())
     }
 }
 

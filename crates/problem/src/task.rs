@@ -1,8 +1,8 @@
 //! [`Task`]: what a call is asked, and the tensors that it has.
 
 use crate::{
-    Alibi, Append, AppendPlace, AppendValues, DType, Direction, ElementType, KvLengths, Layout, Lengths, Name, Problem,
-    ProblemError,
+    Alibi, Append, AppendPlace, AppendValues, DType, Direction, ElementType, KvLengths, Layout, Lengths, MOST_PARTS,
+    Name, Problem, ProblemError,
 };
 
 /// What a call does with a tensor.
@@ -195,6 +195,22 @@ impl Combine {
         let parts = (0..self.parts as u8).flat_map(|n| [part(out, Name::PartOut(n)), part(lse, Name::PartLse(n))]);
         let merged = [out].into_iter().chain(self.problem.return_lse().then_some(lse));
         parts.chain(merged).collect()
+    }
+}
+
+impl Problem {
+    /// Refuses another number of parts than a merge takes.
+    #[doc(hidden)]
+    pub fn check_part_count(&self, parts: usize) -> Result<(), ProblemError> {
+        self.check_direction(Direction::Forward)?;
+        if (1..=MOST_PARTS).contains(&parts) {
+            return Ok(());
+        }
+        Err(ProblemError::Value {
+            field: "the number of parts",
+            given: parts.to_string(),
+            allowed: "allowed are 1 to 8 (merge some of them first, and give the result as a part)",
+        })
     }
 }
 

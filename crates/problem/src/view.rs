@@ -117,7 +117,7 @@ impl Memory for Host {
 #[derive(Debug)]
 pub struct View<'a, M: Memory> {
     element: ElementType,
-    layout: Layout,
+    pub(crate) layout: Layout,
     memory: M::Ref<'a>,
 }
 
@@ -166,7 +166,7 @@ impl<'a, M: Memory> View<'a, M> {
 #[derive(Debug)]
 pub struct ViewMut<'a, M: Memory> {
     element: ElementType,
-    layout: Layout,
+    pub(crate) layout: Layout,
     memory: M::Mut<'a>,
 }
 
@@ -209,21 +209,10 @@ impl<'a> View<'a, Host> {
     /// All values, gaps included.
     ///
     /// # Errors
-    /// It holds others than `T`, or its bytes are not whole values of `T` in memory that is aligned to them.
+    /// It holds others than `T`, or its memory is too short or not aligned to them.
     pub fn values<T: Scalar>(&self) -> Result<&'a [T], ProblemError> {
-        let refuse = |message| {
-            Err(ProblemError::Tensor {
-                tensor: "self",
-                message,
-            })
-        };
-        if self.element != T::ELEMENT {
-            return refuse(format!("it holds {} and is read as {}", self.element, T::ELEMENT));
-        }
-        match bytemuck::try_cast_slice(self.memory) {
-            Ok(values) => Ok(values),
-            Err(error) => refuse(format!("its bytes are no values of {}: {error}", self.element)),
-        }
+        let end = whole::<T>(self.element, &self.layout, self.memory)?;
+        Ok(bytemuck::cast_slice(&self.memory[..end]))
     }
 
     /// The same tensor with methods for its elements.
@@ -254,9 +243,27 @@ impl<'a> ViewMut<'a, Host> {
     /// # Errors
     /// As [`View::values`].
     pub fn into_values<T: Scalar>(self) -> Result<&'a mut [T], ProblemError> {
-        self.as_view().values::<T>()?;
-        Ok(bytemuck::cast_slice_mut(self.memory))
+        let end = whole::<T>(self.element, &self.layout, self.memory)?;
+        Ok(bytemuck::cast_slice_mut(&mut self.memory[..end]))
     }
+}
+
+/// The bytes that all values of `T` take.
+fn whole<T: Scalar>(element: ElementType, layout: &Layout, memory: &[u8]) -> Result<usize, ProblemError> {
+    let (tensor, needed) = ("self", layout.span() * size_of::<T>());
+    let message = if element != T::ELEMENT {
+        format!("it holds {element} and is read as {}", T::ELEMENT)
+    } else if memory.len() < needed {
+        format!(
+            "its shape and strides need {needed} bytes; its memory has {}",
+            memory.len()
+        )
+    } else if !memory.as_ptr().addr().is_multiple_of(align_of::<T>()) {
+        format!("its memory is not aligned to {element}")
+    } else {
+        return Ok(needed);
+    };
+    Err(ProblemError::Tensor { tensor, message })
 }
 
 fn float(tensor: &'static str, element: ElementType) -> Result<DType, ProblemError> {

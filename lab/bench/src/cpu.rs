@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use flashcore_cpu::{CpuConfig, CpuError, Options as CpuOptions, attention_with, backward};
-use flashcore_problem::{BackwardTensors, Gradients, InputKind, Inputs, POISON, Problem, Saved, Tensor, TensorViewMut};
+use flashcore_cpu::{CpuConfig, CpuError, Options as CpuOptions};
+use flashcore_problem::{InputKind, Inputs, Name, POISON, Problem, Saved, Tensor};
 
 use crate::defences::{INSPECTION_SEEDS, Output};
 use crate::host_clock::{called, now_us};
@@ -64,40 +64,29 @@ impl CpuBed {
             config: Some(config),
             ..CpuOptions::default()
         };
-        let ran = match (&inputs.saved, &mut outs[..]) {
-            (Some(saved), [dq, dk, dv]) => {
-                let gradients = Gradients::from([dq.view_mut(), dk.view_mut(), dv.view_mut()]);
-                differentiate(&options, &self.problem, inputs, saved, gradients)
-            }
-            (_, outs) => {
-                let lse = self.problem.return_lse().then_some(lse.as_mut_slice());
-                attend(&options, &self.problem, inputs, &mut outs[0].view_mut(), lse)
-            }
-        };
-        ran.map_err(|error| Trouble::new(error.to_string()))
+        run(&options, &self.problem, inputs, outs, lse).map_err(|error| Trouble::new(error.to_string()))
     }
 }
 
-fn attend(
+/// Computes a problem from its inputs: O or the gradients, and a log-sum-exp where it is written.
+fn run(
     options: &CpuOptions<'_>,
     problem: &Problem,
     inputs: &Inputs,
-    out: &mut TensorViewMut<'_>,
-    lse: Option<&mut [f32]>,
+    outs: &mut [Tensor],
+    lse: &mut [f32],
 ) -> Result<(), CpuError> {
-    let views = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
-    attention_with(options, problem, views, &inputs.lengths.as_slices(), out, lse)
-}
-
-fn differentiate(
-    options: &CpuOptions<'_>,
-    problem: &Problem,
-    inputs: &Inputs,
-    saved: &Saved,
-    mut gradients: Gradients<TensorViewMut<'_>>,
-) -> Result<(), CpuError> {
-    let tensors = BackwardTensors::of(inputs, saved);
-    backward(options, problem, &tensors, &inputs.lengths.as_slices(), &mut gradients)
+    let carried = inputs.carried(problem)?;
+    let mut operands = carried.operands();
+    if problem.writes_lse() {
+        operands = operands.with_mut(Name::Lse, lse);
+    }
+    for ((word, ..), out) in problem.outputs().into_iter().zip(outs) {
+        if let Some(name) = Name::from_word(word) {
+            operands = operands.with_mut(name, out);
+        }
+    }
+    flashcore_cpu::run(options, problem, operands)
 }
 
 /// A config of the CPU backend on a [`CpuBed`].
@@ -159,7 +148,7 @@ impl Bed for CpuBed {
         }
         let (problem, options) = (self.problem.forward(), CpuOptions::default());
         let Saved { out, lse, .. } = &mut saved;
-        let ran = attend(&options, &problem, place, &mut out.view_mut(), Some(lse));
+        let ran = run(&options, &problem, place, std::slice::from_mut(out), lse);
         place.saved = Some(saved);
         ran.map_err(|error| Trouble::new(format!("the forward pass: {error}")))
     }

@@ -156,7 +156,7 @@ fn of_gradients(
 
 #[cfg(test)]
 mod tests {
-    use flashcore_problem::DType;
+    use flashcore_problem::{DType, Name};
 
     use super::*;
     use crate::witness::output_of_host;
@@ -166,8 +166,12 @@ mod tests {
         let inputs = draw(problem, InputKind::Normal, seed);
         let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         let mut lse = vec![0.0; problem.lse_len()];
-        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        flashcore_cpu::attention(problem, q, k, v, &mut out.view_mut(), Some(&mut lse)).unwrap();
+        let carried = inputs.carried(problem).unwrap();
+        let operands = carried
+            .operands()
+            .with_mut(Name::Out, &mut out)
+            .with_mut(Name::Lse, &mut lse);
+        flashcore_cpu::run(&flashcore_cpu::Options::default(), problem, operands).unwrap();
         (out, lse)
     }
 

@@ -1,25 +1,15 @@
 //! Attention on the host against the float64 reference.
 
-use flashcore_cpu::{CpuConfig, Options, SimdLevel, attention, attention_with};
+use flashcore_cpu::{CpuConfig, Options, SimdLevel};
 use flashcore_problem::{
     DType, InputKind, Inputs, KvLengths, MAX_SOFTMAX_SCALE, Mask, POISON, Problem, RandomLimits, SOFTCAPS, Tensor,
     Tolerance, compare, compare_lse, others_untouched, random_problem, reference, reference_rows,
 };
 
-/// Output and log-sum-exp. The latter is empty unless the problem requests it.
+use crate::attention;
+
 fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> (Tensor, Vec<f32>) {
-    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    let mut lse = vec![f32::from_ne_bytes([POISON; 4]); if problem.return_lse() { problem.lse_len() } else { 0 }];
-    attention_with(
-        options,
-        problem,
-        [inputs.q.view(), inputs.k.view(), inputs.v.view()],
-        &inputs.lengths.as_slices(),
-        &mut out.view_mut(),
-        problem.return_lse().then_some(lse.as_mut_slice()),
-    )
-    .unwrap();
-    (out, lse)
+    attention(options, problem, inputs).unwrap()
 }
 
 /// Computes a problem and compares all outputs with the reference.
@@ -354,23 +344,6 @@ fn nan_inputs_give_nan_outputs() {
             assert!((0..40).all(|row| out.view().get(0, row, 0, 0).is_nan()), "{level}");
         }
     }
-}
-
-#[test]
-fn attention_equals_attention_with_default_options() {
-    let problem = Problem::named("tiny").unwrap();
-    let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    attention(
-        &problem,
-        inputs.q.view(),
-        inputs.k.view(),
-        inputs.v.view(),
-        &mut out.view_mut(),
-        None,
-    )
-    .unwrap();
-    assert_eq!(out.bytes(), compute(&Options::default(), &problem, &inputs).0.bytes());
 }
 
 /// Panels, decode rows and split keys, with and without lengths.

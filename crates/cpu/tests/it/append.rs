@@ -1,44 +1,45 @@
 //! Appending to caches against float64, and what is refused.
 
-use flashcore_cpu::{CpuError, append};
+use flashcore_cpu::{CpuError, Options, run};
 use flashcore_problem::append::{AppendCase, AppendReference, random_append};
-use flashcore_problem::{Append, AppendPlace, AppendTensors, AppendValues, DType, Layout, Rotary, RotaryTensors};
-use flashcore_problem::{SlotMapping, Tensor, TensorViewMut};
+use flashcore_problem::{
+    Append, AppendPlace, AppendValues, DType, Host, Layout, Name, Operands, Rotary, SlotMapping, Tensor, View,
+};
 
 /// Runs a case, Q in place or not.
-fn run(case: &mut AppendCase, in_place: bool) -> (Result<(), CpuError>, Option<Tensor>, Vec<i32>) {
-    let (values, slot_mapping) = (case.values.clone(), case.slots.clone());
-    let narrow: Vec<i32> = slot_mapping.iter().flatten().map(|&slot| slot as i32).collect();
-    let slots = case.slots().map(|slots| match slots {
-        SlotMapping::I64(_) => SlotMapping::I64(slot_mapping.as_deref().unwrap_or(&[])),
-        SlotMapping::I32(_) => SlotMapping::I32(&narrow),
+fn run_case(case: &mut AppendCase, in_place: bool) -> (Result<(), CpuError>, Option<Tensor>, Vec<i32>) {
+    let AppendCase { append, rotary, .. } = case;
+    let mut seqused_k = vec![0; append.batch];
+    let mut q_out = append.rotary.zip(rotary.as_ref()).map(|(rotary, [_, _, q])| {
+        if in_place {
+            q.clone()
+        } else {
+            Tensor::poisoned(q.dtype(), rotary.q_out)
+        }
     });
-    let mut seqused_k = vec![0; case.append.batch];
-    let mut q_out = case
-        .append
-        .rotary
-        .zip(case.rotary.as_ref())
-        .map(|(rotary, [_, _, q])| match in_place {
-            true => q.clone(),
-            false => Tensor::poisoned(q.dtype(), rotary.q_out),
-        });
-    let new = [case.k_new.view(), case.v_new.view()];
-    let mut tensors = AppendTensors::new(new, [case.k_cache.view_mut(), case.v_cache.view_mut()]);
-    tensors.values = values.map(Vec::as_slice);
-    tensors.slot_mapping = slots;
-    tensors.seqused_k = case.append.seqused_k.then_some(&mut seqused_k[..]);
-    let q_view = q_out.as_mut().map(Tensor::view_mut);
-    tensors.rotary = case
-        .rotary
-        .as_ref()
-        .zip(q_view)
-        .map(|([cos, sin, q], q_out)| RotaryTensors {
-            cos: cos.view(),
-            sin: sin.view(),
-            q: (!in_place).then(|| q.view()),
-            q_out,
-        });
-    let result = append(&case.append, tensors);
+    let (values, slots) = (case.values.clone(), case.slots.clone().unwrap_or_default());
+    let narrow: Vec<i32> = slots.iter().map(|&slot| slot as i32).collect();
+    let mut operands = Operands::append(&case.k_new, &case.v_new, &mut case.k_cache, &mut case.v_cache);
+    for (word, values) in AppendValues::<()>::NAMES.into_iter().zip(values.arrays()) {
+        if let Some(values) = values {
+            operands = operands.with(Name::from_word(word).unwrap(), values);
+        }
+    }
+    if let AppendPlace::Slots { wide } = append.place {
+        let slots: View<'_, Host> = if wide { (&slots).into() } else { (&narrow).into() };
+        operands = operands.with(Name::SlotMapping, slots);
+    }
+    if append.seqused_k {
+        operands = operands.with_mut(Name::SequsedK, &mut seqused_k);
+    }
+    if let (Some([cos, sin, q]), Some(q_out)) = (rotary, &mut q_out) {
+        operands = operands.with(Name::RotaryCos, &*cos).with(Name::RotarySin, &*sin);
+        if !in_place {
+            operands = operands.with(Name::Q, &*q);
+        }
+        operands = operands.with_mut(Name::QOut, q_out);
+    }
+    let result = run(&Options::default(), append, operands);
     (result, q_out, seqused_k)
 }
 
@@ -52,7 +53,7 @@ fn equals_float64() {
             rotary.q_out = rotary.q;
         }
         let before = case.clone();
-        let (result, q_out, keys) = run(&mut case, in_place);
+        let (result, q_out, keys) = run_case(&mut case, in_place);
         result.unwrap_or_else(|error| panic!("seed {seed}: {error}\n{:?}", case.append));
         let want = before.reference();
         let compare = |name, expected: &[_], before: &Tensor, after: &Tensor| {
@@ -82,7 +83,7 @@ fn wrong_values_are_refused() {
         case.spoil(seed, seed % 2 == 0);
         let found = case.append.findings(&case.values(), case.slots());
         let before = case.clone();
-        let (result, ..) = run(&mut case, false);
+        let (result, ..) = run_case(&mut case, false);
         match result {
             Ok(()) => assert!(found.is_empty(), "seed {seed}: {found:?}"),
             Err(error) => {
@@ -219,17 +220,18 @@ fn appends_that_cannot_be_are_refused() {
     }
     let (mut k, mut v) = (Tensor::poisoned(DType::F32, cache), Tensor::poisoned(DType::F16, cache));
     let rows = Tensor::poisoned(DType::F32, new);
-    let mut fails = |change: fn(&mut AppendTensors<'_>), v: TensorViewMut<'_>| {
-        let mut tensors = AppendTensors::new([rows.view(), rows.view()], [k.view_mut(), v]);
-        change(&mut tensors);
-        append(&base, tensors).unwrap_err().to_string()
+    let mut fails = |v: &mut Tensor, add: fn(Operands<'static, Host>) -> Operands<'static, Host>| {
+        let more = add(Operands::new());
+        let mut operands = Operands::append(&rows, &rows, &mut k, v);
+        for name in more.names() {
+            operands = operands.with(name, more.get(name).unwrap());
+        }
+        run(&Options::default(), &base, operands).unwrap_err().to_string()
     };
-    assert!(fails(|_| {}, v.view_mut()).starts_with("v_cache holds fp16"));
+    assert!(fails(&mut v, |none| none).starts_with("v_cache holds fp16"));
     let mut v = Tensor::poisoned(DType::F32, cache);
-    assert!(fails(|_| {}, v.view_mut()).starts_with("cache_seqlens was not given; this append needs 2 entries"));
-    let with_table = |tensors: &mut AppendTensors<'_>| {
-        tensors.values.cache_seqlens = Some(&[0, 0]);
-        tensors.values.block_table = Some(&[0]);
-    };
-    assert!(fails(with_table, v.view_mut()).starts_with("block_table was given, but this append has no use"));
+    assert!(fails(&mut v, |none| none).starts_with("cache_seqlens was not given; this call needs i32 [2]"));
+    let with_table =
+        |none: Operands<'static, Host>| none.with(Name::CacheSeqlens, &[0, 0]).with(Name::BlockTable, &[0]);
+    assert!(fails(&mut v, with_table).starts_with("block_table was given, but this call has no use"));
 }

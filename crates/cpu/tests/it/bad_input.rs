@@ -1,26 +1,36 @@
 //! Refused calls: the message, and that the output is unchanged.
 
-use flashcore_cpu::{CpuConfig, CpuError, Options, SimdLevel, attention, attention_with};
+use flashcore_cpu::{CpuConfig, CpuError, Options, SimdLevel, run};
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Lengths, Problem, ProblemError, Tensor, TensorView, gaps_untouched,
+    DType, Host, InputKind, Inputs, KvLengths, Layout, Name, Operands, Problem, ProblemBuilder, Tensor, View, ViewMut,
 };
+
+use crate::attention;
 
 /// The error of a call with valid tensors and these options.
 fn refusal(options: &Options<'_>, problem: &Problem) -> String {
-    let Inputs { q, k, v, .. } = Inputs::generate(problem, InputKind::Normal, 1);
+    let inputs = Inputs::generate(problem, InputKind::Normal, 1);
+    refused(options, problem, &inputs.q, &inputs.k)
+}
+
+/// The error of a call with these options and tensors, V as K.
+fn refused(options: &Options<'_>, problem: &Problem, q: &Tensor, k: &Tensor) -> String {
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    let mut lse = vec![0.0; problem.lse_len()];
-    let error = attention_with(
-        options,
-        problem,
-        [q.view(), k.view(), v.view()],
-        &Lengths::default(),
-        &mut out.view_mut(),
-        problem.return_lse().then_some(lse.as_mut_slice()),
-    )
-    .unwrap_err();
+    let error = run(options, problem, Operands::forward(q, k, k, &mut out)).unwrap_err();
     assert!(out.bytes().iter().all(|&byte| byte == 0xff), "the output was written");
     error.to_string()
+}
+
+/// A layout with other strides where they say nothing.
+fn odd(layout: &Layout) -> Layout {
+    Layout {
+        strides: [-5, layout.strides[1], 1 << 40, 1],
+        ..*layout
+    }
+}
+
+fn read(tensor: &Tensor) -> View<'_, Host> {
+    View::new(DType::F16, odd(tensor.layout()), tensor.bytes())
 }
 
 #[test]
@@ -86,40 +96,44 @@ fn unavailable_simd_levels() {
 
 #[test]
 fn mismatched_tensors() {
+    let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(8).build().unwrap();
+    let k = Tensor::filled(DType::F16, *problem.k_layout(), 0);
+    let said = |q: &Tensor| refused(&Options::default(), &problem, q, &k);
+    let longer = Tensor::filled(DType::F16, Layout::bshd([1, 9, 1, 64]), 0);
+    assert_eq!(
+        said(&longer),
+        "q has shape [1, 9, 1, 64]; this call needs [1, 8, 1, 64] as [batch, seq, heads, head_dim]"
+    );
+    let other_dtype = Tensor::filled(DType::BF16, *problem.q_layout(), 0);
+    assert_eq!(said(&other_dtype), "q holds bf16; this call needs fp16");
+    let with_lse = ProblemBuilder::from(&problem).return_lse(true).build().unwrap();
+    let missing = refused(&Options::default(), &with_lse, &k, &k);
+    assert!(missing.starts_with("lse was not given"), "{missing}");
+}
+
+/// Strides along dimensions of size 1 say nothing, and values may lie in memory that is longer.
+#[test]
+fn strides_of_one_element_are_ignored() {
     let problem = Problem::builder()
         .heads(1, 1)
         .head_dim(64)
         .seq_len(8)
-        .return_lse(true)
-        .build()
-        .unwrap();
-    let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
-    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    let mut call = |q: TensorView<'_>, lse: Option<&mut [f32]>| {
-        let error = attention(&problem, q, k.view(), v.view(), &mut out.view_mut(), lse).unwrap_err();
-        assert!(gaps_untouched(&out.view()).is_ok());
-        error
-    };
-    assert_eq!(
-        call(q.view(), None),
-        CpuError::Problem(ProblemError::Shape {
-            tensor: "lse",
-            given: vec![0],
-            expected: vec![8],
-        })
-    );
-    let mut lse = vec![0.0; 8];
-    let longer = Tensor::filled(DType::F16, Layout::bshd([1, 9, 1, 64]), 0);
-    assert!(matches!(
-        call(longer.view(), Some(&mut lse)),
-        CpuError::Problem(ProblemError::Shape { tensor: "q", .. })
-    ));
-    let other_dtype = Tensor::filled(DType::BF16, *problem.q_layout(), 0);
-    assert_eq!(
-        call(other_dtype.view(), Some(&mut lse)).to_string(),
-        "q holds bf16; this problem's dtype is fp16"
-    );
-    let other_strides = Tensor::filled(DType::F16, Layout::bhsd(problem.q_layout().shape), 0);
-    // There is one head, so the strides are equal and the tensor is accepted.
-    assert_eq!(other_strides.layout().strides[1], problem.q_layout().strides[1]);
+        .kv_lengths(KvLengths::Cache);
+    let problem = problem.return_lse(true).build().unwrap();
+    let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+    let (right, right_lse) = attention(&Options::default(), &problem, &inputs).unwrap();
+    let (mut out, mut lse) = (Tensor::poisoned(DType::F16, *problem.o_layout()), [7.0; 9]);
+    let (out_layout, out_bytes) = (odd(out.layout()), out.bytes_mut());
+    let keys = [&inputs.lengths.seqused_k.clone().unwrap()[..], &[9]].concat();
+    let operands = Operands::forward(
+        read(&inputs.q),
+        read(&inputs.k),
+        read(&inputs.v),
+        ViewMut::new(DType::F16, out_layout, out_bytes),
+    )
+    .with_mut(Name::Lse, ViewMut::<Host>::from_slice([8], &mut lse))
+    .with(Name::SequsedK, View::<Host>::from_slice([1], &keys));
+    run(&Options::default(), &problem, operands).unwrap();
+    assert_eq!(out.bytes(), right.bytes());
+    assert_eq!((&lse[..8], lse[8]), (&right_lse[..], 7.0));
 }

@@ -1,23 +1,19 @@
 //! Gradients on the host against the float64 reference.
 
-use flashcore_cpu::{CpuConfig, Options, SimdLevel, backward};
+use flashcore_cpu::{CpuConfig, Options, SimdLevel, run};
 use flashcore_problem::{
-    BackwardTensors, DType, Gradients, InputKind, Inputs, KvLengths, Mask, Problem, QLengths, RandomLimits, Tensor,
-    Tolerance, compare_gradient, others_untouched, random_backward, reference_gradients,
+    DType, Gradients, InputKind, Inputs, KvLengths, Mask, Name, Operands, Problem, QLengths, RandomLimits, Tensor,
+    Tolerance, View, ViewMut, compare_gradient, others_untouched, random_backward, reference_gradients,
 };
 
 fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> Gradients<Tensor> {
     let layouts = problem.gradient_layouts().unwrap();
-    let saved = inputs.saved.as_ref().unwrap();
-    let tensors = BackwardTensors::of(inputs, saved);
     let [mut dq, mut dk, mut dv] =
         [layouts.dq, layouts.dk, layouts.dv].map(|layout| Tensor::poisoned(problem.dtype(), layout));
-    let mut views = Gradients {
-        dq: dq.view_mut(),
-        dk: dk.view_mut(),
-        dv: dv.view_mut(),
-    };
-    backward(options, problem, &tensors, &inputs.lengths.as_slices(), &mut views).unwrap();
+    let carried = inputs.carried(problem).unwrap();
+    let operands = carried.operands().with_mut(Name::Dq, &mut dq);
+    let operands = operands.with_mut(Name::Dk, &mut dk).with_mut(Name::Dv, &mut dv);
+    run(options, problem, operands).unwrap();
     Gradients { dq, dk, dv }
 }
 
@@ -135,40 +131,27 @@ fn threads_do_not_change_a_bit() {
 
 #[test]
 fn what_is_not_the_problem_s_is_refused() {
-    let problem = Problem::builder()
-        .heads(2, 2)
-        .seq_len(16)
-        .head_dim(64)
-        .build()
-        .unwrap()
-        .backward()
-        .unwrap();
+    let problem = Problem::builder().heads(2, 2).seq_len(16).head_dim(64);
+    let problem = problem.return_lse(true).build().unwrap().backward().unwrap();
     let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
     let saved = inputs.saved.as_ref().unwrap();
-    let mut gradients = [(); 3].map(|()| Tensor::poisoned(problem.dtype(), *problem.q_layout()));
-    let [dq, dk, dv] = &mut gradients;
-    let mut views = Gradients {
-        dq: dq.view_mut(),
-        dk: dk.view_mut(),
-        dv: dv.view_mut(),
+    let refused = |problem: &Problem, lse: &[f32], dout: &Tensor| {
+        let [mut dq, mut dk, mut dv] = [(); 3].map(|()| Tensor::poisoned(problem.dtype(), *problem.q_layout()));
+        let qkv = [&inputs.q, &inputs.k, &inputs.v].map(View::from);
+        let gradients = [&mut dq, &mut dk, &mut dv].map(ViewMut::from);
+        let operands = Operands::backward(qkv, [(&saved.out).into(), lse.into()], dout, gradients);
+        let error = run(&Options::default(), problem, operands).unwrap_err();
+        assert!(
+            [dq, dk, dv]
+                .iter()
+                .all(|one| one.bytes().iter().all(|&byte| byte == 0xff))
+        );
+        error.to_string()
     };
-    let tensors = BackwardTensors::of(&inputs, saved);
-    let mut refused = |problem: &Problem, tensors: &BackwardTensors<'_>| {
-        let lengths = inputs.lengths.as_slices();
-        backward(&Options::default(), problem, tensors, &lengths, &mut views)
-            .unwrap_err()
-            .to_string()
-    };
-    assert!(refused(&problem.forward(), &tensors).starts_with("the problem's direction is forward"));
-    let short = BackwardTensors {
-        lse: &saved.lse[1..],
-        ..tensors
-    };
-    assert!(refused(&problem, &short).starts_with("lse has shape [31]"));
-    let wide = Tensor::poisoned(DType::F32, *problem.o_layout());
-    let wide = BackwardTensors {
-        dout: wide.view(),
-        ..tensors
-    };
-    assert!(refused(&problem, &wide).starts_with("dout holds f32"));
+    let forward = refused(&problem.forward(), &saved.lse, &saved.dout);
+    assert!(forward.starts_with("out is written by this call"), "{forward}");
+    let short = refused(&problem, &saved.lse[1..], &saved.dout);
+    assert!(short.starts_with("lse has shape [31]"), "{short}");
+    let wide = refused(&problem, &saved.lse, &Tensor::poisoned(DType::F32, *problem.o_layout()));
+    assert!(wide.starts_with("dout holds f32"), "{wide}");
 }

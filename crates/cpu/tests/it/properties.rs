@@ -1,27 +1,18 @@
 //! Properties of attention that hold for all inputs.
 
-use flashcore_cpu::{CpuConfig, Options, attention_with, default_config};
+use flashcore_cpu::{CpuConfig, Options, default_config};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Inputs, KvLengths, Layout, Lengths, Mask, Problem, QLengths, Tensor};
 use proptest::prelude::*;
 
+use crate::attention;
+
 fn compute(config: CpuConfig, problem: &Problem, inputs: &Inputs) -> Tensor {
-    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let options = Options {
         config: Some(config),
         ..Options::default()
     };
-    let Inputs { q, k, v, .. } = inputs;
-    attention_with(
-        &options,
-        problem,
-        [q.view(), k.view(), v.view()],
-        &Lengths::default(),
-        &mut out.view_mut(),
-        None,
-    )
-    .unwrap();
-    out
+    attention(&options, problem, inputs).unwrap().0
 }
 
 fn any_config() -> impl Strategy<Value = CpuConfig> {
@@ -142,28 +133,20 @@ fn first_of_two(split_keys: Option<usize>, other_rows: usize) -> Vec<u32> {
         let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.normal()).collect();
         Tensor::from_slice(shape, &values).unwrap()
     };
-    let (q, k, v) = (
-        tensor([1, 302, 8, 32]),
-        tensor([2, 1100, 2, 32]),
-        tensor([2, 1100, 2, 32]),
-    );
-    let mut out = Tensor::poisoned(DType::F32, *problem.o_layout());
     let lengths = Lengths {
         cu_seqlens_q: Some(vec![0, 2, 2 + other_rows as i32]),
         seqused_k: Some(vec![1100, 1000]),
         ..Lengths::default()
     };
-    let options = Options::default();
-    let tensors = [q.view(), k.view(), v.view()];
-    attention_with(
-        &options,
-        &problem,
-        tensors,
-        &lengths.as_slices(),
-        &mut out.view_mut(),
-        None,
-    )
-    .unwrap();
+    let [q, k, v] = [[1, 302, 8, 32], [2, 1100, 2, 32], [2, 1100, 2, 32]].map(&mut tensor);
+    let inputs = Inputs {
+        q,
+        k,
+        v,
+        lengths,
+        saved: None,
+    };
+    let (out, _) = attention(&Options::default(), &problem, &inputs).unwrap();
     let places = (0..2).flat_map(|row| (0..8).flat_map(move |head| (0..32).map(move |d| (row, head, d))));
     places
         .map(|(row, head, d)| out.view().get(0, row, head, d).to_bits())

@@ -8,12 +8,10 @@ mod check;
 mod random;
 mod reference;
 mod rows;
-mod tensors;
 
 pub use random::{AppendCase, e4m3_pairs, random_append};
 pub use reference::{AppendReference, Expected};
 pub use rows::{NewRow, QueryRow};
-pub use tensors::{AppendTensors, RotaryTensors};
 
 use crate::{DType, Layout, ProblemError};
 

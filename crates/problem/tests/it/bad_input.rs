@@ -1,8 +1,8 @@
 //! Invalid problems and tensors, and their error messages.
 
 use flashcore_problem::{
-    DType, InputKind, Inputs, KvLengths, Layout, Lengths, MAX_SOFTMAX_SCALE, Mask, Problem, ProblemBuilder, QLengths,
-    Tensor, TensorView, TensorViewMut, compare, compare_lse, reference, reference_rows,
+    DType, InputKind, Inputs, KvLengths, Layout, Lengths, MAX_SOFTMAX_SCALE, Mask, Name, Operands, Problem,
+    ProblemBuilder, QLengths, Task, Tensor, TensorView, TensorViewMut, compare, compare_lse, reference, reference_rows,
 };
 use flashcore_problem::{ProblemError, ReferenceRow, Slack, Tolerance};
 
@@ -305,37 +305,39 @@ fn mismatched_tensors() {
     let problem = valid().seq_len(4).return_lse(true).build().unwrap();
     let layout = *problem.q_layout();
     let right = Tensor::filled(DType::F16, layout, 0);
-    let mut out = right.clone();
-    let check = |q: &Tensor, out: &mut Tensor, lse: Option<&[f32]>| {
-        let tensors = [q.view(), right.view(), right.view()];
-        problem
-            .check_tensors(&tensors[0], &tensors[1], &tensors[2], &out.view_mut(), lse)
-            .unwrap_err()
-            .to_string()
+    let check = |q: &Tensor, out: Layout, lse: usize| {
+        let (mut out, mut lse) = (Tensor::filled(DType::F16, out, 0), vec![0.0f32; lse]);
+        let operands = Operands::forward(q, &right, &right, &mut out).with_mut(Name::Lse, &mut lse);
+        let error = { operands }.check(&problem.tensors()).unwrap_err();
+        error.to_string()
     };
     assert_eq!(
-        check(&Tensor::filled(DType::F32, layout, 0), &mut out, None),
-        "q holds f32; this problem's dtype is fp16"
+        check(&Tensor::filled(DType::F32, layout, 0), layout, 4),
+        "q holds f32; this call needs fp16"
     );
     let longer = Tensor::filled(DType::F16, Layout::bshd([1, 5, 1, 64]), 0);
     assert_eq!(
-        check(&longer, &mut out, None),
-        "q has shape [1, 5, 1, 64]; this problem needs [1, 4, 1, 64] as [batch, seq, heads, head_dim]"
+        check(&longer, layout, 4),
+        "q has shape [1, 5, 1, 64]; this call needs [1, 4, 1, 64] as [batch, seq, heads, head_dim]"
     );
     let mut padded = layout;
     padded.strides[1] = 72;
     assert_eq!(
-        check(&right, &mut Tensor::filled(DType::F16, padded, 0), None),
-        "out has strides [256, 72, 64, 1] for shape [1, 4, 1, 64]: the problem has other strides; build it from the \
-         layouts of the tensors"
+        check(&right, padded, 4),
+        "out has strides [256, 72, 64, 1] for shape [1, 4, 1, 64]; this call needs [256, 64, 64, 1]: build the task from \
+         the layouts of its tensors"
     );
+    assert_eq!(check(&right, layout, 3), "lse has shape [3]; this call needs [4]");
+    // The reference takes tensors, not operands.
+    let of_reference = |q: &Tensor| {
+        let refused = problem.check_inputs(&q.view(), &right.view(), &right.view());
+        refused.unwrap_err().to_string()
+    };
+    assert!(of_reference(&longer).starts_with("q has shape [1, 5, 1, 64]; this problem needs [1, 4, 1, 64]"));
     assert_eq!(
-        check(&right, &mut out, Some(&[0.0; 3])),
-        "lse has shape [3]; this problem needs [4]"
-    );
-    assert_eq!(
-        check(&right, &mut out, None),
-        "lse has shape [0]; this problem needs [4]"
+        of_reference(&Tensor::filled(DType::F16, padded, 0)),
+        "q has strides [256, 72, 64, 1] for shape [1, 4, 1, 64]: the problem has other strides; build it from the layouts \
+         of the tensors"
     );
 }
 

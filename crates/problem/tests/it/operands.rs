@@ -3,8 +3,8 @@
 use flashcore_problem::append::random_append;
 use flashcore_problem::view::sealed::Sealed;
 use flashcore_problem::{
-    Combine, DType, ElementType, Layout, Memory, Name, Operands, Problem, ProblemError, RandomLimits, Task, TensorSpec,
-    View, ViewMut, random_backward, random_problem,
+    Access, Combine, DType, ElementType, Layout, Memory, Name, Operands, Problem, ProblemError, RandomLimits, Task,
+    TensorSpec, View, ViewMut, random_backward, random_problem,
 };
 use proptest::prelude::*;
 
@@ -244,4 +244,104 @@ fn outputs_may_lie_between_each_other_but_not_on_each_other() {
         given[3].memory.0 = base + 4 * offset;
         assert_eq!(check(&specs, &given).is_ok(), is_right, "{offset}");
     }
+}
+
+/// A layout of few elements: rows in gaps of others, strides that divide nothing, repeated elements.
+fn small_layout() -> impl Strategy<Value = Layout> {
+    let sizes = prop::array::uniform4(0usize..4);
+    (sizes, prop::array::uniform4(0i64..9)).prop_map(|(shape, strides)| Layout { shape, strides })
+}
+
+/// The bytes of all elements.
+fn bytes_of(given: &Given) -> Vec<u64> {
+    let (shape, size) = (given.layout.shape, given.element.size_bytes() as u64);
+    let indices = (0..shape.iter().product::<usize>()).map(|i| {
+        let [_, s, h, d] = shape;
+        given.layout.offset(i / (s * h * d), i / (h * d) % s, i / d % h, i % d) as u64
+    });
+    let bytes = indices.flat_map(|at| (0..size).map(move |byte| at * size + byte));
+    bytes.map(|byte| given.memory.0 + byte).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+    /// Two tensors, one or both of which are written, are refused exactly where some byte is of both.
+    #[test]
+    fn tensors_are_apart_exactly_if_no_byte_is_shared(
+        layouts in [small_layout(), small_layout()],
+        offset in 0u64..100,
+        elements in prop::array::uniform2(prop::sample::select(&[DType::E4M3, DType::F16, DType::F32])),
+        both in any::<bool>(),
+    ) {
+        let names = [Name::KCache, if both { Name::VCache } else { Name::KNew }];
+        let mut specs = Vec::new();
+        for ((name, layout), element) in names.into_iter().zip(layouts).zip(elements) {
+            let access = if name == Name::KNew { Access::Read } else { Access::Write };
+            specs.push(TensorSpec { name, access, element: element.into(), layout, required: true });
+        }
+        let mut given = right_ones(&specs);
+        let size = elements[1].size_bytes() as u64;
+        given[0].memory.0 = 4096;
+        given[1].memory.0 = 4096 + offset * size - 50 * size;
+        let [one, other] = [bytes_of(&given[0]), bytes_of(&given[1])];
+        let shared = one.iter().any(|byte| other.contains(byte));
+        let found = check(&specs, &given);
+        prop_assert_eq!(found.is_err(), shared, "{:?} {:?}", specs, found);
+        if let Err(error) = found {
+            prop_assert!(error.to_string().contains("some bytes are of both"), "{error}");
+        }
+    }
+}
+
+/// What takes too long to tell is refused, and says so.
+#[test]
+fn strides_that_are_too_many_are_refused() {
+    let layout = |strides| Layout {
+        shape: [300; 4],
+        strides,
+    };
+    let spec = |name, layout| TensorSpec {
+        name,
+        access: Access::Write,
+        element: DType::F16.into(),
+        layout,
+        required: true,
+    };
+    // All bytes of one lie between those of the other, at even elements: sums of even numbers are never odd.
+    let specs = [
+        spec(Name::KCache, layout([1002, 1004, 1006, 1008])),
+        spec(Name::VCache, layout([1010, 1012, 1014, 1016])),
+    ];
+    let mut given = right_ones(&specs);
+    given[1].memory.0 = given[0].memory.0 + 2;
+    let error = check(&specs, &given).unwrap_err().to_string();
+    assert!(
+        error.contains("shares memory with v_cache: their strides are too many to tell"),
+        "{error}"
+    );
+}
+
+/// No call has more than eight parts, and an error does not call another one by their names.
+#[test]
+fn parts_past_the_last_have_a_name_of_their_own() {
+    let problem = Problem::builder()
+        .heads(1, 1)
+        .seq_len(4)
+        .head_dim(8)
+        .return_lse(true)
+        .build()
+        .unwrap();
+    let specs = Combine::of(&problem, 8).unwrap().tensors();
+    let mut given = right_ones(&specs);
+    let extra = Given {
+        name: Name::PartOut(9),
+        ..given[0].clone()
+    };
+    given.insert(0, extra);
+    let error = check(&specs, &given).unwrap_err().to_string();
+    assert!(
+        error.starts_with("out of a part past out7 was given, but this call has no use for it"),
+        "{error}"
+    );
+    assert_eq!(Name::PartLse(8).as_str(), "lse of a part past lse7");
 }

@@ -9,8 +9,10 @@ use flashcore_bench::defences::{
 };
 use flashcore_bench::planted::{Conduct, InFinals, Planted, Spoil};
 use flashcore_bench::{Case, Expected, Subject, SubjectInfo, Trouble};
-use flashcore_cpu::attention;
-use flashcore_problem::{InputKind, Inputs, KvLengths, POISON, Problem, ProblemBuilder, QLengths, Tensor, reference};
+use flashcore_cpu::{Options, run};
+use flashcore_problem::{
+    InputKind, Inputs, KvLengths, Name, POISON, Problem, ProblemBuilder, QLengths, Tensor, reference,
+};
 
 /// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
 struct FakeRig {
@@ -56,11 +58,12 @@ impl FakeRig {
     }
 
     fn output(&mut self, place: usize) -> Tensor {
-        let Inputs { q, k, v, .. } = &self.inputs[&self.loaded[place]];
         let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
         let mut lse = vec![0.0; 80];
-        let (q, k, v) = (q.view(), k.view(), v.view());
-        attention(&self.problem, q, k, v, &mut out.view_mut(), Some(&mut lse)).unwrap();
+        let carried = self.inputs[&self.loaded[place]].carried(&self.problem).unwrap();
+        let operands = carried.operands().with_mut(Name::Out, &mut out);
+        let operands = operands.with_mut(Name::Lse, &mut lse);
+        run(&Options::default(), &self.problem, operands).unwrap();
         match self.conduct {
             Conduct::UnwrittenLse => lse[79] = self.lse[place][79],
             Conduct::WrongLse => lse[17] += 0.5,
