@@ -103,6 +103,11 @@ pub enum CudaError {
         "the memory is freed in the order of another stream than this one: use a queue of the stream it was made in"
     )]
     OtherStream,
+    /// A graph would outlive memory that is borrowed from another library.
+    #[error(
+        "memory of another library cannot be captured into a graph, which could not keep it; copy it to a DeviceBuffer"
+    )]
+    BorrowedInCapture,
     /// A stream handle that was not made in this device's primary context.
     #[error(
         "the stream {handle:#x} does not belong to the primary context of CUDA device {ordinal}; pass a stream that \

@@ -229,7 +229,7 @@ impl<'a> DeviceSlice<'a> {
     /// [`CudaError::Size`] unless both have the same length.
     pub fn copy_from(self, stream: &Stream, from: DeviceSlice<'_>) -> Result<(), CudaError> {
         from.check_device(stream.context().ordinal(), "the memory copied from")?;
-        check_stream(from.only_in, stream)?;
+        check_capture(from.only_in, stream)?;
         self.check_len("copying on the device", from.len)?;
         self.enqueue(stream, from.owner, |driver| {
             driver.copy_on_device(self.address, from.address, self.len, stream.handle())
@@ -252,7 +252,7 @@ impl<'a> DeviceSlice<'a> {
         call: impl FnOnce(&Driver) -> Result<(), CallError>,
     ) -> Result<(), CudaError> {
         self.check_device(stream.context().ordinal(), "the memory")?;
-        check_stream(self.only_in, stream)?;
+        check_capture(self.only_in, stream)?;
         if self.is_empty() {
             return Ok(());
         }
@@ -317,6 +317,15 @@ impl<'a> DeviceSlice<'a> {
     }
 }
 
+/// Refuses memory of another stream alone, and a graph, which would outlive the borrow of it.
+fn check_capture(only_in: Option<usize>, stream: &Stream) -> Result<(), CudaError> {
+    check_stream(only_in, stream)?;
+    if only_in.is_some() && (stream.shared().capture().is_some() || stream.is_captured()?) {
+        return Err(CudaError::BorrowedInCapture);
+    }
+    Ok(())
+}
+
 /// Refuses memory of another stream alone.
 pub(crate) fn check_stream(only_in: Option<usize>, stream: &Stream) -> Result<(), CudaError> {
     match only_in {
@@ -353,6 +362,29 @@ mod tests {
         let reversed = 5..4;
         assert!(slice.range(reversed).is_err());
         assert!(part.range(15..21).is_err());
+    }
+
+    /// Such memory is borrowed for a call, in safe code, and a graph may be launched after it is freed.
+    #[test]
+    fn no_graph_has_memory_that_it_cannot_keep() {
+        let context = Context::recording();
+        let stream = Stream::new(&context).unwrap();
+        // SAFETY: the recording driver does nothing with it.
+        #[allow(unsafe_code)]
+        let theirs = unsafe { DeviceSlice::of_stream(context.ordinal(), stream.as_raw(), 0x1000, 8) };
+        let own = DeviceBuffer::new(&context, 8).unwrap();
+        theirs.fill(&stream, 1).unwrap();
+        own.as_slice().copy_from(&stream, theirs).unwrap();
+        let uses: [&dyn Fn(&Stream) -> Result<(), CudaError>; 3] = [
+            &|stream| theirs.fill(stream, 1),
+            &|stream| own.as_slice().copy_from(stream, theirs),
+            &|stream| theirs.copy_from(stream, own.as_slice()),
+        ];
+        for work in uses {
+            let graph = crate::Graph::capture(&stream, |stream| work(stream));
+            assert!(matches!(graph, Err(CudaError::BorrowedInCapture)), "{graph:?}");
+        }
+        assert!(crate::Graph::capture(&stream, |stream| own.as_slice().fill(stream, 1)).is_ok());
     }
 
     #[test]

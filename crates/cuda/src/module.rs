@@ -243,8 +243,12 @@ impl ModuleReport {
 
 impl Drop for LoadedModule {
     fn drop(&mut self) {
-        // Fails in a lost context only, where nothing is left to unload.
-        let _ = self.home.call(|driver| driver.cuModuleUnload(self.handle.0));
+        // No manual promises that unloading waits for kernels that run, so it comes after all work of the context. Where
+        // that cannot be waited for, as while another library captures a stream, the module stays as long as the context.
+        let _ = self.home.call(|driver| {
+            driver.cuCtxSynchronize()?;
+            driver.cuModuleUnload(self.handle.0)
+        });
     }
 }
 
@@ -295,7 +299,38 @@ impl ModuleCache {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_ir::Kernel;
+
     use super::*;
+    use crate::sys::tests::noted;
+
+    /// The driver's calls of a kernel's load, and of what lets its module go.
+    fn calls_of(let_go: impl FnOnce(&Context)) -> Vec<&'static str> {
+        let context = Context::recording();
+        let kernel = Kernel::build("nothing", 32, |_| {}).unwrap();
+        let options = ModuleOptions {
+            allow_local_memory: true, // which the recording driver says that there is
+            ..ModuleOptions::default()
+        };
+        drop(Function::load(&context, &kernel, &options).unwrap());
+        noted();
+        let_go(&context);
+        drop(context);
+        let mut calls = noted();
+        calls.retain(|name| !matches!(*name, "cuThreadExchangeStreamCaptureMode" | "cuCtxGetCurrent"));
+        calls
+    }
+
+    /// A kernel may run when the last owner of its module goes, be that a cache that is emptied or the context.
+    #[test]
+    fn modules_are_unloaded_after_the_work_that_may_use_them() {
+        let forgotten = calls_of(|context| assert_eq!(context.forget_unused_modules(), 1));
+        let of_context = calls_of(|_| {});
+        for calls in [forgotten, of_context] {
+            assert_eq!(calls[..2], ["cuCtxSynchronize", "cuModuleUnload"], "{calls:?}");
+            assert_eq!(calls.iter().filter(|name| **name == "cuModuleUnload").count(), 1);
+        }
+    }
 
     fn report(local_bytes: u32, log: &str) -> ModuleReport {
         let attributes = FunctionAttributes {
