@@ -10,7 +10,7 @@ use candle::cuda_backend::CudaDevice;
 use candle::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut};
 use candle::{CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
 use flashcore::unstable::cuda::{DeviceSlice, Stream};
-use flashcore::{Attention, Cuda, Device, ElementType, Name, Operands, Problem, View, ViewMut, bf16, f16};
+use flashcore::{Attention, Cuda, Device, DeviceSliceMut, ElementType, Name, Operands, Problem, View, ViewMut, bf16, f16};
 
 use crate::backward::backward_problem;
 use crate::problem::{INPUTS, Lengths, problem};
@@ -170,7 +170,9 @@ fn enqueue<'a>(
     }
     for (name, storage) in written {
         let (element, address, bytes, guard) = memory!(storage, as_cuda_slice_mut, device_ptr_mut, stream);
-        let memory = slice(address, bytes).into();
+        // SAFETY: the storage is borrowed mutably, and candle's work on it is in this stream.
+        #[allow(unsafe_code)]
+        let memory = unsafe { DeviceSliceMut::new(slice(address, bytes)) };
         operands = operands.with_mut(name, ViewMut::new(element, layout_of(name), memory));
         guards.push(guard);
     }
@@ -192,7 +194,7 @@ fn enqueue<'a>(
     let own = own.map_err(flashcore::Error::from).map_err(Error::from)?;
     // SAFETY: candle frees tensors and workspace in the order of the stream, and nothing else has this workspace.
     #[allow(unsafe_code)]
-    let done = unsafe { attention.run_raw(&own, problem, operands, allocate) };
+    let done = unsafe { attention.run_foreign(&own, problem, operands, allocate) };
     refused?;
     Ok(done.map_err(Error::from)?)
 }

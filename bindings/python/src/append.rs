@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::foreign::{Foreign, Place};
 use crate::libtorch::Libtorch;
 use crate::operators::Results;
-use crate::run::{attention_on, device_slice, host_bytes, host_bytes_mut};
+use crate::run::{attention_on, device_slice, device_slice_mut, host_bytes, host_bytes_mut};
 use crate::table::APPENDED;
 
 // Places in the table.
@@ -142,12 +142,12 @@ impl<'a> Call<'a> {
             return self.run_on_host(&attention);
         };
         let slice = |tensor: &Foreign| device_slice(&context, tensor);
-        let operands = self.operands::<Cuda>(slice, |tensor| slice(tensor).into());
+        let operands = self.operands::<Cuda>(slice, |tensor| device_slice_mut(&context, tensor));
         // SAFETY: PyTorch's current stream lives as long as PyTorch, which frees tensors in its order. Appends need no
         // workspace.
         unsafe {
             let stream = Stream::from_raw(&context, torch.current_stream(ordinal)?)?;
-            attention.run_raw(&stream, &self.append, operands, |_| None)?;
+            attention.run_foreign(&stream, &self.append, operands, |_| None)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Stream};
 use flashcore::plans::{PlanSummary, gathers_keys};
-use flashcore::{Attention, Cuda, Device, Host, KernelId, Memory, Problem, Task, View, ViewMut};
+use flashcore::{Attention, Cuda, Device, DeviceSliceMut, Host, KernelId, Memory, Problem, Task, View, ViewMut};
 
 use crate::bind::{Checked, Operands};
 use crate::error::Error;
@@ -66,6 +66,12 @@ pub(crate) fn device_slice<'a>(context: &Context, tensor: &Foreign) -> DeviceSli
     unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) }
 }
 
+/// The same, which a call writes.
+pub(crate) fn device_slice_mut<'a>(context: &Context, tensor: &Foreign) -> DeviceSliceMut<'a> {
+    // SAFETY: Python orders the work of a tensor by streams (docs/python.md).
+    unsafe { DeviceSliceMut::new(device_slice(context, tensor)) }
+}
+
 /// What the addresses of a call's tensors are multiples of, in bytes, at most 16. Those to be allocated are aligned.
 pub(crate) fn alignment(operands: &Operands) -> u32 {
     let tensors = [Q, K, V, OUT, DOUT].into_iter().chain(GRADIENTS..operands.len());
@@ -86,7 +92,7 @@ pub(crate) fn enqueue(
     let context = stream.context();
     let slice = |tensor: &Foreign| device_slice(context, tensor);
     let ones = || ones(context, problem.num_scales());
-    let mut given = named::<Cuda>(problem, operands, slice, |tensor| slice(tensor).into(), ones)?;
+    let mut given = named::<Cuda>(problem, operands, slice, |tensor| device_slice_mut(context, tensor), ones)?;
     let mut schedule = kept.map(|kept| kept.schedule(attention, stream)).transpose()?;
     if let Some(schedule) = &mut schedule {
         given = given.schedule(schedule);
@@ -95,7 +101,7 @@ pub(crate) fn enqueue(
     // as they, and one that a caller names lives as long as the work (`stream=`). A schedule is one that was made in
     // this stream, or before the graph that the call is captured into, whose replays the caller orders after it
     // (docs/python.md).
-    let done = unsafe { attention.run_raw(stream, problem, given, allocate) };
+    let done = unsafe { attention.run_foreign(stream, problem, given, allocate) };
     match (kept, done) {
         (Some(kept), Err(flashcore::Error::Schedule { .. })) => Err(kept.of_another_plan()),
         (_, done) => Ok(done?),

@@ -207,7 +207,7 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
     }
     // SAFETY: PyTorch frees memory in the order of its current stream, where the work is; who uses the schedule holds
     // its workspace.
-    unsafe { attention.schedule_raw(&stream, &schedule, &lengths)? };
+    unsafe { attention.schedule_foreign(&stream, &schedule, &lengths)? };
     let is_new = new.is_some();
     if let Some(workspace) = new {
         let stream = stream.as_raw();
@@ -347,7 +347,7 @@ impl Kept {
 
     /// The schedule, which a call whose plan would make another one refuses. A graph that the call is captured into may
     /// use it from then on.
-    pub(crate) fn schedule(&self, attention: &Attention, stream: &Stream) -> Result<flashcore::KeptSchedule, Error> {
+    pub(crate) fn schedule(&self, attention: &Attention, stream: &Stream) -> Result<flashcore::Schedule, Error> {
         let made = self.1.on_gpu.as_ref().ok_or(FOREIGN)?;
         if stream.is_captured()? {
             hold(self.0, &self.1);
@@ -372,12 +372,12 @@ impl Kept {
 }
 
 /// The schedule of a plan in memory that was allocated for it.
-fn schedule_at(context: &Context, prepared: &Prepared, workspace: &Foreign) -> Option<flashcore::KeptSchedule> {
+fn schedule_at(context: &Context, prepared: &Prepared, workspace: &Foreign) -> Option<flashcore::Schedule> {
     let bytes = usize::try_from(prepared.workspace_bytes()).unwrap_or(usize::MAX);
     // SAFETY: as many bytes were allocated, which PyTorch frees in the order of the stream; `make` writes there before
     // others read, in one stream or before a graph.
     unsafe {
         let memory = DeviceSlice::from_raw(context, workspace.address(), bytes);
-        flashcore::KeptSchedule::from_raw(prepared, memory)
+        flashcore::Schedule::from_raw(prepared, memory)
     }
 }

@@ -1,7 +1,8 @@
 //! The verbs of [`Attention`]: `prepare`, `run`, `run_on`, and those that allocate what they return.
 
 use flashcore_problem::{
-    Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
+    Carried, Direction, Gradients, Host, Memory, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec,
+    TensorView,
 };
 #[cfg(feature = "cuda")]
 use flashcore_problem::{View, ViewMut};
@@ -44,6 +45,23 @@ fn spec(problem: &Problem, name: Name) -> Result<TensorSpec, Error> {
         let why = "is no tensor of this problem".to_string();
         Error::Operand { name, why }
     })
+}
+
+/// Refuses a problem with operands that a verb does not take: says which does.
+fn check_complete<M: Memory>(
+    problem: &Problem,
+    operands: &Operands<'_, M>,
+    [verb, general]: [&str; 2],
+) -> Result<(), Error> {
+    let missing = |spec: &TensorSpec| spec.required && operands.get(spec.name).is_none();
+    let Some(TensorSpec { name, .. }) = problem.tensors().into_iter().find(missing) else {
+        return Ok(());
+    };
+    let of = problem.direction();
+    let why = format!(
+        "was not given, and `{verb}` does not take it: call `{general}` with `Operands::{of}(…).with(Name::{name:?}, …)`"
+    );
+    Err(Error::Operand { name, why })
 }
 
 /// Refuses an output without log-sum-exp.
@@ -198,6 +216,7 @@ impl Attention {
         if let Some(lse) = &mut lse {
             operands = operands.with_mut(Name::Lse, lse);
         }
+        check_complete(problem, &operands, ["forward", "run"])?;
         self.run(problem, operands)?;
         Ok(Output { out, lse })
     }
@@ -248,6 +267,7 @@ impl Attention {
         let inputs = inputs.map(Into::into);
         let gradients = [(&mut dq).into(), (&mut dk).into(), (&mut dv).into()];
         let operands = Operands::backward(inputs, [(&output.out).into(), lse.into()], dout.into(), gradients);
+        check_complete(&problem, &operands, ["backward", "run"])?;
         self.run(&problem, operands)?;
         Ok(Gradients { dq, dk, dv })
     }
@@ -382,6 +402,7 @@ impl Attention {
         if let Some(lse) = &mut lse {
             operands = operands.with_mut(Name::Lse, lse);
         }
+        check_complete(problem, &operands, ["forward_on", "run_on"])?;
         self.run_on(queue, problem, operands)?;
         Ok(Output { out, lse })
     }
@@ -405,6 +426,7 @@ impl Attention {
         let gradients: [ViewMut<'_, Cuda>; 3] = [(&mut dq).into(), (&mut dk).into(), (&mut dv).into()];
         let read = [(&output.out).into(), lse.into()];
         let operands = Operands::backward([q.into(), k.into(), v.into()], read, dout, gradients);
+        check_complete(&problem, &operands, ["backward_on", "run_on"])?;
         self.run_on(queue, &problem, operands)?;
         Ok(Gradients { dq, dk, dv })
     }
@@ -415,7 +437,7 @@ impl Attention {
     ///
     /// ```no_run
     /// use flashcore::unstable::cuda::{DeviceSlice, Stream};
-    /// use flashcore::{Attention, Cuda, Device, Error, Operands, Problem, TensorSpec, Task, View, ViewMut};
+    /// use flashcore::{Attention, Cuda, Device, DeviceSliceMut, Error, Operands, Problem, TensorSpec, Task, View, ViewMut};
     ///
     /// /// Enqueues attention on another library's tensors and stream, all of device 0. `allocate` takes bytes.
     /// fn enqueue(attention: &Attention, problem: &Problem, pointers: [u64; 4], stream: usize,
@@ -430,12 +452,12 @@ impl Attention {
     ///             let bytes = layout.span() * element.size_bytes();
     ///             let memory = DeviceSlice::from_raw(&context, pointer, bytes);
     ///             operands = match name {
-    ///                 flashcore::Name::Out => operands.with_mut(name, ViewMut::new(element, layout, memory.into())),
+    ///                 flashcore::Name::Out => operands.with_mut(name, ViewMut::new(element, layout, DeviceSliceMut::new(memory))),
     ///                 _ => operands.with(name, View::new(element, layout, memory)),
     ///             };
     ///         }
     ///         let stream = Stream::from_raw(&context, stream)?;
-    ///         attention.run_raw(&stream, problem, operands, allocate)
+    ///         attention.run_foreign(&stream, problem, operands, allocate)
     ///     }
     /// }
     /// ```
@@ -450,7 +472,7 @@ impl Attention {
     /// - the workspace is memory of the context's device at a multiple of 16 bytes, and nothing but work of this
     ///   stream, in its order, uses it: kernels trust what they wrote there, and else touch any memory, or never end.
     #[allow(unsafe_code)] // the promise is the caller's
-    pub unsafe fn run_raw(
+    pub unsafe fn run_foreign(
         &self,
         stream: &flashcore_cuda::Stream,
         task: &impl Task,
@@ -463,16 +485,14 @@ impl Attention {
             return ready.enqueue_operands(stream, crate::cuda::Steps::AfterSchedule, &operands, Some(memory));
         }
         let bytes = ready.workspace_bytes();
-        let workspace = match usize::try_from(bytes) {
-            Ok(0) => None,
-            bytes => bytes.ok().and_then(|bytes| Some((allocate(bytes)?, bytes))),
-        };
-        let context = stream.context();
-        // SAFETY: the caller's promise.
-        let workspace =
-            workspace.map(|(address, bytes)| unsafe { flashcore_cuda::DeviceSlice::from_raw(context, address, bytes) });
-        if bytes > 0 && workspace.is_none() {
-            return Err(Error::NoWorkspace { bytes });
+        let mut workspace = None;
+        if bytes > 0 {
+            let taken = usize::try_from(bytes)
+                .ok()
+                .and_then(|bytes| Some((allocate(bytes)?, bytes)));
+            let (address, bytes) = taken.ok_or(Error::NoWorkspace { bytes })?;
+            // SAFETY: the caller's promise.
+            workspace = Some(unsafe { flashcore_cuda::DeviceSlice::from_raw(stream.context(), address, bytes) });
         }
         ready.enqueue_operands(stream, crate::cuda::Steps::All, &operands, workspace)
     }

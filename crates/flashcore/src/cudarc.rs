@@ -27,7 +27,7 @@ use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, De
 use flashcore_cuda::{Context, DeviceSlice, Stream};
 use flashcore_problem::{ElementType, Layout, Scalar, View, ViewMut};
 
-use crate::{Cuda, Device, Error, Queue};
+use crate::{Cuda, Device, DeviceSliceMut, Error, Queue};
 
 /// A queue that puts its work into a stream of cudarc, and keeps the stream. Calls are refused while the stream is
 /// captured, as cudarc's graph would not keep what they use.
@@ -152,6 +152,6 @@ impl<'t> From<&'t CudarcTensor<'_>> for View<'t, Cuda> {
 
 impl<'t> From<&'t mut CudarcTensorMut<'_>> for ViewMut<'t, Cuda> {
     fn from(CudarcTensorMut(tensor): &'t mut CudarcTensorMut<'_>) -> ViewMut<'t, Cuda> {
-        ViewMut::new(tensor.element, tensor.layout, tensor.memory.into())
+        ViewMut::new(tensor.element, tensor.layout, DeviceSliceMut::of(tensor.memory))
     }
 }

@@ -18,9 +18,9 @@
 //! attention over parts of the keys; [`Task::tensors`] lists its operands. [`Attention::run_on`] does the same in
 //! device memory and a [`Queue`]; it waits for nothing, and a queue that [records](Queue::recording) gives a [`Graph`].
 //! [`Attention::prepare`] chooses and compiles the kernel ahead. [`Attention::forward`], [`Attention::backward`],
-//! [`Attention::forward_on`] and [`Attention::backward_on`] allocate what they return. [`Attention::run_raw`] is for
-//! streams and memory of other libraries. [`Attention`] is `Send + Sync`. The numbered programs in `examples/` teach
-//! each of them in turn.
+//! [`Attention::forward_on`] and [`Attention::backward_on`] allocate what they return. [`Attention::run_foreign`] is
+//! for streams and memory of other libraries. [`Attention`] is `Send + Sync`. The numbered programs in `examples/`
+//! teach each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics; [`Attention::tune`] measures faster ones on the device at hand.
 //! [`unstable`] has what these are made of: the kernel language, for kernels of your own, the driver, plan tables, and
@@ -108,7 +108,7 @@ pub use prepared::Prepared;
 #[cfg(feature = "cuda")]
 pub use queue::Queue;
 #[cfg(feature = "cuda")]
-pub use schedule::KeptSchedule;
+pub use schedule::Schedule;
 pub use tune::{TuneProgress, TuneSearch, Tuned};
 
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.

@@ -6,7 +6,7 @@ use flashcore_cuda::{DeviceBuffer, DeviceSlice};
 use flashcore_problem::view::sealed::Sealed;
 use flashcore_problem::{ElementType, Layout, Memory, View, ViewMut};
 
-use crate::KeptSchedule;
+use crate::Schedule;
 
 /// Device memory of a GPU, as [`Host`](crate::Host) is that of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ impl Sealed for Cuda {}
 impl Memory for Cuda {
     type Ref<'a> = DeviceSlice<'a>;
     type Mut<'a> = DeviceSliceMut<'a>;
-    type Schedule<'a> = &'a mut KeptSchedule;
+    type Schedule<'a> = &'a mut Schedule;
 
     fn extent(memory: DeviceSlice<'_>) -> (u64, u64) {
         (memory.address(), memory.len() as u64)
@@ -32,15 +32,30 @@ impl Memory for Cuda {
     }
 }
 
-/// A slice of device memory that a call writes.
-///
-/// Work on a device is ordered by queues, so one that is made of a slice which something else has, too, costs values,
-/// not memory.
+/// A slice of device memory that a call writes: that of a [`CudaTensor`] that is borrowed mutably.
 #[derive(Debug)]
 pub struct DeviceSliceMut<'a>(DeviceSlice<'a>, PhantomData<&'a mut ()>);
 
-impl<'a> From<DeviceSlice<'a>> for DeviceSliceMut<'a> {
-    fn from(memory: DeviceSlice<'a>) -> DeviceSliceMut<'a> {
+impl<'a> DeviceSliceMut<'a> {
+    /// A slice of another library, to be written. [`DeviceSlice`] is `Copy`, so it does not say that nothing else has
+    /// the memory:
+    ///
+    /// ```compile_fail,E0277
+    /// fn write<'a>(memory: flashcore::unstable::cuda::DeviceSlice<'a>) -> flashcore::DeviceSliceMut<'a> {
+    ///     memory.into()
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    /// Nothing else uses the memory during `'a`, but for work on the device that is ordered before or after the calls
+    /// that have this slice.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(memory: DeviceSlice<'a>) -> DeviceSliceMut<'a> {
+        DeviceSliceMut::of(memory)
+    }
+
+    /// Of memory that is borrowed mutably.
+    pub(crate) fn of(memory: DeviceSlice<'a>) -> DeviceSliceMut<'a> {
         DeviceSliceMut(memory, PhantomData)
     }
 }
@@ -99,6 +114,6 @@ impl<'a> From<&'a CudaTensor> for View<'a, Cuda> {
 
 impl<'a> From<&'a mut CudaTensor> for ViewMut<'a, Cuda> {
     fn from(tensor: &'a mut CudaTensor) -> ViewMut<'a, Cuda> {
-        ViewMut::new(tensor.element, tensor.layout, tensor.as_slice().into())
+        ViewMut::new(tensor.element, tensor.layout, DeviceSliceMut::of(tensor.as_slice()))
     }
 }

@@ -113,8 +113,8 @@ impl Prepared {
         }
     }
 
-    /// Bytes of workspace that a call takes by `allocate` of [`Attention::run_raw`](crate::Attention::run_raw); 0 for
-    /// most plans.
+    /// Bytes of workspace that a call takes by `allocate` of [`Attention::run_foreign`](crate::Attention::run_foreign);
+    /// 0 for most plans.
     #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> u64 {
         self.ready().map_or(0, |ready| ready.workspace_bytes())

@@ -9,7 +9,7 @@ use flashcore_problem::{ElementType, Host, Operands, ProblemError, Scalar, Tenso
 
 use crate::attention::Backend;
 use crate::cuda::{CudaAttention, Ready, Steps};
-use crate::{Attention, Cuda, CudaTensor, Device, Error, KeptSchedule};
+use crate::{Attention, Cuda, CudaTensor, Device, Error, Schedule};
 
 /// Work on a GPU that runs in the order in which it is put in, and the workspace that its kernels need.
 ///
@@ -140,7 +140,7 @@ impl Queue {
     ///
     /// # Safety
     /// As [`Stream::from_raw`]; and while another library captures the stream, no call needs a workspace
-    /// ([`Attention::run_raw`] takes one that lives as long as the graph).
+    /// ([`Attention::run_foreign`] takes one that lives as long as the graph).
     #[allow(unsafe_code)] // a handle is a number
     pub unsafe fn from_raw(context: &Context, handle: usize) -> Result<Queue, CudaError> {
         // SAFETY: the caller's promise.
@@ -313,7 +313,7 @@ impl Queue {
         &mut self,
         ready: &Arc<Ready>,
         operands: &Operands<'_, Cuda>,
-        schedule: Option<&mut KeptSchedule>,
+        schedule: Option<&mut Schedule>,
     ) -> Result<(), Error> {
         if let Some(schedule) = schedule {
             let memory = schedule.memory(self, ready)?;

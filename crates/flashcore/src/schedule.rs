@@ -20,7 +20,7 @@ const NOT_READ: [&str; 5] = ["block_table", "page_size", "pages", "max_pages", "
 /// those that it was made for; with others results are wrong, but no kernel leaves its tensors
 /// (`stale_schedules.rs` of `lab/check`).
 #[derive(Debug)]
-pub struct KeptSchedule {
+pub struct Schedule {
     ready: Arc<Ready>,
     place: Place,
 }
@@ -34,7 +34,7 @@ enum Place {
     Foreign(DeviceSlice<'static>),
 }
 
-impl KeptSchedule {
+impl Schedule {
     /// Refuses another queue, and a call that would make another schedule.
     pub(crate) fn memory(&self, queue: &Queue, ready: &Arc<Ready>) -> Result<DeviceSlice<'_>, Error> {
         match &self.place {
@@ -61,16 +61,16 @@ impl KeptSchedule {
         }
     }
 
-    /// The schedule of a task in memory of another library, [made](Attention::schedule_raw) or to be made.
+    /// The schedule of a task in memory of another library, [made](Attention::schedule_foreign) or to be made.
     ///
     /// # Safety
     /// `memory` is [`Prepared::workspace_bytes`] long, of the device, and stays allocated while work uses this.
-    /// When work that uses it runs, it holds a whole schedule that [`Attention::schedule_raw`] made for a task that
+    /// When work that uses it runs, it holds a whole schedule that [`Attention::schedule_foreign`] made for a task that
     /// would make the same, and nothing but work that made or used it has written there since.
     #[allow(unsafe_code)] // kernels trust it
-    pub unsafe fn from_raw(task: &Prepared, memory: DeviceSlice<'static>) -> Option<KeptSchedule> {
+    pub unsafe fn from_raw(task: &Prepared, memory: DeviceSlice<'static>) -> Option<Schedule> {
         let ready = task.ready().filter(|ready| ready.schedule_steps() > 0)?;
-        Some(KeptSchedule {
+        Some(Schedule {
             ready: ready.clone(),
             place: Place::Foreign(memory),
         })
@@ -124,7 +124,7 @@ impl Queue {
     ///
     /// # Errors
     /// A task that was prepared on the CPU, lengths that are missing or not those of the task, or what the driver says.
-    pub fn schedule(&mut self, task: &Prepared, lengths: &Operands<'_, Cuda>) -> Result<Option<KeptSchedule>, Error> {
+    pub fn schedule(&mut self, task: &Prepared, lengths: &Operands<'_, Cuda>) -> Result<Option<Schedule>, Error> {
         let ready = task.ready().ok_or_else(|| {
             let device = "cpu".to_string();
             Error::NotOnCuda { device }
@@ -137,7 +137,7 @@ impl Queue {
         let bytes = usize::try_from(ready.workspace_bytes()).unwrap_or(usize::MAX);
         let memory = DeviceBuffer::new(self.stream().context(), bytes)?;
         ready.enqueue_operands(self.stream(), Steps::Schedule, &given, Some(memory.as_slice()))?;
-        Ok(Some(KeptSchedule {
+        Ok(Some(Schedule {
             ready: ready.clone(),
             place: Place::Queue(self.number(), memory),
         }))
@@ -151,12 +151,13 @@ impl Attention {
     /// As [`Queue::schedule`], and a schedule of a queue.
     ///
     /// # Safety
-    /// As [`Attention::run_raw`]. Work that uses the schedule is ordered after this work and before what makes it anew.
+    /// As [`Attention::run_foreign`]. Work that uses the schedule is ordered after this work and before what makes it
+    /// anew.
     #[allow(unsafe_code)] // the promise is the caller's
-    pub unsafe fn schedule_raw(
+    pub unsafe fn schedule_foreign(
         &self,
         stream: &Stream,
-        schedule: &KeptSchedule,
+        schedule: &Schedule,
         lengths: &Operands<'_, Cuda>,
     ) -> Result<(), Error> {
         let given = lengths_alone(&schedule.ready, lengths)?;

@@ -19,6 +19,6 @@ pub(super) fn on<'l, 'a>(
     let launches = steps.into_iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
     // SAFETY: memory of `DeviceBuffer`s is kept until the work that uses it has ended, and the stream waits for what
     // others do with it; that of `DeviceSlice::from_raw` is kept by its caller. The workspace is that of a `Queue`,
-    // whose work is in one stream, one of this call alone, or what the caller of `Attention::run_raw` promised.
+    // whose work is in one stream, one of this call alone, or what the caller of `Attention::run_foreign` promised.
     Ok(unsafe { PreparedLaunch::enqueue_all(&launches, stream) }?)
 }

@@ -395,9 +395,10 @@ impl PlanTable {
             Err(_) => serde_json::to_string(&entry.value),
         };
         let lines: Vec<String> = self.entries.iter().map(line).collect::<Result<_, _>>()?;
-        let rows = match lines.is_empty() {
-            true => "[]".to_string(),
-            false => format!("[\n    {}\n  ]", lines.join(",\n    ")),
+        let rows = if lines.is_empty() {
+            "[]".to_string()
+        } else {
+            format!("[\n    {}\n  ]", lines.join(",\n    "))
         };
         let device = serde_json::to_string(&self.device)?;
         Ok(format!(

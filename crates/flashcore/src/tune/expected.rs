@@ -87,9 +87,10 @@ impl Expected {
 
 fn passed(name: &str, found: Result<Comparison, ProblemError>) -> Result<(), Unfit> {
     let found = found.map_err(|error| Unfit::Failed(Error::Problem(error)))?;
-    match found.passed {
-        true => Ok(()),
-        false => Err(Unfit::Wrong(format!("its {name} is wrong: {found}"))),
+    if found.passed {
+        Ok(())
+    } else {
+        Err(Unfit::Wrong(format!("its {name} is wrong: {found}")))
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference};
 use flashcore::{
-    Attention, DType, Device, Error, Host, Layout, Mask, Name, Operands, Problem, ProblemBuilder, Tensor, TensorView,
-    TensorViewMut, ViewMut, f16,
+    Attention, DType, Device, Error, Host, KvLengths, Layout, Mask, Name, Operands, Problem, ProblemBuilder, Tensor,
+    TensorView, TensorViewMut, ViewMut, f16,
 };
 
 fn problem() -> ProblemBuilder {
@@ -89,6 +89,30 @@ fn errors_name_the_argument() {
     );
     // `main` prints `Debug` of an error that it returns.
     assert_eq!(format!("{error:?}"), error.to_string());
+}
+
+/// A verb that takes Q, K and V alone names the one that takes lengths.
+#[test]
+fn a_problem_with_lengths_is_told_which_verb_takes_them() {
+    let problem = Problem::builder().batch(2).heads(4, 2).seq_len(9).head_dim(64);
+    let problem = problem.kv_lengths(KvLengths::Cache).return_lse(true).build().unwrap();
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 4);
+    let attention = Attention::new(Device::cpu()).unwrap();
+    assert_eq!(
+        attention.forward(&problem, &q, &k, &v).unwrap_err().to_string(),
+        "seqused_k was not given, and `forward` does not take it: call `run` with \
+         `Operands::forward(…).with(Name::SequsedK, …)`"
+    );
+    let equal = Problem::of(&q, &k, &v).return_lse(true).build().unwrap();
+    let output = attention.forward(&equal, &q, &k, &v).unwrap();
+    assert_eq!(
+        attention
+            .backward(&problem, &q, &k, &v, &output, &q)
+            .unwrap_err()
+            .to_string(),
+        "seqused_k was not given, and `backward` does not take it: call `run` with \
+         `Operands::backward(…).with(Name::SequsedK, …)`"
+    );
 }
 
 #[test]

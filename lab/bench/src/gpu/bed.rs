@@ -139,7 +139,7 @@ impl ForwardPass {
         #[allow(unsafe_code)]
         unsafe {
             let operands = tensors.operands(&self.prepared);
-            self.attention.run_raw(stream, &self.prepared, operands, allocate)
+            self.attention.run_foreign(stream, &self.prepared, operands, allocate)
         }
     }
 }

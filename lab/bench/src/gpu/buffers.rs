@@ -1,7 +1,7 @@
 //! [`Buffers`]: device memory by the names that launches have for their buffers.
 
 use flashcore::unstable::cuda::DeviceSlice;
-use flashcore::{Cuda, Error, Name, Operands, Task, View, ViewMut};
+use flashcore::{Cuda, DeviceSliceMut, Error, Name, Operands, Task, View, ViewMut};
 
 /// Memory of a problem's tensors and of its workspace, by name.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,10 @@ impl<'a> Buffers<'a> {
             operands = match self.named(Name::as_str(spec.name)) {
                 None => operands,
                 Some(memory) if spec.is_written() => {
-                    operands.with_mut(spec.name, ViewMut::new(element, layout, memory.into()))
+                    // SAFETY: all work on these buffers is put into one stream.
+                    #[allow(unsafe_code)]
+                    let memory = unsafe { DeviceSliceMut::new(memory) };
+                    operands.with_mut(spec.name, ViewMut::new(element, layout, memory))
                 }
                 Some(memory) => operands.with(spec.name, View::new(element, layout, memory)),
             };

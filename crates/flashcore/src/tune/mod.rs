@@ -88,9 +88,10 @@ impl Tuned {
             file: file.display().to_string(),
             reason: reason.to_string(),
         };
-        let mut table = match file.exists() {
-            true => read_table(file)?.table,
-            false => PlanTable::new(self.table.device.clone()),
+        let mut table = if file.exists() {
+            read_table(file)?.table
+        } else {
+            PlanTable::new(self.table.device.clone())
         };
         if table.device != self.table.device {
             return Err(PlanError::Device {
