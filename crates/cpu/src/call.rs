@@ -8,12 +8,12 @@ use crate::output::Output;
 use crate::schedule::Schedule;
 use crate::{BACKWARD_CONFIG, CpuError, Options, SimdLevel, append, combine, default_config};
 
-/// Runs a task: attention or its gradients, an append, or a merge. [`Task::tensors`] lists its operands. What is written
-/// keeps its bytes in gaps and in rows of no sequence.
+/// Runs a task: attention or its gradients, an append, or a merge. [`Task::tensors`] lists its operands. What is
+/// written keeps its bytes in gaps and in rows of no sequence.
 ///
 /// Products are accumulated in f32 for every dtype, and the result does not depend on the number of threads. A fully
-/// masked row has output 0 and log-sum-exp −∞. Masked keys inside a partly visible K block enter the product with weight
-/// 0, as in other fused kernels: an infinite or NaN element of V there makes the output NaN.
+/// masked row has output 0 and log-sum-exp −∞. Masked keys inside a partly visible K block enter the product with
+/// weight 0, as in other fused kernels: an infinite or NaN element of V there makes the output NaN.
 ///
 /// ```
 /// use flashcore_cpu::{Options, run};

@@ -10,8 +10,8 @@ use crate::keys::copy_row;
 use crate::output::Output;
 use crate::schedule::merge;
 
-/// Merges attention over parts of the keys into attention over all of them: `out = Σ exp(lse_i − lse)·out_i` with `lse =
-/// ln Σ exp(lse_i)`, in f32. A row without keys in all parts has output 0 and log-sum-exp −∞. Operands are checked.
+/// Merges attention over parts of the keys into attention over all of them: `out = Σ exp(lse_i − lse)·out_i` with `lse
+/// = ln Σ exp(lse_i)`, in f32. A row without keys in all parts has output 0 and log-sum-exp −∞. Operands are checked.
 pub(crate) fn run(task: &Combine, mut operands: Operands<'_, Host>) -> Result<(), CpuError> {
     let (mut out, lse) = (operands.take_tensor(Name::Out)?, operands.take_values(Name::Lse)?);
     let part = |n: u8| -> Result<(TensorView<'_>, &[f32]), ProblemError> {

@@ -49,9 +49,10 @@ impl<'o> Output<'o> {
             && steps
                 .iter()
                 .all(|&step| (step as usize * dtype.size_bytes()).is_multiple_of(WORD));
-        let memory = match words {
-            true => Memory::Words(atomics(bytes)),
-            false => Memory::Bytes(atomics(bytes)),
+        let memory = if words {
+            Memory::Words(atomics(bytes))
+        } else {
+            Memory::Bytes(atomics(bytes))
         };
         let lse = lse.map_or(&[][..], |lse| atomics(bytemuck::cast_slice_mut(lse)));
         Output {

@@ -100,9 +100,10 @@ impl Schedule<'_> {
         let threads = threads.min(rayon::current_num_threads());
         // If heads are kept, each thread begins with a share, items that follow each other and
         // are of few heads, and then helps others. Long heads are read by all threads at a time.
-        let shares = match workspace::keeps(self.problem, self.problem.seq_len_kv(), self.config.tile_kv) {
-            true => threads,
-            false => 1,
+        let shares = if workspace::keeps(self.problem, self.problem.seq_len_kv(), self.config.tile_kv) {
+            threads
+        } else {
+            1
         };
         let end_of_share = |share| share * items.len() / shares;
         let left: Vec<AtomicUsize> = (1..=shares)

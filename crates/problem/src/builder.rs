@@ -97,11 +97,12 @@ impl ProblemBuilder {
     /// smaller or larger problem of the same kind.
     ///
     /// ```
-    /// use flashcore_problem::{Problem, ProblemBuilder};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Problem, ProblemBuilder};
     /// let problem = Problem::builder().heads(32, 8).seq_len(4096).head_dim(128).softcap(50.0).build()?;
     /// let small = ProblemBuilder::like(&problem).heads(4, 1).seq_len(64).build()?;
     /// assert_eq!((small.head_dim(), small.softcap(), small.seq_len_q()), (128, Some(50.0), 64));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn like(problem: &Problem) -> ProblemBuilder {
         let mut builder = ProblemBuilder::from(problem).layout(Layout::bshd);
@@ -303,6 +304,7 @@ impl ProblemBuilder {
         // Kernels find pages and sequences of a cache in 64 bits.
         let is_cache = matches!(problem.kv_lengths, KvLengths::Cache | KvLengths::Paged { .. });
         let is_wide = is_cache && problem.direction == Direction::Forward;
+        let lengths = (problem.q_lengths, problem.kv_lengths);
         let slots = [&mut problem.q, &mut problem.k, &mut problem.v, &mut problem.o];
         for ((slot, (tensor, expected)), given) in slots.into_iter().zip(shapes).zip(self.layouts) {
             let is_wide = is_wide && ["k", "v"].contains(&tensor);
@@ -312,15 +314,12 @@ impl ProblemBuilder {
             too_large(&what, elements, MAX_ELEMENTS as u128)?;
             *slot = given.unwrap_or_else(|| (self.layout)(expected));
             if slot.shape != expected {
-                return Err(ProblemError::Shape {
-                    tensor,
-                    given: slot.shape.to_vec(),
-                    expected: expected.to_vec(),
-                });
+                return Err(ProblemError::shape(tensor, slot.shape, expected, lengths));
             }
-            match is_wide {
-                true => slot.check_cache(tensor)?,
-                false => slot.check(tensor)?,
+            if is_wide {
+                slot.check_cache(tensor)?;
+            } else {
+                slot.check(tensor)?;
             }
         }
         problem.o.check_injective("out")?;

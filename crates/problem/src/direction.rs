@@ -21,13 +21,14 @@ use crate::{DType, KvLengths, Layout, Problem, ProblemBuilder, ProblemError};
 /// Which way a problem is computed.
 ///
 /// ```
-/// use flashcore_problem::{Direction, Problem};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{Direction, Problem};
 /// let problem = Problem::builder().heads(8, 2).seq_len(128).head_dim(64).return_lse(true).build()?;
 /// let backward = problem.backward()?;
 /// assert_eq!(backward.direction(), Direction::Backward);
 /// assert_eq!(backward.flops(), 2.5 * problem.flops()); // five products, not two
 /// assert_eq!(backward.forward(), problem);
-/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// # Ok::<(), flashcore::ProblemError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -173,12 +174,13 @@ impl Problem {
     /// layout of O, or of each gradient.
     ///
     /// ```
-    /// use flashcore_problem::Problem;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::Problem;
     /// let problem = Problem::builder().heads(8, 2).seq_len(128).head_dim(64).build()?;
     /// let names = |problem: &Problem| problem.outputs().iter().map(|output| output.0).collect::<Vec<_>>();
     /// assert_eq!(names(&problem), ["out"]);
     /// assert_eq!(names(&problem.backward()?), ["dq", "dk", "dv"]);
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn outputs(&self) -> Vec<(&'static str, DType, Layout)> {
         match self.gradients {

@@ -37,7 +37,8 @@ impl DType {
     /// The dtype of O for inputs of this dtype: bf16 for e4m3, otherwise the same.
     ///
     /// ```
-    /// use flashcore_problem::DType;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::DType;
     /// assert_eq!((DType::E4M3.output(), DType::F16.output()), (DType::BF16, DType::F16));
     /// ```
     pub const fn output(self) -> DType {
@@ -77,6 +78,12 @@ impl fmt::Display for DType {
 
 /// A Rust type that is the element of a tensor: `f32`, [`struct@f16`], [`bf16`], or a type
 /// of e4m3 numbers that the caller defines.
+#[diagnostic::on_unimplemented(
+    message = "no tensor of a call holds `{Self}`",
+    label = "neither floating point nor `i32` or `i64`",
+    note = "lengths, offsets, pages and slots are `i32`: write `&[512i32, 17]`, or convert by `as i32`; the elements of \
+            other tensors are `f32`, `f16` or `bf16`"
+)]
 pub trait Element: bytemuck::Pod {
     /// Its dtype, of the same size.
     const DTYPE: DType;

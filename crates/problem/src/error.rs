@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::Layout;
+use crate::{KvLengths, Layout, QLengths};
 
 /// Why a problem or tensor was refused: what was given, what is allowed, and what to do.
 #[derive(Clone, Error, PartialEq, Eq)]
@@ -79,6 +79,36 @@ impl fmt::Debug for ProblemError {
 }
 
 impl ProblemError {
+    /// A shape that is not the problem's. Where it is that of pages or of packed rows, it says which call was left out.
+    pub(crate) fn shape(
+        tensor: &'static str,
+        given: [usize; 4],
+        expected: [usize; 4],
+        lengths: (QLengths, KvLengths),
+    ) -> ProblemError {
+        let left_out = match (tensor, lengths) {
+            _ if given[2..] != expected[2..] => "",
+            ("k" | "v", (_, KvLengths::Equal)) => {
+                "; pages [pages, page_size, heads, head_dim] need `.paged(max_pages)`, and packed rows [1, total, heads, \
+                 head_dim] `.kv_lengths(KvLengths::Packed { .. })`"
+            }
+            ("q", (QLengths::Equal, _)) if given[0] == 1 => {
+                "; packed rows [1, total, heads, head_dim] need `.packed_q(sequences, most)`"
+            }
+            _ => "",
+        };
+        let shape = ProblemError::Shape {
+            tensor,
+            given: given.to_vec(),
+            expected: expected.to_vec(),
+        };
+        if left_out.is_empty() {
+            return shape;
+        }
+        let message = format!("{shape}{left_out}");
+        ProblemError::Tensor { tensor, message }
+    }
+
     pub(crate) fn scales(tensor: &'static str, given: usize, batch: usize, heads: usize) -> ProblemError {
         let needed = batch * heads;
         let message = format!(
@@ -97,8 +127,9 @@ impl ProblemError {
 
 /// The order of the dimensions, for tensors that have four.
 fn order(shape: &[usize]) -> &'static str {
-    match shape.len() {
-        4 => " as [batch, seq, heads, head_dim]",
-        _ => "",
+    if shape.len() == 4 {
+        " as [batch, seq, heads, head_dim]"
+    } else {
+        ""
     }
 }

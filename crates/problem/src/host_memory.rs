@@ -10,12 +10,13 @@ impl Problem {
     /// `more` bytes. What other programs take afterwards is not known.
     ///
     /// ```
-    /// use flashcore_problem::Problem;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::Problem;
     /// let problem = Problem::named("tiny")?;
     /// assert!(problem.check_host_memory(3, 3, 0).is_ok());
     /// let error = problem.check_host_memory(3, 3, 1 << 60).unwrap_err();
     /// assert!(error.to_string().starts_with("the tensors need about 1152921504.6 GB of the host's memory"), "{error}");
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     ///
     /// # Errors

@@ -186,9 +186,10 @@ impl Inputs {
             Saved {
                 out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
                 lse: vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()],
-                dout: match problem.has_lengths() {
-                    true => only_rows(&dout, &sequences, |one| one.len_q, of_row),
-                    false => dout,
+                dout: if problem.has_lengths() {
+                    only_rows(&dout, &sequences, |one| one.len_q, of_row)
+                } else {
+                    dout
                 },
             }
         });

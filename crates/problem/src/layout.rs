@@ -51,9 +51,10 @@ const fn stride(sizes: &[usize]) -> i64 {
         product = product.saturating_mul(sizes[at]);
         at += 1;
     }
-    match product > i64::MAX as usize {
-        true => i64::MAX,
-        false => product as i64,
+    if product > i64::MAX as usize {
+        i64::MAX
+    } else {
+        product as i64
     }
 }
 

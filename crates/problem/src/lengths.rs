@@ -4,11 +4,11 @@
 //! [`Problem`] holds their kinds and upper bounds. The values are [`Lengths`]: tensors of i32, given
 //! with Q, K and V, on the device for kernels. [`Problem::sequences`] checks values on the host.
 
-use std::convert::Infallible;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::arrays::{arrays, check_entries};
 use crate::{KeyRange, Problem, ProblemBuilder, ProblemError};
 
 /// Where the query rows of a sequence lie in Q and O.
@@ -80,77 +80,20 @@ impl KvLengths {
     }
 }
 
-/// The values of lengths: i32 arrays, of which a problem needs those that
-/// [`Problem::length_entries`] names. `B` is how an array is given: `&[i32]` on the host, a slice
-/// of device memory on a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lengths<B> {
-    /// First row of each sequence in Q and O, and the end of the last: `[batch + 1]`, from 0.
-    pub cu_seqlens_q: Option<B>,
-    /// Rows that each sequence uses of its rows in Q: `[batch]`.
-    pub seqused_q: Option<B>,
-    /// First row of each sequence in K and V, and the end of the last: `[batch + 1]`, from 0.
-    pub cu_seqlens_k: Option<B>,
-    /// Keys of each sequence: `[batch]`.
-    pub seqused_k: Option<B>,
-    /// The pages of each sequence: `[batch, max_pages]`. Entries past its last key are not read;
-    /// −1 is no page.
-    pub block_table: Option<B>,
-}
-
-/// No values, as for equal lengths.
-impl<B> Default for Lengths<B> {
-    fn default() -> Lengths<B> {
-        Lengths::from([None, None, None, None, None])
-    }
-}
-
-/// The arrays in the order of [`Lengths::NAMES`].
-impl<B> From<[Option<B>; 5]> for Lengths<B> {
-    fn from([cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k, block_table]: [Option<B>; 5]) -> Lengths<B> {
-        Lengths {
-            cu_seqlens_q,
-            seqused_q,
-            cu_seqlens_k,
-            seqused_k,
-            block_table,
-        }
-    }
-}
-
-impl<B> Lengths<B> {
-    /// The names of the arrays, as errors and the buffers of launches have them.
-    pub const NAMES: [&str; 5] = ["cu_seqlens_q", "seqused_q", "cu_seqlens_k", "seqused_k", "block_table"];
-
-    /// Each array in the order of [`Lengths::NAMES`], where it is given.
-    pub fn arrays(&self) -> [Option<&B>; 5] {
-        [
-            self.cu_seqlens_q.as_ref(),
-            self.seqused_q.as_ref(),
-            self.cu_seqlens_k.as_ref(),
-            self.seqused_k.as_ref(),
-            self.block_table.as_ref(),
-        ]
-    }
-
-    /// The array of a name, where it is given.
-    pub fn named(&self, name: &str) -> Option<&B> {
-        let place = Lengths::<B>::NAMES.iter().position(|known| *known == name)?;
-        self.arrays()[place]
-    }
-
-    /// The same arrays in another form.
-    pub fn map<'a, C>(&'a self, mut form: impl FnMut(&'a B) -> C) -> Lengths<C> {
-        match self.try_map(|array| Ok::<C, Infallible>(form(array))) {
-            Ok(lengths) => lengths,
-            Err(never) => match never {},
-        }
-    }
-
-    /// The same arrays in another form, or the first error.
-    pub fn try_map<'a, C, E>(&'a self, mut form: impl FnMut(&'a B) -> Result<C, E>) -> Result<Lengths<C>, E> {
-        let [a, b, c, d, e] = self.arrays().map(|array| array.map(&mut form).transpose());
-        Ok(Lengths::from([a?, b?, c?, d?, e?]))
+arrays! {
+    /// The values of lengths: i32 arrays, of which a problem needs those that [`Problem::length_entries`] names. `B` is
+    /// how an array is given: `&[i32]` on the host, a slice of device memory on a GPU.
+    Lengths[5] {
+        /// First row of each sequence in Q and O, and the end of the last: `[batch + 1]`, from 0.
+        cu_seqlens_q,
+        /// Rows that each sequence uses of its rows in Q: `[batch]`.
+        seqused_q,
+        /// First row of each sequence in K and V, and the end of the last: `[batch + 1]`, from 0.
+        cu_seqlens_k,
+        /// Keys of each sequence: `[batch]`.
+        seqused_k,
+        /// The pages of each sequence: `[batch, max_pages]`. Entries past its last key are not read; −1 is no page.
+        block_table,
     }
 }
 
@@ -240,13 +183,14 @@ impl ProblemBuilder {
     /// [`Problem::of`], which knows the total.
     ///
     /// ```
-    /// use flashcore_problem::{DType, KvLengths, Problem, QLengths, Tensor};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, KvLengths, Problem, QLengths, Tensor};
     /// let [q, pages] = [[1, 20, 8, 64], [40, 16, 2, 64]].map(|shape| Tensor::filled(DType::F16, shape.into(), 0));
     /// let problem = Problem::of(&q, &pages, &pages).packed_q(3, 10).paged(7).causal().build()?;
     /// assert_eq!(problem.q_lengths(), QLengths::Packed { total: 20, used: false });
     /// assert_eq!(problem.kv_lengths(), KvLengths::Paged { page_size: 16, pages: 40, max_pages: 7 });
     /// assert_eq!((problem.batch(), problem.seq_len_q(), problem.seq_len_kv()), (3, 10, 112));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn packed_q(self, sequences: usize, most: usize) -> Self {
         let total = self.layouts[0].map_or(0, |q| q.shape[1]);
@@ -284,14 +228,15 @@ impl Problem {
     /// Which arrays the problem needs, and their numbers of entries.
     ///
     /// ```
-    /// use flashcore_problem::{KvLengths, Problem, QLengths};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{KvLengths, Problem, QLengths};
     /// let problem = Problem::builder().batch(3).heads(8, 2).head_dim(64).seq_len_q(10).seq_len_kv(100);
     /// let paged = KvLengths::Paged { page_size: 16, pages: 40, max_pages: 7 };
     /// let problem = problem.q_lengths(QLengths::Packed { total: 20, used: false }).kv_lengths(paged).build()?;
     /// let entries = problem.length_entries();
     /// assert_eq!((entries.cu_seqlens_q, entries.seqused_k, entries.block_table), (Some(4), Some(3), Some(21)));
     /// assert_eq!((entries.seqused_q, entries.cu_seqlens_k), (None, None));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn length_entries(&self) -> Lengths<usize> {
         let batch = self.batch();
@@ -322,35 +267,23 @@ impl Problem {
     /// [`ProblemError::Lengths`] for the first that is missing, of no use or of another length.
     pub fn check_given<B>(&self, lengths: &Lengths<B>, count: impl Fn(&B) -> usize) -> Result<(), ProblemError> {
         let (entries, given) = (self.length_entries(), lengths.map(count));
-        for name in Lengths::<B>::NAMES {
-            let why = match (given.named(name), entries.named(name)) {
-                (None, Some(needed)) => format!("was not given; this problem needs {needed} i32 in it"),
-                (Some(_), None) => "was given, but this problem has no use for it: leave it out".to_string(),
-                (Some(given), Some(needed)) if given != needed => {
-                    format!(
-                        "has {given} entries; this problem of {} sequences needs {needed}",
-                        self.batch()
-                    )
-                }
-                _ => continue,
-            };
-            return refuse(name, why);
-        }
-        Ok(())
+        let arrays = Lengths::<B>::NAMES.map(|name| (name, given.named(name).copied(), entries.named(name).copied()));
+        check_entries(arrays, format_args!("problem of {} sequences", self.batch()))
     }
 
     /// The sequences of the batch, from values that are checked: lengths within the bounds, rows
     /// within the tensors, pages within the cache.
     ///
     /// ```
-    /// use flashcore_problem::{Lengths, Mask, Problem, QLengths};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Lengths, Mask, Problem, QLengths};
     /// let problem = Problem::builder().batch(2).heads(1, 1).head_dim(64).seq_len_q(3).seq_len_kv(4);
     /// let problem = problem.mask(Mask::CAUSAL).q_lengths(QLengths::Packed { total: 5, used: false }).build()?;
     /// let lengths = Lengths { cu_seqlens_q: Some(&[0, 2, 5][..]), ..Lengths::default() };
     /// let sequences = problem.sequences(&lengths)?;
     /// assert_eq!(sequences[0].keys.keys(0), 0..3); // row 0 of 2
     /// assert_eq!((sequences[1].q_row(2), sequences[1].keys.keys(2)), ([0, 4], 0..4));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     ///
     /// # Errors
@@ -365,13 +298,14 @@ impl Problem {
     /// as zeros. To find out why results are wrong, copy the arrays to the host and ask here.
     ///
     /// ```
-    /// use flashcore_problem::{KvLengths, Lengths, Problem};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{KvLengths, Lengths, Problem};
     /// let problem = Problem::builder().batch(3).heads(1, 1).seq_len(4).head_dim(8).kv_lengths(KvLengths::Cache).build()?;
     /// let lengths = Lengths { seqused_k: Some(&[9, 4, -1][..]), ..Lengths::default() };
     /// let found: Vec<String> = problem.length_findings(&lengths).iter().map(ToString::to_string).collect();
     /// assert_eq!(found.len(), 2);
     /// assert!(found[0].contains("has 9 for sequence 0; allowed are 0 to 4"), "{found:?}");
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn length_findings(&self, lengths: &Lengths<&[i32]>) -> Vec<ProblemError> {
         match self.check_given(lengths, |values| values.len()) {

@@ -7,6 +7,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod append;
+mod arrays;
 pub mod builder;
 pub mod bulk;
 pub mod compare;

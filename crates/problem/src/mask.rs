@@ -47,7 +47,8 @@ impl Mask {
     /// `left` keys before and `right` keys after the diagonal, bottom-right aligned.
     ///
     /// ```
-    /// use flashcore_problem::Mask;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::Mask;
     /// let sliding_causal = Mask::window(Some(128), Some(0));
     /// assert_eq!(sliding_causal.to_string(), "window(128,0)");
     /// ```
@@ -68,7 +69,8 @@ impl Mask {
     /// Parses the output of `Display`; `None` if `text` is not a mask.
     ///
     /// ```
-    /// use flashcore_problem::Mask;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::Mask;
     /// for mask in [Mask::FULL, Mask::CAUSAL.top_left(), Mask::window(Some(128), None)] {
     ///     assert_eq!(Mask::from_name(&mask.to_string()), Some(mask));
     /// }
@@ -136,7 +138,8 @@ impl KeyRange {
     /// The keys that query row `row` attends to; may be empty.
     ///
     /// ```
-    /// use flashcore_problem::{Mask, Problem};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Mask, Problem};
     /// let problem = Problem::builder().heads(1, 1).seq_len_q(2).seq_len_kv(5).head_dim(64);
     /// let problem = problem.mask(Mask::CAUSAL).build().unwrap();
     /// assert_eq!(problem.key_range().keys(0), 0..4); // bottom-right: row 0 of 2 sees keys 0..=3

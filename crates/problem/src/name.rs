@@ -124,7 +124,8 @@ impl Name {
     /// The name of a word.
     ///
     /// ```
-    /// use flashcore_problem::Name;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::Name;
     /// assert_eq!(Name::from_word("block_table"), Some(Name::BlockTable));
     /// assert_eq!(Name::from_word("lse3").map(Name::as_str), Some("lse3"));
     /// ```

@@ -95,10 +95,11 @@ impl Problem {
     /// Looks up a problem in [`NAMED_PROBLEMS`]; `NAME-backward` is its backward pass.
     ///
     /// ```
-    /// use flashcore_problem::Problem;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::Problem;
     /// assert_eq!(Problem::named("mission")?.to_string(), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
     /// assert_eq!(Problem::named("mission-backward")?, Problem::named("mission")?.backward()?);
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn named(name: &str) -> Result<Problem, ProblemError> {
         let (of, direction) = match name.strip_suffix(BACKWARD) {

@@ -33,8 +33,9 @@ impl<M: Memory> Given<'_, M> {
 /// so an output cannot be an input.
 ///
 /// ```
-/// use flashcore_problem::{KvLengths, Name, Operands, Problem, Task, Tensor};
-/// let rows = |heads| Tensor::from_fn(flashcore_problem::DType::F32, [2, 4, heads, 8].into(), |_, s, _, _| s as f32);
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{KvLengths, Name, Operands, Problem, Task, Tensor};
+/// let rows = |heads| Tensor::from_fn(flashcore::DType::F32, [2, 4, heads, 8].into(), |_, s, _, _| s as f32);
 /// let (q, k, v) = (rows(2), rows(1), rows(1));
 /// let problem = Problem::of(&q, &k, &v).kv_lengths(KvLengths::Cache).build()?;
 /// let (mut out, keys) = (rows(2), [4, 1]);
@@ -42,7 +43,7 @@ impl<M: Memory> Given<'_, M> {
 /// operands.check(&problem.tensors())?;
 /// let without = Operands::forward(&q, &k, &v, &mut out).check(&problem.tensors()).unwrap_err();
 /// assert!(without.to_string().starts_with("seqused_k was not given"), "{without}");
-/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// # Ok::<(), flashcore::ProblemError>(())
 /// ```
 #[derive(Debug)]
 pub struct Operands<'a, M: Memory> {
@@ -113,14 +114,18 @@ impl<'a, M: Memory> Operands<'a, M> {
         operands.with_mut(Name::Out, out)
     }
 
-    /// Adds a tensor that is read.
+    /// Adds a tensor that the call reads. One that it writes ([`TensorSpec::access`]) is refused here: [`with_mut`]
+    /// takes it.
+    ///
+    /// [`with_mut`]: Operands::with_mut
     #[must_use]
     pub fn with(mut self, name: Name, tensor: impl Into<View<'a, M>>) -> Self {
         self.given.push((name, Given::Read(tensor.into())));
         self
     }
 
-    /// Adds a tensor that is written.
+    /// Adds a tensor that the call writes, such as an output, a cache, or [`Name::SequsedK`] of an append: it is
+    /// borrowed mutably. One that the call reads may be added so, too.
     #[must_use]
     pub fn with_mut(mut self, name: Name, tensor: impl Into<ViewMut<'a, M>>) -> Self {
         self.given.push((name, Given::Write(tensor.into())));

@@ -39,13 +39,14 @@ pub const MAX_SEQ_LEN: usize = 1 << 28;
 /// [`Problem::builder`] and deserialisation validate all fields, so every `Problem` is valid.
 ///
 /// ```
-/// use flashcore_problem::{DType, Mask, Problem};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{DType, Mask, Problem};
 /// let problem = Problem::builder()
 ///     .batch(1).heads(32, 8).seq_len(4096).head_dim(128)
 ///     .dtype(DType::BF16).mask(Mask::CAUSAL)
 ///     .build()?;
 /// assert_eq!(problem.group_size(), 4); // query heads per K/V head
-/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// # Ok::<(), flashcore::ProblemError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self")] // so that the impls below can validate
@@ -198,7 +199,8 @@ impl Problem {
     /// Starts with one sequence of fp16, full attention. Heads, lengths and head_dim must be given.
     ///
     /// ```
-    /// use flashcore_problem::Problem;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::Problem;
     /// let error = Problem::builder().heads(8, 8).head_dim(64).build().unwrap_err();
     /// assert!(error.to_string().starts_with("seq_len_q was not given; call `.seq_len(n)`"));
     /// ```
@@ -211,14 +213,15 @@ impl Problem {
     /// caches, whose tensors do not say how many sequences there are.
     ///
     /// ```
-    /// use flashcore_problem::{DType, Layout, Mask, Problem, Tensor};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, Layout, Mask, Problem, Tensor};
     /// let rows = |heads| Tensor::from_fn(DType::BF16, Layout::bhsd([2, 512, heads, 64]), |_, s, _, _| s as f32);
     /// let (q, k, v) = (rows(8), rows(2), rows(2));
     /// let problem = Problem::of(&q, &k, &v).mask(Mask::CAUSAL).build()?;
     /// assert_eq!((problem.batch(), problem.num_heads(), problem.num_kv_heads()), (2, 8, 2));
     /// assert_eq!((problem.seq_len_kv(), problem.dtype()), (512, DType::BF16));
     /// assert_eq!(*problem.o_layout(), Layout::bhsd([2, 512, 8, 64]));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     ///
     /// Tensors are in host or device memory. If they hold integers, [`ProblemBuilder::build`] has no dtype and takes

@@ -9,7 +9,8 @@ use crate::{DType, ProblemError, Tensor, TensorView};
 /// of K/V heads. NaNs are ignored.
 ///
 /// ```
-/// use flashcore_problem::{DType, Layout, Tensor, absmax_scales};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{DType, Layout, Tensor, absmax_scales};
 /// let layout = Layout::bshd([1, 4, 2, 8]);
 /// let k = Tensor::from_fn(DType::F32, layout, |_, _, h, _| if h == 0 { -44.8 } else { 0.0 });
 /// assert_eq!(absmax_scales(&k.view(), 2), [0.1, 1.0]);
@@ -37,7 +38,8 @@ pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
 /// layout; gaps are poison. Errors call the tensor `tensor`.
 ///
 /// ```
-/// use flashcore_problem::{DType, Layout, Tensor, absmax_scales, quantise};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{DType, Layout, Tensor, absmax_scales, quantise};
 /// let layout = Layout::bshd([1, 2, 1, 8]);
 /// let k = Tensor::from_fn(DType::F32, layout, |_, s, _, d| (s * 8 + d) as f32);
 /// let fp8 = quantise("k", &k.view(), vec![0.5])?;
@@ -45,7 +47,7 @@ pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
 /// assert_eq!([15, 11, 9].map(|i| fp8.view().get(0, i / 8, 0, i % 8)), [15.0, 11.0, 9.0]);
 /// let coarse = quantise("k", &k.view(), vec![1.0 / 3.0])?;
 /// assert_eq!(coarse.view().get(0, 1, 0, 7), 44.0 * (1.0 / 3.0));
-/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// # Ok::<(), flashcore::ProblemError>(())
 /// ```
 pub fn quantise(tensor: &'static str, values: &TensorView<'_>, scales: Vec<f32>) -> Result<Tensor, ProblemError> {
     let layout = *values.layout();

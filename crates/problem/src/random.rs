@@ -78,9 +78,10 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
     } else {
         sizes.head_dim
     };
-    let (q_lengths, kv_lengths) = match limits.lengths {
-        true => draw_kinds(&mut rng, seed, &sizes),
-        false => Default::default(),
+    let (q_lengths, kv_lengths) = if limits.lengths {
+        draw_kinds(&mut rng, seed, &sizes)
+    } else {
+        Default::default()
     };
     let shapes = shapes(&sizes, head_dim_v, q_lengths, kv_lengths);
     let [q, k, v, o] = draw_layouts(&mut rng, limits, &sizes, shapes);

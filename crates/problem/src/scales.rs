@@ -29,12 +29,13 @@ impl<'a> TensorView<'a> {
     /// `tensor`.
     ///
     /// ```
-    /// use flashcore_problem::{DType, Layout, TensorView};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, Layout, TensorView};
     /// let bytes = [0x38; 2 * 8]; // 1.0 in e4m3
     /// let q = TensorView::new("q", DType::E4M3, Layout::bshd([1, 1, 2, 8]), &bytes)?;
     /// let q = q.with_scales("q", &[0.5, 3.0])?;
     /// assert_eq!((q.get(0, 0, 0, 7), q.get(0, 0, 1, 7)), (0.5, 3.0));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     ///
     /// # Errors
@@ -48,13 +49,14 @@ impl<'a> TensorView<'a> {
     /// another first dimension. Values are then those of a sequence: [`of_sequence`](Self::of_sequence).
     ///
     /// ```
-    /// use flashcore_problem::{DType, Layout, TensorView};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, Layout, TensorView};
     /// let bytes = [0x38; 3 * 8]; // 1.0 in e4m3
     /// let k = TensorView::new("k", DType::E4M3, Layout::bshd([1, 3, 1, 8]), &bytes)?;
     /// let k = k.with_scales_of("k", 2, &[0.5, 3.0])?;
     /// // Row 2 is of the second sequence.
     /// assert_eq!(k.of_sequence(1).get(0, 2, 0, 7), 3.0);
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     ///
     /// # Errors

@@ -61,12 +61,13 @@ impl TensorSpec {
 /// from attention over parts of the keys ([`Combine`]).
 ///
 /// ```
-/// use flashcore_problem::{Name, Problem, Task};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{Name, Problem, Task};
 /// let problem = Problem::builder().heads(8, 2).seq_len(128).head_dim(64).return_lse(true).build()?;
 /// let names: Vec<Name> = problem.tensors().iter().map(|tensor| tensor.name).collect();
 /// assert_eq!(names, [Name::Q, Name::K, Name::V, Name::Out, Name::Lse]);
 /// assert_eq!(problem.tensors()[4].layout.shape, [1, 1, 8, 128]);
-/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// # Ok::<(), flashcore::ProblemError>(())
 /// ```
 pub trait Task: sealed::Kind {
     /// All tensors that a call has. Nothing else describes it: operands are checked against these.
@@ -333,11 +334,12 @@ impl Problem {
     /// The spec of a tensor of this problem; `None` if it has no such tensor.
     ///
     /// ```
-    /// use flashcore_problem::{Name, Problem};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Name, Problem};
     /// let problem = Problem::builder().heads(8, 2).seq_len(128).head_dim(64).build()?;
     /// assert_eq!(problem.tensor(Name::Out).map(|out| out.layout), Some(*problem.o_layout()));
     /// assert_eq!(problem.tensor(Name::Lse), None);
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn tensor(&self, name: Name) -> Option<TensorSpec> {
         self.tensors().into_iter().find(|spec| spec.name == name)

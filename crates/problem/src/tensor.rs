@@ -54,14 +54,15 @@ impl Tensor {
     /// head_dim]` stands for the dense layout of this shape.
     ///
     /// ```
-    /// use flashcore_problem::{Layout, Tensor, f16};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Layout, Tensor, f16};
     /// let values: Vec<f16> = (0..16).map(|i| f16::from_f32(i as f32)).collect();
     /// let t = Tensor::from_slice([1, 2, 1, 8], &values)?;
     /// assert_eq!(t.view().get(0, 1, 0, 3), 11.0);
     /// assert_eq!(t.as_slice::<f16>()?, values);
     /// let transposed = Tensor::from_slice(Layout::bhsd([1, 1, 2, 8]), &values)?;
     /// assert_eq!(transposed.view().get(0, 0, 1, 3), 11.0);
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     ///
     /// # Errors
@@ -82,8 +83,32 @@ impl Tensor {
     /// # Errors
     /// The tensor's dtype is not that of `T`.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], ProblemError> {
+        self.check_holds::<T>()?;
+        Ok(bytemuck::cast_slice(self.bytes()))
+    }
+
+    /// The same to write.
+    ///
+    /// ```
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, Tensor};
+    /// let mut t = Tensor::filled(DType::F32, [1, 2, 1, 8].into(), 0);
+    /// t.as_mut_slice::<f32>()?[11] = 0.5; // row 1, column 3
+    /// assert_eq!(t.view().get(0, 1, 0, 3), 0.5);
+    /// assert!(t.as_mut_slice::<flashcore::f16>().is_err());
+    /// # Ok::<(), flashcore::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::as_slice`].
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], ProblemError> {
+        self.check_holds::<T>()?;
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut()))
+    }
+
+    fn check_holds<T: Element>(&self) -> Result<(), ProblemError> {
         if T::DTYPE == self.dtype {
-            return Ok(bytemuck::cast_slice(self.bytes()));
+            return Ok(());
         }
         Err(ProblemError::Tensor {
             tensor: "self",
@@ -98,7 +123,8 @@ impl Tensor {
     /// A tensor of the values `value(b, s, h, d)`, rounded to `dtype`; gaps are zero. Panics as [`Tensor::filled`].
     ///
     /// ```
-    /// use flashcore_problem::{DType, Layout, Tensor};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, Layout, Tensor};
     /// let layout = Layout::bshd([1, 2, 1, 8]);
     /// let t = Tensor::from_fn(DType::F16, layout, |_, s, _, d| (s * 8 + d) as f32);
     /// assert_eq!(t.view().get(0, 1, 0, 3), 11.0);
@@ -152,7 +178,8 @@ impl Tensor {
     /// Copies the elements, gaps, scales, sinks and slopes of another tensor without allocating.
     ///
     /// ```
-    /// use flashcore_problem::{DType, Layout, Tensor};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, Layout, Tensor};
     /// let layout = Layout::bshd([1, 1, 1, 8]);
     /// let mut to = Tensor::poisoned(DType::F32, layout);
     /// to.copy_from(&Tensor::from_fn(DType::F32, layout, |_, _, _, d| d as f32));
@@ -220,12 +247,13 @@ impl<'a> TensorView<'a> {
     /// stands for the dense layout of this shape.
     ///
     /// ```
-    /// use flashcore_problem::TensorView;
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::TensorView;
     /// let cache = [1.0f32; 1000]; // longer than what is used of it
     /// assert_eq!(TensorView::from_slice([1, 12, 1, 64], &cache)?.get(0, 11, 0, 63), 1.0);
     /// let error = TensorView::from_slice([1, 16, 1, 64], &cache).unwrap_err();
     /// assert!(error.to_string().starts_with("1000 values were given; shape [1, 16, 1, 64]"));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     ///
     /// # Errors
@@ -306,11 +334,12 @@ impl<'a> TensorViewMut<'a> {
     /// As [`TensorView::from_slice`]; elements must not overlap.
     ///
     /// ```
-    /// use flashcore_problem::{TensorViewMut, bf16};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{TensorViewMut, bf16};
     /// let mut out = vec![bf16::ZERO; 64];
     /// TensorViewMut::from_slice([1, 1, 1, 64], &mut out)?.set(0, 0, 0, 63, 2.0);
     /// assert_eq!(out[63], bf16::from_f32(2.0));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn from_slice<T: Element>(
         layout: impl Into<Layout>,

@@ -197,7 +197,8 @@ impl<'a> View<'a, Host> {
     /// such as `[num_heads]`.
     ///
     /// ```
-    /// use flashcore_problem::{ElementType, View};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{ElementType, View};
     /// let table = [4, -1, 0, 2];
     /// let view = View::from_slice([2, 2], &table); // [batch, max_pages]
     /// assert_eq!((view.element(), view.layout().shape), (ElementType::I32, [1, 1, 2, 2]));

@@ -123,7 +123,8 @@ fn findings_name_the_sequence_and_the_entry() {
         found,
         [
             "rotary_cos has 12 positions; sequence 0 has rows up to position 12",
-            "cache_seqlens has 9 for sequence 1, which appends 4 rows; there is room for 0 to 12 in all",
+            "cache_seqlens has 9 for sequence 1, which appends 4 rows; there is room for 0 to 12 in all: append \
+             fewer, or to a cache with room for more",
             "block_table has -1 in entry 1 of sequence 2, which gets new rows there; the cache has pages 0 to 8",
             "rotary_cos has 12 positions; sequence 0 has rows up to position 12",
         ]

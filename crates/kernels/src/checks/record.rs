@@ -96,7 +96,10 @@ pub fn violation(record: &[u32; RECORD_WORDS]) -> Option<ProblemError> {
         }
         Rule::Number => format!("has {value} for sequence {index}; allowed are {least} to {most}"),
         Rule::Room => {
-            format!("has {value} for sequence {index}, which appends {rows} rows; there is room for 0 to {most} in all")
+            format!(
+                "has {value} for sequence {index}, which appends {rows} rows; there is room for 0 to {most} in all: append \
+                 fewer, or to a cache with room for more"
+            )
         }
         Rule::Page => format!(
             "has {value} in entry {entry} of sequence {index}, which needs that page; the cache has pages 0 to {most}"

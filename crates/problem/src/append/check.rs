@@ -143,12 +143,13 @@ impl Append {
 }
 
 fn check_shape(tensor: &'static str, layout: &Layout, expected: [usize; 4]) -> Result<(), ProblemError> {
-    match layout.shape == expected {
-        true => Ok(()),
-        false => Err(ProblemError::Shape {
+    if layout.shape == expected {
+        Ok(())
+    } else {
+        Err(ProblemError::Shape {
             tensor,
             given: layout.shape.to_vec(),
             expected: expected.to_vec(),
-        }),
+        })
     }
 }

@@ -13,6 +13,7 @@ pub use random::{AppendCase, e4m3_pairs, random_append};
 pub use reference::{AppendReference, Expected};
 pub use rows::{NewRow, QueryRow};
 
+use crate::arrays::{arrays, check_entries};
 use crate::{DType, Layout, ProblemError};
 
 /// What is appended to which cache.
@@ -24,7 +25,8 @@ use crate::{DType, Layout, ProblemError};
 /// other strides.
 ///
 /// ```
-/// use flashcore_problem::{Append, DType, Rotary};
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{Append, DType, Rotary};
 /// // Four sequences get a row each, in a cache of pages of 16 keys, at most 8 pages a sequence.
 /// let (new, cache) = ([4, 1, 2, 64].into(), [40, 16, 2, 64].into());
 /// let append = Append {
@@ -33,7 +35,7 @@ use crate::{DType, Layout, ProblemError};
 /// };
 /// append.check()?;
 /// assert_eq!((append.entries().cache_seqlens, append.entries().block_table), (Some(4), Some(32)));
-/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// # Ok::<(), flashcore::ProblemError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Append {
@@ -140,101 +142,25 @@ impl Rotary {
     }
 }
 
-/// The values of an append: i32 arrays, of which it needs those that [`Append::entries`] names. `B` is
-/// how an array is given: `&[i32]` on the host, a slice of device memory on a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AppendValues<B> {
-    /// Rows that each sequence has before, its padding included: `[batch]`.
-    pub cache_seqlens: Option<B>,
-    /// First new row of each sequence, and the end of the last: `[batch + 1]`, from 0.
-    pub cu_seqlens_k_new: Option<B>,
-    /// First row of each sequence in Q, and the end of the last: `[batch + 1]`, from 0.
-    pub cu_seqlens_q: Option<B>,
-    /// Which part of the cache, or row of the block table, each sequence has: `[batch]`. Sequences
-    /// with new rows have different ones.
-    pub cache_batch_idx: Option<B>,
-    /// Rows of padding that each sequence begins with: `[batch]`.
-    pub leftpad_k: Option<B>,
-    /// The pages of each sequence: `[tables, max_pages]`. Entries without new rows are not read.
-    pub block_table: Option<B>,
-    /// The position of the first new row of each sequence: `[batch]`.
-    pub seqlens_rotary: Option<B>,
-}
-
-impl<B> Default for AppendValues<B> {
-    fn default() -> AppendValues<B> {
-        AppendValues::from([None, None, None, None, None, None, None])
-    }
-}
-
-/// The arrays in the order of [`AppendValues::NAMES`].
-impl<B> From<[Option<B>; 7]> for AppendValues<B> {
-    fn from(arrays: [Option<B>; 7]) -> AppendValues<B> {
-        let [
-            cache_seqlens,
-            cu_seqlens_k_new,
-            cu_seqlens_q,
-            cache_batch_idx,
-            leftpad_k,
-            block_table,
-            seqlens_rotary,
-        ] = arrays;
-        AppendValues {
-            cache_seqlens,
-            cu_seqlens_k_new,
-            cu_seqlens_q,
-            cache_batch_idx,
-            leftpad_k,
-            block_table,
-            seqlens_rotary,
-        }
-    }
-}
-
-impl<B> AppendValues<B> {
-    /// The names of the arrays, as errors and the buffers of launches have them.
-    pub const NAMES: [&str; 7] = [
-        "cache_seqlens",
-        "cu_seqlens_k_new",
-        "cu_seqlens_q",
-        "cache_batch_idx",
-        "leftpad_k",
-        "block_table",
-        "seqlens_rotary",
-    ];
-
-    /// Each array in the order of [`AppendValues::NAMES`], where it is given.
-    pub fn arrays(&self) -> [Option<&B>; 7] {
-        [
-            self.cache_seqlens.as_ref(),
-            self.cu_seqlens_k_new.as_ref(),
-            self.cu_seqlens_q.as_ref(),
-            self.cache_batch_idx.as_ref(),
-            self.leftpad_k.as_ref(),
-            self.block_table.as_ref(),
-            self.seqlens_rotary.as_ref(),
-        ]
-    }
-
-    /// The array of a name, where it is given.
-    pub fn named(&self, name: &str) -> Option<&B> {
-        let place = AppendValues::<B>::NAMES.iter().position(|known| *known == name)?;
-        self.arrays()[place]
-    }
-
-    /// The same arrays in another form, or the first error.
-    pub fn try_map<'a, C, E>(&'a self, mut form: impl FnMut(&'a B) -> Result<C, E>) -> Result<AppendValues<C>, E> {
-        let [a, b, c, d, e, f, g] = self.arrays().map(|array| array.map(&mut form).transpose());
-        Ok(AppendValues::from([a?, b?, c?, d?, e?, f?, g?]))
-    }
-
-    /// The same arrays in another form.
-    pub fn map<'a, C>(&'a self, mut form: impl FnMut(&'a B) -> C) -> AppendValues<C> {
-        let form = |array| Ok::<C, std::convert::Infallible>(form(array));
-        match self.try_map(form) {
-            Ok(values) => values,
-            Err(never) => match never {},
-        }
+arrays! {
+    /// The values of an append: i32 arrays, of which it needs those that [`Append::entries`] names. `B` is how an array
+    /// is given: `&[i32]` on the host, a slice of device memory on a GPU.
+    AppendValues[7] {
+        /// Rows that each sequence has before, its padding included: `[batch]`.
+        cache_seqlens,
+        /// First new row of each sequence, and the end of the last: `[batch + 1]`, from 0.
+        cu_seqlens_k_new,
+        /// First row of each sequence in Q, and the end of the last: `[batch + 1]`, from 0.
+        cu_seqlens_q,
+        /// Which part of the cache, or row of the block table, each sequence has: `[batch]`. Sequences with new rows
+        /// have different ones.
+        cache_batch_idx,
+        /// Rows of padding that each sequence begins with: `[batch]`.
+        leftpad_k,
+        /// The pages of each sequence: `[tables, max_pages]`. Entries without new rows are not read.
+        block_table,
+        /// The position of the first new row of each sequence: `[batch]`.
+        seqlens_rotary,
     }
 }
 
@@ -356,17 +282,6 @@ impl Append {
         let arrays =
             AppendValues::<B>::NAMES.map(|name| (name, given.named(name).copied(), entries.named(name).copied()));
         let slots = ("slot_mapping", slots, to_slots.then(|| self.new_rows()));
-        for (argument, given, needed) in arrays.into_iter().chain([slots]) {
-            let why = match (given, needed) {
-                (None, Some(needed)) => format!("was not given; this append needs {needed} entries of it"),
-                (Some(_), None) => "was given, but this append has no use for it: leave it out".to_string(),
-                (Some(given), Some(needed)) if given != needed => {
-                    format!("has {given} entries; this append needs {needed}")
-                }
-                _ => continue,
-            };
-            return Err(ProblemError::Lengths { argument, why });
-        }
-        Ok(())
+        check_entries(arrays.into_iter().chain([slots]), format_args!("append"))
     }
 }

@@ -35,9 +35,12 @@ impl AppendCase {
     /// The slots, as wide as the append has them.
     pub fn slots(&self) -> Option<SlotMapping<'_>> {
         let wide = matches!(self.append.place, AppendPlace::Slots { wide: true });
-        self.slots.as_ref().map(|slots| match wide {
-            true => SlotMapping::I64(slots),
-            false => SlotMapping::I32(&self.narrow_slots),
+        self.slots.as_ref().map(|slots| {
+            if wide {
+                SlotMapping::I64(slots)
+            } else {
+                SlotMapping::I32(&self.narrow_slots)
+            }
         })
     }
 
@@ -180,9 +183,10 @@ pub fn random_append(seed: u64) -> AppendCase {
             .collect();
         let same = rng.between(0, most);
         let total: usize = q_counts.iter().sum();
-        let shape = match rotary.packed_q {
-            true => [1, total + rng.below(2), heads * 2, head_dim],
-            false => [batch, same, heads * 2, head_dim],
+        let shape = if rotary.packed_q {
+            [1, total + rng.below(2), heads * 2, head_dim]
+        } else {
+            [batch, same, heads * 2, head_dim]
         };
         (rotary.q, rotary.q_out) = (layout(&mut rng, dtype, shape), layout(&mut rng, dtype, shape));
         values.cu_seqlens_q = rotary.packed_q.then(|| starts(&q_counts));
@@ -223,9 +227,12 @@ pub fn random_append(seed: u64) -> AppendCase {
     });
     let slots = to_slots.then(|| {
         let order = shuffled(&mut rng, append.slots());
-        let slot = |row: usize| match row < rows && !order[row % order.len()].is_multiple_of(5) {
-            true => order[row] as i64,
-            false => -1,
+        let slot = |row: usize| {
+            if row < rows && !order[row % order.len()].is_multiple_of(5) {
+                order[row] as i64
+            } else {
+                -1
+            }
         };
         (0..append.new_rows()).map(slot).collect()
     });
@@ -233,10 +240,12 @@ pub fn random_append(seed: u64) -> AppendCase {
     let mut tensor = |layout: Layout, used: usize| {
         let odd = [f32::NAN, f32::INFINITY, -f32::INFINITY, 0.0, -0.0, 1e-7, 300.0];
         Tensor::from_fn(dtype, layout, |b, s, _, _| {
-            match packed && b * layout.shape[1] + s >= used {
-                true => f32::NAN,
-                false if rng.chance(0.01) => odd[rng.below(odd.len())],
-                false => rng.normal(),
+            if packed && b * layout.shape[1] + s >= used {
+                f32::NAN
+            } else if rng.chance(0.01) {
+                odd[rng.below(odd.len())]
+            } else {
+                rng.normal()
             }
         })
     };

@@ -40,7 +40,8 @@ impl Append {
     /// but those of two writers.
     ///
     /// ```
-    /// use flashcore_problem::{Append, AppendValues, DType};
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Append, AppendValues, DType};
     /// let (new, cache) = ([2, 3, 1, 8].into(), [2, 10, 1, 8].into());
     /// let append = Append::to_cache(DType::F32, [new, new], [cache, cache]);
     /// let values = AppendValues { cache_seqlens: Some(&[7, 9][..]), ..AppendValues::default() };
@@ -186,7 +187,8 @@ impl Walk<'_> {
             _ => {
                 let many = rows.len();
                 let why = format!(
-                    "has {len} for sequence {b}, which appends {many} rows; there is room for 0 to {most} in all"
+                    "has {len} for sequence {b}, which appends {many} rows; there is room for 0 to {most} in all: \
+                     append fewer, or to a cache with room for more"
                 );
                 return self.report("cache_seqlens", why);
             }

@@ -8,5 +8,6 @@ mod gradients;
 mod huge_scores;
 mod operands;
 mod properties;
+mod shapes;
 mod trivial;
 mod wide_caches;

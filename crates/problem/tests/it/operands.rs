@@ -235,6 +235,7 @@ fn outputs_may_lie_between_each_other_but_not_on_each_other() {
     let base = given[2].memory.0;
     for (offset, is_right) in [
         (8, true),
+        (12, false), // begins in a gap, and ends in the next row
         (16, false),
         (4, false),
         (0, false),
