@@ -234,9 +234,10 @@ pub struct CompileError {
 }
 
 fn log(name: &str, text: &str) -> String {
-    match text.trim().is_empty() {
-        true => String::new(),
-        false => format!("\n{name} log of the driver's compiler:\n{}", text.trim_end()),
+    if text.trim().is_empty() {
+        String::new()
+    } else {
+        format!("\n{name} log of the driver's compiler:\n{}", text.trim_end())
     }
 }
 

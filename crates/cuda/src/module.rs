@@ -243,8 +243,9 @@ impl ModuleReport {
 
 impl Drop for LoadedModule {
     fn drop(&mut self) {
-        // No manual promises that unloading waits for kernels that run, so it comes after all work of the context. Where
-        // that cannot be waited for, as while another library captures a stream, the module stays as long as the context.
+        // No manual promises that unloading waits for kernels that run, so it comes after all work of the context.
+        // Where that cannot be waited for, as while another library captures a stream, the module stays as long as the
+        // context.
         let _ = self.home.call(|driver| {
             driver.cuCtxSynchronize()?;
             driver.cuModuleUnload(self.handle.0)

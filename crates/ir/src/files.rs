@@ -65,9 +65,12 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
     }
     // A folder cannot be opened on every system.
-    let file = options.open(path).map_err(|error| match path.is_dir() {
-        true => Error::new(ErrorKind::IsADirectory, "it is a folder, not a file"),
-        false => error,
+    let file = options.open(path).map_err(|error| {
+        if path.is_dir() {
+            Error::new(ErrorKind::IsADirectory, "it is a folder, not a file")
+        } else {
+            error
+        }
     })?;
     let metadata = file.metadata()?;
     if !is_descriptor || metadata.is_dir() {
@@ -131,9 +134,10 @@ fn capped(from: &mut impl Read, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // Files of /proc and pipes do not say how long they are, and others grow.
     from.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > most {
-        true => Err(too_long("more bytes", most)),
-        false => Ok(bytes),
+    if bytes.len() as u64 > most {
+        Err(too_long("more bytes", most))
+    } else {
+        Ok(bytes)
     }
 }
 
