@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Runs `flashcore tune` on every shape of the canonical grid, Llama prefill and the mission, and reports the results.
+"""Runs `flashcore tune` on many shapes, and reports how far the defaults are behind the best that was found.
 
-usage: scripts/tune_grid.py FOLDER [--flashcore PATH] [--dtype fp16|bf16] [--budget 12s] [--seconds N] [--only TEXT]
+usage: scripts/tune_grid.py FOLDER [--problems FILE.json] [--flashcore PATH] [--device NAME] [--dtype fp16|bf16]
+                            [--budget 12s] [--seconds N] [--only TEXT] [--within 0.05] [--share 0.9]
 
-A line of FOLDER/DTYPE.jsonl is a shape: the kernel that the library would have run, the best that
+The shapes are those of the canonical grid, Llama prefill and the mission, or those of a problem file
+such as scripts/draw_problems.py draws. A line of FOLDER/DTYPE.jsonl is a shape: the kernel that the library would have run, the best that
 was found, the ratio of their times in the finals with its interval (below 1: the one found is
 faster), and how many candidates were tried. A shape that has its line is not searched again, so a
 run that --seconds ended can be resumed. Winners go to a plan table in FOLDER/data, which
 XDG_DATA_HOME names for these searches: the user's tables are not changed. FOLDER/DTYPE.md has all as
-a table.
+a table. Exits with 1 where a search fails, and with --share where fewer of the shapes have a default
+within --within of the best; those that --seconds left out count as behind.
 """
 
 import argparse
@@ -20,8 +23,19 @@ import sys
 import time
 
 
-def shapes():
-    """(name, batch, heads, K/V heads, length, head_dim, causal): 16k tokens a shape, 2,048 columns of Q."""
+def shapes(options):
+    """Names, and the words of the command for each. Those of the grid have 16k tokens and 2,048 columns of Q."""
+    if options.problems:
+        for problem in json.loads(options.problems.read_text()):
+            yield problem["name"], [f"{options.problems}:{problem['name']}"]
+        return
+    for name, batch, heads, kv_heads, length, head_dim, causal in grid():
+        words = ["--batch", batch, "--heads", heads, "--kv-heads", kv_heads, "--seq", length, "--head-dim", head_dim]
+        yield name, words + ["--dtype", options.dtype] + (["--causal"] if causal else [])
+
+
+def grid():
+    """(name, batch, heads, K/V heads, length, head_dim, causal)"""
     yield "mission", 1, 8, 8, 512, 64, False
     for head_dim in (64, 128, 256):
         for causal in (False, True):
@@ -34,10 +48,9 @@ def shapes():
 
 def search(options, shape, seconds):
     """One search: what is kept of it, or why there is nothing."""
-    name, batch, heads, kv_heads, length, head_dim, causal = shape
-    command = [options.flashcore, "tune", "--batch", batch, "--heads", heads, "--kv-heads", kv_heads, "--seq", length]
-    command += ["--head-dim", head_dim, "--dtype", options.dtype, "--budget", options.budget, "--peers", "none", "--json"]
-    command += ["--causal"] if causal else []
+    name, words = shape
+    command = [options.flashcore, "tune", *words, "--budget", options.budget, "--peers", "none", "--json"]
+    command += ["--device", options.device] if options.device else []
     environment = dict(os.environ, XDG_DATA_HOME=str(options.folder / "data"))
     started = time.monotonic()
     try:
@@ -80,6 +93,10 @@ def markdown(lines):
 def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usage.add_argument("folder", type=pathlib.Path, help="where results go")
+    usage.add_argument("--problems", type=pathlib.Path, metavar="FILE.json", help="shapes in place of the grid's; their dtypes, too")
+    usage.add_argument("--device", help="where to search, as `flashcore tune` takes it")
+    usage.add_argument("--within", type=float, default=0.05, help="share of its time that a default may be behind")
+    usage.add_argument("--share", type=float, default=0.0, help="share of the shapes whose default must be within that")
     usage.add_argument("--flashcore", default="flashcore", help="the command")
     usage.add_argument("--dtype", default="fp16", choices=["fp16", "bf16"])
     usage.add_argument("--budget", default="12s", help="of each search, as `flashcore tune` takes it")
@@ -88,12 +105,14 @@ def main():
     options = usage.parse_args()
     options.folder = options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
-    kept = options.folder / f"{options.dtype}.jsonl"
+    name = options.problems.stem if options.problems else options.dtype
+    kept = options.folder / f"{name}.jsonl"
     lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     done, began, failed = {one["shape"] for one in lines}, time.monotonic(), 0
-    for shape in shapes():
+    wanted = [shape for shape in shapes(options) if options.only in shape[0]]
+    for shape in wanted:
         left = options.seconds - (time.monotonic() - began)
-        if shape[0] in done or options.only not in shape[0]:
+        if shape[0] in done:
             continue
         if left < 5:
             print(f"{shape[0]} and what follows: no time left")
@@ -107,8 +126,12 @@ def main():
         with kept.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(f"{shape[0]}: {found['default']}, best other {found['best_other']} x {found['ratio']}", flush=True)
-    (options.folder / f"{options.dtype}.md").write_text("\n".join(markdown(lines)) + "\n")
-    return 1 if failed else 0
+    (options.folder / f"{name}.md").write_text("\n".join(markdown(lines)) + "\n")
+    names = {name for name, _ in wanted}
+    lines = [one for one in lines if one["shape"] in names]
+    good = sum(1 for one in lines if one["ratio"] is None or one["ratio"] * (1 + options.within) >= 1)
+    print(f"the default is within {100 * options.within:g} % of the best on {good} of {len(wanted)} shapes, {len(lines)} searched")
+    return 1 if failed or good < options.share * len(wanted) else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod cost_error;
-mod defaults;
 mod differential;
 mod dump_ptx;
 pub mod files;
@@ -49,7 +48,6 @@ fn flashcore(given: Option<&Path>) -> Result<PathBuf, Box<dyn Error>> {
 #[command(name = "flashcore-tools")]
 enum Tool {
     CostError(cost_error::Options),
-    Defaults(defaults::Options),
     Differential(differential::Options),
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
@@ -66,7 +64,6 @@ enum Tool {
 pub fn run() -> ExitCode {
     let ran = match Tool::parse() {
         Tool::CostError(options) => cost_error::main(&options),
-        Tool::Defaults(options) => defaults::main(&options),
         Tool::Differential(options) => differential::main(&options),
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::FuzzFiles(options) => files::main(&options),
