@@ -15,7 +15,6 @@ pub mod fuzz;
 pub mod fuzz_ptx;
 mod measured_space;
 mod pipes;
-mod serve;
 pub mod shipped;
 mod sim_speed;
 
@@ -55,7 +54,6 @@ enum Tool {
     FuzzPtx(fuzz_ptx::command::Options),
     MeasuredSpace(measured_space::Options),
     Pipes(pipes::Options),
-    Serve(serve::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
 }
@@ -71,7 +69,6 @@ pub fn run() -> ExitCode {
         Tool::FuzzPtx(options) => fuzz_ptx::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Pipes(options) => pipes::main(&options),
-        Tool::Serve(options) => serve::main(&options),
         Tool::SimSpeed => sim_speed::main(),
     };
     ran.unwrap_or_else(|error| {

@@ -1,6 +1,6 @@
 //! Random kernels under the simulator, and what GPUs answered to them; mistakes planted in kernels, and every shipped
-//! kernel under many schedules; search strategies and predictions on what was measured once. Tests that take an hour
-//! are run by `cargo test --release -p flashcore-tools --test it -- --ignored --nocapture`.
+//! kernel under many schedules; the steps of a server; search strategies and predictions on what was measured once.
+//! Tests that take an hour are run by `cargo test --release -p flashcore-tools --test it -- --ignored --nocapture`.
 
 // Tests read what they wrote, and what lies in the repository.
 #![allow(clippy::disallowed_methods)]
@@ -12,6 +12,7 @@ mod probes;
 mod programs;
 mod ranking;
 mod schedules;
+mod serve;
 mod strategies;
 
 /// The words of an environment variable, or the usual ones.

@@ -1,4 +1,8 @@
-//! Times of an append, of attention, and of both in one graph.
+//! Times of an append, of attention, and of both in one graph, on a GPU.
+//!
+//! ```sh
+//! cargo run --release -p flashcore-tools --example append_times
+//! ```
 
 use flashcore::unstable::cuda::{Context, Event};
 use flashcore::{
@@ -22,16 +26,15 @@ const CASES: [(usize, usize, usize); 5] = [
     (1, 6144, 2048),
 ];
 
-pub(super) fn main(device: &Device) -> crate::Ran {
-    let Some(context) = device.context() else {
-        return Err("times are those of a GPU".into());
-    };
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = Device::cuda(0)?;
+    let context = device.context().ok_or("times are those of a GPU")?;
     let attention = Attention::new(device.clone())?;
     println!("bf16, 32/8 heads, D128, pages of 16, Q and K rotated; us, medians of {ROUNDS} graphs of {CALLS} calls");
     for case in CASES {
         println!("{}", timed(&attention, context, case)?);
     }
-    crate::verdict(true)
+    Ok(())
 }
 
 fn timed(

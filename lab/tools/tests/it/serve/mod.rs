@@ -1,11 +1,13 @@
-//! `flashcore-tools serve`: a toy server whose steps are one captured graph, and random appends.
+//! A toy server whose steps are one captured graph of append, schedule, attention and combine.
+//!
+//! Sequences of a batch get a row, none, a few or a chunk in a step. One that is full ends, and another takes its place
+//! and its pages. Lengths and block table are rewritten in place. Every output is compared with float64, rows of no
+//! sequence keep their bytes, and last the caches are compared with the host's. `FLASHCORE_STEPS`, `FLASHCORE_SEED` and
+//! `FLASHCORE_KERNELS` (ids with spaces between them, `default` among them) change what runs on a GPU. With
+//! `FLASHCORE_GPU_ALONE=1` steps that change the card's free memory fail, which other programs there could do, too.
 
-mod appends;
 mod engine;
 mod server;
-mod times;
-
-use std::process::ExitCode;
 
 use flashcore::unstable::testing::{Tolerance, compare, reference_rows};
 use flashcore::{
@@ -33,39 +35,8 @@ const PAGES: usize = BATCH * MAX_PAGES * 3 / 4;
 /// What an element of the cache of K may be off: rotated in f32, in another order of operations, and rounded to bf16.
 const OFF_BY: f32 = 1.0 / 128.0;
 
-/// Replays one graph of append, schedule, attention and combine over many steps of a server, and judges each step.
-///
-/// Sequences of a batch get a row, none, a few or a chunk in a step. One that is full ends, and another takes its place
-/// and its pages. Lengths and block table are rewritten in place. Every output is compared with float64, rows of no
-/// sequence keep their bytes, and last the caches are compared with the host's. Exits with 1 where something is wrong,
-/// also where the card's free memory changed, which other processes may have done.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    /// Where: `cuda`, or `cpu`, which has no graph.
-    #[arg(long, default_value = "cuda")]
-    device: String,
-    /// Steps.
-    #[arg(long, default_value_t = 500)]
-    steps: usize,
-    /// Seed of what the steps are.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Kernels to run with, each by itself; without one, the default.
-    #[arg(long, value_delimiter = ',')]
-    kernel: Vec<String>,
-    /// Instead of steps: so many random appends, compared with float64; a third has values that contradict them.
-    #[arg(long, conflicts_with_all = ["kernel", "plant", "times"])]
-    appends: Option<u64>,
-    /// Instead of steps: times of append, attention and both in one graph.
-    #[arg(long, conflicts_with_all = ["kernel", "plant"])]
-    times: bool,
-    /// A mistake of the caller, which the comparison must find.
-    #[arg(long)]
-    plant: Option<Plant>,
-}
-
 /// A mistake in what a step is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug)]
 enum Plant {
     /// The lengths are those of the step before.
     StaleLengths,
@@ -73,38 +44,6 @@ enum Plant {
     StaleTable,
     /// Each length is one too many.
     OffByOne,
-}
-
-pub(crate) fn main(options: &Options) -> crate::Ran {
-    let device: Device = options.device.parse()?;
-    if let Some(count) = options.appends {
-        return appends::main(&device, options.seed, count);
-    }
-    if options.times {
-        return times::main(&device);
-    }
-    let mut all = true;
-    let kernels = options.kernel.iter().map(Some);
-    for kernel in if kernels.len() == 0 {
-        vec![None]
-    } else {
-        kernels.collect()
-    } {
-        let attention = match kernel {
-            Some(kernel) => Attention::with(device.clone(), kernel.parse::<KernelId>()?)?,
-            None => Attention::new(device.clone())?,
-        };
-        let problem = problem()?;
-        let id = attention.plan(&problem)?.kernel();
-        match run(&attention, options) {
-            Ok(summary) => println!("{id}: {summary}"),
-            Err(wrong) => {
-                all = false;
-                println!("{id}: {wrong}");
-            }
-        }
-    }
-    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Packed rows over a paged cache.
@@ -146,8 +85,8 @@ fn append(problem: &Problem) -> Append {
     }
 }
 
-/// Runs all steps; a summary, or the first thing that is wrong.
-fn run(attention: &Attention, options: &Options) -> Result<String, String> {
+/// Runs so many steps; a summary, or the first thing that is wrong.
+fn run(attention: &Attention, steps: usize, seed: u64, plant: Option<Plant>) -> Result<String, String> {
     let said = |error: flashcore::Error| error.to_string();
     let problem = problem().map_err(said)?;
     let append = append(&problem);
@@ -156,15 +95,15 @@ fn run(attention: &Attention, options: &Options) -> Result<String, String> {
     // The same on the host, by the CPU: what the caches and the rotated Q must be.
     let host = Attention::new(Device::cpu()).map_err(|error| error.to_string())?;
     let mut mirror = Engine::new(&host, &problem, &append, &tables).map_err(said)?;
-    let mut server = Server::new(options.seed);
+    let mut server = Server::new(seed);
     let (mut last, mut rows, mut longest): (Option<Step>, usize, i32) = (None, 0, 0);
     let before = engine.free_memory().map_err(said)?;
-    for number in 0..options.steps {
+    for number in 0..steps {
         let step = server.step();
         rows += step.rows();
         longest = longest.max(step.after.iter().copied().max().unwrap_or(0));
         let wrong = |what: String| format!("step {number}: {what}");
-        let given = match (options.plant, last.replace(step.clone())) {
+        let given = match (plant, last.replace(step.clone())) {
             (Some(plant), Some(last)) => planted(plant, &step, &last),
             _ => step.clone(),
         };
@@ -181,15 +120,16 @@ fn run(attention: &Attention, options: &Options) -> Result<String, String> {
         .map_err(said)?
         .zip(before)
         .map(|(now, then)| then.saturating_sub(now));
-    if let Some(taken @ 1..) = taken {
+    if let Some(taken @ 1..) = taken
+        && std::env::var_os("FLASHCORE_GPU_ALONE").is_some()
+    {
         return Err(format!(
             "{taken} bytes of device memory were allocated during the steps"
         ));
     }
     same_caches(engine.caches().map_err(said)?, mirror.caches().map_err(said)?)?;
-    let steps = options.steps;
     let launched = engine.launch_us().map_or(String::new(), |us| {
-        format!(", one graph, no allocation, {us:.1} us of the host a launch")
+        format!(", one graph, {us:.1} us of the host a launch")
     });
     Ok(format!(
         "{steps} steps right, {rows} rows, up to {longest} keys{launched}"
@@ -257,34 +197,34 @@ fn same_caches([k, v]: [Tensor; 2], [want_k, want_v]: [Tensor; 2]) -> Result<(),
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn on_the_cpu(plant: Option<Plant>) -> Result<String, String> {
-        let options = Options {
-            device: "cpu".to_string(),
-            steps: 24,
-            seed: 3,
-            kernel: Vec::new(),
-            appends: None,
-            times: false,
-            plant,
-        };
-        run(&Attention::new(Device::cpu()).unwrap(), &options)
+#[test]
+fn steps_are_right_and_mistakes_of_the_caller_are_found() {
+    let on_the_cpu = |plant| run(&Attention::new(Device::cpu()).unwrap(), 24, 3, plant);
+    let summary = on_the_cpu(None).unwrap();
+    assert!(summary.starts_with("24 steps right"), "{summary}");
+    for plant in [Plant::StaleLengths, Plant::StaleTable, Plant::OffByOne] {
+        assert!(on_the_cpu(Some(plant)).is_err(), "{plant:?}");
     }
+}
 
-    #[test]
-    fn steps_are_right_and_mistakes_of_the_caller_are_found() {
-        let summary = on_the_cpu(None).unwrap();
-        assert!(summary.starts_with("24 steps right"), "{summary}");
-        for plant in [Plant::StaleLengths, Plant::StaleTable, Plant::OffByOne] {
-            assert!(on_the_cpu(Some(plant)).is_err(), "{plant:?}");
+#[test]
+fn steps_of_one_graph_on_a_gpu_are_right() {
+    let device = match Device::cuda(0) {
+        Ok(device) => device,
+        Err(error) => {
+            assert!(std::env::var_os("FLASHCORE_REQUIRE_GPU").is_none(), "{error}");
+            return eprintln!("skipped: {error}");
         }
-    }
-
-    #[test]
-    fn appends_of_the_cpu_are_right() {
-        assert_eq!(appends::main(&Device::Cpu, 1, 12).unwrap(), ExitCode::SUCCESS);
+    };
+    let [steps, seed] = [("FLASHCORE_STEPS", "500"), ("FLASHCORE_SEED", "1")]
+        .map(|(variable, usual)| crate::words(variable, usual)[0].parse().unwrap());
+    for id in crate::words("FLASHCORE_KERNELS", "default") {
+        let attention = match id.as_str() {
+            "default" => Attention::new(device.clone()).unwrap(),
+            id => Attention::with(device.clone(), id.parse::<KernelId>().unwrap()).unwrap(),
+        };
+        let kernel = attention.plan(&problem().unwrap()).unwrap().kernel();
+        let summary = run(&attention, steps as usize, seed, None).unwrap_or_else(|wrong| panic!("{kernel}: {wrong}"));
+        println!("{kernel}: {summary}");
     }
 }
