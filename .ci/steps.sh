@@ -294,7 +294,7 @@ step full 20000 "assemble all kernels" assemble_all
 step full 3600 "fuzz" "$built/release/flashcore-tools" fuzz --sim-only --count 20000 --json "$folder/fuzz.json"
 # Within 4 GB: no text and no file may ask for more.
 within_memory() { (ulimit -v 4000000 && "$@"); }
-step full 1700 "fuzz of PTX texts" within_memory "$built/release/flashcore-tools" fuzz-ptx --seed 1 --count 1000000
+step full 1700 "fuzz of PTX texts" within_memory "$built/release/flashcore-tools" fuzz-files --only ptx --count 1000000
 step full 1400 "fuzz of files" within_memory "$built/release/flashcore-tools" fuzz-files
 step full 7200 "random problems" random_problems
 step full 3600 "mutation" ignored mutation --release -p flashcore-tools --test it

@@ -12,7 +12,6 @@ mod differential;
 mod dump_ptx;
 pub mod files;
 pub mod fuzz;
-pub mod fuzz_ptx;
 mod measured_space;
 mod pipes;
 pub mod shipped;
@@ -51,7 +50,6 @@ enum Tool {
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
     FuzzFiles(files::Options),
-    FuzzPtx(fuzz_ptx::command::Options),
     MeasuredSpace(measured_space::Options),
     Pipes(pipes::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
@@ -66,7 +64,6 @@ pub fn run() -> ExitCode {
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::FuzzFiles(options) => files::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),
-        Tool::FuzzPtx(options) => fuzz_ptx::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Pipes(options) => pipes::main(&options),
         Tool::SimSpeed => sim_speed::main(),

@@ -19,8 +19,21 @@ use flashcore_tune::journal::{board_of, read_claims, read_header, read_seconds, 
 use flashcore_tune::plans::of_report;
 use flashcore_tune::replay::Measured;
 
+use super::ptx;
+
 /// Why an input was refused.
 pub type Refused = Box<dyn std::error::Error>;
+
+/// How far an input came that was not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    /// It was read; of PTX, no kernel of it is one that the simulator executes.
+    Read,
+    /// A kernel of it is, with another launch.
+    Kernel,
+    /// And was simulated.
+    Simulated,
+}
 
 /// A format.
 pub struct Format {
@@ -31,7 +44,7 @@ pub struct Format {
     /// Whole files.
     pub seeds: Vec<Vec<u8>>,
     /// Reads a file, and uses what it says.
-    pub read: fn(&Bench, &Path) -> Result<(), Refused>,
+    pub read: fn(&Bench, &Path) -> Result<Fate, Refused>,
 }
 
 /// What readers need: a folder, and a problem that is looked up.
@@ -153,6 +166,12 @@ impl Bench {
                 seeds: vec![CUBIN.to_vec()],
                 read: cubin,
             },
+            Format {
+                name: "ptx",
+                file: "kernel.ptx",
+                seeds: ptx::texts().into_iter().map(String::into_bytes).collect(),
+                read: |_, path| ptx::fate(&text(path)?),
+            },
             of("run", "run/run.json", &[RUN], run),
             of("trials", "run/trials.jsonl", &[TRIALS], run),
             of("board", "run/board.json", &[BOARD], run),
@@ -183,21 +202,21 @@ fn text(path: &Path) -> Result<String, Refused> {
     Ok(files::read_text_capped(path, files::SMALL)?)
 }
 
-fn problem(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn problem(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     let cases: Vec<Case> = problem_file::read(&path.display().to_string(), None)?;
     cases.iter().for_each(|case| drop(case.problem.to_string()));
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn plans(bench: &Bench, path: &Path) -> Result<(), Refused> {
+fn plans(bench: &Bench, path: &Path) -> Result<Fate, Refused> {
     let named = read_table(path)?;
     let class = PlanClass::of(&bench.problem).ok_or("the problem has no class")?;
     named.table.row_for(&class);
     Plans::of_tables(vec![named]).suggestions(&bench.problem);
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn stored(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn stored(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     let store = Store::open(path)?;
     for run in store.runs(&Selector::All)? {
         store.measurements(&run)?;
@@ -206,17 +225,17 @@ fn stored(_: &Bench, path: &Path) -> Result<(), Refused> {
     }
     store.export_csv(&Selector::All, &mut std::io::sink())?;
     drop(Side::named(&path.display().to_string(), path)?);
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn gathered(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn gathered(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     let mut gathered = Gathered::default();
     gathered.add_files(&[path.to_path_buf()])?;
     gathered.find("0");
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn report_of(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn report_of(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     let mut printed: serde_json::Value = serde_json::from_str(&text(path)?)?;
     let report = printed
         .get_mut("report")
@@ -226,42 +245,42 @@ fn report_of(_: &Bench, path: &Path) -> Result<(), Refused> {
     table::text(&report);
     of_report(&report);
     Speed::of_report(&report, Mode::Hot)?;
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn baseline(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn baseline(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     Baseline::read(path)?;
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn counters(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn counters(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     let bytes = files::read_capped(path, files::SMALL)?;
     csv::read(&String::from_utf8_lossy(&bytes))?;
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn source_page(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn source_page(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     csv::lines(&text(path)?);
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn speed_of(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn speed_of(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     Speed::of_csv(&text(path)?)?.csv();
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn own(bench: &Bench, path: &Path) -> Result<(), Refused> {
+fn own(bench: &Bench, path: &Path) -> Result<Fate, Refused> {
     let (declared, _) = Declared::read(path)?;
     declared.launch(&bench.problem)?;
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn rates(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn rates(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     DeviceRates::read(path)?.card();
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn measured_space(bench: &Bench, path: &Path) -> Result<(), Refused> {
+fn measured_space(bench: &Bench, path: &Path) -> Result<Fate, Refused> {
     let measured = Measured::read(&text(path)?, "space.json")?;
     for table in &measured.tables {
         table.best();
@@ -270,26 +289,26 @@ fn measured_space(bench: &Bench, path: &Path) -> Result<(), Refused> {
         table.space();
     }
     measured.advisor(&bench.problem);
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn ids(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn ids(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     let text = text(path)?;
     let id = |line: &str| line.split(['#', '=']).next().unwrap_or_default().trim().to_string();
     for id in text.lines().map(id).filter(|id| !id.is_empty()) {
         id.parse::<KernelId>()?;
     }
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn cubin(_: &Bench, path: &Path) -> Result<(), Refused> {
+fn cubin(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     let bytes = files::read_capped(path, files::SMALL)?;
     foreign::binary_kind(&bytes);
     foreign::read(&bytes)?;
-    Ok(())
+    Ok(Fate::Read)
 }
 
-fn run(bench: &Bench, _: &Path) -> Result<(), Refused> {
+fn run(bench: &Bench, _: &Path) -> Result<Fate, Refused> {
     let folder = bench.folder.join("run");
     read_claims(&folder);
     read_seconds(&folder);
@@ -301,5 +320,5 @@ fn run(bench: &Bench, _: &Path) -> Result<(), Refused> {
     }
     header?;
     trials?;
-    Ok(())
+    Ok(Fate::Read)
 }
