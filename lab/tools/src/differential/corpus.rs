@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use flashcore_check::foreign::{LaunchFile, prepare};
 use flashcore_ptx::Module;
-use flashcore_sim::{PtxKernel, SimOptions, TensorSums};
+use flashcore_sim::SimOptions;
 
+use super::case::{Case, Data, simulate};
 use super::writer::Area;
-use super::{Case, Data, Held, args_of, hex};
 
 /// Adds the kernels of a folder, and the twins of its folder `faults`, with launch files next to them or those of the
 /// repository's corpus. Returns how many the simulator does not run, or finds something in.
@@ -62,50 +62,18 @@ fn case(stem: &str, file: &Path, declaration: &Path, out: &Path, data: &mut Data
     let mut after = prepared.contents.clone();
     let options = SimOptions {
         uninitialized: prepared.unwritten.clone(),
-        tensor_sums: TensorSums::Hopper,
         ..SimOptions::default()
     };
-    let report = PtxKernel::read(&module, &entry, &prepared.launch)?.simulate(&mut after, &options)?;
+    let launch = &prepared.launch;
+    let findings = simulate(&text, &entry, launch, &mut after, options)?;
     let name = format!("corpus_{stem}.ptx");
     std::fs::write(out.join(&name), &text)?;
-    let launch = &prepared.launch;
-    let buffers = launch
-        .buffers
-        .iter()
-        .zip(prepared.contents.iter().zip(&after))
-        .map(|(buffer, (before, after))| Held {
-            name: buffer.name.clone(),
-            bytes: buffer.bytes,
-            before: Some(data.add(before)),
-            after: Some(data.add(after)),
-            areas: vec![Area {
-                at: 0,
-                bytes: buffer.bytes,
-                kind: "u",
-                absolute: 0.0,
-                relative: 0.0,
-                form: buffer.name.clone(),
-            }],
-        });
-    Ok(Case {
-        name: stem.to_string(),
-        module: name,
-        entry,
-        grid: launch.grid,
-        block: launch.block,
-        shared: launch.dynamic_shared,
-        args: args_of(launch),
-        variables: launch
-            .variables
-            .iter()
-            .map(|(name, bytes)| (name.clone(), hex(bytes)))
-            .collect(),
-        buffers: buffers.collect(),
-        declaration: Some(flashcore_ir::files::read_text_capped(
-            declaration,
-            flashcore_ir::files::SMALL,
-        )?),
-        pending: false,
-        findings: report.findings.iter().map(ToString::to_string).collect(),
-    })
+    let mut case = Case::new(stem, &name, &entry, launch, |slot| {
+        let (before, after) = (data.add(&prepared.contents[slot]), data.add(&after[slot]));
+        let buffer = &launch.buffers[slot];
+        (Some(before), Some(after), vec![Area::whole(buffer.bytes, &buffer.name)])
+    });
+    let declaration = flashcore_ir::files::read_text_capped(declaration, flashcore_ir::files::SMALL)?;
+    (case.declaration, case.findings) = (Some(declaration), findings);
+    Ok(case)
 }

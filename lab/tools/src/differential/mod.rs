@@ -6,6 +6,7 @@
 //! What is not exact is stored and not computed with.
 
 mod again;
+mod case;
 mod corpus;
 mod memory;
 mod pool;
@@ -18,10 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use flashcore_problem::rng::Rng;
-use flashcore_ptx::{Module, Spelled, print};
-use flashcore_sim::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimOptions, TensorSums};
+use flashcore_ptx::{Spelled, print};
+use flashcore_sim::{PtxArg, PtxBuffer, PtxLaunch, SimOptions};
 use serde::Serialize;
 
+use case::{Case, Data};
 use rows::{Rows, assembled, told};
 use writer::{Area, BLOCK, COMMON, OWN, TABLE, THREADS, Writer};
 
@@ -58,51 +60,6 @@ pub(crate) struct Options {
     /// too.
     #[arg(long)]
     corpus: Option<PathBuf>,
-}
-
-/// A launch with its buffers, before and after.
-#[derive(Serialize)]
-struct Case {
-    name: String,
-    /// The file of its PTX.
-    module: String,
-    entry: String,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    /// Hexadecimal bytes of each parameter, and the buffers whose addresses stand in them.
-    args: Vec<(String, Vec<(usize, usize)>)>,
-    variables: Vec<(String, String)>,
-    buffers: Vec<Held>,
-    /// The launch file of a kernel of the corpus.
-    declaration: Option<String>,
-    /// Whether the simulator does not execute it, so that there are no results.
-    pending: bool,
-    /// What the simulator finds in a kernel.
-    findings: Vec<String>,
-}
-
-/// A buffer.
-#[derive(Serialize)]
-struct Held {
-    name: String,
-    bytes: u64,
-    /// Where in `data.bin` its bytes begin, before and after the launch; none where nothing is written, or compared.
-    before: Option<u64>,
-    after: Option<u64>,
-    areas: Vec<Area>,
-}
-
-/// `data.bin`, as it grows.
-#[derive(Default)]
-struct Data(Vec<u8>);
-
-impl Data {
-    fn add(&mut self, bytes: &[u8]) -> u64 {
-        let at = self.0.len() as u64;
-        self.0.extend(bytes);
-        at
-    }
 }
 
 #[derive(Serialize)]
@@ -178,16 +135,12 @@ fn simulated(text: &str, entry: &str, writer: &Writer, pool: &[u8]) -> Result<(P
     let scratch = scratch(pool);
     let mut buffers = vec![pool.to_vec(), vec![0; writer.out_bytes.max(16) as usize], scratch];
     let launch = launch(&buffers, pool);
-    let module = Module::read(text).map_err(|error| error.to_string())?;
     let options = SimOptions {
-        tensor_sums: TensorSums::Hopper,
         host_threads: 1,
         ..SimOptions::default()
     };
-    let report = PtxKernel::read(&module, entry, &launch).and_then(|kernel| kernel.simulate(&mut buffers, &options));
-    let report = report.map_err(|error| error.to_string())?;
-    match report.findings.first() {
-        Some(finding) => Err(format!("{finding}")),
+    match case::simulate(text, entry, &launch, &mut buffers, options)?.first() {
+        Some(finding) => Err(finding.clone()),
         None => Ok((launch, buffers)),
     }
 }
@@ -223,18 +176,6 @@ fn launch(buffers: &[Vec<u8>], pool: &[u8]) -> PtxLaunch {
         args: vec![pointer(0), pointer(1), pointer(2), block],
         ..PtxLaunch::default()
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn args_of(launch: &PtxLaunch) -> Vec<(String, Vec<(usize, usize)>)> {
-    launch
-        .args
-        .iter()
-        .map(|arg| (hex(&arg.bytes), arg.pointers.clone()))
-        .collect()
 }
 
 /// Of each item what a function makes of it, in their order. The simulator has its own pool of threads, and a thread of
@@ -300,39 +241,15 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
             for opcode in &writer.opcodes {
                 *opcodes.entry(opcode.as_str()).or_default() += 1;
             }
-            let held = |slot: usize, before, after, areas| Held {
-                name: launch.buffers[slot].name.clone(),
-                bytes: launch.buffers[slot].bytes,
-                before,
-                after,
-                areas,
-            };
-            let whole = Area {
-                at: 0,
-                bytes: after[2].len() as u64,
-                kind: "u",
-                absolute: 0.0,
-                relative: 0.0,
-                form: "scratch memory".to_string(),
-            };
-            cases.push(Case {
-                name: entry.clone(),
-                module: module.clone(),
-                entry: entry.clone(),
-                grid: launch.grid,
-                block: launch.block,
-                shared: 0,
-                args: args_of(&launch),
-                variables: Vec::new(),
-                buffers: vec![
-                    held(0, Some(pool_at), None, Vec::new()),
-                    held(1, None, Some(data.add(&after[1])), writer.areas.clone()),
-                    held(2, Some(scratch_at), Some(data.add(&after[2])), vec![whole]),
-                ],
-                declaration: None,
-                pending: is_pending,
-                findings: Vec::new(),
+            let outputs = [data.add(&after[1]), data.add(&after[2])];
+            let whole = Area::whole(after[2].len() as u64, "scratch memory");
+            let mut case = Case::new(entry, &module, entry, &launch, |slot| match slot {
+                0 => (Some(pool_at), None, Vec::new()),
+                1 => (None, Some(outputs[0]), writer.areas.clone()),
+                _ => (Some(scratch_at), Some(outputs[1]), vec![whole.clone()]),
             });
+            case.pending = is_pending;
+            cases.push(case);
         }
         std::fs::write(options.out.join(&module), text)?;
     }

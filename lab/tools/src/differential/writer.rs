@@ -2,7 +2,7 @@
 
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Bound, Spelled};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::pool::{ENTRIES, Kind, SECTION, section};
 
@@ -16,16 +16,30 @@ pub(super) const COMMON: u32 = 256;
 pub(super) const MATRIX: u32 = 16;
 
 /// Bytes of the output that are compared alike.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Area {
     pub(super) at: u64,
     pub(super) bytes: u64,
     /// `u` for bits; or the type of floats, of which all NaN are one.
-    pub(super) kind: &'static str,
+    pub(super) kind: String,
     pub(super) absolute: f64,
     pub(super) relative: f64,
     /// The instruction that made them.
     pub(super) form: String,
+}
+
+impl Area {
+    /// All bytes of a buffer.
+    pub(super) fn whole(bytes: u64, form: &str) -> Area {
+        Area {
+            at: 0,
+            bytes,
+            kind: "u".to_string(),
+            absolute: 0.0,
+            relative: 0.0,
+            form: form.to_string(),
+        }
+    }
 }
 
 /// A program as it is written.
@@ -169,7 +183,7 @@ impl Writer {
         self.areas.push(Area {
             at,
             bytes,
-            kind,
+            kind: kind.to_string(),
             absolute: bound.absolute,
             relative: bound.relative,
             form: self.form.clone(),
