@@ -1,7 +1,7 @@
 //! Which config the family proposes where none is named: one table, read from top to bottom.
 //!
-//! Rows for sm_90a were measured on an H200 (`docs/performance-log.md`; decoding at head_dim 128). Those for other
-//! architectures follow from the same kernels and the shared memory there is; they await such cards.
+//! Rows for sm_90a were measured on an H200 (`evidence/h200/levers-mma.jsonl`; decoding at head_dim 128). Those for
+//! other architectures follow from the same kernels and the shared memory there is; they await such cards.
 
 use std::sync::LazyLock;
 

@@ -1,7 +1,7 @@
 //! Which config the family proposes where none is named: one table, read from top to bottom.
 //!
-//! Rows were measured on an H200 (`docs/performance-log-defaults.md`, `evidence/h200`). For short problems, and where
-//! keys are split, a model of times decides ([`times`]).
+//! Rows were measured on an H200 (`docs/design-notes.md`, `evidence/h200`). For short problems, and where keys are
+//! split, a model of times decides ([`times`]).
 
 mod lengths;
 mod rank;

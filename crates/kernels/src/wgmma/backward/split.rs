@@ -37,8 +37,8 @@ const WORTH: i64 = 90;
 const WAVES: i64 = 10;
 
 /// How many blocks share a tile by default: the number with the shortest makespan, if all Q tiles cost the same. Costs
-/// are those of an H200 (`docs/performance-log-backward.md`). With more tiles than twice the blocks that run at a time
-/// there is nothing to gain.
+/// are those of an H200 (run `backward-shared-tiles-2-h200` of `evidence/`). With more tiles than twice the blocks that
+/// run at a time there is nothing to gain.
 pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u32 {
     let (queries, keys) = (problem.seq_len_q() as i64, problem.seq_len_kv() as i64);
     let cols = tile_keys(config);

@@ -254,7 +254,7 @@ fn short_problems_are_near_the_best() {
     assert!(mean < 1.02, "{mean}");
 }
 
-/// Where keys are split, and in how many: shapes of `docs/performance-log.md` and beside them.
+/// Where keys are split, and in how many: shapes of run `wgmma-splits` of `evidence/`, and near them.
 #[test]
 fn splits() {
     let mut text = String::new();
