@@ -16,8 +16,9 @@ const NOT_READ: [&str; 5] = ["block_table", "page_size", "pages", "max_pages", "
 /// The work lists of a task for lengths on the device, made once for several calls: those of a model's layers.
 ///
 /// [`Queue::schedule`] makes it, and [`Operands::schedule`] uses it. Kernels trust it, so it belongs to its queue, and
-/// serves calls whose plan would make the same one: they may differ in strides, scales and pages. Lengths should be
-/// those that it was made for; with others results are wrong, but no kernel leaves its tensors
+/// serves calls whose plan would make the same one: they may differ in strides, scales and pages.
+///
+/// **Warning.** If lengths have changed since it was made, results are wrong, though no kernel leaves its tensors
 /// (`stale_schedules.rs` of `lab/check`).
 #[derive(Debug)]
 pub struct Schedule {

@@ -24,6 +24,9 @@ use crate::{DType, Layout, ProblemError};
 /// but the last, which is 1: a cache in the order `[pages, kv_heads, page_size, head_dim]` is one with
 /// other strides.
 ///
+/// **Warning.** Two writers of one row, such as two equal slots or a page that two sequences append to, are the
+/// caller's error. Only the host reports it.
+///
 /// ```
 /// # use flashcore_problem as flashcore;
 /// use flashcore::{Append, DType, Rotary};
