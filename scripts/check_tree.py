@@ -6,11 +6,13 @@ usage: check_tree.py            prints what is wrong, and exits with 1 if anythi
 Rules:
 - no tracked file over 20 KB, except source, lock files, licences and what ALLOWED names;
 - no Rust or Python file over 500 lines, and no Rust file in tests/it that main.rs leaves out;
-- Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines;
+- Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines, and every link to
+  a file of the tree, or to a heading of a page, leads there;
 - comments of Rust: no line over 120 columns (the same aside);
 - files that packages need in their own folders are the same as those that they are copies of (COPIES);
 - the Python package is called by its names, `flashcore-attn` and `flashcore_attn`: `flashcore` is another project's;
-- evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output;
+- evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output; every run that a page names
+  is there (run `tune-d80`);
 - a published crate has the licences, a README, `include`, metadata for docs.rs and the workspace's rust-version; every
   copy of a licence has the bytes of the one in the root; the workspaces have one rust-version, but for NEWER_RUST.
 """
@@ -40,6 +42,8 @@ ALLOWED = {
 ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
 # A package has no files of other folders: maturin refuses a build script in `..`, and a link is text on Windows.
 COPIES = {"bindings/python/build.rs": "lab/cli/build.rs"}
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+CODE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 # What would install or import the other project.
 OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?![_-])|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
 # Workspaces whose dependencies need a newer Rust.
@@ -76,6 +80,25 @@ def long_lines(path, text, most, comment=r""):
             yield f"{path}:{number}: {len(line)} columns; at most {most}"
 
 
+def headings(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", CODE.sub("", text), re.MULTILINE)
+    names = [LINK.sub(r"\1", title).replace("`", "").strip().lower() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", name).replace(" ", "-") for name in names}
+
+
+def broken_links(path, text):
+    for _, target in LINK.findall(CODE.sub("", text)):
+        if re.match(r"\w+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        page = path.parent / name if name else path
+        if not page.exists():
+            yield f"{path}: [...]({target}): no such file"
+        elif anchor and page.suffix == ".md" and anchor not in headings(page.read_text(encoding="utf-8")):
+            yield f"{path}: [...]({target}): the page has no such heading"
+
+
 def evidence(files):
     runs, claims, lines = {}, [], 0
     for path in files:
@@ -104,6 +127,13 @@ def evidence(files):
             yield f"{where}: no run is called {row.get('run')}"
     if lines > MOST_EVIDENCE_LINES:
         yield f"evidence/: {lines:,} lines; at most {MOST_EVIDENCE_LINES:,}"
+
+
+def unknown_runs(pages, files):
+    known = {name for path in files for name in re.findall(r'^{"run": "([^"]+)"', path.read_text("utf-8"), re.MULTILINE)}
+    for page in pages:
+        named = re.findall(r"\bruns?\s+`([a-z0-9]+(?:-[a-z0-9]+)+)`", page.read_text(encoding="utf-8"))
+        yield from (f"{page}: evidence/ has no run `{name}`" for name in sorted(set(named) - known))
 
 
 def other_package(path, text):
@@ -168,6 +198,7 @@ def problems(files):
             yield f"{path}: {lines} lines; at most {MOST_SOURCE_LINES}"
         if path.suffix == ".md":
             yield from long_lines(path, text, MOST_COLUMNS)
+            yield from broken_links(path, text)
             if lines > MOST_PAGE_LINES:
                 yield f"{path}: {lines} lines; at most {MOST_PAGE_LINES}"
         if path.suffix == ".rs":
@@ -176,7 +207,9 @@ def problems(files):
             if f"mod {path.stem};" not in (path.parent / "main.rs").read_text(encoding="utf-8"):
                 yield f"{path}: not compiled: main.rs in this folder has no `mod {path.stem};`"
     below = [path for path in files if path.parts[0] == "evidence"]
-    yield from evidence([path for path in below if path.suffix == ".jsonl"])
+    rows = [path for path in below if path.suffix == ".jsonl"]
+    yield from evidence(rows)
+    yield from unknown_runs([path for path in files if path.suffix == ".md"], rows)
     for path in below:
         if path.suffix not in {".jsonl", ".md"}:
             yield f"{path}: evidence/ has JSON lines and Markdown only"
