@@ -272,7 +272,7 @@ class Peers:
             return np.frombuffer(memory, tensor["dtype"]).reshape(tensor["shape"])
 
         q, k, v = (array(tensors[name]) for name in "qkv")
-        assert not _bench._options(json.loads(case)["problem"], q, k)["causal"]  # peers serve it
+        assert not _bench.Asked.of(json.loads(case)["problem"], q, k).causal  # peers serve it
 
         def peer(label, function):
             subject = _bench.Subject(label, lambda: setattr(subject, "last", function()), launch="host")

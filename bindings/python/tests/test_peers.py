@@ -95,6 +95,15 @@ class Tensor(np.ndarray):
             raise RuntimeError("view size is not compatible with input tensor's size and stride")
         return viewed
 
+    def to(self, dtype):
+        return self.astype(dtype)
+
+    def new_zeros(self, size):
+        return tensor(np.zeros(size, self.dtype))
+
+    def contiguous(self):
+        return tensor(np.ascontiguousarray(self))
+
     def unsqueeze(self, dim):
         return np.expand_dims(self, dim)
 
@@ -118,8 +127,10 @@ class FakeTorch(types.ModuleType):
         self.backends = types.SimpleNamespace(cudnn=cudnn)
         self.float16, self.bfloat16, self.uint8, self.int32 = (np.dtype(t) for t in ("f2", "V2", "u1", "i4"))
         self.empty = lambda size, dtype, device: tensor(np.empty(size, dtype))
-        self.arange = lambda *bounds, dtype, device: tensor(np.arange(*bounds, dtype=dtype))
+        self.arange = lambda *bounds, dtype=None, device: tensor(np.arange(*bounds, dtype=dtype))
         self.full = lambda size, value, dtype, device: tensor(np.full(size, value, dtype))
+        self.cat = lambda parts: tensor(np.concatenate(parts))
+        self.where = lambda mask, a, b: tensor(np.where(mask, a, b))
         self.ops = types.SimpleNamespace(load_library=self.load_library)
         self.needs, self.loaded, self.called = {}, [], []
 

@@ -9,6 +9,7 @@ import reference
 from flashcore_attn import _peers_backward as backward
 from flashcore_attn import _peers_serving as serving
 from flashcore_attn import peers
+from flashcore_attn._asked import has_lengths
 
 PAGE = 4
 ROWS, KEYS = [3, 1, 5], [9, 4, 5]
@@ -201,7 +202,7 @@ def makers(dense=None):
         "torch/flash": serving.of_torch(torch, "FLASH_ATTENTION", dense),
         "torch/cudnn": serving.of_torch(torch, "CUDNN_ATTENTION", dense),
         "torch/math": serving.of_torch(torch, "MATH", dense),
-        "fa3": serving.of_fa3(torch, fa3, peers._fa3_options),
+        "fa3": serving.of_fa3(torch, fa3),
         "flashinfer": serving.of_flashinfer(torch, FlashInfer, lambda device: "workspace", 2),
     }, fa3
 
@@ -210,7 +211,7 @@ def makers(dense=None):
 def test_a_peer_computes_what_is_asked(kinds):
     served = []
     tensors, problem, expected = case(*kinds)
-    assert peers.has_lengths(problem)
+    assert has_lengths(problem)
     for name, make in makers()[0].items():
         try:
             run = make(tensors, problem, **OPTIONS)

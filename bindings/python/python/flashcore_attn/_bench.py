@@ -17,8 +17,9 @@ import os
 import sys
 import time
 
-from . import __version__, _own
+from . import __version__, _asked, _own
 from . import peers as _peers
+from ._asked import Asked, NotServed
 from ._native import abort_at_end_of_input as _abort_at_end_of_input
 from ._native import check_build as _check_build
 from ._native import measure as _measure
@@ -37,7 +38,7 @@ def run(request, *, device="cuda", peers="all", store=None, watcher=None):
     "result".
     """
     cases = request.get("cases", [])  # checked in Rust
-    backward = isinstance(cases, list) and any(_peers.is_backward(case["problem"]) for case in cases)
+    backward = isinstance(cases, list) and any(_asked.is_backward(case["problem"]) for case in cases)
     source = PeerSource(device.partition(":")[0], peers, plain=request.get("plain", False), backward=backward)
     failed = {label for label, _ in request.get("failed", [])}
     source.own = [own for own in request.get("own", []) if "python" in own["code"] and own["label"] not in failed]
@@ -185,11 +186,11 @@ class PeerSource:
         if "q_scale" in tensors:
             scales = tuple(_wrapped(torch, tensors[f"{name}_scale"], place) for name in "qkv")
         problem = json.loads(case)["problem"]
-        outputs = ["dq", "dk", "dv"] if _peers.is_backward(problem) else ["out"]
+        outputs = ["dq", "dk", "dv"] if _asked.is_backward(problem) else ["out"]
         made = []
         for name in wanted:
             try:
-                options = {"scales": scales, **_options(problem, q, k)}
+                options = Asked.of(problem, q, k)._replace(scales=scales)._asdict()
                 views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
                 of = _called_with(self.found[name], problem, views, options)
                 run = of(k, v) if self.caches == 1 else _InTurn(of, k, v, self.caches)
@@ -208,7 +209,7 @@ class PeerSource:
         try:
             q, k = (_matrices(_wrapped(torch, tensors[name], place).transpose(1, 2), name) for name in "qk")
             if len(q) != len(k):
-                raise _peers.NotServed("a batched product has as many K as Q; grouped heads would be copied")
+                raise NotServed("a batched product has as many K as Q; grouped heads would be copied")
             scores = _matrices(_wrapped(torch, tensors["scores"], place), "scores")
             scale = problem["softmax_scale"]
             run = lambda: torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)
@@ -279,26 +280,6 @@ def _chain(us, caches):
     return math.ceil(runs / caches) * caches
 
 
-def _options(problem, q, k):
-    """What the peers take, of a `Problem` as JSON."""
-    if problem["q_offset"] != 0 or problem["kv_offset"] != 0:
-        raise _peers.NotServed("offsets are not passed on to peers")
-    if _peers.has_head_values(problem):
-        raise _peers.NotServed("sinks and ALiBi slopes are not passed on to peers")
-    left, right, align = (problem["mask"][name] for name in ("window_left", "window_right", "align"))
-    differ = _peers.has_lengths(problem) or q.shape[1] != k.shape[1]
-    if align == "top_left" and (left, right) != (None, None) and differ:
-        raise _peers.NotServed("masks aligned at the top left are not passed on to peers")
-    causal = right == 0
-    window = (left, None if causal else right)
-    return {
-        "causal": causal,
-        "window": None if window == (None, None) else window,
-        "softcap": problem["softcap"],
-        "scale": problem["softmax_scale"],
-    }
-
-
 def _way(problem):
     """The attribute of a peer that computes a problem, and what is said where there is none; None for forward passes over
     equal lengths, which the peer itself computes."""
@@ -306,7 +287,7 @@ def _way(problem):
         (True, False): ("serving", "packed sequences and caches are not passed on to it"),
         (False, True): ("backward", "it has no backward pass"),
         (True, True): ("backward_packed", "packed sequences are not passed on to a backward pass of it"),
-    }.get((_peers.has_lengths(problem), _peers.is_backward(problem)))
+    }.get((_asked.has_lengths(problem), _asked.is_backward(problem)))
 
 
 def _called_with(peer, problem, views, options):
@@ -316,8 +297,8 @@ def _called_with(peer, problem, views, options):
         return lambda k, v: peer(views["q"], k, v, **options)
     attribute, missing = way
     if not hasattr(peer, attribute):
-        raise _peers.NotServed(missing)
-    given = (problem,) if _peers.has_lengths(problem) else ()
+        raise NotServed(missing)
+    given = (problem,) if _asked.has_lengths(problem) else ()
     return lambda k, v: getattr(peer, attribute)({**views, "k": k, "v": v}, *given, **options)
 
 
@@ -325,7 +306,7 @@ def _matrices(tensor, name):
     """A tensor `[batch, heads, rows, columns]` as one of matrices, without copying."""
     matrices = tensor.flatten(0, 1)
     if matrices.data_ptr() != tensor.data_ptr():
-        raise _peers.NotServed(f"{name} is no batch of matrices; it would be copied")
+        raise NotServed(f"{name} is no batch of matrices; it would be copied")
     return matrices
 
 

@@ -14,7 +14,8 @@ import os
 import pathlib
 import sys
 
-from .peers import NotServed, has_head_values, has_lengths
+from . import _asked
+from ._asked import NotServed
 
 # How the reason of an end is told before the process ends; a bench in this process has no one to tell.
 FAILED = None
@@ -56,31 +57,17 @@ class Function:
         return run
 
     def _options(self, problem, q, k):
-        if problem["q_offset"] or problem["kv_offset"] or has_lengths(problem):
-            raise NotServed("offsets, packed sequences and caches are not passed to functions")
-        if has_head_values(problem):
-            raise NotServed("sinks and ALiBi slopes are not passed to functions")
-        if problem.get("direction", "forward") != "forward":
+        if _asked.has_lengths(problem):
+            raise NotServed("packed sequences and caches are not passed on to functions")
+        _asked.check(problem, q, k, "functions")
+        if _asked.is_backward(problem):
             raise NotServed("functions compute the forward pass")
         if problem["return_lse"]:
             raise NotServed("the log-sum-exp is not asked of functions")
         if str(problem["dtype"]) == "e4m3":
-            raise NotServed("scales of fp8 are not passed to functions")
-        mask = problem["mask"]
-        left, right = mask["window_left"], mask["window_right"]
-        is_masked = (left, right) != (None, None)
-        if is_masked and mask["align"] == "top_left" and q.shape[1] != k.shape[1]:
-            raise NotServed("masks aligned at the top left are not passed to functions")
-        is_causal = (left, right) == (None, 0)
-        head_dim = problem["head_dim"]
-        is_usual_scale = abs(problem["softmax_scale"] * head_dim**0.5 - 1) < 1e-6
+            raise NotServed("scales of fp8 are not passed on to functions")
         options = {}
-        for name, value, is_needed, what in (
-            ("causal", is_causal, is_causal, "a causal mask"),
-            ("window", (left, right), is_masked and not is_causal, "a window"),
-            ("softcap", problem["softcap"], problem["softcap"] is not None, "a soft cap"),
-            ("softmax_scale", problem["softmax_scale"], not is_usual_scale, "a scale that is not 1/sqrt(head_dim)"),
-        ):
+        for name, value, is_needed, what in _asked.of_function(problem):
             is_told = name in self.keywords or (self.takes_all and (is_needed or name in ("causal", "softmax_scale")))
             if is_told and (is_needed or name in ("causal", "softmax_scale")):
                 options[name] = value

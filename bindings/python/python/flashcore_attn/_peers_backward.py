@@ -1,8 +1,8 @@
 """The backward passes of peers. What is called, and timed, is the backward pass alone.
 
 The maker of a peer, `found[name]` of `peers.find`, has the attribute `backward` where the library has a backward pass:
-`found[name].backward(tensors, *, causal, window, softcap, scale, scales)` of a dict of the tensors `q`, `k`, `v`, `out`,
-`lse`, `dout`, `dq`, `dk` and `dv` gives a pass:
+`found[name].backward(tensors, **options)` gives a pass, of a dict of the tensors `q`, `k`, `v`, `out`, `lse`, `dout`, `dq`,
+`dk` and `dv`, and the options of `_asked.Asked`:
 
 - `run()` computes the gradients once, and returns them, or None where it wrote `dq`, `dk` and `dv`.
 - `refresh()`, if there is one, is called after the values of `q`, `k` and `v` have changed.
@@ -11,7 +11,8 @@ The maker of a peer, `found[name]` of `peers.find`, has the attribute `backward`
 then also has `cu_seqlens_q` and `cu_seqlens_k`, and `problem` is the `Problem` as a dict.
 """
 
-from ._peers_serving import NotServed, kinds
+from ._asked import Asked, NotServed, kinds
+from ._peers_serving import check_cudnn, of_equal_lengths
 
 
 class Autograd:
@@ -68,60 +69,51 @@ class Packed:
 def of_torch_packed(torch, backend):
     """PyTorch's own kernels over packed sequences: FlashAttention-2 and cuDNN."""
 
-    def flash(tensors, problem, *, causal, window, softcap, scale, scales):
-        if softcap is not None:
-            raise NotServed("PyTorch's flash kernel has no soft cap")
-        tensors, how = of_packed(tensors, problem)
-        q, k, v, dout = (tensors[name] for name in ("q", "k", "v", "dout"))
-        lengths = tuple(how.values())
-        left, right = window or (None, None)
-        options = {"scale": scale, "window_size_left": left, "window_size_right": right}
+    def flash(tensors, problem, **how):
+        asked = Asked(**how)
+        asked.check("PyTorch's flash kernel")
+        tensors, lengths = of_packed(tensors, problem)
+        (*qkv, dout), lengths = (tensors[name] for name in ("q", "k", "v", "dout")), lengths.values()
+        last, options = (*lengths, 0.0, asked.causal), asked.of_torch()
 
         def forward():
-            run = torch.ops.aten._flash_attention_forward
-            out, lse, *state, _ = run(q, k, v, *lengths, 0.0, causal, False, **options)
+            out, lse, *state, _ = torch.ops.aten._flash_attention_forward(*qkv, *last, False, **options)
             return out, lse, state
 
         def backward(out, lse, state):
-            run = torch.ops.aten._flash_attention_backward
-            return run(dout, q, k, v, out, lse, *lengths, 0.0, causal, *state, **options)
+            return torch.ops.aten._flash_attention_backward(dout, *qkv, out, lse, *last, *state, **options)
 
         return Packed(forward, backward)
 
-    def cudnn(tensors, problem, *, causal, window, softcap, scale, scales):
-        if window is not None or softcap is not None:
-            raise NotServed("cuDNN is called without window and soft cap")
-        tensors, how = of_packed(tensors, problem)
-        q, k, v, dout = (tensors[name] for name in ("q", "k", "v", "dout"))
-        lengths = tuple(how.values())
-        if causal and not torch.equal(*lengths[:2]):
-            raise NotServed("cuDNN aligns causal masks at the top left; sequences have more keys than rows")
+    def cudnn(tensors, problem, **how):
+        asked = Asked(**how)
+        asked.check("cuDNN's function")
+        tensors, lengths = of_packed(tensors, problem)
+        (*qkv, dout), lengths = (tensors[name] for name in ("q", "k", "v", "dout")), lengths.values()
+        last, scale = (*lengths, 0.0, asked.causal), asked.scale
+        check_cudnn(torch, asked, *last[:2])
 
         def forward():
             run = torch.ops.aten._cudnn_attention_forward
-            out, lse, *_, seed, offset, _ = run(q, k, v, None, *lengths, True, 0.0, causal, False, scale=scale)
+            out, lse, *_, seed, offset, _ = run(*qkv, None, *last[:4], True, *last[4:], False, scale=scale)
             return out, lse, seed, offset
 
         def backward(*saved):
-            run = torch.ops.aten._cudnn_attention_backward
-            return run(dout, q, k, v, *saved, None, *lengths, 0.0, causal, scale=scale)
+            return torch.ops.aten._cudnn_attention_backward(dout, *qkv, *saved, None, *last, scale=scale)
 
         return Packed(forward, backward)
 
-    def none(tensors, problem, **how):
-        raise NotServed("SDPA takes equal lengths")
-
-    return {"FLASH_ATTENTION": flash, "CUDNN_ATTENTION": cudnn}.get(backend, none)
+    return {"FLASH_ATTENTION": flash, "CUDNN_ATTENTION": cudnn}.get(backend, of_equal_lengths)
 
 
 class Fa3:
     """FlashAttention-3's operator, on the bench's `out` and `lse`, into its `dq`, `dk` and `dv`."""
 
-    def __init__(self, backward, tensors, options, deterministic):
+    def __init__(self, backward, tensors, options):
         names = ("dout", "q", "k", "v", "out", "lse")
         arguments = [tensors[name] for name in names]
         outputs = {name: tensors[name] for name in ("dq", "dk", "dv")}
-        self.call = lambda: backward(*arguments, **outputs, **options, deterministic=deterministic)
+        self.call = lambda: backward(*arguments, **outputs, **options)
 
     def run(self):
         self.call()

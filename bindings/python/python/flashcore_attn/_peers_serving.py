@@ -8,19 +8,24 @@ of peers. It returns a function without arguments that gives the output in the s
 
 import math
 
-
-class NotServed(ValueError):
-    """A peer does not compute what is asked."""
-
-
-def kinds(problem):
-    """The kinds of lengths of Q and of K and V: `equal`, `packed`, `cache` or `paged`."""
-    axes = (problem.get(name, "equal") for name in ("q_lengths", "kv_lengths"))
-    return tuple(kind if isinstance(kind, str) else next(iter(kind)) for kind in axes)
+from ._asked import Asked, NotServed, kinds
 
 
 def _starts(torch, rows, each, device):
     return torch.arange(0, rows * each + 1, each, dtype=torch.int32, device=device)
+
+
+def _viewed(tensor, *shape):
+    """The same memory under another shape."""
+    try:
+        return tensor.view(*shape)
+    except RuntimeError as error:
+        raise NotServed("it takes sequences that follow each other in memory") from error
+
+
+def _rows(x):
+    """Rows of equal sequences, one after another."""
+    return _viewed(x, x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def _packed_q(torch, tensors, problem):
@@ -30,8 +35,7 @@ def _packed_q(torch, tensors, problem):
         raise NotServed("rows that sequences leave unused are not passed on to this peer")
     if "cu_seqlens_q" in tensors:
         return q[0], tensors["cu_seqlens_q"]
-    batch, rows = q.shape[:2]
-    return q.reshape(batch * rows, *q.shape[2:]), _starts(torch, batch, rows, q.device)
+    return _rows(q), _starts(torch, *q.shape[:2], q.device)
 
 
 def _shaped(run, q):
@@ -43,64 +47,67 @@ def of_torch(torch, backend, dense):
     """PyTorch's own kernels: FlashAttention-2 over packed sequences and caches, cuDNN over packed ones, and over caches
     that are full (`dense` makes it)."""
 
-    def flash(tensors, problem, *, causal, window, softcap, scale, scales):
-        _, kv = kinds(problem)
-        if softcap is not None or scales is not None:
-            raise NotServed("PyTorch's flash kernel has neither a soft cap nor fp8")
-        if kv == "paged":
+    def flash(tensors, problem, **how):
+        asked = Asked(**how)
+        asked.check("PyTorch's flash kernel")
+        if kinds(problem)[1] == "paged":
             raise NotServed("pages are not passed on to PyTorch's flash kernel")
         q, starts = _packed_q(torch, tensors, problem)
         k, v = tensors["k"], tensors["v"]
-        batch, keys = k.shape[:2]
-        used = tensors.get("seqused_k")
         if "cu_seqlens_k" in tensors:
             k, v, of_k = k[0], v[0], tensors["cu_seqlens_k"]
         else:
-            k, v = (x.view(batch * keys, *x.shape[2:]) for x in (k, v))
-            of_k = _starts(torch, batch, keys, q.device)
-        left, right = window or (None, None)
-        options = {"scale": scale, "seqused_k": used, "window_size_left": left, "window_size_right": right}
+            k, v, of_k = _rows(k), _rows(v), _starts(torch, *k.shape[:2], q.device)
+        options = {**asked.of_torch(), "seqused_k": tensors.get("seqused_k")}
         bounds = problem["seq_len_q"], problem["seq_len_kv"]
         forward = torch.ops.aten._flash_attention_forward
-        run = lambda: forward(q, k, v, starts, of_k, *bounds, 0.0, causal, False, **options)[0]
+        run = lambda: forward(q, k, v, starts, of_k, *bounds, 0.0, asked.causal, False, **options)[0]
         return _shaped(run, tensors["q"])
 
-    def cudnn(tensors, problem, *, causal, window, softcap, scale, scales):
-        if window is not None or softcap is not None or scales is not None:
-            raise NotServed("cuDNN is called without window, soft cap and fp8")
+    def cudnn(tensors, problem, **how):
+        asked = Asked(**how)
+        asked.check("cuDNN's function")
+        causal, scale = asked.causal, asked.scale
         if kinds(problem) == ("equal", "cache") and bool((tensors["seqused_k"] == tensors["k"].shape[1]).all()):
             return dense(*(tensors[name] for name in "qkv"), causal=causal, scale=scale)
         if kinds(problem) != ("packed", "packed") or "seqused_k" in tensors:
             raise NotServed("cuDNN is called for packed prompts and full caches only")
         q, starts = _packed_q(torch, tensors, problem)
         of_k = tensors["cu_seqlens_k"]
-        if causal and not torch.equal(starts, of_k):
-            raise NotServed("cuDNN aligns causal masks at the top left; sequences have more keys than rows")
+        check_cudnn(torch, asked, starts, of_k)
         k, v = tensors["k"][0], tensors["v"][0]
         bounds = problem["seq_len_q"], problem["seq_len_kv"]
         forward = torch.ops.aten._cudnn_attention_forward
         run = lambda: forward(q, k, v, None, starts, of_k, *bounds, False, 0.0, causal, False, scale=scale)[0]
         return _shaped(run, tensors["q"])
 
-    def none(tensors, problem, **how):
-        raise NotServed("SDPA takes equal lengths")
-
-    return {"FLASH_ATTENTION": flash, "CUDNN_ATTENTION": cudnn}.get(backend, none)
+    return {"FLASH_ATTENTION": flash, "CUDNN_ATTENTION": cudnn}.get(backend, of_equal_lengths)
 
 
-def of_fa3(torch, operators, options_of):
+def check_cudnn(torch, asked, of_q, of_k):
+    """Raises for a causal mask of sequences of other lengths."""
+    if asked.causal and not torch.equal(of_q, of_k):
+        raise NotServed("cuDNN aligns causal masks at the top left; sequences have more keys than rows")
+
+
+def of_equal_lengths(tensors, problem, **how):
+    """Of backends that have nothing else."""
+    raise NotServed("SDPA takes equal lengths")
+
+
+def of_fa3(torch, operators):
     """FlashAttention-3. Where K and V have `seqused_k`, its scheduler's metadata is computed once and kept.
 
     Of a contiguous cache it reads rows past the end of a sequence, with a probability of 0, and the bench has NaN
     there: it gets a copy with zeros.
     """
 
-    def make(tensors, problem, *, scales, **how):
-        if scales is not None:
-            raise NotServed("scales are not passed on with lengths")
+    def make(tensors, problem, **how):
+        asked = Asked(**how)
+        asked.check("FlashAttention-3 with lengths")
         q, k, v = (tensors[name] for name in "qkv")
         is_packed, kv = kinds(problem)
-        options = options_of(**how)
+        options = asked.of_fa3()
         options.update({name: tensors[name] for name in ("seqused_q", "seqused_k") if name in tensors})
         if is_packed == "packed":
             q = q[0]
@@ -117,8 +124,7 @@ def of_fa3(torch, operators, options_of):
                 problem["batch"], problem["seq_len_q"], problem["seq_len_kv"], problem["num_heads"],
                 problem["num_kv_heads"], q.shape[-1], v.shape[-1], q.dtype, tensors["seqused_k"],
                 cu_seqlens_q=options.get("cu_seqlens_q"), seqused_q=options.get("seqused_q"), page_size=page_size,
-                is_causal=options["is_causal"], window_size_left=options["window_size_left"],
-                window_size_right=options["window_size_right"], has_softcap="softcap" in options,
+                **asked.of_fa3_schedule(),
             )  # fmt: skip
 
         def of(k, v):
@@ -152,41 +158,51 @@ class _WithoutRest:
                 sequence[rows >= used] = 0
 
 
-def of_flashinfer(torch, flashinfer, workspace, default_page):
-    """FlashInfer's wrappers, planned once: decode, ragged prefill, paged prefill."""
+def check_flashinfer(torch, q, asked):
+    """Raises for what FlashInfer's prefill has not."""
+    if q.dtype not in (torch.float16, torch.bfloat16) or asked.scales is not None:
+        raise NotServed("FlashInfer is called for fp16 and bf16 only")
+    if asked.sides[1] is not None and not asked.causal and q.shape[1] > 1:
+        raise NotServed("FlashInfer has no window to the right")
 
-    def make(tensors, problem, *, causal, window, softcap, scale, scales):
+
+def of_flashinfer(torch, flashinfer, workspace, default_page):
+    """FlashInfer's wrappers, planned once: decode, ragged prefill, paged prefill. Equal lengths are packed rows, or one row
+    each over full caches."""
+
+    def make(tensors, problem, **how):
+        asked = Asked(**how)
         q, k, v = (tensors[name] for name in "qkv")
-        if q.dtype not in (torch.float16, torch.bfloat16) or scales is not None:
-            raise NotServed("FlashInfer is called for fp16 and bf16 only")
-        left, right = window or (None, None)
-        if right is not None and not causal:
-            raise NotServed("FlashInfer has no window to the right")
+        check_flashinfer(torch, q, asked)
         of_q, of_kv = kinds(problem)
+        is_decode = of_q == "equal" and q.shape[1] == 1
+        if of_kv == "equal" and is_decode:
+            of_kv = "cache"
+            used = torch.full((k.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
+            tensors = {**tensors, "seqused_k": used}
         heads, kv_heads, head_dim = q.shape[2], k.shape[2], q.shape[3]
-        options = {"window_left": -1 if left is None else left, "logits_soft_cap": softcap, "sm_scale": scale}
-        options.update(q_data_type=q.dtype, kv_data_type=k.dtype)
+        options = {**asked.of_flashinfer(), "q_data_type": q.dtype, "kv_data_type": k.dtype}
         rows, starts = _packed_q(torch, tensors, problem)
-        if of_kv == "packed":
+        if of_kv in ("packed", "equal"):
             if "seqused_k" in tensors:
                 raise NotServed("keys that sequences leave unused are not passed on to this peer")
+            of_k = tensors["cu_seqlens_k"] if of_kv == "packed" else _starts(torch, *k.shape[:2], q.device)
+            k, v = (x[0] if of_kv == "packed" else _rows(x) for x in (k, v))
             wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(q.device), "NHD")
-            of_k = tensors["cu_seqlens_k"]
-            wrapper.plan(
-                starts, of_k, heads, kv_heads, head_dim, head_dim_vo=v.shape[3], causal=causal, **options
-            )
-            return _shaped(lambda: wrapper.run(rows, k[0], v[0]), q)
+            sizes = {"head_dim_vo": v.shape[2], "causal": asked.causal}
+            wrapper.plan(starts, of_k, heads, kv_heads, head_dim, **sizes, **options)
+            return _shaped(lambda: wrapper.run(rows, k, v), q)
         if v.shape[3] != head_dim:
             raise NotServed("FlashInfer's caches have one head_dim for K and V")
         cache, pages = _paged(torch, tensors, of_kv, default_page)
         page_size = cache[0].shape[1]
-        if of_q == "equal" and q.shape[1] == 1:
+        if is_decode:
             # The one row is the last position: a causal mask hides no key.
             wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(q.device), "NHD", use_tensor_cores=True)
             wrapper.plan(*pages, heads, kv_heads, head_dim, page_size, **options)
         else:
             wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(q.device), "NHD")
-            wrapper.plan(starts, *pages, heads, kv_heads, head_dim, page_size, causal=causal, **options)
+            wrapper.plan(starts, *pages, heads, kv_heads, head_dim, page_size, causal=asked.causal, **options)
         return _shaped(lambda: wrapper.run(rows, cache), q)
 
     return make
@@ -202,7 +218,7 @@ def _paged(torch, tensors, kind, default_page):
     else:
         batch, keys = k.shape[:2]
         page = math.gcd(keys, default_page)
-        cache = tuple(x.view(batch * keys // page, page, *x.shape[2:]) for x in (k, v))
+        cache = tuple(_viewed(x, batch * keys // page, page, *x.shape[2:]) for x in (k, v))
         table = torch.arange(batch * keys // page, dtype=torch.int32, device=k.device).view(batch, keys // page)
     filled = (used + page - 1) // page
     starts = torch.cat([filled.new_zeros(1), filled.cumsum(0)]).to(torch.int32)

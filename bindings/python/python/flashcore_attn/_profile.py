@@ -9,6 +9,7 @@ the peers that there are.
 import json
 import sys
 
+from . import _asked
 from . import peers as _peers
 
 # Names of element types, as flashcore has them and as PyTorch has them.
@@ -37,12 +38,12 @@ def call(job):
         return call_own(job, label)
     found, absent = _peers.find("cuda", [label])
     if label not in found:
-        raise _peers.NotServed(absent.get(label, f"no peer has the name {label}"))
-    if _peers.is_backward(job["problem"]):
-        raise _peers.NotServed("backward passes of peers are not profiled here; `bench --backward` times them")
+        raise _asked.NotServed(absent.get(label, f"no peer has the name {label}"))
+    if _asked.is_backward(job["problem"]):
+        raise _asked.NotServed("backward passes of peers are not profiled here; `bench --backward` times them")
     import torch
 
-    from ._bench import Subject, _options
+    from ._bench import Subject
 
     torch.manual_seed(1)
     with torch.cuda.device(job["device"]):
@@ -51,7 +52,8 @@ def call(job):
         if q.dtype == torch.float8_e4m3fn:
             shape = (k.shape[0], k.shape[2])
             scales = tuple(torch.ones(shape, dtype=torch.float32, device=job["device"]) for _ in "qkv")
-        run = found[label](q, k, v, scales=scales, **_options(job["problem"], q, k))
+        asked = _asked.Asked.of(job["problem"], q, k)._replace(scales=scales)
+        run = found[label](q, k, v, **asked._asdict())
         profiled(torch, run, job["warm_up"])
     return json.loads(Subject(label, run, versions=_peers.versions(label)).info)
 

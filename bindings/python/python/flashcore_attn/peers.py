@@ -14,15 +14,14 @@ import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
-import math
 import os
 import pathlib
 import re
 
 from . import _peers_backward, _peers_serving
-from ._peers_serving import NotServed
+from ._asked import Asked, NotServed
 
-__all__ = ["NAMES", "find", "versions"]
+__all__ = ["NAMES", "NotServed", "find", "versions"]
 
 FA3_VARIABLE = "FLASHCORE_FA3"
 
@@ -57,25 +56,10 @@ FLASHINFER_WORKSPACE_BYTES = 128 << 20
 FLASHINFER_PAGE = 64
 
 
-def has_lengths(problem):
-    """Whether sequences of a `Problem` as JSON are packed, or lie in caches."""
-    return _peers_serving.kinds(problem) != ("equal", "equal")
-
-
-def has_head_values(problem):
-    """Whether a `Problem` as JSON has sinks or ALiBi slopes."""
-    return problem.get("sinks") is not None or problem.get("alibi") is not None
-
-
-def is_backward(problem):
-    """Whether a `Problem` as JSON is of the backward pass."""
-    return problem.get("direction", "forward") == "backward"
-
-
 def find(device, wanted=None):
     """The peers that can run on a device (`"cpu"` or `"cuda"`), and why the others cannot.
 
-    Returns `(found, absent)`: `found[name](q, k, v, *, causal, window, softcap, scale, scales)` gives a function
+    Returns `(found, absent)`: `found[name](q, k, v, **options)`, of the options of `_asked.Asked`, gives a function
     without arguments that computes once and returns `[batch, seq, heads, head_dim]`, or raises `NotServed`;
     `absent[name]` is a sentence to be said once, with the command that installs the peer. `scales` are those of q, k
     and v where they are float8_e4m3fn, each float32 `[batch, kv_heads]`. Only peers in `wanted` are looked for, if it
@@ -142,19 +126,14 @@ def _sdpa(torch, backend):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
-        if scales is not None:
-            raise NotServed("SDPA does not serve fp8")
-        if softcap is not None:
-            raise NotServed("SDPA has no soft cap")
-        if window is not None and any(side is not None for side in window):
-            raise NotServed("SDPA has no window")
-        if causal and q.shape[1] == 1:
-            causal = False  # aligned at the bottom right, the one row sees every key
+    def make(q, k, v, **how):
+        asked = Asked(**how)
+        asked.check("SDPA")
+        causal = asked.causal and q.shape[1] > 1  # aligned at the bottom right, one row sees every key
         if causal and q.shape[1] != k.shape[1]:
             raise NotServed("SDPA aligns causal masks at the top left; that is another problem where lengths differ")
         heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-        options = {"is_causal": causal, "scale": scale}
+        options = {"is_causal": causal, "scale": asked.scale}
         if q.shape[2] != k.shape[2]:
             options["enable_gqa"] = True
 
@@ -182,14 +161,13 @@ def _fa3(torch):
     _load(torch, library, folders)
     operators = torch.ops.flash_attn_3
 
-    def make(q, k, v, *, scales=None, **how):
-        options = _fa3_options(**how)
-        if scales is not None:
-            options.update(zip(("q_descale", "k_descale", "v_descale"), scales))
+    def make(q, k, v, **how):
+        asked = Asked(**how)
+        options = asked.of_fa3() | dict(zip(("q_descale", "k_descale", "v_descale"), asked.scales or ()))
         return lambda: operators.fwd(q, k, v, **options)[0]
 
     make.backward, make.backward_packed = _fa3_backward(operators, deterministic=False)
-    make.serving = _peers_serving.of_fa3(torch, operators, _fa3_options)
+    make.serving = _peers_serving.of_fa3(torch, operators)
     return make
 
 
@@ -203,23 +181,14 @@ def _fa3_deterministic(torch):
     return make
 
 
-def _fa3_options(causal=False, window=None, softcap=None, scale=None):
-    left, right = (-1 if side is None else side for side in window or (None, None))
-    options = {"is_causal": causal, "window_size_left": left, "window_size_right": 0 if causal else right}
-    if softcap is not None:
-        options["softcap"] = softcap
-    if scale is not None:
-        options["softmax_scale"] = scale
-    return options
-
-
 def _fa3_backward(operators, deterministic):
-    def make(tensors, *, scales=None, **how):
-        return _peers_backward.Fa3(operators.bwd, tensors, _fa3_options(**how), deterministic)
+    def make(tensors, *, lengths={}, **how):
+        options = {**Asked(**how).of_fa3(), **lengths, "deterministic": deterministic}
+        return _peers_backward.Fa3(operators.bwd, tensors, options)
 
-    def packed(tensors, problem, *, scales=None, **how):
+    def packed(tensors, problem, **how):
         tensors, lengths = _peers_backward.of_packed(tensors, problem)
-        return _peers_backward.Fa3(operators.bwd, tensors, {**_fa3_options(**how), **lengths}, deterministic)
+        return make(tensors, lengths=lengths, **how)
 
     return make, packed
 
@@ -281,12 +250,10 @@ def _fa4(torch):
     package = _import("flash_attn.cute", "FlashAttention-4", f"pip install --pre 'flash-attn-4{extra}'")
     forward = package.flash_attn_func
 
-    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
-        if scales is not None:
-            raise NotServed("FlashAttention-4's function takes no scales of fp8 tensors")
-        options = {"causal": causal, "window_size": window or (None, None), "softcap": softcap or 0.0}
-        if scale is not None:
-            options["softmax_scale"] = scale
+    def make(q, k, v, **how):
+        asked = Asked(**how)
+        asked.check("FlashAttention-4's function")
+        options = asked.of_fa4()
         # The log-sum-exp comes with it, `None` where it is not asked for.
         return lambda: forward(q, k, v, **options)[0]
 
@@ -304,65 +271,19 @@ def _flashinfer(torch):
             workspaces[device] = torch.empty(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         return workspaces[device]
 
-    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
-        if q.dtype not in (torch.float16, torch.bfloat16):
-            raise NotServed("FlashInfer is called for fp16 and bf16 only")
-        left, right = window or (None, None)
-        options = {"window_left": -1 if left is None else left, "logits_soft_cap": softcap, "sm_scale": scale}
-        if q.shape[1] == 1:
-            # The one row is the last position: a causal mask or a window to the right hides no key.
-            return _flashinfer_decode(torch, flashinfer, workspace(q.device), q, k, v, options)
-        if right is not None and not causal:
-            raise NotServed("FlashInfer has no window to the right")
-        options["causal"] = causal
-        if q.shape[0] == 1:
-            run = flashinfer.single_prefill_with_kv_cache
-            one = [x[0] for x in (q, k, v)]
-            return lambda: run(*one, **options).unsqueeze(0)
-        return _flashinfer_ragged(torch, flashinfer, workspace(q.device), q, k, v, options)
+    serving = _peers_serving.of_flashinfer(torch, flashinfer, workspace, FLASHINFER_PAGE)
 
-    make.serving = _peers_serving.of_flashinfer(torch, flashinfer, workspace, FLASHINFER_PAGE)
+    def make(q, k, v, **how):
+        if q.shape[0] > 1 or q.shape[1] == 1:
+            return serving({"q": q, "k": k, "v": v}, {}, **how)
+        asked = Asked(**how)
+        _peers_serving.check_flashinfer(torch, q, asked)
+        run, options = flashinfer.single_prefill_with_kv_cache, {"causal": asked.causal, **asked.of_flashinfer()}
+        one = [x[0] for x in (q, k, v)]
+        return lambda: run(*one, **options).unsqueeze(0)
+
+    make.serving = serving
     return make
-
-
-def _flashinfer_ragged(torch, flashinfer, workspace, q, k, v, options):
-    """A batch of prompts, as sequences of equal lengths one after another."""
-    packed = [_viewed(x, x.shape[0] * x.shape[1], *x.shape[2:]) for x in (q, k, v)]
-    starts = [
-        torch.arange(0, x.shape[0] * x.shape[1] + 1, x.shape[1], dtype=torch.int32, device=q.device) for x in (q, k)
-    ]
-    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-    wrapper.plan(
-        *starts, q.shape[2], k.shape[2], q.shape[3], head_dim_vo=v.shape[3], q_data_type=q.dtype, kv_data_type=k.dtype,
-        **options,
-    )  # fmt: skip
-    return lambda: wrapper.run(*packed).unflatten(0, (q.shape[0], q.shape[1]))
-
-
-def _flashinfer_decode(torch, flashinfer, workspace, q, k, v, options):
-    """One row a sequence against a cache, seen as pages in order."""
-    batch, seq, kv_heads, head_dim = k.shape
-    if v.shape[3] != head_dim:
-        raise NotServed("FlashInfer's decode has one head_dim for K and V")
-    page = math.gcd(seq, FLASHINFER_PAGE)
-    cache = tuple(_viewed(x, batch * seq // page, page, kv_heads, head_dim) for x in (k, v))
-    starts = torch.arange(0, batch * seq // page + 1, seq // page, dtype=torch.int32, device=q.device)
-    pages = torch.arange(batch * seq // page, dtype=torch.int32, device=q.device)
-    last = torch.full((batch,), page, dtype=torch.int32, device=q.device)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-    wrapper.plan(
-        starts, pages, last, q.shape[2], kv_heads, head_dim, page, q_data_type=q.dtype, kv_data_type=k.dtype, **options
-    )
-    rows = _viewed(q, batch, q.shape[2], head_dim)
-    return lambda: wrapper.run(rows, cache).unsqueeze(1)
-
-
-def _viewed(tensor, *shape):
-    """The same memory under another shape."""
-    try:
-        return tensor.view(*shape)
-    except RuntimeError as error:
-        raise NotServed("FlashInfer takes sequences that follow each other in memory") from error
 
 
 # What makes the peers that are not PyTorch's own.
