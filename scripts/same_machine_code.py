@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says whether two folders of PTX hold the same kernels: what a change of the sources must not change.
+"""Says whether two folders of PTX hold the same kernels and launches: what a change of the sources must not change.
 
 usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--all] [--rename A=B] [--ptxas PATH]
        scripts/same_machine_code.py --test
@@ -12,6 +12,9 @@ A kernel is the same if its PTX is, once registers, labels, parameters and the e
 first use, and if offline ptxas makes the same machine code of both. Equal files are not assembled,
 unless --all asks for it. --sass-only accepts other PTX as long as the machine code is the same: for
 changes that reorder or drop instructions on which ptxas decides by itself.
+
+Launches are the lines of launches.txt in each folder: the same kernels with other arguments are not the same. A
+folder without the file, of an older dump, is said not to be compared.
 
 ptxas is --ptxas, $FLASHCORE_PTXAS, or .bin/ptxas (scripts/get-ptxas.sh).
 
@@ -105,6 +108,26 @@ def pairs(old, new, words):
     return both, sorted(map(str, lone[0])), sorted(map(str, lone[1]))
 
 
+def launches(top, words):
+    """The launches of each folder that has them: kernel's name, and the rest of the line."""
+    found = {}
+    for path in top.rglob("launches.txt"):
+        lines = (line.partition(" ") for line in path.read_text().splitlines())
+        found[path.parent.relative_to(top)] = {(renamed(pathlib.Path(name), words).name, rest) for name, _, rest in lines}
+    return found
+
+
+def compared_launches(old, new, words):
+    """How many launches are the same, and a line for each kernel whose launches are not."""
+    old, new = launches(old, words), launches(new, {})
+    both = old.keys() & new.keys()
+    differs = [f"{folder}: no launches to compare" for folder in sorted(old.keys() ^ new.keys())]
+    for folder in sorted(both):
+        names = sorted({name for name, _ in old[folder] ^ new[folder]})
+        differs += [f"{folder / name}: other launches" for name in names]
+    return sum(len(old[folder] & new[folder]) for folder in both), differs
+
+
 def verdict(args, pair):
     _, old, new = pair
     same_file = old.read_bytes() == new.read_bytes()
@@ -146,6 +169,15 @@ $L{a}:
     assert machine_code(bytes(elf)) == [b"CODE"]
     name = pathlib.Path("sm_80/mma_m64_lazy_d64.ptx")
     assert renamed(name, {"lazy": "cond", "m6": "m7"}) == pathlib.Path("sm_80/mma_m64_cond_d64.ptx")
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = pathlib.Path(folder, "old"), pathlib.Path(folder, "new")
+        for top, lines in [(old, "a_lazy 1 2\nb 3\n"), (new, "a_cond 1 2\nb 4\n")]:
+            (top / "sm_80").mkdir(parents=True)
+            (top / "sm_80" / "launches.txt").write_text(lines)
+        assert compared_launches(old, new, {"lazy": "cond"}) == (1, ["sm_80/b: other launches"])
+        assert compared_launches(old, old, {}) == (2, [])
+        (new / "sm_80" / "launches.txt").unlink()
+        assert compared_launches(old, new, {}) == (0, ["sm_80: no launches to compare"])
     print("ok")
 
 
@@ -167,7 +199,8 @@ def main():
         sys.exit(3)
     if any(word.count("=") != 1 for word in args.rename):
         parser.error("--rename takes A=B")
-    both, only_old, only_new = pairs(*args.folders, dict(word.split("=") for word in args.rename))
+    words = dict(word.split("=") for word in args.rename)
+    both, only_old, only_new = pairs(*args.folders, words)
     counts, differs = {}, []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for pair, found in zip(both, pool.map(lambda pair: verdict(args, pair), both)):
@@ -176,6 +209,9 @@ def main():
                 differs.append(f"{pair[0]}: {found}")
     differs += [f"{name}: only in {args.folders[0]}" for name in only_old]
     differs += [f"{name}: only in {args.folders[1]}" for name in only_new]
+    same, others = compared_launches(*args.folders, words)
+    differs += others
+    counts["same launches"] = same
     for line in differs:
         print(line)
     print("; ".join(f"{n} {found}" for found, n in sorted(counts.items())) or "no kernels")

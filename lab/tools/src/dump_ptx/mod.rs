@@ -2,6 +2,7 @@
 
 mod everywhere;
 mod of_target;
+mod random_steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -28,7 +29,8 @@ use crate::shipped::{one_head, plan_rows};
 /// layer then refuses to load it, and another config is chosen): the defaults with log-sum-exp, with and without soft
 /// cap, with sinks and with ALiBi, and every lever of `mma` at each of its values, one at a time.
 ///
-/// What refuses its problem has a line in refused.txt of its folder.
+/// What refuses its problem has a line in refused.txt of its folder, and each launch of a kernel one in launches.txt:
+/// in FOLDER also the launches of random problems, whose kernels are not written.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     folder: PathBuf,
@@ -48,6 +50,9 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     everywhere::ladder_kernels(&mut all);
     everywhere::split_kernels(&mut all);
     everywhere::tap_kernels(&mut all)?;
+    let random = if *full { 400 } else { 40 };
+    let [problems, plans] = random_steps::each(random, &mut |step| all.add_launch(step))?;
+    println!("launches of {plans} plans of {problems} random problems");
     all.write(folder)?;
     let rows = plan_rows()?;
     for target in TARGETS {
@@ -83,6 +88,7 @@ const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target:
 struct Kernels {
     by_name: BTreeMap<String, String>,
     refused: BTreeSet<String>,
+    launches: BTreeSet<String>,
 }
 
 impl Kernels {
@@ -124,6 +130,11 @@ impl Kernels {
     fn add_step(&mut self, step: &Step) {
         let name = step.kernel.name().to_string();
         self.by_name.insert(name, step.kernel.to_ptx());
+        self.add_launch(step);
+    }
+
+    fn add_launch(&mut self, step: &Step) {
+        self.launches.insert(random_steps::line(step));
     }
 
     fn write(&self, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
@@ -131,11 +142,13 @@ impl Kernels {
         for (name, ptx) in &self.by_name {
             std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
         }
-        let refused: String = self.refused.iter().cloned().collect();
-        std::fs::write(folder.join("refused.txt"), refused)?;
+        for (name, lines) in [("refused.txt", &self.refused), ("launches.txt", &self.launches)] {
+            std::fs::write(folder.join(name), lines.iter().cloned().collect::<String>())?;
+        }
         println!(
-            "{} kernels in {} ({} configs refused their problem)",
+            "{} kernels and {} launches in {} ({} configs refused their problem)",
             self.by_name.len(),
+            self.launches.len(),
             folder.display(),
             self.refused.len()
         );
