@@ -21,26 +21,6 @@ pub enum SimError {
         /// Threads of a block.
         threads: u32,
     },
-    /// An argument of the wrong type.
-    #[error("parameter {index} `{name}` is a {expected}, but the argument is {given}")]
-    ArgumentType {
-        /// The parameter's index.
-        index: usize,
-        /// The parameter's name.
-        name: String,
-        /// The expected type.
-        expected: &'static str,
-        /// The given type.
-        given: &'static str,
-    },
-    /// The kernel writes a buffer that the launch declares read-only.
-    #[error("parameter `{name}` is writable, but its buffer `{buffer}` is declared `written: false`; set it to true")]
-    BufferNotWritten {
-        /// The parameter.
-        name: String,
-        /// The buffer.
-        buffer: String,
-    },
     /// An invalid tensor map.
     #[error("tensor map `{name}`: {problem}")]
     TensorMap {
@@ -48,19 +28,6 @@ pub enum SimError {
         name: String,
         /// What is wrong.
         problem: TensorMapProblem,
-    },
-    /// The box of a tensor map does not match the kernel.
-    #[error(
-        "tensor map `{name}` has boxes of {given:?}, but the kernel copies boxes of {needed:?}; create its recipe with \
-         `Kernel::tensor_box`"
-    )]
-    TensorBox {
-        /// The parameter.
-        name: String,
-        /// The kernel's box, elements per dimension.
-        needed: Vec<u32>,
-        /// The launch's box, elements per dimension.
-        given: Vec<u32>,
     },
     /// More live values than the register file has rows.
     #[error("{live} values are live at once; the simulator has {allowed} rows, and a GPU thread has 255 registers")]

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use flashcore_ir::proof::{LaunchRefusal, prove_buffers, prove_launch};
-use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMapRecipe};
+use flashcore_ir::{Arg, Kernel, Launch, ParamKind, Target, TensorMapRecipe};
 
 use crate::clock::{ActorId, ActorKind, Actors};
 use crate::error::SimError;
@@ -40,20 +40,11 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Sets the region to a buffer of the launch, for the parameter `index`.
-    fn bind_buffer(&mut self, launch: &Launch, index: usize, slot: usize, writable: bool) -> Result<(), SimError> {
-        let count = launch.buffers.len();
-        let spec = launch.buffers.get(slot);
-        let spec = spec.ok_or(LaunchRefusal::Slot { index, slot, count })?;
-        if writable && !spec.written {
-            return Err(SimError::BufferNotWritten {
-                name: self.name.clone(),
-                buffer: spec.name.to_string(),
-            });
-        }
+    /// Sets the region to a buffer of the launch, of elements of so many bytes. `check_launch` saw that there is one.
+    fn bind_buffer(&mut self, launch: &Launch, slot: usize, element: u32, writable: bool) {
+        let spec = &launch.buffers[slot];
         (self.slot, self.writable, self.bytes) = (slot, writable, spec.bytes);
-        self.base = base_of(slot, spec.align);
-        Ok(())
+        (self.base, self.element) = (base_of(slot, spec.align), element);
     }
 }
 
@@ -123,7 +114,7 @@ impl<'a> Machine<'a> {
         // A schedule in four, and the second of two.
         let is_late = extra.is_some() && options.seed % 4 == 1;
         let program = text::lower(kernel, code, is_late)?;
-        let (args, mut regions) = bind(kernel, launch)?;
+        let (args, mut regions) = bind(kernel, launch);
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();
         let mut uninitialized: Vec<bool> = (0..launch.buffers.len())
             .map(|slot| launch.buffers[slot].name == "workspace" || options.uninitialized.contains(&slot))
@@ -351,7 +342,7 @@ pub(crate) fn map_address(index: usize) -> u64 {
 
 const TENSOR_MAP_BYTES: u64 = 128;
 
-/// The tensor maps, checked against the kernel's boxes and the launch's buffers.
+/// The tensor maps, checked against the launch's buffers.
 fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>, SimError> {
     let mut maps = Vec::new();
     for (param, arg) in kernel.params().iter().zip(&launch.args) {
@@ -360,22 +351,9 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
             continue;
         };
         let name = || param.name.clone();
-        let same = recipe.box_dims == boxes.dims()
-            && recipe.element == boxes.element
-            && recipe.swizzle == boxes.swizzle
-            && recipe.ragged == boxes.ragged;
-        if !same {
-            return Err(SimError::TensorBox {
-                name: name(),
-                needed: boxes.dims().to_vec(),
-                given: recipe.box_dims.clone(),
-            });
-        }
-        if let Some(buffer) = launch.buffers.get(recipe.slot) {
-            recipe
-                .check(buffer)
-                .map_err(|problem| SimError::TensorMap { name: name(), problem })?;
-        }
+        recipe
+            .check(&launch.buffers[recipe.slot])
+            .map_err(|problem| SimError::TensorMap { name: name(), problem })?;
         maps.push(Some(TensorMap {
             recipe: recipe.clone(),
             encoded: recipe.encoded(),
@@ -385,70 +363,47 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
     Ok(maps)
 }
 
-/// Argument bits, and the memory behind each pointer and tensor map.
-fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), SimError> {
-    let params = kernel.params();
+/// Argument bits, and the memory behind each pointer and tensor map, of a launch whose arguments are of the kinds of
+/// the parameters.
+fn bind(kernel: &Kernel, launch: &Launch) -> (Vec<u64>, Vec<Region>) {
     let (mut args, mut regions) = (Vec::new(), Vec::new());
     // Tables follow the buffers, in the order of the arguments.
     let mut table_slots = launch.buffers.len()..;
-    for (index, (param, arg)) in params.iter().zip(&launch.args).enumerate() {
-        let mismatch = |given: &'static str| SimError::ArgumentType {
-            index,
-            name: param.name.clone(),
-            expected: match param.kind {
-                ParamKind::Pointer { .. } => "pointer",
-                ParamKind::Value(ty) => ty.ptx(),
-                ParamKind::TensorMap { .. } => "tensor map",
-            },
-            given,
-        };
+    for (index, (param, arg)) in kernel.params().iter().zip(&launch.args).enumerate() {
         let mut region = Region {
             slot: usize::MAX,
             element: 4,
             name: param.name.clone(),
             ..Region::default()
         };
-        let bits = match (param.kind, arg) {
-            (ParamKind::Pointer { element, writable }, Arg::Buffer { slot, byte_offset }) => {
-                region.bind_buffer(launch, index, *slot, writable)?;
-                region.element = element.bytes();
+        let (element, writable) = match param.kind {
+            ParamKind::Pointer { element, writable } => (element.bytes(), writable),
+            ParamKind::TensorMap { boxes, writable } => (boxes.element.bytes(), writable),
+            ParamKind::Value(_) => (4, false),
+        };
+        let bits = match arg {
+            Arg::Buffer { slot, byte_offset } => {
+                region.bind_buffer(launch, *slot, element, writable);
                 region.base.wrapping_add(*byte_offset)
             }
-            (
-                ParamKind::Pointer {
-                    element,
-                    writable: false,
-                },
-                Arg::Table(table),
-            ) => {
+            Arg::Table(table) => {
                 region.slot = table_slots.next().unwrap_or(usize::MAX);
                 region.base = base_of(region.slot, 16);
                 region.bytes = 4 * table.len() as u64;
-                region.element = element.bytes();
+                region.element = element;
                 region.base
             }
-            (ParamKind::TensorMap { writable, .. }, Arg::TensorMap(recipe)) => {
-                region.bind_buffer(launch, index, recipe.slot, writable)?;
-                region.element = recipe.element.bytes();
+            Arg::TensorMap(recipe) => {
+                region.bind_buffer(launch, recipe.slot, element, writable);
                 map_address(index)
             }
-            (ParamKind::Value(ScalarType::U32), Arg::U32(v)) => u64::from(*v),
-            (ParamKind::Value(ScalarType::S32), Arg::I32(v)) => u64::from(*v as u32),
-            // An i64 is passed as its bits.
-            (ParamKind::Value(ScalarType::U64 | ScalarType::S64), Arg::U64(v)) => *v,
-            (ParamKind::Value(ScalarType::F32), Arg::F32(v)) => u64::from(v.to_bits()),
-            (ParamKind::TensorMap { .. }, _) => return Err(mismatch("not one")),
-            (_, Arg::TensorMap(_)) => return Err(mismatch("a tensor map")),
-            (_, Arg::Table(_)) => return Err(mismatch("a table")),
-            (ParamKind::Pointer { .. }, _) => return Err(mismatch("a number")),
-            (ParamKind::Value(_), Arg::Buffer { .. }) => return Err(mismatch("a buffer")),
-            (ParamKind::Value(_), Arg::U32(_)) => return Err(mismatch(ScalarType::U32.ptx())),
-            (ParamKind::Value(_), Arg::I32(_)) => return Err(mismatch(ScalarType::S32.ptx())),
-            (ParamKind::Value(_), Arg::U64(_)) => return Err(mismatch(ScalarType::U64.ptx())),
-            (ParamKind::Value(_), Arg::F32(_)) => return Err(mismatch(ScalarType::F32.ptx())),
+            Arg::U32(v) => u64::from(*v),
+            Arg::I32(v) => u64::from(*v as u32),
+            Arg::U64(v) => *v,
+            Arg::F32(v) => u64::from(v.to_bits()),
         };
         args.push(bits);
         regions.push(region);
     }
-    Ok((args, regions))
+    (args, regions)
 }

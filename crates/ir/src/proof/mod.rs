@@ -16,6 +16,7 @@
 //! ```
 
 mod facts;
+mod kinds;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ mod tests;
 pub use facts::{CodeForm, KernelFacts, LaunchShape};
 pub use refusal::LaunchRefusal;
 
-use crate::{Arg, BufferSpec, Kernel, Launch, Limits, ParamKind, Target};
+use crate::{BufferSpec, Kernel, Launch, Limits, ParamKind, Target};
 
 const WARP: u64 = 32;
 
@@ -59,6 +60,10 @@ struct Proof<'a> {
 
 /// Everything that is known to fail about a [`Launch`] of a kernel on an architecture; empty if
 /// nothing is. `registers` is per thread as the compiler reports it, if it is known.
+///
+/// Each argument must be of its parameter's kind: a number of its type; for a pointer a buffer that the launch
+/// declares, written if the kernel writes through it, or for reading a table; for a tensor map one of its boxes. An
+/// address as a number is refused.
 pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers: Option<u32>) -> Vec<LaunchRefusal> {
     let facts = KernelFacts {
         registers,
@@ -81,7 +86,7 @@ pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers:
     if launch.programmatic && !kernel.waits_for_launch_before() {
         refusals.push(LaunchRefusal::NeverWaits);
     }
-    refusals.extend(prove_arguments(&facts, launch.args.iter().map(argument_bytes)));
+    refusals.extend(kinds::prove_kinds(kernel, launch));
     refusals
 }
 
@@ -205,14 +210,6 @@ pub fn registers_per_block(threads: u64, registers: u32, limits: &Limits) -> u64
     let warps = threads.div_ceil(WARP).next_multiple_of(partitions);
     let unit = u64::from(limits.register_unit_per_warp.max(1));
     warps.saturating_mul((u64::from(registers) * WARP).next_multiple_of(unit))
-}
-
-fn argument_bytes(arg: &Arg) -> u64 {
-    match arg {
-        Arg::U32(_) | Arg::I32(_) | Arg::F32(_) => 4,
-        Arg::Buffer { .. } | Arg::U64(_) | Arg::Table(_) => 8,
-        Arg::TensorMap(_) => TENSOR_MAP_BYTES,
-    }
 }
 
 fn parameter_bytes(kind: ParamKind) -> u64 {

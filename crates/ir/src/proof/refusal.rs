@@ -133,6 +133,24 @@ pub enum LaunchRefusal {
     /// An argument of the wrong size. `index` counts from 0.
     #[error("argument {index} has {given} B; the kernel's parameter has {needed} B; {}", self.remedy())]
     ArgumentSize { index: usize, given: u64, needed: u64 },
+    /// An argument of another kind than the parameter. `index` counts from 0.
+    #[error("argument {index} is {given}; parameter `{name}` is {needed}; {}", self.remedy())]
+    ArgumentKind {
+        index: usize,
+        name: String,
+        given: &'static str,
+        needed: &'static str,
+    },
+    /// A tensor map of other boxes than the kernel copies: elements along each dimension, or their type or layout.
+    #[error("tensor map `{name}` has boxes of {given:?}; the kernel copies boxes of {needed:?}; {}", self.remedy())]
+    ArgumentBoxes {
+        name: String,
+        given: Vec<u32>,
+        needed: Vec<u32>,
+    },
+    /// The kernel writes a buffer that the launch declares read-only.
+    #[error("parameter `{name}` is written through; its buffer `{buffer}` is declared `written: false`; {}", self.remedy())]
+    BufferNotWritten { name: String, buffer: String },
     /// A buffer that the launch needs was not brought.
     #[error("it needs {needed} buffers ({names}); {given} given; {}", self.remedy())]
     BufferCount { given: usize, needed: usize, names: String },
@@ -201,7 +219,9 @@ impl LaunchRefusal {
             R::ClusterSize { .. } => "use a smaller cluster".to_string(),
             R::ClusterGrid { .. } => "round the grid up and let blocks past the end return".to_string(),
             R::ArgumentCount { .. } => "bring one for each parameter, in order".to_string(),
-            R::ArgumentSize { .. } => "bring an argument of the parameter's type".to_string(),
+            R::ArgumentSize { .. } | R::ArgumentKind { .. } => "bring an argument of the parameter's type".to_string(),
+            R::ArgumentBoxes { .. } => "make it of the kernel's boxes (`Kernel::tensor_box`)".to_string(),
+            R::BufferNotWritten { .. } => "declare it `written: true`".to_string(),
             R::BufferCount { .. } => "bring one for each slot, in order".to_string(),
             R::Slot { .. } => "the plan is broken; please report it".to_string(),
             R::BufferSize { .. } => "allocate at least that".to_string(),

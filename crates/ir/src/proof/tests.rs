@@ -1,8 +1,8 @@
 //! Tests of the launch proof.
 
 use super::*;
-use crate::TileShape;
 use crate::ptx::read::PtxModule;
+use crate::{Arg, TileShape};
 
 fn h200() -> Limits {
     Target::Sm90a.limits()
@@ -267,6 +267,12 @@ fn arguments_must_match_the_parameters() {
     assert_eq!(prove_arguments(&KernelFacts::default(), [1, 2, 3].into_iter()), None);
 }
 
+/// The start of a launch's first buffer.
+const ADDRESS: Arg = Arg::Buffer {
+    slot: 0,
+    byte_offset: 0,
+};
+
 #[test]
 fn buffers_must_be_there_long_enough_and_aligned() {
     let spec = |name, bytes| BufferSpec {
@@ -325,8 +331,13 @@ fn every_source_of_facts_gets_the_same_answer() {
         cluster: [1, 1, 1],
         dynamic_shared_bytes: 0,
         programmatic: false,
-        buffers: Vec::new(),
-        args: vec![Arg::U64(0)],
+        buffers: vec![BufferSpec {
+            name: "out",
+            bytes: 1152,
+            written: true,
+            align: 4,
+        }],
+        args: vec![ADDRESS],
     };
     let module = PtxModule::declarations(&kernel.to_ptx()).unwrap();
     let mut read = module.entries[0].facts();
@@ -371,7 +382,7 @@ fn a_launch_must_be_that_of_its_kernel() {
         refuse(|l| l.block = [64, 1, 1]),
         "its block is [64, 1, 1]; the kernel is built for [32, 1, 1]; launch it so"
     );
-    assert!(refuse(|l| l.args = vec![Arg::U64(0)]).contains("argument 0 has 8 B"));
+    assert!(refuse(|l| l.args = vec![Arg::U64(0)]).contains("argument 0 is u64; parameter `n` is u32; bring"));
     assert!(refuse(|l| l.args.clear()).contains("bring one for each"));
     assert!(refuse(|l| l.programmatic = true).contains("never waits for the launch before it; call `dependency_wait`"));
     let older = prove_launch(&kernel, &launch, Target::Sm89, None);

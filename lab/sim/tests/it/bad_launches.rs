@@ -101,16 +101,8 @@ fn shapes() {
 fn arguments() {
     let count = refusal(|l| l.args.truncate(1));
     assert_eq!(count, LaunchRefusal::ArgumentCount { given: 1, needed: 2 });
-    let number = error(|l| l.args[1] = Arg::U32(1));
-    assert_eq!(
-        number.to_string(),
-        "parameter 1 `scale` is a f32, but the argument is u32"
-    );
-    let pointer = error(|l| l.args[0] = Arg::U64(0));
-    assert_eq!(
-        pointer.to_string(),
-        "parameter 0 `output` is a pointer, but the argument is a number"
-    );
+    let number = refusal(|l| l.args[1] = Arg::U32(1));
+    assert_eq!(number.what(), "argument 1 is u32; parameter `scale` is f32");
     let slot = refusal(|l| {
         l.args[0] = Arg::Buffer {
             slot: 3,
@@ -154,8 +146,8 @@ fn buffers() {
         ),
         "{missing}"
     );
-    let written = error(|l| l.buffers[0].written = false);
-    assert!(matches!(written, SimError::BufferNotWritten { .. }), "{written}");
+    let written = refusal(|l| l.buffers[0].written = false);
+    assert!(matches!(written, LaunchRefusal::BufferNotWritten { .. }), "{written}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::common;
 
 use common::{Case, found};
+use flashcore_ir::proof::LaunchRefusal;
 use flashcore_ir::{Cache, Swizzle, TileShape};
 use flashcore_sim::{FindingKind, SimError, simulate};
 use half::f16;
@@ -291,7 +292,10 @@ fn mismatched_tensor_maps_are_refused() {
         simulate(&case.kernel, &launch, &mut case.buffers, &case.options).unwrap_err()
     };
     let boxes = refuse(|recipe| recipe.box_dims[1] = 32);
-    assert!(matches!(boxes, SimError::TensorBox { .. }), "{boxes}");
+    assert!(
+        matches!(boxes, SimError::Launch(LaunchRefusal::ArgumentBoxes { .. })),
+        "{boxes}"
+    );
     let stride = refuse(|recipe| recipe.byte_strides[0] = 120);
     assert!(matches!(stride, SimError::TensorMap { .. }), "{stride}");
     assert!(stride.to_string().contains("multiple of 16 B"), "{stride}");
