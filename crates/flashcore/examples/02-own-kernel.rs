@@ -8,7 +8,7 @@ use std::error::Error;
 
 use flashcore::Device;
 use flashcore::unstable::cuda::{DeviceBuffer, Function, ModuleOptions, Stream};
-use flashcore::unstable::kernel::{Arg, BuildErrors, Cache, Kernel};
+use flashcore::unstable::kernel::{BuildErrors, Cache, Kernel, Launch};
 use flashcore_sim::{Case, SimOptions};
 
 const WARPS: u32 = 4;
@@ -54,11 +54,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let input: Vec<f32> = (0..rows * COLS).map(|i| (i as f32 * 0.7).sin() * 8.0).collect();
     let input_bytes: Vec<u8> = input.iter().flat_map(|x| x.to_ne_bytes()).collect();
     let bytes = input_bytes.len();
-    let mut case = Case::new(row_softmax()?)
-        .input("input", input_bytes)
-        .output("output", bytes);
-    case.launch.grid = [rows.div_ceil(WARPS), 1, 1];
-    case.launch.args.push(Arg::U32(rows));
+    let kernel = row_softmax()?;
+    // Arguments go to the parameters by name, so that none is in the place of another.
+    let launch = Launch::builder(&kernel, [rows.div_ceil(WARPS), 1, 1])
+        .buffer("input", bytes as u64)
+        .buffer("output", bytes as u64)
+        .arg("rows", rows)
+        .build()?;
+    let mut case = Case {
+        kernel,
+        launch,
+        buffers: vec![input_bytes, vec![0; bytes]],
+    };
 
     // Checked on any machine: every access in bounds, nothing read before it is written, no race.
     let report = case.simulate(&SimOptions::default())?;

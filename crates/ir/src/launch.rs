@@ -44,6 +44,17 @@ pub enum Arg {
     Table(Table),
 }
 
+macro_rules! arg_of {
+    ($($ty:ty => $arg:ident),*) => {$(
+        impl From<$ty> for Arg {
+            fn from(value: $ty) -> Arg {
+                Arg::$arg(value)
+            }
+        }
+    )*};
+}
+arg_of!(u32 => U32, i32 => I32, u64 => U64, f32 => F32, Table => Table, TensorMapRecipe => TensorMap);
+
 /// The boxes that a tensor map copies: what a tile and its tensor map must agree on.
 ///
 /// Made by [`SharedTile::tensor_box`](crate::SharedTile::tensor_box); a kernel's parameter carries
@@ -244,7 +255,7 @@ pub struct Launch {
 
 impl Launch {
     /// A launch of a kernel over a grid, with the threads, clusters and shared memory that it was built with, without
-    /// buffers and arguments yet.
+    /// buffers and arguments yet. [`Launch::builder`] places them by name.
     ///
     /// ```
     /// use flashcore_ir::{Kernel, Launch};
