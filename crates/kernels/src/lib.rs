@@ -22,6 +22,7 @@ pub mod scalar;
 pub mod select;
 pub mod wgmma;
 
+mod args;
 mod recent;
 mod size;
 mod step;

@@ -5,13 +5,14 @@
 //! them: `out = Σ exp(lse_i − lse)·out_i` with `lse = ln Σ exp(lse_i)`. There is nothing to tune: all of it waits for
 //! memory.
 
-use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Widen};
+use flashcore_ir::{Cache, GlobalPtr, Widen};
 use flashcore_problem::{DType, Lengths, MOST_PARTS, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
+use crate::args::{Args, Built};
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_buffer, add_lse, grid, widest_access};
+use crate::attention::params::{Shape, declare_lse, grid, widest_access};
 use crate::attention::score_mod::LOG2_E;
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
@@ -73,41 +74,42 @@ pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCac
         let (dtype, columns, vector_bytes) = (shape.dtype, shape.head_dim, shape.vector_bytes);
         let lse = if shape.lse { "_lse" } else { "" };
         let name = format!("merge_p{parts}_{dtype}_d{columns}_v{vector_bytes}{lse}");
-        Kernel::build(name, THREADS, |k| match dtype {
+        Built::build(name, THREADS, |k| match dtype {
             DType::F32 => body::<f32>(k, parts as usize, shape),
             DType::F16 => body::<f16>(k, parts as usize, shape),
             // No output is of e4m3.
             DType::BF16 | DType::E4M3 => body::<bf16>(k, parts as usize, shape),
         })
     })?;
-    let [_, seq, heads, _] = layout.shape;
-    let tasks = problem.lse_len() * (columns / CHUNK) as usize;
-    let blocks = grid("merge", [tasks.div_ceil(THREADS as usize), 1, 1])?;
-    let mut launch = Launch::of(&kernel, blocks);
-    let bytes = layout.span() * size;
-    for (out, lse) in OUTS.into_iter().zip(LSES).take(parts) {
-        add_buffer(&mut launch, out, bytes, vector_bytes, false);
-        add_buffer(&mut launch, lse, 4 * problem.lse_len(), 4, false);
-    }
-    add_buffer(&mut launch, "out", bytes, vector_bytes, true);
-    if shape.lse {
-        add_lse(&mut launch, problem);
-    }
-    let numbers = strides.into_iter().chain([seq as u32, heads as u32, tasks as u32]);
-    launch.args.extend(numbers.map(Arg::U32));
-    Ok(Step { kernel, launch })
+    let blocks = tasks(problem).div_ceil(THREADS as usize);
+    kernel.step(grid("merge", [blocks, 1, 1])?, problem)
 }
 
-/// `step` gives the arguments in the same order.
-fn body<'k, E: Widen>(k: &'k KernelBuilder, parts: usize, shape: &Shape) {
+/// Threads with columns of a row.
+fn tasks(problem: &Problem) -> usize {
+    problem.lse_len() * (problem.head_dim_v() / CHUNK as usize)
+}
+
+fn body<'k, E: Widen>(k: &'k Args<'k, Problem>, parts: usize, shape: &Shape) {
+    let span = |problem: &Problem| problem.o_layout().span();
+    let align = shape.vector_bytes;
     let parts = OUTS.into_iter().zip(LSES).take(parts);
-    let parts: Vec<(GlobalPtr<'k, E>, GlobalPtr<'k, f32>)> =
-        parts.map(|(out, lse)| (k.param_ptr(out), k.param_ptr(lse))).collect();
-    let out: GlobalPtr<'k, E> = k.param_ptr_mut("out");
-    let lse: Option<GlobalPtr<'k, f32>> = shape.lse.then(|| k.param_ptr_mut("lse"));
-    let [batch_stride, seq_stride, head_stride] =
-        ["batch_stride", "seq_stride", "head_stride"].map(|name| k.param::<u32>(name));
-    let [seq, heads, tasks] = ["seq", "heads", "tasks"].map(|name| k.param::<u32>(name));
+    let parts: Vec<(GlobalPtr<'k, E>, GlobalPtr<'k, f32>)> = parts
+        .map(|(out, lse)| (k.input(out, align, span), k.input(lse, 4, Problem::lse_len)))
+        .collect();
+    let out: GlobalPtr<'k, E> = k.output("out", align, span);
+    let lse = shape.lse.then(|| declare_lse(k));
+    let stride = |name, dim: usize| k.number(name, move |problem: &Problem| row_strides(problem.o_layout())[dim]);
+    let (batch_stride, seq_stride, head_stride) = (
+        stride("batch_stride", 0),
+        stride("seq_stride", 1),
+        stride("head_stride", 2),
+    );
+    let (seq, heads) = (
+        k.count("seq", |problem| problem.o_layout().shape[1]),
+        k.count("heads", |problem| problem.o_layout().shape[2]),
+    );
+    let tasks = k.count("tasks", tasks);
 
     let task = k.block_idx(0) * THREADS + k.thread_idx();
     k.if_(task.lt(tasks).divergent(), || {

@@ -1,9 +1,11 @@
 //! One kernel and its launch, and a cache of kernels.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use flashcore_ir::{BuildErrors, Kernel, Launch};
 
+use crate::args::Built;
 use crate::attention::params::Shape;
 use crate::family::Values;
 use crate::{Recent, Refusal};
@@ -34,7 +36,7 @@ pub(crate) struct Identity {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct KernelCache(Recent<Identity, Arc<Kernel>>);
+pub struct KernelCache(Recent<Identity, Arc<dyn Any + Send + Sync>>);
 
 impl Default for KernelCache {
     fn default() -> KernelCache {
@@ -43,19 +45,24 @@ impl Default for KernelCache {
 }
 
 impl KernelCache {
-    /// A kernel of this identity. `build` captures nothing, so kernels of one identity have the same code.
-    pub(crate) fn get_or_build(
+    /// A kernel of this identity, whose family says what its launches are made for. `build` captures nothing, so
+    /// kernels of one identity have the same code.
+    pub(crate) fn get_or_build<R: 'static>(
         &self,
         identity: Identity,
-        build: fn(&Values, &Shape) -> Result<Kernel, BuildErrors>,
-    ) -> Result<Arc<Kernel>, Refusal> {
-        self.0.get_or_make(
+        build: fn(&Values, &Shape) -> Result<Built<R>, BuildErrors>,
+    ) -> Result<Arc<Built<R>>, Refusal> {
+        let kernel = self.0.get_or_make(
             |other| *other == identity,
             || {
-                let kernel = build(&identity.levers, &identity.shape)?;
-                Ok((identity, Arc::new(kernel)))
+                let kernel: Arc<dyn Any + Send + Sync> = Arc::new(build(&identity.levers, &identity.shape)?);
+                Ok::<_, Refusal>((identity, kernel))
             },
-        )
+        )?;
+        kernel.downcast().map_err(|_| {
+            let family = identity.family;
+            Refusal::Build(format!("kernels of `{family}` are launched for two kinds of requests"))
+        })
     }
 }
 
@@ -74,6 +81,7 @@ mod tests {
     use std::collections::HashSet;
 
     use flashcore_ir::Target;
+    use flashcore_ir::proof::prove_launch;
     use flashcore_problem::rng::Rng;
     use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
 
@@ -138,6 +146,7 @@ mod tests {
                     fresh.kernel
                 );
                 assert_eq!(step.launch, fresh.launch);
+                assert_eq!(prove_launch(&step.kernel, &step.launch, Target::Sm90a, None), []);
             }
         }
         assert!(

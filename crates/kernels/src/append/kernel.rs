@@ -2,100 +2,18 @@
 //! thread has one task: a chunk to copy, or a chunk of pairs to rotate.
 
 use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Val, Widen};
-use flashcore_problem::{Append, AppendPlace, AppendValues};
+use flashcore_problem::{Append, AppendValues, Layout, Rotary};
 
-use crate::attention::lengths::{TensorParam, last_at_most};
+use super::kinds::Kinds;
+use super::{Request, block_table};
+use crate::Refusal;
+use crate::args::Args;
+use crate::attention::lengths::{TensorParam, last_at_most, row_strides};
 use crate::attention::params::Shape;
-use crate::family::Values;
 
 pub(super) const THREADS: u32 = 128;
 
-/// What of an append is baked into the kernel, in addition to its [`Shape`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Kinds {
-    /// Which arrays it reads.
-    arrays: AppendValues<()>,
-    /// Words of a slot; 0 without slots.
-    slot_words: u32,
-    seqused_k: bool,
-    /// Columns that are rotated; 0 for none.
-    rotary_dim: u32,
-    interleaved: bool,
-}
-
-impl Kinds {
-    pub(super) fn of(append: &Append) -> Kinds {
-        Kinds {
-            arrays: append.entries().map(|_| ()),
-            slot_words: match append.place {
-                AppendPlace::Slots { wide } => 1 + u32::from(wide),
-                AppendPlace::Cache | AppendPlace::Paged { .. } => 0,
-            },
-            seqused_k: append.seqused_k,
-            rotary_dim: append.rotary.map_or(0, |rotary| rotary.dim as u32),
-            interleaved: append.rotary.is_some_and(|rotary| rotary.interleaved),
-        }
-    }
-
-    pub(super) fn levers(&self) -> [u32; 5] {
-        let given = self.arrays.arrays().into_iter().enumerate();
-        let arrays = given.map(|(i, array)| u32::from(array.is_some()) << i).sum();
-        [
-            arrays,
-            self.slot_words,
-            u32::from(self.seqused_k),
-            self.rotary_dim,
-            u32::from(self.interleaved),
-        ]
-    }
-
-    pub(super) fn from_levers(&[arrays, slot_words, seqused_k, rotary_dim, interleaved, ..]: &Values) -> Kinds {
-        let given = [0, 1, 2, 3, 4, 5, 6].map(|i| (arrays >> i & 1 == 1).then_some(()));
-        Kinds {
-            arrays: AppendValues::from(given),
-            slot_words,
-            seqused_k: seqused_k == 1,
-            rotary_dim,
-            interleaved: interleaved == 1,
-        }
-    }
-
-    /// In the kernel's name.
-    pub(super) fn name(&self) -> String {
-        let names = AppendValues::<()>::NAMES.into_iter();
-        let names = names.filter(|name| self.arrays.named(name).is_some());
-        let mut name: String = names.map(|name| format!("_{name}")).collect();
-        match self.slot_words {
-            0 => {}
-            words => name += &format!("_slots{}", 32 * words),
-        }
-        if self.seqused_k {
-            name += "_seqused_k";
-        }
-        match self.rotary_dim {
-            0 => {}
-            dim => name += &format!("_rotary{dim}{}", if self.interleaved { "i" } else { "" }),
-        }
-        name
-    }
-
-    /// Pairs of a task that rotates: of e4m3 a word of each table or more.
-    fn pairs(&self, vector_bytes: u32, element: u32) -> u32 {
-        match self.interleaved {
-            true => (vector_bytes / (2 * element)).max(if element == 1 { 4 } else { 1 }),
-            false => vector_bytes / element,
-        }
-    }
-
-    /// Tasks of a head of V, and of K or Q, whose first columns are rotated; `element` is in bytes.
-    pub(super) fn tasks(&self, head_dim: u32, rotates: bool, vector_bytes: u32, element: u32) -> u32 {
-        let rotated = if rotates { self.rotary_dim } else { 0 };
-        let copied = (head_dim - rotated) * element / vector_bytes;
-        rotated / 2 / self.pairs(vector_bytes, element) + copied
-    }
-}
-
-/// The parameters; `super::launch` gives the arguments in the same order.
+/// The parameters.
 struct Params<'k, E> {
     k: &'k KernelBuilder,
     kinds: Kinds,
@@ -138,46 +56,86 @@ struct RotaryParams<'k, E> {
 }
 
 impl<'k, E: Element> Params<'k, E> {
-    fn declare(k: &'k KernelBuilder, kinds: Kinds, shape: &Shape) -> Self {
-        let array = |name| kinds.arrays.named(name).map(|()| k.param_ptr(name));
+    fn declare(k: &'k Args<'k, Request>, kinds: Kinds, shape: &Shape) -> Self {
+        let align = shape.vector_bytes;
+        let array = |name| {
+            kinds.arrays.named(name).map(|()| {
+                k.input(name, 4, move |request: &Request| {
+                    let entries = request.append.entries();
+                    entries.named(name).copied().unwrap_or_default()
+                })
+            })
+        };
+        let tensor = |name, written, of: fn(&Append) -> Result<Layout, Refusal>| {
+            k.strided([name; 2], align, written, move |request: &Request| {
+                let (layout, element) = (of(&request.append)?, request.append.dtype.size_bytes());
+                // Four e4m3 may be an element of the kernel's.
+                let elements = (E::BYTES as usize / element) as u32;
+                let strides = row_strides(&layout).map(|stride| stride / elements);
+                Ok((layout.span() * element, strides))
+            })
+        };
+        let number = |name, of: fn(&Request) -> u32| k.number(name, of);
+        let rotary_number = |name, of: fn(&Rotary) -> usize| {
+            k.try_number(name, move |request: &Request| Ok(of(rotary(&request.append)?) as u32))
+        };
+        let slot_words = kinds.slot_words;
         Params {
             k,
             kinds,
-            vector_bytes: shape.vector_bytes,
-            k_new: TensorParam::declare(k, "k_new", k.param_ptr("k_new")),
-            v_new: TensorParam::declare(k, "v_new", k.param_ptr("v_new")),
-            k_cache: TensorParam::declare(k, "k_cache", k.param_ptr_mut("k_cache")),
-            v_cache: TensorParam::declare(k, "v_cache", k.param_ptr_mut("v_cache")),
+            vector_bytes: align,
+            k_new: tensor("k_new", false, |append| Ok(append.k_new)),
+            v_new: tensor("v_new", false, |append| Ok(append.v_new)),
+            k_cache: tensor("k_cache", true, |append| Ok(append.k_cache)),
+            v_cache: tensor("v_cache", true, |append| Ok(append.v_cache)),
             arrays: AppendValues::from(AppendValues::<()>::NAMES.map(array)),
-            slot_mapping: (kinds.slot_words > 0).then(|| k.param_ptr("slot_mapping")),
-            seqused_k: kinds.seqused_k.then(|| k.param_ptr_mut("seqused_k")),
-            batch: k.param("batch"),
-            seq_len_kv: k.param("seq_len_kv"),
-            rows: k.param("rows"),
-            seq_new: k.param("seq_new"),
-            pages: k.param("pages"),
-            page_size: k.param("page_size"),
-            tables: k.param("tables"),
-            max_pages: k.param("max_pages"),
-            k_tasks: k.param("k_tasks"),
-            v_tasks: k.param("v_tasks"),
-            k_slices: k.param("k_slices"),
-            v_slices: k.param("v_slices"),
-            kv_shift: k.param("kv_shift"),
-            rotary: (kinds.rotary_dim > 0).then(|| RotaryParams {
-                cos: k.param_ptr("rotary_cos"),
-                sin: k.param_ptr("rotary_sin"),
-                q: TensorParam::declare(k, "q", k.param_ptr("q")),
-                q_out: TensorParam::declare(k, "q_out", k.param_ptr_mut("q_out")),
-                positions: k.param("positions"),
-                rows: k.param("q_rows"),
-                seq_q: k.param("seq_q"),
-                tasks: k.param("q_tasks"),
-                shift: k.param("q_shift"),
-                step: k.param("q_step"),
+            slot_mapping: (slot_words > 0).then(|| {
+                let words = move |request: &Request| slot_words as usize * request.append.new_rows();
+                k.input("slot_mapping", 4 * slot_words, words)
+            }),
+            seqused_k: kinds
+                .seqused_k
+                .then(|| k.output("seqused_k", 4, |request| request.append.batch)),
+            batch: number("batch", |request| request.append.batch as u32),
+            seq_len_kv: number("seq_len_kv", |request| request.append.seq_len_kv as u32),
+            rows: number("rows", |request| request.append.new_rows() as u32),
+            seq_new: number("seq_new", |request| {
+                let [first, rows, ..] = request.append.k_new.shape;
+                let rows = if request.append.packed { first * rows } else { rows };
+                rows.max(1) as u32
+            }),
+            pages: number("pages", |request| request.append.k_cache.shape[0] as u32),
+            page_size: number("page_size", |request| request.append.k_cache.shape[1] as u32),
+            tables: number("tables", |request| block_table(&request.append)[0] as u32),
+            max_pages: number("max_pages", |request| block_table(&request.append)[1] as u32),
+            k_tasks: number("k_tasks", |request| request.k.count),
+            v_tasks: number("v_tasks", |request| request.v.count),
+            k_slices: number("k_slices", |request| request.k.slices as u32),
+            v_slices: number("v_slices", |request| request.v.slices as u32),
+            kv_shift: number("kv_shift", |request| request.k.shift),
+            rotary: (kinds.rotary_dim > 0).then(|| {
+                let span = |request: &Request| request.append.rotary.map_or(0, |rotary| rotary.table().span());
+                let table = |name| k.input(name, align, span);
+                RotaryParams {
+                    cos: table("rotary_cos"),
+                    sin: table("rotary_sin"),
+                    q: tensor("q", false, |append| Ok(rotary(append)?.q)),
+                    q_out: tensor("q_out", true, |append| Ok(rotary(append)?.q_out)),
+                    positions: rotary_number("positions", |rotary| rotary.positions),
+                    rows: number("q_rows", |request| request.q_rows as u32),
+                    seq_q: rotary_number("seq_q", |rotary| rotary.q.shape[1].max(1)),
+                    tasks: number("q_tasks", |request| request.q.count),
+                    shift: number("q_shift", |request| request.q.shift),
+                    step: rotary_number("q_step", |rotary| usize::from(!rotary.q_at_one_position)),
+                }
             }),
         }
     }
+}
+
+fn rotary(append: &Append) -> Result<&Rotary, Refusal> {
+    let none = || Refusal::Build("an append without a rotary embedding".to_string());
+    append.rotary.as_ref().ok_or_else(none)
 }
 
 /// A row, its sequence, and its number there.
@@ -197,7 +155,7 @@ struct Task<'k> {
     exists: Val<'k, bool>,
 }
 
-pub(super) fn body<E: Widen>(k: &KernelBuilder, kinds: Kinds, shape: &Shape) {
+pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Request>, kinds: Kinds, shape: &Shape) {
     let params = Params::<E>::declare(k, kinds, shape);
     let slice = k.block_idx(1);
     params.store_seqused(slice);

@@ -5,17 +5,20 @@
 //! device.
 
 mod kernel;
+mod kinds;
 
-use flashcore_ir::{Arg, E4M3, Kernel, Launch, Target};
-use flashcore_problem::{Append, AppendPlace, AppendValues, DType, Layout, Lengths};
+use flashcore_ir::{E4M3, Target};
+use flashcore_problem::{Append, AppendPlace, DType, Lengths};
 use half::{bf16, f16};
 
 use crate::Refusal;
+use crate::args::Built;
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_buffer, grid, widest_access};
+use crate::attention::params::{Shape, grid, widest_access};
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
-use kernel::{Kinds, THREADS};
+use kernel::THREADS;
+use kinds::Kinds;
 
 /// The launch of an append, of tensors (the rotary tables included) whose first elements are aligned to `alignment`
 /// bytes.
@@ -62,19 +65,20 @@ pub fn step(append: &Append, target: Target, alignment: u32, kernels: &KernelCac
         let kinds = Kinds::from_levers(levers);
         let (dtype, head_dims, vector_bytes) = (shape.dtype, shape.head_dims_name(), shape.vector_bytes);
         let name = format!("append_{dtype}_{head_dims}_v{vector_bytes}{}", kinds.name());
-        Kernel::build(name, THREADS, |k| match dtype {
+        Built::build(name, THREADS, |k| match dtype {
             DType::F32 => kernel::body::<f32>(k, kinds, shape),
             DType::F16 => kernel::body::<f16>(k, kinds, shape),
             DType::BF16 => kernel::body::<bf16>(k, kinds, shape),
             DType::E4M3 => kernel::body::<E4M3>(k, kinds, shape),
         })
     })?;
-    if !kernel.requires().is_met_by(target) {
+    if !kernel.kernel().requires().is_met_by(target) {
         let what = format!("a rotary embedding of {} on {target}", append.dtype);
         return Err(Refusal::unsupported("append", what, "sm_90 and later do"));
     }
-    let launch = launch(append, &units, &kinds, &kernel)?;
-    Ok(Step { kernel, launch })
+    let request = Request::new(append, &units, &kinds);
+    let slices = request.k.slices + request.v.slices + request.q.slices;
+    kernel.step(grid("append", [request.across, slices.max(1), 1])?, &request)
 }
 
 /// What a kernel moves: elements, or words of four e4m3 where it rotates none.
@@ -135,102 +139,77 @@ fn row_shift(tasks: u32) -> u32 {
     tasks.clamp(1, THREADS).next_power_of_two().trailing_zeros()
 }
 
-/// Arguments in the order of `kernel::Params::declare`.
-fn launch(append: &Append, units: &Units, kinds: &Kinds, kernel: &Kernel) -> Result<Launch, Refusal> {
-    let element = units.dtype.size_bytes() as u32;
-    let of_head = |cache: &Layout, rotates| {
-        let head_dim = units.count(cache.shape[3]);
-        kinds.tasks(head_dim, rotates, units.vector_bytes, element)
-    };
-    let (of_k, of_v) = (of_head(&append.k_cache, true), of_head(&append.v_cache, false));
-    let [new_first, new_rows, heads, _] = append.k_new.shape;
-    let (rows, batch) = (append.new_rows(), append.batch as u32);
-    let there = u32::from(rows > 0);
-    // Too many tasks are too many blocks.
-    let tasks = |heads: usize, of_head: u32| (heads as u32).saturating_mul(of_head);
-    let (k_tasks, v_tasks) = (there * tasks(heads, of_k), there * tasks(heads, of_v));
-    let q = append.rotary.map(|rotary| rotary.q.shape);
-    let (q_rows, q_tasks) = q.map_or((0, 0), |[b, s, h, _]| (b * s, u32::from(b * s > 0) * tasks(h, of_k)));
-    let (kv_shift, q_shift) = (row_shift(k_tasks.max(v_tasks)), row_shift(q_tasks));
-    let slices = |(tasks, shift): (u32, u32)| tasks.div_ceil(1 << shift) as usize;
-    let [k_slices, v_slices, q_slices] = [(k_tasks, kv_shift), (v_tasks, kv_shift), (q_tasks, q_shift)].map(slices);
-    let blocks = |rows: usize, shift: u32| rows.div_ceil((THREADS >> shift) as usize);
-    let of_lengths = if append.seqused_k {
-        append.batch.div_ceil(THREADS as usize)
-    } else {
-        0
-    };
-    let across = blocks(rows, kv_shift)
-        .max(blocks(q_rows, q_shift))
-        .max(of_lengths)
-        .max(1);
-    let mut launch = Launch::of(
-        kernel,
-        grid("append", [across, (k_slices + v_slices + q_slices).max(1), 1])?,
-    );
+/// What a launch is made for: an append, and how its threads share the rows.
+struct Request {
+    append: Append,
+    k: Tasks,
+    v: Tasks,
+    q: Tasks,
+    /// Rows of Q of all sequences.
+    q_rows: usize,
+    /// Blocks along x.
+    across: usize,
+}
 
-    let tensor = |launch: &mut Launch, name, layout: &Layout, written| {
-        let bytes = layout.span() * append.dtype.size_bytes();
-        add_buffer(launch, name, bytes, units.vector_bytes, written);
-        let strides = row_strides(layout).map(|stride| Arg::U32(units.count(stride as usize)));
-        launch.args.extend(strides);
-    };
-    tensor(&mut launch, "k_new", &append.k_new, false);
-    tensor(&mut launch, "v_new", &append.v_new, false);
-    tensor(&mut launch, "k_cache", &append.k_cache, true);
-    tensor(&mut launch, "v_cache", &append.v_cache, true);
-    let entries = append.entries();
-    for name in AppendValues::<usize>::NAMES {
-        if let Some(&entries) = entries.named(name) {
-            add_buffer(&mut launch, name, 4 * entries, 4, false);
+/// The tasks of a row.
+#[derive(Clone, Copy)]
+struct Tasks {
+    count: u32,
+    /// Threads that share a row, as a power of two.
+    shift: u32,
+    /// Blocks that have a slice of them each.
+    slices: usize,
+}
+
+impl Tasks {
+    fn new(count: u32, shift: u32) -> Tasks {
+        let slices = count.div_ceil(1 << shift) as usize;
+        Tasks { count, shift, slices }
+    }
+}
+
+impl Request {
+    fn new(append: &Append, units: &Units, kinds: &Kinds) -> Request {
+        let element = units.dtype.size_bytes() as u32;
+        let of_head = |head_dim, rotates| kinds.tasks(units.count(head_dim), rotates, units.vector_bytes, element);
+        let (of_k, of_v) = (
+            of_head(append.k_cache.shape[3], true),
+            of_head(append.v_cache.shape[3], false),
+        );
+        let (rows, heads) = (append.new_rows(), append.k_new.shape[2]);
+        // Too many tasks are too many blocks.
+        let tasks = |rows: usize, heads: usize, of_head: u32| match rows {
+            0 => 0,
+            _ => (heads as u32).saturating_mul(of_head),
+        };
+        let (k_tasks, v_tasks) = (tasks(rows, heads, of_k), tasks(rows, heads, of_v));
+        let q = append.rotary.map(|rotary| rotary.q.shape);
+        let (q_rows, q_tasks) = q.map_or((0, 0), |[b, s, h, _]| (b * s, tasks(b * s, h, of_k)));
+        let (kv_shift, q_shift) = (row_shift(k_tasks.max(v_tasks)), row_shift(q_tasks));
+        let blocks = |rows: usize, shift: u32| rows.div_ceil((THREADS >> shift) as usize);
+        let of_lengths = if append.seqused_k {
+            append.batch.div_ceil(THREADS as usize)
+        } else {
+            0
+        };
+        let across = blocks(rows, kv_shift).max(blocks(q_rows, q_shift));
+        Request {
+            append: *append,
+            k: Tasks::new(k_tasks, kv_shift),
+            v: Tasks::new(v_tasks, kv_shift),
+            q: Tasks::new(q_tasks, q_shift),
+            q_rows,
+            across: across.max(of_lengths).max(1),
         }
     }
-    if let AppendPlace::Slots { wide } = append.place {
-        let bytes = if wide { 8 } else { 4 };
-        add_buffer(&mut launch, "slot_mapping", bytes * rows, bytes as u32, false);
+}
+
+/// Rows of the block table, and entries of each; without one, parts of the cache, and 1.
+pub(crate) fn block_table(append: &Append) -> [usize; 2] {
+    match append.place {
+        AppendPlace::Paged { tables, max_pages } => [tables, max_pages],
+        AppendPlace::Cache | AppendPlace::Slots { .. } => [append.k_cache.shape[0], 1],
     }
-    if append.seqused_k {
-        add_buffer(&mut launch, "seqused_k", 4 * append.batch, 4, true);
-    }
-    let [pages, page_size, ..] = append.k_cache.shape;
-    let (tables, max_pages) = match append.place {
-        AppendPlace::Paged { tables, max_pages } => (tables, max_pages),
-        AppendPlace::Cache | AppendPlace::Slots { .. } => (pages, 1),
-    };
-    let seq_new = if append.packed { new_first * new_rows } else { new_rows };
-    let numbers = [
-        batch,
-        append.seq_len_kv as u32,
-        rows as u32,
-        seq_new.max(1) as u32,
-        pages as u32,
-        page_size as u32,
-        tables as u32,
-        max_pages as u32,
-        k_tasks,
-        v_tasks,
-        k_slices as u32,
-        v_slices as u32,
-        kv_shift,
-    ];
-    launch.args.extend(numbers.map(Arg::U32));
-    if let Some(rotary) = &append.rotary {
-        let table = rotary.table().span() * append.dtype.size_bytes();
-        add_buffer(&mut launch, "rotary_cos", table, units.vector_bytes, false);
-        add_buffer(&mut launch, "rotary_sin", table, units.vector_bytes, false);
-        tensor(&mut launch, "q", &rotary.q, false);
-        tensor(&mut launch, "q_out", &rotary.q_out, true);
-        let numbers = [
-            rotary.positions as u32,
-            q_rows as u32,
-            rotary.q.shape[1].max(1) as u32,
-            q_tasks,
-            q_shift,
-            u32::from(!rotary.q_at_one_position),
-        ];
-        launch.args.extend(numbers.map(Arg::U32));
-    }
-    Ok(launch)
 }
 
 #[cfg(test)]

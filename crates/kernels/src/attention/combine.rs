@@ -11,18 +11,19 @@
 //! blocks.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::epilogue::{Sinks, Total};
-use super::lengths::TensorParam;
-use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
+use super::forward::Forward;
+use super::params::{RowParams, Shape, declare_lse};
 use super::query_rows::{QueryRows, TileHeads};
 use super::softmax::FULLY_MASKED;
-use super::split::{self, Partial, Partials};
-use super::stream_k::{Combined, Pieces, Schedule};
+use super::split::{Partial, Partials};
+use super::stream_k::{Combined, Pieces};
 use crate::Refusal;
+use crate::args::{Args, Built, Tensor};
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 
@@ -90,8 +91,9 @@ impl Threads {
     }
 }
 
-pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
-    let threads = Threads::new(splits, shape.head_dim_v);
+/// The step that merges the splits of rows. `shape` is that of a kernel without splits.
+pub(crate) fn step(request: &Forward, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
+    let threads = Threads::new(request.splits()?, shape.head_dim_v);
     let (family, levers) = ("combine", padded([threads.partials_at_once()]));
     let shape = *shape;
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
@@ -102,31 +104,18 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
             "combine_g{}_{dtype}_d{}{sinks}{lse}{overlaps}",
             threads.groups, shape.head_dim_v
         );
-        Kernel::build(name, threads.count(), |k| match shape.dtype {
+        Built::build(name, threads.count(), |k| match shape.dtype {
             DType::F16 => body::<f16>(k, threads, shape),
             _ => body::<bf16>(k, threads, shape),
         })
     })?;
-    let rows = problem.lse_len() as u32;
-    let mut launch = Launch::of(&kernel, [rows.div_ceil(threads.rows), 1, 1]);
-    add_tensor(&mut launch, problem, shape.vector_bytes, "out", problem.o_layout());
-    if shape.lse {
-        add_lse(&mut launch, problem);
-    }
-    split::add_to_launch(&mut launch, problem, splits, false);
-    let counts = [problem.seq_len_q() as u32, problem.num_heads() as u32, rows, splits];
-    launch.args.extend(counts.map(Arg::U32));
-    Sinks::add_to_launch(&mut launch, problem, shape.sinks);
-    Ok(Step { kernel, launch })
+    let rows = request.problem.lse_len() as u32;
+    kernel.step([rows.div_ceil(threads.rows), 1, 1], request)
 }
 
-/// The step that merges the tiles that a [`Schedule`] cuts into pieces. `shape` is that of the main kernel.
-pub(crate) fn listed_step(
-    problem: &Problem,
-    shape: &Shape,
-    schedule: &Schedule,
-    kernels: &KernelCache,
-) -> Result<Step, Refusal> {
+/// The step that merges the tiles that a schedule cuts into pieces. `shape` is that of the main kernel.
+pub(crate) fn listed_step(request: &Forward, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
+    let schedule = request.schedule()?;
     // The kernel does not depend on how scores are computed.
     let shape = Shape {
         head_dim: shape.head_dim_v,
@@ -144,28 +133,24 @@ pub(crate) fn listed_step(
             let (threads, heads) = (Threads::listed(pieces, shape.head_dim_v), TileHeads::from_number(heads));
             let few = if threads.batch == FEW { "_few" } else { "" };
             let name = shape.kernel_name(&format!("combine_g{}{few}_m{rows}{}", threads.groups, heads.name()));
-            Kernel::build(name, threads.count(), |k| match shape.dtype {
+            Built::build(name, threads.count(), |k| match shape.dtype {
                 DType::F16 => listed_body::<f16>(k, threads, rows, heads, shape),
                 _ => listed_body::<bf16>(k, threads, rows, heads, shape),
             })
         },
     )?;
-    let blocks = schedule.rows(problem).div_ceil(threads.rows);
-    let mut launch = Launch::of(&kernel, [blocks, schedule.combined(), 1]);
-    add_tensor(&mut launch, problem, shape.vector_bytes, "out", problem.o_layout());
-    add_rows(&mut launch, problem, &shape);
-    schedule.add_to_combine(&mut launch);
-    Ok(Step { kernel, launch })
+    let blocks = schedule.rows(&request.problem).div_ceil(threads.rows);
+    kernel.step([blocks, schedule.combined(), 1], request)
 }
 
-fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shape) {
-    let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
-    let lse: Option<GlobalPtr<'_, f32>> = shape.lse.then(|| k.param_ptr_mut("lse"));
+fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Forward>, threads: Threads, shape: &Shape) {
+    let out = k.writes::<E>(Tensor::Out, shape.vector_bytes);
+    let lse = shape.lse.then(|| declare_lse(k));
     let partials = Partials::declare(k, shape.head_dim_v, false);
-    let seq_len_q = k.param::<u32>("seq_len_q");
-    let num_heads = k.param::<u32>("num_heads");
-    let rows = k.param::<u32>("rows");
-    let splits = k.param::<u32>("splits");
+    let seq_len_q = k.count("seq_len_q", Problem::seq_len_q);
+    let num_heads = k.count("num_heads", Problem::num_heads);
+    let rows = k.count("rows", Problem::lse_len);
+    let splits = k.try_number("splits", Forward::splits);
     let sinks = shape.sinks.map(|dtype| Sinks::declare(k, dtype));
 
     let place @ [column, in_block, _] = threads.place(k);
@@ -188,14 +173,14 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
 
 /// Combines the tiles that a [schedule](super::stream_k) has in pieces: block `(x, y)` merges some rows of the tile
 /// that begins in block `y` of the main kernel, if one does.
-fn listed_body<E: MmaElement + Widen>(
-    k: &KernelBuilder,
+fn listed_body<'k, E: MmaElement + Widen>(
+    k: &'k Args<'k, Forward>,
     threads: Threads,
     tile_rows: u32,
     heads: TileHeads,
     shape: &Shape,
 ) {
-    let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
+    let out = k.writes::<E>(Tensor::Out, shape.vector_bytes);
     let params = RowParams::declare(k, shape);
     let partials = Partials::declare(k, shape.head_dim_v, false);
     shape.wait_for_launch_before(k);

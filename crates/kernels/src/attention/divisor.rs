@@ -24,6 +24,11 @@ impl Divisor {
         ((2 * u64::from(number) * u64::from(self.factor)) >> 32 >> self.shift) as u32
     }
 
+    /// The arguments of a [`ParamDivisor`].
+    pub(crate) fn args(self) -> [Arg; 2] {
+        [self.factor, self.shift].map(Arg::U32)
+    }
+
     /// The quotient of a number, rounded up.
     #[inline]
     pub fn ceil_div(self, number: u32) -> u32 {
@@ -48,7 +53,7 @@ pub(crate) struct ParamDivisor<'k> {
 }
 
 impl<'k> ParamDivisor<'k> {
-    /// [`args`] gives the arguments.
+    /// [`Args::divisor`](crate::args::Args::divisor) gives the arguments, too.
     pub(crate) fn declare(k: &'k KernelBuilder, name: &str) -> Self {
         ParamDivisor {
             factor: k.param(&format!("{name}_factor")),
@@ -61,12 +66,6 @@ impl<'k> ParamDivisor<'k> {
     pub(crate) fn quotient(&self, number: Val<'k, u32>) -> Val<'k, u32> {
         (number + number).mul_hi(self.factor) >> self.shift
     }
-}
-
-/// The arguments of a divisor, in which 0 counts as 1.
-pub(crate) fn args(divisor: u32) -> [Arg; 2] {
-    let divisor = Divisor::from(divisor.max(1));
-    [divisor.factor, divisor.shift].map(Arg::U32)
 }
 
 #[cfg(test)]

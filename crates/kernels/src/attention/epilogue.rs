@@ -1,14 +1,15 @@
 //! The end of a row: its sink, the factor that normalises it, its log-sum-exp, and the partial of a split.
 
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Launch, Val, Widen};
-use flashcore_problem::{DType, Problem, score_limit};
+use flashcore_ir::{Cache, Element, GlobalPtr, Val, Widen};
+use flashcore_problem::{DType, score_limit};
 use half::{bf16, f16};
 
-use super::params::{RowParams, add_buffer};
+use super::params::RowParams;
 use super::row_tile::{ACC_COLS, QUAD, RowTile};
 use super::score_mod::LOG2_E;
 use super::softmax::{FULLY_MASKED, KeyBounds, Row};
 use super::split::Partial;
+use crate::args::{Args, Request};
 
 /// Sinks, by their dtype: `[num_heads]`.
 #[derive(Clone, Copy)]
@@ -19,22 +20,15 @@ pub(crate) enum Sinks<'k> {
 }
 
 impl<'k> Sinks<'k> {
-    const NAME: &'static str = "sinks";
-
-    pub(crate) fn declare(k: &'k KernelBuilder, dtype: DType) -> Self {
-        match dtype {
-            DType::F16 => Sinks::F16(k.param_ptr(Self::NAME)),
-            DType::BF16 => Sinks::BF16(k.param_ptr(Self::NAME)),
-            // No problem has sinks of e4m3.
-            DType::F32 | DType::E4M3 => Sinks::F32(k.param_ptr(Self::NAME)),
+    pub(crate) fn declare<R: Request>(k: &'k Args<'k, R>, dtype: DType) -> Self {
+        fn of_heads<'k, E: Element, R: Request>(k: &'k Args<'k, R>) -> GlobalPtr<'k, E> {
+            k.input("sinks", E::BYTES, |request| request.problem().num_sinks())
         }
-    }
-
-    /// The argument, of a kernel that takes any.
-    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, dtype: Option<DType>) {
-        if let Some(dtype) = dtype {
-            let size = dtype.size_bytes();
-            add_buffer(launch, Self::NAME, size * problem.num_sinks(), size as u32, false);
+        match dtype {
+            DType::F16 => Sinks::F16(of_heads(k)),
+            DType::BF16 => Sinks::BF16(of_heads(k)),
+            // No problem has sinks of e4m3.
+            DType::F32 | DType::E4M3 => Sinks::F32(of_heads(k)),
         }
     }
 

@@ -22,16 +22,16 @@
 
 mod keys;
 
-use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
-use flashcore_problem::{GradientLayouts, Problem, QLengths};
+use flashcore_ir::{Cache, Element, GlobalPtr, Val};
+use flashcore_problem::{Problem, QLengths};
 
-pub(crate) use self::keys::ZeroedSums;
+pub(crate) use self::keys::{KeySums, ZeroedSums};
 use super::index::Index;
 use super::lengths::{FirstRows, TensorParam};
-use super::params::{RowParams, Shape, add_rows, add_tensor_as, param_pointer, push_buffer};
+use super::params::{RowParams, Shape};
 use super::score_mod::ScoreMod;
-use super::split::ALIGN;
 use crate::Refusal;
+use crate::args::{ALIGN, Args, Part, Request, Tensor};
 
 /// What rows of the statistics are padded to: a multiple of every tile's rows.
 pub(crate) const PADDING: u32 = 128;
@@ -75,7 +75,7 @@ pub(crate) struct Workspace {
     /// the blocks that have done so; 0 if `preprocess` prepares all rows.
     pub(super) counted_heads: usize,
     /// Number of heads, the first ones, whose rows `preprocess` prepares if [`Self::counted_heads`] is not 0.
-    pub(super) first_heads: usize,
+    pub first_heads: usize,
     /// Rows from one K/V head to the next in the sums of dK and dV, rows of each, and columns; 0 where there are none.
     kv_stride: usize,
     kv_rows: usize,
@@ -138,6 +138,7 @@ impl Workspace {
         } else {
             dq_semaphore
         };
+        let dk_sums = end.next_multiple_of(ALIGN as usize);
         Offsets {
             delta,
             dq_sums,
@@ -145,55 +146,20 @@ impl Workspace {
             tickets,
             counts,
             end,
-            sums_of_keys: end.next_multiple_of(ALIGN as usize),
+            dk_sums,
+            dv_sums: dk_sums + self.sums_of_keys_bytes() / 2,
         }
     }
 
-    /// Where the main kernel counts the blocks that have prepared rows of each head.
-    pub(crate) fn counts(&self, slot: usize) -> Arg {
-        address(slot, self.offsets().counts)
-    }
-
-    /// Adds the buffer, and the arguments of [`Statistics`]. Returns the buffer's slot.
-    pub(crate) fn add_statistics(&self, launch: &mut Launch, written: bool) -> usize {
-        let slot = self.push(launch, written);
-        self.add_statistics_at(launch, slot);
-        slot
-    }
-
-    /// Adds the arguments of [`Statistics`] in a buffer that the launch already has.
-    pub(crate) fn add_statistics_at(&self, launch: &mut Launch, slot: usize) {
-        launch
-            .args
-            .extend([0, self.offsets().delta].map(|offset| address(slot, offset)));
-        launch.args.push(Arg::U32(self.stride as u32));
-    }
-
-    /// Adds the address of dQ's sums, if there are any.
-    pub(crate) fn add_dq_sums(&self, launch: &mut Launch, slot: usize) {
-        let sums = (self.dq_columns > 0).then(|| address(slot, self.offsets().dq_sums));
-        launch.args.extend(sums);
-    }
-
-    /// Adds the arguments of [`DqSemaphore`], if there is one.
-    pub(crate) fn add_dq_semaphore(&self, launch: &mut Launch, slot: usize) {
-        if self.first_stores {
-            let Offsets {
-                dq_semaphore, tickets, ..
-            } = self.offsets();
-            launch
-                .args
-                .extend([dq_semaphore, tickets].map(|offset| address(slot, offset)));
-        }
-    }
-
-    pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
-        let Offsets { end, sums_of_keys, .. } = self.offsets();
+    fn part(&self, of: fn(&Offsets) -> usize) -> Part {
+        let at = self.offsets();
         let bytes = match self.has_sums_of_keys() {
-            true => sums_of_keys + self.sums_of_keys_bytes(),
-            false => end,
+            true => at.dk_sums + self.sums_of_keys_bytes(),
+            false => at.end,
         };
-        push_buffer(launch, "workspace", bytes, ALIGN, written)
+        let (bytes, offset) = (bytes as u64, of(&at) as u64);
+        let align = ALIGN;
+        Part { bytes, offset, align }
     }
 }
 
@@ -209,24 +175,56 @@ fn padded_rows(problem: &Problem, total: Option<usize>, rows: usize, heads: usiz
 }
 
 /// Where the arrays of a [`Workspace`] begin, in bytes, if it has them; the log-sum-exp is first.
-struct Offsets {
+pub(crate) struct Offsets {
     delta: usize,
     dq_sums: usize,
     dq_semaphore: usize,
     tickets: usize,
-    counts: usize,
+    /// Where the main kernel counts the blocks that have prepared rows of each head.
+    pub counts: usize,
     /// The end of all arrays but the sums of dK and dV.
     end: usize,
-    sums_of_keys: usize,
+    dk_sums: usize,
+    dv_sums: usize,
 }
 
-/// An address in a buffer.
-fn address(slot: usize, offset: usize) -> Arg {
-    let byte_offset = offset as u64;
-    Arg::Buffer { slot, byte_offset }
+/// What a launch of a backward pass is made for.
+pub(crate) struct Backward {
+    pub problem: Problem,
+    pub workspace: Workspace,
+    /// Blocks that share a tile of keys.
+    pub splits: u32,
 }
 
-/// The statistics of query rows. [`Workspace::add_statistics`] gives the arguments in the same order.
+impl Backward {
+    /// A block has a tile of keys by itself.
+    pub(crate) fn new(problem: &Problem, workspace: Workspace) -> Backward {
+        Backward {
+            problem: problem.clone(),
+            workspace,
+            splits: 1,
+        }
+    }
+}
+
+impl Request for Backward {
+    fn problem(&self) -> &Problem {
+        &self.problem
+    }
+}
+
+/// An array of the workspace.
+#[track_caller]
+pub(crate) fn declare_array<'k, E: Element>(
+    k: &Args<'k, Backward>,
+    name: &str,
+    written: bool,
+    of: fn(&Offsets) -> usize,
+) -> GlobalPtr<'k, E> {
+    k.part(name, written, move |request| Ok(request.workspace.part(of)))
+}
+
+/// The statistics of query rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Statistics<'k> {
     pub(super) lse: GlobalPtr<'k, f32>,
@@ -235,11 +233,11 @@ pub(crate) struct Statistics<'k> {
 }
 
 impl<'k> Statistics<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder, written: bool) -> Self {
+    pub(crate) fn declare(k: &'k Args<'k, Backward>, written: bool) -> Self {
         Statistics {
-            lse: param_pointer(k, "row_lse", written),
-            delta: param_pointer(k, "row_delta", written),
-            stride: k.param("statistics_stride"),
+            lse: declare_array(k, "row_lse", written, |_| 0),
+            delta: declare_array(k, "row_delta", written, |at| at.delta),
+            stride: k.number("statistics_stride", |request| request.workspace.stride as u32),
         }
     }
 
@@ -307,7 +305,7 @@ pub(crate) fn head_row<'k>(
     }
 }
 
-/// Which blocks have added to the sums of dQ. [`Workspace::add_dq_semaphore`] gives the arguments.
+/// Which blocks have added to the sums of dQ.
 ///
 /// In order, so that all runs write the same bits, and where blocks wait for rows that others prepare, a block takes a
 /// ticket when it starts, which is the number of its tile. Blocks with smaller tickets have already started. A block
@@ -322,10 +320,10 @@ pub(crate) struct DqSemaphore<'k> {
 }
 
 impl<'k> DqSemaphore<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder, written: bool) -> Self {
+    pub(crate) fn declare(k: &'k Args<'k, Backward>, written: bool) -> Self {
         DqSemaphore {
-            words: param_pointer(k, "dq_semaphore", written),
-            tickets: param_pointer(k, "tickets", written),
+            words: declare_array(k, "dq_semaphore", written, |at| at.dq_semaphore),
+            tickets: declare_array(k, "tickets", written, |at| at.tickets),
         }
     }
 }
@@ -342,9 +340,13 @@ pub(crate) fn score_gradient<'k>(p: Val<'k, f32>, dp: Val<'k, f32>, delta: Val<'
     p * (dp - delta)
 }
 
-/// The sums of dQ. [`Workspace::add_dq_sums`] gives the argument.
-pub(crate) fn dq_sums(k: &KernelBuilder) -> GlobalPtr<'_, f32> {
-    k.param_ptr_mut("dq_sums")
+/// The sums of dQ.
+pub(crate) fn dq_sums<'k>(k: &'k Args<'k, Backward>, written: bool) -> GlobalPtr<'k, f32> {
+    declare_array(k, "dq_sums", written, |at| at.dq_sums)
+}
+
+pub(crate) fn declare_softmax_scale<'k>(k: &'k Args<'k, Backward>) -> Val<'k, f32> {
+    k.number("softmax_scale", |request| request.problem.softmax_scale())
 }
 
 /// The parameters that every main kernel of a backward pass has, but for what it writes.
@@ -362,14 +364,15 @@ pub(crate) struct BackwardParams<'k, E> {
 }
 
 impl<'k, E: Element> BackwardParams<'k, E> {
-    pub(crate) fn declare(k: &'k KernelBuilder, shape: &Shape) -> Self {
+    pub(crate) fn declare(k: &'k Args<'k, Backward>, shape: &Shape) -> Self {
+        let align = shape.vector_bytes;
         BackwardParams {
-            q: TensorParam::declare(k, "q", k.param_ptr("q")),
-            k: TensorParam::declare(k, "k", k.param_ptr("k")),
-            v: TensorParam::declare(k, "v", k.param_ptr("v")),
-            dout: TensorParam::declare(k, "dout", k.param_ptr("dout")),
+            q: k.reads(Tensor::Q, align),
+            k: k.reads(Tensor::K, align),
+            v: k.reads(Tensor::V, align),
+            dout: k.reads(Tensor::Dout, align),
             statistics: Statistics::declare(k, false),
-            softmax_scale: k.param("softmax_scale"),
+            softmax_scale: declare_softmax_scale(k),
             rows: RowParams::declare(k, shape),
             first: FirstRows { q: None, k: None },
         }
@@ -408,43 +411,6 @@ impl<'k, E: Element> BackwardParams<'k, E> {
             None => (p, ds),
         }
     }
-}
-
-/// Adds the gradients of these names, in the order dout, dq, dk, dv; all but dout are written.
-pub(crate) fn add_gradients(launch: &mut Launch, problem: &Problem, align: u32, names: &[&str]) {
-    let Some(GradientLayouts { dout, dq, dk, dv }) = problem.gradient_layouts() else {
-        return;
-    };
-    debug_assert!(names.iter().all(|name| ["dout", "dq", "dk", "dv"].contains(name)));
-    for (name, layout) in [("dout", dout), ("dq", dq), ("dk", dk), ("dv", dv)] {
-        if names.contains(&name) {
-            add_tensor_as(launch, problem, align, name, layout, name != "dout");
-        }
-    }
-}
-
-/// The launch of a main kernel: arguments in the order of [`BackwardParams::declare`], then those of the gradients
-/// that it writes, and of the sums of dQ if there are any.
-pub(crate) fn launch(
-    problem: &Problem,
-    shape: &Shape,
-    workspace: Workspace,
-    kernel: &Kernel,
-    grid: [u32; 3],
-    written: &[&str],
-) -> Launch {
-    let mut launch = Launch::of(kernel, grid);
-    let align = shape.vector_bytes;
-    add_tensor_as(&mut launch, problem, align, "q", problem.q_layout(), false);
-    add_tensor_as(&mut launch, problem, align, "k", problem.k_layout(), false);
-    add_tensor_as(&mut launch, problem, align, "v", problem.v_layout(), false);
-    add_gradients(&mut launch, problem, align, &["dout"]);
-    let slot = workspace.add_statistics(&mut launch, workspace.dq_columns > 0);
-    launch.args.push(Arg::F32(problem.softmax_scale()));
-    add_rows(&mut launch, problem, shape);
-    add_gradients(&mut launch, problem, align, written);
-    workspace.add_dq_sums(&mut launch, slot);
-    launch
 }
 
 #[cfg(test)]

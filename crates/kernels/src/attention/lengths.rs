@@ -4,11 +4,12 @@
 //! [`Lengths::NAMES`], and the launch gives upper bounds. [`Params::of_sequence`] clamps every value to its bound
 //! before an address depends on it, without a branch, so that no value leads out of a tensor.
 
-use flashcore_ir::{Arg, Cache, Element, GlobalPtr, KernelBuilder, Launch, Source, Val};
+use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Source, Val};
 use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem};
 
 use super::block_range::Band;
-use super::params::{Params, RowParams, add_buffer};
+use super::params::{Params, RowParams};
+use crate::args::{Args, Request};
 
 /// Which values a kernel reads. Nothing else about lengths is baked into it.
 pub(crate) type LengthKinds = Lengths<()>;
@@ -18,8 +19,7 @@ pub(crate) fn kinds(problem: &Problem) -> LengthKinds {
     problem.length_entries().map(|_| ())
 }
 
-/// The parameters of lengths, unless all are equal. [`LengthParams::add_to_launch`] adds the arguments in the same
-/// order.
+/// The parameters of lengths, unless all are equal.
 #[derive(Clone)]
 pub(crate) struct LengthParams<'k> {
     values: Lengths<GlobalPtr<'k, i32>>,
@@ -33,37 +33,47 @@ pub(crate) struct LengthParams<'k> {
 
 impl<'k> LengthParams<'k> {
     /// Declares them; `None` with equal lengths.
-    pub(crate) fn declare(k: &'k KernelBuilder, kinds: LengthKinds) -> Option<Self> {
-        let array = |name| kinds.named(name).map(|()| k.param_ptr(name));
-        let number = |name, wanted: Option<()>| wanted.map(|()| k.param(name));
+    pub(crate) fn declare<R: Request>(k: &'k Args<'k, R>, kinds: LengthKinds) -> Option<Self> {
+        let array = |name| kinds.named(name).map(|()| declare_values(k, name));
+        let total = |name, wanted: Option<()>, layout: fn(&Problem) -> &Layout| {
+            wanted.map(|()| k.number(name, move |request| layout(request.problem()).shape[1] as i32))
+        };
         (kinds != Lengths::default()).then(|| LengthParams {
             values: Lengths::from(Lengths::<()>::NAMES.map(array)),
-            bottom_right: k.param("bottom_right"),
-            total_q: number("total_q", kinds.cu_seqlens_q),
-            total_k: number("total_k", kinds.cu_seqlens_k),
-            paged: kinds
-                .block_table
-                .map(|()| ["page_size", "pages", "max_pages"].map(|name| k.param(name))),
+            bottom_right: declare_bottom_right(k),
+            total_q: total("total_q", kinds.cu_seqlens_q, Problem::q_layout),
+            total_k: total("total_k", kinds.cu_seqlens_k, Problem::k_layout),
+            paged: kinds.block_table.map(|()| {
+                [
+                    k.count("page_size", |problem| problem.k_layout().shape[1]),
+                    k.count("pages", |problem| problem.k_layout().shape[0]),
+                    k.count("max_pages", max_pages),
+                ]
+            }),
         })
     }
+}
 
-    /// The arguments of a problem with lengths.
-    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
-        let entries = problem.length_entries();
-        for (name, entries) in Lengths::<usize>::NAMES.into_iter().zip(entries.arrays()) {
-            if let Some(entries) = entries {
-                add_buffer(launch, name, 4 * entries, 4, false);
-            }
-        }
-        let bottom_right = problem.mask().align == CausalAlign::BottomRight;
-        launch.args.push(Arg::I32(i32::from(bottom_right)));
-        let [q, k] = [problem.q_layout(), problem.k_layout()].map(|layout| layout.shape.map(|size| size as u32));
-        let total_q = entries.cu_seqlens_q.map(|_| Arg::I32(q[1] as i32));
-        let total_k = entries.cu_seqlens_k.map(|_| Arg::I32(k[1] as i32));
-        launch.args.extend(total_q.into_iter().chain(total_k));
-        if let KvLengths::Paged { max_pages, .. } = problem.kv_lengths() {
-            launch.args.extend([k[1], k[0], max_pages as u32].map(Arg::U32));
-        }
+/// One of the arrays of [`Lengths::NAMES`].
+pub(crate) fn declare_values<'k, R: Request>(k: &'k Args<'k, R>, name: &'static str) -> GlobalPtr<'k, i32> {
+    k.input(name, 4, move |request| {
+        let entries = request.problem().length_entries();
+        entries.named(name).copied().unwrap_or_default()
+    })
+}
+
+/// Whether the mask's diagonal ends at the last key: 1, else 0.
+pub(crate) fn declare_bottom_right<'k, R: Request>(k: &'k Args<'k, R>) -> Val<'k, i32> {
+    k.number("bottom_right", |request| {
+        i32::from(request.problem().mask().align == CausalAlign::BottomRight)
+    })
+}
+
+/// Entries of a sequence in the block table; 0 without one.
+pub(crate) fn max_pages(problem: &Problem) -> usize {
+    match problem.kv_lengths() {
+        KvLengths::Paged { max_pages, .. } => max_pages,
+        KvLengths::Equal | KvLengths::Packed { .. } | KvLengths::Cache => 0,
     }
 }
 

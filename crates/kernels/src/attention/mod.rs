@@ -5,6 +5,7 @@ pub mod block_range;
 pub(crate) mod combine;
 pub mod divisor;
 pub(crate) mod epilogue;
+pub(crate) mod forward;
 pub(crate) mod gradients;
 pub mod index;
 pub(crate) mod lengths;

@@ -1,18 +1,20 @@
-//! What every family shares: the shape baked into a kernel, its parameters, and the arguments of a launch.
+//! What every family shares: the shape baked into a kernel, and its parameters.
 
 use std::ops::Deref;
 
-use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Target, Val};
-use flashcore_problem::{DType, Direction, Layout, Lengths, Problem};
+use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Target, Val};
+use flashcore_problem::{DType, Direction, KeyRange, Lengths, Problem};
 
 use super::block_range::Band;
 use super::epilogue::Sinks;
+use super::forward::Forward;
 use super::lengths::{LengthKinds, LengthParams, TensorParam, kinds, row_strides};
 use super::query_rows::Packing;
 use super::score_mod::ScoreMod;
 use super::split::Partials;
 use super::tap::{self, Tap, TapParams};
 use crate::Refusal;
+use crate::args::{Args, Request, Tensor};
 
 /// Alignment of addresses and strides in bytes for kernels whose asynchronous copies move 16 bytes each.
 pub const ALIGNMENT: u32 = 16;
@@ -183,7 +185,6 @@ impl Shape {
 }
 
 /// The parameters of kernels that read and write tensors by address; what is not tensors by [`Deref`].
-/// [`launch`] gives the arguments in the same order.
 #[derive(Clone)]
 pub(crate) struct Params<'k, E> {
     pub q: TensorParam<'k, E>,
@@ -203,7 +204,7 @@ impl<'k, E> Deref for Params<'k, E> {
     }
 }
 
-/// The parameters of every attention kernel after its tensors. [`add_rows`] gives the arguments in the same order.
+/// The parameters of every attention kernel after its tensors.
 #[derive(Clone)]
 pub(crate) struct RowParams<'k> {
     pub lse: Option<GlobalPtr<'k, f32>>,
@@ -226,12 +227,13 @@ pub(crate) struct RowParams<'k> {
 }
 
 impl<'k, E: Element> Params<'k, E> {
-    pub(crate) fn declare(k: &'k KernelBuilder, shape: &Shape) -> Self {
+    pub(crate) fn declare(k: &'k Args<'k, Forward>, shape: &Shape) -> Self {
+        let align = shape.vector_bytes;
         Params {
-            q: TensorParam::declare(k, "q", k.param_ptr("q")),
-            k: TensorParam::declare(k, "k", k.param_ptr("k")),
-            v: TensorParam::declare(k, "v", k.param_ptr("v")),
-            out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
+            q: k.reads(Tensor::Q, align),
+            k: k.reads(Tensor::K, align),
+            v: k.reads(Tensor::V, align),
+            out: k.writes(Tensor::Out, align),
             rows: RowParams::declare(k, shape),
             partials: (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true)),
         }
@@ -239,19 +241,21 @@ impl<'k, E: Element> Params<'k, E> {
 }
 
 impl<'k> RowParams<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder, shape: &Shape) -> Self {
-        let lse = shape.lse.then(|| k.param_ptr_mut("lse"));
-        let (seq_len_q, seq_len_kv) = (k.param("seq_len_q"), k.param::<u32>("seq_len_kv"));
+    pub(crate) fn declare<R: Request>(k: &'k Args<'k, R>, shape: &Shape) -> Self {
+        let lse = shape.lse.then(|| declare_lse(k));
+        let seq_len_q = k.count("seq_len_q", Problem::seq_len_q);
+        let seq_len_kv = k.count("seq_len_kv", Problem::seq_len_kv);
+        let tap = shape.tap;
         RowParams {
             lse,
             lse_rows: None,
             seq_len_q,
             seq_len_kv,
-            num_heads: k.param("num_heads"),
-            group_size: k.param("group_size"),
+            num_heads: k.count("num_heads", Problem::num_heads),
+            group_size: k.count("group_size", Problem::group_size),
             band: Band {
-                lo: k.param("key_lo"),
-                hi: k.param("key_hi"),
+                lo: k.number("key_lo", move |request| key_range(request.problem(), tap).lo),
+                hi: k.number("key_hi", move |request| key_range(request.problem(), tap).hi),
                 len: seq_len_kv.reinterpret(),
             },
             score_mod: ScoreMod::declare(k, shape),
@@ -269,100 +273,18 @@ impl<'k> RowParams<'k> {
     }
 }
 
-/// Declares a pointer that the kernel only reads, or writes as well.
-#[track_caller]
-pub(crate) fn param_pointer<'k, E: Element>(k: &'k KernelBuilder, name: &str, written: bool) -> GlobalPtr<'k, E> {
-    match written {
-        true => k.param_ptr_mut(name),
-        false => k.param_ptr(name),
-    }
+/// The log-sum-exp that a kernel stores.
+pub(crate) fn declare_lse<'k, R: Request>(k: &'k Args<'k, R>) -> GlobalPtr<'k, f32> {
+    k.output("lse", 4, |request| request.problem().lse_len())
 }
 
-/// The launch of a kernel: arguments in the order of [`Params::declare`], without those of partials.
-pub(crate) fn launch(problem: &Problem, shape: &Shape, kernel: &Kernel, grid: [u32; 3]) -> Launch {
-    let mut launch = Launch::of(kernel, grid);
-    let align = shape.vector_bytes;
-    add_tensor(&mut launch, problem, align, "q", problem.q_layout());
-    add_tensor(&mut launch, problem, align, "k", problem.k_layout());
-    add_tensor(&mut launch, problem, align, "v", problem.v_layout());
-    add_tensor(&mut launch, problem, align, "out", problem.o_layout());
-    add_rows(&mut launch, problem, shape);
-    launch
-}
-
-pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
-    if shape.lse {
-        add_lse(launch, problem);
-    }
-    let range = match problem.has_lengths() {
-        false => tap::key_range(problem, shape.tap),
-        // A sequence adds what depends on its lengths.
-        true => problem.key_range_of(0, 0),
-    };
-    launch.args.extend([
-        Arg::U32(problem.seq_len_q() as u32),
-        Arg::U32(problem.seq_len_kv() as u32),
-        Arg::U32(problem.num_heads() as u32),
-        Arg::U32(problem.group_size() as u32),
-        Arg::I32(range.lo),
-        Arg::I32(range.hi),
-    ]);
-    ScoreMod::add_to_launch(launch, problem, shape);
-    Sinks::add_to_launch(launch, problem, shape.sinks);
-    if let Some(tap) = shape.tap {
-        tap::extend_launch(launch, problem, tap);
-    }
+/// The keys that rows see, as arguments say it. A sequence adds what depends on its lengths.
+pub(super) fn key_range(problem: &Problem, tap: Option<Tap>) -> KeyRange {
     if problem.has_lengths() {
-        LengthParams::add_to_launch(launch, problem);
-    }
-}
-
-pub(crate) fn add_tensor(launch: &mut Launch, problem: &Problem, align: u32, name: &'static str, layout: &Layout) {
-    add_tensor_as(launch, problem, align, name, layout, name == "out");
-}
-
-/// Adds a buffer and strides of a tensor that is only read, or `written`.
-pub(crate) fn add_tensor_as(
-    launch: &mut Launch,
-    problem: &Problem,
-    align: u32,
-    name: &'static str,
-    layout: &Layout,
-    written: bool,
-) {
-    let dtype = if name == "out" {
-        problem.out_dtype()
+        problem.key_range_of(0, 0)
     } else {
-        problem.dtype()
-    };
-    add_buffer(launch, name, layout.span() * dtype.size_bytes(), align, written);
-    launch.args.extend(row_strides(layout).map(Arg::U32));
-}
-
-pub(crate) fn add_lse(launch: &mut Launch, problem: &Problem) {
-    add_buffer(launch, "lse", 4 * problem.lse_len(), 4, true);
-}
-
-pub(crate) fn add_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) {
-    let slot = push_buffer(launch, name, bytes, align, written);
-    launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-}
-
-/// The slot of a buffer, which is as large as the largest of its parts that were added.
-pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) -> usize {
-    if let Some(slot) = launch.buffers.iter().position(|buffer| buffer.name == name) {
-        let buffer = &mut launch.buffers[slot];
-        (buffer.bytes, buffer.align) = (buffer.bytes.max(bytes as u64), buffer.align.max(align));
-        buffer.written |= written;
-        return slot;
+        tap::key_range(problem, tap)
     }
-    launch.buffers.push(BufferSpec {
-        name,
-        bytes: bytes as u64,
-        written,
-        align,
-    });
-    launch.buffers.len() - 1
 }
 
 /// Refuses dtypes that a family does not serve.

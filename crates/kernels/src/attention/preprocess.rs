@@ -1,15 +1,16 @@
 //! The step that prepares the [statistics](super::gradients) of query rows from O, dO and the log-sum-exp, and zeros
 //! for the sums of dQ, and for those of dK and dV where there are any.
 
-use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
-use flashcore_problem::{DType, GRADIENT_LIMIT, Problem};
+use flashcore_ir::{Cache, Element, GlobalPtr, Val, Widen};
+use flashcore_problem::{DType, GRADIENT_LIMIT};
 use half::{bf16, f16};
 
-use super::gradients::{DqSemaphore, PADDING, Statistics, Workspace, ZeroedSums, add_gradients, dq_sums};
-use super::lengths::{TensorParam, row_strides};
-use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid, push_buffer};
+use super::gradients::{Backward, DqSemaphore, PADDING, Statistics, ZeroedSums, declare_array, dq_sums};
+use super::lengths::TensorParam;
+use super::params::{RowParams, Shape, grid};
 use super::score_mod::LOG2_E;
 use crate::Refusal;
+use crate::args::{Args, Built, Request, Tensor};
 use crate::family::{Values, padded};
 use crate::step::{Identity, KernelCache, Step};
 
@@ -36,12 +37,12 @@ pub(crate) struct HeadInputs<'k, E> {
 }
 
 impl<'k, E: Element> RowInputs<'k, E> {
-    /// [`add_row_inputs`] gives the arguments in the same order.
-    pub(crate) fn declare(k: &'k KernelBuilder, dout: &str) -> Self {
+    /// The parameter of dO has this name.
+    pub(crate) fn declare(k: &'k Args<'k, Backward>, dout: &'static str, align: u32) -> Self {
         RowInputs {
-            out: TensorParam::declare(k, "out", k.param_ptr("out")),
-            dout: TensorParam::declare(k, dout, k.param_ptr(dout)),
-            lse: k.param_ptr("lse"),
+            out: k.reads(Tensor::Out, align),
+            dout: k.tensor(dout, Tensor::Dout, align, false),
+            lse: k.input("lse", 4, |request| request.problem().lse_len()),
         }
     }
 
@@ -74,22 +75,6 @@ impl<'k, E: Widen> HeadInputs<'k, E> {
     }
 }
 
-/// The arguments of [`RowInputs`].
-pub(crate) fn add_row_inputs(launch: &mut Launch, problem: &Problem, align: u32) {
-    add_tensor_as(launch, problem, align, "out", problem.o_layout(), false);
-    let named = launch.buffers.iter().position(|buffer| buffer.name == "dout");
-    match (named, problem.gradient_layouts()) {
-        // A main kernel copies it as well.
-        (Some(slot), Some(layouts)) => {
-            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-            launch.args.extend(row_strides(&layouts.dout).map(Arg::U32));
-        }
-        _ => add_gradients(launch, problem, align, &["dout"]),
-    }
-    let slot = push_buffer(launch, "lse", 4 * problem.lse_len(), 4, false);
-    launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-}
-
 /// The log-sum-exp as an exponent of 2: NaN above the limit, where P would be wrong, and of NaN.
 #[track_caller]
 pub(crate) fn exponent(natural: Val<'_, f32>) -> Val<'_, f32> {
@@ -99,12 +84,8 @@ pub(crate) fn exponent(natural: Val<'_, f32>) -> Val<'_, f32> {
 }
 
 /// The step.
-pub(crate) fn step(
-    problem: &Problem,
-    shape: &Shape,
-    workspace: Workspace,
-    kernels: &KernelCache,
-) -> Result<Step, Refusal> {
+pub(crate) fn step(request: &Backward, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
+    let workspace = &request.workspace;
     // Nothing of it depends on Q, or on how scores come about.
     let shape = Shape {
         head_dim: shape.head_dim_v,
@@ -129,33 +110,25 @@ pub(crate) fn step(
         };
         let kv = if of_keys > 0 { "_kv" } else { "" };
         let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{of_dq}{kv}"));
-        Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
+        Built::build(name, 32 * WARPS, |k| match shape.dtype {
             DType::F32 => prepare::<f32>(k, shape, levers),
             DType::F16 => prepare::<f16>(k, shape, levers),
             // E4M3 problems have no backward pass.
             DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, levers),
         })
     })?;
+    kernel.step(grid("backward", [blocks(request, &shape), 1, 1])?, request)
+}
+
+/// Blocks of a launch.
+fn blocks(request: &Backward, shape: &Shape) -> usize {
+    let (problem, workspace) = (&request.problem, &request.workspace);
     let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
     let heads = match workspace.counted_heads {
         0 => problem.num_heads() * problem.batch(),
         _ => workspace.first_heads,
     };
-    let blocks = rows / block_rows(&shape) as usize * heads;
-    let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
-    add_row_inputs(&mut launch, problem, shape.vector_bytes);
-    let slot = workspace.add_statistics(&mut launch, true);
-    if !workspace.first_stores {
-        workspace.add_dq_sums(&mut launch, slot);
-    }
-    workspace.add_dq_semaphore(&mut launch, slot);
-    if workspace.counted_heads > 0 {
-        launch.args.push(workspace.counts(slot));
-        launch.args.push(Arg::U32(workspace.counted_heads as u32));
-    }
-    workspace.add_zeroed_sums(&mut launch, slot);
-    add_rows(&mut launch, problem, &shape);
-    Ok(Step { kernel, launch })
+    rows / block_rows(shape) as usize * heads
 }
 
 /// Threads that share a row where statistics are prepared, and the rows of a block.
@@ -170,14 +143,23 @@ fn block_rows(shape: &Shape) -> u32 {
 /// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
 /// Zeroed are, by `levers`: of dQ the sums, or in their place the [`DqSemaphore`], and counts of prepared rows of later
 /// heads; and sums of dK and dV.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, levers: &Values) {
+fn prepare<'k, E: Widen>(k: &'k Args<'k, Backward>, shape: &Shape, levers: &Values) {
     let &[_, dq_columns, semaphore, counts, of_keys, ..] = levers;
-    let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout");
+    let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout", shape.vector_bytes);
     let statistics = Statistics::declare(k, true);
-    let dq_sums = (dq_columns > 0 && semaphore == 0).then(|| dq_sums(k));
+    let dq_sums = (dq_columns > 0 && semaphore == 0).then(|| dq_sums(k, true));
     let semaphore = (semaphore > 0).then(|| DqSemaphore::declare(k, true));
-    let counts = (counts > 0).then(|| (k.param_ptr_mut::<u32>("prepared_blocks"), k.param::<u32>("all_heads")));
-    let of_keys = (of_keys > 0).then(|| ZeroedSums::declare(k));
+    let counts = (counts > 0).then(|| {
+        let counts = declare_array::<u32>(k, "prepared_blocks", true, |at| at.counts);
+        (
+            counts,
+            k.number("all_heads", |request| request.workspace.counted_heads as u32),
+        )
+    });
+    let of_keys = (of_keys > 0).then(|| {
+        let shape = *shape;
+        ZeroedSums::declare(k, move |request| blocks(request, &shape))
+    });
     let params = RowParams::declare(k, shape);
 
     if let Some(sums) = of_keys {

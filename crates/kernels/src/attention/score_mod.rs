@@ -1,11 +1,12 @@
 //! From products of Q and K to scores: scale, soft cap, ALiBi, and the scales of fp8 heads. Users' modifiers belong
 //! here.
 
-use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::Problem;
 
-use super::params::{Shape, add_buffer};
+use super::params::{Shape, key_range};
 use super::row_tile::{RowTile, half_and_column};
+use crate::args::{Args, Request};
 
 /// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -110,43 +111,28 @@ impl<'k> TileBias<'k> {
 }
 
 impl<'k> ScoreMod<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder, shape: &Shape) -> Self {
+    pub(crate) fn declare<R: Request>(k: &'k Args<'k, R>, shape: &Shape) -> Self {
+        let per_score = |request: &R| {
+            let problem = request.problem();
+            problem.softcap().unwrap_or(problem.softmax_scale())
+        };
         ScoreMod {
-            exponent_scale: k.param("exponent_scale"),
-            softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
+            exponent_scale: k.number("exponent_scale", move |request| per_score(request) * LOG2_E),
+            softcap_scale: shape.softcap.then(|| {
+                k.number("softcap_scale", move |request| {
+                    request.problem().softmax_scale() / per_score(request)
+                })
+            }),
             alibi: shape.alibi.then(|| Alibi {
-                slopes: k.param_ptr("alibi_slopes"),
-                batch_stride: k.param("alibi_batch_stride"),
-                per_score: k.param("alibi_per_score"),
-                diagonal: k.param("alibi_diagonal"),
+                slopes: k.input("alibi_slopes", 4, |request| request.problem().num_alibi_slopes()),
+                batch_stride: k.count("alibi_batch_stride", |problem| match problem.alibi() {
+                    Some(flashcore_problem::Alibi::BatchHeads) => problem.num_heads(),
+                    Some(flashcore_problem::Alibi::Heads) | None => 0,
+                }),
+                per_score: k.number("alibi_per_score", move |request| 1.0 / per_score(request)),
+                diagonal: k.number("alibi_diagonal", |request| key_range(request.problem(), None).diagonal),
             }),
         }
-    }
-
-    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, shape: &Shape) {
-        let exponent_scale = problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E;
-        launch.args.push(Arg::F32(exponent_scale));
-        let softcap = problem.softcap().filter(|_| shape.softcap);
-        let softcap_scale = softcap.map(|cap| Arg::F32(problem.softmax_scale() / cap));
-        launch.args.extend(softcap_scale);
-        let Some(slopes) = problem.alibi().filter(|_| shape.alibi) else {
-            return;
-        };
-        add_buffer(launch, "alibi_slopes", 4 * problem.num_alibi_slopes(), 4, false);
-        let batch_stride = match slopes {
-            flashcore_problem::Alibi::Heads => 0,
-            flashcore_problem::Alibi::BatchHeads => problem.num_heads() as u32,
-        };
-        // A sequence adds what depends on its lengths.
-        let range = match problem.has_lengths() {
-            false => problem.key_range(),
-            true => problem.key_range_of(0, 0),
-        };
-        launch.args.extend([
-            Arg::U32(batch_stride),
-            Arg::F32(1.0 / problem.softcap().unwrap_or(problem.softmax_scale())),
-            Arg::I32(range.diagonal),
-        ]);
     }
 
     /// The modifier of a sequence whose diagonal is `keys` keys further to the right.
@@ -254,18 +240,12 @@ pub(crate) struct HeadScales<'k> {
 }
 
 impl<'k> HeadScales<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+    pub(crate) fn declare<R: Request>(k: &'k Args<'k, R>) -> Self {
+        let heads = |problem: &Problem| problem.batch() * problem.num_kv_heads();
         HeadScales {
-            of: NAMES.map(|name| k.param_ptr(name)),
-            num_kv_heads: k.param("num_kv_heads"),
+            of: NAMES.map(|name| k.input(name, 4, move |request| heads(request.problem()))),
+            num_kv_heads: k.count("num_kv_heads", Problem::num_kv_heads),
         }
-    }
-
-    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
-        for name in NAMES {
-            add_buffer(launch, name, 4 * problem.batch() * problem.num_kv_heads(), 4, false);
-        }
-        launch.args.push(Arg::U32(problem.num_kv_heads() as u32));
     }
 
     /// A K/V head's number among those of all batches.

@@ -9,14 +9,12 @@
 //! Not normalised, because merging multiplies each partial by a factor anyway: that saves a division per split, and a
 //! row without keys needs no special case.
 
-use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_ir::{Cache, GlobalPtr, Val};
 use flashcore_problem::Problem;
 
-use super::params::{param_pointer, push_buffer};
+use super::forward::Forward;
 use crate::Refusal;
-
-/// Alignment of the workspace in bytes: as the widest accesses need.
-pub(crate) const ALIGN: u32 = 16;
+use crate::args::Args;
 
 /// Most splits of the keys: combining more costs more than the blocks they add gain.
 pub(crate) const MAX_SPLITS: u32 = 256;
@@ -39,10 +37,10 @@ pub(crate) struct Partial<'k> {
 }
 
 impl<'k> Partials<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder, head_dim_v: u32, written: bool) -> Self {
+    pub(crate) fn declare<T: 'static>(k: &'k Args<'k, Forward<T>>, head_dim_v: u32, written: bool) -> Self {
         Partials {
-            out: param_pointer(k, "split_partials", written),
-            sums: param_pointer(k, "split_sums", written),
+            out: k.part("split_partials", written, |request| Ok(request.partials()?[0])),
+            sums: k.part("split_sums", written, |request| Ok(request.partials()?[1])),
             head_dim_v,
         }
     }
@@ -105,17 +103,6 @@ pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
     }
     let allowed = format!("1 to {most} with {rows} rows of all heads: partials are counted in 32 bits");
     Err(Refusal::lever("splits", splits, allowed))
-}
-
-/// Adds the workspace and the two arguments that a kernel with [`Partials`] takes.
-pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, splits: u32, written: bool) {
-    let partials = problem.lse_len() as u64 * u64::from(splits);
-    // Sums start aligned like outputs: `head_dim_v` is a multiple of 8.
-    let sums = 4 * partials * problem.head_dim_v() as u64;
-    let bytes = sums + 8 * partials;
-    let slot = push_buffer(launch, "workspace", bytes as usize, ALIGN, written);
-    let pointers = [0, sums].map(|byte_offset| Arg::Buffer { slot, byte_offset });
-    launch.args.extend(pointers);
 }
 
 #[cfg(test)]

@@ -37,16 +37,15 @@
 //! share, and who writes a place of [`Combined`] follows from the cuts: the same lengths give the same words, without
 //! atomics in global memory.
 
-use flashcore_ir::{Arg, Kernel, Launch};
 use flashcore_problem::{Problem, QLengths};
 
-use super::divisor;
+use super::forward::Forward;
 use super::lengths::{SequenceSpan, kinds};
-use super::params::{Shape, add_rows, push_buffer};
+use super::params::Shape;
 use super::query_rows::TileHeads;
 use super::scheduler::{COUNT_LIMIT, TILE_COST, WORDS};
-use super::split::ALIGN;
 use crate::Refusal;
+use crate::args::{ALIGN, Built};
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 
@@ -142,9 +141,9 @@ pub(crate) struct Schedule {
     head_dim_v: u32,
 }
 
-/// Offsets of the parts of a schedule in the workspace, in bytes.
-struct Places {
-    partial_sums: u64,
+/// Offsets of the parts of a schedule in the workspace, in bytes. Partials begin it.
+pub(crate) struct Places {
+    pub partial_sums: u64,
     ranges: u64,
     combined: u64,
     first_items: u64,
@@ -152,7 +151,7 @@ struct Places {
     item_rows: u64,
     row_tiles: u64,
     first_tiles: u64,
-    end: u64,
+    pub end: u64,
 }
 
 impl Schedule {
@@ -237,7 +236,7 @@ impl Schedule {
         }
     }
 
-    fn places(&self) -> Places {
+    pub(crate) fn places(&self) -> Places {
         let mut end = 0;
         let mut next = |words: u64| {
             let start = end;
@@ -265,33 +264,6 @@ impl Schedule {
     /// Bytes of the workspace that it takes, from its start.
     pub(crate) fn bytes(&self) -> u64 {
         self.places().end
-    }
-
-    /// Adds the workspace, and pointers to parts of it.
-    fn add_to_launch(&self, launch: &mut Launch, written: bool, parts: impl FnOnce(&Places) -> Vec<u64>) {
-        let places = self.places();
-        let slot = push_buffer(launch, "workspace", self.bytes() as usize, ALIGN, written);
-        let pointers = parts(&places).into_iter();
-        launch
-            .args
-            .extend(pointers.map(|byte_offset| Arg::Buffer { slot, byte_offset }));
-    }
-
-    /// Adds what a main kernel takes that has [`Partials`](super::split::Partials) and [`Items`].
-    pub(crate) fn add_items_to_main(&self, launch: &mut Launch) {
-        self.add_to_launch(launch, true, |at| {
-            vec![0, at.partial_sums, at.ranges, at.first_items, at.items, at.item_rows]
-        });
-    }
-
-    /// The same of [`Partials`](super::split::Partials) and [`Work::listed`].
-    pub(crate) fn add_to_main(&self, launch: &mut Launch) {
-        self.add_to_launch(launch, true, |at| vec![0, at.partial_sums, at.ranges, at.items]);
-    }
-
-    /// Adds what `combine` takes: [`Partials`](super::split::Partials) and [`Combined`].
-    pub(crate) fn add_to_combine(&self, launch: &mut Launch) {
-        self.add_to_launch(launch, false, |at| vec![0, at.partial_sums, at.combined]);
     }
 
     /// Rows of a tile that there can be.
@@ -338,12 +310,13 @@ impl Schedule {
     }
 
     /// The step that makes it, before a main kernel of this shape.
-    pub(crate) fn step(&self, problem: &Problem, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
-        let Pieces { rows, cols, .. } = self.pieces;
-        let (few, one_each) = (self.is_small(), self.is_one_each(problem));
-        let [most_ranges, most_rounds] = self.most_ranges(problem);
-        let [fixed, shared, one] = [self.splits.is_some(), few, one_each].map(u32::from);
-        let levers = padded([rows, cols, self.pieces.heads.number(), fixed, shared, one, most_ranges]);
+    pub(crate) fn step(request: &Forward, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
+        let (problem, schedule) = (&request.problem, request.schedule()?);
+        let Pieces { rows, cols, heads, .. } = schedule.pieces;
+        let (few, one_each) = (schedule.is_small(), schedule.is_one_each(problem));
+        let [most_ranges, _] = schedule.most_ranges(problem);
+        let [fixed, shared, one] = [schedule.splits.is_some(), few, one_each].map(u32::from);
+        let levers = padded([rows, cols, heads.number(), fixed, shared, one, most_ranges]);
         let (family, overlaps) = ("schedule", main.overlaps);
         let shape = Shape {
             overlaps,
@@ -370,39 +343,11 @@ impl Schedule {
             };
             let name = format!("schedule_m{rows}n{cols}{heads}{splits}{many}{each}{ranges}{lengths}{overlaps}");
             let threads = if tiles.few { THREADS } else { THREADS_ALONE };
-            Kernel::build(name, threads, |k| kernel::body(k, threads, tiles, shape))
+            Built::build(name, threads, |k| kernel::body(k, threads, tiles, shape))
         })?;
-        let writers = self.writers();
         // Another one writes where the items of each block are.
-        let blocks = if few { writers + 1 } else { 1 };
-        let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
-        add_rows(&mut launch, problem, &shape);
-        self.add_to_launch(&mut launch, true, |at| {
-            vec![
-                at.ranges,
-                at.combined,
-                at.first_items,
-                at.items,
-                at.item_rows,
-                at.row_tiles,
-                at.first_tiles,
-            ]
-        });
-        let numbers = [
-            self.batch,
-            self.heads,
-            self.row_tiles,
-            self.grid,
-            most_rounds,
-            self.pieces.least.max(1),
-            self.tile_places(),
-        ];
-        launch.args.extend(numbers.map(Arg::U32));
-        let divisors = [self.heads, self.grid, problem.group_size() as u32, writers];
-        launch.args.extend(divisors.into_iter().flat_map(divisor::args));
-        let splits = self.splits.iter().flat_map(|splits| [splits.blocks, splits.most]);
-        launch.args.extend(splits.map(Arg::U32));
-        Ok(Step { kernel, launch })
+        let blocks = if few { schedule.writers() + 1 } else { 1 };
+        kernel.step([blocks, 1, 1], request)
     }
 }
 

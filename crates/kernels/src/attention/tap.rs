@@ -17,14 +17,15 @@
 
 use std::fmt;
 
-use flashcore_ir::{GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_ir::{GlobalPtr, Val};
 use flashcore_problem::{KeyRange, Problem, ProblemBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::params::{RowParams, add_buffer, check_lengths};
+use super::params::{RowParams, check_lengths};
 use super::row_tile::{half_and_column, lane_column};
 use super::softmax::{Row, RowMax};
 use crate::Refusal;
+use crate::args::{Args, Request};
 
 /// So small a scale that every score rounds to a weight of 1, and −∞ stays what it is.
 const EVEN_SCALE: f32 = 1e-30;
@@ -106,7 +107,7 @@ pub(crate) fn check(problem: &Problem, tap: Option<Tap>) -> Result<(), Refusal> 
     Err(Refusal::unsupported(family, what, "take fewer batches or heads"))
 }
 
-/// The parameters of a tap. [`extend_launch`] gives their arguments.
+/// The parameters of a tap.
 #[derive(Clone)]
 pub(crate) struct TapParams<'k> {
     tap: Tap,
@@ -115,19 +116,13 @@ pub(crate) struct TapParams<'k> {
 }
 
 impl<'k> TapParams<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder, tap: Tap) -> Self {
+    pub(crate) fn declare<R: Request>(k: &'k Args<'k, R>, tap: Tap) -> Self {
+        let stored = |name| k.output(name, 4, |request: &R| len(request.problem()));
         TapParams {
             tap,
-            values: k.param_ptr_mut("tap"),
-            offsets: (tap == Tap::Probabilities).then(|| k.param_ptr_mut("offsets")),
+            values: stored("tap"),
+            offsets: (tap == Tap::Probabilities).then(|| stored("offsets")),
         }
-    }
-}
-
-pub(crate) fn extend_launch(launch: &mut Launch, problem: &Problem, tap: Tap) {
-    add_buffer(launch, "tap", 4 * len(problem), 4, true);
-    if tap == Tap::Probabilities {
-        add_buffer(launch, "offsets", 4 * len(problem), 4, true);
     }
 }
 

@@ -16,7 +16,7 @@ use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
 use flashcore_ir::ragged::{MOST_ROWS, RaggedRows};
 use flashcore_ir::tensor_copy::BoxAt;
-use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, TensorBox, TensorMap, Val};
+use flashcore_ir::{Cache, Element, SharedTile, TensorBox, TensorMap, Val};
 use flashcore_problem::{KvLengths, Layout, Problem};
 
 use super::lengths::{FirstRows, LengthKinds, Pages, row_strides};
@@ -66,6 +66,11 @@ impl RowsOf {
         }
     }
 
+    /// Whether tensors have a number of rows from one batch or page to the next.
+    pub(crate) fn has_batch_rows(self) -> bool {
+        matches!(self, RowsOf::Cache | RowsOf::Pages(_))
+    }
+
     /// Whether heads are packed: they come before rows then.
     pub(crate) fn heads_first(self) -> bool {
         self.packing() != Packing::NONE
@@ -73,7 +78,7 @@ impl RowsOf {
 
     /// Boxes of `rows` rows of a head, or as many as copies of pages have.
     #[track_caller]
-    fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
+    pub(crate) fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
         let mut outer = self.packing().box_of(match self {
             RowsOf::Pages(rows) => rows,
             RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache => rows,
@@ -166,23 +171,9 @@ pub(crate) struct PagedRows<'k> {
 }
 
 impl<'k> TensorRows<'k> {
-    /// [`add_tensor`](super::params::add_tensor) gives the arguments.
-    #[track_caller]
-    pub(crate) fn declare<E: Element>(
-        k: &'k KernelBuilder,
-        name: &str,
-        tile: SharedTile<'_, E>,
-        rows: u32,
-        of: RowsOf,
-    ) -> Self {
-        let boxes = of.boxes(tile, rows);
-        let map = match name {
-            "out" | "dk" | "dv" => k.param_tensor_map_mut(name, boxes),
-            _ => k.param_tensor_map(name, boxes),
-        };
+    /// The tensor of a map, of which a tile has boxes of `rows` rows.
+    pub(crate) fn new(map: TensorMap<'k>, rows: u32, of: RowsOf, batch_rows: Option<Val<'k, u32>>) -> Self {
         let map = if of.heads_first() { map.in_parts_of(rows) } else { map };
-        let batch_rows = matches!(of, RowsOf::Cache | RowsOf::Pages(_));
-        let batch_rows = batch_rows.then(|| k.param(&format!("{name}_batch_rows")));
         TensorRows { map, of, batch_rows }
     }
 

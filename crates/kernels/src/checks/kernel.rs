@@ -3,96 +3,14 @@
 
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val};
-use flashcore_problem::{AppendValues, Lengths};
 
-use super::record::{Rule, site};
+use super::record::{RECORD_WORDS, Rule, site};
+use crate::args::Args;
 
-mod append;
-mod attention;
-
-use append::Append;
-use attention::Attention;
+pub(super) mod append;
+pub(super) mod attention;
 
 pub(super) const THREADS: u32 = 128;
-
-/// Which values are checked. Nothing else is baked into the kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kinds {
-    Attention(Lengths<()>),
-    Append {
-        arrays: AppendValues<()>,
-        /// Words of a slot; 0 without slots.
-        slot_words: u32,
-        rotates: bool,
-    },
-}
-
-impl Kinds {
-    pub(super) fn levers(&self) -> [u32; 4] {
-        let mask = |given: &[bool]| (0..).zip(given).map(|(i, &is)| u32::from(is) << i).sum();
-        match self {
-            Kinds::Attention(arrays) => [0, mask(&arrays.arrays().map(|array| array.is_some())), 0, 0],
-            Kinds::Append {
-                arrays,
-                slot_words,
-                rotates,
-            } => {
-                let arrays = mask(&arrays.arrays().map(|array| array.is_some()));
-                [1, arrays, *slot_words, u32::from(*rotates)]
-            }
-        }
-    }
-
-    pub(super) fn from_levers([appends, arrays, slot_words, rotates]: [u32; 4]) -> Kinds {
-        let given = |i: u32| (arrays >> i & 1 == 1).then_some(());
-        match appends {
-            0 => Kinds::Attention(Lengths::from([0, 1, 2, 3, 4].map(given))),
-            _ => Kinds::Append {
-                arrays: AppendValues::from([0, 1, 2, 3, 4, 5, 6].map(given)),
-                slot_words,
-                rotates: rotates == 1,
-            },
-        }
-    }
-
-    /// The kernel's name.
-    pub(super) fn name(&self) -> String {
-        let of = |names: &[&str], given: &dyn Fn(&str) -> bool| -> String {
-            let given = names.iter().filter(|name| given(name));
-            given.map(|name| format!("_{name}")).collect()
-        };
-        match self {
-            Kinds::Attention(arrays) => {
-                let arrays = of(&Lengths::<()>::NAMES, &|name| arrays.named(name).is_some());
-                format!("check{arrays}")
-            }
-            Kinds::Append {
-                arrays,
-                slot_words,
-                rotates,
-            } => {
-                let arrays = of(&AppendValues::<()>::NAMES, &|name| arrays.named(name).is_some());
-                let slots = match slot_words {
-                    0 => String::new(),
-                    words => format!("_slots{}", 32 * words),
-                };
-                let rotates = if *rotates { "_rotary" } else { "" };
-                format!("check_append{arrays}{slots}{rotates}")
-            }
-        }
-    }
-}
-
-pub(super) fn body(k: &KernelBuilder, kinds: Kinds) {
-    match kinds {
-        Kinds::Attention(arrays) => Attention::declare(k, arrays).check(),
-        Kinds::Append {
-            arrays,
-            slot_words,
-            rotates,
-        } => Append::declare(k, arrays, slot_words, rotates).check(),
-    }
-}
 
 /// A value that is wrong.
 struct Wrong<'k> {
@@ -114,10 +32,10 @@ struct Record<'k> {
 }
 
 impl<'k> Record<'k> {
-    fn declare(k: &'k KernelBuilder) -> Record<'k> {
+    fn declare<R: 'static>(k: &'k Args<'k, R>) -> Record<'k> {
         Record {
             k,
-            words: k.param_ptr_mut("record"),
+            words: k.output("record", 4, |_| RECORD_WORDS),
             speaks: k.thread_idx().eq(0),
         }
     }
@@ -244,12 +162,13 @@ struct Paged<'k> {
 }
 
 impl<'k> Paged<'k> {
-    fn declare(k: &'k KernelBuilder) -> Paged<'k> {
+    /// `sizes` are keys of a page, pages, and entries of a sequence.
+    fn declare<R: 'static>(k: &'k Args<'k, R>, table: GlobalPtr<'k, i32>, sizes: fn(&R) -> [usize; 3]) -> Paged<'k> {
         Paged {
-            table: k.param_ptr("block_table"),
-            page_size: k.param("page_size"),
-            pages: k.param("pages"),
-            max_pages: k.param("max_pages"),
+            table,
+            page_size: k.number("page_size", move |request| sizes(request)[0] as u32),
+            pages: k.number("pages", move |request| sizes(request)[1] as i32),
+            max_pages: k.number("max_pages", move |request| sizes(request)[2] as u32),
         }
     }
 

@@ -7,10 +7,12 @@
 //! rounded to the problem's dtype first (lever `p`).
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_ir::{Cache, SharedPtr, SharedTile, TileShape, Val, Var, Widen};
 
 use super::common::{Block, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
+use crate::args::Args;
+use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
@@ -26,7 +28,7 @@ const GROUP_ROWS: u32 = GROUP / PAIR;
 /// Keys of `O += P·V` at a time: P is read 16 bytes, or 8, an access.
 const KEYS: u32 = 4;
 
-pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Forward>, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);
     let block = Block::new(k, &params, levers);

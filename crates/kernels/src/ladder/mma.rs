@@ -10,13 +10,15 @@ use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
 
 use super::common::{Block, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
+use crate::args::Args;
+use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, QUAD, RowTile, lane_column, lane_row};
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
 
-pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Forward>, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);
     let block = Block::new(k, &params, levers);

@@ -11,12 +11,13 @@ mod hybrid;
 mod mma;
 pub mod scores;
 
-use flashcore_ir::Kernel;
 use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem, launch};
+use crate::args::Built;
+use crate::attention::forward::{Forward, Sharing};
+use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem};
 use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, LeverValue, Values, levers};
 use crate::step::{Identity, KernelCache, Step};
@@ -150,7 +151,7 @@ pub(crate) fn plan(
     let (family, levers) = (NAME, Values::from(*config));
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
-        Kernel::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
+        Built::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
             (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, shape),
             (Kind::Hybrid, _) => hybrid::body::<bf16>(k, config, shape),
             (Kind::Mma, DType::F16) => mma::body::<f16>(k, config, shape),
@@ -159,8 +160,7 @@ pub(crate) fn plan(
     })?;
     let tiles = problem.seq_len_q().div_ceil(config.rows() as usize);
     let blocks = tiles * problem.num_heads() * problem.batch();
-    let launch = launch(problem, &shape, &kernel, [blocks as u32, 1, 1]);
-    Ok(Step { kernel, launch })
+    kernel.step([blocks as u32, 1, 1], &Forward::new(problem, Sharing::Alone))
 }
 
 #[cfg(test)]

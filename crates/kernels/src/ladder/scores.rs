@@ -6,19 +6,16 @@
 //! both engines.
 
 use std::fmt;
-use std::sync::Arc;
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, Target, Val, Var, Widen};
+use flashcore_ir::{Cache, KernelBuilder, Target, Val, Var, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::common::{ScoreOperands, WARP_ROWS};
 use crate::Refusal;
-use crate::attention::lengths::TensorParam;
-use crate::attention::params::{
-    ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, add_buffer, add_tensor, check_lengths, check_problem,
-};
+use crate::args::{Args, Built, Tensor};
+use crate::attention::params::{ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, check_lengths, check_problem};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
@@ -104,38 +101,25 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     let needed = 2 * tile_bytes(levers.tile, head_dim, 1) + tile_bytes(levers.tile, levers.tile, 1);
     Refusal::check_shared_memory(needed, target, || "a tile of 64 needs less".to_string())?;
     let name = format!("{levers}_{}_d{head_dim}", problem.dtype()).replace('-', "_");
-    let kernel = Kernel::build(&name, 2 * levers.tile, |k| match problem.dtype() {
+    let kernel = Built::build(&name, 2 * levers.tile, |k| match problem.dtype() {
         DType::F16 => body::<f16>(k, levers, head_dim),
         _ => body::<bf16>(k, levers, head_dim),
     })?;
-    let (launch, kernel) = (launch(problem, levers, &kernel), Arc::new(kernel));
-    Ok(Step { kernel, launch })
-}
-
-fn launch(problem: &Problem, levers: Levers, kernel: &Kernel) -> Launch {
     let lengths = [problem.seq_len_q(), problem.seq_len_kv()];
     let tiles = lengths.map(|len| len.div_ceil(levers.tile as usize) as u32);
     let heads = (problem.batch() * problem.num_heads()) as u32;
-    let mut launch = Launch::of(kernel, [tiles[1], tiles[0], heads]);
-    add_tensor(&mut launch, problem, ALIGNMENT, "q", problem.q_layout());
-    add_tensor(&mut launch, problem, ALIGNMENT, "k", problem.k_layout());
-    let bytes = problem.lse_len() * problem.seq_len_kv() * problem.dtype().size_bytes();
-    add_buffer(&mut launch, "scores", bytes, ALIGNMENT, true);
-    let heads = [problem.num_heads(), problem.group_size()];
-    let numbers = [lengths, heads].concat().into_iter().map(|n| Arg::U32(n as u32));
-    launch.args.extend(numbers);
-    launch.args.push(Arg::F32(problem.softmax_scale()));
-    launch
+    kernel.step([tiles[1], tiles[0], heads], problem)
 }
 
-fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: Levers, head_dim: u32) {
+fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Problem>, levers: Levers, head_dim: u32) {
     k.min_blocks_per_sm(1);
-    let q = TensorParam::<E>::declare(k, "q", k.param_ptr("q"));
-    let keys = TensorParam::<E>::declare(k, "k", k.param_ptr("k"));
-    let all_scores = k.param_ptr_mut::<E>("scores");
-    let (seq_len_q, seq_len_kv) = (k.param::<u32>("seq_len_q"), k.param::<u32>("seq_len_kv"));
-    let (num_heads, group_size) = (k.param::<u32>("num_heads"), k.param::<u32>("group_size"));
-    let scale = k.param::<f32>("scale");
+    let [q, keys] = [Tensor::Q, Tensor::K].map(|tensor| k.reads::<E>(tensor, ALIGNMENT));
+    let all_scores = k.output::<E>("scores", ALIGNMENT, |problem| problem.lse_len() * problem.seq_len_kv());
+    let seq_len_q = k.count("seq_len_q", Problem::seq_len_q);
+    let seq_len_kv = k.count("seq_len_kv", Problem::seq_len_kv);
+    let num_heads = k.count("num_heads", Problem::num_heads);
+    let group_size = k.count("group_size", Problem::group_size);
+    let scale = k.number("scale", Problem::softmax_scale);
 
     let tile = levers.tile;
     let (first_key, first_row) = (k.block_idx(0) * tile, k.block_idx(1) * tile);

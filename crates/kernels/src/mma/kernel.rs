@@ -14,12 +14,14 @@ use flashcore_ir::KernelBuilder;
 use super::consumer::{Warp, WarpPlace};
 use super::producer::{Block, Edges, KvPart, Ring};
 use super::{Config, Rescale};
+use crate::args::Args;
+use crate::attention::forward::Forward;
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::SixteenBits;
 use crate::attention::stream_k::Items;
 use crate::tiles::{HeadTile, StagedFragments, a_lane, b_lane};
 
-pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<'k, E: SixteenBits>(k: &'k Args<'k, Forward>, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
     if levers.max_registers > 0 {
         k.max_registers(levers.max_registers);

@@ -12,12 +12,14 @@ mod producer;
 #[cfg(test)]
 mod tests;
 
-use flashcore_ir::{Chip, Kernel, Target};
+use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, KvLengths, Problem, QLengths};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid, launch};
+use crate::args::Built;
+use crate::attention::forward::{Forward, Sharing};
+use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::query_rows::TileHeads;
 use crate::attention::stream_k::{Pieces, Schedule};
 use crate::attention::tap::Tap;
@@ -311,20 +313,23 @@ pub(crate) fn plan(
     let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
-        Kernel::build(name, config.threads(), |k| match shape.dtype {
+        Built::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, shape),
             _ => kernel::body::<bf16>(k, config, shape),
         })
     })?;
 
+    let sharing = match schedule {
+        Some(schedule) => Sharing::Schedule(schedule),
+        None if shape.split => Sharing::Splits(config.splits),
+        None => Sharing::Alone,
+    };
+    let request = Forward::new(problem, sharing);
     if let Some(schedule) = schedule {
-        let mut launch = launch(problem, &shape, &kernel, [schedule.grid, 1, 1]);
-        schedule.add_items_to_main(&mut launch);
-        let then = vec![combine::listed_step(problem, &shape, &schedule, kernels)?];
         return Ok((
-            vec![schedule.step(problem, &shape, kernels)?],
-            Step { kernel, launch },
-            then,
+            vec![Schedule::step(&request, &shape, kernels)?],
+            kernel.step([schedule.grid, 1, 1], &request)?,
+            vec![combine::listed_step(&request, &shape, kernels)?],
         ));
     }
     let (heads, tiles) = config.heads_and_tiles(problem);
@@ -335,14 +340,9 @@ pub(crate) fn plan(
             (together, heads / together)
         }
     };
-    let grid = grid(NAME, [together, tiles, groups])?;
-    let mut launch = launch(problem, &shape, &kernel, grid);
-    let mut then = Vec::new();
-    if shape.split {
-        split::add_to_launch(&mut launch, problem, config.splits, true);
-        then.push(combine::step(problem, &whole, config.splits, kernels)?);
-    }
-    Ok((Vec::new(), Step { kernel, launch }, then))
+    let main = kernel.step(grid(NAME, [together, tiles, groups])?, &request)?;
+    let then = shape.split.then(|| combine::step(&request, &whole, kernels));
+    Ok((Vec::new(), main, then.transpose()?.into_iter().collect()))
 }
 
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.

@@ -9,7 +9,7 @@
 //! Both compute `S = Q·Kᵀ` and `dP = dO·Vᵀ` anew, rows being what a block owns. [Threads] share the tiles as in the
 //! forward pass.
 
-use flashcore_ir::{Kernel, KernelBuilder, Widen};
+use flashcore_ir::{BuildErrors, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
@@ -17,8 +17,8 @@ use super::common::load_tile;
 use super::threads::{Mine, Threads, operand};
 use super::{Config, FAMILY, NAME};
 use crate::Refusal;
-use crate::attention::gradients::{self, BackwardParams, Workspace};
-use crate::attention::lengths::TensorParam;
+use crate::args::{Args, Built, Tensor};
+use crate::attention::gradients::{Backward, BackwardParams, Workspace};
 use crate::attention::params::{Shape, grid};
 use crate::attention::preprocess;
 use crate::family::Values;
@@ -47,7 +47,7 @@ pub(super) fn plan(
     check(Threads::keys(config), shape.head_dim + shape.head_dim_v)?;
     check(Threads::queries(config), shape.head_dim)?;
     let levers = Values::from(*config);
-    let build = |family, body: fn(&Values, &Shape) -> Result<Kernel, flashcore_ir::BuildErrors>| {
+    let build = |family, body: fn(&Values, &Shape) -> Result<Built<Backward>, BuildErrors>| {
         let shape = *shape;
         kernels.get_or_build(Identity { family, levers, shape }, body)
     };
@@ -57,7 +57,7 @@ pub(super) fn plan(
     };
     let dkdv = build("scalar dkdv", |levers, shape| {
         let (config, name) = named(levers, shape, "dkdv");
-        Kernel::build(name, 32 * config.warps, |k| match shape.dtype {
+        Built::build(name, 32 * config.warps, |k| match shape.dtype {
             DType::F32 => keys_body::<f32>(k, &config, shape),
             DType::F16 => keys_body::<f16>(k, &config, shape),
             DType::BF16 | DType::E4M3 => keys_body::<bf16>(k, &config, shape),
@@ -65,7 +65,7 @@ pub(super) fn plan(
     })?;
     let dq = build("scalar dq", |levers, shape| {
         let (config, name) = named(levers, shape, "dq");
-        Kernel::build(name, 32 * config.warps, |k| match shape.dtype {
+        Built::build(name, 32 * config.warps, |k| match shape.dtype {
             DType::F32 => queries_body::<f32>(k, &config, shape),
             DType::F16 => queries_body::<f16>(k, &config, shape),
             DType::BF16 | DType::E4M3 => queries_body::<bf16>(k, &config, shape),
@@ -73,14 +73,11 @@ pub(super) fn plan(
     })?;
     let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
     let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;
-    let workspace = Workspace::new(NAME, problem, 0)?;
-    let main = gradients::launch(problem, shape, workspace, &dkdv, of_keys, &["dk", "dv"]);
-    let then = gradients::launch(problem, shape, workspace, &dq, of_queries, &["dq"]);
-    let step = |kernel, launch| Step { kernel, launch };
+    let request = Backward::new(problem, Workspace::new(NAME, problem, 0)?);
     Ok((
-        vec![preprocess::step(problem, shape, workspace, kernels)?],
-        step(dkdv, main),
-        vec![step(dq, then)],
+        vec![preprocess::step(&request, shape, kernels)?],
+        dkdv.step(of_keys, &request)?,
+        vec![dq.step(of_queries, &request)?],
     ))
 }
 
@@ -100,13 +97,12 @@ fn check(threads: Threads, columns: u32) -> Result<(), Refusal> {
     })
 }
 
-fn keys_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &Shape) {
     // Otherwise ptxas aims at a higher occupancy, and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let threads = Threads::keys(config);
     let params = BackwardParams::<E>::declare(k, shape);
-    let dk = TensorParam::<E>::declare(k, "dk", k.param_ptr_mut("dk"));
-    let dv = TensorParam::<E>::declare(k, "dv", k.param_ptr_mut("dv"));
+    let [dk, dv] = [Tensor::Dk, Tensor::Dv].map(|tensor| k.writes::<E>(tensor, shape.vector_bytes));
 
     let k_tile = operand(k, "k_tile", threads.own, shape.head_dim);
     let v_tile = operand(k, "v_tile", threads.own, shape.head_dim_v);
@@ -180,11 +176,11 @@ fn keys_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
     });
 }
 
-fn queries_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+fn queries_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &Shape) {
     k.min_blocks_per_sm(1);
     let threads = Threads::queries(config);
     let params = BackwardParams::<E>::declare(k, shape);
-    let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
+    let dq = k.writes::<E>(Tensor::Dq, shape.vector_bytes);
 
     let q_tile = operand(k, "q_tile", threads.own, shape.head_dim);
     let dout_tile = operand(k, "dout_tile", threads.own, shape.head_dim_v);

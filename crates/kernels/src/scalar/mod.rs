@@ -8,12 +8,14 @@ mod naive;
 mod threads;
 mod tiled;
 
-use flashcore_ir::{Kernel, KernelBuilder, Widen};
+use flashcore_ir::Widen;
 use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::{Shape, all_strides, check_dtype, grid, launch, widest_access};
+use crate::args::{Args, Built};
+use crate::attention::forward::{Forward, Sharing};
+use crate::attention::params::{Shape, all_strides, check_dtype, grid, widest_access};
 use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, LeverValue, Values, levers};
 use crate::step::{Identity, KernelCache, Step};
@@ -154,7 +156,7 @@ pub(crate) fn plan(
     let (family, levers) = (NAME, Values::from(*config));
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
-        Kernel::build(name, 32 * config.warps, |k| match shape.dtype {
+        Built::build(name, 32 * config.warps, |k| match shape.dtype {
             DType::F32 => body::<f32>(k, config, shape),
             DType::F16 => body::<f16>(k, config, shape),
             DType::BF16 | DType::E4M3 => body::<bf16>(k, config, shape),
@@ -166,11 +168,11 @@ pub(crate) fn plan(
     };
     let tiles = problem.seq_len_q().div_ceil(rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
-    let launch = launch(problem, &shape, &kernel, grid(NAME, [blocks, 1, 1])?);
-    Ok((Vec::new(), Step { kernel, launch }, Vec::new()))
+    let main = kernel.step(grid(NAME, [blocks, 1, 1])?, &Forward::new(problem, Sharing::Alone))?;
+    Ok((Vec::new(), main, Vec::new()))
 }
 
-fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shape: &Shape) {
     match config.tile {
         Some(_) => tiled::body::<E>(k, config, shape),
         None => naive::body::<E>(k, 32 * config.warps, shape),

@@ -4,9 +4,11 @@
 //! "Online normalizer calculation for softmax", 2018). Heads wider than 64 columns are sliced, so
 //! that a thread's part of the output stays in registers; each slice computes the scores anew.
 
-use flashcore_ir::{KernelBuilder, Widen};
+use flashcore_ir::Widen;
 
 use super::common::{load_key, load_row};
+use crate::args::Args;
+use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
@@ -28,7 +30,7 @@ fn slice_columns(head_dim_v: u32) -> u32 {
         .unwrap_or(8)
 }
 
-pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
+pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, threads: u32, shape: &Shape) {
     // Otherwise ptxas aims at a higher occupancy, and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);

@@ -3,13 +3,15 @@
 //! A block computes some query rows of one head, which its [threads](super::threads) share, and walks the keys that
 //! they see, tile by tile. Two barriers a tile: one before the tiles are overwritten, one after.
 
-use flashcore_ir::{KernelBuilder, Widen};
+use flashcore_ir::Widen;
 use flashcore_problem::Problem;
 
 use super::Config;
 use super::common::load_tile;
 use super::threads::{Mine, THREAD_COLS, Threads, operand};
 use crate::Refusal;
+use crate::args::Args;
+use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
@@ -49,7 +51,7 @@ pub(super) fn check(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     })
 }
 
-pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shape: &Shape) {
     // Otherwise ptxas aims at a higher occupancy, and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let threads = Threads::queries(config);

@@ -11,9 +11,12 @@ use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 use super::consumer::{TileRows, Warpgroup, release_and_advance, skip};
 use super::q_consumer::QRead;
 use super::tiles::{one_slab, padded, slabs, zero_rows};
-use super::{Config, PRODUCER_WARPS};
+use super::transpose::Transposed;
+use super::{Config, PRODUCER_WARPS, Request, maps};
+use crate::Refusal;
+use crate::args::{Args, Tensor};
 use crate::attention::params::{RowParams, Shape};
-use crate::attention::query_rows::{Packing, WARPGROUP_ROWS};
+use crate::attention::query_rows::WARPGROUP_ROWS;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::softmax::{InputElement, Rescale};
@@ -44,7 +47,7 @@ pub(super) struct Context<'k, 'p, E: InputElement> {
     pub(super) v_pipeline: Pipeline<'k>,
 }
 
-pub(super) fn body<E: InputElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
     if levers.cluster > 1 {
         k.in_clusters_of(levers.cluster);
@@ -61,11 +64,6 @@ pub(super) fn body<E: InputElement>(k: &KernelBuilder, levers: &Config, shape: &
         true => (padded(shape.head_dim_v, E::Out::BYTES), cols),
         false => (cols, shape.head_dim_v),
     };
-    let values = if shape.is_fp8() {
-        RowsOf::Batch(Packing::NONE)
-    } else {
-        keys
-    };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
     let out_tile = (!shape.split).then(|| {
         let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
@@ -74,12 +72,16 @@ pub(super) fn body<E: InputElement>(k: &KernelBuilder, levers: &Config, shape: &
     // Boxes of copies: the blocks of a cluster copy a part of K and V each, and a warp stores its own rows.
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let out_rows = shape.packing.stored_rows();
-    let q_rows = TensorRows::declare(k, "q", q_tile, stage_rows, queries);
-    let k_rows = TensorRows::declare(k, "k", k_tile, cols / levers.cluster, keys);
-    let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, values);
-    let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, out_rows, queries)));
+    let q_rows = maps::declare(k, Tensor::Q, q_tile, stage_rows, queries);
+    let gathered = |request: &Request| request.more.values.gathered_keys();
+    let k_rows = maps::declare_at(k, Tensor::K, k_tile, cols / levers.cluster, keys, gathered);
+    let v_rows = match shape.is_fp8() {
+        true => Transposed::declare(k, v_tile, v_rows / levers.cluster),
+        false => maps::declare(k, Tensor::V, v_tile, v_rows / levers.cluster, keys),
+    };
+    let out = out_tile.map(|tile| (tile, maps::declare(k, Tensor::Out, tile, out_rows, queries)));
     let partials = (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true));
-    let splits = shape.split.then(|| k.param("splits"));
+    let splits = shape.split.then(|| k.try_number("splits", Request::splits));
     let listed = shape.listed.then(|| Work::listed(k));
     let params = RowParams::declare(k, shape);
     let pipeline = |name, stages, arrivers| match levers.cluster {
@@ -91,7 +93,12 @@ pub(super) fn body<E: InputElement>(k: &KernelBuilder, levers: &Config, shape: &
         scales: shape.is_fp8().then(|| HeadScales::declare(k)),
         levers,
         shape,
-        work: listed.unwrap_or_else(|| Work::Table(k.param_ptr("table"))),
+        work: listed.unwrap_or_else(|| {
+            Work::Table(k.table("table", |request| {
+                let no_list = || Refusal::Build("a launch without work lists".to_string());
+                request.more.table.clone().ok_or_else(no_list)
+            }))
+        }),
         q_tile,
         k_tile,
         v_tile,

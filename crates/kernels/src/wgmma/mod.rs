@@ -12,6 +12,7 @@ mod consumer;
 mod defaults;
 mod epilogue;
 mod kernel;
+mod maps;
 mod producer;
 mod q_consumer;
 #[cfg(test)]
@@ -22,23 +23,22 @@ mod warp_scheduler;
 
 use std::sync::Arc;
 
-use flashcore_ir::{Arg, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
-use flashcore_problem::{DType, Direction, Layout, Problem};
+use flashcore_ir::{Chip, E4M3, Table, Target};
+use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_rows, check_problem, push_buffer};
+use crate::args::Built;
+use crate::attention::forward::{Forward, Sharing};
+use crate::attention::params::{Shape, check_problem};
 use crate::attention::query_rows::{Packing, TileHeads};
 use crate::attention::scheduler::{self, work_lists};
-use crate::attention::score_mod::HeadScales;
 use crate::attention::stream_k::{Pieces, Schedule};
 use crate::attention::tap::{Tap, key_range};
-use crate::attention::tensor_rows::{Flat, RowsOf, page_rows};
+use crate::attention::tensor_rows::page_rows;
 use crate::attention::{combine, split};
 use crate::family::Values;
 use crate::step::{Identity, KernelCache, Step};
-use config::OUT_BYTES;
 use transpose::Transposed;
 
 pub use crate::attention::params::ALIGNMENT;
@@ -56,6 +56,16 @@ pub(crate) fn listed() -> impl Iterator<Item = Config> {
     let forward = [DType::F16, DType::E4M3].into_iter().flat_map(defaults);
     let forward = forward.map(|(config, _)| config);
     forward.chain(backward_defaults().map(|(config, _)| config))
+}
+
+/// What a launch of the main kernel is made for.
+type Request = Forward<Operands>;
+
+/// What the main kernel reads in addition to the tensors of the problem.
+struct Operands {
+    values: Transposed,
+    /// The work lists of the blocks, unless a schedule has them.
+    table: Option<Table>,
 }
 
 /// Warps of a block's producer, which are its first.
@@ -98,39 +108,37 @@ pub(crate) fn plan(
         None => {
             let (tiling, seen) = (config.tiling(packing), key_range(problem, tap));
             let (blocks, table) = work_lists(problem, tiling, &seen, at_once);
-            (blocks, Some(Arg::Table(Table::new(table))))
+            (blocks, Some(Table::new(table)))
         }
     };
-    let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
+    let sharing = match schedule {
+        Some(schedule) => Sharing::Schedule(schedule),
+        None if shape.split => Sharing::Splits(config.splits),
+        None => Sharing::Alone,
+    };
     let values = Transposed::new(given, gathered.as_ref(), config.cols, schedule.as_ref());
-    add_tensors(&mut launch, &kernel, problem, &values, &shape)?;
-    if shape.split {
-        split::add_to_launch(&mut launch, problem, config.splits, true);
-        launch.args.push(Arg::U32(config.splits));
-    }
-    if let Some(schedule) = &schedule {
-        schedule.add_to_main(&mut launch);
-    }
-    add_rows(&mut launch, problem, &shape);
-    if shape.is_fp8() {
-        HeadScales::add_to_launch(&mut launch, problem);
-    }
-    launch.args.extend(table);
+    let request = Forward {
+        problem: problem.clone(),
+        sharing,
+        more: Operands { values, table },
+    };
+    let main = kernel.step([blocks, 1, 1], &request)?;
 
     let (mut before, mut then) = (Vec::new(), Vec::new());
+    let request = Forward::new(problem, sharing);
     if shape.split {
-        then.push(combine::step(problem, &whole, config.splits, kernels)?);
+        then.push(combine::step(&request, &whole, kernels)?);
     }
-    if let Some(schedule) = &schedule {
-        before.push(schedule.step(problem, &shape, kernels)?);
+    if schedule.is_some() {
+        before.push(Schedule::step(&request, &shape, kernels)?);
         let shape = Shape { page_rows: 0, ..whole };
-        then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
+        then.push(combine::listed_step(&request, &shape, kernels)?);
     }
     // After the schedule, which serves other calls too.
     if shape.is_fp8() {
         before.push(values.step(given, &shape, kernels)?);
     }
-    Ok((before, Step { kernel, launch }, then))
+    Ok((before, main, then))
 }
 
 /// Refuses what the family does not serve, whatever its kernel.
@@ -184,43 +192,17 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
     config.check_blocks(shape)
 }
 
-fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Kernel>, Refusal> {
+fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Built<Request>>, Refusal> {
     // How many splits there are is the table's to say.
     let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
     kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
-        Kernel::build(name, config.threads(), |k| match shape.dtype {
+        Built::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, shape),
             DType::E4M3 => kernel::body::<E4M3>(k, config, shape),
             _ => kernel::body::<bf16>(k, config, shape),
         })
     })
-}
-
-/// Adds Q, K, V, and the output unless it is split.
-fn add_tensors(
-    launch: &mut Launch,
-    kernel: &Kernel,
-    problem: &Problem,
-    values: &Transposed,
-    shape: &Shape,
-) -> Result<(), Refusal> {
-    let dtype = problem.dtype();
-    let queries = RowsOf::queries(&shape.lengths, shape.packing);
-    let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
-    add_tensor(launch, kernel, dtype, "q", problem.q_layout(), queries)?;
-    match values.push_keys(launch) {
-        Some(place) => add_map(launch, kernel, dtype, ("k", place), problem.k_layout(), keys)?,
-        None => add_tensor(launch, kernel, dtype, "k", problem.k_layout(), keys)?,
-    }
-    match dtype {
-        DType::E4M3 => values.add_to_main(launch, boxes(kernel, "v")?),
-        _ => add_tensor(launch, kernel, dtype, "v", problem.v_layout(), keys)?,
-    }
-    match shape.split {
-        true => Ok(()),
-        false => add_tensor(launch, kernel, dtype, "out", problem.o_layout(), queries),
-    }
 }
 
 /// Refuses what no work lists made on the device serve.
@@ -243,93 +225,4 @@ fn schedule(problem: &Problem, config: &Config, packing: Packing, at_once: u32) 
         least: config.stages,
     };
     Schedule::new(NAME, problem, pieces, at_once)
-}
-
-fn boxes(kernel: &Kernel, name: &str) -> Result<TensorBox, Refusal> {
-    let boxes = kernel.tensor_box(name);
-    boxes.ok_or_else(|| Refusal::Build(format!("the kernel has no tensor map `{name}`")))
-}
-
-/// Adds a tensor `[batch, seq, heads, head_dim]` and its tensor map, whose dimensions are (head_dim, seq, heads,
-/// batch) or (head_dim, rows, heads) of a ragged one; with packed heads, heads come before rows.
-fn add_tensor(
-    launch: &mut Launch,
-    kernel: &Kernel,
-    dtype: DType,
-    name: &'static str,
-    layout: &Layout,
-    of: RowsOf,
-) -> Result<(), Refusal> {
-    let bytes = layout.span() * element_bytes(dtype, name);
-    let slot = push_buffer(launch, name, bytes, ALIGNMENT, matches!(name, "out" | "dk" | "dv"));
-    add_map(launch, kernel, dtype, (name, (slot, 0)), layout, of)
-}
-
-fn element_bytes(dtype: DType, name: &str) -> usize {
-    match name {
-        "out" => OUT_BYTES as usize,
-        _ => dtype.size_bytes(),
-    }
-}
-
-/// Adds the tensor map of a tensor that begins so many bytes after the start of a buffer.
-fn add_map(
-    launch: &mut Launch,
-    kernel: &Kernel,
-    dtype: DType,
-    (name, (slot, byte_offset)): (&'static str, (usize, u64)),
-    layout: &Layout,
-    of: RowsOf,
-) -> Result<(), Refusal> {
-    let boxes = boxes(kernel, name)?;
-    let bytes = element_bytes(dtype, name);
-    let [batch, seq, head] = row_strides(layout);
-    let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
-    let remedy = match dtype {
-        DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
-        _ => "family mma does",
-    };
-    check_repeated(name, layout, remedy)?;
-    // A stride that is never taken must be one that could be.
-    let stride = |stride: u32| match stride {
-        0 => (columns * bytes as u64).next_multiple_of(16),
-        stride => u64::from(stride) * bytes as u64,
-    };
-    let flat = match of {
-        RowsOf::Batch(_) => None,
-        _ => Some(Flat::new(NAME, name, layout, remedy)?),
-    };
-    let (mut sizes, mut strides) = match &flat {
-        None => (
-            vec![columns, rows, heads, batches],
-            vec![stride(seq), stride(head), stride(batch)],
-        ),
-        Some(flat) => (
-            vec![columns, flat.count, heads],
-            vec![stride(flat.stride), stride(head)],
-        ),
-    };
-    if of.heads_first() {
-        sizes.swap(1, 2);
-        strides.swap(0, 1);
-    }
-    let map = boxes.recipe(slot, byte_offset, sizes, strides);
-    launch.args.push(Arg::TensorMap(map));
-    if let (RowsOf::Cache | RowsOf::Pages(_), Some(flat)) = (of, flat) {
-        launch.args.push(Arg::U32(flat.batch_rows));
-    }
-    Ok(())
-}
-
-/// Refuses strides of 0, which tensor maps do not have.
-fn check_repeated(name: &str, layout: &Layout, remedy: &'static str) -> Result<(), Refusal> {
-    let counts = layout.shape.into_iter().take(3);
-    let repeats = counts
-        .zip(row_strides(layout))
-        .any(|(count, stride)| count > 1 && stride == 0);
-    if !repeats {
-        return Ok(());
-    }
-    let what = format!("rows of `{name}` that repeat (a stride of 0)");
-    Err(Refusal::unsupported(NAME, what, remedy))
 }

@@ -16,17 +16,21 @@
 //! other caches the kernel copies K, too ([`gathered`]): the keys of the same tiles, with zeros for those on no page,
 //! to a contiguous cache `[batch, kv_heads, seq_len_kv, head_dim]` after the tiles of V.
 
-use flashcore_ir::{Arg, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, Launch, TensorBox, Val, Var};
+use flashcore_ir::{Cache, E4M3, Element, GlobalPtr, KernelBuilder, SharedTile, Val, Var};
 use flashcore_problem::{DType, KvLengths, Layout, Problem, ProblemBuilder};
 
-use super::{NAME, check_repeated};
+use super::maps::check_repeated;
+use super::{NAME, Request};
 use crate::Refusal;
+use crate::args::{Args, Built, MappedTensor, Part, Tensor};
+use crate::attention::forward::{Forward, Sharing};
 use crate::attention::lengths::{LengthKinds, TensorParam, kinds};
-use crate::attention::params::{RowParams, Shape, add_rows, add_tensor, push_buffer};
+use crate::attention::params::{RowParams, Shape};
+use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::stream_k::Schedule;
-use crate::attention::tensor_rows::{Flat, MIN_PAGE_ROWS, Sequence, page_rows};
+use crate::attention::tensor_rows::{Flat, MIN_PAGE_ROWS, RowsOf, Sequence, TensorRows, page_rows};
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 
@@ -153,24 +157,38 @@ impl Transposed {
         self.offset + self.cols * self.head_dim_v * self.tiles * self.heads
     }
 
-    fn push_workspace(&self, launch: &mut Launch, written: bool) -> usize {
+    /// A part of the workspace.
+    fn part(&self, offset: u64) -> Part {
         let bytes = self.end() + self.keys.map_or(0, |(_, bytes)| bytes);
-        push_buffer(launch, "workspace", bytes as usize, ALIGN, written)
+        let align = ALIGN;
+        Part { bytes, offset, align }
     }
 
-    /// Where the main kernel finds gathered keys: slot and offset of the workspace.
-    pub(super) fn push_keys(&self, launch: &mut Launch) -> Option<(usize, u64)> {
-        self.keys.map(|_| (self.push_workspace(launch, false), self.end()))
+    /// Where gathered keys are.
+    pub(super) fn gathered_keys(&self) -> Option<Part> {
+        self.keys.map(|_| self.part(self.end()))
     }
 
-    /// Adds their tensor map to the main kernel: its dimensions are (keys of a tile, head_dim, tiles, heads).
-    pub(super) fn add_to_main(&self, launch: &mut Launch, boxes: TensorBox) {
-        let slot = self.push_workspace(launch, false);
-        let sizes = vec![self.cols, self.head_dim_v, self.tiles, self.heads];
-        let tile = self.cols * self.head_dim_v;
-        let strides = vec![self.cols, tile, tile * self.tiles];
-        let map = boxes.recipe(slot, self.offset, sizes, strides);
-        launch.args.push(Arg::TensorMap(map));
+    /// Declares the tensor map of the values for the main kernel: its dimensions are (keys of a tile, head_dim, tiles,
+    /// heads). Boxes have `rows` columns of V as rows.
+    pub(super) fn declare<'k, E: Element>(
+        k: &'k Args<'k, Request>,
+        tile: SharedTile<'_, E>,
+        rows: u32,
+    ) -> TensorRows<'k> {
+        let of = RowsOf::Batch(Packing::NONE);
+        let map = k.tensor_map(Tensor::V.name(), false, of.boxes(tile, rows), |launch, request| {
+            let values = &request.more.values;
+            let part = values.part(values.offset);
+            let tile = values.cols * values.head_dim_v;
+            Ok(MappedTensor {
+                slot: part.push(launch, false),
+                byte_offset: part.offset,
+                sizes: vec![values.cols, values.head_dim_v, values.tiles, values.heads],
+                byte_strides: vec![values.cols, tile, tile * values.tiles],
+            })
+        });
+        TensorRows::new(map, rows, of, None)
     }
 
     /// The step that makes them, of the problem as it is given, before a main kernel of this shape.
@@ -189,7 +207,7 @@ impl Transposed {
                 head_dim => format!("_gather_k{head_dim}"),
             };
             let name = format!("transpose_v_n{cols}_d{}{keys}{lengths}{overlaps}", shape.head_dim_v);
-            Kernel::build(name, THREADS, |k| body(k, cols, shape))
+            Built::build(name, THREADS, |k| body(k, cols, shape))
         })?;
         let (batch, kv_heads) = (problem.batch(), problem.num_kv_heads());
         let blocks = match problem.has_lengths() {
@@ -197,24 +215,12 @@ impl Transposed {
             false => self.tiles as usize,
         };
         let across = if self.keys.is_some() { 2 * blocks } else { blocks };
-        let mut launch = Launch::of(&kernel, [across as u32, kv_heads as u32, batch as u32]);
-        add_tensor(&mut launch, problem, CHUNK, "v", problem.v_layout());
-        let slot = self.push_workspace(&mut launch, true);
-        let byte_offset = self.offset;
-        launch.args.push(Arg::Buffer { slot, byte_offset });
-        if self.keys.is_some() {
-            add_tensor(&mut launch, problem, CHUNK, "k", problem.k_layout());
-            let byte_offset = self.end();
-            launch.args.push(Arg::Buffer { slot, byte_offset });
-        }
-        match problem.has_lengths() {
-            true => {
-                add_rows(&mut launch, problem, &shape);
-                launch.args.push(Arg::U32(self.tiles as u32));
-            }
-            false => launch.args.push(Arg::U32(problem.seq_len_kv() as u32)),
-        }
-        Ok(Step { kernel, launch })
+        let request = Forward {
+            problem: problem.clone(),
+            sharing: Sharing::Alone,
+            more: *self,
+        };
+        kernel.step([across as u32, kv_heads as u32, batch as u32], &request)
     }
 }
 
@@ -236,12 +242,12 @@ pub(super) fn tile_at<'k>(
 
 /// A block transposes tiles of a head and sequence: one, or with lengths every `grid_dim`th of those that rows see.
 /// Where K is gathered, every second block copies the tiles of K that the one before it transposes of V.
-fn body<'k>(k: &'k KernelBuilder, cols: u32, shape: &Shape) {
-    let v = TensorParam::<E4M3>::declare(k, "v", k.param_ptr("v"));
-    let out = k.param_ptr_mut::<E4M3>("workspace");
+fn body<'k>(k: &'k Args<'k, Forward<Transposed>>, cols: u32, shape: &Shape) {
+    let v = k.reads::<E4M3>(Tensor::V, CHUNK);
+    let out = k.part::<E4M3>("workspace", true, |request| Ok(request.more.part(request.more.offset)));
     let tile_size = cols * shape.head_dim_v;
     if shape.lengths == LengthKinds::default() {
-        let keys = k.param::<u32>("seq_len_kv");
+        let keys = k.count("seq_len_kv", Problem::seq_len_kv);
         let (tile, head, batch) = (k.block_idx(0), k.block_idx(1), k.block_idx(2));
         let values = v.head(batch, head);
         let number = batch.fma(k.grid_dim(1), head).fma(k.grid_dim(0), tile);
@@ -250,11 +256,12 @@ fn body<'k>(k: &'k KernelBuilder, cols: u32, shape: &Shape) {
     }
     let gathers = shape.head_dim > 0;
     let keys_to = gathers.then(|| {
-        let keys = TensorParam::<E4M3>::declare(k, "k", k.param_ptr("k"));
-        (keys, k.param_ptr_mut::<E4M3>("gathered_k"))
+        let keys = k.reads::<E4M3>(Tensor::K, CHUNK);
+        let to = k.part::<E4M3>("gathered_k", true, |request| Ok(request.more.part(request.more.end())));
+        (keys, to)
     });
     let params = RowParams::declare(k, shape);
-    let tiles = k.param::<u32>("tiles");
+    let tiles = k.number("tiles", |request| request.more.tiles as u32);
     shape.begin_next_launch(k);
     shape.wait_for_launch_before(k);
     let (head, batch) = (k.block_idx(1), k.block_idx(2));

@@ -1,10 +1,11 @@
 //! The sums of dK and dV in the workspace, where several blocks of a main kernel share a tile of keys.
 
-use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_ir::{Cache, GlobalPtr, Val};
 use flashcore_problem::{KvLengths, Problem};
 
-use super::{Workspace, address, padded_rows};
+use super::{Backward, Workspace, declare_array, padded_rows};
 use crate::Refusal;
+use crate::args::Args;
 
 /// Elements that a thread of `preprocess` zeroes at a time.
 const ZEROED: usize = 4;
@@ -47,27 +48,28 @@ impl Workspace {
     pub(super) fn sums_of_keys_bytes(&self) -> usize {
         2 * 4 * self.kv_rows * self.kv_columns as usize
     }
+}
 
-    /// Adds the addresses of dK's sums and of dV's, and the rows from one head to the next.
-    pub(crate) fn add_sums_of_keys(&self, launch: &mut Launch, slot: usize) {
-        let first = self.offsets().sums_of_keys;
-        let places = [first, first + self.sums_of_keys_bytes() / 2];
-        launch.args.extend(places.map(|offset| address(slot, offset)));
-        launch.args.push(Arg::U32(self.kv_stride as u32));
-    }
+/// The sums of dK and dV.
+#[derive(Clone, Copy)]
+pub(crate) struct KeySums<'k> {
+    pub dk: GlobalPtr<'k, f32>,
+    pub dv: GlobalPtr<'k, f32>,
+    /// Rows from one head to the next.
+    pub stride: Val<'k, u32>,
+}
 
-    /// Adds what [`ZeroedSums`] reads, if there are sums of dK and dV.
-    pub(crate) fn add_zeroed_sums(&self, launch: &mut Launch, slot: usize) {
-        if self.has_sums_of_keys() {
-            launch.args.push(address(slot, self.offsets().sums_of_keys));
-            let count = self.sums_of_keys_bytes() / 4 / ZEROED;
-            let of_block = count.div_ceil(launch.grid[0] as usize);
-            launch.args.extend([count, of_block].map(|n| Arg::U32(n as u32)));
+impl<'k> KeySums<'k> {
+    pub(crate) fn declare(k: &'k Args<'k, Backward>, written: bool) -> Self {
+        KeySums {
+            dk: declare_array(k, "dk_sums", written, |at| at.dk_sums),
+            dv: declare_array(k, "dv_sums", written, |at| at.dv_sums),
+            stride: k.number("kv_sums_stride", |request| request.workspace.kv_stride as u32),
         }
     }
 }
 
-/// Sums of dK and dV that are zeroed. [`Workspace::add_zeroed_sums`] gives the arguments.
+/// Sums of dK and dV that are zeroed.
 pub(crate) struct ZeroedSums<'k> {
     first: GlobalPtr<'k, f32>,
     /// Groups of [`ZEROED`] elements, of all and of a block.
@@ -76,11 +78,18 @@ pub(crate) struct ZeroedSums<'k> {
 }
 
 impl<'k> ZeroedSums<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+    /// `blocks` share the work.
+    pub(crate) fn declare(
+        k: &'k Args<'k, Backward>,
+        blocks: impl Fn(&Backward) -> usize + Send + Sync + 'static,
+    ) -> Self {
+        let groups = |request: &Backward| request.workspace.sums_of_keys_bytes() / 4 / ZEROED;
         ZeroedSums {
-            first: k.param_ptr_mut("kv_sums"),
-            count: k.param("kv_sums_count"),
-            of_block: k.param("kv_sums_of_block"),
+            first: declare_array(k, "kv_sums", true, |at| at.dk_sums),
+            count: k.number("kv_sums_count", move |request| groups(request) as u32),
+            of_block: k.number("kv_sums_of_block", move |request| {
+                groups(request).div_ceil(blocks(request)) as u32
+            }),
         }
     }
 

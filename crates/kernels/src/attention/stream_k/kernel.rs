@@ -6,8 +6,11 @@
 
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var};
 
-use super::{MAX_SHARED, ROW_TILE_WORDS};
+use super::{MAX_SHARED, Places, ROW_TILE_WORDS, Schedule, Splits};
+use crate::Refusal;
+use crate::args::Args;
 use crate::attention::divisor::ParamDivisor;
+use crate::attention::forward::Forward;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::Tile;
@@ -97,37 +100,55 @@ const LOAD: u32 = ITEM;
 /// Cuts behind the last one that a search may read.
 const BEHIND: u32 = 33;
 
-pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape) {
+pub(super) fn body<'k>(k: &'k Args<'k, Forward>, threads: u32, tiles: Tiles, shape: &Shape) {
     k.min_blocks_per_sm(1);
     shape.begin_next_launch(k);
     let params = RowParams::declare(k, shape);
     let few = |words| tiles.few.then_some(words);
+    let part = |name, of: fn(&Places) -> u64| k.part::<u32>(name, true, move |request| request.scheduled(of));
+    let number = |name, of: fn(&Schedule) -> u32| k.try_number(name, move |request| Ok(of(request.schedule()?)));
+    let divisor = |name, of: fn(&Schedule) -> u32| k.divisor(name, move |request| Ok(of(request.schedule()?)));
+    let of_split = |name, of: fn(&Splits) -> u32| {
+        k.try_number(name, move |request| {
+            let splits = request.schedule()?.splits.as_ref();
+            splits
+                .map(of)
+                .ok_or_else(|| Refusal::Build("a schedule without splits".to_string()))
+        })
+    };
     let context = Context {
         k,
         threads,
         tiles,
         params,
-        ranges: k.param_ptr_mut("schedule_ranges"),
-        combined: k.param_ptr_mut("schedule_combined"),
-        first_items: k.param_ptr_mut("schedule_first_items"),
-        items: k.param_ptr_mut("schedule_items"),
-        item_rows: k.param_ptr_mut("schedule_item_rows"),
-        row_tiles: Scratch::declare(k, "schedule_row_tiles", few(ROW_TILE_WORDS * (MAX_SHARED + 2))),
-        first_tiles: Scratch::declare(k, "schedule_first_tiles", few(MAX_SHARED + 1)),
-        batch: k.param("batch"),
-        heads: k.param("heads"),
-        most_row_tiles: k.param("most_row_tiles"),
-        grid: k.param("grid"),
-        most_rounds: k.param("most_rounds"),
-        least: k.param("least"),
-        tile_places: k.param("tile_places"),
-        by_heads: ParamDivisor::declare(k, "heads"),
-        by_grid: ParamDivisor::declare(k, "grid"),
-        by_group: ParamDivisor::declare(k, "group"),
-        by_writers: ParamDivisor::declare(k, "writers"),
-        splits: tiles
-            .fixed_splits
-            .then(|| ["split_blocks", "most_splits"].map(|name| k.param(name))),
+        ranges: part("schedule_ranges", |at| at.ranges),
+        combined: part("schedule_combined", |at| at.combined),
+        first_items: part("schedule_first_items", |at| at.first_items),
+        items: part("schedule_items", |at| at.items),
+        item_rows: part("schedule_item_rows", |at| at.item_rows),
+        row_tiles: Scratch::declare(k, "schedule_row_tiles", few(ROW_TILE_WORDS * (MAX_SHARED + 2)), |at| {
+            at.row_tiles
+        }),
+        first_tiles: Scratch::declare(k, "schedule_first_tiles", few(MAX_SHARED + 1), |at| at.first_tiles),
+        batch: number("batch", |schedule| schedule.batch),
+        heads: number("heads", |schedule| schedule.heads),
+        most_row_tiles: number("most_row_tiles", |schedule| schedule.row_tiles),
+        grid: number("grid", |schedule| schedule.grid),
+        most_rounds: k.try_number("most_rounds", |request| {
+            Ok(request.schedule()?.most_ranges(&request.problem)[1])
+        }),
+        least: number("least", |schedule| schedule.pieces.least.max(1)),
+        tile_places: number("tile_places", Schedule::tile_places),
+        by_heads: divisor("heads", |schedule| schedule.heads),
+        by_grid: divisor("grid", |schedule| schedule.grid),
+        by_group: k.divisor("group", |request| Ok(request.problem.group_size() as u32)),
+        by_writers: divisor("writers", Schedule::writers),
+        splits: tiles.fixed_splits.then(|| {
+            [
+                of_split("split_blocks", |splits| splits.blocks),
+                of_split("most_splits", |splits| splits.most),
+            ]
+        }),
         warp_sums: k.shared_tile("warp_sums", TileShape::new(2 * MAX_EXCHANGED, threads / 32)),
         exchanged: k.var(0u32),
         cuts: k.shared_tile("cuts", TileShape::new(4, tiles.most_ranges + BEHIND)),

@@ -3,6 +3,8 @@
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 
 use super::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
+use crate::args::Args;
+use crate::attention::forward::Forward;
 use crate::attention::lengths::SequenceSpan;
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{Tiling, WORDS, WorkItem, WorkList};
@@ -20,11 +22,11 @@ pub(crate) enum Work<'k> {
 }
 
 impl<'k> Work<'k> {
-    /// The work lists of a schedule. [`Schedule::add_to_main`](super::Schedule::add_to_main) gives the arguments.
-    pub(crate) fn listed(k: &'k KernelBuilder) -> Self {
+    /// The work lists of a schedule.
+    pub(crate) fn listed<T: 'static>(k: &'k Args<'k, Forward<T>>) -> Self {
         Work::Listed {
-            ranges: k.param_ptr("schedule_ranges"),
-            items: k.param_ptr("schedule_items"),
+            ranges: k.part("schedule_ranges", false, |request| request.scheduled(|at| at.ranges)),
+            items: k.part("schedule_items", false, |request| request.scheduled(|at| at.items)),
         }
     }
 
@@ -58,14 +60,17 @@ pub(crate) struct Items<'k> {
 }
 
 impl<'k> Items<'k> {
-    /// [`Schedule::add_items_to_main`](super::Schedule::add_items_to_main) gives the arguments.
     #[track_caller]
-    pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
+    pub(crate) fn declare(k: &'k Args<'k, Forward>, rows: u32, cols: u32) -> Self {
         Items {
-            ranges: k.param_ptr("schedule_ranges"),
-            first_items: k.param_ptr("schedule_first_items"),
-            items: k.param_ptr("schedule_items"),
-            item_rows: k.param_ptr("schedule_item_rows"),
+            ranges: k.part("schedule_ranges", false, |request| request.scheduled(|at| at.ranges)),
+            first_items: k.part("schedule_first_items", false, |request| {
+                request.scheduled(|at| at.first_items)
+            }),
+            items: k.part("schedule_items", false, |request| request.scheduled(|at| at.items)),
+            item_rows: k.part("schedule_item_rows", false, |request| {
+                request.scheduled(|at| at.item_rows)
+            }),
             tile: [rows, cols],
         }
     }
@@ -121,8 +126,10 @@ pub(crate) struct InPieces<'k> {
 
 impl<'k> Combined<'k> {
     #[track_caller]
-    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
-        Combined(k.param_ptr("schedule_combined"))
+    pub(crate) fn declare(k: &'k Args<'k, Forward>) -> Self {
+        Combined(k.part("schedule_combined", false, |request| {
+            request.scheduled(|at| at.combined)
+        }))
     }
 
     /// The tile of that number, or that begins in a block of the main kernel, or of a sequence and head in splits.

@@ -10,6 +10,7 @@ use flashcore_sim::{SimOptions, simulate};
 use proptest::prelude::*;
 
 use super::*;
+use crate::attention::forward::Sharing;
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{FULLY_MASKED, Place, Tile};
 
@@ -28,9 +29,8 @@ struct Lists {
 
 /// What the kernel makes, run in the simulator.
 fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) -> Lists {
-    let step = schedule
-        .step(problem, &Shape::of_lengths(kinds(problem)), &KernelCache::default())
-        .unwrap();
+    let request = Forward::new(problem, Sharing::Schedule(*schedule));
+    let step = Schedule::step(&request, &Shape::of_lengths(kinds(problem)), &KernelCache::default()).unwrap();
     let contents = step.launch.buffers.iter().map(|spec| match lengths.named(spec.name) {
         Some(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         None => vec![POISON; spec.bytes as usize],

@@ -1,12 +1,65 @@
 //! The values of an append: lengths, offsets, parts of the cache, padding, pages, positions, slots.
 
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val};
-use flashcore_problem::AppendValues;
+use flashcore_ir::{Cache, GlobalPtr, Val};
+use flashcore_problem::{self as problem, AppendPlace, AppendValues};
 
 use super::{Paged, Record, Rows, Rule, THREADS, Wrong, load, within};
+use crate::append::block_table;
+use crate::args::Args;
+use crate::family::Values;
+
+/// Which values are checked. Nothing else is baked into the kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in super::super) struct Kinds {
+    arrays: AppendValues<()>,
+    /// Words of a slot; 0 without slots.
+    pub(in super::super) slot_words: u32,
+    rotates: bool,
+}
+
+impl Kinds {
+    pub(in super::super) fn of(append: &problem::Append) -> Kinds {
+        Kinds {
+            arrays: append.entries().map(|_| ()),
+            slot_words: match append.place {
+                AppendPlace::Slots { wide } => 1 + u32::from(wide),
+                AppendPlace::Cache | AppendPlace::Paged { .. } => 0,
+            },
+            rotates: append.rotary.is_some(),
+        }
+    }
+
+    pub(in super::super) fn levers(&self) -> [u32; 3] {
+        let given = (0..).zip(self.arrays.arrays());
+        let arrays = given.map(|(i, array)| u32::from(array.is_some()) << i).sum();
+        [arrays, self.slot_words, u32::from(self.rotates)]
+    }
+
+    pub(in super::super) fn from_levers(&[arrays, slot_words, rotates, ..]: &Values) -> Kinds {
+        let given = |i: u32| (arrays >> i & 1 == 1).then_some(());
+        Kinds {
+            arrays: AppendValues::from([0, 1, 2, 3, 4, 5, 6].map(given)),
+            slot_words,
+            rotates: rotates == 1,
+        }
+    }
+
+    /// The kernel's name.
+    pub(in super::super) fn name(&self) -> String {
+        let names = AppendValues::<()>::NAMES.into_iter();
+        let given = names.filter(|name| self.arrays.named(name).is_some());
+        let arrays: String = given.map(|name| format!("_{name}")).collect();
+        let slots = match self.slot_words {
+            0 => String::new(),
+            words => format!("_slots{}", 32 * words),
+        };
+        let rotates = if self.rotates { "_rotary" } else { "" };
+        format!("check_append{arrays}{slots}{rotates}")
+    }
+}
 
 /// The values of an append.
-pub(super) struct Append<'k> {
+pub(in super::super) struct Append<'k> {
     values: AppendValues<GlobalPtr<'k, i32>>,
     paged: Option<Paged<'k>>,
     /// The slots, and the words of each.
@@ -32,30 +85,53 @@ pub(super) struct Append<'k> {
 }
 
 impl<'k> Append<'k> {
-    pub(super) fn declare(k: &'k KernelBuilder, kinds: AppendValues<()>, slot_words: u32, rotates: bool) -> Append<'k> {
+    pub(in super::super) fn declare(k: &'k Args<'k, problem::Append>, kinds: Kinds) -> Append<'k> {
+        let Kinds {
+            arrays,
+            slot_words,
+            rotates,
+        } = kinds;
+        let values = |name| {
+            k.input::<i32>(name, 4, move |append: &problem::Append| {
+                append.entries().named(name).copied().unwrap_or_default()
+            })
+        };
         let array = |name| match name {
             "block_table" => None, // with the sizes of pages
-            name => kinds.named(name).map(|()| k.param_ptr(name)),
+            name => arrays.named(name).map(|()| values(name)),
         };
+        let number = |name, of: fn(&problem::Append) -> usize| k.number(name, move |append| of(append) as i32);
         Append {
             values: AppendValues::from(AppendValues::<()>::NAMES.map(array)),
-            paged: kinds.block_table.map(|()| Paged::declare(k)),
-            slots: (slot_words > 0).then(|| (k.param_ptr("slot_mapping"), slot_words)),
+            paged: arrays.block_table.map(|()| {
+                Paged::declare(k, values("block_table"), |append| {
+                    let [pages, page_size, ..] = append.k_cache.shape;
+                    [page_size, pages, block_table(append)[1]]
+                })
+            }),
+            slots: (slot_words > 0).then(|| {
+                let words = move |append: &problem::Append| slot_words as usize * append.new_rows();
+                (k.input("slot_mapping", 4 * slot_words, words), slot_words)
+            }),
             rotates,
-            batch: k.param("batch"),
-            seq_len_kv: k.param("seq_len_kv"),
-            new_rows: k.param("new_rows"),
-            seq_new: k.param("seq_new"),
-            tables: k.param("tables"),
-            slot_count: k.param("slots"),
-            positions: k.param("positions"),
-            q_rows: k.param("q_rows"),
-            q_most: k.param("q_most"),
+            batch: k.number("batch", |append| append.batch as u32),
+            seq_len_kv: number("seq_len_kv", |append| append.seq_len_kv),
+            new_rows: k.number("new_rows", |append| append.new_rows() as u32),
+            seq_new: number("seq_new", |append| append.k_new.shape[1]),
+            tables: number("tables", |append| block_table(append)[0]),
+            slot_count: number("slots", problem::Append::slots),
+            positions: number("positions", |append| append.rotary.map_or(0, |rotary| rotary.positions)),
+            q_rows: number("q_rows", |append| append.rotary.map_or(0, |rotary| rotary.q.shape[1])),
+            q_most: number("q_most", |append| match append.rotary {
+                None => 0,
+                Some(rotary) if rotary.q_at_one_position => 1,
+                Some(_) => i32::MAX as usize,
+            }),
             record: Record::declare(k),
         }
     }
 
-    pub(super) fn check(&self) {
+    pub(in super::super) fn check(&self) {
         let k = self.record.k;
         let block = k.block_idx(0);
         // Blocks past the last sequence have slots only.

@@ -1,13 +1,15 @@
 //! The lengths of attention, and the pages of its keys.
 
-use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
-use flashcore_problem::Lengths;
+use flashcore_ir::{GlobalPtr, Val};
+use flashcore_problem::{Lengths, Problem};
 
 use super::{Paged, Record, Rows, Rule, Wrong};
+use crate::args::Args;
 use crate::attention::block_range::Band;
+use crate::attention::lengths::{declare_bottom_right, declare_values, max_pages};
 
 /// The values of attention's lengths.
-pub(super) struct Attention<'k> {
+pub(in super::super) struct Attention<'k> {
     values: Lengths<GlobalPtr<'k, i32>>,
     seq_len_q: Val<'k, i32>,
     seq_len_kv: Val<'k, i32>,
@@ -21,27 +23,36 @@ pub(super) struct Attention<'k> {
 }
 
 impl<'k> Attention<'k> {
-    pub(super) fn declare(k: &'k KernelBuilder, kinds: Lengths<()>) -> Attention<'k> {
+    pub(in super::super) fn declare(k: &'k Args<'k, Problem>, kinds: Lengths<()>) -> Attention<'k> {
         let array = |name| match name {
             "block_table" => None, // with the sizes of pages
-            name => kinds.named(name).map(|()| k.param_ptr(name)),
+            name => kinds.named(name).map(|()| declare_values(k, name)),
         };
         let values = Lengths::from(Lengths::<()>::NAMES.map(array));
-        let [seq_len_q, seq_len_kv, total_q, total_k] =
-            ["seq_len_q", "seq_len_kv", "total_q", "total_k"].map(|name| k.param(name));
+        let number = |name, of: fn(&Problem) -> usize| k.number(name, move |problem| of(problem) as i32);
+        let seq_len_q = number("seq_len_q", Problem::seq_len_q);
+        let seq_len_kv = number("seq_len_kv", Problem::seq_len_kv);
+        let total_q = number("total_q", |problem| problem.q_layout().shape[1]);
+        let total_k = number("total_k", |problem| problem.k_layout().shape[1]);
         Attention {
             values,
             seq_len_q,
             seq_len_kv,
             total_q,
             total_k,
-            paged: kinds.block_table.map(|()| Paged::declare(k)),
+            paged: kinds.block_table.map(|()| {
+                Paged::declare(k, declare_values(k, "block_table"), |problem| {
+                    let [pages, page_size, ..] = problem.k_layout().shape;
+                    [page_size, pages, max_pages(problem)]
+                })
+            }),
             band: Band {
-                lo: k.param("key_lo"),
-                hi: k.param("key_hi"),
+                // A sequence adds what depends on its lengths.
+                lo: k.number("key_lo", |problem| problem.key_range_of(0, 0).lo),
+                hi: k.number("key_hi", |problem| problem.key_range_of(0, 0).hi),
                 len: seq_len_kv,
             },
-            bottom_right: k.param("bottom_right"),
+            bottom_right: declare_bottom_right(k),
             record: Record::declare(k),
         }
     }
@@ -80,7 +91,7 @@ impl<'k> Attention<'k> {
         }
     }
 
-    pub(super) fn check(&self) {
+    pub(in super::super) fn check(&self) {
         let k = self.record.k;
         let sequence = k.block_idx(0);
         let q = self.rows(["cu_seqlens_q", "seqused_q"], sequence, [self.total_q, self.seq_len_q]);

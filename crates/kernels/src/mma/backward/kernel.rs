@@ -14,8 +14,9 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
 use super::warp::Warp;
 use super::{Outputs, Tiling};
+use crate::args::Args;
 use crate::attention::block_range::{Band, BlockOrder, BlockRange};
-use crate::attention::gradients::{BackwardParams, dq_sums, tile_of};
+use crate::attention::gradients::{Backward, BackwardParams, dq_sums, tile_of};
 use crate::attention::index::Index;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::Shape;
@@ -58,16 +59,16 @@ pub(super) struct Context<'k, 'p, E> {
     seen: Band<Val<'k, i32>>,
 }
 
-pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, outputs: Outputs) {
+pub(super) fn body<'k, E: MmaElement>(k: &'k Args<'k, Backward>, levers: &Config, shape: &Shape, outputs: Outputs) {
     k.min_blocks_per_sm(levers.min_blocks);
     if levers.max_registers > 0 {
         k.max_registers(levers.max_registers);
     }
     let params = BackwardParams::<E>::declare(k, shape);
     let written = outputs.written().iter();
-    let written = written.map(|name| TensorParam::declare(k, name, k.param_ptr_mut(name)));
+    let written = written.map(|&tensor| k.writes(tensor, shape.vector_bytes));
     let written: Vec<_> = written.collect();
-    let sums = outputs.adds_dq().then(|| dq_sums(k));
+    let sums = outputs.adds_dq().then(|| dq_sums(k, true));
 
     let tiling = Tiling::new(levers, shape);
     let tile = |name, rows, head_dims, stages| HeadTile::widened(k, name, rows, head_dims, stages, levers.swizzled);

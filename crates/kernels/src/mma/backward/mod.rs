@@ -8,13 +8,14 @@ mod kernel;
 mod postprocess;
 mod warp;
 
-use flashcore_ir::{BuildErrors, Chip, Kernel, Target};
+use flashcore_ir::{BuildErrors, Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
 use crate::Refusal;
-use crate::attention::gradients::{self, Workspace};
+use crate::args::{Built, Tensor};
+use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
@@ -26,7 +27,7 @@ use postprocess::SumTiles;
 /// Registers of a thread for the part of dQ that is computed at a time.
 const DQ_REGISTERS: u32 = 64;
 
-/// Rows and keys of a tile: [`PADDING`](gradients::PADDING) is a multiple.
+/// Rows and keys of a tile: [`PADDING`](crate::attention::gradients::PADDING) is a multiple.
 const TILES: &[u32] = &[16, 32, 64, 128];
 
 /// The levers as the backward pass has them: K and V stay in shared memory, there is no maximum to rescale to, heads of
@@ -144,8 +145,12 @@ impl Outputs {
     }
 
     /// The gradients that it stores.
-    fn written(self) -> &'static [&'static str] {
-        if self.owns_keys() { &["dk", "dv"] } else { &["dq"] }
+    fn written(self) -> &'static [Tensor] {
+        if self.owns_keys() {
+            &[Tensor::Dk, Tensor::Dv]
+        } else {
+            &[Tensor::Dq]
+        }
     }
 
     /// What findings call its products: the scores, their gradients, and the one with dS.
@@ -259,7 +264,7 @@ pub(super) fn plan(
 
     let levers = Values::from(*config);
     let dq_columns = if problem.deterministic() { 0 } else { tiling.columns };
-    let workspace = Workspace::new(NAME, problem, dq_columns)?;
+    let request = Backward::new(problem, Workspace::new(NAME, problem, dq_columns)?);
     let step = |family, outputs: Outputs, build| {
         let (len, heads) = match outputs.owns_keys() {
             true => (problem.seq_len_kv(), problem.num_kv_heads()),
@@ -267,9 +272,9 @@ pub(super) fn plan(
         };
         let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
         let grid = grid(NAME, [blocks, 1, 1])?;
-        let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
-        let launch = gradients::launch(problem, &shape, workspace, &kernel, grid, outputs.written());
-        Ok::<_, Refusal>(Step { kernel, launch })
+        kernels
+            .get_or_build(Identity { family, levers, shape }, build)?
+            .step(grid, &request)
     };
     let (main, then) = match problem.deterministic() {
         true => (
@@ -284,17 +289,17 @@ pub(super) fn plan(
             step("mma backward", Outputs::All, |levers, shape| {
                 build(levers, shape, "backward", Outputs::All)
             })?,
-            postprocess::step(problem, &shape, tiling.sums(), workspace, kernels)?,
+            postprocess::step(&request, &shape, tiling.sums(), kernels)?,
         ),
     };
-    let before = preprocess::step(problem, &shape, workspace, kernels)?;
+    let before = preprocess::step(&request, &shape, kernels)?;
     Ok((vec![before], main, vec![then]))
 }
 
-fn build(levers: &Values, shape: &Shape, what: &str, outputs: Outputs) -> Result<Kernel, BuildErrors> {
+fn build(levers: &Values, shape: &Shape, what: &str, outputs: Outputs) -> Result<Built<Backward>, BuildErrors> {
     let config = Config::from(*levers);
     let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
-    Kernel::build(name, config.threads(), |k| match shape.dtype {
+    Built::build(name, config.threads(), |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
         // `plan` refuses the others.
         DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, &config, shape, outputs),

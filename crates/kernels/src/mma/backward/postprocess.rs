@@ -6,14 +6,14 @@
 //! other, of an accumulator four registers, and of a register lane after lane, so that a warp adds 128 bytes at a time.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
-use flashcore_problem::{DType, Problem};
+use flashcore_ir::{Cache, TileShape, Widen};
+use flashcore_problem::DType;
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::gradients::{Statistics, Workspace, add_gradients};
-use crate::attention::lengths::TensorParam;
-use crate::attention::params::{RowParams, Shape, add_rows, grid};
+use crate::args::{Args, Built, Tensor};
+use crate::attention::gradients::{Backward, Statistics, declare_softmax_scale, dq_sums};
+use crate::attention::params::{RowParams, Shape, grid};
 use crate::attention::row_tile::{ACC_COLS, QUAD};
 use crate::family;
 use crate::step::{Identity, KernelCache, Step};
@@ -46,13 +46,7 @@ impl SumTiles {
     }
 }
 
-pub(super) fn step(
-    problem: &Problem,
-    shape: &Shape,
-    tiles: SumTiles,
-    workspace: Workspace,
-    kernels: &KernelCache,
-) -> Result<Step, Refusal> {
+pub(super) fn step(request: &Backward, shape: &Shape, tiles: SumTiles, kernels: &KernelCache) -> Result<Step, Refusal> {
     // Nothing of it depends on V, or on how scores come about.
     let shape = Shape {
         head_dim_v: shape.head_dim,
@@ -69,26 +63,21 @@ pub(super) fn step(
             warps: [along, across],
         };
         let name = shape.kernel_name(&format!("backward_dq_sums_m{rows}c{columns}w{along}x{across}"));
-        Kernel::build(name, THREADS, |k| match shape.dtype {
+        Built::build(name, THREADS, |k| match shape.dtype {
             DType::F16 => body::<f16>(k, tiles, shape),
             // `plan` refuses the others.
             DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, tiles, shape),
         })
     })?;
+    let problem = &request.problem;
     let blocks = problem.seq_len_q().div_ceil(tiles.rows as usize) * problem.batch() * problem.num_heads();
-    let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
-    add_gradients(&mut launch, problem, shape.vector_bytes, &["dq"]);
-    let slot = workspace.add_statistics(&mut launch, false);
-    workspace.add_dq_sums(&mut launch, slot);
-    launch.args.push(Arg::F32(problem.softmax_scale()));
-    add_rows(&mut launch, problem, &shape);
-    Ok(Step { kernel, launch })
+    kernel.step(grid("backward", [blocks, 1, 1])?, request)
 }
 
-fn body<E: MmaElement + Widen>(k: &KernelBuilder, tiles: SumTiles, shape: &Shape) {
-    let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
-    let (statistics, sums) = (Statistics::declare(k, false), k.param_ptr::<f32>("dq_sums"));
-    let softmax_scale = k.param::<f32>("softmax_scale");
+fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Backward>, tiles: SumTiles, shape: &Shape) {
+    let dq = k.writes::<E>(Tensor::Dq, shape.vector_bytes);
+    let (statistics, sums) = (Statistics::declare(k, false), dq_sums(k, false));
+    let softmax_scale = declare_softmax_scale(k);
     let params = RowParams::declare(k, shape);
 
     let of_head = (params.seq_len_q + (tiles.rows - 1)) / tiles.rows;

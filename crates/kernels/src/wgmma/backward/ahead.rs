@@ -11,13 +11,15 @@
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{Arg, GlobalPtr, KernelBuilder, Launch, Val, Var, Widen};
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var, Widen};
 use flashcore_problem::Problem;
 
 use super::kernel::Context;
 use super::scheduler::Tile;
-use crate::attention::divisor::{self, ParamDivisor};
-use crate::attention::gradients::{PADDING, Workspace, tile_of};
+use super::{heads_at_once, key_tiles};
+use crate::args::Args;
+use crate::attention::divisor::ParamDivisor;
+use crate::attention::gradients::{Backward, PADDING, declare_array, tile_of};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
 use crate::wgmma::barriers::PREPARED;
 use crate::wgmma::{ALIGNMENT, Config};
@@ -99,15 +101,20 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
 }
 
 impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
-    pub(super) fn declare(k: &'k KernelBuilder) -> Self {
+    pub(super) fn declare(k: &'k Args<'k, Backward>, levers: Config, width: u32) -> Self {
         Ahead {
-            rows: RowInputs::declare(k, "dout_rows"),
-            counts: k.param_ptr_mut("prepared_blocks"),
-            heads: k.param("heads_ahead"),
-            all_heads: k.param("all_heads"),
-            bundle_tiles: ParamDivisor::declare(k, "bundle_tiles"),
-            bundle_heads: ParamDivisor::declare(k, "bundle_heads"),
-            batch_heads: ParamDivisor::declare(k, "batch_heads"),
+            rows: RowInputs::declare(k, "dout_rows", ALIGNMENT),
+            counts: declare_array(k, "prepared_blocks", true, |at| at.counts),
+            heads: k.number("heads_ahead", |request| request.workspace.first_heads as u32),
+            all_heads: k.count("all_heads", |problem| problem.batch() * problem.num_heads()),
+            bundle_tiles: k.divisor("bundle_tiles", move |request| {
+                let tiles = key_tiles(&request.problem, &levers) as u32;
+                Ok(tiles * heads_at_once(&request.problem, width))
+            }),
+            bundle_heads: k.divisor("bundle_heads", move |request| {
+                Ok(heads_at_once(&request.problem, width))
+            }),
+            batch_heads: k.divisor("batch_heads", |request| Ok(request.problem.num_heads() as u32)),
         }
     }
 
@@ -125,22 +132,6 @@ impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
         let batch = self.batch_heads.quotient(head);
         [batch, head - batch * num_heads]
     }
-}
-
-/// The arguments of [`Ahead::declare`].
-pub(super) fn add_to_launch(
-    launch: &mut Launch,
-    problem: &Problem,
-    workspace: Workspace,
-    slot: usize,
-    [heads, tiles, at_once]: [u32; 3],
-) {
-    preprocess::add_row_inputs(launch, problem, ALIGNMENT);
-    launch.args.push(workspace.counts(slot));
-    let all_heads = (problem.batch() * problem.num_heads()) as u32;
-    launch.args.extend([heads, all_heads].map(Arg::U32));
-    let divisors = [tiles * at_once, at_once, problem.num_heads() as u32];
-    launch.args.extend(divisors.into_iter().flat_map(divisor::args));
 }
 
 impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {

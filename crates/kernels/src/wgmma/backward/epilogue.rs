@@ -96,10 +96,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn add_gradients(&self, split: &Split<'k>, tile: &Tile<'k>) {
         if self.outputs != Outputs::Dv {
-            self.add_sum(split, tile, &self.dk, split.dk_sums);
+            self.add_sum(split, tile, &self.dk, split.sums.dk);
         }
         if self.outputs != Outputs::Dk {
-            self.add_sum(split, tile, &self.dv, split.dv_sums);
+            self.add_sum(split, tile, &self.dv, split.sums.dv);
         }
     }
 
@@ -108,7 +108,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let (k, context) = (self.k, self.context);
         k.verb("add_sum", || {
             let rows = tile.sequence.first();
-            let first_row = keys_row(split.stride, tile.kv_heads, tile.batch, tile.kv_head, rows);
+            let first_row = keys_row(split.sums.stride, tile.kv_heads, tile.batch, tile.kv_head, rows);
             let row = first_row + tile.first_key + self.key_warp * 16;
             let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
             for i in 0..sum.tiles() {

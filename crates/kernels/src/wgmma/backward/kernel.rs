@@ -20,14 +20,15 @@ use super::exchange::Exchange;
 use super::pingpong::Pingpong;
 use super::scheduler::take_ticket;
 use super::split::Split;
-use super::{DS_STAGES, Partition, SLAB_COLS, Variant, dout_stages, first_stores, registers};
-use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
+use super::{DS_STAGES, Partition, SLAB_COLS, Variant, dout_stages, first_stores, heads_at_once, registers};
+use crate::args::{Args, Tensor};
+use crate::attention::gradients::{Backward, DqSemaphore, Statistics, declare_softmax_scale, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::row_tile::QUAD;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::tiles::slabs;
-use crate::wgmma::{Config, PRODUCER_WARPS};
+use crate::wgmma::{Config, PRODUCER_WARPS, maps};
 
 /// A tensor whose rows are copied to shared memory, and the pipeline of its stages there.
 #[derive(Clone, Copy)]
@@ -78,7 +79,12 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) ahead: Option<Ahead<'k, E>>,
 }
 
-pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, variant: Variant) {
+pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
+    k: &'k Args<'k, Backward>,
+    levers: &Config,
+    shape: &Shape,
+    variant: Variant,
+) {
     let (ordered, ahead) = (variant == Variant::Ordered, variant == Variant::Ahead);
     k.min_blocks_per_sm(1);
     let (rows, cols, stages, cluster) = (levers.rows, levers.cols, levers.stages, levers.cluster);
@@ -100,17 +106,19 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let key_rows = RowsOf::keys(&shape.lengths, 0);
     // Each block of a cluster copies a part of the rows of Q and dO to all of them.
     let operands = [
-        ("q", q_tile, queries, cluster),
-        ("k", k_tile, key_rows, 1),
-        ("v", v_tile, key_rows, 1),
-        ("dout", dout_tile, queries, cluster),
+        (Tensor::Q, q_tile, queries, cluster),
+        (Tensor::K, k_tile, key_rows, 1),
+        (Tensor::V, v_tile, key_rows, 1),
+        (Tensor::Dout, dout_tile, queries, cluster),
     ];
-    let [q, keys, values, dout] = operands.map(|(name, tile, of, blocks)| {
+    let [q, keys, values, dout] = operands.map(|(tensor, tile, of, blocks)| {
         // The statistics that come with Q and dO are read by loads, each of them by all quads of a warp.
-        let pipeline = k.pipeline(name, tile.stages(), consumers).released_by_lanes(QUAD);
+        let pipeline = k
+            .pipeline(tensor.name(), tile.stages(), consumers)
+            .released_by_lanes(QUAD);
         Operand {
             tile,
-            rows: TensorRows::declare(k, name, tile, tile.rows() / blocks, of),
+            rows: maps::declare(k, tensor, tile, tile.rows() / blocks, of),
             pipeline: match blocks {
                 1 => pipeline,
                 _ => pipeline.across_cluster(),
@@ -125,13 +133,15 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let gradients = match variant {
         Variant::Split => Gradients::Added(Split::declare(k)),
         _ => Gradients::Stored(
-            [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, key_rows)),
+            [(Tensor::Dk, k_tile), (Tensor::Dv, v_tile)]
+                .map(|(tensor, tile)| maps::declare(k, tensor, tile, 16, key_rows)),
         ),
     };
     let statistics = Statistics::declare(k, ahead);
-    let dq_sums = dq_sums(k);
+    let dq_sums = dq_sums(k, true);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k, true));
-    let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
+    let softmax_scale = declare_softmax_scale(k);
+    let at_once = k.number("heads_at_once", move |request| heads_at_once(&request.problem, width));
     // Thread 0 initialises the mbarriers. Where blocks prepare rows ahead, another warp takes the ticket meanwhile.
     let thread = if ahead { 32 } else { 0 };
     let ticket = semaphore
@@ -153,8 +163,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         statistics,
         dq_sums,
         softmax_scale,
-        heads_at_once,
-        ahead: ahead.then(|| Ahead::declare(k)),
+        heads_at_once: at_once,
+        ahead: ahead.then(|| Ahead::declare(k, *levers, width)),
         params: RowParams::declare(k, shape),
         semaphore,
         ordered,

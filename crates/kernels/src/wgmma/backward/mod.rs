@@ -15,21 +15,21 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
-use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
+use flashcore_ir::{BuildErrors, Chip, Target};
+use flashcore_problem::{DType, Problem, QLengths};
 use half::{bf16, f16};
 
 use self::ahead::{heads_ahead, prepares_ahead};
 use super::defaults::{Proposal, free};
-use super::{ALIGNMENT, Config, FAMILY, NAME, add_tensor, check_repeated};
+use super::maps::check_repeated;
+use super::{ALIGNMENT, Config, FAMILY, NAME};
 use crate::Refusal;
-use crate::attention::gradients::{PADDING, Workspace};
-use crate::attention::params::{SIXTEEN_BITS, Shape, add_rows, check_problem, grid};
+use crate::args::{Built, Tensor};
+use crate::attention::gradients::{Backward, PADDING, Workspace};
+use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
-use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
-use crate::attention::tensor_rows::RowsOf;
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 
@@ -197,7 +197,7 @@ pub(super) fn plan(
 
     let first_stores = first_stores(problem.deterministic(), width(&shape));
     let kv_heads = problem.batch() * problem.num_kv_heads();
-    let tiles = problem.seq_len_kv().div_ceil(tile_keys(config) as usize);
+    let tiles = key_tiles(problem, config);
     let at_once = heads_at_once(problem, width(&shape));
     let ahead = (config.splits == 1 && prepares_ahead(problem, config, width(&shape), at_once))
         .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
@@ -220,36 +220,14 @@ pub(super) fn plan(
     let levers = Values::from(Config { splits: 1, ..*config });
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
     let blocks = tiles * kv_heads * (config.cluster * config.splits) as usize;
-    let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
-    let queries = RowsOf::queries(&shape.lengths, Packing::NONE);
-    let keys = RowsOf::keys(&shape.lengths, 0);
-    for (name, layout) in tensors(problem).into_iter().flatten() {
-        // The last step writes them.
-        if variant == Variant::Split && matches!(name, "dk" | "dv") {
-            continue;
-        }
-        let of = if matches!(name, "q" | "dout") { queries } else { keys };
-        add_tensor(&mut launch, &kernel, problem.dtype(), name, &layout, of)?;
-    }
-    // The order of declarations in `kernel.rs`.
-    let slot = workspace.push(&mut launch, true);
-    if variant == Variant::Split {
-        workspace.add_sums_of_keys(&mut launch, slot);
-        launch.args.push(Arg::U32(config.splits));
-    }
-    workspace.add_statistics_at(&mut launch, slot);
-    workspace.add_dq_sums(&mut launch, slot);
-    workspace.add_dq_semaphore(&mut launch, slot);
-    launch.args.push(Arg::F32(problem.softmax_scale()));
-    launch.args.push(Arg::U32(at_once));
-    if let Some(heads) = ahead {
-        ahead::add_to_launch(&mut launch, problem, workspace, slot, [heads, tiles as u32, at_once]);
-    }
-    add_rows(&mut launch, problem, &shape);
+    let request = Backward {
+        splits: config.splits,
+        ..Backward::new(problem, workspace)
+    };
     Ok((
-        vec![preprocess::step(problem, &shape, workspace, kernels)?],
-        Step { kernel, launch },
-        vec![postprocess::step(problem, config, &shape, workspace, kernels)?],
+        vec![preprocess::step(&request, &shape, kernels)?],
+        kernel.step(grid(NAME, [blocks, 1, 1])?, &request)?,
+        vec![postprocess::step(&request, config, &shape, kernels)?],
     ))
 }
 
@@ -265,7 +243,7 @@ enum Variant {
     Split,
 }
 
-fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kernel, BuildErrors> {
+fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Built<Backward>, BuildErrors> {
     let what = match variant {
         Variant::Plain => "backward",
         Variant::Ordered => "backward_ordered",
@@ -274,7 +252,7 @@ fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kerne
     };
     let (name, config) = (named(levers, shape, what), &Config::from(*levers));
     let threads = 128 * (1 + Partition::new(config, shape).warpgroups);
-    Kernel::build(name, threads, |k| match shape.dtype {
+    Built::build(name, threads, |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, config, shape, variant),
         // `plan` refuses the others.
         DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, config, shape, variant),
@@ -286,11 +264,7 @@ fn named(levers: &Values, shape: &Shape, what: &str) -> String {
 }
 
 /// The tensors of the main kernel, those that it reads and those that it writes.
-fn tensors(problem: &Problem) -> Option<[(&'static str, Layout); 6]> {
-    let GradientLayouts { dout, dk, dv, .. } = *problem.gradient_layouts()?;
-    let (q, k, v) = (*problem.q_layout(), *problem.k_layout(), *problem.v_layout());
-    Some([("q", q), ("k", k), ("v", v), ("dout", dout), ("dk", dk), ("dv", dv)])
-}
+const TENSORS: [Tensor; 6] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::Dout, Tensor::Dk, Tensor::Dv];
 
 /// Refuses problems that have no kernel.
 fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
@@ -301,8 +275,8 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
     if problem.softcap().is_some() {
         return refuse("the backward pass of scores with a soft cap".to_string());
     }
-    for (name, layout) in tensors(problem).iter().flatten() {
-        check_repeated(name, layout, "copy them, or use family mma")?;
+    for tensor in TENSORS {
+        check_repeated(tensor.name(), tensor.layout(problem)?, "copy them, or use family mma")?;
     }
     Ok(())
 }
@@ -368,6 +342,11 @@ fn width(shape: &Shape) -> u32 {
 
 fn width_of(head_dim: u32) -> u32 {
     WIDTHS.into_iter().find(|width| head_dim <= *width).unwrap_or(head_dim)
+}
+
+/// Tiles of keys of a head.
+fn key_tiles(problem: &Problem, config: &Config) -> usize {
+    problem.seq_len_kv().div_ceil(tile_keys(config) as usize)
 }
 
 /// Keys of a tile: of one block, or of the two that exchange dS.

@@ -7,18 +7,17 @@
 //! rows and its share of the columns; warpgroups, and blocks of a cluster, go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{
-    Arg, BuildErrors, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Widen,
-};
+use flashcore_ir::{BuildErrors, Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::split::keys_row;
 use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
-use crate::attention::gradients::{DqSemaphore, Workspace, add_gradients, head_row};
+use crate::args::{Args, Built, Tensor};
+use crate::attention::gradients::{Backward, DqSemaphore, KeySums, declare_softmax_scale, dq_sums, head_row};
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{RowParams, Shape, add_rows, grid};
+use crate::attention::params::{RowParams, Shape, grid};
 use crate::attention::row_tile::ACC_COLS;
 use crate::family::Values;
 use crate::step::{Identity, KernelCache, Step};
@@ -29,14 +28,8 @@ const THREADS: u32 = 256;
 /// Elements of a row that a thread stores at a time: 16 bytes.
 const COLUMNS: u32 = 8;
 
-pub(super) fn step(
-    problem: &Problem,
-    config: &Config,
-    shape: &Shape,
-    workspace: Workspace,
-    kernels: &KernelCache,
-) -> Result<Step, Refusal> {
-    let shape = *shape;
+pub(super) fn step(request: &Backward, config: &Config, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
+    let (shape, problem) = (*shape, &request.problem);
     let (ordered, width) = (problem.deterministic(), width(&shape));
     let split = config.splits > 1;
     let (family, build): (_, fn(&Values, &Shape) -> _) = match (first_stores(ordered, width), split) {
@@ -47,34 +40,30 @@ pub(super) fn step(
     };
     let levers = Values::from(Config { splits: 1, ..*config });
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
-    let tiles = |rows: usize| rows.div_ceil(config.rows as usize);
-    let dq_blocks = tiles(problem.seq_len_q()) * problem.batch() * problem.num_heads();
-    let dk_blocks = tiles(problem.seq_len_kv()) * problem.batch() * problem.num_kv_heads();
-    let blocks = dq_blocks + if split { 2 * dk_blocks } else { 0 };
-    let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
-    add_gradients(&mut launch, problem, ALIGNMENT, &["dq"]);
-    let slot = workspace.push(&mut launch, false);
-    workspace.add_dq_sums(&mut launch, slot);
-    workspace.add_dq_semaphore(&mut launch, slot);
-    launch.args.push(Arg::U32(workspace.stride as u32));
-    launch.args.push(Arg::F32(problem.softmax_scale()));
-    if split {
-        add_gradients(&mut launch, problem, ALIGNMENT, &["dk", "dv"]);
-        workspace.add_sums_of_keys(&mut launch, slot);
-        launch
-            .args
-            .extend([dq_blocks, dk_blocks].map(|blocks| Arg::U32(blocks as u32)));
-    }
-    add_rows(&mut launch, problem, &shape);
-    Ok(Step { kernel, launch })
+    let dk_blocks = if split { dk_blocks(problem, config.rows) } else { 0 };
+    let blocks = dq_blocks(problem, config.rows) + 2 * dk_blocks;
+    kernel.step(grid(NAME, [blocks, 1, 1])?, request)
+}
+
+/// Blocks that round dQ, of tiles of so many rows.
+fn dq_blocks(problem: &Problem, rows: u32) -> usize {
+    problem.seq_len_q().div_ceil(rows as usize) * problem.batch() * problem.num_heads()
+}
+
+/// Blocks that round dK; as many round dV.
+fn dk_blocks(problem: &Problem, rows: u32) -> usize {
+    problem.seq_len_kv().div_ceil(rows as usize) * problem.batch() * problem.num_kv_heads()
 }
 
 /// `STORED`: the first block at a tile of dQ stored its part, so a tile without a block holds no sums. `SPLIT`: there
 /// are sums of dK and dV.
-fn kernel<const STORED: bool, const SPLIT: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
+fn kernel<const STORED: bool, const SPLIT: bool>(
+    levers: &Values,
+    shape: &Shape,
+) -> Result<Built<Backward>, BuildErrors> {
     let what = if STORED { "dq_stored" } else { "dq" };
     let name = named(levers, shape, &format!("{what}{}", if SPLIT { "_dk_dv" } else { "" }));
-    Kernel::build(name, THREADS, |k| match shape.dtype {
+    Built::build(name, THREADS, |k| match shape.dtype {
         DType::F16 => body::<f16>(k, &Config::from(*levers), shape, STORED, SPLIT),
         // `plan` refuses the others.
         DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, &Config::from(*levers), shape, STORED, SPLIT),
@@ -84,22 +73,19 @@ fn kernel<const STORED: bool, const SPLIT: bool>(levers: &Values, shape: &Shape)
 /// The sums of dK and dV, and the blocks that round them.
 struct KeyGradients<'k, E> {
     gradients: [TensorParam<'k, E>; 2],
-    sums: [GlobalPtr<'k, f32>; 2],
-    stride: Val<'k, u32>,
+    sums: KeySums<'k>,
     /// The grid has `dq_blocks` blocks for dQ, then `dk_blocks` for dK, then as many for dV.
     dq_blocks: Val<'k, u32>,
     dk_blocks: Val<'k, u32>,
 }
 
 impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
-    /// In the order of the arguments in [`step`].
-    fn declare(k: &'k KernelBuilder) -> Self {
+    fn declare(k: &'k Args<'k, Backward>, rows: u32) -> Self {
         KeyGradients {
-            gradients: ["dk", "dv"].map(|name| TensorParam::declare(k, name, k.param_ptr_mut(name))),
-            sums: ["dk_sums", "dv_sums"].map(|name| k.param_ptr(name)),
-            stride: k.param("kv_sums_stride"),
-            dq_blocks: k.param("dq_blocks"),
-            dk_blocks: k.param("dk_blocks"),
+            gradients: [Tensor::Dk, Tensor::Dv].map(|tensor| k.writes(tensor, ALIGNMENT)),
+            sums: KeySums::declare(k, false),
+            dq_blocks: k.count("dq_blocks", move |problem| dq_blocks(problem, rows)),
+            dk_blocks: k.count("dk_blocks", move |problem| dk_blocks(problem, rows)),
         }
     }
 
@@ -116,10 +102,10 @@ impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
         let (batch, head) = (batch_head / kv_heads, batch_head % kv_heads);
         let first_row = tile * rows;
         let (params, first) = params.of_sequence(batch);
-        let sums_row = keys_row(self.stride, kv_heads, batch, head, first) + first_row;
+        let sums_row = keys_row(self.sums.stride, kv_heads, batch, head, first) + first_row;
         params.if_has_row(first_row, params.seq_len_kv, || {
             let round = |which: usize, scale, head_dim| {
-                let sums = self.sums[which].offset_strided(sums_row, width);
+                let sums = [self.sums.dk, self.sums.dv][which].offset_strided(sums_row, width);
                 rounded.fill(sums, [width; 2], None, scale);
                 let gradient = self.gradients[which].starting_at(first.k);
                 rounded.store(gradient, [batch, head, first_row], params.seq_len_kv, head_dim);
@@ -133,14 +119,20 @@ impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
     }
 }
 
-fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape: &Shape, stored: bool, split: bool) {
+fn body<'k, E: MmaElement + Widen>(
+    k: &'k Args<'k, Backward>,
+    config: &Config,
+    shape: &Shape,
+    stored: bool,
+    split: bool,
+) {
     let (rows, partition) = (config.rows, Partition::new(config, shape));
-    let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
-    let sums = k.param_ptr::<f32>("dq_sums");
+    let dq = k.writes::<E>(Tensor::Dq, ALIGNMENT);
+    let sums = dq_sums(k, false);
     let semaphore = stored.then(|| DqSemaphore::declare(k, false));
-    let stride = k.param::<u32>("sums_stride");
-    let softmax_scale = k.param::<f32>("softmax_scale");
-    let key_gradients = split.then(|| KeyGradients::<E>::declare(k));
+    let stride = k.number("sums_stride", |request| request.workspace.stride as u32);
+    let softmax_scale = declare_softmax_scale(k);
+    let key_gradients = split.then(|| KeyGradients::<E>::declare(k, rows));
     let params = RowParams::declare(k, shape);
     let rounded = RoundedTile::<E>::declare(k, rows, partition.width);
 

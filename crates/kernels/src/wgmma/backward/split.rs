@@ -9,13 +9,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
+use flashcore_ir::Val;
 use flashcore_problem::Problem;
 
 use super::scheduler::q_tiles;
 use super::{heads_at_once, tile_keys, width_of};
+use crate::args::Args;
 use crate::attention::block_range::{Band, share};
-use crate::attention::gradients::{PADDING, head_row, tile_of};
+use crate::attention::gradients::{Backward, KeySums, PADDING, head_row, tile_of};
 use crate::attention::lengths::FirstRows;
 use crate::wgmma::Config;
 
@@ -88,10 +89,7 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
 /// The sums to which the blocks of a tile add, and the number of these blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Split<'k> {
-    pub(super) dk_sums: GlobalPtr<'k, f32>,
-    pub(super) dv_sums: GlobalPtr<'k, f32>,
-    /// Rows of the sums from one head to the next.
-    pub(super) stride: Val<'k, u32>,
+    pub(super) sums: KeySums<'k>,
     pub(super) blocks: Val<'k, u32>,
 }
 
@@ -105,14 +103,10 @@ pub(super) struct Share<'k> {
 }
 
 impl<'k> Split<'k> {
-    /// [`add_sums_of_keys`](crate::attention::gradients::Workspace::add_sums_of_keys) gives the arguments but the last
-    /// one.
-    pub(super) fn declare(k: &'k KernelBuilder) -> Self {
+    pub(super) fn declare(k: &'k Args<'k, Backward>) -> Self {
         Split {
-            dk_sums: k.param_ptr_mut("dk_sums"),
-            dv_sums: k.param_ptr_mut("dv_sums"),
-            stride: k.param("kv_sums_stride"),
-            blocks: k.param("blocks_of_tile"),
+            sums: KeySums::declare(k, true),
+            blocks: k.number("blocks_of_tile", |request| request.splits),
         }
     }
 

@@ -2,7 +2,9 @@
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::MAX_SHARED;
+use super::{MAX_SHARED, Places};
+use crate::args::Args;
+use crate::attention::forward::Forward;
 use crate::attention::lengths::last_at_most;
 
 /// Where they are. A search of the line is a chain of loads, and shared memory answers sooner.
@@ -14,8 +16,8 @@ pub(super) enum Scratch<'k> {
 
 impl<'k> Scratch<'k> {
     /// `words` of them in shared memory, or else at a pointer parameter of this name.
-    pub(super) fn declare(k: &'k KernelBuilder, name: &str, words: Option<u32>) -> Self {
-        let global = k.param_ptr_mut(name);
+    pub(super) fn declare(k: &'k Args<'k, Forward>, name: &str, words: Option<u32>, of: fn(&Places) -> u64) -> Self {
+        let global = k.part(name, true, move |request| request.scheduled(of));
         words.map_or(Scratch::Global(global), |words| {
             Scratch::Shared(k.shared_tile(name, TileShape::new(1, words)))
         })

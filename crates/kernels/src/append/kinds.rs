@@ -1,0 +1,90 @@
+//! What kinds of appends there are: which arrays a kernel reads, and what it rotates.
+
+use flashcore_problem::{Append, AppendPlace, AppendValues};
+
+use crate::family::Values;
+
+/// What of an append is baked into the kernel, in addition to its [`Shape`](crate::attention::params::Shape).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Kinds {
+    /// Which arrays it reads.
+    pub(super) arrays: AppendValues<()>,
+    /// Words of a slot; 0 without slots.
+    pub(super) slot_words: u32,
+    pub(super) seqused_k: bool,
+    /// Columns that are rotated; 0 for none.
+    pub(super) rotary_dim: u32,
+    pub(super) interleaved: bool,
+}
+
+impl Kinds {
+    pub(super) fn of(append: &Append) -> Kinds {
+        Kinds {
+            arrays: append.entries().map(|_| ()),
+            slot_words: match append.place {
+                AppendPlace::Slots { wide } => 1 + u32::from(wide),
+                AppendPlace::Cache | AppendPlace::Paged { .. } => 0,
+            },
+            seqused_k: append.seqused_k,
+            rotary_dim: append.rotary.map_or(0, |rotary| rotary.dim as u32),
+            interleaved: append.rotary.is_some_and(|rotary| rotary.interleaved),
+        }
+    }
+
+    pub(super) fn levers(&self) -> [u32; 5] {
+        let given = self.arrays.arrays().into_iter().enumerate();
+        let arrays = given.map(|(i, array)| u32::from(array.is_some()) << i).sum();
+        [
+            arrays,
+            self.slot_words,
+            u32::from(self.seqused_k),
+            self.rotary_dim,
+            u32::from(self.interleaved),
+        ]
+    }
+
+    pub(super) fn from_levers(&[arrays, slot_words, seqused_k, rotary_dim, interleaved, ..]: &Values) -> Kinds {
+        let given = [0, 1, 2, 3, 4, 5, 6].map(|i| (arrays >> i & 1 == 1).then_some(()));
+        Kinds {
+            arrays: AppendValues::from(given),
+            slot_words,
+            seqused_k: seqused_k == 1,
+            rotary_dim,
+            interleaved: interleaved == 1,
+        }
+    }
+
+    /// In the kernel's name.
+    pub(super) fn name(&self) -> String {
+        let names = AppendValues::<()>::NAMES.into_iter();
+        let names = names.filter(|name| self.arrays.named(name).is_some());
+        let mut name: String = names.map(|name| format!("_{name}")).collect();
+        match self.slot_words {
+            0 => {}
+            words => name += &format!("_slots{}", 32 * words),
+        }
+        if self.seqused_k {
+            name += "_seqused_k";
+        }
+        match self.rotary_dim {
+            0 => {}
+            dim => name += &format!("_rotary{dim}{}", if self.interleaved { "i" } else { "" }),
+        }
+        name
+    }
+
+    /// Pairs of a task that rotates: of e4m3 a word of each table or more.
+    pub(super) fn pairs(&self, vector_bytes: u32, element: u32) -> u32 {
+        match self.interleaved {
+            true => (vector_bytes / (2 * element)).max(if element == 1 { 4 } else { 1 }),
+            false => vector_bytes / element,
+        }
+    }
+
+    /// Tasks of a head of V, and of K or Q, whose first columns are rotated; `element` is in bytes.
+    pub(super) fn tasks(&self, head_dim: u32, rotates: bool, vector_bytes: u32, element: u32) -> u32 {
+        let rotated = if rotates { self.rotary_dim } else { 0 };
+        let copied = (head_dim - rotated) * element / vector_bytes;
+        rotated / 2 / self.pairs(vector_bytes, element) + copied
+    }
+}

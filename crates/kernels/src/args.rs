@@ -1,0 +1,475 @@
+//! Parameters of a kernel and the arguments of its launches, declared once.
+//!
+//! A parameter is declared with the function that computes its argument from what a launch is made for, its
+//! [`Request`]. The functions are kept with the kernel, in the order of its parameters, so that no argument can be in
+//! the place of another. They capture what is baked into the kernel, and nothing of the problem that it was first
+//! built for: `KernelCache` builds kernels by functions that capture nothing.
+
+use std::cell::RefCell;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use flashcore_ir::types::Literal;
+use flashcore_ir::{
+    Arg, BufferSpec, BuildErrors, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Table, TensorBox, TensorMap, Val,
+};
+use flashcore_problem::{Layout, Problem};
+
+use crate::Refusal;
+use crate::attention::divisor::{Divisor, ParamDivisor};
+use crate::attention::lengths::{TensorParam, row_strides};
+use crate::step::Step;
+
+/// Alignment of most parts of the workspace in bytes: as the widest accesses need.
+pub(crate) const ALIGN: u32 = 16;
+
+/// What a launch is made for: a problem, and what the plan decides.
+pub(crate) trait Request: Send + Sync + 'static {
+    fn problem(&self) -> &Problem;
+}
+
+impl Request for Problem {
+    fn problem(&self) -> &Problem {
+        self
+    }
+}
+
+/// A tensor of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tensor {
+    Q,
+    K,
+    V,
+    Out,
+    Dout,
+    Dq,
+    Dk,
+    Dv,
+}
+
+impl Tensor {
+    /// Of its buffer and of its parameter.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Tensor::Q => "q",
+            Tensor::K => "k",
+            Tensor::V => "v",
+            Tensor::Out => "out",
+            Tensor::Dout => "dout",
+            Tensor::Dq => "dq",
+            Tensor::Dk => "dk",
+            Tensor::Dv => "dv",
+        }
+    }
+
+    /// # Errors
+    /// A gradient of a forward pass.
+    pub(crate) fn layout(self, problem: &Problem) -> Result<&Layout, Refusal> {
+        let gradients = || {
+            let why = || Refusal::Build(format!("a forward pass has no `{}`", self.name()));
+            problem.gradient_layouts().ok_or_else(why)
+        };
+        Ok(match self {
+            Tensor::Q => problem.q_layout(),
+            Tensor::K => problem.k_layout(),
+            Tensor::V => problem.v_layout(),
+            Tensor::Out => problem.o_layout(),
+            Tensor::Dout => &gradients()?.dout,
+            Tensor::Dq => &gradients()?.dq,
+            Tensor::Dk => &gradients()?.dk,
+            Tensor::Dv => &gradients()?.dv,
+        })
+    }
+}
+
+/// A part of the workspace: bytes of all of it, and where the part begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub bytes: u64,
+    pub offset: u64,
+    /// Alignment of the workspace, bytes.
+    pub align: u32,
+}
+
+impl Part {
+    /// The slot of the workspace.
+    pub(crate) fn push(self, launch: &mut Launch, written: bool) -> usize {
+        push_buffer(launch, "workspace", self.bytes as usize, self.align, written)
+    }
+}
+
+/// The slot of a buffer, which is as large as the largest of its parts that were added.
+pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) -> usize {
+    if let Some(slot) = launch.buffers.iter().position(|buffer| buffer.name == name) {
+        let buffer = &mut launch.buffers[slot];
+        (buffer.bytes, buffer.align) = (buffer.bytes.max(bytes as u64), buffer.align.max(align));
+        buffer.written |= written;
+        return slot;
+    }
+    launch.buffers.push(BufferSpec {
+        name,
+        bytes: bytes as u64,
+        written,
+        align,
+    });
+    launch.buffers.len() - 1
+}
+
+/// Adds the arguments of one declaration to a launch.
+type Source<R> = Box<dyn Fn(&mut Launch, &R) -> Result<(), Refusal> + Send + Sync>;
+
+/// Declares the parameters of a kernel while it is built, and keeps the sources of their arguments.
+pub(crate) struct Args<'k, R> {
+    k: &'k KernelBuilder,
+    sources: RefCell<Vec<Source<R>>>,
+}
+
+impl<R> Deref for Args<'_, R> {
+    type Target = KernelBuilder;
+
+    fn deref(&self) -> &KernelBuilder {
+        self.k
+    }
+}
+
+impl<'k, R: 'static> Args<'k, R> {
+    fn source(&self, source: impl Fn(&mut Launch, &R) -> Result<(), Refusal> + Send + Sync + 'static) {
+        self.sources.borrow_mut().push(Box::new(source));
+    }
+
+    /// A number.
+    #[track_caller]
+    pub(crate) fn number<T: Literal + Into<Arg>>(
+        &self,
+        name: &str,
+        value: impl Fn(&R) -> T + Send + Sync + 'static,
+    ) -> Val<'k, T> {
+        self.try_number(name, move |request| Ok(value(request)))
+    }
+
+    /// A number that not every request has.
+    #[track_caller]
+    pub(crate) fn try_number<T: Literal + Into<Arg>>(
+        &self,
+        name: &str,
+        value: impl Fn(&R) -> Result<T, Refusal> + Send + Sync + 'static,
+    ) -> Val<'k, T> {
+        self.source(move |launch, request| {
+            launch.args.push(value(request)?.into());
+            Ok(())
+        });
+        self.k.param(name)
+    }
+
+    /// A number to divide by, in which 0 counts as 1.
+    #[track_caller]
+    pub(crate) fn divisor(
+        &self,
+        name: &str,
+        of: impl Fn(&R) -> Result<u32, Refusal> + Send + Sync + 'static,
+    ) -> ParamDivisor<'k> {
+        self.source(move |launch, request| {
+            let divisor = Divisor::from(of(request)?.max(1));
+            launch.args.extend(divisor.args());
+            Ok(())
+        });
+        ParamDivisor::declare(self.k, name)
+    }
+
+    /// The address of so many elements that the kernel only reads, in a buffer for them.
+    #[track_caller]
+    pub(crate) fn input<E: Element>(
+        &self,
+        name: &'static str,
+        align: u32,
+        len: impl Fn(&R) -> usize + Send + Sync + 'static,
+    ) -> GlobalPtr<'k, E> {
+        self.buffer::<E>(name, align, false, len);
+        self.k.param_ptr(name)
+    }
+
+    /// The address of so many elements that the kernel writes.
+    #[track_caller]
+    pub(crate) fn output<E: Element>(
+        &self,
+        name: &'static str,
+        align: u32,
+        len: impl Fn(&R) -> usize + Send + Sync + 'static,
+    ) -> GlobalPtr<'k, E> {
+        self.buffer::<E>(name, align, true, len);
+        self.k.param_ptr_mut(name)
+    }
+
+    fn buffer<E: Element>(
+        &self,
+        name: &'static str,
+        align: u32,
+        written: bool,
+        len: impl Fn(&R) -> usize + Send + Sync + 'static,
+    ) {
+        self.source(move |launch, request| {
+            let bytes = len(request) * E::BYTES as usize;
+            let slot = push_buffer(launch, name, bytes, align, written);
+            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+            Ok(())
+        });
+    }
+
+    /// The address of a part of the workspace, which the kernel only reads, or writes as well.
+    #[track_caller]
+    pub(crate) fn part<E: Element>(
+        &self,
+        name: &str,
+        written: bool,
+        of: impl Fn(&R) -> Result<Part, Refusal> + Send + Sync + 'static,
+    ) -> GlobalPtr<'k, E> {
+        self.source(move |launch, request| {
+            let part = of(request)?;
+            let (slot, byte_offset) = (part.push(launch, written), part.offset);
+            launch.args.push(Arg::Buffer { slot, byte_offset });
+            Ok(())
+        });
+        self.pointer(name, written)
+    }
+
+    /// Numbers that come with the launch.
+    #[track_caller]
+    pub(crate) fn table(
+        &self,
+        name: &str,
+        of: impl Fn(&R) -> Result<Table, Refusal> + Send + Sync + 'static,
+    ) -> GlobalPtr<'k, u32> {
+        self.source(move |launch, request| {
+            launch.args.push(Arg::Table(of(request)?));
+            Ok(())
+        });
+        self.k.param_ptr(name)
+    }
+
+    /// A tensor in a buffer: its address and its outer strides. `of` gives the bytes and the strides, in elements.
+    #[track_caller]
+    pub(crate) fn strided<E: Element>(
+        &self,
+        [name, buffer]: [&'static str; 2],
+        align: u32,
+        written: bool,
+        of: impl Fn(&R) -> Result<(usize, [u32; 3]), Refusal> + Send + Sync + 'static,
+    ) -> TensorParam<'k, E> {
+        self.source(move |launch, request| {
+            let (bytes, strides) = of(request)?;
+            let slot = push_buffer(launch, buffer, bytes, align, written);
+            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+            launch.args.extend(strides.map(Arg::U32));
+            Ok(())
+        });
+        TensorParam::declare(self.k, name, self.pointer(name, written))
+    }
+
+    /// A tensor map of these boxes. `of` gives the slot of its buffer and where in it the tensor begins, its sizes, and
+    /// its strides in bytes.
+    #[track_caller]
+    pub(crate) fn tensor_map(
+        &self,
+        name: &str,
+        written: bool,
+        boxes: TensorBox,
+        of: impl Fn(&mut Launch, &R) -> Result<MappedTensor, Refusal> + Send + Sync + 'static,
+    ) -> TensorMap<'k> {
+        self.source(move |launch, request| {
+            let tensor = of(launch, request)?;
+            let map = boxes.recipe(tensor.slot, tensor.byte_offset, tensor.sizes, tensor.byte_strides);
+            launch.args.push(Arg::TensorMap(map));
+            Ok(())
+        });
+        if written {
+            self.k.param_tensor_map_mut(name, boxes)
+        } else {
+            self.k.param_tensor_map(name, boxes)
+        }
+    }
+
+    #[track_caller]
+    fn pointer<E: Element>(&self, name: &str, written: bool) -> GlobalPtr<'k, E> {
+        if written {
+            self.k.param_ptr_mut(name)
+        } else {
+            self.k.param_ptr(name)
+        }
+    }
+}
+
+/// A tensor that is copied by tensor map; [`TensorBox::recipe`] says what each is.
+pub(crate) struct MappedTensor {
+    pub slot: usize,
+    pub byte_offset: u64,
+    pub sizes: Vec<u64>,
+    pub byte_strides: Vec<u64>,
+}
+
+impl<'k, R: Request> Args<'k, R> {
+    /// A number of the problem's.
+    #[track_caller]
+    pub(crate) fn count(&self, name: &str, of: impl Fn(&Problem) -> usize + Send + Sync + 'static) -> Val<'k, u32> {
+        self.number(name, move |request| of(request.problem()) as u32)
+    }
+
+    /// A tensor of the problem that the kernel only reads.
+    #[track_caller]
+    pub(crate) fn reads<E: Element>(&self, tensor: Tensor, align: u32) -> TensorParam<'k, E> {
+        self.tensor(tensor.name(), tensor, align, false)
+    }
+
+    /// A tensor of the problem that the kernel writes.
+    #[track_caller]
+    pub(crate) fn writes<E: Element>(&self, tensor: Tensor, align: u32) -> TensorParam<'k, E> {
+        self.tensor(tensor.name(), tensor, align, true)
+    }
+
+    /// The same by a parameter of another name.
+    #[track_caller]
+    pub(crate) fn tensor<E: Element>(
+        &self,
+        name: &'static str,
+        tensor: Tensor,
+        align: u32,
+        written: bool,
+    ) -> TensorParam<'k, E> {
+        self.strided([name, tensor.name()], align, written, move |request| {
+            let layout = tensor.layout(request.problem())?;
+            Ok((layout.span() * E::BYTES as usize, row_strides(layout)))
+        })
+    }
+}
+
+/// A kernel with the sources of its arguments.
+pub(crate) struct Built<R> {
+    kernel: Arc<Kernel>,
+    sources: Vec<Source<R>>,
+}
+
+impl<R: 'static> Built<R> {
+    pub(crate) fn build(
+        name: impl Into<String>,
+        threads: u32,
+        body: impl FnOnce(&Args<'_, R>),
+    ) -> Result<Built<R>, BuildErrors> {
+        let mut sources = Vec::new();
+        let kernel = Kernel::build(name, threads, |k| {
+            let args = Args {
+                k,
+                sources: RefCell::default(),
+            };
+            body(&args);
+            sources = args.sources.into_inner();
+        })?;
+        let kernel = Arc::new(kernel);
+        Ok(Built { kernel, sources })
+    }
+
+    /// The kernel and its launch over a grid.
+    ///
+    /// # Errors
+    /// What a source refuses, or a parameter that was declared without one.
+    pub(crate) fn step(&self, grid: [u32; 3], request: &R) -> Result<Step, Refusal> {
+        let mut launch = Launch::of(&self.kernel, grid);
+        let parameters = self.kernel.params().len();
+        launch.args.reserve_exact(parameters);
+        self.sources
+            .iter()
+            .try_for_each(|source| source(&mut launch, request))?;
+        if launch.args.len() != parameters {
+            let (name, given) = (self.kernel.name(), launch.args.len());
+            let why = format!("{name} declares {parameters} parameters, and {given} arguments for them");
+            return Err(Refusal::Build(why));
+        }
+        let kernel = self.kernel.clone();
+        Ok(Step { kernel, launch })
+    }
+
+    pub(crate) fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::Target;
+    use flashcore_ir::proof::prove_launch;
+
+    use super::*;
+
+    fn problem(rows: usize) -> Problem {
+        let problem = Problem::builder().heads(6, 2).seq_len_q(rows).seq_len_kv(70);
+        problem.head_dim(64).build().unwrap()
+    }
+
+    /// Wherever a parameter is declared, its argument is there: also among others of its size.
+    #[test]
+    fn arguments_are_in_the_order_of_declarations() {
+        let built = |swapped: bool| {
+            let body = |k: &Args<'_, Problem>| {
+                let rows = |k: &Args<'_, Problem>| {
+                    k.count("seq_len_q", Problem::seq_len_q);
+                };
+                if !swapped {
+                    rows(k);
+                }
+                let heads = k.count("num_heads", Problem::num_heads);
+                if swapped {
+                    rows(k);
+                }
+                k.part::<u32>("sums", true, |_| {
+                    Ok(Part {
+                        bytes: 512,
+                        offset: 256,
+                        align: 128,
+                    })
+                })
+                .store(heads);
+                k.number("scale", Problem::softmax_scale);
+                k.writes::<f32>(Tensor::Out, 4);
+            };
+            Built::build("swapped", 32, body).unwrap()
+        };
+        for (swapped, numbers) in [(false, [31, 6]), (true, [6, 31])] {
+            let kernel = built(swapped);
+            let step = kernel.step([2, 1, 1], &problem(31)).unwrap();
+            let slot = |slot, byte_offset| Arg::Buffer { slot, byte_offset };
+            let strides = row_strides(problem(31).o_layout()).map(Arg::U32);
+            let mut args = numbers.map(Arg::U32).to_vec();
+            args.extend([slot(0, 256), Arg::F32(0.125), slot(1, 0)]);
+            args.extend(strides);
+            assert_eq!(step.launch.args, args);
+            assert_eq!(prove_launch(&step.kernel, &step.launch, Target::Sm80, None), []);
+            let named = |spec: &BufferSpec| (spec.name, spec.bytes, spec.written, spec.align);
+            let buffers: Vec<_> = step.launch.buffers.iter().map(named).collect();
+            assert_eq!(
+                buffers,
+                [("workspace", 512, true, 128), ("out", 4 * 31 * 6 * 64, true, 4)]
+            );
+            // The kernel is that of any problem.
+            assert_eq!(
+                kernel.step([2, 1, 1], &problem(32)).unwrap().launch.args[usize::from(swapped)],
+                Arg::U32(32)
+            );
+        }
+    }
+
+    #[test]
+    fn what_has_no_argument_is_refused() {
+        let bare = Built::build("bare", 32, |k: &Args<'_, Problem>| {
+            k.count("seq_len_q", Problem::seq_len_q);
+            k.param::<u32>("forgotten");
+        });
+        let refusal = bare.unwrap().step([1, 1, 1], &problem(1)).unwrap_err().to_string();
+        assert!(
+            refusal.contains("bare declares 2 parameters, and 1 arguments for them"),
+            "{refusal}"
+        );
+        let gradient = Built::build("gradient", 32, |k: &Args<'_, Problem>| {
+            k.writes::<f32>(Tensor::Dq, 4);
+        });
+        let refusal = gradient.unwrap().step([1, 1, 1], &problem(1)).unwrap_err().to_string();
+        assert!(refusal.contains("a forward pass has no `dq`"), "{refusal}");
+    }
+}

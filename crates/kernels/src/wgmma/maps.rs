@@ -1,0 +1,121 @@
+//! Tensors `[batch, seq, heads, head_dim]` as tensor maps: dimensions are (head_dim, seq, heads, batch), or (head_dim,
+//! rows, heads) of a ragged one; with packed heads, heads come before rows.
+
+use flashcore_ir::{Element, SharedTile};
+use flashcore_problem::{DType, Layout, Problem};
+
+use super::{ALIGNMENT, NAME};
+use crate::Refusal;
+use crate::args::{Args, MappedTensor, Part, Request, Tensor, push_buffer};
+use crate::attention::lengths::row_strides;
+use crate::attention::tensor_rows::{Flat, RowsOf, TensorRows};
+
+/// Declares the map of a tensor in its own buffer. Boxes have `rows` rows of a tile.
+#[track_caller]
+pub(super) fn declare<'k, E: Element, R: Request>(
+    k: &'k Args<'k, R>,
+    tensor: Tensor,
+    tile: SharedTile<'_, E>,
+    rows: u32,
+    of: RowsOf,
+) -> TensorRows<'k> {
+    declare_at(k, tensor, tile, rows, of, |_| None)
+}
+
+/// The same of a tensor that may be in the workspace.
+#[track_caller]
+pub(super) fn declare_at<'k, E: Element, R: Request>(
+    k: &'k Args<'k, R>,
+    tensor: Tensor,
+    tile: SharedTile<'_, E>,
+    rows: u32,
+    of: RowsOf,
+    place: fn(&R) -> Option<Part>,
+) -> TensorRows<'k> {
+    let written = matches!(tensor, Tensor::Out | Tensor::Dk | Tensor::Dv);
+    let name = tensor.name();
+    let map = k.tensor_map(name, written, of.boxes(tile, rows), move |launch, request| {
+        let problem = request.problem();
+        let layout = tensor.layout(problem)?;
+        let (slot, byte_offset) = match place(request) {
+            Some(part) => (part.push(launch, written), part.offset),
+            None => {
+                let bytes = layout.span() * E::BYTES as usize;
+                (push_buffer(launch, name, bytes, ALIGNMENT, written), 0)
+            }
+        };
+        check_repeated(name, layout, remedy(problem))?;
+        let (sizes, byte_strides) = sizes_and_strides(tensor, problem, of, E::BYTES)?;
+        Ok(MappedTensor {
+            slot,
+            byte_offset,
+            sizes,
+            byte_strides,
+        })
+    });
+    let batch_rows = of.has_batch_rows().then(|| {
+        k.try_number(&format!("{name}_batch_rows"), move |request| {
+            Ok(flat(tensor, request.problem())?.batch_rows)
+        })
+    });
+    TensorRows::new(map, rows, of, batch_rows)
+}
+
+fn sizes_and_strides(
+    tensor: Tensor,
+    problem: &Problem,
+    of: RowsOf,
+    element: u32,
+) -> Result<(Vec<u64>, Vec<u64>), Refusal> {
+    let layout = tensor.layout(problem)?;
+    let [batch, seq, head] = row_strides(layout);
+    let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
+    let bytes = u64::from(element);
+    // A stride that is never taken must be one that could be.
+    let stride = |stride: u32| match stride {
+        0 => (columns * bytes).next_multiple_of(16),
+        stride => u64::from(stride) * bytes,
+    };
+    let (mut sizes, mut strides) = match of {
+        RowsOf::Batch(_) => (
+            vec![columns, rows, heads, batches],
+            vec![stride(seq), stride(head), stride(batch)],
+        ),
+        RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Pages(_) => {
+            let flat = flat(tensor, problem)?;
+            (
+                vec![columns, flat.count, heads],
+                vec![stride(flat.stride), stride(head)],
+            )
+        }
+    };
+    if of.heads_first() {
+        sizes.swap(1, 2);
+        strides.swap(0, 1);
+    }
+    Ok((sizes, strides))
+}
+
+fn flat(tensor: Tensor, problem: &Problem) -> Result<Flat, Refusal> {
+    Flat::new(NAME, tensor.name(), tensor.layout(problem)?, remedy(problem))
+}
+
+fn remedy(problem: &Problem) -> &'static str {
+    match problem.dtype() {
+        DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
+        _ => "family mma does",
+    }
+}
+
+/// Refuses strides of 0, which tensor maps do not have.
+pub(super) fn check_repeated(name: &str, layout: &Layout, remedy: &'static str) -> Result<(), Refusal> {
+    let counts = layout.shape.into_iter().take(3);
+    let repeats = counts
+        .zip(row_strides(layout))
+        .any(|(count, stride)| count > 1 && stride == 0);
+    if !repeats {
+        return Ok(());
+    }
+    let what = format!("rows of `{name}` that repeat (a stride of 0)");
+    Err(Refusal::unsupported(NAME, what, remedy))
+}
