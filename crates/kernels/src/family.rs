@@ -63,7 +63,7 @@ pub struct Constraint {
     pub lever: &'static str,
     /// The rule, which completes "LEVER is VALUE; allowed: ".
     pub rule: &'static str,
-    /// Whether values fulfil it.
+    /// Whether values fulfil it. They are read as a family's `Config`, by the names of its fields.
     pub holds: fn(&Values) -> bool,
 }
 

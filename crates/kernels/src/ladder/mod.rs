@@ -93,15 +93,24 @@ pub const FAMILY: Family = Family {
         Constraint {
             lever: "p",
             rule: "p16 in hybrid, where P is f32 without it",
-            holds: |&[kind, _, _, p, ..]| p != P::SixteenBits as u32 || kind == Kind::Hybrid as u32,
+            holds: |&values| {
+                let Config { kind, p, .. } = values.into();
+                p != P::SixteenBits || kind == Kind::Hybrid
+            },
         },
         Constraint {
             lever: "p",
             rule: "pf32 in mma, where P has 16 bits without it",
-            holds: |&[kind, _, _, p, ..]| p != P::F32 as u32 || kind == Kind::Mma as u32,
+            holds: |&values| {
+                let Config { kind, p, .. } = values.into();
+                p != P::F32 || kind == Kind::Mma
+            },
         },
     ],
-    tile: |&[_, warps, cols, ..]| WARP_ROWS * warps * cols,
+    tile: |&values| {
+        let config = Config::from(values);
+        config.rows() * config.cols
+    },
     repeated: Some((1, "-w")),
 };
 

@@ -90,29 +90,43 @@ pub const FAMILY: Family = Family {
         Constraint {
             lever: "warps",
             rule: "16 rows a warp at least",
-            holds: |&[rows, _, warps, ..]| rows.is_multiple_of(16 * warps),
+            holds: |&values| {
+                let Config { rows, warps, .. } = values.into();
+                rows.is_multiple_of(16 * warps)
+            },
         },
         Constraint {
             lever: "kv_warps",
             rule: "16 keys of a tile a warp of kv_warps at least",
-            holds: |&[_, cols, _, kv_warps, ..]| cols.is_multiple_of(16 * kv_warps),
+            holds: |&values| {
+                let Config { cols, kv_warps, .. } = values.into();
+                cols.is_multiple_of(16 * kv_warps)
+            },
         },
         Constraint {
             lever: "warps",
             rule: "2 to 16 warps a block, with kv_warps",
-            holds: |&[_, _, warps, kv_warps, ..]| (2..=16).contains(&(warps * kv_warps)),
+            holds: |&values| {
+                let Config { warps, kv_warps, .. } = values.into();
+                (2..=16).contains(&(warps * kv_warps))
+            },
         },
         Constraint {
             lever: "max_registers",
             rule: "only with b1: a multiple of 8 below what a thread has without it, and that no min_blocks leaves",
-            holds: |&[_, _, warps, kv_warps, _, min_blocks, .., most]| {
-                let left = |blocks| registers_left(32 * warps * kv_warps, blocks);
+            holds: |&values| {
+                let config = Config::from(values);
+                let (most, min_blocks) = (config.max_registers, config.min_blocks);
+                let left = |blocks| registers_left(config.threads(), blocks);
                 let is_new = most.is_multiple_of(8) && most < left(1) && !(2..=4).any(|blocks| left(blocks) == most);
                 most == 0 || min_blocks == 1 && is_new
             },
         },
     ],
-    tile: |&[rows, cols, ..]| rows * cols,
+    tile: |&values| {
+        let Config { rows, cols, .. } = values.into();
+        rows * cols
+    },
     repeated: None,
 };
 

@@ -54,7 +54,7 @@ levers! {
         ]),
         "query rows per block and keys per tile: larger tiles reuse more, smaller ones need less; or no tile";
     /// More hide more latency.
-    warps: u32 = scaled(|&[tile, ..]| if tile == 0 { ("-t", 32) } else { ("-w", 1) }, &[2, 4, 8]),
+    warps: u32 = scaled(|&values| Config::from(values).tile.map_or(("-t", 32), |_| ("-w", 1)), &[2, 4, 8]),
         "warps per block: more warps share the rows, and each reuses less";
     vector_bytes: u32 = number("-v", &WIDTHS),
         "bytes per memory access: wider accesses are fewer instructions and need aligned rows";
@@ -73,7 +73,10 @@ pub const FAMILY: Family = Family {
     constraints: &[Constraint {
         lever: "warps",
         rule: "4 or 8 warps a tile",
-        holds: |&[tile, warps, ..]| tile == 0 || warps > 2,
+        holds: |&values| {
+            let Config { tile, warps, .. } = values.into();
+            tile.is_none() || warps > 2
+        },
     }],
     tile: |&values| Config::from(values).tile.map_or(0, |(rows, cols)| rows * cols),
     repeated: None,

@@ -111,7 +111,10 @@ pub const FAMILY: Family = Family {
             },
         },
     ],
-    tile: |&[rows, cols, ..]| rows * cols,
+    tile: |&values| {
+        let Config { rows, cols, .. } = values.into();
+        rows * cols
+    },
     repeated: None,
 };
 
