@@ -87,7 +87,7 @@ impl ProblemError {
         lengths: (QLengths, KvLengths),
     ) -> ProblemError {
         let left_out = match (tensor, lengths) {
-            _ if given[2..] != expected[2..] => "",
+            _ if given[0] == expected[0] || given[2..] != expected[2..] => "",
             ("k" | "v", (_, KvLengths::Equal)) => {
                 "; pages [pages, page_size, heads, head_dim] need `.paged(max_pages)`, and packed rows [1, total, heads, \
                  head_dim] `.kv_lengths(KvLengths::Packed { .. })`"

@@ -201,7 +201,10 @@ mod on_a_gpu {
             for (spec, _) in &on.0 {
                 let memory = place(if spec.name == over { written } else { spec.name });
                 operands = if spec.is_written() {
-                    operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, memory.into()))
+                    // SAFETY: the call is refused.
+                    #[allow(unsafe_code)]
+                    let memory = unsafe { flashcore::DeviceSliceMut::new(memory) };
+                    operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, memory))
                 } else {
                     operands.with(spec.name, View::new(spec.element, spec.layout, memory))
                 };

@@ -72,6 +72,7 @@ fn shapes_of_pages_and_packed_rows_name_the_call_that_is_missing() {
          total, heads, head_dim] need `.packed_q(sequences, most)`"
     );
     // Other shapes are no such mistake.
-    let other = refused(Problem::of(&q, &pages, &tensor([40, 16, 4, 64])));
+    let [k, v] = [tensor([2, 16, 2, 64]), tensor([2, 8, 2, 64])];
+    let other = refused(Problem::of(&q, &k, &v));
     assert!(other.ends_with("as [batch, seq, heads, head_dim]"), "{other}");
 }
