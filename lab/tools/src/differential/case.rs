@@ -62,8 +62,8 @@ fn unhex(digits: &str) -> Vec<u8> {
 }
 
 impl Case {
-    /// Of a kernel in a file and its launch. `held` gives for the number of a buffer where its bytes are before and after
-    /// the launch, and how they are compared.
+    /// Of a kernel in a file and its launch. `held` gives for the number of a buffer where its bytes are before the
+    /// launch and after it, and how they are compared.
     pub(super) fn new(
         name: &str,
         module: &str,

@@ -1,6 +1,6 @@
 //! Damaged files of every format that the command or the library reads. Each must be read, or refused with an error:
-//! never a panic, an abort, a hang, or memory without a limit. An input is a format and a number, so that it can be made
-//! again. PTX that is read is simulated, too.
+//! never a panic, an abort, a hang, or memory without a limit. An input is a format and a number, so that it can be
+//! made again. PTX that is read is simulated, too.
 
 pub mod formats;
 pub mod mutate;
@@ -22,8 +22,8 @@ const PATIENCE: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(60
 
 /// Reads damaged files of each format, and simulates those that are PTX.
 ///
-/// An input that aborts or fills the memory ends the process: give it a limit (ulimit -v), and make the input again with
-/// --from and --keep. Exits with 0 where each input was read or refused, 1 where one panics or takes a minute.
+/// An input that aborts or fills the memory ends the process: give it a limit (ulimit -v), and make the input again
+/// with --from and --keep. Exits with 0 where each input was read or refused, 1 where one panics or takes a minute.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Inputs of each format

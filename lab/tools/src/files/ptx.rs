@@ -123,7 +123,8 @@ fn small(k: &KernelBuilder) {
     );
 }
 
-/// Texts that the reader knows: those of compilers, and of kernels of ours, without which no damaged one would come far.
+/// Texts that the reader knows: those of compilers, and of kernels of ours, without which no damaged one would come
+/// far.
 pub(super) fn texts() -> Vec<String> {
     let mut texts: Vec<String> = COMPILED.map(str::to_string).to_vec();
     texts.extend(Kernel::build("small", 32, small).map(|kernel| kernel.to_ptx_with_lines()));
