@@ -3,10 +3,9 @@
 //! [`Ncu`] finds the tool and runs a program under it, [`Profiler`] a kernel or a peer, and [`csv`] reads what ncu
 //! prints (on this machine or on another). [`KernelProfile`] holds the counters of one launch, a [`Verdict`] compares
 //! one with its goal, [`Predicted`] is what simulator and cost model say of the same call, and [`ProfileRecord`] is
-//! what the evidence store keeps. [`Predictions`] holds the ones against the others. Source of the metrics' names and
-//! meaning: Nsight Compute documentation, "Metrics Structure" and "Metrics Reference".
+//! what the evidence store keeps. Source of the metrics' names and meaning: Nsight Compute documentation, "Metrics
+//! Structure" and "Metrics Reference".
 
-mod agreement;
 mod child;
 pub mod csv;
 mod insights;
@@ -16,7 +15,6 @@ mod predicted;
 mod profiler;
 mod record;
 
-pub use agreement::{COUNTS, ConflictRow, Predictions, ShareRow, WITHIN};
 pub use child::{Launch, Said};
 pub use insights::{Insight, insights};
 pub use ncu::{Ncu, NcuError};

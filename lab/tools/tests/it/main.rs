@@ -8,6 +8,7 @@
 mod corpus;
 mod files;
 mod mutation;
+mod pipes;
 mod probes;
 mod programs;
 mod ranking;
