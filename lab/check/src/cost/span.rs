@@ -15,7 +15,7 @@ use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass};
 
 use super::observe::NodeRuns;
 use super::sm::Sm;
-use super::work::{Work, price};
+use super::work::{Group, Timing, Work, price};
 
 /// Iterations of a loop that are walked before it counts as steady: enough to fill the pipelines of
 /// asynchronous copies.
@@ -210,70 +210,29 @@ impl Walk<'_> {
     }
 
     fn inst(&mut self, inst: &Inst, index: usize) {
-        match inst {
-            Inst::BarSync { .. } => {
+        let runs = &self.runs[index];
+        let transactions = runs.transactions / runs.runs.max(1.0);
+        let (work, timing) = price(inst, transactions, &self.sm.latency);
+        let latency = match timing {
+            Timing::After(clocks) => clocks,
+            Timing::Barrier => {
                 self.close();
                 self.now.front += self.sm.latency.barrier;
                 return;
             }
-            Inst::CpAsyncCommit => return self.now.copies.push_back(self.now.open_copies),
-            Inst::Wgmma(WgmmaInst::Commit) => return self.now.products.push_back(self.now.last_product),
-            Inst::CpAsyncWait { pending } | Inst::Wgmma(WgmmaInst::Wait { pending }) => {
+            Timing::Commit(Group::Copies) => return self.now.copies.push_back(self.now.open_copies),
+            Timing::Commit(Group::Products) => return self.now.products.push_back(self.now.last_product),
+            Timing::Wait(group, pending) => {
                 self.close();
-                let groups = match inst {
-                    Inst::CpAsyncWait { .. } => &mut self.now.copies,
-                    _ => &mut self.now.products,
+                let groups = match group {
+                    Group::Copies => &mut self.now.copies,
+                    Group::Products => &mut self.now.products,
                 };
-                let over = groups.len().saturating_sub(*pending as usize);
+                let over = groups.len().saturating_sub(pending as usize);
                 self.now.front = groups.drain(..over).fold(self.now.front, f64::max);
                 return;
             }
-            // What others wait for is in their latency: `price` has one for each instruction.
-            Inst::Mov { .. }
-            | Inst::Bin { .. }
-            | Inst::Un { .. }
-            | Inst::Fma { .. }
-            | Inst::MadWide { .. }
-            | Inst::Cvt { .. }
-            | Inst::CvtPack { .. }
-            | Inst::Pack { .. }
-            | Inst::Unpack { .. }
-            | Inst::Lop3 { .. }
-            | Inst::Prmt { .. }
-            | Inst::Setp { .. }
-            | Inst::Selp { .. }
-            | Inst::Special { .. }
-            | Inst::Param { .. }
-            | Inst::SharedBase { .. }
-            | Inst::Ld { .. }
-            | Inst::St { .. }
-            | Inst::CpAsync { .. }
-            | Inst::LdMatrix { .. }
-            | Inst::StMatrix { .. }
-            | Inst::Mma { .. }
-            | Inst::Shfl { .. }
-            | Inst::Vote { .. }
-            | Inst::Redux { .. }
-            | Inst::Elect { .. }
-            | Inst::BarArrive { .. }
-            | Inst::BarWarp { .. }
-            | Inst::Fence(_)
-            | Inst::Atom { .. }
-            | Inst::AddFour { .. }
-            | Inst::TrapIf { .. }
-            | Inst::SetMaxRegs { .. }
-            | Inst::DependencyWait
-            | Inst::DependencyTrigger
-            | Inst::Flag(_)
-            | Inst::Mbar(_)
-            | Inst::Bulk(_)
-            | Inst::Wgmma(WgmmaInst::Mma { .. } | WgmmaInst::Fence)
-            | Inst::Cluster(_)
-            | Inst::Trace { .. } => {}
-        }
-        let runs = &self.runs[index];
-        let transactions = runs.transactions / runs.runs.max(1.0);
-        let (work, latency) = price(inst, transactions, &self.sm.latency);
+        };
         self.stretch.work.add(&work, 1.0);
         let registers = |first: Reg, n: u32| {
             let at = self.first[first.class as usize] + first.index as usize;

@@ -118,12 +118,38 @@ impl Work {
     }
 }
 
-/// The work of one execution of an instruction by a warp, and the clocks from its start until its
-/// results are ready. `transactions` is what the simulator counted for it: passes of a shared
-/// access, 32-byte sectors of a global one.
-pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Work, f64) {
+/// Operations that are waited for in groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// Asynchronous copies.
+    Copies,
+    /// Warpgroup products.
+    Products,
+}
+
+/// What a warp waits for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Timing {
+    /// Results are ready so many clocks after its start.
+    After(f64),
+    /// The other warps of the block.
+    Barrier,
+    /// Nothing: it closes a group.
+    Commit(Group),
+    /// All groups but so many.
+    Wait(Group, u32),
+}
+
+/// The work of one execution of an instruction by a warp, and what it waits for. `transactions` is what the simulator
+/// counted for it: passes of a shared access, 32-byte sectors of a global one.
+pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Work, Timing) {
     let with_conflicts = latency.shared + (transactions - 1.0).max(0.0);
-    match inst {
+    let (work, clocks) = match inst {
+        Inst::BarSync { .. } => return (ISSUED, Timing::Barrier),
+        Inst::CpAsyncCommit => return (ISSUED, Timing::Commit(Group::Copies)),
+        Inst::CpAsyncWait { pending } => return (ISSUED, Timing::Wait(Group::Copies, *pending)),
+        Inst::Wgmma(WgmmaInst::Commit) => return (ISSUED, Timing::Commit(Group::Products)),
+        Inst::Wgmma(WgmmaInst::Wait { pending }) => return (ISSUED, Timing::Wait(Group::Products, *pending)),
         // Copies and parameters become operands. Special registers are read once. Halves of a
         // 64-bit register are registers; halves of a 32-bit one are operand modifiers.
         Inst::Mov { .. }
@@ -217,10 +243,7 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
             let flops = 2.0 * 16.0 * f64::from(n * input.k());
             (ISSUED.and(unit, flops).and(Unit::Passes, transactions), 0.0)
         }
-        Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
+        Inst::BarArrive { .. }
         | Inst::BarWarp { .. }
         | Inst::Fence(_)
         | Inst::TrapIf { .. }
@@ -228,11 +251,12 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
         | Inst::DependencyWait
         | Inst::DependencyTrigger
         | Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. })
-        | Inst::Wgmma(WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. })
+        | Inst::Wgmma(WgmmaInst::Fence)
         | Inst::Cluster(ClusterInst::Mapa { .. } | ClusterInst::Arrive { .. } | ClusterInst::Wait { .. }) => {
             (ISSUED, 0.0)
         }
-    }
+    };
+    (work, Timing::After(clocks))
 }
 
 /// Whether the model covers an instruction. Accesses to another block's shared memory are not

@@ -25,7 +25,7 @@ pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(O, Vec<Inst>)> {
         kernel,
         found: Vec::new(),
     };
-    if let Some(operator) = removed_by(inst) {
+    if let (Some(operator), _) = removed_by(inst) {
         changes.drop(operator);
     }
     changes.fields();
@@ -411,59 +411,8 @@ impl Changes<'_> {
 /// The first address that an instruction accesses (of a copy, its destination), and the bytes per
 /// lane.
 pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
-    let bytes = match inst {
-        Inst::Ld { dst, count, .. } => dst.class.bytes() * *count,
-        Inst::St { src, count, .. } => src.bytes() * *count,
-        Inst::CpAsync { bytes, .. } => *bytes,
-        Inst::Atom { ty, .. } => ty.bytes(),
-        Inst::Mbar(_) => 8,
-        Inst::Flag(_) => 4,
-        // A row of a matrix, or the alignment of bulk copies. An access that far off is wrong.
-        Inst::LdMatrix { .. } | Inst::StMatrix { .. } | Inst::AddFour { .. } => 16,
-        Inst::Bulk(
-            BulkInst::Load { .. }
-            | BulkInst::Store { .. }
-            | BulkInst::LoadBytes { .. }
-            | BulkInst::StoreBytes { .. }
-            | BulkInst::Reduce { .. }
-            | BulkInst::Send { .. },
-        ) => 16,
-        // These access no memory, or no other address that matters.
-        Inst::Mov { .. }
-        | Inst::Bin { .. }
-        | Inst::Un { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Cvt { .. }
-        | Inst::CvtPack { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::Mma { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::Elect { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::BarWarp { .. }
-        | Inst::Fence(_)
-        | Inst::TrapIf { .. }
-        | Inst::SetMaxRegs { .. }
-        | Inst::DependencyWait
-        | Inst::DependencyTrigger
-        | Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. })
-        | Inst::Wgmma(_)
-        | Inst::Cluster(_)
-        | Inst::Trace { .. } => return None,
+    let (_, bytes @ 1..) = removed_by(inst) else {
+        return None;
     };
     let addr = inst.slots().into_iter().find_map(|slot| match slot {
         Slot::Memory(addr, ..) => Some(addr),
