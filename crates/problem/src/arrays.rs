@@ -3,8 +3,8 @@
 
 use crate::ProblemError;
 
-/// Declares a struct of arrays, each where it is given. `B` is how one is given: `&[i32]` on the host, a slice of device
-/// memory on a GPU.
+/// Declares a struct of arrays, each where it is given. `B` is how one is given: `&[i32]` on the host, a slice of
+/// device memory on a GPU.
 macro_rules! arrays {
     ($(#[$doc:meta])* $type:ident[$count:literal] { $($(#[$of:meta])* $name:ident,)* }) => {
         $(#[$doc])*
