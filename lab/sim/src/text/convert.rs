@@ -11,8 +11,12 @@ pub(super) fn convert(words: &[&str]) -> Option<Scalar> {
         return pack(words);
     }
     let (to, from) = (Ty::of(to)?, Ty::of(from)?);
-    // Subnormals of f32 alone are flushed.
-    let (ftz, mut how) = (has("ftz") && from == Ty::F32, Rounding::of(words));
+    // Subnormals of f32 alone are flushed. Where the result is f16 an H200 does not: rounded up, they are its least
+    // number, which PTX ISA 9.0 ("cvt", `.ftz`) does not say.
+    let (ftz, mut how) = (
+        has("ftz") && from == Ty::F32 && to != Ty::Half(false),
+        Rounding::of(words),
+    );
     how.ftz &= to == Ty::F32;
     let whole = words.iter().find_map(|word| match *word {
         "rni" => Some(f64::round_ties_even as fn(f64) -> f64),

@@ -203,6 +203,9 @@ pub(super) fn rounded(value: f64, ty: Ty, how: Rounding) -> u64 {
         Rounding { relu: true, .. } if value.is_sign_negative() && !value.is_nan() => 0.0,
         _ => value,
     };
+    // Of f16 an H200 flushes what is too small before it is rounded.
+    let is_tiny = how.ftz && ty == Ty::Half(false) && value.abs() < 2f64.powi(ty.format().1);
+    let value = if is_tiny { 0f64.copysign(value) } else { value };
     let is_plain = ty == Ty::F64 || how.mode == Mode::Nearest && !how.finite && matches!(ty, Ty::F32 | Ty::Half(_));
     let value = if is_plain { value } else { narrowed(value, ty, how) };
     let bits = match ty {

@@ -29,17 +29,25 @@ pub(super) const U32: Ty = Ty::Int(32, false);
 /// What a form computes; none for others, and for those that are not known.
 pub(super) fn read(form: &Spelled) -> Option<Scalar> {
     let words: Vec<&'static str> = form.modifiers().collect();
-    let has = |word: &str| words.contains(&word);
     match form.name() {
-        "cvt" => return super::convert::convert(&words),
-        "prmt" => return permute(&words),
-        "setp" | "set" => return None,
-        _ if carries(form) => return None,
-        _ => {}
+        "cvt" => super::convert::convert(&words),
+        "prmt" => permute(&words),
+        "setp" | "set" => None,
+        _ if carries(form) => None,
+        name => of_words(name, &words),
     }
-    let ty = Ty::of(words.last()?)?;
+}
+
+/// What an instruction computes, by its words.
+fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
+    let has = |word: &str| words.contains(&word);
+    let last = *words.last()?;
+    if let Some(element) = last.strip_suffix("x2") {
+        return pairs(name, words, element);
+    }
+    let ty = Ty::of(last)?;
     let lo = !has("hi");
-    if form.name() == "slct" {
+    if name == "slct" {
         let (data, ftz) = (Ty::of(words[words.len() - 2])?, has("ftz"));
         return scalar(data, &[data, data, ty], move |v| {
             let is_first = match ty {
@@ -49,22 +57,22 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
             if is_first { v[0] } else { v[1] }
         });
     }
-    if matches!(ty, Ty::F32 | Ty::F64 | Ty::Half(_) | Ty::Halves(_)) {
-        return floats(form.name(), &words, ty);
+    if matches!(ty, Ty::F32 | Ty::F64 | Ty::Half(_)) {
+        return floats(name, words, ty);
     }
     let Ty::Int(bits, signed) = ty else {
-        return predicates(form.name());
+        return predicates(name);
     };
     let x = move |value: u64| extend(value, bits, signed);
     let two = [ty, ty];
-    match form.name() {
+    match name {
         "add" if has("sat") => scalar(ty, &two, move |v| saturated(x(v[0]) + x(v[1]))),
         "sub" if has("sat") => scalar(ty, &two, move |v| saturated(x(v[0]) - x(v[1]))),
         "add" => scalar(ty, &two, move |v| v[0].wrapping_add(v[1]) & mask(bits)),
         "sub" => scalar(ty, &two, move |v| v[0].wrapping_sub(v[1]) & mask(bits)),
         "mul" | "mad" if has("wide") => {
             let wide = Ty::Int(2 * bits, signed);
-            let is_sum = form.name() == "mad";
+            let is_sum = name == "mad";
             let from = if is_sum { vec![ty, ty, wide] } else { two.to_vec() };
             scalar(wide, &from, move |v| {
                 let sum = if is_sum { i128::from(v[2]) } else { 0 };
@@ -75,7 +83,7 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
             saturated(((x(v[0]) * x(v[1])) >> bits) + x(v[2]))
         }),
         "mul" | "mad" => {
-            let is_sum = form.name() == "mad";
+            let is_sum = name == "mad";
             let from = if is_sum { vec![ty; 3] } else { two.to_vec() };
             scalar(ty, &from, move |v| {
                 let product = if signed {
@@ -88,7 +96,7 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
             })
         }
         "mul24" | "mad24" => {
-            let (is_sum, sat) = (form.name() == "mad24", has("sat"));
+            let (is_sum, sat) = (name == "mad24", has("sat"));
             let from = if is_sum { vec![ty; 3] } else { two.to_vec() };
             let short = move |value: u64| extend(value, 24, signed);
             // Of the product's 48 bits the lower or the upper 32.
@@ -113,8 +121,13 @@ pub(super) fn read(form: &Spelled) -> Option<Scalar> {
         }),
         "abs" => scalar(ty, &[ty], move |v| x(v[0]).unsigned_abs() as u64 & mask(bits)),
         "neg" => scalar(ty, &[ty], move |v| v[0].wrapping_neg() & mask(bits)),
-        "min" if !has("relu") => scalar(ty, &two, move |v| x(v[0]).min(x(v[1])) as u64 & mask(bits)),
-        "max" if !has("relu") => scalar(ty, &two, move |v| x(v[0]).max(x(v[1])) as u64 & mask(bits)),
+        "min" | "max" => {
+            let least = if has("relu") { 0 } else { i128::MIN };
+            let extreme = if name == "min" { i128::min } else { i128::max };
+            scalar(ty, &two, move |v| {
+                extreme(x(v[0]), x(v[1])).max(least) as u64 & mask(bits)
+            })
+        }
         "popc" => scalar(U32, &[ty], move |v| u64::from((v[0] & mask(bits)).count_ones())),
         "clz" => scalar(U32, &[ty], move |v| {
             u64::from((v[0] & mask(bits)).leading_zeros() - (64 - bits))
@@ -335,9 +348,6 @@ fn floats(name: &str, words: &[&'static str], ty: Ty) -> Option<Scalar> {
     if name == "selp" {
         return scalar(ty, &[ty, ty, Ty::Pred], |v| if v[2] != 0 { v[0] } else { v[1] });
     }
-    if let Ty::Halves(is_bf16) = ty {
-        return halves(name, words, is_bf16);
-    }
     let approximate = |f: fn(f64) -> f64| scalar(ty, &[ty], move |v| to(f(n(v[0]))));
     match name {
         "add" => scalar(ty, &[ty; 2], move |v| to(numbers::add(n(v[0]), n(v[1]), ty, mode))),
@@ -401,12 +411,12 @@ fn floats(name: &str, words: &[&'static str], ty: Ty) -> Option<Scalar> {
     }
 }
 
-/// Pairs of 16-bit floats.
-fn halves(name: &str, words: &[&'static str], is_bf16: bool) -> Option<Scalar> {
-    let one = Ty::Half(is_bf16);
-    let half = floats(name, &words[..words.len() - 1], one)?;
+/// Pairs of elements of 16 bits.
+fn pairs(name: &str, words: &[&'static str], element: &'static str) -> Option<Scalar> {
+    let whole = Ty::of(words.last()?).unwrap_or(U32);
+    let half = of_words(name, &[&words[..words.len() - 1], &[element]].concat())?;
     let (count, compute) = (half.from.len(), half.compute);
-    scalar(Ty::Halves(is_bf16), &vec![Ty::Halves(is_bf16); count], move |v| {
+    scalar(whole, &vec![whole; count], move |v| {
         let part = |at: u32| compute(&v.map(|value| value >> (16 * at) & 0xffff));
         part(0) | part(1) << 16
     })
