@@ -16,7 +16,7 @@ pub struct Block {
     /// The blocks that may be next: the target of its jump, then the block that follows. [`Flow::end`] is the
     /// function's end.
     pub next: [Option<u32>; 2],
-    /// The immediate post-dominator; none where no path leads to the end.
+    /// The immediate post-dominator; none where no path leads to the end, or to a trap.
     pub join: Option<u32>,
 }
 
@@ -91,6 +91,19 @@ impl Flow {
         }
         let mut flow = Flow { blocks, steps: 0 };
         flow.find_joins();
+        let has_none = flow.blocks.iter().any(|block| block.join.is_none());
+        if !leaves && has_none {
+            // Where all paths come to a trap, they meet on the way to it.
+            let (mut trapped, end) = (flow.clone(), Some(flow.end()));
+            let traps = trapped.blocks.iter_mut();
+            traps
+                .filter(|block| block.next == [None; 2])
+                .for_each(|block| block.next[0] = end);
+            trapped.find_joins();
+            for (block, trapped) in flow.blocks.iter_mut().zip(trapped.blocks) {
+                block.join = block.join.or(trapped.join);
+            }
+        }
         flow
     }
 
@@ -263,6 +276,13 @@ mod tests {
         // 0: L; 1: to B; 2: back; 3: to C; 4: B; 5: C.
         let flow = flow("L: @%p0 bra B; mov.u32 %r0, 1; @%p1 bra L; bra C; B: mov.u32 %r0, 2; C: mov.u32 %r1, 0;");
         assert_eq!(joins(&flow), [Some(4), Some(4), Some(4), Some(4), Some(5)]);
+    }
+
+    #[test]
+    fn paths_that_all_come_to_a_trap_meet_before_it() {
+        let flow = flow("@%p0 bra A; mov.u32 %r0, 1; A: mov.u32 %r1, 1; trap;");
+        assert_eq!(joins(&flow), [Some(2), Some(2), Some(4), Some(4)]);
+        assert_eq!(flow.blocks[2].next, [None; 2]);
     }
 
     #[test]

@@ -168,6 +168,34 @@ fn local_memory_that_was_not_written_moves_until_it_decides() {
     }
 }
 
+/// What is not defined does not move through memory that others see: it is reported at the store, as what decides.
+#[test]
+fn what_is_not_defined_is_found_where_it_is_stored_to_shared_memory() {
+    let begin = ".shared .align 8 .b32 s[128]; mov.u32 %r3, s; shl.b32 %r4, %r1, 3; add.u32 %r3, %r3, %r4; setp.lt.u32 \
+                 %p1, %r1, 40; mov.u32 %r6, 0; @%p1 mov.u32 %r5, 4;";
+    let loads = "bar.sync 0; ld.shared.u32 %r7, [%r3]; st.global.u32 [%rd2], %r7;";
+    for (wrong, twin) in [
+        (
+            "st.shared.u32 [%r3], %r5;",
+            "selp.u32 %r5, %r5, 0, %p1;\nst.shared.u32 [%r3], %r5;",
+        ),
+        ("st.shared.u16 [%r3], %r5;", "st.shared.u32 [%r3], %r6;"),
+        (
+            "st.shared.v2.u32 [%r3], {%r6, %r5};",
+            "@%p1 st.shared.v2.u32 [%r3], {%r6, %r5}; st.shared.u32 [%r3], %r6;",
+        ),
+        (
+            "add.u32 %r5, %r5, %r1; st.shared.u32 [%r3], %r5;",
+            "st.shared.u32 [%r3], %r1;",
+        ),
+    ] {
+        assert_eq!(findings(&format!("{begin}\n{twin}\n{loads}")), Ok(Vec::new()), "{twin}");
+        let found = findings(&format!("{begin}\n{wrong}\n{loads}")).unwrap();
+        let wanted = (FindingKind::NeverWritten, 10, "%r5".to_string());
+        assert!(found.contains(&wanted), "{wrong}: {found:?}");
+    }
+}
+
 /// An atomic operation reads what it changes.
 #[test]
 fn atomic_operations_read() {
@@ -200,6 +228,13 @@ fn a_barrier_without_the_lanes_that_returned_is_found() {
             format!("setp.ge.u32 %p1, %r1, {first}; @%p1 bra END;\nbar.sync 0;\nst.global.u32 [%rd2], %r1; END:");
         assert_eq!(findings(&body), Ok(found), "{first}");
     }
+}
+
+/// Lanes that part meet where the branch ends, also where all of them come to a trap in place of the kernel's end.
+#[test]
+fn lanes_meet_before_a_trap_that_all_come_to() {
+    let body = "and.b32 %r3, %r1, 31; setp.lt.u32 %p1, %r3, 16; @%p1 bra A; mov.u32 %r4, 1; A: bar.sync 0;\ntrap;";
+    assert_eq!(findings(body), Ok(vec![(FindingKind::Trap, 10, String::new())]));
 }
 
 /// Limits of instructions hold for what is read.
