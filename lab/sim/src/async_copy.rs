@@ -138,7 +138,13 @@ impl Cluster<'_> {
             self.log_access(warp.index, &access, past_l1);
         }
         let agent = self.machine.actors.copy_of(32 * warp.index as u32);
-        self.write_shadow(warp, &access, access.pattern_of_writes(), (WriterKind::Agent, agent));
+        self.write_shadow(
+            warp,
+            &access,
+            access.pattern_of_writes(),
+            (WriterKind::Agent, agent),
+            None,
+        );
         let words = bytes as usize / 4;
         for lane in lanes(access.mask) {
             let word = access.offsets[lane] as usize / 4;

@@ -258,13 +258,16 @@ impl<'m> Cluster<'m> {
         let (warp, me, own, clock) = (by.warp, by.thread(), self.linear, by.clock());
         let is_atomic = kind == WriterKind::Atomic;
         let observed = !is_atomic && self.observed(by, region.slot, offset..offset + data.len() as u64);
-        let (mut clash, mut displaced) = (None, None);
+        let (mut clash, mut displaced) = (None, Vec::new());
+        let is_foreign = self.machine.is_foreign;
         let shift = self.global.unit.trailing_zeros();
         let page = self.global.page(region.slot, offset);
         let within = offset as usize % PAGE;
         let bytes = &mut page.data[within..within + data.len()];
         let changed = *bytes != *data;
         bytes.copy_from_slice(data);
+        // Stores of what is there are no race with each other in kernels of other compilers (docs/check-cuda.md).
+        let is_equal = is_foreign && !changed && kind == WriterKind::Thread;
         let cells = within >> shift..(within + data.len()) >> shift;
         for (i, cell) in page.cells[cells].iter_mut().enumerate() {
             let at = offset + (i << shift) as u64;
@@ -272,10 +275,15 @@ impl<'m> Cluster<'m> {
                 && !(cell.writer == me && u64::from(cell.written_in) == own || observed)
                 && cell.write().unordered(own, clock) != 0
             {
-                match is_atomic && stamp.is_atomic() {
-                    false => clash = clash.or(Some((at, cell.write()))),
+                if is_atomic && stamp.is_atomic() {
                     // Both halves of a word have the same atomics.
-                    true => displaced = displaced.or(Some((at, cell.write()))),
+                    if displaced.is_empty() {
+                        displaced.push((at, cell.write()));
+                    }
+                } else if is_equal && !stamp.is_atomic() {
+                    displaced.push((at & !1, cell.write()));
+                } else {
+                    clash = clash.or(Some((at, cell.write())));
                 }
             }
             let read_here = cell.reader_warp == warp.index as u32 && u64::from(cell.read_in) == own;
@@ -300,15 +308,15 @@ impl<'m> Cluster<'m> {
             if changed {
                 self.global.changed((region.slot, offset), data.len() as u64);
             }
-            let bytes = offset..offset + data.len() as u64;
-            let counts = |past: &Past| past.lanes != 0 || !is_atomic && !observed;
-            clash = clash.or_else(|| self.displaced(by, region.slot, bytes, counts));
             if is_atomic {
                 self.global.observers.remove(&(region.slot, offset));
             }
-            if let Some((at, past)) = displaced {
-                keep(self.global.displaced.entry((region.slot, at)).or_default(), past);
-            }
+        }
+        let bytes = offset..offset + data.len() as u64;
+        let counts = |past: &Past| past.lanes != 0 || !is_atomic && !observed && !is_equal;
+        clash = clash.or_else(|| self.displaced(by, region.slot, bytes, counts));
+        for (at, past) in displaced {
+            keep(self.global.displaced.entry((region.slot, at)).or_default(), past);
         }
         if let Some(clash) = clash {
             self.global_clash(by, region, clash, "writes");
@@ -329,17 +337,8 @@ impl<'m> Cluster<'m> {
             return;
         }
         let (offsets, mask) = self.global_access(warp, pc, &store);
-        let size = store.size as usize;
         for lane in lanes(mask) {
-            let mut raw = [0u8; 16];
-            for (&s, raw) in store.regs.iter().zip(raw.chunks_exact_mut(size)) {
-                let value = if size == 8 {
-                    warp.registers.get::<u64>(constants, s)[lane]
-                } else {
-                    u64::from(warp.registers.get::<u32>(constants, s)[lane])
-                };
-                raw.copy_from_slice(&value.to_le_bytes()[..size]);
-            }
+            let raw = store.stored(&warp.registers, constants, lane);
             let data = &raw[..store.bytes() as usize];
             let by = warp.lane(pc, lane);
             self.write_lane(by, region, offsets[lane], data, (WriterKind::Thread, by.thread()));

@@ -77,11 +77,16 @@ impl Merged {
                 let Some(stamp) = cell.stamp() else { continue };
                 let owner = &mut merged.owners[i];
                 let now = by(cell.writer_pc, cell.writer, stamp.is_atomic());
-                if owner.block != 0 && !(owner.atomic && now.atomic) {
+                let bytes = unit * i..unit * (i + 1);
+                // In kernels of other compilers blocks may leave the same (docs/check-cuda.md).
+                let is_equal = machine.is_foreign
+                    && !owner.atomic
+                    && !now.atomic
+                    && merged.data[bytes.clone()] == page.data[bytes.clone()];
+                if owner.block != 0 && !(owner.atomic && now.atomic) && !is_equal {
                     clash = clash.or(Some((i, *owner, now)));
                 }
                 *owner = now;
-                let bytes = unit * i..unit * (i + 1);
                 merged.data[bytes.clone()].copy_from_slice(&page.data[bytes]);
             }
             if let Some((cell, owner, now)) = clash {

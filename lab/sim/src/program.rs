@@ -8,6 +8,7 @@ use flashcore_ir::inst::{Address, BinOp, Cmp, Cvt, Inst, Object, Space, UnOp};
 use flashcore_ir::{Reg, SiteId};
 use rustc_hash::FxHashMap;
 
+use crate::registers::{Constants, Registers};
 use crate::report::Class;
 use crate::rows::Rows;
 use crate::text::cold::Cold;
@@ -192,6 +193,21 @@ impl Access<'_> {
     #[inline(always)]
     pub(crate) fn bytes(&self) -> u32 {
         self.regs.len() as u32 * self.size
+    }
+
+    /// What a lane stores; zeros after it.
+    pub(crate) fn stored(&self, registers: &Registers, constants: &Constants, lane: usize) -> [u8; 16] {
+        let mut raw = [0u8; 16];
+        let size = self.size as usize;
+        for (&row, raw) in self.regs.iter().zip(raw.chunks_exact_mut(size)) {
+            let value = if size == 8 {
+                registers.get::<u64>(constants, row)[lane]
+            } else {
+                u64::from(registers.get::<u32>(constants, row)[lane])
+            };
+            raw.copy_from_slice(&value.to_le_bytes()[..size]);
+        }
+        raw
     }
 }
 

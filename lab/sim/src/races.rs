@@ -111,11 +111,13 @@ impl Cluster<'_> {
         }
     }
 
+    /// `equal`: lanes that store what is there.
     #[inline(never)]
-    pub(crate) fn check_writes(&mut self, warp: &Warp, access: &SharedAccess, kind: WriterKind) {
+    pub(crate) fn check_writes(&mut self, warp: &Warp, access: &SharedAccess, kind: WriterKind, equal: u32) {
         let mut clashes = Vec::new();
         let limits = warp.who(access.pc).limits;
         for lane in lanes(access.mask) {
+            let is_equal = equal >> lane & 1 == 1;
             for cell in self.shadow.cells(access, lane) {
                 let stamp = self.shadow.stamp(cell);
                 let both_atomic = kind == WriterKind::Atomic && stamp.is_atomic();
@@ -123,6 +125,15 @@ impl Cluster<'_> {
                     && !both_atomic
                     && let Some(clash) = self.against_writer(warp, lane as u32, cell, false)
                 {
+                    if is_equal && clash.fault == WROTE && !stamp.is_atomic() {
+                        let (writer, pc) = self.shadow.writer(cell);
+                        let equals = self.shadow.equals.entry(cell).or_default();
+                        equals.push((stamp, writer, pc));
+                    } else {
+                        add(&mut clashes, clash);
+                    }
+                }
+                if !is_equal && let Some(clash) = self.against_equals(warp, lane as u32, cell) {
                     add(&mut clashes, clash);
                 }
                 if self.shadow.newest_read(cell) > limits.epoch
@@ -137,6 +148,25 @@ impl Cluster<'_> {
         for clash in clashes {
             self.report_clash(warp, (access.pc, access.at), clash, "writes");
         }
+    }
+
+    /// Checks a write against those that stores of equal bytes displaced. Forgets them if it is ordered after all.
+    fn against_equals(&mut self, warp: &Warp, lane: u32, cell: usize) -> Option<Clash> {
+        let me = (32 * warp.index) as ActorId + lane;
+        let clock = warp.clock(lane);
+        let is_unordered =
+            |(stamp, writer, _): &&(Stamp, ActorId, u32)| *writer != me && !clock.knows(*writer, stamp.epoch());
+        let Some(&(_, writer, pc)) = self.shadow.equals.get(&cell)?.iter().find(is_unordered) else {
+            self.shadow.equals.remove(&cell);
+            return None;
+        };
+        let other = self.name_writer(writer).0;
+        Some(Clash::new(
+            WROTE,
+            1 << lane,
+            cell,
+            Some((other, thread_name(other), pc)),
+        ))
     }
 
     /// Checks an access against the last write of its cell.

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
+
 use crate::clock::{ActorId, Epoch, Limits, Stamp, WriterKind};
 use crate::program::At;
 use crate::registers::{FULL, lanes};
@@ -82,6 +84,8 @@ pub(crate) struct Shadow {
     /// By reader (`Machine::readers`) and cell: epoch in the low half, lanes in the high half.
     reads: Vec<Vec<u64>>,
     read_pcs: Vec<Vec<u32>>,
+    /// By cell: writes that stores of the same bytes displaced without being ordered after them.
+    pub(crate) equals: FxHashMap<usize, Vec<(Stamp, ActorId, u32)>>,
 }
 
 impl Shadow {
@@ -96,6 +100,7 @@ impl Shadow {
             have_read: vec![false; readers],
             reads: vec![vec![0; cells]; readers],
             read_pcs: vec![vec![0; cells]; readers],
+            equals: FxHashMap::default(),
         }
     }
 
@@ -290,6 +295,20 @@ impl Shadow {
             }
         }
         twice
+    }
+}
+
+impl Shadow {
+    /// Notes the lanes of the write by actors `actor` + lane whose cells a later lane of it wrote, too.
+    #[cold]
+    pub(crate) fn note_equals(&mut self, access: &SharedAccess, actor: ActorId) {
+        for lane in lanes(access.mask) {
+            let by = actor + lane as u32;
+            for cell in self.cells(access, lane).filter(|&cell| self.writers[cell] != by) {
+                let write = (Stamp(self.stamps[cell]), by, access.pc);
+                self.equals.entry(cell).or_default().push(write);
+            }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{BufferId, ScalarType, SharedBuffer};
+use rustc_hash::FxHashMap;
 
 use crate::atomic;
 use crate::clock::{ActorId, WriterKind};
@@ -237,7 +238,8 @@ impl<'m> Cluster<'m> {
             self.note_remotes(warp, &access, true);
         }
         let pattern = access.pattern_of_writes();
-        self.write_shadow(warp, &access, pattern, (WriterKind::Thread, 32 * warp.index as ActorId));
+        let actor = (WriterKind::Thread, 32 * warp.index as ActorId);
+        self.write_shadow(warp, &access, pattern, actor, Some(&store));
         self.count_shared(warp.index, &access);
         let count = store.regs.len();
         for (i, &s) in store.regs.iter().enumerate() {
@@ -290,7 +292,28 @@ impl<'m> Cluster<'m> {
         *word = *word & !(0xffff << shift) | (value & 0xffff) << shift;
     }
 
-    /// Checks and records writes by threads or their copies (`actor` is that of lane 0).
+    /// The lanes of a store that leave their bytes as they are, or as lanes before them in it do. Stores of equal bytes
+    /// are no race with each other in kernels of other compilers (docs/check-cuda.md); in our own they are.
+    #[cold]
+    #[inline(never)]
+    fn equal_stores(&self, warp: &Warp, access: &SharedAccess, store: Option<&Access<'_>>) -> u32 {
+        let Some(store) = store.filter(|_| self.machine.is_foreign) else {
+            return 0;
+        };
+        let (mut equal, mut stored) = (0, FxHashMap::default());
+        for lane in lanes(access.mask) {
+            let raw = store.stored(&warp.registers, &self.machine.constants, lane);
+            let first = access.offsets[lane];
+            let bytes = (first..first + access.bytes).zip(raw);
+            let before = |at: u32| (self.words[at as usize / 4] >> (8 * (at % 4))) as u8;
+            let is_there = |(at, byte)| stored.get(&at).copied().unwrap_or(before(at)) == byte;
+            equal |= u32::from(bytes.clone().all(is_there)) << lane;
+            stored.extend(bytes);
+        }
+        equal
+    }
+
+    /// Checks and records writes by threads or their copies (`actor` is that of lane 0), of a store if it is one.
     #[inline(always)]
     pub(crate) fn write_shadow(
         &mut self,
@@ -298,14 +321,20 @@ impl<'m> Cluster<'m> {
         access: &SharedAccess,
         pattern: Pattern,
         actor: (WriterKind, ActorId),
+        store: Option<&Access<'_>>,
     ) {
         let who = warp.who(access.pc);
-        if !self.shadow.may_write(&who, access, pattern) {
-            self.check_writes(warp, access, actor.0);
+        if !self.shadow.may_write(&who, access, pattern) || !self.shadow.equals.is_empty() {
+            let equal = self.equal_stores(warp, access, store);
+            self.check_writes(warp, access, actor.0, equal);
         }
         let twice = self.shadow.write(&who, access, pattern, actor);
         if twice != 0 {
-            self.same_instruction(warp, access, twice);
+            let unequal = twice & !self.equal_stores(warp, access, store);
+            if unequal != 0 {
+                self.same_instruction(warp, access, unequal);
+            }
+            self.shadow.note_equals(access, actor.1);
         }
     }
 
@@ -325,7 +354,7 @@ impl<'m> Cluster<'m> {
         if at.remote {
             self.note_remotes(warp, &access, true);
         }
-        self.check_writes(warp, &access, WriterKind::Atomic);
+        self.check_writes(warp, &access, WriterKind::Atomic, 0);
         let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
         self.shadow.write(&warp.who(pc), &access, Pattern::Scattered, actor);
         let mut old = [POISON; 32];

@@ -240,7 +240,7 @@ impl Cluster<'_> {
         let mut found = self.shared_access(warp, pc, warp.active, addresses, at, access.size);
         let (mask, is_wide) = (found.mask, access.size == 8);
         if access.writes {
-            self.check_writes(warp, &found, WriterKind::Atomic);
+            self.check_writes(warp, &found, WriterKind::Atomic, 0);
             let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
             self.shadow.write(&warp.who(pc), &found, Pattern::Scattered, actor);
             for lane in lanes(mask) {
@@ -415,7 +415,7 @@ impl Cluster<'_> {
             self.check_reads(warp, &found, false);
             found.mask = mask;
         }
-        self.check_writes(warp, &found, WriterKind::Atomic);
+        self.check_writes(warp, &found, WriterKind::Atomic, 0);
         let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
         self.shadow.write(&warp.who(pc), &found, Pattern::Scattered, actor);
         if self.machine.communicates {

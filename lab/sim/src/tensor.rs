@@ -280,7 +280,7 @@ impl Cluster<'_> {
         let access = self.matrix_rows(warp, pc, to, regs.len());
         // The lane that addresses a row counts as its writer.
         let actor = (WriterKind::Thread, 32 * warp.index as u32);
-        self.write_shadow(warp, &access, Pattern::Scattered, actor);
+        self.write_shadow(warp, &access, Pattern::Scattered, actor, None);
         self.count_shared(warp.index, &access);
         for (i, &s) in regs.iter().enumerate() {
             let bits: [u32; 32] = *warp.registers.get(&self.machine.constants, s);

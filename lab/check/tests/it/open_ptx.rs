@@ -74,6 +74,71 @@ fn fences_of_a_block_count_after_its_barrier() {
     assert_eq!(last_block("").first(), Some(&FindingKind::BlockRace));
 }
 
+/// The kinds of what two blocks of 64 threads do with a buffer of 64 words.
+fn kinds_of_two_blocks(body: &str) -> Vec<FindingKind> {
+    let text = format!(
+        ".version 8.0\n.target sm_80\n.entry k(.param .u64 p)\n.maxntid 64, 1, 1 {{ .reg .b32 %r<9>; .reg .b64 %rd<9>;
+        ld.param.u64 %rd1, [p]; cvta.to.global.u64 %rd1, %rd1; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
+        mul.wide.u32 %rd2, %r1, 4; add.u64 %rd2, %rd1, %rd2; {body} ret; }}"
+    );
+    let launch = ForeignLaunch {
+        grid: [2, 1, 1],
+        args: vec![Given::Buffer {
+            bytes: 256,
+            fill: Fill::Zero,
+        }],
+        ..ForeignLaunch::default()
+    };
+    let found = run(&text, "k", "k.ptx", &launch).unwrap();
+    found.iter().map(|found| found.finding.kind).collect()
+}
+
+/// Stores of equal bytes are no race with each other: whichever comes last, the bytes are the same. Another value is.
+#[test]
+fn stores_of_equal_bytes_do_not_race() {
+    let begin = ".shared .b32 s; .shared .b16 h[2]; mov.u32 %r3, 7; shr.u32 %r4, %r1, 5; setp.eq.u32 %p1, %r1, 63; \
+                 setp.eq.u32 %p2, %r1, 0; @%p2 st.shared.u32 [s], 3; bar.sync 0;";
+    let end = "bar.sync 0; ld.shared.u32 %r5, [s]; st.global.u32 [%rd2], %r5;";
+    for (equal, other) in [
+        // By the lanes of a warp, and by both warps.
+        ("st.shared.u32 [s], %r3;", "st.shared.u32 [s], %r1;"),
+        ("st.shared.u32 [s], %r3;", "st.shared.u32 [s], %r4;"),
+        // One thread writes another value, with nothing or something in between.
+        (
+            "st.shared.u32 [s], %r3; bar.sync 0; @%p1 st.shared.u32 [s], 9;",
+            "st.shared.u32 [s], %r3; @%p1 st.shared.u32 [s], 9;",
+        ),
+        (
+            "st.shared.u32 [s], %r3; bar.sync 0; @%p2 st.shared.u32 [s], 9;",
+            "st.shared.u32 [s], %r3; bar.warp.sync -1; @%p2 st.shared.u32 [s], 9;",
+        ),
+        // What is read is not the same before and after.
+        (
+            "ld.shared.u32 %r5, [s]; bar.sync 0; st.shared.u32 [s], %r3;",
+            "ld.shared.u32 %r5, [s]; add.u32 %r5, %r5, 1; st.shared.u32 [s], %r5;",
+        ),
+        (
+            "st.global.u32 [%rd1], %r3; bar.sync 0;",
+            "st.global.u32 [%rd1], %r1; bar.sync 0;",
+        ),
+        (
+            "st.global.u32 [%rd1], %r3; bar.sync 0;",
+            "st.global.u32 [%rd1], %r4; bar.sync 0;",
+        ),
+        (
+            "st.global.u32 [%rd1], %r3; bar.sync 0; @%p1 st.global.u32 [%rd1], 9;",
+            "st.global.u32 [%rd1], %r3; bar.warp.sync -1; @%p1 st.global.u32 [%rd1], 9;",
+        ),
+    ] {
+        assert_eq!(kinds(4, &format!("{begin} {equal} {end}")), [], "{equal}");
+        let found = kinds(4, &format!("{begin} {other} {end}"));
+        assert!(found.contains(&FindingKind::Race), "{other}: {found:?}");
+    }
+    assert_eq!(kinds_of_two_blocks("st.global.u32 [%rd2], %r1;"), []);
+    let found = kinds_of_two_blocks("add.u32 %r3, %r1, %r2; st.global.u32 [%rd2], %r3;");
+    assert_eq!(found, [FindingKind::BlockRace]);
+}
+
 /// A volatile word that another lane of its warp has stored is a flag only where a loop waits for it.
 #[test]
 fn a_volatile_word_orders_no_lanes() {
