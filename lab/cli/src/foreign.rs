@@ -158,7 +158,7 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
         let entry = self.shape.entry.as_deref();
-        let LaunchFile { arch, launch } = self.launch(runs, card)?;
+        let LaunchFile { arch, opted_in, launch } = self.launch(runs, card)?;
         let read = KernelFile::read(file, &self.compile.for_arch(arch), entry, card)?;
         if let Some(what) = foreign::binary_kind(&read.bytes) {
             return Err(in_place::binary(file, what));
@@ -172,6 +172,7 @@ impl RunArgs {
         let asked = Asked {
             threads,
             dynamic_shared: launch.dynamic_shared,
+            opted_in: opted_in || self.shape.opted_in,
             ..self.shape.asked(Some(launch.grid), &[])
         };
         // Without an assembler the registers are not known, and not judged.

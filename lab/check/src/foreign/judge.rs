@@ -241,6 +241,9 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             let threads = u64::from(x) * u64::from(y) * u64::from(z);
             help = format!("launch it with {threads} threads a block (`--threads {threads}`)");
         }
+        R::OptIn { .. } => {
+            help.push_str("; if the host does so, say it: `--opted-in`, or `opted_in = true` in the launch file");
+        }
         R::Zero { what: "block", .. } => help = "launch at least one warp".to_string(),
         _ => {}
     }

@@ -29,6 +29,9 @@ struct File {
     block: Vec<u32>,
     #[serde(default)]
     shared: u32,
+    /// Whether the host allows more than 48 KB of it before the launch (`cudaFuncSetAttribute`).
+    #[serde(default)]
+    opted_in: bool,
     #[serde(default)]
     args: Vec<Argument>,
     #[serde(default)]
@@ -75,6 +78,8 @@ enum Number {
 pub struct LaunchFile {
     /// Such as `sm_80`.
     pub arch: Option<String>,
+    /// Whether the host raises the limit of dynamic shared memory first (`cudaFuncSetAttribute`).
+    pub opted_in: bool,
     /// Blocks, threads, arguments and variables.
     pub launch: ForeignLaunch,
 }
@@ -83,6 +88,7 @@ impl Default for LaunchFile {
     fn default() -> LaunchFile {
         LaunchFile {
             arch: None,
+            opted_in: false,
             launch: ForeignLaunch {
                 grid: [1, 1, 1],
                 ..ForeignLaunch::default()
@@ -131,6 +137,7 @@ impl LaunchFile {
         });
         Ok(LaunchFile {
             arch: file.arch,
+            opted_in: file.opted_in,
             launch: ForeignLaunch {
                 grid: axes("grid", &file.grid)?,
                 block: Some(axes("block", &file.block)?),

@@ -1,4 +1,4 @@
-//! `flashcore check FILE.ptx` of kernels that need what the simulator does not execute.
+//! `flashcore check FILE.ptx` of kernels that need what the simulator does not execute, or what their host must do.
 
 use serde_json::Value;
 
@@ -59,5 +59,31 @@ fn missing_forms_are_listed_whole() {
     assert_eq!(
         (&report["verdict"], &report["missing"]),
         (&"clean".into(), &serde_json::json!([]))
+    );
+}
+
+/// A launch file says whether the host opts in to more than 48 KB of shared memory. The card's limit holds anyway.
+#[test]
+fn a_launch_file_opts_in_to_more_shared_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("launch.toml");
+    let launched = |rest: &str| {
+        let args = r#"args = [{ name = "out", type = "f32", count = 128 }]"#;
+        std::fs::write(&path, format!("grid = [1]\nblock = [128]\n{rest}\n{args}\n")).unwrap();
+        let file = format!("{}/../check/museum/no-opt-in.ptx", env!("CARGO_MANIFEST_DIR"));
+        flashcore(&format!("check {file} --profile l4 --launch {}", path.display()))
+    };
+    let clean = launched("shared = 76800\nopted_in = true");
+    assert_eq!(clean.code, 0, "{}{}", clean.stdout, clean.stderr);
+    let forgotten = launched("shared = 76800");
+    assert_eq!(forgotten.code, 1, "{}", forgotten.stdout);
+    for part in ["error[opt-in]", "`invalid argument`", "`opted_in = true`"] {
+        assert!(forgotten.words().contains(part), "{part}: {}", forgotten.stdout);
+    }
+    let large = launched("shared = 147456\nopted_in = true");
+    assert!(
+        large.code == 1 && large.words().contains("error[shared]"),
+        "{}",
+        large.stdout
     );
 }
