@@ -2,20 +2,31 @@
 """Launch files for the kernels of the reports' repository, and one PTX file a kernel, for `flashcore check`.
 
 usage: scripts/report_launches.py PTX FOLDER [--length N] [--heads N]
+       scripts/report_launches.py --compare CASES
 
 PTX is what `scripts/fetch_reports.py --ptx` leaves. Grids, blocks, shared memory and arguments are those of the
 repository's host code for batch 1 and head_dim 64. Writes NAME.ptx and NAME.toml; a file of several kernels becomes as
 many, numbered. None of it belongs in the tree. Prints files without a kernel or a launch.
 
+--compare compares the outputs of CASES with attention in float64: `flashcore-tools differential CASES --count 0 --corpus
+FOLDER` leaves them there. Prints for each kernel the largest difference and how many elements differ by more than
+ATOL. Needs NumPy.
+
 Exit code: 0.
 """
 
 import argparse
+import json
 import pathlib
 import re
 import sys
+import tomllib
 
 DIM = 64
+# P is rounded to fp16 in their kernels, V is within ±6.
+ATOL = 1e-2
+# Shared memory that their host code opts in to (`cudaFuncSetAttribute`).
+OPTS_IN = {"flashcore_fused_wmma_cpasync", "flashcore_fused_wmma_pipeline"}
 SCALE = '{ name = "scale", value = 0.125 }'
 # By the file's name: rows of a block's tile (or what the grid is), threads (None: what the kernel declares), bytes of
 # dynamic shared memory, and the arguments after the tensors.
@@ -90,13 +101,61 @@ def entries(text):
         yield match.start(), text.index("\n}\n", match.end()) + 3
 
 
+def compare(folder):
+    """Outputs and float64: of attention, or of Q and K alone where there is no V."""
+    import numpy as np  # only here
+
+    import corpus_reference
+
+    told = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
+    data = (folder / "data.bin").read_bytes()
+    for case in told["cases"]:
+        arguments = tomllib.loads(case["declaration"])["args"]
+        values = {a["name"]: a["value"] for a in arguments if "value" in a}
+        buffers = dict(zip((a["name"] for a in arguments if "value" not in a), case["buffers"], strict=True))
+        types = {a["name"]: a.get("type") for a in arguments}
+
+        def numbers(name, at):
+            stored = np.frombuffer(data, np.uint8, buffers[name]["bytes"], buffers[name][at])
+            if types[name] == "u8":
+                # Their stand-in for fp8.
+                found = stored / 255 * 896 - 448
+            elif types[name] == "e4m3":
+                found = corpus_reference.of_e4m3(stored)
+            else:
+                found = stored.view({"f16": "<f2", "f32": "<f4"}[types[name]]).astype(np.float64)
+            scale = f"{name}_scale" if f"{name}_scale" in buffers else None
+            lower = values.get(f"{name.lower()}_scale")
+            found = found.reshape(values.get("heads", 1), -1, DIM) if name in "QKV" else found
+            return found * (numbers(scale, at)[:, None, None] if scale else lower or 1.0)
+
+        q, k = numbers("Q", "before"), numbers("K", "before")
+        scores = q @ k.transpose(0, 2, 1) * values.get("scale", 1.0)
+        if "V" in buffers:
+            p = np.exp(scores - scores.max(2, keepdims=True))
+            expected, name = p / p.sum(2, keepdims=True) @ numbers("V", "before"), "O"
+        else:
+            expected, name = scores, "S"
+        with np.errstate(invalid="ignore"):
+            off = np.abs(numbers(name, "after").reshape(-1) - expected.reshape(-1))
+        wrong = int((~(off <= ATOL + ATOL * np.abs(expected.reshape(-1)))).sum())
+        largest = np.nanmax(off, initial=0.0)
+        print(f"{case['name']}: largest difference {largest:.2g}, {wrong} of {off.size} elements differ")
+
+
 def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usage.add_argument("ptx", type=pathlib.Path)
-    usage.add_argument("folder", type=pathlib.Path)
+    usage.add_argument("ptx", type=pathlib.Path, nargs="?")
+    usage.add_argument("folder", type=pathlib.Path, nargs="?")
+    usage.add_argument("--compare", type=pathlib.Path, metavar="CASES", help="outputs with float64")
     usage.add_argument("--length", type=int, default=512, metavar="N")
     usage.add_argument("--heads", type=int, default=2, metavar="N")
     options = usage.parse_args()
+    if options.compare:
+        compare(options.compare)
+        return 0
+    if not options.folder:
+        usage.error("PTX and FOLDER, or --compare CASES")
     options.folder.mkdir(parents=True, exist_ok=True)
     written = 0
     for file in sorted(options.ptx.glob("*.ptx")):
@@ -115,7 +174,8 @@ def main():
             name = f"{file.stem}-{number}" if len(spans) > 1 else file.stem
             (options.folder / f"{name}.ptx").write_text(alone, encoding="utf-8")
             lines = "".join(f"    {argument},\n" for argument in arguments)
-            told = f'arch = "sm_89"\ngrid = {grid}\nblock = [{threads}]\nshared = {shared}\nargs = [\n{lines}]\n'
+            told = f'arch = "sm_89"\ngrid = {grid}\nblock = [{threads}]\nshared = {shared}\n'
+            told += f"opted_in = {str(stem in OPTS_IN).lower()}\nargs = [\n{lines}]\n"
             (options.folder / f"{name}.toml").write_text(told, encoding="utf-8")
             written += 1
         if not spans:

@@ -95,7 +95,7 @@ fn write(writer: &mut Writer, form: &Spelled) -> bool {
         "ldmatrix" | "movmatrix" => writer.tiles(form),
         "mma" | "wmma" => writer.products(form),
         // Of clusters.
-        "mapa" => false,
+        "mapa" | "getctarank" => false,
         "mov" => writer.moves(form),
         _ => writer.scalar(form),
     }

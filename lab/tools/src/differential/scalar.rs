@@ -44,7 +44,9 @@ impl Writer {
             self.carry();
             is_guarded = false;
         }
-        is_guarded &= !has("cc");
+        // Of a guarded `set` ptxas 13.0 converts the old value where the guard does not hold, against PTX ISA 9.0,
+        // "Predicated Execution".
+        is_guarded &= !has("cc") && form.name() != "set";
         for (at, pattern) in form.operands().iter().enumerate() {
             let kind = match (pattern.ty, form.name()) {
                 (None, _) => last,
@@ -77,16 +79,14 @@ impl Writer {
                     // Of positions beyond the register ptxas 13.0 computes something else than the GPU.
                     let most = if is_field { 16 } else { 64 };
                     let operand = match kind {
+                        // The manual has places from 0 to 31 alone.
+                        Kind::Int(32) if form.name() == "fns" && operands.len() == 2 => self.masked(kind, 31),
                         Kind::Int(16 | 32 | 64) | Kind::Shift if operands.len() > 1 && !is_packed && self.one_in(8) => {
                             self.rng.below(most).to_string()
                         }
                         Kind::Int(_) if is_quotient && operands.len() == 2 => self.divisor(kind),
                         // The manual restricts them to 8 bits.
-                        Kind::Shift if is_field => {
-                            let (whole, byte) = (self.value(kind), self.register(kind));
-                            self.line(format!("and.b32 {byte}, {whole}, 255;"));
-                            byte
-                        }
+                        Kind::Shift if is_field => self.masked(kind, 255),
                         // The sign of a result that is NaN may be either.
                         Kind::F32 | Kind::F64 if form.name() == "copysign" => self.load(kind),
                         _ => self.value(kind),
@@ -140,6 +140,13 @@ impl Writer {
             self.keep(kind, &register, rounded(bound, kind));
         }
         true
+    }
+
+    /// Some bits of a value.
+    fn masked(&mut self, kind: Kind, mask: u32) -> String {
+        let (whole, part) = (self.value(kind), self.register(kind));
+        self.line(format!("and.b32 {part}, {whole}, {mask};"));
+        part
     }
 
     /// A value that is not zero.
