@@ -4,7 +4,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use crate::attention::tap::{self, Tap};
-use crate::step::{KernelCache, Step};
+use crate::step::{KernelCache, Step, Steps};
 use crate::{Config, Refusal};
 
 /// Kernels and their launches, resolved for problem, config and target. It exists only if nothing refuses.
@@ -107,9 +107,8 @@ impl Plan {
             return Err(Refusal::unsupported(config.family(), TAPS, "check its gradients"));
         }
         tap::check(problem, tap)?;
-        let alone = |main| (Vec::new(), main, Vec::new());
-        let (before, main, then) = match config {
-            Config::Ladder(config) => alone(crate::ladder::plan(problem, config, kernels, tap)?),
+        let Steps { before, main, then } = match config {
+            Config::Ladder(config) => Steps::alone(crate::ladder::plan(problem, config, kernels, tap)?),
             Config::Mma(config) => crate::mma::plan(problem, config, chip, kernels, tap)?,
             Config::Scalar(config) => crate::scalar::plan(problem, config, kernels, tap)?,
             Config::Wgmma(config) => crate::wgmma::plan(problem, config, chip, kernels, tap)?,

@@ -76,6 +76,21 @@ pub struct Step {
     pub launch: Launch,
 }
 
+/// The steps of a plan.
+pub(crate) struct Steps {
+    pub before: Vec<Step>,
+    pub main: Step,
+    pub then: Vec<Step>,
+}
+
+impl Steps {
+    /// A plan of one step.
+    pub(crate) fn alone(main: Step) -> Steps {
+        let (before, then) = (Vec::new(), Vec::new());
+        Steps { before, main, then }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

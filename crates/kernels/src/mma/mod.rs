@@ -26,7 +26,7 @@ use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Values, levers};
 use crate::size::is_one_cache;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{Identity, KernelCache, Steps};
 use crate::tiles::{padded, tile_bytes};
 
 pub use crate::attention::params::ALIGNMENT;
@@ -291,7 +291,7 @@ pub(crate) fn plan(
     chip: Chip,
     kernels: &KernelCache,
     tap: Option<Tap>,
-) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+) -> Result<Steps, Refusal> {
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, chip, kernels);
     }
@@ -340,11 +340,11 @@ pub(crate) fn plan(
     };
     let request = Forward::new(problem, sharing);
     if let Some(schedule) = schedule {
-        return Ok((
-            vec![Schedule::step(&request, &shape, kernels)?],
-            kernel.step([schedule.grid, 1, 1], &request)?,
-            vec![combine::listed_step(&request, &shape, kernels)?],
-        ));
+        return Ok(Steps {
+            before: vec![Schedule::step(&request, &shape, kernels)?],
+            main: kernel.step([schedule.grid, 1, 1], &request)?,
+            then: vec![combine::listed_step(&request, &shape, kernels)?],
+        });
     }
     let (heads, tiles) = config.heads_and_tiles(problem);
     let (together, groups) = match shape.split {
@@ -355,8 +355,11 @@ pub(crate) fn plan(
         }
     };
     let main = kernel.step(grid(NAME, [together, tiles, groups])?, &request)?;
-    let then = shape.split.then(|| combine::step(&request, &whole, kernels));
-    Ok((Vec::new(), main, then.transpose()?.into_iter().collect()))
+    let combine = shape.split.then(|| combine::step(&request, &whole, kernels));
+    Ok(Steps {
+        then: combine.transpose()?.into_iter().collect(),
+        ..Steps::alone(main)
+    })
 }
 
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.

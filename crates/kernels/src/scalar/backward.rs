@@ -22,7 +22,7 @@ use crate::attention::gradients::{Backward, BackwardParams, Workspace};
 use crate::attention::params::{Shape, grid};
 use crate::attention::preprocess;
 use crate::family::Values;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{Identity, KernelCache, Steps};
 
 /// Default (rows, cols, warps), best first: the largest whose four tiles fit in the shared memory of every card, then
 /// one that serves every head size. Not tuned.
@@ -34,12 +34,7 @@ pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
 }
 
 /// Preprocess, dK and dV, and dQ.
-pub(super) fn plan(
-    problem: &Problem,
-    config: &Config,
-    shape: &Shape,
-    kernels: &KernelCache,
-) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+pub(super) fn plan(problem: &Problem, config: &Config, shape: &Shape, kernels: &KernelCache) -> Result<Steps, Refusal> {
     let Some((rows, cols)) = config.tile else {
         let remedy = "take tiles: scalar/tiled-m16n16-w4 serves every head size";
         return Err(Refusal::unsupported(NAME, "the backward pass without tiles", remedy));
@@ -74,11 +69,11 @@ pub(super) fn plan(
     let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
     let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;
     let request = Backward::new(problem, Workspace::new(NAME, problem, 0)?);
-    Ok((
-        vec![preprocess::step(&request, shape, kernels)?],
-        dkdv.step(of_keys, &request)?,
-        vec![dq.step(of_queries, &request)?],
-    ))
+    Ok(Steps {
+        before: vec![preprocess::step(&request, shape, kernels)?],
+        main: dkdv.step(of_keys, &request)?,
+        then: vec![dq.step(of_queries, &request)?],
+    })
 }
 
 fn named(levers: &Values, shape: &Shape, what: &str) -> (Config, String) {

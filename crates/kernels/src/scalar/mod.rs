@@ -18,7 +18,7 @@ use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, widest_access};
 use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, LeverValue, Values, levers};
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{Identity, KernelCache, Steps};
 
 /// The family's name.
 pub const NAME: &str = "scalar";
@@ -145,7 +145,7 @@ pub(crate) fn plan(
     config: &Config,
     kernels: &KernelCache,
     tap: Option<Tap>,
-) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+) -> Result<Steps, Refusal> {
     check_dtype(problem, NAME, &[DType::F32, DType::F16, DType::BF16])?;
     FAMILY.check(&Values::from(*config))?;
     config.check_access(problem)?;
@@ -172,7 +172,7 @@ pub(crate) fn plan(
     let tiles = problem.seq_len_q().div_ceil(rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
     let main = kernel.step(grid(NAME, [blocks, 1, 1])?, &Forward::new(problem, Sharing::Alone))?;
-    Ok((Vec::new(), main, Vec::new()))
+    Ok(Steps::alone(main))
 }
 
 fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shape: &Shape) {

@@ -38,7 +38,7 @@ use crate::attention::tap::{Tap, key_range};
 use crate::attention::tensor_rows::page_rows;
 use crate::attention::{combine, split};
 use crate::family::Values;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{Identity, KernelCache, Steps};
 use transpose::Transposed;
 
 pub use crate::attention::params::ALIGNMENT;
@@ -77,7 +77,7 @@ pub(crate) fn plan(
     chip: Chip,
     kernels: &KernelCache,
     tap: Option<Tap>,
-) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+) -> Result<Steps, Refusal> {
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, chip, kernels);
     }
@@ -138,7 +138,7 @@ pub(crate) fn plan(
     if shape.is_fp8() {
         before.push(values.step(given, &shape, kernels)?);
     }
-    Ok((before, main, then))
+    Ok(Steps { before, main, then })
 }
 
 /// Refuses what the family does not serve, whatever its kernel.

@@ -20,7 +20,7 @@ use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, gr
 use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
 use crate::family::{Lever, Values};
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{Identity, KernelCache, Steps};
 use crate::tiles::{STEP, padded, tile_bytes};
 use postprocess::SumTiles;
 
@@ -249,12 +249,7 @@ impl Tiling {
 }
 
 /// Preprocess, the main kernel, and what makes dQ of its sums or computes it.
-pub(super) fn plan(
-    problem: &Problem,
-    config: &Config,
-    chip: Chip,
-    kernels: &KernelCache,
-) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &KernelCache) -> Result<Steps, Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     check_levers(config)?;
     let shape = Shape::new(problem, ALIGNMENT, None);
@@ -292,8 +287,9 @@ pub(super) fn plan(
             postprocess::step(&request, &shape, tiling.sums(), kernels)?,
         ),
     };
-    let before = preprocess::step(&request, &shape, kernels)?;
-    Ok((vec![before], main, vec![then]))
+    let before = vec![preprocess::step(&request, &shape, kernels)?];
+    let then = vec![then];
+    Ok(Steps { before, main, then })
 }
 
 fn build(levers: &Values, shape: &Shape, what: &str, outputs: Outputs) -> Result<Built<Backward>, BuildErrors> {

@@ -31,7 +31,7 @@ use crate::attention::preprocess;
 use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
 use crate::family::{Lever, Values};
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{Identity, KernelCache, Steps};
 
 /// Rows of a `wgmma`: the keys of a warpgroup, and the query rows of its part of dQ.
 const WGMMA_M: u32 = 64;
@@ -179,12 +179,7 @@ pub fn defaults() -> [(Config, usize); 6] {
 }
 
 /// Preprocess, the main kernel and postprocess.
-pub(super) fn plan(
-    problem: &Problem,
-    config: &Config,
-    chip: Chip,
-    kernels: &KernelCache,
-) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &KernelCache) -> Result<Steps, Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     check_served(problem, chip)?;
     FAMILY.check(&Values::from(*config))?;
@@ -224,11 +219,11 @@ pub(super) fn plan(
         splits: config.splits,
         ..Backward::new(problem, workspace)
     };
-    Ok((
-        vec![preprocess::step(&request, &shape, kernels)?],
-        kernel.step(grid(NAME, [blocks, 1, 1])?, &request)?,
-        vec![postprocess::step(&request, config, &shape, kernels)?],
-    ))
+    Ok(Steps {
+        before: vec![preprocess::step(&request, &shape, kernels)?],
+        main: kernel.step(grid(NAME, [blocks, 1, 1])?, &request)?,
+        then: vec![postprocess::step(&request, config, &shape, kernels)?],
+    })
 }
 
 /// Main kernels.
