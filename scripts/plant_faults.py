@@ -2,9 +2,9 @@
 """Faults in the CUDA kernels of lab/check/corpus, by operators at sites drawn by a seed, for `flashcore check` and
 compute-sanitizer.
 
-usage: scripts/plant_faults.py draw
-       scripts/plant_faults.py show
-       scripts/plant_faults.py build FOLDER
+usage: scripts/plant_faults.py draw [--races]
+       scripts/plant_faults.py show [--races]
+       scripts/plant_faults.py build FOLDER [--races]
        scripts/plant_faults.py ours FOLDER --flashcore PROGRAM
        scripts/plant_faults.py table FOLDER RESULTS
 
@@ -12,6 +12,8 @@ usage: scripts/plant_faults.py draw
 `show` prints each with its line before and after. `build` makes sources, PTX and cubins of the drawn faults that
 lab/check/faults/equivalent.json does not exclude, of the faults in lab/check/faults/unseen, and of what they are faults
 of; scripts/run_sanitizer.py runs these on a GPU. `ours` runs `flashcore check` on them. `table` compares the results.
+With --races it is lab/check/faults/races.json, of the operators of races in shared memory, in the corpus and in the
+twins of its faults, and in place of `unseen` the corpus's races.
 
 planted.json was committed before any tool saw a fault, and equivalent.json, which gives the reason for each, too.
 """
@@ -42,6 +44,7 @@ ROOT = compile_corpus.ROOT
 FAULTS = ROOT / "lab" / "check" / "faults"
 SEED, SITES = 58, 7
 TARGET = "sm_90"
+LISTS = {False: "planted.json", True: "races.json"}
 
 
 def replaced(pattern, by, only=None):
@@ -105,17 +108,36 @@ OPERATORS = {
 }
 
 
-def kernels():
-    return [f for f in sorted(compile_corpus.CORPUS.glob("*.cu"))]
+# Mistakes with what orders accesses to shared memory other than `__syncthreads` between plain ones: atomics, barriers
+# of some warps, barrier objects, warps, fences and flags.
+SHARED = r"(?:mine|local|size|count|inside|most_bits|bins\[keys)\b"
+SHARED_ATOMIC = rf"(?s)__shared__.*\batomic\w+\(&{SHARED}"
+RACES = {
+    "no-barrier-of-atomics": (SHARED_ATOMIC, replaced(r"__syncthreads\(\);", ";")),
+    "shared-atomic-to-plain": (SHARED_ATOMIC, replaced(rf"\batomic(?:Add|Max)\(&(?={SHARED})([^;]+), (.+)\);", r"\1 += \2;")),
+    "wait-becomes-arrive": ("", replaced(r"bar\.sync (?=%0)", "bar.arrive ")),
+    "no-wait": ("", replaced(r"\b(?:bar|ready)\.wait\(.*?\);|(?<![.\w])sync\(\w[^()]*\);", ";")),
+    "fewer-arrivals": ("", replaced(r"\binit\(&(\w+), (\w+(?:\.x)?)\);", r"init(&\1, \2 / 2);")),
+    "no-block-fence": ("", replaced(r"__threadfence_block\(\);", ";")),
+    "no-warp-barrier": ("__shared__", replaced(r"__syncwarp\(\);", ";")),
+    "plain-flag": ("", replaced(r"__shared__ volatile ", "__shared__ ")),
+}
 
 
-def mutants(operator):
+def kernels(has_twins):
+    found = sorted(compile_corpus.CORPUS.glob("*.cu"))
+    return found + (sorted((compile_corpus.CORPUS / "faults").glob("*.twin.cu")) if has_twins else [])
+
+
+def mutants(operator, is_race):
     """All sites of an operator: kernel, first line, the lines there, those in their place."""
-    for file in kernels():
-        lines = file.read_text(encoding="utf-8").split("\n")
-        for number, after in OPERATORS[operator](lines):
+    only, sites = RACES[operator] if is_race else ("", OPERATORS[operator])
+    for file in kernels(is_race):
+        text = file.read_text(encoding="utf-8")
+        lines = text.split("\n")
+        for number, after in sites(lines) if re.search(only, text) else ():
             yield {
-                "kernel": file.stem,
+                "kernel": file.relative_to(compile_corpus.CORPUS).as_posix().removesuffix(".cu"),
                 "operator": operator,
                 "line": number + 1,
                 "before": lines[number : number + len(after)],
@@ -123,11 +145,11 @@ def mutants(operator):
             }
 
 
-def draw():
+def draw(is_race):
     drawn = []
-    for operator in OPERATORS:
+    for operator in RACES if is_race else OPERATORS:
         rng = random.Random(f"{SEED} {operator}")
-        sites = list(mutants(operator))
+        sites = list(mutants(operator, is_race))
         rng.shuffle(sites)
         taken = {}
         for site in sites:
@@ -135,16 +157,20 @@ def draw():
         drawn += list(taken.values())[:SITES]
         print(f"{operator}: {len(sites)} sites in {len(taken)} kernels")
     text = ",\n".join(json.dumps(one) for one in drawn)
-    (FAULTS / "planted.json").write_text(f"[\n{text}\n]\n", encoding="utf-8")
-    print(f"{len(drawn)} faults of {len(OPERATORS)} operators")
+    (FAULTS / LISTS[is_race]).write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    print(f"{len(drawn)} faults of {len({fault['operator'] for fault in drawn})} operators")
+
+
+def plain(kernel):
+    return pathlib.PurePath(kernel).name.replace(".", "_")
 
 
 def name_of(fault):
-    return f"{fault['kernel']}-{fault['operator']}"
+    return f"{plain(fault['kernel'])}-{fault['operator']}"
 
 
-def planted():
-    return json.loads((FAULTS / "planted.json").read_text(encoding="utf-8"))
+def planted(is_race):
+    return json.loads((FAULTS / LISTS[is_race]).read_text(encoding="utf-8"))
 
 
 def excluded():
@@ -161,25 +187,32 @@ def mutated(fault):
     return "\n".join(lines)
 
 
-def show():
-    for fault in planted():
+def show(is_race):
+    for fault in planted(is_race):
         print(f"{name_of(fault)}:{fault['line']}")
         for sign, lines in (("-", fault["before"]), ("+", fault["after"])):
             for line in lines:
                 print(f"  {sign} {line.strip()}")
 
 
-def sources():
+def sources(is_race):
     """Name, text, launch file and whether it is a fault, of each that is built."""
     out = set(excluded())
     used = []
-    for fault in planted():
+
+    def whole(file, is_fault):
+        return plain(file.stem), file.read_text(encoding="utf-8"), compile_corpus.declaration(file), is_fault
+
+    for fault in planted(is_race):
         if name_of(fault) not in out:
-            yield name_of(fault), mutated(fault), compile_corpus.CORPUS / f"{fault['kernel']}.toml", True
-            used.append(fault["kernel"])
-    for kernel in sorted(set(used)):
-        file = compile_corpus.CORPUS / f"{kernel}.cu"
-        yield kernel, file.read_text(encoding="utf-8"), file.with_suffix(".toml"), False
+            file = compile_corpus.CORPUS / f"{fault['kernel']}.cu"
+            yield name_of(fault), mutated(fault), compile_corpus.declaration(file), True
+            used.append(file)
+    races = set((compile_corpus.CORPUS / "faults").glob("race_*.cu")) if is_race else set()
+    for file in sorted(races | set(used)):
+        yield whole(file, file in races and not file.stem.endswith(".twin"))
+    if is_race:
+        return
     unseen = FAULTS / "unseen"
     for file in sorted(unseen.glob("*.cu")):
         is_twin = file.stem.endswith("_twin")
@@ -242,7 +275,7 @@ def case(folder, name, is_fault):
     return told | axes | {"args": launch.args, "variables": launch.variables, "buffers": launch.buffers}
 
 
-def build(folder, jobs):
+def build(folder, jobs, is_race):
     """Leaves NAME.cu, NAME.toml, NAME.ptx, NAME.cubin, built.json with what did not compile, and cases.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tools = compile_corpus.environment()
@@ -265,7 +298,7 @@ def build(folder, jobs):
         return told
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        told = list(pool.map(one, sources()))
+        told = list(pool.map(one, sources(is_race)))
     for failed in (t for t in told if t["why"]):
         print(f"{failed['name']}: {failed['why']}", file=sys.stderr)
     (folder / "built.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -303,13 +336,14 @@ def main():
     usage.add_argument("results", type=pathlib.Path, nargs="?")
     usage.add_argument("--flashcore", type=pathlib.Path, metavar="PROGRAM")
     usage.add_argument("--jobs", type=int, default=2, metavar="N")
+    usage.add_argument("--races", action="store_true", help="races in shared memory")
     options = usage.parse_args()
     if options.what == "draw":
-        draw()
+        draw(options.races)
     elif options.what == "show":
-        show()
+        show(options.races)
     elif options.what == "build" and options.folder:
-        build(options.folder, options.jobs)
+        build(options.folder, options.jobs, options.races)
     elif options.what == "ours" and options.folder and options.flashcore:
         ours(options.folder, options.flashcore.resolve(), options.jobs)
     elif options.what == "table" and options.results:
