@@ -1,6 +1,6 @@
 //! What the family refuses, and whether what it names helps.
 
-use flashcore_problem::KvLengths;
+use flashcore_problem::{KvLengths, Layout};
 
 use super::config::SLACK_BYTES;
 use super::*;
