@@ -115,6 +115,11 @@ pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize,
     launch.buffers.len() - 1
 }
 
+/// Computes an argument from what a launch is made for.
+pub(crate) trait Of<R, T>: Fn(&R) -> T + Send + Sync + 'static {}
+
+impl<R, T, F: Fn(&R) -> T + Send + Sync + 'static> Of<R, T> for F {}
+
 /// Adds the arguments of one declaration to a launch.
 type Source<R> = Box<dyn Fn(&mut Launch, &R) -> Result<(), Refusal> + Send + Sync>;
 
@@ -139,11 +144,7 @@ impl<'k, R: 'static> Args<'k, R> {
 
     /// A number.
     #[track_caller]
-    pub(crate) fn number<T: Literal + Into<Arg>>(
-        &self,
-        name: &str,
-        value: impl Fn(&R) -> T + Send + Sync + 'static,
-    ) -> Val<'k, T> {
+    pub(crate) fn number<T: Literal + Into<Arg>>(&self, name: &str, value: impl Of<R, T>) -> Val<'k, T> {
         self.try_number(name, move |request| Ok(value(request)))
     }
 
@@ -152,7 +153,7 @@ impl<'k, R: 'static> Args<'k, R> {
     pub(crate) fn try_number<T: Literal + Into<Arg>>(
         &self,
         name: &str,
-        value: impl Fn(&R) -> Result<T, Refusal> + Send + Sync + 'static,
+        value: impl Of<R, Result<T, Refusal>>,
     ) -> Val<'k, T> {
         self.source(move |launch, request| {
             launch.args.push(value(request)?.into());
@@ -163,11 +164,7 @@ impl<'k, R: 'static> Args<'k, R> {
 
     /// A number to divide by, in which 0 counts as 1.
     #[track_caller]
-    pub(crate) fn divisor(
-        &self,
-        name: &str,
-        of: impl Fn(&R) -> Result<u32, Refusal> + Send + Sync + 'static,
-    ) -> ParamDivisor<'k> {
+    pub(crate) fn divisor(&self, name: &str, of: impl Of<R, Result<u32, Refusal>>) -> ParamDivisor<'k> {
         self.source(move |launch, request| {
             let divisor = Divisor::from(of(request)?.max(1));
             launch.args.extend(divisor.args());
@@ -178,12 +175,7 @@ impl<'k, R: 'static> Args<'k, R> {
 
     /// The address of so many elements that the kernel only reads, in a buffer for them.
     #[track_caller]
-    pub(crate) fn input<E: Element>(
-        &self,
-        name: &'static str,
-        align: u32,
-        len: impl Fn(&R) -> usize + Send + Sync + 'static,
-    ) -> GlobalPtr<'k, E> {
+    pub(crate) fn input<E: Element>(&self, name: &'static str, align: u32, len: impl Of<R, usize>) -> GlobalPtr<'k, E> {
         self.buffer::<E>(name, align, false, len);
         self.k.param_ptr(name)
     }
@@ -194,19 +186,13 @@ impl<'k, R: 'static> Args<'k, R> {
         &self,
         name: &'static str,
         align: u32,
-        len: impl Fn(&R) -> usize + Send + Sync + 'static,
+        len: impl Of<R, usize>,
     ) -> GlobalPtr<'k, E> {
         self.buffer::<E>(name, align, true, len);
         self.k.param_ptr_mut(name)
     }
 
-    fn buffer<E: Element>(
-        &self,
-        name: &'static str,
-        align: u32,
-        written: bool,
-        len: impl Fn(&R) -> usize + Send + Sync + 'static,
-    ) {
+    fn buffer<E: Element>(&self, name: &'static str, align: u32, written: bool, len: impl Of<R, usize>) {
         self.source(move |launch, request| {
             let bytes = len(request) * E::BYTES as usize;
             let slot = push_buffer(launch, name, bytes, align, written);
@@ -221,7 +207,7 @@ impl<'k, R: 'static> Args<'k, R> {
         &self,
         name: &str,
         written: bool,
-        of: impl Fn(&R) -> Result<Part, Refusal> + Send + Sync + 'static,
+        of: impl Of<R, Result<Part, Refusal>>,
     ) -> GlobalPtr<'k, E> {
         self.source(move |launch, request| {
             let part = of(request)?;
@@ -234,11 +220,7 @@ impl<'k, R: 'static> Args<'k, R> {
 
     /// Numbers that come with the launch.
     #[track_caller]
-    pub(crate) fn table(
-        &self,
-        name: &str,
-        of: impl Fn(&R) -> Result<Table, Refusal> + Send + Sync + 'static,
-    ) -> GlobalPtr<'k, u32> {
+    pub(crate) fn table(&self, name: &str, of: impl Of<R, Result<Table, Refusal>>) -> GlobalPtr<'k, u32> {
         self.source(move |launch, request| {
             launch.args.push(Arg::Table(of(request)?));
             Ok(())
@@ -253,7 +235,7 @@ impl<'k, R: 'static> Args<'k, R> {
         [name, buffer]: [&'static str; 2],
         align: u32,
         written: bool,
-        of: impl Fn(&R) -> Result<(usize, [u32; 3]), Refusal> + Send + Sync + 'static,
+        of: impl Of<R, Result<(usize, [u32; 3]), Refusal>>,
     ) -> TensorParam<'k, E> {
         self.source(move |launch, request| {
             let (bytes, strides) = of(request)?;
@@ -309,7 +291,7 @@ pub(crate) struct MappedTensor {
 impl<'k, R: Request> Args<'k, R> {
     /// A number of the problem's.
     #[track_caller]
-    pub(crate) fn count(&self, name: &str, of: impl Fn(&Problem) -> usize + Send + Sync + 'static) -> Val<'k, u32> {
+    pub(crate) fn count(&self, name: &str, of: impl Of<Problem, usize>) -> Val<'k, u32> {
         self.number(name, move |request| of(request.problem()) as u32)
     }
 

@@ -6,19 +6,19 @@ use crate::family::Values;
 
 /// What of an append is baked into the kernel, in addition to its [`Shape`](crate::attention::params::Shape).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Kinds {
+pub(crate) struct Kinds {
     /// Which arrays it reads.
-    pub(super) arrays: AppendValues<()>,
+    pub(crate) arrays: AppendValues<()>,
     /// Words of a slot; 0 without slots.
-    pub(super) slot_words: u32,
-    pub(super) seqused_k: bool,
+    pub(crate) slot_words: u32,
+    pub(crate) seqused_k: bool,
     /// Columns that are rotated; 0 for none.
-    pub(super) rotary_dim: u32,
-    pub(super) interleaved: bool,
+    pub(crate) rotary_dim: u32,
+    pub(crate) interleaved: bool,
 }
 
 impl Kinds {
-    pub(super) fn of(append: &Append) -> Kinds {
+    pub(crate) fn of(append: &Append) -> Kinds {
         Kinds {
             arrays: append.entries().map(|_| ()),
             slot_words: match append.place {
@@ -31,7 +31,17 @@ impl Kinds {
         }
     }
 
-    pub(super) fn levers(&self) -> [u32; 5] {
+    /// What of it a check reads.
+    pub(crate) fn checked(append: &Append) -> Kinds {
+        Kinds {
+            seqused_k: false,
+            rotary_dim: u32::from(append.rotary.is_some()),
+            interleaved: false,
+            ..Kinds::of(append)
+        }
+    }
+
+    pub(crate) fn levers(&self) -> [u32; 5] {
         let given = self.arrays.arrays().into_iter().enumerate();
         let arrays = given.map(|(i, array)| u32::from(array.is_some()) << i).sum();
         [
@@ -43,7 +53,7 @@ impl Kinds {
         ]
     }
 
-    pub(super) fn from_levers(&[arrays, slot_words, seqused_k, rotary_dim, interleaved, ..]: &Values) -> Kinds {
+    pub(crate) fn from_levers(&[arrays, slot_words, seqused_k, rotary_dim, interleaved, ..]: &Values) -> Kinds {
         let given = [0, 1, 2, 3, 4, 5, 6].map(|i| (arrays >> i & 1 == 1).then_some(()));
         Kinds {
             arrays: AppendValues::from(given),
@@ -55,7 +65,7 @@ impl Kinds {
     }
 
     /// In the kernel's name.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let names = AppendValues::<()>::NAMES.into_iter();
         let names = names.filter(|name| self.arrays.named(name).is_some());
         let mut name: String = names.map(|name| format!("_{name}")).collect();
@@ -74,7 +84,7 @@ impl Kinds {
     }
 
     /// Pairs of a task that rotates: of e4m3 a word of each table or more.
-    pub(super) fn pairs(&self, vector_bytes: u32, element: u32) -> u32 {
+    pub(crate) fn pairs(&self, vector_bytes: u32, element: u32) -> u32 {
         match self.interleaved {
             true => (vector_bytes / (2 * element)).max(if element == 1 { 4 } else { 1 }),
             false => vector_bytes / element,
@@ -82,7 +92,7 @@ impl Kinds {
     }
 
     /// Tasks of a head of V, and of K or Q, whose first columns are rotated; `element` is in bytes.
-    pub(super) fn tasks(&self, head_dim: u32, rotates: bool, vector_bytes: u32, element: u32) -> u32 {
+    pub(crate) fn tasks(&self, head_dim: u32, rotates: bool, vector_bytes: u32, element: u32) -> u32 {
         let rotated = if rotates { self.rotary_dim } else { 0 };
         let copied = (head_dim - rotated) * element / vector_bytes;
         rotated / 2 / self.pairs(vector_bytes, element) + copied

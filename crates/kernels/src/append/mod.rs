@@ -5,7 +5,7 @@
 //! device.
 
 mod kernel;
-mod kinds;
+pub(crate) mod kinds;
 
 use flashcore_ir::{E4M3, Target};
 use flashcore_problem::{Append, AppendPlace, DType, Lengths};

@@ -11,11 +11,11 @@ mod record;
 use flashcore_problem::{Append, Lengths, Problem};
 
 use crate::Refusal;
+use crate::append::kinds::Kinds;
 use crate::args::Built;
 use crate::attention::params::{Shape, grid};
 use crate::family::{Values, padded};
 use crate::step::{Identity, KernelCache, Step};
-use kernel::append::Kinds;
 use kernel::{THREADS, append, attention};
 pub use record::{RECORD_WORDS, violation};
 
@@ -60,7 +60,7 @@ pub fn of_problem(problem: &Problem, pages: bool, kernels: &KernelCache) -> Resu
 /// # Errors
 /// A [`Refusal`] of more sequences than a grid can have blocks.
 pub fn of_append(append: &Append, kernels: &KernelCache) -> Result<Step, Refusal> {
-    let kinds = Kinds::of(append);
+    let kinds = Kinds::checked(append);
     let identity = Identity {
         family: "check append",
         levers: padded(kinds.levers()),
@@ -68,7 +68,10 @@ pub fn of_append(append: &Append, kernels: &KernelCache) -> Result<Step, Refusal
     };
     let kernel = kernels.get_or_build(identity, |levers, _| {
         let kinds = Kinds::from_levers(levers);
-        Built::build(kinds.name(), THREADS, |k| append::Append::declare(k, kinds).check())
+        let rotary = if kinds.rotary_dim > 0 { "_rotary" } else { "" };
+        let others = Kinds { rotary_dim: 0, ..kinds };
+        let name = format!("check_append{}{rotary}", others.name());
+        Built::build(name, THREADS, |k| append::Append::declare(k, kinds).check())
     })?;
     let of_slots = if kinds.slot_words > 0 { append.new_rows() } else { 0 };
     let blocks = append.batch.max(of_slots.div_ceil(THREADS as usize));

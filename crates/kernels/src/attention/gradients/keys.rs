@@ -5,7 +5,7 @@ use flashcore_problem::{KvLengths, Problem};
 
 use super::{Backward, Workspace, declare_array, padded_rows};
 use crate::Refusal;
-use crate::args::Args;
+use crate::args::{Args, Of};
 
 /// Elements that a thread of `preprocess` zeroes at a time.
 const ZEROED: usize = 4;
@@ -79,10 +79,7 @@ pub(crate) struct ZeroedSums<'k> {
 
 impl<'k> ZeroedSums<'k> {
     /// `blocks` share the work.
-    pub(crate) fn declare(
-        k: &'k Args<'k, Backward>,
-        blocks: impl Fn(&Backward) -> usize + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) fn declare(k: &'k Args<'k, Backward>, blocks: impl Of<Backward, usize>) -> Self {
         let groups = |request: &Backward| request.workspace.sums_of_keys_bytes() / 4 / ZEROED;
         ZeroedSums {
             first: declare_array(k, "kv_sums", true, |at| at.dk_sums),

@@ -1,62 +1,12 @@
 //! The values of an append: lengths, offsets, parts of the cache, padding, pages, positions, slots.
 
 use flashcore_ir::{Cache, GlobalPtr, Val};
-use flashcore_problem::{self as problem, AppendPlace, AppendValues};
+use flashcore_problem::{self as problem, AppendValues};
 
 use super::{Paged, Record, Rows, Rule, THREADS, Wrong, load, within};
 use crate::append::block_table;
+use crate::append::kinds::Kinds;
 use crate::args::Args;
-use crate::family::Values;
-
-/// Which values are checked. Nothing else is baked into the kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(in super::super) struct Kinds {
-    arrays: AppendValues<()>,
-    /// Words of a slot; 0 without slots.
-    pub(in super::super) slot_words: u32,
-    rotates: bool,
-}
-
-impl Kinds {
-    pub(in super::super) fn of(append: &problem::Append) -> Kinds {
-        Kinds {
-            arrays: append.entries().map(|_| ()),
-            slot_words: match append.place {
-                AppendPlace::Slots { wide } => 1 + u32::from(wide),
-                AppendPlace::Cache | AppendPlace::Paged { .. } => 0,
-            },
-            rotates: append.rotary.is_some(),
-        }
-    }
-
-    pub(in super::super) fn levers(&self) -> [u32; 3] {
-        let given = (0..).zip(self.arrays.arrays());
-        let arrays = given.map(|(i, array)| u32::from(array.is_some()) << i).sum();
-        [arrays, self.slot_words, u32::from(self.rotates)]
-    }
-
-    pub(in super::super) fn from_levers(&[arrays, slot_words, rotates, ..]: &Values) -> Kinds {
-        let given = |i: u32| (arrays >> i & 1 == 1).then_some(());
-        Kinds {
-            arrays: AppendValues::from([0, 1, 2, 3, 4, 5, 6].map(given)),
-            slot_words,
-            rotates: rotates == 1,
-        }
-    }
-
-    /// The kernel's name.
-    pub(in super::super) fn name(&self) -> String {
-        let names = AppendValues::<()>::NAMES.into_iter();
-        let given = names.filter(|name| self.arrays.named(name).is_some());
-        let arrays: String = given.map(|name| format!("_{name}")).collect();
-        let slots = match self.slot_words {
-            0 => String::new(),
-            words => format!("_slots{}", 32 * words),
-        };
-        let rotates = if self.rotates { "_rotary" } else { "" };
-        format!("check_append{arrays}{slots}{rotates}")
-    }
-}
 
 /// The values of an append.
 pub(in super::super) struct Append<'k> {
@@ -89,7 +39,8 @@ impl<'k> Append<'k> {
         let Kinds {
             arrays,
             slot_words,
-            rotates,
+            rotary_dim,
+            ..
         } = kinds;
         let values = |name| {
             k.input::<i32>(name, 4, move |append: &problem::Append| {
@@ -113,7 +64,7 @@ impl<'k> Append<'k> {
                 let words = move |append: &problem::Append| slot_words as usize * append.new_rows();
                 (k.input("slot_mapping", 4 * slot_words, words), slot_words)
             }),
-            rotates,
+            rotates: rotary_dim > 0,
             batch: k.number("batch", |append| append.batch as u32),
             seq_len_kv: number("seq_len_kv", |append| append.seq_len_kv),
             new_rows: k.number("new_rows", |append| append.new_rows() as u32),
