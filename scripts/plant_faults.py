@@ -208,9 +208,12 @@ def sources(is_race):
             file = compile_corpus.CORPUS / f"{fault['kernel']}.cu"
             yield name_of(fault), mutated(fault), compile_corpus.declaration(file), True
             used.append(file)
-    races = set((compile_corpus.CORPUS / "faults").glob("race_*.cu")) if is_race else set()
-    for file in sorted(races | set(used)):
-        yield whole(file, file in races and not file.stem.endswith(".twin"))
+    for file in sorted((compile_corpus.CORPUS / "faults").glob("*.cu")) if is_race else ():
+        if file.read_text(encoding="utf-8").startswith("// fault: shared-race"):
+            yield whole(file, True)
+            used.append(file.with_suffix(".twin.cu"))
+    for file in sorted(set(used)):
+        yield whole(file, False)
     if is_race:
         return
     unseen = FAULTS / "unseen"

@@ -8,7 +8,7 @@ PTX is what `scripts/fetch_reports.py --ptx` leaves. Grids, blocks, shared memor
 repository's host code for batch 1 and head_dim 64. Writes NAME.ptx and NAME.toml; a file of several kernels becomes as
 many, numbered. None of it belongs in the tree. Prints files without a kernel or a launch.
 
---compare compares the outputs of CASES with attention in float64: `flashcore-tools differential CASES --count 0 --corpus
+--compare compares the outputs of CASES with attention, or the part of it that they compute, in float64: `flashcore-tools differential CASES --count 0 --corpus
 FOLDER` leaves them there. Prints for each kernel the largest difference and how many elements differ by more than
 ATOL. Needs NumPy.
 
@@ -65,6 +65,9 @@ def launch(stem, text, heads, length):
     def output(rows):
         return f'{{ name = "O", type = "f16", count = {heads * rows * DIM}, fill = "unwritten" }}'
 
+    if stem == "fa_cublas_simple":
+        scores = f'{{ name = "S", type = "f32", count = {length * length}, fill = "bell" }}'
+        return [length], 256, 128, [scores, *values("length length")]
     if stem in HALF:
         tile, threads, shared, names = HALF[stem]
         rows = 512 if tile == "heads first" else length
@@ -129,13 +132,18 @@ def compare(folder):
             found = found.reshape(values.get("heads", 1), -1, DIM) if name in "QKV" else found
             return found * (numbers(scale, at)[:, None, None] if scale else lower or 1.0)
 
-        q, k = numbers("Q", "before"), numbers("K", "before")
-        scores = q @ k.transpose(0, 2, 1) * values.get("scale", 1.0)
-        if "V" in buffers:
-            p = np.exp(scores - scores.max(2, keepdims=True))
-            expected, name = p / p.sum(2, keepdims=True) @ numbers("V", "before"), "O"
+        if "Q" in buffers:
+            q, k = numbers("Q", "before"), numbers("K", "before")
+            scores = q @ k.transpose(0, 2, 1) * values.get("scale", 1.0)
         else:
-            expected, name = scores, "S"
+            scores = numbers("S", "before").reshape(1, -1, values["length"])
+        p = np.exp(scores - scores.max(2, keepdims=True))
+        p /= p.sum(2, keepdims=True)
+        expected, name = scores, "S"
+        if "V" in buffers:
+            expected, name = p @ numbers("V", "before"), "O"
+        elif "Q" not in buffers:
+            expected = p
         with np.errstate(invalid="ignore"):
             off = np.abs(numbers(name, "after").reshape(-1) - expected.reshape(-1))
         wrong = int((~(off <= ATOL + ATOL * np.abs(expected.reshape(-1)))).sum())
