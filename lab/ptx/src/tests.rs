@@ -45,6 +45,23 @@ fn other_forms_are_missing_by_name() {
     }
 }
 
+#[test]
+fn words_that_no_row_has_are_missing_forms() {
+    for form in spellings(8).into_iter().flatten() {
+        let text = print(&form);
+        let Some((before, _)) = text.rsplit_once('.') else {
+            continue;
+        };
+        for word in ["é", "u", "€32"] {
+            let form = format!("{before}.{word}");
+            assert_eq!(read(&form).map_err(|missing| missing.form), Err(form));
+        }
+    }
+    for form in ["ld.global.v4.", "st.shared.", "cvt.rn.f32.", "add.", "min..u32"] {
+        assert!(read(form).is_err(), "{form}");
+    }
+}
+
 /// Every opcode of a text, as it stands there: the first word of each line of a body, after its guard.
 fn opcodes(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.lines().filter_map(|line| line.strip_prefix('\t'));

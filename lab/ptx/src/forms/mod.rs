@@ -173,10 +173,12 @@ pub fn read(opcode: &str) -> Result<Spelled, Missing> {
     let mut spelled = Vec::new();
     for &form in TABLE.by_name.get(name).map_or(&[][..], Vec::as_slice) {
         let row = &TABLE.forms[form as usize];
-        if (row.allows)(&words) && fits(&row.segments, &words, &mut spelled) {
+        // In this order: what a row allows, it says of words that it has.
+        if fits(&row.segments, &words, &mut spelled) && (row.allows)(&words) {
             let words = spelled.into_boxed_slice();
             return Ok(Spelled { form, words });
         }
+        spelled.clear();
     }
     let why = match name {
         "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" => "textures and surfaces are not read",
