@@ -58,7 +58,7 @@ impl fmt::Display for KernelId {
 /// strides or scale share a kernel, and those that differ in lengths do where the same config is
 /// chosen for them ([`Prepared::kernel`](crate::Prepared::kernel) says which). A new problem for a compiled
 /// kernel costs its plan and, for family `wgmma`, a copy of the scheduler's work list to the device (32 B per
-/// tile of rows). Both are kept for the 1,024 tasks used last; a new one does not stall the calls of others.
+/// tile of rows). Both are kept for about 1,024 tasks, those used most; a new one does not stall the calls of others.
 #[derive(Debug)]
 pub struct Attention {
     pub(crate) backend: Backend,

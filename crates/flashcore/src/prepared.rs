@@ -14,7 +14,7 @@ use crate::plans::CpuChoice;
 use crate::plans::PlanSummary;
 
 /// A task, owned.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum OwnedTask {
     Problem(Problem),
     Append(Append),

@@ -9,8 +9,9 @@ use flashcore_kernels::{
     Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, checks, merge_states, select_with,
 };
 use flashcore_problem::{AnyTask, Name, Operands, Problem, Task, TensorSpec};
+use quick_cache::sync::Cache;
 
-use crate::kept::{AnyKey, Kept, Key};
+use crate::kept::{Key, Wanted};
 use crate::plans::Plans;
 use crate::{Cuda, Error};
 
@@ -20,7 +21,7 @@ mod device_checks;
 
 use device_checks::{Check, Records};
 
-/// Tasks whose plans are kept, with their tables on the device.
+/// Tasks whose plans are kept, about, with their tables on the device.
 const KEPT_PLANS: usize = 1024;
 
 /// Kernels that are kept compiled, or the compiler's refusal: as many as [`KernelCache`] keeps.
@@ -202,7 +203,7 @@ pub(crate) struct CudaAttention {
     checks: bool,
     kernels: KernelCache,
     compiled: Compiled<Function>,
-    ready: Kept<Key, Arc<Ready>>,
+    ready: Cache<Key, Arc<Ready>>,
 }
 
 impl CudaAttention {
@@ -221,7 +222,7 @@ impl CudaAttention {
             checks: checks.unwrap_or_else(device_checks::of_environment),
             kernels: KernelCache::default(),
             compiled: Compiled(Recent::new(RECENT_KERNELS)),
-            ready: Kept::new(KEPT_PLANS),
+            ready: Cache::new(KEPT_PLANS),
         })
     }
 
@@ -246,7 +247,7 @@ impl CudaAttention {
 
     /// Forgets the plans that were made with other tables.
     pub(crate) fn forget_plans(&mut self) {
-        self.ready = Kept::new(KEPT_PLANS);
+        self.ready = Cache::new(KEPT_PLANS);
     }
 
     fn compile(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<(Choice, Vec<Function>), Error> {
@@ -304,11 +305,11 @@ impl CudaAttention {
 
     /// What calls of a valid task need whose tensors are aligned to so many bytes. Compiles it at its first use.
     pub(crate) fn ready(&self, task: AnyTask<'_>, alignment: u32, plans: &Plans) -> Result<Arc<Ready>, Error> {
-        let key = (task, alignment);
-        let owned = || Key(task.into(), alignment);
-        self.ready.get_or_make(&key as &dyn AnyKey, owned, || {
-            Ok(Arc::new(self.make(task, alignment, plans)?))
-        })
+        if let Some(found) = self.found(task, alignment) {
+            return Ok(found);
+        }
+        let make = || Ok(Arc::new(self.make(task, alignment, plans)?));
+        self.ready.get_or_insert_with(&Key(task.into(), alignment), make)
     }
 
     /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
@@ -322,7 +323,7 @@ impl CudaAttention {
 
     /// The same, if it is there.
     pub(crate) fn found(&self, task: AnyTask<'_>, alignment: u32) -> Option<Arc<Ready>> {
-        self.ready.get(&(task, alignment) as &dyn AnyKey)
+        self.ready.get(&Wanted(task, alignment))
     }
 
     fn make(&self, task: AnyTask<'_>, alignment: u32, plans: &Plans) -> Result<Ready, Error> {
