@@ -1,10 +1,10 @@
 //! Appending to a cache on the host.
 
 use flashcore_problem::append::{NewRow, QueryRow};
-use flashcore_problem::{Append, DType, Host, Layout, Name, Operands, Rotary, TensorView, TensorViewMut};
+use flashcore_problem::{Append, DType, Host, Layout, Name, Operands, Rotary, TensorView};
 
 use crate::CpuError;
-use crate::keys::{copy_row, store_row};
+use crate::keys::{copy_row, store_row, widen_row};
 
 /// Writes new rows of K and V into a cache, and rotates K and Q if the append does. Operands are checked.
 ///
@@ -16,8 +16,16 @@ pub(crate) fn run(append: &Append, mut operands: Operands<'_, Host>) -> Result<(
     if let Some(seqused_k) = operands.take_values(Name::SequsedK)? {
         seqused_k.copy_from_slice(&keys);
     }
-    let (mut k_cache, mut v_cache) = (operands.take_tensor(Name::KCache)?, operands.take_tensor(Name::VCache)?);
-    let rotated = append.rotary.map(|_| operands.take_tensor(Name::QOut)).transpose()?;
+    let mut written = |name, layout| -> Result<Written<'_>, CpuError> {
+        let (dtype, bytes) = (append.dtype, operands.take_bytes(name)?);
+        Ok(Written { dtype, layout, bytes })
+    };
+    let mut k_cache = written(Name::KCache, append.k_cache)?;
+    let mut v_cache = written(Name::VCache, append.v_cache)?;
+    let rotated = append
+        .rotary
+        .map(|rotary| written(Name::QOut, rotary.q_out))
+        .transpose()?;
     let (k_new, v_new) = (operands.tensor(Name::KNew)?, operands.tensor(Name::VNew)?);
     let rotation = match append.rotary {
         Some(rotary) => Some(Rotation {
@@ -60,12 +68,22 @@ fn bytes_of(layout: &Layout, dtype: DType, ([b, s], h): Row) -> std::ops::Range<
     at..at + layout.shape[3] * dtype.size_bytes()
 }
 
-fn copy(from: &TensorView<'_>, row: Row, to: &mut TensorViewMut<'_>, at: Row) {
-    let (source, target) = (
-        bytes_of(from.layout(), from.dtype(), row),
-        bytes_of(to.layout(), to.dtype(), at),
-    );
-    to.bytes_mut()[target].copy_from_slice(&from.bytes()[source]);
+/// A tensor that is written.
+struct Written<'w> {
+    dtype: DType,
+    layout: Layout,
+    bytes: &'w mut [u8],
+}
+
+impl Written<'_> {
+    fn row(&mut self, row: Row) -> &mut [u8] {
+        &mut self.bytes[bytes_of(&self.layout, self.dtype, row)]
+    }
+}
+
+fn copy(from: &TensorView<'_>, row: Row, to: &mut Written<'_>, at: Row) {
+    to.row(at)
+        .copy_from_slice(&from.bytes()[bytes_of(from.layout(), from.dtype(), row)]);
 }
 
 /// A rotary embedding, with its tables.
@@ -77,12 +95,14 @@ struct Rotation<'t> {
 
 impl Rotation<'_> {
     /// Columns that are not rotated keep their bits.
-    fn turn(&self, x: &mut TensorViewMut<'_>, at: Row, position: usize) {
+    fn turn(&self, x: &mut Written<'_>, at: Row, position: usize) {
         let (dim, half) = (self.rotary.dim, self.rotary.dim / 2);
         let mut values = vec![0.0; 2 * dim];
         let (values, tables) = values.split_at_mut(dim);
         let (cos, sin) = tables.split_at_mut(half);
-        copy_row(&x.as_view(), at.0[0], at.0[1], at.1, values);
+        let dtype = x.dtype;
+        let row = &mut x.row(at)[..dim * dtype.size_bytes()];
+        widen_row(dtype, row, values);
         copy_row(&self.cos, 0, position, 0, cos);
         copy_row(&self.sin, 0, position, 0, sin);
         for (pair, (cos, sin)) in cos.iter().zip(sin).enumerate() {
@@ -94,7 +114,6 @@ impl Rotation<'_> {
             let (a, b) = (values[i], values[j]);
             (values[i], values[j]) = (a * cos - b * *sin, a * *sin + b * cos);
         }
-        let (dtype, bytes) = (x.dtype(), bytes_of(x.layout(), x.dtype(), at));
-        store_row(dtype, values, &mut x.bytes_mut()[bytes][..dim * dtype.size_bytes()]);
+        store_row(dtype, values, row);
     }
 }

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use flashcore_problem::{GRADIENT_LIMIT, Gradients, Problem, Sequence, TensorView, TensorViewMut};
+use flashcore_problem::{GRADIENT_LIMIT, Gradients, Problem, Sequence, TensorView};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -53,9 +53,18 @@ enum Side {
 
 impl Backward<'_> {
     /// Computes all gradients on rayon's current pool: those of Q, K and V.
-    pub(crate) fn run(&self, gradients: &mut [TensorViewMut<'_>; 3]) {
+    pub(crate) fn run(&self, [dq, dk, dv]: [&mut [u8]; 3]) {
         let problem = self.problem;
-        let outputs = Gradients::from(gradients.each_mut().map(|gradient| Output::new(gradient, None, None)));
+        // A backward problem has their layouts.
+        let Some(layouts) = problem.gradient_layouts() else {
+            return;
+        };
+        let output = |layout, bytes| Output::new((problem.dtype(), layout), bytes, None, None);
+        let outputs = Gradients {
+            dq: output(layouts.dq, dq),
+            dk: output(layouts.dk, dk),
+            dv: output(layouts.dv, dv),
+        };
         let deltas = self.deltas();
         let mut items = Vec::new();
         for sequence in self.sequences {

@@ -70,14 +70,14 @@ fn attention(
     problem: &Problem,
     mut operands: Operands<'_, Host>,
 ) -> Result<(), CpuError> {
-    let (mut out, lse) = (operands.take_tensor(Name::Out)?, operands.take_values(Name::Lse)?);
+    let (out, lse) = (operands.take_bytes(Name::Out)?, operands.take_values(Name::Lse)?);
     let sinks = operands.sinks();
     let tensors = operands.inputs(problem, &sinks)?;
     let sequences = problem.sequences(&operands.lengths()?)?;
     let config = options.config;
     let schedule = Schedule {
         problem,
-        output: Output::new(&mut out, lse, tensors[0].sinks()),
+        output: Output::new((problem.out_dtype(), *problem.o_layout()), out, lse, tensors[0].sinks()),
         tensors,
         sequences: &sequences,
         config: config.unwrap_or_else(|| default_config(problem, rayon::current_num_threads())),
@@ -93,8 +93,8 @@ fn gradients(
     problem: &Problem,
     mut operands: Operands<'_, Host>,
 ) -> Result<(), CpuError> {
-    let [dq, dk, dv] = [Name::Dq, Name::Dk, Name::Dv].map(|name| operands.take_tensor(name));
-    let mut gradients = [dq?, dk?, dv?];
+    let [dq, dk, dv] = [Name::Dq, Name::Dk, Name::Dv].map(|name| operands.take_bytes(name));
+    let gradients = [dq?, dk?, dv?];
     let [q, k, v] = operands.inputs(problem, &[])?;
     let sequences = problem.sequences(&operands.lengths()?)?;
     let call = Backward {
@@ -107,6 +107,6 @@ fn gradients(
         arch,
         config: options.config.unwrap_or(BACKWARD_CONFIG),
     };
-    call.run(&mut gradients);
+    call.run(gradients);
     Ok(())
 }

@@ -13,14 +13,15 @@ use crate::schedule::merge;
 /// Merges attention over parts of the keys into attention over all of them: `out = Σ exp(lse_i − lse)·out_i` with `lse
 /// = ln Σ exp(lse_i)`, in f32. A row without keys in all parts has output 0 and log-sum-exp −∞. Operands are checked.
 pub(crate) fn run(task: &Combine, mut operands: Operands<'_, Host>) -> Result<(), CpuError> {
-    let (mut out, lse) = (operands.take_tensor(Name::Out)?, operands.take_values(Name::Lse)?);
+    let (out, lse) = (operands.take_bytes(Name::Out)?, operands.take_values(Name::Lse)?);
     let part = |n: u8| -> Result<(TensorView<'_>, &[f32]), ProblemError> {
         let lse = operands.values(Name::PartLse(n))?.unwrap_or_default();
         Ok((operands.tensor(Name::PartOut(n))?, lse))
     };
     let parts = (0..task.parts() as u8).map(part).collect::<Result<Vec<_>, _>>()?;
-    let [batch, seq, heads, columns] = task.problem().o_layout().shape;
-    let output = Output::new(&mut out, lse, None);
+    let (dtype, layout) = (task.problem().out_dtype(), *task.problem().o_layout());
+    let [batch, seq, heads, columns] = layout.shape;
+    let output = Output::new((dtype, layout), out, lse, None);
     (0..batch * heads).into_par_iter().for_each(|batch_head| {
         let (b, h) = (batch_head / heads, batch_head % heads);
         // As `merge` has them: output, maximum, sum.

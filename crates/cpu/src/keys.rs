@@ -83,8 +83,17 @@ fn borrow_rows<'a>(tensor: &TensorView<'a>, sequence: &Sequence<'_>, h: usize) -
 pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, out: &mut [f32]) {
     let at = tensor.layout().offset(b, s, h, 0);
     let size = tensor.dtype().size_bytes();
-    let bytes = &tensor.bytes()[at * size..][..out.len() * size];
-    match tensor.dtype() {
+    widen_row(tensor.dtype(), &tensor.bytes()[at * size..][..out.len() * size], out);
+    if tensor.dtype() == DType::E4M3 {
+        let scale = tensor.scale(b, h);
+        out.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+/// The elements of one row as f32.
+#[inline(always)]
+pub(crate) fn widen_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
         DType::F32 => {
             for (x, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
                 *x = f32::from_ne_bytes(*bytes);
@@ -101,11 +110,7 @@ pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, ou
                 *x = widen_f16(u16::from_ne_bytes(*bytes));
             }
         }
-        DType::E4M3 => {
-            copy_elements(tensor.dtype(), bytes, out);
-            let scale = tensor.scale(b, h);
-            out.iter_mut().for_each(|x| *x *= scale);
-        }
+        DType::E4M3 => copy_elements(dtype, bytes, out),
     }
 }
 

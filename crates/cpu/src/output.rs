@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use flashcore_problem::{DType, Layout, TensorViewMut};
+use flashcore_problem::{DType, Layout};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::keys::store_row;
@@ -33,12 +33,11 @@ const ROUNDED: usize = 64;
 
 impl<'o> Output<'o> {
     pub(crate) fn new(
-        out: &'o mut TensorViewMut<'_>,
+        (dtype, layout): (DType, Layout),
+        bytes: &'o mut [u8],
         lse: Option<&'o mut [f32]>,
         sinks: Option<&'o [f32]>,
     ) -> Output<'o> {
-        let (dtype, layout) = (out.dtype(), *out.layout());
-        let bytes = out.bytes_mut();
         let steps = [
             layout.strides[0],
             layout.strides[1],
@@ -149,8 +148,7 @@ mod tests {
             let mut out = Tensor::poisoned(DType::F32, layout);
             let mut lse = vec![0.0; nb * nh * ns];
             let value = |b: usize, s: usize, h: usize| ((b * ns + s) * nh + h + 1) as f32;
-            let mut view = out.view_mut();
-            let output = Output::new(&mut view, Some(&mut lse), None);
+            let output = Output::new((DType::F32, layout), out.bytes_mut(), Some(&mut lse), None);
             for (b, s, h) in (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| (b, s, h)))) {
                 let mut row: Vec<f32> = (0..nd).map(|d| value(b, s, h) * 2.0 * (d + 1) as f32).collect();
                 output.store([b, s, h], f64::from(value(b, s, h)), 2.0, &mut row);

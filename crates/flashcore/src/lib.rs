@@ -99,7 +99,7 @@ pub use flashcore_problem::{
     Access, Alibi, Append, AppendPlace, AppendValues, CausalAlign, Combine, DType, Direction, Element, ElementType,
     GradientLayouts, Gradients, Host, KvLengths, Layout, Lengths, Mask, Memory, Name, Operands, Problem,
     ProblemBuilder, ProblemError, QLengths, Rotary, Scalar, Sequence, SlotMapping, Task, Tensor, TensorSpec,
-    TensorView, TensorViewMut, View, ViewMut, absmax_scales, bf16, f16, quantise,
+    TensorView, View, ViewMut, absmax_scales, bf16, f16, quantise,
 };
 #[cfg(feature = "cuda")]
 pub use memory::{Cuda, CudaTensor, DeviceSliceMut};

@@ -27,7 +27,7 @@ impl Census {
     /// use flashcore_problem::bulk::Census;
     /// use flashcore_problem::{DType, Layout, Tensor};
     /// let mut out = Tensor::poisoned(DType::F16, Layout::bshd([1, 2, 1, 8]));
-    /// out.view_mut().set(0, 1, 0, 3, 0.0);
+    /// out.set(0, 1, 0, 3, 0.0);
     /// let rows = [0, 1].map(|row| Census::of_row(&out.view(), 0, row));
     /// let census = rows[0].and(rows[1]);
     /// assert_eq!((census.elements, census.unwritten, census.zeros), (16, 15, 1));

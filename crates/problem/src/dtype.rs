@@ -77,7 +77,13 @@ impl fmt::Display for DType {
 }
 
 /// A Rust type that is the element of a tensor: `f32`, [`struct@f16`], [`bf16`], or a type
-/// of e4m3 numbers that the caller defines.
+/// of e4m3 numbers that the caller defines. Lengths, offsets, pages and slots are `i32`; the compiler says so:
+///
+/// ```compile_fail,E0277
+/// # use flashcore_problem as flashcore;
+/// use flashcore::{Host, Name, Operands};
+/// let lengths = Operands::<Host>::new().with(Name::SequsedK, &[512u32, 17]);
+/// ```
 #[diagnostic::on_unimplemented(
     message = "no tensor of a call holds `{Self}`",
     label = "neither floating point nor `i32` or `i64`",

@@ -4,7 +4,7 @@ use crate::task::sealed::Kind;
 use crate::tensor::read_element;
 use crate::{
     AnyTask, AppendValues, DType, ElementType, Host, Inputs, Lengths, Name, Operands, Problem, ProblemError, Saved,
-    Scalar, SlotMapping, Tensor, TensorView, TensorViewMut,
+    Scalar, SlotMapping, Tensor, TensorView,
 };
 
 /// Of operands that are [checked](Operands::check).
@@ -21,10 +21,10 @@ impl<'a> Operands<'a, Host> {
         self.get(name).map(|view| view.values()).transpose()
     }
 
-    /// A tensor that is written, which these operands have no longer.
-    pub fn take_tensor(&mut self, name: Name) -> Result<TensorViewMut<'a>, ProblemError> {
+    /// The bytes of a tensor that is written, which these operands have no longer.
+    pub fn take_bytes(&mut self, name: Name) -> Result<&'a mut [u8], ProblemError> {
         let given = self.take_mut(name).ok_or_else(|| absent(name))?;
-        given.into_tensor(name.as_str())
+        Ok(given.into_memory())
     }
 
     /// Values that are written, if the call has them, which these operands have no longer.

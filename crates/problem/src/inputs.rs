@@ -320,7 +320,7 @@ impl Saved {
             let [b, h, s] = row.index;
             self.lse[(b * nh + h) * ns + s] = row.lse as f32;
             for (d, &x) in row.out.iter().enumerate() {
-                self.out.view_mut().set(b, s, h, d, x as f32);
+                self.out.set(b, s, h, d, x as f32);
             }
         }
         Ok(())

@@ -367,6 +367,18 @@ impl Problem {
     }
 }
 
+/// The rows of a packed sequence in tensors of `total` rows, or what is wrong with its starts.
+pub(crate) fn packed_rows(starts: &[i32], b: usize, total: usize) -> Result<Range<usize>, String> {
+    let (first, end, entry) = (starts[b], starts[b + 1], b + 1);
+    Err(match (usize::try_from(first), usize::try_from(end)) {
+        (first, _) if b == 0 && first != Ok(0) => format!("starts at {}; it must start at 0", starts[0]),
+        (Ok(first), Ok(end)) if first <= end && end <= total => return Ok(first..end),
+        (_, Ok(end)) if end > total => format!("has {end} in entry {entry}; its tensors have {total} rows"),
+        _ if end < first => format!("decreases from {first} to {end} at entry {entry}; it must not"),
+        _ => format!("has {first} in entry {b}; it must be 0 or more"),
+    })
+}
+
 /// Where sequence `b` begins, as the first two indices of its tensors, and its length. `total` are the rows of the
 /// tensors, `most` bounds its length.
 fn rows(
@@ -379,24 +391,13 @@ fn rows(
 ) -> Result<([usize; 2], usize), ProblemError> {
     let (mut at, mut len) = ([b, 0], most);
     if let Some(starts) = starts {
-        let (first, end, entry) = (starts[b], starts[b + 1], b + 1);
-        let why = match (usize::try_from(first), usize::try_from(end)) {
-            (first, _) if b == 0 && first != Ok(0) => format!("starts at {}; it must start at 0", starts[0]),
-            (Ok(first), Ok(end)) if first <= end && end <= total && end - first <= most => {
-                (at, len) = ([0, first], end - first);
-                String::new()
-            }
-            (_, Ok(end)) if end > total => format!("has {end} in entry {entry}; its tensors have {total} rows"),
-            _ if end < first => format!("decreases from {first} to {end} at entry {entry}; it must not"),
-            (Err(_), _) => format!("has {first} in entry {b}; it must be 0 or more"),
-            _ => format!(
-                "gives sequence {b} {} rows; the problem's bound is {most}: raise it",
-                end - first
-            ),
-        };
-        if !why.is_empty() {
+        let rows = packed_rows(starts, b, total).or_else(|why| refuse(of_starts, why))?;
+        if rows.len() > most {
+            let many = rows.len();
+            let why = format!("gives sequence {b} {many} rows; the problem's bound is {most}: raise it");
             return refuse(of_starts, why);
         }
+        (at, len) = ([0, rows.start], rows.len());
     }
     match used.map(|used| used[b]) {
         None => Ok((at, len)),

@@ -68,7 +68,7 @@ pub use reference::{ReferenceRow, reference, reference_probabilities, reference_
 pub use reference_gradients::{GradientRow, reference_gradient_rows, reference_gradients, reference_gradients_of};
 pub use slack::Slack;
 pub use task::{Access, AnyTask, Combine, Task, TensorSpec};
-pub use tensor::{E4M3_MAX, POISON, Tensor, TensorView, TensorViewMut};
+pub use tensor::{E4M3_MAX, POISON, Tensor, TensorView};
 pub use view::{ElementType, Host, Memory, Scalar, View, ViewMut};
 
 /// The README's Rust is compiled with the documentation tests.

@@ -138,12 +138,11 @@ impl Tensor {
     /// Sets every element to `value(b, s, h, d)`, in the order batch, seq, head, d. Gaps stay.
     pub(crate) fn set_all(&mut self, value: &mut dyn FnMut(usize, usize, usize, usize) -> f32) {
         let [nb, ns, nh, nd] = self.layout.shape;
-        let mut view = self.view_mut();
         for b in 0..nb {
             for s in 0..ns {
                 for h in 0..nh {
                     for d in 0..nd {
-                        view.set(b, s, h, d, value(b, s, h, d));
+                        self.set(b, s, h, d, value(b, s, h, d));
                     }
                 }
             }
@@ -208,13 +207,20 @@ impl Tensor {
         }
     }
 
-    /// A mutable view of the whole tensor.
-    pub fn view_mut(&mut self) -> TensorViewMut<'_> {
-        TensorViewMut {
-            dtype: self.dtype,
-            layout: self.layout,
-            bytes: &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes],
-        }
+    /// Rounds `value` to the dtype (nearest even) and stores it. Panics where an index is out of range.
+    ///
+    /// ```
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, Tensor, bf16};
+    /// let mut t = Tensor::filled(DType::BF16, [1, 1, 1, 64].into(), 0);
+    /// t.set(0, 0, 0, 63, 2.0);
+    /// assert_eq!(t.as_slice::<bf16>()?[63], bf16::from_f32(2.0));
+    /// # Ok::<(), flashcore::ProblemError>(())
+    /// ```
+    pub fn set(&mut self, b: usize, s: usize, h: usize, d: usize, value: f32) {
+        check_index(&self.layout, [b, s, h, d]);
+        let (dtype, at) = (self.dtype, self.layout.offset(b, s, h, d));
+        write_element(dtype, self.bytes_mut(), at, value);
     }
 }
 
@@ -233,12 +239,6 @@ pub struct TensorView<'a> {
 impl<'a> From<&'a Tensor> for TensorView<'a> {
     fn from(tensor: &'a Tensor) -> TensorView<'a> {
         tensor.view()
-    }
-}
-
-impl<'a> From<&'a mut Tensor> for TensorViewMut<'a> {
-    fn from(tensor: &'a mut Tensor) -> TensorViewMut<'a> {
-        tensor.view_mut()
     }
 }
 
@@ -319,85 +319,6 @@ impl<'a> TensorView<'a> {
         check_index(&self.layout, [b, s, h, d]);
         let element = f64::from(read_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d)));
         element * f64::from(self.scale(b, h))
-    }
-}
-
-/// A mutably borrowed host tensor. Its methods panic where an index is out of range.
-#[derive(Debug)]
-pub struct TensorViewMut<'a> {
-    dtype: DType,
-    layout: Layout,
-    bytes: &'a mut [u8],
-}
-
-impl<'a> TensorViewMut<'a> {
-    /// As [`TensorView::from_slice`]; elements must not overlap.
-    ///
-    /// ```
-    /// # use flashcore_problem as flashcore;
-    /// use flashcore::{TensorViewMut, bf16};
-    /// let mut out = vec![bf16::ZERO; 64];
-    /// TensorViewMut::from_slice([1, 1, 1, 64], &mut out)?.set(0, 0, 0, 63, 2.0);
-    /// assert_eq!(out[63], bf16::from_f32(2.0));
-    /// # Ok::<(), flashcore::ProblemError>(())
-    /// ```
-    pub fn from_slice<T: Element>(
-        layout: impl Into<Layout>,
-        values: &'a mut [T],
-    ) -> Result<TensorViewMut<'a>, ProblemError> {
-        let layout = layout.into();
-        TensorView::from_slice(layout, values)?;
-        TensorViewMut::new("the tensor", T::DTYPE, layout, bytemuck::cast_slice_mut(values))
-    }
-
-    /// As [`TensorView::new`]; elements must not overlap.
-    pub fn new(
-        tensor: &'static str,
-        dtype: DType,
-        layout: Layout,
-        bytes: &'a mut [u8],
-    ) -> Result<TensorViewMut<'a>, ProblemError> {
-        check_buffer(tensor, dtype, &layout, bytes)?;
-        layout.check_injective(tensor)?;
-        Ok(TensorViewMut { dtype, layout, bytes })
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Shape and strides.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// All bytes, gaps included.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.bytes
-    }
-
-    /// All bytes, gaps included, for as long as they are borrowed.
-    pub fn into_bytes(self) -> &'a mut [u8] {
-        self.bytes
-    }
-
-    /// The same tensor, read only.
-    pub fn as_view(&self) -> TensorView<'_> {
-        TensorView {
-            dtype: self.dtype,
-            layout: self.layout,
-            bytes: self.bytes,
-            scales: None,
-            scaled: self.layout.shape[0],
-            head_values: HeadValues::default(),
-        }
-    }
-
-    /// Rounds `value` to the dtype (nearest even) and stores it.
-    pub fn set(&mut self, b: usize, s: usize, h: usize, d: usize, value: f32) {
-        check_index(&self.layout, [b, s, h, d]);
-        write_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d), value);
     }
 }
 

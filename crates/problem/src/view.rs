@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::{DType, Element, Layout, ProblemError, Tensor, TensorView, TensorViewMut};
+use crate::{DType, Element, Layout, ProblemError, Tensor, TensorView};
 
 /// What a tensor holds. Q, K, V, O and their gradients are of a [`DType`]; lengths, tables and slots are integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -231,14 +231,6 @@ impl<'a> ViewMut<'a, Host> {
         ViewMut::new(T::ELEMENT, layout, bytemuck::cast_slice_mut(values))
     }
 
-    /// As [`View::tensor`].
-    ///
-    /// # Errors
-    /// As [`View::tensor`].
-    pub fn into_tensor(self, name: &'static str) -> Result<TensorViewMut<'a>, ProblemError> {
-        TensorViewMut::new(name, float(name, self.element)?, self.layout, self.memory)
-    }
-
     /// All values, gaps included.
     ///
     /// # Errors
@@ -290,16 +282,10 @@ impl<'a> From<&'a Tensor> for View<'a, Host> {
     }
 }
 
-impl<'a> From<TensorViewMut<'a>> for ViewMut<'a, Host> {
-    fn from(tensor: TensorViewMut<'a>) -> ViewMut<'a, Host> {
-        let (dtype, layout) = (tensor.dtype(), *tensor.layout());
-        ViewMut::new(dtype, layout, tensor.into_bytes())
-    }
-}
-
 impl<'a> From<&'a mut Tensor> for ViewMut<'a, Host> {
     fn from(tensor: &'a mut Tensor) -> ViewMut<'a, Host> {
-        tensor.view_mut().into()
+        let (dtype, layout) = (tensor.dtype(), *tensor.layout());
+        ViewMut::new(dtype, layout, tensor.bytes_mut())
     }
 }
 

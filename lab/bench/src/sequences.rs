@@ -365,7 +365,7 @@ mod tests {
             census_of(&outs, &rows)[1].elements,
             census_of(&outs, &rows)[1].unwritten
         );
-        outs[2].view_mut().set(0, 8, 0, 3, 1.0);
+        outs[2].set(0, 8, 0, 3, 1.0);
         let [inside, outside] = census_of(&outs, &rows);
         assert_eq!(
             (inside.unwritten, outside.elements - outside.unwritten),

@@ -266,7 +266,7 @@ mod tests {
             let [b, h, s] = row.index;
             lse[(b * problem.num_heads() + h) * problem.seq_len_q() + s] = row.lse as f32;
             for (d, &x) in row.out.iter().enumerate() {
-                out.view_mut().set(b, s, h, d, x as f32);
+                out.set(b, s, h, d, x as f32);
             }
         }
         (out, lse)
@@ -288,7 +288,7 @@ mod tests {
         let wrong_lse = gate(&problem, &inputs, &out, Some(&lse), 0).unwrap();
         assert!(!wrong_lse.passed() && wrong_lse.out.passed);
         assert!(wrong_lse.to_string().contains("log-sum-exp FAIL"), "{wrong_lse}");
-        out.view_mut().set(0, 3, 0, 2, 9.0);
+        out.set(0, 3, 0, 2, 9.0);
         assert_eq!(gate(&problem, &inputs, &out, Some(&lse), 0).unwrap().out.failures, 1);
     }
 
@@ -339,13 +339,13 @@ mod tests {
         for (to, rows) in right.iter_mut().zip(want.each()) {
             for row in rows {
                 let [b, h, s] = row.index;
-                let set = |(d, x): (usize, &f64)| to.view_mut().set(b, s, h, d, *x as f32);
+                let set = |(d, x): (usize, &f64)| to.set(b, s, h, d, *x as f32);
                 row.values.iter().enumerate().for_each(set);
             }
         }
         assert!(gate_gradients(&problem, &inputs, &right, 5).unwrap().passed());
         let [b, h, s] = want.dk[7].index;
-        right[1].view_mut().set(b, s, h, 9, 3.0);
+        right[1].set(b, s, h, 9, 3.0);
         let found = gate_gradients(&problem, &inputs, &right, 5).unwrap();
         assert_eq!(
             (found.passed(), found.gradient, found.out.failures),

@@ -190,7 +190,7 @@ mod tests {
         let right = written(&out, &lse);
         let row = [1, 3, 217];
         let mut spoiled = out.clone();
-        spoiled.view_mut().set(1, 217, 3, 30, 1.5);
+        spoiled.set(1, 217, 3, 30, 1.5);
         let mut spoiled_lse = lse.clone();
         spoiled_lse[7 * 300 + 217] += 0.25;
         for wrong in [written(&spoiled, &lse), written(&out, &spoiled_lse)] {

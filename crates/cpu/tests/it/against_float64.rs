@@ -335,7 +335,7 @@ fn nan_inputs_give_nan_outputs() {
     for poison in [f32::NAN, f32::from_ne_bytes([POISON; 4])] {
         for level in SimdLevel::available() {
             let mut inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-            inputs.k.view_mut().set(0, 17, 0, 3, poison);
+            inputs.k.set(0, 17, 0, 3, poison);
             let options = Options {
                 simd: Some(level),
                 ..Options::default()

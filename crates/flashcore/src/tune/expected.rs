@@ -163,7 +163,7 @@ mod tests {
                 for row in rows {
                     let [b, h, s] = row.index;
                     for (d, value) in row.values.iter().enumerate() {
-                        tensor.view_mut().set(b, s, h, d, *value as f32);
+                        tensor.set(b, s, h, d, *value as f32);
                     }
                 }
                 tensor
@@ -178,11 +178,11 @@ mod tests {
         assert_eq!(why(&right()), "");
         for (at, name) in ["dq", "dk", "dv"].into_iter().enumerate() {
             let mut outs = right();
-            outs[at].view_mut().set(0, 8, 0, 3, 9.0);
+            outs[at].set(0, 8, 0, 3, 9.0);
             let found = why(&outs);
             assert!(found.starts_with(&format!("its {name} is wrong: FAIL")), "{found}");
             let mut outs = right();
-            outs[at].view_mut().set(0, 5, 0, 3, f32::NAN);
+            outs[at].set(0, 5, 0, 3, f32::NAN);
             let found = why(&outs);
             assert!(
                 found.starts_with(&format!("its {name} is wrong: 0 elements")),

@@ -1,9 +1,11 @@
 //! The rows of an append whose values are on the host: where each goes, and what is wrong with the values.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::{Append, AppendPlace, AppendValues, SlotMapping};
 use crate::ProblemError;
+use crate::lengths::packed_rows;
 
 /// A new row of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,23 +119,10 @@ impl Walk<'_> {
         (self.report)(ProblemError::Lengths { argument, why });
     }
 
-    /// The rows of a sequence between two starts, as their first index and second indices.
-    fn packed(
-        &mut self,
-        argument: &'static str,
-        starts: &[i32],
-        b: usize,
-        total: usize,
-    ) -> Option<std::ops::Range<usize>> {
-        let (first, end) = (starts[b], starts[b + 1]);
-        let why = match (usize::try_from(first), usize::try_from(end)) {
-            (Ok(first), Ok(end)) if (b > 0 || first == 0) && first <= end && end <= total => return Some(first..end),
-            (first, _) if b == 0 && first != Ok(0) => format!("starts at {}; it must start at 0", starts[0]),
-            (_, Ok(end)) if end > total => format!("has {end} in entry {}; its tensors have {total} rows", b + 1),
-            _ => format!("decreases from {first} to {end} at entry {}; it must not", b + 1),
-        };
-        self.report(argument, why);
-        None
+    /// The rows of a packed sequence.
+    fn packed(&mut self, argument: &'static str, starts: &[i32], b: usize, total: usize) -> Option<Range<usize>> {
+        let rows = packed_rows(starts, b, total);
+        rows.map_err(|why| self.report(argument, why)).ok()
     }
 
     /// The new rows of a sequence: their first indices.

@@ -16,7 +16,7 @@ fn written(problem: &Problem, want: &[ReferenceRow]) -> Tensor {
     for row in want {
         let [b, h, s] = row.index;
         for (d, &x) in row.out.iter().enumerate() {
-            out.view_mut().set(b, s, h, d, x as f32);
+            out.set(b, s, h, d, x as f32);
         }
     }
     out
@@ -365,7 +365,7 @@ fn gap_writes_are_found() {
         strides: [80, 20, 10, 1],
     };
     let mut out = Tensor::poisoned(DType::BF16, layout);
-    out.view_mut().set(0, 3, 1, 7, 1.0);
+    out.set(0, 3, 1, 7, 1.0);
     gaps_untouched(&out.view()).unwrap();
     out.bytes_mut()[2 * 9] = 0; // one past row 0, head 0
     out.bytes_mut()[2 * 29 + 1] = 7; // and of row 1
@@ -392,7 +392,7 @@ fn comparison_counts_failures() {
     assert_eq!((right.elements, right.nan, right.unwritten), (16 * 2 * 8, 0, 0));
 
     let value = out.view().get(0, 7, 1, 3);
-    out.view_mut().set(0, 7, 1, 3, value + 0.5);
+    out.set(0, 7, 1, 3, value + 0.5);
     let off = compare(&p, &out.view(), &want, tolerance).unwrap();
     assert!(!off.passed);
     assert_eq!((off.failures, off.worst.unwrap().index), (1, [0, 7, 1, 3]));
@@ -401,14 +401,14 @@ fn comparison_counts_failures() {
     assert!(off.to_string().starts_with("FAIL: max abs "), "{off}");
     assert!(off.to_string().contains("worst at [0, 7, 1, 3]: got "), "{off}");
 
-    out.view_mut().set(0, 2, 0, 1, f32::NAN);
+    out.set(0, 2, 0, 1, f32::NAN);
     out.bytes_mut()[..2].fill(POISON);
     let nan = compare(&p, &out.view(), &want, tolerance).unwrap();
     assert_eq!((nan.failures, nan.nan, nan.unwritten, nan.passed), (3, 2, 1, false));
     assert!(nan.worst.unwrap().got.is_nan());
     assert!((nan.max_abs - 0.5).abs() < 2e-3, "NaN must not hide the largest error");
 
-    out.view_mut().set(0, 2, 0, 1, f32::INFINITY);
+    out.set(0, 2, 0, 1, f32::INFINITY);
     assert_eq!(
         compare(&p, &out.view(), &want, tolerance).unwrap().max_abs,
         f64::INFINITY

@@ -98,7 +98,7 @@ fn fp8_kernel(p: &Problem, inputs: &Inputs, fault: Fault) -> (Tensor, Vec<f32>) 
                     } else {
                         a / sum * v_scale / RAISE
                     };
-                    out.view_mut().set(b, row, h, d, value);
+                    out.set(b, row, h, d, value);
                 }
                 lse[(b * p.num_heads() + h) * p.seq_len_q() + row] = max + sum.ln();
             }

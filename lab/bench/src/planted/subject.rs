@@ -96,7 +96,7 @@ impl<'a> Planted<'a> {
         self.bed.spoil(self.place, &mut |q, outs, _| {
             if shows(q) {
                 let value = outs[0].view().get(0, 0, 0, 0);
-                outs[0].view_mut().set(0, 0, 0, 0, value * 0.5 + 1.0);
+                outs[0].set(0, 0, 0, 0, value * 0.5 + 1.0);
             }
         })
     }
@@ -158,7 +158,7 @@ impl<'a> Planted<'a> {
                     }
                 })
             }
-            Conduct::Nan => self.out(|out| out.view_mut().set(0, 0, 0, 0, f32::NAN)),
+            Conduct::Nan => self.out(|out| out.set(0, 0, 0, 0, f32::NAN)),
             Conduct::Cached => {
                 let kept = &mut self.kept;
                 let mut keep =
@@ -168,7 +168,7 @@ impl<'a> Planted<'a> {
             Conduct::WrongFarOut => self.out(|out| {
                 let [batch, rows, heads, _] = out.layout().shape;
                 if out.bytes().len() >= LARGE_OUTPUT {
-                    out.view_mut().set(batch - 1, rows * 5 / 8, heads - 1, 0, 1.0);
+                    out.set(batch - 1, rows * 5 / 8, heads - 1, 0, 1.0);
                 }
             }),
             // The honest kernel of `PointerReplay` is bound to the first buffers, that of `NotJoined` and `NotWaiting`

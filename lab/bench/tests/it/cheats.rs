@@ -130,7 +130,7 @@ impl Rig for FakeRig {
             }
             Conduct::Wrong => {
                 self.out[place] = output;
-                self.out[place].view_mut().set(0, 7, 1, 3, 2.5);
+                self.out[place].set(0, 7, 1, 3, 2.5);
             }
             Conduct::LazyLater => {
                 if self.runs < 10 {
