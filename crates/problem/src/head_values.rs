@@ -152,18 +152,6 @@ impl<'a> TensorView<'a> {
 }
 
 impl Problem {
-    /// Sinks in the problem's dtype of them, as kernels read them.
-    pub fn sink_bytes(&self, q: &TensorView<'_>) -> Vec<u8> {
-        let (Some(dtype), Some(sinks)) = (self.sinks(), q.sinks()) else {
-            return Vec::new();
-        };
-        let mut bytes = vec![0; sinks.len() * dtype.size_bytes()];
-        for (head, &sink) in sinks.iter().enumerate() {
-            write_element(dtype, &mut bytes, head, sink);
-        }
-        bytes
-    }
-
     #[doc(hidden)]
     pub fn check_head_values(&self, q: &TensorView<'_>) -> Result<(), ProblemError> {
         let sinks = (q.sinks(), self.num_sinks(), "[num_heads]");

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use flashcore_ir::{BufferSpec, Launch, ScalarType};
 use flashcore_kernels::{Plan, Refusal, Step};
-use flashcore_problem::{Direction, InputKind, Inputs, Lengths, POISON, Problem, ProblemError, Tensor};
+use flashcore_problem::{Direction, InputKind, Inputs, Lengths, Name, POISON, Problem, ProblemError, Tensor};
 use flashcore_sim::{Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written};
 use thiserror::Error;
 
@@ -409,34 +409,15 @@ const KNOWN: [&str; 8] = ["out", "lse", "tap", "offsets", "workspace", "dq", "dk
 
 /// The contents of a buffer before a launch.
 pub(crate) fn contents(problem: &Problem, inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, CheckError> {
-    let scales = |tensor: &Tensor| {
-        let scales = tensor.scales().unwrap_or_default().iter();
-        scales.flat_map(|scale| scale.to_le_bytes()).collect()
-    };
-    Ok(match spec.name {
-        name if name == "workspace" || is_output(spec) => match KNOWN.contains(&name) {
-            true => vec![POISON; spec.bytes as usize],
-            false => return Err(CheckError::Buffer(name)),
-        },
-        "q" => inputs.q.bytes().to_vec(),
-        "k" => inputs.k.bytes().to_vec(),
-        "v" => inputs.v.bytes().to_vec(),
-        "q_scale" => scales(&inputs.q),
-        "k_scale" => scales(&inputs.k),
-        "v_scale" => scales(&inputs.v),
-        "sinks" => problem.sink_bytes(&inputs.q.view()),
-        "alibi_slopes" => {
-            let slopes = inputs.q.view().alibi_slopes().unwrap_or_default();
-            slopes.iter().flat_map(|slope| slope.to_le_bytes()).collect()
-        }
-        name => match (name, &inputs.saved, inputs.lengths.named(name)) {
-            (_, _, Some(values)) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            ("out", Some(saved), _) => saved.out.bytes().to_vec(),
-            ("lse", Some(saved), _) => saved.lse.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            ("dout", Some(saved), _) => saved.dout.bytes().to_vec(),
-            _ => return Err(CheckError::Buffer(name)),
-        },
-    })
+    let name = spec.name;
+    if name == "workspace" || is_output(spec) {
+        let poison = KNOWN.contains(&name).then(|| vec![POISON; spec.bytes as usize]);
+        return poison.ok_or(CheckError::Buffer(name));
+    }
+    let carried = inputs.carried(problem)?;
+    let operands = carried.operands();
+    let given = Name::from_word(name).and_then(|name| operands.get(name));
+    Ok(given.ok_or(CheckError::Buffer(name))?.memory().to_vec())
 }
 
 fn run_step(
