@@ -49,6 +49,7 @@ pub mod gather;
 pub mod gpu;
 pub mod host_clock;
 mod identity;
+pub mod json_file;
 pub mod kbench;
 mod measure;
 pub mod micro;

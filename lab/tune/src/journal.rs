@@ -6,8 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flashcore::unstable::files::write_whole;
-use flashcore_bench::DeviceIdentity;
+use flashcore_bench::{DeviceIdentity, json_file};
 use flashcore_ir::files;
 use flashcore_problem::Problem;
 use serde::de::DeserializeOwned;
@@ -251,12 +250,11 @@ pub fn read_claims(folder: &Path) -> Option<Claims> {
 }
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> std::io::Result<T> {
-    Ok(serde_json::from_slice(&files::read_capped(path, 16 * files::SMALL)?)?)
+    json_file::read(path, 16 * files::SMALL)
 }
 
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), TuneError> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| TuneError::file(path, error))?;
-    write_whole(path, text.as_bytes()).map_err(|error| TuneError::file(path, error))
+    json_file::write(path, value).map_err(|error| TuneError::file(path, error))
 }
 
 /// The identity of the run in a folder.

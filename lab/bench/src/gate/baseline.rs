@@ -6,7 +6,7 @@ use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Evidence, State};
-use crate::{BenchError, Result};
+use crate::{BenchError, Result, json_file};
 
 /// What a baseline's file says it is.
 const FORMAT: &str = "flashcore gate baseline";
@@ -53,9 +53,8 @@ impl Baseline {
                 "{shown}: {why}; `flashcore gate --write FILE` writes a baseline"
             ))
         };
-        let text = files::read_text_capped(path, files::SMALL).map_err(|error| refused(error.to_string()))?;
-        let value: serde_json::Value =
-            serde_json::from_str(&text).map_err(|error| refused(format!("it is no baseline: {error}")))?;
+        let value = json_file::read::<serde_json::Value>(path, files::SMALL);
+        let value = value.map_err(|error| refused(error.to_string()))?;
         if value["format"] != FORMAT {
             return Err(refused("it is no baseline".to_string()));
         }
@@ -71,10 +70,8 @@ impl Baseline {
     /// # Errors
     /// What the file system refuses.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let failed = |error: String| BenchError::Failed(format!("cannot write {}: {error}", path.display()));
-        let text = serde_json::to_string_pretty(self).map_err(|error| failed(error.to_string()))?;
-        flashcore::unstable::files::write_whole(path, (text + "\n").as_bytes())
-            .map_err(|error| failed(error.to_string()))
+        json_file::write(path, self)
+            .map_err(|error| BenchError::Failed(format!("cannot write {}: {error}", path.display())))
     }
 }
 

@@ -8,7 +8,7 @@ use flashcore_ir::{Profile, Target, files};
 use serde::{Deserialize, Serialize};
 
 use super::{Scale, Unit, revision};
-use crate::{BenchError, DeviceIdentity, Result, RunIdentity};
+use crate::{BenchError, DeviceIdentity, Result, RunIdentity, json_file};
 
 /// Version of the file's form.
 pub const RATES_SCHEMA: u32 = 1;
@@ -99,8 +99,8 @@ impl DeviceRates {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<DeviceRates> {
         let wrong = |reason: String| unusable(path, reason);
-        let text = files::read_text_capped(path, files::SMALL).map_err(|error| wrong(error.to_string()))?;
-        let rates: DeviceRates = serde_json::from_str(&text).map_err(|error| wrong(format!("no rates: {error}")))?;
+        let rates = json_file::read::<DeviceRates>(path, files::SMALL);
+        let rates = rates.map_err(|error| wrong(error.to_string()))?;
         if rates.schema != RATES_SCHEMA {
             let found = rates.schema;
             return Err(wrong(format!("schema {found}; this build reads {RATES_SCHEMA}")));
@@ -132,9 +132,7 @@ impl DeviceRates {
 
     /// Writes it to its place, or to `path`. A file that is there is replaced at once or not at all.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let wrong = |error: std::io::Error| unusable(path, error);
-        let text = serde_json::to_string_pretty(self).map_err(|error| wrong(error.into()))?;
-        flashcore::unstable::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
+        json_file::write(path, self).map_err(|error| unusable(path, error))
     }
 }
 
@@ -278,7 +276,7 @@ mod tests {
         assert!(refused(&|other| other.driver = "590.1/13010".to_string()).contains("another driver"));
         // Another architecture has other microbenchmarks.
         assert!(refused(&|other| other.architecture = "sm_89".to_string()).contains("another microbenchmarks"));
-        for (wrong, why) in [("{}", "no rates"), ("", "no rates")] {
+        for (wrong, why) in [("{}", "missing field"), ("", "its JSON is wrong")] {
             std::fs::write(&path, wrong).unwrap();
             let error = DeviceRates::read(&path).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("h200.json"), "{error}");
