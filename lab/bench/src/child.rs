@@ -2,12 +2,9 @@
 //! says which kernel runs; where it dies, loses its device or is silent for too long meanwhile, it is ended, and
 //! another one goes on without that kernel. [`serve`] is the child's side.
 
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child as Process, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::JoinHandle;
+use std::process::Stdio;
 use std::time::Duration;
 
 use flashcore::Device;
@@ -15,8 +12,8 @@ use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::outside::from_outside;
 use crate::patience::Needs;
+use crate::process::{Process, Program, Silence};
 use crate::{BenchError, Build, Case, CaseResult, Mode, Report, Request, Result, Sample, Store, Watcher};
 
 /// Seconds that a run of a user's kernel may take, in addition to what the problem's size needs.
@@ -25,16 +22,8 @@ pub const DEADLINE: Duration = Duration::from_secs(10);
 const FIRST_CALL: u32 = 6;
 const BUILD: u32 = 30;
 
-/// A program that benches what it is sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Child {
-    /// The executable.
-    pub program: OsString,
-    /// Its arguments.
-    pub args: Vec<OsString>,
-    /// What its environment has in place of this process's: a variable that it has not is `None`.
-    pub environment: Vec<(OsString, Option<OsString>)>,
-}
+/// Bytes of an event: a report of many problems is one.
+const LONGEST: u64 = 1 << 30;
 
 /// What is sent to the process, in one line.
 #[derive(Clone, Debug, Serialize)]
@@ -140,24 +129,7 @@ struct Progress<'w> {
     finished: Vec<CaseResult>,
 }
 
-impl Child {
-    /// The process, not yet started.
-    pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(&self.args);
-        self.set_environment(&mut command);
-        command
-    }
-
-    pub(crate) fn set_environment(&self, command: &mut Command) {
-        for (name, value) in &self.environment {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-    }
-
+impl Program {
     /// Benches in a child process, and passes on what happens. A kernel of the user that hangs or ends the process is
     /// in [`Report::failed`], and the rest of the bench is done without it.
     ///
@@ -204,18 +176,25 @@ impl Child {
         }
     }
 
+    /// Starts the process and sends it a job in a line. An attended one keeps its input, at whose end it is to end.
+    pub(crate) fn start(&self, job: &impl Serialize, attended: bool) -> Result<Process, String> {
+        let line = serde_json::to_string(job).map_err(|error| error.to_string())?;
+        let mut process = Process::start(self.command().stderr(Stdio::piped()), LONGEST)?;
+        process.say(line);
+        if !attended {
+            process.close_input();
+        }
+        Ok(process)
+    }
+
     fn once(&self, job: &Job, progress: &mut Progress<'_>) -> Result<End> {
-        let failed = |reason: String| BenchError::Machine(format!("{}: {reason}", self.program.display()));
-        let mut running = Running::start(self, job, job.attended).map_err(&failed)?;
+        let failed = |reason: String| BenchError::Machine(format!("{}: {reason}", self.path.display()));
+        let mut process = self.start(job, job.attended).map_err(&failed)?;
         let mut own: Option<(String, Doing)> = None;
         let (mut outcome, mut said_why) = (None, None);
-        loop {
+        let ended = loop {
             let allowed = own.as_ref().map(|(_, doing)| progress.allowed(*doing));
-            let line = match allowed {
-                None => running.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(allowed) => running.lines.recv_timeout(allowed),
-            };
-            match (line, &own) {
+            match (process.next(allowed), &own) {
                 (Ok(line), _) => match serde_json::from_str(&line) {
                     Ok(Event::Running(now)) => own = now,
                     Ok(Event::Report(report)) => outcome = Some(End::Report(report)),
@@ -224,16 +203,18 @@ impl Child {
                     // Libraries print what they like; only events are ours.
                     Err(_) => {}
                 },
-                (Err(RecvTimeoutError::Timeout), Some((label, doing))) => {
+                (Err(Silence::Timeout), Some((label, doing))) => {
                     let seconds = allowed.unwrap_or_default().as_secs_f64();
                     let reason = format!("HUNG: no answer while {doing} within {seconds:.1} s; its process was ended");
                     return Ok(End::Blamed(label.clone(), reason));
                 }
-                (Err(_), _) => break,
+                (Err(Silence::Timeout), None) => {}
+                (Err(Silence::Unreadable(error)), _) => return Err(failed(error.to_string())),
+                (Err(Silence::Ended(ended)), _) => break ended,
             }
-        }
-        let (status, words) = running.end().map_err(&failed)?;
-        match (outcome, own, said_why, from_outside(Some(status), &words)) {
+        };
+        let (status, words) = (ended.status(), ended.last_words());
+        match (outcome, own, said_why, ended.outside()) {
             (Some(end), ..) => Ok(end),
             (None, Some((label, doing)), None, Some(why)) => {
                 let says = format!("{why}, at {label} ({doing}), which is not to blame; run the bench again");
@@ -276,79 +257,6 @@ impl Progress<'_> {
             Event::Running(_) | Event::Report(_) | Event::Failed(_) => {}
         }
     }
-}
-
-/// A process that was started and sent its job.
-pub(crate) struct Running {
-    process: Process,
-    /// Open if the process ends when it is closed.
-    _stdin: Option<ChildStdin>,
-    /// The lines of its standard output.
-    pub(crate) lines: Receiver<String>,
-    errors: Option<JoinHandle<String>>,
-}
-
-impl Running {
-    /// Starts a process that reads its job in one line. An attended one keeps its input, at whose end it is to end.
-    pub(crate) fn start(child: &Child, job: &impl Serialize, attended: bool) -> Result<Running, String> {
-        let mut input = serde_json::to_vec(job).map_err(|error| error.to_string())?;
-        input.push(b'\n');
-        let mut process = child
-            .command()
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| error.to_string())?;
-        // Read in threads, so that a library that warns a lot does not block on a full pipe.
-        let errors = process.stderr.take().map(|stderr| {
-            std::thread::spawn(move || {
-                lines_of(stderr)
-                    .filter(|line| !line.trim().is_empty())
-                    .last()
-                    .unwrap_or_default()
-            })
-        });
-        let (sender, lines) = channel();
-        if let Some(stdout) = process.stdout.take() {
-            std::thread::spawn(move || {
-                lines_of(stdout)
-                    .take_while(|line| sender.send(line.clone()).is_ok())
-                    .for_each(drop);
-            });
-        }
-        let mut stdin = process.stdin.take();
-        if let Some(stdin) = &mut stdin {
-            // A process that died already says why on its other pipes.
-            let _ = stdin.write_all(&input).and_then(|()| stdin.flush());
-        }
-        Ok(Running {
-            process,
-            _stdin: stdin.filter(|_| attended),
-            lines,
-            errors,
-        })
-    }
-
-    /// Waits for the end: the status, and the last line of standard error.
-    pub(crate) fn end(&mut self) -> Result<(std::process::ExitStatus, String), String> {
-        let status = self.process.wait().map_err(|error| error.to_string())?;
-        let said = self.errors.take().and_then(|thread| thread.join().ok());
-        Ok((status, said.unwrap_or_default()))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// The lines of a stream to its end. Libraries print what they like: what is not UTF-8 does not end it.
-fn lines_of(stream: impl Read) -> impl Iterator<Item = String> {
-    let lines = BufReader::new(stream).split(b'\n').map_while(std::io::Result::ok);
-    lines.map(|line| String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(&line)).into_owned())
 }
 
 /// The child's side, without peers: reads a job in one line, and writes events, a line each. The process is aborted

@@ -24,14 +24,13 @@ impl Watcher for Seen {
 }
 
 /// A child that is a shell script, which has the job in `$job`.
-fn script(folder: &Path, text: &str) -> Child {
+fn script(folder: &Path, text: &str) -> Program {
     let path = folder.join("child");
     std::fs::write(&path, format!("#!/bin/sh\nread -r job\n{text}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    Child {
-        program: path.into_os_string(),
-        args: Vec::new(),
-        environment: Vec::new(),
+    Program {
+        path,
+        ..Program::default()
     }
 }
 

@@ -62,6 +62,7 @@ pub mod peers;
 pub mod planted;
 pub mod problem_file;
 pub mod problems;
+pub mod process;
 pub mod profile;
 mod protocol;
 pub mod python;

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use flashcore_check::programs;
 
-use crate::child::{Child, Job};
+use crate::child::Job;
 use crate::identity::UNKNOWN;
+use crate::process::Program;
 use crate::{Build, Report, Result, Watcher};
 
 /// The environment variable that names the Python to use.
@@ -110,7 +111,7 @@ impl Python {
     /// A process of it, the only way in which one is started. No code is taken from the current folder, which may be a
     /// stranger's: neither as Python does by itself, nor by entries of `PYTHONPATH` that are empty or relative, nor by
     /// other variables with relative folders. All else is as the user's own Python has it.
-    pub(crate) fn child<T: Into<OsString>>(&self, runs: Runs<'_>, args: impl IntoIterator<Item = T>) -> Child {
+    pub(crate) fn child<T: Into<OsString>>(&self, runs: Runs<'_>, args: impl IntoIterator<Item = T>) -> Program {
         let what: [OsString; 2] = match runs {
             Runs::Code(text) => ["-c".into(), format!("{NOT_FROM_HERE}{text}").into()],
             Runs::Module(name) => {
@@ -119,10 +120,10 @@ impl Python {
             }
             Runs::File(path) => ["-B".into(), path.into()],
         };
-        Child {
-            program: self.executable.clone().into_os_string(),
+        Program {
+            path: self.executable.clone(),
             args: what.into_iter().chain(args.into_iter().map(Into::into)).collect(),
-            environment: environment(|name| std::env::var_os(name)),
+            env: environment(|name| std::env::var_os(name)),
         }
     }
 

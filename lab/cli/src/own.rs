@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use flashcore::{Device, Problem};
-use flashcore_bench::child::Child;
 use flashcore_bench::own::{Code, Trust};
+use flashcore_bench::process::Program;
 use flashcore_bench::{Case, Options, Own, Report, Request};
 use flashcore_check::own::{Declared, OwnError, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
@@ -155,14 +155,10 @@ impl OwnArgs {
 }
 
 /// This program as the process of a bench with kernels of the user.
-pub(crate) fn child() -> Result<Child, Failure> {
-    let program = worker::program()?;
-    let args = program.args.into_iter().chain([OsString::from("--bench")]);
-    Ok(Child {
-        program: program.path.into_os_string(),
-        args: args.collect(),
-        environment: Vec::new(),
-    })
+pub(crate) fn child() -> Result<Program, Failure> {
+    let mut program = worker::program()?;
+    program.args.push(OsString::from("--bench"));
+    Ok(program)
 }
 
 /// Whether a request has functions in Python.

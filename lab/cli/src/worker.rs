@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use clap::Args;
+use flashcore_bench::process::Program;
 use flashcore_tune::rates;
-use flashcore_tune::worker::Program;
 
 use crate::{Failure, Outcome, style};
 

@@ -27,7 +27,6 @@ pub mod insight;
 mod interrupt;
 pub mod journal;
 mod judge;
-mod partner;
 mod peers;
 pub mod plans;
 mod predicted;

@@ -1,15 +1,13 @@
 //! Runs the judge: a Python process that ends at a deadline.
 
 use std::path::PathBuf;
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 
 use super::{Floor, Report};
-use crate::child::Running;
-use crate::outside::from_outside;
+use crate::process::Silence;
 use crate::python::{Python, Runs};
 use crate::{BenchError, Result};
 
@@ -102,20 +100,21 @@ pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Rep
         .map_err(&broken)?
         .child(Runs::File(&judge), [""; 0]);
     let started = Instant::now();
-    let mut running = Running::start(&child, job, true).map_err(&broken)?;
+    let mut process = child.start(job, true).map_err(&broken)?;
     let mut doing = "starting".to_string();
-    loop {
+    let ended = loop {
         let left = job.deadline.saturating_sub(started.elapsed());
-        let line = match running.lines.recv_timeout(left) {
+        let line = match process.next(Some(left)) {
             Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => {
+            Err(Silence::Timeout) => {
                 let seconds = job.deadline.as_secs_f64();
                 return Err(BenchError::Failed(format!(
                     "{}: it was stopped after {seconds:.0} s, at: {doing}",
                     job.kernel.display()
                 )));
             }
-            Err(RecvTimeoutError::Disconnected) => break,
+            Err(Silence::Ended(ended)) => break ended,
+            Err(Silence::Unreadable(error)) => return Err(broken(error.to_string())),
         };
         match serde_json::from_str(&line) {
             Ok(Event::Started(what)) => {
@@ -129,10 +128,10 @@ pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Rep
             Ok(Event::Failed(Whose::Machine, why)) => return Err(broken(why)),
             Err(error) => return Err(broken(format!("the judge said `{line}`: {error}"))),
         }
-    }
-    let (status, said) = running.end().map_err(broken)?;
+    };
+    let (status, said) = (ended.status(), ended.last_words());
     let kernel = job.kernel.display();
-    if let Some(why) = from_outside(Some(status), &said) {
+    if let Some(why) = ended.outside() {
         return Err(broken(format!(
             "{why}, at: {doing}: nothing is known of {kernel}; run it again"
         )));

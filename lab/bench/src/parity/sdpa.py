@@ -1,8 +1,9 @@
 """Attention by PyTorch's SDPA in float64 on the host, for another process. Needs PyTorch alone.
 
-Says {"version": ...} first. Then, again and again, reads a line of JSON and after it q, k and v as float32, dense
-[batch, seq, heads, head_dim]; answers a line {"bytes": N} and N bytes, the output as float64 in the same order; or a line
-{"error": ...}. Masks are worked out here from the positions of rows and keys, apart from how the caller works them out.
+Says {"version": ...} first. Then, again and again, reads a line of JSON, in which "data" has q, k and v as float32, dense
+[batch, seq, heads, head_dim], in hexadecimal digits; answers a line {"out": ...}, the output as float64 in the same order
+and digits; or {"error": ...}. Masks are worked out here from the positions of rows and keys, apart from how the caller
+works them out.
 """
 
 import ctypes
@@ -12,16 +13,14 @@ import sys
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-source, sink = sys.stdin.buffer, sys.stdout.buffer
 
 
 def say(line):
-    sink.write(json.dumps(line).encode() + b"\n")
+    print(json.dumps(line), flush=True)
 
 
-def read(shape):
-    count = shape[0] * shape[1] * shape[2] * shape[3]
-    data = bytearray(source.read(4 * count))
+def read(digits, shape):
+    data = bytearray.fromhex(digits)
     return torch.frombuffer(data, dtype=torch.float32).reshape(shape).transpose(1, 2).double()
 
 
@@ -39,7 +38,7 @@ def visible(asked, rows, keys):
 
 
 def attend(asked):
-    q, k, v = (read(asked[name]) for name in "qkv")
+    q, k, v = (read(digits, asked[name]) for name, digits in zip("qkv", asked["data"]))
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     mask = visible(asked, q.shape[2], k.shape[2])
@@ -51,14 +50,10 @@ def attend(asked):
 
 
 say({"version": torch.__version__})
-sink.flush()
-for line in source:
+for line in sys.stdin:
     try:
         out = attend(json.loads(line))
         # The memory itself: NumPy need not be there.
-        answer = ctypes.string_at(out.data_ptr(), out.numel() * out.element_size())
-        say({"bytes": len(answer)})
-        sink.write(answer)
+        say({"out": ctypes.string_at(out.data_ptr(), out.numel() * out.element_size()).hex()})
     except (RuntimeError, ValueError) as error:
         say({"error": str(error)})
-    sink.flush()

@@ -1,9 +1,9 @@
 //! PyTorch's SDPA as a second witness: it computes in float64, in a Python process, what the float64 reference
 //! computes. Kernels are compared with the reference, so that a mistake in it would hide.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use flashcore::Problem;
 use flashcore::unstable::testing::Inputs;
@@ -11,12 +11,17 @@ use flashcore_problem::{DType, ReferenceRow, TensorView};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::process::{Process, Silence};
 use crate::python::{PYTHON_VARIABLE, Python, Runs};
 
 /// The program that the process runs.
 const PROGRAM: &str = include_str!("sdpa.py");
 /// What float64 may differ by, relative to the output's largest element: both sum in other orders.
 const MOST: f64 = 1e-9;
+/// How long it may take to start, and for a problem.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Bytes of an answer at most: two digits for each byte of the output.
+const LONGEST: u64 = 1 << 30;
 
 /// A Python process that computes SDPA in float64.
 #[derive(Debug)]
@@ -24,21 +29,6 @@ pub struct Sdpa {
     version: String,
     /// `None` after the process failed, with why.
     process: Mutex<Result<Process, String>>,
-}
-
-#[derive(Debug)]
-struct Process {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It ends when its input does; one that hangs is not waited for.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// What SDPA says of one problem.
@@ -90,7 +80,7 @@ impl Witnessed {
 #[serde(rename_all = "lowercase")]
 enum Answer {
     Version(String),
-    Bytes(usize),
+    Out(String),
     Error(String),
 }
 
@@ -108,28 +98,14 @@ impl Sdpa {
     }
 
     fn of(command: &mut Command) -> Result<Sdpa, String> {
-        let failed = |error: std::io::Error| format!("no SDPA as a second witness: {error}");
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(failed)?;
-        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("no SDPA as a second witness: its pipes are missing".to_string());
-        };
-        let mut process = Process {
-            child,
-            to,
-            from: BufReader::new(from),
-        };
-        match process.answer() {
-            Ok(Answer::Version(version)) => Ok(Sdpa {
+        let failed = |why: String| format!("no SDPA as a second witness: {why}");
+        let mut process = Process::start(command.stderr(Stdio::null()), LONGEST).map_err(failed)?;
+        match answer(process.next(Some(PATIENCE))).map_err(failed)? {
+            Answer::Version(version) => Ok(Sdpa {
                 version: format!("PyTorch {version}"),
                 process: Mutex::new(Ok(process)),
             }),
-            Ok(_) => Err("no SDPA as a second witness: the process does not say its version".to_string()),
-            Err(why) => Err(format!("no SDPA as a second witness: {why}")),
+            _ => Err(failed("the process does not say its version".to_string())),
         }
     }
 
@@ -152,7 +128,7 @@ impl Sdpa {
         }
         let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = match process.as_mut() {
-            Ok(process) => process.ask(problem, inputs),
+            Ok(process) => ask(process, problem, inputs),
             Err(why) => return Seen::Not(why.clone()),
         };
         let out = match answer {
@@ -185,65 +161,52 @@ impl Sdpa {
     }
 }
 
-impl Process {
-    /// The output; what PyTorch refuses; or why the process cannot be asked any more.
-    fn ask(&mut self, problem: &Problem, inputs: &Inputs) -> Result<Result<Vec<f64>, String>, String> {
-        let mask = problem.mask();
-        let asked = json!({
-            "q": problem.q_layout().shape, "k": problem.k_layout().shape, "v": problem.v_layout().shape,
-            "scale": f64::from(problem.softmax_scale()),
-            "window_left": mask.window_left, "window_right": mask.window_right,
-            "align": mask.align,
-            "q_offset": problem.q_offset(), "kv_offset": problem.kv_offset(),
-        });
-        let mut bytes = asked.to_string().into_bytes();
-        bytes.push(b'\n');
-        for view in [inputs.q.view(), inputs.k.view(), inputs.v.view()] {
-            dense(&view, &mut bytes);
-        }
-        let ended = |error: std::io::Error| format!("the process that computes SDPA ended: {error}");
-        self.to
-            .write_all(&bytes)
-            .and_then(|()| self.to.flush())
-            .map_err(ended)?;
-        let expected = problem.o_layout().shape.iter().product::<usize>() * size_of::<f64>();
-        match self.answer()? {
-            Answer::Bytes(count) if count == expected => {
-                let mut answer = vec![0; count];
-                self.from.read_exact(&mut answer).map_err(ended)?;
-                let words = answer.chunks_exact(size_of::<f64>());
-                let number = |word: &[u8]| f64::from_le_bytes(word.try_into().unwrap_or([0; 8]));
-                Ok(Ok(words.map(number).collect()))
-            }
-            Answer::Error(why) => Ok(Err(format!("SDPA refuses it: {why}"))),
+/// The output; what PyTorch refuses; or why the process cannot be asked any more.
+fn ask(process: &mut Process, problem: &Problem, inputs: &Inputs) -> Result<Result<Vec<f64>, String>, String> {
+    let mask = problem.mask();
+    let data = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| dense(&tensor.view()));
+    let asked = json!({
+        "q": problem.q_layout().shape, "k": problem.k_layout().shape, "v": problem.v_layout().shape,
+        "scale": f64::from(problem.softmax_scale()),
+        "window_left": mask.window_left, "window_right": mask.window_right,
+        "align": mask.align,
+        "q_offset": problem.q_offset(), "kv_offset": problem.kv_offset(),
+        "data": data,
+    });
+    let expected = problem.o_layout().shape.iter().product::<usize>();
+    match answer(process.ask(asked.to_string(), PATIENCE))? {
+        Answer::Out(digits) => match numbers(&digits) {
+            Some(out) if out.len() == expected => Ok(Ok(out)),
             _ => Err("the process that computes SDPA gave another answer than was asked for".to_string()),
-        }
-    }
-
-    fn answer(&mut self) -> Result<Answer, String> {
-        let mut line = String::new();
-        match self.from.read_line(&mut line) {
-            Ok(0) => Err("the process that computes SDPA ended".to_string()),
-            Ok(_) => {
-                serde_json::from_str(&line).map_err(|error| format!("the process that computes SDPA said: {error}"))
-            }
-            Err(error) => Err(format!("the process that computes SDPA cannot be read: {error}")),
-        }
+        },
+        Answer::Error(why) => Ok(Err(format!("SDPA refuses it: {why}"))),
+        Answer::Version(_) => Err("the process that computes SDPA gave another answer than was asked for".to_string()),
     }
 }
 
-/// Appends the elements of a tensor as f32, dense.
-fn dense(view: &TensorView<'_>, bytes: &mut Vec<u8>) {
+fn answer(said: Result<String, Silence>) -> Result<Answer, String> {
+    let line = said.map_err(|silence| format!("the process that computes SDPA: {silence}"))?;
+    serde_json::from_str(&line).map_err(|error| format!("the process that computes SDPA said: {error}"))
+}
+
+/// Numbers of 16 hexadecimal digits each, the bytes of a float64 as they lie in memory.
+fn numbers(digits: &str) -> Option<Vec<f64>> {
+    let (all, []) = digits.as_bytes().as_chunks::<16>() else {
+        return None;
+    };
+    let number = |digits: &[u8; 16]| u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
+    let number = |digits| Some(f64::from_bits(number(digits)?.swap_bytes()));
+    all.iter().map(number).collect()
+}
+
+/// The elements of a tensor as f32, dense, in hexadecimal digits.
+fn dense(view: &TensorView<'_>) -> String {
     let [batch, rows, heads, columns] = view.layout().shape;
-    for b in 0..batch {
-        for s in 0..rows {
-            for h in 0..heads {
-                for d in 0..columns {
-                    bytes.extend(view.get(b, s, h, d).to_le_bytes());
-                }
-            }
-        }
-    }
+    let places = (0..batch * rows * heads).map(|at| [at / heads / rows, at / heads % rows, at % heads]);
+    let values = places.flat_map(|[b, s, h]| (0..columns).map(move |d| view.get(b, s, h, d)));
+    values
+        .map(|value| format!("{:08x}", value.to_bits().swap_bytes()))
+        .collect()
 }
 
 #[cfg(all(test, unix))]
@@ -261,35 +224,31 @@ mod tests {
         (problem, inputs, want)
     }
 
-    /// A stand-in: says a version, reads what it is asked, then answers this file.
-    fn stand_in(answer: &[u8]) -> (Sdpa, tempfile::TempDir) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("answer");
-        std::fs::write(&path, answer).unwrap();
-        let script = format!(
-            "echo '{{\"version\": \"2.11.0\"}}'; IFS= read -r line; head -c 192 >/dev/null; cat '{}'; cat >/dev/null",
-            path.display()
-        );
-        (Sdpa::of(Command::new("sh").args(["-c", &script])).unwrap(), folder)
+    /// A stand-in: says a version, reads what it is asked, then answers this.
+    fn stand_in(answer: &str) -> Sdpa {
+        let script = format!("echo '{{\"version\": \"2.11.0\"}}'; read -r line; echo '{answer}'; cat >/dev/null");
+        Sdpa::of(Command::new("sh").args(["-c", &script])).unwrap()
     }
 
-    fn answer(out: impl IntoIterator<Item = f64>) -> Vec<u8> {
-        let mut bytes = b"{\"bytes\": 128}\n".to_vec();
-        bytes.extend(out.into_iter().flat_map(f64::to_le_bytes));
-        bytes
+    fn out(out: &[f64]) -> String {
+        let digits: String = out
+            .iter()
+            .map(|x| format!("{:016x}", x.to_bits().swap_bytes()))
+            .collect();
+        json!({ "out": digits }).to_string()
     }
 
     #[test]
     fn a_reference_that_is_off_is_seen() {
         let (problem, inputs, want) = tiny();
         let right: Vec<f64> = want.iter().flat_map(|row| row.out.clone()).collect();
-        let (sdpa, _folder) = stand_in(&answer(right.clone()));
+        let sdpa = stand_in(&out(&right));
         assert_eq!(sdpa.version(), "PyTorch 2.11.0");
         assert_eq!(sdpa.look(&problem, &inputs, &want), Seen::Agrees(0.0));
         for wrong in [right[9] + 1e-6, f64::NAN] {
             let mut off = right.clone();
             off[9] = wrong;
-            let (sdpa, _folder) = stand_in(&answer(off));
+            let sdpa = stand_in(&out(&off));
             assert!(matches!(sdpa.look(&problem, &inputs, &want), Seen::Differs(_)));
         }
     }
@@ -297,12 +256,12 @@ mod tests {
     #[test]
     fn a_process_that_fails_is_no_witness_and_no_mismatch() {
         let (problem, inputs, want) = tiny();
-        let (sdpa, _folder) = stand_in(b"{\"error\": \"no memory\"}\n");
+        let sdpa = stand_in(r#"{"error": "no memory"}"#);
         assert_eq!(
             sdpa.look(&problem, &inputs, &want),
             Seen::Not("SDPA refuses it: no memory".to_string())
         );
-        let (sdpa, _folder) = stand_in(b"{\"bytes\": 3}\nabc");
+        let sdpa = stand_in(r#"{"out": "abc"}"#);
         let look = || sdpa.look(&problem, &inputs, &want);
         assert!(matches!(look(), Seen::Not(why) if why.contains("another answer")));
         // From then on it is not asked.

@@ -8,7 +8,7 @@ use flashcore_check::programs;
 
 use super::child::Said;
 use super::{KernelProfile, counters, csv};
-use crate::child::Child;
+use crate::process::Program;
 
 /// Names the `ncu` to use.
 const NCU_VARIABLE: &str = "FLASHCORE_NCU";
@@ -122,7 +122,7 @@ impl Ncu {
 
     /// Runs a program under ncu and reads the counters of the launches in a range. Returns what the program said, too.
     /// Metrics that this ncu or this card does not have are left out.
-    pub(super) fn profile(&self, range: &Range, program: &Child) -> Result<(Vec<KernelProfile>, String), NcuError> {
+    pub(super) fn profile(&self, range: &Range, program: &Program) -> Result<(Vec<KernelProfile>, String), NcuError> {
         let folder = tempfile::tempdir().map_err(|error| NcuError::Failed(format!("no temporary folder: {error}")))?;
         let report = folder.path().join("profile.ncu-rep");
         let mut without = Vec::new();
@@ -167,11 +167,11 @@ impl Ncu {
         Ok((profiles, said))
     }
 
-    fn run(&self, arguments: &[String], program: Option<&Child>) -> Result<String, NcuError> {
+    fn run(&self, arguments: &[String], program: Option<&Program>) -> Result<String, NcuError> {
         let mut command = Command::new(&self.path);
         command.args(arguments).stdin(Stdio::null());
         if let Some(program) = program {
-            command.arg(&program.program).args(&program.args);
+            command.arg(&program.path).args(&program.args);
             program.set_environment(&mut command);
         }
         let output = command.output().map_err(|error| NcuError::Failed(error.to_string()))?;

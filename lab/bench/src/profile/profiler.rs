@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::child::{Launch, Said, WARM_UP, of_own, of_peer};
 use super::ncu::{Ncu, NcuError, Range};
 use super::{KernelProfile, ProfileRecord};
-use crate::child::Child;
+use crate::process::Program;
 use crate::python::{Python, Runs};
 use crate::{Case, LaunchMode, Own, SubjectInfo};
 
@@ -86,10 +86,10 @@ impl Profiler {
         steps: usize,
     ) -> Result<ProfileRecord, NcuError> {
         let text = serde_json::to_string(launch).map_err(|error| NcuError::Failed(error.to_string()))?;
-        let program = Child {
-            program: self.program.clone().into_os_string(),
+        let program = Program {
+            path: self.program.clone(),
             args: vec!["profile".into(), "--launch".into(), text.into()],
-            environment: Vec::new(),
+            env: Vec::new(),
         };
         let range = Range::Launches {
             names,

@@ -398,7 +398,7 @@ fn program(folder: &Path, workers: Option<&str>) -> Result<Program, Failure> {
     }
     let jit = jit_cache(runs::folder(), folder);
     for name in ["CUDA_CACHE_PATH", "FLASHCORE_CACHE_DIR"] {
-        program.env.push((name.into(), jit.clone().into_os_string()));
+        program.env.push((name.into(), Some(jit.clone().into_os_string())));
     }
     Ok(program)
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::process::Command;
 use std::time::Duration;
 
+use flashcore_bench::process::{Process, Silence};
 use flashcore_check::programs;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use super::{Proposal, Strategy};
 use crate::error::TuneError;
 use crate::insight::{Advisor, Claim, Insights, Tally};
-use crate::partner::{Partner, Silence};
 use crate::space::{Counted, Space};
 use crate::trial::{History, Trial};
 
@@ -84,6 +84,8 @@ struct Reply {
 
 /// Number of fastest configs whose claims, levers and neighbours a question has.
 const FASTEST: usize = 3;
+/// Bytes of an answer at most.
+const LONGEST: u64 = 1 << 20;
 /// Answers in a row without a new config after which the proposer is considered stuck.
 const PATIENCE: usize = 20;
 
@@ -100,7 +102,7 @@ const SHOWN: usize = 200;
 pub struct Outside {
     command: String,
     /// `None` after it has ended.
-    partner: Option<Partner>,
+    partner: Option<Process>,
     deadline: Duration,
     left: Duration,
     problem: Problem,
@@ -141,7 +143,7 @@ impl Outside {
             .ok_or_else(|| TuneError::bad("proposer", "``", "a program and its arguments"))?;
         let program = programs::find_named(program.as_ref());
         let program = program.map_err(|error| outside.failed(format!("it cannot be started: {error}")))?;
-        let partner = Partner::start(Command::new(program).args(words));
+        let partner = Process::start(Command::new(program).args(words), LONGEST);
         outside.partner = Some(partner.map_err(|reason| outside.failed(reason))?);
         Ok(outside)
     }
@@ -188,10 +190,8 @@ impl Outside {
             Err(Silence::Timeout) => {
                 return Err(self.failed(format!("no answer within {} s", self.deadline.as_secs())));
             }
-            Err(Silence::Ended(how) | Silence::Outside(how)) => {
-                return Err(self.failed(format!("{how} without an answer")));
-            }
-            Err(Silence::Unreadable(error)) => return Err(self.failed(format!("its output cannot be read: {error}"))),
+            Err(silence @ Silence::Ended(_)) => return Err(self.failed(format!("{silence} without an answer"))),
+            Err(silence) => return Err(self.failed(silence)),
         };
         serde_json::from_str(&answer).map(Some).map_err(|error| {
             let what = if error.is_data() { "no answer" } else { "no JSON" };

@@ -9,8 +9,9 @@ use std::thread;
 
 use flashcore_problem::Problem;
 
+use super::Program;
 use super::deadlines::Deadlines;
-use super::link::{Program, Worker};
+use super::link::Worker;
 use super::protocol::Command;
 
 /// Useful number of processes for `kernels` kernels on this machine: each takes a context on the

@@ -1,29 +1,20 @@
 //! The parent's side of a worker: starts it, sends commands with a deadline, kills it if it hangs
 //! or has lost its device, and starts another one.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command as Process, Stdio};
+use std::process::Stdio;
 
+use flashcore_bench::process::{Process, Program, Silence};
 use flashcore_check::own::Declared;
 use serde::de::DeserializeOwned;
 
 use super::deadlines::{Deadlines, Needs};
 use super::protocol::{Answer, Ask, Command, Hello, PROTOCOL, Said};
 use crate::error::TuneError;
-use crate::partner::{Partner, Silence};
 use crate::trial::Verdict;
 
-/// How a worker is started.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
-    /// The executable.
-    pub path: PathBuf,
-    /// Its arguments.
-    pub args: Vec<OsString>,
-    /// Variables to add to its environment.
-    pub env: Vec<(OsString, OsString)>,
-}
+/// Bytes of an answer at most.
+const LONGEST: u64 = 1 << 20;
 
 /// Why a command has no result.
 #[derive(Debug)]
@@ -67,7 +58,7 @@ pub(crate) struct Worker {
     /// Kernels of the user.
     own: Vec<Declared>,
     deadlines: Deadlines,
-    live: Option<Partner>,
+    live: Option<Process>,
     /// Its identity when it was first started; every later one must be the same.
     hello: Option<Hello>,
     asked: u64,
@@ -99,7 +90,7 @@ impl Worker {
 
     #[cfg(test)]
     pub(crate) fn process(&self) -> Option<u32> {
-        self.live.as_ref().map(Partner::id)
+        self.live.as_ref().map(Process::id)
     }
 
     /// Its identity. Starts it if it is not running.
@@ -119,19 +110,19 @@ impl Worker {
     }
 
     fn start(&mut self) -> Result<Hello, String> {
-        let mut command = Process::new(running_program(&self.program.path));
-        command
-            .args(&self.program.args)
-            .env("RUST_BACKTRACE", "0")
-            .envs(self.program.env.iter().map(|(name, value)| (name, value)))
-            .stderr(Stdio::piped());
+        let program = Program {
+            path: running_program(&self.program.path),
+            ..self.program.clone()
+        };
+        let mut command = program.command();
+        command.env("RUST_BACKTRACE", "0").stderr(Stdio::piped());
         // Ctrl-C is for the parent: it finishes the current candidate, and the worker ends when its
         // input is closed.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let path = self.program.path.display();
-        let partner = Partner::start(&mut command).map_err(|reason| format!("{path}: {reason}"))?;
-        self.live = Some(partner);
+        let process = Process::start(&mut command, LONGEST).map_err(|reason| format!("{path}: {reason}"))?;
+        self.live = Some(process);
         self.started += 1;
         let (protocol, device, own) = (PROTOCOL, self.device.clone(), self.own.clone());
         let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device, own });
@@ -175,9 +166,11 @@ impl Worker {
                 let reason = format!("no answer while {doing} within {seconds:.1} s; its worker was killed");
                 return Err(Stop::Verdict(Verdict::Hung, reason));
             }
-            Err(Silence::Ended(how)) => return Err(died(how)),
-            Err(Silence::Outside(how)) => return Err(Stop::Outside(format!("while its worker was {doing}, {how}"))),
-            Err(Silence::Unreadable(error)) => return Err(died(error.to_string())),
+            Err(Silence::Ended(end)) if end.outside().is_some() => {
+                let how = Silence::Ended(end);
+                return Err(Stop::Outside(format!("while its worker was {doing}, {how}")));
+            }
+            Err(silence) => return Err(died(silence.to_string())),
         };
         let answer = serde_json::from_str(&line).ok();
         let no_answer = || {

@@ -16,6 +16,6 @@ mod serve;
 
 pub use compilers::{Compilers, compilers_for};
 pub use deadlines::Deadlines;
-pub use link::Program;
+pub use flashcore_bench::process::Program;
 pub(crate) use link::{Stop, Worker};
 pub use serve::serve;
