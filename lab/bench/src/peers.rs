@@ -3,7 +3,7 @@
 //! The bench runs inside the peers' process, not the other way round: a binding (Python's, say) calls
 //! [`run`](crate::run) with a [`PeerSource`] that makes subjects of its functions.
 
-use flashcore_problem::{DType, Lengths, Problem};
+use flashcore_problem::{DType, ElementType, Name, Problem, Task, TensorSpec};
 
 use crate::{Case, Subject};
 
@@ -70,51 +70,31 @@ impl PeerTensors {
         problem: &Problem,
         address: &dyn Fn(&str) -> Option<(u64, usize)>,
     ) -> PeerTensors {
-        let tensor = |name, dtype, shape: &[usize], strides: &[i64]| {
+        let tensor = |spec: TensorSpec| {
+            // Layouts have four dimensions; these have fewer.
+            let rank = match spec.name {
+                // No peer takes them.
+                Name::Sinks | Name::AlibiSlopes => return None,
+                Name::Lse => 3,
+                Name::QScale | Name::KScale | Name::VScale | Name::BlockTable => 2,
+                _ if spec.element == ElementType::I32 => 1,
+                _ => 4,
+            };
+            let (name, layout) = (spec.name.as_str(), spec.layout);
             let (address, bytes) = address(name)?;
             Some(PeerTensor {
                 name,
                 address,
                 bytes,
-                dtype: PeerType::Of(dtype),
-                shape: shape.to_vec(),
-                strides: strides.to_vec(),
+                dtype: match spec.element {
+                    ElementType::Float(dtype) => PeerType::Of(dtype),
+                    ElementType::I32 | ElementType::I64 => PeerType::I32,
+                },
+                shape: layout.shape[4 - rank..].to_vec(),
+                strides: layout.strides[4 - rank..].to_vec(),
             })
         };
-        let (dtype, batch, heads) = (problem.dtype(), problem.batch(), problem.num_kv_heads());
-        let mut layouts = vec![
-            ("q", dtype, *problem.q_layout()),
-            ("k", dtype, *problem.k_layout()),
-            ("v", dtype, *problem.v_layout()),
-            ("out", problem.out_dtype(), *problem.o_layout()),
-        ];
-        if let Some(gradients) = problem.gradient_layouts() {
-            layouts.push(("dout", problem.out_dtype(), gradients.dout));
-            layouts.extend(problem.outputs());
-        }
-        let of_layouts = layouts
-            .iter()
-            .map(|(name, dtype, layout)| tensor(name, *dtype, &layout.shape, &layout.strides));
-        let of_scales = ["q_scale", "k_scale", "v_scale"].into_iter();
-        let of_scales = of_scales.map(|name| tensor(name, DType::F32, &[batch, heads], &[heads as i64, 1]));
-        let [first, seq, heads, _] = problem.o_layout().shape;
-        let strides = [(heads * seq) as i64, seq as i64, 1];
-        let lse = tensor("lse", DType::F32, &[first, heads, seq], &strides);
-        let (entries, rows) = (problem.length_entries(), batch as i64);
-        let of_lengths = Lengths::<usize>::NAMES.into_iter().map(|name| {
-            let entries = *entries.named(name)?;
-            let columns = entries as i64 / rows;
-            let found = match name {
-                "block_table" => tensor(name, DType::F32, &[batch, columns as usize], &[columns, 1]),
-                _ => tensor(name, DType::F32, &[entries], &[1]),
-            };
-            Some(PeerTensor {
-                dtype: PeerType::I32,
-                ..found?
-            })
-        });
-        let tensors = of_layouts.chain(of_scales).chain([lse]).chain(of_lengths);
-        let tensors = tensors.flatten().collect();
+        let tensors = problem.tensors().into_iter().filter_map(tensor).collect();
         PeerTensors { place, tensors }
     }
 }
