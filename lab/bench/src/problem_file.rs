@@ -9,7 +9,7 @@ use flashcore_problem::{
     Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
 };
 use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::sequences::{Sequences, Values};
 use crate::{BenchError, Case, Result};
@@ -64,7 +64,7 @@ fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Entry>, D::Error> {
 
 /// One problem of a file. A field that is left out is as in the problem that `like` names, or else:
 /// one head, 128 rows and keys, a head_dim of 64, and the rest as [`Problem::builder`] has it.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: Option<String>,

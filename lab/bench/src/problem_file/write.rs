@@ -1,68 +1,47 @@
 //! Writes a problem as a file that reads as the same problem.
 
-use flashcore_problem::{Direction, Layout, Mask, Problem};
-use serde_json::{Map, Value, json};
+use flashcore_problem::{Direction, KvLengths, Layout, Mask, Problem, QLengths};
+use serde_json::{Value, json};
 
-use super::cases;
+use super::{Entry, cases};
 use crate::Case;
 
 /// A JSON file with one problem; `None` if the format cannot say all of it, such as strides or a mask that begins at
 /// the first key.
 pub fn text(case: &Case) -> Option<String> {
     let problem = &case.problem;
-    let mut keys = Map::new();
-    let mut set = |key: &str, value: Value| keys.insert(key.to_string(), value);
-    set("name", json!(case.name));
-    set("batch", json!(problem.batch()));
-    set("heads", json!(problem.num_heads()));
-    set("kv_heads", json!(problem.num_kv_heads()));
-    set("seq_q", json!(problem.seq_len_q()));
-    set("seq_kv", json!(problem.seq_len_kv()));
-    set("head_dim", json!(problem.head_dim()));
-    if problem.head_dim_v() != problem.head_dim() {
-        set("head_dim_v", json!(problem.head_dim_v()));
-    }
-    set("dtype", json!(problem.dtype().name()));
-    match problem.mask() {
-        Mask::FULL => None,
-        Mask::CAUSAL => set("causal", json!(true)),
-        mask => set("window", json!([mask.window_left, mask.window_right])),
+    let (mask, default_scale) = (problem.mask(), Problem::default_scale(problem.head_dim()));
+    let window = [mask.window_left, mask.window_right];
+    let entry = Entry {
+        name: Some(case.name.clone()),
+        batch: Some(problem.batch()),
+        heads: Some(problem.num_heads()),
+        kv_heads: Some(problem.num_kv_heads()),
+        seq_q: Some(problem.seq_len_q()),
+        seq_kv: Some(problem.seq_len_kv()),
+        head_dim: Some(problem.head_dim()),
+        head_dim_v: Some(problem.head_dim_v()).filter(|columns| *columns != problem.head_dim()),
+        dtype: Some(problem.dtype().name().to_string()),
+        causal: (mask == Mask::CAUSAL).then_some(true),
+        window: Some(window).filter(|_| ![Mask::FULL, Mask::CAUSAL].contains(&mask)),
+        softcap: problem.softcap(),
+        sinks: problem.sinks().map(|dtype| dtype.name().to_string()),
+        alibi: problem.alibi(),
+        scale: Some(problem.softmax_scale()).filter(|scale| *scale != default_scale),
+        layout: (*problem.q_layout() != Layout::bshd(problem.q_layout().shape)).then(|| "bhsd".to_string()),
+        q_lengths: Some(problem.q_lengths()).filter(|lengths| *lengths != QLengths::Equal),
+        kv_lengths: Some(problem.kv_lengths()).filter(|lengths| *lengths != KvLengths::Equal),
+        sequences: Some(case.sequences.clone()).filter(|sequences| !sequences.is_empty()),
+        values: case.values.clone(),
+        direction: (problem.direction() == Direction::Backward).then(|| "backward".to_string()),
+        deterministic: problem.deterministic().then_some(true),
+        batch_invariant: problem.batch_invariant(),
+        ..Entry::default()
     };
-    if let Some(cap) = problem.softcap() {
-        set("softcap", json!(cap));
-    }
-    if let Some(dtype) = problem.sinks() {
-        set("sinks", json!(dtype.name()));
-    }
-    if let Some(slopes) = problem.alibi() {
-        set("alibi", json!(slopes));
-    }
-    if problem.softmax_scale() != Problem::default_scale(problem.head_dim()) {
-        set("scale", json!(problem.softmax_scale()));
-    }
-    if *problem.q_layout() != Layout::bshd(problem.q_layout().shape) {
-        set("layout", json!("bhsd"));
-    }
-    if problem.direction() == Direction::Backward {
-        set("direction", json!("backward"));
-    }
-    if problem.deterministic() {
-        set("deterministic", json!(true));
-    }
-    if let Some(keys) = problem.batch_invariant() {
-        set("batch_invariant", json!(keys));
-    }
-    set("q_lengths", json!(problem.q_lengths()));
-    set("kv_lengths", json!(problem.kv_lengths()));
-    for key in ["q_lengths", "kv_lengths"] {
-        keys.retain(|known, value| known != key || *value != json!("equal"));
-    }
-    if !case.sequences.is_empty() {
-        keys.insert("sequences".to_string(), json!(case.sequences));
-    }
-    if let Some(values) = &case.values {
-        keys.insert("values".to_string(), json!(values));
-    }
+    let Ok(Value::Object(mut keys)) = serde_json::to_value(entry) else {
+        return None;
+    };
+    keys.retain(|_, value| !value.is_null());
     let text = format!("{}\n", json!([keys]));
     let read = cases(&text, false, None).ok()?;
     (read == [case.clone()]).then_some(text)
