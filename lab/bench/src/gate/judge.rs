@@ -3,9 +3,9 @@
 use std::fmt;
 
 use flashcore_check::render;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::{Baseline, Error, Evidence, State};
+use super::{Baseline, Computed, Error, Evidence, State};
 use crate::Options as Protocol;
 use crate::compare::compare;
 use crate::document::in_markdown;
@@ -48,7 +48,8 @@ pub enum CheckName {
 }
 
 /// How a check ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It holds.
     Passed,
@@ -86,14 +87,7 @@ pub struct Judged {
 
 impl fmt::Display for CheckName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            CheckName::Builds => "builds",
-            CheckName::Findings => "findings",
-            CheckName::Parity => "parity",
-            CheckName::Error => "error",
-            CheckName::Evidence => "evidence",
-            CheckName::Speed => "speed",
-        })
+        self.serialize(f)
     }
 }
 
@@ -108,12 +102,6 @@ impl fmt::Display for Outcome {
 }
 
 /// In lower case.
-impl Serialize for Outcome {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&self.to_string().to_lowercase().replace(' ', "_"))
-    }
-}
-
 impl Judged {
     /// Whether some check failed.
     pub fn failed(&self) -> bool {
@@ -216,11 +204,7 @@ fn builds(state: &State) -> Check {
 
 fn findings(state: &State) -> Check {
     let count = state.simulated.len();
-    let wrong = state.simulated.iter().filter_map(|one| {
-        let wrong = one.wrong.as_ref()?;
-        Some(format!("{} on {} for {}: {wrong}", one.kernel, one.case, one.card))
-    });
-    let wrong: Vec<String> = wrong.collect();
+    let wrong = wrong(&state.simulated);
     if count == 0 {
         return not_judged(CheckName::Findings, "no kernel was simulated");
     }
@@ -231,16 +215,25 @@ fn findings(state: &State) -> Check {
     check(CheckName::Findings, summary, wrong)
 }
 
+fn wrong(computed: &[Computed]) -> Vec<String> {
+    let wrong = computed.iter().filter_map(|one| {
+        let kernel = one.kernel.as_deref().unwrap_or("no kernel");
+        Some(format!(
+            "{} on {} by {kernel}: {}",
+            one.case,
+            one.on,
+            one.wrong.as_ref()?
+        ))
+    });
+    wrong.collect()
+}
+
 fn parity(state: &State) -> Check {
     let Some(device) = &state.device else {
         let why = "no device computed the set; the simulator compared its outputs with float64 (findings)";
         return not_judged(CheckName::Parity, why);
     };
-    let wrong = state.computed.iter().filter_map(|one| {
-        let kernel = one.kernel.as_deref().unwrap_or("no kernel");
-        Some(format!("{} by {kernel}: {}", one.case, one.wrong.as_ref()?))
-    });
-    let wrong: Vec<String> = wrong.collect();
+    let wrong = wrong(&state.computed);
     let summary = format!("{} problems on {device}, {} wrong", state.computed.len(), wrong.len());
     check(CheckName::Parity, summary, wrong)
 }

@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use flashcore::unstable::plans::{Plan, PlanTarget, Plans};
 use flashcore_check::mutate::plant;
 use flashcore_check::registers::{self, Unknown};
-use flashcore_check::{CheckOptions, check_plan};
 use flashcore_ir::{Kernel, Target};
 use flashcore_kernels::{KernelCache, select_among};
 use flashcore_problem::{InputKind, ProblemBuilder};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{Card, Error, Options, SEED};
-use crate::{Case, Result};
+use super::{Card, Computed, Options, SEED};
+use crate::{Case, Result, parity};
 
 /// The plan of a problem on a card, or why there is none.
 pub(super) struct Chosen<'a> {
@@ -36,21 +35,6 @@ pub struct Built {
     /// Bytes a thread that spill.
     pub spilled_bytes: Option<u32>,
     /// What is wrong.
-    pub wrong: Option<String>,
-}
-
-/// A kernel under the simulator.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Simulated {
-    /// The card.
-    pub card: String,
-    /// A problem that has this kernel and this mask; one sequence of it was simulated, with two heads.
-    pub case: String,
-    /// The kernel.
-    pub kernel: String,
-    /// Its error, if it has no finding.
-    pub error: Option<Error>,
-    /// Findings, refusals, or a wrong output.
     pub wrong: Option<String>,
 }
 
@@ -133,7 +117,7 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
 
 /// Simulates each kernel once with each mask, on one sequence of two heads: lengths, batch and heads are no part of a
 /// kernel.
-pub(super) fn simulate(options: &Options, chosen: &[Chosen<'_>], at: &(dyn Fn(&str) + Sync)) -> Vec<Simulated> {
+pub(super) fn simulate(options: &Options, chosen: &[Chosen<'_>], at: &(dyn Fn(&str) + Sync)) -> Vec<Computed> {
     let mut kernels: BTreeMap<(&str, String, String), (&Plan, &Chosen<'_>)> = BTreeMap::new();
     for one in chosen {
         let Ok(plan) = &one.plan else { continue };
@@ -175,35 +159,13 @@ fn reduced(plan: &Plan, card: &Card) -> Plan {
         .unwrap_or_else(|| plan.clone())
 }
 
-fn simulate_one(options: &Options, plan: &Plan, one: &Chosen<'_>) -> Simulated {
+fn simulate_one(options: &Options, plan: &Plan, one: &Chosen<'_>) -> Computed {
     let mut plan = reduced(plan, one.card);
     if let Some(operator) = options.plant {
         // A kernel without such a place stays as it is.
         let _ = plant(&mut plan, operator, 1);
     }
-    let mut check = CheckOptions {
-        inputs: InputKind::Normal,
-        seed: SEED,
-        ..CheckOptions::default()
-    };
-    check.sim.chip = one.card.chip;
-    let kernel = plan.config.to_string();
-    let (wrong, gate) = match check_plan(&plan, &check) {
-        Ok(report) => (report.fault(), report.gate),
-        Err(why) => (Some(why.to_string()), None),
-    };
-    let error = gate.filter(|_| wrong.is_none()).map(|gate| Error {
-        on: format!("sim {}", one.card.name),
-        case: one.case.name.clone(),
-        kernel: kernel.clone(),
-        frobenius: gate.out.frobenius,
-        max_abs: gate.out.max_abs,
-    });
-    Simulated {
-        card: one.card.name.clone(),
-        case: one.case.name.clone(),
-        kernel,
-        error,
-        wrong,
-    }
+    let found = parity::simulate(&plan, one.card.chip, InputKind::Normal, SEED);
+    let on = format!("sim {}", one.card.name);
+    Computed::new(on, one.case, Some(plan.config.to_string()), found)
 }

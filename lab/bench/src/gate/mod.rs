@@ -16,17 +16,17 @@ use flashcore::Device;
 use flashcore_check::mutate::Operator;
 use flashcore_ir::{Chip, Profile};
 use flashcore_kernels::Config;
-use flashcore_problem::InputKind;
+use flashcore_problem::{Comparison, InputKind};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::parity::Engine;
+use crate::parity::{Engine, Wrong};
 use crate::{Case, Result, problems};
 
 pub use baseline::Baseline;
 pub use evidence::Evidence;
 pub use judge::{Allowed, Check, CheckName, Judged, Outcome, judge};
-pub use kernels::{Built, Simulated};
+pub use kernels::Built;
 
 /// The problem set that is examined.
 pub const ACCEPTANCE: &str = "acceptance";
@@ -67,24 +67,45 @@ pub struct State {
     /// Why spills are unknown, where there is no assembler.
     pub unassembled: Option<String>,
     /// One simulation for each kernel and kind of mask.
-    pub simulated: Vec<Simulated>,
+    pub simulated: Vec<Computed>,
     /// The set on the device.
     pub computed: Vec<Computed>,
     /// The device; `None` if there was none.
     pub device: Option<String>,
 }
 
-/// A problem on the device.
+/// A kernel that computed a problem.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Computed {
-    /// Name of the problem.
+    /// Where: `sim l4`, `cpu`, `sm_90`.
+    pub on: String,
+    /// Name of the problem. The simulator computed one sequence of it, with two heads.
     pub case: String,
     /// The kernel; `None` if there is none.
     pub kernel: Option<String>,
     /// Its error, if it is right.
     pub error: Option<Error>,
-    /// What is wrong.
+    /// Findings, refusals, or a wrong output.
     pub wrong: Option<String>,
+}
+
+impl Computed {
+    fn new(on: String, case: &Case, kernel: Option<String>, found: std::result::Result<Comparison, Wrong>) -> Computed {
+        let case = case.name.clone();
+        Computed {
+            error: found.as_ref().ok().map(|found| Error {
+                on: on.clone(),
+                case: case.clone(),
+                kernel: kernel.clone().unwrap_or_default(),
+                frobenius: found.frobenius,
+                max_abs: found.max_abs,
+            }),
+            wrong: found.err().map(|wrong| wrong.to_string()),
+            on,
+            case,
+            kernel,
+        }
+    }
 }
 
 /// An error against float64. Two builds are compared by the relative one: the largest is one element's, and varies
@@ -106,8 +127,8 @@ pub struct Error {
 impl State {
     /// Every error that was found.
     pub fn errors(&self) -> impl Iterator<Item = &Error> {
-        let simulated = self.simulated.iter().filter_map(|simulated| simulated.error.as_ref());
-        simulated.chain(self.computed.iter().filter_map(|computed| computed.error.as_ref()))
+        let all = self.simulated.iter().chain(&self.computed);
+        all.filter_map(|computed| computed.error.as_ref())
     }
 }
 
@@ -144,26 +165,14 @@ fn compute(device: &Device, kernel: Option<Config>, cases: &[Case]) -> Vec<Compu
     let one = |case: &Case| {
         let given = kernel.and_then(|config| engine.given(&case.problem, config));
         let drawn = given.unwrap_or_else(|| engine.choice(&case.problem));
-        let found = drawn.map(|drawn| {
-            let found = engine.compute(&drawn, &case.problem, (InputKind::Normal, SEED), None);
-            (drawn.kernel.to_string(), found)
-        });
-        let (kernel, found) = match found {
-            Ok((kernel, found)) => (Some(kernel), found),
+        let (kernel, found) = match drawn {
+            Ok(drawn) => {
+                let found = engine.compute(&drawn, &case.problem, (InputKind::Normal, SEED), None);
+                (Some(drawn.kernel.to_string()), found.map(|found| found.out))
+            }
             Err(why) => (None, Err(why)),
         };
-        Computed {
-            case: case.name.clone(),
-            error: found.as_ref().ok().map(|found| Error {
-                on: on.clone(),
-                case: case.name.clone(),
-                kernel: kernel.clone().unwrap_or_default(),
-                frobenius: found.out.frobenius,
-                max_abs: found.out.max_abs,
-            }),
-            kernel,
-            wrong: found.err().map(|wrong| wrong.to_string()),
-        }
+        Computed::new(on.clone(), case, kernel, found)
     };
     cases.par_iter().map(one).collect()
 }

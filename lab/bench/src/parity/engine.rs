@@ -355,7 +355,7 @@ fn backward(attention: &Attention, problem: &Problem, inputs: &Inputs, seed: u64
 }
 
 /// Simulates a plan under one schedule.
-fn simulate(plan: &Plan, chip: Chip, inputs: InputKind, seed: u64) -> Result<Comparison, Wrong> {
+pub(crate) fn simulate(plan: &Plan, chip: Chip, inputs: InputKind, seed: u64) -> Result<Comparison, Wrong> {
     let mut options = CheckOptions {
         inputs,
         seed,
