@@ -76,13 +76,8 @@ pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart> {
         vec![case, subject, times(shape.speedup), bracketed(Some(shape.interval))]
     };
     let shapes = rows.iter().flat_map(|row| row.cells.iter().flatten());
-    Ok(Chart {
-        title: title(base),
-        drawing,
-        about,
-        columns: vec!["problem", "kernel", "speed-up", "interval"],
-        rows: shapes.map(numbers).collect(),
-    })
+    let columns = ["problem", "kernel", "speed-up", "interval"];
+    Ok(Chart::new(drawing, about, &columns, shapes.map(numbers).collect()))
 }
 
 fn title(base: &str) -> String {

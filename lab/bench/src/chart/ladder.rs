@@ -50,7 +50,6 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
         [] => all(result),
         names => names.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?,
     };
-    let title = title(case);
     let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
     about.extend(identity(report));
     let row = |rung: &Rung| {
@@ -63,13 +62,9 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
             speedup(&rungs, rung),
         ]
     };
-    Ok(Chart {
-        drawing: draw(&title, &rungs),
-        title,
-        about,
-        columns: vec!["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"],
-        rows: rungs.iter().map(row).collect(),
-    })
+    let columns = ["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"];
+    let drawing = draw(&title(case), &rungs);
+    Ok(Chart::new(drawing, about, &columns, rungs.iter().map(row).collect()))
 }
 
 /// The drawing of a result's kernels, the slowest first, then its peers. `name` is what a kernel is called.

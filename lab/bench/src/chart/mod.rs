@@ -10,7 +10,7 @@ mod ladder;
 mod roofline;
 mod speed;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 pub(crate) use bars::{Shares, bars};
 pub use grid::ratio;
@@ -22,6 +22,7 @@ pub(crate) use roofline::{Point, Roof, roofline};
 pub use speed::Speed;
 pub(crate) use speed::{is_drawn, work_of};
 
+use crate::document::{Cell, Document, Section, Table};
 use crate::report::Report;
 
 /// Width of a chart for phones in its own units, about pixels there. Wider screens scale it up to [`MAX_PX`].
@@ -73,15 +74,6 @@ fn style(if_dark: &str) -> String {
     let (light, dark) = (rules(false), rules(true));
     format!("{SHAPES}{light}{if_dark}{{{dark}}}")
 }
-
-const PAGE_STYLE: &str = "\
-:root{--page:#ffffff;--ink:#1b1f24;--soft:#5c6670;--line:#d5dae0}\
-@media(prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8ebee;--soft:#a3adb8;--line:#353c44}}\
-body{margin:1rem auto;padding:0 .75rem;max-width:680px;background:var(--page);color:var(--ink);\
-font:15px/1.45 system-ui,sans-serif}h1{font-size:1.25rem;margin:0 0 .25rem}p{margin:.25rem 0;color:var(--soft)}\
-svg{display:block;width:100%;height:auto;margin:1rem 0}.wide{overflow-x:auto}table{border-collapse:collapse;\
-font-size:13px}th,td{padding:.2rem .6rem .2rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
-th:first-child,td:first-child{text-align:left}";
 
 /// A picture: what is inside of an SVG element, and its size.
 #[derive(Clone, Debug)]
@@ -150,11 +142,25 @@ pub struct Chart {
     title: String,
     about: Vec<String>,
     drawing: Drawing,
-    columns: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
+    table: Table,
 }
 
 impl Chart {
+    /// `rows` begin with a name, and go on with numbers.
+    fn new(drawing: Drawing, about: Vec<String>, columns: &[&'static str], rows: Vec<Vec<String>>) -> Chart {
+        let kinds = || std::iter::once(Cell::Text as fn(String) -> Cell).chain(std::iter::repeat(Cell::Number as _));
+        let cells = |row: Vec<String>| kinds().zip(row).map(|(kind, text)| kind(text)).collect();
+        Chart {
+            title: drawing.title.clone(),
+            about,
+            drawing,
+            table: Table {
+                rows: rows.into_iter().map(cells).collect(),
+                ..Table::new("The numbers of the chart.", columns)
+            },
+        }
+    }
+
     /// The chart alone.
     pub fn svg(&self) -> String {
         self.drawing.alone().into_string()
@@ -162,36 +168,15 @@ impl Chart {
 
     /// The chart in a page: heading, what it is about, the chart, its numbers as a table.
     pub fn html(&self) -> String {
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    meta name="color-scheme" content="light dark";
-                    title { (self.title) }
-                    style { (PreEscaped(PAGE_STYLE)) }
-                }
-                body {
-                    h1 { (self.title) }
-                    @for line in &self.about {
-                        p { (line) }
-                    }
-                    (self.drawing.alone())
-                    div.wide {
-                        table {
-                            thead { tr { @for column in &self.columns { th { (column) } } } }
-                            tbody {
-                                @for row in &self.rows {
-                                    tr { @for field in row { td { (field) } } }
-                                }
-                            }
-                        }
-                    }
-                }
-            }
+        let mut section = Section::default();
+        section.draw(self.drawing.clone(), "The table below has the numbers.");
+        section.tabulate(self.table.clone());
+        let document = Document {
+            title: self.title.clone(),
+            about: self.about.clone(),
+            sections: vec![section],
         };
-        page.into_string()
+        document.html()
     }
 }
 

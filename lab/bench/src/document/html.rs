@@ -59,16 +59,20 @@ pub(super) fn page(document: &Document) -> String {
                     h1 { (document.title) }
                     @for line in &document.about { p.about { (line) } }
                 }
-                nav aria-label="Contents" {
-                    ul {
-                        @for (place, section) in &sections {
-                            @if section.level == 2 { li { a href={ "#s" (place) } { (section.title) } } }
+                @if first.is_some() {
+                    nav aria-label="Contents" {
+                        ul {
+                            @for (place, section) in &sections {
+                                @if section.level == 2 { li { a href={ "#s" (place) } { (section.title) } } }
+                            }
                         }
                     }
                 }
                 main {
                     @for (place, section) in &sections {
                         @match section.level {
+                            // The heading of the page is its own.
+                            0 => {}
                             2 => h2 id={ "s" (place) } class=[(Some(*place) == first).then_some("first")] { (section.title) },
                             _ => h3 id={ "s" (place) } { (section.title) },
                         }

@@ -30,13 +30,8 @@ impl Speed {
             let series = SERIES[point.series].0.to_string();
             vec![problem, series, point.subject.clone(), value, low, high]
         });
-        Chart {
-            title: self.heading(),
-            about: self.about.clone(),
-            drawing: self.draw(),
-            columns: vec!["problem", "series", "subject", "TFLOP/s", "10th percentile", "90th"],
-            rows: rows.collect(),
-        }
+        let columns = ["problem", "series", "subject", "TFLOP/s", "10th percentile", "90th"];
+        Chart::new(self.draw(), self.about.clone(), &columns, rows.collect())
     }
 
     /// On how many problems FlashCore is the quickest, of those that have a peer.
