@@ -20,55 +20,84 @@ pub struct Insight {
     pub saves_at_most: f64,
 }
 
-/// Reasons to wait by ncu's names, with what warps wait for and what helps. Meaning: Nsight Compute documentation,
-/// "Warp Stall Reasons".
-const WAITS: [(&str, &str, &str); 8] = [
-    (
-        "long_scoreboard",
+/// A reason to wait. Meaning: Nsight Compute documentation, "Warp Stall Reasons".
+#[derive(Clone, Copy, Debug)]
+pub struct Wait {
+    /// ncu's name of it for a launch, and for a line.
+    pub names: [&'static str; 2],
+    /// What warps wait for.
+    pub what: &'static str,
+    /// What helps, and names of levers.
+    pub helps: &'static str,
+    /// Levers with the direction that may help, such as `stages+ warps-`.
+    pub turns: &'static str,
+}
+
+const fn wait(names: [&'static str; 2], what: &'static str, helps: &'static str, turns: &'static str) -> Wait {
+    Wait {
+        names,
+        what,
+        helps,
+        turns,
+    }
+}
+
+/// Every known reason.
+pub const WAITS: [Wait; 8] = [
+    wait(
+        ["long_scoreboard", "long_sb"],
         "global memory",
         "load earlier: more stages of cp.async or TMA, more warps or blocks, wider loads (levers stages, warps, splits)",
+        "stages+ min_blocks+ warps+ kv_warps+ splits+ vector_bytes+",
     ),
-    (
-        "short_scoreboard",
+    wait(
+        ["short_scoreboard", "short_sb"],
         "shared memory or exponentials",
         "keep Q in registers, read with ldmatrix, exponentiate a K block earlier (levers q, stages, rescale)",
+        "q_in_registers+ cols+ min_blocks+ rescale+",
     ),
-    (
-        "mio_throttle",
+    wait(
+        ["mio_throttle", "mio"],
         "the queue of shared memory",
         "fewer and wider accesses: Q in registers, ldmatrix.x4, larger tiles (levers q, tile)",
+        "q_in_registers+ warps- kv_warps- rows+ tile+",
     ),
-    (
-        "barrier",
+    wait(
+        ["barrier", "barrier"],
         "other warps at a barrier",
         "fewer warps a barrier, or more K columns a step (levers warps, tile, stages)",
+        "warps- kv_warps- min_blocks+ pingpong- cols+ stages+",
     ),
-    (
-        "math_pipe_throttle",
+    wait(
+        ["math_pipe_throttle", "math"],
         "a busy pipe",
         "fewer instructions there: rescale the output only if the maximum rises (lever rescale)",
+        "rescale+ cols+ rows+ warps-",
     ),
-    (
-        "wait",
+    wait(
+        ["wait", "wait"],
         "the instruction before",
         "more independent work: another warp or block on the SM, two tiles in turn (levers warps, pingpong)",
+        "min_blocks+ warps+ pingpong+ rescale+ rows+",
     ),
-    (
-        "lg_throttle",
+    wait(
+        ["lg_throttle", "lg"],
         "the queue of global memory",
         "wider loads of neighbouring addresses (levers vector width, tile)",
+        "vector_bytes+ tile+",
     ),
-    (
-        "membar",
+    wait(
+        ["membar", "membar"],
         "a memory barrier",
         "fewer fences: partial results without atomics (lever splits)",
+        "splits-",
     ),
 ];
 
 /// Share of samples from which on a reason to wait is a bottleneck, per cent.
-const WAITING: f64 = 15.0;
+pub const WAITING: f64 = 15.0;
 /// Share of wavefronts by bank conflicts from which on they are one.
-const WASTEFUL: f64 = 0.05;
+pub const WASTEFUL: f64 = 0.05;
 /// Busy share from which on a unit binds, per cent.
 const BOUND: f64 = 60.0;
 /// Share of tensor cores that is none, and of the FMA pipe that does products, per cent.
@@ -149,14 +178,11 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
             "compute a part of the exponentials by a polynomial on the FMA pipe",
         );
     }
-    for (reason, what, lever) in WAITS.iter().filter(|_| !memory_binds) {
-        let share = profile.stalls.get(*reason).copied().unwrap_or(0.0);
+    for wait in WAITS.iter().filter(|_| !memory_binds) {
+        let share = profile.stalls.get(wait.names[0]).copied().unwrap_or(0.0);
         if share >= WAITING {
-            add(
-                share,
-                format!("{share:.0} % of the samples of warps wait for {what}"),
-                lever,
-            );
+            let evidence = format!("{share:.0} % of the samples of warps wait for {}", wait.what);
+            add(share, evidence, wait.helps);
         }
     }
     found.sort_by(|a, b| b.saves_at_most.total_cmp(&a.saves_at_most));

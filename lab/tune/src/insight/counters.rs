@@ -1,77 +1,11 @@
 //! Rules from measured counters of a candidate to changes that may pay. Each names what was measured, the line that
 //! waits for it most, and what it costs at most, per cent of the time.
 
-use flashcore_bench::profile::{KernelProfile, LineProfile};
+use flashcore_bench::profile::{KernelProfile, LineProfile, WAITING, WAITS, WASTEFUL};
 
 use super::claim::ClaimKind;
 use super::rules::Reason;
 
-/// A reason to wait, as ncu calls it for a launch and for a line, with what may help.
-struct Wait {
-    reason: &'static str,
-    of_line: &'static str,
-    kind: ClaimKind,
-    what: &'static str,
-    turns: &'static str,
-}
-
-/// Reasons to wait that levers change. Meaning: Nsight Compute documentation, "Warp Stall Reasons".
-const WAITS: [Wait; 7] = [
-    Wait {
-        reason: "long_scoreboard",
-        of_line: "long_sb",
-        kind: ClaimKind::Latency,
-        what: "wait for global memory",
-        turns: "stages+ min_blocks+ warps+ kv_warps+ splits+ vector_bytes+",
-    },
-    Wait {
-        reason: "short_scoreboard",
-        of_line: "short_sb",
-        kind: ClaimKind::SharedMemory,
-        what: "wait for shared memory or exponentials",
-        turns: "q_in_registers+ cols+ min_blocks+ rescale+",
-    },
-    Wait {
-        reason: "mio_throttle",
-        of_line: "mio",
-        kind: ClaimKind::SharedMemory,
-        what: "wait for the queue of shared memory",
-        turns: "q_in_registers+ warps- kv_warps- rows+ tile+",
-    },
-    Wait {
-        reason: "barrier",
-        of_line: "barrier",
-        kind: ClaimKind::Latency,
-        what: "wait at barriers",
-        turns: "warps- kv_warps- min_blocks+ pingpong- cols+ stages+",
-    },
-    Wait {
-        reason: "math_pipe_throttle",
-        of_line: "math",
-        kind: ClaimKind::Arithmetic,
-        what: "wait for a busy pipe",
-        turns: "rescale+ cols+ rows+ warps-",
-    },
-    Wait {
-        reason: "wait",
-        of_line: "wait",
-        kind: ClaimKind::Latency,
-        what: "wait for the instruction before",
-        turns: "min_blocks+ warps+ pingpong+ rescale+ rows+",
-    },
-    Wait {
-        reason: "lg_throttle",
-        of_line: "lg",
-        kind: ClaimKind::Uncoalesced,
-        what: "wait for the queue of global memory",
-        turns: "vector_bytes+ tile+",
-    },
-];
-
-/// Share of samples from which on a reason to wait is a bottleneck, per cent.
-const WAITING: f64 = 15.0;
-/// Share of wavefronts by bank conflicts from which on they are one.
-const WASTEFUL: f64 = 0.05;
 /// Busy share of device memory from which on it binds, per cent: the reports' goal.
 const BOUND: f64 = 65.0;
 
@@ -104,17 +38,16 @@ pub(super) fn reasons(counters: &KernelProfile) -> Vec<Reason> {
         });
     } else {
         for wait in WAITS {
-            let share = counters.stalls.get(wait.reason).copied().unwrap_or(0.0);
-            if share < WAITING {
+            let [reason, of_line] = wait.names;
+            let share = counters.stalls.get(reason).copied().unwrap_or(0.0);
+            let Some(kind) = kind(reason).filter(|_| share >= WAITING) else {
                 continue;
-            }
-            let at = counters
-                .lines
-                .iter()
-                .find(|line| line.waits_for.as_deref() == Some(wait.of_line));
+            };
+            let mut lines = counters.lines.iter();
+            let at = lines.find(|line| line.waits_for.as_deref() == Some(of_line));
             reasons.push(Reason {
-                kind: wait.kind,
-                evidence: format!("ncu: {share:.0} % of the samples of warps {}", wait.what),
+                kind,
+                evidence: format!("ncu: {share:.0} % of the samples of warps wait for {}", wait.what),
                 line: at.map(place),
                 turns: wait.turns,
                 costs: Some(share),
@@ -124,6 +57,17 @@ pub(super) fn reasons(counters: &KernelProfile) -> Vec<Reason> {
     let costs = |reason: &Reason| reason.costs.unwrap_or(0.0);
     reasons.sort_by(|a, b| costs(b).total_cmp(&costs(a)));
     reasons
+}
+
+/// The kind of claim that a reason to wait makes; none of a memory barrier, which no kernel waits for.
+fn kind(reason: &str) -> Option<ClaimKind> {
+    Some(match reason {
+        "long_scoreboard" | "barrier" | "wait" => ClaimKind::Latency,
+        "short_scoreboard" | "mio_throttle" => ClaimKind::SharedMemory,
+        "math_pipe_throttle" => ClaimKind::Arithmetic,
+        "lg_throttle" => ClaimKind::Uncoalesced,
+        _ => return None,
+    })
 }
 
 fn place(line: &LineProfile) -> String {
