@@ -5,9 +5,7 @@
 
 use std::fmt;
 
-use flashcore_problem::{
-    Comparison, DType, Layout, Lengths, POISON, Problem, ProblemError, Tensor, TensorView, Tolerance,
-};
+use flashcore_problem::{Comparison, DType, Layout, Lengths, POISON, Problem, ProblemError, Tensor, TensorView};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -431,9 +429,8 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
     let count = |is: fn(&f32) -> bool| of_rows.iter().filter(|value| is(value)).count();
     let unwritten = count(|value| value.to_ne_bytes() == [POISON; 4]);
     let nan = count(|value| value.is_nan());
-    let (problem, tolerance) = (rig.problem(), Tolerance::of(rig.problem().dtype()));
-    let comparison = flashcore_problem::compare_lse(problem, &lse, rig.expected(seed).of_output(), tolerance)
-        .map_err(|error| Trouble::new(error.to_string()))?;
+    let comparison = rig.expected(seed).compare_lse(rig.problem(), &lse);
+    let comparison = comparison.map_err(|error| Trouble::new(error.to_string()))?;
     let of_all = |count: usize, what: &str| format!("the log-sum-exp of {count} of {} rows {what}", of_rows.len());
     Ok(if unwritten > 0 {
         Some((Reason::Unwritten, of_all(unwritten, "was never written")))

@@ -2,7 +2,7 @@
 
 use flashcore_problem::{
     Comparison, GradientRow, Gradients, Problem, ProblemError, ReferenceRow, Tensor, Tolerance, compare,
-    compare_gradient,
+    compare_gradient, compare_lse,
 };
 
 /// Right rows, all of them or some.
@@ -73,5 +73,13 @@ impl Expected {
         };
         let pairs = names.zip(outs).zip(0..);
         pairs.map(|(pair, at)| compared(pair, at)).collect()
+    }
+
+    /// Compares a log-sum-exp in these rows.
+    ///
+    /// # Errors
+    /// One of another length.
+    pub fn compare_lse(&self, problem: &Problem, lse: &[f32]) -> Result<Comparison, ProblemError> {
+        compare_lse(problem, lse, self.of_output(), Tolerance::of(problem.dtype()))
     }
 }

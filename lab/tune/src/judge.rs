@@ -4,7 +4,7 @@
 use flashcore_bench::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS};
 use flashcore_bench::{Expected, ExpectedOutputs, draw, expected};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{InputKind, Problem, ProblemBuilder, ProblemError, Tolerance, compare_lse};
+use flashcore_problem::{InputKind, Problem, ProblemBuilder, ProblemError};
 use rayon::prelude::*;
 
 use crate::error::TuneError;
@@ -104,26 +104,19 @@ impl Adversary {
         if given != needed {
             return Ok(Err(format!("an output of {given} B in place of {needed} B")));
         }
-        let outs = self.right.compare(problem, &written.tensors(problem))?;
-        let lse = match problem.writes_lse() {
-            true => {
-                let (lse, rows) = (floats(&written.lse), self.right.of_output());
-                Some(compare_lse(problem, &lse, rows, Tolerance::of(problem.dtype()))?)
-            }
-            false => None,
-        };
-        let name = |name| {
-            if outs.len() > 1 {
-                format!("{name} ")
-            } else {
+        let mut found = self.right.compare(problem, &written.tensors(problem))?;
+        // Of a single output the name says nothing.
+        let is_single = found.len() == 1;
+        if problem.writes_lse() {
+            found.push(("log-sum-exp", self.right.compare_lse(problem, &floats(&written.lse))?));
+        }
+        let wrong = found.iter().enumerate().find(|(_, (_, found))| !found.passed);
+        Ok(wrong.map_or(Ok(()), |(at, (what, found))| {
+            let what = if is_single && at == 0 {
                 String::new()
-            }
-        };
-        let found = outs.iter().map(|(output, found)| (name(output), *found));
-        let mut wrong = found
-            .chain(lse.map(|found| ("log-sum-exp ".to_string(), found)))
-            .filter(|(_, found)| !found.passed);
-        Ok(wrong.next().map_or(Ok(()), |(what, found)| {
+            } else {
+                format!("{what} ")
+            };
             Err(format!("{what}with {} inputs on {problem}: {found}", self.kind))
         }))
     }
