@@ -9,41 +9,53 @@ use serde_json::json;
 use crate::{CODE, Card, DIM, Failure, HEAD, Outcome, Page, judged_run, list, simulated, style, without_gpu};
 
 pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
-    if as_json {
-        return json_run();
-    }
     let version = env!("CARGO_PKG_VERSION");
-    style::print(&format!(
-        "{HEAD}FlashCore {version}{HEAD:#} {DIM}· is fused attention correct on this machine, and how fast is it?{DIM:#}\n"
-    ));
+    if !as_json {
+        style::print(&format!(
+            "{HEAD}FlashCore {version}{HEAD:#} {DIM}· is fused attention correct on this machine, and how fast is it?{DIM:#}\n"
+        ));
+    }
     let problem = Problem::named("mission")?;
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
     let case = Case::new("mission", problem.clone());
     let run = judged_run::compute(device, &case, None, InputKind::Normal, 0)?;
-    let mut page = Page::default();
-    let (heads, rows, columns) = (problem.num_heads(), problem.seq_len_q(), problem.head_dim());
-    let dtype = problem.dtype().name();
-    let shape = format!("{heads} heads, {rows} queries and keys, head_dim {columns}, {dtype}");
-    page.heading(format_args!("Attention on {}", run.device), shape);
-    run.add(&mut page);
-    page.print();
-    let mut outcome = Outcome::of(run.gate.passed());
-
-    let mut page = Page::default();
-    if !has_gpu {
+    if !as_json {
+        // The answer, before what takes longer.
+        let mut page = Page::default();
+        let (heads, rows, columns) = (problem.num_heads(), problem.seq_len_q(), problem.head_dim());
+        let dtype = problem.dtype().name();
+        let shape = format!("{heads} heads, {rows} queries and keys, head_dim {columns}, {dtype}");
+        page.heading(format_args!("Attention on {}", run.device), shape);
+        run.add(&mut page);
+        page.print();
+    }
+    let simulated = (!has_gpu).then(|| -> Result<_, Failure> {
         let card = Card::default();
         let plan = simulated::plan(&problem, card, None)?.plan;
-        let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
+        Ok((
+            card,
+            simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?,
+        ))
+    });
+    let simulated = simulated.transpose()?;
+    let outcome = match (&simulated, Outcome::of(run.gate.passed())) {
+        (Some((_, report)), Outcome::Clean) => simulated::outcome(report),
+        (_, outcome) => outcome,
+    };
+    if as_json {
+        let checked = simulated.as_ref().map(|(_, report)| simulated::json(report));
+        style::print_json(&json!({ "answer": run.json(&problem, Some("mission")), "simulated": checked }));
+        return Ok(outcome);
+    }
+    let mut page = Page::default();
+    if let Some((card, report)) = &simulated {
         let planned = format!("planned for {}", card.title());
         page.heading("The GPU kernel, simulated on the CPU", planned);
         let spinner = style::spinner("predicting");
         page.field("predicted", without_gpu::predicted(&problem));
         drop(spinner);
-        simulated::add(&mut page, &report);
-        if outcome == Outcome::Clean {
-            outcome = simulated::outcome(&report);
-        }
+        simulated::add(&mut page, report);
     }
     page.line(format_args!("\n{HEAD}Devices{HEAD:#}"));
     list::add_devices(&mut page);
@@ -71,27 +83,6 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     }
     page.print();
     Ok(outcome)
-}
-
-/// The judged run and, where there is no GPU, the check of the GPU kernel, as one object.
-fn json_run() -> Result<Outcome, Failure> {
-    let problem = Problem::named("mission")?;
-    let device = Device::best();
-    let has_gpu = matches!(device, Device::Cuda(_));
-    let case = Case::new("mission", problem.clone());
-    let run = judged_run::compute(device, &case, None, InputKind::Normal, 0)?;
-    let simulated = (!has_gpu).then(|| {
-        let plan = simulated::plan(&problem, Card::default(), None)?.plan;
-        simulated::check(&plan, &simulated::options(InputKind::Normal, 0))
-    });
-    let simulated = simulated.transpose()?;
-    let checked = simulated.as_ref().map(simulated::json);
-    style::print_json(&json!({ "answer": run.json(&problem, Some("mission")), "simulated": checked }));
-    let outcome = Outcome::of(run.gate.passed());
-    Ok(match simulated {
-        Some(report) if outcome == Outcome::Clean => simulated::outcome(&report),
-        _ => outcome,
-    })
 }
 
 /// How this program was called, to be typed again.
