@@ -27,7 +27,7 @@ pub(crate) struct TuneArgs {
     /// `python3 -m flashcore_attn.ray`. --device names a device for each, also one name several times
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) workers: Option<String>,
-    /// exhaustive, random, hill, single, elite, niches (the last three also with +insights), ranked; see
+    /// exhaustive, random, single, elite, niches (the last three also with +insights), ranked; see
     /// docs/tune.md [default: ranked; elite without a cost model of the device]
     #[arg(long, value_name = "NAME", help_heading = "Search")]
     pub(crate) strategy: Option<Kind>,

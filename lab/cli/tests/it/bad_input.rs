@@ -269,7 +269,7 @@ const USAGE: &[(&str, &str)] = &[
     ("sing", "unrecognized subcommand 'sing'"),
     (
         "tune --strategy magic",
-        "strategy is magic; allowed: exhaustive, random, hill",
+        "strategy is magic; allowed: exhaustive, random, single",
     ),
     ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
     ("tune tiny --device cpu --counters", "the device is the CPU"),

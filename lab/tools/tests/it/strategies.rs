@@ -237,10 +237,10 @@ fn a_replay_only_gets_better_and_ends_at_the_best() {
 #[test]
 fn strategies_are_compared_over_seeds() {
     let table = table();
-    let kinds = [Kind::Random, Kind::HillClimbing];
+    let kinds = [Kind::Random, Kind::Evolution(Population::Elite)];
     let compared = compare(&table, &kinds, 20, 120, None).unwrap();
-    let [chance, climbing] = &compared[..] else { panic!() };
-    assert!(climbing.trials_within[1].unwrap() < chance.trials_within[1].unwrap());
+    let [chance, elite] = &compared[..] else { panic!() };
+    assert!(elite.trials_within[1].unwrap() < chance.trials_within[1].unwrap());
     assert_eq!(chance.medians.len(), 120);
     assert!(chance.trials_within.is_sorted());
 }

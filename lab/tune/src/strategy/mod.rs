@@ -20,7 +20,7 @@ use evolve::Evolution;
 pub use evolve::Population;
 pub use outside::Outside;
 use ranked::Ranked;
-use simple::{Exhaustive, HillClimbing, RandomSearch};
+use simple::{Exhaustive, RandomSearch};
 
 /// A candidate and why it is proposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +66,6 @@ pub enum Kind {
     Exhaustive,
     /// Random configs.
     Random,
-    /// The next better neighbour, and a new start if there is none.
-    HillClimbing,
     /// Evolution.
     Evolution(Population),
     /// Evolution with mutations weighted by claims.
@@ -77,10 +75,9 @@ pub enum Kind {
 }
 
 /// Every strategy in this process and its name.
-const NAMES: [(Kind, &str); 10] = [
+const NAMES: [(Kind, &str); 9] = [
     (Kind::Exhaustive, "exhaustive"),
     (Kind::Random, "random"),
-    (Kind::HillClimbing, "hill"),
     (Kind::Evolution(Population::Single), "single"),
     (Kind::Evolution(Population::Elite), "elite"),
     (Kind::Evolution(Population::Niches), "niches"),
@@ -118,7 +115,6 @@ impl Kind {
         Ok(match self {
             Kind::Exhaustive => Box::new(Exhaustive::default()),
             Kind::Random => Box::new(RandomSearch(Rng::stream(seed, 1))),
-            Kind::HillClimbing => Box::new(HillClimbing::new(seed)),
             Kind::Evolution(population) => Box::new(Evolution::new(population, seed, None)),
             Kind::Informed(population) => Box::new(Evolution::new(population, seed, Some(needed(population)?))),
             Kind::Ranked => {

@@ -47,61 +47,6 @@ pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<S
         .find(|id| !history.is_seen(id) && space.admits(id).is_ok())
 }
 
-/// Moves to the first neighbour that is faster, and starts again elsewhere if there is none.
-#[derive(Debug)]
-pub(super) struct HillClimbing {
-    rng: Rng,
-    at: Option<String>,
-    around: Vec<String>,
-    seen: usize,
-}
-
-impl HillClimbing {
-    /// Begins at the first config that was timed.
-    pub(super) fn new(seed: u64) -> HillClimbing {
-        HillClimbing {
-            rng: Rng::stream(seed, 2),
-            at: None,
-            around: Vec::new(),
-            seen: 0,
-        }
-    }
-
-    fn stand(&mut self, id: &str, space: &Space) {
-        self.at = Some(id.to_string());
-        self.around = space.neighbours(id);
-        shuffle(&mut self.around, &mut self.rng);
-    }
-}
-
-impl Strategy for HillClimbing {
-    fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
-        let score = |id: &str| history.trial(id).and_then(|trial| trial.score());
-        for trial in &history.trials()[self.seen..] {
-            let here = self.at.as_deref().and_then(score);
-            let better = match (trial.score(), here) {
-                (Some(there), Some(here)) => there < here,
-                (there, None) => there.is_some(),
-                (None, Some(_)) => false,
-            };
-            if better {
-                let id = trial.id.clone();
-                self.stand(&id, space);
-            }
-        }
-        self.seen = history.trials().len();
-        while let Some(id) = self.around.pop() {
-            if !history.is_seen(&id) {
-                let origin = format!("a neighbour of {}", self.at.as_deref().unwrap_or("nothing"));
-                return Ok(Some(Proposal::new(id, origin)));
-            }
-        }
-        // No neighbour is better: a new start, whatever its score.
-        self.at = None;
-        Ok(fresh(history, space, &mut self.rng).map(|id| Proposal::new(id, "a new start")))
-    }
-}
-
 pub(super) fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
     for i in (1..items.len()).rev() {
         items.swap(i, rng.below(i + 1));
