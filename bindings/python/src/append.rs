@@ -3,15 +3,14 @@
 //! New rows `[batch, seq_new, kv_heads, head_dim]`, or with `cu_seqlens_k_new` packed, go behind the first
 //! `cache_seqlens` rows of a cache. `seqused_k` gets the keys of each sequence afterwards; `q_out` q, rotated.
 
-use flashcore::cuda::Stream;
-use flashcore::{Append, AppendPlace, AppendValues, Cuda, Device, Host, Memory, Name, Rotary, Task, View, ViewMut};
+use flashcore::{Append, AppendPlace, AppendValues, Rotary};
 
 use crate::bind::Operands;
 use crate::error::Error;
-use crate::foreign::{Foreign, Place};
+use crate::foreign::{Foreign, Place, check_apart};
 use crate::libtorch::Libtorch;
 use crate::operators::Results;
-use crate::run::{attention_on, device_slice, device_slice_mut, host_bytes, host_bytes_mut};
+use crate::run::{Work, attention_on};
 use crate::table::APPENDED;
 
 // Places in the table.
@@ -37,15 +36,15 @@ pub(crate) fn compute<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers:
 }
 
 /// An append with its tensors, which were all found on one device.
-pub(crate) struct Call<'a> {
+pub(crate) struct Call {
     append: Append,
-    tensors: &'a Operands,
+    tensors: Operands,
     values: AppendValues<usize>,
 }
 
-impl<'a> Call<'a> {
+impl Call {
     /// `interleaved`: pairs of the rotary embedding; `at_one_position`: all rows of Q have that of the first.
-    pub(crate) fn bind(tensors: &'a Operands, [interleaved, at_one_position]: [bool; 2]) -> Result<Call<'a>, Error> {
+    pub(crate) fn bind(tensors: &Operands, [interleaved, at_one_position]: [bool; 2]) -> Result<Call, Error> {
         let of = |n: usize| {
             let tensor = &tensors[n];
             tensor
@@ -82,11 +81,13 @@ impl<'a> Call<'a> {
         }
         let mut call = Call {
             append,
-            tensors,
+            tensors: *tensors,
             values,
         };
         if tensors[COS].is_given() || tensors[SIN].is_given() {
             call.rotate([interleaved, at_one_position])?;
+        } else {
+            call.tensors[COS..].fill(Foreign::ABSENT); // of no use without tables
         }
         for other in [V_CACHE, K_NEW, V_NEW] {
             tensors[other].agree(&tensors[K_CACHE], dtype)?;
@@ -132,88 +133,23 @@ impl<'a> Call<'a> {
             q_at_one_position,
             seqlens: self.values.seqlens_rotary.is_some(),
         });
+        if q.first == q_out.first && q.layout() == q_out.layout() {
+            self.tensors[Q] = Foreign::ABSENT; // rotated in its own memory, it is the output alone
+        }
         Ok(())
     }
 
     pub(crate) fn run(&self, torch: &Libtorch) -> Result<(), Error> {
         let place = self.tensors[K_CACHE].place;
-        let attention = attention_on(place, None, 0)?;
-        let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
-            return self.run_on_host(&attention);
+        let work = Work {
+            task: &self.append,
+            names: &APPENDED,
+            tensors: &self.tensors,
+            kept: None,
         };
-        let slice = |tensor: &Foreign| device_slice(&context, tensor);
-        let operands = self.operands::<Cuda>(slice, |tensor| device_slice_mut(&context, tensor));
-        // SAFETY: PyTorch's current stream lives as long as PyTorch, which frees tensors in its order. Appends need no
-        // workspace.
-        unsafe {
-            let stream = Stream::from_raw(&context, torch.current_stream(ordinal)?)?;
-            attention.run_foreign(&stream, &self.append, operands, |_| None)?;
+        if place == Place::Cpu {
+            check_apart(&self.tensors, &[K_CACHE, V_CACHE, SEQUSED, Q_OUT])?;
         }
-        Ok(())
-    }
-
-    /// The tensors of the append by their names. Q that is rotated in its own memory is the output alone.
-    fn operands<'o, M: Memory>(
-        &self,
-        read: impl Fn(&Foreign) -> M::Ref<'o>,
-        write: impl Fn(&Foreign) -> M::Mut<'o>,
-    ) -> flashcore::Operands<'o, M> {
-        let place = |name: Name| match name {
-            Name::KNew => Some(K_NEW),
-            Name::VNew => Some(V_NEW),
-            Name::Q if self.is_in_place() => None,
-            name => APPENDED.iter().position(|word| *word == name.as_str()),
-        };
-        let mut operands = flashcore::Operands::new();
-        for spec in self.append.tensors() {
-            let Some(n) = place(spec.name) else { continue };
-            let tensor = &self.tensors[n];
-            operands = if spec.is_written() {
-                operands.with_mut(spec.name, ViewMut::new(spec.element, spec.layout, write(tensor)))
-            } else {
-                operands.with(spec.name, View::new(spec.element, spec.layout, read(tensor)))
-            };
-        }
-        operands
-    }
-
-    /// Whether Q is rotated in its own memory.
-    fn is_in_place(&self) -> bool {
-        let rotary = self.append.rotary.as_ref();
-        rotary.is_some_and(|rotary| self.tensors[Q].first == self.tensors[Q_OUT].first && rotary.q == rotary.q_out)
-    }
-
-    /// Refuses tensors that are written and have bytes between the addresses of others: the CPU takes each as one
-    /// slice.
-    fn check_apart(&self) -> Result<(), Error> {
-        let written = [K_CACHE, V_CACHE, SEQUSED, Q_OUT];
-        let rotates = self.append.rotary.is_some();
-        let takes_part = |n: usize| match n {
-            COS | SIN | CU_Q | POSITIONS | Q_OUT => rotates,
-            Q => rotates && !self.is_in_place(),
-            _ => true,
-        };
-        for (n, &a) in written.iter().enumerate().filter(|(_, a)| takes_part(**a)) {
-            for b in (0..=POSITIONS).filter(|b| takes_part(*b) && !written[..=n].contains(b)) {
-                let [one, other] = [&self.tensors[a], &self.tensors[b]];
-                let is_empty = |tensor: &Foreign| !tensor.is_given() || tensor.span_bytes() == 0;
-                if !is_empty(one) && !is_empty(other) && one.overlaps(other) {
-                    return Err(format!(
-                        "{name} and {} have bytes between the same addresses, as interleaved views of one tensor have; on \
-                         the CPU, {name} is written and must be apart: make them contiguous",
-                        other.name,
-                        name = one.name
-                    )
-                    .into());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn run_on_host(&self, attention: &flashcore::Attention) -> Result<(), Error> {
-        self.check_apart()?;
-        let operands = self.operands::<Host>(host_bytes, host_bytes_mut);
-        Ok(attention.run(&self.append, operands)?)
+        work.run(torch, place, &*attention_on(place, None, 0)?)
     }
 }

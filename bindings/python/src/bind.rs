@@ -45,56 +45,36 @@ fn lengths_of(given: &Operands) -> Lengths<usize> {
 pub(crate) fn forward(given: &Operands, options: &Options) -> Result<Checked, Error> {
     let mut options = *options;
     options.return_lse |= options.schedule != 0; // schedules are of problems that have it
-    let (kinds, [q, k, v]) = Kinds::of(given, &options)?;
+    let (kinds, [q, k, v], dtype) = Kinds::of(given, &options)?;
     let of_q = &given[Q];
-    let dtype = of_q.dtype()?;
-    of_q.check_place(of_q)?;
-    for other in [K, V] {
-        given[other].agree(of_q, dtype)?;
-    }
     let ([first, rows, heads, _], [.., head_dim_v]) = (q.shape, v.shape);
     let shape = [first, rows, heads, head_dim_v];
     let packed = kinds.q != QLengths::Equal;
-    let dense = if options.layout & MEMORY_BHSD == 0 {
-        Layout::bshd
-    } else {
-        Layout::bhsd
-    };
     let (place, element) = (of_q.place, element_of(dtype.output()));
     let (o, out) = match given[OUT].given() {
         Some(out) => (check_out(out, of_q, dtype, &options)?, *out),
         None => {
-            let o = dense(shape);
+            let o = options.dense(shape);
             let out = match (packed, options.layout & OUT_BHSD) {
-                (true, _) => Foreign::fresh_dense("out", element, place, [rows, heads, head_dim_v]),
-                (_, 0) => Foreign::fresh("out", element, place, o.shape, o.strides),
-                _ => Foreign::fresh("out", element, place, o.shape, o.strides).swapped(),
+                (true, _) => Foreign::fresh_dense("out", element, place, &[rows, heads, head_dim_v]),
+                (_, 0) => Foreign::fresh("out", element, place, &o.shape, &o.strides),
+                _ => Foreign::fresh("out", element, place, &o.shape, &o.strides).swapped(),
             };
             (o, out)
         }
     };
-    let lse_of = |shape: &[usize]| match *shape {
-        [a, b] => Foreign::fresh_dense("lse", element_of(DType::F32), place, [a, b]),
-        [a, b, c] => Foreign::fresh_dense("lse", element_of(DType::F32), place, [a, b, c]),
-        _ => Foreign::fresh_dense("lse", element_of(DType::F32), place, [0]),
+    let of_lse: &[usize] = match (options.return_lse, packed) {
+        (false, _) => &[0],
+        (true, true) => &[heads, rows],
+        (true, false) => &[first, heads, rows],
     };
-    let lse = match (options.return_lse, packed) {
-        (false, _) => lse_of(&[]),
-        (true, true) => lse_of(&[heads, rows]),
-        (true, false) => lse_of(&[first, heads, rows]),
-    };
-    let (sinks, alibi) = check_values(given, [kinds.batch, heads, k.shape[2]], dtype)?;
+    let lse = Foreign::fresh_dense("lse", element_of(DType::F32), place, of_lse);
+    let values = check_values(given, [kinds.batch, heads, k.shape[2]], dtype)?;
     let has_lengths = packed || kinds.kv != KvLengths::Equal;
     let problem = if has_lengths && (rows == 0 || kinds.batch == 0) {
         None // no row is of a sequence
     } else {
-        let problem = kinds
-            .told(
-                options.builder(dtype, [&q, &k, &v, &o], sinks, alibi),
-                [&q, &k],
-                &options,
-            )
-            .build()?;
+        let problem = kinds.builder(&options, dtype, [&q, &k, &v, &o], values).build()?;
         problem.check_given(&lengths_of(given), |entries| *entries)?;
         Some(problem)
     };
@@ -156,48 +136,35 @@ fn check_values(
 
 /// A backward pass: of equal lengths, or packed ones.
 pub(crate) fn backward(given: &Operands, options: &Options) -> Result<Checked, Error> {
+    let packed = given[LENGTHS..SCALES].iter().any(Foreign::is_given);
     let options = &Options {
         batch_invariant: None, // of the forward pass alone
-        layout: options.layout & MEMORY_BHSD,
+        layout: if packed { 0 } else { options.layout & MEMORY_BHSD },
         return_lse: true,
         ..*options
     };
-    let packed = given[LENGTHS..SCALES].iter().any(Foreign::is_given);
     if packed {
         needed(&given[LENGTHS + 2])?;
     }
-    let (kinds, [q, k, v]) = Kinds::of(given, options)?;
+    let (kinds, [q, k, v], dtype) = Kinds::of(given, options)?;
     let of_q = &given[Q];
-    let dtype = of_q.dtype()?;
-    of_q.check_place(of_q)?;
-    for other in [K, V] {
-        given[other].agree(of_q, dtype)?;
-    }
     let rank = if packed { 3 } else { 4 };
     for other in [OUT, DOUT] {
         given[other].check_place(of_q)?;
         given[other].check_rank(rank)?;
     }
-    let dense = if options.layout & MEMORY_BHSD == 0 {
-        Layout::bshd
-    } else {
-        Layout::bhsd
-    };
     let (out, dout) = (given[OUT].layout(), given[DOUT].layout());
     let layouts = GradientLayouts {
         dout,
-        dq: dense(q.shape),
-        dk: dense(k.shape),
-        dv: dense(v.shape),
+        dq: options.dense(q.shape),
+        dk: options.dense(k.shape),
+        dv: options.dense(v.shape),
     };
     let fresh = |n: usize, layout: &Layout| {
-        let name = TENSORS[GRADIENTS + n];
-        match (packed, layout.shape) {
-            (true, [_, rows, heads, columns]) => {
-                Foreign::fresh_dense(name, of_q.element, of_q.place, [rows, heads, columns])
-            }
-            (false, shape) => Foreign::fresh(name, of_q.element, of_q.place, shape, layout.strides),
-        }
+        let name = TENSORS[GRADIENTS + n].as_str();
+        let first = usize::from(packed); // packed rows are a batch of one, and dense
+        let (shape, strides) = (&layout.shape[first..], &layout.strides[first..]);
+        Foreign::fresh(name, of_q.element, of_q.place, shape, strides)
     };
     let results = [fresh(0, &layouts.dq), fresh(1, &layouts.dk), fresh(2, &layouts.dv)];
     let bound = |problem| Checked {
@@ -211,12 +178,8 @@ pub(crate) fn backward(given: &Operands, options: &Options) -> Result<Checked, E
     if packed && (q.num_elements() == 0 || kinds.batch == 0) {
         return Ok(bound(None)); // no row is of a sequence
     }
-    let problem = kinds.told(
-        options.builder(dtype, [&q, &k, &v, &out], None, None),
-        [&q, &k],
-        options,
-    );
-    let problem = problem
+    let problem = kinds
+        .builder(options, dtype, [&q, &k, &v, &out], (None, None))
         .gradient_layouts(layouts)
         .deterministic(options.deterministic)
         .build()?;
@@ -238,8 +201,8 @@ fn needed(tensor: &Foreign) -> Result<(), Error> {
 }
 
 impl Kinds {
-    /// Those of a call, and the layouts of q, k and v as the library has them.
-    fn of(given: &Operands, options: &Options) -> Result<(Kinds, [Layout; 3]), Error> {
+    /// Those of a call, the layouts of q, k and v as the library has them, and their dtype.
+    fn of(given: &Operands, options: &Options) -> Result<(Kinds, [Layout; 3], DType), Error> {
         let [q, k, v] = [&given[Q], &given[K], &given[V]];
         let packed = [LENGTHS, LENGTHS + 2].map(|n| given[n].is_given());
         let has_lengths = given[LENGTHS..SCALES].iter().any(Foreign::is_given);
@@ -312,11 +275,23 @@ impl Kinds {
             kv,
             max_kv,
         };
-        Ok((kinds, layouts))
+        let dtype = q.dtype()?;
+        q.check_place(q)?;
+        for other in [K, V] {
+            given[other].agree(q, dtype)?;
+        }
+        Ok((kinds, layouts, dtype))
     }
 
-    /// The problem of q and k with these layouts, which it has been told of.
-    pub(crate) fn told(&self, builder: ProblemBuilder, [q, k]: [&Layout; 2], options: &Options) -> ProblemBuilder {
+    /// The problem of q, k, v and the output with these layouts. `values`: what it has of sinks and slopes.
+    pub(crate) fn builder(
+        &self,
+        options: &Options,
+        dtype: DType,
+        [q, k, v, o]: [&Layout; 4],
+        values: (Option<DType>, Option<Alibi>),
+    ) -> ProblemBuilder {
+        let builder = options.builder(dtype, [q, k, v, o], values);
         // No sequence has more rows than the tensors; but their size, which the batch decides, may not choose a kernel.
         let cut = |bound: usize, rows: usize| match options.batch_invariant {
             Some(_) => bound,

@@ -24,7 +24,7 @@ use crate::libtorch::{Libtorch, Tensor};
 use crate::operators::{PANICKED, allocate, check, registered, run};
 use crate::options::{MEMORY_BHSD, MEMORY_OF_Q, MORE, Options, USUAL_SCALE, bits_of};
 use crate::schedule::Kept;
-use crate::table::{APPENDED, BLOCK_TABLE, GIVEN, K, LENGTHS, Q, SEQUSED_K, TENSORS, V};
+use crate::table::{APPENDED, BLOCK_TABLE, GIVEN, K, LENGTHS, Q, SEQUSED_K, TENSORS, V, word};
 
 /// What a step appends, in the order of Python: their places in the table.
 const NEW: [usize; 5] = [K_NEW, V_NEW, COS, SIN, POSITIONS];
@@ -35,9 +35,10 @@ fn look<'py>(
     exchange: &Exchange,
     name: &'static str,
     object: &Bound<'py, PyAny>,
+    holds_its_values: bool,
     may_require_gradients: bool,
 ) -> PyResult<Option<(Foreign, Option<Bound<'py, PyAny>>)>> {
-    let Some(mut tensor) = exchange.plain(name, object, may_require_gradients)? else {
+    let Some(mut tensor) = exchange.plain(name, object, holds_its_values, may_require_gradients)? else {
         return Ok(None);
     };
     let is_usual = |tensor: &Foreign| {
@@ -61,17 +62,17 @@ fn look<'py>(
 ///
 /// Parameters
 /// ----------
-/// tensors : those of the table from the first on, None where one is not given numbers : those of the table from the
-/// first on; a scale of None is the usual one looked : whether the caller knows which of q, k and v require gradients
+/// tensors : those of the table from the first on, None where one is not given; the caller knows that the memory of q,
+///     k and v holds their values, and without append which of them require gradients
+/// numbers : those of the table from the first on; a scale of None is the usual one
 /// append : k, v, rotary_cos, rotary_sin, rotary_seqlens and whether pairs are interleaved, to be written first;
-/// optional
+///     optional
 #[pyfunction]
-#[pyo3(signature = (tensors, numbers, looked=false, append=None, /))]
+#[pyo3(signature = (tensors, numbers, append=None, /))]
 pub(crate) fn call<'py>(
     py: Python<'py>,
     tensors: &Bound<'py, PyTuple>,
     numbers: &Bound<'py, PyTuple>,
-    looked: bool,
     append: Option<&Bound<'py, PyTuple>>,
 ) -> PyResult<Option<Bound<'py, PyList>>> {
     static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
@@ -99,7 +100,13 @@ pub(crate) fn call<'py>(
         .enumerate()
         .filter(|(_, object)| !object.is_none())
     {
-        match look(exchange, TENSORS[n], &object, !records || (looked && n <= V))? {
+        match look(
+            exchange,
+            TENSORS[n].as_str(),
+            &object,
+            n <= V,
+            !records || (append.is_none() && n <= V),
+        )? {
             Some((tensor, alias)) => (operands[n], held[n]) = (tensor, alias),
             None => return Ok(None),
         }
@@ -112,7 +119,7 @@ pub(crate) fn call<'py>(
             .take(NEW.len())
             .filter(|(_, object)| !object.is_none())
         {
-            match look(exchange, APPENDED[NEW[n]], &object, !records)? {
+            match look(exchange, word(APPENDED[NEW[n]]), &object, false, !records)? {
                 Some((tensor, alias)) => (appended[NEW[n]], held[GIVEN + n]) = (tensor, alias),
                 None => return Ok(None),
             }
@@ -147,9 +154,9 @@ pub(crate) fn call<'py>(
         )?;
         let mut handles = [Some(out), lse.filter(|_| with_lse), None, None, None];
         if more {
-            let seed = Foreign::fresh_dense("seed", U64, small.place, [2]);
-            let offset = Foreign::fresh_dense("offset", U64, small.place, []);
-            let mask = Foreign::fresh_dense("mask", small.element, small.place, [0]);
+            let seed = Foreign::fresh_dense("seed", U64, small.place, &[2]);
+            let offset = Foreign::fresh_dense("offset", U64, small.place, &[]);
+            let mask = Foreign::fresh_dense("mask", small.element, small.place, &[0]);
             for (place, like) in handles[2..].iter_mut().zip([seed, offset, mask]) {
                 *place = Some(torch.empty(&like)?);
             }
@@ -214,7 +221,7 @@ fn compute<'a>(
     };
     let place = operands[Q].place;
     let named = |n: usize, tensor: &Foreign| Foreign {
-        name: APPENDED[n],
+        name: word(APPENDED[n]),
         ..*tensor
     };
     for (n, of) in [
@@ -226,7 +233,7 @@ fn compute<'a>(
         new[n] = named(n, &operands[of]);
     }
     let batch = new[CACHE_SEQLENS].shape[0] as usize;
-    let (_counted, counts) = torch.allocate(Foreign::fresh_dense("seqused_k", I32, place, [batch]))?;
+    let (_counted, counts) = torch.allocate(Foreign::fresh_dense("seqused_k", I32, place, &[batch]))?;
     (operands[SEQUSED_K], new[SEQUSED]) = (counts, counts);
     let mut rotated = None;
     if new[COS].is_given() || new[SIN].is_given() {
@@ -235,8 +242,6 @@ fn compute<'a>(
         new[CU_Q] = operands[LENGTHS];
         (operands[Q], rotated) = (q, Some(tensor));
         operands[Q].name = "q";
-    } else {
-        new[POSITIONS] = Foreign::ABSENT; // of no use without tables
     }
     let bound = bind::forward(operands, options)?;
     let [out, lse, _] = allocate(torch, &bound, operands)?;
@@ -251,13 +256,9 @@ fn compute<'a>(
 /// Memory for a tensor as `torch.empty_like` gives it, where its dimensions lie one in another.
 fn like(tensor: &Foreign) -> Option<Foreign> {
     let in_order = |n: usize| tensor.shape[n] == 1 || tensor.strides[n] >= tensor.strides[n + 1];
-    let [a, b, c, d] = tensor.shape.map(|n| n as usize);
-    let made = match tensor.rank {
-        3 => Foreign::fresh_dense("q_out", tensor.element, tensor.place, [a, b, c]),
-        4 => Foreign::fresh_dense("q_out", tensor.element, tensor.place, [a, b, c, d]),
-        _ => return None,
-    };
-    (0..tensor.rank - 1).all(in_order).then_some(made)
+    let is_dense = (3..=4).contains(&tensor.rank) && (0..tensor.rank - 1).all(in_order);
+    let shape = &tensor.shape.map(|n| n as usize)[..tensor.rank.min(4)];
+    is_dense.then(|| Foreign::fresh_dense("q_out", tensor.element, tensor.place, shape))
 }
 
 /// In which order an output lies in memory that is strided as `torch.empty_like(q)`. None for what needs a closer look,

@@ -185,39 +185,36 @@ impl Foreign {
         }
     }
 
-    /// One to be allocated, by its shape and strides.
-    pub(crate) fn fresh<const N: usize>(
+    /// One to be allocated, by its shape and strides, which are as many.
+    pub(crate) fn fresh(
         name: &'static str,
         element: Element,
         place: Place,
-        shape: [usize; N],
-        strides: [i64; N],
+        shape: &[usize],
+        strides: &[i64],
     ) -> Foreign {
-        let mut all = Foreign {
+        let mut fresh = Foreign {
             name,
             element,
             place,
-            rank: N,
+            rank: shape.len(),
             ..Foreign::ABSENT
         };
-        for n in 0..N {
-            (all.shape[n], all.strides[n]) = (shape[n] as i64, strides[n]);
+        for (n, (&size, &stride)) in shape.iter().zip(strides).enumerate() {
+            (fresh.shape[n], fresh.strides[n]) = (size as i64, stride);
         }
-        all
+        fresh
     }
 
-    /// The same, dense.
-    pub(crate) fn fresh_dense<const N: usize>(
-        name: &'static str,
-        element: Element,
-        place: Place,
-        shape: [usize; N],
-    ) -> Foreign {
-        let (mut strides, mut step) = ([1; N], 1);
-        for n in (0..N).rev() {
-            strides[n] = step;
-            step *= shape[n] as i64;
+    /// The same, dense; of at most four dimensions.
+    pub(crate) fn fresh_dense(name: &'static str, element: Element, place: Place, shape: &[usize]) -> Foreign {
+        let (mut strides, mut step) = ([1; 4], 1);
+        for (stride, &size) in strides.iter_mut().zip(shape.iter().rev()) {
+            *stride = step;
+            step *= size as i64;
         }
+        let strides = &mut strides[..shape.len()];
+        strides.reverse();
         Foreign::fresh(name, element, place, shape, strides)
     }
 
@@ -248,9 +245,10 @@ impl Foreign {
         (last as usize + 1) * size // strides are not negative: the layout was checked
     }
 
-    pub(crate) fn overlaps(&self, other: &Foreign) -> bool {
-        let end = |tensor: &Foreign| tensor.address() + tensor.span_bytes() as u64;
-        self.address() < end(other) && other.address() < end(self)
+    fn overlaps(&self, other: &Foreign) -> bool {
+        let [ours, theirs] =
+            [self, other].map(|tensor| tensor.address()..tensor.address() + tensor.span_bytes() as u64);
+        !ours.is_empty() && !theirs.is_empty() && ours.start < theirs.end && theirs.start < ours.end
     }
 
     /// The same tensor with dimensions 1 and 2 swapped.
@@ -388,4 +386,23 @@ impl Foreign {
             fits
         })
     }
+}
+
+/// Refuses a tensor that is written and has bytes between the addresses of another one.
+pub(crate) fn check_apart(tensors: &[Foreign], written: &[usize]) -> Result<(), Error> {
+    for (n, &to) in written.iter().enumerate() {
+        let others = (0..tensors.len()).filter(|other| !written[..=n].contains(other));
+        let given = others.map(|other| &tensors[other]).filter(|other| other.is_given());
+        let to = &tensors[to];
+        if let Some(other) = given.filter(|_| to.is_given()).find(|other| to.overlaps(other)) {
+            let name = to.name;
+            return Err(format!(
+                "{name} shares memory with {}: both have bytes between the same addresses, as interleaved views of one \
+                 tensor have, and {name} is written; give {name} separate memory, or make both contiguous",
+                other.name
+            )
+            .into());
+        }
+    }
+    Ok(())
 }

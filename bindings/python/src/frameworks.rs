@@ -87,23 +87,17 @@ struct OfTorch {
 impl OfTorch {
     fn get(torch: &Bound<'_, PyAny>) -> &'static OfTorch {
         static FOUND: PyOnceLock<OfTorch> = PyOnceLock::new();
-        let find = |of: &Bound<'_, PyAny>, name| of.getattr(name).ok().map(Bound::unbind);
+        let find = |path: &[&str]| {
+            let found = path.iter().try_fold(torch.clone(), |of, name| of.getattr(*name));
+            found.ok().map(Bound::unbind)
+        };
         FOUND.get_or_init(torch.py(), || OfTorch {
-            raw_stream: torch
-                .getattr("_C")
-                .ok()
-                .and_then(|inner| find(&inner, "_cuda_getCurrentRawStream")),
-            fp8: find(torch, "float8_e4m3fn"),
-            uint8: find(torch, "uint8"),
-            is_grad_enabled: find(torch, "is_grad_enabled"),
-            forward_ad: torch
-                .getattr("autograd")
-                .ok()
-                .and_then(|autograd| find(&autograd, "forward_ad")),
-            increment_version: torch
-                .getattr("_C")
-                .ok()
-                .and_then(|inner| find(&inner, "_increment_version")),
+            raw_stream: find(&["_C", "_cuda_getCurrentRawStream"]),
+            fp8: find(&["float8_e4m3fn"]),
+            uint8: find(&["uint8"]),
+            is_grad_enabled: find(&["is_grad_enabled"]),
+            forward_ad: find(&["autograd", "forward_ad"]),
+            increment_version: find(&["_C", "_increment_version"]),
         })
     }
 }

@@ -36,8 +36,8 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(call::attention, module)?)?;
-    module.add_function(wrap_pyfunction!(call::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(options::attention, module)?)?;
+    module.add_function(wrap_pyfunction!(options::plan, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
     module.add_function(wrap_pyfunction!(table::operators, module)?)?;

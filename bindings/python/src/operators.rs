@@ -5,25 +5,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::OnceLock;
 
-use flashcore::Device;
 use flashcore::cuda::Stream;
+use flashcore::{Device, KvLengths, Layout, QLengths};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::append;
-use crate::bind::{self, Checked, Operands};
+use crate::bind::{self, Checked, Kinds, Operands};
 use crate::error::{Error, forked, type_};
-use crate::foreign::{BYTE, Foreign, I32, Place, element_named};
+use crate::foreign::{Foreign, Place, element_named};
 use crate::libtorch::{Kernel, Libtorch, Tensor};
-use crate::options::{MEMORY_OF_Q, Options, bits_of};
-use crate::run::{alignment, attention_on, enqueue, on_host, slowness, tell_if_gathered, tell_if_slow};
+use crate::options::{MEMORY_OF_Q, NUMBERS, Options, bits_of};
+use crate::run::{Work, alignment, attention_on, slowness, tell_if_gathered, tell_if_slow};
 use crate::schedule::{self, Kept};
-use crate::table::{
-    APPEND_KV, BWD, DOUT, FWD, FWD_LENGTHS, K, LENGTHS, LSE, MAKE_SCHEDULE, NUMBERS, OPERATORS, OUT, Operator, Q,
-    TENSORS, V,
-};
-use crate::threads::on_threads;
+use crate::table::{APPEND_KV, BWD, FWD, FWD_LENGTHS, MAKE_SCHEDULE, OPERATORS, Operator, TENSORS, word};
 
 static TORCH: OnceLock<Libtorch> = OnceLock::new();
 
@@ -76,7 +72,7 @@ unsafe fn serve(
         }
         let mut operands = [Foreign::ABSENT; TENSORS.len()];
         for (tensor, &place) in tensors.iter().zip(operator.tensors) {
-            operands[place] = tensor.foreign(operator.names[place])?;
+            operands[place] = tensor.foreign(word(operator.names[place]))?;
         }
         compute(torch, &mut operands, numbers)
     }));
@@ -160,7 +156,7 @@ pub(crate) fn allocate<'a>(
     Ok(results)
 }
 
-/// Computes a call in PyTorch's current stream, or on as many threads as it has.
+/// Computes attention or its gradients.
 pub(crate) fn run(torch: &Libtorch, bound: &Checked, operands: &Operands, kept: Option<&Kept>) -> Result<(), Error> {
     let Some(problem) = &bound.problem else { return Ok(()) };
     let (place, sm_margin) = (bound.place, bound.options.sm_margin);
@@ -168,28 +164,10 @@ pub(crate) fn run(torch: &Libtorch, bound: &Checked, operands: &Operands, kept: 
         kept.check(place, problem, sm_margin)?;
     }
     let attention = attention_on(place, bound.options.kernel, sm_margin)?;
-    let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
-        return on_threads(torch.num_threads(), || on_host(bound, operands, &attention));
-    };
-    // SAFETY: PyTorch's current stream lives as long as PyTorch.
-    let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
-    if problem.gradient_layouts().is_some() {
+    if place != Place::Cpu && problem.gradient_layouts().is_some() {
         tell_if_slow(torch, &attention, problem, alignment(operands))?;
     }
-    let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
-    let workspace = |bytes| match torch.allocate(Foreign::fresh_dense("workspace", BYTE, place, [bytes])) {
-        Ok((tensor, at)) => {
-            made = Ok(Some(tensor));
-            Some(at.address())
-        }
-        Err(why) => {
-            made = Err(why);
-            None
-        }
-    };
-    let result = enqueue(bound, operands, &attention, &stream, kept, workspace);
-    made.map(drop)?; // the memory, which PyTorch frees in the order of the stream, or why there is none
-    result?;
+    Work::of(problem, operands, kept).run(torch, place, &attention)?;
     tell_if_gathered(torch, problem); // not of a call that is refused
     Ok(())
 }
@@ -247,7 +225,7 @@ pub(crate) fn check_operator(
             let (pointers, element) = ([shape.as_ptr(), strides.as_ptr()], element_named(dtype));
             let rank = shape.len().min(strides.len());
             // SAFETY: both have so many numbers.
-            operands[n] = unsafe { Foreign::new(operator.names[n], rank, pointers, element, place, first) };
+            operands[n] = unsafe { Foreign::new(word(operator.names[n]), rank, pointers, element, place, first) };
         }
         if name == APPEND_KV.name {
             let has_sequences = operands[append::CACHE_SEQLENS].is_given();
@@ -290,36 +268,38 @@ pub(crate) fn slow_backward(
     numbers: Option<&Bound<'_, PyTuple>>,
     packed: bool,
 ) -> PyResult<Option<String>> {
-    let place = Place::Cuda(device);
     let numbers = numbers.map_or_else(|| bits_of(&PyTuple::empty(py)), bits_of);
-    let mut options = Options::of_bits(&numbers.ok_or_else(|| type_("numbers are not those of an operator"))?)?;
-    (options.max_q, options.max_k) = (q[1] as i64, k[1] as i64);
-    let mut operands = [Foreign::ABSENT; TENSORS.len()];
-    let v = [k[0], k[1], k[2], head_dim_v];
-    let o = [q[0], q[1], q[2], head_dim_v];
-    for (n, [batch, rows, heads, columns]) in [(Q, q), (K, k), (V, v), (OUT, o), (DOUT, o)] {
-        operands[n] = if packed {
-            Foreign::fresh_dense(TENSORS[n], element_named(dtype), place, [batch * rows, heads, columns])
-        } else {
-            Foreign::fresh_dense(TENSORS[n], element_named(dtype), place, [batch, rows, heads, columns])
-        };
-    }
-    let f32 = element_named("float32");
-    operands[LSE] = if packed {
-        Foreign::fresh_dense("lse", f32, place, [q[2], q[0] * q[1]])
-    } else {
-        Foreign::fresh_dense("lse", f32, place, [q[0], q[2], q[1]])
+    let options = Options::of_bits(&numbers.ok_or_else(|| type_("numbers are not those of an operator"))?)?;
+    let dense = |[batch, rows, heads, _]: [usize; 4], columns| {
+        let (batch, rows) = if packed { (1, batch * rows) } else { (batch, rows) };
+        Layout::bshd([batch, rows, heads, columns])
+    };
+    let [q_layout, k_layout] = [q, k].map(|shape| dense(shape, shape[3]));
+    let [v_layout, o_layout] = [k, q].map(|shape| dense(shape, head_dim_v));
+    let (of_q, of_k) = (q[0] * q[1], k[0] * k[1]);
+    let mut kinds = Kinds {
+        batch: q[0],
+        q: QLengths::Equal,
+        max_q: q[1],
+        kv: KvLengths::Equal,
+        max_kv: k[1],
     };
     if packed {
-        for n in [LENGTHS, LENGTHS + 2] {
-            operands[n] = Foreign::fresh_dense(TENSORS[n], I32, place, [q[0] + 1]);
-        }
+        kinds.q = QLengths::Packed {
+            total: of_q,
+            used: false,
+        };
+        kinds.kv = KvLengths::Packed {
+            total: of_k,
+            used: false,
+        };
     }
     let slow = || -> Result<Option<String>, Error> {
-        let Some(problem) = bind::backward(&operands, &options)?.problem else {
-            return Ok(None);
-        };
-        Ok(slowness(&attention_on(place, None, 0)?.plan(&problem)?))
+        let dtype = Foreign::fresh_dense("q", element_named(dtype), Place::Cuda(device), &[0]).dtype()?;
+        let layouts = [&q_layout, &k_layout, &v_layout, &o_layout];
+        let builder = kinds.builder(&options, dtype, layouts, (None, None));
+        let problem = builder.deterministic(options.deterministic).build()?.backward()?;
+        Ok(slowness(&attention_on(Place::Cuda(device), None, 0)?.plan(&problem)?))
     };
     Ok(py.detach(slow)?)
 }

@@ -1,5 +1,5 @@
-//! The numbers of a call: keyword arguments of `attention`, an operator's stack, or a tuple; and the problem they and
-//! the tensors' layouts describe.
+//! The numbers of a call, and the one table of them: keyword arguments of `attention`, an operator's stack, or a tuple;
+//! and the problem they and the tensors' layouts describe.
 
 use std::str::FromStr;
 
@@ -7,8 +7,65 @@ use flashcore::{Alibi, DType, KernelId, Layout, Mask, Problem, ProblemBuilder};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyTuple};
 
+use crate::call::{compute, explain};
 use crate::error::{Error, raise, type_, value};
-use crate::table::NUMBERS;
+use crate::table::{GIVEN, K, OUT, Q, SCALES, SINKS, SLOPES, V};
+
+/// A number of an operator: its name, its type in a schema, and the bits of its default if it has one.
+pub(crate) struct Number(pub(crate) &'static str, pub(crate) Kind, pub(crate) Option<u64>);
+
+/// Types of numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Float,
+    Bool,
+    Int,
+    SymInt,
+}
+
+impl Number {
+    pub(crate) fn schema(&self) -> String {
+        let Number(name, kind, default) = self;
+        let (word, default) = match (kind, default.unwrap_or(0)) {
+            (Kind::Float, bits) => ("float", format!("={:?}", f64::from_bits(bits))),
+            (Kind::Bool, 0) => ("bool", "=False".to_string()),
+            (Kind::Bool, _) => ("bool", "=True".to_string()),
+            (Kind::Int, bits) => ("int", format!("={}", bits as i64)),
+            (Kind::SymInt, bits) => ("SymInt", format!("={}", bits as i64)),
+        };
+        let default = if self.2.is_some() { &default[..] } else { "" };
+        format!("{word} {name}{default}")
+    }
+
+    /// The bits of one in Python; `None` for another type.
+    fn bits(&self, given: &Borrowed<'_, '_, PyAny>) -> Option<u64> {
+        match self.1 {
+            Kind::Float => Some(given.extract::<f64>().ok()?.to_bits()),
+            Kind::Bool => Some(given.extract::<bool>().ok()?.into()),
+            Kind::Int | Kind::SymInt => Some(given.extract::<i64>().ok()? as u64),
+        }
+    }
+}
+
+/// A negative side of the window has no limit; a softcap of 0 is none. `layout`: the sum of some constants below.
+/// `deterministic` is for gradients: whether they are the same bits in every run. `sm_margin` multiprocessors are left
+/// to other work; with `split_keys` over 0 a call is batch-invariant. Bounds are for packed rows and pages. `schedule`:
+/// the number of one that `make_schedule` made, or 0.
+pub(crate) const NUMBERS: [Number; 13] = [
+    Number("softmax_scale", Kind::Float, None),
+    Number("causal", Kind::Bool, Some(0)),
+    Number("window_left", Kind::Int, Some(u64::MAX)),
+    Number("window_right", Kind::Int, Some(u64::MAX)),
+    Number("softcap", Kind::Float, Some(0)),
+    Number("layout", Kind::Int, Some(0)),
+    Number("return_lse", Kind::Bool, Some(1)),
+    Number("deterministic", Kind::Bool, Some(0)),
+    Number("sm_margin", Kind::Int, Some(0)),
+    Number("split_keys", Kind::Int, Some(0)),
+    Number("max_seqlen_q", Kind::SymInt, Some(0)),
+    Number("max_seqlen_k", Kind::SymInt, Some(0)),
+    Number("schedule", Kind::Int, Some(0)),
+];
 
 // A field more than these: have `Options::builder` set it (or `bind.rs`), and `schedule.rs` compare it for a schedule
 // that is used again; then count it here.
@@ -136,13 +193,20 @@ impl Options {
         }
     }
 
+    /// What is new and dense, in its order of dimensions.
+    pub(crate) fn dense(&self, shape: [usize; 4]) -> Layout {
+        match self.layout & MEMORY_BHSD {
+            0 => Layout::bshd(shape),
+            _ => Layout::bhsd(shape),
+        }
+    }
+
     /// A problem, to be told of other lengths than those of the layouts of q, k, v and out.
     pub(crate) fn builder(
         &self,
         dtype: DType,
         [q, k, v, o]: [&Layout; 4],
-        sinks: Option<DType>,
-        alibi: Option<Alibi>,
+        (sinks, alibi): (Option<DType>, Option<Alibi>),
     ) -> ProblemBuilder {
         let mut problem = Problem::builder()
             .batch(q.shape[0])
@@ -175,19 +239,16 @@ pub(crate) const USUAL_SCALE: u64 = u64::MAX;
 
 /// The bits of [`NUMBERS`], from the first of them in a tuple; `None` where one has another type.
 pub(crate) fn bits_of(numbers: &Bound<'_, PyTuple>) -> Option<[u64; NUMBERS.len()]> {
-    // In the order of the table, whose defaults these are.
-    let all = (-1i64) as u64;
-    let mut bits = [USUAL_SCALE, 0, all, all, 0f64.to_bits(), 0, 1, 0, 0, 0, 0, 0, 0];
+    let mut bits = NUMBERS.map(|number| number.2.unwrap_or(USUAL_SCALE));
     if numbers.len() > bits.len() {
         return None;
     }
-    for (n, number) in numbers.iter_borrowed().enumerate() {
-        bits[n] = match n {
-            0 if number.is_none() => USUAL_SCALE,
-            0 | 4 => number.extract::<f64>().ok()?.to_bits(),
-            1 | 6 | 7 => number.extract::<bool>().ok()?.into(),
-            _ => number.extract::<i64>().ok()? as u64,
-        };
+    for (n, given) in numbers
+        .iter_borrowed()
+        .enumerate()
+        .filter(|(n, given)| *n > 0 || !given.is_none())
+    {
+        bits[n] = NUMBERS[n].bits(&given)?;
     }
     Some(bits)
 }
@@ -221,4 +282,129 @@ fn parse_side(side: &str, given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
             "window's {side} side is {given}; {allowed} (what other libraries write as -1)"
         ))
     })
+}
+
+/// Functions with the arguments of `attention`.
+macro_rules! with_arguments {
+    ($(#[$about:meta])* $name:ident => $serve:path) => {
+        $(#[$about])*
+        #[pyfunction]
+        #[pyo3(signature = (
+            q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
+            layout="bshd", stream=None, q_scale=None, k_scale=None, v_scale=None, sinks=None, alibi_slopes=None,
+        ))]
+        #[allow(clippy::too_many_arguments)] // Python's keyword arguments
+        pub(crate) fn $name<'py>(
+            py: Python<'py>,
+            q: &Bound<'py, PyAny>,
+            k: &Bound<'py, PyAny>,
+            v: &Bound<'py, PyAny>,
+            causal: bool,
+            window: Option<&Bound<'py, PyAny>>,
+            softcap: Option<f32>,
+            scale: Option<f32>,
+            out: Option<&Bound<'py, PyAny>>,
+            return_lse: bool,
+            kernel: Option<&str>,
+            layout: &str,
+            stream: Option<&Bound<'py, PyAny>>,
+            q_scale: Option<&Bound<'py, PyAny>>,
+            k_scale: Option<&Bound<'py, PyAny>>,
+            v_scale: Option<&Bound<'py, PyAny>>,
+            sinks: Option<&Bound<'py, PyAny>>,
+            alibi_slopes: Option<&Bound<'py, PyAny>>,
+        ) -> PyResult<Bound<'py, PyAny>> {
+            let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
+            let mut given: [Option<&Bound<'py, PyAny>>; GIVEN + 1] = [None; GIVEN + 1];
+            (given[Q], given[K], given[V], given[OUT]) = (Some(q), Some(k), Some(v), out);
+            (given[SCALES], given[SCALES + 1], given[SCALES + 2]) = (q_scale, k_scale, v_scale);
+            (given[SINKS], given[SLOPES]) = (sinks, alibi_slopes);
+            $serve(py, given, stream, options)
+        }
+    };
+}
+
+with_arguments! {
+/// Computes softmax(scale * q @ k.T, masked) @ v for every batch and head.
+///
+/// Tensors are [batch, seq, heads, head_dim] of float16, bfloat16, float32 or float8_e4m3fn, with
+/// any strides but the last, which is 1: slices and permutations are not copied. They may belong to
+/// PyTorch, JAX, CuPy, NumPy or any other library with DLPack, all on one device: CPU tensors are
+/// computed on all cores, CUDA tensors on their GPU. k and v may have fewer heads than q (each
+/// serves an equal number of q's heads), and v another head_dim.
+///
+/// Parameters
+/// ----------
+/// q : tensor ``[batch, seq_q, heads, head_dim]``
+/// k : tensor ``[batch, seq_kv, kv_heads, head_dim]``
+///     ``kv_heads`` divides ``heads``.
+/// v : tensor ``[batch, seq_kv, kv_heads, head_dim_v]``
+/// causal : bool
+///     A query attends to no key after its position. The mask is aligned bottom-right (the last query at the last key),
+///     as in FlashAttention since 2.1. PyTorch's is_causal is aligned top-left.
+/// window : (left, right), optional
+///     How many keys before and after its position a query attends to; None for no limit. With causal, right is 0.
+/// softcap : float, optional
+///     Scaled scores s become ``softcap * tanh(s / softcap)``.
+/// scale : float, optional
+///     The factor on ``q @ k.T``; ``head_dim ** -0.5`` unless given.
+/// out : tensor ``[batch, seq_q, heads, head_dim_v]``, optional
+///     For the output; it shares no memory with an input. Otherwise q's library allocates it: PyTorch, CuPy or NumPy;
+///     for other libraries NumPy on the CPU, and on CUDA devices out is required.
+/// return_lse : bool
+///     Return the log-sum-exp, too.
+/// kernel : str, optional
+///     The id of the kernel to use; chosen unless given. `plan` returns which is chosen, and why.
+/// layout : {"bshd", "bhsd"}
+///     "bhsd" for tensors ``[batch, heads, seq, head_dim]``, as in PyTorch's SDPA.
+/// stream : stream object or int, optional
+///     For CUDA tensors, the stream to run on; an integer is a cudaStream_t, which must outlive the work. Unless given,
+///     PyTorch's or CuPy's current stream, and for other libraries the legacy default stream.
+/// q_scale, k_scale, v_scale : tensor ``[batch, kv_heads]``, optional
+///     For float8_e4m3fn tensors, float32, dense, on the tensors' device. An element's value is the element times the
+///     scale of its batch and K/V head. Finite and above 0, which is checked on the CPU only. 1 unless given. The
+///     output is bfloat16.
+/// sinks : tensor ``[heads]``, optional
+///     float32, float16 or bfloat16, dense: a logit of each query head that counts in the sum of its rows' softmax, and
+///     has no value (s_aux of gpt-oss). -inf is none. The log-sum-exp includes it.
+/// alibi_slopes : tensor ``[heads]`` or ``[batch, heads]``, optional
+///     float32, dense, at least 0: ``slope * |i - j|`` is subtracted from the scaled, capped score of a query at
+///     position i and a key at position j; the last query is at the last key.
+///
+/// Returns
+/// -------
+/// out : tensor ``[batch, seq_q, heads, head_dim_v]``
+///     Rows that see no key are zero.
+/// lse : float32 ``[batch, heads, seq_q]``, if return_lse
+///     The natural logarithm of each row's sum of exponentials; -inf for rows that see no key.
+///
+/// Raises
+/// ------
+/// TypeError
+///     An argument is not a tensor or number, or the dtypes are not one of the four, or differ.
+/// ValueError
+///     Invalid shapes, strides, devices or options, or a problem that no kernel serves.
+/// RuntimeError
+///     The device or its driver failed, or the process was forked after its first call.
+///
+/// Notes
+/// -----
+/// The call returns once the work is in the stream. It can be captured into a CUDA graph after a
+/// first call has compiled the kernel. For CUDA tensors of libraries other than PyTorch and CuPy it
+/// waits for the work, since they may reuse the memory as soon as it returns. Only the forward pass
+/// is computed: PyTorch tensors that require a gradient are refused unless gradients are off
+/// (torch.no_grad()). The functions of flashcore_attn.flash_attn_interface are differentiable.
+attention => compute
+}
+
+with_arguments! {
+/// How `attention` would compute this call, as a dict; nothing is computed or compiled.
+///
+/// It has problem, device, kernel, why, row (of a plan table that chose the kernel: the table's
+/// name and a number; None where heuristics did), notes (on plan tables that cannot be used) and
+/// flops (of the two products, over visible keys only), and on a GPU also target, grid, block,
+/// cluster, shared_bytes (a block), workspace_bytes, before and then (the names of kernels that run
+/// before and after the one described) and considered: pairs of a kernel and why it was refused
+/// (None: chosen). Takes the arguments of `attention` and raises what it would raise; `out` is not written.
+plan => explain
 }

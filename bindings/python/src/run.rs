@@ -1,4 +1,4 @@
-//! A call that was checked, computed with the library's API: the only file that names its tensors.
+//! A task that was checked, computed with the library's API: the only file that names its tensors.
 
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Stream};
 use flashcore::plans::{PlanSummary, gathers_keys};
-use flashcore::{Attention, Cuda, Device, DeviceSliceMut, Host, KernelId, Memory, Problem, Task, View, ViewMut};
+use flashcore::{
+    Attention, Cuda, Device, DeviceSliceMut, Host, KernelId, Memory, Name, Problem, Task, TensorSpec, View, ViewMut,
+};
 
-use crate::bind::{Checked, Operands};
+use crate::bind::Operands;
 use crate::error::Error;
-use crate::foreign::{Foreign, Place};
-use crate::libtorch::Libtorch;
+use crate::foreign::{BYTE, Foreign, Place};
+use crate::libtorch::{Libtorch, Tensor};
 use crate::schedule::Kept;
-use crate::table::{DOUT, GRADIENTS, K, OUT, Q, SCALES, SINKS, TENSORS, V};
+use crate::table::{DOUT, GRADIENTS, K, OUT, Q, TENSORS, V};
+use crate::threads::on_threads;
 
 /// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
 const MOST_KNOWN: usize = 16;
@@ -58,18 +61,13 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u3
     Ok(attention)
 }
 
-/// A tensor in device memory.
-pub(crate) fn device_slice<'a>(context: &Context, tensor: &Foreign) -> DeviceSlice<'a> {
-    // SAFETY: the memory is on this device, and as large as the tensor's shape and strides say. Its library holds it
-    // until the call returns, and frees it in the order of the stream where the work is, or the call waits for the
-    // work.
-    unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) }
-}
-
-/// The same, which a call writes.
-pub(crate) fn device_slice_mut<'a>(context: &Context, tensor: &Foreign) -> DeviceSliceMut<'a> {
-    // SAFETY: Python orders the work of a tensor by streams (docs/python.md).
-    unsafe { DeviceSliceMut::new(device_slice(context, tensor)) }
+/// A task with its tensors, which are in the order of `names`.
+pub(crate) struct Work<'a, T> {
+    pub(crate) task: &'a T,
+    pub(crate) names: &'a [Name],
+    pub(crate) tensors: &'a Operands,
+    /// The schedule that was made for it.
+    pub(crate) kept: Option<&'a Kept>,
 }
 
 /// What the addresses of a call's tensors are multiples of, in bytes, at most 16. Those to be allocated are aligned.
@@ -78,65 +76,119 @@ pub(crate) fn alignment(operands: &Operands) -> u32 {
     1 << tensors.fold(16, |all, n| all | operands[n].address()).trailing_zeros()
 }
 
-/// Enqueues a call in a stream. `allocate` gives memory for a workspace that is freed in the stream's order; without it
-/// the call fails, and says how much it needs.
-pub(crate) fn enqueue(
-    bound: &Checked,
-    operands: &Operands,
-    attention: &Attention,
-    stream: &Stream,
-    kept: Option<&Kept>,
-    allocate: impl FnOnce(usize) -> Option<u64>,
-) -> Result<(), Error> {
-    let Some(problem) = &bound.problem else { return Ok(()) };
-    let context = stream.context();
-    let slice = |tensor: &Foreign| device_slice(context, tensor);
-    let ones = || ones(context, problem.num_scales());
-    let mut given = named::<Cuda>(problem, operands, slice, |tensor| device_slice_mut(context, tensor), ones)?;
-    let mut schedule = kept.map(|kept| kept.schedule(attention, stream)).transpose()?;
-    if let Some(schedule) = &mut schedule {
-        given = given.schedule(schedule);
-    }
-    // SAFETY: as of `device_slice`, for the workspace, too, which nothing else has. Streams of libraries live as long
-    // as they, and one that a caller names lives as long as the work (`stream=`). A schedule is one that was made in
-    // this stream, or before the graph that the call is captured into, whose replays the caller orders after it
-    // (docs/python.md).
-    let done = unsafe { attention.run_foreign(stream, problem, given, allocate) };
-    match (kept, done) {
-        (Some(kept), Err(flashcore::Error::Schedule { .. })) => Err(kept.of_another_plan()),
-        (_, done) => Ok(done?),
+impl<'a> Work<'a, Problem> {
+    /// Attention or its gradients.
+    pub(crate) fn of(task: &'a Problem, tensors: &'a Operands, kept: Option<&'a Kept>) -> Work<'a, Problem> {
+        Work {
+            task,
+            names: &TENSORS,
+            tensors,
+            kept,
+        }
     }
 }
 
-/// Computes on the host.
-pub(crate) fn on_host(bound: &Checked, operands: &Operands, attention: &Attention) -> Result<(), Error> {
-    let Some(problem) = &bound.problem else { return Ok(()) };
-    let ones = vec![1f32; problem.num_scales()];
-    let ones = || Ok(bytemuck::cast_slice(&ones));
-    let given = named::<Host>(problem, operands, host_bytes, host_bytes_mut, ones)?;
-    Ok(attention.run(problem, given)?)
+impl<T: Task + Sync> Work<'_, T> {
+    /// Computes in PyTorch's current stream, or on as many threads as it has.
+    pub(crate) fn run(self, torch: &Libtorch, place: Place, attention: &Attention) -> Result<(), Error> {
+        let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
+            return on_threads(torch.num_threads(), || self.on_host(attention));
+        };
+        // SAFETY: PyTorch's current stream lives as long as PyTorch.
+        let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
+        let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
+        let workspace = |bytes| match torch.allocate(Foreign::fresh_dense("workspace", BYTE, place, &[bytes])) {
+            Ok((tensor, at)) => {
+                made = Ok(Some(tensor));
+                Some(at.address())
+            }
+            Err(why) => {
+                made = Err(why);
+                None
+            }
+        };
+        let result = self.enqueue(attention, &stream, workspace);
+        made.map(drop)?; // the memory, which PyTorch frees in the order of the stream, or why there is none
+        result
+    }
+
+    /// Enqueues in a stream. `allocate` gives memory for a workspace that is freed in the stream's order; without it
+    /// the call fails, and says how much it needs.
+    pub(crate) fn enqueue(
+        self,
+        attention: &Attention,
+        stream: &Stream,
+        allocate: impl FnOnce(usize) -> Option<u64>,
+    ) -> Result<(), Error> {
+        let Work { task, kept, .. } = self;
+        let mut given = on_device(stream.context(), &task.tensors(), self.names, self.tensors)?;
+        let mut schedule = kept.map(|kept| kept.schedule(attention, stream)).transpose()?;
+        if let Some(schedule) = &mut schedule {
+            given = given.schedule(schedule);
+        }
+        // SAFETY: as of `device_slice`, for the workspace, too, which nothing else has. Streams of libraries live as
+        // long as they, and one that a caller names lives as long as the work (`stream=`). A schedule is one that was
+        // made in this stream, or before the graph that the call is captured into, whose replays the caller orders
+        // after it (docs/python.md).
+        let done = unsafe { attention.run_foreign(stream, task, given, allocate) };
+        match (kept, done) {
+            (Some(kept), Err(flashcore::Error::Schedule { .. })) => Err(kept.of_another_plan()),
+            (_, done) => Ok(done?),
+        }
+    }
+
+    /// Computes on the host, where each tensor that is written is one slice.
+    pub(crate) fn on_host(self, attention: &Attention) -> Result<(), Error> {
+        let specs = self.task.tensors();
+        let most = specs
+            .iter()
+            .filter(|spec| is_scale(spec))
+            .map(|spec| spec.layout.num_elements());
+        let ones = vec![1f32; most.max().unwrap_or(0)];
+        let ones = |count| Ok(bytemuck::cast_slice(&ones[..count]));
+        let given = named::<Host>(&specs, self.names, self.tensors, host_bytes, host_bytes_mut, ones)?;
+        Ok(attention.run(self.task, given)?)
+    }
 }
 
-/// The tensors of a problem by their names. Scales that are not given are ones.
+/// The tensors of these specs in device memory, by their names.
+pub(crate) fn on_device<'o>(
+    context: &Context,
+    specs: &[TensorSpec],
+    names: &[Name],
+    tensors: &Operands,
+) -> Result<flashcore::Operands<'o, Cuda>, Error> {
+    // SAFETY: the memory is on this device, and as large as the tensor's shape and strides say. Its library holds it
+    // until the call returns, and frees it in the order of the stream where the work is, or the call waits for the
+    // work.
+    let slice = |tensor: &Foreign| unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) };
+    // SAFETY: Python orders the work of a tensor by streams (docs/python.md).
+    let slice_mut = |tensor: &Foreign| unsafe { DeviceSliceMut::new(slice(tensor)) };
+    named::<Cuda>(specs, names, tensors, slice, slice_mut, |count| ones(context, count))
+}
+
+fn is_scale(spec: &TensorSpec) -> bool {
+    matches!(spec.name, Name::QScale | Name::KScale | Name::VScale)
+}
+
+/// The tensors of these specs by their names. Scales that are not given are ones.
 fn named<'o, M: Memory>(
-    problem: &Problem,
-    operands: &Operands,
+    specs: &[TensorSpec],
+    names: &[Name],
+    tensors: &Operands,
     read: impl Fn(&Foreign) -> M::Ref<'o>,
     write: impl Fn(&Foreign) -> M::Mut<'o>,
-    ones: impl Fn() -> Result<M::Ref<'o>, Error>,
+    ones: impl Fn(usize) -> Result<M::Ref<'o>, Error>,
 ) -> Result<flashcore::Operands<'o, M>, Error> {
     let mut given = flashcore::Operands::new();
-    for spec in problem.tensors() {
+    for spec in specs {
         let (name, element, layout) = (spec.name, spec.element, spec.layout);
-        let Some(n) = TENSORS.iter().position(|word| *word == name.as_str()) else {
-            continue;
-        };
-        let tensor = &operands[n];
-        given = match tensor.given() {
-            None if (SCALES..SINKS).contains(&n) => given.with(name, View::new(element, layout, ones()?)),
-            None if name.is_values() => given, // which the library refuses
-            _ if spec.is_written() => given.with_mut(name, ViewMut::new(element, layout, write(tensor))),
-            _ => given.with(name, View::new(element, layout, read(tensor))),
+        let n = names.iter().position(|known| *known == name);
+        given = match n.and_then(|n| tensors[n].given()) {
+            None if is_scale(spec) => given.with(name, View::new(element, layout, ones(layout.num_elements())?)),
+            None => given, // which the library refuses where it must be there
+            Some(tensor) if spec.is_written() => given.with_mut(name, ViewMut::new(element, layout, write(tensor))),
+            Some(tensor) => given.with(name, View::new(element, layout, read(tensor))),
         };
     }
     Ok(given)

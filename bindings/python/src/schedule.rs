@@ -8,11 +8,12 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use flashcore::cuda::{Context, DeviceSlice, Stream};
 use flashcore::{
-    Attention, Cuda, DType, Device, ElementType, KvLengths, Layout, Mask, Prepared, Problem, QLengths, Task, View,
+    Attention, DType, Device, ElementType, KvLengths, Layout, Mask, Prepared, Problem, QLengths, Task, TensorSpec,
 };
 use pyo3::prelude::*;
 
@@ -22,7 +23,7 @@ use crate::foreign::{Foreign, I32, Place, element_of_torch};
 use crate::libtorch::{Libtorch, Tensor};
 use crate::operators::{Results, options_of, registered};
 use crate::options::Options;
-use crate::run::{attention_on, device_slice};
+use crate::run::{attention_on, on_device};
 use crate::table::{LENGTHS, SEQUSED_K, TENSORS};
 
 /// A schedule that was made, and what for.
@@ -108,7 +109,7 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
     let find = || all().made.get(&number).cloned().ok_or(FOREIGN);
     let before = (number != 0).then(find).transpose()?;
     let size = |n: usize| usize::try_from(sizes[n] as i64).map_err(|_| format!("{} is negative", NAMES[n]));
-    let dtype = Foreign::fresh_dense("qkv_dtype", element_of_torch(sizes[0] as i32), place, [0]).dtype()?;
+    let dtype = Foreign::fresh_dense("qkv_dtype", element_of_torch(sizes[0] as i32), place, &[0]).dtype()?;
     let [heads, kv_heads, head_dim, head_dim_v, page_size] = [size(1)?, size(2)?, size(3)?, size(4)?, size(5)?];
     let [max_q, max_kv] = [options.max_q, options.max_k].map(|bound| usize::try_from(bound).unwrap_or(0).max(1));
     let (q_rows, q) = match starts {
@@ -141,8 +142,8 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
         kv,
         max_kv,
     };
-    let builder = options.builder(dtype, [&q_layout, &k_layout, &v_layout, &o_layout], None, None);
-    let problem = kinds.told(builder, [&q_layout, &k_layout], &options).build()?;
+    let layouts = [&q_layout, &k_layout, &v_layout, &o_layout];
+    let problem = kinds.builder(&options, dtype, layouts, (None, None)).build()?;
     let (sm_margin, attention) = (options.sm_margin, attention_on(place, None, options.sm_margin)?);
     let for_another = "out was made for another problem than it is to be made for: leave it out";
     let is_as = |before: &Made| (before.place, before.sm_margin, &before.problem) == (place, sm_margin, &problem);
@@ -150,7 +151,7 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
         return Err(for_another.into());
     }
     let token = |is_new: bool| -> Result<Results<'a>, Error> {
-        let token = torch.empty(&Foreign::fresh_dense("token", I32, place, [usize::from(is_new)]))?;
+        let token = torch.empty(&Foreign::fresh_dense("token", I32, place, &[usize::from(is_new)]))?;
         Ok([Some(token), None, None])
     };
     let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
@@ -170,7 +171,7 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
         None => {
             let torch = registered().ok_or("PyTorch was not found")?; // it was
             let elements = usize::try_from(prepared.workspace_bytes().div_ceil(4)).unwrap_or(usize::MAX);
-            let (tensor, at) = torch.allocate(Foreign::fresh_dense("schedule", I32, place, [elements]))?;
+            let (tensor, at) = torch.allocate(Foreign::fresh_dense("schedule", I32, place, &[elements]))?;
             Some(Workspace(tensor, at))
         }
         Some(before) => match &before.on_gpu {
@@ -191,17 +192,9 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
         .and_then(|before| before.on_gpu.as_ref())
         .map_or(&prepared, |of| &of.prepared);
     let schedule = schedule_at(&context, of, workspace).ok_or(for_another)?;
-    let mut lengths = flashcore::Operands::<Cuda>::new();
-    for spec in problem.tensors() {
-        let n = TENSORS.iter().position(|word| *word == spec.name.as_str());
-        if let Some(tensor) = n
-            .and_then(|n| operands[n].given())
-            .filter(|_| spec.element == ElementType::I32)
-        {
-            let memory = device_slice(&context, tensor);
-            lengths = lengths.with(spec.name, View::new(spec.element, spec.layout, memory));
-        }
-    }
+    let is_lengths = |spec: &TensorSpec| spec.element == ElementType::I32;
+    let specs: Vec<TensorSpec> = problem.tensors().into_iter().filter(is_lengths).collect();
+    let lengths = on_device(&context, &specs, &TENSORS, operands)?;
     if let (Some(before), true) = (&before, is_captured) {
         hold(number, before);
     }
@@ -256,46 +249,52 @@ const NAMES: [&str; 7] = [
 
 const FOREIGN: &str = "scheduler_metadata is given; only that of flashcore's get_scheduler_metadata is served";
 
-/// What a caller of `get_scheduler_metadata` says, in the order of [`facts_of`].
-const FACTS: [&str; 14] = [
-    "device",
-    "qkv_dtype",
-    "causal and window_size",
-    "batch_size",
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "num_heads_q",
-    "num_heads_kv",
-    "headdim",
-    "headdim_v",
-    "page_size",
-    "sm_margin",
-    "cu_seqlens_q",
-    "batch_invariant",
-];
+/// What a caller of `get_scheduler_metadata` says of a schedule.
+#[derive(PartialEq)]
+enum Fact {
+    Place(Place),
+    DType(DType),
+    Mask(Mask),
+    Size(usize),
+    Is(bool),
+    Keys(Option<usize>),
+}
 
-type Facts = ([usize; 8], (DType, Mask, bool, Option<usize>));
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |side: Option<u32>| side.map_or(-1, i64::from);
+        match self {
+            Fact::Place(place) => place.fmt(f),
+            Fact::DType(dtype) => dtype.fmt(f),
+            Fact::Mask(mask) => write!(f, "({}, {})", side(mask.window_left), side(mask.window_right)),
+            Fact::Size(size) => size.fmt(f),
+            Fact::Is(is) => is.fmt(f),
+            Fact::Keys(keys) => write!(f, "{keys:?}"),
+        }
+    }
+}
 
-fn facts_of(problem: &Problem) -> Facts {
+fn facts_of(place: Place, problem: &Problem, sm_margin: u32) -> [(&'static str, Fact); 14] {
     let page_size = match problem.kv_lengths() {
         KvLengths::Paged { page_size, .. } => page_size,
         _ => 0,
     };
-    let sizes = [
-        problem.batch(),
-        problem.seq_len_q(),
-        problem.seq_len_kv(),
-        problem.num_heads(),
-        problem.num_kv_heads(),
-        problem.head_dim(),
-        problem.head_dim_v(),
-        page_size,
-    ];
-    let is_packed = problem.q_lengths() != QLengths::Equal;
-    (
-        sizes,
-        (problem.dtype(), problem.mask(), is_packed, problem.batch_invariant()),
-    )
+    [
+        ("device", Fact::Place(place)),
+        (NAMES[0], Fact::DType(problem.dtype())),
+        ("causal and window_size", Fact::Mask(problem.mask())),
+        ("batch_size", Fact::Size(problem.batch())),
+        ("max_seqlen_q", Fact::Size(problem.seq_len_q())),
+        ("max_seqlen_k", Fact::Size(problem.seq_len_kv())),
+        (NAMES[1], Fact::Size(problem.num_heads())),
+        (NAMES[2], Fact::Size(problem.num_kv_heads())),
+        (NAMES[3], Fact::Size(problem.head_dim())),
+        (NAMES[4], Fact::Size(problem.head_dim_v())),
+        (NAMES[5], Fact::Size(page_size)),
+        ("sm_margin", Fact::Size(sm_margin as usize)),
+        ("cu_seqlens_q", Fact::Is(problem.q_lengths() != QLengths::Equal)),
+        ("batch_invariant", Fact::Keys(problem.batch_invariant())),
+    ]
 }
 
 /// A schedule that a call was given, and its number.
@@ -312,32 +311,11 @@ impl Kept {
 
     /// Refuses the schedule of another problem than the call's.
     pub(crate) fn check(&self, place: Place, problem: &Problem, sm_margin: u32) -> Result<(), Error> {
-        let made = &*self.1;
-        let same = made.place == place && made.sm_margin == sm_margin && facts_of(&made.problem) == facts_of(problem);
-        if same {
-            return Ok(());
-        }
-        let words = |place: Place, problem, sm_margin: u32| {
-            let (sizes, (dtype, mask, is_packed, batch_invariant)) = facts_of(problem);
-            let side = |side: Option<u32>| side.map_or(-1, i64::from);
-            let mask = format!("({}, {})", side(mask.window_left), side(mask.window_right));
-            let [device, dtype] = [place.to_string(), dtype.to_string()];
-            let sizes = sizes.map(|size| size.to_string());
-            let others = [
-                sm_margin.to_string(),
-                is_packed.to_string(),
-                format!("{batch_invariant:?}"),
-            ];
-            [device, dtype, mask].into_iter().chain(sizes).chain(others)
-        };
-        let (ours, theirs) = (
-            words(made.place, &made.problem, made.sm_margin),
-            words(place, problem, sm_margin),
-        );
-        let mut facts = FACTS.into_iter().zip(ours.zip(theirs));
-        match facts.find(|(_, (made, other))| made != other) {
+        let made = facts_of(self.1.place, &self.1.problem, self.1.sm_margin);
+        let mut facts = made.into_iter().zip(facts_of(place, problem, sm_margin));
+        match facts.find(|(made, other)| made.1 != other.1) {
             None => Ok(()),
-            Some((name, (made, other))) => Err(format!(
+            Some(((name, made), (_, other))) => Err(format!(
                 "scheduler_metadata was made with {name} {made}, and this call has {other}: give get_scheduler_metadata \
                  what the call has (max_seqlen_k is the capacity of the cache)"
             )

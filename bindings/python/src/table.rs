@@ -5,18 +5,19 @@
 //! all releases of PyTorch. What is given decides which lengths are equal, packed (`cu_seqlens_*`), or a cache's
 //! (`seqused_k` alone, `block_table`).
 
+use flashcore::Name;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-/// A number of an operator: its name, its type in a schema, and its default if it has one.
-pub(crate) struct Number(&'static str, &'static str, &'static str);
+use crate::options::{Kind, NUMBERS, Number};
 
 /// What attention is given, and what it writes. The first are the tensors of a call, in the order in which
 /// `_native.call` takes them; fewer stand for the first of them.
 #[rustfmt::skip]
-pub(crate) const TENSORS: [&str; 19] = [
-    "q", "k", "v", "cu_seqlens_q", "seqused_q", "cu_seqlens_k", "seqused_k", "block_table", "q_scale", "k_scale",
-    "v_scale", "sinks", "alibi_slopes", "out", "lse", "dout", "dq", "dk", "dv",
+pub(crate) const TENSORS: [Name; 19] = [
+    Name::Q, Name::K, Name::V, Name::CuSeqlensQ, Name::SequsedQ, Name::CuSeqlensK, Name::SequsedK, Name::BlockTable,
+    Name::QScale, Name::KScale, Name::VScale, Name::Sinks, Name::AlibiSlopes, Name::Out, Name::Lse, Name::Dout, Name::Dq,
+    Name::Dk, Name::Dv,
 ];
 pub(crate) const Q: usize = 0;
 pub(crate) const K: usize = 1;
@@ -39,36 +40,26 @@ pub(crate) const GRADIENTS: usize = 16;
 
 /// What an append is given. `seqused_k` and `q_out` are written, as the caches are.
 #[rustfmt::skip]
-pub(crate) const APPENDED: [&str; 15] = [
-    "k_cache", "v_cache", "k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "block_table", "seqused_k",
-    "rotary_cos", "rotary_sin", "q", "q_out", "cu_seqlens_q", "seqlens_rotary",
+pub(crate) const APPENDED: [Name; 15] = [
+    Name::KCache, Name::VCache, Name::KNew, Name::VNew, Name::CacheSeqlens, Name::CuSeqlensKNew, Name::CacheBatchIdx,
+    Name::BlockTable, Name::SequsedK, Name::RotaryCos, Name::RotarySin, Name::Q, Name::QOut, Name::CuSeqlensQ,
+    Name::SeqlensRotary,
 ];
 
-/// A negative side of the window has no limit; a softcap of 0 is none. `layout`: the sum of
-/// [`LAYOUTS`](crate::options). `deterministic` is for gradients: whether they are the same bits in every run.
-/// `sm_margin` multiprocessors are left to other work; with `split_keys` over 0 a call is batch-invariant. Bounds are
-/// for packed rows and pages. `schedule`: the number of one that `make_schedule` made, or 0.
-pub(crate) const NUMBERS: [Number; 13] = [
-    Number("softmax_scale", "float", ""),
-    Number("causal", "bool", "False"),
-    Number("window_left", "int", "-1"),
-    Number("window_right", "int", "-1"),
-    Number("softcap", "float", "0.0"),
-    Number("layout", "int", "0"),
-    Number("return_lse", "bool", "True"),
-    Number("deterministic", "bool", "False"),
-    Number("sm_margin", "int", "0"),
-    Number("split_keys", "int", "0"),
-    Number("max_seqlen_q", "SymInt", "0"),
-    Number("max_seqlen_k", "SymInt", "0"),
-    Number("schedule", "int", "0"),
-];
+/// What schemas and errors call a tensor.
+pub(crate) fn word(name: Name) -> &'static str {
+    match name {
+        Name::KNew => "k",
+        Name::VNew => "v",
+        name => name.as_str(),
+    }
+}
 
 /// An operator. Its arguments are tensors, then [`NUMBERS`] if it is attention or a schedule, then numbers.
 pub(crate) struct Operator {
     pub(crate) name: &'static str,
-    /// Names of tensors, as the operator's implementation has them.
-    pub(crate) names: &'static [&'static str],
+    /// Its tensors, as its implementation has them.
+    pub(crate) names: &'static [Name],
     /// The places of this operator's tensors among those names, in the order of the schema.
     pub(crate) tensors: &'static [usize],
     /// Which of those are written.
@@ -109,8 +100,8 @@ pub(crate) const APPEND_KV: Operator = Operator {
     written: &[0, 1, 8, 12],
     is_attention: false,
     numbers: &[
-        Number("rotary_interleaved", "bool", ""),
-        Number("q_at_one_position", "bool", ""),
+        Number("rotary_interleaved", Kind::Bool, None),
+        Number("q_at_one_position", Kind::Bool, None),
     ],
     results: &[],
 };
@@ -122,13 +113,13 @@ pub(crate) const MAKE_SCHEDULE: Operator = Operator {
     name: "make_schedule",
     tensors: &[SEQUSED_K, LENGTHS],
     numbers: &[
-        Number("dtype", "int", "15"),
-        Number("heads", "int", "1"),
-        Number("kv_heads", "int", "1"),
-        Number("head_dim", "int", "64"),
-        Number("head_dim_v", "int", "64"),
-        Number("page_size", "int", "0"),
-        Number("total_q", "int", "-1"),
+        Number("dtype", Kind::Int, Some(15)),
+        Number("heads", Kind::Int, Some(1)),
+        Number("kv_heads", Kind::Int, Some(1)),
+        Number("head_dim", Kind::Int, Some(64)),
+        Number("head_dim_v", Kind::Int, Some(64)),
+        Number("page_size", Kind::Int, Some(0)),
+        Number("total_q", Kind::Int, Some(u64::MAX)),
     ],
     results: &["token"],
     ..FWD
@@ -142,22 +133,18 @@ impl Operator {
 
     pub(crate) fn schema(&self) -> String {
         let tensor = |(n, &at): (usize, &usize)| {
-            let name = self.names[at];
+            let name = word(self.names[at]);
             match self.written.iter().position(|&place| place == n) {
                 Some(place) => format!("Tensor({}!) {name}", char::from(b'a' + place as u8)),
                 None => format!("Tensor {name}"),
             }
-        };
-        let number = |Number(name, kind, default): &Number| match *default {
-            "" => format!("{kind} {name}"),
-            default => format!("{kind} {name}={default}"),
         };
         let arguments: Vec<String> = self
             .tensors
             .iter()
             .enumerate()
             .map(tensor)
-            .chain(self.all_numbers().map(number))
+            .chain(self.all_numbers().map(Number::schema))
             .collect();
         let results: Vec<String> = self.results.iter().map(|name| format!("Tensor {name}")).collect();
         let results = match &results[..] {
@@ -175,7 +162,7 @@ pub(crate) const OPERATORS: [&Operator; 5] = [&FWD, &FWD_LENGTHS, &BWD, &APPEND_
 pub(crate) fn operators(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let all = PyDict::new(py);
     for operator in OPERATORS {
-        let tensors = PyTuple::new(py, operator.tensors.iter().map(|&at| operator.names[at]))?;
+        let tensors = PyTuple::new(py, operator.tensors.iter().map(|&at| word(operator.names[at])))?;
         let numbers: Vec<_> = operator.all_numbers().map(|number| number.0).collect();
         let numbers = PyTuple::new(py, numbers)?;
         all.set_item(operator.name, (tensors, numbers))?;

@@ -261,8 +261,8 @@ def test_numbers_of_another_type_are_looked_at_closer():
     assert _native.call((3, *tensors[1:]), numbers) is None
     assert _native.call((*tensors, *(None,) * 7), numbers) is None
     new = (*step.new.values(), None, None, None)
-    assert _native.call(tensors, numbers, False, new) is None and _native.call(tensors, numbers, False, (*new, 1)) is None
-    assert _native.call(tensors, numbers, False, (*new, True)) is not None
+    assert _native.call(tensors, numbers, new) is None and _native.call(tensors, numbers, (*new, 1)) is None
+    assert _native.call(tensors, numbers, (*new, True)) is not None
     with pytest.raises(TypeError):
         _native.call(list(tensors), numbers)
 

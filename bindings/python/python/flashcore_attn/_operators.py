@@ -34,7 +34,7 @@ def _register() -> None:
 
 
 class _Differentiable(torch.autograd.Function):
-    """An operator with gradients, on all its tensors, or only q, k and v.
+    """An operator with gradients, on q, k, v and, where they are packed, four arrays of lengths.
 
     `torch.library.register_autograd` would complete the arguments of each call by its schema, which takes longer than
     the rest of the call. Each argument and result takes time, so the numbers are one, and lse is one where it is asked for.
@@ -56,15 +56,23 @@ class _Differentiable(torch.autograd.Function):
                 "a gradient of lse, the log-sum-exp, is asked for, which flashcore does not compute: return the output "
                 "alone, or use lse.detach()"
             )
-        q, k, v, *others, out, lse = ctx.saved_tensors
+        q, k, v, *lengths, out, lse = ctx.saved_tensors
         gradients = (None, None, None)
         if dout is not None:
-            lengths = others[:4] if len(others) == len(_fakes.TENSORS["fwd_lengths"]) - 3 else ()
             gradients = _differentiate(dout, q, k, v, out, lse, lengths, ctx.numbers)
-        return (None, *gradients, *(None for _ in others))
+        return (None, *gradients, *(None for _ in lengths))
 
 
 _differentiable = super(torch.autograd.Function, _Differentiable).apply  # type: ignore[misc]
+
+
+def _recorded(name: str, run: Any, tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...], given: Any) -> Any:
+    """Results of an operator that has gradients with these tensors: autograd would keep each of the others, which are then
+    not given. `given`: the first of the numbers, up to which they are not the defaults."""
+    count = 3 if name == "fwd" else 7
+    kept, rest = tensors[:count], tensors[count:]
+    call = lambda *inputs: run(*inputs[:count], *rest, *given)
+    return _differentiable((call, numbers, True), *kept)
 
 
 def _below_autograd(run: Any, *args: Any) -> Any:
@@ -153,14 +161,13 @@ def direct(
     if is_traced() or is_observed():
         return None
     q, k, v = tensors[:3]
-    if not type(q) is type(k) is type(v) is _Tensor:
+    if not type(q) is type(k) is type(v) is _Tensor or q.is_neg() or k.is_neg() or v.is_neg():  # memory has other values
         return None
-    looked = append is None and _is_grad_enabled()
-    recorded = looked and (q.requires_grad or k.requires_grad or v.requires_grad)
+    recorded = append is None and _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if recorded and len(tensors) > 3:
         return None
     numbers = (*first, bool(with_lse or recorded), *more)
-    results = _names.typed(_native.call, tensors, numbers, looked, append)
+    results = _names.typed(_native.call, tensors, numbers, append)
     if recorded and results is not None:
         results = _differentiable((tuple(results), numbers, with_lse), q, k, v)
         return results if with_lse else (results,)
@@ -185,7 +192,7 @@ def _attend(tensors: _Tensors, first: tuple[Any, ...], more: tuple[Any, ...]) ->
     # The dispatcher's way through Python is left out where it can be: it takes 5 us and more.
     if not all(type(x) is _Tensor for x in given) or _derivatives.refusal(name, given, numbers) is not None:
         return operator(*given, *numbers)  # type: ignore[no-any-return]
-    return _differentiable((operator, numbers, True), *given)  # type: ignore[no-any-return]
+    return _recorded(name, operator, given, numbers, numbers)  # type: ignore[no-any-return]
 
 
 def _autograd_of(name: str, operator: Any) -> Callable[..., Any]:
@@ -193,16 +200,19 @@ def _autograd_of(name: str, operator: Any) -> Callable[..., Any]:
     count = len(_fakes.TENSORS[name])
 
     def kernel(keys: Any, *inputs: Any) -> Any:
-        _derivatives.refuse_tangents(inputs)
-        run = lambda *args: operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
-        if not records(*inputs):
+        tensors = inputs[:count]
+        _derivatives.refuse_tangents(tensors)
+        keys &= torch._C._after_autograd_keyset
+        run = lambda *args: operator.redispatch(keys, *args)
+        if not records(*tensors):
             return _below_autograd(run, *inputs)
         _derivatives.refuse_transforms()
-        tensors, numbers = inputs[:count], _fakes.completed(operator, inputs)[count:]
+        numbers = _fakes.completed(operator, inputs)[count:]
         says = _derivatives.refusal(name, tensors, numbers)
         if says is not None:
             return _derivatives.WithoutBackward.apply((run, says), *inputs)
-        return _Differentiable.apply((run, (*numbers[:6], True, *numbers[7:]), True), *tensors)
+        numbers = (*numbers[:6], True, *numbers[7:])
+        return _recorded(name, run, tensors, numbers, numbers[: len(inputs) - count])
 
     return kernel
 

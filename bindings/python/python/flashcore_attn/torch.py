@@ -262,7 +262,7 @@ def _direct(
     more: bool,
 ) -> list[torch.Tensor] | None:
     """The results of a usual call, with the least work of the host; None where the kernel must look closer."""
-    if dropout_p != 0.0:
+    if dropout_p != 0.0 or query.is_neg() or key.is_neg() or value.is_neg():
         return None
     if records(query, key, value) and _slow(
         query.device, query.dtype, query.shape, key.shape, is_causal, _deterministic()
@@ -270,7 +270,7 @@ def _direct(
         return None
     layout = GIVEN_BHSD | OUT_BHSD | MEMORY_OF_Q | (MORE if more else 0)
     first = (scale, is_causal, -1, -1, 0.0, layout, True)
-    return _names.typed(_native.call, (query, key, value), first, True)  # type: ignore[no-any-return]
+    return _names.typed(_native.call, (query, key, value), first)  # type: ignore[no-any-return]
 
 
 def _top_left(
