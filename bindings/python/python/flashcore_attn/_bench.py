@@ -11,6 +11,7 @@ This is a hook for the project's own tools: it changes with them, without notice
 """
 
 import ctypes
+import functools
 import json
 import math
 import os
@@ -194,14 +195,17 @@ class PeerSource:
                 views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
                 of = _called_with(self.found[name], problem, views, options)
                 run = of(k, v) if self.caches == 1 else _InTurn(of, k, v, self.caches)
-                make = _CpuPeer if place is None else (_PlainPeer if self.plain else _GraphPeer)
-                made.append(make(torch, name, run, [tensors[output] for output in outputs]))
+                made.append(self._maker(place is not None)(torch, name, run, [tensors[output] for output in outputs]))
             except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
                 made.append((name, (str(error) or type(error).__name__).splitlines()[0]))
         views = lambda: {name: _wrapped(torch, tensors[name], place) for name in ("q", "k", "v", "out")}
         for own in self.own:
             made.append(self._made_own(own, problem, views, torch, outputs, tensors, on_gpu=place is not None))
         return made
+
+    def _maker(self, on_gpu):
+        """What makes a subject of a peer."""
+        return functools.partial(_PlainPeer, launch="plain" if on_gpu else "host") if self.plain or not on_gpu else _GraphPeer
 
     def _cublas(self, torch, problem, tensors, place):
         """`scale * Q K^T` of all heads by one call of cuBLAS, into the tensor that all subjects write."""
@@ -213,8 +217,7 @@ class PeerSource:
             scores = _matrices(_wrapped(torch, tensors["scores"], place), "scores")
             scale = problem["softmax_scale"]
             run = lambda: torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)
-            make = _PlainPeer if self.plain else _GraphPeer
-            return make(torch, label, run, None, versions={"torch": torch.__version__})
+            return self._maker(True)(torch, label, run, None, versions={"torch": torch.__version__})
         except Exception as error:  # as for every peer
             return (label, (str(error) or type(error).__name__).splitlines()[0])
 
@@ -235,8 +238,7 @@ class PeerSource:
             if torch is None:
                 made = _own.ArrayPeer(label, run, outs[0])
             else:
-                make = _CpuPeer if not on_gpu else (_PlainPeer if self.plain else _GraphPeer)
-                made = make(torch, label, run, outs, versions=_own.versions())
+                made = self._maker(on_gpu)(torch, label, run, outs, versions=_own.versions())
         except Exception as error:
             made = (label, _own.described(error))
             if on_gpu:
@@ -334,8 +336,8 @@ def _wrapped(torch, tensor, place):
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(tensor["shape"], tensor["strides"])
 
 
-class _CpuPeer(Subject):
-    """A peer on the host: a function, or a pass of `_peers_backward.py`. `outs` describes the bench's outputs."""
+class _PlainPeer(Subject):
+    """A peer, called run by run: a function, or a pass of `_peers_backward.py`. `outs` describes the bench's outputs."""
 
     def __init__(self, torch, label, run, outs, launch="host", runs_per_call=1, versions=None):
         self.torch, self.run, self.outs = torch, getattr(run, "run", run), outs
@@ -369,14 +371,7 @@ class _CpuPeer(Subject):
         return copy.copy_(given.detach())
 
 
-class _PlainPeer(_CpuPeer):
-    """A peer on a CUDA device, called run by run."""
-
-    def __init__(self, torch, label, run, outs, versions=None):
-        super().__init__(torch, label, run, outs, launch="plain", versions=versions)
-
-
-class _GraphPeer(_CpuPeer):
+class _GraphPeer(_PlainPeer):
     """A peer on a CUDA device, in a graph that is a chain of runs."""
 
     def __init__(self, torch, label, run, outs, versions=None):

@@ -14,7 +14,9 @@ interface, which documents arguments, results and errors. Different here:
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from . import _extras
 
@@ -35,6 +37,11 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
+
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    _Rest = ParamSpec("_Rest")
 
 Results = Any  # the output, or a tuple that begins with it
 
@@ -60,43 +67,6 @@ def flash_attn_func(
             return_attn_probs=return_attn_probs,
         )  # fmt: skip
     )
-
-
-def flash_attn_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Results:
-    """`flash_attn_func` of keys and values that share a tensor ``[batch, seq_kv, 2, kv_heads, head_dim]``."""
-    return flash_attn_func(
-        q, *_parts("kv", kv, "[batch, seq_kv, 2, kv_heads, head_dim]"), dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
-
-
-def flash_attn_qkvpacked_func(
-    qkv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Results:
-    """`flash_attn_func` of queries, keys and values that share a tensor ``[batch, seq, 3, heads, head_dim]``."""
-    return flash_attn_func(
-        *_parts("qkv", qkv, "[batch, seq, 3, heads, head_dim]"), dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -132,49 +102,57 @@ def flash_attn_varlen_func(
     )
 
 
-def flash_attn_varlen_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Results:
-    """`flash_attn_varlen_func` of keys and values that share a tensor ``[total_k, 2, kv_heads, head_dim]``."""
-    return flash_attn_varlen_func(
-        q, *_parts("kv", kv, "[total_k, 2, kv_heads, head_dim]"), cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs,
-    )  # fmt: skip
+def _of_kv(
+    name: str, attend: Callable[Concatenate[torch.Tensor, torch.Tensor, torch.Tensor, _Rest], Results], shape: str
+) -> Callable[Concatenate[torch.Tensor, torch.Tensor, _Rest], Results]:
+    """`attend` of keys and values that share a tensor of this shape."""
+
+    def function(q: Any, kv: Any, *rest: Any, **options: Any) -> Results:
+        return attend(q, *_parts("kv", kv, shape), *rest, **options)
+
+    return _described(function, name, attend, ("q", "kv"), 3, shape)
 
 
-@_names.rename(cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen")
-def flash_attn_varlen_qkvpacked_func(
-    qkv: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+def _of_qkv(
+    name: str, attend: Callable[Concatenate[torch.Tensor, torch.Tensor, torch.Tensor, _Rest], Results], shape: str
+) -> Callable[Concatenate[torch.Tensor, _Rest], Results]:
+    """`attend` of queries, keys and values that share a tensor of this shape."""
+
+    def function(qkv: Any, *rest: Any, **options: Any) -> Results:
+        return attend(*_parts("qkv", qkv, shape), *rest, **options)
+
+    return _described(function, name, attend, ("qkv",), 3, shape)
+
+
+def _described(function: Any, name: str, attend: Any, first: tuple[str, ...], replaced: int, shape: str) -> Any:
+    """A function that is shown with these first parameters, in the place of so many of `attend`'s, and its others."""
+    kind, annotation = inspect.Parameter.POSITIONAL_OR_KEYWORD, "torch.Tensor"
+    others = list(inspect.signature(attend).parameters.values())[replaced:]
+    shown = [*(inspect.Parameter(x, kind, annotation=annotation) for x in first), *others]
+    function.__signature__ = inspect.Signature([x for x in shown if x.name != "block_table"])
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"`{attend.__name__}` of a tensor `{first[-1]}` ``{shape}``, whose parts are not copied."
+    return function
+
+
+flash_attn_kvpacked_func = _of_kv("flash_attn_kvpacked_func", flash_attn_func, "[batch, seq_kv, 2, kv_heads, head_dim]")
+flash_attn_qkvpacked_func = _of_qkv("flash_attn_qkvpacked_func", flash_attn_func, "[batch, seq, 3, heads, head_dim]")
+flash_attn_varlen_kvpacked_func = _of_kv(
+    "flash_attn_varlen_kvpacked_func", flash_attn_varlen_func, "[total_k, 2, kv_heads, head_dim]"
+)
+
+
+def _self_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *rest: Any, **options: Any
 ) -> Results:
-    """`flash_attn_varlen_func` of queries, keys and values that share a tensor ``[total, 3, heads, head_dim]``."""
-    return flash_attn_varlen_func(
-        *_parts("qkv", qkv, "[total, 3, heads, head_dim]"), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
-        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    of_both = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(q, k, v, *of_both, *rest, **options)
+
+
+_described(_self_attention, "flash_attn_varlen_func", flash_attn_varlen_func, ("q", "k", "v", "cu_seqlens", "max_seqlen"), 7, "")
+flash_attn_varlen_qkvpacked_func = _names.rename(
+    cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen"
+)(_of_qkv("flash_attn_varlen_qkvpacked_func", _self_attention, "[total, 3, heads, head_dim]"))
 
 
 @_names.rename(page_table="block_table")
