@@ -2,14 +2,15 @@
 
 use std::sync::OnceLock;
 
-use candle::backend::BackendStorage;
-use candle::{CpuStorage, DType, DeviceLocation, Layout, Result, Shape, Storage, Tensor};
-use flashcore::{Attention, Device, Host, Name, Operands, Problem, View, ViewMut, bf16, f16};
+use candle::backend::{BackendDevice, BackendStorage};
+use candle::cpu_backend::CpuDevice;
+use candle::{CpuStorage, DType, Result, Shape, Storage, Tensor};
+use flashcore::{Attention, Device, Host, Name, Operands, Problem, View, ViewMut};
 
-use crate::backward::backward_problem;
-use crate::problem::{INPUTS, Lengths, problem};
-use crate::varlen::Keys;
-use crate::{Error, FlashAttn};
+use crate::Error;
+use crate::call::{Memory, Read};
+use crate::op::{Keys, Lengths};
+use crate::problem::layout_of;
 
 fn attention() -> Result<&'static Attention> {
     static ATTENTION: OnceLock<Attention> = OnceLock::new();
@@ -22,93 +23,44 @@ fn attention() -> Result<&'static Attention> {
     }
 }
 
-/// Attention of q, k and v.
-pub(crate) fn forward(
-    options: &FlashAttn,
-    lengths: Lengths<'_>,
-    tensors: [(&CpuStorage, &Layout); 3],
-) -> Result<(CpuStorage, Shape)> {
-    let given = tensors.map(|(storage, layout)| (storage.dtype(), layout));
-    let problem = problem(options, lengths, given, DeviceLocation::Cpu)?;
-    let shape = tensors[0].1.shape();
-    // Rows of no sequence stay 0.
-    let mut out = zeros(tensors[0].0.dtype(), shape);
-    if let Some(problem) = problem {
-        let (values, slopes) = (host_lengths(lengths)?, options.alibi_slopes.as_ref());
-        let slopes = slopes.map(Tensor::to_vec1::<f32>).transpose()?;
-        let mut operands = inputs(&problem, tensors)?.with_lengths(&values.as_slices());
-        if let Some(slopes) = &slopes {
-            operands = operands.with(Name::AlibiSlopes, slopes);
+impl Memory for CpuStorage {
+    fn of(storage: &Storage) -> Option<&CpuStorage> {
+        match storage {
+            Storage::Cpu(storage) => Some(storage),
+            _ => None,
         }
-        let out = view_mut(&problem, Name::Out, &mut out)?;
-        let done = attention()?.run(&problem, operands.with_mut(Name::Out, out));
-        done.map_err(Error::from)?;
     }
-    Ok((out, shape.clone()))
-}
 
-/// The gradients of q, k and v, contiguous.
-pub(crate) fn backward(
-    options: &FlashAttn,
-    lengths: Lengths<'_>,
-    tensors: [(&CpuStorage, &Layout); 3],
-    (dout, dout_layout): (&CpuStorage, &Layout),
-) -> Result<[CpuStorage; 3]> {
-    let given = tensors.map(|(storage, layout)| (storage.dtype(), layout));
-    let problem = problem(options, lengths, given, DeviceLocation::Cpu)?;
-    let dtype = tensors[0].0.dtype();
-    // Rows of no sequence stay 0.
-    let mut found = tensors.map(|(_, layout)| zeros(dtype, layout.shape()));
-    let Some(problem) = problem else {
-        return Ok(found);
-    };
-    let backward = backward_problem(&problem).map_err(Error::from)?;
-    let forward = backward.forward();
-    let values = host_lengths(lengths)?;
-    let (mut out, mut lse) = (zeros(dtype, tensors[0].1.shape()), vec![0f32; forward.lse_len()]);
-    let operands = inputs(&forward, tensors)?.with_lengths(&values.as_slices());
-    let written = operands.with_mut(Name::Out, view_mut(&forward, Name::Out, &mut out)?);
-    let done = attention()?.run(&forward, written.with_mut(Name::Lse, &mut lse));
-    done.map_err(Error::from)?;
-
-    let operands = inputs(&backward, tensors)?.with_lengths(&values.as_slices());
-    let operands = operands
-        .with(Name::Out, view(&backward, Name::Out, &out, 0)?)
-        .with(Name::Lse, &lse);
-    let dout = view(&backward, Name::Dout, dout, dout_layout.start_offset())?;
-    let mut operands = operands.with(Name::Dout, dout);
-    for (name, storage) in [Name::Dq, Name::Dk, Name::Dv].into_iter().zip(&mut found) {
-        operands = operands.with_mut(name, view_mut(&backward, name, storage)?);
+    fn into_storage(self) -> Storage {
+        Storage::Cpu(self)
     }
-    attention()?.run(&backward, operands).map_err(Error::from)?;
-    Ok(found)
-}
 
-fn zeros(dtype: DType, shape: &Shape) -> CpuStorage {
-    let elements = shape.elem_count();
-    match dtype {
-        DType::F16 => CpuStorage::F16(vec![f16::ZERO; elements]),
-        DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; elements]),
-        _ => CpuStorage::F32(vec![0.0; elements]),
+    fn empty(device: &CpuDevice, shape: &Shape, dtype: DType) -> Result<CpuStorage> {
+        device.zeros_impl(shape, dtype)
     }
-}
 
-/// q, k and v in the layouts of the problem.
-fn inputs<'a>(problem: &Problem, tensors: [(&'a CpuStorage, &Layout); 3]) -> Result<Operands<'a, Host>> {
-    let mut operands = Operands::new();
-    for (name, (storage, layout)) in INPUTS.into_iter().zip(tensors) {
-        operands = operands.with(name, view(problem, name, storage, layout.start_offset())?);
+    fn run<'a>(
+        problem: &Problem,
+        lengths: Lengths<'_>,
+        _: &CpuDevice,
+        read: Vec<Read<'_, CpuStorage>>,
+        written: impl IntoIterator<Item = (Name, &'a mut CpuStorage)>,
+    ) -> Result<()> {
+        let values = host_lengths(lengths)?;
+        let mut operands = Operands::new().with_lengths(&values.as_slices());
+        for (name, storage, first) in read {
+            operands = operands.with(name, view(problem, name, storage, first)?);
+        }
+        for (name, storage) in written {
+            operands = operands.with_mut(name, view_mut(problem, name, storage)?);
+        }
+        Ok(attention()?.run(problem, operands).map_err(Error::from)?)
     }
-    Ok(operands)
-}
-
-fn layout_of(problem: &Problem, name: Name) -> flashcore::Layout {
-    problem.tensor(name).map_or(*problem.o_layout(), |spec| spec.layout)
 }
 
 /// A tensor of a problem, from an element on.
 fn view<'a>(problem: &Problem, name: Name, storage: &'a CpuStorage, first: usize) -> Result<View<'a, Host>> {
-    let layout = layout_of(problem, name);
+    let layout = layout_of(problem, name)?;
     Ok(match storage {
         CpuStorage::F16(values) => View::from_slice(layout, &values[first..]),
         CpuStorage::BF16(values) => View::from_slice(layout, &values[first..]),
@@ -118,7 +70,7 @@ fn view<'a>(problem: &Problem, name: Name, storage: &'a CpuStorage, first: usize
 }
 
 fn view_mut<'a>(problem: &Problem, name: Name, storage: &'a mut CpuStorage) -> Result<ViewMut<'a, Host>> {
-    let layout = layout_of(problem, name);
+    let layout = layout_of(problem, name)?;
     Ok(match storage {
         CpuStorage::F16(values) => ViewMut::from_slice(layout, values),
         CpuStorage::BF16(values) => ViewMut::from_slice(layout, values),

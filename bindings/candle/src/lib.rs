@@ -24,8 +24,7 @@
 //!   `i + seq_len_kv - seq_len_q`. A causal mask shows keys up to there. `window_size_left` and
 //!   `window_size_right` show that many keys before and after; `None`, or more than there are keys,
 //!   is no limit.
-//! - Scores are `softmax_scale · q·kᵀ`. A `softcap` c above 0 turns them into `c·tanh(score / c)`;
-//!   0 is no cap.
+//! - Scores are `softmax_scale · q·kᵀ`, which functions with a cap bound ([`FlashAttn`]).
 //! - q, k and v have gradients, except through pages, which is refused. On GPUs, the last bits
 //!   of gradients may differ from run to run.
 //! - ALiBi slopes have no gradients, and calls with them none either.
@@ -35,21 +34,14 @@
 //! [`candle::Error::Wrapped`] of an [`Error`], which names the argument; candle's own errors where
 //! tensors are on different devices.
 
-mod backward;
+mod call;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod dense;
 mod error;
+mod functions;
+mod op;
 mod problem;
-mod varlen;
 
-pub use dense::{
-    FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
-    flash_attn_windowed,
-};
 pub use error::Error;
-pub use varlen::{
-    flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,
-    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed,
-};
+pub use functions::*;

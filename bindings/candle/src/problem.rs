@@ -1,19 +1,10 @@
 //! From the arguments of a call to a [`Problem`].
 
 use candle::{DType, DeviceLocation, Layout, Tensor};
-use flashcore::{Alibi, KvLengths, Mask, Name, Problem, QLengths};
+use flashcore::{KvLengths, Name, Problem, QLengths};
 
-use crate::varlen::{Keys, Varlen};
+use crate::op::{Keys, Lengths};
 use crate::{Error, FlashAttn};
-
-/// The lengths of a call's sequences.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Lengths<'a> {
-    /// Those of the tensors' shapes.
-    Equal,
-    /// On their device.
-    Varlen(&'a Varlen),
-}
 
 /// The three tensors, in the order in which they are given.
 pub(crate) const INPUTS: [Name; 3] = [Name::Q, Name::K, Name::V];
@@ -69,22 +60,10 @@ pub(crate) fn problem(
         DType::BF16 => flashcore::DType::BF16,
         _ => flashcore::DType::F32,
     });
-    let builder = builder.softmax_scale(options.softmax_scale);
-    let builder = match &options.alibi_slopes {
-        None => builder,
-        Some(slopes) => {
-            check_slopes(slopes, heads, location)?;
-            builder.alibi(Alibi::Heads)
-        }
-    };
-    let builder = match options.softcap {
-        None | Some(0.0) => builder,
-        Some(cap) => builder.softcap(cap),
-    };
-    // As in candle-flash-attn, a side that reaches past all keys is none.
-    let side = |size: Option<usize>| size.filter(|size| *size <= seq_len_kv).map(|size| size as u32);
-    let [left, right] = [options.window_size_left, options.window_size_right].map(side);
-    let builder = builder.mask(Mask::window(left, right));
+    if let Some(slopes) = &options.alibi_slopes {
+        check_slopes(slopes, heads, location)?;
+    }
+    let builder = options.of(builder, seq_len_kv);
     let builder = match lengths {
         Lengths::Equal => builder.batch(q_batch).seq_len_q(q_rows).seq_len_kv(seq_len_kv),
         Lengths::Varlen(lengths) => {
@@ -259,4 +238,16 @@ fn at_least_one(argument: &'static str, given: usize) -> Result<(), Error> {
         given: given.to_string(),
         allowed: "it must be at least 1: the rows of the longest sequence, or more".to_string(),
     })
+}
+
+/// The layout of a tensor of a problem.
+pub(crate) fn layout_of(problem: &Problem, name: Name) -> Result<flashcore::Layout, Error> {
+    match problem.tensor(name) {
+        Some(spec) => Ok(spec.layout),
+        None => Err(Error::Argument {
+            argument: name.as_str(),
+            given: "a tensor".to_string(),
+            allowed: "this call has no use for it".to_string(),
+        }),
+    }
 }

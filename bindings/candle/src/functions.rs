@@ -1,71 +1,150 @@
-//! Attention of packed sequences, whose lengths are tensors on their device.
+//! The functions of candle-flash-attn, and the options that they have.
 
-use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
+use candle::{Result, Tensor};
+use flashcore::{Alibi, Mask, ProblemBuilder};
 
-use crate::FlashAttn;
-use crate::backward::{Found, gradients};
-use crate::dense::{causal_window, cuda_forward};
-use crate::problem::Lengths;
+use crate::op::{FlashAttnVarlen, Keys, Varlen};
 
-/// Where the sequences of a call are.
+/// Attention of sequences of equal lengths, as an operation for [`Tensor::apply_op3`] on q, k and
+/// v. The functions of this crate are the usual way to it.
 #[derive(Clone, Debug)]
-pub(crate) struct Varlen {
-    /// First row of each sequence in q, and the end of the last: `[batch + 1]`.
-    pub(crate) seqlens_q: Tensor,
-    pub(crate) max_seqlen_q: usize,
-    pub(crate) keys: Keys,
-    pub(crate) max_seqlen_k: usize,
+pub struct FlashAttn {
+    /// Factor on `q·kᵀ`.
+    pub softmax_scale: f32,
+    /// ALiBi's slopes, F32 `[num_heads]`, at least 0.
+    pub alibi_slopes: Option<Tensor>,
+    /// Keys that a row sees before its own position; `None`: all.
+    pub window_size_left: Option<usize>,
+    /// Keys that a row sees after its own position; `None`: all; `Some(0)`: causal.
+    pub window_size_right: Option<usize>,
+    /// Soft cap c of the scores, which become `c·tanh(score / c)`; `None` or 0: none.
+    pub softcap: Option<f32>,
 }
 
-/// Where their keys are.
-#[derive(Clone, Debug)]
-pub(crate) enum Keys {
-    /// As the rows of q: `[batch + 1]`.
-    Packed(Tensor),
-    /// In pages, `[batch, max_pages]`. The differences of `seqlens_k` are their numbers.
-    Paged { seqlens_k: Tensor, block_table: Tensor },
+/// The two sides of a window that is only causal or not.
+pub(crate) fn causal_window(causal: bool) -> [Option<usize>; 2] {
+    [None, causal.then_some(0)]
 }
 
-struct FlashAttnVarlen {
-    options: FlashAttn,
-    lengths: Varlen,
+impl FlashAttn {
+    pub(crate) fn new(softmax_scale: f32, [window_size_left, window_size_right]: [Option<usize>; 2]) -> FlashAttn {
+        FlashAttn {
+            softmax_scale,
+            alibi_slopes: None,
+            window_size_left,
+            window_size_right,
+            softcap: None,
+        }
+    }
+
+    pub(crate) fn alibi(mut self, slopes: Option<&Tensor>) -> FlashAttn {
+        self.alibi_slopes = slopes.cloned();
+        self
+    }
+
+    pub(crate) fn softcap(mut self, softcap: Option<f32>) -> FlashAttn {
+        self.softcap = softcap;
+        self
+    }
+
+    /// A problem of so many keys, with these options.
+    pub(crate) fn of(&self, builder: ProblemBuilder, seq_len_kv: usize) -> ProblemBuilder {
+        // As in candle-flash-attn, a side that reaches past all keys is none.
+        let side = |size: Option<usize>| size.filter(|size| *size <= seq_len_kv).map(|size| size as u32);
+        let [left, right] = [self.window_size_left, self.window_size_right].map(side);
+        let builder = builder
+            .softmax_scale(self.softmax_scale)
+            .mask(Mask::window(left, right));
+        let builder = match self.alibi_slopes {
+            None => builder,
+            Some(_) => builder.alibi(Alibi::Heads),
+        };
+        match self.softcap {
+            None | Some(0.0) => builder,
+            Some(cap) => builder.softcap(cap),
+        }
+    }
 }
 
-impl CustomOp3 for FlashAttnVarlen {
-    fn name(&self) -> &'static str {
-        "flash-attn-varlen"
-    }
+/// Attention, causal or not.
+///
+/// * `q`: `[batch, seq_len_q, num_heads, head_dim]`
+/// * `k`, `v`: `[batch, seq_len_kv, num_heads_kv, head_dim]`
+///
+/// # Errors
+/// Those of the [crate].
+pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
+    q.apply_op3(k, v, FlashAttn::new(softmax_scale, causal_window(causal)))
+}
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let lengths = Lengths::Varlen(&self.lengths);
-        crate::cpu::forward(&self.options, lengths, [(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
+/// [`flash_attn`] with a window: `None` and `Some(0)` are causal.
+///
+/// # Errors
+/// Those of the [crate].
+pub fn flash_attn_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    let window = [window_size_left, window_size_right];
+    q.apply_op3(k, v, FlashAttn::new(softmax_scale, window))
+}
 
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_layout: &Layout,
-        k: &CudaStorage,
-        k_layout: &Layout,
-        v: &CudaStorage,
-        v_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let lengths = Lengths::Varlen(&self.lengths);
-        cuda_forward(&self.options, lengths, [(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
+/// [`flash_attn`] with ALiBi: `slope·|i − j|` is subtracted from the score of a row at position `i` and a
+/// key at position `j`. `alibi_slopes` are F32 `[num_heads]`, at least 0.
+///
+/// # Errors
+/// Those of the [crate].
+pub fn flash_attn_alibi(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: &Tensor,
+    softmax_scale: f32,
+    causal: bool,
+) -> Result<Tensor> {
+    let op = FlashAttn::new(softmax_scale, causal_window(causal)).alibi(Some(alibi_slopes));
+    q.apply_op3(k, v, op)
+}
 
-    fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, _out: &Tensor, gradient: &Tensor) -> Result<Found> {
-        let lengths = Lengths::Varlen(&self.lengths);
-        gradients(&self.options, lengths, [q, k, v], gradient)
-    }
+/// [`flash_attn_windowed`] with ALiBi, as [`flash_attn_alibi`].
+///
+/// # Errors
+/// Those of the [crate].
+pub fn flash_attn_alibi_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: &Tensor,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    let op = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]).alibi(Some(alibi_slopes));
+    q.apply_op3(k, v, op)
+}
+
+/// [`flash_attn_windowed`] with a soft cap of the scores, and perhaps ALiBi, which is subtracted
+/// after it.
+///
+/// # Errors
+/// Those of the [crate].
+#[allow(clippy::too_many_arguments)] // candle-flash-attn's
+pub fn flash_attn_alibi_windowed_softcap(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: Option<&Tensor>,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+    softcap: f32,
+) -> Result<Tensor> {
+    let op = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]);
+    q.apply_op3(k, v, op.alibi(alibi_slopes).softcap(Some(softcap)))
 }
 
 /// Packed sequences.
