@@ -7,6 +7,7 @@ import pytest
 
 README = Path(__file__).parent.parent / "README.md"
 FIRST = README.parent.parent.parent / "README.md"
+PAGE = FIRST.parent / "docs" / "python.md"
 
 
 def test_the_first_program_prints_what_the_first_page_says(capsys):
@@ -27,3 +28,24 @@ def test_examples():
             assert names["out"].shape == (2, 128, 8, 64)
             assert names["torch"].equal(names["out"].transpose(1, 2), names["same"])
     assert names["losses"][-1] < names["losses"][0]
+
+
+NEEDS = ["numpy", "torch", "torch", "torch", "distributed", "transformers", "torch"]
+
+
+@pytest.mark.parametrize("n, of", list(enumerate(NEEDS)))
+def test_programs_of_the_page_are_whole(n, of):
+    """Each runs alone: nothing is used that it does not define. Two need a group of processes, or a name of a model."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == len(NEEDS)
+    if of in ("distributed", "transformers"):
+        assert f"flashcore_attn.{of}.register()" in blocks[n]
+        return
+    pytest.importorskip(of, reason=f"it needs {of}")
+    names = {}
+    exec(blocks[n], names)
+    if "flash_attn_with_kvcache" in names:
+        assert names["lengths"].tolist() == [2, 2] and (names["k_cache"][[0, 4], :2] != 0).any(-1).all()
+        assert not names["k_cache"][[0, 4], 2:].any()
+    if "flashcore_attn.torch" in blocks[n]:
+        names["flashcore_attn"].torch.deactivate()

@@ -368,6 +368,8 @@ def flash_attn_with_kvcache(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Attention over a cache of keys and values, to which new ones are written first if they are given.
 
+    docs/python.md has whole steps of decoding.
+
     Parameters
     ----------
     q : Tensor ``[batch, seq_q, heads, head_dim]``, or with `cu_seqlens_q` ``[total_q, heads, head_dim]``
