@@ -288,6 +288,19 @@ def test_opcheck(device):
         torch.library.opcheck(ops.operator("bwd"), ops.arguments("bwd", dout, q, k, v, out, lse, **given))
 
 
+def test_autograd_keeps_what_gradients_need():
+    """Not the tensors of an operator that are not given: each would cost a call of it."""
+    q, k, v = (x.detach().requires_grad_() for x in tensors()[:3])
+    out, lse = ops.call("fwd", q, k, v, numbers=(0.25,))
+    assert [x.shape for x in out.grad_fn.saved_tensors] == [x.shape for x in (q, k, v, out, lse)]
+    bounds = {"max_seqlen_q": q.shape[1], "max_seqlen_k": k.shape[1]}
+    starts = [ragged.starts([x.shape[1]] * x.shape[0]) for x in (q, k)]
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    out, _ = ops.call("fwd_lengths", *packed, numbers=(0.25,), cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], **bounds)
+    assert len(out.grad_fn.saved_tensors) == 9  # and four arrays of lengths
+
+
+
 class Block(torch.nn.Module):
     """A projection, attention and a residual, so that there is something to fuse around the operators."""
 
