@@ -238,9 +238,9 @@ def test_tensors_that_are_written_are_apart(device, page_size):
     q, given = cache.draw(4, 1, 4, cache.dim), cache.arguments()
     call = lambda k_cache, v_cache, k, v: flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **given)
     if device == "cpu":
-        with pytest.raises(RuntimeError, match="k_cache and v_cache have bytes between .* make them contiguous"):
+        with pytest.raises(RuntimeError, match="k_cache shares memory with v_cache: .* bytes between .* make both contiguous"):
             call(both[:, 0], both[:, 1], k, k)
-        with pytest.raises(RuntimeError, match="v_cache and v have bytes between"):
+        with pytest.raises(RuntimeError, match="v_cache shares memory with v: both have bytes between"):
             call(cache.k_cache, cache.v_cache, k, cache.v_cache.view(-1, 1, 2, cache.dim)[:4])
     else:
         call(both[:, 0], both[:, 1], k, k)
