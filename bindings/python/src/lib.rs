@@ -46,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(operators::slow_backward, module)?)?;
     module.add_function(wrap_pyfunction!(bypass::call, module)?)?;
     module.add_function(wrap_pyfunction!(schedule::last_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(schedule::kept_schedules, module)?)?;
     #[cfg(feature = "bench")]
     {
         flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));

@@ -91,6 +91,12 @@ pub(crate) fn last_schedule() -> KeptSchedule {
     KeptSchedule { number: LAST.take() }
 }
 
+/// How many schedules are kept, which tests look at.
+#[pyfunction]
+pub(crate) fn kept_schedules() -> usize {
+    all().made.len()
+}
+
 pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
     let mut of_lengths = operands[SEQUSED_K];
     of_lengths.name = "cache_seqlens";
