@@ -44,11 +44,6 @@ fn signal_of(status: ExitStatus) -> Option<i32> {
     status.code().map(|code| code - SHELL).filter(|signal| *signal > 0)
 }
 
-/// Whether an error of the system says that the machine ran out of something.
-pub fn is_lack(error: &std::io::Error) -> bool {
-    error.raw_os_error().is_some_and(|number| ERRORS.contains(&number))
-}
-
 #[cfg(all(test, unix))]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
