@@ -111,6 +111,12 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
+/// `1 block`, `2,000 blocks`.
+pub fn count(n: u64, what: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", thousands(n))
+}
+
 /// So many significant digits: with three `0.0123`, `4.56`, `789`, `12,345`.
 pub fn significant(x: f64, digits: i32) -> String {
     let magnitude = x.abs();
@@ -150,11 +156,7 @@ pub fn time(us: f64, digits: i32) -> String {
 /// The verdict in one line.
 pub fn summary(report: &CheckReport, palette: Palette) -> String {
     let Palette { good, bad, .. } = palette;
-    let schedules = match report.schedules.len() {
-        1 => "1 schedule".to_string(),
-        n => format!("{n} schedules"),
-    };
-    let count = report.values.len() + report.findings.len();
+    let schedules = count(report.schedules.len() as u64, "schedule");
     match report.verdict {
         Verdict::Clean => {
             let Some(blocks) = report.only_blocks.map(thousands) else {
@@ -165,8 +167,8 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
         }
         Verdict::Refused => format!("{bad}refused{bad:#}: it cannot be launched and was not simulated"),
         Verdict::Findings => {
-            let plural = if count == 1 { "" } else { "s" };
-            format!("{bad}{count} finding{plural}{bad:#} under {schedules}")
+            let findings = count((report.values.len() + report.findings.len()) as u64, "finding");
+            format!("{bad}{findings}{bad:#} under {schedules}")
         }
         Verdict::Wrong => format!("{bad}wrong{bad:#} under {schedules}"),
     }

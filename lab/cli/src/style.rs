@@ -256,10 +256,7 @@ pub(crate) fn whole(n: impl TryInto<u64>) -> String {
 
 /// A number of things: `1 block`, `1,024 blocks`.
 pub(crate) fn count(n: impl TryInto<u64>, what: &str) -> String {
-    match whole(n).as_str() {
-        "1" => format!("1 {what}"),
-        n => format!("{n} {what}s"),
-    }
+    render::count(n.try_into().unwrap_or_default(), what)
 }
 
 pub(crate) fn list(things: impl IntoIterator<Item: Display>) -> String {

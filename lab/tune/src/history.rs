@@ -6,6 +6,7 @@ use std::path::Path;
 use flashcore_bench::chart::history;
 use flashcore_bench::document::{Cell, Section, Table};
 use flashcore_bench::gather::{EvidenceId, Origin, Recipe, Recorded};
+use flashcore_bench::table::span;
 use flashcore_bench::{Case, Interval, Mode, date};
 
 use crate::board::Board;
@@ -247,10 +248,7 @@ impl Told {
 }
 
 fn interval(ends: Interval) -> String {
-    match ends.hi.is_finite() {
-        true => format!("{:.3}–{:.3}", ends.lo, ends.hi),
-        false => "unknown".to_string(),
-    }
+    span(ends, |end| format!("{end:.3}"))
 }
 
 /// The id of something in a run: no two runs of a machine begin in one second on one problem with one seed.

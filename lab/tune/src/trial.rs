@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use flashcore_bench::profile::KernelProfile;
-use flashcore_bench::{Interval, Ratio};
+use flashcore_bench::{Interval, Ratio, table};
 use serde::{Deserialize, Serialize};
 
 use crate::space::Fingerprint;
@@ -65,12 +65,7 @@ impl fmt::Display for Verdict {
 
 /// Text of a ratio of times: `× 1.071 [1.050, 1.092]` takes 1.071 times as long.
 pub fn times_as_long(value: f64, interval: Interval) -> String {
-    let short = |ratio: f64| match ratio {
-        ratio if ratio >= 100.0 => format!("{ratio:.0}"),
-        ratio if ratio >= 10.0 => format!("{ratio:.1}"),
-        ratio => format!("{ratio:.3}"),
-    };
-    format!("× {} [{}, {}]", short(value), short(interval.lo), short(interval.hi))
+    format!("× {} {}", table::times(value), table::bracketed(Some(interval)))
 }
 
 /// How a candidate was timed.

@@ -19,6 +19,8 @@ pub(crate) use markdown::escaped as in_markdown;
 
 use std::collections::BTreeSet;
 
+use flashcore_check::render;
+
 use crate::chart::Drawing;
 use crate::gather::EvidenceId;
 
@@ -209,10 +211,7 @@ impl Document {
 
 /// A number of things: `1 run`, `2 runs`.
 fn count(number: usize, what: &str) -> String {
-    match number {
-        1 => format!("1 {what}"),
-        many => format!("{many} {what}s"),
-    }
+    render::count(number as u64, what)
 }
 
 #[cfg(test)]

@@ -171,7 +171,7 @@ pub(crate) fn number(value: f64) -> String {
 }
 
 /// A ratio: to the tenth of a percent near 1, where it matters.
-pub(crate) fn times(ratio: f64) -> String {
+pub fn times(ratio: f64) -> String {
     match ratio {
         x if x >= 1e4 => format!("{x:.0e}"),
         x if x >= 100.0 => format!("{x:.0}"),
@@ -181,7 +181,7 @@ pub(crate) fn times(ratio: f64) -> String {
 }
 
 /// `[0.991, 1.012]`; `[unknown]` without ends.
-pub(crate) fn bracketed(interval: Option<Interval>) -> String {
+pub fn bracketed(interval: Option<Interval>) -> String {
     match interval.filter(|interval| interval.hi.is_finite()) {
         Some(Interval { lo, hi }) => format!("[{}, {}]", times(lo), times(hi)),
         None => "[unknown]".to_string(),
@@ -189,7 +189,7 @@ pub(crate) fn bracketed(interval: Option<Interval>) -> String {
 }
 
 /// An interval, its ends shown by `end`.
-pub(crate) fn span(interval: Interval, end: impl Fn(f64) -> String) -> String {
+pub fn span(interval: Interval, end: impl Fn(f64) -> String) -> String {
     match interval.hi.is_finite() {
         true => format!("{}–{}", end(interval.lo), end(interval.hi)),
         false => "unknown".to_string(),
@@ -202,7 +202,8 @@ fn lines(all: Vec<String>) -> String {
     clipped.collect()
 }
 
-pub(crate) fn clip_to(text: &str, columns: usize) -> String {
+/// Text on one line of so many columns at most.
+pub fn clip_to(text: &str, columns: usize) -> String {
     let text = text.replace('\n', " ");
     if text.chars().count() <= columns {
         return text;

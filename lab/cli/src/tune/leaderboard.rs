@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_bench::problem_file;
+use flashcore_bench::table::clip_to;
 use flashcore_problem::{Direction, Tolerance};
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::{Claims, Score, Scored, Tally};
@@ -274,7 +275,7 @@ pub(crate) fn add_failures(page: &mut Page, history: &History) {
             1 => String::new(),
             all => format!(" and {} more", all - 1),
         };
-        let (id, reason) = (ids[0], live::short(reason, 200));
+        let (id, reason) = (ids[0], clip_to(reason, 200));
         let text = format!("{BAD}{verdict}{BAD:#} {id}{more}: {DIM}{reason}{DIM:#}");
         page.field("failed", text);
     }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use flashcore_bench::table::clip_to;
 use flashcore_tune::journal::Header;
 use flashcore_tune::{History, Timed, Trial, Verdict, Waits, Watcher, times_as_long};
 use indicatif::ProgressBar;
@@ -144,17 +145,8 @@ pub(crate) fn line(trial: &Trial) -> String {
         }
         reason = alone + &reason;
     }
-    let (number, verdict, id, reason) = (trial.number, trial.verdict, &trial.id, short(&reason, 160));
+    let (number, verdict, id, reason) = (trial.number, trial.verdict, &trial.id, clip_to(&reason, 160));
     format!("{number:>5}  {colour}{verdict:<13}{colour:#}  {time:<22}  {id}  {DIM}{reason}{DIM:#}")
-}
-
-/// A reason on one line, cut to a number of characters.
-pub(crate) fn short(reason: &str, longest: usize) -> String {
-    let reason = reason.replace('\n', " ");
-    match reason.chars().count() > longest {
-        true => reason.chars().take(longest - 1).chain(['…']).collect(),
-        false => reason,
-    }
 }
 
 pub(crate) fn add_about(page: &mut Page, header: &Header, resumed: usize) {
