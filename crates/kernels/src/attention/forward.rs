@@ -21,8 +21,14 @@ pub(crate) enum Sharing {
     Alone,
     /// So many blocks share the keys of each row.
     Splits(u32),
-    /// As a schedule says.
-    Schedule(Schedule),
+    /// As a schedule says, whose parts are at these places.
+    Schedule(Schedule, Places),
+}
+
+impl From<Schedule> for Sharing {
+    fn from(schedule: Schedule) -> Sharing {
+        Sharing::Schedule(schedule, schedule.places())
+    }
 }
 
 impl Forward {
@@ -47,7 +53,7 @@ impl<T> Forward<T> {
     pub(crate) fn splits(&self) -> Result<u32, Refusal> {
         match self.sharing {
             Sharing::Splits(splits) => Ok(splits),
-            Sharing::Alone | Sharing::Schedule(_) => Err(Refusal::Build("a launch without splits".to_string())),
+            Sharing::Alone | Sharing::Schedule(..) => Err(Refusal::Build("a launch without splits".to_string())),
         }
     }
 
@@ -55,24 +61,26 @@ impl<T> Forward<T> {
     /// No schedule.
     pub(crate) fn schedule(&self) -> Result<&Schedule, Refusal> {
         match &self.sharing {
-            Sharing::Schedule(schedule) => Ok(schedule),
+            Sharing::Schedule(schedule, _) => Ok(schedule),
             Sharing::Alone | Sharing::Splits(_) => Err(Refusal::Build("a launch without a schedule".to_string())),
         }
     }
 
     /// A part of the schedule.
     pub(crate) fn scheduled(&self, of: fn(&Places) -> u64) -> Result<Part, Refusal> {
-        let places = self.schedule()?.places();
+        let Sharing::Schedule(_, places) = &self.sharing else {
+            return Err(Refusal::Build("a launch without a schedule".to_string()));
+        };
         Ok(Part {
             bytes: places.end,
-            offset: of(&places),
+            offset: of(places),
             align: ALIGN,
         })
     }
 
     /// Partial outputs, and their offsets and sums.
     pub(crate) fn partials(&self) -> Result<[Part; 2], Refusal> {
-        if let Sharing::Schedule(_) = self.sharing {
+        if let Sharing::Schedule(..) = self.sharing {
             // Partials begin the workspace.
             return Ok([self.scheduled(|_| 0)?, self.scheduled(|at| at.partial_sums)?]);
         }

@@ -142,6 +142,7 @@ pub(crate) struct Schedule {
 }
 
 /// Offsets of the parts of a schedule in the workspace, in bytes. Partials begin it.
+#[derive(Clone, Copy)]
 pub(crate) struct Places {
     pub partial_sums: u64,
     ranges: u64,

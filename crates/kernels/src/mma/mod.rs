@@ -334,7 +334,7 @@ pub(crate) fn plan(
     })?;
 
     let sharing = match schedule {
-        Some(schedule) => Sharing::Schedule(schedule),
+        Some(schedule) => Sharing::from(schedule),
         None if shape.split => Sharing::Splits(config.splits),
         None => Sharing::Alone,
     };
