@@ -39,6 +39,7 @@ pub(crate) struct Past {
     pub(crate) lanes: u32,
     pub(crate) epoch: Epoch,
     pub(crate) pc: u32,
+    pub(crate) atomic: bool,
 }
 
 impl Past {
@@ -82,6 +83,7 @@ impl Cell {
             lanes: 0,
             epoch: Stamp(self.stamp).epoch(),
             pc: self.writer_pc,
+            atomic: Stamp(self.stamp).is_atomic(),
         }
     }
     pub(crate) fn read(&self) -> Past {
@@ -91,13 +93,14 @@ impl Cell {
             lanes: self.reader_lanes,
             epoch: self.read_epoch,
             pc: self.reader_pc,
+            atomic: false,
         }
     }
 }
 
 /// Adds an access to a list that keeps the last one of each actor.
 pub(crate) fn keep(all: &mut Vec<Past>, past: Past) {
-    let who = |past: &Past| (past.cluster, past.actor, past.lanes == 0);
+    let who = |past: &Past| (past.cluster, past.actor, past.lanes == 0, past.atomic);
     match all.iter_mut().find(|known| who(known) == who(&past)) {
         Some(known) => *known = past,
         None => all.push(past),

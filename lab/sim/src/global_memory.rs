@@ -313,7 +313,7 @@ impl<'m> Cluster<'m> {
             }
         }
         let bytes = offset..offset + data.len() as u64;
-        let counts = |past: &Past| past.lanes != 0 || !is_atomic && !observed && !is_equal;
+        let counts = |past: &Past| past.lanes != 0 || !is_atomic && !observed && (past.atomic || !is_equal);
         clash = clash.or_else(|| self.displaced(by, region.slot, bytes, counts));
         for (at, past) in displaced {
             keep(self.global.displaced.entry((region.slot, at)).or_default(), past);

@@ -69,6 +69,7 @@ impl Cluster<'_> {
             lanes: 0,
             epoch: by.warp.epoch,
             pc: by.pc,
+            atomic: true,
         };
         keep(self.global.observers.entry(place).or_default(), past);
     }

@@ -24,6 +24,8 @@ struct Owner {
     pc: u32,
     thread: u32,
     atomic: bool,
+    /// Whether one that wrote the cell has read it, too.
+    read: bool,
 }
 
 struct MergedPage {
@@ -55,6 +57,7 @@ impl Merged {
             pc,
             thread,
             atomic,
+            read: false,
         };
         self.unit = machine.unit();
         let unit = self.unit;
@@ -76,12 +79,16 @@ impl Merged {
             for (i, cell) in page.cells.iter().enumerate() {
                 let Some(stamp) = cell.stamp() else { continue };
                 let owner = &mut merged.owners[i];
-                let now = by(cell.writer_pc, cell.writer, stamp.is_atomic());
+                let now = Owner {
+                    read: owner.read || cell.read_epoch != 0,
+                    ..by(cell.writer_pc, cell.writer, stamp.is_atomic())
+                };
                 let bytes = unit * i..unit * (i + 1);
-                // In kernels of other compilers blocks may leave the same (docs/check-cuda.md).
+                // In kernels of other compilers blocks may leave the same, if none reads it (docs/check-cuda.md).
                 let is_equal = machine.is_foreign
                     && !owner.atomic
                     && !now.atomic
+                    && !now.read
                     && merged.data[bytes.clone()] == page.data[bytes.clone()];
                 if owner.block != 0 && !(owner.atomic && now.atomic) && !is_equal {
                     clash = clash.or(Some((i, *owner, now)));
@@ -114,6 +121,7 @@ impl Merged {
                 pc: record.pc,
                 thread: 0,
                 atomic: true,
+                read: false,
             };
             let unit = self.unit;
             let merged = self.page(record.slot, record.offset >> PAGE_SHIFT, base);

@@ -103,6 +103,8 @@ impl Cluster<'_> {
                     add(&mut clashes, Clash::new(NEVER_WRITTEN, 1 << lane, cell, None));
                 } else if let Some(clash) = self.against_writer(warp, lane as u32, cell, collective) {
                     add(&mut clashes, clash);
+                } else if let Some(clash) = self.against_equals(warp, lane as u32, cell) {
+                    add(&mut clashes, clash);
                 }
             }
         }
@@ -127,14 +129,15 @@ impl Cluster<'_> {
                 {
                     if is_equal && clash.fault == WROTE && !stamp.is_atomic() {
                         let (writer, pc) = self.shadow.writer(cell);
-                        let equals = self.shadow.equals.entry(cell).or_default();
-                        equals.push((stamp, writer, pc));
+                        self.shadow.note_equal(cell, (stamp, writer, pc));
                     } else {
                         add(&mut clashes, clash);
                     }
                 }
                 if !is_equal && let Some(clash) = self.against_equals(warp, lane as u32, cell) {
                     add(&mut clashes, clash);
+                } else if !is_equal {
+                    self.shadow.equals.remove(&cell);
                 }
                 if self.shadow.newest_read(cell) > limits.epoch
                     && let Some((reader, other_pc, by)) = self.unordered_reader(warp, lane as u32, cell)
@@ -150,23 +153,16 @@ impl Cluster<'_> {
         }
     }
 
-    /// Checks a write against those that stores of equal bytes displaced. Forgets them if it is ordered after all.
-    fn against_equals(&mut self, warp: &Warp, lane: u32, cell: usize) -> Option<Clash> {
+    /// Checks an access against the writes that stores of equal bytes displaced.
+    fn against_equals(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Clash> {
         let me = (32 * warp.index) as ActorId + lane;
         let clock = warp.clock(lane);
         let is_unordered =
             |(stamp, writer, _): &&(Stamp, ActorId, u32)| *writer != me && !clock.knows(*writer, stamp.epoch());
-        let Some(&(_, writer, pc)) = self.shadow.equals.get(&cell)?.iter().find(is_unordered) else {
-            self.shadow.equals.remove(&cell);
-            return None;
-        };
+        let &(_, writer, pc) = self.shadow.equals.get(&cell)?.iter().find(is_unordered)?;
         let other = self.name_writer(writer).0;
-        Some(Clash::new(
-            WROTE,
-            1 << lane,
-            cell,
-            Some((other, thread_name(other), pc)),
-        ))
+        let other = (other, thread_name(other), pc);
+        Some(Clash::new(WROTE, 1 << lane, cell, Some(other)))
     }
 
     /// Checks an access against the last write of its cell.

@@ -299,16 +299,35 @@ impl Shadow {
 }
 
 impl Shadow {
+    /// Notes a write that a store of the same bytes displaces: the last one of each writer, after whose earlier ones it
+    /// came.
+    #[cold]
+    pub(crate) fn note_equal(&mut self, cell: usize, write: (Stamp, ActorId, u32)) {
+        let all = self.equals.entry(cell).or_default();
+        match all.iter_mut().find(|known| known.1 == write.1) {
+            Some(known) => *known = write,
+            None => all.push(write),
+        }
+    }
+
     /// Notes the lanes of the write by actors `actor` + lane whose cells a later lane of it wrote, too.
     #[cold]
     pub(crate) fn note_equals(&mut self, access: &SharedAccess, actor: ActorId) {
         for lane in lanes(access.mask) {
             let by = actor + lane as u32;
-            for cell in self.cells(access, lane).filter(|&cell| self.writers[cell] != by) {
-                let write = (Stamp(self.stamps[cell]), by, access.pc);
-                self.equals.entry(cell).or_default().push(write);
+            for cell in self.cells(access, lane) {
+                if self.writers[cell] != by {
+                    self.note_equal(cell, (Stamp(self.stamps[cell]), by, access.pc));
+                }
             }
         }
+    }
+
+    /// Whether an access has a cell with such writes.
+    #[inline(always)]
+    pub(crate) fn has_equals(&self, access: &SharedAccess) -> bool {
+        let of_lane = |lane| self.cells(access, lane).any(|cell| self.equals.contains_key(&cell));
+        !self.equals.is_empty() && lanes(access.mask).any(of_lane)
     }
 }
 

@@ -155,7 +155,7 @@ impl<'m> Cluster<'m> {
             self.note_remotes(warp, &access, false);
         }
         let pattern = access.pattern();
-        if !self.shadow.read(&warp.who(pc), &access, pattern) {
+        if !self.shadow.read(&warp.who(pc), &access, pattern) || self.shadow.has_equals(&access) {
             self.check_reads(warp, &access, false);
         }
         self.count_shared(warp.index, &access);
@@ -324,7 +324,7 @@ impl<'m> Cluster<'m> {
         store: Option<&Access<'_>>,
     ) {
         let who = warp.who(access.pc);
-        if !self.shadow.may_write(&who, access, pattern) || !self.shadow.equals.is_empty() {
+        if !self.shadow.may_write(&who, access, pattern) || self.shadow.has_equals(access) {
             let equal = self.equal_stores(warp, access, store);
             self.check_writes(warp, access, actor.0, equal);
         }
@@ -334,7 +334,9 @@ impl<'m> Cluster<'m> {
             if unequal != 0 {
                 self.same_instruction(warp, access, unequal);
             }
-            self.shadow.note_equals(access, actor.1);
+            if store.is_some() && self.machine.is_foreign {
+                self.shadow.note_equals(access, actor.1);
+            }
         }
     }
 

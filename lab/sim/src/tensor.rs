@@ -300,7 +300,9 @@ impl Cluster<'_> {
     pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, regs: &[Row], transposed: bool, from: (Row, At)) {
         self.check_members(warp, pc, FULL, "ldmatrix");
         let access = self.matrix_rows(warp, pc, from, regs.len());
-        if access.mask != 0 && !self.shadow.read(&warp.who(pc), &access, Pattern::Scattered) {
+        if access.mask != 0
+            && (!self.shadow.read(&warp.who(pc), &access, Pattern::Scattered) || self.shadow.has_equals(&access))
+        {
             self.check_reads(warp, &access, true);
         }
         self.count_shared(warp.index, &access);

@@ -114,7 +114,7 @@ mod tests {
             panic!("{found:?}")
         };
         assert_eq!(*folder, broken);
-        assert!(why.to_string().contains("run.json: EOF"), "{why}");
+        assert!(why.to_string().contains("run.json: its JSON is wrong: EOF"), "{why}");
         std::fs::remove_dir_all(&runs).unwrap();
         std::fs::write(&runs, "no folder").unwrap();
         assert!(look(&runs).is_err());

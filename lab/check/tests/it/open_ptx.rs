@@ -139,6 +139,63 @@ fn stores_of_equal_bytes_do_not_race() {
     assert_eq!(found, [FindingKind::BlockRace]);
 }
 
+/// Whoever reads the bytes, too, may see those that another writer had there before.
+#[test]
+fn stores_of_equal_bytes_race_with_reads() {
+    let begin = ".shared .b32 s; mov.u32 %r3, 5; shr.u32 %r4, %r1, 5; setp.eq.u32 %p1, %r1, 32; setp.eq.u32 %p2, %r1, 0; \
+                 setp.eq.u32 %p3, %r4, 0; @%p2 st.shared.u32 [s], 3; bar.sync 0;";
+    let read = "@%p1 ld.shared.u32 %r5, [s]; @%p1 st.global.u32 [%rd2], %r5;";
+    let equal = "@%p2 st.shared.u32 [s], %r3; @%p1 st.shared.u32 [s], %r3;";
+    assert_eq!(kinds(4, &format!("{begin} {equal} bar.sync 0; {read}")), []);
+    for stores in [
+        equal,
+        "@%p2 st.shared.u32 [s], 3; @%p2 st.shared.u32 [s], %r3; @%p1 st.shared.u32 [s], %r3;",
+        "@%p3 st.shared.u32 [s], 3; bar.warp.sync -1; @%p3 st.shared.u32 [s], %r3; @%p1 st.shared.u32 [s], %r3;",
+    ] {
+        let found = kinds(1, &format!("{begin} {stores} {read}"));
+        assert!(found.contains(&FindingKind::Race), "{stores}: {found:?}");
+    }
+    for body in [
+        "@!%p1 bra END; ld.global.u32 %r3, [%rd1]; add.u32 %r3, %r3, 1; st.global.u32 [%rd1], %r3; END:",
+        "@!%p1 bra END; st.global.u32 [%rd1], 0; ld.global.u32 %r3, [%rd1]; add.u32 %r3, %r3, 1;
+         st.global.u32 [%rd1], %r3; END:",
+        "@!%p1 bra END; st.global.u32 [%rd1], %r2; mov.u32 %r4, 7; st.global.u32 [%rd1], %r4;
+         ld.global.u32 %r3, [%rd1]; END:",
+    ] {
+        let one = format!(".reg .pred %p<2>; setp.eq.u32 %p1, %r1, 0; {body}");
+        assert_eq!(kinds_of_two_blocks(&one), [FindingKind::BlockRace], "{body}");
+    }
+}
+
+/// An atomic that another one displaced is before an equal store only if something orders it.
+#[test]
+fn stores_of_equal_bytes_race_with_displaced_atomics() {
+    // Two warps add, one of them and a third meet, and the third stores.
+    let kinds = |leaves: &str, meet: u32| {
+        let text = format!(
+            ".version 8.0\n.target sm_80\n.entry k(.param .u64 p)\n.maxntid 96, 1, 1 {{ .reg .pred %p<4>; .reg .b32 %r<9>;
+            .reg .b64 %rd<9>; ld.param.u64 %rd1, [p]; cvta.to.global.u64 %rd1, %rd1; mov.u32 %r1, %tid.x;
+            and.b32 %r2, %r1, 31; shr.u32 %r3, %r1, 5; setp.ne.u32 %p1, %r2, 0; setp.eq.u32 %p2, %r3, 0;
+            setp.eq.u32 %p3, %r3, 2; mov.u32 %r4, 5; @%p3 bra STORES; @%p1 bra MEETS; red.global.max.u32 [%rd1], %r4;
+            MEETS: {leaves} bar.sync 1, {meet}; bra END; STORES: bar.sync 1, {meet}; @%p1 bra END;
+            st.global.u32 [%rd1], %r4; END: ret; }}"
+        );
+        let launch = ForeignLaunch {
+            grid: [1, 1, 1],
+            args: vec![Given::Buffer {
+                bytes: 256,
+                fill: Fill::Zero,
+            }],
+            schedules: 6,
+            ..ForeignLaunch::default()
+        };
+        let found = run(&text, "k", "k.ptx", &launch).unwrap();
+        found.iter().map(|found| found.finding.kind).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds("", 96), []);
+    assert_eq!(kinds("@%p2 bra END;", 64), [FindingKind::Race]);
+}
+
 /// A volatile word that another lane of its warp has stored is a flag only where a loop waits for it.
 #[test]
 fn a_volatile_word_orders_no_lanes() {
