@@ -12,9 +12,6 @@ rm -f "$out"/flashcore_attn-*.tar.gz
 "$tools/maturin" sdist --manifest-path "$root/bindings/python/Cargo.toml" --out "$work"
 tar xf "$work"/flashcore_attn-*.tar.gz -C "$work"
 folder=$(basename "$work"/flashcore_attn-*/)
-# maturin takes no file outside of packages; the package's build script is the command's.
-mkdir -p "$work/$folder/lab/cli"
-cp "$root/lab/cli/build.rs" "$work/$folder/lab/cli/"
 
 # maturin passes no revision on. As cargo does for crates, so that the build script reads one format.
 dirty=
