@@ -22,7 +22,8 @@ const MOST_SUSPECTS: usize = 16;
 /// same device while one is alive, are the same context with the same modules.
 ///
 /// Every operation makes the context current for its own duration and puts back what was current
-/// before, on whatever thread it is called from.
+/// before, on whatever thread it is called from. The last clone to go waits for all work on the device by this process
+/// if it has modules to unload.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -130,17 +131,20 @@ impl Context {
         self.call(|driver| driver.memory_info())
     }
 
-    /// Waits for all work on the device by this process.
+    /// Waits for all work on the device by this process, then unloads the modules that nothing used any more when this
+    /// was called.
     ///
     /// # Errors
     /// [`CudaError::Fault`] if a kernel faulted.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.call(|driver| driver.cuCtxSynchronize())?;
+        let done = self.modules().synchronize(self.home());
+        done.map_err(|error| self.judge(error))?;
         lock(&self.inner.faults).pending.clear();
         Ok(())
     }
 
-    /// Drops the compiled modules that only the cache holds; returns how many. For tuners, which load thousands.
+    /// Drops the compiled modules that only the cache holds; returns how many. For tuners, which load thousands. Kernels
+    /// of them may run still, so the next [`synchronize`](Context::synchronize) gives their memory back.
     pub fn forget_unused_modules(&self) -> usize {
         self.inner.modules.forget_unused()
     }
@@ -232,7 +236,7 @@ impl Drop for Restore {
 impl Drop for Inner {
     fn drop(&mut self) {
         // What belongs to the context must go before it does.
-        self.modules.clear();
+        self.modules.close(self.home);
         self.tables.clear();
         drop(lock(&self.uploader).take());
         self.heap.close();

@@ -16,7 +16,7 @@ use crate::context::{Context, Home, lock};
 use crate::error::{CompileError, CudaError, ModuleRefusal};
 use crate::function::{Function, FunctionAttributes, LoadedFunction};
 use crate::identity::ModuleIdentity;
-use crate::raw::Handle;
+use crate::raw::{CallResult, Handle};
 use crate::status::is_fault;
 use crate::sys::CUmod_st;
 use crate::verdict::WarningMemory;
@@ -142,10 +142,10 @@ impl fmt::Debug for Module {
     }
 }
 
-/// A module in the driver; unloaded when the last of its holders is gone.
+/// A module in the driver. When the last of its holders is gone, it waits for the context to unload it.
 pub(crate) struct LoadedModule {
     handle: Handle<CUmod_st>,
-    home: Home,
+    unused: Unused,
     pub(crate) functions: Vec<LoadedFunction>,
     report: ModuleReport,
 }
@@ -170,10 +170,10 @@ impl LoadedModule {
                 })));
             }
         };
-        // From here on the module is unloaded on every way out.
+        // From here on every way out leaves the module to the context, which unloads it.
         let mut loaded = Self {
             handle: Handle(handle),
-            home: context.home(),
+            unused: context.modules().unused.clone(),
             functions: Vec::new(),
             report: ModuleReport {
                 identity,
@@ -243,13 +243,9 @@ impl ModuleReport {
 
 impl Drop for LoadedModule {
     fn drop(&mut self) {
-        // No manual promises that unloading waits for kernels that run, so it comes after all work of the context.
-        // Where that cannot be waited for, as while another library captures a stream, the module stays as long as the
-        // context.
-        let _ = self.home.call(|driver| {
-            driver.cuCtxSynchronize()?;
-            driver.cuModuleUnload(self.handle.0)
-        });
+        // No manual promises that unloading waits for kernels that run, so it comes after all work of the context. To
+        // wait here would block whoever drops, and end a capture of another thread.
+        lock(&self.unused).push(self.handle);
     }
 }
 
@@ -259,9 +255,13 @@ type Key = (ModuleIdentity, bool);
 /// A module once it is loaded. The lock makes other callers wait for the same module.
 type Slot = Arc<Mutex<Option<Arc<LoadedModule>>>>;
 
+/// Modules without holders, which kernels that run may still be of.
+type Unused = Arc<Mutex<Vec<Handle<CUmod_st>>>>;
+
 #[derive(Default)]
 pub(crate) struct ModuleCache {
     slots: Mutex<HashMap<Key, Slot>>,
+    unused: Unused,
 }
 
 impl ModuleCache {
@@ -281,20 +281,45 @@ impl ModuleCache {
 
     /// Drops modules that only the cache holds; returns how many.
     pub(crate) fn forget_unused(&self) -> usize {
-        let mut slots = lock(&self.slots);
-        let before = slots.len();
+        let mut forgotten = Vec::new();
         // A slot that a thread is loading into is locked, or held outside of the map.
-        slots.retain(|_, slot| {
-            Arc::strong_count(slot) > 1
+        lock(&self.slots).retain(|_, slot| {
+            let kept = Arc::strong_count(slot) > 1
                 || slot
                     .try_lock()
-                    .is_ok_and(|slot| slot.as_ref().is_some_and(|loaded| Arc::strong_count(loaded) > 1))
+                    .is_ok_and(|slot| slot.as_ref().is_some_and(|loaded| Arc::strong_count(loaded) > 1));
+            if !kept {
+                forgotten.push(slot.clone());
+            }
+            kept
         });
-        before - slots.len()
+        forgotten.len()
     }
 
-    pub(crate) fn clear(&self) {
-        lock(&self.slots).clear();
+    /// Waits for all work of the context, then unloads the modules that had no holders before.
+    pub(crate) fn synchronize(&self, home: Home) -> CallResult<()> {
+        // Not those that lose their last holder while this waits: work that uses them may start meanwhile.
+        let mut unused = std::mem::take(&mut *lock(&self.unused));
+        let done = home.call(|driver| {
+            driver.cuCtxSynchronize()?;
+            for module in unused.drain(..) {
+                // One that cannot be unloaded stays as long as the context.
+                let _ = driver.cuModuleUnload(module.0);
+            }
+            Ok(())
+        });
+        lock(&self.unused).append(&mut unused);
+        done
+    }
+
+    /// Lets all modules go, before the context does. Another library may hold that too, so its end does not unload
+    /// them. Where the work cannot be waited for, as while another library captures a stream, they stay as long as it.
+    pub(crate) fn close(&self, home: Home) {
+        let slots = std::mem::take(&mut *lock(&self.slots));
+        drop(slots);
+        if !lock(&self.unused).is_empty() {
+            let _ = self.synchronize(home);
+        }
     }
 }
 
@@ -322,14 +347,23 @@ mod tests {
         calls
     }
 
-    /// A kernel may run when the last owner of its module goes, be that a cache that is emptied or the context.
+    /// A kernel may run when the last holder of its module goes, and another thread may capture, so that holder waits
+    /// for nothing.
     #[test]
     fn modules_are_unloaded_after_the_work_that_may_use_them() {
-        let forgotten = calls_of(|context| assert_eq!(context.forget_unused_modules(), 1));
+        let forgotten = calls_of(|context| {
+            assert_eq!(context.forget_unused_modules(), 1);
+            for name in noted() {
+                assert!(!["cuCtxSynchronize", "cuModuleUnload"].contains(&name), "{name}");
+            }
+            context.synchronize().unwrap();
+        });
         let of_context = calls_of(|_| {});
         for calls in [forgotten, of_context] {
             assert_eq!(calls[..2], ["cuCtxSynchronize", "cuModuleUnload"], "{calls:?}");
-            assert_eq!(calls.iter().filter(|name| **name == "cuModuleUnload").count(), 1);
+            for name in ["cuCtxSynchronize", "cuModuleUnload"] {
+                assert_eq!(calls.iter().filter(|call| **call == name).count(), 1, "{calls:?}");
+            }
         }
     }
 
