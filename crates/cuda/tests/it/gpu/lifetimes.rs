@@ -165,12 +165,13 @@ pub(crate) fn captures(bench: &Bench) -> Outcome {
             function.launch(&other, &LaunchShape::linear(1, 256), &arguments)?;
         }
         let values = data.to_vec::<u32>(&other)?;
-        bench.context.forget_unused_modules();
-        Ok::<_, CudaError>(values == [2; 100])
+        drop(function); // or its module is still in use
+        Ok::<_, CudaError>((values == [2; 100], bench.context.forget_unused_modules()))
     };
     let ours = survives(bench, &stream, || match first_call() {
-        Ok(true) => Ok(()),
-        Ok(false) => Err("a wrong result".to_string()),
+        Ok((true, 1..)) => Ok(()),
+        Ok((true, 0)) => Err("no unused module was forgotten".to_string()),
+        Ok((false, _)) => Err("a wrong result".to_string()),
         Err(error) => Err(error.to_string()),
     })?;
     ensure!(ours, "a first call ended the capture");
