@@ -5,9 +5,10 @@ usage: scripts/pipes.py FOLDER [--flashcore PATH] [--only NAME] [--predict CARD]
 
 Runs `flashcore profile` on every kernel of lab/tools/data/pipes.txt, about five minutes on a GPU, and
 writes what it prints to FOLDER; what is there already is compared as it is. The evidence store keeps
-the counters, too. --predict prints what is predicted for a card, and needs no GPU. Shares count where
-either value is at least 10 %; a prediction is right within 10 points. Exits with 1 where less than
-80 % of the rows are right, where bank conflicts differ, or where counters are missing.
+the counters, too. --predict prints what is predicted for a card, neither reads nor writes FOLDER, and
+needs no GPU. Shares count where either value is at least 10 %; a prediction is right within 10 points.
+Exits with 1 where less than 80 % of the rows are right, where bank conflicts differ, or where counters
+or predictions are missing.
 """
 
 import argparse
@@ -43,7 +44,8 @@ def shape(problem):
 def profiled(options, problem, kernel):
     """The first launch of a kernel, as `flashcore profile` told it; None if it failed."""
     file = options.folder / f"{problem} {kernel.replace('/', ' ')}.json"
-    if not file.exists():
+    # What a measurement left is no prediction of now, nor for this card.
+    if options.predict or not file.exists():
         command = [options.flashcore, "profile", *shape(problem), "--kernel", kernel, "--json"]
         command += ["--device", "cpu", "--profile", options.predict] if options.predict else []
         run = subprocess.run(command, capture_output=True, text=True)
@@ -76,18 +78,19 @@ def main():
     usage.add_argument("--only", default="", metavar="NAME", help="kernels of the list whose problem begins so")
     usage.add_argument("--predict", metavar="CARD", help="print the predictions alone")
     options = usage.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    if not options.predict:
+        options.folder.mkdir(parents=True, exist_ok=True)
     fresh, all_of_them, missing = [], [], 0
     for problem, kernel, seen in listed(options.only):
         told = profiled(options, problem, kernel)
-        if options.predict and told:
+        if options.predict and told and told["prediction"]:
             shares = [f"{row['key']} {row['predicted']:.0f}" for row in told["rows"] if (row["predicted"] or 0) >= COUNTS]
             conflicts = told["prediction"]["wavefronts_excess"]
             print(f"{problem} {kernel}: {told['prediction']['micros']:.2f} us, conflicts {conflicts}, {', '.join(shares)}")
             continue
         if not told or not told["counters"] or not told["prediction"]:
             missing += 1
-            print(f"no counters of {problem} {kernel}")
+            print(f"no {'prediction' if options.predict else 'counters'} of {problem} {kernel}")
             continue
         rows = [(row["key"], row["measured"], row["predicted"]) for row in told["rows"] if row["key"] in PIPES]
         rows = [row for row in rows if None not in row and max(row[1:]) >= COUNTS]
@@ -100,7 +103,7 @@ def main():
         if not seen:
             fresh.append(all_of_them[-1])
     if options.predict:
-        return 0
+        return 1 if missing else 0
     passed = [score("all", all_of_them), score("not seen before", fresh)]
     return 0 if all(passed) and not missing else 1
 
