@@ -93,6 +93,19 @@ impl Layout {
         self.offset(b - 1, s - 1, h - 1, d - 1) + 1
     }
 
+    /// Bytes from the first element to the end of the last one, of elements of so many bytes. `None` where no memory
+    /// has so many, or an element lies before the first one.
+    pub(crate) fn span_bytes(&self, size: usize) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        let steps = self.shape.into_iter().zip(self.strides).filter(|(n, _)| *n > 1);
+        let last = steps.into_iter().try_fold(0usize, |last, (n, stride)| {
+            last.checked_add(usize::try_from(stride).ok()?.checked_mul(n - 1)?)
+        });
+        last?.checked_add(1)?.checked_mul(size)
+    }
+
     /// Elements in the shape, without gaps.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()

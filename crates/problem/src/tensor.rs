@@ -32,7 +32,7 @@ impl Tensor {
     /// # Panics
     /// If memory cannot hold the layout; [`Layout::check`] refuses it.
     pub fn filled(dtype: DType, layout: Layout, fill: u8) -> Tensor {
-        let bytes = layout.span() * dtype.size_bytes();
+        let bytes = layout.span_bytes(dtype.size_bytes()).unwrap_or(usize::MAX); // which is too many, too
         Tensor {
             dtype,
             layout,

@@ -243,14 +243,15 @@ impl<'a> ViewMut<'a, Host> {
 
 /// The bytes that all values of `T` take.
 fn whole<T: Scalar>(element: ElementType, layout: &Layout, memory: &[u8]) -> Result<usize, ProblemError> {
-    let (tensor, needed) = ("self", layout.span() * size_of::<T>());
+    let (tensor, given) = ("self", memory.len());
+    let Some(needed) = layout.span_bytes(size_of::<T>()) else {
+        let why = format!("they reach before its memory, which has {given} bytes, or past all memory");
+        return Err(ProblemError::strides(tensor, layout, &why));
+    };
     let message = if element != T::ELEMENT {
         format!("it holds {element} and is read as {}", T::ELEMENT)
-    } else if memory.len() < needed {
-        format!(
-            "its shape and strides need {needed} bytes; its memory has {}",
-            memory.len()
-        )
+    } else if given < needed {
+        format!("its shape and strides need {needed} bytes; its memory has {given}")
     } else if !memory.as_ptr().addr().is_multiple_of(align_of::<T>()) {
         format!("its memory is not aligned to {element}")
     } else {

@@ -2,7 +2,7 @@
 
 use flashcore_problem::{
     DType, InputKind, Inputs, KvLengths, Layout, Lengths, MAX_SOFTMAX_SCALE, Mask, Problem, ProblemBuilder, QLengths,
-    Tensor, TensorView, compare, compare_lse, reference, reference_rows,
+    Tensor, TensorView, View, ViewMut, compare, compare_lse, reference, reference_rows,
 };
 use flashcore_problem::{ProblemError, ReferenceRow, Slack, Tolerance};
 
@@ -63,6 +63,39 @@ fn shapes_beyond_memory_are_refused() {
         assert!(error.starts_with("the span of the tensor in elements is "), "{error}");
         assert!(TensorView::from_slice(Layout::bhsd(shape), &[0f32; 3]).is_err());
     }
+}
+
+#[test]
+fn strides_beyond_memory_are_refused_where_values_are_read() {
+    let mut memory = [0f32; 4];
+    for (shape, strides) in [
+        ([2, 2, 1, 1], [i64::MAX, i64::MAX, 1, 1]), // no i64 holds their sum
+        ([3, 1, 1, 1], [i64::MAX, 1, 1, 1]),        // nor their product
+        ([2, 1, 1, 1], [1 << 62, 1, 1, 1]),         // so many bytes and 4 are 4 in 64 bits
+        ([usize::MAX, 1, 1, 2], [i64::MAX, 1, 1, 1]),
+        ([1, 1, 2, 2], [4, 4, -2, 1]),
+    ] {
+        let layout = Layout { shape, strides };
+        let read = View::from_slice(layout, &memory).values::<f32>().unwrap_err();
+        let written = ViewMut::from_slice(layout, &mut memory)
+            .into_values::<f32>()
+            .unwrap_err();
+        for error in [read, written] {
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "self has strides {strides:?} for shape {shape:?}: they reach before its memory, which has 16 bytes, \
+                     or past all memory"
+                )
+            );
+        }
+    }
+    let strides = [i64::MAX, i64::MIN, 2, 1]; // of dimensions without a step
+    let layout = Layout {
+        shape: [1, 1, 2, 2],
+        strides,
+    };
+    assert_eq!(View::from_slice(layout, &memory).values::<f32>().unwrap(), memory);
 }
 
 #[test]
