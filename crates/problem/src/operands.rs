@@ -252,7 +252,7 @@ fn check_apart(placed: &[(&TensorSpec, u64)]) -> Result<(), ProblemError> {
     Ok(())
 }
 
-/// Steps of the search for an element of both tensors, at most. Those of interleaved caches take tens.
+/// Steps of the search for an element of both tensors, at most. Those of interleaved caches take a few.
 const MOST_STEPS: usize = 10_000;
 
 /// Whether some byte is of both tensors; `None` where that takes too many steps to tell.
