@@ -203,30 +203,35 @@ impl<'py> Call<'py> {
             };
             return Ok(py.detach(|| work.enqueue(attention, stream, allocate))?);
         }
-        let frees_in_order = self.framework.frees_in_stream_order();
-        // It compiles without Python's lock, which the memory of a library takes.
-        let alignment = alignment(&self.operands);
-        let prepared = py.detach(|| attention.prepare_aligned(problem, alignment));
-        prepared.map(drop).map_err(Error::from)?;
-        let (mut ours, mut theirs, mut failed) = (None, None, Ok(()));
-        let allocate = |bytes| {
-            let made = if frees_in_order {
-                self.workspace(like, bytes)
-                    .map(|(memory, address)| (theirs = Some(memory), address).1)
-            } else {
-                let made = DeviceBuffer::new(stream.context(), bytes).map_err(|error| Error::from(error).into());
-                made.map(|memory| ours.insert(memory).as_slice().address())
-            };
-            made.map_err(|error| failed = Err(error)).ok()
-        };
-        let enqueued = work.enqueue(attention, stream, allocate);
-        failed?;
-        enqueued?;
-        if !frees_in_order {
-            py.detach(|| stream.synchronize()).map_err(Error::from)?;
+        if !self.framework.frees_in_stream_order() {
+            return Ok(py.detach(|| {
+                let (mut ours, mut failed) = (None, Ok(()));
+                let allocate = |bytes| {
+                    let made = DeviceBuffer::new(stream.context(), bytes).map_err(|error| failed = Err(error));
+                    Some(ours.insert(made.ok()?).as_slice().address())
+                };
+                let enqueued = work.enqueue(attention, stream, allocate);
+                failed?;
+                enqueued?;
+                stream.synchronize()?;
+                drop(ours);
+                Ok::<_, Error>(())
+            })?);
         }
-        drop((ours, theirs));
-        Ok(())
+        // The library allocates with Python's lock. What needs no workspace is enqueued at once, and else nothing is.
+        let mut needed = 0;
+        let enqueued = py.detach(|| {
+            work.enqueue(attention, stream, |bytes| {
+                needed = bytes;
+                None
+            })
+        });
+        if needed == 0 {
+            return Ok(enqueued?);
+        }
+        let (_held, address) = self.workspace(like, needed)?;
+        let work = Work::of(problem, &self.operands, None);
+        Ok(py.detach(|| work.enqueue(attention, stream, |_| Some(address)))?)
     }
 
     /// As many bytes of q's library, and their address.
