@@ -159,6 +159,34 @@ def test_arguments_are_named_as_the_function_has_them(name, given, says):
         getattr(fa2, name)(*given)
 
 
+@pytest.mark.parametrize("name", [name for name in CALLS if "packed" in name])
+def test_wrong_arguments_of_packed_functions(name):
+    """A `TypeError` names the function that was called, and its parameters. `block_table`, which is not one, is refused."""
+    function, given, parameters = getattr(fa2, name), CALLS[name], FA2[name].split()
+    table = torch.zeros(2, 1, dtype=torch.int32)
+    full = (*given, *(None for _ in parameters[len(given) :]))
+    cases = [
+        ((), {}, f"missing a required argument: '{parameters[0]}'"),
+        (given[:-1], {}, f"missing a required argument: '{parameters[len(given) - 1]}'"),
+        ((*full, table), {}, "too many positional arguments"),
+        ((*full, *full), {}, "too many positional arguments"),
+        (given, {"block_table": table}, "got an unexpected keyword argument 'block_table'"),
+        (given, {"nothing": 1}, "got an unexpected keyword argument 'nothing'"),
+        (given, {"k": K}, "got an unexpected keyword argument 'k'"),
+        (given, {parameters[0]: Q}, f"multiple values for argument '{parameters[0]}'"),
+        ((*given, 0.0), {"dropout_p": 0.0}, "multiple values for argument 'dropout_p'"),
+    ]
+    if name == "flash_attn_varlen_qkvpacked_func":
+        cases.append((given, {"max_seqlen_q": 7}, "got an unexpected keyword argument 'max_seqlen_q'"))
+    for wrong, options, says in cases:
+        with pytest.raises(TypeError) as raised:
+            function(*wrong, **options)
+        assert str(raised.value) == f"{name}: {says}; its parameters are {', '.join(parameters)}"
+    want = function(*given, causal=True)
+    assert torch.equal(function(**dict(zip(parameters, given)), causal=True), want)
+    assert torch.equal(function(*given, 0.0, None, True), want)
+
+
 def with_slopes(slopes, causal):
     """Attention whose scores are lowered by slope times distance from the diagonal, which ends at the last key."""
     k, v = (x.repeat_interleave(2, 2) for x in (K, V))

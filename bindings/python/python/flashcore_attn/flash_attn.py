@@ -107,10 +107,10 @@ def _of_kv(
 ) -> Callable[Concatenate[torch.Tensor, torch.Tensor, _Rest], Results]:
     """`attend` of keys and values that share a tensor of this shape."""
 
-    def function(q: Any, kv: Any, *rest: Any, **options: Any) -> Results:
+    def function(q: torch.Tensor, kv: torch.Tensor, *rest: Any, **options: Any) -> Results:
         return attend(q, *_parts("kv", kv, shape), *rest, **options)
 
-    return _described(function, name, attend, ("q", "kv"), 3, shape)
+    return _described(function, name, attend, 3, shape)
 
 
 def _of_qkv(
@@ -118,21 +118,44 @@ def _of_qkv(
 ) -> Callable[Concatenate[torch.Tensor, _Rest], Results]:
     """`attend` of queries, keys and values that share a tensor of this shape."""
 
-    def function(qkv: Any, *rest: Any, **options: Any) -> Results:
+    def function(qkv: torch.Tensor, *rest: Any, **options: Any) -> Results:
         return attend(*_parts("qkv", qkv, shape), *rest, **options)
 
-    return _described(function, name, attend, ("qkv",), 3, shape)
+    return _described(function, name, attend, 3, shape)
 
 
-def _described(function: Any, name: str, attend: Any, first: tuple[str, ...], replaced: int, shape: str) -> Any:
-    """A function that is shown with these first parameters, in the place of so many of `attend`'s, and its others."""
-    kind, annotation = inspect.Parameter.POSITIONAL_OR_KEYWORD, "torch.Tensor"
+def _described(function: Any, name: str, attend: Any, replaced: int, shape: str) -> Any:
+    """The function with this name. Its own parameters are in the place of so many of `attend`'s, and then come the others.
+
+    It refuses arguments that do not fit as a function with these parameters does, `block_table` too.
+    """
+    own = [x for x in inspect.signature(function).parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
     others = list(inspect.signature(attend).parameters.values())[replaced:]
-    shown = [*(inspect.Parameter(x, kind, annotation=annotation) for x in first), *others]
-    function.__signature__ = inspect.Signature([x for x in shown if x.name != "block_table"])
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"`{attend.__name__}` of a tensor `{first[-1]}` ``{shape}``, whose parts are not copied."
-    return function
+    shown = inspect.Signature([*own, *(x for x in others if x.name != "block_table")])
+    most = len(shown.parameters)
+
+    def check(given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        try:
+            shown.bind(*given, **options)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}; its parameters are {', '.join(shown.parameters)}") from None
+
+    def call(*given: Any, **options: Any) -> Results:
+        if len(given) > most or "block_table" in options:
+            check(given, options)
+        if torch.compiler.is_compiling():
+            return function(*given, **options)
+        try:
+            return function(*given, **options)
+        except TypeError:
+            check(given, options)  # which takes as long as some calls: only where it has something to say
+            raise
+
+    call.__signature__ = shown  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = name
+    packed = next(x.name for x in own if x.name.endswith("kv"))
+    call.__doc__ = f"`{attend.__name__}` of a tensor `{packed}` ``{shape}``, whose parts are not copied."
+    return call
 
 
 flash_attn_kvpacked_func = _of_kv("flash_attn_kvpacked_func", flash_attn_func, "[batch, seq_kv, 2, kv_heads, head_dim]")
@@ -142,17 +165,15 @@ flash_attn_varlen_kvpacked_func = _of_kv(
 )
 
 
-def _self_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *rest: Any, **options: Any
-) -> Results:
+@_names.rename(cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen")
+def _of_packed_qkv(qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *rest: Any, **options: Any) -> Results:
     of_both = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(q, k, v, *of_both, *rest, **options)
+    return flash_attn_varlen_func(*_parts("qkv", qkv, "[total, 3, heads, head_dim]"), *of_both, *rest, **options)
 
 
-_described(_self_attention, "flash_attn_varlen_func", flash_attn_varlen_func, ("q", "k", "v", "cu_seqlens", "max_seqlen"), 7, "")
-flash_attn_varlen_qkvpacked_func = _names.rename(
-    cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens", max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen"
-)(_of_qkv("flash_attn_varlen_qkvpacked_func", _self_attention, "[total, 3, heads, head_dim]"))
+flash_attn_varlen_qkvpacked_func: Callable[Concatenate[torch.Tensor, torch.Tensor, int, ...], Results] = _described(
+    _of_packed_qkv, "flash_attn_varlen_qkvpacked_func", flash_attn_varlen_func, 7, "[total, 3, heads, head_dim]"
+)
 
 
 @_names.rename(page_table="block_table")
