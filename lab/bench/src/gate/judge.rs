@@ -101,7 +101,6 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// In lower case.
 impl Judged {
     /// Whether some check failed.
     pub fn failed(&self) -> bool {
