@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ use crate::outside::from_outside;
 
 /// The last lines of standard error that are part of an error.
 const LAST_WORDS: usize = 8;
+/// The bytes that are kept of each.
+const LONGEST_WORDS: u64 = 4096;
 /// What is waited for them after the process ended.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
 /// What is waited for the end of a process that closed its output.
@@ -119,6 +122,47 @@ impl fmt::Display for Silence {
     }
 }
 
+/// What is kept of standard error, which a process may flood: the last lines that are not blank.
+#[derive(Debug)]
+struct LastWords {
+    kept: Arc<Mutex<VecDeque<String>>>,
+    /// Closed at its end.
+    end: Receiver<()>,
+}
+
+impl LastWords {
+    fn of(stream: impl Read + Send + 'static) -> LastWords {
+        let (open, end) = channel();
+        let kept = Arc::new(Mutex::new(VecDeque::new()));
+        let shared = Arc::clone(&kept);
+        thread::spawn(move || {
+            let _open: Sender<()> = open;
+            let mut stream = BufReader::new(stream);
+            while let Ok(Some((mut line, is_cut))) = read_line(&mut stream, LONGEST_WORDS) {
+                if is_cut {
+                    line.push_str("...");
+                    if stream.skip_until(b'\n').is_err() {
+                        return;
+                    }
+                }
+                if !line.trim().is_empty() {
+                    let mut kept = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                    kept.truncate(LAST_WORDS - 1);
+                    kept.push_front(line);
+                }
+            }
+        });
+        LastWords { kept, end }
+    }
+
+    /// A grandchild may keep standard error open, so the end is not waited for without a limit.
+    fn at_end(&self) -> Vec<String> {
+        let _ = self.end.recv_timeout(LAST_WORDS_PATIENCE);
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().rev().cloned().collect()
+    }
+}
+
 /// A process that was started. It is ended when this is dropped.
 #[derive(Debug)]
 pub struct Process {
@@ -126,11 +170,11 @@ pub struct Process {
     /// Lines for its standard input, which is closed with this.
     input: Option<Sender<String>>,
     output: Receiver<io::Result<String>>,
-    errors: Option<Receiver<String>>,
+    errors: Option<LastWords>,
 }
 
 impl Process {
-    /// Starts a process, whose lines may have so many bytes. Standard error is read if the command pipes it.
+    /// Starts a process, whose lines of output may have so many bytes. The end of standard error is read if the command pipes it.
     ///
     /// # Errors
     /// Why it cannot be started.
@@ -155,13 +199,7 @@ impl Process {
         // The bound stops a process that writes more than it was asked for.
         let (sender, output) = sync_channel(1);
         thread::spawn(move || read_lines(stdout, longest, |line| sender.send(line).is_ok()));
-        let errors = child.stderr.take().map(|stderr| {
-            let (sender, errors) = channel();
-            thread::spawn(move || {
-                read_lines(stderr, longest, |line| line.is_ok_and(|line| sender.send(line).is_ok()));
-            });
-            errors
-        });
+        let errors = child.stderr.take().map(LastWords::of);
         Ok(Process {
             child,
             input: Some(input),
@@ -222,21 +260,8 @@ impl Process {
                 Ok(None) | Err(_) => break None,
             }
         };
-        let until = Instant::now() + LAST_WORDS_PATIENCE;
-        let mut words: VecDeque<String> = VecDeque::new();
-        // A grandchild may keep standard error open, so the end is not waited for without a limit.
-        let next = || {
-            let left = until.saturating_duration_since(Instant::now());
-            self.errors.as_ref()?.recv_timeout(left).ok()
-        };
-        for line in std::iter::from_fn(next).filter(|line| !line.trim().is_empty()) {
-            words.truncate(LAST_WORDS - 1);
-            words.push_front(line);
-        }
-        End {
-            status,
-            words: words.into_iter().rev().collect(),
-        }
+        let words = self.errors.as_ref().map_or(Vec::new(), LastWords::at_end);
+        End { status, words }
     }
 }
 
@@ -247,21 +272,14 @@ impl Drop for Process {
     }
 }
 
-/// Gives each line to `take`, until it takes no more. Libraries print what they like, Latin-1, too: what is no text is
-/// replaced. A line that is too long is an error and the last.
+/// Gives each line to `take`, until it takes no more. A line that is too long is an error and the last.
 fn read_lines(stream: impl Read, longest: u64, mut take: impl FnMut(io::Result<String>) -> bool) {
     let mut stream = BufReader::new(stream);
     loop {
-        let mut line = Vec::new();
-        let read = stream.by_ref().take(longest).read_until(b'\n', &mut line);
-        let is_whole = line.pop_if(|last| *last == b'\n').is_some();
-        line.pop_if(|last| *last == b'\r');
-        let line = match read {
-            Ok(0) => return,
-            Ok(read) if !is_whole && read as u64 == longest => {
-                Err(io::Error::other(format!("a line is longer than {longest} B")))
-            }
-            Ok(_) => Ok(String::from_utf8_lossy(&line).into_owned()),
+        let line = match read_line(&mut stream, longest) {
+            Ok(None) => return,
+            Ok(Some((_, true))) => Err(io::Error::other(format!("a line is longer than {longest} B"))),
+            Ok(Some((line, false))) => Ok(line),
             Err(error) => Err(error),
         };
         let is_over = line.is_err();
@@ -269,6 +287,17 @@ fn read_lines(stream: impl Read, longest: u64, mut take: impl FnMut(io::Result<S
             return;
         }
     }
+}
+
+/// A line without its end, and whether it is cut because it has more bytes. Libraries print what they like, Latin-1,
+/// too: what is no text is replaced.
+fn read_line(stream: &mut impl BufRead, longest: u64) -> io::Result<Option<(String, bool)>> {
+    let mut line = Vec::new();
+    let read = stream.by_ref().take(longest).read_until(b'\n', &mut line)?;
+    let is_whole = line.pop_if(|last| *last == b'\n').is_some();
+    line.pop_if(|last| *last == b'\r');
+    let is_cut = !is_whole && read as u64 == longest;
+    Ok((read > 0).then(|| (String::from_utf8_lossy(&line).into_owned(), is_cut)))
 }
 
 #[cfg(all(test, unix))]

@@ -66,6 +66,26 @@ fn only_the_last_words_are_kept() {
     assert_eq!(how, "it ended (exit status: 1); 3 4 5 6 7 8 9 10");
 }
 
+/// A process that writes so much has had most of it read.
+#[test]
+fn one_that_floods_standard_error_keeps_no_more_than_its_last_words() {
+    let mut process = started("yes flood | head -n 200000 >&2; echo flooded; read -r go; echo last >&2; exit 1");
+    assert_eq!(process.next(None).unwrap(), "flooded");
+    assert!(process.errors.as_ref().unwrap().kept.lock().unwrap().len() <= LAST_WORDS);
+    process.say("go".to_string());
+    let how = end(process.next(None)).to_string();
+    let floods = "flood ".repeat(LAST_WORDS - 1);
+    assert_eq!(how, format!("it ended (exit status: 1); {floods}last"));
+}
+
+#[test]
+fn a_long_line_of_standard_error_is_cut_and_the_next_is_read() {
+    let mut process = started("yes x | tr -d '\\n' | head -c 1000000 >&2; echo >&2; echo last >&2; exit 3");
+    let how = end(process.next(None)).to_string();
+    let cut = "x".repeat(4096);
+    assert_eq!(how, format!("it ended (exit status: 3); {cut}... last"));
+}
+
 #[test]
 fn one_that_floods_is_read_to_the_longest_line() {
     let mut process = started("yes x | tr -d '\\n'");
