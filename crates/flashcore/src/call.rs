@@ -1,8 +1,7 @@
 //! The verbs of [`Attention`]: `prepare`, `run`, `run_on`, and those that allocate what they return.
 
 use flashcore_problem::{
-    Carried, Direction, Gradients, Host, Memory, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec,
-    TensorView,
+    Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
 };
 #[cfg(feature = "cuda")]
 use flashcore_problem::{View, ViewMut};
@@ -47,21 +46,31 @@ fn spec(problem: &Problem, name: Name) -> Result<TensorSpec, Error> {
     })
 }
 
-/// Refuses a problem with operands that a verb does not take: says which does.
-fn check_complete<M: Memory>(
-    problem: &Problem,
-    operands: &Operands<'_, M>,
-    [verb, general]: [&str; 2],
-) -> Result<(), Error> {
-    let missing = |spec: &TensorSpec| spec.required && operands.get(spec.name).is_none();
-    let Some(TensorSpec { name, .. }) = problem.tensors().into_iter().find(missing) else {
-        return Ok(());
-    };
-    let of = problem.direction();
-    let why = format!(
-        "was not given, and `{verb}` does not take it: call `{general}` with `Operands::{of}(…).with(Name::{name:?}, …)`"
-    );
-    Err(Error::Operand { name, why })
+/// What verbs of tensors that carry nothing give.
+const GIVEN: [Name; 9] = [
+    Name::Q,
+    Name::K,
+    Name::V,
+    Name::Out,
+    Name::Lse,
+    Name::Dout,
+    Name::Dq,
+    Name::Dk,
+    Name::Dv,
+];
+
+/// The error of a verb: of an operand that it does not give, it says which verb takes it.
+fn of_verb(error: Error, problem: &Problem, given: &[Name], [verb, general]: [&str; 2]) -> Error {
+    match error {
+        Error::Operand { name, .. } if !given.contains(&name) => {
+            let of = problem.direction();
+            let why = format!(
+                "was not given, and `{verb}` does not take it: call `{general}` with `Operands::{of}(…).with(Name::{name:?}, …)`"
+            );
+            Error::Operand { name, why }
+        }
+        error => error,
+    }
 }
 
 /// Refuses an output without log-sum-exp.
@@ -216,8 +225,9 @@ impl Attention {
         if let Some(lse) = &mut lse {
             operands = operands.with_mut(Name::Lse, lse);
         }
-        check_complete(problem, &operands, ["forward", "run"])?;
-        self.run(problem, operands)?;
+        let given: Vec<Name> = operands.names().collect();
+        self.run(problem, operands)
+            .map_err(|error| of_verb(error, problem, &given, ["forward", "run"]))?;
         Ok(Output { out, lse })
     }
 
@@ -267,8 +277,8 @@ impl Attention {
         let inputs = inputs.map(Into::into);
         let gradients = [(&mut dq).into(), (&mut dk).into(), (&mut dv).into()];
         let operands = Operands::backward(inputs, [(&output.out).into(), lse.into()], dout.into(), gradients);
-        check_complete(&problem, &operands, ["backward", "run"])?;
-        self.run(&problem, operands)?;
+        self.run(&problem, operands)
+            .map_err(|error| of_verb(error, &problem, &GIVEN, ["backward", "run"]))?;
         Ok(Gradients { dq, dk, dv })
     }
 }
@@ -402,8 +412,8 @@ impl Attention {
         if let Some(lse) = &mut lse {
             operands = operands.with_mut(Name::Lse, lse);
         }
-        check_complete(problem, &operands, ["forward_on", "run_on"])?;
-        self.run_on(queue, problem, operands)?;
+        self.run_on(queue, problem, operands)
+            .map_err(|error| of_verb(error, problem, &GIVEN, ["forward_on", "run_on"]))?;
         Ok(Output { out, lse })
     }
 
@@ -426,8 +436,8 @@ impl Attention {
         let gradients: [ViewMut<'_, Cuda>; 3] = [(&mut dq).into(), (&mut dk).into(), (&mut dv).into()];
         let read = [(&output.out).into(), lse.into()];
         let operands = Operands::backward([q.into(), k.into(), v.into()], read, dout, gradients);
-        check_complete(&problem, &operands, ["backward_on", "run_on"])?;
-        self.run_on(queue, &problem, operands)?;
+        self.run_on(queue, &problem, operands)
+            .map_err(|error| of_verb(error, &problem, &GIVEN, ["backward_on", "run_on"]))?;
         Ok(Gradients { dq, dk, dv })
     }
 
