@@ -25,6 +25,8 @@ const LAST_BREATH: Duration = Duration::from_secs(3);
 const LOOK_UP: Duration = Duration::from_millis(10);
 /// How often a process is looked at that says nothing: a process of its own may keep its output open after its end.
 const SILENCE: Duration = Duration::from_millis(500);
+/// How often in a row it is silent after its end before no line is expected: its last may be long, or on its way.
+const SILENCES: usize = 2;
 
 /// An executable, its arguments and its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -233,16 +235,22 @@ impl Process {
     /// There is none.
     pub fn next(&mut self, deadline: Option<Duration>) -> Result<String, Silence> {
         let until = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
+        let mut silences_after_end = 0;
         loop {
             let left = until.map_or(SILENCE, |until| until.saturating_duration_since(Instant::now()));
-            let has_ended = matches!(self.child.try_wait(), Ok(Some(_)));
+            let is_last = left <= SILENCE && until.is_some();
+            silences_after_end += usize::from(self.has_ended());
             match self.output.recv_timeout(left.min(SILENCE)) {
                 Ok(line) => return line.map_err(Silence::Unreadable),
-                Err(RecvTimeoutError::Timeout) if left <= SILENCE && until.is_some() => return Err(Silence::Timeout),
-                Err(RecvTimeoutError::Timeout) if !has_ended => {}
+                Err(RecvTimeoutError::Timeout) if is_last && !self.has_ended() => return Err(Silence::Timeout),
+                Err(RecvTimeoutError::Timeout) if !is_last && silences_after_end < SILENCES => {}
                 Err(_) => return Err(Silence::Ended(self.end())),
             }
         }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
     #[doc(hidden)]

@@ -115,3 +115,34 @@ fn a_grandchild_that_holds_the_pipes_is_not_waited_for() {
     Command::new("/bin/kill").arg(grandchild).status().unwrap();
     assert_eq!(how, "it ended (exit status: 4)");
 }
+
+/// A process that ended, while what it started holds its output, and the number of that.
+fn ended() -> (Process, String) {
+    let mut process = started("sleep 600 2>&- & echo $!; exit 4");
+    let grandchild = process.next(None).unwrap();
+    while !process.has_ended() {
+        thread::sleep(LOOK_UP);
+    }
+    (process, grandchild)
+}
+
+#[test]
+fn the_last_line_of_one_that_ended_has_time() {
+    let (mut process, grandchild) = ended();
+    let since = Instant::now();
+    let how = end(process.next(None)).to_string();
+    let waited = since.elapsed();
+    Command::new("/bin/kill").arg(grandchild).status().unwrap();
+    assert_eq!(how, "it ended (exit status: 4)");
+    assert!(waited >= 2 * SILENCE, "{waited:?}");
+}
+
+#[test]
+fn one_that_ended_has_not_hung_however_short_the_deadline() {
+    for deadline in [Duration::ZERO, Duration::from_millis(10), SILENCE] {
+        let (mut process, grandchild) = ended();
+        let silence = process.next(Some(deadline));
+        Command::new("/bin/kill").arg(grandchild).status().unwrap();
+        assert_eq!(end(silence).to_string(), "it ended (exit status: 4)");
+    }
+}
