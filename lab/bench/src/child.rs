@@ -23,7 +23,7 @@ const FIRST_CALL: u32 = 6;
 const BUILD: u32 = 30;
 
 /// Bytes of an event: a report of many problems is one.
-const LONGEST: u64 = 1 << 30;
+pub(crate) const LONGEST: u64 = 1 << 30;
 
 /// What is sent to the process, in one line.
 #[derive(Clone, Debug, Serialize)]

@@ -84,6 +84,11 @@ impl End {
         from_outside(self.status, &self.words.join(" "))
     }
 
+    /// Whether it ended by itself, with the status 0.
+    pub(crate) fn is_success(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+
     /// The status, such as `exit status: 3`.
     pub fn status(&self) -> String {
         self.status
@@ -245,6 +250,19 @@ impl Process {
                 Err(RecvTimeoutError::Timeout) if is_last && !self.has_ended() => return Err(Silence::Timeout),
                 Err(RecvTimeoutError::Timeout) if !is_last && silences_after_end < SILENCES => {}
                 Err(_) => return Err(Silence::Ended(self.end())),
+            }
+        }
+    }
+
+    /// Waits for its end, whatever it writes until then.
+    pub(crate) fn finish(&mut self, deadline: Duration) -> Silence {
+        let since = Instant::now();
+        loop {
+            let left = deadline.saturating_sub(since.elapsed());
+            match self.next(Some(left)) {
+                Ok(_) if left.is_zero() => return Silence::Timeout,
+                Ok(_) => {}
+                Err(silence) => return silence,
             }
         }
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use flashcore_check::programs;
 
-use crate::child::Job;
+use crate::child::{Job, LONGEST};
 use crate::identity::UNKNOWN;
-use crate::process::Program;
+use crate::process::{Process, Program, Silence};
 use crate::{Build, Report, Result, Watcher};
 
 /// The environment variable that names the Python to use.
@@ -21,6 +21,9 @@ pub const PYTHON_VARIABLE: &str = "FLASHCORE_PYTHON";
 const PROBE: &str = "import torch, flashcore_attn._bench";
 /// The same for users' functions on the host, which NumPy is enough for.
 const PROBE_OWN: &str = "import flashcore_attn._bench";
+
+/// How long that may take: libraries of some GB may lie on a slow disk.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Takes the current folder from the front of the path on which modules are looked for: Python puts it there for `-c`,
 /// and so for us `-m`, for which it would be there while `runpy` is imported. `sys` is built in. `PYTHONSAFEPATH` is
@@ -81,7 +84,7 @@ impl Python {
         };
         let mut reasons = Vec::new();
         for executable in candidates {
-            let found = Python::named(&executable).and_then(|python| python.imports(imports));
+            let found = Python::named(&executable).and_then(|python| python.imports(imports, PATIENCE));
             match found {
                 Ok(python) => return Ok(python),
                 Err(reason) => reasons.push(format!("{}: {reason}", executable.display())),
@@ -99,12 +102,15 @@ impl Python {
         Ok(Python { executable })
     }
 
-    fn imports(self, imports: &str) -> Result<Python, String> {
+    fn imports(self, imports: &str, deadline: Duration) -> Result<Python, String> {
         let mut probe = self.child(Runs::Code(imports), [""; 0]).command();
-        match probe.stdin(Stdio::null()).output() {
-            Ok(output) if output.status.success() => Ok(self),
-            Ok(output) => Err(last_line(&output.stderr)),
-            Err(error) => Err(error.to_string()),
+        let mut probe = Process::start(probe.stderr(Stdio::piped()), LONGEST)?;
+        probe.close_input();
+        match probe.finish(deadline) {
+            Silence::Ended(end) if end.is_success() => Ok(self),
+            Silence::Ended(end) if !end.last_words().is_empty() => Err(end.last_words().trim().to_string()),
+            Silence::Timeout => Err(format!("`{imports}` did not end within {} s", deadline.as_secs_f64())),
+            silence => Err(silence.to_string()),
         }
     }
 
@@ -186,12 +192,6 @@ fn environment(env: impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, Option<
             .map(|name| (OsString::from(name), None)),
     );
     changed
-}
-
-fn last_line(text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(text);
-    let last = text.lines().rev().find(|line| !line.trim().is_empty());
-    last.unwrap_or("it failed without a word").trim().to_string()
 }
 
 #[cfg(test)]
@@ -292,16 +292,55 @@ mod tests {
     /// A stand-in for Python: a script that says `lines`.
     #[cfg(unix)]
     fn script(name: &str, lines: &[String], exit: i32) -> (Python, std::path::PathBuf) {
+        let said: String = lines.iter().map(|line| format!("cat <<'END'\n{line}\nEND\n")).collect();
+        shell(name, &format!("{said}echo 'Warning: old' >&2\nexit {exit}"))
+    }
+
+    #[cfg(unix)]
+    fn shell(name: &str, runs: &str) -> (Python, std::path::PathBuf) {
         use std::os::unix::fs::PermissionsExt;
         let path = std::env::temp_dir().join(format!("flashcore-python-{name}-{}", std::process::id()));
-        let said: String = lines.iter().map(|line| format!("cat <<'END'\n{line}\nEND\n")).collect();
-        std::fs::write(
-            &path,
-            format!("#!/bin/sh\ncat > /dev/null\n{said}echo 'Warning: old' >&2\nexit {exit}\n"),
-        )
-        .unwrap();
+        std::fs::write(&path, format!("#!/bin/sh\ncat > /dev/null\n{runs}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         (Python::named(&path).unwrap(), path)
+    }
+
+    /// What it starts holds its pipes.
+    #[cfg(unix)]
+    #[test]
+    fn a_grandchild_of_the_interpreter_is_not_waited_for() {
+        for (name, exit, expected) in [("with", 0, Ok(())), ("without", 1, Err("no torch".to_string()))] {
+            let marker = std::env::temp_dir().join(format!("flashcore-python-marker-{name}-{}", std::process::id()));
+            let holds = format!("(sleep 60; touch '{0}') & echo $! > '{0}.id'", marker.display());
+            let (python, path) = shell(name, &format!("{holds}\necho 'no torch' >&2\nexit {exit}"));
+            let found = python.imports(PROBE, PATIENCE).map(|_| ());
+            let was_waited_for = marker.exists();
+            let id = marker.with_extension("id");
+            let grandchild = std::fs::read_to_string(&id).unwrap();
+            std::process::Command::new("/bin/kill")
+                .arg(grandchild.trim())
+                .status()
+                .unwrap();
+            std::fs::remove_file(path).unwrap();
+            std::fs::remove_file(id).unwrap();
+            assert_eq!(found, expected);
+            assert!(!was_waited_for);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_interpreter_that_does_not_end_or_never_stops_writing_is_over_at_its_deadline() {
+        for (name, runs) in [("sleeps", "exec sleep 600"), ("writes", "exec yes")] {
+            let (python, path) = shell(name, runs);
+            let found = python.imports("import torch", Duration::from_millis(500));
+            std::fs::remove_file(path).unwrap();
+            assert_eq!(found.unwrap_err(), "`import torch` did not end within 0.5 s");
+        }
+        let (python, path) = shell("silent-end", "exit 3");
+        let found = python.imports("import torch", PATIENCE);
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(found.unwrap_err(), "it ended (exit status: 3)");
     }
 
     #[cfg(unix)]
