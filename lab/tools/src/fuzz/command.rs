@@ -96,7 +96,9 @@ impl Tried {
             Some(context) => {
                 let measured = prepared.measure(context);
                 context.forget_unused_modules();
-                measured?
+                let measured = measured?;
+                context.synchronize()?; // gives their memory back
+                measured
             }
         };
         let mut mnemonics = BTreeMap::new();
