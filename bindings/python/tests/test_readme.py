@@ -1,5 +1,6 @@
 """The README's examples run, one after another, as far as what they import is installed."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -43,9 +44,11 @@ def test_programs_of_the_page_are_whole(n, of):
         return
     pytest.importorskip(of, reason=f"it needs {of}")
     names = {}
-    exec(blocks[n], names)
+    try:
+        exec(blocks[n], names)
+    finally:
+        if "flashcore_attn.torch" in blocks[n]:
+            importlib.import_module("flashcore_attn.torch").deactivate()
     if "flash_attn_with_kvcache" in names:
         assert names["lengths"].tolist() == [2, 2] and (names["k_cache"][[0, 4], :2] != 0).any(-1).all()
         assert not names["k_cache"][[0, 4], 2:].any()
-    if "flashcore_attn.torch" in blocks[n]:
-        names["flashcore_attn"].torch.deactivate()
