@@ -143,8 +143,8 @@ impl Context {
         Ok(())
     }
 
-    /// Drops the compiled modules that only the cache holds; returns how many. For tuners, which load thousands. Kernels
-    /// of them may run still, so the next [`synchronize`](Context::synchronize) gives their memory back.
+    /// Drops the compiled modules that only the cache holds; returns how many. For tuners, which load thousands.
+    /// Kernels of them may run still, so the next [`synchronize`](Context::synchronize) gives their memory back.
     pub fn forget_unused_modules(&self) -> usize {
         self.inner.modules.forget_unused()
     }

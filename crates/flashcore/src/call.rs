@@ -59,20 +59,6 @@ const GIVEN: [Name; 9] = [
     Name::Dv,
 ];
 
-/// The error of a verb: of an operand that it does not give, it says which verb takes it.
-fn of_verb(error: Error, problem: &Problem, given: &[Name], [verb, general]: [&str; 2]) -> Error {
-    match error {
-        Error::Operand { name, .. } if !given.contains(&name) => {
-            let of = problem.direction();
-            let why = format!(
-                "was not given, and `{verb}` does not take it: call `{general}` with `Operands::{of}(…).with(Name::{name:?}, …)`"
-            );
-            Error::Operand { name, why }
-        }
-        error => error,
-    }
-}
-
 /// Refuses an output without log-sum-exp.
 fn lse_of<T>(output: &Output<T>) -> Result<&T, Error> {
     let call = ".return_lse(true)";
@@ -227,7 +213,7 @@ impl Attention {
         }
         let given: Vec<Name> = operands.names().collect();
         self.run(problem, operands)
-            .map_err(|error| of_verb(error, problem, &given, ["forward", "run"]))?;
+            .map_err(|error| error.of_verb(problem, &given, ["forward", "run"]))?;
         Ok(Output { out, lse })
     }
 
@@ -278,7 +264,7 @@ impl Attention {
         let gradients = [(&mut dq).into(), (&mut dk).into(), (&mut dv).into()];
         let operands = Operands::backward(inputs, [(&output.out).into(), lse.into()], dout.into(), gradients);
         self.run(&problem, operands)
-            .map_err(|error| of_verb(error, &problem, &GIVEN, ["backward", "run"]))?;
+            .map_err(|error| error.of_verb(&problem, &GIVEN, ["backward", "run"]))?;
         Ok(Gradients { dq, dk, dv })
     }
 }
@@ -413,7 +399,7 @@ impl Attention {
             operands = operands.with_mut(Name::Lse, lse);
         }
         self.run_on(queue, problem, operands)
-            .map_err(|error| of_verb(error, problem, &GIVEN, ["forward_on", "run_on"]))?;
+            .map_err(|error| error.of_verb(problem, &GIVEN, ["forward_on", "run_on"]))?;
         Ok(Output { out, lse })
     }
 
@@ -437,7 +423,7 @@ impl Attention {
         let read = [(&output.out).into(), lse.into()];
         let operands = Operands::backward([q.into(), k.into(), v.into()], read, dout, gradients);
         self.run_on(queue, &problem, operands)
-            .map_err(|error| of_verb(error, &problem, &GIVEN, ["backward_on", "run_on"]))?;
+            .map_err(|error| error.of_verb(&problem, &GIVEN, ["backward_on", "run_on"]))?;
         Ok(Gradients { dq, dk, dv })
     }
 

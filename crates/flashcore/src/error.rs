@@ -3,7 +3,7 @@
 use std::fmt;
 
 use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
-use flashcore_problem::{Name, ProblemError};
+use flashcore_problem::{Name, Problem, ProblemError};
 use thiserror::Error;
 
 /// Why attention was not computed. Messages say what was given, what is allowed, and what to do.
@@ -193,6 +193,21 @@ impl From<crate::CpuError> for Error {
 }
 
 impl Error {
+    /// The error of a verb that gives these operands: of another one, it says which verb takes it.
+    pub(crate) fn of_verb(self, problem: &Problem, given: &[Name], [verb, general]: [&str; 2]) -> Error {
+        match self {
+            Error::Operand { name, .. } if !given.contains(&name) => {
+                let of = problem.direction();
+                let why = format!(
+                    "was not given, and `{verb}` does not take it: call `{general}` with \
+                     `Operands::{of}(…).with(Name::{name:?}, …)`"
+                );
+                Error::Operand { name, why }
+            }
+            error => error,
+        }
+    }
+
     /// Whether the machine is at fault rather than the request: no driver, no such device, a driver
     /// too old.
     pub fn is_environment(&self) -> bool {
