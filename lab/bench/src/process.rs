@@ -181,7 +181,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process, whose lines of output may have so many bytes. The end of standard error is read if the command pipes it.
+    /// Starts a process, whose lines of output may have so many bytes. The end of standard error is kept if the command
+    /// pipes it.
     ///
     /// # Errors
     /// Why it cannot be started.
