@@ -60,7 +60,10 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
     std::fs::write(kept.join("board.json"), &board[..board.len() / 2]).unwrap();
     let (code, text, all) = overview(&home);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("board.json: it is no leaderboard: its JSON is wrong: EOF"), "{text}");
+    assert!(
+        text.contains("board.json: it is no leaderboard: its JSON is wrong: EOF"),
+        "{text}"
+    );
     assert_eq!(all["unreadable"][0]["folder"], run["folder"]);
     for words_of in ["leaderboard tiny", "plans --of FOLDER --out OUT"] {
         let out = home.join("out.json");
