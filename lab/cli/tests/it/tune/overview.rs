@@ -84,11 +84,14 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
     let (code, text, all) = overview(&home);
     assert_eq!(code, Some(1), "{text}");
     assert!(
-        text.contains("run.json: EOF") && !text.contains("There is no run"),
+        text.contains("run.json: its JSON is wrong: EOF") && !text.contains("There is no run"),
         "{text}"
     );
     assert!(
-        all["unreadable"][0]["why"].as_str().unwrap().contains("run.json: EOF"),
+        all["unreadable"][0]["why"]
+            .as_str()
+            .unwrap()
+            .contains("run.json: its JSON is wrong: EOF"),
         "{all:#}"
     );
     let output = flashcore("leaderboard tiny", &home).output().unwrap();
