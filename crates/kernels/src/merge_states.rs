@@ -27,7 +27,7 @@ pub const OUTS: [&str; MOST_PARTS] = ["out0", "out1", "out2", "out3", "out4", "o
 /// Their log-sum-exps.
 pub const LSES: [&str; MOST_PARTS] = ["lse0", "lse1", "lse2", "lse3", "lse4", "lse5", "lse6", "lse7"];
 
-/// The launch that merges so many parts ([`Part`](flashcore_problem::Part)) of a problem, of tensors whose first
+/// The launch that merges so many parts ([`Combine`](flashcore_problem::Combine)) of a problem, of tensors whose first
 /// elements are aligned to `alignment` bytes. Its buffers are [`OUTS`] and [`LSES`], as many as there are parts, `out`,
 /// and `lse` if the problem asks for it.
 ///

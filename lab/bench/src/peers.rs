@@ -13,7 +13,7 @@ use crate::{Case, Subject};
 pub struct PeerTensor {
     /// `q`, `k`, `v`, or `out`, the output that all subjects share: a peer that writes elsewhere
     /// gives [`Subject::own_output`].
-    /// Lengths are `cu_seqlens_q` and so on, i32, as [`Lengths::NAMES`] has them.
+    /// Lengths are `cu_seqlens_q` and so on, i32, as [`Lengths::NAMES`](flashcore_problem::Lengths::NAMES) has them.
     /// Scales of e4m3 tensors, f32 `[batch, num_kv_heads]`, dense, are `q_scale`, `k_scale` and `v_scale`.
     /// Of a backward problem `out` is read, as are `lse`, f32 `[batch, num_heads, seq_len_q]`, and `dout`; subjects
     /// share `dq`, `dk` and `dv`.

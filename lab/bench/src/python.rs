@@ -138,8 +138,8 @@ impl Python {
         &self.executable
     }
 
-    /// Benches there, and passes on what happens; [`Child::bench`] has the rules. The package refuses a job of another
-    /// build; packages that do not know this rule time their own kernels, which a note of the report then says.
+    /// Benches there, and passes on what happens; [`Program::bench`] has the rules. The package refuses a job of
+    /// another build; packages that do not know this rule time their own kernels, which a note of the report then says.
     ///
     /// # Errors
     /// [`BenchError::Machine`](crate::BenchError::Machine) with what the process said if it did not end in a report.
