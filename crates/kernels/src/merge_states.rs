@@ -6,7 +6,7 @@
 //! memory.
 
 use flashcore_ir::{Cache, GlobalPtr, Widen};
-use flashcore_problem::{DType, Lengths, MOST_PARTS, Problem};
+use flashcore_problem::{DType, LSES, Lengths, MOST_PARTS, OUTS, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -21,11 +21,6 @@ use crate::step::{Identity, KernelCache, Step};
 const CHUNK: u32 = 8;
 
 const THREADS: u32 = 128;
-
-/// The buffers of the parts.
-pub const OUTS: [&str; MOST_PARTS] = ["out0", "out1", "out2", "out3", "out4", "out5", "out6", "out7"];
-/// Their log-sum-exps.
-pub const LSES: [&str; MOST_PARTS] = ["lse0", "lse1", "lse2", "lse3", "lse4", "lse5", "lse6", "lse7"];
 
 /// The launch that merges so many parts ([`Combine`](flashcore_problem::Combine)) of a problem, of tensors whose first
 /// elements are aligned to `alignment` bytes. Its buffers are [`OUTS`] and [`LSES`], as many as there are parts, `out`,

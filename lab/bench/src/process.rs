@@ -23,7 +23,8 @@ const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
 /// What is waited for the end of a process that closed its output.
 const LAST_BREATH: Duration = Duration::from_secs(3);
 const LOOK_UP: Duration = Duration::from_millis(10);
-/// How often a process is looked at that says nothing: a process of its own may keep its output open after its end.
+/// How long to wait for output before looking whether the process has ended. A child that it started may keep the
+/// output open.
 const SILENCE: Duration = Duration::from_millis(500);
 /// How often in a row it is silent after its end before no line is expected: its last may be long, or on its way.
 const SILENCES: usize = 2;

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class NotServed(ValueError):
-    """A peer does not compute what is asked."""
+    """The peer does not support this problem."""
 
 
 def kinds(problem):

@@ -152,8 +152,8 @@ mod tests {
         );
         assert_eq!(
             refused(|l| l.args[1] = ADDRESS),
-            "parameter `written` is written through; its buffer `input` is declared `written: false`; declare it `written: \
-         true`"
+            "parameter `written` is written through; its buffer `input` is declared `written: false`; store to an \
+             output instead, or declare it `written: true`"
         );
         let other_boxes = refused(|l| {
             if let Arg::TensorMap(recipe) = &mut l.args[5] {

@@ -221,7 +221,7 @@ impl LaunchRefusal {
             R::ArgumentCount { .. } => "bring one for each parameter, in order".to_string(),
             R::ArgumentSize { .. } | R::ArgumentKind { .. } => "bring an argument of the parameter's type".to_string(),
             R::ArgumentBoxes { .. } => "make it of the kernel's boxes (`Kernel::tensor_box`)".to_string(),
-            R::BufferNotWritten { .. } => "declare it `written: true`".to_string(),
+            R::BufferNotWritten { .. } => "store to an output instead, or declare it `written: true`".to_string(),
             R::BufferCount { .. } => "bring one for each slot, in order".to_string(),
             R::Slot { .. } => "the plan is broken; please report it".to_string(),
             R::BufferSize { .. } => "allocate at least that".to_string(),

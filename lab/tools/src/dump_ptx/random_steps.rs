@@ -1,5 +1,5 @@
-//! The steps of random problems: of all families, dtypes, kinds of lengths and both directions, and of the launches
-//! beside a plan. Their strides, masks and sizes differ, as those of the other problems that are dumped do not.
+//! The steps of random problems of all families, dtypes, kinds of lengths and both directions, and the launches that
+//! are not part of a plan. They have random strides, masks and sizes; the other problems that are dumped do not.
 
 use flashcore_ir::{Arg, Chip, Launch, Table, Target};
 use flashcore_kernels::{
