@@ -6,7 +6,7 @@
 //! memory.
 
 use flashcore_ir::{Cache, GlobalPtr, Widen};
-use flashcore_problem::{DType, LSES, Lengths, MOST_PARTS, OUTS, Problem};
+use flashcore_problem::{DType, LSES, Lengths, OUTS, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -154,7 +154,7 @@ fn body<'k, E: Widen>(k: &'k Args<'k, Problem>, parts: usize, shape: &Shape) {
 #[cfg(test)]
 mod tests {
     use flashcore_problem::rng::Rng;
-    use flashcore_problem::{Layout, POISON, Tensor};
+    use flashcore_problem::{Layout, MOST_PARTS, POISON, Tensor};
     use flashcore_sim::{SimOptions, simulate};
 
     use super::*;
