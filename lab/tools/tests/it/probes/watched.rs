@@ -1,5 +1,5 @@
 //! Probes for a profiler or a sanitizer to watch, with the simulator's findings.
-//! `scripts/agree_with_tools.py` runs the test program under ncu and compute-sanitizer.
+//! `git show 1b152dbd:scripts/agree_with_tools.py` runs the test program under ncu and compute-sanitizer.
 
 use std::error::Error;
 
@@ -26,7 +26,7 @@ const ATTENTION: [&str; 6] = [
 /// Every probe with the simulator's counts and findings, as JSON: written to the file that
 /// `FLASHCORE_PROBE_LIST` names, or printed.
 #[test]
-#[ignore = "lists probes for scripts/agree_with_tools.py"]
+#[ignore = "lists probes for ncu and compute-sanitizer"]
 fn list() -> Result<(), Box<dyn Error>> {
     let mut counted = Vec::new();
     for probe in banks::all().into_iter().chain(attention()?) {
@@ -62,7 +62,7 @@ fn list() -> Result<(), Box<dyn Error>> {
 /// Launches the probes that `FLASHCORE_PROBES` names, each once: `banks` are all probes of banks,
 /// `attention` some attention kernels on the mission problem.
 #[test]
-#[ignore = "launches probes for scripts/agree_with_tools.py"]
+#[ignore = "launches probes for ncu and compute-sanitizer"]
 fn launch() {
     on_a_gpu(|context| {
         for name in words("FLASHCORE_PROBES", "banks attention") {
