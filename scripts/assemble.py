@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Assembles PTX files for every architecture they run on and refuses any code that is not clean.
 
-usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--every N] [--always PATTERN ...]
-       [--may-spill PATTERN ...] [--ptxas PATH] [--nvdisasm PATH] [--json FILE] [--summary FILE] [--verbose]
+usage: scripts/assemble.py FOLDER [--sample N] [--every N] [--always PATTERN ...] [--may-spill PATTERN ...]
+       [--ptxas PATH] [--nvdisasm PATH] [--summary FILE]
 
 Every .ptx file below FOLDER goes through `ptxas -v` once per target, or, if its folder has the name
 of a target, for that target only. A kernel fails on an error, on a spill, on a stack frame, and on
@@ -14,10 +14,9 @@ operand that a loop holds in registers (held_operands.py); that needs nvdisasm, 
 Kernels below FOLDER/varied, and those that --may-spill names, may spill: they are listed and do not
 fail. The driver layer refuses to load them.
 
-Targets are sm_80, sm_89, sm_90a and sm_120, or with --all every target of the project, as far as
-this ptxas knows them. A kernel is not assembled for targets below its own, nor by a ptxas that does
-not know its PTX version. ptxas is --ptxas,
-$FLASHCORE_PTXAS, or .bin/ptxas.
+Targets are sm_80, sm_89, sm_90a and sm_120, as far as this ptxas knows them. A kernel is not
+assembled for targets below its own, nor by a ptxas that does not know its PTX version. ptxas is
+--ptxas, $FLASHCORE_PTXAS, or .bin/ptxas.
 
 --summary writes a small JSON file: for each target how many kernels are clean, what spilled and what failed, and how many
 configs refused to be written down, with an example of each reason (the refused.txt files of `dump-ptx`).
@@ -40,8 +39,7 @@ import time
 import held_operands
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-USUAL_TARGETS = ["sm_80", "sm_89", "sm_90a", "sm_120"]
-ALL_TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+TARGETS = ["sm_80", "sm_89", "sm_90a", "sm_120"]
 TIMEOUT_S = 300
 
 # What ptxas -v prints about code that is as it should be.
@@ -189,18 +187,13 @@ def table(records):
 def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usage.add_argument("folder", type=pathlib.Path, help="folder of .ptx files")
-    usage.add_argument("--target", action="append", metavar="SM", help="a target such as sm_89; may be repeated")
-    usage.add_argument("--all", action="store_true", help="every target of the project that this ptxas knows")
     usage.add_argument("--sample", type=int, metavar="N", help="each kernel for one target in turn, the first for the Nth")
     usage.add_argument("--every", type=int, default=1, metavar="N", help="only the first of every N kernels, by their paths")
     usage.add_argument("--always", action="append", default=[], metavar="PATTERN", help="kernels that --every takes besides")
     usage.add_argument("--may-spill", action="append", default=[], metavar="PATTERN", help="kernels that may, such as 'mma_*_d256'")
     usage.add_argument("--ptxas", metavar="PATH", help="the assembler")
     usage.add_argument("--nvdisasm", default=str(ROOT / ".bin" / "nvdisasm"), metavar="PATH", help="the disassembler")
-    usage.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the records there (- prints them)")
     usage.add_argument("--summary", type=pathlib.Path, metavar="FILE", help="also write a summary there")
-    usage.add_argument("--verbose", action="store_true", help="print a line for every kernel, not failures only")
-    usage.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="kernels at a time")
     options = usage.parse_args()
 
     ptxas = options.ptxas or os.environ.get("FLASHCORE_PTXAS") or str(ROOT / ".bin" / "ptxas")
@@ -220,23 +213,14 @@ def main():
         return 2
     sampled = set(files[:: options.every])
     files = [f for f in files if f in sampled or any(fnmatch.fnmatchcase(f.stem, p) for p in options.always)]
-    targets = options.target or (ALL_TARGETS if options.all else USUAL_TARGETS)
-    wrong = [t for t in targets if not re.fullmatch(r"sm_\d+[af]?", t)]
-    if wrong:
-        print(f"{wrong[0]} is no target; write sm_89, sm_90a", file=sys.stderr)
-        return 2
     known = known_targets(ptxas)
-    unknown = [t for t in targets if t not in known]
-    targets = [t for t in targets if t in known]
-    if unknown and options.target or not targets:
-        print(f"this ptxas does not know {', '.join(unknown)}", file=sys.stderr)
-        return 2
+    targets = [target for target in TARGETS if target in known]
 
     started = time.monotonic()
     nvdisasm = options.nvdisasm if os.access(options.nvdisasm, os.X_OK) else None
     turns = [None if options.sample is None else options.sample + i for i in range(len(files))]
     jobs = [(path, target) for path, turn in zip(files, turns) for target in targets_of(path, targets, turn)]
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor() as pool:
         records = list(pool.map(lambda job: assemble(ptxas, nvdisasm, options.may_spill, *job), jobs))
     failed = [r for r in records if r["verdict"] == "FAILED"]
     refused = [r for r in records if r["verdict"].startswith("spills")]
@@ -245,29 +229,20 @@ def main():
     if options.summary:
         found = summary(options.folder, ptxas, targets, records)
         options.summary.write_text(json.dumps(found, indent=1) + "\n")
-    text = json.dumps(records, indent=1)
-    if options.json == pathlib.Path("-"):
-        print(text)
-    else:
-        if options.json:
-            options.json.write_text(text + "\n")
-        shown = records if options.verbose else failed + refused
-        if shown:
-            print("\n".join(table(shown)))
-        clean = len(records) - len(failed) - len(skipped) - len(refused)
-        most = max((r.get("registers", 0) for r in records), default=0)
-        print(f"{len(files)} kernels for {', '.join(targets)} in {time.monotonic() - started:.1f} s:")
-        print(
-            f"{clean} clean (at most {most} registers), {len(skipped)} not for the target, "
-            f"{len(refused)} that may spill and do, {len(failed)} failed"
-        )
-        with_wgmma = sum("held_operands" in r for r in records)
-        if with_wgmma and not nvdisasm:
-            print(f"NOT CHECKED: operands that loops hold, in {with_wgmma} kernels with wgmma: no nvdisasm at {options.nvdisasm}")
-        elif with_wgmma:
-            print(f"operands that loops hold are checked in {with_wgmma} kernels with wgmma")
-        if unknown:
-            print(f"not known to this ptxas: {', '.join(unknown)}")
+    if failed + refused:
+        print("\n".join(table(failed + refused)))
+    clean = len(records) - len(failed) - len(skipped) - len(refused)
+    most = max((r.get("registers", 0) for r in records), default=0)
+    print(f"{len(files)} kernels for {', '.join(targets)} in {time.monotonic() - started:.1f} s:")
+    print(
+        f"{clean} clean (at most {most} registers), {len(skipped)} not for the target, "
+        f"{len(refused)} that may spill and do, {len(failed)} failed"
+    )
+    with_wgmma = sum("held_operands" in r for r in records)
+    if with_wgmma and not nvdisasm:
+        print(f"NOT CHECKED: operands that loops hold, in {with_wgmma} kernels with wgmma: no nvdisasm at {options.nvdisasm}")
+    elif with_wgmma:
+        print(f"operands that loops hold are checked in {with_wgmma} kernels with wgmma")
     return 1 if failed else 0
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Times Transformers models with `fc_attention` and with `sdpa`, and compares errors of logits. Needs a GPU.
+"""Times Transformers models with `fc_attention` and with `sdpa`. Needs a GPU.
 
-usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static,pairs,continuous]
-                             [--rounds N] [--dtype bfloat16] [--lock FILE]   (one JSON row a line)
+usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure prefill,dynamic,static,pairs,continuous]
+                             [--rounds N] [--dtype bfloat16]   (one JSON row a line)
 
 MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B), `gemma` (soft cap and
 windows, of the sizes of Gemma 2 2B), `oss` (sinks and windows, attention as in gpt-oss 20B, fewer layers and experts)
@@ -14,15 +14,11 @@ static cache; with a static one Transformers compiles steps by itself. `fc_atten
 memory of `eager` suffices for long prompts. `pairs` are forward calls of a token with a dynamic cache, for a batch of
 all prompts with padding on the left: the implementations take turns step by step, since a host's speed changes within
 seconds. `speed` is the median of the ratios of neighbours, with its interval of 95 %. `continuous_ms` is
-`generate_batch` of 64 prompts of 100 to 2,000 tokens, 64 new ones each. `error` is the mean absolute
-error of logits of a short padded batch against attention in float64. Processes with the same --lock compile side by
-side, and measure one at a time while no other one compiles.
+`generate_batch` of 64 prompts of 100 to 2,000 tokens, 64 new ones each.
 """
 
 import argparse
-import contextlib
 import copy
-import fcntl
 import json
 import os
 import statistics
@@ -32,8 +28,6 @@ import time
 import flashcore_attn.transformers
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 TOKENS = 200
 ALL = {"vocab_size": 32_000, "max_position_embeddings": 32_768, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -64,21 +58,6 @@ def smollm():
     return transformers.LlamaForCausalLM, config, "sdpa"
 
 
-def float64_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
-    """Attention as its definition has it. Rows that see nothing get numbers, too."""
-    groups = query.shape[1] // key.shape[1]
-    q, k, v = (x.double() for x in (query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
-    scores = q @ k.mT * (scaling or query.shape[-1] ** -0.5)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if attention_mask is not None:
-        scores = scores + attention_mask.double()
-    if s_aux is not None:  # a score that every row has, of no key
-        scores = torch.cat((scores, s_aux.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), -1)
-    weights = scores.softmax(-1)[..., : k.shape[2]]
-    return (weights @ v).to(query.dtype).transpose(1, 2).contiguous(), None
-
-
 def seconds(function):
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -87,33 +66,16 @@ def seconds(function):
     return time.perf_counter() - started
 
 
-def in_turn(model, implementations, rounds, run, lock):
+def in_turn(model, implementations, rounds, run):
     """The milliseconds of all rounds of each implementation, which `run` returns, after one that is not counted."""
-
-    def one(name):
-        model.set_attn_implementation(name)
-        return run()
-
-    with lock(fcntl.LOCK_SH):
+    times = {name: [] for name in implementations}
+    for turn in range(-1, rounds):
         for name in implementations:
-            one(name)
-    with lock(fcntl.LOCK_EX):
-        times = {name: [] for name in implementations}
-        for _ in range(rounds):
-            for name in implementations:
-                times[name].append(one(name) * 1e3)
-        return times
-
-
-def errors(model, implementations):
-    ids = torch.randint(3, 32_000, (3, 700), device="cuda")
-    mask = torch.ones_like(ids)
-    mask[0, :123], mask[1, :7] = 0, 0
-    logits = {}
-    for name in ("float64", *implementations):
-        model.set_attn_implementation(name)
-        logits[name] = model(ids, attention_mask=mask).logits[mask.bool()].double()
-    return {name: (logits[name] - logits["float64"]).abs().mean().item() for name in implementations}
+            model.set_attn_implementation(name)
+            taken = run() * 1e3
+            if turn >= 0:
+                times[name].append(taken)
+    return times
 
 
 class Clock(transformers.StoppingCriteria):
@@ -212,35 +174,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=["llama"])
     parser.add_argument("--prompts", default="1000,12000")
-    parser.add_argument("--measure", default="error,prefill,dynamic,static")
+    parser.add_argument("--measure", default="prefill,dynamic,static")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lock", help="a file that processes of one run share")
     options = parser.parse_args()
     wanted = options.measure.split(",")
-    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static", "pairs", "continuous"}:
-        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic, static, pairs or continuous")
+    if unknown := set(wanted) - {"prefill", "dynamic", "static", "pairs", "continuous"}:
+        parser.error(f"--measure {','.join(sorted(unknown))}: give prefill, dynamic, static, pairs or continuous")
     prompts = [int(word) for word in options.prompts.split(",") if word]
 
-    @contextlib.contextmanager
-    def lock(how):
-        if options.lock is None:
-            yield
-            return
-        with open(options.lock, "w") as file:
-            fcntl.flock(file, how)
-            yield
-
     flashcore_attn.transformers.register()
-    AttentionInterface.register("float64", float64_attention)
-    AttentionMaskInterface.register("float64", eager_mask)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     about = {"device": torch.cuda.get_device_name(), **versions}
     for name in options.models:
         kind, config, own = globals()[name]()
         torch.manual_seed(0)
         torch.set_default_dtype(getattr(torch, options.dtype))
-        with torch.device("cuda"), lock(fcntl.LOCK_SH):
+        with torch.device("cuda"):
             model = kind(config).eval()
         implementations = [own, flashcore_attn.transformers.NAME]
 
@@ -256,15 +206,11 @@ def main():
             print(json.dumps({"model": name, "dtype": options.dtype, **about_it, **found, **about}), flush=True)
 
         def timed(what, run, **about_it):
-            row(what, lambda: in_turn(model, implementations, options.rounds, run, lock), **about_it)
+            row(what, lambda: in_turn(model, implementations, options.rounds, run), **about_it)
 
         with torch.inference_mode():
-            if "error" in wanted:
-                with lock(fcntl.LOCK_SH):
-                    row("error", lambda: errors(model, implementations))
             if "pairs" in wanted:
-                with lock(fcntl.LOCK_EX):
-                    row("pairs", lambda: pairs(model, implementations, prompts, options.rounds), prompts=prompts)
+                row("pairs", lambda: pairs(model, implementations, prompts, options.rounds), prompts=prompts)
             if "continuous" in wanted:
                 timed("continuous_ms", continuous(model))
             for prompt in prompts:

@@ -9,9 +9,9 @@ such as scripts/draw_problems.py draws. A line of FOLDER/DTYPE.jsonl is a shape:
 was found, the ratio of their times in the finals with its interval (below 1: the one found is
 faster), and how many candidates were tried. A shape that has its line is not searched again, so a
 run that --seconds ended can be resumed. Winners go to a plan table in FOLDER/data, which
-XDG_DATA_HOME names for these searches: the user's tables are not changed. FOLDER/DTYPE.md has all as
-a table. Exits with 1 where a search fails, and with --share where fewer of the shapes have a default
-within --within of the best; those that --seconds left out count as behind.
+XDG_DATA_HOME names for these searches: the user's tables are not changed. Exits with 1 where a
+search fails, and with --share where fewer of the shapes have a default within --within of the best;
+those that --seconds left out count as behind.
 """
 
 import argparse
@@ -79,17 +79,6 @@ def search(options, shape, seconds):
     }, None
 
 
-def markdown(lines):
-    yield "| shape | default | us | best other of the finals | x time of the default | interval | trials | s |"
-    yield "|---|---|--:|---|--:|---|--:|--:|"
-    for one in lines:
-        ratio = f"{one['ratio']:.3f}" if one["ratio"] else "-"
-        interval = "-".join(f"{end:.3f}" for end in one["interval"]) if one["interval"] else "-"
-        other = f"`{one['best_other']}`" + (" **new row**" if one["winner"] != one["default"] else "") if one["best_other"] else "-"
-        micros = f"{one['default_us']:.1f}" if one["default_us"] else "-"
-        yield f"| {one['shape']} | `{one['default']}` | {micros} | {other} | {ratio} | {interval} | {one['trials']} | {one['seconds']} |"
-
-
 def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usage.add_argument("folder", type=pathlib.Path, help="where results go")
@@ -126,7 +115,6 @@ def main():
         with kept.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(f"{shape[0]}: {found['default']}, best other {found['best_other']} x {found['ratio']}", flush=True)
-    (options.folder / f"{name}.md").write_text("\n".join(markdown(lines)) + "\n")
     names = {name for name, _ in wanted}
     lines = [one for one in lines if one["shape"] in names]
     good = sum(1 for one in lines if one["ratio"] is None or one["ratio"] * (1 + options.within) >= 1)
