@@ -27,8 +27,6 @@ scripts() {
     scripts/check_tree.py
     scripts/draw_architecture.py --check
     scripts/count_faster.py --check
-    scripts/readme_install.py --check
-    scripts/readme_install.py --test
     scripts/same_machine_code.py --test
     scripts/held_operands.py --test
     .ci/test.py

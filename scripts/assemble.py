@@ -18,8 +18,7 @@ Targets are sm_80, sm_89, sm_90a and sm_120, as far as this ptxas knows them. A 
 assembled for targets below its own, nor by a ptxas that does not know its PTX version. ptxas is
 --ptxas, $FLASHCORE_PTXAS, or .bin/ptxas.
 
---summary writes a small JSON file: for each target how many kernels are clean, what spilled and what failed, and how many
-configs refused to be written down, with an example of each reason (the refused.txt files of `dump-ptx`).
+--summary writes a small JSON file: for each target how many kernels are clean, what spilled and what failed.
 
 Exit code: 0 all clean, 1 something failed, 2 wrong usage, 3 no ptxas.
 """
@@ -147,20 +146,7 @@ def version(ptxas):
     return re.search(r"release [\d.]+, V[\d.]+", text)[0]
 
 
-def refusals(folder, targets):
-    """Refused configs by target and by reason with its numbers left out: how many, and one of them."""
-    found = {}
-    for path in sorted(folder.rglob("refused.txt")):
-        target = path.parent.name if path.parent.name in targets else "all targets"
-        for line in path.read_text().splitlines():
-            problem, config, reason = line.split(": ", 2)
-            kind = re.sub(r"\bsm_\w+", "SM", re.sub(r"\d+", "N", re.sub(r" \(.*?\)|; .*", "", reason)))
-            entry = found.setdefault(target, {}).setdefault(kind, {"count": 0, "such as": f"{config} on {problem}: {reason}"})
-            entry["count"] += 1
-    return found
-
-
-def summary(folder, ptxas, targets, records):
+def summary(ptxas, targets, records):
     by_target = {}
     for target in targets:
         mine = [r for r in records if r["target"] == target]
@@ -170,7 +156,7 @@ def summary(folder, ptxas, targets, records):
             "spilled, refused when loaded": {r["kernel"]: r["verdict"] for r in mine if r["verdict"].startswith("spills")},
             "failed": {r["kernel"]: r["notes"] for r in mine if r["verdict"] == "FAILED"},
         }
-    return {"ptxas": version(ptxas), "targets": by_target, "refused": refusals(folder, targets)}
+    return {"ptxas": version(ptxas), "targets": by_target}
 
 
 def table(records):
@@ -227,7 +213,7 @@ def main():
     skipped = [r for r in records if r["verdict"].startswith("not for")]
 
     if options.summary:
-        found = summary(options.folder, ptxas, targets, records)
+        found = summary(ptxas, targets, records)
         options.summary.write_text(json.dumps(found, indent=1) + "\n")
     if failed + refused:
         print("\n".join(table(failed + refused)))

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """Draws random problems that defaults are judged on, as a file for `flashcore bench`.
 
-usage: draw_problems.py SEED COUNT > problems.json
+usage: draw_problems.py SEED COUNT [chunks] > problems.json
 
 Lengths 100 to 16,000, heads 8 to 64 in groups of 1 to 8, head_dim 64 to 256, a fifth with more keys
 than rows, half causal; at most 2.5 TFLOP and 1.2 GB a tensor. Run `draw` of evidence/h200 has seed 11.
+
+`chunks` are short ones over long caches: 16 to 512 rows over 512 to 16,384 keys, 1 to 64 heads in groups of 1 to 16,
+head_dim 64 to 128, 70 % causal. Every second one has packed rows, from half the length on, over pages of 64 keys; the
+others have equal lengths. The 40 of evidence/h200 (runs `serve-late`, `serve-chunks`, `serve-pages`) have seed 2340.
 """
 
 import json
@@ -12,6 +16,7 @@ import math
 import random
 import sys
 
+PAGE = 64
 HEAD_DIMS = [64, 64, 80, 96, 112, 128, 128, 128, 160, 192, 256, 256]
 
 
@@ -35,19 +40,55 @@ def draw(rng, seed, number):
     return {"name": f"draw-{seed}-{number:03}", **sizes, "head_dim": head_dim, "causal": causal, "dtype": dtype}
 
 
-def print_problems(draw, usage):
-    """Prints as many problems as the command line asks for, drawn with its seed."""
+def chunk(rng, _seed, number):
+    """The same of chunks."""
+    group, kv_heads, head_dim = rng.choice([1, 2, 3, 4, 5, 8, 16]), rng.choice([1, 2, 4, 8]), rng.choice([64, 64, 80, 96, 128, 128, 128])
+    batch = rng.choice([1, 2, 3, 4, 8, 12, 16])
+    rows = max(16, min(512, round(2 ** rng.uniform(4, 9))))
+    keys = max(512, min(16384, round(2 ** rng.uniform(9, 14))))
+    causal = rng.random() < 0.7
+    heads = group * kv_heads
+    flops, read = 4 * batch * heads * rows * keys * head_dim, 4 * batch * kv_heads * keys * head_dim
+    if heads > 64 or not 2e8 <= flops <= 6e11 or read > 5e8:
+        return None
+    packed = number % 2 == 1
+    lengths = [(rows, keys)] * batch
+    if packed:
+        at_least = [max(16, rows // 2), max(512, keys // 2)]
+        lengths = [(rng.randint(at_least[0], rows), rng.randint(at_least[1], keys)) for _ in range(batch)]
+    kind, mask = "paged" if packed else "equal", "c" if causal else "f"
+    problem = {
+        "name": f"c{number:02}-{kind}-b{batch}-h{heads}-{kv_heads}-{rows}x{keys}-d{head_dim}{mask}",
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "seq_q": max(rows for rows, _ in lengths),
+        "seq_kv": max(keys for _, keys in lengths),
+        "dtype": "bf16",
+        "causal": causal,
+    }
+    if packed:
+        pages = [-(-keys // PAGE) for _, keys in lengths]
+        problem["q_lengths"] = {"packed": {"total": sum(rows for rows, _ in lengths), "used": False}}
+        problem["kv_lengths"] = {"paged": {"page_size": PAGE, "pages": sum(pages), "max_pages": max(pages)}}
+        problem["sequences"] = [{"count": 1, "rows": rows, "keys": keys} for rows, keys in lengths]
+    return problem
+
+
+def main():
     words = sys.argv[1:]
-    if len(words) != 2 or not all(word.isdecimal() for word in words):
-        sys.exit(usage)
-    seed, count = map(int, words)
+    kind = chunk if words[2:] == ["chunks"] else draw
+    if len(words) != 2 + (kind is chunk) or not all(word.isdecimal() for word in words[:2]):
+        sys.exit(__doc__)
+    seed, count = map(int, words[:2])
     rng, problems = random.Random(seed), []
     while len(problems) < count:
-        problem = draw(rng, seed, len(problems))
+        problem = kind(rng, seed, len(problems))
         if problem:
             problems.append(problem)
     print(json.dumps(problems, indent=0))
 
 
 if __name__ == "__main__":
-    print_problems(draw, __doc__)
+    main()

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Finds operands of wgmma that ptxas overwrites while a loop still needs them.
 
-usage: scripts/held_operands.py CUBIN ...   prints each such operand; nvdisasm is .bin/nvdisasm
-       scripts/held_operands.py --test
+usage: scripts/held_operands.py --test     (scripts/assemble.py asks `check` about each kernel with wgmma)
 
 wgmma reads operand A from shared memory or from registers. A tile that a loop reads in every iteration
 can be loaded to registers once, before it. ptxas 12.4 to 13.0 gave such a tile the registers of another
@@ -12,12 +11,8 @@ the other's operand (docs/hardware-notes.md). The PTX is right, and ptxas says n
 For each register of an operand A the instructions whose result may reach the product are collected over
 all paths. A load together with an instruction that computes is the fault: kernels here load a tile or
 compute it, never one on one path and one on another. Two operands that are both computed look alike.
-
-Exit code: 0 no fault, 1 faults, 2 wrong usage, 3 no nvdisasm.
 """
 
-import argparse
-import os
 import pathlib
 import re
 import subprocess
@@ -208,23 +203,7 @@ def test():
         raise AssertionError("code that cannot be followed passes")
 
 
-def main():
-    parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1][7:])
-    parser.add_argument("cubins", nargs="*", type=pathlib.Path)
-    parser.add_argument("--test", action="store_true")
-    options = parser.parse_args()
-    if options.test:
-        return test()
-    if not options.cubins:
-        parser.error("a cubin is needed")
-    nvdisasm = ROOT / ".bin" / "nvdisasm"
-    if not os.access(nvdisasm, os.X_OK):
-        print(f"no nvdisasm at {nvdisasm}: scripts/get-ptxas.sh fetches it", file=sys.stderr)
-        return 3
-    faults = [f"{cubin}: {fault}" for cubin in options.cubins for fault in check(nvdisasm, cubin)]
-    print("\n".join(faults) or f"{len(options.cubins)} without a fault")
-    return 1 if faults else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] != ["--test"]:
+        sys.exit(__doc__)
+    test()

@@ -20,11 +20,8 @@ import sys
 
 # What a build's process runs: it reads a shape a line, prepares it, and replays it once for each `time`.
 BUILD = r"""
-import importlib, json, sys, time, torch
-package = sys.argv[1]
-module = lambda name: importlib.import_module(f"{package}.{name}")
-backward = getattr(module("_operators"), "backward", None) or module("_gradients").backward  # of builds before 2026-11-29
-flash = module("flash_attn_interface")
+import json, sys, time, torch
+import flashcore_attn, flashcore_attn._operators, flashcore_attn.flash_attn_interface as flash
 def prepared(spec):
     b, hq, hk, sq, sk, d = spec["sizes"]
     options = dict(device="cpu" if spec["set"] == "cpu" else "cuda", dtype=getattr(torch, spec["dtype"]))
@@ -34,10 +31,9 @@ def prepared(spec):
     if spec["set"] == "backward":
         out, lse = flash.flash_attn_func(q, k, v, causal=spec["causal"], return_attn_probs=True)[:2]
         dout = torch.randn_like(out)
-        return lambda: backward(dout, q, k, v, out, lse, causal=spec["causal"])
+        return lambda: flashcore_attn._operators.backward(dout, q, k, v, out, lse, causal=spec["causal"])
     out = torch.empty_like(q)
-    attention = importlib.import_module(package).attention
-    return lambda: attention(q, k, v, causal=spec["causal"], out=out)
+    return lambda: flashcore_attn.attention(q, k, v, causal=spec["causal"], out=out)
 def milliseconds(work):
     if on_host:
         began = time.perf_counter(); work()
@@ -90,8 +86,8 @@ def shapes(kind):
 
 
 class Build:
-    def __init__(self, folder, package):
-        command = [sys.executable, "-c", BUILD, package]
+    def __init__(self, folder):
+        command = [sys.executable, "-c", BUILD]
         environment = {**os.environ, "PYTHONPATH": folder}
         self.child = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
 
@@ -121,9 +117,8 @@ def main():
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "f32"))
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", default="")
-    parser.add_argument("--packages", nargs=2, default=["flashcore_attn", "flashcore_attn"], metavar=("OLD", "NEW"))
     options = parser.parse_args()
-    builds = [Build(options.old, options.packages[0]), Build(options.new, options.packages[1])]
+    builds = [Build(options.old), Build(options.new)]
     dtype = {"bf16": "bfloat16", "fp16": "float16", "f32": "float32"}[options.dtype]
     generator, rows = random.Random(7), []
     for name, sizes, causal in shapes(options.set):

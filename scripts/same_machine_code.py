@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Says whether two folders of PTX hold the same kernels and launches: what a change of the sources must not change.
 
-usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--all] [--rename A=B] [--ptxas PATH]
+usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--all] [--ptxas PATH]
        scripts/same_machine_code.py --test
 
 OLD and NEW are folders that `flashcore-tools dump-ptx` wrote before and after the change. Kernels go by
-their paths; a kernel whose name changed is found by its text, or by its name after --rename, which
-replaces a word (between underscores) of the names in OLD and may be given several times.
+their paths; a kernel whose name changed is found by its text.
 
 A kernel is the same if its PTX is, once registers, labels, parameters and the entry are numbered by
 first use, and if offline ptxas makes the same machine code of both. Equal files are not assembled,
@@ -86,15 +85,9 @@ def assembled(ptxas, path):
     return hashlib.sha256(b"".join(code)).hexdigest()
 
 
-def renamed(name, words):
-    """The path of a kernel with words of its name replaced."""
-    return name.with_name("_".join(words.get(word, word) for word in name.stem.split("_")) + name.suffix)
-
-
-def pairs(old, new, words):
+def pairs(old, new):
     """(path, old file, new file) of each kernel, and the names that only one folder has."""
     files = [{path.relative_to(top): path for path in top.rglob("*.ptx")} for top in (old, new)]
-    files[0] = {renamed(name, words): path for name, path in files[0].items()}
     both = [(name, files[0][name], files[1][name]) for name in sorted(files[0].keys() & files[1].keys())]
     lone = [{name: files[i][name] for name in files[i].keys() - files[1 - i].keys()} for i in (0, 1)]
     by_text = {}
@@ -108,18 +101,18 @@ def pairs(old, new, words):
     return both, sorted(map(str, lone[0])), sorted(map(str, lone[1]))
 
 
-def launches(top, words):
+def launches(top):
     """The launches of each folder that has them: kernel's name, and the rest of the line."""
     found = {}
     for path in top.rglob("launches.txt"):
         lines = (line.partition(" ") for line in path.read_text().splitlines())
-        found[path.parent.relative_to(top)] = {(renamed(pathlib.Path(name), words).name, rest) for name, _, rest in lines}
+        found[path.parent.relative_to(top)] = {(name, rest) for name, _, rest in lines}
     return found
 
 
-def compared_launches(old, new, words):
+def compared_launches(old, new):
     """How many launches are the same, and a line for each kernel whose launches are not."""
-    old, new = launches(old, words), launches(new, {})
+    old, new = launches(old), launches(new)
     both = old.keys() & new.keys()
     differs = [f"{folder}: no launches to compare" for folder in sorted(old.keys() ^ new.keys())]
     for folder in sorted(both):
@@ -167,17 +160,15 @@ $L{a}:
     for name, offset, size in [(1, 64, 4), (14, 68, len(names))]:
         elf += struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size).ljust(64, b"\0")
     assert machine_code(bytes(elf)) == [b"CODE"]
-    name = pathlib.Path("sm_80/mma_m64_lazy_d64.ptx")
-    assert renamed(name, {"lazy": "cond", "m6": "m7"}) == pathlib.Path("sm_80/mma_m64_cond_d64.ptx")
     with tempfile.TemporaryDirectory() as folder:
         old, new = pathlib.Path(folder, "old"), pathlib.Path(folder, "new")
-        for top, lines in [(old, "a_lazy 1 2\nb 3\n"), (new, "a_cond 1 2\nb 4\n")]:
+        for top, lines in [(old, "a 1 2\nb 3\n"), (new, "a 1 2\nb 4\n")]:
             (top / "sm_80").mkdir(parents=True)
             (top / "sm_80" / "launches.txt").write_text(lines)
-        assert compared_launches(old, new, {"lazy": "cond"}) == (1, ["sm_80/b: other launches"])
-        assert compared_launches(old, old, {}) == (2, [])
+        assert compared_launches(old, new) == (1, ["sm_80/b: other launches"])
+        assert compared_launches(old, old) == (2, [])
         (new / "sm_80" / "launches.txt").unlink()
-        assert compared_launches(old, new, {}) == (0, ["sm_80: no launches to compare"])
+        assert compared_launches(old, new) == (0, ["sm_80: no launches to compare"])
     print("ok")
 
 
@@ -187,7 +178,6 @@ def main():
     parser.add_argument("--sass-only", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--test", action="store_true")
-    parser.add_argument("--rename", action="append", default=[], metavar="A=B")
     parser.add_argument("--ptxas", default=os.environ.get("FLASHCORE_PTXAS", str(ROOT / ".bin/ptxas")))
     args = parser.parse_args()
     if args.test:
@@ -197,10 +187,7 @@ def main():
     if not os.access(args.ptxas, os.X_OK):
         print(f"no ptxas at {args.ptxas}: scripts/get-ptxas.sh fetches it", file=sys.stderr)
         sys.exit(3)
-    if any(word.count("=") != 1 for word in args.rename):
-        parser.error("--rename takes A=B")
-    words = dict(word.split("=") for word in args.rename)
-    both, only_old, only_new = pairs(*args.folders, words)
+    both, only_old, only_new = pairs(*args.folders)
     counts, differs = {}, []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for pair, found in zip(both, pool.map(lambda pair: verdict(args, pair), both)):
@@ -209,7 +196,7 @@ def main():
                 differs.append(f"{pair[0]}: {found}")
     differs += [f"{name}: only in {args.folders[0]}" for name in only_old]
     differs += [f"{name}: only in {args.folders[1]}" for name in only_new]
-    same, others = compared_launches(*args.folders, words)
+    same, others = compared_launches(*args.folders)
     differs += others
     counts["same launches"] = same
     for line in differs:

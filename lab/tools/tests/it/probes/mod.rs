@@ -4,8 +4,8 @@
 //! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts
 //! instruction by instruction. [`races`] are mistakes in synchronisation and the same kernels
 //! without them, which compute-sanitizer's racecheck judges. [`blocks`] communicate, and are compared
-//! with the simulator by their results. [`watched`] runs them, and `agree_with_tools.py` (in `scripts` of 1b152dbd) asked the
-//! tools. The counts are in `ncu-counts.json`, which CI holds the simulator to.
+//! with the simulator by their results. [`watched`] runs them, and `agree_with_tools.py` (in `scripts`
+//! of 1b152dbd) asked the tools. The counts are in `ncu-counts.json`, which CI holds the simulator to.
 
 mod banks;
 mod blocks;
