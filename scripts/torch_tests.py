@@ -4,15 +4,15 @@
 usage: torch_tests.py FOLDER OUT.json [--most N] [--seed S] [--processes P] [--seconds T]
 
 FOLDER has files of PyTorch's `test` folder; nothing of them is kept in this repository. Needs the
-Python of an environment with flashcore, PyTorch and expecttest. What `pytest -k sdpa
-test_transformers.py` selects runs twice, without and with `flashcore_attn.torch.activate()`.
-`--most` draws at most so many of the variants of a test. Exit code: 1 if a test ended in another way
-with FlashCore, or if FlashCore computed nothing.
+Python of an environment with flashcore, PyTorch, expecttest, and pytest with xdist and timeout, of
+which this file is a plugin, too. What `pytest -k sdpa test_transformers.py` selects runs twice,
+without and with `flashcore_attn.torch.activate()`. `--most` draws at most so many of the variants of
+a test. A test whose process dies has failed. Exit code: 1 if a test ended in another way with
+FlashCore, or if FlashCore computed nothing.
 """
 
 import argparse
 import collections
-import importlib
 import inspect
 import json
 import os
@@ -23,14 +23,24 @@ import sys
 import tempfile
 import time
 import types
-import unittest
+import xml.etree.ElementTree as ElementTree
 
-POISONED = 3  # exit code of a worker whose CUDA context is lost
+NO_TIME = "no time is left"
 calls = collections.Counter()  # what FlashCore computed in this process
 
 
-def activate():
-    """FlashCore computes SDPA, and the calls that it computes are counted."""
+def told():
+    """What the process that starts pytest asks of it; None in other runs of pytest."""
+    return json.loads(os.environ["FLASHCORE_TORCH_TESTS"])
+
+
+def pytest_configure():
+    # Only the tests of a backend that is built from C++ use it; they are not drawn.
+    module = types.ModuleType("test_cpp_extensions_open_device_registration")
+    module.generate_faked_module = None
+    sys.modules[module.__name__] = module
+    if not told()["active"]:
+        return
     import flashcore_attn.torch
 
     for name in ("_direct", "_attend", "_differentiate"):
@@ -44,140 +54,55 @@ def activate():
     flashcore_attn.torch.activate()
 
 
-def load(folder):
-    """All tests by name."""
-    sys.path.insert(0, str(folder))
-    # Only the tests of a backend that is built from C++ use it; they are not among those with `sdpa` in the name
-    # that are instantiated for devices.
-    module = types.ModuleType("test_cpp_extensions_open_device_registration")
-    module.generate_faked_module = None
-    sys.modules[module.__name__] = module
-
-    def walk(suite):
-        for test in suite:
-            yield from walk(test) if isinstance(test, unittest.TestSuite) else [test]
-
-    suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module("test_transformers"))
-    return {test.id(): test for test in walk(suite) if "sdpa" in test.id().lower() and "PrivateUse1" not in test.id()}
-
-
-def drawn(options, tests):
-    """The names of the tests to run, and how many there are of each test function: drawn, and in all."""
+def pytest_collection_modifyitems(items):
+    """Leaves the tests that are drawn, mixed, so that what the time does not reach is of all kinds."""
+    most, seed = told()["most"], told()["seed"]
     families = collections.defaultdict(list)
-    for name in sorted(tests):
-        method = getattr(tests[name], name.rsplit(".", 1)[1])
-        families[inspect.unwrap(method).__name__].append(name)
-    few = {
-        family: random.Random(f"{options.seed} {family}").sample(every, min(options.most or len(every), len(every)))
-        for family, every in families.items()
-    }
-    names = [name for some in few.values() for name in some]
-    random.Random(options.seed).shuffle(names)  # what the time does not reach is of all kinds
-    return names, {family: [len(few[family]), len(families[family])] for family in few}
+    for item in sorted(items, key=lambda item: item.nodeid):
+        if "sdpa" in item.name.lower() and "PrivateUse1" not in item.nodeid:
+            families[inspect.unwrap(item.obj).__name__].append(item)
+    draw = lambda family, every: random.Random(f"{seed} {family}").sample(every, min(most or len(every), len(every)))
+    items[:] = [item for family, every in families.items() for item in draw(family, every)]
+    random.Random(seed).shuffle(items)
 
 
-class Result(unittest.TestResult):
-    def _exc_info_to_string(self, error, test):
-        return f"{error[0].__name__}: {error[1]}"[:400]
+def pytest_runtest_setup():
+    import pytest
+
+    if time.time() > told()["ends"]:
+        pytest.skip(NO_TIME)
 
 
-def run_one(test):
-    """How a test ends, with what its class prepares for it, and what it says."""
-    result = Result()
-    unittest.TestSuite([test]).run(result)
-    if result.failures or result.errors or result.unexpectedSuccesses:
-        says = [says for _, says in result.failures + result.errors]
-        return "failed", says[0] if says else "passed, where a failure is expected"
-    return ("skipped", result.skipped[0][1][:200]) if result.skipped else ("passed", "")
+def pytest_runtest_teardown(item):
+    item.user_properties += calls.items()
+    calls.clear()
 
 
-def work(options):
-    """A worker: runs the tests of a file of names, and writes a line for each."""
-    ends = time.monotonic() + options.seconds
-    tests = load(options.folder)
-    if options.active:
-        activate()
-    with open(options.out, "a") as out:
-        for name in json.loads(options.worker.read_text()):
-            if time.monotonic() > ends:
-                break
-            outcome, says = run_one(tests[name])
-            print(json.dumps([name, outcome, says, calls]), file=out, flush=True)
-            calls.clear()
-            if "CUDA error" in says or "CUDA_ERROR" in says:
-                os._exit(POISONED)
+def pytest_runtest_makereport(call):
+    if call.excinfo and any(word in str(call.excinfo.value) for word in ("CUDA error", "CUDA_ERROR")):
+        os._exit(3)  # the context is lost: another process goes on
 
 
-def run_all(options, names, active):
-    """The last line of each test, and the calls that FlashCore computed. A worker that dies goes on with the next."""
-    ends, lines, counted = time.monotonic() + options.seconds, {}, collections.Counter()
+def run_all(options, active):
+    """How each test ended and what it said, and the calls that FlashCore computed."""
+    asked = {"active": active, "most": options.most, "seed": options.seed, "ends": time.time() + options.seconds}
     threads = max(1, (os.cpu_count() or 1) // options.processes)
+    environment = os.environ | {"FLASHCORE_TORCH_TESTS": json.dumps(asked), "OMP_NUM_THREADS": str(threads)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as scratch:
-        left = {n: names[n :: options.processes] for n in range(options.processes)}
-        living = {}
-
-        def start(n):
-            names_of_it, out = (pathlib.Path(scratch) / f"{n}.{kind}" for kind in ("json", "jsonl"))
-            names_of_it.write_text(json.dumps(left[n]))
-            out.write_text("")
-            command = [sys.executable, __file__, options.folder, out, "--worker", names_of_it]
-            command += ["--seconds", ends - time.monotonic(), *(["--active"] if active else [])]
-            log = open(pathlib.Path(scratch) / f"{n}.log", "w+")
-            environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-            process = subprocess.Popen([str(word) for word in command], env=environment, stdout=log, stderr=log)
-            living[n] = process, out, log
-
-        for n in [n for n in left if left[n]]:
-            start(n)
-        while living:
-            time.sleep(0.2)
-            for n, (process, out, log) in list(living.items()):
-                if process.poll() is None and time.monotonic() < ends + 60:
-                    continue
-                process.kill()  # a test that does not end
-                status = process.wait()
-                del living[n]
-                whole = [line for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
-                for name, outcome, says, count in map(json.loads, whole):
-                    lines[name] = (outcome, says)
-                    counted.update(count)
-                left[n] = [name for name in left[n] if name not in lines]
-                if status == 0 or not left[n] or time.monotonic() > ends:
-                    continue
-                if status != POISONED:
-                    log.seek(0)
-                    last = log.read().strip().splitlines()[-1:] or [""]
-                    lines[left[n].pop(0)] = ("failed", f"the process ended with {status}: {last[0]}"[:400])
-                if left[n]:
-                    start(n)
-    return lines, dict(counted)
-
-
-def run(options):
-    import flashcore_attn
-    import torch
-
-    names, sizes = drawn(options, load(options.folder))
-    if not names:
-        raise SystemExit(f"{options.folder} has no test of SDPA for this machine's devices")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    report = {"command": "sdpa", "device": device, "torch": torch.__version__, "flashcore": flashcore_attn.__version__}
-    report |= {"seed": options.seed, "drawn": len(names), "drawn_of": sizes}
-    started, results = time.monotonic(), {}
-    for word in ("without", "with"):
-        lines, counted = results[word] = run_all(options, names, word == "with")
-        counts = dict(collections.Counter(outcome for outcome, _ in lines.values()))
-        counts |= {"not_reached": len(names) - len(lines), "computed_by_flashcore": counted}
-        counts["failures"] = {name: says for name, (outcome, says) in sorted(lines.items()) if outcome == "failed"}
-        report[word] = counts
-    before, after = results["without"][0], results["with"][0]
-    both = before.keys() & after.keys()
-    worse = {name: [before[name], after[name]] for name in sorted(both) if before[name][0] != after[name][0]}
-    report |= {"same_outcome": len(both) - len(worse), "other_outcome": worse}
-    report["seconds"] = round(time.monotonic() - started)
-    options.out.write_text(json.dumps(report, indent=1))
-    print(json.dumps(report, indent=1))
-    return bool(worse) or not report["with"]["computed_by_flashcore"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "torch_tests", "-p", "no:cacheprovider", "test_transformers.py"]
+        command += [f"--numprocesses={options.processes}", "--max-worker-restart=1000", "--timeout=600", "--timeout-method=thread"]
+        subprocess.run([*command, f"--junitxml={scratch}/ran.xml"], cwd=options.folder, env=environment, stdout=sys.stderr, check=False)
+        ran = ElementTree.parse(f"{scratch}/ran.xml")
+    lines, counted = {}, collections.Counter()
+    for case in ran.iter("testcase"):
+        ends = [(end.tag, end.get("message") or "") for end in case if end.tag in ("failure", "error", "skipped")]
+        outcome, says = ends[0] if ends else ("passed", "")
+        outcome = "not_reached" if NO_TIME in says else "failed" if outcome in ("failure", "error") else outcome
+        lines[f"{case.get('classname')}.{case.get('name')}"] = (outcome, says[:400])
+        for of in case.iter("property"):
+            counted[of.get("name")] += int(of.get("value"))
+    return lines, counted
 
 
 def main():
@@ -188,11 +113,28 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=540, help="for each pass over the tests")
-    parser.add_argument("--worker", type=pathlib.Path, help=argparse.SUPPRESS)
-    parser.add_argument("--active", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.folder = options.folder.resolve()
-    return work(options) if options.worker else int(run(options))
+    import flashcore_attn
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
+    report = {"device": device, "torch": torch.__version__, "flashcore": flashcore_attn.__version__, "seed": options.seed}
+    started, results = time.monotonic(), {}
+    for word in ("without", "with"):
+        lines, counted = run_all(options, word == "with")
+        results[word] = lines
+        counts = dict(collections.Counter(outcome for outcome, _ in lines.values()))
+        counts |= {"drawn": len(lines), "computed_by_flashcore": dict(counted)}
+        counts["failures"] = {name: says for name, (outcome, says) in sorted(lines.items()) if outcome == "failed"}
+        report[word] = counts
+    both = sorted(results["without"].keys() & results["with"].keys())
+    other = {name: [results[word][name] for word in results] for name in both}
+    ran = {name: ends for name, ends in other.items() if all(outcome != "not_reached" for outcome, _ in ends)}
+    other = {name: ends for name, ends in ran.items() if ends[0][0] != ends[1][0]}
+    report |= {"same_outcome": len(ran) - len(other), "other_outcome": other, "seconds": round(time.monotonic() - started)}
+    options.out.write_text(json.dumps(report, indent=1))
+    print(json.dumps(report, indent=1))
+    return int(bool(other) or not report["with"]["computed_by_flashcore"])
 
 
 if __name__ == "__main__":

@@ -192,7 +192,9 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
             page.line(format_args!("not read: {} more", unreadable.len() - FEW));
         }
         if let Some(older) = older.as_ref().map(|older| older.display()) {
-            let text = format!("older runs: `python3 scripts/convert_evidence.py {older}` adds those of {older}");
+            let text = format!(
+                "older runs: `git show 1b152dbd:scripts/convert_evidence.py | python3 - {older}` adds those of {older}"
+            );
             page.wrap(2, text);
         }
         page

@@ -202,7 +202,7 @@ fn old_store(path: &Path) -> BenchError {
     let path = path.display();
     BenchError::Given(format!(
         "{path} is the evidence store of an earlier build (SQLite); convert it once: \
-         `python3 scripts/convert_evidence.py {path}` (in the repository)"
+         `git show 1b152dbd:scripts/convert_evidence.py | python3 - {path}` (in the repository)"
     ))
 }
 

@@ -67,8 +67,8 @@ impl RunRow {
         };
         let refused = |found: &dyn Display| {
             BenchError::Given(format!(
-                "{} has evidence schema {found}; this build reads {SCHEMA_VERSION}; `python3 scripts/convert_evidence.py` \
-                 converts exports of schema 1 and 2",
+                "{} has evidence schema {found}; this build reads {SCHEMA_VERSION}; \
+                 `git show 1b152dbd:scripts/convert_evidence.py` converts exports of schema 1 and 2",
                 path.display()
             ))
         };

@@ -192,7 +192,7 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
         (
             format!("evidence chart lines {}", at("old.jsonl")),
             2,
-            "`python3 scripts/convert_evidence.py` converts",
+            "`git show 1b152dbd:scripts/convert_evidence.py` converts",
         ),
         (
             format!(
