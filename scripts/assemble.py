@@ -160,14 +160,10 @@ def summary(ptxas, targets, records):
 
 
 def table(records):
-    """Lines of at most 100 columns."""
-    yield f"{'kernel':<52} {'target':<7} {'regs':>4} {'smem':>7} {'spills':>6}  verdict"
     for r in records:
-        name = r["kernel"] if len(r["kernel"]) <= 52 else r["kernel"][:24] + "…" + r["kernel"][-27:]
-        numbers = [str(r.get(key, "-")) for key in ("registers", "static_smem", "spills")]
-        yield f"{name:<52} {r['target']:<7} {numbers[0]:>4} {numbers[1]:>7} {numbers[2]:>6}  {r['verdict']}"
-        for note in r["notes"][:8]:
-            yield f"    {note[:96]}"
+        numbers = [f"{r.get(key, '-')} {key}" for key in ("registers", "static_smem", "spills")]
+        yield f"{r['kernel']} {r['target']}: {r['verdict']} ({', '.join(numbers)})"
+        yield from (f"    {note[:96]}" for note in r["notes"][:8])
 
 
 def main():

@@ -18,6 +18,8 @@ import statistics
 import subprocess
 import sys
 
+from tune_grid import grid
+
 # What a build's process runs: it reads a shape a line, prepares it, and replays it once for each `time`.
 BUILD = r"""
 import json, sys, time, torch
@@ -73,16 +75,9 @@ def shapes(kind):
         for batch, keys in ((1, 4096), (1, 32768), (8, 4096), (64, 4096)):
             yield f"b{batch}-k{keys}", [batch, 32, 8, 1, keys, 128], False
         return
-    lengths = (512, 2048, 8192, 16384) if kind == "backward" else (512, 1024, 2048, 4096, 8192, 16384)
-    for head_dim in (64, 128, 256):
-        heads = 2048 // head_dim
-        for causal in (False, True):
-            for seq in lengths:
-                name = f"d{head_dim}-s{seq}" + ("-causal" if causal else "")
-                yield name, [16384 // seq, heads, heads, seq, seq, head_dim], causal
-    yield "llama8b-8k", [1, 32, 8, 8192, 8192, 128], True
-    if kind == "forward":
-        yield "small", [1, 8, 8, 512, 512, 64], False
+    for name, batch, heads, kv_heads, seq, head_dim, causal in grid():
+        if kind == "forward" or seq in (512, 2048, 8192, 16384) and name != "mission":
+            yield name, [batch, heads, kv_heads, seq, seq, head_dim], causal
 
 
 class Build:

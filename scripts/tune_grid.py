@@ -2,7 +2,7 @@
 """Runs `flashcore tune` on many shapes, and reports how far the defaults are behind the best that was found.
 
 usage: scripts/tune_grid.py FOLDER [--problems FILE.json] [--flashcore PATH] [--device NAME] [--dtype fp16|bf16]
-                            [--budget 12s] [--seconds N] [--only TEXT] [--within 0.05] [--share 0.9]
+                            [--budget 12s] [--seconds N] [--within 0.05] [--share 0.9]
 
 The shapes are those of the canonical grid, Llama prefill and the mission, or those of a problem file
 such as scripts/draw_problems.py draws. A line of FOLDER/DTYPE.jsonl is a shape: the kernel that the library would have run, the best that
@@ -66,13 +66,10 @@ def search(options, shape, seconds):
     return {
         "shape": name,
         "default": default,
-        "why": "plan row" if found["run"]["default"]["row"] else "heuristics",
         "winner": board["winner"],
         "best_other": best and best["id"],
         "ratio": best and best["ratio"]["value"],
         "interval": best and [best["ratio"]["interval"]["lo"], best["ratio"]["interval"]["hi"]],
-        "against": board["against"],
-        "default_us": next((row["us"] for row in board["rows"] if row["id"] == default), None),
         "trials": sum(1 for line in open(pathlib.Path(found["folder"]) / "trials.jsonl") if line.strip()),
         "seconds": round(time.monotonic() - started, 1),
         "revision": found["run"]["revision"],
@@ -90,7 +87,6 @@ def main():
     usage.add_argument("--dtype", default="fp16", choices=["fp16", "bf16"])
     usage.add_argument("--budget", default="12s", help="of each search, as `flashcore tune` takes it")
     usage.add_argument("--seconds", type=float, default=3600, help="begin no search that could not end by then")
-    usage.add_argument("--only", default="", metavar="TEXT", help="shapes whose name contains it")
     options = usage.parse_args()
     options.folder = options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +94,7 @@ def main():
     kept = options.folder / f"{name}.jsonl"
     lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     done, began, failed = {one["shape"] for one in lines}, time.monotonic(), 0
-    wanted = [shape for shape in shapes(options) if options.only in shape[0]]
+    wanted = list(shapes(options))
     for shape in wanted:
         left = options.seconds - (time.monotonic() - began)
         if shape[0] in done:
@@ -115,8 +111,6 @@ def main():
         with kept.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(f"{shape[0]}: {found['default']}, best other {found['best_other']} x {found['ratio']}", flush=True)
-    names = {name for name, _ in wanted}
-    lines = [one for one in lines if one["shape"] in names]
     good = sum(1 for one in lines if one["ratio"] is None or one["ratio"] * (1 + options.within) >= 1)
     print(f"the default is within {100 * options.within:g} % of the best on {good} of {len(wanted)} shapes, {len(lines)} searched")
     return 1 if failed or good < options.share * len(wanted) else 0
