@@ -6,13 +6,10 @@ usage: scripts/corpus_reference.py [--only PATTERN] [--write FOLDER]
 For each kernel: makes its inputs, runs its reference (float64), and fails on a reference that is missing, raises, has
 another number of elements than the output that it is for, or computes what judges nothing: values that are not finite,
 all equal, or equal to what the buffer held before. Starts itself again with the environment of compile_corpus.py if
-this Python has no NumPy. lab/check/corpus/README.md has the format of declarations and the generator of inputs.
+this Python lacks NumPy or ml_dtypes. lab/check/corpus/README.md has the format of declarations and the generator of inputs.
 
 --write leaves each kernel's launch, inputs and expected outputs in FOLDER as NAME.json, for the test of the simulator
 (lab/check/tests/it/corpus.rs), with the path of its PTX.
-
-As a module: `Case(source)` has `arguments` (Buffer, Scalar or a list of these for a struct, in order), `symbols`,
-`expected()`, and `Buffer.bytes()` what the device gets.
 """
 
 import argparse
@@ -28,6 +25,7 @@ import tomllib
 import compile_corpus
 
 try:
+    import ml_dtypes
     import numpy as np
 except ImportError:
     if __name__ != "__main__":
@@ -35,7 +33,7 @@ except ImportError:
     python = compile_corpus.environment().parents[5] / "bin" / "python"
     os.execv(python, [python, *sys.argv])
 
-STORED = {"bf16": "u2", "e4m3": "u1", "f16": "f2", "f32": "f4", "f64": "f8"}
+STORED = {"bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn, "f16": "f2", "f32": "f4", "f64": "f8"}
 STORED |= {f"{sign}{8 * size}": f"{sign}{size}" for sign in "iu" for size in (1, 2, 4, 8)}
 CHECKS = {"exact", "close", "sorted"}
 
@@ -101,31 +99,6 @@ def filled(fill, seed, count, table):
     raise ValueError(f"fill = {fill!r}: unknown kind")
 
 
-def to_bf16(x):
-    """The bits of bfloat16, rounded to nearest, ties to even."""
-    bits = np.float32(x).view(np.uint32).astype(np.uint64)
-    return ((bits + np.uint64(0x7FFF) + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)).astype(np.uint16)
-
-
-def of_e4m3(bits):
-    bits = bits.astype(np.int64)
-    exponent, fraction = bits >> 3 & 15, bits & 7
-    size = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
-    return np.where(bits & 127 == 127, np.nan, np.where(bits >> 7, -size, size))
-
-
-def to_e4m3(x):
-    """The bits of e4m3, rounded to nearest, ties to even, largest magnitude 448."""
-    table = of_e4m3(np.arange(127))
-    x = np.asarray(x, dtype=np.float64)
-    size = np.minimum(np.abs(x), 448.0)
-    high = np.clip(np.searchsorted(table, size), 1, 126)
-    low = high - 1
-    to_low, to_high = size - table[low], table[high] - size
-    bits = np.where((to_low < to_high) | ((to_low == to_high) & (low % 2 == 0)), low, high)
-    return (bits | np.where(np.signbit(x), 128, 0)).astype(np.uint8)
-
-
 @dataclasses.dataclass
 class Buffer:
     """An array in global memory, or a module variable: elements as they are stored."""
@@ -147,28 +120,16 @@ class Buffer:
         values = filled(fill, table.get("seed", seed), count, table)
         if len(values) != count:
             raise ValueError(f"{table['name']}: count = {count} is no whole number of what {fill} makes")
-        if kind == "bf16":
-            stored = to_bf16(values)
-        elif kind == "e4m3":
-            stored = to_e4m3(values)
-        else:
-            stored = values.astype(STORED[kind])
+        if kind == "e4m3":
+            values = np.clip(values, -448, 448)  # conversions of GPUs saturate
+        stored = values.astype(STORED[kind])
         return cls(table["name"], kind, fill, check, table.get("rtol", 0.0), table.get("atol", 0.0), stored)
 
-    def bytes(self):
-        """What the device gets; None where nothing is written."""
-        return None if self.fill == "unwritten" else self.stored.tobytes()
-
-    def numbers(self, stored=None):
+    def numbers(self):
         """float64 for floats, int64 for integers, uint64 for u64."""
-        stored = self.stored if stored is None else stored
-        if self.type == "bf16":
-            return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        if self.type == "e4m3":
-            return of_e4m3(stored)
-        if self.type.startswith("f"):
-            return stored.astype(np.float64)
-        return stored if self.type == "u64" else stored.astype(np.int64)
+        if self.type[0] in "iu":
+            return self.stored if self.type == "u64" else self.stored.astype(np.int64)
+        return self.stored.astype(np.float64)
 
 
 @dataclasses.dataclass
