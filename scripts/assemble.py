@@ -59,16 +59,10 @@ def known_targets(ptxas):
     return set(re.findall(r"'(sm_\d+[af]?)'", help_text))
 
 
-def parts(target):
-    """(number, suffix) of a target: sm_90a is (90, 'a')."""
-    number, suffix = re.fullmatch(r"sm_(\d+)([af]?)", target).groups()
-    return int(number), suffix
-
-
 def runs_on(own, target):
     """Whether PTX for `own` can be assembled for `target`: architecture-specific code for its own only."""
-    (own_number, own_suffix), (number, _) = parts(own), parts(target)
-    return target == own if own_suffix else number >= own_number
+    number = lambda name: int(re.fullmatch(r"sm_(\d+)[af]?", name)[1])
+    return target == own if own[-1] in "af" else number(target) >= number(own)
 
 
 def targets_of(path, targets, turn):
@@ -185,9 +179,6 @@ def main():
     files = sorted(options.folder.rglob("*.ptx"))
     if not files:
         print(f"no .ptx files in {options.folder}", file=sys.stderr)
-        return 2
-    if options.every < 1:
-        print(f"--every {options.every}: it takes 1 (all kernels) or more", file=sys.stderr)
         return 2
     unmatched = [p for p in options.always if not any(fnmatch.fnmatchcase(path.stem, p) for path in files)]
     if unmatched:

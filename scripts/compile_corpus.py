@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compiles the CUDA kernels of lab/check/corpus to PTX with nvcc from PyPI. No GPU and no toolkit are needed.
 
-usage: scripts/compile_corpus.py [--ptxas] [--jobs N] [--only PATTERN]
+usage: scripts/compile_corpus.py [--ptxas] [--only PATTERN]
 
 Prints the folder of PTX files last: NAME.ptx of NAME.cu, those of faults/ in a folder of that name. It is a cache outside
 of the tree, named by the hash of sources and versions; what is there is not compiled again. FLASHCORE_CI_CACHE names
-the folder of caches (default ~/.cache/flashcore-ci); those unused for 30 days are removed. --ptxas also assembles each
+the folder of caches (default ~/.cache/flashcore-ci). --ptxas also assembles each
 file with the same package's ptxas.
 A fault must name its kind and mark lines that have code in the PTX, a twin must do neither; a warning of nvcc is a failure.
 lab/check/corpus/README.md describes the files.
@@ -20,7 +20,6 @@ import hashlib
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -30,7 +29,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "lab" / "check" / "corpus"
 FLAGS = ["-ptx", "-lineinfo", "-O3", "-std=c++17"]
 TIMEOUT_S = 300
-UNUSED_S = 30 * 24 * 3600
 KINDS = {f"out-of-bounds-{space}" for space in ("global", "shared", "local")}
 KINDS |= {"shared-race", "global-race", "missing-wait", "missing-fence", "misaligned", "uninitialised-shared"}
 KINDS |= {"uninitialised-global", "barrier-divergence", "wrong-mask"}
@@ -128,7 +126,6 @@ def compile_one(tools, source, out, ptxas):
 def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usage.add_argument("--ptxas", action="store_true", help="assemble the PTX, too")
-    usage.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="files at a time (default: cores)")
     usage.add_argument("--only", default="*", metavar="PATTERN", help="kernels of these names, such as 'gemm_*'")
     options = usage.parse_args()
     files = sources(options.only)
@@ -138,14 +135,10 @@ def main():
     tools, out = environment(), cache()
     started = time.monotonic()
     there = sum((out / f.relative_to(CORPUS)).with_suffix(".ptx").exists() for f in files)
-    with concurrent.futures.ThreadPoolExecutor(max(1, options.jobs)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = [e for e in pool.map(lambda f: compile_one(tools, f, out, options.ptxas), files) if e]
     for error in errors:
         print(error, file=sys.stderr)
-    os.utime(out)
-    for old in out.parent.glob("corpus-*"):
-        if time.time() - old.stat().st_mtime > UNUSED_S:
-            shutil.rmtree(old)
     kernels = sum(f.parent == CORPUS for f in files)
     twins = sum(f.name.endswith(".twin.cu") for f in files)
     faults = len(files) - kernels - twins

@@ -102,5 +102,4 @@ def main():
     nvcc.chmod(0o755)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times what calls of attention cost the host, at the mission and at a step of decoding. Needs a GPU.
 
-usage: host_times.py [--rounds N] [--calls N] [--only WORD]   (one JSON row a line)
+usage: host_times.py [--rounds N] [--calls N]   (one JSON row a line)
 
 A round is a queue of calls while the device is idle, few enough that none waits for a place in it; the device is
 waited for between rounds. Ways take turns, and a row has the median of the rounds of each, with the least and the
@@ -36,10 +36,8 @@ def ways(shape):
     grads = [x.clone().requires_grad_() for x in (q, k, v)]
     bhsd_grads = [x.clone().requires_grad_() for x in bhsd]
     lengths = torch.full((batch,), seq_kv, dtype=torch.int32, device="cuda")
-    stream = torch.cuda.current_stream().cuda_stream
 
     yield "attention(out=)", False, lambda: flashcore_attn.attention(q, k, v, out=out)
-    yield "attention(out=, stream=)", False, lambda: flashcore_attn.attention(q, k, v, out=out, stream=stream)
     yield "attention()", False, lambda: flashcore_attn.attention(q, k, v)
     yield "flash_attn_func", False, lambda: flash_attn_func(q, k, v)
     yield from ways_of_cache(q, k, v, lengths)
@@ -95,11 +93,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=100)
-    parser.add_argument("--only", default="", help="ways whose name has this word")
     options = parser.parse_args()
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     for shape in SHAPES:
-        found = {(name, recorded): rest for name, recorded, *rest in ways(shape) if options.only in name}
+        found = {(name, recorded): rest for name, recorded, *rest in ways(shape)}
         for (name, recorded), times in measured(found, options.rounds, options.calls).items():
             times.sort()
             row = {"shape": shape, "way": name, "autograd": recorded, "host_us": round(statistics.median(times), 2)}

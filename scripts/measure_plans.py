@@ -90,7 +90,6 @@ def main():
         report = bench(args, near, problems, *words)
         results += report["results"]
         device = report["run"]["device"]
-        run(args, "plans", "--of", near, "--out", args.folder / "near-table.json", to=args.folder / f"near-{place}.txt")
     known = json.loads(run(args, "plans", "--json"))["devices"]
     device = next(one["device"] for one in known if one["device"]["name"] == device["name"])
 
@@ -110,5 +109,4 @@ def main():
         print(run(args, "plans", "--of", *reports, "--out", table, to=args.folder / "final.txt"))
 
 
-if __name__ == "__main__":
-    main()
+main()

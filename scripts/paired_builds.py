@@ -11,7 +11,6 @@ median and the interval of the median (99 %, bootstrap with a fixed seed); the l
 
 import argparse
 import json
-import math
 import os
 import random
 import statistics
@@ -100,10 +99,6 @@ def interval(values, generator, of=statistics.median):
     return [drawn[10], drawn[-11]]
 
 
-def geometric_mean(ratios):
-    return math.exp(statistics.fmean(map(math.log, ratios)))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("old", "new", "out"):
@@ -132,8 +127,8 @@ def main():
         rows.append(row)
         print(f"{name:22} {row['old_us']:9.1f} {row['new_us']:9.1f} us  {row['ratio']:.4f}", *row["interval"], flush=True)
     medians = [row["ratio"] for row in rows]
-    resampled = lambda _: geometric_mean([statistics.median(generator.choices(row["ratios"], k=options.rounds)) for row in rows])
-    mean = {"shape": "geometric mean", "ratio": geometric_mean(medians), "interval": interval([0], generator, resampled)}
+    resampled = lambda _: statistics.geometric_mean([statistics.median(generator.choices(row["ratios"], k=options.rounds)) for row in rows])
+    mean = {"shape": "geometric mean", "ratio": statistics.geometric_mean(medians), "interval": interval([0], generator, resampled)}
     print(mean)
     settings = {"set": options.set, "dtype": options.dtype, "rounds": options.rounds}
     with open(options.out, "w", encoding="utf-8") as file:

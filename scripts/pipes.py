@@ -17,7 +17,7 @@ import pathlib
 import subprocess
 import sys
 
-from tune_grid import grid
+from tune_grid import grid, words
 
 LIST = pathlib.Path(__file__).resolve().parent.parent / "lab/tools/data/pipes.txt"
 PIPES = ("tensor", "mufu", "fma", "alu", "issue", "shared", "l2_read", "dram")
@@ -34,10 +34,9 @@ def listed(only):
 
 def shape(problem):
     """The words of the command for a problem: its name, or the flags of a shape of the grid."""
-    for name, batch, heads, kv_heads, length, head_dim, causal in grid():
-        if name == problem and name not in ("mission", "llama8b-prefill-8k"):
-            words = ["--batch", batch, "--heads", heads, "--kv-heads", kv_heads, "--seq", length, "--head-dim", head_dim]
-            return [str(word) for word in words] + (["--causal"] if causal else [])
+    for one in grid():
+        if one[0] == problem and problem not in ("mission", "llama8b-prefill-8k"):
+            return words(*one)
     return [problem]
 
 

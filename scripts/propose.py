@@ -4,10 +4,9 @@
 Reads one JSON object per line (what was tried) and writes one (what to try). It needs only Python
 and is deterministic: the same history gives the same proposals. It first proposes the change with
 the largest claimed gain, discounted by how often claims of that kind came true. Then it changes one
-lever of the fastest config (of the second or third if all neighbours of the fastest were tried),
-beginning with the lever whose changes most often made a new best config. It invents no ids: the
-search tells it the neighbours of the fastest configs that may be proposed. docs/tune.md has the
-protocol.
+lever of the fastest config (of the second or third if all neighbours of the fastest were tried). It
+invents no ids: the search tells it the neighbours of the fastest configs that may be proposed.
+docs/tune-protocols.md has the protocol.
 """
 import json
 import sys
@@ -28,53 +27,28 @@ def claimed(told, made):
     return claim if promise <= -LEAST else None
 
 
-def warned(told):
-    """Configs that are claimed not to build."""
-    return {claim["proposes"] for claim in told["claims"] if claim["expected"] is None}
-
-
-def worth(lever, paid, turned):
-    """The part of a lever's turns that made a best config, beginning at a half as if one of two had."""
-    return (paid.get(lever, 0) + 1) / (turned.get(lever, 0) + 2)
-
-
-def beside(told, paid, turned):
-    """A config beside the fastest ones that nobody has tried: the fastest's first."""
-    bad = warned(told)
-    for fast in told["fastest"]:
-        near = [other for other in fast["neighbours"] if other["id"] not in bad]
-        if near:
-            # Of equals the first that was told.
-            return fast, max(near, key=lambda other: worth(other["lever"], paid, turned))
-    return None, None
+def beside(told):
+    """A config beside the fastest ones that nobody has tried, and is not claimed not to build: the fastest's first."""
+    bad = {claim["proposes"] for claim in told["claims"] if claim["expected"] is None}
+    near = ((fast, other) for fast in told["fastest"] for other in fast["neighbours"] if other["id"] not in bad)
+    return next(near, (None, None))
 
 
 def main():
-    # How often turning a lever made a new best, and how often it was turned at all.
-    paid, turned = {}, {}
-    # The lever behind each proposal. Several may be on their way before one is told of.
-    made, best = {}, None
+    made = set()  # several may be on their way before one is told of
     for line in sys.stdin:
         told = json.loads(line)
-        if told["best"] != best and told["best"] in made:
-            lever = made[told["best"]]
-            paid[lever] = paid.get(lever, 0) + 1
-        best = told["best"]
         claim = claimed(told, made)
         if claim:
-            lever, candidate = claim["lever"], claim["proposes"]
-            why = f"{claim['evidence']}: {claim['lever']} {claim['from']} to {claim['to']}"
+            candidate, why = claim["proposes"], f"{claim['evidence']}: {claim['lever']} {claim['from']} to {claim['to']}"
         else:
-            fast, near = beside(told, paid, turned)
+            fast, near = beside(told)
             if near is None:
                 print(json.dumps({"propose": [], "why": "nothing beside the fastest is left"}), flush=True)
                 return
-            lever, candidate = near["lever"], near["id"]
-            why = f"{lever} {fast['levers'][lever]} to {near['to']} of {fast['id']}"
-        made[candidate] = lever
-        turned[lever] = turned.get(lever, 0) + 1
+            candidate, why = near["id"], f"{near['lever']} {fast['levers'][near['lever']]} to {near['to']} of {fast['id']}"
+        made.add(candidate)
         print(json.dumps({"propose": [candidate], "why": why}), flush=True)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -38,5 +38,4 @@ def main():
     print(f"{len(items)} public items, as listed")
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Says whether two folders of PTX hold the same kernels and launches: what a change of the sources must not change.
 
-usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--all] [--ptxas PATH]
+usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--ptxas PATH]
        scripts/same_machine_code.py --test
 
 OLD and NEW are folders that `flashcore-tools dump-ptx` wrote before and after the change. Kernels go by
 their paths; a kernel whose name changed is found by its text.
 
 A kernel is the same if its PTX is, once registers, labels, parameters and the entry are numbered by
-first use, and if offline ptxas makes the same machine code of both. Equal files are not assembled,
-unless --all asks for it. --sass-only accepts other PTX as long as the machine code is the same: for
+first use, and if offline ptxas makes the same machine code of both. Equal files are not assembled.
+--sass-only accepts other PTX as long as the machine code is the same: for
 changes that reorder or drop instructions on which ptxas decides by itself.
 
 Launches are the lines of launches.txt in each folder: the same kernels with other arguments are not the same. A
@@ -123,10 +123,9 @@ def compared_launches(old, new):
 
 def verdict(args, pair):
     _, old, new = pair
-    same_file = old.read_bytes() == new.read_bytes()
-    if same_file and not args.all:
+    if old.read_bytes() == new.read_bytes():
         return "same file"
-    same_ptx = same_file or renumbered(old.read_text()) == renumbered(new.read_text())
+    same_ptx = renumbered(old.read_text()) == renumbered(new.read_text())
     if not same_ptx and not args.sass_only:
         return "other PTX"
     if assembled(args.ptxas, old) != assembled(args.ptxas, new):
@@ -176,7 +175,6 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1][7:])
     parser.add_argument("folders", nargs="*", type=pathlib.Path)
     parser.add_argument("--sass-only", action="store_true")
-    parser.add_argument("--all", action="store_true")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--ptxas", default=os.environ.get("FLASHCORE_PTXAS", str(ROOT / ".bin/ptxas")))
     args = parser.parse_args()

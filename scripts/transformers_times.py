@@ -33,29 +33,19 @@ TOKENS = 200
 ALL = {"vocab_size": 32_000, "max_position_embeddings": 32_768, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
-def llama():
-    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-    config = transformers.LlamaConfig(**ALL, **sizes, num_key_value_heads=8, head_dim=64)
-    return transformers.LlamaForCausalLM, config, "sdpa"
+def family(kind, own, **sizes):
+    """The class of a model, its config, and what else serves it. Sizes: columns, of the feed-forward, layers, heads, K/V heads."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    config = {**ALL, **dict(zip(names, sizes.pop("sizes"), strict=True)), **sizes}
+    return getattr(transformers, f"{kind}ForCausalLM"), getattr(transformers, f"{kind}Config")(**config), own
 
 
-def gemma():
-    sizes = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8}
-    config = transformers.Gemma2Config(**ALL, **sizes, num_key_value_heads=4, head_dim=256, sliding_window=4096)
-    return transformers.Gemma2ForCausalLM, config, "eager"
-
-
-def oss():
-    sizes = {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 12, "num_attention_heads": 64}
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    config = transformers.GptOssConfig(**ALL, **sizes, **experts, num_key_value_heads=8, head_dim=64)
-    return transformers.GptOssForCausalLM, config, "eager"
-
-
-def smollm():
-    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
-    config = transformers.LlamaConfig(**{**ALL, "vocab_size": 49_152}, **sizes, num_key_value_heads=3, head_dim=64)
-    return transformers.LlamaForCausalLM, config, "sdpa"
+MODELS = {
+    "llama": lambda: family("Llama", "sdpa", sizes=(2048, 8192, 16, 32, 8), head_dim=64),
+    "gemma": lambda: family("Gemma2", "eager", sizes=(2304, 9216, 26, 8, 4), head_dim=256, sliding_window=4096),
+    "oss": lambda: family("GptOss", "eager", sizes=(2880, 2880, 12, 64, 8), head_dim=64, num_local_experts=4, num_experts_per_tok=2),
+    "smollm": lambda: family("Llama", "sdpa", sizes=(576, 1536, 30, 9, 3), head_dim=64, vocab_size=49_152),
+}
 
 
 def seconds(function):
@@ -172,7 +162,7 @@ def continuous(model):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", default=["llama"])
+    parser.add_argument("models", nargs="*", default=["llama"], metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--prompts", default="1000,12000")
     parser.add_argument("--measure", default="prefill,dynamic,static")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
@@ -187,7 +177,7 @@ def main():
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     about = {"device": torch.cuda.get_device_name(), **versions}
     for name in options.models:
-        kind, config, own = globals()[name]()
+        kind, config, own = MODELS[name]()
         torch.manual_seed(0)
         torch.set_default_dtype(getattr(torch, options.dtype))
         with torch.device("cuda"):

@@ -29,9 +29,14 @@ def shapes(options):
         for problem in json.loads(options.problems.read_text()):
             yield problem["name"], [f"{options.problems}:{problem['name']}"]
         return
-    for name, batch, heads, kv_heads, length, head_dim, causal in grid():
-        words = ["--batch", batch, "--heads", heads, "--kv-heads", kv_heads, "--seq", length, "--head-dim", head_dim]
-        yield name, words + ["--dtype", options.dtype] + (["--causal"] if causal else [])
+    for one in grid():
+        yield one[0], words(*one) + ["--dtype", options.dtype]
+
+
+def words(_name, *sizes):
+    """The flags of the command for a shape of the grid."""
+    flags = ("--batch", "--heads", "--kv-heads", "--seq", "--head-dim")
+    return [str(word) for pair in zip(flags, sizes) for word in pair] + ["--causal"] * sizes[-1]
 
 
 def grid():
