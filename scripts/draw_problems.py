@@ -84,9 +84,7 @@ def main():
     seed, count = map(int, words[:2])
     rng, problems = random.Random(seed), []
     while len(problems) < count:
-        problem = kind(rng, seed, len(problems))
-        if problem:
-            problems.append(problem)
+        problems += filter(None, [kind(rng, seed, len(problems))])
     print(json.dumps(problems, indent=0))
 
 
