@@ -1,5 +1,5 @@
 //! Cases for a GPU: random programs over the forms of PTX that the simulator executes, and the kernels of a corpus,
-//! with what the simulator computes. `git show 1b152dbd:scripts/run_differential.py` runs them on a GPU, and compares.
+//! with what the simulator computes. `scripts/run_differential.py` runs them on a GPU, and compares.
 //!
 //! A program is a line of instructions, each with operands from a pool of ordinary and special values or of results
 //! before it; each result is stored, so that the first that differs names its instruction. It is made from a seed.
