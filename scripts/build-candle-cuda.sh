@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# build-candle-cuda.sh FOLDER [OUT]: builds the command of bindings/candle/models for a GPU, on a
-# machine that has neither a GPU nor CUDA, and leaves it in OUT (default target/candle-cuda).
+# build-candle-cuda.sh FOLDER [OUT]: builds the adapter's tests and the command of bindings/candle/models
+# for a GPU, on a machine that has neither a GPU nor CUDA, and leaves them in OUT (default target/candle-cuda).
 #
+#   OUT/flashcore-candle-tests           functions and gradients against float64
 #   OUT/flashcore-candle-models          with flash attention
 #   OUT/flashcore-candle-models-unfused  the same models with candle's own attention
 #
@@ -9,11 +10,11 @@
 # kernels for quantised and mixture-of-experts models are left out: compiling them takes ten minutes,
 # and no model here uses them. COMPUTE_CAP names the GPU (default 90).
 #
-# The command needs the driver, and cuBLAS and cuRAND of CUDA 13, such as those of PyTorch's wheels:
+# They need the driver, and cuBLAS and cuRAND of CUDA 13, such as those of PyTorch's wheels:
 # LD_LIBRARY_PATH=.../site-packages/nvidia/cu13/lib OUT/flashcore-candle-models
 set -euo pipefail
 if [[ $# -lt 1 ]]; then
-    sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -34,6 +35,8 @@ export REAL_NVCC=$toolkit/bin/nvcc NVCC=$folder/stubs/bin/nvcc CUDA_COMPUTE_CAP=
 export LIBRARY_PATH=$folder/stubs/lib CARGO_INCREMENTAL=0 CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$folder/target}
 cd "$root/bindings/candle"
 built=$CARGO_TARGET_DIR/release/flashcore-candle-models
+tests=$(cargo test --release --locked --features cuda --test it --no-run 2>&1 | sed -n 's/.*Executable tests.*(\(.*\))$/\1/p')
+cp "$tests" "$out/flashcore-candle-tests"
 cargo build --release --locked -p flashcore-candle-models
 cp "$built" "$out/"
 cargo build --release --locked -p flashcore-candle-models --no-default-features

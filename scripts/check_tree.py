@@ -9,7 +9,6 @@ Rules:
 - Markdown: no line over 100 columns (tables, links and code blocks aside), docs/ and the root's pages have at most
   41,000 words, and every link to a file of the tree, or to a heading of a page, leads there;
 - comments of Rust: no line over 120 columns (the same aside);
-- files that packages need in their own folders are the same as those that they are copies of (COPIES);
 - the Python package is called by its names, `flashcore-attn` and `flashcore_attn`: `flashcore` is another project's;
 - evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output; every run that a page names
   is there (run `tune-d80`);
@@ -41,7 +40,6 @@ ALLOWED = {
 }
 ALLOWED_NAMES = {"Cargo.lock", "ncu-counts.json", "h200.json"}
 # A package has no files of other folders: maturin refuses a build script in `..`, and a link is text on Windows.
-COPIES = {"bindings/python/build.rs": "lab/cli/build.rs"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 # What would install or import the other project.
@@ -176,15 +174,8 @@ def packages(files):
         yield f"several values of rust-version: {named}"
 
 
-def differing_copies():
-    for copy, original in COPIES.items():
-        if not pathlib.Path(copy).is_file() or pathlib.Path(copy).read_bytes() != pathlib.Path(original).read_bytes():
-            yield f"{copy}: not the same bytes as {original}: cp {original} {copy}"
-
-
 def problems(files):
     yield from packages(files)
-    yield from differing_copies()
     for path in files:
         wrong = too_large(path)
         if wrong:

@@ -1,6 +1,6 @@
 //! Passes the revision of the source to the program, for evidence. Only programs do this, so that a
-//! commit recompiles no library: `main` calls `flashcore_bench::set_revision`. `bindings/python` has a
-//! copy of this file, since a package cannot have files of other folders; `scripts/check_tree.py` compares them.
+//! commit recompiles no library: `main` calls `flashcore_bench::set_revision`. The build
+//! script of `bindings/python` calls this one, which `scripts/release/sdist.sh` packs, too.
 //!
 //! The revision is `FLASHCORE_REVISION` (for builds from a copy without a repository), or `git`'s with a
 //! hash of the sources that differ from it (`1a2b3c4d5e6f-modified-9f8e7d6c`), or that of
@@ -26,7 +26,7 @@ const PYTHON: &str = "bindings/python/python/flashcore_attn";
 /// What `cargo package` and `scripts/release/sdist.sh` leave in a package.
 const PACKAGED: &str = ".cargo_vcs_info.json";
 
-fn main() {
+pub(crate) fn main() {
     println!("cargo::rerun-if-env-changed=FLASHCORE_REVISION");
     // Cargo runs this program in the crate's folder. A path from its compilation would be wrong in a copy
     // of the repository with its target folder.

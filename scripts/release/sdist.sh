@@ -12,6 +12,7 @@ rm -f "$out"/flashcore_attn-*.tar.gz
 "$tools/maturin" sdist --manifest-path "$root/bindings/python/Cargo.toml" --out "$work"
 tar xf "$work"/flashcore_attn-*.tar.gz -C "$work"
 folder=$(basename "$work"/flashcore_attn-*/)
+install -D -m 644 "$root/lab/cli/build.rs" "$work/$folder/lab/cli/build.rs" # of another folder: maturin does not pack it
 
 # maturin passes no revision on. As cargo does for crates, so that the build script reads one format.
 dirty=

@@ -2,17 +2,16 @@
 //! timed in one process with our kernels, on the same tensors.
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use flashcore::{DType, Device, Layout, Problem, Tensor};
 use flashcore_bench::child::Doing;
 use flashcore_bench::{
-    Absent, BenchError, Build, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, PeerType,
-    Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
+    Absent, BenchError, Build, Case, CaseResult, Mode, PeerPlace, PeerSource, PeerTensors, PeerType, Request, Sample,
+    Store, Subject, SubjectInfo, Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 use serde::Serialize;
 
 use crate::dlpack::Request as TensorRequest;
@@ -35,7 +34,7 @@ pub(crate) fn run_bench(
     let request: Request = serde_json::from_str(request).map_err(|error| invalid("the request", &error))?;
     let store = store.map(|path| Store::open(&path)).transpose().map_err(failed)?;
     let mut source = PySource { object: peers };
-    let mut watcher = PyObserver { callable: watcher };
+    let mut watcher = PyWatcher { callable: watcher };
     let report = flashcore_bench::run(&device, &request, &mut source, store.as_ref(), &mut watcher).map_err(failed)?;
     serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
@@ -112,56 +111,13 @@ impl PeerSource for PySource<'_> {
             if let Ok(missing) = peer.extract::<Absent>() {
                 return Err(missing);
             }
-            match PySubject::new(&peer, Some(&case.problem)) {
+            match PySubject::new(&peer, &case.problem) {
                 Ok(subject) => Ok(Box::new(subject)),
                 Err(error) => absent("a peer", error.to_string()),
             }
         };
         peers.into_iter().map(subject).collect()
     }
-}
-
-/// Times subjects against each other; `flashcore_attn._bench.measure` documents it. Everything but callables travels as
-/// JSON: the types of `flashcore-bench` are its description.
-#[pyfunction]
-#[pyo3(signature = (subjects, stopwatch, *, mode, baseline, options, uuid=None, observer=None))]
-pub(crate) fn measure(
-    subjects: Vec<Bound<'_, PyAny>>,
-    stopwatch: &Bound<'_, PyAny>,
-    mode: &str,
-    baseline: usize,
-    options: &str,
-    uuid: Option<&str>,
-    observer: Option<Bound<'_, PyAny>>,
-) -> PyResult<String> {
-    let options: Options = serde_json::from_str(options).map_err(|error| invalid("options", &error))?;
-    let mode: Mode = mode.parse().map_err(|error: BenchError| value(error.to_string()))?;
-    let boxed = |subject| Ok(Box::new(PySubject::new(subject, None)?) as Box<dyn Subject + '_>);
-    let mut boxed = subjects.iter().map(boxed).collect::<PyResult<Vec<_>>>()?;
-    if baseline >= boxed.len() {
-        return Err(value(format!(
-            "baseline is {baseline}; there are {} subjects, from 0",
-            boxed.len()
-        )));
-    }
-    // Its absence has been said by whoever asked for the device's identity.
-    let telemetry = uuid.and_then(|uuid| Telemetry::open(uuid).ok());
-    let mut clock = PyStopwatch {
-        object: stopwatch.clone(),
-        began: Instant::now(),
-    };
-    let mut observer = PyObserver { callable: observer };
-    let measured = flashcore_bench::measure(
-        &options,
-        mode,
-        &mut boxed,
-        baseline,
-        &mut clock,
-        telemetry.as_ref(),
-        &mut observer,
-    )
-    .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    serde_json::to_string(&measured).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
 /// A function of Python's: an object with `info`, `runs_per_call`, `call()`; `run_once()` where a call is a chain of
@@ -173,11 +129,11 @@ struct PySubject<'py> {
     run_once: Option<Bound<'py, PyAny>>,
     object: Bound<'py, PyAny>,
     /// The problem whose output can be asked for.
-    problem: Option<Problem>,
+    problem: Problem,
 }
 
 impl<'py> PySubject<'py> {
-    fn new(object: &Bound<'py, PyAny>, problem: Option<&Problem>) -> PyResult<PySubject<'py>> {
+    fn new(object: &Bound<'py, PyAny>, problem: &Problem) -> PyResult<PySubject<'py>> {
         let info: String = object.getattr("info")?.extract()?;
         Ok(PySubject {
             info: serde_json::from_str(&info).map_err(|error| invalid("a subject's info", &error))?,
@@ -185,7 +141,7 @@ impl<'py> PySubject<'py> {
             call: object.getattr("call")?,
             run_once: object.getattr_opt("run_once")?,
             object: object.clone(),
-            problem: problem.cloned(),
+            problem: problem.clone(),
         })
     }
 
@@ -199,14 +155,14 @@ impl<'py> PySubject<'py> {
         Ok(())
     }
 
-    /// A copy of what `own_output()` gives: a tensor on the CPU in the layout of the problem's output, or a tuple of
-    /// one for each output. `None` if it gives none: it wrote to the outputs that all subjects share.
-    fn copy_own_output(&self, problem: &Problem) -> PyResult<Option<Vec<Tensor>>> {
+    /// A copy of what `own_output()` gives: a tensor on the CPU, or a tuple of one for each output. `None` if it gives
+    /// none: it wrote to the outputs that all subjects share.
+    fn copy_own_output(&self) -> PyResult<Option<Vec<Tensor>>> {
         let given = self.object.call_method0("own_output")?;
         if given.is_none() {
             return Ok(None);
         }
-        let outputs = problem.outputs();
+        let outputs = self.problem.outputs();
         let tensors: Vec<Bound<'py, PyAny>> = match given.cast::<PyTuple>() {
             Ok(several) => several.iter().collect(),
             Err(_) => vec![given],
@@ -225,12 +181,13 @@ impl<'py> PySubject<'py> {
     }
 }
 
-/// A copy of a tensor on the CPU that is an output of this name, type and layout.
+/// A copy of a tensor on the CPU, of any strides, as an output of this name, type and layout.
 fn copy_of(given: &Bound<'_, PyAny>, (name, dtype, layout): (&str, DType, Layout)) -> PyResult<Tensor> {
     let held = TensorRequest::new("own_output", given)?.import(None)?;
-    let given = &held.foreign;
-    if given.rank != 4 || given.layout() != layout || given.element != element_of(dtype) {
-        let is = format!("own_output is {} {:?}", name_of(given.element), given.layout());
+    let (given, of_given) = (&held.foreign, held.foreign.layout());
+    let is_one = given.rank == 4 && of_given.shape == layout.shape && given.element == element_of(dtype);
+    if !is_one || of_given.strides.iter().any(|&stride| stride < 0) {
+        let is = format!("own_output is {} {of_given:?}", name_of(given.element));
         return Err(value(format!(
             "{is}; the problem's output {name} is {dtype} {layout:?}"
         )));
@@ -242,7 +199,18 @@ fn copy_of(given: &Bound<'_, PyAny>, (name, dtype, layout): (&str, DType, Layout
         )));
     }
     let mut output = Tensor::poisoned(dtype, layout);
-    output.bytes_mut().copy_from_slice(host_bytes(given));
+    let (from, to, size) = (
+        host_bytes(given),
+        output.bytes_mut(),
+        usize::from(given.element.bits / 8),
+    );
+    let [batches, rows, heads, columns] = layout.shape;
+    for (b, s) in (0..batches).flat_map(|b| (0..rows).map(move |s| (b, s))) {
+        for (h, d) in (0..heads).flat_map(|h| (0..columns).map(move |d| (h, d))) {
+            let [from_at, to_at] = [&of_given, &layout].map(|layout| layout.offset(b, s, h, d) * size);
+            to[to_at..to_at + size].copy_from_slice(&from[from_at..from_at + size]);
+        }
+    }
     Ok(output)
 }
 
@@ -281,114 +249,47 @@ impl Subject for PySubject<'_> {
     }
 
     fn own_output(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
-        let Some(problem) = &self.problem else { return Ok(None) };
-        self.copy_own_output(problem)
-            .map_err(|error| trouble(self.object.py(), error))
-    }
-}
-
-/// A clock of Python's: `begin(lap)`, `end(lap)`, `elapsed_us(lap)`, `hold()`, `flush()`.
-struct PyStopwatch<'py> {
-    object: Bound<'py, PyAny>,
-    began: Instant,
-}
-
-impl PyStopwatch<'_> {
-    fn tell(&self, name: &str, lap: Option<usize>) -> Result<(), Trouble> {
-        let name = PyString::intern(self.object.py(), name);
-        let result = match lap {
-            Some(lap) => self.object.call_method1(name, (lap,)),
-            None => self.object.call_method0(name),
-        };
-        result.map(drop).map_err(|error| trouble(self.object.py(), error))
-    }
-}
-
-impl Stopwatch for PyStopwatch<'_> {
-    fn begin(&mut self, lap: usize) -> Result<(), Trouble> {
-        self.tell("begin", Some(lap))
-    }
-
-    fn end(&mut self, lap: usize) -> Result<(), Trouble> {
-        self.tell("end", Some(lap))
-    }
-
-    fn elapsed_us(&mut self, lap: usize) -> Result<f64, Trouble> {
-        let elapsed = self.object.call_method1("elapsed_us", (lap,));
-        elapsed
-            .and_then(|us| us.extract())
-            .map_err(|error| trouble(self.object.py(), error))
-    }
-
-    fn hold(&mut self) -> Result<(), Trouble> {
-        self.tell("hold", None)
-    }
-
-    fn flush(&mut self) -> Result<(), Trouble> {
-        self.tell("flush", None)
-    }
-
-    fn now_us(&mut self) -> f64 {
-        self.began.elapsed().as_secs_f64() * 1e6
+        self.copy_own_output().map_err(|error| trouble(self.object.py(), error))
     }
 }
 
 /// Tells a Python function of what happens: `(kind, json)`.
-struct PyObserver<'py> {
+struct PyWatcher<'py> {
     callable: Option<Bound<'py, PyAny>>,
 }
 
-impl PyObserver<'_> {
-    fn tell(&self, kind: &str, what: &impl Serialize) -> Result<(), BenchError> {
-        let Some(callable) = &self.callable else { return Ok(()) };
-        let told = serde_json::to_string(what)
-            .map_err(|error| error.to_string())
-            .and_then(|what| {
-                let told = callable.call1((kind, what));
-                told.map(drop).map_err(|error| error.to_string())
-            });
-        told.map_err(|reason| BenchError::Device(format!("the observer failed: {reason}")))
-    }
-
-    /// Where failing is not provided for: watching must not end a bench.
-    fn mention(&self, kind: &str, what: &impl Serialize) {
-        let _ = self.tell(kind, what);
+impl PyWatcher<'_> {
+    /// Watching must not end a bench: what fails is left.
+    fn tell(&self, kind: &str, what: &impl Serialize) {
+        if let (Some(callable), Ok(what)) = (&self.callable, serde_json::to_string(what)) {
+            let _ = callable.call1((kind, what));
+        }
     }
 }
 
-impl Observer for PyObserver<'_> {
-    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
-        self.tell("sample", sample)
-    }
-
-    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
-        self.tell("round", &(round, reading))
-    }
-}
-
-impl Watcher for PyObserver<'_> {
+impl Watcher for PyWatcher<'_> {
     fn note(&mut self, note: &str) {
-        self.mention("note", &note);
+        self.tell("note", &note);
     }
 
     fn case(&mut self, case: &Case, index: usize, count: usize) {
-        self.mention("case", &(case, index, count));
+        self.tell("case", &(case, index, count));
     }
 
     fn running(&mut self, own: Option<(&str, Doing)>) {
-        self.mention("running", &own);
+        self.tell("running", &own);
     }
 
     fn inspected(&mut self, label: &str, outcome: &str) {
-        self.mention("inspected", &(label, outcome));
+        self.tell("inspected", &(label, outcome));
     }
 
     fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
-        self.mention("sample", &(mode, label, sample));
+        self.tell("sample", &(mode, label, sample));
     }
 
     fn result(&mut self, result: &CaseResult) {
-        self.mention("result", result);
+        self.tell("result", result);
     }
 }
 

@@ -27,12 +27,12 @@ pub(crate) struct Checked {
 }
 
 /// What a call has besides its tensors: sequences, kinds of lengths, and bounds.
-pub(crate) struct Kinds {
-    pub(crate) batch: usize,
-    pub(crate) q: QLengths,
-    pub(crate) max_q: usize,
-    pub(crate) kv: KvLengths,
-    pub(crate) max_kv: usize,
+struct Kinds {
+    batch: usize,
+    q: QLengths,
+    max_q: usize,
+    kv: KvLengths,
+    max_kv: usize,
 }
 
 /// How many entries the arrays of lengths that are given have.
@@ -284,7 +284,7 @@ impl Kinds {
     }
 
     /// The problem of q, k, v and the output with these layouts. `values`: what it has of sinks and slopes.
-    pub(crate) fn builder(
+    fn builder(
         &self,
         options: &Options,
         dtype: DType,

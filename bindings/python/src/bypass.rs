@@ -16,7 +16,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::append::{self, CACHE_SEQLENS, COS, CU_Q, K_CACHE, K_NEW, POSITIONS, Q_OUT, SEQUSED, SIN, V_CACHE, V_NEW};
 use crate::bind::{self, Operands};
-use crate::error::{Error, forked};
+use crate::error::{Error, may_compute};
 use crate::exchange::Exchange;
 use crate::foreign::{Foreign, I32, Place, U64, element_of};
 use crate::frameworks::wrote;
@@ -179,28 +179,14 @@ pub(crate) fn call<'py>(
     counted.map(|()| Some(made))
 }
 
-/// What a computation without Python's lock came to, if not results.
-enum Failed {
-    /// The operator is to compute it, or to say what is wrong.
-    Unusual,
-    Certain(String),
-}
-
-/// Computes without Python's lock; `None` where the operator is to be called.
+/// Computes without Python's lock; `None` where the operator is to be called, which computes it or says what is wrong.
 fn without_lock<T: Send>(py: Python<'_>, compute: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<Option<T>> {
-    let result = py.detach(|| match forked() {
-        Some(_) => Err(Failed::Unusual),
-        None => match catch_unwind(AssertUnwindSafe(compute)) {
-            Ok(Ok(results)) => Ok(results),
-            Ok(Err(error)) if error.is_certain() => Err(Failed::Certain(error.to_string())),
-            Ok(Err(_)) => Err(Failed::Unusual),
-            Err(_) => Err(Failed::Certain(PANICKED.to_string())),
-        },
-    });
-    match result {
-        Ok(results) => Ok(Some(results)),
-        Err(Failed::Unusual) => Ok(None),
-        Err(Failed::Certain(why)) => Err(PyRuntimeError::new_err(why)),
+    let compute = || may_compute().and_then(|()| compute());
+    match py.detach(|| catch_unwind(AssertUnwindSafe(compute))) {
+        Ok(Ok(results)) => Ok(Some(results)),
+        Ok(Err(error)) if error.is_certain() => Err(PyRuntimeError::new_err(error.to_string())),
+        Ok(Err(_)) => Ok(None),
+        Err(_) => Err(PyRuntimeError::new_err(PANICKED)),
     }
 }
 

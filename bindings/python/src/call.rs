@@ -5,13 +5,12 @@ use std::sync::Arc;
 use flashcore::cuda::DeviceBuffer;
 use flashcore::{Attention, Device};
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::bind::{self, Operands};
 use crate::dlpack::{Imported, Request};
-use crate::error::{Error, forked, value};
+use crate::error::{Error, may_compute, value};
 use crate::exchange::Exchange;
 use crate::explain::describe;
 use crate::foreign::{Foreign, Place, check_apart, name_of};
@@ -49,9 +48,7 @@ impl<'py> Call<'py> {
         stream: Option<&Bound<'py, PyAny>>,
         mut options: Options,
     ) -> PyResult<Call<'py>> {
-        if let Some(why) = forked() {
-            return Err(PyRuntimeError::new_err(why));
-        }
+        may_compute()?;
         let framework = Framework::of(given[Q].ok_or_else(|| value("q was not given"))?);
         let mut operands = [Foreign::ABSENT; TENSORS.len()];
         let plain = match &framework {

@@ -13,7 +13,7 @@ pub(crate) fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let cpu = PyDict::new(py);
     cpu.set_item("device", "cpu")?;
     list.append(cpu)?;
-    if error::is_forked() {
+    if error::forked().is_some() {
         return Ok(list); // it must not use the driver
     }
     // Where there is no driver or no device, why_not_cuda says so; a list without CUDA is valid.

@@ -1,18 +1,14 @@
 //! Errors as Python has them: what the caller got wrong is a `ValueError` or `TypeError`, what the
 //! machine got wrong a `RuntimeError`.
 
-#[cfg(unix)]
-use std::ffi::c_int;
 use std::fmt;
 use std::process;
-#[cfg(unix)]
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use flashcore::ProblemError;
 use flashcore::cuda::CudaError;
-use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
 
 /// Why a call is refused, or failed.
 #[derive(Debug)]
@@ -22,6 +18,8 @@ pub(crate) enum Error {
     Value(String),
     /// Memory for a tensor was not there.
     NoMemory(String),
+    /// This process cannot compute.
+    Forked(String),
     Library(flashcore::Error),
 }
 
@@ -37,7 +35,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::DType(says) | Error::Value(says) | Error::NoMemory(says) => f.write_str(says),
+            Error::DType(says) | Error::Value(says) | Error::NoMemory(says) | Error::Forked(says) => f.write_str(says),
             Error::Library(error) => error.fmt(f),
         }
     }
@@ -78,7 +76,7 @@ impl From<Error> for PyErr {
         match error {
             Error::DType(says) => type_(says),
             Error::Value(says) => value(says),
-            Error::NoMemory(says) => PyRuntimeError::new_err(says),
+            Error::NoMemory(says) | Error::Forked(says) => PyRuntimeError::new_err(says),
             Error::Library(error) => raise(error),
         }
     }
@@ -113,62 +111,35 @@ pub(crate) fn type_(message: impl Into<String>) -> PyErr {
 /// The process that computed first: it has the threads and the CUDA context. 0: none has.
 static COMPUTES: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process is known to be that one: a call need not ask the system. A fork forgets it.
-static IS_KNOWN: AtomicBool = AtomicBool::new(false);
-
 /// Whether this process was forked from one that had computed.
-pub(crate) fn is_forked() -> bool {
-    ![0, process::id()].contains(&COMPUTES.load(Ordering::Relaxed))
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+
+/// What Python calls in the child of each fork.
+#[pyfunction]
+pub(crate) fn after_fork() {
+    IS_FORKED.store(COMPUTES.load(Ordering::Relaxed) != 0, Ordering::Relaxed);
 }
 
 /// Why this process cannot compute: it was forked from one that had computed. A call would wait for threads that a
 /// fork does not copy, or use a CUDA context that it must not.
-/// The process computes from now on, if it does not yet.
 pub(crate) fn forked() -> Option<String> {
-    match IS_KNOWN.load(Ordering::Relaxed) {
-        true => None,
-        false => looked_up(),
-    }
-}
-
-#[cold]
-fn looked_up() -> Option<String> {
-    let here = process::id();
-    match COMPUTES.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
-        Err(first) if first != here => Some(format!(
+    IS_FORKED.load(Ordering::Relaxed).then(|| {
+        let (here, first) = (process::id(), COMPUTES.load(Ordering::Relaxed));
+        format!(
             "process {here} was forked after flashcore had computed in process {first}, whose threads and CUDA context \
              it does not have; start it with spawn or forkserver (multiprocessing.set_start_method), or fork before \
              the first call"
-        )),
-        _ => {
-            IS_KNOWN.store(forks_are_told(), Ordering::Relaxed);
-            None
-        }
-    }
+        )
+    })
 }
 
-/// Whether the C library calls [`forget`] in the child of each fork from now on.
-fn forks_are_told() -> bool {
-    #[cfg(unix)]
-    {
-        unsafe extern "C" {
-            fn pthread_atfork(
-                prepare: Option<extern "C" fn()>,
-                parent: Option<extern "C" fn()>,
-                child: Option<extern "C" fn()>,
-            ) -> c_int;
-        }
-        static TOLD: OnceLock<bool> = OnceLock::new();
-        // SAFETY: a function of POSIX, with its type; `forget` may run in a child, for it only stores to an atomic.
-        *TOLD.get_or_init(|| unsafe { pthread_atfork(None, None, Some(forget)) } == 0)
+/// The same before a call; where there is no reason, the process computes from now on.
+pub(crate) fn may_compute() -> Result<(), Error> {
+    if let Some(why) = forked() {
+        return Err(Error::Forked(why));
     }
-    #[cfg(not(unix))]
-    {
-        true // there is no fork
+    if COMPUTES.load(Ordering::Relaxed) == 0 {
+        COMPUTES.store(process::id(), Ordering::Relaxed);
     }
-}
-
-#[cfg(unix)]
-extern "C" fn forget() {
-    IS_KNOWN.store(false, Ordering::Relaxed);
+    Ok(())
 }

@@ -30,12 +30,19 @@ mod table;
 mod threads;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 /// The compiled half of the package `flashcore_attn`; `python/flashcore_attn/__init__.py` documents what it
 /// exports.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    let os = module.py().import("os")?;
+    if let Some(register) = os.getattr_opt("register_at_fork")? {
+        let kwargs = PyDict::new(module.py());
+        kwargs.set_item("after_in_child", wrap_pyfunction!(error::after_fork, module)?)?;
+        register.call((), Some(&kwargs))?;
+    } // else the system has no fork
     module.add_function(wrap_pyfunction!(options::attention, module)?)?;
     module.add_function(wrap_pyfunction!(options::plan, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
@@ -51,7 +58,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     {
         flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
         module.add_function(wrap_pyfunction!(bench::check_build, module)?)?;
-        module.add_function(wrap_pyfunction!(bench::measure, module)?)?;
         module.add_function(wrap_pyfunction!(bench::run_bench, module)?)?;
         module.add_function(wrap_pyfunction!(bench::abort_at_end_of_input, module)?)?;
     }

@@ -6,20 +6,22 @@ use std::slice;
 use std::sync::OnceLock;
 
 use flashcore::cuda::Stream;
-use flashcore::{Device, KvLengths, Layout, QLengths};
+use flashcore::{Device, ProblemBuilder};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::append;
-use crate::bind::{self, Checked, Kinds, Operands};
-use crate::error::{Error, forked, type_};
-use crate::foreign::{Foreign, Place, element_named};
+use crate::bind::{self, Checked, Operands};
+use crate::error::{Error, may_compute, type_};
+use crate::foreign::{Foreign, I32, Place, element_named};
 use crate::libtorch::{Kernel, Libtorch, Tensor};
 use crate::options::{MEMORY_OF_Q, NUMBERS, Options, bits_of};
 use crate::run::{Work, alignment, attention_on, slowness, tell_if_gathered, tell_if_slow};
 use crate::schedule::{self, Kept};
-use crate::table::{APPEND_KV, BWD, FWD, FWD_LENGTHS, MAKE_SCHEDULE, OPERATORS, Operator, TENSORS, word};
+use crate::table::{
+    APPEND_KV, BWD, FWD, FWD_LENGTHS, K, LENGTHS, MAKE_SCHEDULE, OPERATORS, Operator, Q, TENSORS, V, word,
+};
 
 static TORCH: OnceLock<Libtorch> = OnceLock::new();
 
@@ -67,9 +69,7 @@ unsafe fn serve(
     // SAFETY: the schemas begin with tensors, which are the kernel's to give back.
     let tensors: Vec<Tensor> = handles.iter().map(|&handle| unsafe { torch.take(handle) }).collect();
     let result = catch_unwind(AssertUnwindSafe(|| {
-        if let Some(why) = forked() {
-            return Err(why.into());
-        }
+        may_compute()?;
         let mut operands = [Foreign::ABSENT; TENSORS.len()];
         for (tensor, &place) in tensors.iter().zip(operator.tensors) {
             operands[place] = tensor.foreign(word(operator.names[place]))?;
@@ -269,37 +269,35 @@ pub(crate) fn slow_backward(
     packed: bool,
 ) -> PyResult<Option<String>> {
     let numbers = numbers.map_or_else(|| bits_of(&PyTuple::empty(py)), bits_of);
-    let options = Options::of_bits(&numbers.ok_or_else(|| type_("numbers are not those of an operator"))?)?;
-    let dense = |[batch, rows, heads, _]: [usize; 4], columns| {
-        let (batch, rows) = if packed { (1, batch * rows) } else { (batch, rows) };
-        Layout::bshd([batch, rows, heads, columns])
+    let mut options = Options::of_bits(&numbers.ok_or_else(|| type_("numbers are not those of an operator"))?)?;
+    let (element, place) = (element_named(dtype), Place::Cuda(device));
+    let dense = |n: usize, [batch, rows, heads, _]: [usize; 4], columns: usize| {
+        let shape = [batch, rows, heads, columns];
+        let shape = if packed {
+            &[batch * rows, heads, columns][..]
+        } else {
+            &shape
+        };
+        Foreign::fresh_dense(TENSORS[n].as_str(), element, place, shape)
     };
-    let [q_layout, k_layout] = [q, k].map(|shape| dense(shape, shape[3]));
-    let [v_layout, o_layout] = [k, q].map(|shape| dense(shape, head_dim_v));
-    let (of_q, of_k) = (q[0] * q[1], k[0] * k[1]);
-    let mut kinds = Kinds {
-        batch: q[0],
-        q: QLengths::Equal,
-        max_q: q[1],
-        kv: KvLengths::Equal,
-        max_kv: k[1],
-    };
+    let mut operands = [Foreign::ABSENT; TENSORS.len()];
+    operands[Q] = dense(Q, q, q[3]);
+    operands[K] = dense(K, k, k[3]);
+    operands[V] = dense(V, k, head_dim_v);
     if packed {
-        kinds.q = QLengths::Packed {
-            total: of_q,
-            used: false,
-        };
-        kinds.kv = KvLengths::Packed {
-            total: of_k,
-            used: false,
-        };
+        (options.max_q, options.max_k) = (q[1] as i64, k[1] as i64);
+        for n in [LENGTHS, LENGTHS + 2] {
+            operands[n] = Foreign::fresh_dense(TENSORS[n].as_str(), I32, place, &[q[0] + 1]);
+        }
     }
     let slow = || -> Result<Option<String>, Error> {
-        let dtype = Foreign::fresh_dense("q", element_named(dtype), Place::Cuda(device), &[0]).dtype()?;
-        let layouts = [&q_layout, &k_layout, &v_layout, &o_layout];
-        let builder = kinds.builder(&options, dtype, layouts, (None, None));
-        let problem = builder.deterministic(options.deterministic).build()?.backward()?;
-        Ok(slowness(&attention_on(Place::Cuda(device), None, 0)?.plan(&problem)?))
+        let Some(problem) = bind::forward(&operands, &options)?.problem else {
+            return Ok(None);
+        };
+        let builder = ProblemBuilder::from(&problem).deterministic(options.deterministic);
+        Ok(slowness(
+            &attention_on(place, None, 0)?.plan(&builder.build()?.backward()?)?,
+        ))
     };
     Ok(py.detach(slow)?)
 }

@@ -2,13 +2,14 @@
 
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Stream};
 use flashcore::plans::{PlanSummary, gathers_keys};
 use flashcore::{
     Attention, Cuda, Device, DeviceSliceMut, Host, KernelId, Memory, Name, Problem, Task, TensorSpec, View, ViewMut,
 };
+use quick_cache::sync::Cache;
 
 use crate::bind::Operands;
 use crate::error::Error;
@@ -18,47 +19,27 @@ use crate::schedule::Kept;
 use crate::table::{DOUT, GRADIENTS, K, OUT, Q, TENSORS, V};
 use crate::threads::on_threads;
 
-/// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
-const MOST_KNOWN: usize = 16;
+/// How many are kept. Each holds recent plans; the compiled kernels are its context's, which all share.
+const MOST_KNOWN: usize = 64;
 
-/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once and kept. Of many, the
-/// oldest go that ask for a kernel or leave multiprocessors.
+/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once and kept while it is
+/// used.
 pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
-    type Known = Vec<((Place, Option<KernelId>, u32), Arc<Attention>)>;
-    static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
-    let wanted = (place, kernel, sm_margin);
-    let find = |known: &Known| {
-        let found = known.iter().find(|(of, _)| *of == wanted);
-        found.map(|(_, attention)| attention.clone())
-    };
-    if let Some(attention) = find(&KNOWN.read().unwrap_or_else(PoisonError::into_inner)) {
-        return Ok(attention);
-    }
-    let device = match place {
-        Place::Cuda(ordinal) => Device::cuda(ordinal)?,
-        _ => Device::Cpu,
-    };
-    let options = flashcore::Options {
-        kernel,
-        sm_margin,
-        ..Default::default()
-    };
-    let attention = Attention::with(device, options)?;
-    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
-    if let Some(attention) = find(&known) {
-        return Ok(attention); // another thread was faster
-    }
-    let of_place = known.iter().filter(|((of, ..), _)| *of == place);
-    if of_place.count() >= MOST_KNOWN {
-        let is_special =
-            |(of, kernel, sm_margin): &(Place, Option<_>, u32)| *of == place && (kernel.is_some() || *sm_margin > 0);
-        if let Some(oldest) = known.iter().position(|(of, _)| is_special(of)) {
-            known.remove(oldest); // calls that run hold it, too
-        }
-    }
-    let attention = Arc::new(attention);
-    known.push((wanted, attention.clone()));
-    Ok(attention)
+    type Known = Cache<(Place, Option<String>, u32), Arc<Attention>>;
+    static KNOWN: LazyLock<Known> = LazyLock::new(|| Cache::new(MOST_KNOWN));
+    let of = (place, kernel.as_ref().map(KernelId::to_string), sm_margin);
+    KNOWN.get_or_insert_with(&of, || {
+        let device = match place {
+            Place::Cuda(ordinal) => Device::cuda(ordinal)?,
+            _ => Device::Cpu,
+        };
+        let options = flashcore::Options {
+            kernel,
+            sm_margin,
+            ..Default::default()
+        };
+        Ok(Arc::new(Attention::with(device, options)?))
+    })
 }
 
 /// A task with its tensors, which are in the order of `names`.

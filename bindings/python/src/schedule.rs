@@ -13,18 +13,18 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use flashcore::cuda::{Context, DeviceSlice, Stream};
 use flashcore::{
-    Attention, DType, Device, ElementType, KvLengths, Layout, Mask, Prepared, Problem, QLengths, Task, TensorSpec,
+    Attention, DType, Device, ElementType, KvLengths, Mask, Prepared, Problem, QLengths, Task, TensorSpec,
 };
 use pyo3::prelude::*;
 
-use crate::bind::{Kinds, Operands};
+use crate::bind::{self, Operands};
 use crate::error::Error;
 use crate::foreign::{Foreign, I32, Place, element_of_torch};
 use crate::libtorch::{Libtorch, Tensor};
 use crate::operators::{Results, options_of, registered};
 use crate::options::Options;
 use crate::run::{attention_on, on_device};
-use crate::table::{LENGTHS, SEQUSED_K, TENSORS};
+use crate::table::{BLOCK_TABLE, K, LENGTHS, Q, SEQUSED_K, TENSORS, V};
 
 /// A schedule that was made, and what for.
 struct Made {
@@ -100,56 +100,39 @@ pub(crate) fn kept_schedules() -> usize {
 pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
     let mut of_lengths = operands[SEQUSED_K];
     of_lengths.name = "cache_seqlens";
-    let (given, place) = (of_lengths.shape[0], of_lengths.place);
-    let Some(seqused_k) = of_lengths.numbers(1, &of_lengths)? else {
-        return Err(format!("cache_seqlens has {given} entries; it has one for each sequence").into());
-    };
-    let starts = operands[LENGTHS].numbers(1, &of_lengths)?;
-    let batch = seqused_k;
-    if starts.is_some_and(|starts| starts != batch + 1) {
-        let entries = batch + 1;
-        return Err(format!("cu_seqlens_q must have {entries} entries, one more than cache_seqlens").into());
+    let (batch, place) = (of_lengths.shape[0] as usize, of_lengths.place);
+    if of_lengths.numbers(1, &of_lengths)?.is_none() {
+        return Err(format!("cache_seqlens has {batch} entries; it has one for each sequence").into());
     }
     let (options, sizes) = options_of(numbers)?;
     let number = options.schedule;
     let find = || all().made.get(&number).cloned().ok_or(FOREIGN);
     let before = (number != 0).then(find).transpose()?;
     let size = |n: usize| usize::try_from(sizes[n] as i64).map_err(|_| format!("{} is negative", NAMES[n]));
-    let dtype = Foreign::fresh_dense("qkv_dtype", element_of_torch(sizes[0] as i32), place, &[0]).dtype()?;
     let [heads, kv_heads, head_dim, head_dim_v, page_size] = [size(1)?, size(2)?, size(3)?, size(4)?, size(5)?];
     let [max_q, max_kv] = [options.max_q, options.max_k].map(|bound| usize::try_from(bound).unwrap_or(0).max(1));
-    let (q_rows, q) = match starts {
-        None => ([batch, max_q], QLengths::Equal),
-        Some(_) => {
-            let total = size(6)?;
-            ([1, total], QLengths::Packed { total, used: false })
-        }
+    // The call that it is for.
+    let mut call = *operands;
+    let of_dtype = element_of_torch(sizes[0] as i32);
+    let dense = |n: usize, element, shape: &[usize]| Foreign::fresh_dense(TENSORS[n].as_str(), element, place, shape);
+    call[Q] = if call[LENGTHS].is_given() {
+        dense(Q, of_dtype, &[size(6)?, heads, head_dim])
+    } else {
+        dense(Q, of_dtype, &[batch, max_q, heads, head_dim])
     };
-    let (kv_rows, kv) = match page_size {
-        0 => ([batch, max_kv], KvLengths::Cache),
+    let (pages, keys) = match page_size {
+        0 => (batch, max_kv),
         _ => {
             let max_pages = max_kv.div_ceil(page_size);
-            let pages = batch * max_pages;
-            let kv = KvLengths::Paged {
-                page_size,
-                pages,
-                max_pages,
-            };
-            ([pages, page_size], kv)
+            call[BLOCK_TABLE] = dense(BLOCK_TABLE, I32, &[batch, max_pages]);
+            (batch * max_pages, page_size)
         }
     };
-    let dense = |[a, b]: [usize; 2], heads, dim| Layout::bshd([a, b, heads, dim]);
-    let [q_layout, o_layout] = [head_dim, head_dim_v].map(|dim| dense(q_rows, heads, dim));
-    let [k_layout, v_layout] = [head_dim, head_dim_v].map(|dim| dense(kv_rows, kv_heads, dim));
-    let kinds = Kinds {
-        batch,
-        q,
-        max_q,
-        kv,
-        max_kv,
+    call[K] = dense(K, of_dtype, &[pages, keys, kv_heads, head_dim]);
+    call[V] = dense(V, of_dtype, &[pages, keys, kv_heads, head_dim_v]);
+    let Some(problem) = bind::forward(&call, &options)?.problem else {
+        return Err("total_q is 0; a schedule is of rows".into());
     };
-    let layouts = [&q_layout, &k_layout, &v_layout, &o_layout];
-    let problem = kinds.builder(&options, dtype, layouts, (None, None)).build()?;
     let (sm_margin, attention) = (options.sm_margin, attention_on(place, None, options.sm_margin)?);
     let for_another = "out was made for another problem than it is to be made for: leave it out";
     let is_as = |before: &Made| (before.place, before.sm_margin, &before.problem) == (place, sm_margin, &problem);

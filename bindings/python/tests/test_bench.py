@@ -5,46 +5,12 @@ import ctypes
 import json
 import subprocess
 import sys
-import time
 
 import flashcore_attn
 import numpy as np
 import pytest
 import reference
 from flashcore_attn import _bench, _native, peers
-
-QUICK = {"budget_ms": 300.0, "steady_from_us": None, "warm_up_min_us": 1000.0, "lead_us": 0.0, "sample_us": 200.0}
-
-
-def spin(us):
-    def call():
-        until = time.perf_counter_ns() + us * 1000
-        while time.perf_counter_ns() < until:
-            pass
-
-    return call
-
-
-def test_functions_are_told_apart():
-    subjects = [_bench.Subject(f"spin {us}", spin(us), launch="host") for us in (50, 100)]
-    seen = []
-    measured = _bench.measure(
-        subjects, _bench.HostStopwatch(), options=QUICK, observer=lambda kind, what: seen.append((kind, json.loads(what)))
-    )
-    base, other = measured["subjects"]
-    assert base["info"]["label"] == "spin 50" and base["verdict"] is None
-    assert other["verdict"] == "SLOWER" and 1.5 < other["ratio"]["value"] < 2.5
-    assert {kind for kind, _ in seen} == {"sample", "round"}
-    assert sum(kind == "sample" for kind, _ in seen) == base["summary"]["count"] + other["summary"]["count"]
-
-
-def test_our_attention_on_numpy_tensors():
-    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 64, 2, 32)).astype(np.float32)
-    call = lambda: flashcore_attn.attention(q, k, v)
-    subjects = [_bench.Subject(label, call, launch="host", kernel="cpu/m16n128") for label in ("ours", "ours again")]
-    measured = _bench.measure(subjects, _bench.HostStopwatch(), options=QUICK)
-    assert all(subject["summary"]["min"] > 0 for subject in measured["subjects"])
-
 
 class Cache:
     def __init__(self, value):
@@ -122,40 +88,10 @@ def test_a_graph_has_runs_on_every_copy():
     ran = []
     k, v = Cache(1), Cache(2)
     runs = _bench._InTurn(lambda k, v: lambda: ran.append(k), k, v, 8)
-    peer = _bench._GraphPeer(Torch(), "a", runs, [], versions={})
+    peer = _bench._GraphPeer(Torch(), "a", runs, versions={})
     chain = ran[-8:]
     assert peer.runs_per_call == 8
     assert len(set(chain)) == 8 and chain[-1] is k
-
-
-def test_a_subject_that_raises_is_left_out():
-    def fails():
-        raise ValueError("not today")
-
-    subjects = [_bench.Subject("good", spin(20), launch="host"), _bench.Subject("bad", fails, launch="host")]
-    good, bad = _bench.measure(subjects, _bench.HostStopwatch(), options=QUICK)["subjects"]
-    assert good["trouble"] is None and good["summary"] is not None
-    assert "not today" in bad["trouble"] and bad["summary"] is None
-
-
-def test_an_interrupt_ends_the_measurement():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
-        _bench.measure([_bench.Subject("a", interrupted, launch="host")], _bench.HostStopwatch(), options=QUICK)
-
-
-def test_bad_requests():
-    subject = _bench.Subject("a", spin(20), launch="host")
-    with pytest.raises(ValueError, match="options.*unknown field"):
-        _bench.measure([subject], _bench.HostStopwatch(), options={"rounds": 3})
-    with pytest.raises(ValueError, match="mode is warm"):
-        _bench.measure([subject], _bench.HostStopwatch(), mode="warm")
-    with pytest.raises(ValueError, match="baseline is 1"):
-        _bench.measure([subject], _bench.HostStopwatch(), baseline=1)
-    with pytest.raises(ValueError, match="baseline is 0"):
-        _bench.measure([], _bench.HostStopwatch())
 
 
 @pytest.mark.parametrize(
@@ -258,8 +194,8 @@ def test_run_with_nothing_to_do():
 class Peers:
     """Peers that NumPy makes, right and wrong."""
 
-    def __init__(self):
-        self.given = []
+    def __init__(self, *errors):
+        self.errors = errors
 
     def absences(self):
         return ["a peer that is not here"]
@@ -280,18 +216,37 @@ class Peers:
             subject.call()
             return subject
 
+        def failing(error):
+            calls = iter(range(30))  # while it is made and inspected, it works
+
+            def call():
+                if next(calls, None) is None:
+                    raise error
+                return right()
+
+            return call
+
         right = lambda: reference.attention(q, k, v)[0].astype(np.float16)
-        return [peer("right", right), peer("wrong", lambda: right() * np.float16(1.1)), ("unable", "it cannot")]
+        strided = lambda: right().transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)
+        made = [peer("right", right), peer("strided", strided), peer("wrong", lambda: right() * np.float16(1.1))]
+        return [*made, *(peer(type(error).__name__, failing(error)) for error in self.errors), ("unable", "it cannot")]
 
 
 def test_peers_are_inspected_and_timed():
-    report = json.loads(_native.run_bench("cpu", json.dumps(request()), Peers()))
+    report = json.loads(_native.run_bench("cpu", json.dumps(request()), Peers(ValueError("not today"))))
     result = report["results"][0]
     by_label = {subject["info"]["label"]: subject for subject in result["measurement"]["subjects"]}
-    assert by_label["right"]["summary"]["p50"] > 0 and by_label["right"]["trouble"] is None
+    for label in ("right", "strided"):
+        assert by_label[label]["summary"]["p50"] > 0 and by_label[label]["trouble"] is None
+    assert "not today" in by_label["ValueError"]["trouble"]
     assert by_label["wrong"]["summary"] is None and by_label["wrong"]["trouble"]
     assert ["unable", "it cannot"] in result["absent"]
     assert "a peer that is not here" in report["notes"]
+
+
+def test_an_interrupt_ends_the_bench():
+    with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
+        _native.run_bench("cpu", json.dumps(request()), Peers(KeyboardInterrupt()))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use candle::{DType, Device, Result, Tensor};
-use candle_nn::Activation;
 use candle_transformers::models::{llama, mistral, qwen3};
+use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use crate::weights;
 
@@ -57,8 +58,17 @@ impl Sizes {
         positions: 16_384,
     };
 
-    fn hidden(&self) -> usize {
-        self.heads[0] * self.head_dim
+    /// The `config.json` of a model, with what each of them asks for.
+    fn config<T: DeserializeOwned>(&self, flash: bool) -> Result<T> {
+        let config = json!({
+            "hidden_size": self.heads[0] * self.head_dim, "intermediate_size": self.intermediate,
+            "vocab_size": self.vocabulary, "num_hidden_layers": self.layers, "num_attention_heads": self.heads[0],
+            "num_key_value_heads": self.heads[1], "head_dim": self.head_dim, "hidden_act": "silu",
+            "max_position_embeddings": self.positions, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+            "tie_word_embeddings": false, "attention_bias": false, "sliding_window": null, "max_window_layers": 0,
+            "use_sliding_window": false, "use_flash_attn": flash,
+        });
+        serde_json::from_value(config).map_err(candle::Error::wrap)
     }
 }
 
@@ -110,25 +120,9 @@ pub type Step = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
 /// A model with random weights. `flash` asks Llama and Mistral for flash attention.
 pub fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device) -> Result<Step> {
     let weights = weights::random(dtype, device);
-    let [num_attention_heads, num_key_value_heads] = sizes.heads;
     match model {
         Model::Llama => {
-            let config = llama::Config {
-                hidden_size: sizes.hidden(),
-                intermediate_size: sizes.intermediate,
-                vocab_size: sizes.vocabulary,
-                num_hidden_layers: sizes.layers,
-                num_attention_heads,
-                num_key_value_heads,
-                use_flash_attn: flash,
-                rms_norm_eps: 1e-5,
-                rope_theta: 10_000.0,
-                bos_token_id: None,
-                eos_token_id: None,
-                rope_scaling: None,
-                max_position_embeddings: sizes.positions,
-                tie_word_embeddings: false,
-            };
+            let config = sizes.config::<llama::LlamaConfig>(flash)?.into_config(flash);
             let model = llama::Llama::load(weights, &config)?;
             let mut cache = llama::Cache::new(true, dtype, &config, device)?;
             let device = device.clone();
@@ -140,22 +134,7 @@ pub fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Dev
             }))
         }
         Model::Mistral => {
-            let config = mistral::Config {
-                vocab_size: sizes.vocabulary,
-                hidden_size: sizes.hidden(),
-                intermediate_size: sizes.intermediate,
-                num_hidden_layers: sizes.layers,
-                num_attention_heads,
-                head_dim: Some(sizes.head_dim),
-                num_key_value_heads,
-                hidden_act: Activation::Silu,
-                max_position_embeddings: sizes.positions,
-                rms_norm_eps: 1e-5,
-                rope_theta: 10_000.0,
-                sliding_window: None,
-                use_flash_attn: flash,
-            };
-            let mut model = mistral::Model::new(&config, weights)?;
+            let mut model = mistral::Model::new(&sizes.config(flash)?, weights)?;
             Ok(Box::new(move |input, position| {
                 if position == 0 {
                     model.clear_kv_cache();
@@ -164,25 +143,7 @@ pub fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Dev
             }))
         }
         Model::Qwen3 => {
-            let config = qwen3::Config {
-                vocab_size: sizes.vocabulary,
-                hidden_size: sizes.hidden(),
-                intermediate_size: sizes.intermediate,
-                num_hidden_layers: sizes.layers,
-                num_attention_heads,
-                head_dim: sizes.head_dim,
-                attention_bias: false,
-                num_key_value_heads,
-                max_position_embeddings: sizes.positions,
-                sliding_window: None,
-                max_window_layers: 0,
-                tie_word_embeddings: false,
-                rope_theta: 10_000.0,
-                rms_norm_eps: 1e-6,
-                use_sliding_window: false,
-                hidden_act: Activation::Silu,
-            };
-            let mut model = qwen3::ModelForCausalLM::new(&config, weights)?;
+            let mut model = qwen3::ModelForCausalLM::new(&sizes.config(flash)?, weights)?;
             Ok(Box::new(move |input, position| {
                 if position == 0 {
                     model.clear_kv_cache();

@@ -1,21 +1,14 @@
 //! Checks and times the adapter on a CUDA device. Prints a JSON object a line; exits with 1 if a
 //! result is wrong.
 //!
-//! usage: flashcore-candle-models [functions | tokens | times]...   default: all three
+//! usage: flashcore-candle-models [tokens | times]...   default: both
 
 #![allow(clippy::print_stdout)]
-
-// The calls that the adapter's tests make on the CPU.
-#[path = "../../tests/it/cases.rs"]
-#[allow(clippy::expect_used, dead_code)] // not all of them are made here
-mod cases;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use candle::{DType, Device, Result, Tensor};
-use cases::Case;
-use flashcore::unstable::testing::Comparison;
 use flashcore_candle_models::generate::{Generated, Model, Sizes, generate, load};
 use serde_json::json;
 
@@ -25,7 +18,7 @@ const HAS_FLASH: bool = cfg!(feature = "flash-attn");
 fn main() -> ExitCode {
     let mut parts: Vec<String> = std::env::args().skip(1).collect();
     if parts.is_empty() {
-        parts = ["functions", "tokens", "times"].map(String::from).to_vec();
+        parts = ["tokens", "times"].map(String::from).to_vec();
     }
     match run(&parts) {
         Ok(true) => ExitCode::SUCCESS,
@@ -42,57 +35,12 @@ fn run(parts: &[String]) -> Result<bool> {
     let mut passed = true;
     for part in parts {
         passed &= match part.as_str() {
-            "functions" => functions(&device)?,
             "tokens" => tokens(&device)?,
             "times" => times(&device)?,
-            other => candle::bail!("there is no part {other}; allowed: functions, tokens, times"),
+            other => candle::bail!("there is no part {other}; allowed: tokens, times"),
         };
     }
     Ok(passed)
-}
-
-type Make = fn(u64, usize) -> Case;
-type Run = fn(&Case, &Device) -> Result<Vec<Comparison>>;
-
-/// The functions and their gradients against float64.
-fn functions(device: &Device) -> Result<bool> {
-    let mut all = true;
-    let (dense, packed, paged): (Make, Make, Make) = (Case::dense, Case::packed, Case::paged);
-    let forward: Run = |case, device| case.run(device).map(|compared| vec![compared]);
-    let backward: Run = |case, device| case.run_backward(device);
-    for (kind, make, run) in [
-        ("equal", dense, forward),
-        ("packed", packed, forward),
-        ("paged", paged, forward),
-        ("equal, gradients", dense, backward),
-        ("packed, gradients", packed, backward),
-    ] {
-        let (mut failed, mut of_allowed, mut elements) = (Vec::new(), 0.0f64, 0);
-        const CASES: u64 = 150;
-        for seed in 0..CASES {
-            // Small ones for the edges, larger ones for many tiles.
-            let case = make(seed, if seed % 3 == 0 { 300 } else { 40 });
-            match run(&case, device) {
-                Ok(all_compared) => {
-                    for compared in all_compared {
-                        of_allowed = of_allowed.max(compared.of_allowed);
-                        elements += compared.elements;
-                        if !compared.passed {
-                            failed.push(json!({ "seed": seed, "why": compared.to_string(), "problem": case.problem }));
-                        }
-                    }
-                }
-                Err(error) => failed.push(json!({ "seed": seed, "why": error.to_string(), "problem": case.problem })),
-            }
-        }
-        all &= failed.is_empty();
-        let line = json!({
-            "functions": kind, "cases": CASES, "elements": elements, "error_of_allowed": of_allowed,
-            "failed": failed,
-        });
-        println!("{line}");
-    }
-    Ok(all)
 }
 
 /// Where two lists of tokens first differ.

@@ -1,5 +1,4 @@
-//! Random calls of the crate's functions, and their comparison with float64. Also used by the models'
-//! check on a GPU.
+//! Random calls of the crate's functions, and their comparison with float64.
 
 use candle::{DType, Device, IndexOp, Result, Tensor, Var};
 use flashcore::unstable::testing::{
@@ -7,6 +6,11 @@ use flashcore::unstable::testing::{
 };
 use flashcore::{KvLengths, Lengths, Mask, Problem, QLengths, TensorView};
 use flashcore_candle::*;
+
+/// The CPU, and the first GPU where there is one.
+pub(crate) fn devices() -> impl Iterator<Item = Device> {
+    [Ok(Device::Cpu), Device::new_cuda(0)].into_iter().flatten()
+}
 
 /// A call: what is asked, and how its tensors are laid out.
 #[derive(Debug)]

@@ -3,13 +3,14 @@
 use candle::{DType, Device, Tensor};
 use flashcore_candle::*;
 
-use crate::cases::Case;
+use crate::cases::{Case, devices};
 
 fn run(make: fn(u64, usize) -> Case) {
-    for seed in 0..120 {
-        let case = make(seed, 40);
+    for (device, seed) in devices().flat_map(|device| (0..120).map(move |seed| (device.clone(), seed))) {
+        // A GPU gets some of many tiles.
+        let case = make(seed, if device.is_cuda() && seed % 3 == 0 { 300 } else { 40 });
         let compared = case
-            .run(&Device::Cpu)
+            .run(&device)
             .unwrap_or_else(|error| panic!("seed {seed}: {error}: {case:?}"));
         assert!(compared.passed, "seed {seed}: {compared}: {case:?}");
     }

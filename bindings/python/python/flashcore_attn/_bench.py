@@ -4,7 +4,6 @@ The protocol itself (inspecting outputs, warming up, interleaved rounds, when to
 `flashcore-bench`'s, in Rust, and so are our kernels; this file says how a peer is called.
 
 - `run` benches kernels and peers on problems: `flashcore bench`, with peers.
-- `measure` times any functions against each other.
 - `python -m flashcore_attn._bench` is `run` for another program: see docs/peers.md.
 
 This is a hook for the project's own tools: it changes with them, without notice.
@@ -16,14 +15,12 @@ import json
 import math
 import os
 import sys
-import time
 
 from . import __version__, _asked, _own
 from . import peers as _peers
 from ._asked import Asked, NotServed
 from ._native import abort_at_end_of_input as _abort_at_end_of_input
 from ._native import check_build as _check_build
-from ._native import measure as _measure
 from ._native import run_bench as _run_bench
 
 # A graph's chain of runs, as flashcore-bench makes them for our kernels: so long that launching it costs next to
@@ -51,19 +48,6 @@ def run(request, *, device="cuda", peers="all", store=None, watcher=None):
         source.close()
 
 
-def measure(subjects, stopwatch, *, mode="hot", baseline=0, options=None, uuid=None, observer=None):
-    """Times subjects against each other by the protocol; returns `flashcore-bench`'s `Measurement` as a dict.
-
-    `options` are its `Options` by name; `uuid` names the GPU whose clocks and power are noted with each round;
-    `observer(kind, json)` is told of each "sample" and "round" as it happens. A subject whose call raises is left out
-    with its reason.
-    """
-    options = json.dumps(options or {})
-    return json.loads(
-        _measure(list(subjects), stopwatch, mode=mode, baseline=baseline, options=options, uuid=uuid, observer=observer)
-    )
-
-
 class Subject:
     """A function without arguments, and who it is."""
 
@@ -81,60 +65,6 @@ class Subject:
                 "versions": versions or {},
             }
         )
-
-
-class HostStopwatch:
-    """The host's clock, for functions that return when their work is done."""
-
-    def __init__(self):
-        self.laps = {}
-
-    def begin(self, lap):
-        self.laps[lap] = [time.perf_counter_ns(), 0]
-
-    def end(self, lap):
-        self.laps[lap][1] = time.perf_counter_ns()
-
-    def elapsed_us(self, lap):
-        began, ended = self.laps[lap]
-        return (ended - began) / 1e3
-
-    def hold(self):
-        pass
-
-    def flush(self):
-        pass
-
-
-class CudaStopwatch:
-    """CUDA events in PyTorch's current stream, which must be the one that all subjects use."""
-
-    def __init__(self, torch):
-        self.torch, self.laps = torch, {}
-        l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self.overwritten = torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda")
-
-    def _events(self, lap):
-        if lap not in self.laps:
-            self.laps[lap] = [self.torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        return self.laps[lap]
-
-    def begin(self, lap):
-        self._events(lap)[0].record()
-
-    def end(self, lap):
-        self._events(lap)[1].record()
-
-    def elapsed_us(self, lap):
-        began, ended = self._events(lap)
-        ended.synchronize()
-        return began.elapsed_time(ended) * 1e3
-
-    def hold(self):
-        self.torch.cuda._sleep(200_000)  # cycles: about 0.1 ms, time for the host to queue a flush and a call
-
-    def flush(self):
-        self.overwritten.zero_()
 
 
 class PeerSource:
@@ -172,7 +102,7 @@ class PeerSource:
                 raise
             problem = json.loads(case)["problem"]
             views = lambda: _own.arrays(tensors)
-            return [self._made_own(own, problem, views, None, ["out"], tensors) for own in self.own]
+            return [self._made_own(own, problem, views, None) for own in self.own]
 
         if place is not None:
             ordinal, stream = place
@@ -187,7 +117,6 @@ class PeerSource:
         if "q_scale" in tensors:
             scales = tuple(_wrapped(torch, tensors[f"{name}_scale"], place) for name in "qkv")
         problem = json.loads(case)["problem"]
-        outputs = ["dq", "dk", "dv"] if _asked.is_backward(problem) else ["out"]
         made = []
         for name in wanted:
             try:
@@ -195,12 +124,12 @@ class PeerSource:
                 views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
                 of = _called_with(self.found[name], problem, views, options)
                 run = of(k, v) if self.caches == 1 else _InTurn(of, k, v, self.caches)
-                made.append(self._maker(place is not None)(torch, name, run, [tensors[output] for output in outputs]))
+                made.append(self._maker(place is not None)(torch, name, run))
             except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
                 made.append((name, (str(error) or type(error).__name__).splitlines()[0]))
         views = lambda: {name: _wrapped(torch, tensors[name], place) for name in ("q", "k", "v", "out")}
         for own in self.own:
-            made.append(self._made_own(own, problem, views, torch, outputs, tensors, on_gpu=place is not None))
+            made.append(self._made_own(own, problem, views, torch, on_gpu=place is not None))
         return made
 
     def _maker(self, on_gpu):
@@ -217,11 +146,11 @@ class PeerSource:
             scores = _matrices(_wrapped(torch, tensors["scores"], place), "scores")
             scale = problem["softmax_scale"]
             run = lambda: torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)
-            return self._maker(True)(torch, label, run, None, versions={"torch": torch.__version__})
+            return self._maker(True)(torch, label, run, versions={"torch": torch.__version__})
         except Exception as error:  # as for every peer
             return (label, (str(error) or type(error).__name__).splitlines()[0])
 
-    def _made_own(self, own, problem, views, torch, outputs, tensors, on_gpu=False):
+    def _made_own(self, own, problem, views, torch, on_gpu=False):
         """A function of the user as a subject that has run once, or its label and why it does not serve the problem."""
 
         def say(doing):
@@ -234,11 +163,8 @@ class PeerSource:
             function = _own.load(own)
             say("calling")
             run = function.bind(problem, views())
-            outs = [tensors[output] for output in outputs]
-            if torch is None:
-                made = _own.ArrayPeer(label, run, outs[0])
-            else:
-                made = self._maker(on_gpu)(torch, label, run, outs, versions=_own.versions())
+            made = self._maker(on_gpu)(torch, label, run, versions=_own.versions())
+            made.dtype = None if torch else views()["out"].dtype  # which a function on arrays need not return
         except Exception as error:
             made = (label, _own.described(error))
             if on_gpu:
@@ -337,10 +263,12 @@ def _wrapped(torch, tensor, place):
 
 
 class _PlainPeer(Subject):
-    """A peer, called run by run: a function, or a pass of `_peers_backward.py`. `outs` describes the bench's outputs."""
+    """A peer, called run by run: a function, or a pass of `_peers_backward.py`."""
 
-    def __init__(self, torch, label, run, outs, launch="host", runs_per_call=1, versions=None):
-        self.torch, self.run, self.outs = torch, getattr(run, "run", run), outs
+    dtype = None  # of the output where runs return NumPy's arrays
+
+    def __init__(self, torch, label, run, launch="host", runs_per_call=1, versions=None):
+        self.torch, self.run = torch, getattr(run, "run", run)
         self.in_turn = run if isinstance(run, _InTurn) else None
         if hasattr(run, "refresh"):
             self.refresh_pass, self.refresh = run.refresh, self._refresh
@@ -358,23 +286,21 @@ class _PlainPeer(Subject):
         self.refresh_pass()
 
     def own_output(self):
-        """The output of the last run, on the CPU in the layouts of the bench's own outputs, in a tuple where there are
-        several; None if it is in those."""
-        if self.last is None:
-            return None
+        """The output of the last run, on the CPU, in a tuple where there are several; None if it is in the bench's own."""
         if not isinstance(self.last, (tuple, list)):
-            return self._copied(self.last, self.outs[0])
-        return tuple(map(self._copied, self.last, self.outs))
+            return self._on_host(self.last)
+        return tuple(map(self._on_host, self.last))
 
-    def _copied(self, given, out):
-        copy = self.torch.empty_strided(out["shape"], out["strides"], dtype=given.dtype)
-        return copy.copy_(given.detach())
+    def _on_host(self, x):
+        if x is None:
+            return None
+        return x.detach().cpu() if self.dtype is None else x.astype(self.dtype)
 
 
 class _GraphPeer(_PlainPeer):
     """A peer on a CUDA device, in a graph that is a chain of runs."""
 
-    def __init__(self, torch, label, run, outs, versions=None):
+    def __init__(self, torch, label, run, versions=None):
         stream, once = torch.cuda.current_stream(), getattr(run, "run", run)
         for _ in range(3):  # what a library does the first times is not to be captured
             once()
@@ -386,7 +312,7 @@ class _GraphPeer(_PlainPeer):
         ended.synchronize()
         us = began.elapsed_time(ended) * 1e3 / 3
         chain = _chain(us, len(run.made) if isinstance(run, _InTurn) else 1)
-        super().__init__(torch, label, run, outs, launch="graph", runs_per_call=chain, versions=versions)
+        super().__init__(torch, label, run, launch="graph", runs_per_call=chain, versions=versions)
         self._capture_all()
         self.call()
 

@@ -148,32 +148,3 @@ def arrays(tensors):
         flat = numpy.frombuffer(memory, dtype)
         views[name] = numpy.lib.stride_tricks.as_strided(flat, tensor["shape"], strides)
     return views
-
-
-class ArrayPeer:
-    """A function on NumPy's arrays."""
-
-    runs_per_call = 1
-
-    def __init__(self, label, run, out):
-        from ._bench import Subject
-
-        self.run, self.out, self.last = run, out, None
-        self.info = Subject(label, None, launch="host", versions=versions()).info
-        self.call()
-
-    def call(self):
-        self.last = self.run()
-
-    def own_output(self):
-        """The output of the last run in the layout of the bench's own output; None if it is in that."""
-        import numpy
-
-        if self.last is None:
-            return None
-        dtype = numpy.dtype(self.out["dtype"])
-        strides = [stride * dtype.itemsize for stride in self.out["strides"]]
-        flat = numpy.zeros(self.out["bytes"] // dtype.itemsize, dtype)
-        copy = numpy.lib.stride_tricks.as_strided(flat, self.out["shape"], strides)
-        copy[...] = self.last
-        return copy
