@@ -61,7 +61,10 @@ pub(crate) fn problem(
         _ => flashcore::DType::F32,
     });
     if let Some(slopes) = &options.alibi_slopes {
-        check_slopes(slopes, heads, location)?;
+        let expected = "[num_heads], a slope for each query head";
+        check_array("alibi_slopes", slopes, &[DType::F32], location, expected, |dims| {
+            dims == [heads]
+        })?;
     }
     let builder = options.of(builder, seq_len_kv);
     let builder = match lengths {
@@ -141,79 +144,65 @@ fn four_dimensions(
     Ok(found)
 }
 
-/// Checks ALiBi's slopes, which are f32 `[num_heads]`.
-fn check_slopes(slopes: &Tensor, heads: usize, location: DeviceLocation) -> Result<(), Error> {
-    let tensor = "alibi_slopes";
-    if slopes.dtype() != DType::F32 {
-        let (given, allowed) = (slopes.dtype(), "it must be F32");
+/// Checks an array of `batch + 1` sums of lengths, and returns the batch.
+fn check_entries(tensor: &'static str, entries: &Tensor, location: DeviceLocation) -> Result<usize, Error> {
+    let expected = "[batch + 1], at least two entries";
+    let fits = |dims: &[usize]| dims.len() == 1 && dims[0] >= 2;
+    check_array(tensor, entries, &[DType::U32], location, expected, fits)?;
+    Ok(entries.elem_count() - 1)
+}
+
+/// Checks a block table, and returns the entries of a sequence.
+fn check_table(table: &Tensor, batch: usize, location: DeviceLocation) -> Result<usize, Error> {
+    let expected = "[batch, max_pages], with the batch of seqlens_q";
+    let fits = |dims: &[usize]| dims.len() == 2 && dims[0] == batch;
+    check_array(
+        "block_table",
+        table,
+        &[DType::U32, DType::I32],
+        location,
+        expected,
+        fits,
+    )?;
+    Ok(table.dims()[1])
+}
+
+/// Checks that a tensor of one of these dtypes is on a device, without gaps, and of a shape that fits.
+fn check_array(
+    tensor: &'static str,
+    of: &Tensor,
+    dtypes: &[DType],
+    location: DeviceLocation,
+    expected: &'static str,
+    fits: impl Fn(&[usize]) -> bool,
+) -> Result<(), Error> {
+    let (given, at) = (of.dtype(), of.device().location());
+    if !dtypes.contains(&given) {
+        let allowed = match dtypes {
+            [DType::F32] => "it must be F32",
+            [DType::U32] => "it must be U32",
+            _ => "allowed are U32 and I32",
+        };
         return Err(Error::DType { tensor, given, allowed });
     }
-    if slopes.dims() != [heads] {
-        let (given, expected) = (slopes.dims().to_vec(), "[num_heads], a slope for each query head");
-        return Err(Error::Rank {
+    if at != location {
+        let (given, expected) = (at, location);
+        return Err(Error::Device {
             tensor,
             given,
             expected,
         });
     }
-    check_place(tensor, slopes, location)
-}
-
-/// Checks an array of `batch + 1` sums of lengths, and returns the batch.
-fn check_entries(tensor: &'static str, entries: &Tensor, location: DeviceLocation) -> Result<usize, Error> {
-    check_integers(tensor, entries, location, false)?;
-    match entries.dims() {
-        [n] if *n >= 2 => Ok(n - 1),
-        given => Err(Error::Rank {
-            tensor,
-            given: given.to_vec(),
-            expected: "[batch + 1], at least two entries",
-        }),
-    }
-}
-
-/// Checks a block table, and returns the entries of a sequence.
-fn check_table(table: &Tensor, batch: usize, location: DeviceLocation) -> Result<usize, Error> {
-    check_integers("block_table", table, location, true)?;
-    match table.dims() {
-        [rows, entries] if *rows == batch => Ok(*entries),
-        given => Err(Error::Rank {
-            tensor: "block_table",
-            given: given.to_vec(),
-            expected: "[batch, max_pages], with the batch of seqlens_q",
-        }),
-    }
-}
-
-fn check_integers(
-    tensor: &'static str,
-    integers: &Tensor,
-    location: DeviceLocation,
-    signed_too: bool,
-) -> Result<(), Error> {
-    let given = integers.dtype();
-    if given != DType::U32 && !(signed_too && given == DType::I32) {
-        let allowed = match signed_too {
-            true => "allowed are U32 and I32",
-            false => "it must be U32",
-        };
-        return Err(Error::DType { tensor, given, allowed });
-    }
-    check_place(tensor, integers, location)
-}
-
-/// Checks that a tensor is on a device, without gaps.
-fn check_place(tensor: &'static str, of: &Tensor, location: DeviceLocation) -> Result<(), Error> {
-    let at = of.device().location();
-    if at != location {
-        return Err(Error::Device {
-            tensor,
-            given: at,
-            expected: location,
-        });
-    }
     if !of.is_contiguous() {
         return Err(Error::Strided { tensor });
+    }
+    if !fits(of.dims()) {
+        let given = of.dims().to_vec();
+        return Err(Error::Rank {
+            tensor,
+            given,
+            expected,
+        });
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ use crate::exchange::Exchange;
 use crate::foreign::{Foreign, I32, Place, U64, element_of};
 use crate::frameworks::wrote;
 use crate::libtorch::{Libtorch, Tensor};
-use crate::operators::{PANICKED, allocate, check, registered, run};
+use crate::operators::{PANICKED, allocate, check, found, run};
 use crate::options::{MEMORY_BHSD, MEMORY_OF_Q, MORE, Options, USUAL_SCALE, bits_of};
 use crate::schedule::Kept;
 use crate::table::{APPENDED, BLOCK_TABLE, GIVEN, K, LENGTHS, Q, SEQUSED_K, TENSORS, V, word};
@@ -84,7 +84,7 @@ pub(crate) fn call<'py>(
         wrap.ok().map(Bound::unbind)
     });
     let (Some(torch), Some(exchange), Some(wrap), Some(mut bits)) =
-        (registered(), Exchange::of_torch(py), wrap.as_ref(), bits_of(numbers))
+        (found(), Exchange::of_torch(py), wrap.as_ref(), bits_of(numbers))
     else {
         return Ok(None);
     };

@@ -15,6 +15,8 @@ use crate::exchange::Exchange;
 use crate::explain::describe;
 use crate::foreign::{Foreign, Place, check_apart, name_of};
 use crate::frameworks::{Framework, forward_mode, records_gradients, without_gradient, wrote};
+use crate::libtorch::Libtorch;
+use crate::operators::libtorch;
 use crate::options::{GIVEN_BHSD, MEMORY_BHSD, Options};
 use crate::run::{Work, alignment, attention_on};
 use crate::stream::{CallStream, handle_of};
@@ -22,6 +24,9 @@ use crate::table::{GIVEN, K, LSE, OUT, Q, TENSORS, V};
 
 /// The tensors that a call was given, by their places in the table: those of a forward pass, and out.
 type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; GIVEN + 1];
+
+/// What tells of PyTorch's plain tensors without an object for each, and what allocates for them.
+type Plain = (&'static Exchange, &'static Libtorch);
 
 /// The tensors of a call, imported, and where it will run.
 struct Call<'py> {
@@ -36,18 +41,12 @@ struct Call<'py> {
     framework: Framework<'py>,
     /// The library's object for `stream`, where that is not its current one.
     foreign_stream: Option<Bound<'py, PyAny>>,
-    /// Where PyTorch's own table allocates.
-    plain: Option<&'static Exchange>,
+    plain: Option<Plain>,
 }
 
 impl<'py> Call<'py> {
     /// Imports the tensors.
-    fn gather(
-        py: Python<'py>,
-        given: &Given<'_, 'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        mut options: Options,
-    ) -> PyResult<Call<'py>> {
+    fn gather(given: &Given<'_, 'py>, stream: Option<&Bound<'py, PyAny>>, mut options: Options) -> PyResult<Call<'py>> {
         may_compute()?;
         let framework = Framework::of(given[Q].ok_or_else(|| value("q was not given"))?);
         let mut operands = [Foreign::ABSENT; TENSORS.len()];
@@ -55,9 +54,8 @@ impl<'py> Call<'py> {
             Framework::Torch(torch) => look(torch, given, &mut operands)?,
             _ => None,
         };
-        if let (Some(exchange), Place::Cuda(ordinal)) = (plain, operands[Q].place)
-            && let Some(current) = exchange.current_stream(py, ordinal)
-        {
+        if let (Some((_, torch)), Place::Cuda(ordinal)) = (plain, operands[Q].place) {
+            let current = torch.current_stream(ordinal)?;
             let attention = attention_on(operands[Q].place, options.kernel, 0)?;
             let wanted = stream.map(handle_of).transpose()?;
             if let Device::Cuda(context) = attention.device() {
@@ -73,7 +71,7 @@ impl<'py> Call<'py> {
                         stream: Some(current),
                         framework,
                         foreign_stream: None,
-                        plain: Some(exchange),
+                        plain,
                     });
                 }
             }
@@ -159,7 +157,9 @@ impl<'py> Call<'py> {
         let shape: Vec<usize> = result.sizes().iter().map(|&size| size as usize).collect();
         let swapped = result.rank == 4 && result.strides[1] < result.strides[2];
         let object = self.empty(like, &shape, swapped, &name_of(result.element))?;
-        let found = self.plain.and_then(|exchange| exchange.foreign(result.name, &object));
+        let found = self
+            .plain
+            .and_then(|(exchange, _)| exchange.foreign(result.name, &object));
         self.operands[n] = match found {
             Some(found) => found,
             None => {
@@ -187,20 +187,16 @@ impl<'py> Call<'py> {
     fn run(&self, py: Python<'py>, like: &Bound<'py, PyAny>, bound: &bind::Checked) -> PyResult<()> {
         let Some(problem) = &bound.problem else { return Ok(()) };
         let (attention, work) = (&*self.attention, Work::of(problem, &self.operands, None));
-        let (Some(CallStream { stream }), Place::Cuda(ordinal)) = (&self.stream, self.place) else {
+        let Some(CallStream { stream }) = &self.stream else {
             return Ok(py.detach(|| work.on_host(attention))?);
         };
+        let place = self.place;
+        if let Some((_, torch)) = self.plain {
+            return Ok(py.detach(|| work.run(torch, place, attention))?);
+        }
         // What is allocated is held until the work is enqueued: its library frees it in the order of the stream, or the
         // call waits for the work.
-        if let Some(exchange) = self.plain {
-            let mut held = None;
-            let allocate = |bytes| {
-                let memory = held.insert(exchange.allocate(ordinal, bytes)?);
-                Some(memory.validate().ok()?.data_ptr().addr() as u64)
-            };
-            return Ok(py.detach(|| work.enqueue(attention, stream, allocate))?);
-        }
-        if !self.framework.frees_in_stream_order() {
+        if self.framework.module().is_none() {
             return Ok(py.detach(|| {
                 let (mut ours, mut failed) = (None, Ok(()));
                 let allocate = |bytes| {
@@ -243,13 +239,8 @@ impl<'py> Call<'py> {
 }
 
 /// PyTorch's plain CUDA tensors are looked at where they are, without an object for each. `None` where one is another.
-fn look<'py>(
-    torch: &Bound<'py, PyAny>,
-    given: &Given<'_, 'py>,
-    operands: &mut Operands,
-) -> PyResult<Option<&'static Exchange>> {
-    let py = torch.py();
-    let Some(exchange) = Exchange::of_torch(py) else {
+fn look<'py>(torch: &Bound<'py, PyAny>, given: &Given<'_, 'py>, operands: &mut Operands) -> PyResult<Option<Plain>> {
+    let (Some(exchange), Ok(libtorch)) = (Exchange::of_torch(torch.py()), libtorch(torch)?) else {
         return Ok(None);
     };
     if forward_mode(torch)?.is_some() {
@@ -267,7 +258,7 @@ fn look<'py>(
     let ranks = [Q, K, V, OUT]
         .iter()
         .all(|&n| operands[n].rank == 4 || !operands[n].is_given());
-    Ok((ranks && operands.iter().all(same)).then_some(exchange))
+    Ok((ranks && operands.iter().all(same)).then_some((exchange, libtorch)))
 }
 
 /// The order of a new output's dimensions in memory: q's.
@@ -287,7 +278,7 @@ pub(crate) fn compute<'py>(
     stream: Option<&Bound<'py, PyAny>>,
     options: Options,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let mut call = Call::gather(py, &given, stream, options)?;
+    let mut call = Call::gather(&given, stream, options)?;
     let bound = call.bind()?;
     let q = given[Q].ok_or_else(|| value("q was not given"))?;
     let [of_out, of_lse, _] = &bound.results;
@@ -317,7 +308,7 @@ pub(crate) fn explain<'py>(
     stream: Option<&Bound<'py, PyAny>>,
     options: Options,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let call = Call::gather(py, &given, stream, options)?;
+    let call = Call::gather(&given, stream, options)?;
     let bound = call.bind()?;
     let problem = bound.problem.ok_or_else(|| value("there is nothing to compute"))?; // lengths are equal
     describe(py, &problem, call.place, &call.attention, alignment(&call.operands)).map(Bound::into_any)

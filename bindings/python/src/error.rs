@@ -1,7 +1,6 @@
 //! Errors as Python has them: what the caller got wrong is a `ValueError` or `TypeError`, what the
 //! machine got wrong a `RuntimeError`.
 
-use std::fmt;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -11,16 +10,21 @@ use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyVal
 use pyo3::prelude::*;
 
 /// Why a call is refused, or failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// A tensor has another dtype.
+    #[error("{0}")]
     DType(String),
+    #[error("{0}")]
     Value(String),
     /// Memory for a tensor was not there.
+    #[error("{0}")]
     NoMemory(String),
     /// This process cannot compute.
+    #[error("{0}")]
     Forked(String),
-    Library(flashcore::Error),
+    #[error(transparent)]
+    Library(#[from] flashcore::Error),
 }
 
 impl Error {
@@ -29,15 +33,6 @@ impl Error {
     pub(crate) fn is_certain(&self) -> bool {
         use flashcore::Error::{Captured, Cuda};
         matches!(self, Error::NoMemory(_) | Error::Library(Cuda(_) | Captured(_)))
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::DType(says) | Error::Value(says) | Error::NoMemory(says) | Error::Forked(says) => f.write_str(says),
-            Error::Library(error) => error.fmt(f),
-        }
     }
 }
 
@@ -50,12 +45,6 @@ impl From<String> for Error {
 impl From<&str> for Error {
     fn from(says: &str) -> Error {
         Error::Value(says.to_string())
-    }
-}
-
-impl From<flashcore::Error> for Error {
-    fn from(error: flashcore::Error) -> Error {
-        Error::Library(error)
     }
 }
 

@@ -1,13 +1,9 @@
-//! PyTorch's tensors through DLPack's C exchange table: views that own nothing, the current stream, and memory. Each
-//! saves a call into Python, or an object.
+//! PyTorch's tensors through DLPack's C exchange table: views that own nothing, without an object or a call into Python.
 
-use std::ffi::{c_char, c_int, c_void};
-use std::ptr::{NonNull, null_mut};
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
 
-use dlpark::Managed;
-use dlpark::ffi::{
-    DLDataType, DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor,
-};
+use dlpark::ffi::{DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -15,18 +11,12 @@ use pyo3::sync::PyOnceLock;
 use crate::foreign::{Foreign, Place};
 use crate::frameworks::torch_tensor;
 
-/// The table of `torch.Tensor`, and what is called of it.
+/// What is called of the table of `torch.Tensor`.
 pub(crate) struct Exchange {
     /// `torch.Tensor`: an object of a class derived from it may not be what its memory holds.
     class: Py<PyAny>,
     view: unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_int,
-    table: &'static DLPackExchangeAPI,
 }
-
-// SAFETY: a table of functions that lives as long as the process and is not written.
-unsafe impl Send for Exchange {}
-// SAFETY: as above.
-unsafe impl Sync for Exchange {}
 
 impl Exchange {
     /// PyTorch's, if it is imported and has one.
@@ -55,7 +45,6 @@ impl Exchange {
         Some(Exchange {
             class: class.clone().unbind(),
             view: table.dltensor_from_py_object_no_sync?,
-            table,
         })
     }
 
@@ -99,46 +88,4 @@ impl Exchange {
         // SAFETY: both point to as many numbers as there are dimensions, while the object lives.
         Some(unsafe { Foreign::new(name, rank, pointers, tensor.dtype, place, first) })
     }
-
-    /// The handle of PyTorch's current stream on a device.
-    pub(crate) fn current_stream(&self, py: Python<'_>, ordinal: u32) -> Option<usize> {
-        let (device, mut stream) = (device_of(ordinal)?, null_mut());
-        // SAFETY: it writes a pointer.
-        let failed = unsafe { (self.table.current_work_stream?)(device.device_type, device.device_id, &mut stream) };
-        if failed != 0 {
-            drop(PyErr::take(py));
-            return None;
-        }
-        Some(stream.addr())
-    }
-
-    /// Uninitialised bytes of PyTorch's allocator, which takes them back in the order of its current stream.
-    pub(crate) fn allocate(&self, ordinal: u32, bytes: usize) -> Option<Managed<DLManagedTensorVersioned>> {
-        unsafe extern "C" fn ignore(_: *mut c_void, _kind: *const c_char, _message: *const c_char) {}
-        let (mut shape, mut strides) = ([i64::try_from(bytes).ok()?], [1]);
-        let mut wanted = DLTensor {
-            device: device_of(ordinal)?,
-            ndim: 1,
-            dtype: DLDataType::U8,
-            shape: shape.as_mut_ptr(),
-            strides: strides.as_mut_ptr(),
-            ..DLTensor::default()
-        };
-        let mut made = null_mut();
-        // SAFETY: the prototype is complete, and what is made is the caller's to free.
-        let failed =
-            unsafe { (self.table.managed_tensor_allocator?)(&mut wanted, &mut made, null_mut(), Some(ignore)) };
-        if failed != 0 {
-            return None;
-        }
-        // SAFETY: it was made just now.
-        unsafe { Managed::from_raw(made) }.ok()
-    }
-}
-
-fn device_of(ordinal: u32) -> Option<DLDevice> {
-    Some(DLDevice {
-        device_type: DLDeviceType::CUDA,
-        device_id: i32::try_from(ordinal).ok()?,
-    })
 }

@@ -52,70 +52,56 @@ pub(crate) const I32: Element = scalar(DLDataTypeCode::INT, 32);
 pub(crate) const U64: Element = scalar(DLDataTypeCode::UINT, 64);
 pub(crate) const BYTE: Element = scalar(DLDataTypeCode::UINT, 8);
 
-/// Elements with the library's names for them.
-const FLOATS: [(Element, DType); 4] = [
-    (scalar(DLDataTypeCode::BFLOAT, 16), DType::BF16),
-    (scalar(DLDataTypeCode::FLOAT, 16), DType::F16),
-    (scalar(DLDataTypeCode::FLOAT, 32), DType::F32),
-    (DLDataType::F8E4M3FN, DType::E4M3),
+/// An element, the number that PyTorch's file format fixes for it, PyTorch's name, and the library's.
+type Known = (Element, i32, &'static str, Option<DType>);
+
+const KNOWN: [Known; 17] = [
+    (scalar(DLDataTypeCode::BFLOAT, 16), 15, "bfloat16", Some(DType::BF16)),
+    (scalar(DLDataTypeCode::FLOAT, 16), 5, "float16", Some(DType::F16)),
+    (scalar(DLDataTypeCode::FLOAT, 32), 6, "float32", Some(DType::F32)),
+    (DLDataType::F8E4M3FN, 24, "float8_e4m3fn", Some(DType::E4M3)),
+    (I32, 3, "int32", None),
+    (BYTE, 0, "uint8", None),
+    (scalar(DLDataTypeCode::INT, 8), 1, "int8", None),
+    (scalar(DLDataTypeCode::INT, 16), 2, "int16", None),
+    (scalar(DLDataTypeCode::INT, 64), 4, "int64", None),
+    (scalar(DLDataTypeCode::FLOAT, 64), 7, "float64", None),
+    (scalar(DLDataTypeCode::COMPLEX, 32), 8, "complex32", None),
+    (scalar(DLDataTypeCode::COMPLEX, 64), 9, "complex64", None),
+    (scalar(DLDataTypeCode::COMPLEX, 128), 10, "complex128", None),
+    (scalar(DLDataTypeCode::BOOL, 8), 11, "bool", None),
+    (DLDataType::F8E5M2, 23, "float8_e5m2", None),
+    (scalar(DLDataTypeCode::UINT, 32), 28, "uint32", None),
+    (U64, 29, "uint64", None),
 ];
 
-/// Elements with the numbers that PyTorch's file format fixes for them, and PyTorch's names.
-const OF_TORCH: [(Element, i32, &str); 17] = [
-    (scalar(DLDataTypeCode::BFLOAT, 16), 15, "bfloat16"),
-    (scalar(DLDataTypeCode::FLOAT, 16), 5, "float16"),
-    (scalar(DLDataTypeCode::FLOAT, 32), 6, "float32"),
-    (I32, 3, "int32"),
-    (DLDataType::F8E4M3FN, 24, "float8_e4m3fn"),
-    (BYTE, 0, "uint8"),
-    (scalar(DLDataTypeCode::INT, 8), 1, "int8"),
-    (scalar(DLDataTypeCode::INT, 16), 2, "int16"),
-    (scalar(DLDataTypeCode::INT, 64), 4, "int64"),
-    (scalar(DLDataTypeCode::FLOAT, 64), 7, "float64"),
-    (scalar(DLDataTypeCode::COMPLEX, 32), 8, "complex32"),
-    (scalar(DLDataTypeCode::COMPLEX, 64), 9, "complex64"),
-    (scalar(DLDataTypeCode::COMPLEX, 128), 10, "complex128"),
-    (scalar(DLDataTypeCode::BOOL, 8), 11, "bool"),
-    (DLDataType::F8E5M2, 23, "float8_e5m2"),
-    (scalar(DLDataTypeCode::UINT, 32), 28, "uint32"),
-    (U64, 29, "uint64"),
-];
-
-/// An element that no table has.
+/// An element that the table does not have.
 const UNKNOWN: Element = scalar(DLDataTypeCode(u8::MAX), 0);
 
+fn known(is: impl Fn(&Known) -> bool) -> Option<&'static Known> {
+    KNOWN.iter().find(|known| is(known))
+}
+
 pub(crate) fn element_of(dtype: DType) -> Element {
-    FLOATS
-        .iter()
-        .find(|known| known.1 == dtype)
-        .map_or(UNKNOWN, |known| known.0)
+    known(|known| known.3 == Some(dtype)).map_or(UNKNOWN, |known| known.0)
 }
 
 pub(crate) fn element_of_torch(number: i32) -> Element {
-    OF_TORCH
-        .iter()
-        .find(|known| known.1 == number)
-        .map_or(UNKNOWN, |known| known.0)
+    known(|known| known.1 == number).map_or(UNKNOWN, |known| known.0)
 }
 
 pub(crate) fn element_named(name: &str) -> Element {
-    OF_TORCH
-        .iter()
-        .find(|known| known.2 == name)
-        .map_or(UNKNOWN, |known| known.0)
+    known(|known| known.2 == name).map_or(UNKNOWN, |known| known.0)
 }
 
 pub(crate) fn torch_number(element: Element) -> i32 {
-    OF_TORCH
-        .iter()
-        .find(|known| known.0 == element)
-        .map_or(0, |known| known.1)
+    known(|known| known.0 == element).map_or(0, |known| known.1)
 }
 
 /// The name that PyTorch, NumPy and CuPy have for an element; one of DLPack's that they do not have by its numbers.
 pub(crate) fn name_of(element: Element) -> String {
-    match OF_TORCH.iter().find(|known| known.0 == element) {
-        Some((_, _, name)) => (*name).to_string(),
+    match known(|known| known.0 == element) {
+        Some((_, _, name, _)) => (*name).to_string(),
         None if element.code == DLDataTypeCode::UINT => format!("uint{}", element.bits),
         None => format!(
             "elements of {} bits (DLPack's type code {})",
@@ -292,8 +278,8 @@ impl Foreign {
 
     /// The dtype of q, k, v or an output.
     pub(crate) fn dtype(&self) -> Result<DType, Error> {
-        let known = FLOATS.iter().find(|known| known.0 == self.element);
-        known.map(|known| known.1).ok_or_else(|| {
+        let dtype = known(|known| known.0 == self.element).and_then(|known| known.3);
+        dtype.ok_or_else(|| {
             let (name, holds) = (self.name, name_of(self.element));
             let allowed = "allowed are float16, bfloat16, float32 and float8_e4m3fn";
             Error::DType(format!("{name} holds {holds}; {allowed}"))

@@ -1,6 +1,7 @@
 //! PyTorch, CuPy and NumPy beyond DLPack: their current stream, their allocator, and PyTorch's
 //! gradients. They are looked up only if the program has already imported them.
 
+use pyo3::call::PyCallArgs;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -8,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::{type_, unserved, value};
 use crate::foreign::Place;
-use crate::operators::registered;
+use crate::operators::libtorch;
 
 /// An imported module and its tensor type.
 struct Library {
@@ -18,7 +19,6 @@ struct Library {
 
 static TORCH: PyOnceLock<Library> = PyOnceLock::new();
 static CUPY: PyOnceLock<Library> = PyOnceLock::new();
-static NUMPY: PyOnceLock<Library> = PyOnceLock::new();
 static MASKED: PyOnceLock<Library> = PyOnceLock::new();
 
 /// A library, if the program has imported it.
@@ -74,11 +74,8 @@ pub(crate) fn torch_tensor(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
 /// What calls need of PyTorch, looked up once: an attribute takes longer than its use. `None` for what this release
 /// does not have.
 struct OfTorch {
-    /// A device's number to the handle of its current stream. `torch.cuda.current_stream` makes an object of it.
-    raw_stream: Option<Py<PyAny>>,
     fp8: Option<Py<PyAny>>,
     uint8: Option<Py<PyAny>>,
-    is_grad_enabled: Option<Py<PyAny>>,
     /// The module of derivatives in forward mode.
     forward_ad: Option<Py<PyAny>>,
     increment_version: Option<Py<PyAny>>,
@@ -92,21 +89,18 @@ impl OfTorch {
             found.ok().map(Bound::unbind)
         };
         FOUND.get_or_init(torch.py(), || OfTorch {
-            raw_stream: find(&["_C", "_cuda_getCurrentRawStream"]),
             fp8: find(&["float8_e4m3fn"]),
             uint8: find(&["uint8"]),
-            is_grad_enabled: find(&["is_grad_enabled"]),
             forward_ad: find(&["autograd", "forward_ad"]),
             increment_version: find(&["_C", "_increment_version"]),
         })
     }
 }
 
-/// The library that a tensor belongs to.
+/// The library that a tensor belongs to, if memory that it takes back is reused only by later work on the same stream.
 pub(crate) enum Framework<'py> {
     Torch(Bound<'py, PyAny>),
     CuPy(Bound<'py, PyAny>),
-    NumPy(Bound<'py, PyAny>),
     Other,
 }
 
@@ -114,8 +108,6 @@ impl<'py> Framework<'py> {
     pub(crate) fn of(object: &Bound<'py, PyAny>) -> Framework<'py> {
         if let Some(torch) = torch_of(object) {
             Framework::Torch(torch)
-        } else if let Some(numpy) = module_of(&NUMPY, ("numpy", "ndarray"), object) {
-            Framework::NumPy(numpy)
         } else if let Some(cupy) = module_of(&CUPY, ("cupy", "ndarray"), object) {
             Framework::CuPy(cupy)
         } else {
@@ -123,50 +115,29 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// The handle of the library's current stream; the legacy default stream where none is known.
-    pub(crate) fn current_stream(&self, ordinal: u32) -> PyResult<usize> {
+    pub(crate) fn module(&self) -> Option<&Bound<'py, PyAny>> {
         match self {
-            Framework::Torch(torch) => match &OfTorch::get(torch).raw_stream {
-                Some(raw_stream) => raw_stream.bind(torch.py()).call1((ordinal,))?.extract(),
-                None => torch
-                    .getattr("cuda")?
-                    .call_method1("current_stream", (ordinal,))?
-                    .getattr("cuda_stream")?
-                    .extract(),
-            },
-            Framework::CuPy(cupy) => {
-                let cuda = cupy.getattr("cuda")?;
-                let device = cuda.call_method1("Device", (ordinal,))?;
-                within(&device, || {
-                    cuda.call_method0("get_current_stream")?.getattr("ptr")?.extract()
-                })
-            }
-            Framework::NumPy(_) | Framework::Other => Ok(0),
+            Framework::Torch(module) | Framework::CuPy(module) => Some(module),
+            Framework::Other => None,
         }
     }
 
-    /// Whether memory that the library takes back is reused only by later work on the same stream.
-    pub(crate) fn frees_in_stream_order(&self) -> bool {
-        matches!(self, Framework::Torch(_) | Framework::CuPy(_))
+    /// The handle of the library's current stream; the legacy default stream where none is known.
+    pub(crate) fn current_stream(&self, ordinal: u32) -> PyResult<usize> {
+        let Some(module) = self.module() else { return Ok(0) };
+        if let Framework::Torch(torch) = self
+            && let Ok(libtorch) = libtorch(torch)?
+        {
+            return Ok(libtorch.current_stream(ordinal)?);
+        }
+        python(module.py(), "current_stream", (module, ordinal))?.extract()
     }
 
     /// The library's object for a stream of whoever made it.
     pub(crate) fn external_stream(&self, handle: usize, ordinal: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self {
-            Framework::Torch(torch) => {
-                let kwargs = PyDict::new(torch.py());
-                kwargs.set_item("device", ordinal)?;
-                torch
-                    .getattr("cuda")?
-                    .call_method("ExternalStream", (handle,), Some(&kwargs))
-                    .map(Some)
-            }
-            Framework::CuPy(cupy) => cupy
-                .getattr("cuda")?
-                .call_method1("ExternalStream", (handle, ordinal))
-                .map(Some),
-            Framework::NumPy(_) | Framework::Other => Ok(None),
-        }
+        let cuda = self.module().map(|module| module.getattr("cuda")).transpose()?;
+        cuda.map(|cuda| cuda.call_method1("ExternalStream", (handle, ordinal)))
+            .transpose()
     }
 
     /// Uninitialised memory of the library, on `like`'s device; `swapped`: dense with axes 1 and 2
@@ -180,58 +151,16 @@ impl<'py> Framework<'py> {
         dtype: &str,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let py = like.py();
-        let mut shape = shape.to_vec();
-        if swapped {
-            shape.swap(1, 2);
-        }
-        let shape = PyTuple::new(py, shape)?;
-        let kwargs = PyDict::new(py);
-        let allocate = |module: &Bound<'py, PyAny>| {
-            let Ok(dtype) = module.getattr(dtype) else {
-                return Err(value(format!(
-                    "{module} has no {dtype} to allocate the output in; give out=, a tensor of a library that has it"
-                )));
-            };
-            kwargs.set_item("dtype", dtype)?;
-            module.call_method("empty", (shape,), Some(&kwargs))
+        let ordinal = match place {
+            Place::Cuda(ordinal) => Some(ordinal),
+            _ => None,
         };
-        let tensor = match (self, place) {
-            (Framework::Torch(torch), _) => {
-                kwargs.set_item("device", like.getattr("device")?)?;
-                match stream {
-                    Some(stream) => {
-                        let guard = torch.getattr("cuda")?.call_method1("stream", (stream,))?;
-                        within(&guard, || allocate(torch))
-                    }
-                    None => allocate(torch),
-                }
-            }
-            (Framework::CuPy(cupy), Place::Cuda(ordinal)) => {
-                let device = cupy.getattr("cuda")?.call_method1("Device", (ordinal,))?;
-                within(&device, || match stream {
-                    Some(stream) => within(stream, || allocate(cupy)),
-                    None => allocate(cupy),
-                })
-            }
-            (Framework::NumPy(numpy), Place::Cpu) => allocate(numpy),
-            (_, Place::Cpu) => match py.import("numpy") {
-                Ok(numpy) => allocate(numpy.as_any()),
-                Err(_) => Err(value(
-                    "memory for the output is allocated by PyTorch or NumPy on the CPU, and neither is here; install NumPy, \
-                     or give out= and leave out return_lse",
-                )),
-            },
-            _ => Err(value(format!(
-                "memory for the output on {place} is allocated by PyTorch or CuPy, and q belongs to neither; give out=, \
-                 and leave out return_lse"
-            ))),
-        }?;
-        if swapped {
-            tensor.call_method1("swapaxes", (1, 2))
-        } else {
-            Ok(tensor)
-        }
+        let shape = PyTuple::new(like.py(), shape)?;
+        python(
+            like.py(),
+            "empty",
+            (self.module(), like, ordinal, shape, swapped, dtype, stream),
+        )
     }
 
     /// Tells the library of a use on another stream, so that it does not reuse the memory too early.
@@ -243,14 +172,18 @@ impl<'py> Framework<'py> {
     }
 }
 
+/// Calls a function of the package's `_libraries.py`.
+fn python<'py>(py: Python<'py>, name: &str, args: impl PyCallArgs<'py>) -> PyResult<Bound<'py, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("flashcore_attn._libraries").map(Bound::unbind))?;
+    module.bind(py).call_method1(name, args)
+}
+
 /// Whether PyTorch records gradients in this thread.
 pub(crate) fn records_gradients(torch: &Bound<'_, PyAny>) -> PyResult<bool> {
-    if let Some(registered) = registered() {
-        return Ok(registered.records_gradients()); // without a call into Python
-    }
-    match &OfTorch::get(torch).is_grad_enabled {
-        Some(is_grad_enabled) => is_grad_enabled.bind(torch.py()).call0()?.is_truthy(),
-        None => Ok(true),
+    match libtorch(torch)? {
+        Ok(libtorch) => Ok(libtorch.records_gradients()), // without a call into Python
+        Err(_) => torch.call_method0("is_grad_enabled")?.is_truthy(),
     }
 }
 
@@ -336,13 +269,4 @@ pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<B
         } if object.getattr(intern!(object.py(), "dtype"))?.is(fp8) => object.call_method1("view", (uint8,)).map(Some),
         _ => Ok(None),
     }
-}
-
-/// Runs `body` inside of Python's `with manager:`.
-fn within<'py, T>(manager: &Bound<'py, PyAny>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-    let py = manager.py();
-    manager.call_method0("__enter__")?;
-    let result = body();
-    manager.call_method1("__exit__", (py.None(), py.None(), py.None()))?;
-    result
 }

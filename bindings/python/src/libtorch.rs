@@ -4,6 +4,7 @@
 //! contracts are those of PyTorch's header `torch/csrc/inductor/aoti_torch/c/shim.h`.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
@@ -104,9 +105,9 @@ macro_rules! call {
 
 impl Libtorch {
     /// Finds the functions in the libraries at these paths, which the process has loaded. They stay
-    /// loaded.
-    pub(crate) fn find(path: &str, cuda_path: Option<&str>) -> Result<Libtorch, Error> {
-        let open = |path| {
+    /// loaded. The one of CUDA need not be there.
+    pub(crate) fn find(path: &Path, cuda_path: &Path) -> Result<Libtorch, Error> {
+        let open = |path: &Path| {
             // SAFETY: PyTorch's import has run the initialisers of its libraries already.
             let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
             Ok::<_, Error>(&*Box::leak(Box::new(library)))
@@ -117,7 +118,10 @@ impl Libtorch {
         if let Ok(what) = unsafe { library.get::<What>(b"torch_exception_get_what_without_backtrace") } {
             WHAT.get_or_init(|| *what);
         }
-        let cuda = cuda_path.map(|path| CudaFunctions::load(open(path)?)).transpose()?;
+        let cuda = cuda_path
+            .exists()
+            .then(|| CudaFunctions::load(open(cuda_path)?))
+            .transpose()?;
         // SAFETY: the type is that of PyTorch's header `torch/csrc/stable/c/shim.h`.
         let get_num_threads = unsafe { library.get::<GetNumThreads>(b"torch_get_num_threads") };
         Ok(Libtorch {

@@ -2,13 +2,16 @@
 //! `python/flashcore_attn/_operators.py`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::slice;
 use std::sync::OnceLock;
 
 use flashcore::cuda::Stream;
 use flashcore::{Device, ProblemBuilder};
+use libloading::library_filename;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
 use crate::append;
@@ -18,33 +21,42 @@ use crate::foreign::{Foreign, I32, Place, element_named};
 use crate::libtorch::{Kernel, Libtorch, Tensor};
 use crate::options::{MEMORY_OF_Q, NUMBERS, Options, bits_of};
 use crate::run::{Work, alignment, attention_on, slowness, tell_if_gathered, tell_if_slow};
-use crate::schedule::{self, Kept};
-use crate::table::{
-    APPEND_KV, BWD, FWD, FWD_LENGTHS, K, LENGTHS, MAKE_SCHEDULE, OPERATORS, Operator, Q, TENSORS, V, word,
-};
+use crate::schedule::Kept;
+use crate::table::{APPEND_KV, K, LENGTHS, OPERATORS, Q, TENSORS, V, word};
 
-static TORCH: OnceLock<Libtorch> = OnceLock::new();
+static TORCH: OnceLock<Result<Libtorch, String>> = OnceLock::new();
 
-/// Registers PyTorch's operators; the paths are those of libtorch_cpu and, where there is one, libtorch_cuda.
-#[pyfunction]
-pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> {
-    let kernels: [Kernel; 5] = [forward, forward_lengths, backward, append_kv, make_schedule];
-    let register = || {
-        let torch = Libtorch::find(cpu, cuda)?;
-        let all: Vec<_> = OPERATORS.into_iter().zip(kernels).collect();
-        torch.register(c"flashcore", &all)?;
-        let _ = TORCH.set(torch); // it was empty
-        Ok(())
-    };
-    match TORCH.get() {
-        Some(_) => Ok(()),
-        None => register().map_err(|error: Error| PyRuntimeError::new_err(error.to_string())),
-    }
+/// PyTorch's functions, which were looked for; without a call into Python.
+pub(crate) fn found() -> Option<&'static Libtorch> {
+    TORCH.get()?.as_ref().ok()
 }
 
-/// PyTorch's functions, if its operators were registered.
-pub(crate) fn registered() -> Option<&'static Libtorch> {
-    TORCH.get()
+/// The functions of the module `torch`, or why this release is not served.
+pub(crate) fn libtorch(torch: &Bound<'_, PyAny>) -> PyResult<Result<&'static Libtorch, &'static str>> {
+    if TORCH.get().is_none() {
+        let module: PathBuf = torch.getattr("__file__")?.extract()?;
+        let library = |name| module.with_file_name("lib").join(library_filename(name));
+        let found = Libtorch::find(&library("torch_cpu"), &library("torch_cuda")).map_err(|error| error.to_string());
+        let _ = TORCH.set(found); // unless another thread was faster
+    }
+    Ok(match TORCH.get() {
+        Some(found) => found.as_ref().map_err(String::as_str),
+        None => Err("PyTorch was not looked for"), // it was
+    })
+}
+
+/// Registers PyTorch's operators.
+#[pyfunction]
+pub(crate) fn register_operators(py: Python<'_>) -> PyResult<()> {
+    static REGISTERED: PyOnceLock<()> = PyOnceLock::new();
+    let kernels: [Kernel; OPERATORS.len()] = [kernel::<0>, kernel::<1>, kernel::<2>, kernel::<3>, kernel::<4>];
+    let torch = libtorch(py.import("torch")?.as_any())?.map_err(PyRuntimeError::new_err)?;
+    REGISTERED.get_or_try_init(py, || {
+        let all: Vec<_> = OPERATORS.into_iter().zip(kernels).collect();
+        let registered = torch.register(c"flashcore", &all);
+        registered.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    })?;
+    Ok(())
 }
 
 pub(crate) const PANICKED: &str = "flashcore panicked, which is a bug; the message is on standard error";
@@ -52,17 +64,17 @@ pub(crate) const PANICKED: &str = "flashcore panicked, which is a bug; the messa
 /// An operator's results in their order.
 pub(crate) type Results<'a> = [Option<Tensor<'a>>; 3];
 
-/// Runs an operator: takes the tensors from its stack, which has its numbers after them, and puts the results there.
+/// How an operator computes, of its operands and numbers.
+pub(crate) type Compute = for<'a> fn(&'a Libtorch, &mut Operands, &[u64]) -> Result<Results<'a>, Error>;
+
+/// Runs the operator of this place in the table: takes the tensors from its stack, which has its numbers after them, and
+/// puts the results there.
 ///
 /// # Safety
 /// PyTorch passes the stack for the schema of this operator.
-unsafe fn serve(
-    operator: &'static Operator,
-    stack: *mut u64,
-    inputs: u64,
-    compute: for<'a> fn(&'a Libtorch, &mut Operands, &[u64]) -> Result<Results<'a>, Error>,
-) {
-    let Some(torch) = TORCH.get() else { return }; // it was set before this was registered
+unsafe extern "C-unwind" fn kernel<const N: usize>(stack: *mut u64, inputs: u64, _outputs: u64) {
+    let operator = OPERATORS[N];
+    let Some(torch) = found() else { return }; // it was, before this was registered
     // SAFETY: PyTorch passes as many arguments as `inputs` says, and no fewer than results.
     let stack = unsafe { slice::from_raw_parts_mut(stack, inputs as usize) };
     let (handles, numbers) = stack.split_at(operator.tensors.len());
@@ -74,7 +86,7 @@ unsafe fn serve(
         for (tensor, &place) in tensors.iter().zip(operator.tensors) {
             operands[place] = tensor.foreign(word(operator.names[place]))?;
         }
-        compute(torch, &mut operands, numbers)
+        (operator.compute)(torch, &mut operands, numbers)
     }));
     drop(tensors);
     let message = match result {
@@ -90,24 +102,6 @@ unsafe fn serve(
     torch.raise(&message);
 }
 
-/// The kernels as PyTorch calls them.
-macro_rules! kernels {
-    ($($kernel:ident: $operator:ident => $compute:path;)*) => {$(
-        unsafe extern "C-unwind" fn $kernel(stack: *mut u64, inputs: u64, _outputs: u64) {
-            // SAFETY: it is registered for this operator.
-            unsafe { serve(&$operator, stack, inputs, $compute) }
-        }
-    )*};
-}
-
-kernels! {
-    forward: FWD => compute_forward;
-    forward_lengths: FWD_LENGTHS => compute_forward;
-    backward: BWD => compute_backward;
-    append_kv: APPEND_KV => append::compute;
-    make_schedule: MAKE_SCHEDULE => schedule::make;
-}
-
 /// The options that an operator's numbers begin with, and the numbers after them.
 pub(crate) fn options_of(numbers: &[u64]) -> Result<(Options, &[u64]), Error> {
     let (bits, rest) = numbers
@@ -120,7 +114,11 @@ pub(crate) fn options_of(numbers: &[u64]) -> Result<(Options, &[u64]), Error> {
     Ok((options, rest))
 }
 
-fn compute_forward<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
+pub(crate) fn compute_forward<'a>(
+    torch: &'a Libtorch,
+    operands: &mut Operands,
+    numbers: &[u64],
+) -> Result<Results<'a>, Error> {
     let (options, _) = options_of(numbers)?;
     let kept = Kept::of(&options)?;
     let bound = bind::forward(operands, &options)?;
@@ -132,7 +130,11 @@ fn compute_forward<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
     Ok(results)
 }
 
-fn compute_backward<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[u64]) -> Result<Results<'a>, Error> {
+pub(crate) fn compute_backward<'a>(
+    torch: &'a Libtorch,
+    operands: &mut Operands,
+    numbers: &[u64],
+) -> Result<Results<'a>, Error> {
     let bound = bind::backward(operands, &options_of(numbers)?.0)?;
     let results = allocate(torch, &bound, operands)?;
     run(torch, &bound, operands, None)?;
@@ -207,7 +209,7 @@ pub(crate) fn check_operator(
     asks_device: bool,
 ) -> PyResult<()> {
     let check = || -> Result<(), Error> {
-        let (Some(torch), Some(operator)) = (TORCH.get(), OPERATORS.iter().find(|known| known.name == name)) else {
+        let (Some(torch), Some(operator)) = (found(), OPERATORS.iter().find(|known| known.name == name)) else {
             return Err(format!("there is no operator {name}").into());
         };
         let mut operands = [Foreign::ABSENT; TENSORS.len()];

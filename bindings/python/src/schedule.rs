@@ -21,7 +21,7 @@ use crate::bind::{self, Operands};
 use crate::error::Error;
 use crate::foreign::{Foreign, I32, Place, element_of_torch};
 use crate::libtorch::{Libtorch, Tensor};
-use crate::operators::{Results, options_of, registered};
+use crate::operators::{Results, found, options_of};
 use crate::options::Options;
 use crate::run::{attention_on, on_device};
 use crate::table::{BLOCK_TABLE, K, LENGTHS, Q, SEQUSED_K, TENSORS, V};
@@ -158,7 +158,7 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
         None if !prepared.has_schedule() => return token(false),
         None if is_captured => return token(false), // there is one only once the graph has run
         None => {
-            let torch = registered().ok_or("PyTorch was not found")?; // it was
+            let torch = found().ok_or("PyTorch was not found")?; // it was
             let elements = usize::try_from(prepared.workspace_bytes().div_ceil(4)).unwrap_or(usize::MAX);
             let (tensor, at) = torch.allocate(Foreign::fresh_dense("schedule", I32, place, &[elements]))?;
             Some(Workspace(tensor, at))

@@ -9,7 +9,9 @@ use flashcore::Name;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::operators::{Compute, compute_backward, compute_forward};
 use crate::options::{Kind, NUMBERS, Number};
+use crate::{append, schedule};
 
 /// What attention is given, and what it writes. The first are the tensors of a call, in the order in which
 /// `_native.call` takes them; fewer stand for the first of them.
@@ -67,6 +69,7 @@ pub(crate) struct Operator {
     is_attention: bool,
     numbers: &'static [Number],
     results: &'static [&'static str],
+    pub(crate) compute: Compute,
 }
 
 pub(crate) const FWD: Operator = Operator {
@@ -77,6 +80,7 @@ pub(crate) const FWD: Operator = Operator {
     is_attention: true,
     numbers: &[],
     results: &["out", "lse"],
+    compute: compute_forward,
 };
 
 /// As [`FWD`], with lengths: five more arguments take PyTorch's dispatcher a microsecond.
@@ -90,6 +94,7 @@ pub(crate) const BWD: Operator = Operator {
     name: "bwd",
     tensors: &[DOUT, Q, K, V, OUT, LSE, 3, 4, 5, SEQUSED_K],
     results: &["dq", "dk", "dv"],
+    compute: compute_backward,
     ..FWD
 };
 
@@ -104,6 +109,7 @@ pub(crate) const APPEND_KV: Operator = Operator {
         Number("q_at_one_position", Kind::Bool, None),
     ],
     results: &[],
+    compute: append::compute,
 };
 
 /// `schedule`: of the one that is made again; 0 for a new one. `page_size` 0: no pages; `total_q` -1: as many rows of
@@ -122,6 +128,7 @@ pub(crate) const MAKE_SCHEDULE: Operator = Operator {
         Number("total_q", Kind::Int, Some(u64::MAX)),
     ],
     results: &["token"],
+    compute: schedule::make,
     ..FWD
 };
 

@@ -1,9 +1,10 @@
 //! The threads of a call on the host: as many as PyTorch has, which a process that shares its cores limits.
 
 use std::env::var_os;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread::available_parallelism;
 
+use quick_cache::sync::Cache;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Pools that are kept, by their threads: programs change the number rarely.
@@ -23,18 +24,13 @@ pub(crate) fn on_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() ->
     }
 }
 
-/// The pool of so many threads; `None` where the system has no room for one.
+/// The pool of so many threads; `None` where the system has no room for one. Threads of a pool that is not kept end with
+/// the calls that use it.
 fn pool_of(threads: usize) -> Option<Arc<ThreadPool>> {
-    static POOLS: Mutex<Vec<Arc<ThreadPool>>> = Mutex::new(Vec::new());
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pool) = pools.iter().find(|pool| pool.current_num_threads() == threads) {
-        return Some(pool.clone());
-    }
-    let named = ThreadPoolBuilder::new().thread_name(|number| format!("flashcore-{number}"));
-    let pool = Arc::new(named.num_threads(threads).build().ok()?);
-    if pools.len() >= MOST_POOLS {
-        pools.remove(0); // its threads end with the calls that use it
-    }
-    pools.push(pool.clone());
-    Some(pool)
+    static POOLS: LazyLock<Cache<usize, Arc<ThreadPool>>> = LazyLock::new(|| Cache::new(MOST_POOLS));
+    let make = || {
+        let named = ThreadPoolBuilder::new().thread_name(|number| format!("flashcore-{number}"));
+        named.num_threads(threads).build().map(Arc::new)
+    };
+    POOLS.get_or_insert_with(&threads, make).ok()
 }

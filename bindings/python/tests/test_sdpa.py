@@ -414,7 +414,6 @@ def test_the_flash_backend_is_the_first(monkeypatch, on_gpu):
         put(own)
 
 
-@pytest.mark.skipif(fc._registry is None, reason="this PyTorch has no list of flash attention implementations")
 def test_pytorchs_own_switch():
     from torch.nn import attention
 

@@ -8,9 +8,7 @@ dispatcher (`direct`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +22,6 @@ from . import _checks, _derivatives, _fakes, _flops, _names, _native
 GIVEN_BHSD, OUT_BHSD, MEMORY_BHSD, MEMORY_OF_Q, MORE = 1, 2, 4, 8, 16
 _FAR = 2**62  # a bound that bounds nothing
 _Tensors = tuple["torch.Tensor | None", ...]
-
-
-def _register() -> None:
-    folder = Path(torch.__file__).parent / "lib"
-    file_name = {"darwin": "lib{}.dylib", "win32": "{}.dll"}.get(sys.platform, "lib{}.so").format
-    cuda = folder / file_name("torch_cuda")
-    _native.register_operators(str(folder / file_name("torch_cpu")), str(cuda) if cuda.exists() else None)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -217,7 +208,7 @@ def _autograd_of(name: str, operator: Any) -> Callable[..., Any]:
     return kernel
 
 
-_register()
+_native.register_operators()
 _fwd = torch.ops.flashcore.fwd.default
 _fwd_lengths = torch.ops.flashcore.fwd_lengths.default
 _bwd = torch.ops.flashcore.bwd.default

@@ -1,11 +1,12 @@
 """The backward passes of peers. What is called, and timed, is the backward pass alone.
 
 The maker of a peer, `found[name]` of `peers.find`, has the attribute `backward` where the library has a backward pass:
-`found[name].backward(tensors, **options)` gives a pass, of a dict of the tensors `q`, `k`, `v`, `out`, `lse`, `dout`, `dq`,
+`found[name].backward(tensors, **options)` gives a function or a pass, of a dict of the tensors `q`, `k`, `v`, `out`, `lse`, `dout`, `dq`,
 `dk` and `dv`, and the options of `_asked.Asked`:
 
-- `run()` computes the gradients once, and returns them, or None where it wrote `dq`, `dk` and `dv`.
-- `refresh()`, if there is one, is called after the values of `q`, `k` and `v` have changed.
+- The function, or `run()` of the pass, computes the gradients once, and returns them, or None where it wrote `dq`, `dk`
+  and `dv`.
+- `refresh()` of the pass is called after the values of `q`, `k` and `v` have changed.
 
 `found[name].backward_packed(tensors, problem, ...)`, where there is one, does the same for packed sequences. `tensors`
 then also has `cu_seqlens_q` and `cu_seqlens_k`, and `problem` is the `Problem` as a dict.
@@ -15,28 +16,32 @@ from ._asked import Asked, NotServed, kinds
 from ._peers_serving import check_cudnn, of_equal_lengths
 
 
-class Autograd:
-    """A library's own backward pass, through PyTorch's autograd, which keeps what the library's forward pass saved for
-    it: the bench's `out` and `lse` are not read. The forward pass runs once for each set of inputs."""
+class Pass:
+    """A library's own backward pass: `forward()`, which runs once for each set of inputs, gives what `backward` takes. The
+    bench's `out` and `lse` are not read."""
 
-    def __init__(self, torch, forward, tensors, options):
-        # Views that are leaves: autograd counts no changes of the bench's memory.
-        self.inputs = [tensors[name].detach().requires_grad_() for name in "qkv"]
-        self.grad, self.dout = torch.autograd.grad, tensors["dout"]
-        self.forward = forward(*self.inputs, **options)
+    def __init__(self, forward, backward):
+        self.forward, self.backward = forward, backward
         self.refresh()
 
     def refresh(self):
-        self.out = None  # frees what was saved before as much is saved again
-        self.out = self.forward()
+        self.saved = None  # frees what was saved before as much is saved again
+        self.saved = self.forward()
 
     def run(self):
-        return self.grad(self.out, self.inputs, self.dout, retain_graph=True)
+        return self.backward(*self.saved)
 
 
 def of_autograd(torch, forward):
     """Makes passes of a maker of functions that autograd can differentiate."""
-    return lambda tensors, **options: Autograd(torch, forward, tensors, options)
+
+    def make(tensors, **options):
+        # Views that are leaves: autograd counts no changes of the bench's memory.
+        inputs = [tensors[name].detach().requires_grad_() for name in "qkv"]
+        run, grad, dout = forward(*inputs, **options), torch.autograd.grad, tensors["dout"]
+        return Pass(lambda: (run(),), lambda out: grad(out, inputs, dout, retain_graph=True))
+
+    return make
 
 
 def of_packed(tensors, problem):
@@ -50,20 +55,9 @@ def of_packed(tensors, problem):
     return {name: tensor[0] for name, tensor in tensors.items() if name not in starts}, {**starts, **bounds}
 
 
-class Packed:
-    """A backward pass after the library's own forward pass, which runs once for each set of inputs: `forward()` gives what
-    `backward` takes. The bench's `out` and `lse` are not read."""
-
-    def __init__(self, forward, backward):
-        self.forward, self.backward = forward, backward
-        self.refresh()
-
-    def refresh(self):
-        self.saved = None  # frees what was saved before as much is saved again
-        self.saved = self.forward()
-
-    def run(self):
-        return tuple(gradient[None] for gradient in self.backward(*self.saved))
+def _batched(gradients):
+    """Of packed rows, as a batch of one."""
+    return tuple(gradient[None] for gradient in gradients)
 
 
 def of_torch_packed(torch, backend):
@@ -81,9 +75,9 @@ def of_torch_packed(torch, backend):
             return out, lse, state
 
         def backward(out, lse, state):
-            return torch.ops.aten._flash_attention_backward(dout, *qkv, out, lse, *last, *state, **options)
+            return _batched(torch.ops.aten._flash_attention_backward(dout, *qkv, out, lse, *last, *state, **options))
 
-        return Packed(forward, backward)
+        return Pass(forward, backward)
 
     def cudnn(tensors, problem, **how):
         asked = Asked(**how)
@@ -99,21 +93,19 @@ def of_torch_packed(torch, backend):
             return out, lse, seed, offset
 
         def backward(*saved):
-            return torch.ops.aten._cudnn_attention_backward(dout, *qkv, *saved, None, *last, scale=scale)
+            return _batched(torch.ops.aten._cudnn_attention_backward(dout, *qkv, *saved, None, *last, scale=scale))
 
-        return Packed(forward, backward)
+        return Pass(forward, backward)
 
     return {"FLASH_ATTENTION": flash, "CUDNN_ATTENTION": cudnn}.get(backend, of_equal_lengths)
 
 
-class Fa3:
+def of_fa3(backward, tensors, options):
     """FlashAttention-3's operator, on the bench's `out` and `lse`, into its `dq`, `dk` and `dv`."""
+    arguments = [tensors[name] for name in ("dout", "q", "k", "v", "out", "lse")]
+    outputs = {name: tensors[name] for name in ("dq", "dk", "dv")}
 
-    def __init__(self, backward, tensors, options):
-        names = ("dout", "q", "k", "v", "out", "lse")
-        arguments = [tensors[name] for name in names]
-        outputs = {name: tensors[name] for name in ("dq", "dk", "dv")}
-        self.call = lambda: backward(*arguments, **outputs, **options)
+    def run():
+        backward(*arguments, **outputs, **options)
 
-    def run(self):
-        self.call()
+    return run

@@ -9,7 +9,7 @@ the peers that there are.
 import json
 import sys
 
-from . import _asked
+from . import _asked, _own
 from . import peers as _peers
 
 # Names of element types, as flashcore has them and as PyTorch has them.
@@ -32,45 +32,32 @@ def main():
 
 
 def call(job):
-    """Calls the peer, the last time with the profiler on; returns its identity."""
-    label = job["peer"]
-    if "own" in job:
-        return call_own(job, label)
-    found, absent = _peers.find("cuda", [label])
-    if label not in found:
-        raise _asked.NotServed(absent.get(label, f"no peer has the name {label}"))
-    if _asked.is_backward(job["problem"]):
-        raise _asked.NotServed("backward passes of peers are not profiled here; `bench --backward` times them")
+    """Calls the peer, or the function of the user, the last time with the profiler on; returns its identity."""
+    label, problem = job["peer"], job["problem"]
+    if "own" not in job:
+        found, absent = _peers.find("cuda", [label])
+        if label not in found:
+            raise _asked.NotServed(absent.get(label, f"no peer has the name {label}"))
+        if _asked.is_backward(problem):
+            raise _asked.NotServed("backward passes of peers are not profiled here; `bench --backward` times them")
     import torch
 
-    from ._bench import Subject
-
-    torch.manual_seed(1)
-    with torch.cuda.device(job["device"]):
-        q, k, v = (tensor(torch, job["tensors"][name], job["device"]) for name in "qkv")
-        scales = None
-        if q.dtype == torch.float8_e4m3fn:
-            shape = (k.shape[0], k.shape[2])
-            scales = tuple(torch.ones(shape, dtype=torch.float32, device=job["device"]) for _ in "qkv")
-        asked = _asked.Asked.of(job["problem"], q, k)._replace(scales=scales)
-        run = found[label](q, k, v, **asked._asdict())
-        profiled(torch, run, job["warm_up"])
-    return json.loads(Subject(label, run, versions=_peers.versions(label)).info)
-
-
-def call_own(job, label):
-    """The same of a function of the user."""
-    import torch
-
-    from . import _own
     from ._bench import Subject
 
     torch.manual_seed(1)
     with torch.cuda.device(job["device"]):
         views = {name: tensor(torch, described, job["device"]) for name, described in job["tensors"].items()}
-        run = _own.load(job["own"]).bind(job["problem"], views)
+        if "own" in job:
+            run, versions = _own.load(job["own"]).bind(problem, views), _own.versions()
+        else:
+            q, k, v = (views[name] for name in "qkv")
+            scales = None
+            if q.dtype == torch.float8_e4m3fn:
+                scales = tuple(q.new_ones((k.shape[0], k.shape[2]), dtype=torch.float32) for _ in "qkv")
+            asked = _asked.Asked.of(problem, q, k)._replace(scales=scales)
+            run, versions = found[label](q, k, v, **asked._asdict()), _peers.versions(label)
         profiled(torch, run, job["warm_up"])
-    return json.loads(Subject(label, run, versions=_own.versions()).info)
+    return json.loads(Subject(label, run, versions=versions).info)
 
 
 def profiled(torch, run, warm_up):

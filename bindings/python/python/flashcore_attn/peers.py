@@ -184,7 +184,7 @@ def _fa3_deterministic(torch):
 def _fa3_backward(operators, deterministic):
     def make(tensors, *, lengths={}, **how):
         options = {**Asked(**how).of_fa3(), **lengths, "deterministic": deterministic}
-        return _peers_backward.Fa3(operators.bwd, tensors, options)
+        return _peers_backward.of_fa3(operators.bwd, tensors, options)
 
     def packed(tensors, problem, **how):
         tensors, lengths = _peers_backward.of_packed(tensors, problem)

@@ -56,8 +56,7 @@ if torch.backends.cuda.is_built():
     _OTHERS += [("CUDA", f"_scaled_dot_product_{backend}_attention") for backend in ("efficient", "cudnn")]
     _OTHERS += [("CUDA", _MATH), ("AutogradCUDA", _MATH)]
 
-# Releases before 2.11 have no list of implementations.
-_registry: Any = torch.nn.attention if hasattr(torch.nn.attention, "register_flash_attention_impl") else None
+_registry: Any = torch.nn.attention  # of implementations
 
 _lock = threading.RLock()  # held while the state below changes
 _strict = False
@@ -90,8 +89,6 @@ class _Replacement:
 
     def prefer(self) -> None:
         """Makes the flash backend the first in PyTorch's order."""
-        if not hasattr(torch._C, "_set_sdp_priority_order"):
-            return
         if torch.cuda.is_available():  # the first choice on a GPU sets the order
             x = torch.empty(1, 1, 8, 8, dtype=torch.float16, device="cuda")
             torch._fused_sdp_choice(x, x, x)
@@ -138,15 +135,15 @@ class _Replacement:
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> Any:
+        call = (query, key, value, dropout_p, is_causal, scale)
         if attn_mask is None:
-            results = _direct(query, key, value, dropout_p, is_causal, scale, False)
+            results = _direct(call, False)
             if results is not None:
                 return results[0], results[1].transpose(1, 2).contiguous().transpose(1, 2)
-        if _refused(query, key, value, dropout_p, attn_mask, is_causal, scale):
+        if _refused(call, attn_mask):
             rest = {"attn_mask": attn_mask, "scale": scale}
             return self.previous[_CPU].call_boxed(keys, query, key, value, dropout_p, is_causal, **rest)
-        key, value, is_causal, window = _top_left(query, key, value, is_causal)
-        out, lse = _attend(query, key, value, is_causal, window, scale)
+        out, lse = _attend(*_top_left(call))
         return out, lse.transpose(1, 2).contiguous().transpose(1, 2)  # strided as PyTorch's
 
     def cpu_backward(
@@ -164,13 +161,12 @@ class _Replacement:
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, attn_mask, is_causal, scale, gradient=True):
+        call = (query, key, value, dropout_p, is_causal, scale)
+        if _refused(call, attn_mask, gradient=True):
             saved = (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal)
             rest = {"attn_mask": attn_mask, "scale": scale}
             return self.previous[f"{_CPU}_backward"].call_boxed(keys, *saved, **rest)
-        seen_key, seen_value, is_causal, window = _top_left(query, key, value, is_causal)
-        tensors = (grad_out, query, seen_key, seen_value, out)
-        dq, dk, dv = _differentiate(*tensors, logsumexp, is_causal, window, scale, bhsd=False)
+        dq, dk, dv = _differentiate(grad_out, out, logsumexp, *_top_left(call), bhsd=False)
         return dq, _padded(dk, key), _padded(dv, value)  # in memory [batch, seq, heads, head_dim], as PyTorch's
 
     def cuda(
@@ -185,11 +181,12 @@ class _Replacement:
         *,
         scale: float | None = None,
     ) -> Any:
-        results = _direct(query, key, value, dropout_p, is_causal, scale, True)
+        call = (query, key, value, dropout_p, is_causal, scale)
+        results = _direct(call, True)
         if results is not None:
             out, lse, *others = results
             return out, lse, None, None, query.shape[2], key.shape[2], *others
-        if _refused(query, key, value, dropout_p, None, is_causal, scale):
+        if _refused(call):
             options = (dropout_p, is_causal, return_debug_mask)
             return self.previous[_CUDA].call_boxed(keys, query, key, value, *options, scale=scale)
         # This operator is aligned bottom-right; SDPA calls it for causal masks of equal lengths only.
@@ -217,13 +214,13 @@ class _Replacement:
         *,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, None, is_causal, scale, gradient=True):
+        if _refused((query, key, value, dropout_p, is_causal, scale), gradient=True):
             saved = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
             options = (dropout_p, is_causal, philox_seed, philox_offset)
             return self.previous[f"{_CUDA}_backward"].call_boxed(keys, *saved, *options, scale=scale)
         bhsd = query.stride(1) >= query.stride(2)
-        tensors = (grad_out, query, key, value, out)
-        gradients = _differentiate(*tensors, logsumexp, is_causal, (-1, -1), scale, bhsd=bhsd)
+        call = (query, key, value, is_causal, (-1, -1), scale)
+        gradients = _differentiate(grad_out, out, logsumexp, *call, bhsd=bhsd)
         return tuple(_strided_as(x, like) for x, like in zip(gradients, (query, key, value)))
 
 
@@ -252,16 +249,15 @@ def _slow(
     return slow_backward(q, k, k, device=device, causal=causal, deterministic=deterministic)
 
 
-def _direct(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    more: bool,
-) -> list[torch.Tensor] | None:
+# What an operator is given: query, key, value, dropout_p, is_causal and scale.
+_Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, bool, "float | None"]
+# What is computed of it: query, key, value, is_causal, window and scale.
+_Asked = tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, tuple[int, int], "float | None"]
+
+
+def _direct(call: _Given, more: bool) -> list[torch.Tensor] | None:
     """The results of a usual call, with the least work of the host; None where the kernel must look closer."""
+    query, key, value, dropout_p, is_causal, scale = call
     if dropout_p != 0.0 or query.is_neg() or key.is_neg() or value.is_neg():
         return None
     if records(query, key, value) and _slow(
@@ -273,16 +269,15 @@ def _direct(
     return _names.typed(_native.call, (query, key, value), first)  # type: ignore[no-any-return]
 
 
-def _top_left(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
-) -> tuple[torch.Tensor, torch.Tensor, bool, tuple[int, int]]:
-    """The keys that are seen, whether the mask is causal and its window, for a causal mask that is aligned top-left."""
+def _top_left(call: _Given) -> _Asked:
+    """A call whose causal mask is aligned top-left, of the keys that are seen."""
+    query, key, value, _, is_causal, scale = call
     seq_q, seq_kv = query.shape[2], key.shape[2]
     if is_causal and seq_q < seq_kv:  # keys after the last query are seen by none
-        return key[:, :, :seq_q], value[:, :, :seq_q], True, (-1, -1)
+        return query, key[:, :, :seq_q], value[:, :, :seq_q], True, (-1, -1), scale
     if is_causal and seq_q > seq_kv:
-        return key, value, False, (-1, seq_q - seq_kv)
-    return key, value, is_causal, (-1, -1)
+        return query, key, value, False, (-1, seq_q - seq_kv), scale
+    return query, key, value, is_causal, (-1, -1), scale
 
 
 def _padded(gradient: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
@@ -309,15 +304,9 @@ def _strides_like(tensor: torch.Tensor) -> tuple[int, ...]:
 _deterministic = torch.are_deterministic_algorithms_enabled
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    is_causal: bool,
-    window: tuple[int, int],
-    scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(*call: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of ``[batch, heads, seq, head_dim]``; the output is strided as ``torch.empty_like(query)``."""
+    query, key, value, is_causal, window, scale = call
     _, of_head, of_row, _ = _strides_like(query)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
@@ -327,36 +316,19 @@ def _attend(
 
 
 def _differentiate(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    is_causal: bool,
-    window: tuple[int, int],
-    scale: float | None,
-    *,
-    bhsd: bool,
+    grad_out: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, *call: Any, bhsd: bool
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of `_attend`; `bhsd`: in memory as ``[batch, heads, seq, head_dim]``."""
+    query, key, value, is_causal, window, scale = call
     options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
     options |= {"layout": MEMORY_BHSD if bhsd else 0, "deterministic": _deterministic()}
     gradients = backward(*(x.transpose(1, 2) for x in (grad_out, query, key, value, out)), lse, **options)
     return tuple(x.transpose(1, 2) for x in gradients)
 
 
-def _refused(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float,
-    attn_mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    gradient: bool = False,
-) -> bool:
+def _refused(call: _Given, attn_mask: torch.Tensor | None = None, gradient: bool = False) -> bool:
     """Whether PyTorch's kernel must compute it. Raises if strict, else warns once for each reason."""
+    query, key, value, dropout_p, is_causal, scale = call
     why: str | None
     if dropout_p != 0.0:
         why = "dropout_p is not 0"
@@ -397,8 +369,7 @@ def _install() -> _Replacement:
     return _active
 
 
-if _registry is not None:
-    _registry.register_flash_attention_impl(_NAME, register_fn=_install)
+_registry.register_flash_attention_impl(_NAME, register_fn=_install)
 
 
 def is_active() -> bool:
@@ -423,10 +394,7 @@ def activate(*, strict: bool = False) -> None:
     """
     with _lock:
         if _active is None:
-            if _registry is not None:
-                _registry.activate_flash_attention_impl(_NAME)
-            else:
-                _install()
+            _registry.activate_flash_attention_impl(_NAME)
         _set_strict(strict)
 
 
@@ -440,12 +408,8 @@ def _set_strict(strict: bool) -> None:
 def deactivate() -> None:
     """Gives `scaled_dot_product_attention` back to PyTorch; does nothing if it is not `activate`-d."""
     with _lock:
-        if _active is None:
-            return
-        if _registry is not None:
+        if _active is not None:
             _registry.restore_flash_attention_impl()
-        else:
-            _active.remove()
 
 
 @contextmanager
@@ -456,7 +420,7 @@ def activated(*, strict: bool = False) -> Iterator[None]:
     the last to begin.
     """
     with _lock:
-        block = _Block(_active is not None, _strict, _registry and _registry.current_flash_attention_impl())
+        block = _Block(_active is not None, _strict, _registry.current_flash_attention_impl())
         activate(strict=strict)
         _blocks.append(block)
     try:
@@ -483,6 +447,6 @@ class _Block:
             activate()
         else:
             deactivate()
-            if _registry is not None and implementation is not None:
+            if implementation is not None:
                 _registry.activate_flash_attention_impl(implementation)
         _set_strict(was_strict)
