@@ -3,14 +3,33 @@
 //! candle's operations have one result, so that the log-sum-exp, which the backward pass reads, is
 //! not kept: a second forward pass computes it again.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use candle::backend::{BackendDevice, BackendStorage};
 use candle::op::BackpropOp;
 use candle::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor};
-use flashcore::{GradientLayouts, Name, Problem, ProblemBuilder};
+use flashcore::{Attention, Device, GradientLayouts, Name, Problem, ProblemBuilder};
 
 use crate::op::Lengths;
 use crate::problem::{INPUTS, problem};
 use crate::{Error, FlashAttn};
+
+/// The library on the CPU, or on a device by the number that candle and the library both take from the driver.
+pub(crate) fn attention(ordinal: Option<usize>) -> Result<Arc<Attention>> {
+    static ATTENTION: Mutex<BTreeMap<Option<usize>, Arc<Attention>>> = Mutex::new(BTreeMap::new());
+    let mut made = ATTENTION.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(attention) = made.get(&ordinal) {
+        return Ok(attention.clone());
+    }
+    let device = match ordinal {
+        None => Device::cpu(),
+        Some(ordinal) => Device::cuda(ordinal as u32).map_err(Error::from)?,
+    };
+    let attention = Arc::new(Attention::new(device).map_err(Error::from)?);
+    made.insert(ordinal, attention.clone());
+    Ok(attention)
+}
 
 /// What `bwd` returns.
 pub(crate) type Found = (Option<Tensor>, Option<Tensor>, Option<Tensor>);

@@ -1,27 +1,14 @@
 //! Tensors in host memory, by the library's CPU backend.
 
-use std::sync::OnceLock;
-
 use candle::backend::{BackendDevice, BackendStorage};
 use candle::cpu_backend::CpuDevice;
 use candle::{CpuStorage, DType, Result, Shape, Storage, Tensor};
-use flashcore::{Attention, Device, Host, Name, Operands, Problem, View, ViewMut};
+use flashcore::{Host, Name, Operands, Problem, View, ViewMut};
 
 use crate::Error;
-use crate::call::{Memory, Read};
+use crate::call::{Memory, Read, attention};
 use crate::op::{Keys, Lengths};
 use crate::problem::layout_of;
-
-fn attention() -> Result<&'static Attention> {
-    static ATTENTION: OnceLock<Attention> = OnceLock::new();
-    match ATTENTION.get() {
-        Some(attention) => Ok(attention),
-        None => {
-            let attention = Attention::new(Device::cpu()).map_err(Error::from)?;
-            Ok(ATTENTION.get_or_init(|| attention))
-        }
-    }
-}
 
 impl Memory for CpuStorage {
     fn of(storage: &Storage) -> Option<&CpuStorage> {
@@ -54,7 +41,8 @@ impl Memory for CpuStorage {
         for (name, storage) in written {
             operands = operands.with_mut(name, view_mut(problem, name, storage)?);
         }
-        Ok(attention()?.run(problem, operands).map_err(Error::from)?)
+        let attention = attention(None)?;
+        Ok(attention.run(problem, operands).map_err(Error::from)?)
     }
 }
 

@@ -2,34 +2,17 @@
 //!
 //! Raw addresses go from candle to the library, and neither sees the other's binding of the driver.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use candle::backend::{BackendDevice, BackendStorage};
 use candle::cuda_backend::CudaDevice;
 use candle::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut};
 use candle::{CudaStorage, DType, Result, Shape, Storage, Tensor};
 use flashcore::unstable::cuda::{DeviceSlice, Stream};
-use flashcore::{
-    Attention, Cuda, Device, DeviceSliceMut, ElementType, Name, Operands, Problem, View, ViewMut, bf16, f16,
-};
+use flashcore::{Cuda, DeviceSliceMut, ElementType, Name, Operands, Problem, View, ViewMut, bf16, f16};
 
 use crate::Error;
-use crate::call::{Memory, Read};
+use crate::call::{Memory, Read, attention};
 use crate::op::{Keys, Lengths};
 use crate::problem::layout_of;
-
-/// The library on a device, by the number that candle and the library both take from the driver.
-fn attention(ordinal: usize) -> std::result::Result<Arc<Attention>, Error> {
-    static ATTENTION: Mutex<BTreeMap<usize, Arc<Attention>>> = Mutex::new(BTreeMap::new());
-    let mut made = ATTENTION.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(attention) = made.get(&ordinal) {
-        return Ok(attention.clone());
-    }
-    let attention = Arc::new(Attention::new(Device::cuda(ordinal as u32)?)?);
-    made.insert(ordinal, attention.clone());
-    Ok(attention)
-}
 
 /// What a storage holds, its address and bytes, and a guard that tells cudarc, when it is dropped, that the stream uses
 /// it. The bits of `u32` below 2^31 are those of i32.
@@ -82,7 +65,7 @@ impl Memory for CudaStorage {
         written: impl IntoIterator<Item = (Name, &'a mut CudaStorage)>,
     ) -> Result<()> {
         let stream = &device.cuda_stream();
-        let attention = attention(stream.context().ordinal())?;
+        let attention = attention(Some(stream.context().ordinal()))?;
         let device_of_attention = attention.device();
         let Some(context) = device_of_attention.context() else {
             candle::bail!("{device_of_attention} is no CUDA device");

@@ -165,7 +165,7 @@ pub(crate) fn call<'py>(
     });
     let counted = match &results {
         Ok(None) => Ok(()), // the operators count
-        _ if append.is_some() => [K, V].into_iter().try_for_each(|n| wrote(&tensors.get_item(n)?)),
+        _ if append.is_some() => wrote(&[tensors.get_item(K)?, tensors.get_item(V)?]),
         _ => Ok(()),
     };
     let Some(handles) = results? else { return Ok(None) };

@@ -289,7 +289,7 @@ pub(crate) fn compute<'py>(
     let lse = options.return_lse.then(|| call.allocate(q, LSE, of_lse)).transpose()?;
     call.run(py, q, &bound)?;
     if given[OUT].is_some() {
-        wrote(&out)?;
+        wrote(std::slice::from_ref(&out))?;
     }
     if let Some(stream) = &call.foreign_stream {
         for tensor in given.into_iter().flatten().chain([&out]).chain(&lse) {

@@ -71,32 +71,6 @@ pub(crate) fn torch_tensor(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
     Some(library_of(&TORCH, TORCHS, py)?.tensor.bind(py))
 }
 
-/// What calls need of PyTorch, looked up once: an attribute takes longer than its use. `None` for what this release
-/// does not have.
-struct OfTorch {
-    fp8: Option<Py<PyAny>>,
-    uint8: Option<Py<PyAny>>,
-    /// The module of derivatives in forward mode.
-    forward_ad: Option<Py<PyAny>>,
-    increment_version: Option<Py<PyAny>>,
-}
-
-impl OfTorch {
-    fn get(torch: &Bound<'_, PyAny>) -> &'static OfTorch {
-        static FOUND: PyOnceLock<OfTorch> = PyOnceLock::new();
-        let find = |path: &[&str]| {
-            let found = path.iter().try_fold(torch.clone(), |of, name| of.getattr(*name));
-            found.ok().map(Bound::unbind)
-        };
-        FOUND.get_or_init(torch.py(), || OfTorch {
-            fp8: find(&["float8_e4m3fn"]),
-            uint8: find(&["uint8"]),
-            forward_ad: find(&["autograd", "forward_ad"]),
-            increment_version: find(&["_C", "_increment_version"]),
-        })
-    }
-}
-
 /// The library that a tensor belongs to, if memory that it takes back is reused only by later work on the same stream.
 pub(crate) enum Framework<'py> {
     Torch(Bound<'py, PyAny>),
@@ -190,26 +164,33 @@ pub(crate) fn records_gradients(torch: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// PyTorch's module of derivatives in forward mode, if the program computes some now.
 pub(crate) fn forward_mode<'py>(torch: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = torch.py();
-    let Some(forward_ad) = &OfTorch::get(torch).forward_ad else {
-        return Ok(None);
-    };
-    let forward_ad = forward_ad.bind(py).clone();
+    let forward_ad = torch
+        .getattr(intern!(py, "autograd"))?
+        .getattr(intern!(py, "forward_ad"))?;
     let level: i64 = forward_ad.getattr(intern!(py, "_current_level"))?.extract()?;
     Ok((level >= 0).then_some(forward_ad))
 }
 
-/// Counts a write to a tensor of PyTorch, which then notices if a backward pass needs it as it was.
-pub(crate) fn wrote(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-    let py = tensor.py();
-    let Some(torch) = torch_of(tensor) else { return Ok(()) };
-    let Some(increment_version) = &OfTorch::get(&torch).increment_version else {
+/// Counts a write to tensors of PyTorch, which then notices if a backward pass needs them as they were.
+pub(crate) fn wrote(tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
+    let Some(torch) = tensors.first().and_then(torch_of) else {
         return Ok(());
     };
-    match increment_version.bind(py).call1(((tensor,),)) {
+    let py = torch.py();
+    let module = torch.getattr(intern!(py, "_C"))?;
+    let Some(count) = module.getattr_opt(intern!(py, "_increment_version"))? else {
+        return Ok(());
+    };
+    match count.call1((PyTuple::new(py, tensors)?,)) {
         Ok(_) => Ok(()),
         // Tensors of inference mode count no writes, and to ask them first takes as long.
-        Err(_) if tensor.call_method0(intern!(py, "is_inference"))?.is_truthy()? => Ok(()),
-        Err(error) => Err(error),
+        Err(error) => tensors.iter().try_for_each(|tensor| {
+            if tensor.call_method0(intern!(py, "is_inference"))?.is_truthy()? {
+                return Ok(());
+            }
+            let counted = count.call1(((tensor,),));
+            counted.map(drop).map_err(|_| error.clone_ref(py))
+        }),
     }
 }
 
@@ -261,12 +242,10 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
 /// it through DLPack.
 pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some(torch) = torch_of(object) else { return Ok(None) };
-    match OfTorch::get(&torch) {
-        OfTorch {
-            fp8: Some(fp8),
-            uint8: Some(uint8),
-            ..
-        } if object.getattr(intern!(object.py(), "dtype"))?.is(fp8) => object.call_method1("view", (uint8,)).map(Some),
+    match torch.getattr_opt(intern!(object.py(), "float8_e4m3fn"))? {
+        Some(fp8) if object.getattr(intern!(object.py(), "dtype"))?.is(&fp8) => {
+            object.call_method1("view", (torch.getattr("uint8")?,)).map(Some)
+        }
         _ => Ok(None),
     }
 }

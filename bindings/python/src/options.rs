@@ -87,7 +87,7 @@ const BSHD_NAMES: &str = "[batch, seq, heads, head_dim]";
 const BHSD_NAMES: &str = "[batch, heads, seq, head_dim]";
 
 /// The arguments besides the tensors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) mask: Mask,
     pub(crate) softcap: Option<f32>,
@@ -133,13 +133,8 @@ impl Options {
                     return Err(value(format!("layout is {layout:?}; allowed: {allowed}")));
                 }
             },
-            deterministic: false,
-            sm_margin: 0,
-            batch_invariant: None,
-            max_q: 0,
-            max_k: 0,
-            schedule: 0,
             kernel: kernel.map(KernelId::from_str).transpose().map_err(raise)?,
+            ..Options::default()
         })
     }
 

@@ -139,84 +139,76 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
     if before.as_ref().is_some_and(|before| !is_as(before)) {
         return Err(for_another.into());
     }
-    let token = |is_new: bool| -> Result<Results<'a>, Error> {
-        let token = torch.empty(&Foreign::fresh_dense("token", I32, place, &[usize::from(is_new)]))?;
+    let is_new = before.is_none();
+    let token = |has_schedule: bool| -> Result<Results<'a>, Error> {
+        let token = torch.empty(&Foreign::fresh_dense("token", I32, place, &[usize::from(has_schedule)]))?;
         Ok([Some(token), None, None])
     };
+    let new = |on_gpu| {
+        let problem = problem.clone();
+        Arc::new(Made {
+            place,
+            sm_margin,
+            problem,
+            on_gpu,
+        })
+    };
     let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
-        let is_new = before.is_none();
         if is_new {
-            keep(place, sm_margin, problem, None);
+            keep(new(None));
         }
         return token(is_new);
     };
     // SAFETY: PyTorch's current stream lives as long as PyTorch.
     let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
     let is_captured = stream.is_captured()?;
-    let prepared = attention.prepare(&problem)?;
-    let new = match &before {
-        None if !prepared.has_schedule() => return token(false),
-        None if is_captured => return token(false), // there is one only once the graph has run
+    let made = match before {
+        Some(before) => before,
         None => {
+            let prepared = attention.prepare(&problem)?;
+            // In a graph there is one only once the graph has run.
+            if !prepared.has_schedule() || is_captured {
+                return token(false);
+            }
             let torch = found().ok_or("PyTorch was not found")?; // it was
             let elements = usize::try_from(prepared.workspace_bytes().div_ceil(4)).unwrap_or(usize::MAX);
             let (tensor, at) = torch.allocate(Foreign::fresh_dense("schedule", I32, place, &[elements]))?;
-            Some(Workspace(tensor, at))
+            let (stream, workspace) = (stream.as_raw(), Workspace(tensor, at));
+            new(Some(OnGpu {
+                prepared,
+                stream,
+                workspace,
+            }))
         }
-        Some(before) => match &before.on_gpu {
-            Some(of) if prepared.has_schedule() => {
-                if of.stream != stream.as_raw() && !is_captured {
-                    return Err("out was made in another stream than this one: make it in that one".into());
-                }
-                None
-            }
-            _ => return Err(for_another.into()),
-        },
     };
-    let of_before = || Some(&before.as_ref()?.on_gpu.as_ref()?.workspace);
-    let Workspace(_, workspace) = new.as_ref().or_else(of_before).ok_or(FOREIGN)?; // one of them is there
-    // That of before, as its memory is.
-    let of = before
-        .as_ref()
-        .and_then(|before| before.on_gpu.as_ref())
-        .map_or(&prepared, |of| &of.prepared);
-    let schedule = schedule_at(&context, of, workspace).ok_or(for_another)?;
+    let of = made.on_gpu.as_ref().ok_or(for_another)?;
+    if of.stream != stream.as_raw() && !is_captured {
+        return Err("out was made in another stream than this one: make it in that one".into());
+    }
+    let schedule = schedule_at(&context, &of.prepared, &of.workspace.1).ok_or(for_another)?;
     let is_lengths = |spec: &TensorSpec| spec.element == ElementType::I32;
     let specs: Vec<TensorSpec> = problem.tensors().into_iter().filter(is_lengths).collect();
     let lengths = on_device(&context, &specs, &TENSORS, operands)?;
-    if let (Some(before), true) = (&before, is_captured) {
-        hold(number, before);
+    if is_captured {
+        hold(number, &made);
     }
     // SAFETY: PyTorch frees memory in the order of its current stream, where the work is; who uses the schedule holds
     // its workspace.
     unsafe { attention.schedule_foreign(&stream, &schedule, &lengths)? };
-    let is_new = new.is_some();
-    if let Some(workspace) = new {
-        let stream = stream.as_raw();
-        let made = OnGpu {
-            prepared,
-            stream,
-            workspace,
-        };
-        keep(place, sm_margin, problem, Some(made));
+    if is_new {
+        keep(made);
     }
     token(is_new)
 }
 
 /// Gives a schedule its number, for [`last_schedule`].
-fn keep(place: Place, sm_margin: u32, problem: Problem, on_gpu: Option<OnGpu>) {
-    let made = Made {
-        place,
-        sm_margin,
-        problem,
-        on_gpu,
-    };
+fn keep(made: Arc<Made>) {
     let mut all = all();
     all.last += 1;
     let number = all.last;
     // Nothing of Python asked for the one before: a trace or a transform called the operator.
     let unclaimed = all.made.remove(&LAST.replace(number));
-    all.made.insert(number, Arc::new(made));
+    all.made.insert(number, made);
     drop(all);
     drop(unclaimed); // its memory, without the lock
 }

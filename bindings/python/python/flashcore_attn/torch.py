@@ -74,11 +74,7 @@ class _Replacement:
             kernels |= {("CUDA", _CUDA): self.cuda, ("CUDA", f"{_CUDA}_backward"): self.cuda_backward}
         # Calling the operator from its own kernel would come back to that kernel: the previous ones are kept.
         self.previous = {name: torch.library.get_kernel(f"aten::{name}", key) for key, name in kernels}
-        self.library: torch.library.Library | None = torch.library.Library("aten", "IMPL")  # noqa: TOR901
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
-            for (key, name), kernel in kernels.items():
-                self.library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+        self.library: torch.library.Library | None = _overriding(kernels)
         self.others: torch.library.Library | None = None
         self.orders: tuple[list[int], list[int]] | None = None
         if torch.cuda.is_initialized():
@@ -104,13 +100,9 @@ class _Replacement:
             self.others = None
         if self.others is not None or not strict:
             return
-        self.others = torch.library.Library("aten", "IMPL")  # noqa: TOR901
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
-            # All are asked for first: to replace the kernel of a device changes the one for its gradients.
-            kernels = {where: torch.library.get_kernel(f"aten::{where[1]}", where[0]) for where in _OTHERS}
-            for (key, name), kernel in kernels.items():
-                self.others.impl(name, _refusing(kernel), key, with_keyset=True, allow_override=True)
+        # All are asked for first: to replace the kernel of a device changes the one for its gradients.
+        kernels = {where: torch.library.get_kernel(f"aten::{where[1]}", where[0]) for where in _OTHERS}
+        self.others = _overriding({where: _refusing(kernel) for where, kernel in kernels.items()})
 
     def remove(self) -> None:
         global _active
@@ -222,6 +214,16 @@ class _Replacement:
         call = (query, key, value, is_causal, (-1, -1), scale)
         gradients = _differentiate(grad_out, out, logsumexp, *call, bhsd=bhsd)
         return tuple(_strided_as(x, like) for x, like in zip(gradients, (query, key, value)))
+
+
+def _overriding(kernels: dict[tuple[str, str], Any]) -> torch.library.Library:
+    """A library that has kernels by their keys and names, in the place of others while it lives."""
+    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
+        for (key, name), kernel in kernels.items():
+            library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+    return library
 
 
 def _refusing(previous: Any) -> Any:
