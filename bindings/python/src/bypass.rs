@@ -75,16 +75,8 @@ pub(crate) fn call<'py>(
     numbers: &Bound<'py, PyTuple>,
     append: Option<&Bound<'py, PyTuple>>,
 ) -> PyResult<Option<Bound<'py, PyList>>> {
-    static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
-    let wrap = WRAP.get_or_init(py, || {
-        let wrap = py
-            .import("torch._C._aoti")
-            .ok()?
-            .getattr("alloc_tensors_by_stealing_from_void_ptrs");
-        wrap.ok().map(Bound::unbind)
-    });
     let (Some(torch), Some(exchange), Some(wrap), Some(mut bits)) =
-        (found(), Exchange::of_torch(py), wrap.as_ref(), bits_of(numbers))
+        (found(), Exchange::of_torch(py), Wrap::of_torch(py), bits_of(numbers))
     else {
         return Ok(None);
     };
@@ -169,14 +161,36 @@ pub(crate) fn call<'py>(
         _ => Ok(()),
     };
     let Some(handles) = results? else { return Ok(None) };
-    let capsules = PyList::empty(py);
-    for handle in handles.into_iter().filter(|&handle| handle != 0) {
-        let handle: *mut c_void = std::ptr::with_exposed_provenance_mut(handle as usize);
-        // SAFETY: a handle is not null; the capsule frees nothing, since the handle becomes the function's.
-        capsules.append(unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(handle, null(), None)) }?)?;
-    }
-    let made = wrap.bind(py).call1((capsules,))?.cast_into::<PyList>()?;
+    let made = wrap.tensors(handles.into_iter().filter(|&handle| handle != 0))?;
     counted.map(|()| Some(made))
+}
+
+/// PyTorch's function that makes Python's tensors of handles.
+pub(crate) struct Wrap<'py>(&'py Bound<'py, PyAny>);
+
+impl<'py> Wrap<'py> {
+    pub(crate) fn of_torch(py: Python<'py>) -> Option<Wrap<'py>> {
+        static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
+        let find = || {
+            let module = py.import("torch._C._aoti").ok()?;
+            let wrap = module.getattr("alloc_tensors_by_stealing_from_void_ptrs").ok()?;
+            Some(wrap.unbind())
+        };
+        let wrap = WRAP.get_or_init(py, find).as_ref()?;
+        Some(Wrap(wrap.bind(py)))
+    }
+
+    /// Takes over tensors, by handles that are not null.
+    pub(crate) fn tensors(&self, handles: impl Iterator<Item = u64>) -> PyResult<Bound<'py, PyList>> {
+        let py = self.0.py();
+        let capsules = PyList::empty(py);
+        for handle in handles {
+            let handle: *mut c_void = std::ptr::with_exposed_provenance_mut(handle as usize);
+            // SAFETY: a handle is not null; the capsule frees nothing, since the handle becomes the function's.
+            capsules.append(unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(handle, null(), None)) }?)?;
+        }
+        Ok(self.0.call1((capsules,))?.cast_into::<PyList>()?)
+    }
 }
 
 /// Computes without Python's lock; `None` where the operator is to be called, which computes it or says what is wrong.

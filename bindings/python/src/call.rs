@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::bind::{self, Operands};
+use crate::bypass::Wrap;
 use crate::dlpack::{Imported, Request};
 use crate::error::{Error, may_compute, value};
 use crate::exchange::Exchange;
@@ -154,21 +155,18 @@ impl<'py> Call<'py> {
 
     /// Memory for a result, of q's library.
     fn allocate(&mut self, like: &Bound<'py, PyAny>, n: usize, result: &Foreign) -> PyResult<Bound<'py, PyAny>> {
+        if let (Some((_, torch)), Some(wrap)) = (self.plain, Wrap::of_torch(like.py()))
+            && let Ok((tensor, made)) = torch.allocate(*result)
+        {
+            self.operands[n] = made;
+            return wrap.tensors([tensor.into_stack()].into_iter())?.get_item(0);
+        } // else PyTorch says in Python why there is no memory
         let shape: Vec<usize> = result.sizes().iter().map(|&size| size as usize).collect();
         let swapped = result.rank == 4 && result.strides[1] < result.strides[2];
         let object = self.empty(like, &shape, swapped, &name_of(result.element))?;
-        let found = self
-            .plain
-            .and_then(|(exchange, _)| exchange.foreign(result.name, &object));
-        self.operands[n] = match found {
-            Some(found) => found,
-            None => {
-                let imported = Request::new(result.name, &object)?.import(self.stream.as_ref())?;
-                let found = imported.foreign;
-                self.held.push(imported);
-                found
-            }
-        };
+        let imported = Request::new(result.name, &object)?.import(self.stream.as_ref())?;
+        self.operands[n] = imported.foreign;
+        self.held.push(imported);
         Ok(object)
     }
 

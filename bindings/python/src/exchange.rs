@@ -1,4 +1,5 @@
-//! PyTorch's tensors through DLPack's C exchange table: views that own nothing, without an object or a call into Python.
+//! PyTorch's tensors through DLPack's C exchange table: views that own nothing, without an object or a call into
+//! Python.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

@@ -67,8 +67,8 @@ pub(crate) type Results<'a> = [Option<Tensor<'a>>; 3];
 /// How an operator computes, of its operands and numbers.
 pub(crate) type Compute = for<'a> fn(&'a Libtorch, &mut Operands, &[u64]) -> Result<Results<'a>, Error>;
 
-/// Runs the operator of this place in the table: takes the tensors from its stack, which has its numbers after them, and
-/// puts the results there.
+/// Runs the operator of this place in the table: takes the tensors from its stack, which has its numbers after them,
+/// and puts the results there.
 ///
 /// # Safety
 /// PyTorch passes the stack for the schema of this operator.

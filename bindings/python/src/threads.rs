@@ -24,8 +24,8 @@ pub(crate) fn on_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() ->
     }
 }
 
-/// The pool of so many threads; `None` where the system has no room for one. Threads of a pool that is not kept end with
-/// the calls that use it.
+/// The pool of so many threads; `None` where the system has no room for one. Threads of a pool that is not kept end
+/// with the calls that use it.
 fn pool_of(threads: usize) -> Option<Arc<ThreadPool>> {
     static POOLS: LazyLock<Cache<usize, Arc<ThreadPool>>> = LazyLock::new(|| Cache::new(MOST_POOLS));
     let make = || {
