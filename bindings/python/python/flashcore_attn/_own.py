@@ -126,11 +126,8 @@ def end_if_lost(torch, reason):
 
 def versions():
     """Versions of what functions use most, for the record of a measurement."""
-    known = {}
-    for name in ("torch", "triton", "numpy"):
-        if name in sys.modules:
-            known[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
-    return known
+    loaded = {name: sys.modules[name] for name in ("torch", "triton", "numpy") if name in sys.modules}
+    return {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
 
 
 def arrays(tensors):

@@ -222,7 +222,7 @@ def _load(torch, library, folders):
         try:
             return torch.ops.load_library(str(library))
         except OSError as error:
-            said = _said(error)
+            said = "\n".join(str(told) for told in (error.__cause__, error) if told)  # PyTorch wraps what the loader says
             missing = re.search(r"(\S+\.so[.\d]*): cannot open shared object file", said)
             name = missing and missing[1]
             if not missing or name == str(library) or name in loaded:
@@ -234,15 +234,6 @@ def _load(torch, library, folders):
                 raise OSError(f"{what} needs {name}, which is missing: pip install {package}, {folder}") from error
             ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
             loaded.add(name)
-
-
-def _said(error):
-    """What an error and its causes say, the last cause first: PyTorch wraps what the loader says."""
-    said = []
-    while error is not None:
-        said.insert(0, str(error))
-        error = error.__cause__
-    return "\n".join(said)
 
 
 def _fa4(torch):
