@@ -347,7 +347,7 @@ def test_flash_attention_3_names_the_missing_library(torch, monkeypatch, tmp_pat
     assert not absent and list(found) == ["fa3", "fa3-deterministic"]
     names = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
     for name, deterministic in (("fa3", False), ("fa3-deterministic", True)):
-        assert found[name].backward({name: name for name in names}, causal=True, scale=0.5, scales=None).run() is None
+        assert found[name].backward({name: name for name in names}, causal=True, scale=0.5, scales=None)() is None
         assert torch.called.pop() == (("dout", "q", "k", "v", "out", "lse"), {
             "dq": "dq", "dk": "dk", "dv": "dv", "is_causal": True, "window_size_left": -1, "window_size_right": 0,
             "softmax_scale": 0.5, "deterministic": deterministic,
@@ -434,7 +434,7 @@ def test_graphs_of_a_pass_are_captured_again_when_inputs_change():
             assert peer.call is None and peer.last is None, "what is freed is not used any more"
             self.inputs = "second"
 
-    peer = _bench._GraphPeer(torch, "torch/cudnn", Pass(), [], versions={})
+    peer = _bench._GraphPeer(torch, "torch/cudnn", Pass(), versions={})
     assert peer.runs_per_call == 2 and set(torch.ran) == {"first"}
     peer.refresh()
     torch.ran.clear()
@@ -442,4 +442,4 @@ def test_graphs_of_a_pass_are_captured_again_when_inputs_change():
     peer.run_once()
     assert torch.ran == ["second"] * 3
     # A function has nothing to repeat.
-    assert not hasattr(_bench._GraphPeer(torch, "fa3", lambda: torch.ran.append("it"), [], versions={}), "refresh")
+    assert not hasattr(_bench._GraphPeer(torch, "fa3", lambda: torch.ran.append("it"), versions={}), "refresh")

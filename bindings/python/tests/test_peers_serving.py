@@ -317,7 +317,7 @@ def test_backward_passes_of_packed_sequences_get_rows_and_lengths():
     fa3.bwd = gradients
     for deterministic in (False, True):
         _, make = peers._fa3_backward(fa3, deterministic)
-        assert make(tensors, problem, **OPTIONS).run() is None
+        assert make(tensors, problem, **OPTIONS)() is None
         given, how = called.pop()
         same(given, [row(name) for name in ("dout", "q", "k", "v", "out", "lse")])
         for name in ("dq", "dk", "dv"):

@@ -222,7 +222,8 @@ def _load(torch, library, folders):
         try:
             return torch.ops.load_library(str(library))
         except OSError as error:
-            said = "\n".join(str(told) for told in (error.__cause__, error) if told)  # PyTorch wraps what the loader says
+            # PyTorch wraps what the loader says.
+            said = "\n".join(str(told) for told in (error.__cause__, error) if told)
             missing = re.search(r"(\S+\.so[.\d]*): cannot open shared object file", said)
             name = missing and missing[1]
             if not missing or name == str(library) or name in loaded:
