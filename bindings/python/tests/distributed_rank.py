@@ -55,8 +55,8 @@ def ring(mesh):
             buffers, calls = draw(2, 4, 32, 16), []
             of = flashcore_attn.torch
             forward, direct = of.forward, of._direct
-            of.forward = lambda *args, **options: calls.append(args[0].shape) or forward(*args, **options)
-            of._direct = lambda *args: (results := direct(*args)) and (calls.append(args[0].shape) or results)
+            of.forward = lambda *args, **options: calls.append(args[0][0].shape) or forward(*args, **options)
+            of._direct = lambda *args: (results := direct(*args)) and (calls.append(args[0][0].shape) or results)
             with flashcore_attn.torch.activated(strict=True):
                 with context_parallel(mesh, buffers=buffers, buffer_seq_dims=POSITIONS):
                     found = differentiate(attention, *(x.clone() for x in buffers))

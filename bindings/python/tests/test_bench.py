@@ -217,10 +217,10 @@ class Peers:
             return subject
 
         def failing(error):
-            calls = iter(range(30))  # while it is made and inspected, it works
+            first = iter([0])  # the call that the peer is made with
 
             def call():
-                if next(calls, None) is None:
+                if next(first, None) is None:
                     raise error
                 return right()
 
@@ -238,7 +238,7 @@ def test_peers_are_inspected_and_timed():
     by_label = {subject["info"]["label"]: subject for subject in result["measurement"]["subjects"]}
     for label in ("right", "strided"):
         assert by_label[label]["summary"]["p50"] > 0 and by_label[label]["trouble"] is None
-    assert "not today" in by_label["ValueError"]["trouble"]
+    assert ["ValueError", "ValueError: not today"] in result["absent"]
     assert by_label["wrong"]["summary"] is None and by_label["wrong"]["trouble"]
     assert ["unable", "it cannot"] in result["absent"]
     assert "a peer that is not here" in report["notes"]
