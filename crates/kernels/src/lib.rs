@@ -23,6 +23,7 @@ pub mod select;
 pub mod wgmma;
 
 mod args;
+mod card;
 mod recent;
 mod size;
 mod step;

@@ -8,6 +8,7 @@ use flashcore_problem::{Direction, Problem};
 
 use thiserror::Error;
 
+use crate::card::Card;
 use crate::{Config, KernelCache, Plan, Refusal, mma, scalar, wgmma};
 
 /// A config to try before the defaults, such as a row of a plan table.
@@ -200,32 +201,33 @@ const GATHERED_WHY: &str =
 /// What to try, best first, and why. Each is worked out when those before it have been refused.
 fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = (Config, String)> {
     let (target, head_dim) = (chip.target, problem.head_dim());
-    // Copies of 16 bytes need tensors that start at multiples of 16.
+    let card = Card::nearest(chip);
+    let estimated = if card.is(chip) {
+        String::new()
+    } else {
+        format!("; estimated, by what was measured on an {}", card.card)
+    };
     let forward = problem.direction() == Direction::Forward;
+    // Copies of 16 bytes need tensors that start at multiples of 16.
     let wide = (alignment >= mma::ALIGNMENT).then_some(problem);
-    let wgmma = wide
-        .into_iter()
-        .flat_map(move |problem| wgmma::each_proposal(problem, chip));
-    let wgmma = wgmma.map(move |proposal| {
-        let why = format!(
-            "the default of family wgmma for problems of head_dim {head_dim} and {} keys on {target}: {}",
-            problem.seq_len_kv(),
-            proposal.why
-        );
-        (Config::Wgmma(proposal.config), why)
+    let measured = wide.into_iter().flat_map(move |problem| {
+        let wgmma = wgmma::each_proposal(problem, chip).map(move |proposal| {
+            let (keys, why) = (problem.seq_len_kv(), proposal.why);
+            let why = format!("wgmma for problems of head_dim {head_dim} and {keys} keys on {target}: {why}");
+            (Config::Wgmma(proposal.config), why)
+        });
+        let mma = mma::proposals(problem, chip).map(move |proposal| {
+            let kind = if forward {
+                format!("{} problems", proposal.size)
+            } else {
+                "backward passes".to_string()
+            };
+            let why = format!("mma for {kind} of head_dim {head_dim} on {target}: {}", proposal.why);
+            (Config::Mma(proposal.config), why)
+        });
+        wgmma.chain(mma)
     });
-    let mma = wide.into_iter().flat_map(move |problem| mma::proposals(problem, chip));
-    let mma = mma.map(move |proposal| {
-        let kind = match forward {
-            true => format!("{} problems", proposal.size),
-            false => "backward passes".to_string(),
-        };
-        let why = format!(
-            "the default of family mma for {kind} of head_dim {head_dim} on {target}: {}",
-            proposal.why
-        );
-        (Config::Mma(proposal.config), why)
-    });
+    let measured = measured.map(move |(config, why)| (config, format!("the default of family {why}{estimated}")));
     let scalar = [()]
         .into_iter()
         .flat_map(move |()| scalar::preferred_configs(problem, alignment));
@@ -242,7 +244,7 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
         };
         (Config::Scalar(config), why)
     });
-    wgmma.chain(mma).chain(scalar)
+    measured.chain(scalar)
 }
 
 #[cfg(test)]

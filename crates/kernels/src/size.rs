@@ -4,9 +4,11 @@ use std::fmt;
 
 use flashcore_ir::Chip;
 use flashcore_problem::{KvLengths, Problem, QLengths};
+use serde::Deserialize;
 
 /// How much work a problem gives the SMs: what decides how large its tiles can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Size {
     /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys split
     /// across as many blocks as the SMs ask for ([`split_for`](crate::mma::Config::split_for)).

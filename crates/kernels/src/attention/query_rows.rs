@@ -194,6 +194,11 @@ impl Packing {
     /// Query heads per K/V head that can be packed, at most.
     pub(crate) const MAX_HEADS: usize = WARPGROUP_ROWS as usize;
 
+    /// Whether all query heads of a K/V head fit a tile, if there are several.
+    pub(crate) fn serves(problem: &Problem) -> bool {
+        (2..=Packing::MAX_HEADS).contains(&problem.group_size())
+    }
+
     /// The heads of a problem packed, which are [`Self::MAX_HEADS`] per K/V head at most.
     pub(crate) fn all_of(problem: &Problem) -> Packing {
         Packing {

@@ -67,6 +67,15 @@ macro_rules! levers {
                 f.pad(&FAMILY.levers_id(&(*self).into()))
             }
         }
+
+        /// From an id without the family's name.
+        impl<'de> serde::Deserialize<'de> for $config {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let id = <&str>::deserialize(from)?;
+                let unknown = || serde::de::Error::custom(format!("`{id}` is no config of family {}", FAMILY.name));
+                FAMILY.read_levers(id).map(Self::from).ok_or_else(unknown)
+            }
+        }
     };
 }
 pub(crate) use levers;

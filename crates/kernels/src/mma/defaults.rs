@@ -1,114 +1,14 @@
-//! Which config the family proposes where none is named: one table, read from top to bottom.
+//! Which config the family proposes where none is named: the table of the nearest [`Card`], read from top to bottom.
 //!
-//! Rows for sm_90a were measured on an H200 (`evidence/h200/levers-mma.jsonl`; decoding at head_dim 128). Those for
+//! Rows of the H200 for sm_90a were measured on an H200 (`evidence/h200/levers-mma.jsonl`; decoding at head_dim 128). Those for
 //! other architectures follow from the same kernels and the shared memory there is; they await such cards.
-
-use std::sync::LazyLock;
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use super::{Config, backward};
-use crate::size::{Size, has_few_rows, has_one_block, is_short_cache, is_short_chunk};
-
-struct Default {
-    /// Targets it is for; none means all.
-    targets: &'static [Target],
-    /// Largest head_dim it is for.
-    head_dim: usize,
-    /// Sizes it is for.
-    sizes: &'static [Size],
-    /// Whether it is for a problem on a GPU, if that is limited further.
-    only: Option<fn(&Problem, Chip) -> bool>,
-    id: &'static str,
-    why: &'static str,
-}
-
-const ANY: &[Target] = &[];
-/// Shared memory for two blocks of 96 KB an SM, or more.
-const HOPPER: &[Target] = &[Target::Sm90a, Target::Sm100];
-/// Shared memory for a block of 128 KB.
-const WIDE: &[Target] = &[Target::Sm80, Target::Sm90a, Target::Sm100];
-const AMPERE: &[Target] = &[Target::Sm80];
-const OTHERS: &[Target] = &[Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm120];
-use Size::{Decode, Large, Medium, Small};
-
-const FEW_ROWS_WHY: &str = "few rows over long caches: their keys are shared out among all SMs";
-
-/// First match that nothing refuses. Ids are without the family's name.
-#[rustfmt::skip]
-const TABLE: &[Default] = &[
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: Some(is_short_cache),
-        id: "m16n128-w1x4-s3-b2-qreg-xor-cond", why: "few keys: a block for each head, in one launch, is done before a schedule is made" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], only: Some(is_short_cache),
-        id: "m16n64-w1x4-s3-b2-qreg-xor-cond", why: "few keys: a block for each head, in one launch, is done before a schedule is made" },
-    // Two blocks an SM, each with two tiles of 32 KB on their way while it works on a third.
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: None,
-        id: "m16n128-w1x4-s3-b2-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], only: None,
-        id: "m16n64-w1x4-s3-b2-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Decode], only: None,
-        id: "m16n32-w1x2-s3-b2-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
-    Default { targets: ANY, head_dim: 64, sizes: &[Decode], only: None,
-        id: "m16n64-w1x4-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 48 KB an SM are on their way" },
-    Default { targets: ANY, head_dim: 128, sizes: &[Decode], only: None,
-        id: "m16n32-w1x2-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 48 KB an SM are on their way" },
-    Default { targets: ANY, head_dim: 192, sizes: &[Decode], only: None,
-        id: "m16n32-w1x2-s3-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows" },
-    Default { targets: ANY, head_dim: 256, sizes: &[Decode], only: None,
-        id: "m32n16-w2x1-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of rows; there is no room to merge warps, nor registers for 32 keys" },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
-        id: "m32n128-w2x2-s2-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
-        id: "m32n64-w2x2-s2-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: ANY, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
-        id: "m32n64-w2x2-s3-b1-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: ANY, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
-        id: "m32n32-w2x2-s3-b1-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
-        id: "m16n32-w1x2-s3-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium], only: Some(is_short_chunk),
-        id: "m32n128-w2x2-s2-b2-qreg-xor-cond", why: "few rows and keys: two blocks an SM, of 32 rows of a head, are done before a schedule is made" },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Small], only: None,
-        id: "m32n128-w2x2-s4-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Medium], only: None,
-        id: "m64n128-w2x2-s2-b1-qreg-xor-cond", why: "64 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: OTHERS, head_dim: 64, sizes: &[Medium], only: Some(has_one_block),
-        id: "m128n64-w8x1-s2-b1-qreg-xor-spec", why: "an SM has one block at most, in which eight warps hide more latency than four" },
-    Default { targets: ANY, head_dim: 64, sizes: &[Medium, Large], only: None,
-        id: "m128n64-w4x1-s2-b1-qreg-xor-spec", why: "32 rows a warp halve the reads of K and V, and speculative softmax shortens the chain of a tile" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Small], only: None,
-        id: "m32n128-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Medium], only: None,
-        id: "m64n64-w4x1-s2-b1-qreg-xor-cond", why: "64 rows a block fill the SMs" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], only: None,
-        id: "m128n64-w4x1-s2-b1-qsh-xor-spec", why: "32 rows a warp halve the reads of K and V, and speculative softmax shortens the chain of a tile; Q has no room in registers beside its output" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], only: None,
-        id: "m128n64-w4x1-s2-b1-qsh-xor-cond", why: "the same for caps with log-sum-exp, where speculative softmax has no registers" },
-    Default { targets: AMPERE, head_dim: 128, sizes: &[Medium, Large], only: None,
-        id: "m128n32-w4x1-s2-b1-qsh-xor-cond", why: "as on Hopper, with tiles of which two blocks fit an SM" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Small], only: None,
-        id: "m32n32-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: Some(|problem, _| problem.seq_len_kv() <= 512),
-        id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "two blocks an SM even out short rows" },
-    Default { targets: WIDE, head_dim: 256, sizes: &[Medium, Large], only: None,
-        id: "m128n32-w8x1-s2-b1-qreg-xor-cond", why: "16 rows a warp leave room for their output and for Q in registers" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: None,
-        id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "the same for log-sum-exp and for older compilers, which run out of registers above" },
-    // What every target has room for.
-    Default { targets: ANY, head_dim: 64, sizes: &[Small], only: None,
-        id: "m32n64-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: ANY, head_dim: 128, sizes: &[Small], only: None,
-        id: "m32n32-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: ANY, head_dim: 128, sizes: &[Medium, Large], only: None,
-        id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "two blocks of 48 KB fit an SM of 100 KB" },
-    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
-        id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "one block of 96 KB fits an SM of 100 KB" },
-    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
-        id: "m64n16-w4x1-s2-b1-qreg-xor-cond", why: "tiles of 16 keys leave registers where the compiler runs out of them above" },
-    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
-        id: "m64n16-w4x1-s2-b1-qsh-xor-cond", why: "the smallest tiles, where others have no room" },
-];
+use crate::card::Card;
+use crate::size::Size;
 
 /// A config that the table proposes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,37 +21,30 @@ pub struct Proposal {
     pub size: Size,
 }
 
-/// The rows with their configs.
-static ROWS: LazyLock<Vec<(&Default, Config)>> = LazyLock::new(|| {
-    let rows = TABLE.iter().map(|row| Some((row, Config::from_id(row.id)?)));
-    rows.flatten().collect()
-});
-
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Some may be
 /// refused.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item = Proposal> {
     let chip = chip.into();
+    let card = Card::nearest(chip);
     let size = Size::of(problem, chip);
     let is_backward = problem.direction() == Direction::Backward;
-    let backward = is_backward.then(|| backward::proposals(problem)).into_iter().flatten();
-    let backward = backward.map(move |(config, why)| Proposal { config, why, size });
-    let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let rows = ROWS.iter().filter(move |(row, _)| {
-        !is_backward
-            && (row.targets.is_empty() || row.targets.contains(&chip.target))
-            && (head_dim <= row.head_dim && row.sizes.contains(&size))
-            && row.only.is_none_or(|only| only(problem, chip))
+    let backward = is_backward
+        .then(|| backward::proposals(problem, card))
+        .into_iter()
+        .flatten();
+    let backward = backward.map(move |row| (row.config, row.why));
+    let rows = card
+        .mma
+        .iter()
+        .filter(move |row| !is_backward && row.serves(problem, chip, card));
+    let forward = rows.map(move |row| {
+        let shares_keys = row.config.pack_heads || size == Size::Decode;
+        let split = shares_keys.then(|| row.config.split_for(problem, chip.sms));
+        (split.unwrap_or(row.config), row.why)
     });
-    let forward = rows.map(move |(row, config)| Proposal {
-        config: if config.pack_heads || size == Decode {
-            config.split_for(problem, chip.sms)
-        } else {
-            *config
-        },
-        why: row.why,
-        size,
-    });
-    backward.chain(forward)
+    backward
+        .chain(forward)
+        .map(move |(config, why)| Proposal { config, why, size })
 }
 
 /// Every config of the table, whatever the problem, the largest head_dim that it is there for, and a target that it is
@@ -163,11 +56,11 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
 /// ```
 pub fn defaults() -> Vec<(Config, usize, Target)> {
     let mut defaults: Vec<(Config, usize, Target)> = Vec::new();
-    for &(row, config) in ROWS.iter() {
+    for row in Card::all().iter().flat_map(|card| &card.mma) {
         let target = row.targets.first().copied().unwrap_or(Target::Sm80);
-        match defaults.iter_mut().find(|(other, ..)| *other == config) {
+        match defaults.iter_mut().find(|(other, ..)| *other == row.config) {
             Some((_, head_dim, _)) => *head_dim = row.head_dim.max(*head_dim),
-            None => defaults.push((config, row.head_dim, target)),
+            None => defaults.push((row.config, row.head_dim, target)),
         }
     }
     defaults
@@ -186,14 +79,6 @@ mod tests {
         (Size::Medium, 2, 8, 1024),
         (Size::Large, 8, 32, 4096),
     ];
-
-    #[test]
-    fn every_id_of_the_table_is_a_config() {
-        for row in TABLE {
-            let config = Config::from_id(row.id).unwrap_or_else(|| panic!("{}", row.id));
-            assert_eq!(config.to_string(), row.id);
-        }
-    }
 
     /// The whole table as text, resolved: what is chosen, for review.
     #[test]

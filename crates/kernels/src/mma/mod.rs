@@ -31,6 +31,7 @@ use crate::tiles::{padded, tile_bytes};
 
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
+pub(crate) use backward::BackwardRow;
 pub use backward::defaults as backward_defaults;
 pub use defaults::{Proposal, defaults, proposals};
 

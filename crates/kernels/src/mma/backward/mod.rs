@@ -11,6 +11,7 @@ mod warp;
 use flashcore_ir::{BuildErrors, Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
+use serde::Deserialize;
 
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
 use crate::Refusal;
@@ -19,6 +20,7 @@ use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
+use crate::card::Card;
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Steps};
 use crate::tiles::{STEP, padded, tile_bytes};
@@ -66,50 +68,34 @@ pub(super) const LEVERS: [Lever; super::LEVERS.len()] = {
 };
 
 /// A config to try, and the head sizes that it is for.
-struct Default {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BackwardRow {
     /// Largest head_dim it is for, of Q and K and of V.
     head_dim: usize,
     /// The same where scores have a soft cap, where lengths are on the device, and in order: all take registers.
     softcap: usize,
     lengths: usize,
     in_order: usize,
-    id: &'static str,
-    why: &'static str,
+    /// Its id is without the family's name.
+    pub(super) config: Config,
+    pub(super) why: &'static str,
 }
 
-/// First match that nothing refuses. Ids are without the family's name. Where a tile has no room in shared memory, the
-/// next one is for cards with less.
-#[rustfmt::skip]
-const TABLE: &[Default] = &[
-    Default { head_dim: 56, softcap: 0, lengths: 0, in_order: 0, id: "m32n128-w1x4-s2-b2-qsh-xor", why: "two blocks an SM, of 32 keys a warp, whose P stays in registers" },
-    Default { head_dim: 64, softcap: 0, lengths: 64, in_order: 0, id: "m32n128-w2x2-s2-b2-qsh-xor", why: "two blocks an SM, in which two warps share the columns of dK and dV of 64 keys" },
-    Default { head_dim: 64, softcap: 64, lengths: 0, in_order: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
-    Default { head_dim: 64, softcap: 64, lengths: 64, in_order: 64, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows" },
-    Default { head_dim: 128, softcap: 128, lengths: 96, in_order: 96, id: "m64n128-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV of 32 keys" },
-    Default { head_dim: 128, softcap: 64, lengths: 0, in_order: 112, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, in less shared memory" },
-    Default { head_dim: 128, softcap: 128, lengths: 128, in_order: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp and 32 query rows, in 99 KB" },
-    Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m128n64-w4x2-s1-b1-qsh-xor", why: "128 query rows in one stage: products read the fewest bytes of shared memory" },
-    Default { head_dim: 160, softcap: 160, lengths: 160, in_order: 160, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share 160 columns of dK and dV evenly, as four do not" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w4x2-s2-b1-qsh-xor", why: "four warps share the columns of dK and dV of 32 keys, in fewer registers" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w4x2-s1-b1-qsh-xor", why: "the same with one stage of Q, in 163 KB" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "32 query rows, which every compiler has registers for" },
-    Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "32 query rows and 32 keys, in 99 KB" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n32-w2x2-s1-b1-qsh-xor", why: "the same with one stage of Q, in fewer registers" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n16-w4x1-s1-b1-qsh-xor", why: "four warps share the columns of dK and dV of 16 keys, which every compiler has registers for, in 99 KB" },
-];
+impl BackwardRow {
+    fn serves(&self, problem: &Problem) -> bool {
+        let head_dim = problem.head_dim().max(problem.head_dim_v());
+        head_dim <= self.head_dim
+            && (problem.softcap().is_none() || head_dim <= self.softcap)
+            && (!problem.has_lengths() || head_dim <= self.lengths)
+            && (!problem.deterministic() || head_dim <= self.in_order)
+    }
+}
 
-/// Configs for a problem, best first, and why. Some may be refused.
-pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'static str)> {
-    let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let (softcap, lengths) = (problem.softcap().is_some(), problem.has_lengths());
-    let in_order = problem.deterministic();
-    let most = move |row: &Default| {
-        let limits = [(softcap, row.softcap), (lengths, row.lengths), (in_order, row.in_order)];
-        let limits = limits.iter().filter(|(holds, _)| *holds);
-        limits.map(|(_, most)| *most).fold(row.head_dim, usize::min)
-    };
-    let rows = TABLE.iter().filter(move |row| head_dim <= most(row));
-    rows.filter_map(|row| Some((Config::from_id(row.id)?, row.why)))
+/// Rows for a problem, best first; some may be refused. Where a tile has no room in shared memory, the next one is for
+/// cards with less.
+pub(super) fn proposals(problem: &Problem, card: &'static Card) -> impl Iterator<Item = &'static BackwardRow> {
+    card.mma_backward.iter().filter(|row| row.serves(problem))
 }
 
 /// The defaults of the backward pass, each with the largest head size that it is for.
@@ -119,9 +105,8 @@ pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'st
 /// assert_eq!(ids.last().map(|(_, head_dim)| head_dim), Some(256));
 /// ```
 pub fn defaults() -> impl Iterator<Item = (Config, usize)> {
-    TABLE
-        .iter()
-        .filter_map(|row| Some((Config::from_id(row.id)?, row.head_dim)))
+    let rows = Card::all().iter().flat_map(|card| &card.mma_backward);
+    rows.map(|row| (row.config, row.head_dim))
 }
 
 /// Which gradients a main kernel computes.

@@ -30,6 +30,7 @@ use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
+use crate::card::{Card, Row};
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Steps};
 
@@ -105,76 +106,38 @@ const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
-/// Such a config with two warpgroups that hand the tensor cores to each other.
-const fn pingpong_tile(rows: u32, cols: u32, stages: u32) -> Config {
-    Config {
-        pingpong: true,
-        ..tile(rows, cols, stages)
-    }
-}
-
-/// The default of each head size, and why.
-const DEFAULTS: [(usize, Proposal); 3] = [
-    (
-        64,
-        Proposal {
-            config: pingpong_tile(128, 128, 2),
-            why: "two warpgroups of 64 keys, each of which has half of the rows of dQ",
-        },
-    ),
-    (
-        128,
-        Proposal {
-            config: pingpong_tile(64, 128, 2),
-            why: "two warpgroups of 64 keys, each of which has half of the columns of dQ",
-        },
-    ),
-    (
-        256,
-        Proposal {
-            config: Config {
-                cluster: 2,
-                ..tile(64, 64, 2)
-            },
-            why: "two blocks of 64 keys that exchange dS; in each, one warpgroup has dV, the other dK, and each a quarter of dQ",
-        },
-    ),
-];
-
 /// What is proposed for a problem on Hopper, best first; [`plan`] refuses what has no kernel, and says why.
 pub(super) fn proposals(problem: &Problem, chip: Chip) -> Vec<Proposal> {
-    let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let default = DEFAULTS.iter().find(|(most, _)| head_dim <= *most);
-    let (_, proposal) = *default.unwrap_or(&DEFAULTS[DEFAULTS.len() - 1]);
+    let rows = &Card::nearest(chip).wgmma_backward;
+    // `plan` refuses heads that are wider than all rows.
+    let Some(&Row { config, why, .. }) = rows.iter().find(|row| row.fits(problem)).or(rows.last()) else {
+        return Vec::new();
+    };
     let splits = match check_served(problem, chip) {
-        Ok(()) => split::blocks_of_tile(problem, &proposal.config, chip.sms),
+        Ok(()) => split::blocks_of_tile(problem, &config, chip.sms),
         Err(_) => 1, // for `plan` to refuse
     };
     let shared = (splits > 1).then_some(Proposal {
-        config: Config {
-            splits,
-            ..proposal.config
-        },
+        config: Config { splits, ..config },
         why: "tiles of keys leave SMs idle, so that blocks share them",
     });
     // A driver without PTX 8.1 has no kernel that shares them.
-    shared.into_iter().chain([proposal]).collect()
+    shared.into_iter().chain([Proposal { config, why }]).collect()
 }
 
 /// The defaults of the backward pass, each with the head size that it is for.
 ///
 /// ```
-/// let ids = flashcore_kernels::wgmma::backward_defaults().map(|(config, head_dim)| (config.to_string(), head_dim));
+/// let ids = flashcore_kernels::wgmma::backward_defaults();
+/// let ids = ids.map(|(config, head_dim)| (config.to_string(), head_dim)).collect::<Vec<_>>();
 /// assert_eq!(ids[1], ("m64n128-s2-pingpong".to_string(), 128));
 /// assert_eq!(ids[4], ("m64n128-s2-pingpong-k4".to_string(), 128));
 /// ```
-pub fn defaults() -> [(Config, usize); 6] {
-    let of = |place: usize| DEFAULTS[place % DEFAULTS.len()];
-    [0, 1, 2, 3, 4, 5].map(|place| {
-        let (head_dim, Proposal { config, .. }) = of(place);
-        // Where there are few tiles; how many blocks share one depends on the problem.
-        let splits = if place < DEFAULTS.len() { 1 } else { 4 };
-        (Config { splits, ..config }, head_dim)
+pub fn defaults() -> impl Iterator<Item = (Config, usize)> {
+    // Where there are few tiles, blocks share them; how many depends on the problem.
+    [1, 4].into_iter().flat_map(|splits| {
+        let rows = Card::all().iter().flat_map(|card| &card.wgmma_backward);
+        rows.map(move |row| (Config { splits, ..row.config }, row.head_dim))
     })
 }
 

@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
-use super::{Candidate, Default, MEASURED_SMS, PACKED_PERCENT, Proposal, TABLE, TABLE_E4M3, can_pack};
+use super::{Candidate, PACKED_PERCENT, Proposal, Row};
+use crate::attention::query_rows::Packing;
+use crate::card::Card;
 use crate::size::{Size, has_few_rows, is_short_chunk, usual_rows};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
@@ -33,9 +35,9 @@ const PROMPT_HEAD_DIMS: RangeInclusive<usize> = 113..=128;
 /// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If
 /// that is the bound, all have as many rows; else half a tile of each is left over. Blocks share the work evenly, so
 /// the row with the least work is the best.
-pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
+pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal> {
     if problem.dtype() == DType::E4M3 {
-        return of_e4m3(problem, chip);
+        return of_e4m3(problem, card, chip);
     }
     if has_few_rows(problem, chip) {
         return Vec::new();
@@ -67,14 +69,14 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
                 && causal
                 && problem.mask().window_left.is_none()
                 && PROMPT_HEAD_DIMS.contains(&head_dim)
-                && can_pack(problem) =>
+                && Packing::serves(problem) =>
         {
             let usual_keys = (total / problem.batch()).min(problem.seq_len_kv());
             Some(usual_keys.max(usual_rows) as u64)
         }
         _ => None,
     };
-    let few_queries = can_pack(problem)
+    let few_queries = Packing::serves(problem)
         && usual_rows <= *PACKED_QUERIES.end()
         && (long || usual_rows >= *PACKED_QUERIES.start() && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS);
     let packing = few_queries || prompt_keys.is_some();
@@ -88,12 +90,9 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         QLengths::Packed { total, .. } if long_chunk => problem.seq_len_q().min(total),
         _ => usual_rows,
     };
-    let serves = |row: &&Default| {
-        let fits = head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most);
-        fits && row.causal.is_none_or(|wanted| wanted == causal)
-            && row.config.cluster == 1
-            && !row.softcap
-            && !row.config.pack_heads
+    let serves = |row: &&Row| {
+        let is_usual = row.config.cluster == 1 && !row.softcap && !row.config.pack_heads;
+        is_usual && row.fits(problem) && row.has_mask(problem)
     };
     // For each key of a head, in half tiles; of prompts, for all keys.
     let work = |row: &Candidate| {
@@ -116,7 +115,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         row.cost_per_key * tall * covered * keys / (queries * heads)
     };
     let mut rows: Vec<(usize, u64, Candidate)> = Vec::new();
-    for row in TABLE.iter().filter(serves) {
+    for row in card.wgmma.iter().filter(serves) {
         // Rows without a cost come last.
         let ranked = |candidate: Candidate| match row.cost_per_key {
             Some(_) => (row.head_dim, work(&candidate), candidate),
@@ -142,24 +141,24 @@ const TRANSPOSED_WHY: &str =
 
 /// The rows of e4m3, which no other family serves, in the order of the table: heads are packed where the queries of one
 /// do not fill a tile, and tiles of 64 rows are for sequences that fill no others.
-fn of_e4m3(problem: &Problem, chip: Chip) -> Vec<Proposal> {
-    let (usual_rows, head_dim) = (usual_rows(problem), problem.head_dim().max(problem.head_dim_v()));
-    let packs = can_pack(problem) && usual_rows <= *PACKED_QUERIES.end();
+fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal> {
+    let usual_rows = usual_rows(problem);
+    let packs = Packing::serves(problem) && usual_rows <= *PACKED_QUERIES.end();
     let (rows, heads) = match packs {
         true => (usual_rows * problem.group_size(), problem.num_kv_heads()),
         false => (usual_rows, problem.num_heads()),
     };
     let tiles = problem.batch() * heads * rows.div_ceil(128);
     let few_rows = rows <= 64;
-    let is_few = |most: usize| few_rows || tiles * MEASURED_SMS <= most * chip.sms as usize;
-    let serves = |row: &&Default| head_dim <= row.head_dim && row.most_tiles.is_none_or(is_few);
-    let candidates = |row: &Default| {
+    let is_few = |most: usize| few_rows || card.has_few(tiles, most, chip);
+    let serves = |row: &&Row| row.fits(problem) && row.most_tiles.is_none_or(is_few);
+    let candidates = |row: &Row| {
         let whole = Candidate::of(row);
         [packs.then(|| whole.packed(PACKED_PERCENT)), Some(whole)]
             .into_iter()
             .flatten()
     };
-    let rows = TABLE_E4M3.iter().filter(serves).flat_map(candidates);
+    let rows = card.wgmma_e4m3.iter().filter(serves).flat_map(candidates);
     let why_of = |why| if few_rows { TRANSPOSED_WHY } else { why };
     rows.map(|Candidate { config, why, .. }| Proposal {
         config,

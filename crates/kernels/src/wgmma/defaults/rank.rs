@@ -4,10 +4,10 @@ use std::iter;
 
 use flashcore_problem::Problem;
 
-use super::{Config, Default, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, TILE_KEYS, packed};
+use super::{Config, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, Row, TILE_KEYS};
 use crate::attention::scheduler::{Least, Tiles, Tiling, TilingWork};
 
-/// A config and its time of a tile per key ([`Default::cost_per_key`]).
+/// A config and its time of a tile per key ([`Row::cost_per_key`]).
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
     pub(super) config: Config,
@@ -16,7 +16,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn of(row: &Default) -> Candidate {
+    pub(super) fn of(row: &Row) -> Candidate {
         Candidate {
             config: row.config,
             why: row.why,
@@ -59,7 +59,10 @@ impl Candidate {
     /// With the heads of a K/V head in one tile, which takes `percent` of the time of another.
     pub(super) fn packed(&self, percent: u64) -> Candidate {
         Candidate {
-            config: packed(self.config),
+            config: Config {
+                pack_heads: true,
+                ..self.config
+            },
             why: PACKED_WHY,
             cost_per_key: self.cost_per_key / 100 * percent,
         }

@@ -10,7 +10,10 @@ use crate::{Config as AnyConfig, Plan};
 #[test]
 fn every_config_of_the_table_is_one_of_the_space() {
     let all: Vec<Config> = FAMILY.configs().map(Config::from).collect();
-    for row in TABLE.iter().chain(TABLE_E4M3) {
+    for row in Card::all()
+        .iter()
+        .flat_map(|card| card.wgmma.iter().chain(&card.wgmma_e4m3))
+    {
         assert!(all.contains(&row.config), "{}", row.config);
     }
 }
@@ -82,22 +85,25 @@ fn the_best_row_is_found_without_all_lists() {
         for mask in [Mask::FULL, Mask::CAUSAL] {
             let heads = [8, 40, 64][place % 3];
             let problem = problem([1 + place % 4, heads, heads / 8, rows, rows, 128, 128], mask);
-            let timed = |row: &&Default| row.head_dim == 128 && row.cost_per_key.is_some();
-            let mut rows: Vec<Candidate> = TABLE.iter().filter(timed).map(Candidate::of).collect();
+            let timed = |row: &&Row| row.head_dim == 128 && row.cost_per_key.is_some();
+            let mut rows: Vec<Candidate> = Card::nearest(Target::Sm90a.into())
+                .wgmma
+                .iter()
+                .filter(timed)
+                .map(Candidate::of)
+                .collect();
             let packed: Vec<Candidate> = rows.iter().map(|row| row.packed(packed_percent(&problem))).collect();
             rows.extend(packed);
             let exact = |row: &&Candidate| {
                 let tiling = row.config.tiling(row.config.packing(&problem, 132));
-                let tiles = Tiles::new(&problem, tiling, MEASURED_SMS as u32);
+                let tiles = Tiles::new(&problem, tiling, 132);
                 row.makespan(&problem, &tiles.work(tiling.cols))
             };
             let best = rows.iter().min_by_key(exact).unwrap().config;
-            let ranked: Vec<Config> = by_rank(rows.clone(), &problem, MEASURED_SMS as u32)
-                .map(|row| row.config)
-                .collect();
+            let ranked: Vec<Config> = by_rank(rows.clone(), &problem, 132).map(|row| row.config).collect();
             assert_eq!(ranked[0], best, "{problem}");
             // The first, which is found by itself, is the first of all.
-            rank::rank(&mut rows, &problem, MEASURED_SMS as u32);
+            rank::rank(&mut rows, &problem, 132);
             assert!(rows.iter().map(|row| row.config).eq(ranked), "{problem}");
         }
     }

@@ -2,15 +2,23 @@
 //! leave something over at every edge.
 
 use flashcore_problem::Problem;
+use serde::Deserialize;
 
-use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal, can_pack, conditional, free, pingpong, q_held};
+use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal, free};
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiles, Tiling};
+use crate::attention::softmax::Rescale;
 
 /// Times of tiles of `rows` rows, up to a head_dim, in picoseconds. A K block of `n` keys takes `n · key + block`; a
 /// tile takes `n · key + tile` in addition, for its first and last products, which nothing overlaps.
-struct Times {
+///
+/// Those of the H200 are fitted to 2,600 times of up to 150 µs, of 201 random problems (run `default-times-h200`), each
+/// within 3 to 8 % (rms). Where only one or two widths of K blocks were timed, a K block is taken to cost as much as 20
+/// keys.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Times {
     head_dim: usize,
     rows: u32,
     key: u64,
@@ -19,46 +27,6 @@ struct Times {
     /// Most keys of a K block that registers have room for.
     most_cols: u32,
 }
-
-const fn times(head_dim: usize, rows: u32, [key, block, tile]: [u64; 3], most_cols: u32) -> Times {
-    Times {
-        head_dim,
-        rows,
-        key,
-        block,
-        tile,
-        most_cols,
-    }
-}
-
-/// Fitted to 2,600 times of up to 150 µs, of 201 random problems on an H200 (run `default-times-h200`), each within 3
-/// to 8 % (rms). Where only one or two widths of K blocks were timed, a K block is taken to cost as much as 20 keys.
-#[rustfmt::skip]
-const TIMES: &[Times] = &[
-    times(64, 64, [4_540, 133_000, 157_000], 128),
-    times(64, 128, [6_410, 132_000, 333_000], 128),
-    times(64, 192, [8_360, 125_000, 149_000], 128),
-    times(80, 64, [5_340, 86_000, 901_000], 128),
-    times(80, 128, [7_770, 99_000, 482_000], 128),
-    times(80, 192, [9_170, 132_000, 527_000], 96),
-    times(96, 64, [6_230, 103_000, 149_000], 128),
-    times(96, 128, [7_520, 152_000, 202_000], 128),
-    times(96, 192, [9_680, 158_000, 211_000], 96),
-    times(112, 64, [7_210, 127_000, 18_000], 128),
-    times(112, 128, [7_830, 137_000, 609_000], 128),
-    times(112, 192, [10_180, 160_000, 521_000], 96),
-    times(128, 64, [6_780, 128_000, 165_000], 128),
-    times(128, 128, [8_090, 178_000, 408_000], 128),
-    times(128, 192, [11_730, 145_000, 443_000], 80),
-    times(160, 64, [8_350, 172_000, 544_000], 128),
-    times(160, 128, [9_520, 182_000, 999_000], 128),
-    times(160, 192, [12_190, 317_000, 544_000], 64),
-    times(192, 64, [10_250, 50_000, 431_000], 96),
-    times(192, 128, [12_020, 94_000, 783_000], 96),
-    times(192, 192, [16_210, 212_000, 1_165_000], 48),
-    times(256, 64, [9_770, 221_000, 932_000], 64),
-    times(256, 128, [12_950, 274_000, 863_000], 64),
-];
 
 /// Picoseconds up to which the model chooses whole tiles: beyond, rows of the table are nearer to the best, but for
 /// chunks with more keys than rows.
@@ -122,12 +90,15 @@ impl Times {
     /// A tile with as many stages as there is room for, up to three. One of 64 rows has no other warpgroup to hide the
     /// rescaling of its output, which takes longer for larger heads.
     fn tile(&self, cols: u32, shape: &Shape) -> Config {
-        let tile = match self.rows {
-            64 => free(64, cols, 3),
-            rows => pingpong(rows, cols, 3),
+        let pingpong = self.rows > 64;
+        let least = if pingpong { 192 } else { 64 };
+        let mut tile = Config {
+            pingpong,
+            ..free(self.rows, cols, 3)
         };
-        let least = if self.rows == 64 { 64 } else { 192 };
-        let tile = if self.head_dim > least { conditional(tile) } else { tile };
+        if self.head_dim > least {
+            tile.rescale = Rescale::Conditional;
+        }
         // With a soft cap and a third stage, tiles of 192 rows would spill registers.
         let spills = tile.rows == 192 && shape.softcap;
         match tile.fits_shared_memory(shape) && !spills {
@@ -180,9 +151,14 @@ impl Timed {
             pack_heads: self.packs(),
             ..self.times.tile(self.cols, &shape)
         };
-        match tile.rows > 64 && 32 * q_held(tile).q_steps_held(&shape) >= shape.head_dim {
-            true => q_held(tile),
-            false => tile,
+        let held = Config {
+            q_in_registers: true,
+            ..tile
+        };
+        if tile.rows > 64 && 32 * held.q_steps_held(&shape) >= shape.head_dim {
+            held
+        } else {
+            tile
         }
     }
 
@@ -199,8 +175,8 @@ impl Timed {
 
 /// Every config that may be chosen, and the largest head_dim that it is for; keys in three splits stand for all splits,
 /// and no heads are packed. The problem's head_dim does not matter.
-pub(super) fn configs(problem: &Problem) -> impl Iterator<Item = (Config, usize)> {
-    let all = TIMES
+pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterator<Item = (Config, usize)> {
+    let all = times
         .iter()
         .flat_map(|times| times.cols().map(move |cols| (times, cols)));
     all.flat_map(move |(times, cols)| {
@@ -304,7 +280,7 @@ impl Candidate<'_> {
 fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
     let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
     let tiles = |packing: Packing| problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
-    let can_pack = can_pack(problem);
+    let can_pack = Packing::serves(problem);
     let differ = can_pack && !problem.has_lengths() && tiles(in_tiles) < tiles(in_warpgroups);
     let packed = [differ.then_some(in_tiles), can_pack.then_some(in_warpgroups)];
     packed.into_iter().flatten().chain([Packing::NONE])
@@ -312,13 +288,18 @@ fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
 
 /// The fastest tiles of whole keys, and the fastest splits of keys. Neither, if the problem is so long that the model
 /// does not decide for it.
-pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<Timed>, Option<Timed>) {
+pub(super) fn fastest(
+    problem: &Problem,
+    times: &'static [Times],
+    sms: u32,
+    may_split: bool,
+) -> (Option<Timed>, Option<Timed>) {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let enough = TIMES.iter().find(|times| head_dim <= times.head_dim);
+    let enough = times.iter().find(|times| head_dim <= times.head_dim);
     let of_head_dim = |times: &&Times| Some(times.head_dim) == enough.map(|enough| enough.head_dim);
     let mut all: Vec<(&'static Times, Packing, Tiles)> = Vec::new();
     // Tiles of most rows first.
-    for times in TIMES.iter().rev().filter(of_head_dim) {
+    for times in times.iter().rev().filter(of_head_dim) {
         let Times { rows, most_cols, .. } = *times;
         for packing in packings(problem, rows) {
             let (cols, cluster, splits) = (most_cols, 1, 1);

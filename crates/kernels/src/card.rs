@@ -1,0 +1,194 @@
+//! What was measured on a card, from which the defaults of a problem are chosen: a file of `cards` for each card.
+
+use std::sync::LazyLock;
+
+use flashcore_ir::{Chip, Target};
+use flashcore_problem::Problem;
+use serde::Deserialize;
+
+use crate::size::{self, Size};
+use crate::{mma, wgmma};
+
+/// The files, each with its name.
+const FILES: [(&str, &str); 1] = [("h200.json", include_str!("../cards/h200.json"))];
+
+static CARDS: LazyLock<Vec<Card>> = LazyLock::new(|| {
+    // Tests read them all.
+    let read = |(name, text)| Card::read(name, text).unwrap_or_else(|error| panic!("{error}"));
+    FILES.into_iter().map(read).collect()
+});
+
+/// A card, and what was measured on it. In each table, the first row that nothing refuses is the best, but where rows
+/// have costs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, bound(deserialize = "'de: 'static"))]
+pub(crate) struct Card {
+    pub card: String,
+    pub target: Target,
+    /// The SMs that rows were measured on. Others count tiles in proportion.
+    pub sms: u32,
+    /// Of the rows for the smallest head_dim that is enough, the one whose busiest SM is done first
+    /// ([`Row::cost_per_key`]); then those for larger ones, where nothing of that is served.
+    pub wgmma: Vec<Row<wgmma::Config>>,
+    /// No other family serves e4m3, so that problems with few tiles have rows, too.
+    pub wgmma_e4m3: Vec<Row<wgmma::Config>>,
+    pub wgmma_backward: Vec<Row<wgmma::Config>>,
+    pub times: Vec<wgmma::Times>,
+    pub mma: Vec<Row<mma::Config>>,
+    pub mma_backward: Vec<mma::BackwardRow>,
+}
+
+/// A config, and the problems that it is for.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Row<C> {
+    /// Targets that it is for; none means all.
+    #[serde(default = "Vec::new")]
+    pub targets: Vec<Target>,
+    /// Largest head_dim and head_dim_v.
+    pub head_dim: usize,
+    /// Largest head_dim_v, if that is limited further.
+    pub head_dim_v: Option<usize>,
+    /// Sizes; none means all.
+    #[serde(default = "Vec::new")]
+    pub sizes: Vec<Size>,
+    /// Whether for masks that end at the row (causal), for others, or for both.
+    pub causal: Option<bool>,
+    /// Most keys, if that is limited.
+    pub most_keys: Option<usize>,
+    /// Most tiles of 128 query rows, of all heads, on [`Card::sms`], if that is limited.
+    pub most_tiles: Option<usize>,
+    /// Whether for scores with a soft cap alone.
+    #[serde(default)]
+    pub softcap: bool,
+    pub only: Option<Only>,
+    /// Time of a tile per key, relative to other rows for the same head_dim: of these the one with the smallest
+    /// makespan is taken, because a number of tiles may fit the SMs well with one tiling and badly with another.
+    /// `None`: the row is taken where it matches. Fitted to times of 161 problems, most of lengths that are no power of
+    /// two (`defaults/measured`); head sizes and masks in between are taken to behave alike.
+    pub cost_per_key: Option<u64>,
+    /// Its id is without the family's name.
+    pub config: C,
+    pub why: &'static str,
+}
+
+/// A kind of problems that a [`Row`] may be for alone.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Only {
+    ShortCache,
+    FewRows,
+    ShortChunk,
+    OneBlock,
+}
+
+impl Card {
+    /// # Errors
+    /// What is wrong in the file, and in which line: a row is a line.
+    fn read(name: &str, text: &'static str) -> Result<Card, String> {
+        serde_json::from_str(text).map_err(|error| format!("cards/{name}: {error}"))
+    }
+
+    pub(crate) fn all() -> &'static [Card] {
+        &CARDS
+    }
+
+    /// The card with the SMs nearest to a chip's, of its architecture if there is one.
+    pub(crate) fn nearest(chip: Chip) -> &'static Card {
+        let distance = |card: &&Card| (card.target != chip.target, card.sms.abs_diff(chip.sms));
+        CARDS.iter().min_by_key(distance).expect("a card has a file")
+    }
+
+    /// Whether it is the chip.
+    pub(crate) fn is(&self, chip: Chip) -> bool {
+        (self.target, self.sms) == (chip.target, chip.sms)
+    }
+
+    /// Tiles of a chip's problem, as if it had the card's SMs, are at most so many.
+    pub(crate) fn has_few(&self, tiles: usize, most: usize, chip: Chip) -> bool {
+        tiles * self.sms as usize <= most * chip.sms as usize
+    }
+}
+
+impl<C> Row<C> {
+    /// Whether heads of a problem fit.
+    pub(crate) fn fits(&self, problem: &Problem) -> bool {
+        problem.head_dim().max(problem.head_dim_v()) <= self.head_dim
+            && self.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most)
+    }
+
+    /// Whether it is for problems with such masks.
+    pub(crate) fn has_mask(&self, problem: &Problem) -> bool {
+        self.causal
+            .is_none_or(|wanted| wanted == problem.mask().window_right.is_some())
+    }
+
+    /// Whether it is for a problem on a chip.
+    pub(crate) fn serves(&self, problem: &Problem, chip: Chip, card: &Card) -> bool {
+        let tiles = || problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128);
+        self.fits(problem)
+            && self.has_mask(problem)
+            && (self.targets.is_empty() || self.targets.contains(&chip.target))
+            && (self.sizes.is_empty() || self.sizes.contains(&Size::of(problem, chip)))
+            && self.most_keys.is_none_or(|most| problem.seq_len_kv() <= most)
+            && self.most_tiles.is_none_or(|most| card.has_few(tiles(), most, chip))
+            && (!self.softcap || problem.softcap().is_some())
+            && match self.only {
+                None => true,
+                Some(Only::ShortCache) => size::is_short_cache(problem, chip),
+                Some(Only::FewRows) => size::has_few_rows(problem, chip),
+                Some(Only::ShortChunk) => size::is_short_chunk(problem, chip),
+                Some(Only::OneBlock) => size::has_one_block(problem, chip),
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_file_is_refused_with_its_row() {
+        let (name, text) = FILES[0];
+        for (good, bad, told) in [
+            (
+                "\"sms\": 132",
+                "\"sms\": \"132\"",
+                "invalid type: string \"132\", expected u32 at line 4",
+            ),
+            (
+                "m192n128-s2-pingpong-spec",
+                "m192n1-s2",
+                "`m192n1-s2` is no config of family wgmma at line 6",
+            ),
+            (
+                "\"most_keys\": 3072",
+                "\"keys\": 3072",
+                "unknown field `keys`, expected",
+            ),
+            (
+                "\"short_cache\"",
+                "\"short\"",
+                "unknown variant `short`, expected one of",
+            ),
+        ] {
+            let text = text.replacen(good, bad, 1).leak();
+            let error = Card::read(name, text).err().unwrap();
+            assert!(
+                error.starts_with("cards/h200.json: ") && error.contains(told),
+                "{error}"
+            );
+        }
+        assert!(Card::read(name, text).is_ok());
+    }
+
+    #[test]
+    fn a_chip_without_a_file_has_the_nearest_card() {
+        let card = Card::nearest(Target::Sm80.into());
+        assert_eq!(
+            (card.card.as_str(), card.is(Target::Sm80.into())),
+            ("NVIDIA H200", false)
+        );
+        assert!(Card::nearest(Target::Sm90a.into()).is(Target::Sm90a.into()));
+    }
+}
