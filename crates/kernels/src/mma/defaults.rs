@@ -1,7 +1,7 @@
 //! Which config the family proposes where none is named: the table of the nearest [`Card`], read from top to bottom.
 //!
-//! Rows of the H200 for sm_90a were measured on an H200 (`evidence/h200/levers-mma.jsonl`; decoding at head_dim 128). Those for
-//! other architectures follow from the same kernels and the shared memory there is; they await such cards.
+//! Rows of the H200 for its architecture were measured (`evidence/h200/levers-mma.jsonl`; decoding at head_dim 128).
+//! Those for others follow from the same kernels and the shared memory there is; they await such cards.
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};

@@ -77,16 +77,18 @@ fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
     };
     let (unpacked, packed) = (tiles(*config), tiles(packed));
     let rounds = |tiles: usize| tiles.div_ceil(sms as usize);
-    match problem.seq_len_q() <= MOST_PACKED_QUERIES {
-        true => packed < unpacked,
-        false => problem.mask().is_full() && rounds(packed) < rounds(unpacked),
+    if problem.seq_len_q() <= MOST_PACKED_QUERIES {
+        packed < unpacked
+    } else {
+        problem.mask().is_full() && rounds(packed) < rounds(unpacked)
     }
 }
 
 fn packed_percent(problem: &Problem) -> u64 {
-    match problem.seq_len_q() <= MOST_PACKED_QUERIES {
-        true => PACKED_PERCENT,
-        false => PACKED_LONG_PERCENT,
+    if problem.seq_len_q() <= MOST_PACKED_QUERIES {
+        PACKED_PERCENT
+    } else {
+        PACKED_LONG_PERCENT
     }
 }
 
@@ -118,40 +120,14 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
 }
 
 /// [`proposals`], each computed when those before it were refused: to rank them all takes as long as the choice.
-pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> impl Iterator<Item = Proposal> {
-    let Rows { known, ranked, rest } = rows(problem, chip);
-    let ranked = iter::once_with(move || by_rank(ranked, problem, chip.sms)).flatten();
-    let rows = ranked.chain(rest);
-    let rows = rows.map(|Candidate { config, why, .. }| Proposal { config, why });
-    known.into_iter().chain(rows)
-}
-
-/// What is proposed, in this order.
-#[derive(Default)]
-struct Rows {
-    known: Vec<Proposal>,
-    /// By when the busiest SM is done.
-    ranked: Vec<Candidate>,
-    rest: Vec<Candidate>,
-}
-
-impl Rows {
-    fn known(known: Vec<Proposal>) -> Rows {
-        Rows {
-            known,
-            ..Rows::default()
-        }
-    }
-}
-
-fn rows(problem: &Problem, chip: Chip) -> Rows {
+pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<Item = Proposal> + '_> {
     let (dtype, card) = (problem.dtype(), Card::nearest(chip));
     let head_dim = problem.head_dim().max(problem.head_dim_v());
+    if chip.target != Target::Sm90a {
+        return Box::new(iter::empty());
+    }
     if problem.direction() == Direction::Backward {
-        return match chip.target {
-            Target::Sm90a => Rows::known(backward::proposals(problem, chip)),
-            _ => Rows::default(),
-        };
+        return Box::new(backward::proposals(problem, chip).into_iter());
     }
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
@@ -160,11 +136,11 @@ fn rows(problem: &Problem, chip: Chip) -> Rows {
     // if causal. Of 18 problems of 66 to 80 tiles with head_dim 72 to 128, 12 were 1.7 to 2.4 times as fast here, the
     // others, most of them causal with few keys, 0.97 to 1.17.
     let share = if head_dim <= 64 && causal { 7 } else { 5 };
-    if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
-        return Rows::default();
+    if Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
+        return Box::new(iter::empty());
     }
     if problem.has_lengths() {
-        return Rows::known(lengths::with_lengths(problem, card, chip));
+        return Box::new(lengths::with_lengths(problem, card, chip).into_iter());
     }
     // Batch-invariant problems are split where rows are few, in family mma.
     let of_16_bits = dtype != DType::E4M3;
@@ -179,7 +155,7 @@ fn rows(problem: &Problem, chip: Chip) -> Rows {
         whole.filter(|whole| much && whole.ps <= times::most_ps(problem) && problem.head_dim() == problem.head_dim_v());
     let timed = split.or(whole).map(|timed| timed.proposal(problem));
     if !much && of_16_bits {
-        return Rows::known(timed.into_iter().collect());
+        return Box::new(timed.into_iter());
     }
     let serves = |row: &&Row| row.serves(problem, chip, card) && (!row.config.pack_heads || Packing::serves(problem));
     let mut rows: Vec<&Row> = table(card, dtype).iter().filter(serves).collect();
@@ -191,14 +167,14 @@ fn rows(problem: &Problem, chip: Chip) -> Rows {
     let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
     let packed: Vec<Candidate> = packing.map(|row| row.packed(packed_percent(problem))).collect();
     ranked.extend(packed);
-    // If the model chose whole tiles, rows are there for what a compiler refuses.
     let rest = rows.into_iter().map(Candidate::of);
-    let (ranked, rest) = match timed.is_none_or(|timed| timed.config.splits > 1) {
-        true => (ranked, rest.collect()),
-        false => (Vec::new(), ranked.into_iter().chain(rest).collect()),
-    };
-    let known = timed.into_iter().collect();
-    Rows { known, ranked, rest }
+    let proposal = |Candidate { config, why, .. }| Proposal { config, why };
+    let timed_first = timed.into_iter();
+    if timed.is_some_and(|timed| timed.config.splits == 1) {
+        // The model chose whole tiles: rows are there for what a compiler refuses.
+        return Box::new(timed_first.chain(ranked.into_iter().chain(rest).map(proposal)));
+    }
+    Box::new(timed_first.chain(by_rank(ranked, problem, chip.sms).chain(rest).map(proposal)))
 }
 
 /// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it

@@ -57,9 +57,10 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
     let (long, fills) = (problem.seq_len_kv() > UNSCHEDULED_KEYS, tiles >= chip.sms as usize);
-    let whole = match usual_rows >= LEAST_USUAL_ROWS {
-        true => long || fills,
-        false => long && !fills,
+    let whole = if usual_rows >= LEAST_USUAL_ROWS {
+        long || fills
+    } else {
+        long && !fills
     };
     // Keys of long prompts, where packed heads pay for another reason: a tile sees as many keys behind the diagonal as
     // it has queries.
@@ -102,9 +103,10 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
             u64::from(of_tile.heads()),
         );
         let usual = rows_of_most as u64;
-        let covered = match usual_rows == problem.seq_len_q() {
-            true => 2 * usual.next_multiple_of(queries),
-            false => 2 * usual + queries,
+        let covered = if usual_rows == problem.seq_len_q() {
+            2 * usual.next_multiple_of(queries)
+        } else {
+            2 * usual + queries
         };
         let keys = prompt_keys.map_or(1, |keys| 2 * keys - usual + queries);
         let tall = if heads > 1 && row.config.rows > 128 && prompt_keys.is_none() {
@@ -144,9 +146,10 @@ const TRANSPOSED_WHY: &str =
 fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal> {
     let usual_rows = usual_rows(problem);
     let packs = Packing::serves(problem) && usual_rows <= *PACKED_QUERIES.end();
-    let (rows, heads) = match packs {
-        true => (usual_rows * problem.group_size(), problem.num_kv_heads()),
-        false => (usual_rows, problem.num_heads()),
+    let (rows, heads) = if packs {
+        (usual_rows * problem.group_size(), problem.num_kv_heads())
+    } else {
+        (usual_rows, problem.num_heads())
     };
     let tiles = problem.batch() * heads * rows.div_ceil(128);
     let few_rows = rows <= 64;

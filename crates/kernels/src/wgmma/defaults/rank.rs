@@ -31,9 +31,10 @@ impl Candidate {
 
     /// What a block costs once.
     fn begin(&self, problem: &Problem) -> u64 {
-        match self.config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS {
-            true => self.cost_per_key * PAIR_KEYS,
-            false => 0,
+        if self.config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS {
+            self.cost_per_key * PAIR_KEYS
+        } else {
+            0
         }
     }
 
@@ -69,14 +70,10 @@ impl Candidate {
     }
 }
 
-/// Rows by when the busiest SM is done, the first of them without the makespan of all others.
+/// Rows by when the busiest SM is done, each worked out when those before it were refused.
 pub(super) fn by_rank(mut rows: Vec<Candidate>, problem: &Problem, sms: u32) -> impl Iterator<Item = Candidate> {
-    let first = first(&rows, problem, sms);
-    let others = iter::once_with(move || {
-        rank(&mut rows, problem, sms);
-        rows.into_iter().skip(1)
-    });
-    first.into_iter().chain(others.flatten())
+    let mut known = Known::default();
+    iter::from_fn(move || Some(rows.remove(first(&rows, &mut known, problem, sms)?)))
 }
 
 /// Tiles by how they are made; those of rows with the same tiles of queries are the same.
@@ -96,17 +93,18 @@ impl Known {
     }
 }
 
-/// The row whose busiest SM is done first, of several the first: that of [`rank`]. Most rows are behind it by
-/// [`Candidate::least`] already.
-fn first(rows: &[Candidate], problem: &Problem, sms: u32) -> Option<Candidate> {
+/// The place of the row whose busiest SM is done first, of several the first. Most rows are behind it by
+/// [`Candidate::least`] already: to make their lists, only to drop them, would be most of the time that a new length
+/// costs.
+fn first(rows: &[Candidate], known: &mut Known, problem: &Problem, sms: u32) -> Option<usize> {
     if rows.len() < 2 {
-        return rows.first().copied(); // most decode steps have none
+        return rows.first().map(|_| 0); // most decode steps have none
     }
     let pairs = pairs(problem);
     let least = |place: usize| (rows[place].least(problem, sms, pairs), place);
     let mut places: Vec<(u64, usize)> = (0..rows.len()).map(least).collect();
     places.sort_unstable();
-    let (mut known, mut best) = (Known::default(), (u64::MAX, usize::MAX));
+    let mut best = (u64::MAX, 0);
     for (least, place) in places {
         if least > best.0 {
             break;
@@ -117,7 +115,7 @@ fn first(rows: &[Candidate], problem: &Problem, sms: u32) -> Option<Candidate> {
             best = best.min((row.makespan(problem, &work), place));
         }
     }
-    rows.get(best.1).copied()
+    Some(best.1)
 }
 
 /// Pairs of a query and a key that it sees, of a head.
@@ -131,30 +129,6 @@ fn pairs(problem: &Problem) -> u64 {
         (all - rises) * (rises + all - 1 + 2 * offset) / 2 + (queries - all) * keys
     };
     (before(i64::from(seen.hi) + 1) - before(i64::from(seen.lo))) as u64
-}
-
-/// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is
-/// ranked by that: to make its lists, only to drop them, would be most of the time that a new length costs.
-pub(super) fn rank(rows: &mut [Candidate], problem: &Problem, sms: u32) {
-    if rows.len() < 2 {
-        return;
-    }
-    let mut known = Known::default();
-    let works: Vec<TilingWork> = rows.iter().map(|row| known.work(row, problem, sms)).collect();
-    let with_works = rows.iter().zip(&works);
-    let mut costs: Vec<u64> = with_works.map(|(row, work)| row.mean(problem, work)).collect();
-    let mut places: Vec<usize> = (0..rows.len()).collect();
-    places.sort_by_key(|&place| costs[place]);
-    let mut best = u64::MAX;
-    for place in places {
-        if costs[place] <= best {
-            costs[place] = rows[place].makespan(problem, &works[place]);
-            best = best.min(costs[place]);
-        }
-    }
-    let mut ranked: Vec<(u64, Candidate)> = costs.into_iter().zip(rows.iter().copied()).collect();
-    ranked.sort_by_key(|(cost, _)| *cost);
-    rows.iter_mut().zip(ranked).for_each(|(row, (_, ranked))| *row = ranked);
 }
 
 #[cfg(test)]

@@ -101,26 +101,29 @@ impl Times {
         }
         // With a soft cap and a third stage, tiles of 192 rows would spill registers.
         let spills = tile.rows == 192 && shape.softcap;
-        match tile.fits_shared_memory(shape) && !spills {
-            true => tile,
-            false => Config { stages: 2, ..tile },
+        if tile.fits_shared_memory(shape) && !spills {
+            tile
+        } else {
+            Config { stages: 2, ..tile }
         }
     }
 
-    /// The time of (K blocks, tiles) in picoseconds. `masked`: sixteenths of a K block that need a mask in each tile.
-    fn ps(&self, cols: u32, masked: u64, stages: u32) -> impl Fn(u64, u64) -> u64 + use<> {
+    /// Picoseconds of a K block, and of a tile. `masked`: sixteenths of a K block that need a mask in each tile.
+    fn ps(&self, cols: u32, masked: u64, stages: u32) -> [u64; 2] {
         let keys = u64::from(cols) * self.key;
         let percent = if stages == 2 && self.rows > 64 {
             TWO_STAGES_PERCENT
         } else {
             100
         };
-        let (block, tile) = (
-            (keys + self.block) * percent / 100,
-            keys + self.tile + self.block * masked / MASKED_SHARE,
-        );
-        move |blocks, tiles| block * blocks + tile * tiles
+        let block = (keys + self.block) * percent / 100;
+        [block, keys + self.tile + self.block * masked / MASKED_SHARE]
     }
+}
+
+/// The time of so many K blocks and tiles.
+fn cost([block, tile]: [u64; 2]) -> impl Fn(u64, u64) -> u64 {
+    move |blocks, tiles| block * blocks + tile * tiles
 }
 
 /// A tiling, and how long it takes.
@@ -198,9 +201,10 @@ pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterat
 
 /// Picoseconds up to which whole tiles are the model's.
 pub(super) fn most_ps(problem: &Problem) -> u64 {
-    match problem.seq_len_q() < problem.seq_len_kv() {
-        true => MOST_PS_OF_CHUNKS,
-        false => MOST_PS,
+    if problem.seq_len_q() < problem.seq_len_kv() {
+        MOST_PS_OF_CHUNKS
+    } else {
+        MOST_PS
     }
 }
 
@@ -208,36 +212,31 @@ pub(super) fn most_ps(problem: &Problem) -> u64 {
 struct Candidate<'t> {
     tile: Timed,
     tiles: &'t Tiles,
-    /// [`Tiles::masked`].
-    masked: u64,
-    stages: u32,
+    /// [`Times::ps`].
+    each: [u64; 2],
 }
 
 impl Candidate<'_> {
-    fn cost(&self) -> impl Fn(u64, u64) -> u64 + use<> {
-        self.tile.times.ps(self.tile.cols, self.masked, self.stages)
-    }
-
     /// Picoseconds, by those of the busiest SM if heads were not packed.
     fn ps(&self, busiest: u64) -> u64 {
-        match self.tile.packs() {
-            true => busiest * PACKED_PERCENT / 100,
-            false => busiest,
+        if self.tile.packs() {
+            busiest * PACKED_PERCENT / 100
+        } else {
+            busiest
         }
     }
 
     /// Picoseconds if the SMs shared out keys evenly, with no K block that is not full.
     fn least(&self) -> u64 {
-        self.ps(self.tiles.least(self.tile.cols, self.cost()))
+        self.ps(self.tiles.least(self.tile.cols, cost(self.each)))
     }
 
     /// With the time when the busiest SM is done, unless that is not before `best`.
-    fn timed(&self, best: Option<u64>) -> Option<Timed> {
+    fn timed(&self, best: u64) -> Option<Timed> {
         let work = self.tiles.work(self.tile.cols);
-        let is_behind = |busiest: u64| best.is_some_and(|best| self.ps(busiest) >= best);
-        let busiest = (!is_behind(work.mean(self.cost()))).then(|| work.makespan(self.cost()))?;
-        let ps = self.ps(busiest);
-        (!is_behind(busiest)).then_some(Timed { ps, ..self.tile })
+        let may_be_first = self.ps(work.mean(cost(self.each))) < best;
+        let ps = self.ps(may_be_first.then(|| work.makespan(cost(self.each)))?);
+        (ps < best).then_some(Timed { ps, ..self.tile })
     }
 
     /// The keys of tiles in as many splits as are done first, in as many rounds as the SMs need for them.
@@ -261,10 +260,11 @@ impl Candidate<'_> {
         let timed = |splits: u32| {
             let merge = MERGE_PS + MERGE_PS_PER_KB * kilobytes * u64::from(splits);
             let rounds = u64::from((tiles * splits).div_ceil(sms));
-            let computed = self.ps(self.cost()(rounds * longest(splits), rounds));
-            let ps = match rounds > 1 {
-                true => (computed * ROUNDS_PERCENT / 100).max(READ_PS_PER_KB * read),
-                false => computed,
+            let computed = self.ps(cost(self.each)(rounds * longest(splits), rounds));
+            let ps = if rounds > 1 {
+                (computed * ROUNDS_PERCENT / 100).max(READ_PS_PER_KB * read)
+            } else {
+                computed
             };
             Timed {
                 splits,
@@ -312,43 +312,37 @@ pub(super) fn fastest(
             };
             let tiles = Tiles::new(problem, tiling, sms);
             // The first tiling tells whether a problem is long: others take no more than a fifth less.
-            let least = tiles.least(cols, times.ps(cols, 0, 3));
+            let least = tiles.least(cols, cost(times.ps(cols, 0, 3)));
             if all.is_empty() && 4 * least > 5 * most_ps(problem) && tiles.count() > u64::from(sms) {
                 return (None, None);
             }
             all.push((times, packing, tiles));
         }
     }
-    let mut candidates: Vec<(u64, Candidate<'_>)> = Vec::new();
+    let mut candidates: Vec<Candidate<'_>> = Vec::new();
     for (times, packing, tiles) in &all {
         let shape = times.shape(problem);
-        for cols in times.cols() {
-            let (packing, splits) = (*packing, 1);
-            let tile = Timed {
+        candidates.extend(times.cols().map(|cols| Candidate {
+            tile: Timed {
                 times,
                 cols,
-                packing,
-                splits,
+                packing: *packing,
+                splits: 1,
                 ps: 0,
-            };
-            let candidate = Candidate {
-                tile,
-                tiles,
-                masked: tiles.masked(cols),
-                stages: times.tile(cols, &shape).stages,
-            };
-            candidates.push((candidate.least(), candidate));
-        }
+            },
+            tiles,
+            each: times.ps(cols, tiles.masked(cols), times.tile(cols, &shape).stages),
+        }));
     }
-    candidates.sort_by_key(|(least, candidate)| (*least, candidate.tile.packs()));
+    candidates.sort_by_cached_key(|candidate| (candidate.least(), candidate.tile.packs()));
     let splits = candidates.iter().filter(|_| may_split);
-    let split = splits.filter_map(|(_, candidate)| candidate.in_splits(problem, sms));
+    let split = splits.filter_map(|candidate| candidate.in_splits(problem, sms));
     let split = split.min_by_key(|split| split.ps);
     let mut whole: Option<Timed> = None;
-    let as_whole = |(_, candidate): &&(u64, Candidate<'_>)| candidate.tile.packs_for(problem, 1, sms);
-    for (least, candidate) in candidates.iter().filter(as_whole) {
-        let best = whole.map(|whole| whole.ps);
-        if best.is_some_and(|best| best <= *least) {
+    let as_whole = |candidate: &&Candidate<'_>| candidate.tile.packs_for(problem, 1, sms);
+    for candidate in candidates.iter().filter(as_whole) {
+        let best = whole.map_or(u64::MAX, |whole| whole.ps);
+        if best <= candidate.least() {
             break;
         }
         whole = candidate.timed(best).or(whole);
