@@ -39,6 +39,8 @@ pub(crate) enum RowsOf {
     Cache,
     /// Pages, in boxes of this many rows of one head.
     Pages(u32),
+    /// V of 8-bit elements, transposed: tiles of keys, whose rows are columns of V.
+    Transposed,
 }
 
 impl RowsOf {
@@ -62,7 +64,7 @@ impl RowsOf {
     fn packing(self) -> Packing {
         match self {
             RowsOf::Batch(packing) | RowsOf::Packed(packing) => packing,
-            RowsOf::Cache | RowsOf::Pages(_) => Packing::NONE,
+            RowsOf::Cache | RowsOf::Pages(_) | RowsOf::Transposed => Packing::NONE,
         }
     }
 
@@ -81,13 +83,13 @@ impl RowsOf {
     pub(crate) fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
         let mut outer = self.packing().box_of(match self {
             RowsOf::Pages(rows) => rows,
-            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache => rows,
+            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Transposed => rows,
         });
         if !self.heads_first() {
             outer.swap(0, 1);
         }
         match self {
-            RowsOf::Batch(_) => tile.tensor_box(&outer),
+            RowsOf::Batch(_) | RowsOf::Transposed => tile.tensor_box(&outer),
             _ => tile.tensor_box(&outer[..2]).ragged(1 + u32::from(self.heads_first())),
         }
     }
@@ -193,8 +195,7 @@ impl<'k> TensorRows<'k> {
     #[track_caller]
     pub(crate) fn keys(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
         let (params, len) = (&sequence.params, sequence.params.seq_len_kv);
-        // V transposed is no tensor of rows, though sequences are packed.
-        let place = sequence.place.filter(|_| self.of != RowsOf::Batch(Packing::NONE));
+        let place = sequence.place.filter(|_| self.of != RowsOf::Transposed);
         match (self.batch_rows, place) {
             (None, Some((_, FirstRows { k: Some(first), .. }))) => {
                 SequenceRows::Ragged(self.map.rows(first, len), false)
@@ -216,7 +217,7 @@ impl<'k> TensorRows<'k> {
     pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
         match self.of {
             RowsOf::Pages(of_box) => Some(rows / of_box),
-            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache => None,
+            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Transposed => None,
         }
     }
 }
@@ -226,9 +227,12 @@ impl<'k> SequenceRows<'k> {
     /// row.
     #[track_caller]
     pub(crate) fn at(&self, [row, head, batch]: [Val<'k, u32>; 3]) -> BoxAt<'k> {
-        let outer = |heads_first: bool| match heads_first {
-            true => [head, row, batch],
-            false => [row, head, batch],
+        let outer = |heads_first: bool| {
+            if heads_first {
+                [head, row, batch]
+            } else {
+                [row, head, batch]
+            }
         };
         match self {
             SequenceRows::Batch(map, heads_first) => map.at(&outer(*heads_first)),

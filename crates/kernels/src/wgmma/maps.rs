@@ -81,7 +81,8 @@ fn sizes_and_strides(
             vec![columns, rows, heads, batches],
             vec![stride(seq), stride(head), stride(batch)],
         ),
-        RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Pages(_) => {
+        // Of V transposed, `transpose` says them.
+        RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Pages(_) | RowsOf::Transposed => {
             let flat = flat(tensor, problem)?;
             (
                 vec![columns, flat.count, heads],

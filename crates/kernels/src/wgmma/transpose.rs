@@ -26,7 +26,6 @@ use crate::args::{Args, Built, MappedTensor, Part, Tensor};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::lengths::{LengthKinds, TensorParam, kinds};
 use crate::attention::params::{RowParams, Shape};
-use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::stream_k::Schedule;
@@ -176,7 +175,7 @@ impl Transposed {
         tile: SharedTile<'_, E>,
         rows: u32,
     ) -> TensorRows<'k> {
-        let of = RowsOf::Batch(Packing::NONE);
+        let of = RowsOf::Transposed;
         let map = k.tensor_map(Tensor::V.name(), false, of.boxes(tile, rows), |launch, request| {
             let values = &request.more.values;
             let part = values.part(values.offset);
@@ -210,9 +209,10 @@ impl Transposed {
             Built::build(name, THREADS, |k| body(k, cols, shape))
         })?;
         let (batch, kv_heads) = (problem.batch(), problem.num_kv_heads());
-        let blocks = match problem.has_lengths() {
-            true => (problem.seq_len_kv().div_ceil(self.cols as usize)).min((MAX_BLOCKS / (batch * kv_heads)).max(1)),
-            false => self.tiles as usize,
+        let blocks = if problem.has_lengths() {
+            (problem.seq_len_kv().div_ceil(self.cols as usize)).min((MAX_BLOCKS / (batch * kv_heads)).max(1))
+        } else {
+            self.tiles as usize
         };
         let across = if self.keys.is_some() { 2 * blocks } else { blocks };
         let request = Forward {
