@@ -130,14 +130,15 @@ impl Refusal {
         remedy: impl FnOnce() -> String,
     ) -> Result<(), Refusal> {
         let allowed = target.limits().shared_per_block;
-        match needed <= allowed {
-            true => Ok(()),
-            false => Err(Refusal::SharedMemory {
+        if needed <= allowed {
+            Ok(())
+        } else {
+            Err(Refusal::SharedMemory {
                 needed,
                 target,
                 allowed,
                 remedy: remedy(),
-            }),
+            })
         }
     }
 }

@@ -175,9 +175,10 @@ pub fn select_with<T, F>(
             refusal,
         });
         if let Ok((plan, verdict)) = judged {
-            let why = match wgmma::gathers_keys(problem) {
-                true => format!("{why}; {GATHERED_WHY}"),
-                false => why,
+            let why = if wgmma::gathers_keys(problem) {
+                format!("{why}; {GATHERED_WHY}")
+            } else {
+                why
             };
             let choice = Choice {
                 plan,
@@ -232,16 +233,13 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
         .into_iter()
         .flat_map(move |()| scalar::preferred_configs(problem, alignment));
     let scalar = scalar.map(move |config| {
-        let why = match forward {
-            true => format!(
+        let why = if forward { format!(
                 "the scalar family serves every problem, and of its tiles this was the fastest on such shapes that \
                  {target} has room for at head_dim {head_dim}"
-            ),
-            false => format!(
+            ) } else { format!(
                 "no faster family has a backward pass for this problem, and this is the largest of the default tiles of \
                  family scalar that {target} has room for at head_dim {head_dim}"
-            ),
-        };
+            ) };
         (Config::Scalar(config), why)
     });
     measured.chain(scalar)

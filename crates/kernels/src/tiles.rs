@@ -241,9 +241,10 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
     /// Copies of a tensor's head into the tile.
     #[track_caller]
     pub(crate) fn of_head(self, tensor: TensorParam<'k, E>, head: GlobalPtr<'k, E>) -> HeadCopies<'k, E> {
-        let source = match tensor.is_paged() {
-            true => head,
-            false => tensor.row(head, self.row).offset(self.col),
+        let source = if tensor.is_paged() {
+            head
+        } else {
+            tensor.row(head, self.row).offset(self.col)
         };
         HeadCopies {
             chunks: self,

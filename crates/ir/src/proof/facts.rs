@@ -87,9 +87,10 @@ impl KernelFacts {
     pub fn of(kernel: &Kernel) -> Self {
         let ledger = kernel.ledger();
         let parameters = kernel.params().iter().map(|param| parameter_bytes(param.kind));
-        let (static_bytes, dynamic_bytes) = match ledger.is_static {
-            true => (ledger.total_bytes(), 0),
-            false => (0, ledger.total_bytes()),
+        let (static_bytes, dynamic_bytes) = if ledger.is_static {
+            (ledger.total_bytes(), 0)
+        } else {
+            (0, ledger.total_bytes())
         };
         Self {
             static_shared_bytes: u64::from(static_bytes),

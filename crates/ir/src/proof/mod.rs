@@ -332,9 +332,10 @@ impl Proof<'_> {
             self.required("cluster", shape.cluster, required);
         }
         // A kernel that was compiled for a cluster is launched in it without being told.
-        let cluster = match is_asked {
-            true => shape.cluster,
-            false => self.facts.required_cluster.unwrap_or([1; 3]),
+        let cluster = if is_asked {
+            shape.cluster
+        } else {
+            self.facts.required_cluster.unwrap_or([1; 3])
         };
         if cluster.contains(&0) || shape.grid.contains(&0) {
             return;
@@ -344,9 +345,10 @@ impl Proof<'_> {
             .fold(1u64, |product, &n| product.saturating_mul(u64::from(n)));
         let (allowed, on) = (limits.cluster_blocks, self.on());
         if allowed <= 1 && (blocks > 1 || shape.programmatic_dependent) {
-            let what = match blocks > 1 {
-                true => "clusters",
-                false => "programmatic dependent launches",
+            let what = if blocks > 1 {
+                "clusters"
+            } else {
+                "programmatic dependent launches"
             };
             self.refuse(LaunchRefusal::NeedsHopper { what, on });
             return;

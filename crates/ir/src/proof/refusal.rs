@@ -248,8 +248,9 @@ fn sum(static_bytes: u64, dynamic_bytes: u32) -> String {
 fn fits_on(bytes: u64) -> String {
     let fits = |target: &&Target| target.is_supported() && u64::from(target.limits().shared_per_block) >= bytes;
     let names: Vec<&str> = Target::ALL.iter().filter(fits).map(|target| target.name()).collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!("; it fits on {}", names.join(", ")),
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!("; it fits on {}", names.join(", "))
     }
 }

@@ -85,9 +85,10 @@ impl Kinds {
 
     /// Pairs of a task that rotates: of e4m3 a word of each table or more.
     pub(crate) fn pairs(&self, vector_bytes: u32, element: u32) -> u32 {
-        match self.interleaved {
-            true => (vector_bytes / (2 * element)).max(if element == 1 { 4 } else { 1 }),
-            false => vector_bytes / element,
+        if self.interleaved {
+            (vector_bytes / (2 * element)).max(if element == 1 { 4 } else { 1 })
+        } else {
+            vector_bytes / element
         }
     }
 

@@ -97,9 +97,12 @@ impl Units {
         let tensors = [append.k_new, append.v_new, append.k_cache, append.v_cache];
         let rotary = append.rotary.iter();
         // Pairs of halves start in the middle of the rotated part, others end with it.
-        let pairs = rotary.clone().flat_map(|rotary| match rotary.interleaved {
-            true => [rotary.dim, rotary.dim],
-            false => [rotary.dim / 2, rotary.dim],
+        let pairs = rotary.clone().flat_map(|rotary| {
+            if rotary.interleaved {
+                [rotary.dim, rotary.dim]
+            } else {
+                [rotary.dim / 2, rotary.dim]
+            }
         });
         let strides = tensors.iter().flat_map(row_strides);
         let of_q = rotary.flat_map(|rotary| [rotary.q, rotary.q_out]);
@@ -118,9 +121,10 @@ impl Units {
             let what = format!("e4m3 rows that start at multiples of {vector_bytes} B (it moves 4 B or more)");
             return Err(Refusal::unsupported("append", what, "pad them to multiples of 4 B"));
         }
-        let (dtype, elements) = match is_e4m3 && append.rotary.is_none() {
-            true => (DType::F32, 4), // copied bit by bit
-            false => (append.dtype, 1),
+        let (dtype, elements) = if is_e4m3 && append.rotary.is_none() {
+            (DType::F32, 4) // copied bit by bit
+        } else {
+            (append.dtype, 1)
         };
         Ok(Units {
             dtype,

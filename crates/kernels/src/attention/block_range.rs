@@ -154,9 +154,10 @@ impl<I: Index> BlockOrder<I> {
         BlockOrder {
             low: self.low + begin,
             masked_low: self.masked_low - begin,
-            high: match self.descending {
-                true => self.high - begin,
-                false => self.high + begin,
+            high: if self.descending {
+                self.high - begin
+            } else {
+                self.high + begin
             },
             whole: self.whole + begin,
             masked: (self.masked - begin).max(begin.constant(0)).min(count),

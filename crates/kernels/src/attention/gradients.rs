@@ -153,9 +153,10 @@ impl Workspace {
 
     fn part(&self, of: fn(&Offsets) -> usize) -> Part {
         let at = self.offsets();
-        let bytes = match self.has_sums_of_keys() {
-            true => at.dk_sums + self.sums_of_keys_bytes(),
-            false => at.end,
+        let bytes = if self.has_sums_of_keys() {
+            at.dk_sums + self.sums_of_keys_bytes()
+        } else {
+            at.end
         };
         let (bytes, offset) = (bytes as u64, of(&at) as u64);
         let align = ALIGN;

@@ -160,9 +160,10 @@ impl Shape {
 
     /// The head sizes in a kernel's entry name: `d192v128`, or `d128` where they are the same.
     pub(crate) fn head_dims_name(&self) -> String {
-        match self.head_dim_v == self.head_dim {
-            true => format!("d{}", self.head_dim),
-            false => format!("d{}v{}", self.head_dim, self.head_dim_v),
+        if self.head_dim_v == self.head_dim {
+            format!("d{}", self.head_dim)
+        } else {
+            format!("d{}v{}", self.head_dim, self.head_dim_v)
         }
     }
 

@@ -231,9 +231,10 @@ impl Packing {
         };
         let (left, most_left) = (rounds(in_tiles), if problem.mask().is_full() { 4 } else { 1 });
         let pays = left < rounds(in_warpgroups) && left <= most_left;
-        match pays && !problem.has_lengths() && problem.batch_invariant().is_none() {
-            true => in_tiles,
-            false => in_warpgroups,
+        if pays && !problem.has_lengths() && problem.batch_invariant().is_none() {
+            in_tiles
+        } else {
+            in_warpgroups
         }
     }
 

@@ -209,9 +209,10 @@ impl TileQueries {
 
     /// Query of the last row of a tile that is below `end`.
     fn last(&self, tile: usize, end: usize) -> usize {
-        match (tile + 1) * self.rows <= end {
-            true => self.first(tile) + self.of_groups[self.of_groups.len() - 1],
-            false => self.packing.query_of(end - 1),
+        if (tile + 1) * self.rows <= end {
+            self.first(tile) + self.of_groups[self.of_groups.len() - 1]
+        } else {
+            self.packing.query_of(end - 1)
         }
     }
 
@@ -250,9 +251,10 @@ impl Clusters {
     fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Clusters {
         let cluster = tiling.cluster as usize;
         let (num_heads, group_size) = tiling.heads(problem);
-        let (heads, tiles) = match group_size.is_multiple_of(cluster) {
-            true => (cluster, 1),
-            false => (1, cluster),
+        let (heads, tiles) = if group_size.is_multiple_of(cluster) {
+            (cluster, 1)
+        } else {
+            (1, cluster)
         };
         let all_heads = problem.batch() * num_heads / heads;
         let rows = tiling.packing.rows_of(problem.seq_len_q());

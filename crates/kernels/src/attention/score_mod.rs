@@ -288,9 +288,10 @@ impl<'k> HeadFactors<'k> {
         let scores = q * k;
         self.scores.set(scores);
         self.values.set(v);
-        match score_mod.is_identity() {
-            true => self.exponents.set(score_mod.exponent_scale * scores),
-            false => self.exponents.set(score_mod.exponent_scale),
+        if score_mod.is_identity() {
+            self.exponents.set(score_mod.exponent_scale * scores)
+        } else {
+            self.exponents.set(score_mod.exponent_scale)
         }
     }
 }

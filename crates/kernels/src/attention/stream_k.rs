@@ -303,10 +303,12 @@ impl Schedule {
     /// Ranges of all rounds at most, and rounds. Rounds keep K and V in the L2 cache that several tiles read: not those
     /// of sequences of one row tile each.
     fn most_ranges(&self, problem: &Problem) -> [u32; 2] {
-        match self.is_one_each(problem) {
-            true if self.grid <= FEW_RANGES => [FEW_RANGES, 1],
-            true => [MAX_BLOCKS, 1],
-            false => [MAX_BLOCKS, MAX_BLOCKS / self.grid],
+        if !self.is_one_each(problem) {
+            [MAX_BLOCKS, MAX_BLOCKS / self.grid]
+        } else if self.grid <= FEW_RANGES {
+            [FEW_RANGES, 1]
+        } else {
+            [MAX_BLOCKS, 1]
         }
     }
 

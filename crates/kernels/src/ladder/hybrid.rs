@@ -193,9 +193,10 @@ impl<'k> Columns<'k> {
     /// The place of a chunk in the first row of a tile.
     #[track_caller]
     fn place<E: MmaElement>(&self, tile: &HeadTile<'k, E>, chunk: u32) -> SharedPtr<'k, E> {
-        let column = match self.head_dim_v.is_multiple_of(GROUP * CHUNK) {
-            true => self.first(chunk),
-            false => self.first(chunk).min(self.head_dim_v - CHUNK),
+        let column = if self.head_dim_v.is_multiple_of(GROUP * CHUNK) {
+            self.first(chunk)
+        } else {
+            self.first(chunk).min(self.head_dim_v - CHUNK)
         };
         let cols = tile.tile.cols();
         let (slab, within) = (column / cols, column % cols);

@@ -250,11 +250,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     pub(super) fn scores(&self, k_fragments: &Fragments<'k, E>, steps: Range<u32>) {
         self.scores.clear(steps.clone());
-        match self.levers.q_in_registers {
-            true => steps
+        if self.levers.q_in_registers {
+            steps
                 .clone()
-                .for_each(|step| self.score_steps(k_fragments, step..step + 1)),
-            false => self.score_steps(k_fragments, steps.clone()),
+                .for_each(|step| self.score_steps(k_fragments, step..step + 1))
+        } else {
+            self.score_steps(k_fragments, steps.clone())
         }
         for step in steps {
             self.apply_score_mod(step);

@@ -205,9 +205,10 @@ impl Config {
             && problem.head_dim() <= 128
             && (1..=shares.min(u64::from(split::MAX_SPLITS))).contains(&one_each)
             && 100 * blocks * one_each >= 95 * sms;
-        let splits = match is_better {
-            true => one_each as u32,
-            false => crate::fewest_splits(blocks, slots, shares),
+        let splits = if is_better {
+            one_each as u32
+        } else {
+            crate::fewest_splits(blocks, slots, shares)
         };
         Config { splits, ..self }
     }
@@ -230,9 +231,10 @@ impl Config {
 
     /// Which heads share a tile.
     fn tile_heads(&self) -> TileHeads {
-        match self.pack_heads {
-            true => TileHeads::Dense,
-            false => TileHeads::One,
+        if self.pack_heads {
+            TileHeads::Dense
+        } else {
+            TileHeads::One
         }
     }
 
@@ -261,9 +263,10 @@ impl Config {
         let blocks = self.row_blocks();
         let output = blocks * padded(shape.head_dim_v) / 2;
         let scores = blocks * self.keys_per_warp() / 2;
-        let query = match self.q_in_registers {
-            true => blocks * padded(shape.head_dim) / 4,
-            false => 4 * blocks,
+        let query = if self.q_in_registers {
+            blocks * padded(shape.head_dim) / 4
+        } else {
+            4 * blocks
         };
         let state = 6 * blocks;
         let needed = output + scores + query + state + SCRATCH_REGISTERS;
@@ -348,12 +351,11 @@ pub(crate) fn plan(
         });
     }
     let (heads, tiles) = config.heads_and_tiles(problem);
-    let (together, groups) = match shape.split {
-        true => (heads, config.splits as usize),
-        false => {
-            let together = heads_together(problem, config, heads);
-            (together, heads / together)
-        }
+    let (together, groups) = if shape.split {
+        (heads, config.splits as usize)
+    } else {
+        let together = heads_together(problem, config, heads);
+        (together, heads / together)
     };
     let main = kernel.step(grid(NAME, [together, tiles, groups])?, &request)?;
     let combine = shape.split.then(|| combine::step(&request, &whole, kernels));

@@ -120,9 +120,10 @@ impl Config {
 pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
     let vector_bytes = widest(problem).min(alignment);
     let backward = problem.direction() == Direction::Backward;
-    let tiled = match backward {
-        true => backward::preferred(problem),
-        false => tiled::preferred(problem),
+    let tiled = if backward {
+        backward::preferred(problem)
+    } else {
+        tiled::preferred(problem)
     };
     let tiled = tiled.iter().map(|&(rows, cols, warps)| (Some((rows, cols)), warps));
     let naive = (!backward).then_some((None, 4));

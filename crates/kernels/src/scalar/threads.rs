@@ -198,9 +198,10 @@ impl<'k> Sums<'k> {
     #[track_caller]
     fn column(&self, mine: &Mine<'k>, quad: usize) -> Val<'k, u32> {
         let column = mine.column(quad) * 4u32;
-        match (self.columns / 4).is_multiple_of(THREAD_COLS) {
-            true => column,
-            false => column.min(self.columns - 4),
+        if (self.columns / 4).is_multiple_of(THREAD_COLS) {
+            column
+        } else {
+            column.min(self.columns - 4)
         }
     }
 

@@ -162,9 +162,10 @@ impl Config {
 
     /// How the heads of a problem share tiles on `sms` SMs. More than [`Packing::MAX_HEADS`] per K/V head are refused.
     pub(super) fn packing(&self, problem: &Problem, sms: u32) -> Packing {
-        match self.pack_heads {
-            true => Packing::for_tiles(problem, self.rows, self.splits, sms),
-            false => Packing::NONE,
+        if self.pack_heads {
+            Packing::for_tiles(problem, self.rows, self.splits, sms)
+        } else {
+            Packing::NONE
         }
     }
 
@@ -221,9 +222,10 @@ impl Config {
             DType::E4M3 => tile_bytes(padded(shape.head_dim_v, OUT_BYTES), self.cols, bytes, self.stages),
             _ => tile_bytes(self.cols, shape.head_dim_v, bytes, self.stages),
         };
-        let output = match shape.split {
-            true => 0,
-            false => OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape),
+        let output = if shape.split {
+            0
+        } else {
+            OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape)
         };
         query + keys + values + output + SLACK_BYTES
     }
@@ -283,9 +285,10 @@ impl Config {
         let lengths = if shape.listed { REGISTERS_OF_LENGTHS } else { 0 };
         let in_use = self.registers_in_use(shape).0 + REGISTERS_BESIDE_Q + lengths;
         let room = self.registers().1.saturating_sub(in_use);
-        match self.q_in_registers {
-            true => (padded(shape.head_dim, bytes) / tiles::step(bytes)).min(room / REGISTERS_A_STEP),
-            false => 0,
+        if self.q_in_registers {
+            (padded(shape.head_dim, bytes) / tiles::step(bytes)).min(room / REGISTERS_A_STEP)
+        } else {
+            0
         }
     }
 

@@ -91,16 +91,18 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         };
         let acc = |name, columns| RowTile::new(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
-        let consumer = match packing.spans_warpgroups() {
-            true => context.q_pipeline.consumer(),
-            false => context.q_pipeline.consumer_of(index, groups),
+        let consumer = if packing.spans_warpgroups() {
+            context.q_pipeline.consumer()
+        } else {
+            context.q_pipeline.consumer_of(index, groups)
         };
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         // Rows of tiles may be wider than head_dim.
         let steps = padded(shape.head_dim, E::BYTES) / step(E::BYTES);
-        let q_operand = match packing.spans_warpgroups() {
-            true => context.q_tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS),
-            false => context.q_tile.k_major(),
+        let q_operand = if packing.spans_warpgroups() {
+            context.q_tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS)
+        } else {
+            context.q_tile.k_major()
         };
         let q_operand = q_operand.steps_of(0..steps);
         let q_held = k.a_vars("q", levers.q_steps_held(shape));
@@ -116,9 +118,10 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
             values,
             q_operand,
             k_operand: context.k_tile.k_major().steps_of(0..steps),
-            v_operand: match shape.is_fp8() {
-                true => context.v_tile.k_major(),
-                false => context.v_tile.mn_major(),
+            v_operand: if shape.is_fp8() {
+                context.v_tile.k_major()
+            } else {
+                context.v_tile.mn_major()
             },
             barrier,
             policy: levers.rescale.wgmma_policy::<E>(),
@@ -153,9 +156,10 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         if self.q_held.steps() == 0 {
             return;
         }
-        let warp = match self.lane_rows.packing.spans_warpgroups() {
-            true => self.warp,
-            false => self.warp % 4,
+        let warp = if self.lane_rows.packing.spans_warpgroups() {
+            self.warp
+        } else {
+            self.warp % 4
         };
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {

@@ -76,9 +76,10 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
                 let tile = (slab * width + column) / ACC_COLS;
                 for (half, norm) in norms.into_iter().enumerate() {
                     // Copies read whole slabs. The tensor map cuts off columns past head_dim_v.
-                    let pair = match tile * ACC_COLS < columns {
-                        true => self.out.pair(tile, half).map(|value| value * norm),
-                        false => [k.constant(0.0); 2],
+                    let pair = if tile * ACC_COLS < columns {
+                        self.out.pair(tile, half).map(|value| value * norm)
+                    } else {
+                        [k.constant(0.0); 2]
                     };
                     let at = out_tile.ahead(out_tile.down(at, 8 * half as u32), stage);
                     at.store_words(&[<E::Out as MmaElement>::pack(pair[0], pair[1])], Cache::Default);

@@ -60,9 +60,10 @@ pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Confi
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     // Products of fp8 need V transposed: then a stage has columns of V as rows.
-    let (v_rows, v_cols) = match shape.is_fp8() {
-        true => (padded(shape.head_dim_v, E::Out::BYTES), cols),
-        false => (cols, shape.head_dim_v),
+    let (v_rows, v_cols) = if shape.is_fp8() {
+        (padded(shape.head_dim_v, E::Out::BYTES), cols)
+    } else {
+        (cols, shape.head_dim_v)
     };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
     let out_tile = (!shape.split).then(|| {
@@ -75,9 +76,10 @@ pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Confi
     let q_rows = maps::declare(k, Tensor::Q, q_tile, stage_rows, queries);
     let gathered = |request: &Request| request.more.values.gathered_keys();
     let k_rows = maps::declare_at(k, Tensor::K, k_tile, cols / levers.cluster, keys, gathered);
-    let v_rows = match shape.is_fp8() {
-        true => Transposed::declare(k, v_tile, v_rows / levers.cluster),
-        false => maps::declare(k, Tensor::V, v_tile, v_rows / levers.cluster, keys),
+    let v_rows = if shape.is_fp8() {
+        Transposed::declare(k, v_tile, v_rows / levers.cluster)
+    } else {
+        maps::declare(k, Tensor::V, v_tile, v_rows / levers.cluster, keys)
     };
     let out = out_tile.map(|tile| (tile, maps::declare(k, Tensor::Out, tile, out_rows, queries)));
     let partials = (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true));
@@ -163,9 +165,10 @@ impl<'k, E: InputElement> Context<'k, '_, E> {
                 }
                 // The work item is loaded again, so that no register holds it during the main loop.
                 let store = || warpgroup.store(&list.this());
-                match self.shape.packing.spans_warpgroups() && self.out.is_some() {
-                    true => k.if_else(has_keys.uniform(), store, || warpgroup.store_nothing()),
-                    false => k.if_(has_keys.uniform(), store),
+                if self.shape.packing.spans_warpgroups() && self.out.is_some() {
+                    k.if_else(has_keys.uniform(), store, || warpgroup.store_nothing())
+                } else {
+                    k.if_(has_keys.uniform(), store)
                 }
                 has_scores.set(overlap.select(1u32, 0u32));
                 next

@@ -35,9 +35,12 @@ impl<'k, E: InputElement> Context<'k, '_, E> {
             return k.if_(warp.eq(0).uniform(), || one_thread(q_and_keys, values));
         }
         k.if_(warp.eq(0).uniform(), || copy_tiles(q_and_keys, None));
-        k.if_(warp.eq(1).uniform(), || match self.shape.is_fp8() {
-            true => one_thread(None, values),
-            false => copy_tiles(None, values),
+        k.if_(warp.eq(1).uniform(), || {
+            if self.shape.is_fp8() {
+                one_thread(None, values)
+            } else {
+                copy_tiles(None, values)
+            }
         });
     }
 
@@ -86,9 +89,10 @@ impl<'k, E: InputElement> Context<'k, '_, E> {
                     let from = q_rows.at(at).hint(L2Hint::EvictFirst);
                     self.q_tile.load_tma(q.stage(), from, q.full());
                 };
-                match self.is_paged() {
-                    true => k.if_(k.lane().eq(0).divergent(), fill),
-                    false => fill(),
+                if self.is_paged() {
+                    k.if_(k.lane().eq(0).divergent(), fill)
+                } else {
+                    fill()
                 }
                 q.advance();
             }

@@ -23,9 +23,10 @@ fn all_of<I: Index>(inputs: &[I], block: u32, descending: bool) -> Vec<I> {
     for range in [range, inverse] {
         found.extend([range.first, range.whole, range.whole_end, range.end]);
     }
-    let orders = match descending {
-        true => vec![BlockOrder::descending(range)],
-        false => vec![BlockOrder::ascending(range, false), BlockOrder::ascending(range, true)],
+    let orders = if descending {
+        vec![BlockOrder::descending(range)]
+    } else {
+        vec![BlockOrder::ascending(range, false), BlockOrder::ascending(range, true)]
     };
     for order in orders {
         let (begin, blocks) = share(order.count, index, count);

@@ -250,9 +250,10 @@ impl<'k> WorkItem<'k> {
 
     #[track_caller]
     pub(crate) fn n_blocks(&self) -> Val<'k, u32> {
-        match self.in_pieces {
-            true => self.low(COUNT),
-            false => self.words[COUNT],
+        if self.in_pieces {
+            self.low(COUNT)
+        } else {
+            self.words[COUNT]
         }
     }
 

@@ -63,9 +63,10 @@ impl Tiles {
         let first_of = |tile: usize| seen.keys(queries.first(tile));
         let last_of = |tile: usize| seen.keys(queries.last(tile, end));
         let of_tile = |tile: usize, count: u64| (first_of(tile).start as u32, last_of(tile).end as u32, count);
-        let of_head: Vec<(u32, u32, u64)> = match first_of(0) == last_of(clusters.per_head - 1) {
-            true => vec![of_tile(0, clusters.per_head as u64)],
-            false => (0..clusters.per_head).rev().map(|tile| of_tile(tile, 1)).collect(),
+        let of_head: Vec<(u32, u32, u64)> = if first_of(0) == last_of(clusters.per_head - 1) {
+            vec![of_tile(0, clusters.per_head as u64)]
+        } else {
+            (0..clusters.per_head).rev().map(|tile| of_tile(tile, 1)).collect()
         };
         let edge = |tile: usize| (first_of(tile).end as u32, last_of(tile).end as u32);
         let edges = (0..clusters.per_head.min(EDGES)).map(edge).collect();

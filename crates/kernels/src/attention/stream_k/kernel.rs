@@ -159,14 +159,13 @@ pub(super) fn body<'k>(k: &'k Args<'k, Forward>, threads: u32, tiles: Tiles, sha
             context.cuts.at(LOAD, block).store(0u32);
         });
     }
-    let (row_tiles, cost, largest) = match tiles.one_each {
-        true => context.one_row_tile_each(),
-        false => {
-            let row_tiles = context.count_row_tiles();
-            k.barrier();
-            let (cost, largest) = context.row_tile_costs(row_tiles);
-            (row_tiles, cost, largest)
-        }
+    let (row_tiles, cost, largest) = if tiles.one_each {
+        context.one_row_tile_each()
+    } else {
+        let row_tiles = context.count_row_tiles();
+        k.barrier();
+        let (cost, largest) = context.row_tile_costs(row_tiles);
+        (row_tiles, cost, largest)
     };
     k.barrier();
     let ranges = context.cut(row_tiles, cost, largest);

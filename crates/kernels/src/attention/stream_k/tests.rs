@@ -159,9 +159,10 @@ fn on_host(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) 
     let most = u64::from(schedule.most_ranges(problem)[1]);
     let rounds = (total / of_round).clamp(1, most);
     let mean = total / (line.len() as u64).max(1);
-    match rounds == 1 || mean * u64::from(EVEN[1]) >= largest * u64::from(EVEN[0]) {
-        true => in_ranges(problem, schedule, &line, 1, total / u64::from(schedule.grid) / largest),
-        false => in_ranges(problem, schedule, &line, rounds, 0),
+    if rounds == 1 || mean * u64::from(EVEN[1]) >= largest * u64::from(EVEN[0]) {
+        in_ranges(problem, schedule, &line, 1, total / u64::from(schedule.grid) / largest)
+    } else {
+        in_ranges(problem, schedule, &line, rounds, 0)
     }
 }
 
@@ -427,10 +428,10 @@ fn hostile_lengths_stay_in_the_buffer() {
     for seed in 0..20 {
         let (problem, pieces, grid) = drawn(seed);
         let mut rng = Rng::new(seed);
-        let problem = match rng.chance(0.5) {
-            true => ProblemBuilder::from(&problem).batch_invariant(rng.between(1, 300)),
-            false => ProblemBuilder::from(&problem),
-        };
+        let mut problem = ProblemBuilder::from(&problem);
+        if rng.chance(0.5) {
+            problem = problem.batch_invariant(rng.between(1, 300));
+        }
         let problem = problem.build().unwrap();
         let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
         let entries = problem.length_entries();

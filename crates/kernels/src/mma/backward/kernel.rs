@@ -86,9 +86,10 @@ pub(super) fn body<'k, E: MmaElement>(k: &'k Args<'k, Backward>, levers: &Config
     let numbers = ["lse_tile", "delta_tile"].map(|name| k.shared_tile(name, row_numbers));
 
     let rows = &params.rows;
-    let (most, heads) = match outputs.owns_keys() {
-        true => (rows.seq_len_kv, rows.num_heads / rows.group_size),
-        false => (rows.seq_len_q, rows.num_heads),
+    let (most, heads) = if outputs.owns_keys() {
+        (rows.seq_len_kv, rows.num_heads / rows.group_size)
+    } else {
+        (rows.seq_len_q, rows.num_heads)
     };
     let tiles = (most + (levers.cols - 1)) / levers.cols;
     // The first keys and the last rows of a causal mask see most, and begin first: those of all heads of a bundle.
@@ -97,9 +98,10 @@ pub(super) fn body<'k, E: MmaElement>(k: &'k Args<'k, Backward>, levers: &Config
     let (batch, head) = (batch_head / heads, batch_head % heads);
     let params = params.of_sequence(batch);
     let rows = &params.rows;
-    let (owned_len, seen) = match outputs.owns_keys() {
-        true => (rows.seq_len_kv, rows.band.inverse(rows.seq_len_q.reinterpret())),
-        false => (rows.seq_len_q, rows.band),
+    let (owned_len, seen) = if outputs.owns_keys() {
+        (rows.seq_len_kv, rows.band.inverse(rows.seq_len_q.reinterpret()))
+    } else {
+        (rows.seq_len_q, rows.band)
     };
     let context = Context {
         k,

@@ -246,9 +246,10 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     let dq_columns = if problem.deterministic() { 0 } else { tiling.columns };
     let request = Backward::new(problem, Workspace::new(NAME, problem, dq_columns)?);
     let step = |family, outputs: Outputs, build| {
-        let (len, heads) = match outputs.owns_keys() {
-            true => (problem.seq_len_kv(), problem.num_kv_heads()),
-            false => (problem.seq_len_q(), problem.num_heads()),
+        let (len, heads) = if outputs.owns_keys() {
+            (problem.seq_len_kv(), problem.num_kv_heads())
+        } else {
+            (problem.seq_len_q(), problem.num_heads())
         };
         let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
         let grid = grid(NAME, [blocks, 1, 1])?;
@@ -256,21 +257,22 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
             .get_or_build(Identity { family, levers, shape }, build)?
             .step(grid, &request)
     };
-    let (main, then) = match problem.deterministic() {
-        true => (
+    let (main, then) = if problem.deterministic() {
+        (
             step("mma dkdv", Outputs::DkDv, |levers, shape| {
                 build(levers, shape, "dkdv", Outputs::DkDv)
             })?,
             step("mma dq", Outputs::Dq, |levers, shape| {
                 build(levers, shape, "dq", Outputs::Dq)
             })?,
-        ),
-        false => (
+        )
+    } else {
+        (
             step("mma backward", Outputs::All, |levers, shape| {
                 build(levers, shape, "backward", Outputs::All)
             })?,
             postprocess::step(&request, &shape, tiling.sums(), kernels)?,
-        ),
+        )
     };
     let before = vec![preprocess::step(&request, &shape, kernels)?];
     let then = vec![then];
@@ -304,9 +306,10 @@ fn check_registers(config: &Config, tiling: &Tiling, deterministic: bool) -> Res
     let blocks = tiling.owned_rows / STEP;
     let sums = blocks * (tiling.columns + tiling.columns_v) / config.warps / 2;
     let scores = blocks * tiling.walked_rows;
-    let dq = match deterministic {
-        true => 0,
-        false => tiling.dq_blocks_at_once() * tiling.dq_steps() * STEP / 2,
+    let dq = if deterministic {
+        0
+    } else {
+        tiling.dq_blocks_at_once() * tiling.dq_steps() * STEP / 2
     };
     let needed = sums + scores.max(dq) + SCRATCH_REGISTERS;
     let remedy = "fewer keys a warp (kv_warps), more warps that share the rows, fewer rows a tile or fewer blocks an SM \

@@ -138,9 +138,10 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             walked_columns: both.map(|i| walked[i].shared_columns((a_row, a_col), (column_warp, levers.warps))),
             scores: tiles("scores", tiling.walked_rows),
             dp: tiles("dp", tiling.walked_rows),
-            sums: match outputs.owns_keys() {
-                true => [zeros("dk", columns), zeros("dv", columns_v)],
-                false => [zeros("dq", columns), Vec::new()],
+            sums: if outputs.owns_keys() {
+                [zeros("dk", columns), zeros("dv", columns_v)]
+            } else {
+                [zeros("dq", columns), Vec::new()]
             },
             p,
             ds,
@@ -366,9 +367,10 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         }
         k.barrier();
         for (i, (tile, tensor)) in owned.iter().zip(written).enumerate() {
-            let tensor = tensor.starting_at(match context.outputs.owns_keys() {
-                true => context.params.first.k,
-                false => context.params.first.q,
+            let tensor = tensor.starting_at(if context.outputs.owns_keys() {
+                context.params.first.k
+            } else {
+                context.params.first.q
             });
             let head = tensor.head(context.batch, context.head);
             let head_dim = [context.shape.head_dim, context.shape.head_dim_v][i];

@@ -161,9 +161,10 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             k.bulk_wait_read(0);
         });
         free.at(stage).arrive();
-        match self.ordered {
-            true => self.release_semaphore(tile, dq_tile),
-            false => k.if_(first.divergent(), || self.let_others_add(dq_tile)),
+        if self.ordered {
+            self.release_semaphore(tile, dq_tile)
+        } else {
+            k.if_(first.divergent(), || self.let_others_add(dq_tile))
         }
     }
 

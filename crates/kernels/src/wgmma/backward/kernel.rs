@@ -125,9 +125,10 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
             },
         }
     });
-    let main_loop = match partition.exchanges_ds {
-        false => MainLoop::Pingpong(Pingpong::declare(k, levers, &partition)),
-        true => MainLoop::Exchange(Box::new(Exchange::declare(k, levers, &partition, keys.rows, ordered))),
+    let main_loop = if partition.exchanges_ds {
+        MainLoop::Exchange(Box::new(Exchange::declare(k, levers, &partition, keys.rows, ordered)))
+    } else {
+        MainLoop::Pingpong(Pingpong::declare(k, levers, &partition))
     };
     // Each warp stores its 16 rows.
     let gradients = match variant {
@@ -181,9 +182,10 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
         Role::new(name, warps, move || context.consume(k, outputs)).registers(consumer_registers)
     };
     let mut roles = vec![Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers)];
-    match partition.exchanges_ds {
-        false => roles.push(role("consumer", consumers, Outputs::Both)),
-        true => roles.extend([role("dv", 4, Outputs::Dv), role("dk", 4, Outputs::Dk)]),
+    if partition.exchanges_ds {
+        roles.extend([role("dv", 4, Outputs::Dv), role("dk", 4, Outputs::Dk)])
+    } else {
+        roles.push(role("consumer", consumers, Outputs::Both))
     }
     k.roles(roles);
     if cluster > 1 {

@@ -249,13 +249,16 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         return Err(Refusal::lever("cols", config.cols, allowed));
     }
     let (cols, width) = (config.cols, width(shape));
-    let rows = match exchanges_ds(width) {
-        true if cols == WGMMA_M => WGMMA_M,
-        true => 0,
-        false => WGMMA_M * cols / width,
+    let exchanges = exchanges_ds(width);
+    let rows = if !exchanges {
+        WGMMA_M * cols / width
+    } else if cols == WGMMA_M {
+        WGMMA_M
+    } else {
+        0
     };
     if config.rows != rows {
-        let allowed = match (rows >= WGMMA_M, exchanges_ds(width)) {
+        let allowed = match (rows >= WGMMA_M, exchanges) {
             (true, false) => {
                 format!(
                     "{rows} for {cols} keys and head_dim {width}: each warpgroup computes 64 rows and 64 columns of dQ"
@@ -271,7 +274,6 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         };
         return Err(Refusal::lever("rows", config.rows, allowed));
     }
-    let exchanges = exchanges_ds(width);
     let usual = Config {
         cluster: if exchanges { 2 } else { 1 },
         pingpong: !exchanges && cols > WGMMA_M,

@@ -17,13 +17,14 @@ impl<'k> Context<'k> {
         let share = self.by_grid.quotient(total);
         let each = (share + (share * grid).ne(total).select(1u32, 0u32)).max(self.least);
         let of_largest = share / largest;
-        let ranges = match self.tiles.one_each {
-            true => Ranges {
+        let ranges = if self.tiles.one_each {
+            Ranges {
                 round_robin: of_largest,
                 rounds: k.constant(1),
                 whole: k.constant(0),
-            },
-            false => self.rounds(row_tiles, cost, largest, of_largest),
+            }
+        } else {
+            self.rounds(row_tiles, cost, largest, of_largest)
         };
         let last_round = k.var(0u32);
         k.if_(ranges.round_robin.ne(0).uniform(), || {
@@ -49,19 +50,18 @@ impl<'k> Context<'k> {
             k.if_((!is_even).uniform(), || {
                 let i = i.min(grid - 1);
                 let load = k.var(0u32);
-                match self.tiles.one_each {
+                if self.tiles.one_each {
                     // A tile is found sooner than threads that share the tiles meet.
-                    true => k.for_uniform(0, ranges.round_robin, 1, |round| {
+                    k.for_uniform(0, ranges.round_robin, 1, |round| {
                         load.add_assign(self.tile_numbered(round.fma(grid, i)).cost);
-                    }),
-                    false => {
-                        load.set(self.cuts.at(LOAD, i).load());
-                        k.for_uniform(0, ranges.rounds - 1, 1, |round| {
-                            let begins = |i| self.cuts.at(POSITION, i).load();
-                            let range = round.fma(grid, i);
-                            load.add_assign(begins(range + 1) - begins(range));
-                        });
-                    }
+                    });
+                } else {
+                    load.set(self.cuts.at(LOAD, i).load());
+                    k.for_uniform(0, ranges.rounds - 1, 1, |round| {
+                        let begins = |i| self.cuts.at(POSITION, i).load();
+                        let range = round.fma(grid, i);
+                        load.add_assign(begins(range + 1) - begins(range));
+                    });
                 }
                 let left = (each.max(load.get()) - load.get()).max(self.least);
                 let sum = self.prefix_sum(exists.select(left, 0u32));

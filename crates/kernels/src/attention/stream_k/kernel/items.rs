@@ -63,10 +63,11 @@ impl<'k> Context<'k> {
             });
             k.barrier();
         };
-        match self.tiles.one_each {
-            // They have one round.
-            true => one_range(),
-            false => k.if_else(ranges.whole.eq(0).uniform(), one_range, several),
+        // Sequences of one row tile each have one round.
+        if self.tiles.one_each {
+            one_range();
+        } else {
+            k.if_else(ranges.whole.eq(0).uniform(), one_range, several);
         }
         k.if_(is_last.uniform(), || match self.splits {
             None => {
@@ -215,9 +216,10 @@ impl<'k> Context<'k> {
         item.plus(4).store_words(&words[4..], Cache::Default);
         let item_rows = self.item_rows.offset(place * SequenceSpan::WORDS);
         item_rows.store_words(&of_sequence, Cache::Default);
-        let block = match self.tiles.one_each {
-            true => range,
-            false => range - self.by_grid.quotient(range) * self.grid,
+        let block = if self.tiles.one_each {
+            range
+        } else {
+            range - self.by_grid.quotient(range) * self.grid
         };
         let is_first = place.eq(self.cuts.at(ITEM, block).load() - ranges.round_robin);
         k.if_(is_first.divergent(), || {

@@ -63,9 +63,10 @@ impl<'k> Context<'k> {
             all.add_assign(sum.all);
         });
         let all = all.get().min(most);
-        let end = match self.tiles.few {
-            true => padded(k, self.batch).max(self.batch + 1),
-            false => self.batch + 1,
+        let end = if self.tiles.few {
+            padded(k, self.batch).max(self.batch + 1)
+        } else {
+            self.batch + 1
         };
         k.for_divergent(self.batch + k.thread_idx(), end, self.threads, |batch| {
             self.first_tiles.store(batch, &[all]);
@@ -107,9 +108,10 @@ impl<'k> Context<'k> {
     /// Past the last one, where all costs end.
     fn end_row_tiles(&self, row_tiles: Val<'k, u32>, all: Val<'k, u32>) {
         let (k, end) = (self.k, row_tiles + 2);
-        let end = match self.tiles.few {
-            true => padded(k, row_tiles).max(end),
-            false => end,
+        let end = if self.tiles.few {
+            padded(k, row_tiles).max(end)
+        } else {
+            end
         };
         k.for_divergent(row_tiles + k.thread_idx(), end, self.threads, |index| {
             let words = [k.constant(0), all];
