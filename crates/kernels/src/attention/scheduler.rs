@@ -21,7 +21,7 @@ mod loads;
 mod makespan;
 
 pub(crate) use item::{COUNT_LIMIT, FULLY_MASKED, Place, Tile, WORDS, WorkItem};
-pub(crate) use makespan::{Least, Tiles, TilingWork};
+pub(crate) use makespan::Tiles;
 
 /// Fills the items after the last of a list.
 const END: u32 = u32::MAX;

@@ -3,6 +3,7 @@
 //! Rows of the H200 follow from `docs/design-notes.md` and `evidence/h200`. For short problems, and where keys are
 //! split, a model of times decides ([`times`]).
 
+mod evaluate;
 mod lengths;
 mod rank;
 mod times;
@@ -12,6 +13,7 @@ use std::iter;
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
+use self::evaluate::Tilings;
 use self::rank::{Candidate, by_rank};
 pub(crate) use self::times::Times;
 use super::{Config, backward};
@@ -145,7 +147,8 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     // Batch-invariant problems are split where rows are few, in family mma.
     let of_16_bits = dtype != DType::E4M3;
     let may_split = of_16_bits && problem.batch_invariant().is_none();
-    let timed = of_16_bits.then(|| times::fastest(problem, &card.times, chip.sms, may_split));
+    let mut tilings = Tilings::new(problem, chip.sms);
+    let timed = of_16_bits.then(|| times::fastest(&mut tilings, &card.times, may_split));
     let (whole, split) = timed.unwrap_or_default();
     let much = 10 * tiles(64) >= share * chip.sms as usize;
     // With few tiles family mma may be a tenth faster than whole ones.
@@ -174,7 +177,7 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
         // The model chose whole tiles: rows are there for what a compiler refuses.
         return Box::new(timed_first.chain(ranked.into_iter().chain(rest).map(proposal)));
     }
-    Box::new(timed_first.chain(by_rank(ranked, problem, chip.sms).chain(rest).map(proposal)))
+    Box::new(timed_first.chain(by_rank(ranked, tilings).chain(rest).map(proposal)))
 }
 
 /// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it

@@ -15,28 +15,6 @@ pub(crate) struct TilingWork {
     of_head: Vec<(u64, u64)>,
 }
 
-/// What there is to do at least, whatever K blocks are.
-pub(crate) struct Least {
-    /// Keys and number of all items.
-    pub keys: u64,
-    pub items: u64,
-    /// Clusters that share them.
-    pub clusters: u64,
-}
-
-impl Least {
-    /// The least work of a tiling without splits, for so many pairs of a query and a key that it sees in a head.
-    pub(crate) fn of(problem: &Problem, tiling: Tiling, sms: u32, pairs: u64) -> Least {
-        let clusters = Clusters::new(problem, tiling, sms);
-        let queries = tiling.packing.queries_in(clusters.tiles as u32 * tiling.rows);
-        Least {
-            keys: pairs * clusters.all_heads as u64 / u64::from(queries),
-            items: (clusters.all_heads * clusters.per_head) as u64,
-            clusters: clusters.count as u64,
-        }
-    }
-}
-
 /// The tiles of so many rows, and the keys that they see.
 pub(crate) struct Tiles {
     tiling: Tiling,

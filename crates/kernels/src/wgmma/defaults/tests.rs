@@ -95,11 +95,13 @@ fn the_best_row_is_found_without_all_lists() {
             let packed: Vec<Candidate> = rows.iter().map(|row| row.packed(packed_percent(&problem))).collect();
             rows.extend(packed);
             let exact = |row: &Candidate| {
-                let tiling = row.config.tiling(row.config.packing(&problem, 132));
-                let tiles = Tiles::new(&problem, tiling, 132);
-                row.makespan(&problem, &tiles.work(tiling.cols))
+                let cost = row.cost(&problem, 132);
+                let tiles = Tiles::new(&problem, cost.tiling, 132);
+                cost.begin + tiles.work(cost.tiling.cols).makespan(cost.of())
             };
-            let ranked: Vec<Config> = by_rank(rows.clone(), &problem, 132).map(|row| row.config).collect();
+            let ranked: Vec<Config> = by_rank(rows.clone(), Tilings::new(&problem, 132))
+                .map(|row| row.config)
+                .collect();
             rows.sort_by_key(exact);
             assert!(rows.iter().map(|row| row.config).eq(ranked), "{problem}");
         }

@@ -4,10 +4,11 @@
 use flashcore_problem::Problem;
 use serde::Deserialize;
 
+use super::evaluate::{Cost, Tilings};
 use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal, free};
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiles, Tiling};
+use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
 
 /// Times of tiles of `rows` rows, up to a head_dim, in picoseconds. A K block of `n` keys takes `n · key + block`; a
@@ -108,6 +109,19 @@ impl Times {
         }
     }
 
+    /// The tile with Q in registers if at least half of it fits, but in tiles of 64 rows.
+    fn config(&self, cols: u32, splits: u32, pack_heads: bool, problem: &Problem) -> Config {
+        let shape = self.shape(problem);
+        let held = Config {
+            splits,
+            pack_heads,
+            q_in_registers: true,
+            ..self.tile(cols, &shape)
+        };
+        let q_in_registers = self.rows > 64 && 32 * held.q_steps_held(&shape) >= shape.head_dim;
+        Config { q_in_registers, ..held }
+    }
+
     /// Picoseconds of a K block, and of a tile. `masked`: sixteenths of a K block that need a mask in each tile.
     fn ps(&self, cols: u32, masked: u64, stages: u32) -> [u64; 2] {
         let keys = u64::from(cols) * self.key;
@@ -121,59 +135,14 @@ impl Times {
     }
 }
 
-/// The time of so many K blocks and tiles.
-fn cost([block, tile]: [u64; 2]) -> impl Fn(u64, u64) -> u64 {
-    move |blocks, tiles| block * blocks + tile * tiles
-}
-
 /// A tiling, and how long it takes.
 #[derive(Clone, Copy)]
 pub(super) struct Timed {
     times: &'static Times,
-    cols: u32,
-    packing: Packing,
+    /// In hundredths of a picosecond.
+    cost: Cost,
     splits: u32,
     pub(super) ps: u64,
-}
-
-impl Timed {
-    fn packs(&self) -> bool {
-        self.packing != Packing::NONE
-    }
-
-    /// Whether a kernel packs heads like this if keys are in `splits` splits.
-    fn packs_for(&self, problem: &Problem, splits: u32, sms: u32) -> bool {
-        !self.packs() || self.packing == Packing::for_tiles(problem, self.times.rows, splits, sms)
-    }
-
-    /// With Q in registers if at least half of it fits, but in tiles of 64 rows.
-    fn config(&self, problem: &Problem) -> Config {
-        let shape = self.times.shape(problem);
-        let tile = Config {
-            splits: self.splits,
-            pack_heads: self.packs(),
-            ..self.times.tile(self.cols, &shape)
-        };
-        let held = Config {
-            q_in_registers: true,
-            ..tile
-        };
-        if tile.rows > 64 && 32 * held.q_steps_held(&shape) >= shape.head_dim {
-            held
-        } else {
-            tile
-        }
-    }
-
-    pub(super) fn proposal(&self, problem: &Problem) -> Proposal {
-        let why = match (self.splits, self.packs()) {
-            (2.., _) => SPLIT_WHY,
-            (_, true) => PACKED_WHY,
-            _ => SHORT_WHY,
-        };
-        let config = self.config(problem);
-        Proposal { config, why }
-    }
 }
 
 /// Every config that may be chosen, and the largest head_dim that it is for; keys in three splits stand for all splits,
@@ -183,19 +152,9 @@ pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterat
         .iter()
         .flat_map(|times| times.cols().map(move |cols| (times, cols)));
     all.flat_map(move |(times, cols)| {
-        let splits = [1, 3]
-            .into_iter()
-            .filter(move |splits| *splits == 1 || SPLIT_COLS.contains(&cols));
-        splits.map(move |splits| {
-            let timed = Timed {
-                times,
-                cols,
-                packing: Packing::NONE,
-                splits,
-                ps: 0,
-            };
-            (timed.config(problem), times.head_dim)
-        })
+        let splits = [1, 3].into_iter();
+        let splits = splits.filter(move |splits| *splits == 1 || SPLIT_COLS.contains(&cols));
+        splits.map(move |splits| (times.config(cols, splits, false, problem), times.head_dim))
     })
 }
 
@@ -208,46 +167,38 @@ pub(super) fn most_ps(problem: &Problem) -> u64 {
     }
 }
 
-/// Tiles of whole keys.
-struct Candidate<'t> {
-    tile: Timed,
-    tiles: &'t Tiles,
-    /// [`Times::ps`].
-    each: [u64; 2],
-}
-
-impl Candidate<'_> {
-    /// Picoseconds, by those of the busiest SM if heads were not packed.
-    fn ps(&self, busiest: u64) -> u64 {
-        if self.tile.packs() {
-            busiest * PACKED_PERCENT / 100
-        } else {
-            busiest
-        }
+impl Timed {
+    fn packs(&self) -> bool {
+        self.cost.tiling.packing != Packing::NONE
     }
 
-    /// Picoseconds if the SMs shared out keys evenly, with no K block that is not full.
-    fn least(&self) -> u64 {
-        self.ps(self.tiles.least(self.tile.cols, cost(self.each)))
+    /// Whether a kernel packs heads like this if keys are in `splits` splits.
+    fn packs_for(&self, problem: &Problem, splits: u32, sms: u32) -> bool {
+        !self.packs() || self.cost.tiling.packing == Packing::for_tiles(problem, self.times.rows, splits, sms)
     }
 
-    /// With the time when the busiest SM is done, unless that is not before `best`.
-    fn timed(&self, best: u64) -> Option<Timed> {
-        let work = self.tiles.work(self.tile.cols);
-        let may_be_first = self.ps(work.mean(cost(self.each))) < best;
-        let ps = self.ps(may_be_first.then(|| work.makespan(cost(self.each)))?);
-        (ps < best).then_some(Timed { ps, ..self.tile })
+    pub(super) fn proposal(&self, problem: &Problem) -> Proposal {
+        let why = match (self.splits, self.packs()) {
+            (2.., _) => SPLIT_WHY,
+            (_, true) => PACKED_WHY,
+            _ => SHORT_WHY,
+        };
+        let config = self
+            .times
+            .config(self.cost.tiling.cols, self.splits, self.packs(), problem);
+        Proposal { config, why }
     }
 
     /// The keys of tiles in as many splits as are done first, in as many rounds as the SMs need for them.
-    fn in_splits(&self, problem: &Problem, sms: u32) -> Option<Timed> {
-        let cols = self.tile.cols;
-        let tiles = u32::try_from(self.tiles.count()).ok()?;
+    fn in_splits(&self, tilings: &mut Tilings<'_>) -> Option<Timed> {
+        let (problem, sms, cols) = (tilings.problem, tilings.sms, self.cost.tiling.cols);
+        let of_tiling = tilings.tiles(self.cost.tiling);
+        let tiles = u32::try_from(of_tiling.count()).ok()?;
         let most = (MOST_ROUNDS * sms / tiles).min(MAX_ITEM_SPLITS);
         if most < 2 || !SPLIT_COLS.contains(&cols) {
             return None;
         }
-        let work = self.tiles.work(cols);
+        let work = of_tiling.work(cols);
         let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
         let kilobytes = (rows * problem.head_dim_v() * size_of::<f32>()) as u64 / 1000;
         let keys = problem.batch() * problem.num_kv_heads() * problem.seq_len_kv();
@@ -255,12 +206,12 @@ impl Candidate<'_> {
         let longest = |splits: u32| work.longest().div_ceil(u64::from(splits));
         let worth = |splits: &u32| {
             let shorter = longest(*splits) >= LEAST_BLOCKS && longest(*splits) < longest(splits - 1);
-            shorter && self.tile.packs_for(problem, *splits, sms)
+            shorter && self.packs_for(problem, *splits, sms)
         };
         let timed = |splits: u32| {
             let merge = MERGE_PS + MERGE_PS_PER_KB * kilobytes * u64::from(splits);
             let rounds = u64::from((tiles * splits).div_ceil(sms));
-            let computed = self.ps(cost(self.each)(rounds * longest(splits), rounds));
+            let computed = self.cost.of()(rounds * longest(splits), rounds) / 100;
             let ps = if rounds > 1 {
                 (computed * ROUNDS_PERCENT / 100).max(READ_PS_PER_KB * read)
             } else {
@@ -269,7 +220,7 @@ impl Candidate<'_> {
             Timed {
                 splits,
                 ps: ps + merge,
-                ..self.tile
+                ..*self
             }
         };
         (2..=most).filter(worth).map(timed).min_by_key(|split| split.ps)
@@ -289,63 +240,55 @@ fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
 /// The fastest tiles of whole keys, and the fastest splits of keys. Neither, if the problem is so long that the model
 /// does not decide for it.
 pub(super) fn fastest(
-    problem: &Problem,
+    tilings: &mut Tilings<'_>,
     times: &'static [Times],
-    sms: u32,
     may_split: bool,
 ) -> (Option<Timed>, Option<Timed>) {
+    let (problem, sms) = (tilings.problem, tilings.sms);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let enough = times.iter().find(|times| head_dim <= times.head_dim);
     let of_head_dim = |times: &&Times| Some(times.head_dim) == enough.map(|enough| enough.head_dim);
-    let mut all: Vec<(&'static Times, Packing, Tiles)> = Vec::new();
+    let mut candidates: Vec<Timed> = Vec::new();
     // Tiles of most rows first.
     for times in times.iter().rev().filter(of_head_dim) {
-        let Times { rows, most_cols, .. } = *times;
-        for packing in packings(problem, rows) {
-            let (cols, cluster, splits) = (most_cols, 1, 1);
+        let (shape, cols) = (times.shape(problem), times.most_cols);
+        for packing in packings(problem, times.rows) {
             let tiling = Tiling {
-                rows,
+                rows: times.rows,
                 cols,
-                cluster,
-                splits,
+                cluster: 1,
+                splits: 1,
                 packing,
             };
-            let tiles = Tiles::new(problem, tiling, sms);
-            // The first tiling tells whether a problem is long: others take no more than a fifth less.
-            let least = tiles.least(cols, cost(times.ps(cols, 0, 3)));
-            if all.is_empty() && 4 * least > 5 * most_ps(problem) && tiles.count() > u64::from(sms) {
-                return (None, None);
-            }
-            all.push((times, packing, tiles));
-        }
-    }
-    let mut candidates: Vec<Candidate<'_>> = Vec::new();
-    for (times, packing, tiles) in &all {
-        let shape = times.shape(problem);
-        candidates.extend(times.cols().map(|cols| Candidate {
-            tile: Timed {
+            let tiles = tilings.tiles(tiling);
+            let percent = if packing == Packing::NONE { 100 } else { PACKED_PERCENT };
+            let timed = |cols: u32, masked: u64, stages: u32| Timed {
                 times,
-                cols,
-                packing: *packing,
+                cost: Cost {
+                    tiling: Tiling { cols, ..tiling },
+                    each: times.ps(cols, masked, stages).map(|ps| percent * ps),
+                    begin: 0,
+                },
                 splits: 1,
                 ps: 0,
-            },
-            tiles,
-            each: times.ps(cols, tiles.masked(cols), times.tile(cols, &shape).stages),
-        }));
-    }
-    candidates.sort_by_cached_key(|candidate| (candidate.least(), candidate.tile.packs()));
-    let splits = candidates.iter().filter(|_| may_split);
-    let split = splits.filter_map(|candidate| candidate.in_splits(problem, sms));
-    let split = split.min_by_key(|split| split.ps);
-    let mut whole: Option<Timed> = None;
-    let as_whole = |candidate: &&Candidate<'_>| candidate.tile.packs_for(problem, 1, sms);
-    for candidate in candidates.iter().filter(as_whole) {
-        let best = whole.map_or(u64::MAX, |whole| whole.ps);
-        if best <= candidate.least() {
-            break;
+            };
+            // The first tiling tells whether a problem is long: others take no more than a fifth less.
+            let is_long = || 4 * tiles.least(cols, timed(cols, 0, 3).cost.of()) > 5 * percent * most_ps(problem);
+            if candidates.is_empty() && is_long() && tiles.count() > u64::from(sms) {
+                return (None, None);
+            }
+            let each = times.cols();
+            candidates.extend(each.map(|cols| timed(cols, tiles.masked(cols), times.tile(cols, &shape).stages)));
         }
-        whole = candidate.timed(best).or(whole);
     }
+    let splits = candidates.iter().filter(|_| may_split);
+    let split = splits.filter_map(|candidate| candidate.in_splits(tilings));
+    let split = split.min_by_key(|split| split.ps);
+    candidates.retain(|candidate| candidate.packs_for(problem, 1, sms));
+    let whole = tilings.first(candidates.iter().map(|candidate| candidate.cost));
+    let whole = whole.map(|(cost, place)| Timed {
+        ps: cost / 100,
+        ..candidates[place]
+    });
     (whole, split)
 }
