@@ -171,13 +171,12 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     let packed: Vec<Candidate> = packing.map(|row| row.packed(packed_percent(problem))).collect();
     ranked.extend(packed);
     let rest = rows.into_iter().map(Candidate::of);
-    let proposal = |Candidate { config, why, .. }| Proposal { config, why };
     let timed_first = timed.into_iter();
     if timed.is_some_and(|timed| timed.config.splits == 1) {
         // The model chose whole tiles: rows are there for what a compiler refuses.
-        return Box::new(timed_first.chain(ranked.into_iter().chain(rest).map(proposal)));
+        return Box::new(timed_first.chain(ranked.into_iter().chain(rest).map(Candidate::proposal)));
     }
-    Box::new(timed_first.chain(by_rank(ranked, tilings).chain(rest).map(proposal)))
+    Box::new(timed_first.chain(by_rank(ranked, tilings).chain(rest).map(Candidate::proposal)))
 }
 
 /// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it

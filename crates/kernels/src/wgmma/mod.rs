@@ -99,7 +99,6 @@ pub(crate) fn plan(
     check_shape(problem, config, &shape)?;
     let kernel = build(config, shape, kernels)?;
 
-    // For one tile a block, a caller passes `u32::MAX` SMs.
     let at_once = chip.sms.saturating_mul(config.min_blocks);
     let schedule = listed.then(|| schedule(problem, config, packing, at_once));
     let schedule = schedule.transpose()?;

@@ -188,15 +188,17 @@ fn two_blocks_an_sm_share_its_registers() {
         .head_dim(64)
         .build()
         .unwrap();
-    let blocks = |id: &str, sms| {
-        let target = Target::Sm90a;
-        let plan = crate::Plan::new(&problem, &id.parse().unwrap(), Chip { target, sms }).unwrap();
+    let of_chip = |id: &str, chip: Chip| {
+        let plan = crate::Plan::new(&problem, &id.parse().unwrap(), chip).unwrap();
         (plan.main.launch.grid[0], plan.main.kernel.to_ptx())
     };
+    let target = Target::Sm90a;
+    let blocks = |id: &str, sms| of_chip(id, Chip { target, sms });
     assert_eq!(blocks("wgmma/m64n64-s2-free-cond", 8).0, 8);
     let (two, ptx) = blocks("wgmma/m64n64-s2-free-cond-b2", 8);
     assert!(two == 16 && ptx.contains(".minnctapersm 2") && ptx.contains("setmaxnreg.inc.sync.aligned.u32 216"));
-    assert_eq!(blocks("wgmma/m64n64-s2-free-cond-b2", u32::MAX).0, 32);
+    let with_one_tile_each = Chip::with_one_tile_each(target);
+    assert_eq!(of_chip("wgmma/m64n64-s2-free-cond-b2", with_one_tile_each).0, 32);
     let many = Problem::builder()
         .batch(2)
         .heads(8, 8)

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flashcore_ir::{Arg, Chip, Kernel, Node, Target};
+use flashcore_ir::{Arg, Chip, Kernel, Node};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use flashcore_problem::{CausalAlign, InputKind, Inputs, Problem, ProblemBuilder};
 use flashcore_sim::{Class, MemorySite, SimOptions, simulate};
@@ -27,11 +27,6 @@ fn short_of(config: &Config) -> usize {
         Config::Mma(config) => 512 * config.splits as usize,
         Config::Scalar(_) | Config::Ladder(_) => 512,
     }
-}
-
-/// A GPU with an SM for every entry of a work list, so that each entry gets its own block.
-fn roomy(target: Target) -> Chip {
-    Chip { target, sms: u32::MAX }
 }
 
 /// Executions of a node by all warps of a block, fractional if extrapolated.
@@ -123,7 +118,8 @@ impl Observation {
             Some((short, longer)) => {
                 let at = |len| -> Result<Vec<Simulated>, CheckError> {
                     let problem = one_head(problem, head.query_heads, Some(len))?;
-                    simulated(&Plan::with_cache(&problem, &plan.config, roomy(plan.target), kernels)?)
+                    let chip = Chip::with_one_tile_each(plan.target);
+                    simulated(&Plan::with_cache(&problem, &plan.config, chip, kernels)?)
                 };
                 let along = (problem.seq_len_kv() - short) as f64 / (longer - short) as f64;
                 let pairs = at(short)?.into_iter().zip(at(longer)?);
@@ -255,7 +251,7 @@ impl Head {
         let attempt = |query_heads: usize| -> Result<Head, CheckError> {
             let small = one_head(problem, query_heads, None)?;
             Ok(Head {
-                plan: Plan::with_cache(&small, &plan.config, roomy(plan.target), kernels)?,
+                plan: Plan::with_cache(&small, &plan.config, Chip::with_one_tile_each(plan.target), kernels)?,
                 query_heads,
                 copies: (heads / query_heads) as f64,
             })

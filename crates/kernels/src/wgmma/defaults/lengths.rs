@@ -39,9 +39,6 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     if problem.dtype() == DType::E4M3 {
         return of_e4m3(problem, card, chip);
     }
-    if has_few_rows(problem, chip) {
-        return Vec::new();
-    }
     let usual_rows = usual_rows(problem);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let size = Size::of(problem, chip);
@@ -51,7 +48,7 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     } else {
         size == Size::Small
     };
-    if is_short_chunk(problem, chip) && has_blocks {
+    if has_few_rows(problem, chip) || is_short_chunk(problem, chip) && has_blocks {
         return Vec::new();
     }
     let causal = problem.mask().window_right.is_some();
@@ -83,12 +80,15 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     let packing = few_queries || prompt_keys.is_some();
     // A chunk among sequences that decode: one with as many rows as the bound has most of them, and tiles are chosen
     // for it.
-    let long_chunk = few_queries
-        && PROMPT_HEAD_DIMS.contains(&head_dim)
-        && problem.seq_len_q() > *PACKED_QUERIES.end()
-        && matches!(problem.q_lengths(), QLengths::Packed { total, .. } if total < 2 * problem.seq_len_q());
     let rows_of_most = match problem.q_lengths() {
-        QLengths::Packed { total, .. } if long_chunk => problem.seq_len_q().min(total),
+        QLengths::Packed { total, .. }
+            if few_queries
+                && PROMPT_HEAD_DIMS.contains(&head_dim)
+                && problem.seq_len_q() > *PACKED_QUERIES.end()
+                && total < 2 * problem.seq_len_q() =>
+        {
+            problem.seq_len_q().min(total)
+        }
         _ => usual_rows,
     };
     let serves = |row: &&Row| {
@@ -116,26 +116,18 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
         };
         row.cost_per_key * tall * covered * keys / (queries * heads)
     };
-    let mut rows: Vec<(usize, u64, Candidate)> = Vec::new();
-    for row in card.wgmma.iter().filter(serves) {
-        // Rows without a cost come last.
-        let ranked = |candidate: Candidate| match row.cost_per_key {
-            Some(_) => (row.head_dim, work(&candidate), candidate),
-            None => (row.head_dim, u64::MAX, candidate),
-        };
-        rows.extend(whole.then(|| ranked(Candidate::of(row))));
-        rows.extend(packing.then(|| {
-            let (alone, packed) = (Candidate::of(row), Candidate::of(row).packed(PACKED_PERCENT));
-            // Packed heads of prompts cost no more than others: seen with 8,192 rows, too (run `packed-equal-h200`).
-            let cost_per_key = if prompt_keys.is_some() { alone } else { packed }.cost_per_key;
-            ranked(Candidate { cost_per_key, ..packed })
-        }));
-    }
-    rows.sort_by_key(|(head_dim, work, _)| (*head_dim, *work));
-    let rows = rows
-        .into_iter()
-        .map(|(.., Candidate { config, why, .. })| Proposal { config, why });
-    rows.collect()
+    // Packed heads of prompts cost no more than others: seen with 8,192 rows, too (run `packed-equal-h200`).
+    let percent = if prompt_keys.is_some() { 100 } else { PACKED_PERCENT };
+    let candidates = |row: &'static Row| {
+        let alone = Candidate::of(row);
+        let packed = packing.then(|| alone.packed(percent));
+        let both = whole.then_some(alone).into_iter().chain(packed);
+        both.map(move |candidate| (row, candidate))
+    };
+    let mut rows: Vec<(&Row, Candidate)> = card.wgmma.iter().filter(serves).flat_map(candidates).collect();
+    // Rows without a cost come last.
+    rows.sort_by_cached_key(|(row, candidate)| (row.head_dim, row.cost_per_key.map_or(u64::MAX, |_| work(candidate))));
+    rows.into_iter().map(|(_, candidate)| candidate.proposal()).collect()
 }
 
 const TRANSPOSED_WHY: &str =
@@ -157,15 +149,13 @@ fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal> 
     let serves = |row: &&Row| row.fits(problem) && row.most_tiles.is_none_or(is_few);
     let candidates = |row: &Row| {
         let whole = Candidate::of(row);
-        [packs.then(|| whole.packed(PACKED_PERCENT)), Some(whole)]
-            .into_iter()
-            .flatten()
+        let packed = packs.then(|| whole.packed(PACKED_PERCENT));
+        packed.into_iter().chain([whole])
     };
     let rows = card.wgmma_e4m3.iter().filter(serves).flat_map(candidates);
-    let why_of = |why| if few_rows { TRANSPOSED_WHY } else { why };
-    rows.map(|Candidate { config, why, .. }| Proposal {
-        config,
-        why: why_of(why),
-    })
-    .collect()
+    let mut rows: Vec<Proposal> = rows.map(Candidate::proposal).collect();
+    if few_rows {
+        rows.iter_mut().for_each(|row| row.why = TRANSPOSED_WHY);
+    }
+    rows
 }

@@ -5,7 +5,7 @@ use std::iter;
 use flashcore_problem::Problem;
 
 use super::evaluate::{Cost, Tilings};
-use super::{Config, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, Row, TILE_KEYS};
+use super::{Config, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, Proposal, Row, TILE_KEYS};
 
 /// A config and its time of a tile per key ([`Row::cost_per_key`]).
 #[derive(Clone, Copy)]
@@ -32,6 +32,11 @@ impl Candidate {
             each: [u64::from(tiling.cols), TILE_KEYS].map(|keys| self.cost_per_key * keys),
             begin: if waits { self.cost_per_key * PAIR_KEYS } else { 0 },
         }
+    }
+
+    pub(super) fn proposal(self) -> Proposal {
+        let Candidate { config, why, .. } = self;
+        Proposal { config, why }
     }
 
     /// With the heads of a K/V head in one tile, which takes `percent` of the time of another.
