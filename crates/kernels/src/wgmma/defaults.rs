@@ -18,26 +18,8 @@ use self::rank::{Candidate, by_rank};
 pub(crate) use self::times::Times;
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
-use crate::attention::softmax::Rescale;
 use crate::card::{self, Card};
 use crate::size::Size;
-
-/// A config with a speculative softmax, and none of the levers that may be left out.
-pub(super) const fn free(rows: u32, cols: u32, stages: u32) -> Config {
-    Config {
-        rows,
-        cols,
-        stages,
-        cluster: 1,
-        pingpong: false,
-        rescale: Rescale::Speculative,
-        splits: 1,
-        q_in_registers: false,
-        min_blocks: 1,
-        max_registers: 0,
-        pack_heads: false,
-    }
-}
 
 /// Queries of a head up to which tiles are packed whatever the mask; more fill tiles by themselves.
 const MOST_PACKED_QUERIES: usize = 2048;

@@ -20,7 +20,7 @@ use flashcore_problem::{DType, Problem, QLengths};
 use half::{bf16, f16};
 
 use self::ahead::{heads_ahead, prepares_ahead};
-use super::defaults::{Proposal, free};
+use super::defaults::Proposal;
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
 use crate::Refusal;
@@ -96,14 +96,6 @@ const fn levers_with(split_values: &'static [u32], most_splits: u32) -> [Lever; 
         min_blocks.only(&[1]),
         registers.only(&[0]),
     ]
-}
-
-/// A config of the levers that the backward pass has.
-const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
-    Config {
-        rescale: Rescale::Never,
-        ..free(rows, cols, stages)
-    }
 }
 
 /// What is proposed for a problem on Hopper, best first; [`plan`] refuses what has no kernel, and says why.
@@ -274,16 +266,21 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         };
         return Err(Refusal::lever("rows", config.rows, allowed));
     }
+    // Only rows, cols, stages and splits can be chosen.
     let usual = Config {
+        rows,
         cluster: if exchanges { 2 } else { 1 },
         pingpong: !exchanges && cols > WGMMA_M,
-        splits: config.splits,
-        ..tile(rows, cols, config.stages)
+        rescale: Rescale::Never,
+        q_in_registers: false,
+        min_blocks: 1,
+        max_registers: 0,
+        pack_heads: false,
+        ..*config
     };
     let levers = FAMILY.levers.iter().zip(Values::from(*config));
     for ((lever, given), allowed) in levers.zip(Values::from(usual)) {
         if given != allowed {
-            // Only rows, cols, stages and splits can be chosen.
             let allowed = format!(
                 "{} in the backward pass of head_dim {width}: write {}",
                 lever.print(allowed),

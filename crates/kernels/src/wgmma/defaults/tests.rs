@@ -5,6 +5,7 @@ use flashcore_problem::{KvLengths, Mask, QLengths};
 use super::super::FAMILY;
 use super::*;
 use crate::attention::scheduler::Tiles;
+use crate::attention::softmax::Rescale;
 use crate::{Config as AnyConfig, Plan};
 
 #[test]

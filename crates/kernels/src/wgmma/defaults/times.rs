@@ -5,13 +5,12 @@ use flashcore_problem::Problem;
 use serde::Deserialize;
 
 use super::evaluate::{Cost, Tilings};
-use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal, free};
+use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal};
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiling};
-use crate::attention::softmax::Rescale;
 
-/// Times of tiles of `rows` rows, up to a head_dim, in picoseconds. A K block of `n` keys takes `n · key + block`; a
+/// Times of tiles of so many rows, up to a head_dim, in picoseconds. A K block of `n` keys takes `n · key + block`; a
 /// tile takes `n · key + tile` in addition, for its first and last products, which nothing overlaps.
 ///
 /// Those of the H200 are fitted to 2,600 times of up to 150 µs, of 201 random problems (run `default-times-h200`), each
@@ -21,12 +20,14 @@ use crate::attention::softmax::Rescale;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Times {
     head_dim: usize,
-    rows: u32,
+    /// Keys of K blocks that are tried. With more of them times in between are no nearer to the best.
+    cols: Vec<u32>,
+    /// The tile with the most keys that registers have room for, and three stages. One of 64 rows has no other
+    /// warpgroup to hide the rescaling of its output, which takes longer for larger heads.
+    config: Config,
     key: u64,
     block: u64,
     tile: u64,
-    /// Most keys of a K block that registers have room for.
-    most_cols: u32,
 }
 
 /// Picoseconds up to which the model chooses whole tiles: beyond, rows of the table are nearer to the best, but for
@@ -67,17 +68,6 @@ const SHORT_WHY: &str = "of all tiles these are done first, by times fitted to s
 const SPLIT_WHY: &str = "tiles of rows leave SMs without work: their keys in as many splits as keep all of them busy";
 
 impl Times {
-    /// Keys of K blocks that are tried. With more of them times in between are no nearer to the best.
-    fn cols(&self) -> impl Iterator<Item = u32> + use<> {
-        let cols: &[u32] = match self.rows {
-            64 => &[64, 96, 128],
-            128 => &[64, 80, 96, 112, 128],
-            _ => &[48, 64, 80, 96, 128],
-        };
-        let most = self.most_cols;
-        cols.iter().copied().filter(move |cols| *cols <= most)
-    }
-
     /// What kernels of the problem have; smaller heads have the levers of the largest, and splits those of whole keys.
     fn shape(&self, problem: &Problem) -> Shape {
         let head_dim = self.head_dim as u32;
@@ -88,18 +78,9 @@ impl Times {
         }
     }
 
-    /// A tile with as many stages as there is room for, up to three. One of 64 rows has no other warpgroup to hide the
-    /// rescaling of its output, which takes longer for larger heads.
+    /// A tile with as many stages as there is room for, up to three.
     fn tile(&self, cols: u32, shape: &Shape) -> Config {
-        let pingpong = self.rows > 64;
-        let least = if pingpong { 192 } else { 64 };
-        let mut tile = Config {
-            pingpong,
-            ..free(self.rows, cols, 3)
-        };
-        if self.head_dim > least {
-            tile.rescale = Rescale::Conditional;
-        }
+        let tile = Config { cols, ..self.config };
         // With a soft cap and a third stage, tiles of 192 rows would spill registers.
         let spills = tile.rows == 192 && shape.softcap;
         if tile.fits_shared_memory(shape) && !spills {
@@ -118,14 +99,14 @@ impl Times {
             q_in_registers: true,
             ..self.tile(cols, &shape)
         };
-        let q_in_registers = self.rows > 64 && 32 * held.q_steps_held(&shape) >= shape.head_dim;
+        let q_in_registers = self.config.rows > 64 && 32 * held.q_steps_held(&shape) >= shape.head_dim;
         Config { q_in_registers, ..held }
     }
 
     /// Picoseconds of a K block, and of a tile. `masked`: sixteenths of a K block that need a mask in each tile.
     fn ps(&self, cols: u32, masked: u64, stages: u32) -> [u64; 2] {
         let keys = u64::from(cols) * self.key;
-        let percent = if stages == 2 && self.rows > 64 {
+        let percent = if stages == 2 && self.config.rows > 64 {
             TWO_STAGES_PERCENT
         } else {
             100
@@ -150,7 +131,7 @@ pub(super) struct Timed {
 pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterator<Item = (Config, usize)> {
     let all = times
         .iter()
-        .flat_map(|times| times.cols().map(move |cols| (times, cols)));
+        .flat_map(|times| times.cols.iter().map(move |&cols| (times, cols)));
     all.flat_map(move |(times, cols)| {
         let splits = [1, 3].into_iter();
         let splits = splits.filter(move |splits| *splits == 1 || SPLIT_COLS.contains(&cols));
@@ -174,7 +155,7 @@ impl Timed {
 
     /// Whether a kernel packs heads like this if keys are in `splits` splits.
     fn packs_for(&self, problem: &Problem, splits: u32, sms: u32) -> bool {
-        !self.packs() || self.cost.tiling.packing == Packing::for_tiles(problem, self.times.rows, splits, sms)
+        !self.packs() || self.cost.tiling.packing == Packing::for_tiles(problem, self.times.config.rows, splits, sms)
     }
 
     pub(super) fn proposal(&self, problem: &Problem) -> Proposal {
@@ -251,15 +232,9 @@ pub(super) fn fastest(
     let mut candidates: Vec<Timed> = Vec::new();
     // Tiles of most rows first.
     for times in times.iter().rev().filter(of_head_dim) {
-        let (shape, cols) = (times.shape(problem), times.most_cols);
-        for packing in packings(problem, times.rows) {
-            let tiling = Tiling {
-                rows: times.rows,
-                cols,
-                cluster: 1,
-                splits: 1,
-                packing,
-            };
+        let shape = times.shape(problem);
+        for packing in packings(problem, times.config.rows) {
+            let tiling = times.config.tiling(packing);
             let tiles = tilings.tiles(tiling);
             let percent = if packing == Packing::NONE { 100 } else { PACKED_PERCENT };
             let timed = |cols: u32, masked: u64, stages: u32| Timed {
@@ -273,12 +248,13 @@ pub(super) fn fastest(
                 ps: 0,
             };
             // The first tiling tells whether a problem is long: others take no more than a fifth less.
-            let is_long = || 4 * tiles.least(cols, timed(cols, 0, 3).cost.of()) > 5 * percent * most_ps(problem);
+            let is_long =
+                || 4 * tiles.least(tiling.cols, timed(tiling.cols, 0, 3).cost.of()) > 5 * percent * most_ps(problem);
             if candidates.is_empty() && is_long() && tiles.count() > u64::from(sms) {
                 return (None, None);
             }
-            let each = times.cols();
-            candidates.extend(each.map(|cols| timed(cols, tiles.masked(cols), times.tile(cols, &shape).stages)));
+            let each = times.cols.iter();
+            candidates.extend(each.map(|&cols| timed(cols, tiles.masked(cols), times.tile(cols, &shape).stages)));
         }
     }
     let splits = candidates.iter().filter(|_| may_split);
