@@ -91,7 +91,7 @@ pub(crate) fn draw(rng: &mut Rng, head_dim: usize, in_order: bool) -> Problem {
 /// The default where a block has a tile for itself.
 fn alone(problem: &Problem) -> Config {
     let widest = problem.head_dim().max(problem.head_dim_v());
-    let mut defaults = backward_defaults().into_iter();
+    let mut defaults = backward_defaults();
     Config::Wgmma(defaults.find(|(_, head_dim)| widest <= *head_dim).unwrap().0)
 }
 
