@@ -1,9 +1,17 @@
 //! Finds programs without ever looking in the current folder, which may be a stranger's: entries of `PATH` that are
-//! empty or relative are passed over.
+//! empty or relative are passed over. Runs them with a deadline.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{Error, ErrorKind};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a program has that is asked for its version or its folders.
+pub const TO_ANSWER: Duration = Duration::from_secs(60);
+/// Most bytes that are read of what a program wrote.
+const MOST_WORDS: u64 = 64 << 20;
 
 /// Where a system without `PATH` looks.
 const USUAL: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -63,10 +71,97 @@ fn is_program(file: &Path) -> bool {
     found.is_file() && may_run
 }
 
+/// A program that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// How.
+    pub status: ExitStatus,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// Runs a program, without input, to its end. One that takes longer is ended with all that it started.
+///
+/// # Errors
+/// It cannot be started or read. [`ErrorKind::TimedOut`]: it was ended.
+pub fn run(command: &mut Command, limit: Duration) -> Result<Ran, Error> {
+    // Files hold any number of messages, where a full pipe would stop the program.
+    let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
+    command
+        .stdin(Stdio::null())
+        .stdout(stdout.try_clone()?)
+        .stderr(stderr.try_clone()?);
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    let mut child = command.spawn()?;
+    let began = Instant::now();
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if began.elapsed() >= limit => {
+                end(&mut child);
+                let why = format!("it did not end within {} s", limit.as_secs());
+                return Err(Error::new(ErrorKind::TimedOut, why));
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    Ok(Ran {
+        status,
+        stdout: text(&mut stdout)?,
+        stderr: text(&mut stderr)?,
+    })
+}
+
+fn end(child: &mut Child) {
+    #[cfg(unix)]
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+fn text(file: &mut File) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.take(MOST_WORDS).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn what_a_program_wrote_is_read_however_much() {
+        let much = "head -c 300000 /dev/zero | tr '\\0' x >&2; echo out; exit 3";
+        let ran = run(&mut shell(much), TO_ANSWER).unwrap();
+        assert_eq!((ran.status.code(), ran.stdout.as_str()), (Some(3), "out\n"));
+        assert_eq!(ran.stderr, "x".repeat(300_000));
+    }
+
+    /// Of all its processes: those that it started hold the pipe.
+    #[test]
+    fn one_that_never_ends_is_ended_with_all_that_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut hangs = shell(&format!("sleep 3600 > {} & wait", pipe.display()));
+        let late = std::thread::spawn(move || run(&mut hangs, Duration::from_millis(200)));
+        // The end of the file comes when no process has it open for writing any more.
+        assert_eq!(std::fs::read(&pipe).unwrap(), b"");
+        assert_eq!(late.join().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+    }
 
     #[test]
     fn only_absolute_folders_of_path_are_looked_in() {

@@ -4,7 +4,8 @@
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use flashcore_ir::ptx::log::JitLog;
 use flashcore_ir::{Kernel, Target};
@@ -13,6 +14,9 @@ use tempfile::TempPath;
 use thiserror::Error;
 
 use crate::programs;
+
+/// What an assembler has for one text.
+const TO_ASSEMBLE: Duration = Duration::from_secs(600);
 
 /// Registers of a kernel according to the assembler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -70,16 +74,15 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target, with: &Assembler) -> Re
         _ => broken(error.to_string()),
     })?;
     let file = scratch_file(ptx).map_err(|error| broken(error.to_string()))?;
-    let output = Command::new(&path)
+    let mut command = Command::new(&path);
+    command
         .args(with.max_registers.map(|most| format!("--maxrregcount={most}")))
         .args(["-v", "-arch", target.name(), "-o"])
         .arg(if cfg!(windows) { "NUL" } else { "/dev/null" })
-        .arg(&file)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| broken(error.to_string()))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
+        .arg(&file);
+    let ran = programs::run(&mut command, TO_ASSEMBLE).map_err(|error| broken(error.to_string()))?;
+    let text = ran.stdout + &ran.stderr;
+    if !ran.status.success() {
         let refusal = refusal(&text, &file.display().to_string());
         return Err(Unknown::Refused(assembler, refusal));
     }
@@ -110,9 +113,8 @@ fn refusal(text: &str, file: &str) -> String {
 /// The release in the output of `ptxas --version`: `Cuda compilation tools, release 13.0,
 /// V13.0.48`.
 fn version(path: &Path) -> Option<String> {
-    let output = Command::new(path).arg("--version").stdin(Stdio::null()).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let release = text.split("release ").nth(1)?;
+    let ran = programs::run(Command::new(path).arg("--version"), programs::TO_ANSWER).ok()?;
+    let release = ran.stdout.split("release ").nth(1)?;
     Some(release.split(',').next()?.trim().to_string())
 }
 

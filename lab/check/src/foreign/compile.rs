@@ -6,10 +6,10 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use flashcore_ir::{Target, files};
 use thiserror::Error;
@@ -18,8 +18,6 @@ use crate::programs;
 
 /// Most memory of a compiler's process, in KiB: 16 GiB of addresses.
 const MEMORY_KIB: u64 = 16 << 20;
-/// Most bytes of messages that are read.
-const MOST_MESSAGES: u64 = 1 << 20;
 /// What asks a Python environment where its packages are.
 const ASK_FOR_PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
 /// Calls NVRTC: library, source, output, options.
@@ -222,9 +220,9 @@ fn python() -> Result<Option<PathBuf>, CompileError> {
 
 fn packages_of(python: &Path) -> Option<PathBuf> {
     let mut asked = Command::new(python);
-    asked.args(["-I", "-c", ASK_FOR_PACKAGES]).stdin(Stdio::null());
-    let output = asked.output().ok().filter(|output| output.status.success())?;
-    Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end()))
+    asked.args(["-I", "-c", ASK_FOR_PACKAGES]);
+    let ran = programs::run(&mut asked, programs::TO_ANSWER).ok()?;
+    ran.status.success().then(|| PathBuf::from(ran.stdout.trim_end()))
 }
 
 /// A program under limits of memory and of time on a CPU, which each of the processes that it starts has, too: they
@@ -238,8 +236,6 @@ fn limited(program: &Path, limit: Duration) -> Command {
             .arg(MEMORY_KIB.to_string())
             .arg(limit.as_secs().max(1).to_string())
             .arg(program);
-        // So that all of them end at once.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command
     }
     #[cfg(not(unix))]
@@ -247,15 +243,6 @@ fn limited(program: &Path, limit: Duration) -> Command {
         let _ = limit; // it is waited for no longer
         Command::new(program)
     }
-}
-
-fn end(child: &mut Child) {
-    #[cfg(unix)]
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 /// Compiles a CUDA C++ file.
@@ -273,34 +260,18 @@ fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, Co
         .prefix("flashcore-")
         .tempdir()
         .map_err(broken)?;
-    let (to, said) = (folder.path().join("kernel.ptx"), folder.path().join("messages"));
-    // A file holds any number of messages, where a pipe would stop the compiler.
-    let messages = std::fs::File::create(&said).map_err(broken)?;
-    let mut command = compiler.command(source, &to);
-    command
-        .stdin(Stdio::null())
-        .stdout(messages.try_clone().map_err(broken)?)
-        .stderr(messages);
-    let mut child = command.spawn().map_err(broken)?;
-    let began = Instant::now();
-    let status = loop {
-        match child.try_wait().map_err(broken)? {
-            Some(status) => break status,
-            None if began.elapsed() >= source.limit => {
-                end(&mut child);
-                let (compiler, limit) = (name, source.limit);
-                return Err(CompileError::Late { compiler, limit });
-            }
-            None => std::thread::sleep(Duration::from_millis(5)),
-        }
-    };
-    let mut messages = Vec::new();
-    let (file, _) = files::open_regular(&said).map_err(broken)?;
-    file.take(MOST_MESSAGES).read_to_end(&mut messages).map_err(broken)?;
-    let messages = String::from_utf8_lossy(&messages).trim().to_string();
-    if !status.success() {
+    let to = folder.path().join("kernel.ptx");
+    let ran = programs::run(&mut compiler.command(source, &to), source.limit).map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => CompileError::Late {
+            compiler: name.clone(),
+            limit: source.limit,
+        },
+        _ => broken(error),
+    })?;
+    let messages = (ran.stdout + &ran.stderr).trim().to_string();
+    if !ran.status.success() {
         let messages = if messages.is_empty() {
-            status.to_string()
+            ran.status.to_string()
         } else {
             messages
         };
@@ -417,18 +388,12 @@ mod tests {
         assert!(matches!(run(&missing, &[], LONG), Err(CompileError::Refused { .. })));
     }
 
-    /// Of all its processes: those that it started hold the lock.
     #[test]
-    fn a_compiler_that_never_ends_is_ended_with_all_that_it_started() {
+    fn a_compiler_that_never_ends_is_ended() {
         let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let body = format!("sleep 3600 > {} & wait", pipe.display());
-        let compiler = script(folder.path(), "nvcc", &body);
-        let late = std::thread::spawn(move || run(&compiler, &[], Duration::from_millis(200)));
-        // The end of the file comes when no process has it open for writing any more.
-        assert_eq!(std::fs::read(&pipe).unwrap(), b"");
-        assert!(matches!(late.join().unwrap(), Err(CompileError::Late { .. })));
+        let compiler = script(folder.path(), "nvcc", "exec sleep 3600");
+        let late = run(&compiler, &[], Duration::from_millis(200));
+        assert!(matches!(late, Err(CompileError::Late { .. })), "{late:?}");
     }
 
     #[test]

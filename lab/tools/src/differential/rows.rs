@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+use flashcore_check::programs;
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Spelled, print, spellings};
 use flashcore_sim::executes;
@@ -12,6 +14,8 @@ use flashcore_sim::executes;
 use super::writer::{self, TABLE, Writer};
 use super::{Options, write};
 
+/// What the assembler has for a file of many forms.
+const TO_ASSEMBLE: Duration = Duration::from_secs(3600);
 /// Forms of each row that are tried.
 const A_ROW: usize = 96;
 /// An example of a row, and how many of its forms these are.
@@ -74,15 +78,13 @@ impl Rows {
 pub(super) fn assembled(options: &Options, file: &Path) -> std::io::Result<String> {
     let arch = format!("-arch={}", options.target);
     let cubin = file.with_extension("cubin");
-    let ran = Command::new(&options.ptxas)
-        .args([arch.as_str(), "-O0", "-o"])
-        .arg(&cubin)
-        .arg(file)
-        .output()?;
+    let mut command = Command::new(&options.ptxas);
+    command.args([arch.as_str(), "-O0", "-o"]).arg(&cubin).arg(file);
+    let ran = programs::run(&mut command, TO_ASSEMBLE)?;
     if cubin.exists() {
         std::fs::remove_file(&cubin)?;
     }
-    Ok((String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr)).into_owned())
+    Ok(ran.stdout + &ran.stderr)
 }
 
 /// Which of some lines of a kernel the assembler refuses.
