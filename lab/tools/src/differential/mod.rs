@@ -338,6 +338,28 @@ mod tests {
         assert!(ran > 200 && written > 150, "{ran} {written}");
     }
 
+    /// Barriers at which a warp arrives and does not wait.
+    #[test]
+    fn a_form_in_a_row_is_clean() {
+        let pool = pool::pool(1);
+        let head = writer::module("sm_90", &pool[..TABLE as usize]);
+        for opcode in [
+            "bar.arrive",
+            "barrier.cta.arrive.aligned",
+            "bar.sync",
+            "bar.red.popc.u32",
+        ] {
+            let form = flashcore_ptx::read(opcode).unwrap();
+            let mut writer = Writer::new(Rng::stream(1, 0));
+            for _ in 0..8 {
+                assert!(write(&mut writer, &form));
+            }
+            let text = head.clone() + &writer.kernel("k");
+            let ran = simulated(&text, "k", &writer, &pool);
+            assert!(ran.is_ok(), "{opcode}: {:?}\n{text}", ran.err());
+        }
+    }
+
     #[test]
     fn a_seed_has_one_program() {
         let texts = || {

@@ -95,6 +95,9 @@ impl Writer {
             let opcode = flashcore_ptx::print(form);
             self.line(format!("@%warp0 {opcode} 2, {THREADS};"));
             self.line(format!("@!%warp0 bar.sync 2, {THREADS};"));
+            // Else the first warp may arrive a second time, at the next of these, before the others have arrived once:
+            // two arrivals of one warp would complete the barrier.
+            self.line("bar.sync 0;".to_string());
             self.opcodes.push(opcode);
             return true;
         } else {
