@@ -291,6 +291,14 @@ fn predicates<'k>(op: BinOp, rows: [Row; 3]) -> Option<Op<'k>> {
 }
 
 impl Class {
+    /// Whether what its instructions write depends on what they read alone, in each lane.
+    pub(crate) fn is_arithmetic(self) -> bool {
+        matches!(
+            self,
+            Class::Fma | Class::Alu | Class::Half | Class::Convert | Class::Mufu
+        )
+    }
+
     /// The class of an instruction.
     pub(crate) fn of(inst: &Inst) -> Class {
         let memory = |space: Space, shared, global| if space == Space::Global { global } else { shared };

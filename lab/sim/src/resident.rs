@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::swap;
 use std::ops::Range;
 
-use flashcore_ir::inst::{BulkInst, ClusterInst, FlagInst, Inst, MbarInst, Space, WgmmaInst};
+use flashcore_ir::inst::{BulkInst, Inst, MbarInst, Space};
 
 use crate::barrier::waits_at;
 use crate::cluster::{Cluster, Outcome, Running};
@@ -19,6 +19,7 @@ use crate::global::{Global, Pages};
 use crate::machine::Machine;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
+use crate::report::Class;
 use crate::rng::Rng;
 use crate::warp::{State, Wait, Warp};
 
@@ -217,61 +218,15 @@ impl Cluster<'_> {
 /// are counted word by word.
 pub(crate) fn changes_the_block(inst: &Inst) -> bool {
     match inst {
-        Inst::St { space, .. } | Inst::Atom { space, .. } => *space != Space::Global,
-        Inst::StMatrix { .. }
-        | Inst::CpAsync { .. }
-        | Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::SetMaxRegs { .. }
-        | Inst::Mbar(MbarInst::Init { .. } | MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. })
-        | Inst::Bulk(
-            BulkInst::Load { .. }
-            | BulkInst::Store { .. }
-            | BulkInst::LoadBytes { .. }
-            | BulkInst::StoreBytes { .. }
-            | BulkInst::Reduce { .. }
-            | BulkInst::Send { .. }
-            | BulkInst::Commit,
-        )
-        | Inst::Wgmma(WgmmaInst::Mma { .. } | WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. })
-        | Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. }) => true,
+        Inst::Atom { space, .. } => *space != Space::Global,
+        Inst::Wgmma(_) => true,
         // These change what a warp knows itself.
         Inst::BarWarp { .. }
         | Inst::Fence(_)
         | Inst::DependencyWait
         | Inst::DependencyTrigger
         | Inst::Bulk(BulkInst::Wait { .. } | BulkInst::Prefetch { .. })
-        | Inst::Mbar(MbarInst::Test { .. })
-        // These change registers, or global memory.
-        | Inst::Flag(FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. } | FlagInst::Add { .. })
-        | Inst::AddFour { .. }
-        | Inst::Ld { .. }
-        | Inst::LdMatrix { .. }
-        | Inst::Mma { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::Elect { .. }
-        | Inst::Cluster(ClusterInst::Mapa { .. })
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::TrapIf { .. }
-        | Inst::Trace { .. }
-        | Inst::Mov { .. }
-        | Inst::Bin { .. }
-        | Inst::Un { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Cvt { .. }
-        | Inst::CvtPack { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. } => false,
+        | Inst::Mbar(MbarInst::Test { .. }) => false,
+        _ => matches!(Class::of(inst), Class::StoreShared | Class::Sync | Class::CopyAsync),
     }
 }

@@ -12,6 +12,7 @@ use rustc_hash::FxHashSet;
 use crate::access::{bits, source_of};
 use crate::machine::Machine;
 use crate::registers::{FULL, lanes};
+use crate::report::Class;
 use crate::text::cold::{Access, Cold, LOCAL_WINDOW, Memory, What};
 use crate::text::{Code, Step};
 use crate::warp::Warp;
@@ -91,19 +92,8 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
                 checked: Vec::new(),
                 to,
             },
-            Inst::Mov { .. }
-            | Inst::Bin { .. }
-            | Inst::Un { .. }
-            | Inst::Fma { .. }
-            | Inst::MadWide { .. }
-            | Inst::Cvt { .. }
-            | Inst::CvtPack { .. }
-            | Inst::Pack { .. }
-            | Inst::Unpack { .. }
-            | Inst::Lop3 { .. }
-            | Inst::Prmt { .. }
-            | Inst::Setp { .. } => all(Moves::Each, reads, to),
             Inst::Mma { .. } | Inst::Redux { .. } => all(Moves::Together, reads, to),
+            _ if Class::of(inst).is_arithmetic() => all(Moves::Each, reads, to),
             _ => decides(reads, to),
         },
         Step::Cold(cold) => match (&cold.what, &cold.reads[..]) {

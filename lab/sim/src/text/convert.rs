@@ -27,13 +27,13 @@ pub(super) fn convert(words: &[&str]) -> Option<Scalar> {
     });
     let sat = has("sat");
     match (to, from) {
-        (Ty::Int(bits, signed), Ty::Int(from_bits, from_signed)) => scalar(to, &[from], move |v| {
+        (Ty::Int(bits, signed), Ty::Int(from_bits, from_signed)) => scalar(&[from], move |v| {
             let value = extend(v[0], from_bits, from_signed);
             let (least, most) = numbers::range(bits, signed);
             let value = if sat { value.clamp(least, most) } else { value };
             numbers::placed(value as u64, bits, signed)
         }),
-        (Ty::Int(bits, signed), Ty::F32 | Ty::F64 | Ty::Half(_)) => scalar(to, &[from], move |v| {
+        (Ty::Int(bits, signed), Ty::F32 | Ty::F64 | Ty::Half(_)) => scalar(&[from], move |v| {
             let value = whole.map_or(0.0, |whole| whole(numbers::value(v[0], from, ftz)));
             // What an H200 gives; PTX says it of no NaN.
             if value.is_nan() && (from == Ty::F64 || bits == 64) {
@@ -43,12 +43,12 @@ pub(super) fn convert(words: &[&str]) -> Option<Scalar> {
             // Casts saturate and map NaN to 0.
             numbers::placed((value as i128).clamp(least, most) as u64, bits, signed)
         }),
-        (Ty::F32 | Ty::F64 | Ty::Half(_), Ty::Int(bits, signed)) => scalar(to, &[from], move |v| {
+        (Ty::F32 | Ty::F64 | Ty::Half(_), Ty::Int(bits, signed)) => scalar(&[from], move |v| {
             let value = numbers::integer(extend(v[0], bits, signed), to, how.mode);
             numbers::rounded(value, to, how)
         }),
         (Ty::F32 | Ty::F64 | Ty::Half(_) | Ty::TF32, Ty::F32 | Ty::F64 | Ty::Half(_)) => {
-            scalar(to, &[from], move |v| {
+            scalar(&[from], move |v| {
                 let value = numbers::value(v[0], from, ftz);
                 // An H200 cuts the digits off NaN, too.
                 if value.is_nan() && how.mode == Mode::Away {
@@ -62,7 +62,7 @@ pub(super) fn convert(words: &[&str]) -> Option<Scalar> {
             let [width, from_width] = [to, from].map(|ty| 8 * ty.element().bytes());
             let one = move |bits: u64| numbers::rounded(numbers::value(bits, from.element(), ftz), to.element(), how);
             let sources = if from == Ty::F32 { 2 } else { 1 };
-            scalar(to, &vec![from; sources], move |v| {
+            scalar(&vec![from; sources], move |v| {
                 let [high, low] = if sources == 2 {
                     [v[0], v[1]]
                 } else {
@@ -87,7 +87,7 @@ fn pack(words: &[&str]) -> Option<Scalar> {
         vec![Ty::Int(32, true); 2]
     };
     let (least, most) = numbers::range(bits, signed);
-    scalar(U32, &from, move |v| {
+    scalar(&from, move |v| {
         let part = |at: usize| extend(v[at], 32, true).clamp(least, most) as u64 & mask(bits);
         (v[2] << (2 * bits) | part(0) << bits | part(1)) & mask(32)
     })

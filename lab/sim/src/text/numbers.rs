@@ -44,6 +44,12 @@ impl Ty {
         })
     }
 
+    /// The type that the last of an opcode's words names.
+    pub(super) fn last(words: &[&str]) -> Result<Ty, String> {
+        let ty = words.last().and_then(|word| Ty::of(word));
+        ty.ok_or("its type is not read".to_string())
+    }
+
     /// Bytes of a value.
     pub(super) fn bytes(self) -> u32 {
         match self {

@@ -42,6 +42,14 @@ impl Reader<'_> {
         }
     }
 
+    /// A result, and a predicate after it where there is one.
+    fn results(&mut self, written: &Written, class: RegClass) -> Filled<Vec<Reg>> {
+        Ok(match written {
+            Written::Pair(both) => vec![self.result(&both[0], class)?, self.result(&both[1], RegClass::Pred)?],
+            one => vec![self.result(one, class)?],
+        })
+    }
+
     /// An operand of a type: of a narrower one the register may be wider.
     pub(super) fn operand(&mut self, written: &Written, ty: Ty) -> Filled<Operand> {
         Ok(match written {
@@ -147,10 +155,7 @@ impl Reader<'_> {
             }
             ("mov", [d, a]) => {
                 let dst = self.register(d)?;
-                let ty = words
-                    .last()
-                    .and_then(|word| Ty::of(word))
-                    .ok_or("its type is not read")?;
+                let ty = Ty::last(&words)?;
                 let src = self.operand(a, ty)?;
                 if let Operand::Reg(src) = src
                     && src.class.bytes() != dst.class.bytes()
@@ -160,12 +165,7 @@ impl Reader<'_> {
                 self.out.push(Inst::Mov { dst, src });
             }
             ("setp", [d, a, b, rest @ ..]) => {
-                let (p, q) = match d {
-                    Written::Pair(both) => (&both[0], Some(&both[1])),
-                    d => (d, None),
-                };
-                let mut writes = vec![self.result(p, RegClass::Pred)?];
-                writes.extend(q.map(|q| self.result(q, RegClass::Pred)).transpose()?);
+                let writes = self.results(d, RegClass::Pred)?;
                 self.test(writes, [a, b], rest.first(), &words)?;
             }
             ("set", [d, a, b, rest @ ..]) => self.set(d, [a, b], rest.first(), &words)?,
@@ -192,12 +192,7 @@ impl Reader<'_> {
             // Each buffer has one address.
             ("fence", []) if has("alias") => self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new()),
             ("shfl", [d, a, b, c, members]) => {
-                let (d, p) = match d {
-                    Written::Pair(both) => (&both[0], Some(&both[1])),
-                    d => (d, None),
-                };
-                let mut writes = vec![self.result(d, RegClass::B32)?];
-                writes.extend(p.map(|p| self.result(p, RegClass::Pred)).transpose()?);
+                let writes = self.results(d, RegClass::B32)?;
                 let all = [a, b, c, members].map(|x| self.operand(x, Ty::Int(32, false)));
                 let reads = all.into_iter().collect::<Filled<Vec<Operand>>>()?;
                 let mode = ShflMode::ALL.into_iter().find(|mode| has(mode.ptx()));
@@ -227,16 +222,8 @@ impl Reader<'_> {
                 );
             }
             ("match", [d, a, members]) => {
-                let (d, p) = match d {
-                    Written::Pair(both) => (&both[0], Some(&both[1])),
-                    d => (d, None),
-                };
-                let mut writes = vec![self.result(d, RegClass::B32)?];
-                writes.extend(p.map(|p| self.result(p, RegClass::Pred)).transpose()?);
-                let ty = words
-                    .last()
-                    .and_then(|word| Ty::of(word))
-                    .ok_or("its type is not read")?;
+                let writes = self.results(d, RegClass::B32)?;
+                let ty = Ty::last(&words)?;
                 let reads = vec![self.operand(a, ty)?, self.operand(members, Ty::Int(32, false))?];
                 self.cold(What::Match(has("all")), Class::Exchange, writes, reads);
             }
@@ -347,10 +334,7 @@ impl Reader<'_> {
 
     fn pack(&mut self, d: &Written, parts: &[Written], words: &[&str]) -> Filled<()> {
         let dst = self.register(d)?;
-        let whole = words
-            .last()
-            .and_then(|word| Ty::of(word))
-            .ok_or("its type is not read")?;
+        let whole = Ty::last(words)?;
         let bits = part_bits(whole, parts)?;
         let reads = parts.iter().map(|part| self.operand(part, Ty::Int(bits, false)));
         let reads = reads.collect::<Filled<Vec<Operand>>>()?;
@@ -365,10 +349,7 @@ impl Reader<'_> {
     }
 
     fn unpack(&mut self, parts: &[Written], a: &Written, words: &[&str]) -> Filled<()> {
-        let whole = words
-            .last()
-            .and_then(|word| Ty::of(word))
-            .ok_or("its type is not read")?;
+        let whole = Ty::last(words)?;
         let bits = part_bits(whole, parts)?;
         let (mask, read) = (super::numbers::mask(bits), self.operand(a, whole)?);
         for (i, part) in (0u32..).zip(parts) {
@@ -384,10 +365,7 @@ impl Reader<'_> {
 
     /// A comparison. Of pairs the second result is that of the upper halves, of others the opposite of the first.
     fn test(&mut self, writes: Vec<Reg>, values: [&Written; 2], c: Option<&Written>, words: &[&str]) -> Filled<()> {
-        let ty = words
-            .last()
-            .and_then(|word| Ty::of(word))
-            .ok_or("its type is not read")?;
+        let ty = Ty::last(words)?;
         let compare = || scalar::compares(words, ty.element()).ok_or("its comparison is not read");
         let [a, b] = values;
         let mut reads = vec![self.operand(a, ty)?, self.operand(b, ty)?];

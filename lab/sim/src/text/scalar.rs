@@ -15,11 +15,7 @@ pub(super) struct Scalar {
     pub(super) compute: Compute,
 }
 
-pub(super) fn scalar(
-    _to: Ty,
-    from: &[Ty],
-    compute: impl Fn(&[u64; 4]) -> u64 + Send + Sync + 'static,
-) -> Option<Scalar> {
+pub(super) fn scalar(from: &[Ty], compute: impl Fn(&[u64; 4]) -> u64 + Send + Sync + 'static) -> Option<Scalar> {
     let (from, compute) = (from.to_vec(), Box::new(compute) as Compute);
     Some(Scalar { from, compute })
 }
@@ -49,7 +45,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
     let lo = !has("hi");
     if name == "slct" {
         let (data, ftz) = (Ty::of(words[words.len() - 2])?, has("ftz"));
-        return scalar(data, &[data, data, ty], move |v| {
+        return scalar(&[data, data, ty], move |v| {
             let is_first = match ty {
                 Ty::F32 => numbers::value(v[2], ty, ftz) >= 0.0,
                 _ => v[2] as i32 >= 0,
@@ -57,35 +53,38 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
             if is_first { v[0] } else { v[1] }
         });
     }
+    if name == "selp" {
+        return scalar(&[ty, ty, Ty::Pred], |v| if v[2] != 0 { v[0] } else { v[1] });
+    }
     if matches!(ty, Ty::F32 | Ty::F64 | Ty::Half(_)) {
         return floats(name, words, ty);
     }
-    let Ty::Int(bits, signed) = ty else {
-        return predicates(name);
+    let (bits, signed) = match ty {
+        Ty::Int(bits, signed) => (bits, signed),
+        Ty::Pred => (1, false),
+        _ => return None,
     };
     let x = move |value: u64| extend(value, bits, signed);
     let two = [ty, ty];
     match name {
-        "add" if has("sat") => scalar(ty, &two, move |v| saturated(x(v[0]) + x(v[1]))),
-        "sub" if has("sat") => scalar(ty, &two, move |v| saturated(x(v[0]) - x(v[1]))),
-        "add" => scalar(ty, &two, move |v| v[0].wrapping_add(v[1]) & mask(bits)),
-        "sub" => scalar(ty, &two, move |v| v[0].wrapping_sub(v[1]) & mask(bits)),
+        "add" if has("sat") => scalar(&two, move |v| saturated(x(v[0]) + x(v[1]))),
+        "sub" if has("sat") => scalar(&two, move |v| saturated(x(v[0]) - x(v[1]))),
+        "add" => scalar(&two, move |v| v[0].wrapping_add(v[1]) & mask(bits)),
+        "sub" => scalar(&two, move |v| v[0].wrapping_sub(v[1]) & mask(bits)),
         "mul" | "mad" if has("wide") => {
             let wide = Ty::Int(2 * bits, signed);
             let is_sum = name == "mad";
             let from = if is_sum { vec![ty, ty, wide] } else { two.to_vec() };
-            scalar(wide, &from, move |v| {
+            scalar(&from, move |v| {
                 let sum = if is_sum { i128::from(v[2]) } else { 0 };
                 (x(v[0]) * x(v[1]) + sum) as u64 & mask(2 * bits)
             })
         }
-        "mad" if has("sat") => scalar(ty, &[ty; 3], move |v| {
-            saturated(((x(v[0]) * x(v[1])) >> bits) + x(v[2]))
-        }),
+        "mad" if has("sat") => scalar(&[ty; 3], move |v| saturated(((x(v[0]) * x(v[1])) >> bits) + x(v[2]))),
         "mul" | "mad" => {
             let is_sum = name == "mad";
             let from = if is_sum { vec![ty; 3] } else { two.to_vec() };
-            scalar(ty, &from, move |v| {
+            scalar(&from, move |v| {
                 let product = if signed {
                     x(v[0]).wrapping_mul(x(v[1])) as u128
                 } else {
@@ -101,41 +100,39 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
             let short = move |value: u64| extend(value, 24, signed);
             // Of the product's 48 bits the lower or the upper 32.
             let shift = if lo { 0 } else { 16 };
-            scalar(ty, &from, move |v| {
+            scalar(&from, move |v| {
                 let product = (short(v[0]) * short(v[1])) >> shift;
                 let sum = x(product as u64) + if is_sum { x(v[2]) } else { 0 };
                 if sat { saturated(sum) } else { sum as u64 & mask(bits) }
             })
         }
-        "sad" => scalar(ty, &[ty; 3], move |v| {
+        "sad" => scalar(&[ty; 3], move |v| {
             ((x(v[0]) - x(v[1])).unsigned_abs() as u64).wrapping_add(v[2]) & mask(bits)
         }),
         // As the GPU's routine divides by zero.
-        "div" => scalar(ty, &two, move |v| {
+        "div" => scalar(&two, move |v| {
             x(v[0])
                 .checked_div(x(v[1]))
                 .map_or(mask(bits), |q| q as u64 & mask(bits))
         }),
-        "rem" => scalar(ty, &two, move |v| {
+        "rem" => scalar(&two, move |v| {
             x(v[0]).checked_rem(x(v[1])).map_or(v[0], |r| r as u64) & mask(bits)
         }),
-        "abs" => scalar(ty, &[ty], move |v| x(v[0]).unsigned_abs() as u64 & mask(bits)),
-        "neg" => scalar(ty, &[ty], move |v| v[0].wrapping_neg() & mask(bits)),
+        "abs" => scalar(&[ty], move |v| x(v[0]).unsigned_abs() as u64 & mask(bits)),
+        "neg" => scalar(&[ty], move |v| v[0].wrapping_neg() & mask(bits)),
         "min" | "max" => {
             let least = if has("relu") { 0 } else { i128::MIN };
             let extreme = if name == "min" { i128::min } else { i128::max };
-            scalar(ty, &two, move |v| {
-                extreme(x(v[0]), x(v[1])).max(least) as u64 & mask(bits)
-            })
+            scalar(&two, move |v| extreme(x(v[0]), x(v[1])).max(least) as u64 & mask(bits))
         }
-        "popc" => scalar(U32, &[ty], move |v| u64::from((v[0] & mask(bits)).count_ones())),
-        "clz" => scalar(U32, &[ty], move |v| {
+        "popc" => scalar(&[ty], move |v| u64::from((v[0] & mask(bits)).count_ones())),
+        "clz" => scalar(&[ty], move |v| {
             u64::from((v[0] & mask(bits)).leading_zeros() - (64 - bits))
         }),
-        "brev" => scalar(ty, &[ty], move |v| (v[0] & mask(bits)).reverse_bits() >> (64 - bits)),
+        "brev" => scalar(&[ty], move |v| (v[0] & mask(bits)).reverse_bits() >> (64 - bits)),
         "bfind" => {
             let shifts = has("shiftamt");
-            scalar(U32, &[ty], move |v| {
+            scalar(&[ty], move |v| {
                 let value = x(v[0]);
                 let seen = if value < 0 { !value } else { value } as u64 & mask(bits);
                 match seen {
@@ -145,7 +142,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
                 }
             })
         }
-        "bfe" => scalar(ty, &[ty, U32, U32], move |v| {
+        "bfe" => scalar(&[ty, U32, U32], move |v| {
             let (at, count) = (v[1] & 0xff, v[2] & 0xff);
             let value = x(v[0]);
             if count == 0 {
@@ -167,7 +164,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
                 _ => (field | fill) & mask(bits),
             }
         }),
-        "bfi" => scalar(ty, &[ty, ty, U32, U32], move |v| {
+        "bfi" => scalar(&[ty, ty, U32, U32], move |v| {
             let (at, count) = ((v[2] & 0xff) as u32, (v[3] & 0xff) as u32);
             let field = if at >= bits {
                 0
@@ -180,7 +177,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
         }),
         "shf" => {
             let (left, wraps) = (has("l"), has("wrap"));
-            scalar(ty, &[ty, ty, U32], move |v| {
+            scalar(&[ty, ty, U32], move |v| {
                 let by = if wraps { v[2] & 31 } else { v[2].min(32) };
                 let both = v[0] & mask(32) | v[1] << 32;
                 if left {
@@ -192,7 +189,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
         }
         "dp4a" => {
             let signs = [words[0] == "s32", words[1] == "s32"];
-            scalar(ty, &[U32, U32, U32], move |v| {
+            scalar(&[U32, U32, U32], move |v| {
                 let byte = |value: u64, at: u32, signed| extend(value >> (8 * at), 8, signed) as i64;
                 let sum: i64 = (0..4)
                     .map(|at| byte(v[0], at, signs[0]) * byte(v[1], at, signs[1]))
@@ -202,7 +199,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
         }
         "dp2a" => {
             let signs = [words[1] == "s32", words[2] == "s32"];
-            scalar(ty, &[U32, U32, U32], move |v| {
+            scalar(&[U32, U32, U32], move |v| {
                 let part = |at: u32| {
                     let half = extend(v[0] >> (16 * at), 16, signs[0]);
                     half * extend(v[1] >> (8 * at + if lo { 0 } else { 16 }), 8, signs[1])
@@ -211,7 +208,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
             })
         }
         // The set bit that is so many from a place on, up or down; the place's own if it is none (PTX ISA, `fns`).
-        "fns" => scalar(ty, &[U32; 3], |v| {
+        "fns" => scalar(&[U32; 3], |v| {
             let (offset, is_set) = (v[2] as i32, |at: &u64| v[0] >> at & 1 == 1);
             let found = match offset {
                 0 => Some(v[1]).filter(|at| *at < 32 && is_set(at)),
@@ -225,7 +222,7 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
         }),
         "szext" => {
             let clamps = has("clamp");
-            scalar(ty, &[U32, U32], move |v| {
+            scalar(&[U32, U32], move |v| {
                 let width = if clamps { v[1].min(32) } else { v[1] & 31 } as u32;
                 if width == 0 {
                     0
@@ -234,25 +231,25 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
                 }
             })
         }
-        "and" => scalar(ty, &two, |v| v[0] & v[1]),
-        "or" => scalar(ty, &two, |v| v[0] | v[1]),
-        "xor" => scalar(ty, &two, |v| v[0] ^ v[1]),
-        "not" => scalar(ty, &[ty], move |v| !v[0] & mask(bits)),
-        "cnot" => scalar(ty, &[ty], move |v| u64::from(v[0] & mask(bits) == 0)),
-        "shl" => scalar(ty, &[ty, U32], move |v| {
+        "mov" => scalar(&[ty], |v| v[0]),
+        "and" => scalar(&two, |v| v[0] & v[1]),
+        "or" => scalar(&two, |v| v[0] | v[1]),
+        "xor" => scalar(&two, |v| v[0] ^ v[1]),
+        "not" => scalar(&[ty], move |v| !v[0] & mask(bits)),
+        "cnot" => scalar(&[ty], move |v| u64::from(v[0] & mask(bits) == 0)),
+        "shl" => scalar(&[ty, U32], move |v| {
             if v[1] >= u64::from(bits) {
                 0
             } else {
                 v[0] << v[1] & mask(bits)
             }
         }),
-        "shr" => scalar(ty, &[ty, U32], move |v| {
+        "shr" => scalar(&[ty, U32], move |v| {
             (x(v[0]) >> v[1].min(u64::from(bits))) as u64 & mask(bits)
         }),
-        "selp" => scalar(ty, &[ty, ty, Ty::Pred], |v| if v[2] != 0 { v[0] } else { v[1] }),
         "bmsk" => {
             let clamps = has("clamp");
-            scalar(ty, &[U32, U32], move |v| {
+            scalar(&[U32, U32], move |v| {
                 let (at, count) = if clamps {
                     (v[0].min(32), v[1].min(32))
                 } else {
@@ -288,7 +285,7 @@ pub(super) fn carried(form: &Spelled, gives_carry: bool) -> Option<Scalar> {
     let (name, hi) = (form.name().trim_end_matches('c'), form.has("hi"));
     let takes_carry = name != form.name();
     let operands = if name == "mad" { 3 } else { 2 };
-    scalar(U32, &vec![Ty::Int(bits, signed); operands], move |v| {
+    scalar(&vec![Ty::Int(bits, signed); operands], move |v| {
         let x = |at: usize| i128::from(v[at] & mask(bits));
         let total = match name {
             "add" => x(0) + x(1) + x(3),
@@ -312,7 +309,7 @@ pub(super) fn carried(form: &Spelled, gives_carry: bool) -> Option<Scalar> {
 /// `prmt` with a mode: four bytes of two registers, from a place on.
 fn permute(words: &[&'static str]) -> Option<Scalar> {
     let mode = *words.iter().find(|word| **word != "b32")?;
-    scalar(U32, &[U32; 3], move |v| {
+    scalar(&[U32; 3], move |v| {
         let (both, at) = (v[0] & mask(32) | v[1] << 32, v[2] & 3);
         let from = |to: u64| match mode {
             "f4e" => at + to,
@@ -326,18 +323,6 @@ fn permute(words: &[&'static str]) -> Option<Scalar> {
     })
 }
 
-fn predicates(name: &str) -> Option<Scalar> {
-    let two = [Ty::Pred; 2];
-    match name {
-        "and" => scalar(Ty::Pred, &two, |v| v[0] & v[1]),
-        "or" => scalar(Ty::Pred, &two, |v| v[0] | v[1]),
-        "xor" => scalar(Ty::Pred, &two, |v| v[0] ^ v[1]),
-        "not" => scalar(Ty::Pred, &two[1..], |v| v[0] ^ 1),
-        "mov" => scalar(Ty::Pred, &two[1..], |v| v[0]),
-        _ => None,
-    }
-}
-
 /// Arithmetic of floats: of f32 exact until it is rounded once, of f64 as the host has it.
 fn floats(name: &str, words: &[&'static str], ty: Ty) -> Option<Scalar> {
     let has = |word: &str| words.contains(&word);
@@ -345,36 +330,29 @@ fn floats(name: &str, words: &[&'static str], ty: Ty) -> Option<Scalar> {
     let (mode, ftz) = (how.mode, how.ftz);
     let to = move |value: f64| numbers::rounded(value, ty, how);
     let n = move |bits: u64| numbers::value(bits, ty, ftz);
-    if name == "selp" {
-        return scalar(ty, &[ty, ty, Ty::Pred], |v| if v[2] != 0 { v[0] } else { v[1] });
-    }
-    let approximate = |f: fn(f64) -> f64| scalar(ty, &[ty], move |v| to(f(n(v[0]))));
+    let approximate = |f: fn(f64) -> f64| scalar(&[ty], move |v| to(f(n(v[0]))));
     match name {
-        "add" => scalar(ty, &[ty; 2], move |v| to(numbers::add(n(v[0]), n(v[1]), ty, mode))),
-        "sub" => scalar(ty, &[ty; 2], move |v| to(numbers::add(n(v[0]), -n(v[1]), ty, mode))),
-        "mul" => scalar(ty, &[ty; 2], move |v| to(numbers::mul(n(v[0]), n(v[1]), ty, mode))),
-        "fma" | "mad" => scalar(ty, &[ty; 3], move |v| {
-            to(numbers::fma(n(v[0]), n(v[1]), n(v[2]), ty, mode))
-        }),
-        "div" => scalar(ty, &[ty; 2], move |v| to(numbers::div(n(v[0]), n(v[1]), ty, mode))),
-        "rcp" if ty == Ty::F64 && ftz => scalar(ty, &[ty], |v| numbers::of_upper_half(v[0], |x| 1.0 / x)),
-        "rsqrt" if ty == Ty::F64 && ftz => scalar(ty, &[ty], |v| numbers::of_upper_half(v[0], |x| 1.0 / x.sqrt())),
-        "rcp" => scalar(ty, &[ty], move |v| to(numbers::div(1.0, n(v[0]), ty, mode))),
-        "sqrt" => scalar(ty, &[ty], move |v| to(numbers::sqrt(n(v[0]), ty, mode))),
+        "add" => scalar(&[ty; 2], move |v| to(numbers::add(n(v[0]), n(v[1]), ty, mode))),
+        "sub" => scalar(&[ty; 2], move |v| to(numbers::add(n(v[0]), -n(v[1]), ty, mode))),
+        "mul" => scalar(&[ty; 2], move |v| to(numbers::mul(n(v[0]), n(v[1]), ty, mode))),
+        "fma" | "mad" => scalar(&[ty; 3], move |v| to(numbers::fma(n(v[0]), n(v[1]), n(v[2]), ty, mode))),
+        "div" => scalar(&[ty; 2], move |v| to(numbers::div(n(v[0]), n(v[1]), ty, mode))),
+        "rcp" if ty == Ty::F64 && ftz => scalar(&[ty], |v| numbers::of_upper_half(v[0], |x| 1.0 / x)),
+        "rsqrt" if ty == Ty::F64 && ftz => scalar(&[ty], |v| numbers::of_upper_half(v[0], |x| 1.0 / x.sqrt())),
+        "rcp" => scalar(&[ty], move |v| to(numbers::div(1.0, n(v[0]), ty, mode))),
+        "sqrt" => scalar(&[ty], move |v| to(numbers::sqrt(n(v[0]), ty, mode))),
         "rsqrt" => approximate(|x| 1.0 / x.sqrt()),
         "sin" => approximate(f64::sin),
         "cos" => approximate(f64::cos),
         "lg2" => approximate(f64::log2),
         "ex2" => approximate(f64::exp2),
         "tanh" => approximate(f64::tanh),
-        "abs" => scalar(ty, &[ty], move |v| flushed(v[0], ty, ftz) & !numbers::sign(ty)),
-        "neg" => scalar(ty, &[ty], move |v| flushed(v[0], ty, ftz) ^ numbers::sign(ty)),
-        "copysign" => scalar(ty, &[ty; 2], move |v| {
-            v[1] & !numbers::sign(ty) | v[0] & numbers::sign(ty)
-        }),
+        "abs" => scalar(&[ty], move |v| flushed(v[0], ty, ftz) & !numbers::sign(ty)),
+        "neg" => scalar(&[ty], move |v| flushed(v[0], ty, ftz) ^ numbers::sign(ty)),
+        "copysign" => scalar(&[ty; 2], move |v| v[1] & !numbers::sign(ty) | v[0] & numbers::sign(ty)),
         "min" | "max" => {
             let largest = name == "max";
-            scalar(ty, &[ty; 2], move |v| {
+            scalar(&[ty; 2], move |v| {
                 // The sign of the product, of the magnitudes' extreme.
                 let sign = if xors { (v[0] ^ v[1]) & numbers::sign(ty) } else { 0 };
                 let v = if xors {
@@ -393,7 +371,7 @@ fn floats(name: &str, words: &[&'static str], ty: Ty) -> Option<Scalar> {
         }
         "testp" => {
             let test = words[0];
-            scalar(Ty::Pred, &[ty], move |v| {
+            scalar(&[ty], move |v| {
                 let (magnitude, infinity) = (v[0] & (numbers::sign(ty) - 1), ty.exponent());
                 let is_subnormal = magnitude != 0 && magnitude & infinity == 0;
                 u64::from(match test {
@@ -416,7 +394,7 @@ fn pairs(name: &str, words: &[&'static str], element: &'static str) -> Option<Sc
     let whole = Ty::of(words.last()?).unwrap_or(U32);
     let half = of_words(name, &[&words[..words.len() - 1], &[element]].concat())?;
     let (count, compute) = (half.from.len(), half.compute);
-    scalar(whole, &vec![whole; count], move |v| {
+    scalar(&vec![whole; count], move |v| {
         let part = |at: u32| compute(&v.map(|value| value >> (16 * at) & 0xffff));
         part(0) | part(1) << 16
     })
