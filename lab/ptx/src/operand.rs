@@ -63,6 +63,18 @@ pub struct Pattern {
     pub is_optional: bool,
 }
 
+impl Operand {
+    /// Whether it is a register, or a list or pair that has it.
+    pub fn names(&self, register: Register) -> bool {
+        match self {
+            Operand::Register(one) => *one == register,
+            Operand::List(all) => all.iter().any(|one| one.names(register)),
+            Operand::Pair(both) => both.iter().any(|one| one.names(register)),
+            _ => false,
+        }
+    }
+}
+
 impl Pattern {
     pub(crate) fn new(text: &'static str) -> Pattern {
         let body = text.trim_end_matches('?');

@@ -168,12 +168,8 @@ impl Argument {
         if let Some(fields) = &self.r#struct {
             let fields = fields.iter().map(|field| {
                 let ty = field.r#type.as_deref().unwrap_or("i32");
-                let bytes = if field.value.is_some() {
-                    size_of(&field.name, ty)?
-                } else {
-                    8
-                };
-                Ok((bytes, field.given(buffers)?))
+                let ty = if field.value.is_some() { ty } else { "u64" };
+                Ok((size_of(&field.name, ty)?, field.given(buffers)?))
             });
             return Ok(Given::Struct(fields.collect::<Result<_, LaunchFileError>>()?));
         }
@@ -240,6 +236,7 @@ impl Argument {
         let numbers: Vec<i64> = numbers.collect::<Result<_, _>>().map_err(|_| unknown())?;
         let floats = |of: &dyn Fn(u64) -> f64| (0..count as u64).map(|i| Element::Float(of(i))).collect();
         let uniform = |i| 2.0 * unit(word(seed, 0, i)) - 1.0;
+        let added = |n: u64, is_there: bool| if is_there { n as f64 } else { 0.0 };
         let within = |i, lo: i64, hi: i64| lo + (word(seed, 0, i) % (hi - lo) as u64) as i64;
         Ok(match (kind, &numbers[..]) {
             ("zero", []) => vec![Element::Integer(0); count],
@@ -273,27 +270,13 @@ impl Argument {
             }
             ("antidiagonal", &[n]) if n > 0 => {
                 let n = n as u64;
-                floats(&|i| {
-                    uniform(i)
-                        + if i % (n * n) / n + i % n == n - 1 {
-                            n as f64
-                        } else {
-                            0.0
-                        }
-                })
+                floats(&|i| uniform(i) + added(n, i % (n * n) / n + i % n == n - 1))
             }
             ("triangles", &[n]) if n > 0 => {
                 let n = n as u64;
                 // Row r of a packed triangle ends with its diagonal, at (r + 1)·(r + 2) / 2 − 1.
                 let is_diagonal = |at: u64| (1..=n).any(|row| row * (row + 1) / 2 == at + 1);
-                floats(&|i| {
-                    uniform(i)
-                        + if is_diagonal(i % (n * (n + 1) / 2)) {
-                            n as f64
-                        } else {
-                            0.0
-                        }
-                })
+                floats(&|i| uniform(i) + added(n, is_diagonal(i % (n * (n + 1) / 2))))
             }
             ("values", []) => {
                 let values = self

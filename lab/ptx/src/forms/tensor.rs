@@ -4,6 +4,8 @@ use super::{Row, row};
 
 pub(super) const ROWS: &[Row] = &[
     row("ldmatrix.sync.aligned.m8n8.NUM{.trans}{.CTASPACE}.b16", "D:num m"),
+    // As CUTLASS writes it, which ptxas takes.
+    row("ldmatrix.sync.aligned.NUM{.trans}.m8n8{.CTASPACE}.b16", "D:num m"),
     row("stmatrix.sync.aligned.m8n8.NUM{.trans}{.CTASPACE}.b16", "m A:num"),
     row("movmatrix.sync.aligned.m8n8.trans.b16", "d:b32 a:b32"),
     row(

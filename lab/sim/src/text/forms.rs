@@ -46,8 +46,10 @@ fn normal(opcode: &str) -> String {
             let words: Vec<&str> = copy.split('.').filter(|word| !word.starts_with("L2::")).collect();
             return words.join(".");
         }
-        matrix if matrix.contains("matrix.sync.aligned.m8n8.x") && !matrix.contains(".shared") => {
-            return matrix.replace(".b16", ".shared.b16");
+        matrix if matrix.contains("matrix.sync.aligned") => {
+            let matrix = matrix.replace(".m8n8", "").replace(".aligned", ".aligned.m8n8");
+            let has_space = matrix.contains(".shared") || matrix.starts_with("mov");
+            return matrix.replace(".b16", if has_space { ".b16" } else { ".shared.b16" });
         }
         "membar.cta" => return "fence.acq_rel.cta".to_string(),
         "membar.gl" => return "fence.acq_rel.gpu".to_string(),

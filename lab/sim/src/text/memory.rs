@@ -4,7 +4,7 @@ use flashcore_ir::Operand;
 use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::ptx::read::SharedSymbol;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
-use flashcore_ptx::Operand as Written;
+use flashcore_ptx::{Operand as Written, Register};
 
 use super::Reader;
 use super::cold::{Access, Atomic, Change, Float, Memory, Strength, What};
@@ -15,6 +15,12 @@ use crate::report::Class;
 impl Reader<'_> {
     /// To and from generic addresses.
     pub(super) fn convert_address(&mut self, d: &Written, a: &Written, words: &[&str]) -> Filled<()> {
+        if let Written::Register(register) = a
+            && words.contains(&"param")
+            && self.parameter_of(*register, self.function.instructions.len()).is_some()
+        {
+            return Err("parameters of kernels have no generic addresses here".to_string());
+        }
         let dst = self.reg(d, RegClass::B64)?;
         let window = memory_of(words).window();
         let a = match a {
@@ -37,8 +43,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads a `mov` of a variable's address.
+    /// Reads a `mov` of a variable's address, or of a parameter's, which loads of parameters alone may use.
     pub(super) fn address_of(&mut self, d: &Written, name: &str, offset: i64) -> Filled<()> {
+        if let Some(start) = self.parameter(name) {
+            let (dst, src) = (self.reg(d, RegClass::B64)?, Operand::Imm(start.into()));
+            self.out.push(Inst::Mov { dst, src });
+            return Ok(());
+        }
         let dst = self.reg(d, RegClass::B64).or_else(|_| self.reg(d, RegClass::B32))?;
         let src = Operand::Reg(self.symbol_address(name, offset)?);
         let op = flashcore_ir::inst::Cvt::U32FromU64;
@@ -184,20 +195,46 @@ impl Reader<'_> {
         }
     }
 
+    /// The first byte of a parameter.
+    pub(super) fn parameter(&self, name: &str) -> Option<u32> {
+        self.places.as_ref()?.get(name).copied()
+    }
+
+    /// The byte of the parameters whose address a register has: one instruction alone gives it, the address or a sum
+    /// of another register's and a number. It stands before instruction `end`.
+    fn parameter_of(&self, register: Register, end: usize) -> Option<u32> {
+        let all = self.function.instructions.iter().enumerate();
+        let mut writers = all.filter(|(_, inst)| inst.operands.first().is_some_and(|first| first.names(register)));
+        let (at, inst) = writers.next().filter(|(at, _)| *at < end)?;
+        if writers.next().is_some() || inst.guard.is_some() {
+            return None;
+        }
+        let form = self.module.forms()[inst.form as usize].as_ref().ok()?;
+        match (form.name(), &inst.operands[..]) {
+            ("mov", [_, Written::Symbol(name, offset)]) => {
+                Some(self.parameter(name)?.wrapping_add_signed(*offset as i32))
+            }
+            ("add", [_, Written::Register(other), Written::Integer(bytes)]) => {
+                Some(self.parameter_of(*other, at)?.wrapping_add(*bytes as u32))
+            }
+            _ => None,
+        }
+    }
+
     fn load_param(&mut self, items: &[Written], address: &Written, words: &[&str]) -> Filled<()> {
         let Written::Memory(base, offset) = address else {
             return Err("a parameter is needed".to_string());
         };
-        let Written::Symbol(name, _) = &**base else {
-            return Err("parameters are read by name".to_string());
+        let start = match &**base {
+            Written::Symbol(name, _) => self
+                .parameter(name)
+                .ok_or_else(|| format!("there is no parameter `{name}`"))?,
+            Written::Register(register) => self
+                .parameter_of(*register, self.function.instructions.len())
+                .ok_or("its address is not that of one place of a parameter")?,
+            _ => return Err("parameters are read by name".to_string()),
         };
-        let ty = words
-            .last()
-            .and_then(|word| Ty::of(word))
-            .ok_or("its type is not read")?;
-        let places = self.places.as_ref();
-        let start = places.and_then(|places| places.get(name.as_str()).copied());
-        let start = start.ok_or_else(|| format!("there is no parameter `{name}`"))?;
+        let ty = Ty::last(words)?;
         for (i, item) in (0u32..).zip(items) {
             let reg = self.register(item)?;
             holds(reg, ty.bytes())?;
@@ -212,10 +249,7 @@ impl Reader<'_> {
 
     pub(super) fn store(&mut self, address: &Written, a: &Written, words: &[&str]) -> Filled<()> {
         let items = items(a, words)?;
-        let ty = words
-            .last()
-            .and_then(|word| Ty::of(word))
-            .ok_or("its type is not read")?;
+        let ty = Ty::last(words)?;
         let (base, offset) = self.place(address)?;
         let access = self.access_of(words, true, offset)?;
         let mut reads = vec![base];
@@ -272,10 +306,7 @@ impl Reader<'_> {
             .find(|(word, _)| words.contains(word))
             .map(|(_, change)| change);
         let change = change.ok_or("its operation is not read")?;
-        let ty = words
-            .last()
-            .and_then(|word| Ty::of(word))
-            .ok_or("its type is not read")?;
+        let ty = Ty::last(words)?;
         if !is_atomic(ty) || values.iter().any(|v| matches!(v, Written::List(_))) {
             return Err("atomic operations of this type are not executed".to_string());
         }

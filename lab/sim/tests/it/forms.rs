@@ -61,6 +61,17 @@ fn kinds(threads: u32, body: &str, words: &[u32]) -> Vec<FindingKind> {
         .collect()
 }
 
+/// As CUTLASS's kernels do, whose parameters are a struct.
+#[test]
+fn parameters_are_loaded_by_their_addresses() {
+    let load = "add.s64 %d3, %d2, 8; ld.param.u64 %d4, [%d3+-8]; cvta.to.global.u64 %d4, %d4; \
+                st.global.u32 [%d4], 7;";
+    assert_eq!(clean(1, &format!("mov.b64 %d2, out; {load}"), &[0]), [7]);
+    // One that may have one of two addresses.
+    let two = std::panic::catch_unwind(|| run(1, &format!("mov.b64 %d2, out; mov.b64 %d2, 0; {load}"), &[0]));
+    assert!(two.is_err());
+}
+
 #[test]
 fn wide_sums_carry_through_their_own_operands() {
     // 2^128 - 1 + 2 = 1, with a carry out, and back.
