@@ -5,11 +5,13 @@ usage: scripts/fetch_reports.py [--repository FOLDER] [--include FOLDER ...] [--
 
 The repository is https://github.com/GOATnote-Inc/periodicdent42: --repository names a local clone (bare or not),
 otherwise it is cloned into a temporary folder. The files of the revisions below are unpacked in a temporary folder and
-compiled to PTX with nvcc from PyPI, for sm_89 as theirs. CUTLASS, PyTorch and cuBLAS are not among what is installed: a
-file that needs their headers counts as failed, by the header, unless --include has it.
+compiled to PTX with nvcc from PyPI, for sm_89 as theirs. CUTLASS, cuBLAS, NVTX and PyTorch are not among what is
+installed: a file that needs their headers counts as failed, by the header, unless --include has it. The first three are
+in the packages nvidia-cutlass (cutlass_library/source/include, .../tools/util/include), nvidia-cublas and nvidia-nvtx.
+PyTorch's are needed by bindings, which have no kernel.
 
-Prints counts as JSON, or writes them to --json: kernels compiled, failures by reason. --ptx keeps the PTX; none of
-it, and nothing that was fetched, belongs in the tree.
+Prints counts as JSON, or writes them to --json: kernels compiled, failures by reason. --ptx keeps the PTX of files
+that differ; none of it, and nothing that was fetched, belongs in the tree.
 
 Exit code: 0 all files were tried, 1 a revision is missing or has none of the files, 3 no repository or no compiler.
 """
@@ -31,11 +33,21 @@ import tempfile
 import compile_corpus
 
 URL = "https://github.com/GOATnote-Inc/periodicdent42"
-# Of each revision the files of these folders. The third one is the last that has fused WMMA kernels there.
+FOLDERS = ["cudadent42/bench/kernels/*.cu", "bench/cutlass/*.cu"]
+V2C = "evo-sdpa/kernels/sdpa_fused_v2c.cu"
+FUSED = ["flashcore/kernels/flashcore_fused_wmma.cu"]
+# Of each revision the files of these folders. The third one is the last that has kernels in the third folder.
 REVISIONS = {
-    "813e3c8b2af5c2932bddec2f130fe5d81936d71e": ["cudadent42/bench/kernels/*.cu", "bench/cutlass/*.cu"],
-    "8337b99208285fe6873eab3e3d1c3830a19c612a": ["cudadent42/bench/kernels/*.cu", "bench/cutlass/*.cu"],
-    "9d41b275fe0a04df2fc84f9a1b78768e88140dca": ["flashcore/kernels/flashcore_fused_wmma*.cu"],
+    "813e3c8b2af5c2932bddec2f130fe5d81936d71e": FOLDERS,
+    "8337b99208285fe6873eab3e3d1c3830a19c612a": FOLDERS,
+    "9d41b275fe0a04df2fc84f9a1b78768e88140dca": [*FOLDERS, "flashcore/kernels/*.cu", V2C],
+    # Earlier forms of one kernel, whose resources the reports give.
+    "29a0dad053297dac04ea9912e03d630e8dadcff2": FUSED,
+    "001c85dd9c1f3f72c4fe04fee6516600e62d1520": FUSED,
+    "7f385060a10bdffccfdaf96e334505845db0de4f": FUSED,
+    "1829bdc8a075e8c2bc9c21b7dca81fa8f5557ea8": FUSED,
+    "dfe40be7e027df404f429192f92d058b421e485f": FUSED,
+    "39c9f95ea5b69ffe08a27f05971146250738c8ca": FUSED,
 }
 ARCH = "sm_89"
 # What PyTorch's loader passes, by which theirs are built; and no warnings.
@@ -131,16 +143,17 @@ def main():
                     print(f"{revision}: no {pattern}", file=sys.stderr)
                     return 1
                 files += [(revision, pattern, file) for file in found]
+        # A file that is the same in several revisions is compiled in the first.
+        named = [(revision, pattern, hashlib.sha256(file.read_bytes()).digest()) for revision, pattern, file in files]
+        first = {name: (file, work / revision) for (revision, _, file), (*_, name) in reversed([*zip(files, named)])}
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            tried = pool.map(lambda f: compiled(tools, f[2], work / f[0], options.include, options.ptx), files)
-            results = list(zip(files, tried))
+            tried = pool.map(lambda place: compiled(tools, *place, options.include, options.ptx), first.values())
+            once = dict(zip(first, tried))
         found = {}
         for revision, patterns in REVISIONS.items():
             found[revision] = {
-                p: counts([result for (r, q, _), result in results if (r, q) == (revision, p)]) for p in patterns
+                p: counts([once[name] for r, q, name in named if (r, q) == (revision, p)]) for p in patterns
             }
-        # A file may be the same in two revisions.
-        once = {hashlib.sha256(file.read_bytes()).digest(): result for (_, _, file), result in results}
     told = {"repository": URL, "nvcc": nvcc_version(tools), "arch": ARCH, "revisions": found}
     told["distinct files"] = counts(list(once.values()))
     text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"

@@ -26,7 +26,9 @@ DIM = 64
 # P is rounded to fp16 in their kernels, V is within ±6.
 ATOL = 1e-2
 # Shared memory that their host code opts in to (`cudaFuncSetAttribute`).
-OPTS_IN = {"flashcore_fused_wmma_cpasync", "flashcore_fused_wmma_pipeline"}
+OPTS_IN = ("flashcore_fused_wmma_cpasync", "flashcore_fused_wmma_pipeline", "flashcore_fa3_", "sdpa_fused_v2c")
+# Bytes of 64 rows of fp16, and of those that are padded by 8 elements. A tile of fp32 has two of them.
+TILE, PADDED = 64 * DIM * 2, 64 * (DIM + 8) * 2
 SCALE = '{ name = "scale", value = 0.125 }'
 # By the file's name: rows of a block's tile (or what the grid is), threads (None: what the kernel declares), bytes of
 # dynamic shared memory, and the arguments after the tensors.
@@ -48,22 +50,37 @@ HALF = {
     "flashcore_fused_wmma_64x64": (64, 256, 75 << 10, "scale batch heads length dim"),
     "flashcore_fused_wmma_cpasync": (64, 128, 64_000, "scale batch heads length dim"),
     "flashcore_fused_wmma_pipeline": (64, 128, 64_000, "scale batch heads length dim"),
+    "fa_wmma_qkt": (32, 256, 0, "batch heads length dim scale"),
+    "sdpa_fused_v2c": (64, 256, "stages", "batch heads length dim scale causal"),
+    "flashcore_wmma_v2": ("blocks last", 128, 0, "scale batch heads length"),
+    "flashcore_fa3_simple": (64, 128, 3 * TILE, "batch heads length dim scale"),
+    "flashcore_fa3_kernel": (64, 128, 9 * TILE, "batch heads length dim scale"),
+    "flashcore_fa3_kernel_v2": (64, 128, 9 * PADDED, "batch heads length dim causal scale"),
+    "flashcore_fa3_v3": (64, 128, 3 * PADDED, "batch heads length dim causal scale"),
+    "flashcore_fa3_v3_1": (64, 128, 3 * PADDED, "batch heads length dim causal scale"),
+    "flashcore_fa3_v4": (64, 128, 3 * PADDED, "batch heads length dim causal scale"),
+    "flashcore_fa3_v5": (64, 128, 5 * PADDED + 516, "batch heads length dim causal scale"),
+    "flashcore_fa3_v6_wmma": (64, 128, 7 * PADDED + 516, "batch heads length dim causal scale"),
+    "flashcore_fa3_v6_opt_vec": (64, 128, 7 * PADDED + 516, "batch heads length dim causal scale"),
+    "flashcore_fa3_v7_wmma_pv": (64, 128, 7 * PADDED + 516, "batch heads length dim causal scale"),
+    "flashcore_fa3_v7_1_wmma_pv_fixed": (64, 128, 9 * PADDED + 516, "batch heads length dim causal scale"),
 }
 BYTES = ["baseline", "baseline_v2", "coalesced", "fixed", "stage_a", "stage_b", "stage_c_wmma", "vectorized", "wmma"]
 
 
 def launch(stem, text, heads, length):
     """Grid, threads, shared memory and arguments; none if there is none."""
-    number = {"batch": 1, "heads": heads, "length": length, "dim": DIM, "causal": 0}
+    dim, stages = map(int, re.search(r"Li(\d+)ELi(\d)E", text).groups()) if stem == "sdpa_fused_v2c" else (DIM, 0)
+    number = {"batch": 1, "heads": heads, "length": length, "dim": dim, "causal": 0}
 
     def values(names):
         return [SCALE if name == "scale" else f'{{ name = "{name}", value = {number[name]} }}' for name in names.split()]
 
     def tensors(ty, fill, rows):
-        return [f'{{ name = "{n}", type = "{ty}", count = {heads * rows * DIM}, fill = "{fill}" }}' for n in "QKV"]
+        return [f'{{ name = "{n}", type = "{ty}", count = {heads * rows * dim}, fill = "{fill}" }}' for n in "QKV"]
 
     def output(rows):
-        return f'{{ name = "O", type = "f16", count = {heads * rows * DIM}, fill = "unwritten" }}'
+        return f'{{ name = "O", type = "f16", count = {heads * rows * dim}, fill = "unwritten" }}'
 
     if stem == "fa_cublas_simple":
         scores = f'{{ name = "S", type = "f32", count = {length * length}, fill = "bell" }}'
@@ -75,11 +92,16 @@ def launch(stem, text, heads, length):
             threads = int(re.search(r"\.maxntid (\d+)", text)[1])
         if shared == "keys":
             shared = 32 * DIM * 6 + 2 * length * DIM * 2 + 32 * length * 4 + 32 * 8
+        if shared == "stages":
+            keys = 64 if dim == 64 else 32
+            shared = (64 * 6 + 4 * stages * keys) * (dim + 8) + 64 * keys * 4 + 512
         if tile == "heads first":
             grid = [heads, rows // 128]
         elif tile == "one axis":
             tile = int(re.search(r"KernelTraitsILi(\d+)E", text)[1])
             grid = [heads * -(-length // tile)]
+        elif tile == "blocks last":
+            grid = [1, heads, -(-length // 32)]
         else:
             grid = [-(-length // tile), heads, 1]
         return grid, threads, shared, [*tensors("f16", "bell", rows), output(rows), *values(names)]
@@ -100,7 +122,7 @@ def launch(stem, text, heads, length):
 
 def entries(text):
     """Begin and end of each kernel."""
-    for match in re.finditer(r"^\.visible \.entry ", text, re.MULTILINE):
+    for match in re.finditer(r"^(\.visible )?\.entry ", text, re.MULTILINE):
         yield match.start(), text.index("\n}\n", match.end()) + 3
 
 
@@ -129,7 +151,7 @@ def compare(folder):
                 found = stored.view({"f16": "<f2", "f32": "<f4"}[types[name]]).astype(np.float64)
             scale = f"{name}_scale" if f"{name}_scale" in buffers else None
             lower = values.get(f"{name.lower()}_scale")
-            found = found.reshape(values.get("heads", 1), -1, DIM) if name in "QKV" else found
+            found = found.reshape(values.get("heads", 1), -1, values.get("dim", DIM)) if name in "QKV" else found
             return found * (numbers(scale, at)[:, None, None] if scale else lower or 1.0)
 
         if "Q" in buffers:
@@ -185,7 +207,7 @@ def main():
             (options.folder / f"{name}.ptx").write_text(alone, encoding="utf-8")
             lines = "".join(f"    {argument},\n" for argument in arguments)
             told = f'arch = "sm_89"\ngrid = {grid}\nblock = [{threads}]\nshared = {shared}\n'
-            told += f"opted_in = {str(stem in OPTS_IN).lower()}\nargs = [\n{lines}]\n"
+            told += f"opted_in = {str(stem.startswith(OPTS_IN)).lower()}\nargs = [\n{lines}]\n"
             (options.folder / f"{name}.toml").write_text(told, encoding="utf-8")
             written += 1
         if not spans:
