@@ -9,32 +9,16 @@ use crate::interpreter::Stop;
 use crate::registers::FULL;
 use crate::report::Class;
 use crate::text::cold::{Cold, What};
-use crate::text::matrix::{Element, Fragment, Move, Product};
+use crate::text::matrix::{Fragment, Move, Product};
 use crate::text::numbers::{self, Ty};
 use crate::warp::Warp;
 
-fn value(element: Element, bits: u64) -> f64 {
+fn rounded(element: Ty, value: f64, saturates: bool) -> u64 {
     match element {
-        Element::F16 => float::f16_to_f32(bits as u32 & 0xffff).into(),
-        Element::BF16 => float::bf16_to_f32(bits as u32 & 0xffff).into(),
-        // The products take the upper 19 bits.
-        Element::TF32 => float::f(bits as u32 & 0xffff_e000).into(),
-        Element::E4M3 => float::e4m3_to_f32(bits as u32 & 0xff).into(),
-        Element::E5M2 => float::f16_to_f32((bits as u32 & 0xff) << 8).into(),
-        Element::F32 => float::f(bits as u32).into(),
-        Element::F64 => f64::from_bits(bits),
-        Element::S8 => f64::from(bits as i8),
-        Element::U8 => f64::from(bits as u8),
-        Element::S32 => f64::from(bits as i32),
-    }
-}
-
-fn rounded(element: Element, value: f64, saturates: bool) -> u64 {
-    match element {
-        Element::F16 => float::f64_to_f16(value).into(),
-        Element::F64 => value.to_bits(),
-        Element::S32 if saturates => u64::from(value as i32 as u32),
-        Element::S32 => u64::from(value as i64 as u32),
+        Ty::Half(_) => float::f64_to_f16(value).into(),
+        Ty::F64 => value.to_bits(),
+        Ty::Int(..) if saturates => u64::from(value as i32 as u32),
+        Ty::Int(..) => u64::from(value as i64 as u32),
         _ => float::result(value as f32).into(),
     }
 }
@@ -54,7 +38,8 @@ impl Cluster<'_> {
             for (lane, bits) in (0..).zip(bits) {
                 for element in 0..each {
                     let (row, column) = fragment.place(lane, register, element, self.other_layout());
-                    matrix[(row * columns + column) as usize] = value(fragment.element, bits >> (width * element));
+                    matrix[(row * columns + column) as usize] =
+                        numbers::value(bits >> (width * element), fragment.element, false);
                 }
             }
         }

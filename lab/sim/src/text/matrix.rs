@@ -10,53 +10,6 @@ use super::numbers::{Mode, Ty};
 use super::operands::Filled;
 use crate::report::Class;
 
-/// A type of the elements of matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
-    F16,
-    BF16,
-    TF32,
-    E4M3,
-    E5M2,
-    F32,
-    F64,
-    S8,
-    U8,
-    S32,
-}
-
-impl Element {
-    fn of(word: &str) -> Option<Element> {
-        Some(match word {
-            "f16" => Element::F16,
-            "bf16" => Element::BF16,
-            "tf32" => Element::TF32,
-            "e4m3" => Element::E4M3,
-            "e5m2" => Element::E5M2,
-            "f32" => Element::F32,
-            "f64" => Element::F64,
-            "s8" => Element::S8,
-            "u8" => Element::U8,
-            "s32" => Element::S32,
-            _ => return None,
-        })
-    }
-
-    pub(crate) fn bytes(self) -> u32 {
-        match self {
-            Element::E4M3 | Element::E5M2 | Element::S8 | Element::U8 => 1,
-            Element::F16 | Element::BF16 => 2,
-            Element::TF32 | Element::F32 | Element::S32 => 4,
-            Element::F64 => 8,
-        }
-    }
-
-    /// Elements in a register.
-    pub(crate) fn in_register(self) -> u32 {
-        (4 / self.bytes()).max(1)
-    }
-}
-
 /// Which of a product's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -70,7 +23,7 @@ pub(crate) enum Part {
 pub(crate) struct Fragment {
     pub(crate) part: Part,
     pub(crate) shape: [u32; 3],
-    pub(crate) element: Element,
+    pub(crate) element: Ty,
     /// Whether PTX leaves open which element is where.
     pub(crate) is_opaque: bool,
     /// Of `mma.m8n8k4` of f16, where each of four groups of lanes has its own product: whether its rows are together.
@@ -98,7 +51,7 @@ impl Fragment {
             Part::A => (8 * which + number + upper, near),
             Part::B if is_row_major => (4 * which + near, number + upper),
             Part::B => (4 * which + number, near + upper),
-            Part::C if self.element == Element::F32 => {
+            Part::C if self.element == Ty::F32 => {
                 let row = lane % 2 + (number & 2) + upper;
                 (8 * which + row, (number & 4) + (lane & 2) + number % 2)
             }
@@ -188,7 +141,7 @@ impl Reader<'_> {
     /// Reads `mma` and `wmma`.
     pub(super) fn matrix(&mut self, name: &str, words: &[&str], operands: &[Written]) -> Filled<()> {
         let shape = shape(words).ok_or("its shape is not read")?;
-        let types: Vec<Element> = words.iter().filter_map(|word| Element::of(word)).collect();
+        let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
         if let (true, Some(verb)) = (name == "wmma", words.first().filter(|word| **word != "mma")) {
             let part = match words.get(1) {
                 Some(&"a") => Part::A,
@@ -202,13 +155,13 @@ impl Reader<'_> {
         };
         let [d_type, a_type, b_type, c_type] = match types[..] {
             [d, a, b, c] => [d, a, b, c],
-            [d, c] => [d, Element::F16, Element::F16, c],
+            [d, c] => [d, Ty::Half(false), Ty::Half(false), c],
             _ => return Err("its types are not read".to_string()),
         };
         let lists = [d, a, b, c].map(|list| self.list(list));
         let [d, a, b, c] = lists;
         let (d, a, b, c) = (d?, a?, b?, c?);
-        let is_quads = shape == [8, 8, 4] && name == "mma" && a_type == Element::F16;
+        let is_quads = shape == [8, 8, 4] && name == "mma" && a_type == Ty::Half(false);
         let layouts: Vec<bool> = words
             .iter()
             .filter(|word| ["row", "col"].contains(word))
@@ -245,10 +198,7 @@ impl Reader<'_> {
         words: &[&str],
         operands: &[Written],
     ) -> Filled<()> {
-        let element = words
-            .last()
-            .and_then(|word| Element::of(word))
-            .ok_or("its type is not read")?;
+        let element = Ty::last(words)?;
         let (list, address) = if writes {
             (operands.get(1), operands.first())
         } else {
@@ -275,7 +225,7 @@ impl Reader<'_> {
             Some(stride) => self.operand(stride, Ty::Int(32, false))?,
             None => Operand::Imm(u64::from(fragment.dims()[usize::from(is_row_major)])),
         };
-        let class = if element == Element::F64 {
+        let class = if element == Ty::F64 {
             RegClass::B64
         } else {
             RegClass::B32

@@ -284,49 +284,42 @@ impl<'a> Reader<'a> {
                 Some((pred, negated))
             }
         };
-        let step = match (form.name(), inst.operands.first()) {
+        let step = match (form.name(), inst.operands.first(), guard) {
             // A jump over nothing decides nothing.
-            ("bra", Some(&Written::Label(label))) if self.places.is_some() && self.stands_after(label, inst) => {
+            ("bra", Some(&Written::Label(label)), _) if self.places.is_some() && self.stands_after(label, inst) => {
                 return Ok(());
             }
-            ("bra", Some(&Written::Label(label))) if self.places.is_some() && self.returns(label) => Step::Exit(guard),
-            ("bra", Some(Written::Label(label))) => Step::Jump(Jump {
+            ("bra", Some(&Written::Label(label)), _) if self.places.is_some() && self.returns(label) => {
+                Step::Exit(guard)
+            }
+            ("bra", Some(Written::Label(label)), _) => Step::Jump(Jump {
                 guard,
                 uniform: form.has("uni"),
                 label: *label,
                 join,
             }),
-            ("ret" | "exit", _) => Step::Exit(guard),
-            ("trap", _) if matches!(guard, Some((_, false))) && self.places.is_none() => {
-                let pred = guard.map_or(
-                    Reg {
-                        class: RegClass::Pred,
-                        index: 0,
-                    },
-                    |(pred, _)| pred,
-                );
-                Step::Inst(Inst::TrapIf { pred })
-            }
+            ("ret" | "exit", ..) => Step::Exit(guard),
+            ("trap", _, Some((pred, false))) if self.places.is_none() => Step::Inst(Inst::TrapIf { pred }),
             _ => {
                 if let Some((pred, negated)) = guard {
-                    self.items.push(Item {
-                        step: Step::Guard(pred, negated),
-                        site,
-                    });
+                    self.push(Step::Guard(pred, negated));
                 }
                 self.instruction(inst, form).map_err(wrong)?;
                 self.flush();
                 if guard.is_some() {
-                    self.items.push(Item {
-                        step: Step::GuardEnd,
-                        site,
-                    });
+                    self.push(Step::GuardEnd);
                 }
                 return Ok(());
             }
         };
-        self.items.push(Item { step, site });
+        self.push(step);
         Ok(())
+    }
+
+    /// Adds a step of the statement that is being read.
+    fn push(&mut self, step: Step) {
+        let site = self.site;
+        self.items.push(Item { step, site });
     }
 
     /// Whether a label stands after an instruction.

@@ -34,6 +34,8 @@ impl Ty {
             "f16x2" => Ty::Halves(false),
             "bf16x2" => Ty::Halves(true),
             "tf32" => Ty::TF32,
+            "e4m3" => Ty::Byte(false),
+            "e5m2" => Ty::Byte(true),
             "e4m3x2" => Ty::Bytes(false),
             "e5m2x2" => Ty::Bytes(true),
             _ => {
@@ -51,7 +53,7 @@ impl Ty {
     }
 
     /// Bytes of a value.
-    pub(super) fn bytes(self) -> u32 {
+    pub(crate) fn bytes(self) -> u32 {
         match self {
             Ty::Pred | Ty::Byte(_) => 1,
             Ty::Int(bits, _) => bits / 8,
@@ -59,6 +61,11 @@ impl Ty {
             Ty::F32 | Ty::TF32 | Ty::Halves(_) => 4,
             Ty::F64 => 8,
         }
+    }
+
+    /// Elements in a register of a matrix.
+    pub(crate) fn in_register(self) -> u32 {
+        (4 / self.bytes()).max(1)
     }
 
     /// The type of the two elements of a pair; another type is its own.
@@ -187,7 +194,7 @@ pub(super) fn flushed(bits: u64, ty: Ty, ftz: bool) -> u64 {
     }
 }
 
-pub(super) fn value(bits: u64, ty: Ty, ftz: bool) -> f64 {
+pub(crate) fn value(bits: u64, ty: Ty, ftz: bool) -> f64 {
     let low = flushed(bits, ty, ftz) as u32;
     match ty {
         Ty::F64 => f64::from_bits(bits),
@@ -196,6 +203,9 @@ pub(super) fn value(bits: u64, ty: Ty, ftz: bool) -> f64 {
         Ty::Byte(false) => float::e4m3_to_f32(low & 0xff).into(),
         // Its digits are the first of f16.
         Ty::Byte(true) => float::f16_to_f32((low & 0xff) << 8).into(),
+        // Products take the upper 19 bits.
+        Ty::TF32 => float::f(low & 0xffff_e000).into(),
+        Ty::Int(width, signed) => extend(bits, width, signed) as f64,
         _ => float::f(low).into(),
     }
 }

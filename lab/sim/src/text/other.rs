@@ -9,20 +9,18 @@ use super::cold::{Cold, Join, Mbarrier, Memory, Vote, What};
 use super::memory::memory_of;
 use super::numbers::Ty;
 use super::operands::{Filled, narrowed};
-use super::{Item, Reader, Step, scalar};
+use super::{Reader, Step, scalar};
 use crate::report::Class;
 
 impl Reader<'_> {
     pub(super) fn cold(&mut self, what: What, class: Class, writes: Vec<Reg>, reads: Vec<Operand>) {
         self.flush();
-        let step = Step::Cold(Cold {
+        self.push(Step::Cold(Cold {
             what,
             class,
             writes,
             reads,
-        });
-        let site = self.site;
-        self.items.push(Item { step, site });
+        }));
     }
 
     pub(super) fn register(&self, written: &Written) -> Filled<Reg> {
