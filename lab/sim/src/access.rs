@@ -311,8 +311,11 @@ impl<'m> Cluster<'m> {
                             at,
                         };
                         if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
-                            let done = self.strong_global(warp, pc, access, at, &addresses, rows[0]);
-                            if !done {
+                            let how = (access.size, access.strength);
+                            let values = bits(machine, warp, Operand::Reg(regs[0]));
+                            if access.writes {
+                                self.strong_store(warp, pc, how, at, &addresses, &values);
+                            } else if !self.strong_load(warp, pc, how, at, &addresses, rows[0]) {
                                 warp.active = all;
                                 warp.pc = pc;
                                 return Some(Stop::SliceEnd);

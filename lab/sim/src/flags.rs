@@ -8,15 +8,16 @@
 use std::rc::Rc;
 
 use flashcore_ir::ScalarType;
-use flashcore_ir::inst::{Address, AtomOp, FlagInst, Space};
+use flashcore_ir::inst::{AtomOp, FlagInst, Space};
 
-use crate::clock::{Clock, Clocks, Stamp, WriterKind, join_clocks};
+use crate::clock::{Clock, Clocks, Stamp, join_clocks};
 use crate::cluster::Cluster;
 use crate::global::{PAGE, Place};
 use crate::program::{At, Row};
 use crate::registers::lanes;
 use crate::shared_memory::POISON;
-use crate::warp::{Lane, Warp};
+use crate::text::cold::Strength;
+use crate::warp::Warp;
 
 /// By lane: clocks that a fence brings.
 pub(crate) type ByLane = [Option<Rc<Clocks>>; 32];
@@ -46,42 +47,21 @@ impl Cluster<'_> {
         match *inst {
             FlagInst::LoadAcquire { dst, ref addr } => {
                 let base = warp.value(self.machine, addr.base);
-                let at = At::of(addr, Space::Global);
-                let (slot, (offsets, mask)) =
-                    (self.region(at.object).slot, self.global_offsets(warp, pc, &base, at, 4));
-                let mut loaded = [POISON; 32];
-                for lane in lanes(mask) {
-                    loaded[lane] = self.read_flag(warp.lane(pc, lane), addr, offsets[lane]);
-                    self.observe(warp.lane(pc, lane), (slot, offsets[lane]));
-                }
-                let mut rest = mask;
-                while rest != 0 {
-                    let offset = offsets[rest.trailing_zeros() as usize];
-                    let same = lanes(rest).filter(|&lane| offsets[lane] == offset);
-                    let same = same.fold(0u32, |mask, lane| mask | 1 << lane);
-                    if let Some(carried) = self.carried((slot, offset)) {
-                        self.acquire(warp, same, &carried);
-                    }
-                    rest &= !same;
-                }
                 let row = self.machine.program.rows.row(dst);
-                warp.registers.set(row, warp.active, &loaded);
-                return !self.spins(warp, pc, slot, (&offsets, mask));
+                return self.strong_load(
+                    warp,
+                    pc,
+                    (4, Strength::Acquire),
+                    At::of(addr, Space::Global),
+                    &base,
+                    row,
+                );
             }
             FlagInst::StoreRelease { ref addr, value, .. } => {
                 let base = warp.value(self.machine, addr.base);
-                let value: [u32; 32] = warp.value(self.machine, value);
+                let values = warp.value::<u32>(self.machine, value).map(u64::from);
                 let at = At::of(addr, Space::Global);
-                let (offsets, mask) = self.global_offsets(warp, pc, &base, at, 4);
-                let region = self.region(at.object);
-                for lane in lanes(mask) {
-                    let now = self.now(warp, lane);
-                    self.carry((region.slot, offsets[lane]), None, Some(now));
-                    let by = warp.lane(pc, lane);
-                    let bytes = value[lane].to_le_bytes();
-                    self.write_lane(by, region, offsets[lane], &bytes, (WriterKind::Atomic, by.thread()));
-                }
-                warp.epoch = self.next_epoch();
+                self.strong_store(warp, pc, (4, Strength::Release), at, &base, &values);
             }
             FlagInst::Add {
                 release,
@@ -171,18 +151,6 @@ impl Cluster<'_> {
             warp.fences.released[lane] = Some(self.now(warp, lane));
         }
         warp.epoch = self.next_epoch();
-    }
-
-    fn read_flag(&mut self, by: Lane<'_>, addr: &Address, offset: u64) -> u32 {
-        let region = self.region(At::of(addr, Space::Global).object);
-        let mut bytes = [0; 4];
-        if region.overlaid {
-            self.read_lane(by, region, offset, &mut bytes, true);
-        } else {
-            let first = offset as usize;
-            bytes.copy_from_slice(&self.global.base[region.slot][first..first + 4]);
-        }
-        u32::from_le_bytes(bytes)
     }
 
     /// What a release by a lane adds now: its clock, with its own accesses.

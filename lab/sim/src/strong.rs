@@ -16,6 +16,7 @@ use crate::finding::FindingKind;
 use crate::flags::{ByLane, Fences};
 use crate::float;
 use crate::interpreter::Stop;
+use crate::machine::Region;
 use crate::program::{At, Half, Op, Row};
 use crate::record::Details;
 use crate::registers::lanes;
@@ -64,70 +65,90 @@ fn changed(atomic: &Atomic, old: u64, [value, other]: [u64; 2], is_global: bool)
 }
 
 impl Cluster<'_> {
-    /// A strong access to global memory by the active lanes. Returns false if the warp must retry.
-    pub(crate) fn strong_global(
+    /// A strong store to global memory by the active lanes, of so many bytes each.
+    pub(crate) fn strong_store(
         &mut self,
         warp: &mut Warp,
         pc: u32,
-        access: &Access,
+        (size, strength): (u32, Strength),
+        at: At,
+        addresses: &[u64; 32],
+        values: &[u64; 32],
+    ) {
+        let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, size);
+        let region = self.region(at.object);
+        for lane in lanes(mask) {
+            let released = match strength {
+                Strength::Release => Some(self.now(warp, lane)),
+                _ => warp.fences.released[lane].clone(),
+            };
+            self.carry((region.slot, offsets[lane]), None, released);
+            let (by, data) = (warp.lane(pc, lane), values[lane].to_le_bytes());
+            let written = &data[..size as usize];
+            self.write_lane(by, region, offsets[lane], written, (WriterKind::Atomic, by.thread()));
+        }
+        if strength == Strength::Release {
+            warp.epoch = self.next_epoch();
+        }
+    }
+
+    /// A strong load likewise. Returns false if the warp must retry.
+    pub(crate) fn strong_load(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        (size, strength): (u32, Strength),
         at: At,
         addresses: &[u64; 32],
         row: Row,
     ) -> bool {
-        let size = access.size as usize;
-        let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, access.size);
+        let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, size);
         let region = self.region(at.object);
-        warp.polls += u32::from(!access.writes);
+        // Lanes of own kernels do not part.
+        warp.polls += u32::from(self.machine.is_foreign);
         let mut loaded = [0u64; 32];
-        if access.writes {
-            let values: [u64; 32] = match size {
-                8 => *warp.registers.own(row),
-                _ => warp.registers.own::<u32>(row).map(u64::from),
-            };
-            for lane in lanes(mask) {
-                let released = match access.strength {
-                    Strength::Release => Some(self.now(warp, lane)),
-                    _ => warp.fences.released[lane].clone(),
-                };
-                self.carry((region.slot, offsets[lane]), None, released);
-                let (by, data) = (warp.lane(pc, lane), values[lane].to_le_bytes());
-                self.write_lane(
-                    by,
-                    region,
-                    offsets[lane],
-                    &data[..size],
-                    (WriterKind::Atomic, by.thread()),
-                );
-            }
-            if access.strength == Strength::Release {
-                warp.epoch = self.next_epoch();
-            }
-            return true;
-        }
+        // Neighbouring lanes mostly load one word, and learn the same.
+        let mut acquired: Option<(u64, u32)> = None;
         for lane in lanes(mask) {
-            let (by, mut raw) = (warp.lane(pc, lane), [0; 8]);
+            let (by, offset, mut raw) = (warp.lane(pc, lane), offsets[lane], [0; 8]);
+            let bytes = &mut raw[..size as usize];
             if region.overlaid {
-                self.read_lane(by, region, offsets[lane], &mut raw[..size], true);
+                self.read_lane(by, region, offset, bytes, true);
             } else {
-                let first = offsets[lane] as usize;
-                raw[..size].copy_from_slice(&self.global.base[region.slot][first..first + size]);
+                let first = offset as usize;
+                bytes.copy_from_slice(&self.global.base[region.slot][first..first + size as usize]);
             }
             loaded[lane] = u64::from_le_bytes(raw);
-            let place = (region.slot, offsets[lane]);
+            let place = (region.slot, offset);
             self.observe(warp.lane(pc, lane), place);
-            let Some(carried) = region.overlaid.then(|| self.carried(place)).flatten() else {
-                continue;
-            };
-            match access.strength {
-                Strength::Acquire => self.acquire(warp, 1 << lane, &carried),
-                _ => join_clocks(warp.fences.seen[lane].get_or_insert_default(), &carried),
+            if strength == Strength::Acquire {
+                match &mut acquired {
+                    Some((known, by)) if *known == offset => *by |= 1 << lane,
+                    _ => {
+                        self.acquire_word(warp, region, acquired.take());
+                        acquired = Some((offset, 1 << lane));
+                    }
+                }
+            } else if let Some(carried) = region.overlaid.then(|| self.carried(place)).flatten() {
+                join_clocks(warp.fences.seen[lane].get_or_insert_default(), &carried);
             }
         }
+        self.acquire_word(warp, region, acquired);
         match size {
             8 => warp.registers.set(row, warp.active, &loaded),
             _ => warp.registers.set(row, warp.active, &loaded.map(|bits| bits as u32)),
         }
         !self.spins(warp, pc, region.slot, (&offsets, mask))
+    }
+
+    /// Some lanes acquire what a word carries.
+    fn acquire_word(&mut self, warp: &mut Warp, region: &Region, word: Option<(u64, u32)>) {
+        let Some((offset, lanes)) = word.filter(|_| region.overlaid) else {
+            return;
+        };
+        if let Some(carried) = self.carried((region.slot, offset)) {
+            self.acquire(warp, lanes, &carried);
+        }
     }
 
     /// Warps of a kernel of another compiler wait at a barrier together: what one has seen of flags, the fences of all
