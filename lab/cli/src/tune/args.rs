@@ -27,8 +27,8 @@ pub(crate) struct TuneArgs {
     /// `python3 -m flashcore_attn.ray`. --device names a device for each, also one name several times
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) workers: Option<String>,
-    /// exhaustive, random, single, elite, niches (the last three also with +insights), ranked; see
-    /// docs/tune.md [default: ranked; elite without a cost model of the device]
+    /// exhaustive, random, elite, elite+insights, ranked; see docs/tune.md [default: ranked; elite without a cost
+    /// model of the device]
     #[arg(long, value_name = "NAME", help_heading = "Search")]
     pub(crate) strategy: Option<Kind>,
     /// A program that proposes configs, in place of a strategy (docs/tune.md)

@@ -21,7 +21,7 @@ use flashcore_check::programs;
 use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
-use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
+use flashcore_tune::strategy::{Kind, Outside, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program};
 use flashcore_tune::{
@@ -215,7 +215,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             // The best in replays of the shipped space, with a cost model and without.
             let kind = args.strategy.unwrap_or(match setup.advisor {
                 Some(_) => Kind::Ranked,
-                None => Kind::Evolution(Population::Elite),
+                None => Kind::Elite,
             });
             // For a card without a profile: why the default strategy does not predict.
             if let Some(note) = setup.rates_note.as_ref().filter(|_| args.is_informed()) {

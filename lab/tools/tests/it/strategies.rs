@@ -9,7 +9,7 @@ use flashcore_problem::Problem;
 use flashcore_tune::insight::{self, Advisor, Scored, Tally};
 use flashcore_tune::replay::{Failed, Known, Measured, Row, Table};
 use flashcore_tune::space::CPU;
-use flashcore_tune::strategy::{Kind, Population};
+use flashcore_tune::strategy::Kind;
 use flashcore_tune::{History, Space, Timed, Trial, TuneError, Verdict};
 use rayon::prelude::*;
 
@@ -168,7 +168,7 @@ fn on_measured_spaces(kinds: &[Kind], seeds: u64, trials: usize) -> Vec<(&'stati
 
 #[test]
 fn evolution_finds_good_kernels_sooner_than_chance() {
-    let kinds = [Kind::Random, Kind::Evolution(Population::Elite)];
+    let kinds = [Kind::Random, Kind::Elite];
     let means = on_measured_spaces(&kinds, 10, 450);
     let [(_, Some(chance)), (_, Some(elite))] = means[..] else {
         panic!("{means:?}")
@@ -237,7 +237,7 @@ fn a_replay_only_gets_better_and_ends_at_the_best() {
 #[test]
 fn strategies_are_compared_over_seeds() {
     let table = table();
-    let kinds = [Kind::Random, Kind::Evolution(Population::Elite)];
+    let kinds = [Kind::Random, Kind::Elite];
     let compared = compare(&table, &kinds, 20, 120, None).unwrap();
     let [chance, elite] = &compared[..] else { panic!() };
     assert!(elite.trials_within[1].unwrap() < chance.trials_within[1].unwrap());

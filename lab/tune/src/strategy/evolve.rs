@@ -1,7 +1,4 @@
-//! Evolution, in the population forms of EvoEngineer (Guo et al. 2025): a single best, an elite,
-//! and niches.
-
-use std::collections::BTreeSet;
+//! Evolution of an elite, a population form of EvoEngineer (Guo et al. 2025).
 
 use flashcore_problem::rng::Rng;
 
@@ -12,17 +9,7 @@ use crate::insight::{Advisor, Claim, Insights};
 use crate::space::Space;
 use crate::trial::{History, Trial};
 
-/// The parents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Population {
-    /// The fastest so far.
-    Single,
-    /// The three fastest.
-    Elite,
-    /// The fastest of each niche: each family and class of tile.
-    Niches,
-}
-
+/// The fastest so far, which are the parents.
 const ELITE: usize = 3;
 /// Random configs of each family before the first offspring, if there are several families, so that
 /// the search is not confined to the family of a bad first candidate.
@@ -34,8 +21,6 @@ const MIXTURES: f32 = 0.25;
 /// Share of mutants that differ in two levers, which leaves minima such as a larger tile that needs
 /// fewer stages.
 const TWO_LEVERS: f32 = 0.4;
-/// With niches: share of parents that are the fastest of all.
-const FASTEST: f32 = 0.5;
 /// Draws of offspring before a random config is proposed.
 const TRIES: usize = 40;
 
@@ -49,16 +34,14 @@ const GAIN: f64 = 10.0;
 
 #[derive(Debug)]
 pub(super) struct Evolution {
-    population: Population,
     rng: Rng,
     pub(super) founders: usize,
     insights: Option<Insights>,
 }
 
 impl Evolution {
-    pub(super) fn new(population: Population, seed: u64, advisor: Option<Advisor>) -> Evolution {
+    pub(super) fn new(seed: u64, advisor: Option<Advisor>) -> Evolution {
         Evolution {
-            population,
             rng: Rng::stream(seed, 3),
             founders: 0,
             insights: advisor.map(Insights::new),
@@ -79,28 +62,9 @@ impl Evolution {
         None
     }
 
-    fn parents<'h>(&self, history: &'h History, space: &Space) -> Vec<&'h Trial> {
-        let mut ranked = history.ranked();
-        // Only the first of several with the same machine program.
-        ranked.retain(|trial| trial.same_as.is_none());
-        match self.population {
-            Population::Single => ranked.truncate(1),
-            Population::Elite => ranked.truncate(ELITE),
-            Population::Niches => {
-                let mut filled = BTreeSet::new();
-                ranked.retain(|trial| filled.insert(space.niche(&trial.id)));
-            }
-        }
-        ranked
-    }
-
     fn offspring(&mut self, parents: &[&Trial], history: &History, space: &Space) -> Option<Proposal> {
         let rng = &mut self.rng;
-        let parent = match self.population {
-            Population::Niches if rng.chance(FASTEST) => parents.first(),
-            _ => rng.pick(parents),
-        };
-        let parent = &parent?.id;
+        let parent = &rng.pick(parents)?.id;
         if parents.len() > 1 && rng.chance(MIXTURES) {
             let mates: Vec<&&Trial> = parents.iter().filter(|mate| mate.id != *parent).collect();
             let mate = &rng.pick(&mates)?.id;
@@ -125,6 +89,14 @@ impl Evolution {
         let words = if levers == 2 { "two levers" } else { "one lever" };
         Some(Proposal::new(mutant, format!("{words} of {parent}")))
     }
+}
+
+fn parents(history: &History) -> Vec<&Trial> {
+    let mut ranked = history.ranked();
+    // Only the first of several with the same machine program.
+    ranked.retain(|trial| trial.same_as.is_none());
+    ranked.truncate(ELITE);
+    ranked
 }
 
 fn weight(claim: &Claim, trust: f64) -> f64 {
@@ -177,7 +149,7 @@ impl Strategy for Evolution {
         if let Some(founder) = self.founder(history, space) {
             return Ok(Some(founder));
         }
-        let parents = self.parents(history, space);
+        let parents = parents(history);
         if !parents.is_empty() && !self.rng.chance(IMMIGRANTS) {
             for _ in 0..TRIES {
                 let child = self.offspring(&parents, history, space);
@@ -253,7 +225,7 @@ mod tests {
         let (space, _) = valley();
         let mut history = History::default();
         history.add(trial(0, PARENT, Some(1.0)));
-        let mut strategy = Evolution::new(Population::Single, 3, Some(advisor()));
+        let mut strategy = Evolution::new(3, Some(advisor()));
         if let Some(insights) = &mut strategy.insights {
             insights.follow(&history, &space);
             insights.add(made_up(PARENT, CLAIMED, ClaimKind::Room, Some(-30.0)));

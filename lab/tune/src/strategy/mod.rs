@@ -17,7 +17,6 @@ use crate::space::Space;
 use crate::trial::History;
 
 use evolve::Evolution;
-pub use evolve::Population;
 pub use outside::Outside;
 use ranked::Ranked;
 use simple::{Exhaustive, RandomSearch};
@@ -66,24 +65,20 @@ pub enum Kind {
     Exhaustive,
     /// Random configs.
     Random,
-    /// Evolution.
-    Evolution(Population),
-    /// Evolution with mutations weighted by claims.
-    Informed(Population),
+    /// Evolution from the three fastest.
+    Elite,
+    /// The same with mutations weighted by claims.
+    Informed,
     /// The best by prediction first, then evolution with mutations weighted by claims.
     Ranked,
 }
 
 /// Every strategy in this process and its name.
-const NAMES: [(Kind, &str); 9] = [
+const NAMES: [(Kind, &str); 5] = [
     (Kind::Exhaustive, "exhaustive"),
     (Kind::Random, "random"),
-    (Kind::Evolution(Population::Single), "single"),
-    (Kind::Evolution(Population::Elite), "elite"),
-    (Kind::Evolution(Population::Niches), "niches"),
-    (Kind::Informed(Population::Single), "single+insights"),
-    (Kind::Informed(Population::Elite), "elite+insights"),
-    (Kind::Informed(Population::Niches), "niches+insights"),
+    (Kind::Elite, "elite"),
+    (Kind::Informed, "elite+insights"),
     (Kind::Ranked, "ranked"),
 ];
 
@@ -101,13 +96,13 @@ impl Kind {
 
     /// Whether it needs an [`Advisor`].
     pub const fn is_informed(self) -> bool {
-        matches!(self, Kind::Informed(_) | Kind::Ranked)
+        matches!(self, Kind::Informed | Kind::Ranked)
     }
 
     /// The seeded strategy; an informed one needs an advisor.
     pub fn start(self, seed: u64, advisor: Option<&Advisor>) -> Result<Box<dyn Strategy>, TuneError> {
-        let needed = |without: Population| {
-            let without = Kind::Evolution(without).name();
+        let needed = || {
+            let without = Kind::Elite.name();
             let why = "nothing here models the cost of kernels, so there are no claims and no predictions";
             let none = || TuneError::nothing(format!("{why}; `{without}` searches without them"));
             advisor.cloned().ok_or_else(none)
@@ -115,10 +110,10 @@ impl Kind {
         Ok(match self {
             Kind::Exhaustive => Box::new(Exhaustive::default()),
             Kind::Random => Box::new(RandomSearch(Rng::stream(seed, 1))),
-            Kind::Evolution(population) => Box::new(Evolution::new(population, seed, None)),
-            Kind::Informed(population) => Box::new(Evolution::new(population, seed, Some(needed(population)?))),
+            Kind::Elite => Box::new(Evolution::new(seed, None)),
+            Kind::Informed => Box::new(Evolution::new(seed, Some(needed()?))),
             Kind::Ranked => {
-                let advisor = needed(Population::Elite)?;
+                let advisor = needed()?;
                 let (predicting, keys) = (advisor.clone(), advisor.problem.seq_len_kv());
                 let predict = Box::new(move |ids: &[String]| predicting.predict(ids));
                 Box::new(Ranked::new(seed, keys, predict, Some(advisor)))

@@ -7,7 +7,7 @@ use flashcore_kernels::Config;
 use flashcore_problem::rng::Rng;
 
 use super::simple::shuffle;
-use super::{Evolution, Population, Proposal, Strategy};
+use super::{Evolution, Proposal, Strategy};
 use crate::error::TuneError;
 use crate::insight::{Advisor, Insights, Predicted};
 use crate::space::Space;
@@ -40,7 +40,7 @@ pub(super) struct Ranked {
 impl Ranked {
     /// A prediction for many keys takes up to seconds of a core, so fewer configs are drawn.
     pub(super) fn new(seed: u64, keys: usize, predict: Predict, advisor: Option<Advisor>) -> Ranked {
-        let mut then = Evolution::new(Population::Elite, seed, advisor);
+        let mut then = Evolution::new(seed, advisor);
         // The first by prediction take their place.
         then.founders = usize::MAX;
         Ranked {

@@ -22,7 +22,7 @@ fn a_winner_is_what_is_used_from_then_on() {
     let start = chosen(problem, &home, "shipped")["kernel"].clone();
     // Whatever is tried is faster than heuristics' kernel, all by as much.
     made_up(&home, &json!({ start.as_str().unwrap(): 2000 }));
-    let typed = format!("tune {problem} --device cpu --strategy single --budget 3 --json");
+    let typed = format!("tune {problem} --device cpu --strategy elite --budget 3 --json");
     let run = json(&mut flashcore(&typed, &home));
     let winner = &run["board"]["winner"];
     assert_eq!(run["run"]["start"], start);
@@ -70,7 +70,7 @@ fn a_backward_winner_is_used_for_backward_passes() {
     let backward = format!("{problem} --backward");
     let (start, forward) = (chosen(&backward, &home, "shipped"), chosen(problem, &home, ""));
     made_up(&home, &json!({ start["kernel"].as_str().unwrap(): 2000 }));
-    let typed = format!("tune {backward} --device cpu --strategy single --budget 3 --json");
+    let typed = format!("tune {backward} --device cpu --strategy elite --budget 3 --json");
     let run = json(&mut flashcore(&typed, &home));
     let winner = &run["board"]["winner"];
     assert_ne!(*winner, start["kernel"], "{run:#}");
