@@ -1,16 +1,15 @@
-//! One problem of a bench: candidates are inspected, measured in every mode, and inspected again. In a sweep they are
-//! screened first, and the best are measured.
+//! One problem of a bench: candidates are inspected, measured in every mode, and inspected again.
 
 use crate::bed::Drawn;
 use crate::child::Doing;
-use crate::defences::{Inspect, Inspection, inspect, inspect_again, look_once};
+use crate::defences::{Inspection, inspect, inspect_again};
 use crate::own::is_own;
 use crate::session::Session;
 use crate::stand::left_out;
 use crate::store::RunWriter;
 use crate::{
     Absent, BenchError, Case, CaseResult, Measured, Measurement, Mode, Observer, Options, Reading, Result, Sample,
-    Stop, SubjectInfo, Sweep, Trouble, Watcher, Workbench,
+    Stop, SubjectInfo, Trouble, Watcher, Workbench,
 };
 
 /// The candidates of a problem: those that take part, and those that do not.
@@ -35,11 +34,9 @@ impl Session<'_> {
             absent,
         };
         let request = self.request;
-        let sweep = request.sweep.as_ref();
-        self.inspect(&mut field, drawn, |info| match sweep {
-            Some(_) if info.is_ours() => Some(look_once),
-            _ => Some(inspect),
-        })?;
+        if request.inspect {
+            self.inspect(&mut field, drawn)?;
+        }
         for (label, reason) in &field.absent {
             self.watcher.inspected(label, reason);
         }
@@ -47,18 +44,8 @@ impl Session<'_> {
             self.note(format!("{}: nothing is left to time", case.name));
         }
         let mut results = Vec::new();
-        let mut options = self.request.options.clone();
-        if let Some(sweep) = sweep {
-            let screening = sweep.screening(&options, field.bench.subjects.len());
-            results.push(self.measure(case, Mode::Screen, &screening, &mut field)?);
-            self.keep(sweep, &mut field, drawn, &mut results)?;
-            options = sweep.final_round(&options, field.bench.subjects.len());
-        }
-        // Where screening leaves no candidate, its result is the whole result.
-        if sweep.is_none() || !field.bench.subjects.is_empty() {
-            for &mode in &request.modes {
-                results.push(self.measure(case, mode, &options, &mut field)?);
-            }
+        for &mode in &request.modes {
+            results.push(self.measure(case, mode, &request.options, &mut field)?);
         }
         if request.inspect {
             self.inspect_afterwards(&mut field, drawn, &mut results)?;
@@ -70,20 +57,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn inspect(
-        &mut self,
-        field: &mut Field<'_>,
-        drawn: &Drawn,
-        how: impl Fn(&SubjectInfo) -> Option<Inspect>,
-    ) -> Result<()> {
+    fn inspect(&mut self, field: &mut Field<'_>, drawn: &Drawn) -> Result<()> {
         let mut keeps = vec![true; field.bench.subjects.len()];
         for (index, keep) in keeps.iter_mut().enumerate() {
             let info = field.bench.subjects[index].info().clone();
-            let Some(how) = how(&info).filter(|_| self.request.inspect) else {
-                continue;
-            };
             self.running(&info.label, Doing::Inspecting);
-            let inspected = field.bench.inspect(index, drawn, how);
+            let inspected = field.bench.inspect(index, drawn, inspect);
             if !is_fatal(&inspected) {
                 self.idle(&info.label);
             }
@@ -146,21 +125,6 @@ impl Session<'_> {
         let absent = field.absent.clone();
         let result = CaseResult::new(case.clone(), measurement, inspections, absent, self.report.floor_us);
         Ok((place, result))
-    }
-
-    /// After screening: keeps the best candidates, and inspects ours as closely as any that is measured.
-    fn keep(&mut self, sweep: &Sweep, field: &mut Field<'_>, drawn: &Drawn, results: &mut [Kept]) -> Result<()> {
-        let screened = results.last().map(|(_, screened)| sweep.kept(&screened.measurement));
-        let kept = screened.unwrap_or_default();
-        field.retain(|index| kept.contains(&index));
-        // Rejected and absent candidates are in the result of the screening.
-        field.rejected.clear();
-        field.absent.clear();
-        self.inspect(field, drawn, |info| info.is_ours().then_some(inspect))?;
-        for (info, found) in &field.rejected {
-            self.reject(&info.label, found, results)?;
-        }
-        Ok(())
     }
 
     fn inspect_afterwards(&mut self, field: &mut Field<'_>, drawn: &Drawn, results: &mut [Kept]) -> Result<()> {

@@ -249,7 +249,7 @@ pub const INSPECTION_SEEDS: [u64; 3] = [101, 102, 103];
 /// Seed of the inputs of [`inspect_again`].
 pub const AFTERWARDS_SEED: u64 = 104;
 
-/// How closely to inspect: [`inspect`], [`look_once`] or [`inspect_again`].
+/// How closely to inspect: [`inspect`] or [`inspect_again`].
 pub type Inspect = fn(&mut dyn Rig) -> Result<Inspection, Trouble>;
 
 /// A rejection: the reason, and a sentence on what was seen.
@@ -311,17 +311,6 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
             ),
             (false, reason) => (reason, format!("given other buffers: {detail}")),
         }))
-    })
-}
-
-/// Looks once whether a candidate's output is right, on fresh inputs over a poisoned output: for kernels that are only
-/// screened. It finds wrong kernels, not cheating ones.
-pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
-    inspection(rig, "in one look", |rig, found| {
-        found.skipped.push("all but one look at the output".to_string());
-        let seed = INSPECTION_SEEDS[0];
-        rig.run(&Run::over_poison(Some(seed)))?;
-        judge(rig, 0, Output::Final, seed, None, found)
     })
 }
 

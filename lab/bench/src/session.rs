@@ -13,7 +13,7 @@ use crate::stand::{built, left_out};
 use crate::store::RunWriter;
 use crate::{
     Absent, BenchError, Case, CaseResult, Mode, Options, Own, PeerSource, Report, Result, RunIdentity, Sample, Stand,
-    Store, Sweep, Telemetry, Workbench,
+    Store, Telemetry, Workbench,
 };
 
 /// What to bench.
@@ -40,8 +40,6 @@ pub struct Request {
     /// `S = Q·Kᵀ` by itself instead of attention: kernels are those of
     /// [`scores`](flashcore_kernels::ladder::scores), and nothing is kept.
     pub scores: bool,
-    /// Rank many kernels: screen them all, then measure the best in the modes asked for.
-    pub sweep: Option<Sweep>,
     /// Kernels of the user, which take part in all problems that they serve. Those in Python are made by the
     /// [`PeerSource`].
     pub own: Vec<Own>,
@@ -60,7 +58,6 @@ impl Default for Request {
             plain: false,
             inspect: true,
             scores: false,
-            sweep: None,
             own: Vec::new(),
             failed: Vec::new(),
         }
@@ -99,9 +96,6 @@ pub fn run(
     watcher: &mut dyn Watcher,
 ) -> Result<Report> {
     request.options.check()?;
-    if let Some(sweep) = &request.sweep {
-        sweep.check(&request.modes)?;
-    }
     if request.cases.is_empty() || request.modes.is_empty() {
         return Err(BenchError::Nothing("no problem or no mode was given".to_string()));
     }
@@ -174,8 +168,7 @@ pub fn run(
             drawn
                 .load_into(bench.bed)
                 .map_err(|trouble| trouble.of("loading inputs"))?;
-            // In a sweep all kernels make their schedules.
-            for (index, kernel) in kernels.iter().enumerate().filter(|_| request.sweep.is_none()) {
+            for (index, kernel) in kernels.iter().enumerate() {
                 let Some(plan) = kernel.plan() else { continue };
                 match bench.bed.kept(index, plan, launching) {
                     Ok(None) => {}

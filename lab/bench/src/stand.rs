@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 
-use flashcore::unstable::cuda::Context;
 use flashcore::{Attention, Device, KernelId};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::Stream;
@@ -15,7 +14,7 @@ use crate::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use crate::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
 use crate::own::is_own;
 use crate::planted::{Conduct, InFinals, Planted, Spoil};
-use crate::{Absent, BenchError, Case, DeviceIdentity, Request, Result, Subject, Workbench};
+use crate::{Absent, BenchError, DeviceIdentity, Request, Result, Subject, Workbench};
 
 /// Words that stand for kernels, problem by problem: what the library uses (a row of a plan table, or what heuristics
 /// choose); what heuristics choose, whatever the plan tables say; the same, and kernels that differ from it a little.
@@ -232,19 +231,6 @@ fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCa
         }
         (id, _) => Ok(vec![id.parse().map_err(|error: flashcore::Error| error.to_string())?]),
     }
-}
-
-/// The kernels that a request times on a GPU, problem by problem, with words for kernels replaced by ids. For compiling
-/// them beforehand.
-pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>> {
-    let attention = Attention::new(Device::Cuda(context.clone()))?;
-    let cache = KernelCache::default();
-    let ids = |case: &Case| {
-        let (kernels, _) = built(request, &case.problem, &attention, &cache);
-        let ids = kernels.iter().map(Built::id).collect();
-        (case.problem.clone(), ids)
-    };
-    Ok(request.cases.iter().map(ids).collect())
 }
 
 pub(crate) fn left_out(label: &str, reason: &dyn Display) -> Absent {

@@ -5,24 +5,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use flashcore::unstable::cuda::Context;
 use flashcore::{DType, Device};
 use flashcore_bench::child::Job;
 use flashcore_bench::python::{self, Python};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
     BenchError, Build, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule,
-    Store, Sweep, Watcher, kernels_of, problems, sweep, table,
+    Store, Watcher, problems, table,
 };
-use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
-use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::machine::Besides;
 use crate::own::OwnArgs;
 use crate::protocol::ProtocolArgs;
 use crate::style::Spinner;
-use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, kernels, machine, own, style, worker};
+use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///
@@ -54,10 +51,6 @@ pub(crate) struct BenchArgs {
     /// FILE.toml, FILE.py:FUNCTION
     #[arg(long, visible_alias = "config", value_name = "IDS", value_delimiter = ',')]
     kernel: Vec<String>,
-    /// Rank many kernels (all that are listed, without --kernel): screen all briefly, then measure the
-    /// best 8, or the number given; --budget is then seconds per subject
-    #[arg(long, value_name = "KEEP", num_args = 0..=1, require_equals = true, default_missing_value = "8")]
-    sweep: Option<usize>,
     /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer;
     /// of backward passes also fa3-deterministic; on the CPU torch/sdpa, torch/math
     #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all", value_parser = args::peer)]
@@ -108,10 +101,6 @@ Sets:
 Q*K alone:
   flashcore bench scores [PROBLEMS]   scale * Q*K^T by tensor cores, by FMAs and by cuBLAS, scores
                                       written, every key, without attention; nothing is kept
-
-Sweeps:
-  flashcore bench mission llama --kernel ids.txt --sweep
-  flashcore bench mission --kernel 'scalar/tiled*' --sweep=4 --budget 1 --json
 
 Kernels that depend on the problem:
   default     the library's choice: a row of a plan table, or the heuristics
@@ -165,18 +154,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     if args.deterministic {
         cases = cases.iter().map(Case::deterministic).collect::<Result<_, _>>()?;
     }
-    let usual = Sweep::default().budget_ms;
-    let budget_ms = args.protocol.budget.map_or(usual, |seconds| seconds * 1e3);
-    let sweep = args.sweep.map(|keep| Sweep { keep, budget_ms });
-    let (mut kernels, own) = args.own.ids(&args.kernel)?;
-    if sweep.is_some() && kernels.is_empty() {
-        kernels = kernels::on(matches!(device, Device::Cpu));
-    }
+    let (kernels, own) = args.own.ids(&args.kernel)?;
     let request = Request {
         cases,
         kernels,
         baseline: args.baseline.clone(),
-        sweep,
         own,
         scores,
         ..args.protocol.request(&device)
@@ -195,18 +177,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         style::write(path, table::csv(&report))?;
     }
     let rule = args.seeds_rule.then(|| report.seeds_rule(SEEDS_GAIN, SEEDS_SHAPES));
-    let rankings = args.sweep.map(|_| sweep::rankings(&report));
     let json = || {
         let standings = standings(&report);
-        json!({ "report": report, "seeds_rule": rule, "rankings": rankings, "standings": standings })
+        json!({ "report": report, "seeds_rule": rule, "standings": standings })
     };
     style::show(args.json, json, || rule.as_ref().map(rule_text).unwrap_or_default());
     check_build(&report)?;
-    if let Some(rankings) = &rankings {
-        // A sweep expects kernels that do not serve or are wrong.
-        let mut rows = rankings.iter().flat_map(|ranking| &ranking.rows);
-        return Ok(Outcome::of(rows.any(|row| row.rank.is_some())));
-    }
     let is_rejected = |result: &CaseResult| {
         let mut inspected = result.inspections.iter().flatten();
         result.measurement.subjects.is_empty() || inspected.any(|found| !found.passed())
@@ -233,7 +209,6 @@ const SCORES: &str = "scores";
 fn check_scores(args: &BenchArgs) -> Result<(), Failure> {
     let given = [
         ("--kernel", !args.kernel.is_empty()),
-        ("--sweep", args.sweep.is_some()),
         ("--baseline", args.baseline.is_some()),
         ("--caches", args.protocol.caches.is_some()),
         ("--seeds-rule", args.seeds_rule),
@@ -267,12 +242,9 @@ pub(crate) fn bench(
 ) -> Result<Report, Failure> {
     let mut progress = Progress {
         spinner: style::spinner("starting"),
-        tables: !quiet && request.sweep.is_none(),
+        tables: !quiet,
         at: String::new(),
     };
-    if let (Device::Cuda(context), Some(_)) = (device, request.sweep) {
-        compile(context, request, &progress.spinner.0)?;
-    }
     let python = find_peers(peers);
     if let Err(absence) = &python {
         progress.note(absence);
@@ -283,9 +255,6 @@ pub(crate) fn bench(
     report.notes.extend(python.err());
     if !quiet {
         let mut page = Page::default();
-        for ranking in request.sweep.iter().flat_map(|_| sweep::rankings(&report)) {
-            page.add(format_args!("\n{}", table::ranking_text(&ranking)));
-        }
         page.add(standings_text(&standings(&report)));
         page.line(format_args!("\n{}", table::device_line(&report)));
         for line in table::turns_lines(&report) {
@@ -347,20 +316,6 @@ pub(crate) fn measure(
 pub(crate) fn check_build(report: &Report) -> Result<(), Failure> {
     let checked = python::check_package(&Build::of_this_program(), &report.run.build());
     checked.map(drop).map_err(Failure::environment)
-}
-
-/// Compiles in several processes: in one process the driver compiles one kernel at a time.
-fn compile(context: &Context, request: &Request, bar: &ProgressBar) -> Result<(), Failure> {
-    let wanted = kernels_of(context, request)?;
-    let count = wanted.iter().map(|(_, kernels)| kernels.len()).sum();
-    let devices = [format!("cuda:{}", context.info().ordinal)];
-    let program = worker::program()?;
-    let compilers = Compilers::new(&program, &devices, Deadlines::default(), compilers_for(count));
-    for (problem, kernels) in wanted {
-        compilers.begin(&problem, kernels);
-    }
-    compilers.wait(|left| bar.set_message(format!("compiling, {left} kernels left")));
-    Ok(())
 }
 
 struct Progress {

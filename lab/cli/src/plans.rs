@@ -68,7 +68,7 @@ Environment:
                    the user's tables, then the shipped ones, then heuristics
 
 Tables from measurements:
-  flashcore bench canonical --kernel near --sweep=2 --peers none --json > near.json
+  flashcore bench canonical --kernel near --peers none --json > near.json
   flashcore plans --of near.json --out table.json
   A problem gets a row if the fastest kernel was at least 1 % faster than the choice of the
   heuristics, in the same rounds, and the 99 % interval of the gain excludes 0.

@@ -11,7 +11,6 @@ mod differential;
 mod dump_ptx;
 pub mod files;
 pub mod fuzz;
-mod measured_space;
 pub mod shipped;
 mod sim_speed;
 
@@ -32,7 +31,6 @@ enum Tool {
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
     FuzzFiles(files::Options),
-    MeasuredSpace(measured_space::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
 }
@@ -45,7 +43,6 @@ pub fn run() -> ExitCode {
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::FuzzFiles(options) => files::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),
-        Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::SimSpeed => sim_speed::main(),
     };
     ran.unwrap_or_else(|error| {

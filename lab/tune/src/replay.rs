@@ -3,17 +3,16 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use flashcore_bench::sweep::{Ranking, rankings};
-use flashcore_bench::{Case, CaseResult, Interval, Mode, Report};
+use flashcore_bench::{Case, Interval, RunIdentity};
 use flashcore_ir::Profile;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
 use crate::insight::Advisor;
-use crate::journal::sha256;
+use crate::journal::{read_header, read_trials, sha256};
 use crate::space::{ALL, Space};
-use crate::trial::Verdict;
+use crate::trial::{Timed, Trial, Verdict};
 
 /// Spaces measured on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,7 +20,7 @@ pub struct Measured {
     /// Version of the file: 1.
     pub schema: u32,
     /// Device, time and program of the measurement.
-    pub identity: flashcore_bench::RunIdentity,
+    pub identity: RunIdentity,
     /// The space of each problem.
     pub tables: Vec<Table>,
 }
@@ -87,46 +86,25 @@ impl Measured {
         Some(Advisor::new(problem, profile))
     }
 
-    /// The screened part of sweeps ([`flashcore_bench::sweep`]) on one device; an error without one.
-    pub fn of_sweeps(reports: &[Report]) -> Result<Measured, TuneError> {
-        let nothing = |what: &str| TuneError::nothing(what);
-        let first = reports.first().ok_or_else(|| nothing("no report was given"))?;
-        let tables: Vec<Table> = reports.iter().flat_map(tables).collect();
-        if tables.is_empty() || tables.iter().any(|table| table.timed.is_empty()) {
-            return Err(nothing("a report has no sweep, or nothing in it was timed"));
-        }
-        Ok(Measured {
-            schema: SCHEMA,
-            identity: first.run.clone(),
-            tables,
-        })
-    }
-}
-
-const SCHEMA: u32 = 1;
-
-fn tables(report: &Report) -> Vec<Table> {
-    let results = report.results.iter();
-    let screened = results.filter(|result| result.measurement.mode == Mode::Screen);
-    let table = |(result, ranking): (&CaseResult, Ranking)| {
-        let timed = result.measurement.subjects.iter().filter_map(|subject| {
-            let summary = subject.summary?;
-            let times = [summary.p50, summary.interval.lo, summary.interval.hi];
-            let [us, lo, hi] = times.map(|us| (us * 1e3).round() / 1e3);
-            Some(Row(subject.info.label.clone(), us, lo, hi))
-        });
-        let mut failed: Vec<Failed> = Vec::new();
-        for (id, reason) in ranking.left_out {
-            let verdict = match reason.starts_with("REJECTED") {
-                true => Verdict::Wrong,
-                false => Verdict::BuildFailed,
-            };
-            // Without the kernel's name many messages are equal.
-            let words = reason.split_whitespace().filter(|word| !word.contains("_d"));
-            let reason = words.collect::<Vec<_>>().join(" ");
-            let mut groups = failed.iter_mut();
-            match groups.find(|group| group.verdict == verdict && group.reason == reason) {
-                Some(group) => group.ids.push(id),
+    /// The space that a search has tried, by its folder, with the times that it measured.
+    ///
+    /// # Errors
+    /// A folder that is no run's, or one in which nothing was timed.
+    pub(crate) fn of_run(folder: &Path) -> Result<Measured, TuneError> {
+        let (header, trials) = (read_header(folder)?, read_trials(folder)?);
+        let nothing = || TuneError::file(folder, "nothing in it was timed");
+        let device = header.devices.into_iter().next().ok_or_else(nothing)?;
+        let (mut timed, mut failed) = (Vec::new(), Vec::<Failed>::new());
+        for Trial {
+            id,
+            verdict,
+            reason,
+            timed: time,
+            ..
+        } in trials
+        {
+            match time {
+                Some(Timed { us, interval, .. }) => timed.push(Row(id, us, interval.lo, interval.hi)),
                 None => failed.push(Failed {
                     verdict,
                     reason,
@@ -134,14 +112,23 @@ fn tables(report: &Report) -> Vec<Table> {
                 }),
             }
         }
-        Table {
-            case: result.case.clone(),
-            timed: timed.collect(),
-            failed,
+        if timed.is_empty() {
+            return Err(nothing());
         }
-    };
-    screened.zip(rankings(report)).map(table).collect()
+        let case = Case::new(header.case, header.problem);
+        Ok(Measured {
+            schema: SCHEMA,
+            identity: RunIdentity {
+                revision: header.revision,
+                started_at: header.started_at,
+                ..RunIdentity::now(device)
+            },
+            tables: vec![Table { case, timed, failed }],
+        })
+    }
 }
+
+const SCHEMA: u32 = 1;
 
 impl Table {
     /// The fastest.
@@ -210,7 +197,7 @@ mod tests {
     fn files_round_trip_and_others_are_refused() {
         let measured = Measured {
             schema: SCHEMA,
-            identity: flashcore_bench::RunIdentity::now(flashcore_bench::DeviceIdentity::cpu()),
+            identity: RunIdentity::now(flashcore_bench::DeviceIdentity::cpu()),
             tables: vec![table()],
         };
         let text = serde_json::to_string(&measured).unwrap();
@@ -222,5 +209,19 @@ mod tests {
                 .to_string()
                 .contains("schema 9")
         );
+    }
+
+    #[test]
+    fn a_search_can_be_replayed() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/src/files/seeds");
+        let trials = read_trials(&folder).unwrap();
+        let measured = Measured::of_run(&folder).unwrap();
+        let [table] = &measured.tables[..] else {
+            panic!("{measured:?}")
+        };
+        assert_eq!(table.by_id().len(), trials.len());
+        let timed = trials.iter().filter(|trial| trial.timed.is_some());
+        assert_eq!(table.timed.len(), timed.count());
+        assert!(Measured::of_run(folder.parent().unwrap()).is_err());
     }
 }

@@ -53,7 +53,8 @@ const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was 
 const GPU_WINDOW: usize = 8;
 
 impl Setup {
-    /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for the space in this crate).
+    /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for the space in this crate, or a
+    /// search's folder).
     /// `families` are names of the families to search; empty means those worth searching. `torture`
     /// adds planted candidates.
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
@@ -147,10 +148,13 @@ fn advisor_of(problem: &Problem, info: &DeviceInfo) -> (Option<Advisor>, Option<
     }
 }
 
-/// Reads a file of measured spaces, or the shipped one for `shipped`.
+/// Reads a file of measured spaces, the shipped one for `shipped`, or what a search has tried, by its folder.
 pub(crate) fn read_measured(file: &str) -> Result<Measured, TuneError> {
     if file == "shipped" {
         return Measured::shipped();
+    }
+    if Path::new(file).is_dir() {
+        return Measured::of_run(Path::new(file));
     }
     let text = files::read_text_capped(Path::new(file), 4 * files::SMALL)
         .map_err(|error| TuneError::file(Path::new(file), error))?;

@@ -7,14 +7,11 @@ use flashcore_check::render;
 use crate::compare::Comparison;
 use crate::standing::{Geomean, Standing};
 use crate::store::csv_line;
-use crate::sweep::{RankedRow, Ranking};
-use crate::{Absent, CaseResult, Interval, Measured, Ratio, Reading, Report, Turns};
+use crate::{CaseResult, Interval, Measured, Ratio, Reading, Report, Turns};
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
 const LABEL: usize = 32;
-/// Columns of a label in a ranking: config ids are long.
-const CONFIG_ID: usize = 40;
 /// Columns of a kind of problem.
 const GROUP: usize = 28;
 /// Names of problems without a figure that are listed.
@@ -70,17 +67,18 @@ pub fn case_text(result: &CaseResult) -> String {
     for (index, subject) in measurement.subjects.iter().enumerate() {
         out.push(subject_line(result, subject, index == measurement.baseline, unit.0));
     }
-    out.extend(absent_lines(&result.absent));
+    out.extend(
+        result
+            .absent
+            .iter()
+            .map(|(label, reason)| format!("  {label}: {reason}")),
+    );
     if let (Some(floor), Some(smallest)) = (result.floor_us, smallest)
         && smallest.p50 < NEAR_FLOOR * floor
     {
         out.push(format!("  (an empty kernel takes {} here)", render::time(floor, 3)));
     }
     lines(out)
-}
-
-fn absent_lines(absent: &[Absent]) -> impl Iterator<Item = String> {
-    absent.iter().map(|(label, reason)| format!("  {label}: {reason}"))
 }
 
 /// What turns are like, a line for each kind; empty where only other modes were measured.
@@ -359,58 +357,6 @@ pub(crate) fn geomean_text(standing: &Standing) -> String {
 
 fn worst(mean: &Geomean) -> String {
     format!("{} ({})", times(mean.worst.speedup), mean.worst.case)
-}
-
-/// What a sweep found on one problem, the best first.
-pub fn ranking_text(ranking: &Ranking) -> String {
-    let screened = &ranking.screened;
-    let (subjects, rounds, left_out) = (screened.subjects, screened.rounds, ranking.left_out.len());
-    let mut out = vec![
-        format!("{}  {}", ranking.case, ranking.problem),
-        format!("  {subjects} subjects screened in {rounds} rounds of short turns; {left_out} left out"),
-    ];
-    if let Some(measured) = &ranking.measured {
-        let (subjects, how, rounds) = (measured.subjects, &measured.how, measured.rounds);
-        out.push(format!("  {subjects} measured, {how}, {rounds} rounds"));
-    }
-    for (measured, place) in [(true, ranking.measured.as_ref()), (false, Some(screened))] {
-        let rows: Vec<&RankedRow> = ranking.rows.iter().filter(|row| row.measured == measured).collect();
-        let Some(place) = place.filter(|_| measured || !rows.is_empty()) else {
-            continue;
-        };
-        if !measured {
-            out.push("  only screened; not to be compared with the times above".to_string());
-        }
-        let best = rows.iter().map(|row| row.median_us).fold(f64::INFINITY, f64::min);
-        let (size, unit) = render::unit_of_time(best);
-        let base = place.base.as_deref();
-        let base = base.map_or(String::new(), |base| format!("× {}", clip_to(base, 12)));
-        out.push(format!(
-            "  rank {:<CONFIG_ID$} {:>7} {:<15} {:>7} {:>6} {base}",
-            "subject",
-            format!("p50 {unit}"),
-            "interval",
-            "TFLOP/s",
-            "× best"
-        ));
-        out.extend(rows.into_iter().map(|row| row_text(row, size)));
-    }
-    out.extend(absent_lines(&ranking.left_out));
-    lines(out)
-}
-
-/// `unit` is that of the times, in microseconds.
-fn row_text(row: &RankedRow, unit: f64) -> String {
-    format!(
-        "  {:>4} {:<CONFIG_ID$} {:>7} {:<15} {:>7} {:>6} {}",
-        row.rank.map_or("peer".to_string(), |rank| rank.to_string()),
-        clip_to(&row.label, CONFIG_ID),
-        number(row.median_us / unit),
-        span(row.interval, |us| number(us / unit)),
-        number(row.tflops),
-        row.to_best.map_or(String::new(), times),
-        row.to_base.map_or(String::new(), |ratio| times(ratio.value)),
-    )
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use flashcore_bench::bed::{Bed, Drawn, Workbench};
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Output, Reason, Rig, Rows, Run, Seen, inspect, inspect_again, look_once,
+    AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Output, Reason, Rig, Rows, Run, Seen, inspect, inspect_again,
 };
 use flashcore_bench::planted::{Conduct, InFinals, Planted, Spoil};
 use flashcore_bench::{Case, Expected, Subject, SubjectInfo, Trouble};
@@ -218,21 +218,6 @@ fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
     }
 }
 
-#[test]
-fn one_look_finds_what_is_wrong_and_claims_no_more() {
-    let honest = look_once(&mut FakeRig::new(Conduct::Honest)).unwrap();
-    assert!(honest.passed() && !honest.skipped.is_empty(), "{honest}");
-    for (conduct, reason) in [
-        (Conduct::Unwritten, Reason::Unwritten),
-        (Conduct::Zeros, Reason::Zeros),
-        (Conduct::Nan, Reason::NotANumber),
-        (Conduct::Wrong, Reason::Wrong),
-    ] {
-        let found = look_once(&mut FakeRig::new(conduct)).unwrap();
-        assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");
-    }
-}
-
 /// A judge that does not know the lengths cannot say which rows are to be written.
 #[test]
 fn lengths_that_the_judge_does_not_know_are_refused() {
@@ -243,7 +228,6 @@ fn lengths_that_the_judge_does_not_know_are_refused() {
             KvLengths::Equal,
         ),
         (inspect, QLengths::Equal, KvLengths::Cache),
-        (look_once, QLengths::Equal, KvLengths::Cache),
     ] {
         let mut rig = FakeRig::new(Conduct::Honest);
         let problem = ProblemBuilder::from(&rig.problem)

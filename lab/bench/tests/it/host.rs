@@ -6,7 +6,7 @@ use flashcore_bench::sequences::{Sequences, Span};
 use flashcore_bench::store::{Selector, Store};
 use flashcore_bench::{
     Absent, BenchError, LaunchMode, Mode, Options, PeerPlace, PeerSource, PeerTensors, Report, Request, Subject,
-    SubjectInfo, Sweep, Trouble, Watcher, run, sweep, table,
+    SubjectInfo, Trouble, Watcher, run, table,
 };
 use flashcore_problem::{KvLengths, Problem, Tensor};
 
@@ -218,91 +218,6 @@ fn what_cannot_be_benched_is_said_and_the_rest_goes_on() {
     };
     let error = run(&Device::cpu(), &bad, &mut (), None, &mut ()).unwrap_err();
     assert!(error.to_string().contains("confidence is 2"), "{error}");
-}
-
-#[test]
-fn a_sweep_screens_all_and_measures_the_best() {
-    let folder = folder("sweep");
-    let store = Store::open(&folder).unwrap();
-    let mut request = request();
-    let tiles = [16, 32, 48, 64];
-    let ids = tiles.iter().flat_map(|m| tiles.map(|n| format!("cpu/m{m}n{n}")));
-    // One twice, one that is none: neither stops the rest.
-    request.kernels = ids.chain(["cpu/m16n16".into(), "cpu/m7n16".into()]).collect();
-    request.sweep = Some(Sweep {
-        keep: 3,
-        budget_ms: 5.0,
-    });
-    let report = run(&Device::cpu(), &request, &mut Peers, Some(&store), &mut ()).unwrap();
-    let [screened, measured] = &report.results[..] else {
-        panic!("{:?}", report.results)
-    };
-    assert_eq!(
-        (screened.measurement.mode, measured.measurement.mode),
-        (Mode::Screen, Mode::Hot)
-    );
-    // Sixteen kernels, and the peer whose output is wrong.
-    assert_eq!(screened.measurement.subjects.len(), 17);
-    assert_eq!(screened.absent.len(), 2);
-    // The best three, and what all are compared with, which may be one of them.
-    let baseline = &screened.measurement.subjects[screened.measurement.baseline].info.label;
-    let is_baseline = |s: &&flashcore_bench::Measured| s.info.label == *baseline;
-    assert_eq!(measured.measurement.subjects.iter().filter(is_baseline).count(), 1);
-    let looked: Vec<usize> = screened
-        .inspections
-        .iter()
-        .flatten()
-        .map(|found| found.skipped.len())
-        .collect();
-    assert_eq!(looked.iter().filter(|skipped| **skipped == 1).count(), 16, "{looked:?}");
-    assert!(
-        measured
-            .inspections
-            .iter()
-            .flatten()
-            .all(|found| found.passed() && found.skipped.is_empty())
-    );
-    let best: Vec<f64> = {
-        let mut times: Vec<f64> = screened
-            .measurement
-            .subjects
-            .iter()
-            .filter_map(|s| Some(s.summary?.p50))
-            .collect();
-        times.sort_by(f64::total_cmp);
-        times[..3].to_vec()
-    };
-    for subject in &measured.measurement.subjects {
-        let of = |s: &&flashcore_bench::Measured| s.info.label == subject.info.label;
-        let time = screened
-            .measurement
-            .subjects
-            .iter()
-            .find(of)
-            .unwrap()
-            .summary
-            .unwrap()
-            .p50;
-        assert!(best.contains(&time) || is_baseline(&subject), "{time} {best:?}");
-    }
-    let best_measured = measured.measurement.subjects.iter().filter(|s| !is_baseline(s)).count();
-    assert!((2..=3).contains(&best_measured), "{best_measured}");
-    let rankings = sweep::rankings(&report);
-    assert_eq!(
-        (rankings.len(), rankings[0].rows.len(), rankings[0].left_out.len()),
-        (1, 16, 3)
-    );
-    // The evidence has both stages, and tells the same.
-    let runs = store.runs(&Selector::Latest).unwrap();
-    let again = Report::of_evidence(&runs[0], store.measurements(&runs[0]).unwrap());
-    assert_eq!(sweep::rankings(&again)[0].rows, rankings[0].rows);
-
-    // Where nothing serves, the ranking still says why.
-    request.kernels = vec!["cpu/m7n16".into()];
-    let report = run(&Device::cpu(), &request, &mut (), None, &mut ()).unwrap();
-    let rankings = sweep::rankings(&report);
-    assert_eq!((rankings[0].rows.len(), rankings[0].left_out.len()), (0, 1));
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

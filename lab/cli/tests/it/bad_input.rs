@@ -269,7 +269,7 @@ const USAGE: &[(&str, &str)] = &[
     ("sing", "unrecognized subcommand 'sing'"),
     (
         "tune --strategy magic",
-        "strategy is magic; allowed: exhaustive, random, single",
+        "strategy is magic; allowed: exhaustive, random, elite",
     ),
     ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
     ("tune tiny --device cpu --counters", "the device is the CPU"),
@@ -292,14 +292,6 @@ const USAGE: &[(&str, &str)] = &[
         "torture is asked for; allowed: none",
     ),
     ("run mission gpt2", "unexpected argument 'gpt2'"),
-    (
-        "bench tiny --device cpu --peers none --no-store --sweep=0",
-        "keep is 0; allowed: 1 or more",
-    ),
-    (
-        "bench tiny --device cpu --peers none --no-store --sweep --mode screen",
-        "it screens anyway",
-    ),
     (
         "bench tiny --device cpu --kernel wgmma/none*",
         "no kernel's id begins with `wgmma/none`",

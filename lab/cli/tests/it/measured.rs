@@ -1,54 +1,7 @@
-//! What the command prints of what it measured on the host: sweeps and charts.
+//! What the command prints of what it measured on the host, and charts of it.
 
-use std::collections::BTreeSet;
-
-use crate::common::json::{json, keys};
+use crate::common::json::json;
 use crate::common::{assert_fits, flashcore, shown, words};
-
-/// A quick sweep on the host; times are no business of a test.
-#[test]
-fn a_sweep_ranks_kernels_and_reports_what_does_not_serve() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("ids.txt");
-    let ids = "cpu/m16n16\ncpu/m32n32 # a comment\ncpu/m64n64\ncpu/m7n7\nscalar/naive-t128-v16\n";
-    std::fs::write(&file, ids).expect("a file");
-    let sweep = format!(
-        "bench tiny --device cpu --peers none --no-store --config {} --sweep=1 --budget 0.01",
-        file.display()
-    );
-    let text = shown_whatever_is_noted(&sweep);
-    for part in [
-        "3 subjects screened",
-        "2 left out",
-        // The best, and the first one: which may be the same.
-        " measured, hot",
-        "only screened",
-        "cpu/m7n7: tile_q is 7",
-    ] {
-        assert!(words(&text).contains(part.trim()), "{part}\n{text}");
-    }
-    assert_fits(&sweep, &text);
-    let found = json(&format!("{sweep} --json"));
-    let ranking = &found["rankings"][0];
-    assert_eq!(
-        keys(ranking),
-        BTreeSet::from(["case", "problem", "measured", "screened", "rows", "left_out"])
-    );
-    assert_eq!(
-        keys(&ranking["rows"][0]),
-        BTreeSet::from([
-            "rank",
-            "label",
-            "measured",
-            "median_us",
-            "interval",
-            "tflops",
-            "to_best",
-            "to_base"
-        ])
-    );
-    assert_eq!(ranking["rows"].as_array().expect("rows").len(), 3);
-}
 
 fn shown_whatever_is_noted(arguments: &str) -> String {
     let ran = flashcore(arguments);

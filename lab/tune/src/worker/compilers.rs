@@ -79,18 +79,6 @@ impl Compilers {
         };
         drop(self.shared.changed.wait_while(self.shared.kernels(), is_open));
     }
-
-    /// Waits for all requested kernels. `left` receives the number that remains.
-    pub fn wait(&self, mut left: impl FnMut(usize)) {
-        let is_open = |known: &mut BTreeMap<(String, String), bool>| {
-            let open = known.values().filter(|is_done| !**is_done).count();
-            if open > 0 {
-                left(open);
-            }
-            open > 0
-        };
-        drop(self.shared.changed.wait_while(self.shared.kernels(), is_open));
-    }
 }
 
 /// What of a problem may be baked into a kernel: problems of one kind share it, but for a few of the backward pass,
@@ -150,6 +138,5 @@ mod tests {
         let compilers = Compilers::new(&program, &[], Deadlines::default(), 4);
         compilers.begin(&Problem::named("tiny").unwrap(), ["mma/x".to_string()]);
         compilers.wait_for("mma/x");
-        compilers.wait(|left| panic!("{left} left"));
     }
 }
