@@ -40,7 +40,8 @@ impl Told {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let device = header.devices.first();
         let of = |text: fn(&flashcore_bench::DeviceIdentity) -> String| device.map(text).unwrap_or_default();
-        let replayed = (!header.computes).then(|| "a replay: its times are those of a table".to_string());
+        let untimed = header.untimed();
+        let untimed = untimed.map(|what| format!("a {what}: its times were not measured in this run"));
         let planted = header
             .torture
             .then(|| "planted candidates were among those tried".to_string());
@@ -56,7 +57,7 @@ impl Told {
             date: date(header.started_at),
             command: None,
             options: None,
-            notes: replayed.into_iter().chain(planted).collect(),
+            notes: untimed.into_iter().chain(planted).collect(),
         };
         Ok(Told {
             origin,

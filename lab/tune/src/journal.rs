@@ -17,6 +17,7 @@ use crate::board::Board;
 use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::insight::Claims;
+use crate::setup::PREDICT;
 use crate::space::Space;
 use crate::trial::Trial;
 
@@ -95,6 +96,16 @@ impl Header {
     /// The default, if the search begins at it.
     pub fn begins_at_default(&self) -> Option<&DefaultKernel> {
         self.default.as_ref().filter(|default| default.kernel == self.start)
+    }
+
+    /// What its times are, where nothing was measured on its devices: a `replay`, a `prediction`.
+    pub fn untimed(&self) -> Option<&'static str> {
+        let is_predicted = |device: &DeviceIdentity| device.device.starts_with(PREDICT);
+        match (self.computes, self.devices.iter().any(is_predicted)) {
+            (true, _) => None,
+            (false, true) => Some("prediction"),
+            (false, false) => Some("replay"),
+        }
     }
 
     /// Whether the run says something about its devices.

@@ -8,8 +8,7 @@
 //! - [`run()`]: a search from beginning to end; [`journal`]: its files; [`board`]: its leaderboard.
 //! - [`device_lock`]: one candidate at a time on a device; [`rates`]: measured rates of a GPU.
 //! - [`plans`]: which winners become rows of plan tables.
-//! - [`Gatekeeper`]: the gates that need no device; [`PredictedSearch`]: a search for a card that is not
-//!   here.
+//! - [`Gatekeeper`]: the gates that need no device.
 
 // Tests read what they wrote, and what lies in the repository.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
@@ -29,7 +28,6 @@ pub mod journal;
 mod judge;
 mod peers;
 pub mod plans;
-mod predicted;
 pub mod rates;
 mod remote;
 pub mod replay;
@@ -55,9 +53,8 @@ pub use gate::Gatekeeper;
 pub use history::Told;
 pub use interrupt::Interrupt;
 pub use peers::PeerComparison;
-pub use predicted::{Finalist, PredictedSearch};
 pub use run::{Outcome, Request, Watcher, run};
-pub use setup::Setup;
+pub use setup::{PREDICT, Setup};
 pub use space::Space;
 pub use trial::{History, Timed, Trial, Verdict, times_as_long};
 

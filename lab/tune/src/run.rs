@@ -39,7 +39,7 @@ const FINALISTS: usize = 4;
 pub struct Request {
     /// The problem and its name.
     pub case: Case,
-    /// The device of each worker: `cpu`, `cuda:N`, `replay:FILE`.
+    /// The device of each worker: `cpu`, `cuda:N`, `replay:FILE`, `predict:CARD`.
     pub devices: Vec<String>,
     /// The strategy.
     pub strategy: Box<dyn Strategy>,
@@ -128,7 +128,7 @@ pub struct Outcome {
 pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneError> {
     let began = Instant::now();
     if request.devices.is_empty() {
-        let allowed = "at least one of cpu, cuda:N, replay:FILE";
+        let allowed = "at least one of cpu, cuda:N, replay:FILE, predict:CARD";
         return Err(TuneError::bad("devices", "an empty list", allowed));
     }
     if request.folder.to_str().is_none() {
@@ -144,7 +144,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let window = setup.window * devices.len();
     let compilers = setup
         .chip
-        .filter(|_| !request.elsewhere)
+        .filter(|_| !request.elsewhere && setup.device.is_some())
         .map(|_| Compilers::new(&request.program, devices, request.deadlines, compilers_for(2 * window)));
     let own = setup.own.as_slice();
     let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines).with_own(own);
@@ -329,7 +329,8 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
         strategy: request.strategy_name.clone(),
         seed: request.seed,
         computes,
-        inputs: computes.then(|| inputs(request)),
+        // Finalists whose times are predicted are simulated.
+        inputs: (computes || request.setup.chip.is_some()).then(|| inputs(request)),
         torture: planted || Conduct::of_id(&request.setup.start).is_some(),
         start: request.setup.start.clone(),
         default: request.setup.default.clone(),

@@ -6,9 +6,11 @@ use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::unstable::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
+use flashcore_check::cost::Observation;
 use flashcore_check::own::Declared;
+use flashcore_check::registers::{Unknown, offline};
 use flashcore_ir::{Chip, Profile, Target, files};
-use flashcore_kernels::{FAMILIES, Family};
+use flashcore_kernels::{Config, FAMILIES, Family, Plan};
 use flashcore_problem::Problem;
 
 use crate::default::DefaultKernel;
@@ -25,7 +27,7 @@ use crate::worker::planted;
 pub struct Setup {
     /// The configs that may be proposed.
     pub space: Space,
-    /// The device as that of a plan table; `None` for replays.
+    /// The device as that of a plan table; `None` for replays and predictions.
     pub device: Option<PlanDevice>,
     /// The architecture; `None` for the host and replays.
     pub chip: Option<Chip>,
@@ -38,13 +40,17 @@ pub struct Setup {
     pub(crate) window: usize,
     /// The source of predictions and claims; `None` on the host and for cards without a profile.
     pub advisor: Option<Advisor>,
-    /// Why there are no predictions, or none from measured rates, with the remedy.
+    /// Why there are no predictions, or none from measured rates, with the remedy; how far they may be off where there
+    /// is nothing else.
     pub rates_note: Option<String>,
     /// Errors of plan tables and rows that were skipped.
     pub plan_notes: Vec<String>,
     /// The user's PTX kernels, which are examined after the search and meet its finalists.
     pub own: Vec<Declared>,
 }
+
+/// What begins the name of a device whose times are predicted; its card follows.
+pub const PREDICT: &str = "predict:";
 
 const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
      does so once, in some seconds";
@@ -54,7 +60,7 @@ const GPU_WINDOW: usize = 8;
 
 impl Setup {
     /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for the space in this crate, or a
-    /// search's folder).
+    /// search's folder), `predict:CARD` for a card that need not be here.
     /// `families` are names of the families to search; empty means those worth searching. `torture`
     /// adds planted candidates.
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
@@ -63,20 +69,29 @@ impl Setup {
                        look; use `bench`, which takes `sequences`";
             return Err(TuneError::Usage(format!("{problem}: {why}")));
         }
-        if let Some(file) = device.strip_prefix("replay:") {
+        let card = device.strip_prefix(PREDICT).map(card).transpose()?;
+        let replayed = device.strip_prefix("replay:");
+        if torture && (card.is_some() || replayed.is_some()) {
+            let allowed = "none on a replay or a prediction, where nothing runs";
+            return Err(TuneError::bad("torture", "asked for", allowed));
+        }
+        if let Some(file) = replayed {
             let fixed = "none on a replay, whose space is fixed";
             if !families.is_empty() {
                 return Err(TuneError::bad("family", families.join(","), fixed));
             }
-            if torture {
-                return Err(TuneError::bad("torture", "asked for", fixed));
-            }
             return Setup::replay(file, problem);
         }
         let (mut advisor, mut rates_note) = (None, None);
-        let (chip, plan_device) = match device {
-            "cpu" => (None, PlanDevice::cpu()),
-            device => {
+        let (chip, plan_device) = match (device, card) {
+            ("cpu", _) => (None, PlanDevice::cpu()),
+            (_, Some(profile)) => {
+                advisor = Some(Advisor::new(problem, profile));
+                let [name, target] = [profile.title, profile.target.name()].map(str::to_string);
+                let units = profile.sms;
+                (Some(Chip::from(profile)), PlanDevice { name, target, units })
+            }
+            (device, None) => {
                 let info = gpu(device)?;
                 (advisor, rates_note) = advisor_of(problem, &info);
                 (Some(info.chip()), PlanDevice::cuda(&info))
@@ -84,15 +99,18 @@ impl Setup {
         };
         let plans = Plans::load(&PlanTarget::Device(plan_device.clone())).map_err(flashcore::Error::from)?;
         let default = DefaultKernel::of(problem, &plan_device, &plans)?;
+        if let Some(profile) = card {
+            rates_note = Some(trust(problem, &default.kernel, profile)?);
+        }
         let gate = Gatekeeper::new(problem, chip);
         Ok(Setup {
             space: gate.space(chosen(&gate, families)?, torture),
             chip,
-            device: Some(plan_device),
+            device: Some(plan_device).filter(|_| card.is_none()),
             start: default.kernel.clone(),
             default: Some(default),
             timing: chip.map_or_else(Timing::for_cpu, |_| Timing::for_gpu()),
-            window: chip.map_or(1, |_| GPU_WINDOW),
+            window: chip.filter(|_| card.is_none()).map_or(1, |_| GPU_WINDOW),
             advisor,
             rates_note,
             plan_notes: plans.notes().iter().map(ToString::to_string).collect(),
@@ -125,6 +143,29 @@ impl Setup {
             own: Vec::new(),
         })
     }
+}
+
+/// The card of a name, for predictions.
+pub(crate) fn card(name: &str) -> Result<&'static Profile, TuneError> {
+    Profile::named(name).ok_or_else(|| TuneError::bad("card", name, Profile::names()))
+}
+
+/// How far predictions for a card may be off, and why.
+fn trust(problem: &Problem, default: &str, profile: &Profile) -> Result<String, TuneError> {
+    let nothing = |why: &dyn std::fmt::Display| TuneError::nothing(format!("{default}: {why}"));
+    let config: Config = default.parse().map_err(|why| nothing(&why))?;
+    let plan = Plan::new(problem, &config, Chip::from(profile)).map_err(|why| nothing(&why))?;
+    let prediction = Observation::of(&plan)
+        .map_err(|why| nothing(&why))?
+        .predict(profile, &[]);
+    let words = format!("times are predicted: {}", prediction.trust.words());
+    let assembled = plan.steps().next().map(|step| offline(&step.kernel, profile.target));
+    Ok(match assembled {
+        Some(Err(Unknown::NoAssembler)) => {
+            format!("{words}; registers and spills are estimated: set FLASHCORE_PTXAS to a ptxas")
+        }
+        _ => words,
+    })
 }
 
 /// The advisor for a GPU, and why there is none or why it lacks measured rates.
@@ -173,7 +214,7 @@ pub(crate) fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
     found.ok_or_else(|| {
         let gpu = |info: &DeviceInfo| format!(", cuda:{} ({})", info.ordinal, info.name);
         let gpus: String = devices.iter().map(gpu).collect();
-        TuneError::bad("device", device, format!("cpu, replay:FILE{gpus}"))
+        TuneError::bad("device", device, format!("cpu, replay:FILE, predict:CARD{gpus}"))
     })
 }
 
@@ -245,6 +286,8 @@ mod tests {
             .err()
             .unwrap();
         assert!(replay.to_string().contains("none on a replay"), "{replay}");
+        let card = Setup::new("predict:l5", &problem, &[], false).err().unwrap();
+        assert!(card.to_string().contains("card is l5; allowed: "), "{card}");
         let file = Setup::new("replay:/nowhere", &problem, &[], false).err().unwrap();
         assert!(file.to_string().contains("/nowhere"), "{file}");
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use flashcore_tune::strategy::Kind;
 
-use crate::{Card, ProblemArgs};
+use crate::ProblemArgs;
 
 /// Find the fastest correct kernel for a problem on this machine
 ///
@@ -20,7 +20,8 @@ use crate::{Card, ProblemArgs};
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(crate) problem: ProblemArgs,
-    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
+    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, predict:CARD for the cost model's times of a card that
+    /// need not be here (`list profiles`), or replay:FILE (replay:shipped)
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
     /// A command that starts a worker, in place of this program: `ssh HOST flashcore worker` or
@@ -51,16 +52,6 @@ pub(crate) struct TuneArgs {
     /// Families to search (`list levers` names them) [default: those that pay on the device]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) family: Vec<String>,
-    /// Search by the cost model and the simulator, for a card that need not be here; nothing is measured or kept
-    #[arg(
-        long,
-        help_heading = "Search",
-        conflicts_with_all = ["device", "workers", "strategy", "proposer", "start", "kernel", "family", "torture", "counters", "folder", "resume"]
-    )]
-    pub(crate) predicted: bool,
-    /// The card of --predicted (`list profiles`) [default: this machine's, else l4]
-    #[arg(long, value_name = "CARD", value_parser = Card::parse, requires = "predicted", help_heading = "Search")]
-    pub(crate) profile: Option<Card>,
     /// Seed of the strategy and of the inputs [default: 1 for the strategy; new inputs for each run]
     #[arg(long, value_name = "N", help_heading = "Search")]
     pub(crate) seed: Option<u64>,
@@ -111,7 +102,7 @@ Examples:
   flashcore tune mission --peers none                 without PyTorch at the end
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
   flashcore tune mission --kernel mine.toml --trust   with a kernel of your own in the finals
-  flashcore tune --predicted --profile l4             for a card that is not here
+  flashcore tune --device predict:l4                  for a card that is not here
   flashcore tune --proposer 'python3 scripts/propose.py'
   flashcore tune --device cuda:0 --workers 'ssh HOST flashcore worker'
 

@@ -131,9 +131,9 @@ pub(crate) fn title(header: &Header) -> String {
         true => ", with planted candidates",
         false => "",
     };
-    match header.computes {
-        true => format!("{case} on {devices}{planted}"),
-        false => format!("{case}, a replay of {devices}{planted}"),
+    match header.untimed() {
+        None => format!("{case} on {devices}{planted}"),
+        Some(what) => format!("{case}, a {what} of {devices}{planted}"),
     }
 }
 

@@ -8,7 +8,6 @@ mod live;
 mod overview;
 mod peers;
 mod plan;
-mod predicted;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -25,7 +24,7 @@ use flashcore_tune::strategy::{Kind, Outside, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program};
 use flashcore_tune::{
-    Counting, Gatekeeper, Outcome as Found, PeerComparison, Request, Setup, TuneError, device_lock, runs,
+    Counting, Gatekeeper, Outcome as Found, PREDICT, PeerComparison, Request, Setup, TuneError, device_lock, runs,
 };
 use serde_json::{Value, json};
 
@@ -38,9 +37,6 @@ use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, work
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
 pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
-    if args.predicted {
-        return predicted::run(args);
-    }
     let problem = args.problem.problem()?;
     let case = Case::new(args.problem.label(&problem), problem);
     let devices = devices(&args.device, args.workers.is_some())?;
@@ -95,9 +91,9 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
 /// What a search found. `tour` is the budget of a search that shares it with the GPU kernel under the simulator.
 fn result(found: &Found, tour: Option<Budget>, case: &Case) -> Page {
     let header = &found.header;
-    let does = match header.computes {
-        true => "Attention",
-        false => "A replay of searches",
+    let does = match header.untimed() {
+        None => "Attention".to_string(),
+        Some(what) => format!("A {what}"),
     };
     let devices = header.devices.iter();
     let devices = devices.map(|device| format!("{} ({})", device.device, device.name));
@@ -156,6 +152,11 @@ fn gpu(name: &str) -> Option<u32> {
     name.strip_prefix("cuda:")?.parse().ok()
 }
 
+/// Whether a device runs nothing: its times are known, or predicted.
+fn is_told(device: &str) -> bool {
+    device.starts_with("replay:") || device.starts_with(PREDICT)
+}
+
 /// The devices of a list. Workers that run elsewhere may be of any kind, and have devices of the same name.
 fn devices(names: &str, elsewhere: bool) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
@@ -170,9 +171,9 @@ fn devices(names: &str, elsewhere: bool) -> Result<Vec<String>, Failure> {
         name => gpu(name).map_or(name.to_string(), |ordinal| format!("cuda:{ordinal}")),
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
-    let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || gpu(device).is_some();
+    let is_known = |device: &&String| *device == "cpu" || is_told(device) || gpu(device).is_some();
     if let Some(unknown) = devices.iter().find(|device| !is_known(device)) {
-        let allowed = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE";
+        let allowed = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE, predict:CARD";
         return Err(Failure::usage(format!("device is {unknown}; allowed: {allowed}")));
     }
     let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
@@ -193,9 +194,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         may_begin(start, &devices[0], &case.problem, &setup)?;
     }
     setup.own = OwnArgs::declared(&args.kernel, args.trust)?;
-    if !setup.own.is_empty() && devices[0].starts_with("replay:") {
+    if !setup.own.is_empty() && is_told(&devices[0]) {
         return Err(Failure::usage(
-            "--kernel: a replay has times of its own configs only; name a GPU with --device",
+            "--kernel: a replay or a prediction has times of our own configs only; name a GPU with --device",
         ));
     }
     let device = setup.device.as_ref().filter(|_| !args.no_plan && !args.torture);
@@ -281,8 +282,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
 
 /// What reads the counters of each new best; `None`, with a note, where there is no ncu.
 fn counting(args: &TuneArgs, case: &Case, devices: &[String], setup: &Setup) -> Result<Option<Counting>, Failure> {
-    if devices == ["cpu"] {
-        let why = "--counters reads those of a GPU, and the device is the CPU";
+    if devices == ["cpu"] || devices[0].starts_with(PREDICT) {
+        let device = devices[0].replace("cpu", "the CPU");
+        let why = format!("--counters reads those of a GPU, and the device is {device}");
         return Err(Failure::usage(why).help("leave --counters out, or name a device such as cuda:0"));
     }
     if !args.is_informed() {
@@ -412,9 +414,8 @@ impl From<TuneError> for Failure {
     fn from(error: TuneError) -> Failure {
         match error {
             // `--device sim` cannot time kernels.
-            TuneError::Bench(error) if error.is_environment() => {
-                Failure::from(error).help("`--device cpu` and `--device replay:shipped` need no GPU")
-            }
+            TuneError::Bench(error) if error.is_environment() => Failure::from(error)
+                .help("`--device cpu`, `--device predict:CARD` and `--device replay:shipped` need no GPU"),
             TuneError::Bench(error) => error.into(),
             TuneError::Usage(_) => Failure::usage(error),
             _ if error.is_environment() => Failure::environment(error),

@@ -92,7 +92,7 @@ impl Overview {
         let (real, made_up): (Vec<_>, Vec<_>) = self.runs.iter().partition(|of| of.run.is_real());
         real.iter().for_each(|of| of.add(&mut page));
         if !made_up.is_empty() {
-            page.heading("Replays and torture", "not measured on this machine");
+            page.heading("Replays, predictions and torture", "not measured on this machine");
         }
         made_up.iter().for_each(|of| of.add(&mut page));
         if !self.unfinished.is_empty() {

@@ -279,9 +279,15 @@ const USAGE: &[(&str, &str)] = &[
         "family is tensor; allowed: mma, wgmma",
     ),
     ("tune --device foo", "device is foo; allowed: best, cpu, cuda:N"),
-    ("tune --predicted --profile sm_89", "is an architecture, not a card"),
-    ("tune --predicted --device cpu", "cannot be used with"),
-    ("tune --profile l4", "--predicted"),
+    ("tune --device predict:sm_89", "card is sm_89; allowed: l4"),
+    (
+        "tune tiny --device predict:l4 --torture",
+        "torture is asked for; allowed: none",
+    ),
+    (
+        "tune tiny --device predict:l4 --strategy elite --counters",
+        "the device is predict:l4",
+    ),
     ("tune --device sim", "device is sim; allowed: best, cpu, cuda:N"),
     (
         "tune tiny --device cpu --family mma",

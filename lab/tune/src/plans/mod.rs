@@ -135,8 +135,8 @@ fn judged(problem: &Problem, row: Result<PlanRow, String>, against: &str, best: 
 
 /// The row of a search's winner, or why there is none.
 pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
-    if !header.computes {
-        return Err("it is a replay, whose times are not from this machine".to_string());
+    if let Some(what) = header.untimed() {
+        return Err(format!("it is a {what}, whose times are not from this machine"));
     }
     if header.torture {
         return Err("planted candidates were tried".to_string());

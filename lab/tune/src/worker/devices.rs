@@ -1,4 +1,4 @@
-//! A worker's devices. Each opens kernels on a [`Workbench`], or as times that were measured once.
+//! A worker's devices. Each opens kernels on a [`Workbench`], or as times that were measured once or are predicted.
 
 use flashcore::unstable::cuda::{Context, CudaError};
 use flashcore::{Error, KernelId};
@@ -70,7 +70,7 @@ impl<'a> Open<'a> {
     pub(super) fn bench(&mut self) -> Result<&mut Workbench<'a>, Trouble> {
         match self {
             Open::Bench(bench, ..) => Ok(bench),
-            Open::Replayed(_) => Err(Trouble::new("a replay has times and no outputs")),
+            Open::Replayed(_) => Err(Trouble::new("there are times and no outputs")),
         }
     }
 }

@@ -67,7 +67,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A worker for a device: `cpu`, `cuda:N`, `replay:FILE`. Nothing is started yet.
+    /// A worker for a device: `cpu`, `cuda:N`, `replay:FILE`, `predict:CARD`. Nothing is started yet.
     pub(crate) fn new(program: Program, device: &str, deadlines: Deadlines) -> Worker {
         Worker {
             program,

@@ -10,6 +10,7 @@ mod deadlines;
 mod devices;
 mod link;
 pub mod planted;
+mod predicted;
 pub(crate) mod protocol;
 mod replayed;
 mod serve;

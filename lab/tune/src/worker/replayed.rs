@@ -35,23 +35,25 @@ impl Device for Replay {
         let row = |id: &String| match known.get(id) {
             None => Err(refused(Some(id), "it was not measured")),
             Some(Known::Failed(verdict, reason)) => Err(Failed::new(*verdict, Some(id), reason)),
-            Some(Known::Timed(us, Interval { lo, hi })) => {
-                let summary = Summary {
-                    count: 1,
-                    min: *lo,
-                    p10: *lo,
-                    p50: *us,
-                    p90: *hi,
-                    max: *hi,
-                    mad: (hi - lo) / 2.0,
-                    interval: Interval { lo: *lo, hi: *hi },
-                };
-                Ok((id.clone(), summary))
-            }
+            Some(Known::Timed(us, interval)) => Ok((id.clone(), summary(*us, *interval))),
         };
         let rows = kernels.iter().map(row).collect::<Result<_, _>>()?;
         work(Open::Replayed(rows));
         Ok(())
+    }
+}
+
+/// A summary of which only the median and its interval are known.
+pub(super) fn summary(us: f64, Interval { lo, hi }: Interval) -> Summary {
+    Summary {
+        count: 1,
+        min: lo,
+        p10: lo,
+        p50: us,
+        p90: hi,
+        max: hi,
+        mad: (hi - lo) / 2.0,
+        interval: Interval { lo, hi },
     }
 }
 

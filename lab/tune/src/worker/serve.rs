@@ -14,9 +14,10 @@ use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
 
 use super::devices::{Device, Open, Real};
+use super::predicted::Card;
 use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, What};
 use super::replayed::Replay;
-use crate::setup::read_measured;
+use crate::setup::{PREDICT, card, read_measured};
 use crate::trial::Verdict;
 
 /// Serves a parent on these streams until the input ends or the output cannot be written. `gone` is
@@ -308,10 +309,18 @@ fn take(protocol: u32, device: &str, own: &[Declared]) -> Result<Box<dyn Device>
             tables: measured.tables,
         }));
     }
+    if let Some(name) = device.strip_prefix(PREDICT) {
+        let profile = card(name).map_err(|error| error.to_string())?;
+        return Ok(Box::new(Card::new(profile)));
+    }
     let taken = match device.strip_prefix("cuda:").map(str::parse) {
         None if device == "cpu" => flashcore::Device::cpu(),
         Some(Ok(ordinal)) => flashcore::Device::cuda(ordinal).map_err(|error| error.to_string())?,
-        _ => return Err(format!("`{device}` is no device; known are cpu, cuda:N, replay:FILE")),
+        _ => {
+            return Err(format!(
+                "`{device}` is no device; known are cpu, cuda:N, replay:FILE, predict:CARD"
+            ));
+        }
     };
     let real = Real::take(&taken, own).map_err(|error| error.to_string())?;
     Ok(Box::new(real))

@@ -181,7 +181,7 @@ fn every_planted_candidate_gets_what_it_deserves() {
     let overview = flashcore("leaderboard", &home).output().unwrap();
     let overview = words(&said_of(&overview).0);
     assert!(overview.contains("with planted candidates"), "{overview}");
-    assert!(overview.contains("Replays and torture"), "{overview}");
+    assert!(overview.contains("Replays, predictions and torture"), "{overview}");
     // Of fp8 elements the scales are part of what is right.
     torture("tiny --lse --dtype e4m3", &home);
     std::fs::remove_dir_all(&home).unwrap();

@@ -50,18 +50,19 @@ fn without_a_gpu_tune_shows_all_its_parts() {
 
 #[test]
 fn a_search_for_a_card_that_is_not_here_is_predicted() {
-    let words = "tune --heads 2 --seq 128 --head-dim 64 --predicted --profile a100 --budget 30 --json";
+    let words = "tune --heads 2 --seq 128 --head-dim 64 --device predict:a100 --budget 12 --json";
     let output = flashcore(words, &folder("predicted")).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     let found: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let finalists = found["search"]["finalists"].as_array().unwrap();
-    assert_eq!(
-        (&found["card"], &found["winner"]),
-        (&"a100".into(), &finalists[0]["id"])
-    );
-    assert!(found["search"]["looked"].as_u64() >= Some(30));
-    let of_default = finalists.iter().find(|finalist| finalist["id"] == found["default"]);
-    let micros = |finalist: &serde_json::Value| finalist["us"].as_f64().unwrap();
-    assert!(micros(&finalists[0]) <= micros(of_default.unwrap()), "{text}");
+    let (run, board) = (&found["run"], &found["board"]);
+    assert_eq!(run["devices"][0]["device"], "predict:a100");
+    assert_eq!(found["trials"].as_array().map(Vec::len), Some(12));
+    let rows = board["rows"].as_array().unwrap();
+    let row = |id: &serde_json::Value| rows.iter().find(|row| row["id"] == *id).unwrap();
+    let micros = |id: &serde_json::Value| row(id)["us"].as_f64().unwrap();
+    assert!(micros(&board["winner"]) <= micros(&run["default"]["kernel"]), "{text}");
+    assert_eq!(row(&board["winner"])["simulated"]["ok"], true, "{text}");
+    // Nothing was measured, so no table has it.
+    assert!(found["plan"].to_string().contains("it is a prediction"), "{text}");
 }
