@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use flashcore_bench::Agreement;
+use flashcore_bench::{Agreement, gather};
 use flashcore_check::cost::{Observation, Prediction, Resource};
 use flashcore_check::registers;
 use flashcore_ir::{Profile, files};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
-use flashcore_problem::{DType, Mask, Problem};
+use flashcore_problem::Problem;
 
 /// Compares the cost model with measured times.
 ///
@@ -120,7 +120,7 @@ fn read(text: &str) -> Vec<Measured> {
         (field("mode")? == "hot").then_some(())?;
         Some(Measured {
             problem: field("problem")?.to_string(),
-            shape: shape_of(field("shape")?)?,
+            shape: gather::problem(field("shape")?)?,
             config: field("subject")?.parse().ok()?,
             micros: field("p50_us")?.parse().ok()?,
         })
@@ -142,29 +142,4 @@ fn from_words(line: &str) -> Option<Measured> {
         config: id.parse().ok()?,
         micros: words.get(2)?.parse().ok()?,
     })
-}
-
-/// A problem as evidence prints it: `B32 H32/32 Sq512 Skv512 D64 fp16 full`.
-fn shape_of(shape: &str) -> Option<Problem> {
-    let words: Vec<&str> = shape.split_whitespace().collect();
-    let number = |prefix: &str| {
-        let digits = |word: &&str| word.strip_prefix(prefix)?.parse::<usize>().ok();
-        words.iter().find_map(digits)
-    };
-    let heads = words.iter().find_map(|word| word.strip_prefix('H')?.split_once('/'))?;
-    let dtype = DType::from_name(words.get(5)?)?;
-    let mask = match *words.get(6)? {
-        "full" => Mask::FULL,
-        "causal" => Mask::CAUSAL,
-        _ => return None,
-    };
-    let builder = Problem::builder()
-        .batch(number("B")?)
-        .heads(heads.0.parse().ok()?, heads.1.parse().ok()?)
-        .seq_len_q(number("Sq")?)
-        .seq_len_kv(number("Skv")?)
-        .head_dim(number("D")?)
-        .dtype(dtype)
-        .mask(mask);
-    builder.build().ok()
 }

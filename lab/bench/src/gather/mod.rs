@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 pub use id::{EvidenceId, FEWEST_DIGITS};
+pub use published::problem;
 pub use recipe::{Recipe, Recorded};
 
 use crate::profile::ProfileRecord;

@@ -275,7 +275,7 @@ fn base_of(us: &[(String, f64)], ratio: f64, origin: &Origin) -> Option<String> 
 }
 
 /// Reads what a problem with a full or a causal mask prints; `None` for any other text.
-fn problem(text: &str) -> Option<Problem> {
+pub fn problem(text: &str) -> Option<Problem> {
     let words: Vec<&str> = text.split(' ').collect();
     let [batch, heads, seq_q, seq_kv, head_dim, dtype, mask] = words[..] else {
         return None;
