@@ -312,12 +312,10 @@ impl ProblemBuilder {
             let is_wide = is_wide && ["k", "v"].contains(&tensor);
             let counted = &expected[usize::from(is_wide)..];
             let elements = counted.iter().fold(1u128, |all, &n| all.saturating_mul(n as u128));
-            let what = format!("the number of elements of {tensor}");
-            too_large(&what, elements, MAX_ELEMENTS as u128)?;
+            let what = format_args!("the number of elements of {tensor}");
+            ProblemError::check_size(what, elements, MAX_ELEMENTS as u128)?;
             *slot = given.unwrap_or_else(|| (self.layout)(expected));
-            if slot.shape != expected {
-                return Err(ProblemError::shape(tensor, slot.shape, expected, lengths));
-            }
+            ProblemError::check_problem_shape(tensor, slot.shape, expected, lengths)?;
             if is_wide {
                 slot.check_cache(tensor)?;
             } else {
@@ -338,14 +336,6 @@ impl ProblemBuilder {
     }
 }
 
-fn refuse<T>(field: &'static str, given: impl ToString, allowed: &'static str) -> Result<T, ProblemError> {
-    Err(ProblemError::Value {
-        field,
-        given: given.to_string(),
-        allowed,
-    })
-}
-
 fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
     let sizes = [
         ("batch", problem.batch),
@@ -357,13 +347,13 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
         ("head_dim_v", problem.head_dim_v),
     ];
     if let Some(&(field, _)) = sizes.iter().find(|s| s.1 == 0) {
-        return refuse(field, 0, "it must be at least 1");
+        return ProblemError::value(field, 0, "it must be at least 1");
     }
     for (field, given) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
         if given % 8 != 0 || given > 256 {
             let allowed = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next \
                            multiple of 8)";
-            return refuse(field, given, allowed);
+            return ProblemError::value(field, given, allowed);
         }
     }
     if !problem.num_heads.is_multiple_of(problem.num_kv_heads) {
@@ -373,7 +363,7 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
         });
     }
     for (field, given) in [("seq_len_q", problem.seq_len_q), ("seq_len_kv", problem.seq_len_kv)] {
-        too_large(field, given as u128, MAX_SEQ_LEN as u128)?;
+        ProblemError::check_size(field, given as u128, MAX_SEQ_LEN as u128)?;
     }
     Ok(())
 }
@@ -382,40 +372,40 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     let scale = problem.softmax_scale;
     if !(scale > 0.0 && scale <= MAX_SOFTMAX_SCALE) {
         let allowed = "it must be finite, above 0 and at most 1e5, the largest that is tested";
-        return refuse("softmax_scale", scale, allowed);
+        return ProblemError::value("softmax_scale", scale, allowed);
     }
     if let Some(cap) = problem.softcap
         && !SOFTCAPS.contains(&cap)
     {
         let allowed = "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)";
-        return refuse("softcap", cap, allowed);
+        return ProblemError::value("softcap", cap, allowed);
     }
     if problem.batch_invariant == Some(0) {
-        return refuse(
+        return ProblemError::value(
             "batch_invariant",
             0,
             "a split has 1 key or more (leave it out where splits may follow the batch)",
         );
     }
-    too_large(
+    ProblemError::check_size(
         "batch_invariant",
         problem.batch_invariant.unwrap_or(1) as u128,
         MAX_SEQ_LEN as u128,
     )?;
     if let (Some(keys), Direction::Backward) = (problem.batch_invariant, problem.direction) {
         let allowed = "it is of the forward pass alone: leave it out of a backward problem";
-        return refuse("batch_invariant", keys, allowed);
+        return ProblemError::value("batch_invariant", keys, allowed);
     }
     if problem.sinks == Some(DType::E4M3) {
-        return refuse("sinks", DType::E4M3, "sinks are f32, fp16 or bf16");
+        return ProblemError::value("sinks", DType::E4M3, "sinks are f32, fp16 or bf16");
     }
     if problem.alibi.is_some() && scale < MIN_ALIBI_SCALE {
         let allowed = "with ALiBi it must be at least 1e-24: the bias is divided by it";
-        return refuse("softmax_scale", scale, allowed);
+        return ProblemError::value("softmax_scale", scale, allowed);
     }
     for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {
         if given.unsigned_abs() as usize > MAX_SEQ_LEN {
-            return refuse(field, given, "it must lie within ±2^28");
+            return ProblemError::value(field, given, "it must lie within ±2^28");
         }
     }
     Ok(())
@@ -439,41 +429,30 @@ fn check_lengths(problem: &Problem) -> Result<(), ProblemError> {
         }
     }
     if let Some(&(field, _)) = sizes.iter().find(|size| size.1 == 0) {
-        return refuse(field, 0, "it must be at least 1");
+        return ProblemError::value(field, 0, "it must be at least 1");
     }
     for (field, size) in sizes {
-        too_large(field, size as u128, MAX_SEQ_LEN as u128)?;
+        ProblemError::check_size(field, size as u128, MAX_SEQ_LEN as u128)?;
     }
     if problem.has_lengths() {
         // Packed and paged tensors say nothing of how many sequences there are.
         let heads = problem.batch as u128 * problem.num_heads as u128;
-        too_large("the number of heads of all sequences", heads, MAX_ELEMENTS as u128)?;
+        ProblemError::check_size("the number of heads of all sequences", heads, MAX_ELEMENTS as u128)?;
     }
     if let KvLengths::Paged {
         page_size, max_pages, ..
     } = kv
     {
         let entries = problem.batch as u128 * max_pages as u128;
-        too_large(
+        ProblemError::check_size(
             "the number of entries of block_table",
             entries,
             MAX_ELEMENTS as u128 / 2,
         )?;
         if page_size * max_pages < problem.seq_len_kv {
             let allowed = "pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv";
-            return refuse("max_pages", max_pages, allowed);
+            return ProblemError::value("max_pages", max_pages, allowed);
         }
     }
     Ok(())
-}
-
-fn too_large(what: &str, given: u128, limit: u128) -> Result<(), ProblemError> {
-    if given <= limit {
-        return Ok(());
-    }
-    Err(ProblemError::TooLarge {
-        what: what.to_string(),
-        given,
-        limit,
-    })
 }

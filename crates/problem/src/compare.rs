@@ -6,7 +6,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::tensor::read_element;
-use crate::{DType, GradientRow, POISON, Problem, ProblemError, ReferenceRow, TensorView};
+use crate::{DType, GradientRow, Layout, POISON, Problem, ProblemError, ReferenceRow, TensorView};
 
 /// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`, and the reference's
 /// [`slack`](crate::slack).
@@ -140,22 +140,11 @@ pub fn compare(
     tolerance: Tolerance,
 ) -> Result<Comparison, ProblemError> {
     problem.check_output(out)?;
-    let [nb, ns, nh, nd] = problem.o_layout().shape;
     let mut tally = Tally::new(tolerance);
     for row in rows {
         let [b, h, s] = row.index;
-        if b >= nb
-            || h >= nh
-            || s >= ns
-            || row.out.len() != nd
-            || [row.slack.out.len(), row.slack.hull.len()] != [nd; 2]
-        {
-            return Err(ProblemError::Shape {
-                tensor: "out",
-                given: vec![b + 1, s + 1, h + 1, row.out.len()],
-                expected: vec![nb, ns, nh, nd],
-            });
-        }
+        let columns = [row.out.len(), row.slack.out.len(), row.slack.hull.len()];
+        check_row("out", row.index, &columns, problem.o_layout())?;
         let rounding = Rounding {
             slack: &row.slack.out,
             hull: Some(&row.slack.hull),
@@ -177,17 +166,10 @@ pub fn compare_gradient(
     rows: &[GradientRow],
     tolerance: Tolerance,
 ) -> Result<Comparison, ProblemError> {
-    let [nb, ns, nh, nd] = gradient.layout().shape;
     let mut tally = Tally::new(tolerance);
     for row in rows {
         let [b, h, s] = row.index;
-        if b >= nb || h >= nh || s >= ns || row.values.len() != nd || row.slack.len() != nd {
-            return Err(ProblemError::Shape {
-                tensor: name,
-                given: vec![b + 1, s + 1, h + 1, row.values.len()],
-                expected: vec![nb, ns, nh, nd],
-            });
-        }
+        check_row(name, row.index, &[row.values.len(), row.slack.len()], gradient.layout())?;
         let rounding = Rounding {
             slack: &row.slack,
             hull: None,
@@ -212,13 +194,7 @@ pub fn compare_lse(
     let mut tally = Tally::new(tolerance);
     for row in rows {
         let [b, h, s] = row.index;
-        if b >= nb || h >= nh || s >= ns {
-            return Err(ProblemError::Shape {
-                tensor: "lse",
-                given: vec![b + 1, h + 1, s + 1],
-                expected: vec![nb, nh, ns],
-            });
-        }
+        check_row("lse", row.index, &[], problem.o_layout())?;
         let got = lse[(b * nh + h) * ns + s];
         if got.is_nan() && got.to_ne_bytes() != [POISON; 4] && row.is_past_limit(problem.dtype()) {
             tally.rightly_nan(1);
@@ -265,11 +241,19 @@ fn check_len(tensor: &'static str, given: usize, expected: &[usize]) -> Result<(
     if given == expected.iter().product::<usize>() {
         return Ok(());
     }
-    Err(ProblemError::Shape {
-        tensor,
-        given: vec![given],
-        expected: expected.to_vec(),
-    })
+    ProblemError::check_shape(tensor, &[given], expected)
+}
+
+/// Refuses a row, `[batch, head, row]` with these numbers of columns, that is not one of a tensor.
+fn check_row(tensor: &'static str, [b, h, s]: [usize; 3], columns: &[usize], of: &Layout) -> Result<(), ProblemError> {
+    let [nb, ns, nh, nd] = of.shape;
+    let is_inside = b < nb && h < nh && s < ns;
+    let wrong = columns.iter().find(|&&count| count != nd);
+    if is_inside && wrong.is_none() {
+        return Ok(());
+    }
+    let given = [b + 1, s + 1, h + 1, *wrong.unwrap_or(&nd)];
+    ProblemError::check_shape(tensor, &given, &of.shape)
 }
 
 struct Tally {

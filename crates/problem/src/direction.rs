@@ -94,13 +94,7 @@ impl GradientLayouts {
             ("dv", &self.dv, &problem.v),
         ];
         for (tensor, given, of) in tensors {
-            if given.shape != of.shape {
-                return Err(ProblemError::Shape {
-                    tensor,
-                    given: given.shape.to_vec(),
-                    expected: of.shape.to_vec(),
-                });
-            }
+            ProblemError::check_shape(tensor, &given.shape, &of.shape)?;
             given.check(tensor)?;
             if tensor != "dout" {
                 given.check_injective(tensor)?;
@@ -212,23 +206,22 @@ impl Problem {
 
 /// Refuses what has no backward pass.
 pub(crate) fn check_served(problem: &Problem) -> Result<(), ProblemError> {
-    let refuse = |field, given: String, allowed| Err(ProblemError::Value { field, given, allowed });
     if problem.dtype == DType::E4M3 {
         let allowed = "the backward pass takes f32, fp16 and bf16 (convert Q, K and V)";
-        return refuse("dtype", problem.dtype.to_string(), allowed);
+        return ProblemError::value("dtype", problem.dtype, allowed);
     }
     if let Some(dtype) = problem.sinks {
         let allowed = "the backward pass takes none: it does not compute their gradients (leave sinks out)";
-        return refuse("sinks", dtype.to_string(), allowed);
+        return ProblemError::value("sinks", dtype, allowed);
     }
     if let Some(slopes) = problem.alibi {
         let allowed = "the backward pass has no bias (leave alibi out)";
-        return refuse("alibi", slopes.name().to_string(), allowed);
+        return ProblemError::value("alibi", slopes.name(), allowed);
     }
     if let KvLengths::Paged { .. } = problem.kv_lengths {
         let allowed = "the backward pass takes equal, packed and cached K and V (pages can be shared, and so would be \
                        their gradients; copy the keys of each sequence into a packed tensor)";
-        return refuse("kv_lengths", "paged".to_string(), allowed);
+        return ProblemError::value("kv_lengths", "paged", allowed);
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::{KvLengths, Layout, QLengths};
+use crate::{DType, KvLengths, Layout, QLengths};
 
 /// Why a problem or tensor was refused: what was given, what is allowed, and what to do.
 #[derive(Clone, Error, PartialEq, Eq)]
@@ -79,13 +79,13 @@ impl fmt::Debug for ProblemError {
 }
 
 impl ProblemError {
-    /// A shape that is not the problem's. Where it is that of pages or of packed rows, it says which call was left out.
-    pub(crate) fn shape(
+    /// Refuses a shape other than the problem's. Of pages or of packed rows, it says which call was left out.
+    pub(crate) fn check_problem_shape(
         tensor: &'static str,
         given: [usize; 4],
         expected: [usize; 4],
         lengths: (QLengths, KvLengths),
-    ) -> ProblemError {
+    ) -> Result<(), ProblemError> {
         let left_out = match (tensor, lengths) {
             _ if given[0] == expected[0] || given[2..] != expected[2..] => "",
             ("k" | "v", (_, KvLengths::Equal)) => {
@@ -97,31 +97,83 @@ impl ProblemError {
             }
             _ => "",
         };
-        let shape = ProblemError::Shape {
-            tensor,
-            given: given.to_vec(),
-            expected: expected.to_vec(),
-        };
-        if left_out.is_empty() {
-            return shape;
+        match ProblemError::check_shape(tensor, &given, &expected) {
+            Err(shape) if !left_out.is_empty() => ProblemError::tensor(tensor, format!("{shape}{left_out}")),
+            checked => checked,
         }
-        let message = format!("{shape}{left_out}");
-        ProblemError::Tensor { tensor, message }
     }
 
-    pub(crate) fn scales(tensor: &'static str, given: usize, batch: usize, heads: usize) -> ProblemError {
+    /// Refuses a value.
+    pub(crate) fn value<T>(
+        field: &'static str,
+        given: impl ToString,
+        allowed: &'static str,
+    ) -> Result<T, ProblemError> {
+        let given = given.to_string();
+        Err(ProblemError::Value { field, given, allowed })
+    }
+
+    /// Refuses values of lengths.
+    pub(crate) fn lengths<T>(argument: &'static str, why: impl Into<String>) -> Result<T, ProblemError> {
+        let why = why.into();
+        Err(ProblemError::Lengths { argument, why })
+    }
+
+    /// Refuses a tensor.
+    pub(crate) fn tensor<T>(tensor: &'static str, message: impl Into<String>) -> Result<T, ProblemError> {
+        let message = message.into();
+        Err(ProblemError::Tensor { tensor, message })
+    }
+
+    /// Refuses a size above its limit.
+    pub(crate) fn check_size(what: impl fmt::Display, given: u128, limit: u128) -> Result<(), ProblemError> {
+        if given <= limit {
+            return Ok(());
+        }
+        let what = what.to_string();
+        Err(ProblemError::TooLarge { what, given, limit })
+    }
+
+    /// Refuses a shape other than the one that is needed.
+    pub(crate) fn check_shape(tensor: &'static str, given: &[usize], expected: &[usize]) -> Result<(), ProblemError> {
+        if given == expected {
+            return Ok(());
+        }
+        let (given, expected) = (given.to_vec(), expected.to_vec());
+        Err(ProblemError::Shape {
+            tensor,
+            given,
+            expected,
+        })
+    }
+
+    /// Refuses a dtype other than the one that is needed.
+    pub(crate) fn check_dtype(tensor: &'static str, given: DType, expected: DType) -> Result<(), ProblemError> {
+        if given == expected {
+            return Ok(());
+        }
+        Err(ProblemError::DType {
+            tensor,
+            given,
+            expected,
+        })
+    }
+
+    pub(crate) fn scales<T>(tensor: &'static str, given: usize, batch: usize, heads: usize) -> Result<T, ProblemError> {
         let needed = batch * heads;
         let message = format!(
             "{tensor} has {given} scales; its {batch} batches and {heads} K/V heads need {needed} of them, f32 [batch, \
              kv_heads] (`with_scales`, of packed tensors and pages `with_scales_of`)"
         );
-        ProblemError::Tensor { tensor, message }
+        ProblemError::tensor(tensor, message)
     }
 
-    pub(crate) fn strides(tensor: &'static str, layout: &Layout, why: &str) -> ProblemError {
+    pub(crate) fn strides<T>(tensor: &'static str, layout: &Layout, why: &str) -> Result<T, ProblemError> {
         let Layout { shape, strides } = layout;
-        let message = format!("{tensor} has strides {strides:?} for shape {shape:?}: {why}");
-        ProblemError::Tensor { tensor, message }
+        ProblemError::tensor(
+            tensor,
+            format!("{tensor} has strides {strides:?} for shape {shape:?}: {why}"),
+        )
     }
 }
 

@@ -168,17 +168,10 @@ impl Problem {
                     "{count} {argument} were given; this problem needs {needed}, {shape} (`TensorView::with_{argument}` of q)"
                 ),
             };
-            return Err(ProblemError::Tensor {
-                tensor: argument,
-                message,
-            });
+            return ProblemError::tensor(argument, message);
         }
         let bad = |argument, index: usize, value: f32, allowed: String| {
-            let message = format!("{argument} has {value} at {index}; {allowed}");
-            Err(ProblemError::Tensor {
-                tensor: argument,
-                message,
-            })
+            ProblemError::tensor(argument, format!("{argument} has {value} at {index}; {allowed}"))
         };
         let sinks = q.sinks().unwrap_or_default();
         let dtype = self.sinks().unwrap_or(DType::F32);

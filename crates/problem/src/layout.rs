@@ -17,30 +17,14 @@ pub struct Layout {
     pub strides: [i64; 4],
 }
 
-/// [`Layout::bshd`].
-impl From<[usize; 4]> for Layout {
-    fn from(shape: [usize; 4]) -> Layout {
+/// [`Layout::bshd`]. One to three sizes are the last dimensions of a dense layout of four, such as those of lengths, of a
+/// block table or of the log-sum-exp.
+impl<const N: usize> From<[usize; N]> for Layout {
+    fn from(sizes: [usize; N]) -> Layout {
+        const { assert!(N >= 1 && N <= 4, "a tensor has one to four dimensions") };
+        let mut shape = [1; 4];
+        shape[4 - N..].copy_from_slice(&sizes);
         Layout::bshd(shape)
-    }
-}
-
-/// Dense `[n]`, `[m, n]` and `[l, m, n]`: the last dimensions of a dense layout of four, such as those of lengths, of a
-/// block table and of the log-sum-exp.
-impl From<[usize; 1]> for Layout {
-    fn from([n]: [usize; 1]) -> Layout {
-        Layout::bshd([1, 1, 1, n])
-    }
-}
-
-impl From<[usize; 2]> for Layout {
-    fn from([m, n]: [usize; 2]) -> Layout {
-        Layout::bshd([1, 1, m, n])
-    }
-}
-
-impl From<[usize; 3]> for Layout {
-    fn from([l, m, n]: [usize; 3]) -> Layout {
-        Layout::bshd([1, l, m, n])
     }
 }
 
@@ -134,7 +118,7 @@ impl Layout {
         let used = self.shape.into_iter().zip(self.strides).filter(|(n, _)| *n > 1);
         if used.into_iter().any(|(_, stride)| stride > i64::from(u32::MAX)) {
             let why = "strides must be below 2^32 elements";
-            return Err(ProblemError::strides(tensor, self, why));
+            return ProblemError::strides(tensor, self, why);
         }
         self.check_span(tensor, 1 << 60)
     }
@@ -146,11 +130,11 @@ impl Layout {
                  `.contiguous()` in PyTorch)",
                 self.strides[3]
             );
-            return Err(ProblemError::Tensor { tensor, message });
+            return ProblemError::tensor(tensor, message);
         }
         if self.strides.iter().any(|&s| s < 0) {
             let why = "a negative stride is not supported; copy the tensor first";
-            return Err(ProblemError::strides(tensor, self, why));
+            return ProblemError::strides(tensor, self, why);
         }
         Ok(())
     }
@@ -159,14 +143,7 @@ impl Layout {
         let reach = |(n, stride): (usize, i64)| n.saturating_sub(1) as u128 * stride as u128;
         let reaches = self.shape.into_iter().zip(self.strides).map(reach);
         let span = reaches.fold(1, u128::saturating_add);
-        if span > limit {
-            return Err(ProblemError::TooLarge {
-                what: format!("the span of {tensor} in elements"),
-                given: span,
-                limit,
-            });
-        }
-        Ok(())
+        ProblemError::check_size(format_args!("the span of {tensor} in elements"), span, limit)
     }
 
     /// Refuses elements that share an address, which those of outputs must not.
@@ -183,7 +160,7 @@ impl Layout {
         for (stride, size) in dims {
             if i128::from(stride) <= reach {
                 let why = "elements overlap; those of an output must not";
-                return Err(ProblemError::strides(tensor, self, why));
+                return ProblemError::strides(tensor, self, why);
             }
             reach = reach.saturating_add(i128::from(stride) * (size as i128 - 1));
         }

@@ -380,14 +380,14 @@ impl Problem {
         for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
             let given = view.scales().map_or(0, <[f32]>::len);
             if given != self.num_scales() {
-                return Err(ProblemError::scales(tensor, given, self.batch, self.num_kv_heads));
+                return ProblemError::scales(tensor, given, self.batch, self.num_kv_heads);
             }
             if given > 0 && view.scaled != self.batch {
                 let (scaled, batch) = (view.scaled, self.batch);
                 let message = format!(
                     "the scales of {tensor} are of {scaled} sequences, and the problem has {batch} (`with_scales_of`)"
                 );
-                return Err(ProblemError::Tensor { tensor, message });
+                return ProblemError::tensor(tensor, message);
             }
         }
         self.check_head_values(q)
@@ -406,23 +406,11 @@ pub(crate) fn check_tensor(
     view: &TensorView<'_>,
 ) -> Result<(), ProblemError> {
     let (dtype, given) = (view.dtype(), view.layout());
-    if dtype != expected {
-        return Err(ProblemError::DType {
-            tensor,
-            given: dtype,
-            expected,
-        });
-    }
-    if given.shape != layout.shape {
-        return Err(ProblemError::Shape {
-            tensor,
-            given: given.shape.to_vec(),
-            expected: layout.shape.to_vec(),
-        });
-    }
+    ProblemError::check_dtype(tensor, dtype, expected)?;
+    ProblemError::check_shape(tensor, &given.shape, &layout.shape)?;
     if given.strides != layout.strides {
         let why = "the problem has other strides; build it from the layouts of the tensors";
-        return Err(ProblemError::strides(tensor, given, why));
+        return ProblemError::strides(tensor, given, why);
     }
     Ok(())
 }

@@ -78,28 +78,18 @@ pub fn reference_rows(
     problem.check_inputs(q, k, v)?;
     let sequences = problem.sequences(lengths)?;
     let shape = problem.o_layout().shape;
-    for (index, limit, field) in rows.iter().flat_map(|row| {
-        let limits = [("batch index", 0), ("head index", 2), ("row index", 1)];
-        row.iter()
-            .zip(limits)
-            .map(|(&index, (field, dim))| (index, shape[dim], field))
-    }) {
-        if index >= limit {
-            return Err(ProblemError::TooLarge {
-                what: field.to_string(),
-                given: index as u128,
-                limit: limit as u128 - 1,
-            });
-        }
+    for (what, index, dim) in rows
+        .iter()
+        .flat_map(|&[b, h, s]| [("batch index", b, 0), ("head index", h, 2), ("row index", s, 1)])
+    {
+        ProblemError::check_size(what, index as u128, shape[dim] as u128 - 1)?;
     }
     let found = rows
         .iter()
         .map(|&[b, _, s]| sequences.iter().position(|one| one.row_at([b, s]).is_some()));
     let Some(of_row) = found.collect::<Option<Vec<usize>>>() else {
-        return Err(ProblemError::Lengths {
-            argument: "rows",
-            why: "has a row that is of no sequence; take those of `Problem::query_rows`".to_string(),
-        });
+        let why = "has a row that is of no sequence; take those of `Problem::query_rows`";
+        return ProblemError::lengths("rows", why);
     };
     // Group rows by K/V head, so that its keys are widened once.
     let mut order: Vec<usize> = (0..rows.len()).collect();

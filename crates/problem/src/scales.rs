@@ -76,6 +76,7 @@ impl<'a> TensorView<'a> {
     ///
     /// # Panics
     /// There are scales, and none of this sequence.
+    #[inline]
     pub fn of_sequence(mut self, sequence: usize) -> TensorView<'a> {
         let of_one = |scales: &'a [f32]| {
             let heads = scales.len() / self.scaled;
@@ -105,26 +106,20 @@ fn check_scales(
     batch: usize,
     scales: &[f32],
 ) -> Result<(), ProblemError> {
-    if dtype != DType::E4M3 {
-        return Err(ProblemError::DType {
-            tensor,
-            given: dtype,
-            expected: DType::E4M3,
-        });
-    }
+    ProblemError::check_dtype(tensor, dtype, DType::E4M3)?;
     let heads = layout.shape[2];
     let a_batch = scales.len().checked_div(batch).unwrap_or(0);
     if a_batch == 0 || !scales.len().is_multiple_of(batch) || !heads.is_multiple_of(a_batch) {
-        return Err(ProblemError::scales(tensor, scales.len(), batch, heads));
+        return ProblemError::scales(tensor, scales.len(), batch, heads);
     }
     match scales.iter().position(|scale| !(scale.is_finite() && *scale > 0.0)) {
         None => Ok(()),
-        Some(index) => Err(ProblemError::Tensor {
+        Some(index) => ProblemError::tensor(
             tensor,
-            message: format!(
+            format!(
                 "scale {index} of {tensor} is {}; scales are finite and above 0 (1 for a head that is all zeros)",
                 scales[index]
             ),
-        }),
+        ),
     }
 }

@@ -71,7 +71,7 @@ impl Tensor {
         let layout = layout.into();
         TensorView::from_slice(layout, values)?;
         if values.len() > layout.span() {
-            return Err(wrong_length(&layout, values.len()));
+            return wrong_length(&layout, values.len());
         }
         let mut tensor = Tensor::filled(T::DTYPE, layout, 0);
         tensor.bytes_mut().copy_from_slice(bytemuck::cast_slice(values));
@@ -110,14 +110,9 @@ impl Tensor {
         if T::DTYPE == self.dtype {
             return Ok(());
         }
-        Err(ProblemError::Tensor {
-            tensor: "self",
-            message: format!(
-                "the tensor holds {} and is read as {}; read it as what it holds",
-                self.dtype,
-                T::DTYPE
-            ),
-        })
+        let (holds, read) = (self.dtype, T::DTYPE);
+        let message = format!("the tensor holds {holds} and is read as {read}; read it as what it holds");
+        ProblemError::tensor("self", message)
     }
 
     /// A tensor of the values `value(b, s, h, d)`, rounded to `dtype`; gaps are zero. Panics as [`Tensor::filled`].
@@ -262,7 +257,7 @@ impl<'a> TensorView<'a> {
         let layout = layout.into();
         layout.check("the tensor")?;
         if values.len() < layout.span() {
-            return Err(wrong_length(&layout, values.len()));
+            return wrong_length(&layout, values.len());
         }
         TensorView::new("the tensor", T::DTYPE, layout, bytemuck::cast_slice(values))
     }
@@ -322,11 +317,10 @@ impl<'a> TensorView<'a> {
     }
 }
 
-fn wrong_length(layout: &Layout, given: usize) -> ProblemError {
+fn wrong_length<T>(layout: &Layout, given: usize) -> Result<T, ProblemError> {
     let (Layout { shape, strides }, needed) = (layout, layout.span());
     let message = format!("{given} values were given; shape {shape:?} with strides {strides:?} needs {needed}");
-    let tensor = "the tensor";
-    ProblemError::Tensor { tensor, message }
+    ProblemError::tensor("the tensor", message)
 }
 
 fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8]) -> Result<(), ProblemError> {
@@ -340,7 +334,7 @@ fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8
     } else {
         return Ok(());
     };
-    Err(ProblemError::Tensor { tensor, message })
+    ProblemError::tensor(tensor, message)
 }
 
 fn check_index(layout: &Layout, index: [usize; 4]) {

@@ -246,7 +246,7 @@ fn whole<T: Scalar>(element: ElementType, layout: &Layout, memory: &[u8]) -> Res
     let (tensor, given) = ("self", memory.len());
     let Some(needed) = layout.span_bytes(size_of::<T>()) else {
         let why = format!("they reach before its memory, which has {given} bytes, or past all memory");
-        return Err(ProblemError::strides(tensor, layout, &why));
+        return ProblemError::strides(tensor, layout, &why);
     };
     let message = if element != T::ELEMENT {
         format!("it holds {element} and is read as {}", T::ELEMENT)
@@ -257,16 +257,16 @@ fn whole<T: Scalar>(element: ElementType, layout: &Layout, memory: &[u8]) -> Res
     } else {
         return Ok(needed);
     };
-    Err(ProblemError::Tensor { tensor, message })
+    ProblemError::tensor(tensor, message)
 }
 
 fn float(tensor: &'static str, element: ElementType) -> Result<DType, ProblemError> {
     match element {
         ElementType::Float(dtype) => Ok(dtype),
-        ElementType::I32 | ElementType::I64 => Err(ProblemError::Tensor {
+        ElementType::I32 | ElementType::I64 => ProblemError::tensor(
             tensor,
-            message: format!("{tensor} holds {element}; it must hold floating-point numbers"),
-        }),
+            format!("{tensor} holds {element}; it must hold floating-point numbers"),
+        ),
     }
 }
 

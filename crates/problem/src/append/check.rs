@@ -1,7 +1,7 @@
 //! Which appends there can be.
 
 use super::{Append, AppendPlace, Rotary};
-use crate::{Layout, ProblemError};
+use crate::ProblemError;
 
 /// Sizes that kernels count with 31 bits.
 const MOST: usize = i32::MAX as usize;
@@ -12,34 +12,30 @@ impl Append {
     /// # Errors
     /// The first that is invalid or does not go with the others.
     pub fn check(&self) -> Result<(), ProblemError> {
-        let value = |field, given: usize, allowed| {
-            let given = given.to_string();
-            Err(ProblemError::Value { field, given, allowed })
-        };
         let [pages, page_size, heads, head_dim] = self.k_cache.shape;
         let ([first, rows, ..], head_dim_v) = (self.k_new.shape, self.v_cache.shape[3]);
         if !(1..=MOST).contains(&self.batch) {
-            return value("batch", self.batch, "there are 1 to 2^31 - 1 sequences");
+            return ProblemError::value("batch", self.batch, "there are 1 to 2^31 - 1 sequences");
         }
         let of_batch = if self.packed { 1 } else { self.batch };
-        check_shape("k_new", &self.k_new, [of_batch, rows, heads, head_dim])?;
-        check_shape("v_new", &self.v_new, [first, rows, heads, head_dim_v])?;
-        check_shape("v_cache", &self.v_cache, [pages, page_size, heads, head_dim_v])?;
+        ProblemError::check_shape("k_new", &self.k_new.shape, &[of_batch, rows, heads, head_dim])?;
+        ProblemError::check_shape("v_new", &self.v_new.shape, &[first, rows, heads, head_dim_v])?;
+        ProblemError::check_shape("v_cache", &self.v_cache.shape, &[pages, page_size, heads, head_dim_v])?;
         if pages.min(page_size).min(heads).min(head_dim).min(head_dim_v) == 0 {
-            return value("k_cache", 0, "no dimension of the caches is 0");
+            return ProblemError::value("k_cache", 0, "no dimension of the caches is 0");
         }
         let capacity = match self.place {
             AppendPlace::Paged { tables, max_pages } => {
                 if tables == 0 || max_pages == 0 || (!self.batch_idx && tables != self.batch) {
                     let allowed = "the block table has a row for each sequence (any number with cache_batch_idx) and \
                                    an entry or more in each";
-                    return value("block_table", tables, allowed);
+                    return ProblemError::value("block_table", tables, allowed);
                 }
                 max_pages.saturating_mul(page_size)
             }
             AppendPlace::Cache => {
                 if !self.batch_idx && pages != self.batch {
-                    return value(
+                    return ProblemError::value(
                         "k_cache",
                         pages,
                         "a contiguous cache has one part for each sequence, or cache_batch_idx",
@@ -50,20 +46,20 @@ impl Append {
             AppendPlace::Slots { .. } => {
                 if self.batch_idx || self.seqused_k || self.leftpad {
                     let allowed = "slots say where rows go: leave batch_idx, seqused_k and leftpad false";
-                    return value("slot_mapping", 1, allowed);
+                    return ProblemError::value("slot_mapping", 1, allowed);
                 }
                 MOST // of positions
             }
         };
         if !(1..=capacity.min(MOST)).contains(&self.seq_len_kv) {
-            return value(
+            return ProblemError::value(
                 "seq_len_kv",
                 self.seq_len_kv,
                 "it is 1 or more, and the cache has room for as many keys",
             );
         }
         if self.leftpad && !self.seqused_k {
-            return value(
+            return ProblemError::value(
                 "leftpad_k",
                 1,
                 "padding changes nothing but seqused_k: ask for that, or leave leftpad false",
@@ -71,17 +67,7 @@ impl Append {
         }
         let table = self.entries().block_table.unwrap_or(0);
         let sizes = [self.new_rows(), self.slots(), heads, head_dim, head_dim_v, table];
-        if let Some(&given) = sizes.iter().find(|&&size| size > MOST) {
-            let (what, limit) = (
-                "a size of new rows, of the cache or of the block table".to_string(),
-                MOST as u128,
-            );
-            return Err(ProblemError::TooLarge {
-                what,
-                given: given as u128,
-                limit,
-            });
-        }
+        check_sizes("a size of new rows, of the cache or of the block table", &sizes)?;
         for (tensor, layout) in [("k_new", &self.k_new), ("v_new", &self.v_new)] {
             layout.check_wide(tensor)?;
         }
@@ -96,60 +82,34 @@ impl Append {
     }
 
     fn check_rotary(&self, rotary: &Rotary) -> Result<(), ProblemError> {
-        let value = |field, given: String, allowed| Err(ProblemError::Value { field, given, allowed });
         let [first, rows, heads, head_dim] = rotary.q.shape;
         let of_batch = if rotary.packed_q { 1 } else { self.batch };
-        check_shape("q", &rotary.q, [of_batch, rows, heads, self.k_cache.shape[3]])?;
-        check_shape("q_out", &rotary.q_out, [first, rows, heads, head_dim])?;
+        ProblemError::check_shape("q", &rotary.q.shape, &[of_batch, rows, heads, self.k_cache.shape[3]])?;
+        ProblemError::check_shape("q_out", &rotary.q_out.shape, &[first, rows, heads, head_dim])?;
         if rotary.dim == 0 || !rotary.dim.is_multiple_of(2) || rotary.dim > head_dim {
-            return value(
-                "rotary_dim",
-                rotary.dim.to_string(),
-                "it is even, 2 or more, and at most head_dim",
-            );
+            return ProblemError::value("rotary_dim", rotary.dim, "it is even, 2 or more, and at most head_dim");
         }
         if rotary.positions < self.seq_len_kv {
             let why = format!(
                 "has {} positions; keys can have {} of them: give a longer table, or lower seq_len_kv",
                 rotary.positions, self.seq_len_kv
             );
-            return Err(ProblemError::Lengths {
-                argument: "rotary_cos",
-                why,
-            });
+            return ProblemError::lengths("rotary_cos", why);
         }
         if matches!(self.place, AppendPlace::Slots { .. }) && !rotary.seqlens {
-            let why = "was not given; slots do not say which positions rows have".to_string();
-            return Err(ProblemError::Lengths {
-                argument: "seqlens_rotary",
-                why,
-            });
+            let why = "was not given; slots do not say which positions rows have";
+            return ProblemError::lengths("seqlens_rotary", why);
         }
-        if let Some(given) = [rotary.positions, first.saturating_mul(rows), heads]
-            .into_iter()
-            .find(|&size| size > MOST)
-        {
-            let (what, limit) = ("a size of Q or of the rotary tables".to_string(), MOST as u128);
-            return Err(ProblemError::TooLarge {
-                what,
-                given: given as u128,
-                limit,
-            });
-        }
+        let sizes = [rotary.positions, first.saturating_mul(rows), heads];
+        check_sizes("a size of Q or of the rotary tables", &sizes)?;
         rotary.q.check_wide("q")?;
         rotary.q_out.check_wide("q_out")?;
         rotary.q_out.check_injective("q_out")
     }
 }
 
-fn check_shape(tensor: &'static str, layout: &Layout, expected: [usize; 4]) -> Result<(), ProblemError> {
-    if layout.shape == expected {
-        Ok(())
-    } else {
-        Err(ProblemError::Shape {
-            tensor,
-            given: layout.shape.to_vec(),
-            expected: expected.to_vec(),
-        })
-    }
+/// Refuses sizes that kernels cannot count.
+fn check_sizes(what: &str, sizes: &[usize]) -> Result<(), ProblemError> {
+    let check = |&size: &usize| ProblemError::check_size(what, size as u128, MOST as u128);
+    sizes.iter().try_for_each(check)
 }
