@@ -1,6 +1,6 @@
 //! Appending to a cache on the host.
 
-use flashcore_problem::append::{NewRow, QueryRow};
+use flashcore_problem::append::{NewRow, QueryRow, Rows};
 use flashcore_problem::{Append, DType, Host, Layout, Name, Operands, Rotary, TensorView};
 
 use crate::CpuError;
@@ -12,7 +12,11 @@ use crate::keys::{copy_row, store_row, widen_row};
 /// Values that contradict the append ([`Append::findings`]). Nothing is written then.
 pub(crate) fn run(append: &Append, mut operands: Operands<'_, Host>) -> Result<(), CpuError> {
     let (values, slots) = operands.append_values()?;
-    let (new, q, keys) = append.rows(&values, slots)?;
+    let Rows {
+        new,
+        q,
+        seqused_k: keys,
+    } = append.rows(&values, slots)?;
     if let Some(seqused_k) = operands.take_values(Name::SequsedK)? {
         seqused_k.copy_from_slice(&keys);
     }

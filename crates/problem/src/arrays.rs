@@ -6,7 +6,7 @@ use crate::ProblemError;
 /// Declares a struct of arrays, each where it is given. `B` is how one is given: `&[i32]` on the host, a slice of
 /// device memory on a GPU.
 macro_rules! arrays {
-    ($(#[$doc:meta])* $type:ident[$count:literal] { $($(#[$of:meta])* $name:ident,)* }) => {
+    ($(#[$doc:meta])* $type:ident[$count:literal] { $($(#[$of:meta])* $name:ident = $operand:ident,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $type<B> {
@@ -31,6 +31,9 @@ macro_rules! arrays {
             /// The names of the arrays, as errors and the buffers of launches have them.
             pub const NAMES: [&'static str; $count] = [$(stringify!($name)),*];
 
+            /// The operands that they are, in the order of `NAMES`.
+            pub(crate) const OPERANDS: [crate::Name; $count] = [$(crate::Name::$operand),*];
+
             /// Each array in the order of `NAMES`, where it is given.
             pub fn arrays(&self) -> [Option<&B>; $count] {
                 [$(self.$name.as_ref()),*]
@@ -53,11 +56,13 @@ pub(crate) use arrays;
 
 /// Checks that exactly the arrays that are needed are given, each with as many entries as it needs. `of` is what needs
 /// them.
-pub(crate) fn check_entries(
-    arrays: impl IntoIterator<Item = (&'static str, Option<usize>, Option<usize>)>,
+pub(crate) fn check_entries<const N: usize>(
+    names: [&'static str; N],
+    given: [Option<&usize>; N],
+    needed: [Option<&usize>; N],
     of: std::fmt::Arguments<'_>,
 ) -> Result<(), ProblemError> {
-    for (argument, given, needed) in arrays {
+    for ((argument, given), needed) in names.into_iter().zip(given).zip(needed) {
         let why = match (given, needed) {
             (None, Some(needed)) => format!("was not given; this {of} needs {needed} entries of it"),
             (Some(_), None) => format!("was given, but this {of} has no use for it: leave it out"),
@@ -66,7 +71,7 @@ pub(crate) fn check_entries(
             }
             _ => continue,
         };
-        return Err(ProblemError::Lengths { argument, why });
+        return ProblemError::lengths(argument, why);
     }
     Ok(())
 }

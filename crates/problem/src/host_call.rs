@@ -7,6 +7,13 @@ use crate::{
     Scalar, SlotMapping, Tensor, TensorView,
 };
 
+/// Tensors that have scales where they are e4m3, and those.
+const SCALED: [(Name, Name); 3] = [
+    (Name::Q, Name::QScale),
+    (Name::K, Name::KScale),
+    (Name::V, Name::VScale),
+];
+
 /// Of operands that are [checked](Operands::check).
 #[doc(hidden)]
 impl<'a> Operands<'a, Host> {
@@ -34,17 +41,13 @@ impl<'a> Operands<'a, Host> {
 
     /// The arrays of lengths.
     pub fn lengths(&self) -> Result<Lengths<&[i32]>, ProblemError> {
-        let [a, b, c, d, e] = Lengths::<()>::NAMES.map(|word| self.array(word));
+        let [a, b, c, d, e] = Lengths::<()>::OPERANDS.map(|name| self.values(name));
         Ok(Lengths::from([a?, b?, c?, d?, e?]))
-    }
-
-    fn array(&self, word: &str) -> Result<Option<&[i32]>, ProblemError> {
-        Name::from_word(word).map_or(Ok(None), |name| self.values(name))
     }
 
     /// The arrays of an append, and its slots.
     pub fn append_values(&self) -> Result<(AppendValues<&[i32]>, Option<SlotMapping<'_>>), ProblemError> {
-        let [a, b, c, d, e, f, g] = AppendValues::<()>::NAMES.map(|word| self.array(word));
+        let [a, b, c, d, e, f, g] = AppendValues::<()>::OPERANDS.map(|name| self.values(name));
         let slots = match self.get(Name::SlotMapping) {
             None => None,
             Some(slots) if slots.element() == ElementType::I64 => Some(SlotMapping::I64(slots.values()?)),
@@ -70,28 +73,21 @@ impl<'a> Operands<'a, Host> {
 
     /// Q, K and V with their scales, sinks and slopes, of values that the problem allows.
     pub fn inputs<'m>(&'m self, problem: &Problem, sinks: &'m [f32]) -> Result<[TensorView<'m>; 3], ProblemError> {
-        let [q, k, v] = [
-            (Name::Q, Name::QScale),
-            (Name::K, Name::KScale),
-            (Name::V, Name::VScale),
-        ]
-        .map(|(name, scale)| {
-            let tensor = self.tensor(name)?;
-            match self.values(scale)? {
-                Some(scales) => tensor.with_scales_of(name.as_str(), problem.batch(), scales),
-                None => Ok(tensor),
+        let mut tensors = [self.tensor(Name::Q)?, self.tensor(Name::K)?, self.tensor(Name::V)?];
+        for (tensor, (name, scale)) in tensors.iter_mut().zip(SCALED) {
+            if let Some(scales) = self.values(scale)? {
+                *tensor = tensor.with_scales_of(name.as_str(), problem.batch(), scales)?;
             }
-        });
-        let mut q = q?;
+        }
+        let [q, k, v] = &mut tensors;
         if problem.sinks().is_some() {
-            q = q.with_sinks(sinks);
+            *q = q.with_sinks(sinks);
         }
         if let Some(slopes) = self.values(Name::AlibiSlopes)? {
-            q = q.with_alibi_slopes(slopes);
+            *q = q.with_alibi_slopes(slopes);
         }
-        let (k, v) = (k?, v?);
-        problem.check_inputs(&q, &k, &v)?;
-        Ok([q, k, v])
+        problem.check_inputs(q, k, v)?;
+        Ok(tensors)
     }
 }
 
@@ -128,12 +124,7 @@ impl<'a> Carried<'a> {
     /// The operands.
     pub fn operands(&self) -> Operands<'_, Host> {
         let mut operands = Operands::new();
-        let names = [
-            (Name::Q, Name::QScale),
-            (Name::K, Name::KScale),
-            (Name::V, Name::VScale),
-        ];
-        for ((name, scale), tensor) in names.into_iter().zip(&self.tensors) {
+        for ((name, scale), tensor) in SCALED.into_iter().zip(&self.tensors) {
             operands = operands.with(name, *tensor);
             if let Some(scales) = tensor.scales() {
                 operands = operands.with(scale, scales);
@@ -173,8 +164,8 @@ impl<'a> Operands<'a, Host> {
     /// Adds the values of lengths that there are.
     #[must_use]
     pub fn with_lengths(mut self, lengths: &Lengths<&'a [i32]>) -> Self {
-        for (word, values) in Lengths::<()>::NAMES.into_iter().zip(lengths.arrays()) {
-            if let (Some(name), Some(values)) = (Name::from_word(word), values) {
+        for (name, values) in Lengths::<()>::OPERANDS.into_iter().zip(lengths.arrays()) {
+            if let Some(values) = values {
                 self = self.with(name, *values);
             }
         }

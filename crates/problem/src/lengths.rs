@@ -85,15 +85,15 @@ arrays! {
     /// how an array is given: `&[i32]` on the host, a slice of device memory on a GPU.
     Lengths[5] {
         /// First row of each sequence in Q and O, and the end of the last: `[batch + 1]`, from 0.
-        cu_seqlens_q,
+        cu_seqlens_q = CuSeqlensQ,
         /// Rows that each sequence uses of its rows in Q: `[batch]`.
-        seqused_q,
+        seqused_q = SequsedQ,
         /// First row of each sequence in K and V, and the end of the last: `[batch + 1]`, from 0.
-        cu_seqlens_k,
+        cu_seqlens_k = CuSeqlensK,
         /// Keys of each sequence: `[batch]`.
-        seqused_k,
+        seqused_k = SequsedK,
         /// The pages of each sequence: `[batch, max_pages]`. Entries past its last key are not read; −1 is no page.
-        block_table,
+        block_table = BlockTable,
     }
 }
 
@@ -160,10 +160,10 @@ impl Sequence<'_> {
         for (i, &page) in table[..self.len_kv.div_ceil(page_size)].iter().enumerate() {
             let of = format!("has {page} in entry {i} of sequence {b}");
             if page < -1 || page >= pages as i32 {
-                return refuse("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
+                return ProblemError::lengths("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
             }
             if page == -1 && !seen.is_empty() && i * page_size < seen.end && seen.start < (i + 1) * page_size {
-                return refuse("block_table", format!("{of}, no page, but rows see keys of it"));
+                return ProblemError::lengths("block_table", format!("{of}, no page, but rows see keys of it"));
             }
         }
         Ok(())
@@ -214,11 +214,6 @@ impl ProblemBuilder {
     }
 }
 
-fn refuse<T>(argument: &'static str, why: impl Into<String>) -> Result<T, ProblemError> {
-    let why = why.into();
-    Err(ProblemError::Lengths { argument, why })
-}
-
 impl Problem {
     /// Whether some lengths or pages are values on the device: not both axes are equal.
     pub fn has_lengths(&self) -> bool {
@@ -266,9 +261,9 @@ impl Problem {
     /// # Errors
     /// [`ProblemError::Lengths`] for the first that is missing, of no use or of another length.
     pub fn check_given<B>(&self, lengths: &Lengths<B>, count: impl Fn(&B) -> usize) -> Result<(), ProblemError> {
-        let (entries, given) = (self.length_entries(), lengths.map(count));
-        let arrays = Lengths::<B>::NAMES.map(|name| (name, given.named(name).copied(), entries.named(name).copied()));
-        check_entries(arrays, format_args!("problem of {} sequences", self.batch()))
+        let (needed, given) = (self.length_entries(), lengths.map(count));
+        let of = format_args!("problem of {} sequences", self.batch());
+        check_entries(Lengths::<B>::NAMES, given.arrays(), needed.arrays(), of)
     }
 
     /// The sequences of the batch, from values that are checked: lengths within the bounds, rows
@@ -391,17 +386,17 @@ fn rows(
 ) -> Result<([usize; 2], usize), ProblemError> {
     let (mut at, mut len) = ([b, 0], most);
     if let Some(starts) = starts {
-        let rows = packed_rows(starts, b, total).or_else(|why| refuse(of_starts, why))?;
+        let rows = packed_rows(starts, b, total).or_else(|why| ProblemError::lengths(of_starts, why))?;
         if rows.len() > most {
             let many = rows.len();
             let why = format!("gives sequence {b} {many} rows; the problem's bound is {most}: raise it");
-            return refuse(of_starts, why);
+            return ProblemError::lengths(of_starts, why);
         }
         (at, len) = ([0, rows.start], rows.len());
     }
     match used.map(|used| used[b]) {
         None => Ok((at, len)),
         Some(used) if usize::try_from(used).is_ok_and(|used| used <= len) => Ok((at, used as usize)),
-        Some(used) => refuse(of_used, format!("has {used} for sequence {b}; allowed are 0 to {len}")),
+        Some(used) => ProblemError::lengths(of_used, format!("has {used} for sequence {b}; allowed are 0 to {len}")),
     }
 }

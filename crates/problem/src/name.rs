@@ -20,8 +20,6 @@ macro_rules! operand_names {
         }
 
         impl Name {
-            const ALONE: &[(Name, &str)] = &[$((Name::$name, $text)),*];
-
             /// Its word, as Python has it: `cu_seqlens_q`. Those of parts are `out0` and `lse0` to `out7` and `lse7`;
             /// no call has a part of a larger number.
             pub const fn as_str(self) -> &'static str {
@@ -29,6 +27,22 @@ macro_rules! operand_names {
                     $(Name::$name => $text,)*
                     Name::PartOut(part) => part_word(&OUTS, part, "out of a part past out7"),
                     Name::PartLse(part) => part_word(&LSES, part, "lse of a part past lse7"),
+                }
+            }
+
+            /// The name of a word.
+            ///
+            /// ```
+            /// # use flashcore_problem as flashcore;
+            /// use flashcore::Name;
+            /// assert_eq!(Name::from_word("block_table"), Some(Name::BlockTable));
+            /// assert_eq!(Name::from_word("lse3").map(Name::as_str), Some("lse3"));
+            /// ```
+            pub fn from_word(word: &str) -> Option<Name> {
+                let part = |words: [&str; MOST_PARTS]| Some(words.iter().position(|known| *known == word)? as u8);
+                match word {
+                    $($text => Some(Name::$name),)*
+                    _ => part(OUTS).map(Name::PartOut).or_else(|| part(LSES).map(Name::PartLse)),
                 }
             }
         }
@@ -118,24 +132,6 @@ operand_names! {
     RotarySin = "rotary_sin",
     /// Written: Q, rotated.
     QOut = "q_out",
-}
-
-impl Name {
-    /// The name of a word.
-    ///
-    /// ```
-    /// # use flashcore_problem as flashcore;
-    /// use flashcore::Name;
-    /// assert_eq!(Name::from_word("block_table"), Some(Name::BlockTable));
-    /// assert_eq!(Name::from_word("lse3").map(Name::as_str), Some("lse3"));
-    /// ```
-    pub fn from_word(word: &str) -> Option<Name> {
-        let part = |words: [&str; MOST_PARTS]| Some(words.iter().position(|known| *known == word)? as u8);
-        let alone = Name::ALONE.iter().find(|(_, known)| *known == word);
-        let name = alone.map(|(name, _)| *name);
-        name.or_else(|| part(OUTS).map(Name::PartOut))
-            .or_else(|| part(LSES).map(Name::PartLse))
-    }
 }
 
 impl fmt::Display for Name {

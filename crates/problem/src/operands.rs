@@ -1,5 +1,7 @@
 //! [`Operands`]: the tensors of a call by their names, and the check of them.
 
+use std::ops::Range;
+
 use crate::view::{Memory, View, ViewMut};
 use crate::{Layout, Name, ProblemError, TensorSpec};
 
@@ -185,11 +187,12 @@ impl<'a, M: Memory> Operands<'a, M> {
     /// # Errors
     /// [`ProblemError::Operand`] for the first that is not.
     pub fn check(&mut self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
-        let mut placed: Vec<(&TensorSpec, u64)> = Vec::with_capacity(specs.len());
+        let mut placed = Vec::with_capacity(specs.len());
         for spec in specs {
             match self.given.iter_mut().find(|(name, _)| *name == spec.name) {
                 Some((_, given)) => {
-                    placed.push((spec, check(spec, given)?));
+                    let at = check(spec, given)?;
+                    placed.push((spec, at..at + spec.bytes()));
                     given.set_layout(spec.layout);
                 }
                 None if spec.required => return missing(spec),
@@ -229,15 +232,18 @@ fn missing(spec: &TensorSpec) -> Result<(), ProblemError> {
 
 /// Refuses an output that has bytes of another tensor. Views of memory of Rust cannot have; addresses of others can.
 /// Elements of two tensors may lie between each other, as those of an interleaved cache.
-fn check_apart(placed: &[(&TensorSpec, u64)]) -> Result<(), ProblemError> {
-    for &(to, at) in placed.iter().filter(|(spec, _)| spec.is_written()) {
-        for &(other, from) in placed {
-            let apart = at + to.bytes() <= from || from + other.bytes() <= at || to.bytes() == 0 || other.bytes() == 0;
-            let in_place = to.name == Name::QOut && other.name == Name::Q && at == from && to.layout == other.layout;
-            if apart || to.name == other.name || in_place {
+fn check_apart(placed: &[(&TensorSpec, Range<u64>)]) -> Result<(), ProblemError> {
+    for (to, at) in placed.iter().filter(|(spec, _)| spec.is_written()) {
+        for (other, from) in placed {
+            let apart = at.end <= from.start || from.end <= at.start || at.is_empty() || from.is_empty();
+            let in_place = || {
+                let is_q = to.name == Name::QOut && other.name == Name::Q;
+                is_q && at.start == from.start && to.layout == other.layout
+            };
+            if apart || to.name == other.name || in_place() {
                 continue;
             }
-            let why = match share_bytes((to, at), (other, from)) {
+            let why = match share_bytes((to, at.start), (other, from.start)) {
                 Some(false) => continue,
                 Some(true) => "some bytes are of both",
                 None => "their strides are too many to tell that no bytes are of both",

@@ -207,11 +207,23 @@ impl Problem {
         if (1..=MOST_PARTS).contains(&parts) {
             return Ok(());
         }
-        Err(ProblemError::Value {
-            field: "the number of parts",
-            given: parts.to_string(),
-            allowed: "allowed are 1 to 8 (merge some of them first, and give the result as a part)",
-        })
+        let allowed = "allowed are 1 to 8 (merge some of them first, and give the result as a part)";
+        ProblemError::value("the number of parts", parts, allowed)
+    }
+}
+
+/// Adds arrays of so many entries; a block table has two dimensions.
+fn add_arrays<const N: usize>(
+    specs: &mut Vec<TensorSpec>,
+    names: [Name; N],
+    entries: [Option<&usize>; N],
+    table: [usize; 2],
+) {
+    for (name, entries) in names.into_iter().zip(entries) {
+        specs.extend(entries.map(|&entries| match name {
+            Name::BlockTable => TensorSpec::i32(name, table),
+            _ => TensorSpec::i32(name, [entries]),
+        }));
     }
 }
 
@@ -259,17 +271,12 @@ fn of_problem(problem: &Problem) -> Vec<TensorSpec> {
         };
         specs.push(read(Name::AlibiSlopes, DType::F32, layout));
     }
+    let table = match problem.kv_lengths() {
+        KvLengths::Paged { max_pages, .. } => [batch, max_pages],
+        _ => [0; 2],
+    };
     let entries = problem.length_entries();
-    for (word, entries) in Lengths::<usize>::NAMES.into_iter().zip(entries.arrays()) {
-        let layout = match (problem.kv_lengths(), entries) {
-            (_, None) => continue,
-            (KvLengths::Paged { max_pages, .. }, _) if word == Name::BlockTable.as_str() => {
-                Layout::from([batch, max_pages])
-            }
-            (_, Some(&entries)) => Layout::from([entries]),
-        };
-        specs.extend(Name::from_word(word).map(|name| TensorSpec::i32(name, layout)));
-    }
+    add_arrays(&mut specs, Lengths::<()>::OPERANDS, entries.arrays(), table);
     specs
 }
 
@@ -281,17 +288,12 @@ fn of_append(append: &Append) -> Vec<TensorSpec> {
         of(Name::KCache, Access::Write, append.k_cache),
         of(Name::VCache, Access::Write, append.v_cache),
     ];
+    let table = match append.place {
+        AppendPlace::Paged { tables, max_pages } => [tables, max_pages],
+        _ => [0; 2],
+    };
     let entries = append.entries();
-    for (word, entries) in AppendValues::<usize>::NAMES.into_iter().zip(entries.arrays()) {
-        let layout = match (append.place, entries) {
-            (_, None) => continue,
-            (AppendPlace::Paged { tables, max_pages }, _) if word == Name::BlockTable.as_str() => {
-                Layout::from([tables, max_pages])
-            }
-            (_, Some(&entries)) => Layout::from([entries]),
-        };
-        specs.extend(Name::from_word(word).map(|name| TensorSpec::i32(name, layout)));
-    }
+    add_arrays(&mut specs, AppendValues::<()>::OPERANDS, entries.arrays(), table);
     if let AppendPlace::Slots { wide } = append.place {
         let element = if wide { ElementType::I64 } else { ElementType::I32 };
         specs.push(TensorSpec::new(

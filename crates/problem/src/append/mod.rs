@@ -11,7 +11,7 @@ mod rows;
 
 pub use random::{AppendCase, e4m3_pairs, random_append};
 pub use reference::{AppendReference, Expected};
-pub use rows::{NewRow, QueryRow};
+pub use rows::{NewRow, QueryRow, Rows};
 
 use crate::arrays::{arrays, check_entries};
 use crate::{DType, Layout, ProblemError};
@@ -150,20 +150,20 @@ arrays! {
     /// is given: `&[i32]` on the host, a slice of device memory on a GPU.
     AppendValues[7] {
         /// Rows that each sequence has before, its padding included: `[batch]`.
-        cache_seqlens,
+        cache_seqlens = CacheSeqlens,
         /// First new row of each sequence, and the end of the last: `[batch + 1]`, from 0.
-        cu_seqlens_k_new,
+        cu_seqlens_k_new = CuSeqlensKNew,
         /// First row of each sequence in Q, and the end of the last: `[batch + 1]`, from 0.
-        cu_seqlens_q,
+        cu_seqlens_q = CuSeqlensQ,
         /// Which part of the cache, or row of the block table, each sequence has: `[batch]`. Sequences with new rows
         /// have different ones.
-        cache_batch_idx,
+        cache_batch_idx = CacheBatchIdx,
         /// Rows of padding that each sequence begins with: `[batch]`.
-        leftpad_k,
+        leftpad_k = LeftpadK,
         /// The pages of each sequence: `[tables, max_pages]`. Entries without new rows are not read.
-        block_table,
+        block_table = BlockTable,
         /// The position of the first new row of each sequence: `[batch]`.
-        seqlens_rotary,
+        seqlens_rotary = SeqlensRotary,
     }
 }
 
@@ -280,11 +280,9 @@ impl Append {
         count: impl Fn(&B) -> usize,
         slots: Option<usize>,
     ) -> Result<(), ProblemError> {
-        let (entries, given) = (self.entries(), values.map(count));
-        let to_slots = matches!(self.place, AppendPlace::Slots { .. });
-        let arrays =
-            AppendValues::<B>::NAMES.map(|name| (name, given.named(name).copied(), entries.named(name).copied()));
-        let slots = ("slot_mapping", slots, to_slots.then(|| self.new_rows()));
-        check_entries(arrays.into_iter().chain([slots]), format_args!("append"))
+        let (needed, given, of) = (self.entries(), values.map(count), format_args!("append"));
+        check_entries(AppendValues::<B>::NAMES, given.arrays(), needed.arrays(), of)?;
+        let to_slots = matches!(self.place, AppendPlace::Slots { .. }).then(|| self.new_rows());
+        check_entries(["slot_mapping"], [slots.as_ref()], [to_slots.as_ref()], of)
     }
 }

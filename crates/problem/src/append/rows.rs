@@ -1,7 +1,6 @@
 //! The rows of an append whose values are on the host: where each goes, and what is wrong with the values.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use super::{Append, AppendPlace, AppendValues, SlotMapping};
 use crate::ProblemError;
@@ -29,9 +28,12 @@ pub struct QueryRow {
 
 /// The rows of an append, from values that are checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Rows {
+pub struct Rows {
+    /// The new rows that are written.
     pub new: Vec<NewRow>,
+    /// The rows of Q.
     pub q: Vec<QueryRow>,
+    /// The keys of each sequence afterwards, without padding; empty of slots.
     pub seqused_k: Vec<i32>,
 }
 
@@ -57,25 +59,16 @@ impl Append {
         found
     }
 
-    /// The new rows that are written and the rows of Q, with their positions, and the keys of each
-    /// sequence afterwards (without padding; empty of slots).
+    /// The new rows that are written and the rows of Q, with their positions.
     ///
     /// # Errors
     /// The first of [`Append::findings`].
-    #[allow(clippy::type_complexity)] // taken apart where it is used
-    pub fn rows(
-        &self,
-        values: &AppendValues<&[i32]>,
-        slots: Option<SlotMapping<'_>>,
-    ) -> Result<(Vec<NewRow>, Vec<QueryRow>, Vec<i32>), ProblemError> {
+    pub fn rows(&self, values: &AppendValues<&[i32]>, slots: Option<SlotMapping<'_>>) -> Result<Rows, ProblemError> {
         let mut first = None;
-        let Rows { new, q, seqused_k } = self.walk(values, slots, &mut |error| {
+        let rows = self.walk(values, slots, &mut |error| {
             first.get_or_insert(error);
         });
-        match first {
-            None => Ok((new, q, seqused_k)),
-            Some(error) => Err(error),
-        }
+        first.map_or(Ok(rows), Err)
     }
 
     fn walk(
@@ -119,22 +112,34 @@ impl Walk<'_> {
         (self.report)(ProblemError::Lengths { argument, why });
     }
 
-    /// The rows of a packed sequence.
-    fn packed(&mut self, argument: &'static str, starts: &[i32], b: usize, total: usize) -> Option<Range<usize>> {
-        let rows = packed_rows(starts, b, total);
-        rows.map_err(|why| self.report(argument, why)).ok()
+    /// The first indices of the rows of a sequence, one of equal ones if there are no starts.
+    fn rows_of(&mut self, array: (&'static str, Option<&[i32]>), b: usize, total: usize) -> Option<Vec<[usize; 2]>> {
+        let (argument, Some(starts)) = array else {
+            return Some((0..total).map(|row| [b, row]).collect());
+        };
+        let rows = packed_rows(starts, b, total).map_err(|why| self.report(argument, why));
+        Some(rows.ok()?.map(|row| [0, row]).collect())
     }
 
-    /// The new rows of a sequence: their first indices.
+    /// The same of its new rows.
     fn new_rows(&mut self, b: usize) -> Option<Vec<[usize; 2]>> {
-        let [_, rows, ..] = self.append.k_new.shape;
-        match self.values.cu_seqlens_k_new {
-            None => Some((0..rows).map(|row| [b, row]).collect()),
-            Some(starts) => {
-                let rows = self.packed("cu_seqlens_k_new", starts, b, rows)?;
-                Some(rows.map(|row| [0, row]).collect())
-            }
+        let starts = ("cu_seqlens_k_new", self.values.cu_seqlens_k_new);
+        self.rows_of(starts, b, self.append.k_new.shape[1])
+    }
+
+    /// A number below `most`, or a report.
+    fn below(
+        &mut self,
+        argument: &'static str,
+        given: i32,
+        most: usize,
+        why: impl FnOnce() -> String,
+    ) -> Option<usize> {
+        let found = usize::try_from(given).ok().filter(|given| *given < most);
+        if found.is_none() {
+            self.report(argument, why());
         }
+        found
     }
 
     /// The position of the first new row, for the rotary embedding.
@@ -144,11 +149,8 @@ impl Walk<'_> {
             (None, Some(values)) => ("cache_seqlens", values),
             (None, None) => return Some(0), // without a rotary embedding
         };
-        let first = usize::try_from(values[b]).ok();
-        if first.is_none() {
-            self.report(name, format!("has {} for sequence {b}; it is 0 or more", values[b]));
-        }
-        first
+        let why = || format!("has {} for sequence {b}; it is 0 or more", values[b]);
+        self.below(name, values[b], usize::MAX, why)
     }
 
     /// Refuses positions that the tables do not have.
@@ -190,13 +192,11 @@ impl Walk<'_> {
                     AppendPlace::Paged { tables, .. } => tables,
                     AppendPlace::Cache | AppendPlace::Slots { .. } => append.k_cache.shape[0],
                 };
-                match usize::try_from(parts[b]) {
-                    Ok(part) if part < most => part,
-                    _ => {
-                        let why = format!("has {} for sequence {b}; allowed are 0 to {}", parts[b], most - 1);
-                        return self.report("cache_batch_idx", why);
-                    }
-                }
+                let why = || format!("has {} for sequence {b}; allowed are 0 to {}", parts[b], most - 1);
+                let Some(part) = self.below("cache_batch_idx", parts[b], most, why) else {
+                    return;
+                };
+                part
             }
         };
         let Some(first) = self.first_position(b) else { return };
@@ -247,12 +247,9 @@ impl Walk<'_> {
     /// Notes how many keys a sequence has.
     fn after(&mut self, b: usize, keys: usize) {
         let padding = self.values.leftpad_k.map_or(0, |padding| padding[b]);
-        match usize::try_from(padding) {
-            Ok(padding) if padding <= keys => self.rows.seqused_k.push((keys - padding) as i32),
-            _ => {
-                let why = format!("has {padding} for sequence {b}; it has {keys} rows, so allowed are 0 to {keys}");
-                self.report("leftpad_k", why);
-            }
+        let why = || format!("has {padding} for sequence {b}; it has {keys} rows, so allowed are 0 to {keys}");
+        if let Some(padding) = self.below("leftpad_k", padding, keys + 1, why) {
+            self.rows.seqused_k.push((keys - padding) as i32);
         }
     }
 
@@ -299,27 +296,19 @@ impl Walk<'_> {
         let Some(rotary) = self.append.rotary else { return };
         let [_, rows, ..] = rotary.q.shape;
         for b in 0..self.append.batch {
-            let at = match self.values.cu_seqlens_q {
-                None => Some((0..rows).map(|row| [b, row]).collect::<Vec<_>>()),
-                Some(starts) => {
-                    let rows = self.packed("cu_seqlens_q", starts, b, rows);
-                    rows.map(|rows| rows.map(|row| [0, row]).collect())
-                }
-            };
+            let at = self.rows_of(("cu_seqlens_q", self.values.cu_seqlens_q), b, rows);
             let (Some(at), Some(first)) = (at, self.first_position(b)) else {
                 continue;
             };
-            let last = if rotary.q_at_one_position {
-                at.len().min(1)
-            } else {
-                at.len()
-            };
-            if !self.check_positions(b, first, last) {
-                continue;
-            }
-            for (i, at) in at.into_iter().enumerate() {
-                let position = if rotary.q_at_one_position { first } else { first + i };
-                self.rows.q.push(QueryRow { at, position });
+            let many = at.len().min(if rotary.q_at_one_position { 1 } else { usize::MAX });
+            if self.check_positions(b, first, many) {
+                let position = |i: usize| first + i.min(many.saturating_sub(1));
+                let rows = at.into_iter().enumerate();
+                let rows = rows.map(|(i, at)| QueryRow {
+                    at,
+                    position: position(i),
+                });
+                self.rows.q.extend(rows);
             }
         }
     }
