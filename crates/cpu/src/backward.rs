@@ -22,6 +22,9 @@ use crate::output::Output;
 use crate::product::{LANES, multiply_add};
 use crate::simd::{exp2, tanh};
 
+/// Vectors of columns of a product in registers, with four rows of each.
+const VECTORS: usize = 2;
+
 /// The tensors of one call, and how it is split.
 pub(crate) struct Backward<'c> {
     pub(crate) problem: &'c Problem,
@@ -263,8 +266,8 @@ impl Run<'_, '_> {
             (&scratch.own[..], width, problem.head_dim()),
             (&scratch.own_v[..], width_v, problem.head_dim_v()),
         );
-        multiply_add(simd, own, &scratch.walked_t, &mut scratch.p, columns);
-        multiply_add(simd, own_v, &scratch.walked_v_t, &mut scratch.ds, columns);
+        multiply_add::<S, VECTORS>(simd, own, &scratch.walked_t, &mut scratch.p, columns);
+        multiply_add::<S, VECTORS>(simd, own_v, &scratch.walked_v_t, &mut scratch.ds, columns);
         let each = scratch.p.chunks_mut(columns).zip(scratch.ds.chunks_mut(columns));
         for (i, (p, ds)) in each.enumerate() {
             let statistics = match item.side {
@@ -283,10 +286,10 @@ impl Run<'_, '_> {
         let depth = walked.len();
         if item.side == Side::Keys {
             let p = (&scratch.p[..], columns, depth);
-            multiply_add(simd, p, &scratch.walked_v, &mut scratch.sum_v, width_v);
+            multiply_add::<S, VECTORS>(simd, p, &scratch.walked_v, &mut scratch.sum_v, width_v);
         }
         let ds = (&scratch.ds[..], columns, depth);
-        multiply_add(simd, ds, &scratch.walked, &mut scratch.sum, width);
+        multiply_add::<S, VECTORS>(simd, ds, &scratch.walked, &mut scratch.sum, width);
     }
 
     fn store(&mut self) {

@@ -1,47 +1,54 @@
-//! The product of the backward pass: `C += A·B` of row-major f32 matrices in the cache.
+//! The product `C += A·B` of row-major f32 matrices in the cache: those of the backward pass, and `P·V` of few rows.
 
 use pulp::Simd;
 
 /// f32 values of the widest vector: rows of B and C are padded to multiples of it.
 pub(crate) const LANES: usize = 16;
 
-/// Rows of C in registers at a time, and vectors of each.
+/// Rows of C in registers at a time.
 const ROWS: usize = 4;
-const VECTORS: usize = 2;
 
-/// `C += A·B`: `a` is `[rows][stride]`, of which the first `depth` columns count, `b`
+/// `C += A·B`, `NV` vectors of columns at a time: `a` is `[rows][stride]`, of which the first `depth` columns count, `b`
 /// `[depth][columns]`, `c` `[rows][columns]`; `columns` is a multiple of [`LANES`].
 #[inline(always)] // into code that is compiled for an instruction set
-pub(crate) fn multiply_add<S: Simd>(
+pub(crate) fn multiply_add<S: Simd, const NV: usize>(
     simd: S,
     (a, stride, depth): (&[f32], usize, usize),
     b: &[f32],
     c: &mut [f32],
     columns: usize,
 ) {
-    for (a, c) in a.chunks(ROWS * stride).zip(c.chunks_mut(ROWS * columns)) {
-        if c.len() == ROWS * columns {
-            rows::<S, ROWS>(simd, (a, stride, depth), b, c, columns);
-        } else {
-            for (a, c) in a.chunks(stride).zip(c.chunks_mut(columns)) {
-                rows::<S, 1>(simd, (a, stride, depth), b, c, columns);
-            }
-        }
+    let (mut row, rows) = (0, c.len() / columns);
+    while row < rows {
+        let (a, c) = ((&a[row * stride..], stride, depth), &mut c[row * columns..]);
+        row += match rows - row {
+            ROWS.. => self::rows::<S, ROWS, NV>(simd, a, b, c, columns),
+            2.. => self::rows::<S, 2, 4>(simd, a, b, c, columns),
+            _ => self::rows::<S, 1, 4>(simd, a, b, c, columns),
+        };
     }
 }
 
+/// The first `R` rows. Returns `R`.
 #[inline(always)]
-fn rows<S: Simd, const R: usize>(simd: S, a: (&[f32], usize, usize), b: &[f32], c: &mut [f32], columns: usize) {
+fn rows<S: Simd, const R: usize, const NV: usize>(
+    simd: S,
+    a: (&[f32], usize, usize),
+    b: &[f32],
+    c: &mut [f32],
+    columns: usize,
+) -> usize {
     let (mut at, vectors) = (0, columns / S::F32_LANES);
     while at < vectors {
-        if vectors - at >= VECTORS {
-            block::<S, R, VECTORS>(simd, a, b, c, columns, at);
-            at += VECTORS;
+        if vectors - at >= NV {
+            block::<S, R, NV>(simd, a, b, c, columns, at);
+            at += NV;
         } else {
             block::<S, R, 1>(simd, a, b, c, columns, at);
             at += 1;
         }
     }
+    R
 }
 
 /// `NV` vectors of columns from the `at`th on.
@@ -90,7 +97,7 @@ mod tests {
         type Output = ();
         #[inline(always)]
         fn with_simd<S: Simd>(self, simd: S) {
-            multiply_add(simd, (self.0, 9, 7), self.1, self.2, 48);
+            multiply_add::<_, 2>(simd, (self.0, 9, 7), self.1, self.2, 48);
         }
     }
 

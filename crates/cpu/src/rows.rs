@@ -14,29 +14,16 @@ use std::ops::Range;
 use pulp::Simd;
 
 use crate::panel::soft_cap;
+use crate::product::multiply_add;
 use crate::simd::{LOWEST, exp2_of_product};
 use crate::tile::{Store, TileTask};
-use crate::workspace::Workspace;
+use crate::workspace::{LINE, Workspace, split_aligned};
 
 /// Rows of K or V that are widened at a time: with head_dim 128 they take 8 KiB of the L1 cache.
 const PACKED: usize = 16;
 
 /// Query rows of a micro-kernel.
 const MICRO_ROWS: usize = 4;
-
-/// Buffers of a tile. Rows are padded with zeros to whole cache lines.
-pub(crate) struct RowScratch<'w> {
-    /// `[rows][head_dim]`.
-    pub(crate) q: &'w mut [f32],
-    /// Unnormalised, `[rows][head_dim_v]`.
-    pub(crate) o: &'w mut [f32],
-    /// Scores, later P, of one K block: `[rows][tile_kv]`.
-    pub(crate) s: &'w mut [f32],
-    /// Widened rows of K or V: `[PACKED][head_dim]`.
-    pub(crate) packed: &'w mut [f32],
-    pub(crate) max: &'w mut [f32],
-    pub(crate) sum: &'w mut [f32],
-}
 
 /// `NV`: vectors of columns, or keys, of a micro-kernel.
 #[inline(always)]
@@ -48,15 +35,15 @@ pub(crate) fn run<S: Simd, const NV: usize>(
 ) {
     let (problem, rows) = (task.problem, task.rows);
     let dims = [problem.head_dim(), problem.head_dim_v()];
-    let [dim, dim_v, width] = [dims[0], dims[1], task.tile_kv].map(|size| size.next_multiple_of(16));
-    let RowScratch {
-        q,
-        o,
-        s,
-        packed,
-        max,
-        sum,
-    } = workspace.rows(rows, [dim, dim_v], width, PACKED);
+    let [dim, dim_v, width] = [dims[0], dims[1], task.tile_kv].map(|size| size.next_multiple_of(LINE));
+    // Q and O, which is not normalised, `[rows][head_dim]`; scores, later P, of one K block, `[rows][tile_kv]`; widened
+    // rows of K or V, `[PACKED][head_dim]`; maxima and sums. Rows are padded with zeros to whole cache lines.
+    let packed = PACKED * dim.max(dim_v);
+    let sizes = [rows * dim, rows * dim_v, rows * width, packed, rows, rows];
+    let [q, o, s, packed, max, sum] = split_aligned(&mut workspace.floats, sizes).map(|slice| {
+        slice.fill(0.0);
+        slice
+    });
     for (row, q) in q.chunks_exact_mut(dim).enumerate() {
         task.copy_q(row, &mut q[..dims[0]]);
     }
@@ -84,7 +71,7 @@ pub(crate) fn run<S: Simd, const NV: usize>(
             }
         }
         for row in 0..rows {
-            let s = &mut s[row * width..][..block.len().next_multiple_of(16)];
+            let s = &mut s[row * width..][..block.len().next_multiple_of(LINE)];
             if let Some(cap) = problem.softcap() {
                 soft_cap(simd, S::as_mut_simd_f32s(s).0, task.scale.rest, cap);
             }
@@ -102,16 +89,8 @@ pub(crate) fn run<S: Simd, const NV: usize>(
         }
         for keys in chunks(block.clone()) {
             let v = task.v.pack(keys.clone(), dim_v, packed);
-            let first = keys.start - block.start;
-            let mut row = 0;
-            while row < rows {
-                let (p, o) = (&s[row * width + first..], &mut o[row * dim_v..]);
-                row += match rows - row {
-                    MICRO_ROWS.. => accumulate::<S, MICRO_ROWS, NV>(simd, p, width, v, dim_v, o),
-                    2.. => accumulate::<S, 2, 4>(simd, p, width, v, dim_v, o),
-                    _ => accumulate::<S, 1, 4>(simd, p, width, v, dim_v, o),
-                };
-            }
+            let p = (&s[keys.start - block.start..], width, keys.len());
+            multiply_add::<S, NV>(simd, p, v, o, dim_v);
         }
     }
     for (row, o) in o.chunks_exact_mut(dim_v).enumerate() {
@@ -183,62 +162,4 @@ fn softmax<S: Simd>(simd: S, s: &mut [f32], factor: f32, max: &mut f32, sum: &mu
     }
     *sum = *sum * rescale + simd.reduce_sum_f32s(total);
     rescale
-}
-
-/// `O += P·V` of `R` rows, `NV` vectors of columns at a time. Returns `R`.
-#[inline(always)]
-fn accumulate<S: Simd, const R: usize, const NV: usize>(
-    simd: S,
-    p: &[f32],
-    width: usize,
-    v: &[f32],
-    dim: usize,
-    o: &mut [f32],
-) -> usize {
-    let vectors = dim / S::F32_LANES;
-    let mut column = 0;
-    while column < vectors {
-        if vectors - column >= NV {
-            accumulate_columns::<S, R, NV>(simd, p, width, v, dim, column, o);
-            column += NV;
-        } else {
-            accumulate_columns::<S, R, 1>(simd, p, width, v, dim, column, o);
-            column += 1;
-        }
-    }
-    R
-}
-
-#[inline(always)]
-fn accumulate_columns<S: Simd, const R: usize, const NV: usize>(
-    simd: S,
-    p: &[f32],
-    width: usize,
-    v: &[f32],
-    dim: usize,
-    column: usize,
-    o: &mut [f32],
-) {
-    let keys = v.len() / dim;
-    let p: [&[f32]; R] = std::array::from_fn(|r| &p[r * width..][..keys]);
-    let load = |from: &[f32]| -> [S::f32s; NV] {
-        let vectors = &S::as_simd_f32s(from).0[column..][..NV];
-        std::array::from_fn(|i| vectors[i])
-    };
-    let mut acc: [[S::f32s; NV]; R] = std::array::from_fn(|r| load(&o[r * dim..][..dim]));
-    for (key, v) in v.chunks_exact(dim).enumerate() {
-        let v = load(v);
-        for (acc, p) in acc.iter_mut().zip(&p) {
-            let p = simd.splat_f32s(p[key]);
-            for (acc, &v) in acc.iter_mut().zip(&v) {
-                *acc = simd.mul_add_e_f32s(p, v, *acc);
-            }
-        }
-    }
-    for (r, acc) in acc.iter().enumerate() {
-        let o = &mut S::as_mut_simd_f32s(&mut o[r * dim..][..dim]).0[column..][..NV];
-        for (o, &acc) in o.iter_mut().zip(acc) {
-            *o = acc;
-        }
-    }
 }

@@ -25,7 +25,7 @@ use crate::output::Output;
 use crate::panel::{PanelBias, PanelBlock};
 use crate::rows;
 use crate::scale::Scale;
-use crate::workspace::{PanelSpan, Workspace};
+use crate::workspace::{LINE, PanelSpan, Workspace, split_aligned};
 
 /// Most query rows of a K/V head that [`crate::rows`] computes, without panels.
 const FEW_ROWS: usize = 8;
@@ -163,39 +163,57 @@ impl TileTask<'_> {
         let TileTask { problem, tile_kv, .. } = *self;
         let dims = [problem.head_dim(), problem.head_dim_v()];
         let panel = NV * S::F32_LANES;
-        let scratch = workspace.scratch(self.rows, dims, tile_kv, panel);
-
-        for (i, range) in scratch.ranges.iter_mut().enumerate() {
-            *range = self.visible(i);
-        }
+        let whole_rows = self.rows.next_multiple_of(LINE);
+        let sizes = [
+            whole_rows * dims[0],
+            whole_rows * dims[1],
+            tile_kv * panel.next_multiple_of(LINE),
+            whole_rows,
+            whole_rows,
+        ];
+        let Workspace {
+            floats,
+            row: one_row,
+            ranges,
+            spans,
+            blocks,
+        } = workspace;
+        // Qᵀ and Oᵀ, which is not normalised, one panel after another, each `[head_dim][panel width]`; Sᵀ, later Pᵀ, of
+        // one panel and one K block, `[keys][panel width]`; the running maximum of each row's scores in log2 units, and
+        // the running sum of `exp(score − maximum)`.
+        let [q_panels, o_panels, s, max, sum] = split_aligned(floats, sizes);
+        one_row.resize(dims[0].max(dims[1]), 0.0);
+        ranges.clear();
+        ranges.extend((0..self.rows).map(|row| self.visible(row)));
         let first_rows = (0..self.rows).step_by(panel);
-        let panels = first_rows.map(|first| PanelSpan::of(first, panel, scratch.ranges, S::F32_LANES));
-        scratch.spans.extend(panels);
-        let spans = scratch.spans.as_slice();
+        let panels = first_rows.map(|first| PanelSpan::of(first, panel, ranges, S::F32_LANES));
+        spans.clear();
+        spans.extend(panels);
+        let spans = &*spans;
         let first_key = spans.iter().map(|span| span.any.start).min().unwrap_or(0);
         let last_key = spans.iter().map(|span| span.any.end).max().unwrap_or(0);
 
         for span in spans {
             // Qᵀ of the panel. Lanes past its last row are zero.
             let width = span.width;
-            let q = &mut scratch.q[span.rows.start * dims[0]..][..width * dims[0]];
+            let q = &mut q_panels[span.rows.start * dims[0]..][..width * dims[0]];
             q.fill(0.0);
             for (lane, row) in span.rows.clone().enumerate() {
-                self.copy_q(row, &mut scratch.row[..dims[0]]);
-                for (column, &x) in q.chunks_exact_mut(width).zip(scratch.row.iter()) {
+                self.copy_q(row, &mut one_row[..dims[0]]);
+                for (column, &x) in q.chunks_exact_mut(width).zip(one_row.iter()) {
                     column[lane] = x;
                 }
             }
         }
-        scratch.o.fill(0.0);
-        scratch.max.fill(f32::NEG_INFINITY);
-        scratch.sum.fill(0.0);
+        o_panels.fill(0.0);
+        max.fill(f32::NEG_INFINITY);
+        sum.fill(0.0);
 
         let mut block = first_key..first_key;
         while block.end < last_key {
             let next = (block.end / tile_kv + 1) * tile_kv;
             block = block.end..next.min(last_key);
-            let [k, v] = scratch.blocks.rows(self, block.clone());
+            let [k, v] = blocks.rows(self, block.clone());
             let first = block.start;
             for span in spans {
                 // Skips keys that the whole panel masks: half a block per row of a causal mask.
@@ -209,17 +227,17 @@ impl TileTask<'_> {
                     scale: self.scale,
                     k: &k[packed.start * dims[0]..packed.end * dims[0]],
                     v: &v[packed.start * dims[1]..packed.end * dims[1]],
-                    ranges: &scratch.ranges[span.rows.clone()],
+                    ranges: &ranges[span.rows.clone()],
                     all_visible: span.all.start <= block.start && block.end <= span.all.end,
                     bias: problem
                         .alibi()
                         .map(|_| PanelBias::new(span.rows.clone().flat_map(|row| self.bias(row, block.start)))),
                     block,
-                    q: &scratch.q[row * dims[0]..][..width * dims[0]],
-                    s: &mut scratch.s[..width * tile_kv],
-                    o: &mut scratch.o[row * dims[1]..][..width * dims[1]],
-                    max: &mut scratch.max[row..][..width],
-                    sum: &mut scratch.sum[row..][..width],
+                    q: &q_panels[row * dims[0]..][..width * dims[0]],
+                    s: &mut s[..width * tile_kv],
+                    o: &mut o_panels[row * dims[1]..][..width * dims[1]],
+                    max: &mut max[row..][..width],
+                    sum: &mut sum[row..][..width],
                 };
                 match width / S::F32_LANES {
                     1 => work.run::<S, 1>(simd),
@@ -231,18 +249,12 @@ impl TileTask<'_> {
         }
 
         for span in spans {
-            let o = &scratch.o[span.rows.start * dims[1]..][..span.width * dims[1]];
+            let o = &o_panels[span.rows.start * dims[1]..][..span.width * dims[1]];
             for (lane, row) in span.rows.clone().enumerate() {
-                for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
+                for (x, column) in one_row.iter_mut().zip(o.chunks_exact(span.width)) {
                     *x = column[lane];
                 }
-                self.store(
-                    store,
-                    row,
-                    scratch.max[row],
-                    scratch.sum[row],
-                    &mut scratch.row[..dims[1]],
-                );
+                self.store(store, row, max[row], sum[row], &mut one_row[..dims[1]]);
             }
         }
     }

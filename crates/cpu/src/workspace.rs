@@ -5,16 +5,15 @@ use std::ops::Range;
 use flashcore_problem::Problem;
 
 use crate::keys::HeadRows;
-use crate::rows::RowScratch;
 use crate::tile::TileTask;
 
 /// Scratch buffers of one thread. They grow as needed and are reused for every tile.
 #[derive(Default)]
 pub(crate) struct Workspace {
-    floats: Vec<f32>,
-    row: Vec<f32>,
-    ranges: Vec<Range<usize>>,
-    spans: Vec<PanelSpan>,
+    pub(crate) floats: Vec<f32>,
+    pub(crate) row: Vec<f32>,
+    pub(crate) ranges: Vec<Range<usize>>,
+    pub(crate) spans: Vec<PanelSpan>,
     pub(crate) blocks: KeyBlocks,
 }
 
@@ -76,24 +75,6 @@ impl KeyBlocks {
     }
 }
 
-/// Buffers of one tile. Vector slices are aligned to cache lines.
-pub(crate) struct Scratch<'w> {
-    /// Qᵀ, one panel after another, each `[head_dim][panel width]`.
-    pub(crate) q: &'w mut [f32],
-    /// Unnormalised Oᵀ, one panel after another, each `[head_dim_v][panel width]`.
-    pub(crate) o: &'w mut [f32],
-    /// Sᵀ, later Pᵀ, of one panel and one K block: `[keys][panel width]`.
-    pub(crate) s: &'w mut [f32],
-    /// Running maximum of each row's scores in log2 units.
-    pub(crate) max: &'w mut [f32],
-    /// Running sum of `exp(score − maximum)` of each row.
-    pub(crate) sum: &'w mut [f32],
-    pub(crate) row: &'w mut [f32],
-    pub(crate) ranges: &'w mut [Range<usize>],
-    pub(crate) spans: &'w mut Vec<PanelSpan>,
-    pub(crate) blocks: &'w mut KeyBlocks,
-}
-
 /// A panel of rows and the keys they see.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PanelSpan {
@@ -129,61 +110,11 @@ impl PanelSpan {
 }
 
 /// f32 values per cache line, and per vector of the widest instruction set.
-const LINE: usize = 16;
-
-impl Workspace {
-    /// Buffers for a tile of `rows` rows, K blocks of `tile_kv` keys and panels of `panel` rows.
-    /// They hold old data, except `spans`, which is empty.
-    pub(crate) fn scratch(&mut self, rows: usize, dims: [usize; 2], tile_kv: usize, panel: usize) -> Scratch<'_> {
-        let whole_rows = rows.next_multiple_of(LINE);
-        let sizes = [
-            whole_rows * dims[0],
-            whole_rows * dims[1],
-            tile_kv * panel.next_multiple_of(LINE),
-            whole_rows,
-            whole_rows,
-        ];
-        self.row.resize(dims[0].max(dims[1]), 0.0);
-        self.ranges.resize(rows, 0..0);
-        self.spans.clear();
-        let [q, o, s, max, sum] = split_aligned(&mut self.floats, sizes);
-        Scratch {
-            q,
-            o,
-            s,
-            max,
-            sum,
-            row: &mut self.row,
-            ranges: &mut self.ranges,
-            spans: &mut self.spans,
-            blocks: &mut self.blocks,
-        }
-    }
-
-    /// Buffers for a tile of few rows, zeroed: head_dim of K and V and the keys of a block as
-    /// multiples of a cache line, and how many rows of K or V are widened at a time.
-    pub(crate) fn rows(&mut self, rows: usize, dims: [usize; 2], keys: usize, packed: usize) -> RowScratch<'_> {
-        let packed = packed * dims[0].max(dims[1]);
-        let sizes = [rows * dims[0], rows * dims[1], rows * keys, packed, rows, rows];
-        let slices = split_aligned(&mut self.floats, sizes);
-        let [q, o, s, packed, max, sum] = slices.map(|slice| {
-            slice.fill(0.0);
-            slice
-        });
-        RowScratch {
-            q,
-            o,
-            s,
-            packed,
-            max,
-            sum,
-        }
-    }
-}
+pub(crate) const LINE: usize = 16;
 
 /// Slices of these sizes, each aligned to a cache line: an unaligned vector would cross one at every
-/// load.
-fn split_aligned<const N: usize>(floats: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f32]; N] {
+/// load. They hold old data.
+pub(crate) fn split_aligned<const N: usize>(floats: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f32]; N] {
     let total: usize = sizes.iter().map(|size| size.next_multiple_of(LINE)).sum();
     if floats.len() < total + LINE {
         *floats = vec![0.0; total + LINE];
@@ -213,13 +144,11 @@ mod tests {
 
     #[test]
     fn slices_are_aligned_and_large_enough() {
-        let mut workspace = Workspace::default();
+        let mut floats = Vec::new();
         for rows in [1, 16, 100] {
-            let scratch = workspace.scratch(rows, [8, 72], 12, 64);
-            assert!(scratch.q.len() >= rows * 8 && scratch.o.len() >= rows * 72 && scratch.s.len() >= 12 * 64);
-            assert!(scratch.max.len() >= rows && scratch.sum.len() >= rows && scratch.row.len() == 72);
-            for slice in [scratch.q, scratch.o, scratch.s, scratch.max, scratch.sum] {
-                assert_eq!(slice.as_ptr() as usize % 64, 0);
+            let sizes = [rows * 8, rows * 72, 12 * 64, rows, rows];
+            for (slice, size) in split_aligned(&mut floats, sizes).into_iter().zip(sizes) {
+                assert_eq!((slice.as_ptr() as usize % 64, slice.len()), (0, size));
             }
         }
     }
