@@ -1,6 +1,9 @@
 //! The state of the device while it was measured: clocks, power, temperature, reasons for throttling.
 
-use flashcore_cuda::Nvml;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
 /// The device's state at one moment. What cannot be read is `None`.
@@ -22,7 +25,10 @@ pub struct Reading {
 
 /// Reads a device's state through NVIDIA's management library, between batches and never within one.
 #[derive(Debug)]
-pub struct Telemetry(Nvml);
+pub struct Telemetry {
+    nvml: Nvml,
+    uuid: String,
+}
 
 impl Telemetry {
     /// For the device of this identity (`GPU-xxxxxxxx-…`).
@@ -30,21 +36,37 @@ impl Telemetry {
     /// # Errors
     /// One sentence that says what is missing, to be shown once; measuring goes on without it.
     pub fn open(uuid: &str) -> Result<Telemetry, String> {
-        let nvml = Nvml::open(uuid);
-        nvml.map(Telemetry)
-            .map_err(|missing| format!("clocks, power and temperature are not recorded: {missing}"))
+        let missing = |what: String, error: NvmlError| {
+            format!("clocks, power and temperature are not recorded: NVML {what} ({error})")
+        };
+        let telemetry = Telemetry {
+            nvml: Nvml::init().map_err(|error| missing("does not start".to_string(), error))?,
+            uuid: uuid.to_string(),
+        };
+        match telemetry.device() {
+            Ok(_) => Ok(telemetry),
+            Err(error) => Err(missing(format!("has no {uuid}"), error)),
+        }
+    }
+
+    fn device(&self) -> Result<Device<'_>, NvmlError> {
+        self.nvml.device_by_uuid(self.uuid.as_str())
     }
 
     pub(crate) fn read(&self) -> Reading {
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
-        let throttle = self.0.throttle_reasons().unwrap_or_default();
+        let Ok(device) = self.device() else {
+            return Reading::default();
+        };
+        // An idle device is no reason.
+        let throttle = device.current_throttle_reasons().unwrap_or(ThrottleReasons::NONE) - ThrottleReasons::GPU_IDLE;
         Reading {
-            sm_mhz: self.0.sm_mhz(),
-            memory_mhz: self.0.memory_mhz(),
-            power_w: self.0.power_mw().map(watts),
-            power_limit_w: self.0.power_limit_mw().map(watts),
-            temperature_c: self.0.temperature_c(),
-            throttle: throttle.into_iter().map(str::to_string).collect(),
+            sm_mhz: device.clock_info(Clock::SM).ok(),
+            memory_mhz: device.clock_info(Clock::Memory).ok(),
+            power_w: device.power_usage().ok().map(watts),
+            power_limit_w: device.enforced_power_limit().ok().map(watts),
+            temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
+            throttle: throttle.iter_names().map(|(name, _)| name.to_string()).collect(),
         }
     }
 }
