@@ -6,7 +6,7 @@ use flashcore_ir::launch::TensorMapProblem;
 use flashcore_ir::proof::LaunchRefusal;
 use flashcore_ir::ptx::read::PtxError;
 
-use crate::status::status;
+use crate::status::remedy;
 
 /// Any failure of this crate: what was tried, what the driver returned, and what to do.
 #[derive(Clone, thiserror::Error)]
@@ -157,8 +157,8 @@ impl CudaError {
 /// A driver call that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{call}({arguments}) failed: {name} ({code}){}",
-    status(*code).map_or_else(String::new, |status| format!(": {}; {}", status.meaning, status.remedy))
+    "{call}({arguments}) failed: {name} ({code}): {meaning}{}",
+    remedy(*code).map_or_else(String::new, |remedy| format!("; {remedy}"))
 )]
 pub struct CallError {
     /// The driver function.
@@ -167,21 +167,23 @@ pub struct CallError {
     pub arguments: String,
     /// The status it returned.
     pub code: u32,
-    /// The status by name; for codes newer than this version, as the driver calls it.
+    /// Its name, as the driver has it.
     pub name: String,
+    /// What it says, in the driver's words.
+    pub meaning: String,
 }
 
 /// A kernel faulted while it ran. Faults surface at a later call, so the kernels launched since the
 /// last synchronisation are all suspects.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{}: {} ({}){}. The CUDA context of device {ordinal} is unusable from now on and every later call in this process \
+    "{}: {} ({}): {}. The CUDA context of device {ordinal} is unusable from now on and every later call in this process \
      will fail: end the process. What to do: {}. (Reported by {}({}).)",
     suspects(kernels),
     call.name,
     call.code,
-    status(call.code).map_or_else(String::new, |status| format!(": {}", status.meaning)),
-    status(call.code).map_or("find the line with `flashcore check` or run with `--device sim`", |status| status.remedy),
+    call.meaning,
+    remedy(call.code).unwrap_or("find the line with `flashcore check` or run with `--device sim`"),
     call.call,
     call.arguments
 )]
@@ -285,12 +287,12 @@ mod tests {
     use super::*;
 
     fn call(code: u32) -> CallError {
-        let name = status(code).map_or("?".to_string(), |status| status.name.to_string());
         CallError {
             call: "cuStreamSynchronize",
             arguments: "stream=0x7f00".to_string(),
             code,
-            name,
+            name: "CUDA_ERROR_ILLEGAL_ADDRESS".to_string(),
+            meaning: "an illegal memory access was encountered".to_string(),
         }
     }
 
@@ -301,12 +303,13 @@ mod tests {
             arguments: "bytes=1099511627776".to_string(),
             code: 2,
             name: "CUDA_ERROR_OUT_OF_MEMORY".to_string(),
+            meaning: "out of memory".to_string(),
         }
         .to_string();
         assert_eq!(
             text,
-            "cuMemAlloc_v2(bytes=1099511627776) failed: CUDA_ERROR_OUT_OF_MEMORY (2): the device has no free block of \
-             memory that large; free buffers, shrink the problem, or see with `nvidia-smi` which process holds the memory"
+            "cuMemAlloc_v2(bytes=1099511627776) failed: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory; free buffers, shrink \
+             the problem, or see with `nvidia-smi` which process holds the memory"
         );
     }
 

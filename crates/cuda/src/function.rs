@@ -2,7 +2,6 @@
 
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
-use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Launch;
@@ -13,6 +12,7 @@ use crate::error::{CallError, CudaError, LaunchFailure};
 use crate::explain;
 use crate::memory::DeviceSlice;
 use crate::module::Module;
+use crate::plan::{Argument, Arguments};
 use crate::raw::{Handle, unsigned};
 use crate::status::is_fault;
 use crate::stream::Stream;
@@ -36,30 +36,6 @@ pub enum KernelArg<'a> {
     F32(f32),
     /// A tensor map, passed by value.
     TensorMap(TensorMap),
-}
-
-impl KernelArg<'_> {
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
-            Self::Slice(_) | Self::U64(_) => 8,
-            Self::TensorMap(_) => 128,
-        }
-    }
-
-    /// Where the driver reads the value.
-    fn value(&self) -> *mut c_void {
-        let value: *const c_void = match self {
-            Self::Slice(slice) => ptr::from_ref(slice.address_ref()).cast(),
-            Self::U32(value) => ptr::from_ref(value).cast(),
-            Self::I32(value) => ptr::from_ref(value).cast(),
-            Self::U64(value) => ptr::from_ref(value).cast(),
-            Self::F32(value) => ptr::from_ref(value).cast(),
-            Self::TensorMap(map) => ptr::from_ref(&map.0).cast(),
-        };
-        // The driver only reads it; its signature is older than const.
-        value.cast_mut()
-    }
 }
 
 /// What the driver says about a compiled kernel (`cuFuncGetAttribute`).
@@ -212,23 +188,25 @@ impl Function {
         shape: &LaunchShape,
         arguments: &[KernelArg<'_>],
     ) -> Result<(), CudaError> {
+        let (mut values, mut buffers) = (Arguments::new(arguments.len()), Vec::new());
         for argument in arguments {
-            if let KernelArg::Slice(slice) = argument {
-                slice.check_device(self.module.context().ordinal(), "an argument")?;
-            }
+            let value = match *argument {
+                KernelArg::Slice(slice) => {
+                    slice.check_device(self.module.context().ordinal(), "an argument")?;
+                    buffers.push(slice);
+                    Argument::U64(slice.address())
+                }
+                KernelArg::U32(value) => Argument::U32(value),
+                KernelArg::I32(value) => Argument::U32(value.cast_unsigned()),
+                KernelArg::U64(value) => Argument::U64(value),
+                KernelArg::F32(value) => Argument::U32(value.to_bits()),
+                KernelArg::TensorMap(map) => values.map(map),
+            };
+            values.each.push(value);
         }
-        self.prove(shape)?;
-        self.prove_arguments(arguments.iter().map(KernelArg::bytes))?;
-        let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
-        let memory = arguments.iter().filter_map(|argument| match argument {
-            KernelArg::Slice(slice) => slice.owner(),
-            _ => None,
-        });
-        // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
-        // was just compared with the kernel's parameter; the rest is the caller's promise.
-        stream.put(memory, &[], || unsafe {
-            self.launch_proved(stream, shape, &mut values)
-        })
+        let launch = self.settle(*shape, values, Vec::new(), &buffers)?;
+        // SAFETY: the caller's.
+        unsafe { launch.enqueue_as(stream, shape) }
     }
 
     /// Enqueues what was proved: the shape, the sizes of the arguments and their device.

@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::allocation::Allocation;
-use crate::context::{Context, Home, lock};
-use crate::error::{CallError, CudaError, coalesced};
+use crate::context::{Context, lock};
+use crate::error::{CudaError, coalesced};
 use crate::module::LoadedModule;
 use crate::raw::{Driver, Handle};
 use crate::stream::{Captured, Stream, StreamHandle};
-use crate::sys::{CUgraph_st, CUgraphExec_st, capture_mode};
+use crate::sys::{CUgraph, CUgraphExec_st, capture_mode};
 use crate::table::DeviceTable;
 
 /// Work captured from a stream, ready to be replayed.
@@ -19,7 +19,7 @@ use crate::table::DeviceTable;
 /// its launches. Memory of others ([`DeviceSlice::from_raw`](crate::DeviceSlice::from_raw)) is theirs to keep.
 pub struct Graph {
     /// The driver does not synchronise calls on one executable graph; the lock does.
-    exec: Mutex<Exec>,
+    exec: Mutex<Handle<CUgraphExec_st>>,
     label: Arc<str>,
     kernels: Vec<Arc<str>>,
     modules: Vec<Arc<LoadedModule>>,
@@ -57,7 +57,7 @@ impl Graph {
         stream.put(&self.allocations, &self.tables, || {
             let exec = lock(&self.exec);
             self.context
-                .call(|driver| driver.cuGraphLaunch(exec.handle.0, stream.handle()))
+                .call(|driver| driver.cuGraphLaunch(exec.0, stream.handle()))
         })?;
         // A graph in a graph: the outer one keeps what this one keeps.
         match stream.shared().capture().as_mut() {
@@ -72,7 +72,7 @@ impl Graph {
         stream.check_context(&self.context, "the graph")?;
         let exec = lock(&self.exec);
         self.context
-            .call(|driver| driver.cuGraphUpload(exec.handle.0, stream.handle()))
+            .call(|driver| driver.cuGraphUpload(exec.0, stream.handle()))
     }
 
     /// Names of the kernels captured, in order.
@@ -125,11 +125,14 @@ impl Recording {
     /// What the driver says: something was put in that no graph can have.
     pub fn finish(mut self) -> Result<Graph, CudaError> {
         let (graph, captured) = self.end();
-        let template = Template::new(&self.context, graph?);
-        let exec = self.context.call(|driver| template.instantiate(driver))?;
-        drop(template);
+        let graph = graph?;
+        let exec = self.context.call(|driver| {
+            let exec = driver.cuGraphInstantiateWithFlags(graph, 0);
+            destroy(driver, graph);
+            exec
+        })?;
         Ok(Graph {
-            exec: Mutex::new(exec),
+            exec: Mutex::new(Handle(exec)),
             label: Arc::from(label(&captured.kernels)),
             kernels: captured.kernels,
             modules: captured.modules,
@@ -139,7 +142,7 @@ impl Recording {
         })
     }
 
-    fn end(&mut self) -> (Result<*mut CUgraph_st, CudaError>, Captured) {
+    fn end(&mut self) -> (Result<CUgraph, CudaError>, Captured) {
         self.open = false;
         let mut captured = self.stream.capture();
         let graph = self.context.call(|driver| driver.capture_end(self.stream.raw()));
@@ -153,8 +156,16 @@ impl Drop for Recording {
         if self.open
             && let (Ok(graph), _) = self.end()
         {
-            drop(Template::new(&self.context, graph));
+            let _ = self.context.call(|driver| Ok(destroy(driver, graph)));
         }
+    }
+}
+
+/// Destroys what was captured, which is null where that was nothing valid. Nothing refers to it any more; a failure would
+/// leave a few kilobytes behind.
+fn destroy(driver: &Driver, graph: CUgraph) {
+    if !graph.is_null() {
+        let _ = driver.cuGraphDestroy(graph);
     }
 }
 
@@ -164,47 +175,11 @@ impl fmt::Debug for Recording {
     }
 }
 
-/// A graph before it is made executable. Null where nothing was captured validly.
-pub(crate) struct Template {
-    pub(crate) graph: Handle<CUgraph_st>,
-    home: Home,
-}
-
-impl Template {
-    pub(crate) fn new(context: &Context, graph: *mut CUgraph_st) -> Template {
-        Template {
-            graph: Handle(graph),
-            home: context.home(),
-        }
-    }
-
-    pub(crate) fn instantiate(&self, driver: &Driver) -> Result<Exec, CallError> {
-        Ok(Exec {
-            handle: Handle(driver.cuGraphInstantiateWithFlags(self.graph.0, 0)?),
-            home: self.home,
-        })
-    }
-}
-
-impl Drop for Template {
+/// A replay still running finishes; the driver frees the graph after it (`cuGraphExecDestroy`).
+impl Drop for Graph {
     fn drop(&mut self) {
-        if !self.graph.0.is_null() {
-            // Nothing refers to it any more; a failure would leave a few kilobytes behind.
-            let _ = self.home.call(|driver| driver.cuGraphDestroy(self.graph.0));
-        }
-    }
-}
-
-/// An executable graph.
-pub(crate) struct Exec {
-    pub(crate) handle: Handle<CUgraphExec_st>,
-    home: Home,
-}
-
-impl Drop for Exec {
-    fn drop(&mut self) {
-        // A replay still running finishes; the driver frees the graph after it (`cuGraphExecDestroy`).
-        let _ = self.home.call(|driver| driver.cuGraphExecDestroy(self.handle.0));
+        let exec = lock(&self.exec).0;
+        let _ = self.context.call(|driver| driver.cuGraphExecDestroy(exec));
     }
 }
 

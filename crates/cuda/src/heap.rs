@@ -90,7 +90,7 @@ impl Heap {
         }
         match freeing {
             Some(freeing) => driver.cuMemFreeAsync(block.address, freeing)?,
-            None => driver.memory_free(block.address)?,
+            None => driver.cuMemFree_v2(block.address)?,
         }
         Ok(true)
     }
@@ -110,7 +110,7 @@ impl Heap {
         let streams = self.pools.get().copied().flatten();
         let _ = self.home.call(|driver| {
             left.iter()
-                .try_for_each(|(block, _)| driver.memory_free(block.address))?;
+                .try_for_each(|(block, _)| driver.cuMemFree_v2(block.address))?;
             streams
                 .iter()
                 .flatten()

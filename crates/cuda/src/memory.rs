@@ -232,14 +232,14 @@ impl<'a> DeviceSlice<'a> {
         check_capture(from.only_in, stream)?;
         self.check_len("copying on the device", from.len)?;
         self.enqueue(stream, from.owner, |driver| {
-            driver.copy_on_device(self.address, from.address, self.len, stream.handle())
+            driver.cuMemcpyDtoDAsync_v2(self.address, from.address, self.len, stream.handle())
         })
     }
 
     /// Enqueues setting each byte to `value`.
     pub fn fill(self, stream: &Stream, value: u8) -> Result<(), CudaError> {
         self.enqueue(stream, None, |driver| {
-            driver.fill(self.address, value, self.len, stream.handle())
+            driver.cuMemsetD8Async(self.address, value, self.len, stream.handle())
         })
     }
 
@@ -287,10 +287,6 @@ impl<'a> DeviceSlice<'a> {
 
     pub(crate) fn owner(self) -> Option<&'a Arc<Allocation>> {
         self.owner
-    }
-
-    pub(crate) fn address_ref(&self) -> &u64 {
-        &self.address
     }
 
     /// A slice that points nowhere, for tests of what happens before the driver is asked.

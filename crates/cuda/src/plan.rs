@@ -89,7 +89,18 @@ impl Function {
             };
             arguments.each.push(argument);
         }
-        let shape = LaunchShape::of(launch);
+        self.settle(LaunchShape::of(launch), arguments, tables, buffers)
+    }
+
+    /// A launch with these arguments, if device and kernel allow its shape and the arguments have the sizes of the
+    /// kernel's parameters.
+    pub(crate) fn settle<'a>(
+        &self,
+        shape: LaunchShape,
+        arguments: Arguments,
+        tables: Vec<Arc<DeviceTable>>,
+        buffers: &[DeviceSlice<'a>],
+    ) -> Result<PreparedLaunch<'a>, CudaError> {
         self.prove(&shape)?;
         self.prove_arguments(arguments.each.iter().map(Argument::bytes))?;
         Ok(PreparedLaunch {
@@ -155,12 +166,12 @@ pub struct PreparedLaunch<'a> {
 /// The values of arguments. A tensor map takes 128 bytes and few launches have one, so it has its own place.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Arguments {
-    each: Vec<Argument>,
+    pub(crate) each: Vec<Argument>,
     maps: Vec<TensorMap>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Argument {
+pub(crate) enum Argument {
     /// A number or a float, by its bits.
     U32(u32),
     /// A number or an address.
@@ -180,14 +191,14 @@ impl Argument {
 }
 
 impl Arguments {
-    fn new(count: usize) -> Arguments {
+    pub(crate) fn new(count: usize) -> Arguments {
         Arguments {
             each: Vec::with_capacity(count),
             maps: Vec::new(),
         }
     }
 
-    fn map(&mut self, map: TensorMap) -> Argument {
+    pub(crate) fn map(&mut self, map: TensorMap) -> Argument {
         self.maps.push(map);
         Argument::Map(self.maps.len() - 1)
     }
@@ -230,10 +241,20 @@ impl PreparedLaunch<'_> {
     /// On a GPU that reaches the host's pages (HMM, Grace), a kernel that breaks this can write memory of Rust.
     #[allow(unsafe_code)]
     pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_as(stream, &self.alone()) }
+    }
+
+    /// The same of a shape that may let it begin while the work before it runs.
+    ///
+    /// # Safety
+    /// As [`PreparedLaunch::enqueue`].
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
         self.check_stream(stream)?;
         // SAFETY: the caller's promise.
         stream.put(self.memory.iter().copied(), &self.tables, || unsafe {
-            self.launch_alone(stream)
+            self.launch_as(stream, shape)
         })
     }
 
@@ -262,34 +283,25 @@ impl PreparedLaunch<'_> {
         stream.put(memory, &tables, || {
             // SAFETY: the caller's promise; who runs one after another needs no more than who lets them overlap.
             unsafe {
-                first.launch_alone(stream)?;
+                first.launch_as(stream, &first.alone())?;
                 others.iter().try_for_each(|launch| {
-                    if overlap {
-                        launch.launch_as(stream, &launch.shape)
-                    } else {
-                        launch.launch_alone(stream)
-                    }
+                    let shape = if overlap { launch.shape } else { launch.alone() };
+                    launch.launch_as(stream, &shape)
                 })
             }
         })
     }
 
-    /// Waits for all earlier work in the stream.
-    ///
-    /// # Safety
-    /// As [`PreparedLaunch::enqueue`]; the memory is [put in use](Stream::put).
-    #[allow(unsafe_code)]
-    unsafe fn launch_alone(&self, stream: &Stream) -> Result<(), CudaError> {
-        let alone = LaunchShape {
+    /// The shape with which it waits for all earlier work in the stream.
+    fn alone(&self) -> LaunchShape {
+        LaunchShape {
             programmatic_dependent: false,
             ..self.shape
-        };
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, &alone) }
+        }
     }
 
     /// # Safety
-    /// As [`PreparedLaunch::launch_alone`].
+    /// As [`PreparedLaunch::enqueue`]; the memory is [put in use](Stream::put).
     #[allow(unsafe_code)]
     unsafe fn launch_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
         // SAFETY: every buffer is at least as long as the launch says the kernel touches; `Function::prepare` has

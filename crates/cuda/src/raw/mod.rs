@@ -23,7 +23,6 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use crate::error::{CallError, CudaError};
-use crate::status;
 use crate::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUresult, CUstream, Table};
 
 pub(crate) type CallResult<T> = Result<T, CallError>;
@@ -171,15 +170,13 @@ impl Driver {
         if code == sys::status::CUDA_SUCCESS {
             return Ok(());
         }
-        let name = match status::status(code) {
-            Some(status) => status.name.to_string(),
-            None => self.error_name(code),
-        };
+        let [name, meaning] = self.words(code);
         Err(CallError {
             call,
             arguments: arguments(),
             code,
             name,
+            meaning,
         })
     }
 
@@ -199,23 +196,21 @@ impl Driver {
         result
     }
 
-    /// The driver's own name and description of a status that our table does not have.
-    fn error_name(&self, code: CUresult) -> String {
+    /// The driver's name and description of a status.
+    fn words(&self, code: CUresult) -> [String; 2] {
         let mut text: [*const c_char; 2] = [ptr::null(); 2];
         // SAFETY: rule 2; the driver writes pointers to its own static strings, or null.
         unsafe {
             (self.table.cuGetErrorName)(code, &mut text[0]);
             (self.table.cuGetErrorString)(code, &mut text[1]);
         }
-        let [name, description] = text.map(|text| {
+        text.map(|text| {
+            if text.is_null() {
+                return "a status that this driver does not know".to_string();
+            }
             // SAFETY: the driver's strings end in a zero byte and live as long as it does.
-            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
-        });
-        match (name, description) {
-            (Some(name), Some(description)) => format!("{name}, {description}"),
-            (Some(name), None) => name,
-            _ => "a status that this driver does not name".to_string(),
-        }
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        })
     }
 
     pub(crate) fn device_name(&self, device: CUdevice) -> CallResult<String> {
@@ -232,11 +227,6 @@ impl Driver {
         // SAFETY: rule 2.
         unsafe { call!(self.cuMemGetInfo_v2(&mut free, &mut total), "")? };
         Ok((free as u64, total as u64))
-    }
-
-    pub(crate) fn memory_free(&self, pointer: CUdeviceptr) -> CallResult<()> {
-        // SAFETY: rule 1.
-        unsafe { call!(self.cuMemFree_v2(pointer), "pointer={pointer:#x}") }
     }
 
     /// Waits until the copy is done.
@@ -260,24 +250,6 @@ impl Driver {
             unsafe { call!(self.cuMemcpyDtoHAsync_v2(to, from, bytes, stream), "{what}")? };
         }
         self.cuStreamSynchronize(stream)
-    }
-
-    pub(crate) fn copy_on_device(
-        &self,
-        to: CUdeviceptr,
-        from: CUdeviceptr,
-        bytes: usize,
-        stream: CUstream,
-    ) -> CallResult<()> {
-        let what = format_args!("to={to:#x}, from={from:#x}, bytes={bytes}, stream={stream:p}");
-        // SAFETY: rule 1; both addresses are device memory and checked by the driver.
-        unsafe { call!(self.cuMemcpyDtoDAsync_v2(to, from, bytes, stream), "{what}") }
-    }
-
-    pub(crate) fn fill(&self, to: CUdeviceptr, value: u8, bytes: usize, stream: CUstream) -> CallResult<()> {
-        let what = format_args!("to={to:#x}, value={value:#x}, bytes={bytes}, stream={stream:p}");
-        // SAFETY: rule 1.
-        unsafe { call!(self.cuMemsetD8Async(to, value, bytes, stream), "{what}") }
     }
 
     pub(crate) fn stream_context(&self, stream: CUstream) -> CallResult<CUcontext> {

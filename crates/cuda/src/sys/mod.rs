@@ -336,6 +336,9 @@ functions! {
         stream cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
         outside cuGraphExecDestroy(exec: CUgraphExec);
         outside cuGraphDestroy(graph: CUgraph);
+        outside cuMemFree_v2(pointer: CUdeviceptr);
+        stream cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        stream cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
         outside cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream);
         outside cuModuleUnload(module: CUmodule);
         outside cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int);
@@ -363,11 +366,8 @@ functions! {
         stream cuGetErrorString(error: CUresult, text: *mut *const c_char);
         stream cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
         outside cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-        outside cuMemFree_v2(pointer: CUdeviceptr);
         outside cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
         outside cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
-        stream cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-        stream cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
         outside cuStreamQuery(stream: CUstream);
         stream cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
         stream cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
