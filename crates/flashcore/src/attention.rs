@@ -211,37 +211,40 @@ impl Attention {
         &self.plans
     }
 
-    /// The levers for a problem on the CPU. A row applies only with the number of threads it was
-    /// measured with.
+    /// The levers for a problem on the CPU, and the place of their row in [`Plans::rows`] if they are from one. A row
+    /// applies only with the number of threads it was measured with.
     #[cfg(feature = "cpu")]
-    pub(crate) fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
-        let chosen = |config, why: &str, row| CpuChoice {
-            config,
-            why: why.to_string(),
-            row,
-        };
-        if let Some(config) = fixed {
-            return Ok(chosen(config, "it was asked for by name", None));
-        }
+    pub(crate) fn cpu_levers(&self, problem: &Problem, fixed: Option<CpuConfig>) -> (CpuConfig, Option<usize>) {
         let threads = rayon::current_num_threads();
-        for (place, found) in self.plans().rows(problem).iter().enumerate() {
-            if let (KernelId::Cpu(config), true) = (found.row.kernel, found.device.units as usize == threads) {
-                return Ok(chosen(config, &found.why(), Some(place)));
-            }
-        }
-        let config = flashcore_cpu::default_config(problem, threads);
-        let why = "the default of the host: tiles that give every thread a few";
-        Ok(chosen(config, why, None))
+        let rows = if fixed.is_some() {
+            Vec::new()
+        } else {
+            self.plans.rows(problem)
+        };
+        let of_row = rows
+            .iter()
+            .enumerate()
+            .find_map(|(place, found)| match found.row.kernel {
+                KernelId::Cpu(config) if found.device.units as usize == threads => Some((config, Some(place))),
+                _ => None,
+            });
+        let otherwise = || fixed.unwrap_or_else(|| flashcore_cpu::default_config(problem, threads));
+        of_row.unwrap_or_else(|| (otherwise(), None))
     }
 
-    /// The same, which tells of a build that is not optimised.
+    /// The same, and why. It tells of a build that is not optimised.
     #[cfg(feature = "cpu")]
-    pub(crate) fn choose_cpu_told(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
-        let mut choice = self.choose_cpu(problem, fixed)?;
+    pub(crate) fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> CpuChoice {
+        let (config, row) = self.cpu_levers(problem, fixed);
+        let mut why = match row {
+            Some(place) => self.plans.rows(problem)[place].why(),
+            None if fixed.is_some() => "it was asked for by name".to_string(),
+            None => "the default of the host: tiles that give every thread a few".to_string(),
+        };
         if let Some(slow) = flashcore_cpu::SLOW_BUILD {
-            choice.why = format!("{}; {slow}", choice.why);
+            why = format!("{why}; {slow}");
         }
-        Ok(choice)
+        CpuChoice { config, why, row }
     }
 
     /// The device it runs on.
@@ -269,7 +272,7 @@ impl Attention {
     pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu_told(problem, *config)?)),
+            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu(problem, *config))),
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(problem, &self.plans)?))),
         }

@@ -29,18 +29,18 @@ pub struct Output<T = Tensor> {
     pub lse: Option<T>,
 }
 
-/// A tensor of a spec, zeros.
-fn zeros(spec: &TensorSpec) -> Tensor {
+/// A tensor of a spec, all of its bytes `fill`.
+pub(crate) fn filled(spec: &TensorSpec, fill: u8) -> Tensor {
     let dtype = match spec.element {
         flashcore_problem::ElementType::Float(dtype) => dtype,
         _ => flashcore_problem::DType::F32, // no task returns integers by these calls
     };
-    Tensor::filled(dtype, spec.layout, 0)
+    Tensor::filled(dtype, spec.layout, fill)
 }
 
 /// The spec of a tensor that a problem of its direction has.
-fn spec(problem: &Problem, name: Name) -> Result<TensorSpec, Error> {
-    problem.tensor(name).ok_or_else(|| {
+fn spec(tensors: &[TensorSpec], name: Name) -> Result<&TensorSpec, Error> {
+    tensors.iter().find(|spec| spec.name == name).ok_or_else(|| {
         let why = "is no tensor of this problem".to_string();
         Error::Operand { name, why }
     })
@@ -95,7 +95,7 @@ impl Attention {
         task.check()?;
         let by = match (&self.backend, task) {
             #[cfg(feature = "cpu")]
-            (Backend::Cpu(config), AnyTask::Problem(problem)) => By::Cpu(Some(self.choose_cpu_told(problem, *config)?)),
+            (Backend::Cpu(config), AnyTask::Problem(problem)) => By::Cpu(Some(self.choose_cpu(problem, *config))),
             #[cfg(feature = "cpu")]
             (Backend::Cpu(_), AnyTask::Append(_) | AnyTask::Combine(_)) => By::Cpu(None),
             #[cfg(feature = "cuda")]
@@ -163,7 +163,7 @@ impl Attention {
                 let options = flashcore_cpu::Options {
                     config: match (self.prepared_here(task).map(|prepared| &prepared.by), task.kind()) {
                         (Some(By::Cpu(Some(choice))), _) => Some(choice.config),
-                        (_, AnyTask::Problem(problem)) => Some(self.choose_cpu(problem, *config)?.config),
+                        (_, AnyTask::Problem(problem)) => Some(self.cpu_levers(problem, *config).0),
                         (_, AnyTask::Append(_) | AnyTask::Combine(_)) => None,
                     },
                     ..flashcore_cpu::Options::default()
@@ -205,15 +205,17 @@ impl Attention {
     ) -> Result<Output, Error> {
         problem.check_direction(Direction::Forward)?;
         let carried = Carried::of(problem, [q.into(), k.into(), v.into()])?;
-        let mut out = zeros(&spec(problem, Name::Out)?);
-        let mut lse = problem.tensor(Name::Lse).as_ref().map(zeros);
+        let tensors = problem.tensors();
+        let mut out = filled(spec(&tensors, Name::Out)?, 0);
+        let mut lse = spec(&tensors, Name::Lse).ok().map(|spec| filled(spec, 0));
         let mut operands = carried.operands().with_mut(Name::Out, &mut out);
         if let Some(lse) = &mut lse {
             operands = operands.with_mut(Name::Lse, lse);
         }
-        let given: Vec<Name> = operands.names().collect();
-        self.run(problem, operands)
-            .map_err(|error| error.of_verb(problem, &given, ["forward", "run"]))?;
+        self.run(problem, operands).map_err(|error| {
+            let given: Vec<Name> = carried.operands().names().chain(GIVEN).collect();
+            error.of_verb(problem, &given, ["forward", "run"])
+        })?;
         Ok(Output { out, lse })
     }
 
@@ -255,9 +257,9 @@ impl Attention {
         dout: impl Into<TensorView<'a>>,
     ) -> Result<Gradients<Tensor>, Error> {
         let (problem, lse) = (problem.backward()?, lse_of(output)?);
-        let written = [Name::Dq, Name::Dk, Name::Dv].map(|name| Ok::<_, Error>(zeros(&spec(&problem, name)?)));
-        let [dq, dk, dv] = written;
-        let [mut dq, mut dk, mut dv] = [dq?, dk?, dv?];
+        let tensors = problem.tensors();
+        let written = |name| Ok::<_, Error>(filled(spec(&tensors, name)?, 0));
+        let (mut dq, mut dk, mut dv) = (written(Name::Dq)?, written(Name::Dk)?, written(Name::Dv)?);
         let inputs: [TensorView<'_>; 3] = [q.into(), k.into(), v.into()];
         problem.check_head_values(&inputs[0])?;
         let inputs = inputs.map(Into::into);
@@ -391,8 +393,12 @@ impl Attention {
         v: impl Into<View<'a, Cuda>>,
     ) -> Result<Output<CudaTensor>, Error> {
         problem.check_direction(Direction::Forward)?;
-        let mut out = queue.empty(&spec(problem, Name::Out)?)?;
-        let mut lse = problem.tensor(Name::Lse).map(|spec| queue.empty(&spec)).transpose()?;
+        let tensors = problem.tensors();
+        let mut out = queue.empty(spec(&tensors, Name::Out)?)?;
+        let mut lse = spec(&tensors, Name::Lse)
+            .ok()
+            .map(|spec| queue.empty(spec))
+            .transpose()?;
         let [q, k, v] = [q.into(), k.into(), v.into()];
         let mut operands = Operands::forward(q.reborrow(), k.reborrow(), v.reborrow(), &mut out);
         if let Some(lse) = &mut lse {
@@ -417,7 +423,8 @@ impl Attention {
         dout: &'a CudaTensor,
     ) -> Result<Gradients<CudaTensor>, Error> {
         let (problem, lse) = (problem.backward()?, lse_of(output)?);
-        let mut empty = |name| queue.empty(&spec(&problem, name)?);
+        let tensors = problem.tensors();
+        let mut empty = |name| queue.empty(spec(&tensors, name)?);
         let (mut dq, mut dk, mut dv) = (empty(Name::Dq)?, empty(Name::Dk)?, empty(Name::Dv)?);
         let gradients: [ViewMut<'_, Cuda>; 3] = [(&mut dq).into(), (&mut dk).into(), (&mut dv).into()];
         let read = [(&output.out).into(), lse.into()];
