@@ -36,10 +36,7 @@ use crate::{Cuda, Device, DeviceSliceMut, Error, Queue};
 /// [`Error::NotOnCuda`] on the CPU; [`Error::OtherContext`] for a stream of another context than the device's.
 #[allow(unsafe_code)] // a handle is a number
 pub fn queue(device: &Device, stream: &Arc<CudaStream>) -> Result<Queue, Error> {
-    let Some(context) = device.context() else {
-        let device = device.to_string();
-        return Err(Error::NotOnCuda { device });
-    };
+    let context = device.on_cuda()?;
     check(context, stream, "queue")?;
     // SAFETY: the queue keeps the stream.
     let own = unsafe { Stream::from_raw(context, stream.cu_stream() as usize)? };
@@ -50,8 +47,7 @@ fn check(context: &Context, stream: &CudaStream, tensor: &'static str) -> Result
     if stream.context().cu_ctx().addr() == context.as_raw() {
         return Ok(());
     }
-    let device = format!("cuda:{}", context.ordinal());
-    Err(Error::OtherContext { tensor, device })
+    Err(Error::other_context(tensor, context.ordinal()))
 }
 
 mod sealed {
@@ -120,11 +116,7 @@ fn check_stream(stream: &CudaStream, own: &CudaStream) -> Result<(), Error> {
     if stream.cu_stream() == own.cu_stream() && stream.context().cu_ctx() == own.context().cu_ctx() {
         return Ok(());
     }
-    let device = format!("cuda:{}", stream.context().ordinal());
-    Err(Error::OtherContext {
-        tensor: "a slice",
-        device,
-    })
+    Err(Error::other_context("a slice", stream.context().ordinal()))
 }
 
 #[allow(unsafe_code)] // cudarc's memory is raw memory here

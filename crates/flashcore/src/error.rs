@@ -219,6 +219,22 @@ impl Error {
         }
     }
 
+    /// Of a kernel that does not serve what it was asked for.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn refused(kernel: impl fmt::Display, refusal: Refusal) -> Error {
+        Error::Refused {
+            kernel: kernel.to_string(),
+            refusal: Box::new(refusal),
+        }
+    }
+
+    /// Of a queue or a tensor that is not of the device of this number.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn other_context(tensor: &'static str, ordinal: impl fmt::Display) -> Error {
+        let device = format!("cuda:{ordinal}");
+        Error::OtherContext { tensor, device }
+    }
+
     /// Of a build that leaves a feature out.
     #[cfg(not(all(feature = "cpu", feature = "cuda")))]
     pub(crate) fn without_feature(what: impl Into<String>, feature: &'static str) -> Error {

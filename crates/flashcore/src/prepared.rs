@@ -69,17 +69,12 @@ impl Prepared {
     /// The id of the kernel: [`KernelId`](crate::KernelId) reads it if the task is a problem. Appends and merges have
     /// one kernel each.
     pub fn kernel(&self) -> String {
-        let id = match &self.by {
-            #[cfg(feature = "cpu")]
-            By::Cpu(choice) => choice.as_ref().map(|choice| choice.config.to_string()),
-            #[cfg(feature = "cuda")]
-            By::Cuda(ready) => ready.plan().map(|plan| plan.config.to_string()),
-        };
         let alone = match self.task {
             OwnedTask::Append(_) => "append",
             _ => "merge",
         };
-        id.unwrap_or_else(|| alone.to_string())
+        let of_plan = self.plan().map(|plan| plan.kernel().to_string());
+        of_plan.unwrap_or_else(|| alone.to_string())
     }
 
     /// Why this kernel, in a sentence. Where this build of the CPU backend is not optimised, it says so.

@@ -63,11 +63,7 @@ impl Queue {
     /// # Errors
     /// [`Error::NotOnCuda`] on the CPU, or what the driver says.
     pub fn new(device: &Device) -> Result<Queue, Error> {
-        let Some(context) = device.context() else {
-            let device = device.to_string();
-            return Err(Error::NotOnCuda { device });
-        };
-        Ok(Queue::of(Stream::new(context)?, None))
+        Ok(Queue::of(Stream::new(device.on_cuda()?)?, None))
     }
 
     /// A queue that runs nothing and records what is put in, with a stream and a workspace for itself.
@@ -279,11 +275,7 @@ impl Queue {
     /// Refuses what is of another device, and in a recording memory that it cannot keep.
     pub(crate) fn check(&self, context: &Context, operands: &Operands<'_, Cuda>) -> Result<(), Error> {
         if self.stream.context() != context {
-            let device = format!("cuda:{}", context.ordinal());
-            return Err(Error::OtherContext {
-                tensor: "queue",
-                device,
-            });
+            return Err(Error::other_context("queue", context.ordinal()));
         }
         if self.recording.is_none() {
             // The stream of a queue that keeps something is another library's, and so would be the graph.

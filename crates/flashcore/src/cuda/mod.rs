@@ -263,10 +263,8 @@ impl CudaAttention {
             let chosen = select_with(problem, self.chip, alignment, &rows, &self.kernels, judge);
             return Ok(chosen??);
         };
-        let plan = Plan::with_cache(problem, &config, self.chip, &self.kernels).map_err(|refusal| Error::Refused {
-            kernel: config.to_string(),
-            refusal: Box::new(refusal),
-        })?;
+        let plan = Plan::with_cache(problem, &config, self.chip, &self.kernels);
+        let plan = plan.map_err(|refusal| Error::refused(config, refusal))?;
         let functions = self.load(&plan)?;
         let choice = Choice {
             plan,
@@ -292,10 +290,7 @@ impl CudaAttention {
             return Ok(None);
         }
         Records::of(&self.context)?;
-        let step = step().map_err(|refusal| Error::Refused {
-            kernel: "check".to_string(),
-            refusal: Box::new(refusal),
-        })?;
+        let step = step().map_err(|refusal| Error::refused("check", refusal))?;
         let compile = |step: Step| {
             let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
             Ok(Check { step, function })
@@ -327,12 +322,13 @@ impl CudaAttention {
     }
 
     fn make(&self, task: AnyTask<'_>, alignment: u32, plans: &Plans) -> Result<Ready, Error> {
-        let refused = |kernel: &str, refusal: Refusal| Error::Refused {
-            kernel: kernel.to_string(),
-            refusal: Box::new(refusal),
-        };
         let kernels = &self.kernels;
         let (mut choice, mut alone, mut check, mut check_of_schedule) = (None, None, None, None);
+        let mut one = |kernel: &str, step: Result<Step, Refusal>| {
+            let step = alone.insert(step.map_err(|refusal| Error::refused(kernel, refusal))?);
+            let function = self.compiled.of_step(step, |kernel| self.load_kernel(kernel))?;
+            Ok::<_, Error>(vec![function])
+        };
         let functions = match task {
             AnyTask::Problem(problem) => {
                 let (chosen, functions) = self.compile(problem, alignment, plans)?;
@@ -345,21 +341,13 @@ impl CudaAttention {
                 functions
             }
             AnyTask::Append(append) => {
-                let step = append::step(append, self.chip.target, alignment, kernels);
-                let step = step.map_err(|refusal| refused("append", refusal))?;
+                let functions = one("append", append::step(append, self.chip.target, alignment, kernels))?;
                 check = self.check_of(|| checks::of_append(append, kernels).map(Some))?;
-                vec![
-                    self.compiled
-                        .of_step(alone.insert(step), |kernel| self.load_kernel(kernel))?,
-                ]
+                functions
             }
             AnyTask::Combine(merge) => {
                 let step = merge_states::step(merge.problem(), merge.parts(), alignment, kernels);
-                let step = step.map_err(|refusal| refused("merge", refusal))?;
-                vec![
-                    self.compiled
-                        .of_step(alone.insert(step), |kernel| self.load_kernel(kernel))?,
-                ]
+                one("merge", step)?
             }
         };
         let mut ready = Ready {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use flashcore_problem::{InputKind, Inputs, Name, Problem, Tensor};
+use flashcore_problem::{InputKind, Inputs, POISON, Problem, Task, Tensor, TensorSpec};
 
 use super::expected::Expected;
 use super::search::{self, Bed, Unfit};
@@ -29,24 +29,13 @@ pub(super) fn search(
     let inputs = Inputs::before_forward(problem, InputKind::Normal, SEED);
     let expected = Expected::new(problem, &inputs)?;
     let began = Instant::now();
-    match backend {
+    let mut bed: Box<dyn Bed + '_> = match backend {
         #[cfg(feature = "cpu")]
-        Backend::Cpu(_) => search::search(
-            &mut host::HostBed::new(problem, inputs, expected, began)?,
-            problem,
-            default,
-            share,
-            watch,
-        ),
+        Backend::Cpu(_) => Box::new(host::HostBed::new(problem, inputs, expected, began)?),
         #[cfg(feature = "cuda")]
-        Backend::Cuda(cuda) => search::search(
-            &mut gpu::GpuBed::new(cuda, problem, &inputs, expected, began)?,
-            problem,
-            default,
-            share,
-            watch,
-        ),
-    }
+        Backend::Cuda(cuda) => Box::new(gpu::GpuBed::new(cuda, problem, &inputs, expected, began)?),
+    };
+    search::search(&mut *bed, problem, default, share, watch)
 }
 
 /// The driver in the form of plan tables; empty for a host.
@@ -61,14 +50,6 @@ pub(super) fn driver(device: &Device) -> String {
             format!("{release}/{}", info.cuda_version)
         }
     }
-}
-
-/// What a problem writes, before it is written.
-fn poisoned(problem: &Problem) -> Vec<Tensor> {
-    let outputs = problem.outputs().into_iter();
-    outputs
-        .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
-        .collect()
 }
 
 /// What an error says of the kernel that was opened. One of the device shows again in what comes next.
@@ -94,16 +75,21 @@ mod host {
 
     use super::*;
     use crate::Output;
+    use crate::call::filled;
     use crate::plans::Plans;
 
     pub(super) struct HostBed<'p> {
         problem: &'p Problem,
         inputs: Inputs,
         expected: Expected,
-        outs: Vec<Tensor>,
-        lse: Option<Vec<f32>>,
-        opened: Vec<(KernelId, Attention)>,
+        outs: Vec<(TensorSpec, Tensor)>,
         began: Instant,
+    }
+
+    /// What a problem writes, before it is written.
+    fn poisoned(problem: &Problem) -> Vec<(TensorSpec, Tensor)> {
+        let written = problem.tensors().into_iter().filter(TensorSpec::is_written);
+        written.map(|spec| (spec, filled(&spec, POISON))).collect()
     }
 
     impl<'p> HostBed<'p> {
@@ -125,25 +111,15 @@ mod host {
                 inputs,
                 expected,
                 outs: poisoned(problem),
-                lse: problem.writes_lse().then(|| vec![f32::NAN; problem.lse_len()]),
-                opened: Vec::new(),
                 began,
             })
         }
 
         fn run(&mut self, attention: &Attention) -> Result<(), Error> {
             let carried = self.inputs.carried(self.problem)?;
-            let operands = carried.operands();
-            let names = self
-                .problem
-                .outputs()
-                .into_iter()
-                .filter_map(|(name, ..)| Name::from_word(name));
-            let mut operands = names
-                .zip(&mut self.outs)
-                .fold(operands, |operands, (name, out)| operands.with_mut(name, out));
-            if let Some(lse) = &mut self.lse {
-                operands = operands.with_mut(Name::Lse, lse);
+            let mut operands = carried.operands();
+            for (spec, out) in &mut self.outs {
+                operands = operands.with_mut(spec.name, out);
             }
             attention.run(self.problem, operands)
         }
@@ -169,14 +145,10 @@ mod host {
             let attention = Attention::with(Device::Cpu, kernel).map_err(unfit)?;
             self.outs = poisoned(self.problem);
             self.run(&attention).map_err(unfit)?;
-            self.expected.check(self.problem, &self.outs, self.lse.as_deref())?;
-            self.opened.push((kernel, attention));
-            Ok(())
+            self.expected.check(self.problem, &self.outs)
         }
 
-        fn close(&mut self, kernel: KernelId) {
-            self.opened.retain(|(opened, _)| *opened != kernel);
-        }
+        fn close(&mut self, _: KernelId) {}
 
         fn time(&mut self, kernel: KernelId) -> Result<f64, Error> {
             let attention = Attention::with(Device::Cpu, kernel)?;
@@ -200,7 +172,7 @@ mod host {
 mod gpu {
     use flashcore_ir::Chip;
     use flashcore_kernels::{Config, KernelCache, Plan, near};
-    use flashcore_problem::{Direction, Host, Operands, POISON, Task, TensorSpec, View};
+    use flashcore_problem::{Direction, Host, Operands, View};
 
     use super::*;
     use crate::cuda::{Context, CudaAttention, Event, Graph};
@@ -307,26 +279,17 @@ mod gpu {
 
         /// Runs a kernel over poison, and compares what it wrote.
         fn check(&mut self, opened: &mut Opened) -> Result<(), Unfit> {
-            let mut outs = poisoned(self.problem);
-            let mut read = || -> Result<Option<Vec<f32>>, Error> {
+            let mut read = || -> Result<Vec<(TensorSpec, Tensor)>, Error> {
                 let written = self.tensors.iter().filter(|(spec, _)| spec.is_written());
                 for (_, tensor) in written.clone() {
                     tensor.as_slice().fill(self.queue.stream(), POISON)?;
                 }
                 self.queue.launch(&mut opened.graph)?;
-                let mut lse = None;
-                let mut outs = outs.iter_mut();
-                for (spec, tensor) in written {
-                    if spec.name == Name::Lse {
-                        lse = Some(self.queue.read::<f32>(tensor)?);
-                    } else if let Some(out) = outs.next() {
-                        *out = self.queue.download(tensor)?;
-                    }
-                }
-                Ok(lse)
+                let read = |(spec, tensor): &(TensorSpec, _)| Ok((*spec, self.queue.download(tensor)?));
+                written.map(read).collect()
             };
-            let lse = read().map_err(Unfit::Failed)?;
-            self.expected.check(self.problem, &outs, lse.as_deref())
+            let outs = read().map_err(Unfit::Failed)?;
+            self.expected.check(self.problem, &outs)
         }
     }
 

@@ -2,8 +2,8 @@
 
 use flashcore_problem::bulk::Census;
 use flashcore_problem::{
-    Comparison, Direction, GradientRow, Gradients, Inputs, Problem, ProblemError, ReferenceRow, Tensor, Tolerance,
-    compare, compare_gradient, compare_lse, reference_gradient_rows, reference_rows,
+    Comparison, Direction, GradientRow, Gradients, Inputs, Name, Problem, ProblemError, ReferenceRow, Tensor,
+    TensorSpec, Tolerance, compare, compare_gradient, compare_lse, reference_gradient_rows, reference_rows,
 };
 
 use super::search::Unfit;
@@ -48,49 +48,44 @@ impl Expected {
         Ok(Expected::Forward(reference_rows(problem, &q, &k, &v, &lengths, &all)?))
     }
 
-    /// Whether outputs, in the order of [`Problem::outputs`], that were poison before have these rows, and every
-    /// element was written and is a number.
-    pub(super) fn check(&self, problem: &Problem, outs: &[Tensor], lse: Option<&[f32]>) -> Result<(), Unfit> {
-        for ((at, out), (name, ..)) in outs.iter().enumerate().zip(problem.outputs()) {
+    /// Whether outputs that were poison before have these rows, and every element was written and is a number.
+    pub(super) fn check(&self, problem: &Problem, outs: &[(TensorSpec, Tensor)]) -> Result<(), Unfit> {
+        for (TensorSpec { name, .. }, out) in outs {
+            let wrong = |what: String| Err(Unfit::Wrong(format!("its {name} is wrong: {what}")));
+            let found = self.compare(problem, *name, out);
+            let found = found.map_err(|error| Unfit::Failed(error.into()))?;
+            if !found.passed {
+                return wrong(found.to_string());
+            }
             let view = out.view();
-            let (name, found) = match self {
-                Expected::Forward(rows) => {
-                    let tolerance = Tolerance::of(problem.dtype());
-                    ("output", compare(problem, &view, rows, tolerance))
-                }
-                Expected::Backward(gradients) => {
-                    let tolerance = Tolerance::of_gradient(problem.dtype());
-                    (name, compare_gradient(name, &view, gradients.each()[at], tolerance))
-                }
-            };
-            passed(name, found)?;
             let [batch, rows, ..] = view.layout().shape;
             let rows = (0..batch).flat_map(|batch| (0..rows).map(move |row| (batch, row)));
             let census = rows.fold(Census::default(), |all, (batch, row)| {
                 all.and(Census::of_row(&view, batch, row))
             });
-            if census.unwritten + census.nan > 0 {
-                let Census { unwritten, nan, .. } = census;
-                let reason = format!("its {name} is wrong: {unwritten} elements were not written, {nan} are NaN");
-                return Err(Unfit::Wrong(reason));
+            let Census { unwritten, nan, .. } = census;
+            if unwritten + nan > 0 {
+                return wrong(format!("{unwritten} elements were not written, {nan} are NaN"));
             }
         }
-        match (self, lse) {
-            (Expected::Forward(rows), Some(lse)) => passed(
-                "output",
-                compare_lse(problem, lse, rows, Tolerance::of(problem.dtype())),
-            ),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn passed(name: &str, found: Result<Comparison, ProblemError>) -> Result<(), Unfit> {
-    let found = found.map_err(|error| Unfit::Failed(Error::Problem(error)))?;
-    if found.passed {
         Ok(())
-    } else {
-        Err(Unfit::Wrong(format!("its {name} is wrong: {found}")))
+    }
+
+    fn compare(&self, problem: &Problem, name: Name, out: &Tensor) -> Result<Comparison, ProblemError> {
+        let tolerance = Tolerance::of(problem.dtype());
+        match (self, name) {
+            (Expected::Forward(rows), Name::Lse) => compare_lse(problem, out.as_slice()?, rows, tolerance),
+            (Expected::Forward(rows), _) => compare(problem, &out.view(), rows, tolerance),
+            (Expected::Backward(Gradients { dq, dk, dv }), name) => {
+                let rows = match name {
+                    Name::Dq => dq,
+                    Name::Dk => dk,
+                    _ => dv,
+                };
+                let tolerance = Tolerance::of_gradient(problem.dtype());
+                compare_gradient(name.as_str(), &out.view(), rows, tolerance)
+            }
+        }
     }
 }
 
@@ -121,7 +116,7 @@ fn gradients(problem: &Problem, inputs: &Inputs, rows: &[usize]) -> Result<Gradi
 
 #[cfg(test)]
 mod tests {
-    use flashcore_problem::{DType, InputKind, reference_gradients};
+    use flashcore_problem::{DType, InputKind, Task, reference_gradients};
 
     use super::*;
 
@@ -157,20 +152,21 @@ mod tests {
         let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
         let expected = Expected::new(&problem, &inputs).unwrap();
         let all = reference_gradients(&problem, &inputs).unwrap();
-        let right = || -> Vec<Tensor> {
-            let tensor = |((_, dtype, layout), rows): ((_, DType, _), &Vec<GradientRow>)| {
-                let mut tensor = Tensor::poisoned(dtype, layout);
+        let right = || -> Vec<(TensorSpec, Tensor)> {
+            let tensor = |(spec, rows): (TensorSpec, &Vec<GradientRow>)| {
+                let mut tensor = Tensor::poisoned(DType::F32, spec.layout);
                 for row in rows {
                     let [b, h, s] = row.index;
                     for (d, value) in row.values.iter().enumerate() {
                         tensor.set(b, s, h, d, *value as f32);
                     }
                 }
-                tensor
+                (spec, tensor)
             };
-            problem.outputs().into_iter().zip(all.each()).map(tensor).collect()
+            let written = problem.tensors().into_iter().filter(TensorSpec::is_written);
+            written.zip(all.each()).map(tensor).collect()
         };
-        let why = |outs: &[Tensor]| match expected.check(&problem, outs, None) {
+        let why = |outs: &[(TensorSpec, Tensor)]| match expected.check(&problem, outs) {
             Ok(()) => String::new(),
             Err(Unfit::Wrong(why)) => why,
             Err(_) => panic!("another error"),
@@ -178,11 +174,11 @@ mod tests {
         assert_eq!(why(&right()), "");
         for (at, name) in ["dq", "dk", "dv"].into_iter().enumerate() {
             let mut outs = right();
-            outs[at].set(0, 8, 0, 3, 9.0);
+            outs[at].1.set(0, 8, 0, 3, 9.0);
             let found = why(&outs);
             assert!(found.starts_with(&format!("its {name} is wrong: FAIL")), "{found}");
             let mut outs = right();
-            outs[at].set(0, 5, 0, 3, f32::NAN);
+            outs[at].1.set(0, 5, 0, 3, f32::NAN);
             let found = why(&outs);
             assert!(
                 found.starts_with(&format!("its {name} is wrong: 0 elements")),

@@ -47,7 +47,7 @@ pub(super) trait Bed {
 
 /// Searches for at most `share`; `None` if that was too short to compare a single kernel with the default.
 pub(super) fn search(
-    bed: &mut impl Bed,
+    bed: &mut dyn Bed,
     problem: &Problem,
     default: KernelId,
     share: Duration,
@@ -129,7 +129,7 @@ pub(super) fn search(
 }
 
 /// Times of a kernel over those of another, round by round, each first in every other round.
-fn ratios(bed: &mut impl Bed, kernel: KernelId, other: KernelId, rounds: usize) -> Result<Vec<f64>, Error> {
+fn ratios(bed: &mut dyn Bed, kernel: KernelId, other: KernelId, rounds: usize) -> Result<Vec<f64>, Error> {
     let round = |round: usize| {
         let (of_kernel, of_other);
         if round.is_multiple_of(2) {
