@@ -8,8 +8,8 @@ pub(crate) const LANES: usize = 16;
 /// Rows of C in registers at a time.
 const ROWS: usize = 4;
 
-/// `C += A·B`, `NV` vectors of columns at a time: `a` is `[rows][stride]`, of which the first `depth` columns count, `b`
-/// `[depth][columns]`, `c` `[rows][columns]`; `columns` is a multiple of [`LANES`].
+/// `C += A·B`, `NV` vectors of columns at a time: `a` is `[rows][stride]`, of which the first `depth` columns count,
+/// `b` `[depth][columns]`, `c` `[rows][columns]`; `columns` is a multiple of [`LANES`].
 #[inline(always)] // into code that is compiled for an instruction set
 pub(crate) fn multiply_add<S: Simd, const NV: usize>(
     simd: S,

@@ -161,8 +161,8 @@ impl Drop for Recording {
     }
 }
 
-/// Destroys what was captured, which is null where that was nothing valid. Nothing refers to it any more; a failure would
-/// leave a few kilobytes behind.
+/// Destroys what was captured, which is null where that was nothing valid. Nothing refers to it any more; a failure
+/// would leave a few kilobytes behind.
 fn destroy(driver: &Driver, graph: CUgraph) {
     if !graph.is_null() {
         let _ = driver.cuGraphDestroy(graph);

@@ -1,8 +1,8 @@
-//! What to do about the driver's status codes: the end of every [`CallError`](crate::CallError). Their names and meanings
-//! are the driver's own words. Remedies are what has helped in practice.
+//! What to do about the driver's status codes: the end of every [`CallError`](crate::CallError). Their names and
+//! meanings are the driver's own words. Remedies are what has helped in practice.
 
-/// What to do about a status, `CUresult` as a number, in one sentence without a full stop; `None` where its meaning says
-/// all that is known here.
+/// What to do about a status, `CUresult` as a number, in one sentence without a full stop; `None` where its meaning
+/// says all that is known here.
 pub(crate) fn remedy(code: u32) -> Option<&'static str> {
     Some(match code {
         // INVALID_VALUE

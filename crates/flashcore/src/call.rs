@@ -1,13 +1,12 @@
 //! The verbs of [`Attention`]: `prepare`, `run`, `run_on`, and those that allocate what they return.
 
+#[cfg(feature = "cpu")]
+use flashcore_problem::AnyTask;
 use flashcore_problem::{
     Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
 };
 #[cfg(feature = "cuda")]
 use flashcore_problem::{View, ViewMut};
-
-#[cfg(feature = "cpu")]
-use flashcore_problem::AnyTask;
 
 use crate::attention::Backend;
 use crate::prepared::By;
@@ -40,10 +39,9 @@ pub(crate) fn filled(spec: &TensorSpec, fill: u8) -> Tensor {
 
 /// The spec of a tensor that a problem of its direction has.
 fn spec(tensors: &[TensorSpec], name: Name) -> Result<&TensorSpec, Error> {
-    tensors.iter().find(|spec| spec.name == name).ok_or_else(|| {
-        let why = "is no tensor of this problem".to_string();
-        Error::Operand { name, why }
-    })
+    let why = || "is no tensor of this problem".to_string();
+    let found = tensors.iter().find(|spec| spec.name == name);
+    found.ok_or_else(|| Error::Operand { name, why: why() })
 }
 
 /// What verbs of tensors that carry nothing give.

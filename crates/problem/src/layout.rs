@@ -17,8 +17,8 @@ pub struct Layout {
     pub strides: [i64; 4],
 }
 
-/// [`Layout::bshd`]. One to three sizes are the last dimensions of a dense layout of four, such as those of lengths, of a
-/// block table or of the log-sum-exp.
+/// [`Layout::bshd`]. One to three sizes are the last dimensions of a dense layout of four, such as those of lengths, of
+/// a block table or of the log-sum-exp.
 impl<const N: usize> From<[usize; N]> for Layout {
     fn from(sizes: [usize; N]) -> Layout {
         const { assert!(N >= 1 && N <= 4, "a tensor has one to four dimensions") };
