@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::view::{Memory, View, ViewMut};
-use crate::{Layout, Name, ProblemError, TensorSpec};
+use crate::{ElementType, Layout, Name, ProblemError, TensorSpec};
 
 /// A tensor that was given.
 #[derive(Debug)]
@@ -13,10 +13,11 @@ enum Given<'a, M: Memory> {
 }
 
 impl<M: Memory> Given<'_, M> {
-    fn view(&self) -> View<'_, M> {
+    /// What it holds, how it lies, and where.
+    fn parts(&self) -> (ElementType, &Layout, M::Ref<'_>) {
         match self {
-            Given::Read(view) => view.reborrow(),
-            Given::Write(view) => view.as_view(),
+            Given::Read(view) => (view.element, &view.layout, M::shorter(&view.memory)),
+            Given::Write(view) => (view.element, &view.layout, M::shared(&view.memory)),
         }
     }
 
@@ -149,8 +150,19 @@ impl<'a, M: Memory> Operands<'a, M> {
 
     /// A tensor that was given, to read.
     pub fn get(&self, name: Name) -> Option<View<'_, M>> {
-        let found = self.given.iter().find(|(given, _)| *given == name)?;
-        Some(found.1.view())
+        let (element, layout, memory) = self.find(name)?.parts();
+        Some(View::new(element, *layout, memory))
+    }
+
+    /// The memory of a tensor that was given.
+    #[doc(hidden)]
+    pub fn memory(&self, name: Name) -> Option<M::Ref<'_>> {
+        Some(self.find(name)?.parts().2)
+    }
+
+    fn find(&self, name: Name) -> Option<&Given<'a, M>> {
+        let found = self.given.iter().find(|(given, _)| *given == name);
+        found.map(|(_, given)| given)
     }
 
     /// The names of all that was given.
@@ -176,7 +188,7 @@ impl<'a, M: Memory> Operands<'a, M> {
     pub fn alignment(&self) -> u32 {
         let by_vectors = |name: Name| !name.is_values() || matches!(name, Name::RotaryCos | Name::RotarySin);
         let tensors = self.given.iter().filter(|(name, _)| by_vectors(*name));
-        let all = tensors.fold(16, |all, (_, given)| all | M::extent(given.view().memory()).0);
+        let all = tensors.fold(16, |all, (_, given)| all | M::extent(given.parts().2).0);
         1 << all.trailing_zeros()
     }
 
@@ -316,8 +328,7 @@ fn reaches(terms: &[Term], [low, high]: [i128; 2], steps: &mut usize) -> Option<
 
 /// Checks one, and gives its address.
 fn check<M: Memory>(spec: &TensorSpec, given: &Given<'_, M>) -> Result<u64, ProblemError> {
-    let view = given.view();
-    let (name, element, layout) = (spec.name, view.element(), view.layout());
+    let (name, (element, layout, memory)) = (spec.name, given.parts());
     if spec.is_written() && matches!(given, Given::Read(_)) {
         return refuse(
             name,
@@ -344,7 +355,7 @@ fn check<M: Memory>(spec: &TensorSpec, given: &Given<'_, M>) -> Result<u64, Prob
             ),
         );
     }
-    let ((address, bytes), needed) = (M::extent(view.memory()), spec.bytes());
+    let ((address, bytes), needed) = (M::extent(memory), spec.bytes());
     if bytes < needed || (address == 0 && needed > 0) {
         return refuse(name, format!("has {bytes} bytes; this call needs {needed}"));
     }

@@ -116,9 +116,9 @@ impl Memory for Host {
 /// A borrowed tensor that a call reads. A call checks it against what the task needs, so making one checks nothing.
 #[derive(Debug)]
 pub struct View<'a, M: Memory> {
-    element: ElementType,
+    pub(crate) element: ElementType,
     pub(crate) layout: Layout,
-    memory: M::Ref<'a>,
+    pub(crate) memory: M::Ref<'a>,
 }
 
 // Derived ones would want `M: Clone`.
@@ -165,9 +165,9 @@ impl<'a, M: Memory> View<'a, M> {
 /// A borrowed tensor that a call writes. A call checks it against what the task needs, so making one checks nothing.
 #[derive(Debug)]
 pub struct ViewMut<'a, M: Memory> {
-    element: ElementType,
+    pub(crate) element: ElementType,
     pub(crate) layout: Layout,
-    memory: M::Mut<'a>,
+    pub(crate) memory: M::Mut<'a>,
 }
 
 impl<'a, M: Memory> ViewMut<'a, M> {

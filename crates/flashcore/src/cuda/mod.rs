@@ -132,13 +132,11 @@ impl Ready {
             }
             let name = Name::from_word(buffer)?;
             // Q is rotated in place where none is given.
-            let given = operands
-                .get(name)
-                .or_else(|| operands.get(Name::QOut).filter(|_| name == Name::Q));
-            match given {
+            let of_q = || operands.memory(Name::QOut).filter(|_| name == Name::Q);
+            match operands.memory(name).or_else(of_q) {
                 // The kernel of a schedule has an argument for it, and does not read it.
                 None if part == Steps::Schedule && name == Name::BlockTable => self.unread(),
-                given => given.map(|view| view.memory()),
+                given => given,
             }
         })
     }
