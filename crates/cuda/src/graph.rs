@@ -8,7 +8,7 @@ use crate::allocation::Allocation;
 use crate::context::{Context, lock};
 use crate::error::{CudaError, coalesced};
 use crate::module::LoadedModule;
-use crate::raw::{Driver, Handle};
+use crate::raw::{CallResult, Driver, Handle};
 use crate::stream::{Captured, Stream, StreamHandle};
 use crate::sys::{CUgraph, CUgraphExec_st, capture_mode};
 use crate::table::DeviceTable;
@@ -128,7 +128,7 @@ impl Recording {
         let graph = graph?;
         let exec = self.context.call(|driver| {
             let exec = driver.cuGraphInstantiateWithFlags(graph, 0);
-            destroy(driver, graph);
+            let _ = destroy(driver, graph);
             exec
         })?;
         Ok(Graph {
@@ -156,17 +156,18 @@ impl Drop for Recording {
         if self.open
             && let (Ok(graph), _) = self.end()
         {
-            let _ = self.context.call(|driver| Ok(destroy(driver, graph)));
+            let _ = self.context.call(|driver| destroy(driver, graph));
         }
     }
 }
 
 /// Destroys what was captured, which is null where that was nothing valid. Nothing refers to it any more; a failure
 /// would leave a few kilobytes behind.
-fn destroy(driver: &Driver, graph: CUgraph) {
-    if !graph.is_null() {
-        let _ = driver.cuGraphDestroy(graph);
+fn destroy(driver: &Driver, graph: CUgraph) -> CallResult<()> {
+    if graph.is_null() {
+        return Ok(());
     }
+    driver.cuGraphDestroy(graph)
 }
 
 impl fmt::Debug for Recording {
