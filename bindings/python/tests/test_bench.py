@@ -99,9 +99,9 @@ def test_a_graph_has_runs_on_every_copy():
     [
         ({"request": {"cases": [], "colour": 1}}, "unknown field `colour`"),
         ({"request": {"cases": []}, "colour": 1, "shape": 2}, "colour, shape of the request is not known to flashcore"),
-        ({"request": {"sweep": {"keep": 3, "colour": 1}}}, "unknown field `colour`"),
+        ({"request": {"options": {"colour": 1}}}, "unknown field `colour`"),
     ],
-    ids=["request", "job", "sweep"],
+    ids=["request", "job", "options"],
 )
 def test_what_a_request_has_and_this_package_does_not_know_is_an_error(asked, says):
     asked = {"device": "cpu", "peers": [], **asked}

@@ -46,8 +46,10 @@ def append(
     """
     if k is None or v is None:
         raise ValueError(f"{'k' if k is None else 'v'} is not given, but the other of k and v is")
-    if not torch.compiler.is_compiling() and v_cache.is_neg():  # PyTorch would end the process
-        raise NotImplementedError("v_cache is a lazily negated view, which is not written: give v_cache.resolve_neg()")
+    if not torch.compiler.is_compiling():
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if cache.is_neg():  # PyTorch ends the process where an operator writes one: 2.11 in some calls of many
+                raise NotImplementedError(f"{name} is a lazily negated view, which is not written: give {name}.resolve_neg()")
     none = cache_seqlens.new_empty(0)
     given = lambda x: none if x is None else x.contiguous()
     seqused_k, q_out = cache_seqlens.new_empty(cache_seqlens.shape), q
