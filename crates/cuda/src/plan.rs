@@ -54,37 +54,41 @@ impl Function {
         buffers: &[DeviceSlice<'a>],
     ) -> Result<PreparedLaunch<'a>, CudaError> {
         let refuse = |refusal| self.refuse(refusal);
+        let context = self.module().context();
         let given: Vec<(u64, u64)> = buffers.iter().map(|b| (b.address(), b.len() as u64)).collect();
         if let Some(refusal) = prove_buffers(&launch.buffers, &given) {
             return Err(refuse(refusal));
         }
+        for buffer in buffers {
+            buffer.check_device(context.ordinal(), "an argument")?;
+        }
         let mut arguments = Arguments::new(launch.args.len());
         let mut tables = Vec::new();
         for (index, arg) in launch.args.iter().enumerate() {
-            let slice = |slot: usize, byte_offset: u64| {
-                if let Some(refusal) = prove_argument(index, slot, byte_offset, &launch.buffers, &given) {
-                    return Err(refuse(refusal));
-                }
-                let (buffer, start) = (buffers[slot], usize::try_from(byte_offset).unwrap_or(usize::MAX));
-                buffer.check_device(self.module().context().ordinal(), "an argument")?;
-                buffer.range(start..buffer.len())
-            };
+            let proved =
+                |slot: usize, byte_offset: u64| match prove_argument(index, slot, byte_offset, &launch.buffers, &given)
+                {
+                    Some(refusal) => Err(refuse(refusal)),
+                    None => Ok(()),
+                };
             let argument = match *arg {
-                Arg::Buffer { slot, byte_offset } => Argument::U64(slice(slot, byte_offset)?.address()),
+                Arg::Buffer { slot, byte_offset } => {
+                    proved(slot, byte_offset)?;
+                    Argument::U64(given[slot].0 + byte_offset)
+                }
                 Arg::U32(value) => Argument::U32(value),
                 Arg::I32(value) => Argument::U32(value.cast_unsigned()),
                 Arg::U64(value) => Argument::U64(value),
                 Arg::F32(value) => Argument::U32(value.to_bits()),
                 Arg::Table(ref table) => {
-                    let context = self.module().context();
                     let table = context.tables().get(context, table)?;
                     let address = table.address();
                     tables.push(table);
                     Argument::U64(address)
                 }
                 Arg::TensorMap(ref recipe) => {
-                    let buffer = slice(recipe.slot, 0)?;
-                    arguments.map(TensorMap::encode(self.module().context(), recipe, buffer)?)
+                    proved(recipe.slot, 0)?;
+                    arguments.map(TensorMap::encode(context, recipe, buffers[recipe.slot])?)
                 }
             };
             arguments.each.push(argument);
