@@ -64,13 +64,13 @@ pub struct Pattern {
 }
 
 impl Operand {
-    /// Whether it is a register, or a list or pair that has it.
-    pub fn names(&self, register: Register) -> bool {
+    /// The register that it is, or those of a list or pair.
+    pub fn registers(&self) -> Vec<Register> {
         match self {
-            Operand::Register(one) => *one == register,
-            Operand::List(all) => all.iter().any(|one| one.names(register)),
-            Operand::Pair(both) => both.iter().any(|one| one.names(register)),
-            _ => false,
+            Operand::Register(one) => vec![*one],
+            Operand::List(all) => all.iter().flat_map(Operand::registers).collect(),
+            Operand::Pair(both) => both.iter().flat_map(Operand::registers).collect(),
+            _ => Vec::new(),
         }
     }
 }

@@ -438,8 +438,15 @@ fn large_texts_are_read() {
         .rev()
         .map(|i| format!("mov.u64 %x{}, %x{i};\n", i + 1))
         .collect();
+    // Addresses of parameters, each a sum of the one before, and a load by each.
+    let sums: String = (1..20_000)
+        .map(|i| format!("add.u64 %x{}, %x{i}, 0; ld.param.u32 %r2, [%x{i}];\n", i + 1))
+        .collect();
     let nested = "{".repeat(255) + &"}".repeat(255);
-    for body in [format!(".reg .b64 %x<1000000>;\n{backward}mov.u64 %x1, %rd2;"), nested] {
+    let backward = format!("{backward}mov.u64 %x1, %rd2;");
+    let sums = format!("mov.u64 %x1, p;\n{sums}");
+    let long = [backward, sums].map(|body| format!(".reg .b64 %x<1000000>;\n{body}"));
+    for body in long.into_iter().chain([nested]) {
         assert_eq!(findings(&body), Ok(Vec::new()));
     }
 }

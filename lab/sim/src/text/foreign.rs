@@ -154,6 +154,7 @@ impl PtxKernel {
         };
         let mut reader = Reader::new(module, function, HashMap::new(), symbols);
         reader.places = Some(places);
+        reader.find_parameter_addresses();
         reader.pointers = extra
             .pointers
             .iter()

@@ -1,5 +1,7 @@
 //! Memory of kernels of other compilers: which instruction accesses what.
 
+use std::collections::HashMap;
+
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::ptx::read::SharedSymbol;
@@ -17,7 +19,7 @@ impl Reader<'_> {
     pub(super) fn convert_address(&mut self, d: &Written, a: &Written, words: &[&str]) -> Filled<()> {
         if let Written::Register(register) = a
             && words.contains(&"param")
-            && self.parameter_of(*register, self.function.instructions.len()).is_some()
+            && self.parameter_addresses.contains_key(register)
         {
             return Err("parameters of kernels have no generic addresses here".to_string());
         }
@@ -200,24 +202,34 @@ impl Reader<'_> {
         self.places.as_ref()?.get(name).copied()
     }
 
-    /// The byte of the parameters whose address a register has: one instruction alone gives it, the address or a sum
-    /// of another register's and a number. It stands before instruction `end`.
-    fn parameter_of(&self, register: Register, end: usize) -> Option<u32> {
-        let all = self.function.instructions.iter().enumerate();
-        let mut writers = all.filter(|(_, inst)| inst.operands.first().is_some_and(|first| first.names(register)));
-        let (at, inst) = writers.next().filter(|(at, _)| *at < end)?;
-        if writers.next().is_some() || inst.guard.is_some() {
-            return None;
-        }
-        let form = self.module.forms()[inst.form as usize].as_ref().ok()?;
-        match (form.name(), &inst.operands[..]) {
-            ("mov", [_, Written::Symbol(name, offset)]) => {
-                Some(self.parameter(name)?.wrapping_add_signed(*offset as i32))
+    /// Registers that have the address of a byte of the parameters, with the byte: one instruction alone gives it, the
+    /// address or a sum of another such register's and a number.
+    pub(super) fn find_parameter_addresses(&mut self) {
+        let instructions = &self.function.instructions;
+        let mut writers: HashMap<Register, u32> = HashMap::new();
+        let written = instructions.iter().filter_map(|inst| inst.operands.first());
+        written
+            .flat_map(Written::registers)
+            .for_each(|register| *writers.entry(register).or_default() += 1);
+        for inst in instructions.iter().filter(|inst| inst.guard.is_none()) {
+            let Ok(form) = self.module.forms()[inst.form as usize].as_ref() else {
+                continue;
+            };
+            let (register, byte) = match (form.name(), &inst.operands[..]) {
+                ("mov", [Written::Register(to), Written::Symbol(name, offset)]) => (
+                    *to,
+                    self.parameter(name)
+                        .map(|byte| byte.wrapping_add_signed(*offset as i32)),
+                ),
+                ("add", [Written::Register(to), Written::Register(from), Written::Integer(bytes)]) => {
+                    let byte = self.parameter_addresses.get(from);
+                    (*to, byte.map(|byte| byte.wrapping_add(*bytes as u32)))
+                }
+                _ => continue,
+            };
+            if let Some(byte) = byte.filter(|_| writers[&register] == 1) {
+                self.parameter_addresses.insert(register, byte);
             }
-            ("add", [_, Written::Register(other), Written::Integer(bytes)]) => {
-                Some(self.parameter_of(*other, at)?.wrapping_add(*bytes as u32))
-            }
-            _ => None,
         }
     }
 
@@ -229,8 +241,9 @@ impl Reader<'_> {
             Written::Symbol(name, _) => self
                 .parameter(name)
                 .ok_or_else(|| format!("there is no parameter `{name}`"))?,
-            Written::Register(register) => self
-                .parameter_of(*register, self.function.instructions.len())
+            Written::Register(register) => *self
+                .parameter_addresses
+                .get(register)
                 .ok_or("its address is not that of one place of a parameter")?,
             _ => return Err("parameters are read by name".to_string()),
         };

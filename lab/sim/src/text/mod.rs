@@ -33,7 +33,7 @@ use flashcore_ir::ptx::{Notes, TraceNote};
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, RegClass};
-use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Spelled};
+use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Register, Spelled};
 
 use cold::Cold;
 pub(crate) use foreign::Extra;
@@ -139,9 +139,10 @@ struct Reader<'a> {
     after: Vec<Inst>,
     items: Vec<Item>,
     site: SiteId,
-    /// Of kernels of other compilers: the first byte of each parameter; the buffers whose addresses begin at a byte of
-    /// them; local variables.
+    /// Of kernels of other compilers: the first byte of each parameter; registers with the address of a byte of them;
+    /// the buffers whose addresses begin at a byte of them; local variables.
     places: Option<HashMap<String, u32>>,
+    parameter_addresses: HashMap<Register, u32>,
     pointers: HashMap<u32, u32>,
     locals: HashMap<String, u32>,
     local: u32,
@@ -186,6 +187,7 @@ impl<'a> Reader<'a> {
             items: Vec::new(),
             site: SiteId(0),
             places: None,
+            parameter_addresses: HashMap::new(),
             pointers: HashMap::new(),
             locals: HashMap::new(),
             local: 0,
