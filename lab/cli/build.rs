@@ -11,7 +11,7 @@ use std::process::Command;
 
 /// Folders of crates, and what of a crate is source.
 const CRATES: [&str; 2] = ["crates", "lab"];
-const OF_A_CRATE: [&str; 4] = ["Cargo.toml", "data", "museum", "src"];
+const OF_A_CRATE: [&str; 5] = ["Cargo.toml", "cards", "data", "museum", "src"];
 /// Other sources. The package and the command have the same, so that their revisions can be compared.
 const OTHERS: [&str; 6] = [
     "Cargo.lock",

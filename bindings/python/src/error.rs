@@ -103,7 +103,7 @@ static COMPUTES: AtomicU32 = AtomicU32::new(0);
 /// Whether this process was forked from one that had computed.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
-/// What Python calls in the child of each fork.
+/// What Python calls in the child of each fork that it makes. A fork by C code that does not tell Python is not seen.
 #[pyfunction]
 pub(crate) fn after_fork() {
     IS_FORKED.store(COMPUTES.load(Ordering::Relaxed) != 0, Ordering::Relaxed);

@@ -197,7 +197,7 @@ impl Foreign {
         let (mut strides, mut step) = ([1; 4], 1);
         for (stride, &size) in strides.iter_mut().zip(shape.iter().rev()) {
             *stride = step;
-            step *= size as i64;
+            step = i64::saturating_mul(step, size as i64);
         }
         let strides = &mut strides[..shape.len()];
         strides.reverse();

@@ -1,4 +1,4 @@
-//! PyTorch, CuPy and NumPy beyond DLPack: their current stream, their allocator, and PyTorch's
+//! PyTorch and CuPy beyond DLPack: their current stream, their allocator, and PyTorch's
 //! gradients. They are looked up only if the program has already imported them.
 
 use pyo3::call::PyCallArgs;

@@ -99,8 +99,8 @@ impl Card {
         CARDS.iter().min_by_key(distance).expect("a card has a file")
     }
 
-    /// Whether it is the chip.
-    pub(crate) fn is(&self, chip: Chip) -> bool {
+    /// Whether a chip is of its architecture, with as many SMs.
+    pub(crate) fn has_as_many_sms(&self, chip: Chip) -> bool {
         (self.target, self.sms) == (chip.target, chip.sms)
     }
 
@@ -186,9 +186,9 @@ mod tests {
     fn a_chip_without_a_file_has_the_nearest_card() {
         let card = Card::nearest(Target::Sm80.into());
         assert_eq!(
-            (card.card.as_str(), card.is(Target::Sm80.into())),
+            (card.card.as_str(), card.has_as_many_sms(Target::Sm80.into())),
             ("NVIDIA H200", false)
         );
-        assert!(Card::nearest(Target::Sm90a.into()).is(Target::Sm90a.into()));
+        assert!(Card::nearest(Target::Sm90a.into()).has_as_many_sms(Target::Sm90a.into()));
     }
 }

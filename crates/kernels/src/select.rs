@@ -203,7 +203,7 @@ const GATHERED_WHY: &str =
 fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = (Config, String)> {
     let (target, head_dim) = (chip.target, problem.head_dim());
     let card = Card::nearest(chip);
-    let estimated = if card.is(chip) {
+    let estimated = if card.has_as_many_sms(chip) {
         String::new()
     } else {
         format!("; estimated, by what was measured on an {}", card.card)

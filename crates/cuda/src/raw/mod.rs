@@ -204,9 +204,11 @@ impl Driver {
             (self.table.cuGetErrorName)(code, &mut text[0]);
             (self.table.cuGetErrorString)(code, &mut text[1]);
         }
-        text.map(|text| {
+        let unknown = ["unknown status", "this driver does not know it"];
+        std::array::from_fn(|at| {
+            let text = text[at];
             if text.is_null() {
-                return "a status that this driver does not know".to_string();
+                return unknown[at].to_string();
             }
             // SAFETY: the driver's strings end in a zero byte and live as long as it does.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()

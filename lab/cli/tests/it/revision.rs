@@ -93,6 +93,9 @@ fn each_state_of_the_sources_has_its_own_revision() {
         hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()),
         "{edited}"
     );
+    write("crates/a/cards/x.json", "1");
+    assert_ne!(revision(), edited, "a card's file is a source");
+    std::fs::remove_file(root.join("crates/a/cards/x.json")).unwrap();
     write("crates/a/src/new.rs", "2");
     let grown = revision();
     assert!(git(&["add", "crates"]));

@@ -70,9 +70,9 @@ impl Addition {
 pub(crate) fn bounded(bench: &Bench) -> Outcome {
     let addition = Addition::new(bench)?;
     // The least of several rounds: the device's free memory is that of other processes, too.
-    let mut least = u64::MAX;
+    let (mut before, mut least) = (u64::MAX, u64::MAX);
     for round in 0..10 {
-        let (mut before, mut most) = (u64::MAX, 0);
+        let mut most = 0;
         for value in 150 * round..150 * (round + 1) {
             addition.run(&bench.stream, &addition.launch(value))?;
             if value % 10 == 9 {
