@@ -7,7 +7,7 @@ use flashcore::unstable::testing::{
 use flashcore::{KvLengths, Lengths, Mask, Problem, QLengths, TensorView};
 use flashcore_candle::*;
 
-/// The CPU, and the first GPU where `FLASHCORE_CANDLE_GPU` is set: link stubs of CUDA's libraries would end the process.
+/// The CPU, and the first GPU where `FLASHCORE_CANDLE_GPU` is set: link stubs of the libraries would end the process.
 pub(crate) fn devices() -> impl Iterator<Item = Device> {
     let asked = std::env::var_os("FLASHCORE_CANDLE_GPU").is_some();
     let gpu = asked.then(|| Device::new_cuda(0).expect("a GPU"));
