@@ -8,7 +8,7 @@ Python of an environment with flashcore, PyTorch, expecttest, and pytest with xd
 which this file is a plugin, too. What `pytest -k sdpa test_transformers.py` selects runs twice,
 without and with `flashcore_attn.torch.activate()`. `--most` draws at most so many of the variants of
 a test. A test whose process dies has failed. Exit code: 1 if a test ended in another way with
-FlashCore, or if FlashCore computed nothing.
+FlashCore, or ran in one of the two only, if FlashCore computed nothing, or if pytest itself failed.
 """
 
 import argparse
@@ -92,7 +92,10 @@ def run_all(options, active):
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "torch_tests", "-p", "no:cacheprovider", "test_transformers.py"]
         command += [f"--numprocesses={options.processes}", "--max-worker-restart=1000", "--timeout=600", "--timeout-method=thread"]
-        subprocess.run([*command, f"--junitxml={scratch}/ran.xml"], cwd=options.folder, env=environment, stdout=sys.stderr, check=False)
+        command += [f"--junitxml={scratch}/ran.xml"]
+        ended = subprocess.run(command, cwd=options.folder, env=environment, stdout=sys.stderr, check=False).returncode
+        if ended not in (0, 1):  # all passed, or some failed
+            sys.exit(f"pytest ended with {ended}")
         ran = ElementTree.parse(f"{scratch}/ran.xml")
     lines, counted = {}, collections.Counter()
     for case in ran.iter("testcase"):
@@ -127,8 +130,8 @@ def main():
         counts |= {"drawn": len(lines), "computed_by_flashcore": dict(counted)}
         counts["failures"] = {name: says for name, (outcome, says) in sorted(lines.items()) if outcome == "failed"}
         report[word] = counts
-    both = sorted(results["without"].keys() & results["with"].keys())
-    other = {name: [results[word][name] for word in results] for name in both}
+    every = sorted(results["without"].keys() | results["with"].keys())
+    other = {name: [results[word].get(name, ("missing", "")) for word in results] for name in every}
     ran = {name: ends for name, ends in other.items() if all(outcome != "not_reached" for outcome, _ in ends)}
     other = {name: ends for name, ends in ran.items() if ends[0][0] != ends[1][0]}
     report |= {"same_outcome": len(ran) - len(other), "other_outcome": other, "seconds": round(time.monotonic() - started)}
