@@ -20,7 +20,7 @@ assembled for targets below its own, nor by a ptxas that does not know its PTX v
 
 --summary writes a small JSON file: for each target how many kernels are clean, what spilled and what failed.
 
-Exit code: 0 all clean, 1 something failed, 2 wrong usage, 3 no ptxas.
+Exit code: 0 all clean, 1 something failed, 2 wrong usage or a ptxas that knows none of the targets, 3 no ptxas.
 """
 
 import argparse
@@ -188,6 +188,10 @@ def main():
     files = [f for f in files if f in sampled or any(fnmatch.fnmatchcase(f.stem, p) for p in options.always)]
     known = known_targets(ptxas)
     targets = [target for target in TARGETS if target in known]
+    unknown = [target for target in TARGETS if target not in known]
+    if not targets:
+        print(f"{version(ptxas)}: this ptxas does not know {', '.join(unknown)}", file=sys.stderr)
+        return 2
 
     started = time.monotonic()
     nvdisasm = options.nvdisasm if os.access(options.nvdisasm, os.X_OK) else None
@@ -216,6 +220,8 @@ def main():
         print(f"NOT CHECKED: operands that loops hold, in {with_wgmma} kernels with wgmma: no nvdisasm at {options.nvdisasm}")
     elif with_wgmma:
         print(f"operands that loops hold are checked in {with_wgmma} kernels with wgmma")
+    if unknown:
+        print(f"not known to this ptxas: {', '.join(unknown)}")
     return 1 if failed else 0
 
 
