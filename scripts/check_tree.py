@@ -25,7 +25,9 @@ import tomllib
 
 MOST_BYTES = 20 * 1024
 MOST_SOURCE_LINES = 500
-MOST_WORDS = 41_000  # of docs/ and the pages in the root
+# Of docs/ and the pages in the root. The design gives them 40,000, on top of which come score modifiers, kernels of
+# others (check-cuda.md) and serving engines.
+MOST_WORDS = 41_000
 MOST_COLUMNS = 100
 MOST_COMMENT_COLUMNS = 120
 MOST_EVIDENCE_LINES = 3000
@@ -46,6 +48,9 @@ CODE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 OTHER_PACKAGE = re.compile(r"\b(import|from) flashcore\b(?![_-])|-m flashcore\.|pip install '?flashcore\b(?!-attn)")
 # Workspaces whose dependencies need a newer Rust.
 NEWER_RUST = {"bindings/candle/Cargo.toml"}
+# A run, or a list of runs.
+RUN = r"`[a-z0-9]+(?:-[a-z0-9]+)*`"
+RUNS = re.compile(rf"\bruns?\s+({RUN}(?:(?:,\s+|,?\s+and\s+){RUN})*)")
 LICENCES = ("LICENSE-APACHE", "LICENSE-MIT")
 RUN_KEYS = {"run", "date", "device", "driver", "revision", "command", "raw"}
 CLAIM_KEYS = {"run", "claim", "value", "unit"}
@@ -130,7 +135,8 @@ def evidence(files):
 def unknown_runs(pages, files):
     known = {name for path in files for name in re.findall(r'^{"run": "([^"]+)"', path.read_text("utf-8"), re.MULTILINE)}
     for page in pages:
-        named = re.findall(r"\bruns?\s+`([a-z0-9]+(?:-[a-z0-9]+)+)`", page.read_text(encoding="utf-8"))
+        lists = RUNS.findall(page.read_text(encoding="utf-8"))
+        named = [name for listed in lists for name in re.findall(r"`([^`]+)`", listed) if "-" in name]
         yield from (f"{page}: evidence/ has no run `{name}`" for name in sorted(set(named) - known))
 
 
@@ -195,7 +201,7 @@ def problems(files):
         if path.parent.name == "it" and path.name != "main.rs" and path.suffix == ".rs":
             if f"mod {path.stem};" not in (path.parent / "main.rs").read_text(encoding="utf-8"):
                 yield f"{path}: not compiled: main.rs in this folder has no `mod {path.stem};`"
-    pages = [path for path in files if path.suffix == ".md" and path.parts[:-1] in ((), ("docs",))]
+    pages = [path for path in files if path.suffix == ".md" and path.parts[:-1][:1] in ((), ("docs",))]
     words = sum(len(path.read_text(encoding="utf-8").split()) for path in pages)
     if words > MOST_WORDS:
         yield f"docs/ and the pages in the root: {words:,} words; at most {MOST_WORDS:,}"
