@@ -2,7 +2,7 @@
 //!
 //! Figures are those of PTX ISA 9.0 ("Floating Point Instructions", "Half Precision Floating Point Instructions")
 //! where it has one. Those of `sin`, `cos`, `lg2`, `ex2` and `tanh` of f32 were compared with an extract of its
-//! tables, the others not with its text. An H200 was within each of them (`run_differential.py` of 1b152dbd, share of a
+//! tables, the others not with its text. An H200 was within each of them (`scripts/run_differential.py`, share of a
 //! bound at most 1).
 
 use super::Spelled;

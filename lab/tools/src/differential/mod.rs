@@ -27,7 +27,7 @@ use case::{Case, Data};
 use rows::{Rows, assembled, told};
 use writer::{Area, BLOCK, COMMON, OWN, TABLE, THREADS, Writer};
 
-/// Writes programs and kernels with what the simulator computes, for a GPU (`run_differential.py` of 1b152dbd).
+/// Writes programs and kernels with what the simulator computes, for a GPU (`scripts/run_differential.py`).
 ///
 /// Exits with 0 where the simulator runs all of them and finds nothing, 1 where it does not.
 #[derive(Debug, clap::Args)]
