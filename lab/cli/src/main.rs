@@ -46,6 +46,7 @@ mod worker;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 // What most subcommands use.
@@ -156,6 +157,18 @@ enum Color {
     Never,
 }
 
+/// Flags of earlier versions, and what replaced each.
+const GONE: [(&str, &str); 2] = [
+    (
+        "--sweep",
+        "`bench --sweep` is gone: `tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
+    ),
+    (
+        "--predicted",
+        "`tune --predicted --profile CARD` is `tune --device predict:CARD`",
+    ),
+];
+
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.
 fn not_parsed(message: &clap::Error) -> ExitCode {
     let mut text = message.render().ansi().to_string();
@@ -167,6 +180,11 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
         ("invalid float literal", "write a number"),
     ] {
         text = text.replace(rust, words);
+    }
+    if let Some(ContextValue::String(flag)) = message.get(ContextKind::InvalidArg)
+        && let Some((_, now)) = GONE.iter().find(|(gone, _)| gone == flag)
+    {
+        text.push_str(&format!("  {GOOD}help{GOOD:#}: {now}\n"));
     }
     if message.use_stderr() {
         style::eprint(&style::wrap(&text, 2));

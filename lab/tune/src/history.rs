@@ -12,7 +12,7 @@ use flashcore_bench::{Case, Interval, Mode, date};
 use crate::board::Board;
 use crate::insight::Claims;
 use crate::journal::{Header, board_of, read_claims, read_header, read_trials};
-use crate::trial::{History, Trial};
+use crate::trial::{History, Trial, is_point};
 
 /// A search that was read from its folder.
 #[derive(Debug)]
@@ -41,7 +41,9 @@ impl Told {
         let device = header.devices.first();
         let of = |text: fn(&flashcore_bench::DeviceIdentity) -> String| device.map(text).unwrap_or_default();
         let untimed = header.untimed();
-        let untimed = untimed.map(|what| format!("a {what}: its times were not measured in this run"));
+        let trust = header.trust.as_deref();
+        let trust = trust.unwrap_or("its times were not measured in this run");
+        let untimed = untimed.map(|what| format!("a {what}: {trust}"));
         let planted = header
             .torture
             .then(|| "planted candidates were among those tried".to_string());
@@ -82,14 +84,17 @@ impl Told {
             Some(board) => match (board.winner.as_deref(), board.gain_of_winner()) {
                 (None, _) => "No candidate is left that may be used.".to_string(),
                 (Some(winner), None) => format!("The kernel to use is {winner}."),
-                (Some(winner), Some((gain, interval))) => format!(
-                    "The winner is {winner}. It takes {:.1} % less time than the first candidate, {} (interval {:.1} \
-                     to {:.1} %).",
-                    100.0 * gain,
-                    board.start,
-                    100.0 * interval.lo,
-                    100.0 * interval.hi
-                ),
+                (Some(winner), Some((gain, ends))) => {
+                    let ends = match is_point(ends) {
+                        true => String::new(),
+                        false => format!(" (interval {:.1} to {:.1} %)", 100.0 * ends.lo, 100.0 * ends.hi),
+                    };
+                    let (gain, start) = (100.0 * gain, &board.start);
+                    format!(
+                        "The winner is {winner}. It takes {gain:.1} % less time than the first candidate, \
+                         {start}{ends}."
+                    )
+                }
             },
         };
         section.say(format!(
@@ -249,7 +254,10 @@ impl Told {
 }
 
 fn interval(ends: Interval) -> String {
-    span(ends, |end| format!("{end:.3}"))
+    match is_point(ends) {
+        true => String::new(),
+        false => span(ends, |end| format!("{end:.3}")),
+    }
 }
 
 /// The id of something in a run: no two runs of a machine begin in one second on one problem with one seed.

@@ -61,6 +61,9 @@ pub struct Header {
     pub seed: u64,
     /// Whether the devices compute. A replay does not; its times say nothing about this machine.
     pub computes: bool,
+    /// How far its times may be off, if they are predicted.
+    #[serde(default)]
+    pub trust: Option<String>,
     /// Seed of the inputs, drawn for each run unless it was given; `None` if nothing is computed.
     pub inputs: Option<u64>,
     /// Whether planted candidates are among those tried.
@@ -100,12 +103,16 @@ impl Header {
 
     /// What its times are, where nothing was measured on its devices: a `replay`, a `prediction`.
     pub fn untimed(&self) -> Option<&'static str> {
-        let is_predicted = |device: &DeviceIdentity| device.device.starts_with(PREDICT);
-        match (self.computes, self.devices.iter().any(is_predicted)) {
+        match (self.computes, self.is_predicted()) {
             (true, _) => None,
             (false, true) => Some("prediction"),
             (false, false) => Some("replay"),
         }
+    }
+
+    /// Whether its times are the cost model's.
+    pub fn is_predicted(&self) -> bool {
+        self.devices.iter().any(|device| device.device.starts_with(PREDICT))
     }
 
     /// Whether the run says something about its devices.

@@ -115,7 +115,7 @@ pub struct Outcome {
     pub nothing_new: bool,
     /// Why an outside proposer is gone, if that ended the search. The finals were held.
     pub proposer_gone: Option<String>,
-    /// Claims and their scores; `None` for strategies that make no claims.
+    /// Claims and their scores; `None` for strategies that make no claims, and where times are predicted.
     pub claims: Option<Claims>,
     /// Number of times that workers were started.
     pub workers_started: usize,
@@ -226,7 +226,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         }
     };
     let own = read_json(&request.folder.join(OWN)).unwrap_or_default();
-    let claims = strategy.insights(&history, &setup.space).map(Insights::claims);
+    // The cost model makes claims, and its own times would confirm them.
+    let scored = strategy.insights(&history, &setup.space).map(Insights::claims);
+    let claims = scored.filter(|_| !header.is_predicted());
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
         journal.keep(CLAIMS, claims)?;
     }
@@ -329,6 +331,7 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
         strategy: request.strategy_name.clone(),
         seed: request.seed,
         computes,
+        trust: request.setup.trust.clone(),
         // Finalists whose times are predicted are simulated.
         inputs: (computes || request.setup.chip.is_some()).then(|| inputs(request)),
         torture: planted || Conduct::of_id(&request.setup.start).is_some(),

@@ -40,9 +40,10 @@ pub struct Setup {
     pub(crate) window: usize,
     /// The source of predictions and claims; `None` on the host and for cards without a profile.
     pub advisor: Option<Advisor>,
-    /// Why there are no predictions, or none from measured rates, with the remedy; how far they may be off where there
-    /// is nothing else.
+    /// Why there are no predictions, or none from measured rates, with the remedy.
     pub rates_note: Option<String>,
+    /// How far predicted times may be off; `None` where times are measured.
+    pub trust: Option<String>,
     /// Errors of plan tables and rows that were skipped.
     pub plan_notes: Vec<String>,
     /// The user's PTX kernels, which are examined after the search and meet its finalists.
@@ -99,9 +100,9 @@ impl Setup {
         };
         let plans = Plans::load(&PlanTarget::Device(plan_device.clone())).map_err(flashcore::Error::from)?;
         let default = DefaultKernel::of(problem, &plan_device, &plans)?;
-        if let Some(profile) = card {
-            rates_note = Some(trust(problem, &default.kernel, profile)?);
-        }
+        let trust = card
+            .map(|profile| trust(problem, &default.kernel, profile))
+            .transpose()?;
         let gate = Gatekeeper::new(problem, chip);
         Ok(Setup {
             space: gate.space(chosen(&gate, families)?, torture),
@@ -113,6 +114,7 @@ impl Setup {
             window: chip.filter(|_| card.is_none()).map_or(1, |_| GPU_WINDOW),
             advisor,
             rates_note,
+            trust,
             plan_notes: plans.notes().iter().map(ToString::to_string).collect(),
             own: Vec::new(),
         })
@@ -139,6 +141,7 @@ impl Setup {
             window: 1,
             advisor: measured.advisor(problem),
             rates_note: None,
+            trust: None,
             plan_notes: Vec::new(),
             own: Vec::new(),
         })
@@ -158,7 +161,12 @@ fn trust(problem: &Problem, default: &str, profile: &Profile) -> Result<String, 
     let prediction = Observation::of(&plan)
         .map_err(|why| nothing(&why))?
         .predict(profile, &[]);
-    let words = format!("times are predicted: {}", prediction.trust.words());
+    let trust = prediction.trust;
+    let [low, high] = [trust.low, trust.high].map(|end| (end - 1.0) * 100.0);
+    let words = format!(
+        "times are predicted; measured ones may differ by {low:+.0} to {high:+.0} %: {}",
+        trust.words()
+    );
     let assembled = plan.steps().next().map(|step| offline(&step.kernel, profile.target));
     Ok(match assembled {
         Some(Err(Unknown::NoAssembler)) => {

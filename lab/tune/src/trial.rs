@@ -63,9 +63,18 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Text of a ratio of times: `× 1.071 [1.050, 1.092]` takes 1.071 times as long.
+/// Text of a ratio of times: `× 1.071 [1.050, 1.092]` takes 1.071 times as long. Predictions have no interval.
 pub fn times_as_long(value: f64, interval: Interval) -> String {
-    format!("× {} {}", table::times(value), table::bracketed(Some(interval)))
+    let times = table::times(value);
+    match is_point(interval) {
+        true => format!("× {times}"),
+        false => format!("× {times} {}", table::bracketed(Some(interval))),
+    }
+}
+
+/// Whether an interval has no width: the time was predicted.
+pub(crate) fn is_point(interval: Interval) -> bool {
+    interval.lo == interval.hi
 }
 
 /// How a candidate was timed.
@@ -315,6 +324,7 @@ mod tests {
         assert_eq!(Verdict::of(&ratio(1.01, 1.05), 0.03), Verdict::Slower);
         let text = |value, lo, hi| times_as_long(value, Interval { lo, hi });
         assert_eq!(text(1.0714, 1.05, 1.0925), "× 1.071 [1.050, 1.093]");
+        assert_eq!(text(0.8421, 0.8421, 0.8421), "× 0.842");
         assert_eq!(text(64.04, 61.2, 120.04), "× 64.0 [61.2, 120]");
     }
 }

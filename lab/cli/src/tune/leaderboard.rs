@@ -167,6 +167,7 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
         None => board.start.clone(),
     };
     page.field("result", verdict(&start, header, board, history));
+    page.fields("trust", &header.trust);
 }
 
 pub(crate) fn add_board(page: &mut Page, board: &Board) {
@@ -226,7 +227,11 @@ fn verdict(start: &str, header: &Header, board: &Board, history: &History) -> St
     }
     if let (Some(winner), Some((gain, interval))) = (&board.winner, board.gain_of_winner()) {
         let [gain, low, high] = [gain, interval.lo, interval.hi].map(|share| share * 100.0);
-        return format!("{GOOD}{winner}{GOOD:#} takes {gain:.1} % [{low:.1}, {high:.1}] less time than {start}");
+        let interval = match header.is_predicted() {
+            true => String::new(),
+            false => format!(" [{low:.1}, {high:.1}]"),
+        };
+        return format!("{GOOD}{winner}{GOOD:#} takes {gain:.1} %{interval} less time than {start}");
     }
     if history.trials().len() > 1 {
         let percent = board.gain * 100.0;

@@ -28,6 +28,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
             window: 1,
             advisor: None,
             rates_note: None,
+            trust: None,
             plan_notes: Vec::new(),
             own: Vec::new(),
         },

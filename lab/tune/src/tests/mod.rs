@@ -56,6 +56,7 @@ pub(crate) fn header() -> Header {
         strategy: "elite".to_string(),
         seed: 1,
         computes: true,
+        trust: None,
         inputs: Some(7),
         torture: false,
         start: "cpu/m16n16".to_string(),

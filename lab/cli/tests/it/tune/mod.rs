@@ -352,7 +352,7 @@ fn json_keeps_its_keys() {
         "board claims folder interrupted own peers plan proposer_gone resume run seconds trials workers_started";
     assert_eq!(keys(&run).join(" "), of_run);
     let of_header = "case computes default devices executable inputs own problem rates revision schema seed space \
-                     start started_at strategy torture window";
+                     start started_at strategy torture trust window";
     assert_eq!(keys(&run["run"]).join(" "), of_header);
     let of_trial = "counters fingerprint id number origin reason same_as seconds timed unjudged verdict";
     assert_eq!(keys(&run["trials"][0]).join(" "), of_trial);

@@ -51,7 +51,8 @@ fn without_a_gpu_tune_shows_all_its_parts() {
 #[test]
 fn a_search_for_a_card_that_is_not_here_is_predicted() {
     let words = "tune --heads 2 --seq 128 --head-dim 64 --device predict:a100 --budget 12 --json";
-    let output = flashcore(words, &folder("predicted")).output().unwrap();
+    let home = folder("predicted");
+    let output = flashcore(words, &home).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     let found: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -65,4 +66,20 @@ fn a_search_for_a_card_that_is_not_here_is_predicted() {
     assert_eq!(row(&board["winner"])["simulated"]["ok"], true, "{text}");
     // Nothing was measured, so no table has it.
     assert!(found["plan"].to_string().contains("it is a prediction"), "{text}");
+    // How far the times may be off is said; the cost model's claims are not confirmed by its own times.
+    let error = "times are predicted; measured ones may differ by -";
+    assert!(run["trust"].as_str().unwrap().starts_with(error), "{text}");
+    assert!(found["claims"].is_null(), "{text}");
+    // Also in text, whatever the strategy, and when it is shown again.
+    let kept = home.join("elite");
+    let elite = format!(
+        "tune --heads 2 --seq 128 --head-dim 64 --device predict:l4 --strategy elite --budget 40 --folder {}",
+        kept.display()
+    );
+    for words in [elite, format!("leaderboard {}", kept.display())] {
+        let output = flashcore(&words, &home).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains(error) && text.contains("% less time than"), "{text}");
+        assert!(text.contains("×") && !text.contains('['), "{text}");
+    }
 }
