@@ -13,7 +13,8 @@ use crate::stream::{Captured, Stream, StreamHandle};
 use crate::sys::{CUgraph, CUgraphExec_st, capture_mode};
 use crate::table::DeviceTable;
 
-/// Work captured from a stream, ready to be replayed.
+/// Work captured from a stream, ready to be replayed. Calls of attention are captured and launched by a queue:
+/// `Queue::recording`, `Queue::finish`, `Queue::launch` of `flashcore`.
 ///
 /// A graph keeps the [`DeviceBuffer`](crate::DeviceBuffer)s used inside, the modules of its kernels and the tables of
 /// its launches. Memory of others ([`DeviceSlice::from_raw`](crate::DeviceSlice::from_raw)) is theirs to keep.

@@ -408,7 +408,7 @@ impl Attention {
     }
 
     /// Puts a backward pass on tensors in device memory into a queue, and returns the gradients that it will have
-    /// written there, at once. Else as [`Attention::backward`].
+    /// written there, at once. Else as [`Attention::backward`]; `problem` is the forward one, Q, K and V an array.
     ///
     /// # Errors
     /// As [`Attention::run_on`], an output without log-sum-exp, and a problem that has no backward pass.

@@ -19,8 +19,8 @@
 //! device memory and a [`Queue`]; it waits for nothing, and a queue that [records](Queue::recording) gives a [`Graph`].
 //! [`Attention::prepare`] chooses and compiles the kernel ahead. [`Attention::forward`], [`Attention::backward`],
 //! [`Attention::forward_on`] and [`Attention::backward_on`] allocate what they return. [`Attention::run_foreign`] is
-//! for streams and memory of other libraries. [`Attention`] is `Send + Sync`. The numbered programs in `examples/`
-//! teach each of them in turn.
+//! for streams and memory of other libraries. [`Attention`] is `Send + Sync`. The numbered programs in the folder
+//! `examples` of the crate's sources teach each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics; [`Attention::tune`] measures faster ones on the device at hand.
 //! [`unstable`] has what these are made of: the kernel language, for kernels of your own, the driver, plan tables, and

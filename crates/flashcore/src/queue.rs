@@ -193,8 +193,8 @@ impl Queue {
         }
     }
 
-    /// A tensor in device memory with the values of one in host memory: a [`Tensor`], or a slice, which has one
-    /// dimension. Returns when it is copied.
+    /// A tensor in device memory with the values of one in host memory: a [`Tensor`], or a slice, such as lengths, or
+    /// the rows of a block table one after the other. Returns when it is copied.
     ///
     /// # Errors
     /// Host memory that is shorter than shape and strides; what the driver says; [`Error::Recording`] of a queue that

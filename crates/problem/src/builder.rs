@@ -232,7 +232,7 @@ impl ProblemBuilder {
     /// Where the query rows of a sequence lie; `seq_len_q` is then their upper bound. Default: equal lengths.
     ///
     /// **Warning.** On a GPU, whose kernels cannot refuse values, rows past the bound are not written, without an
-    /// error, unless values are checked (`docs/checks.md`).
+    /// error, unless values are checked (`FLASHCORE_CHECK=1`).
     pub fn q_lengths(mut self, lengths: QLengths) -> Self {
         self.problem.q_lengths = lengths;
         self

@@ -104,7 +104,7 @@ impl GradientLayouts {
     }
 }
 
-/// Something for each of Q, K and V: their gradients, as tensors or as rows of the reference.
+/// The gradients of Q, K and V, as tensors or as rows of the reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gradients<T> {
     /// Of Q, `[batch, seq_len_q, num_heads, head_dim]`.

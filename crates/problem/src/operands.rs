@@ -81,13 +81,14 @@ impl<'a, M: Memory> Operands<'a, M> {
     }
 
     /// Of gradients: Q, K and V; O and the log-sum-exp of the forward pass; the gradient of O; and where those of Q, K
-    /// and V go.
+    /// and V go. The task is the [backward](crate::Problem::backward) problem.
     pub fn backward(
-        [q, k, v]: [View<'a, M>; 3],
-        [out, lse]: [View<'a, M>; 2],
+        qkv: [View<'a, M>; 3],
+        out_and_lse: [View<'a, M>; 2],
         dout: impl Into<View<'a, M>>,
-        [dq, dk, dv]: [ViewMut<'a, M>; 3],
+        gradients: [ViewMut<'a, M>; 3],
     ) -> Self {
+        let ([q, k, v], [out, lse], [dq, dk, dv]) = (qkv, out_and_lse, gradients);
         let inputs = Operands::new().with(Name::Q, q).with(Name::K, k).with(Name::V, v);
         let read = inputs.with(Name::Out, out).with(Name::Lse, lse).with(Name::Dout, dout);
         read.with_mut(Name::Dq, dq)
