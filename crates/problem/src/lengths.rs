@@ -262,7 +262,8 @@ impl Problem {
     /// [`ProblemError::Lengths`] for the first that is missing, of no use or of another length.
     pub fn check_given<B>(&self, lengths: &Lengths<B>, count: impl Fn(&B) -> usize) -> Result<(), ProblemError> {
         let (needed, given) = (self.length_entries(), lengths.map(count));
-        let of = format_args!("problem of {} sequences", self.batch());
+        let batch = self.batch();
+        let of = format_args!("problem of {batch} sequences");
         check_entries(Lengths::<B>::NAMES, given.arrays(), needed.arrays(), of)
     }
 
