@@ -27,8 +27,8 @@ def claimed(told, made):
     return claim if promise <= -LEAST else None
 
 
-def beside(told):
-    """A config beside the fastest ones that nobody has tried, and is not claimed not to build: the fastest's first."""
+def untried_neighbour(told):
+    """A fast config and its first neighbour that may be proposed and that no claim says does not build."""
     bad = {claim["proposes"] for claim in told["claims"] if claim["expected"] is None}
     near = ((fast, other) for fast in told["fastest"] for other in fast["neighbours"] if other["id"] not in bad)
     return next(near, (None, None))
@@ -42,9 +42,9 @@ def main():
         if claim:
             candidate, why = claim["proposes"], f"{claim['evidence']}: {claim['lever']} {claim['from']} to {claim['to']}"
         else:
-            fast, near = beside(told)
+            fast, near = untried_neighbour(told)
             if near is None:
-                print(json.dumps({"propose": [], "why": "nothing beside the fastest is left"}), flush=True)
+                print(json.dumps({"propose": [], "why": "no neighbour of the fastest is left"}), flush=True)
                 return
             candidate, why = near["id"], f"{near['lever']} {fast['levers'][near['lever']]} to {near['to']} of {fast['id']}"
         made.add(candidate)
