@@ -117,14 +117,26 @@ class Driver:
         self("cuCtxSynchronize")
 
 
+def told_of(log):
+    """What a module's processes have said: the device, and a word for each case that ended."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return lines[0] if lines else None, dict(line.split(" ", 1) for line in lines[1:])
+
+
 def run_module(folder, name):
-    """A child's work: runs the cases of a module. Appends a line for each to NAME.log, and their bytes to NAME.out."""
+    """A child's work: runs the cases of a module that none ran. Appends a line for each to NAME.log, and their bytes to
+    NAME.out. Ends after a case that fails, as the context is lost then."""
     told = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
     data = np.memmap(folder / "data.bin", dtype=np.uint8, mode="r")
-    cases = [case for case in told["cases"] if case["module"] == name]
-    with open(folder / f"{name}.log", "w", encoding="utf-8") as log, open(folder / f"{name}.out", "wb") as out:
+    device, done = told_of(folder / f"{name}.log")
+    cases = [case for case in told["cases"] if case["module"] == name and case["name"] not in done]
+    with open(folder / f"{name}.log", "a", encoding="utf-8") as log, open(folder / f"{name}.out", "ab") as out:
         driver = Driver()
-        print(driver.name, file=log, flush=True)
+        if device is None:
+            print(driver.name, file=log, flush=True)
+        # A process that was killed may have left bytes of a case that is not told as run.
+        ran = [case for case in told["cases"] if done.get(case["name"]) == "ran"]
+        out.truncate(sum(b["bytes"] for case in ran for b in case["buffers"] if b["after"] is not None))
         try:
             module = driver.module((folder / name).read_bytes())
         except RuntimeError as error:
@@ -145,7 +157,7 @@ def run_module(folder, name):
                     if held["after"] is not None:
                         found.append(driver.read(address, held["bytes"]))
                     driver("cuMemFree_v2", address)
-            except RuntimeError as error:  # the context is lost
+            except RuntimeError as error:
                 print(case["name"], error, file=log, flush=True)
                 return
             out.write(b"".join(found))
@@ -153,27 +165,42 @@ def run_module(folder, name):
             print(case["name"], "ran", file=log, flush=True)
 
 
-def run_all(folder, modules, jobs):
+def run_all(folder, cases, jobs):
     """Runs modules in processes of their own; what they leave is read by `recorded`. Interrupted, it kills them."""
-    running = set()
+    running, stopped = set(), False
+    modules = collections.defaultdict(list)
+    for case in cases:
+        modules[case["module"]].append(case["name"])
 
     def one(name):
-        for kind in ("out", "log"):
-            (folder / f"{name}.{kind}").unlink(missing_ok=True)
-        child = subprocess.Popen([sys.executable, __file__, str(folder), str(folder), "--module", name])
-        running.add(child)
-        try:
-            child.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        running.discard(child)
+        log = folder / f"{name}.log"
+        for file in (log, folder / f"{name}.out"):
+            file.unlink(missing_ok=True)
+        while not stopped and (left := [case for case in modules[name] if case not in told_of(log)[1]]):
+            child = subprocess.Popen([sys.executable, __file__, str(folder), str(folder), "--module", name])
+            running.add(child)
+            try:
+                why = f"ended with {child.wait(TIMEOUT_S)}"
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                why = f"did not end in {TIMEOUT_S} s"
+            running.discard(child)
+            device, done = told_of(log)
+            if device is None:  # the driver did not start
+                return
+            # A process that fails says so of its case; one that was ended by a signal or by the limit does not.
+            now = [case for case in left if case not in done]
+            if now and (child.returncode or len(now) == len(left)):
+                with open(log, "a", encoding="utf-8") as file:
+                    print(now[0], f"not run: its process {why}", file=file)
 
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
     try:
         for task in [pool.submit(one, name) for name in modules]:
             task.result()
     except KeyboardInterrupt:
+        stopped = True
         pool.shutdown(wait=False, cancel_futures=True)
         for child in list(running):
             child.kill()
@@ -186,16 +213,14 @@ def recorded(folder, cases):
     for case in cases:
         name = case["module"]
         if name not in logs:
-            log = folder / f"{name}.log"
-            lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-            device = device or (lines[0] if lines else None)
+            said, told = told_of(folder / f"{name}.log")
+            device = device or said
             out = folder / f"{name}.out"
-            told = dict(line.split(" ", 1) for line in lines[1:])
             logs[name] = [told, 0, np.fromfile(out, np.uint8) if out.exists() else np.zeros(0, np.uint8)]
         told, at, stored = logs[name]
         found, after = outputs_of(case, stored, at)
         if told.get(case["name"]) != "ran" or after > len(stored):
-            failed[case["name"]] = told.get(case["name"], "not run: the process was ended, or a case before it failed")
+            failed[case["name"]] = told.get(case["name"], "not run: the process was ended")
             continue
         logs[name][1] = after
         whole.extend(found)
@@ -337,8 +362,7 @@ def main():
         except (OSError, RuntimeError) as error:
             print(f"no GPU: {error}", file=sys.stderr)
             return 3
-        modules = list(dict.fromkeys(case["module"] for case in told["cases"]))
-        run_all(options.folder, modules, options.jobs)
+        run_all(options.folder, told["cases"], options.jobs)
         device, failed, stored = recorded(options.folder, told["cases"])
         pieces = [stored[i : i + PIECE].tobytes() for i in range(0, len(stored), PIECE)]
         with concurrent.futures.ProcessPoolExecutor() as pool:
