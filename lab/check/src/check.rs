@@ -101,6 +101,12 @@ pub enum CheckError {
          not know; predict the same problem with equal lengths"
     )]
     Lengths,
+    /// Arguments that the kernel does not take.
+    #[error("{0}")]
+    Launch(String),
+    /// A block that runs alone does not end.
+    #[error("blocks of this kernel wait for each other, so the cost model cannot count the work of one")]
+    Waits,
     /// The cost model does not cover an instruction.
     #[error("the cost model does not cover `{0}`")]
     Unknown(String),

@@ -6,6 +6,7 @@ use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_bench::profile::Predicted;
 use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction};
+use flashcore_check::foreign::{Spending, Spent, Time};
 use flashcore_ir::Profile;
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
@@ -107,6 +108,34 @@ pub(crate) fn add(page: &mut Page, outcome: &Outcome, problem: &Problem, card: C
     if is_theirs(problem, card) {
         let reports = style::list(REPORTS.map(|(us, what)| format!("{us:.0} ({what})")));
         page.field("reports", format_args!("µs on their L4: {reports}"));
+    }
+}
+
+/// The time of a kernel of another compiler, and where it goes.
+pub(crate) fn add_time(page: &mut Page, time: &Result<Time, String>, card: Card) {
+    let time = match time {
+        Ok(time) => time,
+        Err(why) => return page.field("time", format_args!("not predicted: {why}")),
+    };
+    let prediction = &time.prediction;
+    let [middle, low, high] = times(prediction);
+    let on = card.title();
+    page.field(
+        "time",
+        format_args!("{middle} predicted on {on}, between {low} and {high}"),
+    );
+    page.field("bound by", bound(prediction));
+    for Spent { file, line, at } in &time.lines {
+        let what = match at {
+            Spending::Wait { share } => format!("a warp waits here for {:.0} % of its time", 100.0 * share),
+            Spending::Conflicts { passes, ideal } => {
+                format!("bank conflicts: {passes:.1} passes over shared memory where {ideal:.1} would do")
+            }
+            Spending::Uncoalesced { sectors, ideal } => {
+                format!("{sectors:.1} sectors of global memory where {ideal:.1} would do")
+            }
+        };
+        page.field("", format_args!("{file}:{line}: {what}"));
     }
 }
 

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::kernel_file::{CompileArgs, KernelFile, wrong};
 use crate::missing::{add_missing, add_share};
-use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, in_place, progress, style, whole};
+use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, cost, in_place, progress, style, whole};
 
 /// The launch of a kernel of a file.
 #[derive(Args)]
@@ -184,18 +184,27 @@ impl RunArgs {
             .iter()
             .fold(1, |blocks: u64, &n| blocks.saturating_mul(n.into()));
         let only = runs.blocks.filter(|&blocks| blocks < all);
-        let mut found = Vec::new();
+        let (mut found, mut predicted) = (Vec::new(), None);
         if !is_refused && understood.missing.is_empty() {
             if foreign::threads_of(kernel, &asked).is_none() {
                 let why = format!("`{}` does not declare its threads", kernel.name);
                 return Err(wrong(file, why).help("give the threads of a block with --threads N"));
             }
-            match simulate(file, &read.bytes, &kernel.name, launch, only.unwrap_or(all))? {
-                Ok(all) => found = all,
+            match simulate(file, &read.bytes, &kernel.name, launch.clone(), only.unwrap_or(all))? {
+                Ok(all) => {
+                    found = all;
+                    predicted = card.profile.map(|profile| {
+                        let text = std::str::from_utf8(&read.bytes).unwrap_or_default();
+                        let (name, registers) = (file.display().to_string(), judged.kernel.registers);
+                        let time = foreign::time(text, &kernel.name, &name, &launch, profile, registers);
+                        time.map_err(|error| error.to_string())
+                    });
+                }
                 Err(missing) => understood.add(missing),
             }
         }
         let (name, count) = (file.display().to_string(), found.len());
+        let time = predicted.as_ref().filter(|_| understood.missing.is_empty());
         let is_missing = !understood.missing.is_empty();
         let json = || {
             json!({
@@ -219,6 +228,8 @@ impl RunArgs {
                 "problems": judged.problems,
                 "findings": found,
                 "only_blocks": only,
+                "predicted": time.and_then(|time| time.as_ref().ok()),
+                "not_predicted": time.and_then(|time| time.as_ref().err()),
             })
         };
         style::show(as_json, json, || {
@@ -251,6 +262,9 @@ impl RunArgs {
                 (false, _) => format!("{BAD}{}{BAD:#} under {under}", style::count(count, "finding")),
             };
             page.field("verdict", verdict);
+            if let Some(time) = time {
+                cost::add_time(&mut page, time, card);
+            }
             add_problems(&mut page, &judged.problems, &name);
             add_missing(&mut page, &understood, &name);
             add_findings(&mut page, &found, runs);

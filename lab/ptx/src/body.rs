@@ -57,6 +57,38 @@ pub struct Instruction {
     pub place: Option<u32>,
 }
 
+impl Instruction {
+    /// The registers that it reads, and those that it writes, by the patterns of its form. Sums of `wgmma` count as
+    /// written.
+    ///
+    /// ```
+    /// use flashcore_ptx::{Module, Register};
+    /// let module = Module::read(
+    ///     ".version 8.0 .target sm_80 .entry k() { .reg .b32 %r<3>; .reg .b64 %rd<1>; .reg .pred %p<1>;
+    ///      @%p0 add.u32 %r0, %r1, %r2; st.global.u32 [%rd0], %r0; ret; }",
+    /// )?;
+    /// let sum = &module.kernels[0].instructions[0];
+    /// let [reads, writes] = sum.registers(module.forms()[sum.form as usize].as_ref().unwrap());
+    /// assert_eq!((reads, writes), (vec![Register(4), Register(1), Register(2)], vec![Register(0)]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn registers(&self, form: &Spelled) -> [Vec<Register>; 2] {
+        let mut reads: Vec<Register> = self.guard.iter().map(|(register, _)| *register).collect();
+        let mut writes = Vec::new();
+        // Results stand first.
+        let results = form
+            .operands()
+            .iter()
+            .take_while(|it| matches!(it.letter, 'd' | 'q' | 'D'));
+        let results = results.count();
+        for (at, operand) in self.operands.iter().enumerate() {
+            let into = if at < results { &mut writes } else { &mut reads };
+            operand.visit(&mut |register| into.push(register));
+        }
+        [reads, writes]
+    }
+}
+
 /// A kernel or a device function.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Function {

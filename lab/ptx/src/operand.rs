@@ -75,6 +75,19 @@ impl Operand {
     }
 }
 
+impl Operand {
+    /// Visits the registers in it, those of addresses and coordinates, too.
+    pub fn visit(&self, visit: &mut impl FnMut(Register)) {
+        match self {
+            Operand::Register(one) | Operand::Not(one) => visit(*one),
+            Operand::Memory(base, _) => base.visit(visit),
+            Operand::Tensor(all) | Operand::List(all) => all.iter().for_each(|one| one.visit(visit)),
+            Operand::Pair(both) => both.iter().for_each(|one| one.visit(visit)),
+            _ => {}
+        }
+    }
+}
+
 impl Pattern {
     pub(crate) fn new(text: &'static str) -> Pattern {
         let body = text.trim_end_matches('?');

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
@@ -20,8 +20,9 @@ use crate::machine::Machine;
 use crate::mbarrier::Mbarrier;
 use crate::peers::Peers;
 use crate::product::Warpgroup;
+use crate::program::NOTHING;
 use crate::record::{Details, Findings, Key};
-use crate::report::{Count, Printed, TraceRecord};
+use crate::report::{Count, Loads, Printed, TraceRecord};
 use crate::rng::Rng;
 use crate::shadow::Shadow;
 use crate::traffic::Traffic;
@@ -74,6 +75,11 @@ pub(crate) struct Outcome {
     pub(crate) printed: Vec<Printed>,
     /// Of the first cluster.
     pub(crate) log: Log,
+    /// The longest path of a warp.
+    pub(crate) path: Vec<u32>,
+    pub(crate) loads: Loads,
+    /// The sectors of the cluster that is running.
+    pub(crate) sectors: FxHashSet<(usize, u64)>,
 }
 
 impl Outcome {
@@ -88,6 +94,9 @@ impl Outcome {
             traces: Vec::new(),
             printed: Vec::new(),
             log: Log::default(),
+            path: Vec::new(),
+            loads: Loads::default(),
+            sectors: FxHashSet::default(),
         }
     }
 
@@ -95,6 +104,11 @@ impl Outcome {
         if cluster == 0 {
             self.log = other.log;
         }
+        if other.path.len() > self.path.len() {
+            self.path = other.path;
+        }
+        self.loads.sectors += other.loads.sectors;
+        self.loads.different += other.sectors.len() as u64;
         self.findings.merge(other.findings);
         self.traces.extend(other.traces);
         self.printed.extend(other.printed);
@@ -171,6 +185,9 @@ impl<'m> Cluster<'m> {
     pub(crate) fn block(&mut self, warp: &mut Warp, pc: u32, wait: Wait) {
         warp.state = State::Blocked(wait);
         // The operation will be executed again.
+        if self.machine.program.counts[pc as usize] != NOTHING {
+            warp.path.pop();
+        }
         let count = &mut self.out.executed[pc as usize];
         count.warps -= 1;
         count.lanes -= u64::from(warp.active.count_ones());
@@ -226,13 +243,20 @@ impl<'m> Running<'m> {
     /// Runs the cluster alone.
     pub(crate) fn run(mut self) -> ClusterResult {
         while self.turn() {}
-        self.cluster.check_end(&self.warps);
+        self.end();
         ClusterResult {
             linear: self.cluster.linear,
             pages: self.cluster.global.pages,
             atomics: self.cluster.atomics,
             out: self.cluster.out,
         }
+    }
+
+    /// After the last turn.
+    pub(crate) fn end(&mut self) {
+        self.cluster.check_end(&self.warps);
+        let paths = self.warps.iter_mut().map(|warp| std::mem::take(&mut warp.path));
+        self.cluster.out.path = paths.max_by_key(Vec::len).unwrap_or_default();
     }
 
     /// Lets a bulk copy land or a warp run for a while, as the schedule decides. Returns false if

@@ -117,6 +117,14 @@ impl<'m> Cluster<'m> {
         let (offsets, mask) = self.global_access(warp, pc, &load);
         let bytes = load.bytes() as usize;
         let region = self.region(load.at.object);
+        if !self.out.traffic.is_empty() {
+            let sectors = traffic::sectors(&offsets, mask, load.bytes());
+            self.out.loads.sectors += sectors.len() as u64;
+            let slot = region.slot;
+            self.out
+                .sectors
+                .extend(sectors.into_iter().map(|sector| (slot, sector)));
+        }
         if region.overlaid {
             // By an instruction whose buffer is not known only what is written already is.
             let is_stale = cache == Cache::ReadOnly && region.written && {

@@ -1,6 +1,6 @@
 //! The interpreter loop.
 
-use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, Scope, Space};
+use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, MbarInst, Scope, Space};
 use flashcore_ir::{RegClass, ScalarType};
 use pulp::{Arch, Simd, WithSimd};
 
@@ -9,11 +9,15 @@ use crate::cluster::Cluster;
 use crate::cold::{division_by_zero, never_written, not_uniform, record, special};
 use crate::flags::Order;
 use crate::float::{f, result};
-use crate::program::{Access, At, OPERANDS, Op, Row};
+use crate::machine::Machine;
+use crate::program::{Access, At, NOTHING, OPERANDS, Op, Row};
 use crate::registers::{Word, lanes, map1, map2, map3, select, test2};
 use crate::resident::changes_the_block;
 use crate::undefined;
 use crate::warp::Warp;
+
+/// Instructions of a loop that waits at a barrier in memory.
+const POLLED: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
@@ -27,25 +31,44 @@ pub(crate) enum Stop {
 
 /// Runs a warp for at most `slice` operations, compiled for the best available instruction set.
 pub(crate) fn run_warp<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop {
-    Arch::new().dispatch(TimeSlice { cluster, warp, slice })
+    if cluster.machine.options.path > 0 {
+        return Arch::new().dispatch(TimeSlice::<true> { cluster, warp, slice });
+    }
+    Arch::new().dispatch(TimeSlice::<false> { cluster, warp, slice })
 }
 
-struct TimeSlice<'a, 'm> {
+/// With `PATH` it records what the warp executes.
+struct TimeSlice<'a, 'm, const PATH: bool> {
     cluster: &'a mut Cluster<'m>,
     warp: &'a mut Warp,
     slice: u32,
 }
 
-impl WithSimd for TimeSlice<'_, '_> {
+impl<const PATH: bool> WithSimd for TimeSlice<'_, '_, PATH> {
     type Output = Stop;
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> Stop {
-        interpret(self.cluster, self.warp, self.slice)
+        interpret::<PATH>(self.cluster, self.warp, self.slice)
     }
 }
 
+/// Notes an operation in a warp's path, where repeated tests of a barrier in memory are one.
+fn record_path(machine: &Machine<'_>, path: &mut Vec<u32>, at: u32) {
+    let number = machine.program.counts[at as usize];
+    if number == NOTHING || path.len() >= machine.options.path {
+        return;
+    }
+    if let Op::Inst(Inst::Mbar(MbarInst::Test { .. }), _) = machine.program.ops[at as usize] {
+        let first = path.len().saturating_sub(POLLED);
+        if let Some(before) = path[first..].iter().position(|&other| other == number) {
+            path.truncate(first + before);
+        }
+    }
+    path.push(number);
+}
+
 #[inline(always)]
-fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop {
+fn interpret<'m, const PATH: bool>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop {
     let machine = cluster.machine;
     let k = &machine.constants;
     let ops = &machine.program.ops[..];
@@ -64,6 +87,9 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
         let count = &mut cluster.out.executed[at as usize];
         count.warps += 1;
         count.lanes += u64::from(active.count_ones());
+        if PATH {
+            record_path(machine, &mut warp.path, at);
+        }
         let r = &mut warp.registers;
         match ops[at as usize] {
             // Structure

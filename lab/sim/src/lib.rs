@@ -74,7 +74,9 @@ pub use error::SimError;
 pub use finding::{Actor, Finding, FindingKind, Line, Other};
 pub use log::{Access, Log, Turn};
 pub use progress::Progress;
-pub use report::{Class, Count, Counts, MemorySite, NodeCount, Printed, SimOptions, SimReport, TraceRecord};
+pub use report::{
+    Class, Count, Counts, InstructionCount, Loads, MemorySite, Printed, SimOptions, SimReport, TraceRecord,
+};
 pub use simulate::simulate;
 pub use tensor_sum::TensorSums;
 pub use text::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, executes};

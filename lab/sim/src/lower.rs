@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assigned;
 use crate::error::SimError;
-use crate::program::{CONST, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
+use crate::program::{CONST, NOTHING, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
 use crate::text::{Code, Step};
@@ -62,8 +62,17 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Ends the program.
-    pub(crate) fn finish(mut self) -> Result<Program<'a>, SimError> {
+    /// Ends the program. `begins` has the first operation of each instruction of the text, and their end.
+    pub(crate) fn finish(mut self, begins: &[u32]) -> Result<Program<'a>, SimError> {
+        let classes = &self.program.classes;
+        let mut counts = vec![NOTHING; classes.len() + 1];
+        let counted = (0u32..).zip(begins.windows(2)).map(|(number, range)| {
+            let op = (range[0]..range[1]).find(|&op| classes[op as usize] != Class::Structure)?;
+            counts[op as usize] = number;
+            Some(op)
+        });
+        self.program.counted = counted.collect();
+        self.program.counts = counts;
         let site = self.program.sites.last().copied().unwrap_or(SiteId(0));
         self.push(Op::Exit, Class::Structure, site);
         let constants = self.program.consts32.len().max(self.program.consts64.len());
@@ -86,11 +95,6 @@ impl<'a> Lowering<'a> {
         self.program.ops.len() - 1
     }
 
-    /// Marks the next operation as the start of the next node.
-    pub(crate) fn note_node(&mut self) {
-        self.program.nodes.push(self.program.ops.len() as u32);
-    }
-
     pub(crate) fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
         let [reads, writes] = assigned::accessed(inst);
         if matches!(inst, Inst::Wgmma(_)) {
@@ -101,7 +105,6 @@ impl<'a> Lowering<'a> {
         let op = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
-        self.note_node();
         self.push(op, Class::of(inst), site);
         Ok(())
     }

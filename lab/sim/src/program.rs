@@ -20,6 +20,9 @@ pub(crate) type Row = u16;
 /// Flag of constant rows.
 pub(crate) const CONST: Row = 0x8000;
 
+/// Of [`Program::counts`]: an operation that counts no instruction.
+pub(crate) const NOTHING: u32 = u32::MAX;
+
 pub(crate) const PRED_FALSE: Row = 0;
 pub(crate) const PRED_TRUE: Row = 1;
 
@@ -226,8 +229,10 @@ pub(crate) struct Program<'k> {
     /// The source of each operation.
     pub(crate) sites: Vec<SiteId>,
     pub(crate) classes: Vec<Class>,
-    /// The operation of each node of the kernel's body, in pre-order.
-    pub(crate) nodes: Vec<u32>,
+    /// By instruction of the text: the operation whose executions are its own; none where it became part of others.
+    pub(crate) counted: Vec<Option<u32>>,
+    /// By operation: the instruction that it counts, or [`NOTHING`].
+    pub(crate) counts: Vec<u32>,
     pub(crate) consts32: Vec<u32>,
     pub(crate) consts64: Vec<u64>,
     pub(crate) rows: Rows,

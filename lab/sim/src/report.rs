@@ -30,6 +30,8 @@ pub struct SimOptions {
     pub nonfinite: Vec<ScalarType>,
     /// Whether to count shared-memory wavefronts and global sectors (slower).
     pub memory_counts: bool,
+    /// How many instructions of each warp to record, for the path of one ([`SimReport::path`]).
+    pub path: usize,
     /// How many shared-memory accesses of the first cluster to log, with the time slices of its
     /// warps.
     pub log: usize,
@@ -67,6 +69,7 @@ impl Default for SimOptions {
             trace_of: None,
             nonfinite: Vec::new(),
             memory_counts: false,
+            path: 0,
             log: 0,
             host_threads: 0,
             uninitialized: Vec::new(),
@@ -103,9 +106,15 @@ pub struct SimReport {
     /// By slot: bytes that the kernel wrote.
     #[serde(skip)]
     pub written: BTreeMap<usize, Written>,
-    /// Executions of each node of the kernel, in the pre-order of [`Kernel::body`].
+    /// Executions of each instruction of the text, in its order.
     #[serde(skip)]
-    pub nodes: Vec<NodeCount>,
+    pub instructions: Vec<InstructionCount>,
+    /// What its loads take from global memory, if memory accesses are counted.
+    #[serde(skip)]
+    pub loads: Loads,
+    /// The instructions that a warp executed, one after another, if requested: of all warps that with the most.
+    #[serde(skip)]
+    pub path: Vec<u32>,
     /// 32-bit registers per lane with lifetimes as in the program order: an estimate of a
     /// compiler's result without reordering.
     #[serde(skip)]
@@ -213,10 +222,18 @@ impl AddAssign<&Counts> for Counts {
     }
 }
 
-/// Executions of a node: an instruction, the condition of an `If` or `BreakIf`, or the entry of a
-/// loop.
+/// Sectors of 32 bytes that loads of global memory ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeCount {
+pub struct Loads {
+    /// Of all loads by a warp.
+    pub sectors: u64,
+    /// Those that are different in a cluster, summed over clusters: what reaches its L1 if nothing is evicted.
+    pub different: u64,
+}
+
+/// Executions of an instruction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InstructionCount {
     /// Executions by a warp.
     pub warps: u64,
     /// Executions by a lane.

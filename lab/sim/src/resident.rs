@@ -70,7 +70,7 @@ pub(crate) fn run<'m>(
             *waits = !goes_on && running.warps.iter().any(Warp::waits_for_change);
             let has_ended = !goes_on && !*waits;
             if has_ended {
-                running.cluster.check_end(&running.warps);
+                running.end();
             }
             swap(&mut global, &mut running.cluster.global);
             is_fatal = running.cluster.out.findings.is_fatal();

@@ -9,7 +9,7 @@ use crate::finding::Line;
 use crate::global::Global;
 use crate::machine::Machine;
 use crate::merge::Merged;
-use crate::report::{Class, Counts, MemorySite, NodeCount, SimOptions, SimReport, lines};
+use crate::report::{Class, Counts, InstructionCount, MemorySite, SimOptions, SimReport, lines};
 use crate::resident;
 use crate::rng::Rng;
 use crate::text::{Code, PtxKernel};
@@ -114,12 +114,14 @@ where
         kernel: kernel.name().to_string(),
         counts,
         memory: memory_sites(&machine, &out),
-        nodes: node_counts(&machine, &out),
+        instructions: instruction_counts(&machine, &out),
         registers: machine.program.registers(),
         findings: out.findings.into_vec(),
         traces: out.traces,
         printed: out.printed,
         log: out.log,
+        path: out.path,
+        loads: out.loads,
         written: merged.written(),
     };
     merged.store(buffers);
@@ -165,13 +167,14 @@ fn run(machine: &Machine<'_>, base: &[&[u8]]) -> (Merged, Outcome) {
     (merged, out)
 }
 
-fn node_counts(machine: &Machine<'_>, out: &Outcome) -> Vec<NodeCount> {
-    let of = |&op: &u32| NodeCount {
+fn instruction_counts(machine: &Machine<'_>, out: &Outcome) -> Vec<InstructionCount> {
+    let of = |op: u32| InstructionCount {
         warps: out.executed[op as usize].warps,
         lanes: out.executed[op as usize].lanes,
         transactions: out.traffic.get(op as usize).map_or(0, |traffic| traffic.transactions),
     };
-    machine.program.nodes.iter().map(of).collect()
+    let counted = machine.program.counted.iter();
+    counted.map(|op| op.map_or(InstructionCount::default(), of)).collect()
 }
 
 /// Memory accesses and their cost, in program order.

@@ -122,11 +122,16 @@ fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator
     ranges.into_iter()
 }
 
+/// The 32-byte sectors that such accesses touch.
+pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: u32) -> Vec<u64> {
+    let last = u64::from(bytes) - 1;
+    distinct(lanes(mask).flat_map(|lane| [offsets[lane] / 32, (offsets[lane] + last) / 32]))
+}
+
 /// 32-byte sectors touched by accesses of `bytes` per lane at these offsets in a buffer. The buffer
 /// starts at a sector boundary, as driver allocations do.
 pub(crate) fn global(offsets: &[u64; 32], mask: u32, bytes: u32) -> Traffic {
-    let last = u64::from(bytes) - 1;
-    let sectors = distinct(lanes(mask).flat_map(|lane| [offsets[lane] / 32, (offsets[lane] + last) / 32]));
+    let sectors = sectors(offsets, mask, bytes);
     let all = distinct(lanes(mask).map(|lane| offsets[lane]));
     Traffic {
         requests: 1,

@@ -63,6 +63,8 @@ pub(crate) struct Warp {
     /// Threads that give true, and false, to the next barrier; and those that gave it to the last one.
     pub(crate) given: [u32; 2],
     pub(crate) gathered: [u32; 2],
+    /// The instructions that it executed, if that is recorded.
+    pub(crate) path: Vec<u32>,
     /// How often it asked for words that other threads change.
     pub(crate) polls: u32,
     /// Local memory, by lane.
@@ -144,6 +146,7 @@ impl Warp {
             guarded: 0,
             given: [0; 2],
             gathered: [0; 2],
+            path: Vec::new(),
             polls: 0,
             local: vec![0xff; 32 * machine.local as usize],
             local_written: vec![false; 32 * machine.local as usize],

@@ -38,6 +38,9 @@ const MEASURED_TENSOR: (f64, f64) = (0.96, 1.21);
 /// the spread of the calibration.
 const STEP: f64 = 1.25;
 
+/// By which the interval is wider for kernels of other compilers. Assumed.
+const FOREIGN: f64 = 1.5;
+
 /// The combined time of resources and of a chain of dependent instructions, in their unit. It grows
 /// with each of them.
 pub(crate) fn together(resources: &[f64], chain: f64) -> f64 {
@@ -90,6 +93,8 @@ pub struct Trust {
     pub card_measured: bool,
     /// Whether the kernel uses tensor cores.
     pub on_tensor_cores: bool,
+    /// Whether another compiler made the kernel.
+    pub is_foreign: bool,
     /// Lower end of the interval, relative to the predicted time.
     pub low: f64,
     /// Upper end of the interval, relative to the predicted time.
@@ -97,7 +102,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    pub(crate) fn of(profile: &Profile, work: &Work) -> Trust {
+    pub(crate) fn of(profile: &Profile, work: &Work, is_foreign: bool) -> Trust {
         let card_measured = profile.target == Target::Sm90a;
         let tensor = work.tensor_flops() > 0.0;
         let (mut low, mut high) = if tensor { MEASURED_TENSOR } else { MEASURED };
@@ -109,9 +114,13 @@ impl Trust {
                 high *= clocks.highest / clocks.sustained;
             }
         }
+        if is_foreign {
+            (low, high) = (low / FOREIGN, high * FOREIGN);
+        }
         Trust {
             card_measured,
             on_tensor_cores: tensor,
+            is_foreign,
             low,
             high,
         }
@@ -123,10 +132,13 @@ impl Trust {
             false => "calibrated on 53 scalar kernels on an H200 (80 % of 94 measured times within -6 and +11 %)",
             true => "compared with 153 tensor-core kernels on an H200 (80 % of the times within -4 and +21 %)",
         };
-        match self.card_measured {
-            true => basis.to_string(),
-            false => format!("{basis}; the interval is wider because this card was not measured"),
-        }
+        let not_measured = match (self.card_measured, self.is_foreign) {
+            (true, false) => return basis.to_string(),
+            (false, false) => "this card was not measured",
+            (true, true) => "no kernel of another compiler was measured",
+            (false, true) => "neither this card nor a kernel of another compiler was measured",
+        };
+        format!("{basis}; the interval is wider because {not_measured}")
     }
 }
 

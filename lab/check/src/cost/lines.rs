@@ -1,11 +1,10 @@
 //! The lines of a kernel that use most of a resource, and the cost of memory accesses by line.
 
-use flashcore_ir::{Node, Profile, SourceLine};
+use flashcore_ir::{Profile, SourceLine};
 use flashcore_sim::{Class, Line, MemorySite};
 
 use super::observe::Observation;
 use super::sm::{Resource, Sm};
-use super::work::Work;
 
 /// A line's share of a kernel's use of a resource.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,21 +104,16 @@ impl Observation {
         let Some(middle) = samples.get(samples.len() / 2) else {
             return Vec::new();
         };
-        let mut runs = middle.runs.iter();
         let sm = Sm::of(profile, None);
         let mut by_line: Vec<(SourceLine, f64)> = Vec::new();
-        step.kernel.for_each_node(&mut |node| {
-            let Some(ran) = runs.next().filter(|ran| ran.runs > 0.0) else {
-                return;
-            };
-            let Node::Inst { inst, site } = node else { return };
-            let clocks = ran.runs * sm.clocks(&Work::of(inst, ran.transactions / ran.runs), resource);
-            let line = step.kernel.kernel_line(*site);
+        for (at, ran) in middle.runs.iter().enumerate().filter(|(_, ran)| ran.runs > 0.0) {
+            let clocks = ran.runs * sm.clocks(&step.code.work_once(at, ran, middle.misses), resource);
+            let line = step.code.line(at);
             match by_line.iter_mut().find(|(seen, _)| *seen == line) {
                 Some((_, sum)) => *sum += clocks,
                 None => by_line.push((line, clocks)),
             }
-        });
+        }
         let all: f64 = by_line.iter().map(|(_, clocks)| clocks).sum();
         by_line.retain(|(_, clocks)| *clocks > 0.0);
         by_line.sort_by(|a, b| b.1.total_cmp(&a.1));

@@ -23,6 +23,7 @@
 //! ```
 
 mod calibration;
+mod code;
 mod lines;
 mod observe;
 mod predict;
@@ -31,6 +32,7 @@ pub mod roofline;
 mod shares;
 mod sm;
 mod span;
+mod text;
 mod work;
 
 pub use calibration::{Clocks, LAUNCH_MICROS, Trust};

@@ -8,13 +8,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flashcore_ir::{Arg, Chip, Kernel, Node};
+use flashcore_ir::{Arg, Chip, Kernel};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use flashcore_problem::{CausalAlign, InputKind, Inputs, Problem, ProblemBuilder};
-use flashcore_sim::{Class, MemorySite, SimOptions, simulate};
+use flashcore_sim::{Class, InstructionCount, MemorySite, SimOptions, SimReport, simulate};
 
+use super::code::Code;
 use super::lines::Accesses;
-use super::work::{Work, is_known};
+use super::sm::Sm;
+use super::span;
+use super::work::Work;
 use crate::check::{CheckError, contents};
 use crate::saves::step_bytes;
 
@@ -29,12 +32,34 @@ fn short_of(config: &Config) -> usize {
     }
 }
 
-/// Executions of a node by all warps of a block, fractional if extrapolated.
+/// Instructions of a path that are recorded: those of a block of attention are fewer.
+pub(crate) const LONGEST_PATH: usize = 1 << 20;
+
+/// Executions of an instruction by all warps of a block, fractional if extrapolated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct NodeRuns {
+pub(crate) struct Runs {
     pub(crate) runs: f64,
     /// Passes over shared memory or sectors of global memory of all executions.
     pub(crate) transactions: f64,
+}
+
+impl Runs {
+    /// Of one of `blocks` that were counted together.
+    pub(crate) fn of(count: &InstructionCount, blocks: f64) -> Runs {
+        Runs {
+            runs: count.warps as f64 / blocks,
+            transactions: count.transactions as f64 / blocks,
+        }
+    }
+}
+
+/// What a warp of a block executes: the instructions, and a block's executions of each.
+#[derive(Clone, Debug)]
+pub(crate) struct Path {
+    pub(crate) instructions: Arc<[u32]>,
+    pub(crate) runs: Arc<[Runs]>,
+    /// By which its clocks count: more than one path is a line through two lengths.
+    pub(crate) weight: f64,
 }
 
 /// A block that represents those around it.
@@ -43,20 +68,55 @@ pub(crate) struct Sample {
     /// Position among the blocks of its head: 0 for the first, 1 for the last. For work lists, 0 is
     /// the second and 1 the last but one, which are whole tiles; -1 is the first and 2 the last.
     pub(crate) place: f64,
-    block: u64,
-    /// By node.
-    pub(crate) runs: Vec<NodeRuns>,
+    pub(crate) block: u64,
+    /// By instruction.
+    pub(crate) runs: Vec<Runs>,
+    /// The share of loads that L1 does not have. Of attention's kernels 1: the rates of L2 were fitted so.
+    pub(crate) misses: f64,
+    pub(crate) paths: Vec<Path>,
     /// By line and class.
     pub(crate) accesses: Vec<Accesses>,
 }
 
-/// What the blocks of a plan do on any card.
+impl Sample {
+    /// A block of those of a cluster that ran alone.
+    pub(crate) fn of(place: f64, block: u64, report: &SimReport, cluster: f64) -> Sample {
+        let runs: Vec<Runs> = report
+            .instructions
+            .iter()
+            .map(|count| Runs::of(count, cluster))
+            .collect();
+        let copies = |site: &MemorySite| {
+            let mut others = report.memory.iter();
+            site.class == Class::StoreShared && others.any(|of| of.class == Class::CopyAsync && of.line == site.line)
+        };
+        let accesses = report.memory.iter();
+        Sample {
+            place,
+            block,
+            misses: 1.0,
+            accesses: accesses.map(|site| Accesses::of(site, copies(site), cluster)).collect(),
+            paths: vec![Path {
+                instructions: report.path.as_slice().into(),
+                runs: runs.as_slice().into(),
+                weight: 1.0,
+            }],
+            runs,
+        }
+    }
+
+    /// Clocks of one warp that is alone.
+    pub(crate) fn chain(&self, code: &Code, sm: &Sm) -> f64 {
+        let of = |path: &Path| path.weight * span::clocks(code, path, self.misses, sm);
+        self.paths.iter().map(of).sum::<f64>().max(0.0)
+    }
+}
+
+/// What the blocks of a plan, or of another compiler's kernel, do on any card.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// The config.
-    pub config: Config,
-    /// The problem.
-    pub problem: Problem,
+    /// Whether the kernel is of another compiler.
+    pub(crate) is_foreign: bool,
     /// Bytes of all tensors, each counted once.
     pub footprint_bytes: u64,
     pub(crate) steps: Vec<SeenStep>,
@@ -66,6 +126,7 @@ pub struct Observation {
 #[derive(Clone, Debug)]
 pub(crate) struct SeenStep {
     pub(crate) kernel: Arc<Kernel>,
+    pub(crate) code: Arc<Code>,
     /// Blocks of the launch.
     pub(crate) blocks: u64,
     pub(crate) threads: u32,
@@ -110,7 +171,6 @@ impl Observation {
         if plan.problem.has_lengths() {
             return Err(CheckError::Lengths);
         }
-        plan.steps().try_for_each(|step| refuse_unknown(&step.kernel))?;
         let problem = &without_waits(plan)?;
         let head = Head::of(plan, problem, kernels)?;
         let seen = match shorter_lengths(problem, short_of(&plan.config)) {
@@ -129,7 +189,7 @@ impl Observation {
             }
         };
         let steps = plan.steps().zip(head.plan.steps()).zip(seen);
-        let step = |((step, of_head), seen): ((&Step, &Step), Simulated)| {
+        let step = |((step, of_head), seen): ((&Step, &Step), Simulated)| -> Result<SeenStep, CheckError> {
             let (blocks, blocks_a_head) = (step.launch.blocks(), of_head.launch.blocks());
             let blocks_of_heads = head.copies * blocks_a_head as f64;
             let has_list = is_persistent(step);
@@ -137,8 +197,9 @@ impl Observation {
                 true => (blocks_of_heads.round() as u64, 1.0),
                 false => (blocks, blocks_of_heads / blocks as f64),
             };
-            SeenStep {
-                // The nodes of the head's kernel were counted.
+            Ok(SeenStep {
+                // The instructions of the head's kernel were counted.
+                code: Code::of(&of_head.kernel)?.into(),
                 kernel: of_head.kernel.clone(),
                 blocks,
                 threads: step.launch.threads(),
@@ -149,7 +210,7 @@ impl Observation {
                 work_items,
                 has_list,
                 work_a_block,
-            }
+            })
         };
         let mut buffers = BTreeMap::new();
         for buffer in plan.steps().flat_map(|step| &step.launch.buffers) {
@@ -157,10 +218,9 @@ impl Observation {
             *bytes = (*bytes).max(buffer.bytes);
         }
         Ok(Observation {
-            config: plan.config,
-            problem: plan.problem.clone(),
+            is_foreign: false,
             footprint_bytes: buffers.values().sum(),
-            steps: steps.map(step).collect(),
+            steps: steps.map(step).collect::<Result<_, _>>()?,
         })
     }
 
@@ -180,8 +240,8 @@ impl Observation {
 impl SeenStep {
     /// The work of a whole block of each sample.
     pub(crate) fn work(&self) -> Vec<Work> {
-        let work = |sample: &Sample| work_of(&self.kernel, &sample.runs);
-        self.seen.samples.iter().map(work).collect()
+        let samples = self.seen.samples.iter();
+        samples.map(|sample| self.code.work(sample)).collect()
     }
 
     /// The samples, with the number of blocks of the launch that they represent.
@@ -223,17 +283,6 @@ fn cluster_of(step: &Step) -> u32 {
 /// Whether blocks are persistent and work through a list of the launch.
 fn is_persistent(step: &Step) -> bool {
     step.launch.args.iter().any(|arg| matches!(arg, Arg::Table(_)))
-}
-
-/// Refuses a kernel with an instruction that the model does not cover.
-fn refuse_unknown(kernel: &Kernel) -> Result<(), CheckError> {
-    let mut known = Ok(());
-    kernel.for_each_inst(&mut |inst, _| {
-        if known.is_ok() && !is_known(inst) {
-            known = Err(CheckError::Unknown(flashcore_ir::ptx::mnemonic(inst)));
-        }
-    });
-    known
 }
 
 /// The plan of one head that represents all, and the number of such heads.
@@ -337,29 +386,14 @@ fn simulated_step(problem: &Problem, step: &Step, inputs: &Inputs) -> Result<Sim
         }
         let options = SimOptions {
             memory_counts: true,
+            path: LONGEST_PATH,
             only_block: Some(block),
             ..SimOptions::default()
         };
         let report = simulate(&step.kernel, &step.launch, &mut buffers, &options)?;
         // All blocks of its cluster run with it.
-        let cluster = f64::from(cluster_of(step));
-        let runs = report.nodes.iter().map(|node| NodeRuns {
-            runs: node.warps as f64 / cluster,
-            transactions: node.transactions as f64 / cluster,
-        });
-        let runs = runs.collect();
-        let copies = |site: &MemorySite| {
-            let mut others = report.memory.iter();
-            site.class == Class::StoreShared && others.any(|of| of.class == Class::CopyAsync && of.line == site.line)
-        };
-        let accesses = report.memory.iter();
-        let accesses = accesses.map(|site| Accesses::of(site, copies(site), cluster)).collect();
-        seen.samples.push(Sample {
-            place,
-            block,
-            runs,
-            accesses,
-        });
+        seen.samples
+            .push(Sample::of(place, block, &report, f64::from(cluster_of(step))));
         (seen.registers, seen.memory) = (report.registers, report.memory);
     }
     Ok(seen)
@@ -375,14 +409,26 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
         let Some(short) = short.samples.get(i.min(last)) else {
             continue;
         };
-        let runs = short.runs.iter().zip(&long.runs).map(|(a, b)| NodeRuns {
+        let runs = short.runs.iter().zip(&long.runs).map(|(a, b)| Runs {
             runs: line(a.runs, b.runs),
             transactions: line(a.transactions, b.transactions),
         });
+        let weighed = |paths: &[Path], weight: f64| -> Vec<Path> {
+            let paths = paths.iter().cloned();
+            paths
+                .map(|path| Path {
+                    weight: weight * path.weight,
+                    ..path
+                })
+                .collect()
+        };
         samples.push(Sample {
+            place: long.place,
+            block: long.block,
+            misses: long.misses,
             runs: runs.collect(),
             accesses: Accesses::extrapolated(&short.accesses, &long.accesses, line),
-            ..*long
+            paths: [weighed(&short.paths, 1.0 - along), weighed(&long.paths, along)].concat(),
         });
     }
     Simulated {
@@ -390,22 +436,4 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
         memory: longer.memory,
         registers: longer.registers,
     }
-}
-
-/// The work of a block with these executions.
-fn work_of(kernel: &Kernel, runs: &[NodeRuns]) -> Work {
-    let mut work = Work::default();
-    let mut runs = runs.iter();
-    kernel.for_each_node(&mut |node| {
-        let Some(ran) = runs.next().filter(|ran| ran.runs > 0.0) else {
-            return;
-        };
-        let once = match node {
-            Node::Inst { inst, .. } => Work::of(inst, ran.transactions / ran.runs.max(1.0)),
-            Node::If { condition, .. } | Node::BreakIf { condition, .. } => Work::of_branch(condition.uniform),
-            Node::Loop { .. } => Work::default(),
-        };
-        work.add(&once, ran.runs);
-    });
-    work
 }

@@ -3,14 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::{Inst, Occupancy, Profile, Target};
+use flashcore_ir::{Occupancy, Profile, Target};
 use serde::Serialize;
 
 use super::calibration::{self, Clockings, Clocks, LAUNCH_MICROS, Trust, together};
 use super::observe::{Observation, Sample, SeenStep};
 use super::rates::{MeasuredCard, replace};
 use super::sm::{Resource, Sm};
-use super::span;
 use super::work::{Unit, Work};
 
 /// What binds the time.
@@ -140,7 +139,7 @@ impl Observation {
             replace(&mut dram_gbps, measured.dram_gbps);
         }
         let work = self.total_work();
-        let trust = Trust::of(profile, &work);
+        let trust = Trust::of(profile, &work, self.is_foreign);
         let dram_bytes = match self.footprint_bytes <= profile.l2_bytes {
             true => 0.0,
             false => self.footprint_bytes as f64,
@@ -205,10 +204,7 @@ impl Observation {
     /// for kernels that set register counts, since their warps may differ.
     pub fn registers(&self, target: Target) -> Option<(u32, u32)> {
         let step = self.steps.first()?;
-        let mut sets = false;
-        step.kernel
-            .for_each_inst(&mut |inst, _| sets |= matches!(inst, Inst::SetMaxRegs { .. }));
-        (!sets).then(|| (step.seen.registers, step.most_registers(target)))
+        (!step.code.sets_registers).then(|| (step.seen.registers, step.most_registers(target)))
     }
 }
 
@@ -242,7 +238,7 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> (Clockings, f64
     let works = step.work();
     let cost = |work: &Work| Resource::ALL.map(|resource| step.work_a_block * sm.clocks(work, resource));
     let costs: Vec<_> = works.iter().map(cost).collect();
-    let chain = |sample: &Sample| step.work_a_block * span::clocks(&step.kernel, &sample.runs, sm);
+    let chain = |sample: &Sample| step.work_a_block * sample.chain(&step.code, sm);
     let chains: Vec<f64> = step.seen.samples.iter().map(chain).collect();
     let block = |index: u64| {
         let mut clocks = Clockings::default();
@@ -283,6 +279,7 @@ mod tests {
     use flashcore_ir::Kernel;
 
     use super::*;
+    use crate::cost::code::Code;
     use crate::cost::observe::Simulated;
 
     /// Warps that do not divide evenly among the partitions of an SM, too.
@@ -291,6 +288,7 @@ mod tests {
         for threads in (32..=1024).step_by(32) {
             let kernel = Kernel::build("test", threads, |_| ()).unwrap();
             let step = SeenStep {
+                code: Code::default().into(),
                 kernel: kernel.into(),
                 blocks: 1,
                 threads,

@@ -25,6 +25,8 @@ pub struct Rates {
     pub fma: f64,
     /// 32-bit integer products, which take the FMA pipe (T).
     pub int_mul: f64,
+    /// f64 sums, products and fused products (T).
+    pub double: f64,
     /// Packed 16-bit sums, products and fused products, lanes of two each (T).
     pub half: f64,
     /// Integer sums, logic, shifts, comparisons, selections, f32 minimum and maximum (T).
@@ -84,6 +86,11 @@ impl Rates {
             Target::Sm86 | Target::Sm89 | Target::Sm120 => (128.0, 64.0),
             Target::Sm90a | Target::Sm100 => (128.0, 128.0),
         };
+        let double = match target {
+            Target::Sm80 => 32.0,
+            Target::Sm90a | Target::Sm100 => 64.0,
+            Target::Sm75 | Target::Sm86 | Target::Sm89 | Target::Sm120 => 2.0,
+        };
         let l2_bytes = match target {
             Target::Sm75 | Target::Sm80 => 47.0,
             Target::Sm90a | Target::Sm100 => 32.0,
@@ -97,6 +104,7 @@ impl Rates {
             issue: 4.0,
             fma,
             int_mul: 64.0,
+            double,
             half,
             alu: 64.0,
             convert: 64.0,

@@ -1,10 +1,9 @@
 //! Busy shares as hardware counters count them: in clocks of the launch, averaged over the SMs. The
 //! times of [`Prediction::uses`] are those of the busiest SM at the highest clock instead.
 
-use flashcore_ir::inst::{Access, BulkInst, Slot, Space};
-use flashcore_ir::{Inst, Node, Profile};
+use flashcore_ir::Profile;
 
-use super::observe::{NodeRuns, Observation, SeenStep};
+use super::observe::{Observation, Runs, Sample, SeenStep};
 use super::predict::Prediction;
 use super::rates::MeasuredCard;
 use super::sm::{Resource, Sm};
@@ -65,32 +64,37 @@ impl Observation {
     }
 }
 
+fn is_shared(word: &str) -> bool {
+    word.starts_with("shared")
+}
+
 /// Bytes that the loads of all blocks of a step bring to SMs.
 fn arriving_bytes(step: &SeenStep) -> f64 {
-    let of_sample = |runs: &[NodeRuns]| {
-        let (mut runs, mut bytes) = (runs.iter(), 0.0);
-        step.kernel.for_each_node(&mut |node| {
-            let ran = runs.next();
-            let (Node::Inst { inst, .. }, Some(ran)) = (node, ran) else {
-                return;
+    let of_sample = |sample: &Sample| {
+        let runs = sample.runs.iter().enumerate();
+        let arrives = |(at, ran): (usize, &Runs)| {
+            let form = step.code.form(at);
+            let has = |some: &str| form.modifiers().any(|word| word.split("::").next() == Some(some));
+            let reads = match form.name() {
+                "ld" | "atom" => !has("shared") && !has("param"),
+                "cp" => form.modifiers().position(|word| word == "global") > form.modifiers().position(is_shared),
+                _ => false,
             };
-            let reads = |slot: Slot<'_>| {
-                matches!(
-                    slot,
-                    Slot::Memory(_, Space::Global, Access::Read) | Slot::TensorBox(_, _, Access::Read)
-                )
-            };
-            let copies = match inst {
-                Inst::Bulk(BulkInst::Load { multicast: Some(_), .. }) => step.cluster,
-                inst => u32::from(inst.clone().slots().into_iter().any(reads)),
+            let copies = if form.has("multicast::cluster") {
+                step.cluster
+            } else {
+                1
             };
             // A transaction is a sector of 32 bytes.
-            bytes += f64::from(32 * copies) * ran.transactions;
-        });
-        bytes
+            if reads {
+                f64::from(32 * copies) * ran.transactions
+            } else {
+                0.0
+            }
+        };
+        runs.map(arrives).sum()
     };
-    let samples = step.seen.samples.iter();
-    let bytes: Vec<f64> = samples.map(|sample| of_sample(&sample.runs)).collect();
+    let bytes: Vec<f64> = step.seen.samples.iter().map(of_sample).collect();
     step.blocks_of_samples()
         .map(|(sample, blocks)| blocks * bytes[sample])
         .sum()

@@ -44,12 +44,12 @@ impl Resource {
     /// Its name in text; the units whose work occupies it, none for device memory, which SMs share;
     /// and whether each quarter of an SM has its own, so that one warp gets a quarter of the rate.
     fn row(self) -> (&'static str, &'static [Unit], bool) {
-        use Unit::{Alu, Convert, Fma, Half, IntMul, Issue, L2Bytes, Mufu, Passes};
+        use Unit::{Alu, Convert, Double, Fma, Half, IntMul, Issue, L2Bytes, Mufu, Passes};
         use Unit::{TensorE4m3, TensorF16, TensorF32, TensorWgmma};
         match self {
             Resource::Tensor => ("tensor cores", &[TensorF32, TensorF16, TensorWgmma, TensorE4m3], true),
             Resource::Mufu => ("exponentials (MUFU)", &[Mufu], true),
-            Resource::Fma => ("FMA pipe", &[Fma, IntMul, Half], true),
+            Resource::Fma => ("FMA pipe", &[Fma, IntMul, Half, Double], true),
             Resource::Alu => ("ALU pipe", &[Alu, Convert], true),
             Resource::Issue => ("issue slots", &[Issue], true),
             Resource::Shared => ("shared memory", &[Passes], false),
@@ -110,6 +110,7 @@ impl Sm {
             (Unit::Fma, rates.fma / 32.0),
             (Unit::IntMul, rates.int_mul / 32.0),
             (Unit::Half, rates.half / 32.0),
+            (Unit::Double, rates.double / 32.0),
             (Unit::Alu, rates.alu / 32.0),
             (Unit::Convert, rates.convert / 32.0),
             (Unit::Mufu, rates.mufu / 32.0),

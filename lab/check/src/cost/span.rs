@@ -1,81 +1,72 @@
 //! The time of one warp of a block that has its part of an SM to itself: the latency side of the
 //! model.
 //!
-//! The kernel's tree is walked once with the times at which registers become ready. Between places
-//! that the compiler does not move code across (branches, barriers, waits), instructions start as
-//! soon as their operands are ready, as if the compiler had found the best order. Such a stretch
-//! takes as long as its longest chain, or as the warp's instructions take on a quarter of the SM.
-//! Loops are walked a few times and then extrapolated. The simulator counts how often each node
-//! runs.
+//! The instructions that a simulated warp executed are walked with the times at which registers become ready. Between
+//! places that the compiler does not move code across (branches, barriers, waits), instructions start as soon as their
+//! operands are ready, as if the compiler had found the best order. Such a stretch takes as long as its longest chain,
+//! or as the warp's instructions take on a quarter of the SM.
 
 use std::collections::VecDeque;
 
-use flashcore_ir::inst::WgmmaInst;
-use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass};
-
-use super::observe::NodeRuns;
+use super::code::Code;
+use super::observe::{Path, Runs};
 use super::sm::Sm;
-use super::work::{Group, Timing, Work, price};
+use super::work::{Group, Timing, Work};
 
-/// Iterations of a loop that are walked before it counts as steady: enough to fill the pipelines of
-/// asynchronous copies.
-const WALKED_ROUNDS: u32 = 4;
+/// Clocks of a warp that executes the instructions of a path. `misses`: the share of loads that L1 does not have.
+pub(crate) fn clocks(code: &Code, path: &Path, misses: f64, sm: &Sm) -> f64 {
+    waits(code, path, misses, sm).clocks
+}
 
-/// Clocks of one warp of a block, averaged over its warps. `runs` are those of the block.
-pub(crate) fn clocks(kernel: &Kernel, runs: &[NodeRuns], sm: &Sm) -> f64 {
-    let mut first = Vec::new();
-    let mut registers = 0;
-    for class in RegClass::ALL {
-        first.push(registers);
-        registers += kernel.num_regs(class) as usize;
-    }
+/// Where a warp's time goes.
+pub(crate) struct Waits {
+    pub(crate) clocks: f64,
+    /// By instruction: clocks in which nothing else of the warp could start.
+    pub(crate) waited: Vec<f64>,
+}
+
+pub(crate) fn waits(code: &Code, path: &Path, misses: f64, sm: &Sm) -> Waits {
     let mut walk = Walk {
-        runs,
+        code,
+        runs: &path.runs,
+        misses,
         sm,
-        first,
-        now: Times {
-            front: 0.0,
-            ready: vec![0.0; registers],
-            copies: VecDeque::new(),
-            open_copies: 0.0,
-            products: VecDeque::new(),
-            last_product: 0.0,
-        },
+        waited: vec![0.0; path.runs.len()],
+        front: 0.0,
+        ready: vec![0.0; code.registers],
+        copies: VecDeque::new(),
+        open_copies: 0.0,
+        products: VecDeque::new(),
+        last_product: 0.0,
         stretch: Stretch::default(),
     };
-    walk.nodes(kernel.body(), 0);
+    for &number in &*path.instructions {
+        walk.instruction(number as usize);
+    }
     walk.close();
-    walk.now.front
-}
-
-/// Number of nodes of a subtree.
-fn size(node: &Node) -> usize {
-    1 + match node {
-        Node::Inst { .. } | Node::BreakIf { .. } => 0,
-        Node::If { then, otherwise, .. } => sizes(then) + sizes(otherwise),
-        Node::Loop { body, .. } => sizes(body),
+    Waits {
+        clocks: walk.front,
+        waited: walk.waited,
     }
 }
 
-/// Whether nodes contain warpgroup products.
-fn has_products(nodes: &[Node]) -> bool {
-    nodes.iter().any(|node| match node {
-        Node::Inst { inst, .. } => matches!(inst, Inst::Wgmma(_)),
-        Node::BreakIf { .. } => false,
-        Node::If { then, otherwise, .. } => has_products(then) || has_products(otherwise),
-        Node::Loop { body, .. } => has_products(body),
-    })
+#[derive(Default)]
+struct Stretch {
+    /// Clocks from its start to the latest start of an instruction, and which that is.
+    last: f64,
+    latest: usize,
+    work: Work,
 }
 
-fn sizes(nodes: &[Node]) -> usize {
-    nodes.iter().map(size).sum()
-}
-
-/// The start of the current stretch, and when results are ready.
-#[derive(Clone)]
-struct Times {
+struct Walk<'a> {
+    code: &'a Code,
+    runs: &'a [Runs],
+    misses: f64,
+    sm: &'a Sm,
+    waited: Vec<f64>,
+    /// The start of the current stretch.
     front: f64,
-    /// By register.
+    /// By register: when its value is ready.
     ready: Vec<f64>,
     /// When each closed group of asynchronous copies arrives, oldest first.
     copies: VecDeque<f64>,
@@ -85,189 +76,76 @@ struct Times {
     products: VecDeque<f64>,
     /// When the last started product finishes.
     last_product: f64,
-}
-
-#[derive(Default)]
-struct Stretch {
-    /// Clocks from its start to the latest start of an instruction.
-    last: f64,
-    work: Work,
-}
-
-struct Walk<'a> {
-    runs: &'a [NodeRuns],
-    sm: &'a Sm,
-    /// Where each register class begins in [`Times::ready`].
-    first: Vec<usize>,
-    now: Times,
     stretch: Stretch,
 }
 
 impl Walk<'_> {
-    /// Walks nodes; the first is number `index` of the kernel.
-    fn nodes(&mut self, nodes: &[Node], mut index: usize) {
-        for node in nodes {
-            match node {
-                Node::Inst { inst, .. } => self.inst(inst, index),
-                Node::BreakIf { .. } => self.branch(),
-                Node::If {
-                    condition,
-                    then,
-                    otherwise,
-                    ..
-                } => {
-                    self.branch();
-                    let entered = self.runs[index].runs;
-                    // Warp roles: the computing warps are walked, not those that copy.
-                    let computes = [then, otherwise].map(|side| has_products(side));
-                    if condition.uniform && !then.is_empty() && !otherwise.is_empty() && computes[0] != computes[1] {
-                        match computes[0] {
-                            true => self.nodes(then, index + 1),
-                            false => self.nodes(otherwise, index + 1 + sizes(then)),
-                        }
-                        index += size(node);
-                        continue;
-                    }
-                    self.side(then, index + 1, entered);
-                    self.side(otherwise, index + 1 + sizes(then), entered);
-                }
-                Node::Loop { body, .. } => self.repeat(body, index),
-            }
-            index += size(node);
-        }
-    }
-
-    /// Walks one side of an `If` that was reached `entered` times.
-    fn side(&mut self, nodes: &[Node], index: usize, entered: f64) {
-        if nodes.is_empty() || entered <= 0.0 || self.runs[index].runs <= 0.0 {
-            return;
-        }
-        let taken = (self.runs[index].runs / entered).min(1.0);
-        self.partly(taken, |walk| walk.nodes(nodes, index));
-    }
-
-    /// Walks something that runs with probability `part`.
-    fn partly(&mut self, part: f64, walk: impl FnOnce(&mut Self)) {
-        let before = (part < 1.0).then(|| self.now.clone());
-        walk(self);
-        self.close();
-        if let Some(before) = before {
-            let front = before.front + part * (self.now.front - before.front);
-            if part < 0.5 {
-                self.now = before;
-            }
-            self.now.front = front;
-        }
-    }
-
-    fn repeat(&mut self, body: &[Node], index: usize) {
-        self.close();
-        let entered = self.runs[index].runs;
-        // The last node outside a break counts the complete iterations.
-        let mut at = index + 1;
-        let mut whole = 0.0;
-        for node in body {
-            if !matches!(node, Node::BreakIf { .. }) {
-                whole = self.runs[at].runs;
-            }
-            at += size(node);
-        }
-        if entered <= 0.0 || whole <= 0.0 {
-            return;
-        }
-        let rounds = whole / entered;
-        let mut done = 0.0;
-        let mut step = 0.0;
-        while done < rounds && done < f64::from(WALKED_ROUNDS) {
-            let before = self.now.front;
-            self.partly((rounds - done).min(1.0), |walk| {
-                walk.nodes(body, index + 1);
-                walk.branch();
-            });
-            step = self.now.front - before;
-            done += 1.0;
-        }
-        if rounds > done {
-            // Extrapolates: moves all times.
-            let now = &mut self.now;
-            let single = [&mut now.front, &mut now.open_copies, &mut now.last_product];
-            let all = single.into_iter().chain(&mut now.ready);
-            let all = all.chain(&mut now.copies).chain(&mut now.products);
-            all.for_each(|at| *at += (rounds - done) * step);
-        }
-    }
-
-    fn branch(&mut self) {
-        self.close();
-        self.now.front += self.sm.latency.branch;
-    }
-
     /// Ends the current stretch.
     fn close(&mut self) {
         let stretch = std::mem::take(&mut self.stretch);
         let alone = self.sm.clocks_of_a_warp(&stretch.work);
-        self.now.front += stretch.last.max(alone);
+        if stretch.last > alone {
+            self.waited[stretch.latest] += stretch.last - alone;
+        }
+        self.front += stretch.last.max(alone);
     }
 
-    fn inst(&mut self, inst: &Inst, index: usize) {
-        let runs = &self.runs[index];
-        let transactions = runs.transactions / runs.runs.max(1.0);
-        let (work, timing) = price(inst, transactions, &self.sm.latency);
-        let latency = match timing {
-            Timing::After(clocks) => clocks,
+    /// Until a time.
+    fn wait(&mut self, number: usize, until: f64) {
+        self.waited[number] += until - self.front;
+        self.front = until;
+    }
+
+    fn instruction(&mut self, number: usize) {
+        let latency = &self.sm.latency;
+        let (work, timing) = self.code.price(number, &self.runs[number], self.misses, latency);
+        match timing {
+            Timing::Jump => {
+                self.close();
+                return self.wait(number, self.front + latency.branch);
+            }
             Timing::Barrier => {
                 self.close();
-                self.now.front += self.sm.latency.barrier;
-                return;
+                return self.wait(number, self.front + latency.barrier);
             }
-            Timing::Commit(Group::Copies) => return self.now.copies.push_back(self.now.open_copies),
-            Timing::Commit(Group::Products) => return self.now.products.push_back(self.now.last_product),
+            Timing::Commit(Group::Copies) => return self.copies.push_back(self.open_copies),
+            Timing::Commit(Group::Products) => return self.products.push_back(self.last_product),
             Timing::Wait(group, pending) => {
                 self.close();
                 let groups = match group {
-                    Group::Copies => &mut self.now.copies,
-                    Group::Products => &mut self.now.products,
+                    Group::Copies => &mut self.copies,
+                    Group::Products => &mut self.products,
                 };
                 let over = groups.len().saturating_sub(pending as usize);
-                self.now.front = groups.drain(..over).fold(self.now.front, f64::max);
-                return;
+                let until = groups.drain(..over).fold(self.front, f64::max);
+                return self.wait(number, until);
             }
-        };
+            Timing::After(_) | Timing::Copy(_) | Timing::Product => {}
+        }
         self.stretch.work.add(&work, 1.0);
-        let registers = |first: Reg, n: u32| {
-            let at = self.first[first.class as usize] + first.index as usize;
-            at..at + n as usize
-        };
-        let (mut operands, mut writes) = (self.now.front, Vec::new());
-        inst.visit_regs(
-            |reg, n| {
-                operands = self.now.ready[registers(reg, n)]
-                    .iter()
-                    .copied()
-                    .fold(operands, f64::max)
-            },
-            |reg, n| writes.push(registers(reg, n)),
-        );
-        self.stretch.last = self.stretch.last.max(operands - self.now.front);
-        let done = operands + latency;
-        if let Inst::Wgmma(WgmmaInst::Mma { .. }) = inst {
+        let [reads, writes] = self.code.registers_of(number);
+        let operands = reads.iter().map(|&register| self.ready[register as usize]);
+        let start = operands.fold(self.front, f64::max);
+        if start - self.front > self.stretch.last {
+            (self.stretch.last, self.stretch.latest) = (start - self.front, number);
+        }
+        match timing {
             // Products run one after another; their registers are ready after the wait.
-            let clocks = self.sm.clocks_of_a_warp(&Work::of(inst, 0.0));
-            self.now.last_product = self.now.last_product.max(done) + clocks;
-            return;
-        }
-        if let Inst::CpAsync { .. } = inst {
-            self.now.open_copies = self.now.open_copies.max(done);
-        }
-        for registers in writes {
-            self.now.ready[registers].fill(done);
+            Timing::Product => self.last_product = self.last_product.max(start) + self.sm.clocks_of_a_warp(&work),
+            Timing::Copy(clocks) => self.open_copies = self.open_copies.max(start + clocks),
+            Timing::After(clocks) => {
+                for &register in writes {
+                    self.ready[register as usize] = start + clocks;
+                }
+            }
+            Timing::Jump | Timing::Barrier | Timing::Commit(_) | Timing::Wait(..) => {}
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use flashcore_ir::{Arg, BufferSpec, KernelBuilder, Launch, Profile};
+    use flashcore_ir::{Arg, BufferSpec, Kernel, KernelBuilder, Launch, Profile};
     use flashcore_sim::{SimOptions, simulate};
 
     use super::super::rates::Rates;
@@ -298,19 +176,19 @@ mod tests {
         let kernel = Kernel::build("test", 32, body).unwrap();
         let options = SimOptions {
             memory_counts: true,
+            path: 100_000,
             ..SimOptions::default()
         };
         let report = simulate(&kernel, &launch(&kernel), &mut [vec![0u8; 128]], &options).unwrap();
         assert!(report.is_clean());
-        let runs: Vec<NodeRuns> = report
-            .nodes
-            .iter()
-            .map(|node| NodeRuns {
-                runs: node.warps as f64,
-                transactions: node.transactions as f64,
-            })
-            .collect();
-        clocks(&kernel, &runs, &Sm::of(Profile::named("l4").unwrap(), None))
+        let runs: Vec<Runs> = report.instructions.iter().map(|count| Runs::of(count, 1.0)).collect();
+        let sm = Sm::of(Profile::named("l4").unwrap(), None);
+        let path = Path {
+            instructions: report.path.into(),
+            runs: runs.into(),
+            weight: 1.0,
+        };
+        clocks(&Code::of(&kernel).unwrap(), &path, 1.0, &sm)
     }
 
     #[test]

@@ -2,10 +2,7 @@
 
 use std::ops::Index;
 
-use flashcore_ir::inst::{
-    BinOp, BulkInst, ClusterInst, Cvt, FlagInst, MbarInst, MmaAcc, Space, UnOp, WgmmaInput, WgmmaInst,
-};
-use flashcore_ir::{Inst, Operand, RegClass, ScalarType};
+use flashcore_ptx::{Instruction, Operand, Spelled};
 
 use super::rates::Latencies;
 
@@ -18,6 +15,8 @@ pub enum Unit {
     Fma,
     /// Integer products.
     IntMul,
+    /// f64 arithmetic, products of matrices included.
+    Double,
     /// Packed 16-bit arithmetic.
     Half,
     /// Integers, logic, comparisons, selections, f32 minimum and maximum.
@@ -65,6 +64,14 @@ impl Index<Unit> for Work {
 /// reciprocal).
 const DIVISION: f64 = 20.0;
 
+/// Machine instructions of a quotient, a reciprocal or a root of f32 that is rounded correctly, where no operand is
+/// out of the ordinary (A: ptxas 13 emits 8 to 10, one of them on the special-function pipe).
+const EXACT_F32: Work = issued(9.0).and(Unit::Mufu, 1.0).and(Unit::Fma, 6.0).and(Unit::Alu, 2.0);
+/// Products of f64 in a quotient or a root of f64 (A: ptxas 13 emits 8 to 12).
+const ITERATED_F64: f64 = 10.0;
+/// FLOPs of `mma.sync.m16n8k16`, whose latency is known.
+const MMA_FLOPS: f64 = 2.0 * 16.0 * 8.0 * 16.0;
+
 const NONE: Work = Work([0.0; UNITS]);
 const ISSUED: Work = issued(1.0);
 const FMA: Work = ISSUED.and(Unit::Fma, 1.0);
@@ -86,6 +93,10 @@ const fn int_mul(n: f64) -> Work {
     issued(n).and(Unit::IntMul, n)
 }
 
+const fn double(n: f64) -> Work {
+    issued(n).and(Unit::Double, n)
+}
+
 impl Work {
     /// The same work with that of a unit set.
     const fn and(mut self, unit: Unit, work: f64) -> Work {
@@ -105,17 +116,6 @@ impl Work {
             *sum += times * work;
         }
     }
-
-    /// The work of one execution of an instruction by a warp: see [`price`].
-    pub(crate) fn of(inst: &Inst, transactions: f64) -> Work {
-        price(inst, transactions, &Latencies::default()).0
-    }
-
-    /// The work of a branch: the jump and, if lanes may diverge, the two instructions that
-    /// reconverge them.
-    pub(crate) fn of_branch(uniform: bool) -> Work {
-        issued(if uniform { 1.0 } else { 3.0 })
-    }
 }
 
 /// Operations that are waited for in groups.
@@ -132,6 +132,12 @@ pub(crate) enum Group {
 pub(crate) enum Timing {
     /// Results are ready so many clocks after its start.
     After(f64),
+    /// Results of an asynchronous copy are there after so many clocks.
+    Copy(f64),
+    /// A product of a warpgroup, after the one before it.
+    Product,
+    /// A branch.
+    Jump,
     /// The other warps of the block.
     Barrier,
     /// Nothing: it closes a group.
@@ -140,265 +146,318 @@ pub(crate) enum Timing {
     Wait(Group, u32),
 }
 
-/// The work of one execution of an instruction by a warp, and what it waits for. `transactions` is what the simulator
-/// counted for it: passes of a shared access, 32-byte sectors of a global one.
-pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Work, Timing) {
-    let with_conflicts = latency.shared + (transactions - 1.0).max(0.0);
-    let (work, clocks) = match inst {
-        Inst::BarSync { .. } => return (ISSUED, Timing::Barrier),
-        Inst::CpAsyncCommit => return (ISSUED, Timing::Commit(Group::Copies)),
-        Inst::CpAsyncWait { pending } => return (ISSUED, Timing::Wait(Group::Copies, *pending)),
-        Inst::Wgmma(WgmmaInst::Commit) => return (ISSUED, Timing::Commit(Group::Products)),
-        Inst::Wgmma(WgmmaInst::Wait { pending }) => return (ISSUED, Timing::Wait(Group::Products, *pending)),
-        // Copies and parameters become operands. Special registers are read once. Halves of a
-        // 64-bit register are registers; halves of a 32-bit one are operand modifiers.
-        Inst::Mov { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::Unpack { .. }
-        | Inst::Trace { .. } => (NONE, 0.0),
-        Inst::Pack { dst, .. } if dst.class == RegClass::B64 => (NONE, 0.0),
-        Inst::Pack { .. } => (alu(1.0), 0.0),
-        Inst::Bin { op, ty, b, .. } => {
-            let work = bin(*op, *ty, *b);
-            let chained = match op {
-                BinOp::Div | BinOp::Rem => work[Unit::Issue],
-                _ => 1.0,
-            };
-            (work, chained * latency.arithmetic)
+/// What memory does for one execution of an instruction by a warp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// What the simulator counted: passes of a shared access, 32-byte sectors of a global one.
+    pub(crate) transactions: f64,
+    /// The share of loads that L1 does not have.
+    pub(crate) misses: f64,
+}
+
+/// The work of one execution of an instruction by a warp, and what it waits for.
+pub(crate) fn price(inst: &Instruction, form: &Spelled, memory: Memory, latency: &Latencies) -> (Work, Timing) {
+    let transactions = memory.transactions;
+    let (name, ty) = (form.name(), form.modifiers().last().unwrap_or(""));
+    let (work, clocks) = match name {
+        // Copies, parameters and addresses become operands, and logic of predicates is part of the comparison that
+        // makes them. Halves of a 64-bit register are registers; those of a 32-bit one are operand modifiers, as signs
+        // of floats are.
+        "mov" if ty == "b32" && matches!(inst.operands[..], [Operand::Register(_), Operand::List(_)]) => {
+            (alu(1.0), 0.0)
         }
-        Inst::Un { op, .. } => match op {
-            UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp | UnOp::Popc | UnOp::Clz => (MUFU, latency.mufu),
-            // Signs of floats are operand modifiers.
-            UnOp::Neg | UnOp::Abs => (NONE, 0.0),
-            UnOp::Not => (alu(1.0), latency.arithmetic),
-        },
-        Inst::Fma { ty, .. } => {
-            let work = match ty {
-                ScalarType::F32 => FMA,
-                ScalarType::F16x2 | ScalarType::BF16x2 => HALF,
-                ty if ty.bytes() == 8 => int_mul(4.0),
-                _ => int_mul(1.0),
-            };
-            (work, latency.arithmetic)
+        "mov" | "cvta" | "neg" | "abs" | "copysign" => (NONE, 0.0),
+        "ret" | "exit" | "call" | "pmevent" | "applypriority" | "discard" | "createpolicy" => (NONE, 0.0),
+        _ if ty == "pred" && matches!(name, "and" | "or" | "xor") => (NONE, 0.0),
+        "setp" if inst.operands.iter().skip(1).all(is_number) => (NONE, 0.0),
+        // Lanes that part are brought together by two instructions more. A jump by all is part of the code's layout.
+        "bra" if inst.guard.is_none() => return (NONE, Timing::Jump),
+        "bra" => return (issued(if form.has("uni") { 1.0 } else { 3.0 }), Timing::Jump),
+        "bar" | "barrier" if form.has("sync") && !form.has("warp") || form.has("red") => {
+            return (ISSUED, Timing::Barrier);
         }
-        Inst::MadWide { .. } => (int_mul(1.0), latency.arithmetic),
-        Inst::Cvt { op, .. } => {
-            let work = match op {
-                Cvt::F32FromF16 | Cvt::F16FromF32 | Cvt::BF16FromF32 | Cvt::F16x2FromE4M3x2 => CONVERT,
-                Cvt::F32FromU32 | Cvt::F32FromS32 | Cvt::S32FromF32 | Cvt::U32FromF32 => MUFU,
-                Cvt::S64FromS32 => alu(1.0),
-                Cvt::U64FromU32 | Cvt::U32FromU64 => NONE,
-            };
-            (work, latency.convert)
+        "cp" if form.has("commit_group") && !form.has("bulk") => return (ISSUED, Timing::Commit(Group::Copies)),
+        "cp" if form.has("wait_all") => return (ISSUED, Timing::Wait(Group::Copies, 0)),
+        "cp" if form.has("wait_group") && !form.has("bulk") => {
+            return (ISSUED, Timing::Wait(Group::Copies, number(&inst.operands)));
         }
-        Inst::CvtPack { .. } => (CONVERT, latency.convert),
-        Inst::Lop3 { .. } | Inst::Prmt { .. } | Inst::Elect { .. } => (alu(1.0), latency.arithmetic),
-        Inst::Setp { ty, .. } | Inst::Selp { ty, .. } => (alu(words(*ty)), latency.arithmetic),
-        Inst::Vote { .. } => (alu(1.0), latency.exchange),
-        Inst::Shfl { .. } | Inst::Redux { .. } => (PASS, latency.exchange),
-        Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. } => {
-            let clocks = match space {
-                Space::Shared => with_conflicts,
-                Space::Global => latency.l2,
-                Space::Cluster => 0.0,
-            };
-            (memory(*space, transactions), clocks)
+        "wgmma" if form.has("commit_group") => return (ISSUED, Timing::Commit(Group::Products)),
+        "wgmma" if form.has("wait_group") => {
+            return (ISSUED, Timing::Wait(Group::Products, number(&inst.operands)));
         }
-        Inst::LdMatrix { .. } | Inst::StMatrix { .. } => (memory(Space::Shared, transactions), with_conflicts),
-        // Between blocks, as loads and stores there.
-        Inst::Bulk(BulkInst::Send { .. }) => (PASS, 0.0),
-        Inst::CpAsync { .. } | Inst::Flag(FlagInst::LoadAcquire { .. }) => {
-            (memory(Space::Global, transactions), latency.l2)
+        "ld" | "ldu" | "st" | "atom" | "red" if !form.has("async") => return access(form, memory, latency),
+        "ldmatrix" | "stmatrix" => return access(form, memory, latency),
+        "wmma" if !form.has("mma") => return access(form, memory, latency),
+        "mma" | "wmma" => {
+            let (flops, unit) = product(form);
+            (ISSUED.and(unit, flops), latency.mma * (flops / MMA_FLOPS).max(1.0))
         }
-        Inst::Flag(FlagInst::StoreRelease { .. } | FlagInst::Add { .. })
-        | Inst::AddFour { .. }
-        | Inst::Bulk(
-            BulkInst::Load { .. }
-            | BulkInst::Store { .. }
-            | BulkInst::LoadBytes { .. }
-            | BulkInst::StoreBytes { .. }
-            | BulkInst::Reduce { .. },
-        ) => (memory(Space::Global, transactions), 0.0),
-        Inst::Mma { acc, .. } => {
-            let unit = match acc {
-                MmaAcc::F32 => Unit::TensorF32,
-                MmaAcc::F16 => Unit::TensorF16,
-            };
-            // m16n8k16
-            (ISSUED.and(unit, 2.0 * 16.0 * 8.0 * 16.0), latency.mma)
-        }
-        // A wait succeeds at its first attempt: later ones use free issue slots, and copies are
-        // far ahead of the warps that wait for them.
-        Inst::Mbar(
-            MbarInst::Init { .. } | MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. } | MbarInst::Test { .. },
-        ) => (PASS, latency.shared),
-        Inst::Wgmma(WgmmaInst::Mma { input, n, .. }) => {
-            let unit = match input {
-                WgmmaInput::E4M3 => Unit::TensorE4m3,
-                WgmmaInput::F16 | WgmmaInput::BF16 => Unit::TensorWgmma,
+        "wgmma" if form.has("mma_async") => {
+            let unit = if form.has("e4m3") || form.has("e5m2") {
+                Unit::TensorE4m3
+            } else {
+                Unit::TensorWgmma
             };
             // A warp's quarter of the product.
-            let flops = 2.0 * 16.0 * f64::from(n * input.k());
-            (ISSUED.and(unit, flops).and(Unit::Passes, transactions), 0.0)
+            let flops = product(form).0 / 4.0;
+            let work = ISSUED.and(unit, flops).and(Unit::Passes, transactions);
+            return (work, Timing::Product);
         }
-        Inst::BarArrive { .. }
-        | Inst::BarWarp { .. }
-        | Inst::Fence(_)
-        | Inst::TrapIf { .. }
-        | Inst::SetMaxRegs { .. }
-        | Inst::DependencyWait
-        | Inst::DependencyTrigger
-        | Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. })
-        | Inst::Wgmma(WgmmaInst::Fence)
-        | Inst::Cluster(ClusterInst::Mapa { .. } | ClusterInst::Arrive { .. } | ClusterInst::Wait { .. }) => {
-            (ISSUED, 0.0)
+        "cp" if form.has("shared::cta") && form.has("shared::cluster") => (PASS, 0.0),
+        "cp" if form.has("ca") || form.has("cg") => return (global(transactions), Timing::Copy(latency.l2)),
+        "cp" if form.has("bulk") && !form.has("commit_group") && !form.has("wait_group") && !form.has("prefetch") => {
+            (global(transactions), 0.0)
         }
+        // A wait succeeds at its first attempt: later ones use free issue slots, and copies are far ahead of the warps
+        // that wait for them.
+        "mbarrier" => (PASS, latency.shared),
+        "shfl" | "redux" | "movmatrix" | "match" => (PASS, latency.exchange),
+        "vote" | "activemask" => (alu(1.0), latency.exchange),
+        "cvt" => (convert(form), latency.convert),
+        "fma" | "mad" | "add" | "sub" | "mul" | "min" | "max" | "div" | "rem" | "setp" | "selp" | "set" | "slct"
+        | "sad" | "mad24" | "mul24" | "madc" | "addc" | "subc" | "rcp" | "sqrt" | "rsqrt" => {
+            let (work, chained) = arithmetic(inst, form);
+            let approximates = matches!(name, "rcp" | "rsqrt") && form.has("approx");
+            (
+                work,
+                if approximates {
+                    latency.mufu
+                } else {
+                    chained * latency.arithmetic
+                },
+            )
+        }
+        "ex2" | "lg2" | "sin" | "cos" | "tanh" | "popc" | "clz" | "bfind" | "brev" | "fns" => {
+            // Without `.ftz`, small results are scaled; angles are scaled.
+            let scaled = matches!(name, "ex2" | "lg2") && ty == "f32" && !form.has("ftz");
+            let is_angle = matches!(name, "sin" | "cos");
+            let work = match (scaled, is_angle) {
+                (true, _) => issued(4.0).and(Unit::Mufu, 1.0).and(Unit::Fma, 2.0).and(Unit::Alu, 1.0),
+                (_, true) => issued(2.0).and(Unit::Mufu, 1.0).and(Unit::Fma, 1.0),
+                _ => MUFU,
+            };
+            (work, latency.mufu)
+        }
+        "dp4a" | "dp2a" => (int_mul(1.0), latency.arithmetic),
+        "bfe" | "bfi" | "bmsk" | "szext" => (alu(2.0), 2.0 * latency.arithmetic),
+        "lop3" | "prmt" | "elect" | "not" | "and" | "or" | "xor" | "cnot" | "shl" | "shr" | "shf" | "testp"
+        | "isspacep" => (alu(words(ty)), latency.arithmetic),
+        // Barriers' arrivals, fences, waits, prefetches and what is rare.
+        _ => (ISSUED, 0.0),
     };
     (work, Timing::After(clocks))
 }
 
-/// Whether the model covers an instruction. Accesses to another block's shared memory are not
-/// modelled.
-pub(crate) fn is_known(inst: &Inst) -> bool {
-    let (Inst::Ld { space, .. } | Inst::St { space, .. } | Inst::Atom { space, .. }) = inst else {
-        return true;
-    };
-    *space != Space::Cluster
+fn is_number(operand: &Operand) -> bool {
+    matches!(operand, Operand::Integer(_) | Operand::Float { .. })
 }
 
-fn words(ty: ScalarType) -> f64 {
-    f64::from(ty.bytes().div_ceil(4).max(1))
+/// The number that a wait has for its groups.
+fn number(operands: &[Operand]) -> u32 {
+    match operands {
+        [Operand::Integer(n), ..] => *n as u32,
+        _ => 0,
+    }
 }
 
-fn bin(op: BinOp, ty: ScalarType, b: Operand) -> Work {
+/// Bits of a type, by the number in its name.
+fn bits(ty: &str) -> u32 {
+    let digits = ty.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let digits = digits.split(|c: char| !c.is_ascii_digit()).next().unwrap_or("");
+    digits.parse().unwrap_or(32)
+}
+
+/// 32-bit words of a type.
+fn words(ty: &str) -> f64 {
+    f64::from(bits(ty).div_ceil(32).max(1))
+}
+
+fn is_half(ty: &str) -> bool {
+    matches!(ty, "f16" | "bf16" | "f16x2" | "bf16x2")
+}
+
+/// The work of arithmetic, and its length in dependent instructions.
+fn arithmetic(inst: &Instruction, form: &Spelled) -> (Work, f64) {
+    let (name, ty) = (form.name(), form.modifiers().last().unwrap_or(""));
     let n = words(ty);
-    match (op, ty) {
-        // Logic on predicates is part of the comparison that makes them.
-        (_, ScalarType::Pred) => NONE,
-        (BinOp::Add | BinOp::Sub | BinOp::Mul, ScalarType::F32) => FMA,
-        (_, ScalarType::F16x2 | ScalarType::BF16x2) => HALF,
-        (BinOp::Mul | BinOp::MulHi, _) if n > 1.0 => int_mul(4.0),
-        (BinOp::Mul | BinOp::MulHi | BinOp::MulWide, _) => int_mul(1.0),
+    let work = match (name, ty) {
+        ("setp" | "set", "f64") => double(1.0),
+        ("setp" | "selp" | "set" | "slct" | "sad", _) => alu(n),
+        ("rcp" | "rsqrt", "f32") if form.has("approx") => MUFU,
+        ("sqrt", "f32") if form.has("approx") => issued(2.0).and(Unit::Mufu, 1.0).and(Unit::Fma, 1.0),
+        ("div", "f32") if form.has("approx") || form.has("full") => {
+            issued(2.0).and(Unit::Mufu, 1.0).and(Unit::Fma, 1.0)
+        }
+        ("div" | "rcp" | "sqrt", "f32") => EXACT_F32,
+        ("div" | "rcp" | "sqrt" | "rsqrt", "f64") => double(ITERATED_F64).and(Unit::Mufu, 1.0),
+        (_, "f64") => double(1.0),
+        ("fma" | "mad" | "add" | "sub" | "mul", "f32") => FMA,
+        (_, ty) if is_half(ty) => HALF,
+        ("mul" | "mad" | "mul24" | "mad24" | "madc", _) if n > 1.0 && !form.has("wide") => int_mul(4.0),
+        ("mul" | "mad" | "mul24" | "mad24" | "madc", _) => int_mul(1.0),
         // By a constant: a shift or a mask, or the high half of a product and a correction.
-        (BinOp::Div | BinOp::Rem, _) if matches!(b, Operand::Imm(d) if d.is_power_of_two()) => alu(n),
-        (BinOp::Div | BinOp::Rem, _) if matches!(b, Operand::Imm(_)) => {
-            issued(3.0 * n).and(Unit::Alu, 2.0 * n).and(Unit::IntMul, n)
-        }
-        (BinOp::Div | BinOp::Rem, _) => {
-            let all = DIVISION * n * n;
-            let work = issued(all).and(Unit::Alu, 0.6 * all).and(Unit::IntMul, 0.3 * all);
-            work.and(Unit::Mufu, 1.0)
-        }
-        (BinOp::Add | BinOp::Sub | BinOp::Min | BinOp::Max, _)
-        | (BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr, _) => alu(n),
+        ("div" | "rem", _) => match inst.operands.last() {
+            Some(Operand::Integer(d)) if d.is_power_of_two() => alu(n),
+            Some(Operand::Integer(_)) => issued(3.0 * n).and(Unit::Alu, 2.0 * n).and(Unit::IntMul, n),
+            _ => {
+                let all = DIVISION * n * n;
+                let work = issued(all).and(Unit::Alu, 0.6 * all).and(Unit::IntMul, 0.3 * all);
+                work.and(Unit::Mufu, 1.0)
+            }
+        },
+        _ => alu(n),
+    };
+    let chained = match name {
+        "div" | "rem" | "rcp" | "sqrt" | "rsqrt" => work[Unit::Issue],
+        _ => 1.0,
+    };
+    (work, chained)
+}
+
+fn convert(form: &Spelled) -> Work {
+    let types: Vec<&str> = form.modifiers().filter(|word| !is_rounding(word)).collect();
+    let (to, from) = match types[..] {
+        [.., to, from] => (to, from),
+        _ => return CONVERT,
+    };
+    let is_float = |ty: &str| ty.contains('f') || ty.starts_with('e');
+    match (is_float(to), is_float(from)) {
+        (false, false) if bits(to) <= bits(from) || to.starts_with('u') => NONE,
+        (false, false) => alu(1.0),
+        (true, true) if to != from && to != "f64" && from != "f64" => CONVERT,
+        _ => MUFU,
     }
 }
 
-/// An access: passes of 128 bytes, and bytes from or to L2 if it is global.
-fn memory(space: Space, transactions: f64) -> Work {
-    match space {
-        Space::Shared => ISSUED.and(Unit::Passes, transactions.max(1.0)),
-        Space::Global => {
-            let work = ISSUED.and(Unit::Passes, (transactions / 4.0).max(1.0));
-            work.and(Unit::L2Bytes, 32.0 * transactions)
-        }
-        // Kernels with these have no observation: see `is_known`.
-        Space::Cluster => NONE,
+fn is_rounding(word: &str) -> bool {
+    matches!(
+        word,
+        "rn" | "rz" | "rm" | "rp" | "rna" | "rni" | "rzi" | "rmi" | "rpi" | "rs" | "ftz" | "sat" | "satfinite" | "relu"
+    )
+}
+
+/// A product's FLOPs, and the unit that has them at its full rate.
+fn product(form: &Spelled) -> (f64, Unit) {
+    let of = |word: &str| -> Option<f64> {
+        let (m, rest) = word.strip_prefix('m')?.split_once('n')?;
+        let (n, k) = rest.split_once('k')?;
+        let all: Vec<f64> = [m, n, k].iter().filter_map(|part| part.parse().ok()).collect();
+        (all.len() == 3).then(|| 2.0 * all.iter().product::<f64>())
+    };
+    let flops = form.modifiers().find_map(of).unwrap_or(MMA_FLOPS);
+    let has = |some: &[&str]| some.iter().any(|word| form.has(word));
+    match form
+        .modifiers()
+        .find(|word| matches!(*word, "f16" | "f32" | "f64" | "s32"))
+    {
+        Some("f64") => (flops / 64.0, Unit::Double),
+        _ if has(&["tf32"]) => (2.0 * flops, Unit::TensorF32),
+        _ if has(&["s8", "u8", "e4m3", "e5m2"]) => (flops / 2.0, Unit::TensorF32),
+        Some("f16") => (flops, Unit::TensorF16),
+        _ => (flops, Unit::TensorF32),
     }
+}
+
+/// A load, a store or an atomic operation, and those of matrices.
+fn access(form: &Spelled, memory: Memory, latency: &Latencies) -> (Work, Timing) {
+    let Memory { transactions, misses } = memory;
+    let has = |some: &str| form.modifiers().any(|word| word.split("::").next() == Some(some));
+    let (work, clocks) = match form.name() {
+        _ if has("param") => (NONE, 0.0),
+        "ldmatrix" | "stmatrix" => (shared(transactions), with_conflicts(transactions, latency)),
+        _ if has("shared") => (shared(transactions), with_conflicts(transactions, latency)),
+        // In L1, or in the cache of constants.
+        _ if has("local") || has("const") => (shared(transactions), latency.shared),
+        "atom" => (global(transactions), latency.l2),
+        "ld" | "ldu" | "wmma" if !has("store") => {
+            let work = global(transactions).and(Unit::L2Bytes, 32.0 * transactions * misses);
+            (work, latency.shared + misses * (latency.l2 - latency.shared))
+        }
+        _ => (global(transactions), 0.0),
+    };
+    (work, Timing::After(clocks))
+}
+
+fn with_conflicts(transactions: f64, latency: &Latencies) -> f64 {
+    latency.shared + (transactions - 1.0).max(0.0)
+}
+
+/// Passes of 128 bytes over shared memory or L1.
+fn shared(transactions: f64) -> Work {
+    ISSUED.and(Unit::Passes, transactions.max(1.0))
+}
+
+/// Passes, and bytes from or to L2.
+fn global(transactions: f64) -> Work {
+    let work = ISSUED.and(Unit::Passes, (transactions / 4.0).max(1.0));
+    work.and(Unit::L2Bytes, 32.0 * transactions)
 }
 
 #[cfg(test)]
 mod tests {
-    use flashcore_ir::inst::MmaInput;
-    use flashcore_ir::{Cache, Reg};
+    use flashcore_ptx::Module;
 
     use super::*;
 
-    fn reg(class: RegClass) -> Reg {
-        Reg { class, index: 0 }
+    /// The work of an instruction, among registers of all types.
+    fn work(text: &str, transactions: f64) -> Work {
+        let text = format!(
+            ".version 8.0 .target sm_90a .entry k() {{ .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .f64 %d<3>; .reg .b64 %a; {text} }}"
+        );
+        let module = Module::read(&text).unwrap();
+        let inst = &module.kernels[0].instructions[0];
+        let form = module.forms()[inst.form as usize].as_ref().unwrap();
+        let memory = Memory {
+            transactions,
+            misses: 1.0,
+        };
+        price(inst, form, memory, &Latencies::default()).0
     }
 
     #[test]
     fn tensor_products_and_their_loads() {
-        let fragment = reg(RegClass::B32);
-        let mma = |acc| Inst::Mma {
-            input: MmaInput::F16,
-            acc,
-            d: fragment,
-            a: fragment,
-            b: fragment,
-            c: fragment,
-        };
-        let work = Work::of(&mma(MmaAcc::F32), 0.0);
+        let mma = work(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {%r4,%r5}, {%f0,%f1,%f2,%f3};",
+            0.0,
+        );
         assert_eq!(
-            (work[Unit::Issue], work[Unit::TensorF32], work[Unit::TensorF16]),
+            (mma[Unit::Issue], mma[Unit::TensorF32], mma[Unit::TensorF16]),
             (1.0, 4096.0, 0.0)
         );
-        assert_eq!(Work::of(&mma(MmaAcc::F16), 0.0)[Unit::TensorF16], 4096.0);
-        let address = flashcore_ir::inst::Address {
-            base: Operand::Imm(0),
-            offset: 0,
-            object: flashcore_ir::inst::Object::Param(0),
-        };
-        let ldmatrix = Inst::LdMatrix {
-            dst: fragment,
-            count: 4,
-            transposed: false,
-            addr: address,
-        };
-        // Four 8 × 8 matrices of halves are 512 bytes: four passes without conflicts, 32 in one
-        // bank group.
-        assert_eq!(Work::of(&ldmatrix, 4.0)[Unit::Passes], 4.0);
-        assert_eq!(Work::of(&ldmatrix, 32.0)[Unit::Passes], 32.0);
-        assert_eq!(Work::of(&ldmatrix, 4.0)[Unit::L2Bytes], 0.0);
-        let copy = Inst::CpAsync {
-            dst: address,
-            src: address,
-            bytes: 16,
-            src_bytes: None,
-            cache: Cache::L2,
-        };
+        let mma =
+            "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r6,%r7}, {%r0,%r1,%r2,%r3}, {%r4,%r5}, {%r6,%r7};";
+        assert_eq!(work(mma, 0.0)[Unit::TensorF16], 4096.0);
+        // Four 8 × 8 matrices of halves are 512 bytes: four passes without conflicts, 32 in one bank group.
+        let ldmatrix = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r0,%r1,%r2,%r3}, [%r4];";
+        assert_eq!(work(ldmatrix, 4.0)[Unit::Passes], 4.0);
+        assert_eq!(work(ldmatrix, 32.0)[Unit::Passes], 32.0);
+        assert_eq!(work(ldmatrix, 4.0)[Unit::L2Bytes], 0.0);
         // A warp copies 512 bytes, which are 16 sectors.
-        let work = Work::of(&copy, 16.0);
+        let copy = work("cp.async.cg.shared.global [%r0], [%a], 16;", 16.0);
         assert_eq!(
-            (work[Unit::Passes], work[Unit::L2Bytes], work[Unit::Issue]),
+            (copy[Unit::Passes], copy[Unit::L2Bytes], copy[Unit::Issue]),
             (4.0, 512.0, 1.0)
         );
     }
 
     #[test]
     fn what_becomes_an_operand_costs_nothing() {
-        let float = reg(RegClass::F32);
-        let copy = Inst::Mov {
-            dst: float,
-            src: Operand::Reg(float),
-        };
-        assert_eq!(Work::of(&copy, 0.0), Work::default());
-        let un = |op| Inst::Un {
-            op,
-            ty: ScalarType::F32,
-            dst: float,
-            a: Operand::Reg(float),
-        };
-        assert_eq!(Work::of(&un(UnOp::Neg), 0.0), Work::default());
-        let exp = Work::of(&un(UnOp::Ex2), 0.0);
+        for text in [
+            "mov.f32 %f0, %f1;",
+            "neg.f32 %f0, %f1;",
+            "mov.u32 %r0, %tid.x;",
+            "cvt.u64.u32 %a, %r0;",
+        ] {
+            assert_eq!(work(text, 0.0), Work::default(), "{text}");
+        }
+        let exp = work("ex2.approx.ftz.f32 %f0, %f1;", 0.0);
         assert_eq!((exp[Unit::Issue], exp[Unit::Mufu]), (1.0, 1.0));
+        assert_eq!(work("fma.rn.f64 %d0, %d1, %d1, %d2;", 0.0)[Unit::Double], 1.0);
     }
 
     #[test]
     fn divisions_by_constants_are_cheap() {
-        let divide = |b| Inst::Bin {
-            op: BinOp::Div,
-            ty: ScalarType::U32,
-            dst: reg(RegClass::B32),
-            a: Operand::Reg(reg(RegClass::B32)),
-            b,
-        };
-        let issued = |b| Work::of(&divide(b), 0.0)[Unit::Issue];
-        assert_eq!(issued(Operand::Imm(64)), 1.0);
-        assert_eq!(issued(Operand::Imm(12)), 3.0);
-        assert_eq!(issued(Operand::Reg(reg(RegClass::B32))), DIVISION);
+        let issued = |by: &str| work(&format!("div.u32 %r0, %r1, {by};"), 0.0)[Unit::Issue];
+        assert_eq!((issued("64"), issued("12"), issued("%r2")), (1.0, 3.0, DIVISION));
     }
 }

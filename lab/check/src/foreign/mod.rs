@@ -16,6 +16,7 @@ mod outputs;
 mod run;
 #[cfg(test)]
 mod tests;
+mod time;
 mod words;
 
 use flashcore_ir::Target;
@@ -35,6 +36,7 @@ pub use kind::binary_kind;
 pub use launch_file::{LaunchFile, LaunchFileError};
 pub use names::readable;
 pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, Prepared, RunError, prepare, run, threads_in};
+pub use time::{Spending, Spent, Time, time};
 
 use crate::registers::{self, Assembler, Unknown};
 

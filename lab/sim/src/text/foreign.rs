@@ -57,6 +57,7 @@ pub struct PtxKernel {
     /// The contents of the variables, which follow the launch's buffers.
     pub(crate) variables: Vec<Vec<u8>>,
     target: String,
+    function: Function,
 }
 
 /// What the machine must know of a kernel of a text.
@@ -120,6 +121,17 @@ impl PtxKernel {
         &self.target
     }
 
+    /// Its instructions, with those of the functions that it calls in their places.
+    pub fn function(&self) -> &Function {
+        &self.function
+    }
+
+    /// The place of an instruction in [`Self::kernel`]'s table of sources.
+    pub fn site(&self, instruction: usize) -> Option<SiteId> {
+        let first = *self.code.begins.get(instruction)?;
+        self.code.items.get(first as usize).map(|item| item.site)
+    }
+
     /// Reads a kernel of a text for a launch.
     ///
     /// # Errors
@@ -130,7 +142,8 @@ impl PtxKernel {
             .entries()
             .find(|(entry, _)| entry.name == name)
             .ok_or_else(|| refused("the text has no such kernel", 1))?;
-        let function = &module.inlined(function)?;
+        let inlined = module.inlined(function)?;
+        let function = &inlined;
         let threads = launch.block.iter().fold(1u32, |all, &n| all.saturating_mul(n));
         let cluster = match entry.required_cluster {
             None | Some([1, 1, 1]) => None,
@@ -252,6 +265,7 @@ impl PtxKernel {
             launch,
             variables: contents,
             target: module.declared.target.clone(),
+            function: inlined,
         })
     }
 }

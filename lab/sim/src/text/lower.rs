@@ -40,8 +40,10 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
     let mut jumps = Vec::new();
     let joins: FxHashSet<u32> = code.items.iter().filter_map(|item| item.step.join()).collect();
     let (mut number, mut guard, mut is_guarded) = (0, 0, false);
+    let mut begins = Vec::with_capacity(code.begins.len());
     for (index, Item { step, site }) in (0u32..).zip(&code.items) {
         while code.begins.get(number as usize) == Some(&index) {
+            begins.push(lowering.program.ops.len() as u32);
             if places.meets[number as usize] {
                 lowering.push(Op::Join(number), Class::Structure, *site);
             }
@@ -61,7 +63,6 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
             }
             Step::Cold(cold) => {
                 lowering.begin(step, *site);
-                lowering.note_node();
                 lowering.note_cold(cold);
                 lowering.push(Op::Cold(cold), cold.class, *site);
             }
@@ -90,7 +91,6 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
                     lowering.push(Op::Join(code.labels[label]), Class::Structure, *site);
                 }
                 if places.is_head[label] {
-                    lowering.note_node();
                     lowering.push(Op::Head, Class::Structure, *site);
                 }
                 back[label] = lowering.program.ops.len() as u32;
@@ -98,7 +98,6 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
             Step::Jump(jump) => {
                 if let Some((pred, _)) = jump.guard {
                     lowering.check_reads(&[pred], *site);
-                    lowering.note_node();
                 }
                 let (pred, negated) = jump
                     .guard
@@ -133,7 +132,8 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
             Op::Jump(jump)
         };
     }
-    lowering.finish()
+    begins.resize(code.begins.len(), lowering.program.ops.len() as u32);
+    lowering.finish(&begins)
 }
 
 /// Where paths may meet.

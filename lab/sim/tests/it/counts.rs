@@ -22,28 +22,29 @@ fn rounds() -> Case {
 }
 
 #[test]
-fn node_counts_are_in_pre_order() {
+fn instructions_are_counted_and_the_longest_path_is_recorded() {
     let mut case = rounds();
+    case.options.path = 1000;
     let report = case.run_clean();
-    let nodes = |nodes: &[flashcore_ir::Node]| {
-        fn count(node: &flashcore_ir::Node) -> usize {
-            use flashcore_ir::Node::{BreakIf, If, Inst, Loop};
-            match node {
-                Inst { .. } | BreakIf { .. } => 1,
-                If { then, otherwise, .. } => 1 + then.iter().chain(otherwise).map(count).sum::<usize>(),
-                Loop { body, .. } => 1 + body.iter().map(count).sum::<usize>(),
-            }
-        }
-        nodes.iter().map(count).sum::<usize>()
+    let text = flashcore_ptx::Module::read(&case.kernel.to_ptx()).unwrap();
+    let instructions = &text.kernels[0].instructions;
+    assert_eq!(report.instructions.len(), instructions.len());
+    let is = |at: usize, name: &str| {
+        let form = &text.forms()[instructions[at].form as usize];
+        form.as_ref().unwrap().name() == name
     };
-    assert_eq!(report.nodes.len(), nodes(case.kernel.body()));
     // Two warps in each of three blocks enter the loop; 10, 20 and 20 rounds.
-    let runs: Vec<u64> = report.nodes.iter().map(|node| node.warps).collect();
-    assert_eq!(runs[0], 6);
-    assert!(runs.contains(&(2 * (10 + 20 + 20))), "{runs:?}");
-    assert_eq!(*runs.last().unwrap(), 6);
-    assert_eq!(report.nodes.last().unwrap().lanes, 6 * 32);
+    let sums = (0..instructions.len()).find(|&at| is(at, "add") && report.instructions[at].warps > 6);
+    assert_eq!(report.instructions[sums.unwrap()].warps, 2 * (10 + 20 + 20));
+    let store = (0..instructions.len()).find(|&at| is(at, "st")).unwrap();
+    assert_eq!(
+        (report.instructions[store].warps, report.instructions[store].lanes),
+        (6, 6 * 32)
+    );
     assert_eq!(report.counts.get(Class::Fma).warps, 100);
+    // A warp of 20 rounds.
+    let rounds = report.path.iter().filter(|&&at| at as usize == sums.unwrap()).count();
+    assert_eq!(rounds, 20);
 }
 
 #[test]
