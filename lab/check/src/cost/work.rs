@@ -199,7 +199,7 @@ pub(crate) fn price(inst: &Instruction, form: &Spelled, memory: Memory, latency:
                 Unit::TensorWgmma
             };
             // A warp's quarter of the product.
-            let flops = product(form).0 / 4.0;
+            let flops = flops(form) / 4.0;
             let work = ISSUED.and(unit, flops).and(Unit::Passes, transactions);
             return (work, Timing::Product);
         }
@@ -336,15 +336,20 @@ fn is_rounding(word: &str) -> bool {
     )
 }
 
-/// A product's FLOPs, and the unit that has them at its full rate.
-fn product(form: &Spelled) -> (f64, Unit) {
+/// A product's FLOPs, by its shape.
+fn flops(form: &Spelled) -> f64 {
     let of = |word: &str| -> Option<f64> {
         let (m, rest) = word.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
         let all: Vec<f64> = [m, n, k].iter().filter_map(|part| part.parse().ok()).collect();
         (all.len() == 3).then(|| 2.0 * all.iter().product::<f64>())
     };
-    let flops = form.modifiers().find_map(of).unwrap_or(MMA_FLOPS);
+    form.modifiers().find_map(of).unwrap_or(MMA_FLOPS)
+}
+
+/// The FLOPs of a warp's product, and the unit that has as many of them as of f16 in that time.
+fn product(form: &Spelled) -> (f64, Unit) {
+    let flops = flops(form);
     let has = |some: &[&str]| some.iter().any(|word| form.has(word));
     match form
         .modifiers()
