@@ -158,6 +158,9 @@ pub struct RunIdentity {
     pub host: String,
     /// Seconds since 1970 (UTC) when it began.
     pub started_at: u64,
+    /// The words of the command that asked for it; none where it was no command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
 }
 
 impl RunIdentity {
@@ -172,6 +175,7 @@ impl RunIdentity {
             started_at: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
+            command: Vec::new(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::stats::FEWEST_ROUNDS;
 use crate::{BenchError, Result, THRESHOLD};
 
 /// What state the device is in when a run begins.
@@ -77,11 +78,13 @@ pub struct Options {
     /// A subject is done when half the width of its ratio's interval is below this, relative; while its verdict is
     /// ambiguous, below half of it; far from the baseline, below a tenth of the distance.
     pub precision: f64,
+    /// Rounds that every subject takes part in, whatever the budget and however well it is known: 3 or more.
+    pub least_rounds: u32,
     /// Rounds before a subject near the baseline may be done.
     pub min_rounds: u32,
     /// Rounds after which it ends in any case.
     pub max_rounds: u32,
-    /// Time for all rounds of one problem in one mode, milliseconds of the host; the first three rounds are
+    /// Time for all rounds of one problem in one mode, milliseconds of the host; [`Options::least_rounds`] are
     /// always made.
     pub budget_ms: f64,
     /// Least length of a timed batch of a short turn: some hundred times the half microsecond that events resolve.
@@ -122,6 +125,7 @@ impl Default for Options {
             confidence: 0.99,
             threshold: THRESHOLD,
             precision: THRESHOLD / 2.0,
+            least_rounds: FEWEST_ROUNDS as u32,
             min_rounds: 10,
             max_rounds: 200,
             budget_ms: 5_000.0,
@@ -150,6 +154,7 @@ const SHARE: Rule = (|x| x > 0.0 && x < 1.0, "between 0 and 1, such as 0.01");
 const ABOVE_0: Rule = (|x| x > 0.0 && x.is_finite(), "above 0");
 const FROM_0: Rule = (|x| x >= 0.0 && x.is_finite(), "0 or more");
 const FROM_1: Rule = (|x| x > 0.0, "1 or more");
+const FROM_FEWEST: Rule = (|x| x >= FEWEST_ROUNDS as f64, "3 or more");
 
 impl Options {
     /// Settings for the host's own kernels: fewer, longer samples, since a host clock is precise and a core
@@ -181,6 +186,7 @@ impl Options {
             ("steady_lead_us", self.steady_lead_us, FROM_0),
             ("steady_from_us", self.steady_from_us.unwrap_or(0.0), FROM_0),
             ("warm_up_min_us", self.warm_up_min_us, FROM_0),
+            ("least_rounds", f64::from(self.least_rounds), FROM_FEWEST),
             ("max_rounds", f64::from(self.max_rounds), FROM_1),
             ("cold_runs", f64::from(self.cold_runs), FROM_1),
             ("sustained_rounds", f64::from(self.sustained_rounds), FROM_1),
@@ -231,6 +237,10 @@ mod tests {
             },
             Options {
                 caches: 0,
+                ..Options::default()
+            },
+            Options {
+                least_rounds: 2,
                 ..Options::default()
             },
             Options {

@@ -9,7 +9,7 @@
 use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{FEWEST_ROUNDS, median, median_interval};
+use crate::stats::{median, median_interval};
 use crate::{Mode, Options, Ratio, Turns, Verdict};
 
 /// What to do next.
@@ -334,7 +334,7 @@ impl Protocol {
         }
         // Each look resamples; the later, the less a single round changes.
         let look = rounds < 20 || rounds.is_multiple_of(5);
-        if look && rounds as usize >= FEWEST_ROUNDS {
+        if look && rounds >= self.options.least_rounds {
             for subject in 0..self.tracks.len() {
                 let track = &self.tracks[subject];
                 if subject != self.baseline && !track.failed && !track.done && self.known(subject, rounds) {
@@ -348,11 +348,11 @@ impl Protocol {
         if look && !others_left && (baseline_failed || self.baseline_known(rounds)) {
             return Some(Stop::Narrow);
         }
-        if rounds >= self.options.max_rounds {
+        if rounds >= self.options.max_rounds.max(self.options.least_rounds) {
             return Some(Stop::Rounds);
         }
         let spent_us = now_us - self.started_us.unwrap_or(now_us);
-        let may_stop = rounds as usize >= FEWEST_ROUNDS;
+        let may_stop = rounds >= self.options.least_rounds;
         (may_stop && spent_us >= self.options.budget_ms * 1e3).then_some(Stop::Budget)
     }
 
@@ -377,7 +377,7 @@ impl Protocol {
     fn baseline_known(&self, rounds: u32) -> bool {
         match self.tracks.iter().filter(|track| !track.failed).count() {
             1 => self.median_known(self.baseline, rounds),
-            _ => rounds as usize >= FEWEST_ROUNDS,
+            _ => rounds >= self.options.least_rounds,
         }
     }
 

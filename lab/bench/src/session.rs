@@ -45,6 +45,8 @@ pub struct Request {
     pub own: Vec<Own>,
     /// Those of them that hung or crashed before and are left out: label and how.
     pub failed: Vec<Absent>,
+    /// The words of the command that asks for it, for the record.
+    pub command: Vec<String>,
 }
 
 impl Default for Request {
@@ -60,6 +62,7 @@ impl Default for Request {
             scores: false,
             own: Vec::new(),
             failed: Vec::new(),
+            command: Vec::new(),
         }
     }
 }
@@ -116,7 +119,11 @@ pub fn run(
         None => None,
     };
     let floor_us = floor.map(|summary| summary.p50);
-    let identity = RunIdentity::now(stand.identity());
+    let command = request.command.clone();
+    let identity = RunIdentity {
+        command,
+        ..RunIdentity::now(stand.identity())
+    };
     let kept = store
         .map(|store| store.begin_run(&identity, &request.options, floor_us))
         .transpose()?;
