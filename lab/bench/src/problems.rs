@@ -160,7 +160,26 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     if problem_file::is_file(name) {
         return problem_file::read(name, dtype);
     }
+    if let Some(case) = member(name, dtype)? {
+        return Ok(vec![case]);
+    }
     Err(BenchError::UnknownProblems(name.to_string()))
+}
+
+/// A problem of a set by its name there, or its backward pass.
+fn member(name: &str, dtype: Option<DType>) -> Result<Option<Case>> {
+    for (set, _) in SETS {
+        // Not every set has problems of every dtype.
+        for case in cases(set, dtype).unwrap_or_default() {
+            if case.name == name {
+                return Ok(Some(case));
+            }
+            if name.strip_suffix(BACKWARD) == Some(case.name.as_str()) && !has_cache(&case.problem) {
+                return Ok(Some(case.backward()?));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Whether keys are in caches, which are read and not trained.
@@ -454,5 +473,14 @@ mod tests {
         );
         let named = cases("vit-l16", Some(DType::BF16)).unwrap();
         assert_eq!(named[0].problem.dtype(), DType::BF16);
+        let member = cases("d128-s4096-causal", Some(DType::BF16)).unwrap();
+        assert_eq!(
+            member[0].problem.to_string(),
+            "B4 H16/16 Sq4096 Skv4096 D128 bf16 causal"
+        );
+        let backward = cases("d64-s1024-backward", None).unwrap();
+        assert_eq!(backward[0].problem.direction(), Direction::Backward);
+        assert_eq!(cases("documents-d64-backward", None).unwrap().len(), 1);
+        assert!(cases("cache-b64-4k-backward", None).is_err());
     }
 }
