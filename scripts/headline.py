@@ -6,7 +6,8 @@
 OUT/runs.jsonl gets the runs, as `flashcore evidence export` writes them. What earlier files (`--had`) have is not
 measured again, and a part that would not end before `--until` seconds is left out, so several calls can share the
 work. Parts that need a library other than PyTorch run where `--libraries` names it. With `--device cpu` the CPU's part
-runs alone. Afterwards `flashcore evidence publish` makes bundles of the runs (evidence/README.md).
+runs alone. The last lines are the commands that make bundles of the runs, after `flashcore evidence import` of the
+files (evidence/README.md).
 """
 import argparse
 import json
@@ -61,19 +62,20 @@ START_SECONDS = 8  # of a process with PyTorch
 
 
 def ended(files):
-    """Problems that were measured to their end, by the flags of their commands."""
-    found = {}
+    """Problems that were measured to their end, and keys of the runs that did so, by the name of their part."""
+    problems, keys = {}, {}
     for line in (line for file in files if file.exists() for line in file.open(encoding="utf-8")):
         kind, value = next(iter(json.loads(line).items()))
         if kind == "run":
-            command = value["identity"].get("command", [])
-            flags = next((i for i, word in enumerate(command) if word.startswith("--")), len(command))
-            key = tuple(command[flags:])
+            key, command = value["key"], value["identity"].get("command", [])
+            is_of = lambda part: command[-len(part[4]):] == part[4] and command[2:3] and command[2] in part[3]
+            name = next((part[0] for part in PARTS if is_of(part)), None)
         elif kind == "measurement":
             case = value["case"]["name"]
         elif kind == "end":
-            found.setdefault(key, set()).add(case)
-    return found
+            problems.setdefault(name, set()).add(case)
+            keys.setdefault(name, {})[key] = None
+    return problems, keys
 
 
 def main():
@@ -91,7 +93,7 @@ def main():
     env = dict(os.environ, XDG_DATA_HOME=str(args.out.resolve() / "data"))
     for name, seconds, library, problems, flags in PARTS:
         left = args.until - (time.monotonic() - began)
-        done = ended([*args.had, runs]).get(tuple(flags), set())
+        done = ended([*args.had, runs])[0].get(name, set())
         wanted = [problem for problem in problems if problem not in done]
         fitting = wanted[:max(0, int((left - START_SECONDS) / seconds))]
         is_asked = library in libraries and (args.device == "cuda" or library == "cpu")
@@ -107,6 +109,8 @@ def main():
         subprocess.run([args.flashcore, "evidence", "export", "all", "-o", runs], env=env, check=True)
         ends = time.monotonic() - began
         print(f"{name}: {len(fitting)} of {len(wanted)}, exit code {code}, from {args.until - left:.0f} to {ends:.0f} s", flush=True)
+    for name, keys in ended([*args.had, runs])[1].items():
+        print(f"flashcore evidence publish {name} {' '.join(keys)}")
 
 
 main()

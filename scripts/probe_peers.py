@@ -6,8 +6,7 @@
 Each FOLDER has an unpacked wheel (fa4: flash-attn-4, flashinfer: flashinfer-python, cudnn: nvidia-cudnn-frontend), or for
 fa3 FlashAttention's sources, with their commit in a file COMMIT. A cell with a probe is a text, a file, and a regular expression that must
 be found there; where it is not, the script ends and says so: the library has changed, and the cell must be read again.
-A cell without a probe is from a project's documentation, and its row says so. --check writes nothing.
-"""
+A cell without a probe is from a project's documentation; a row without any says so. --check writes nothing."""
 import datetime
 import re
 import subprocess
@@ -111,8 +110,7 @@ def main():
         sys.exit("\n".join(missing))
     named = [f"{LIBRARIES[name]} {version(name, folder)}" for name, folder in folders.items()]
     day = datetime.date.today().isoformat()
-    read = f"Cells with an asterisk were read on {day}:\n{', '.join(named)}."
-    text = "\n".join(["", read, "", *lines, ""])
+    text = "\n".join(["", f"Cells with an asterisk were read on {day}:\n{', '.join(named)}.", "", *lines, ""])
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     if "--check" not in sys.argv:

@@ -11,7 +11,8 @@
 //! - [`kbench`] writes problems as robust-kbench tasks, and judges kernels for such tasks.
 //! - [`parity`] compares kernels with float64 on random and adversarial problems.
 //! - [`gate`] judges a build against a baseline: kernels, findings, errors, times.
-//! - [`gather`] reads evidence of all kinds, with an id for each number; [`document`] shows it as one file.
+//! - [`gather`] reads evidence of all kinds, with an id for each number; [`document`] shows it as one file;
+//!   [`published`] renders figures of pages from bundles, and says what is wrong with these.
 //! - [`table`] prints reports; [`mod@compare`] compares configs, evidence files and revisions.
 //!
 //! ```
@@ -65,6 +66,7 @@ pub mod problems;
 pub mod process;
 pub mod profile;
 mod protocol;
+pub mod published;
 pub mod python;
 mod reference;
 mod report;

@@ -157,7 +157,7 @@ fn names(cases: &[Case]) -> String {
 }
 
 /// The problems of a file's text, or the first mistake with its line and key.
-fn cases(text: &str, is_toml: bool, dtype: Option<DType>) -> Result<Vec<Case>, String> {
+pub(crate) fn cases(text: &str, is_toml: bool, dtype: Option<DType>) -> Result<Vec<Case>, String> {
     let at = |index, wrong: Wrong| place::of_value(text, is_toml, index, &wrong.keys, &wrong.reason);
     collected(parse(text, is_toml)?, dtype, at)
 }

@@ -58,6 +58,29 @@ fn batches_are_long_enough_and_follow_runs_of_the_same_subject() {
 }
 
 #[test]
+fn nobody_leaves_before_the_least_rounds() {
+    let rounds_of = |least_rounds| {
+        let options = Options {
+            least_rounds,
+            budget_ms: 0.1,
+            ..Options::default()
+        };
+        let mut protocol = Protocol::new(&options, Mode::Hot, &[1, 1], 0);
+        // The second is far from the baseline, and the budget is spent in the first round.
+        let (batches, stop) = drive(&mut protocol, |subject, _| Some([100.0, 900.0][subject]));
+        let of = |subject: usize| {
+            samples(&batches)
+                .iter()
+                .filter(|batch| batch.subject == subject)
+                .count()
+        };
+        (of(0), of(1), stop)
+    };
+    assert_eq!(rounds_of(3), (3, 3, Stop::Narrow));
+    assert_eq!(rounds_of(8), (8, 8, Stop::Narrow));
+}
+
+#[test]
 fn turns_are_steady_where_every_subject_is_long() {
     let options = Options::default();
     let turns = |mode, times: &[f64], options: &Options| {

@@ -8,7 +8,8 @@ use flashcore_problem::{Direction, Mask, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
-use crate::{CaseResult, Interval, Measured, Mode, Ratio, Report};
+use crate::stats::RESAMPLES;
+use crate::{Case, CaseResult, Interval, Measured, Mode, Ratio, Report, Sample};
 
 /// Keys up to which a problem is short.
 const SHORT_KEYS: usize = 1024;
@@ -114,6 +115,13 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// Whether the interval includes 1: it may be slower, or faster.
+    pub fn is_unsure(&self) -> bool {
+        self.interval.lo <= 1.0 && 1.0 <= self.interval.hi
+    }
+}
+
 /// The geometric mean of the speed-ups of some problems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Geomean {
@@ -188,6 +196,51 @@ impl Standing {
             shapes,
             missing,
         })
+    }
+}
+
+/// Our quickest kernel on a problem, and each of some peers that have rounds in common with it: its time over theirs.
+pub(crate) struct Against<'r> {
+    pub(crate) ours: &'r Measured,
+    pub(crate) peers: Vec<(&'r Measured, Ratio)>,
+}
+
+impl<'r> Against<'r> {
+    /// Of the peers with these labels, or of all where there are none. `None` where no pair was timed.
+    pub(crate) fn of(result: &'r CaseResult, samples: &[Sample], confidence: f64, wanted: &[String]) -> Option<Self> {
+        let ours = result.quickest(|subject| subject.info.is_ours())?;
+        let subjects = &result.measurement.subjects;
+        let by_round = |subject: &Measured| -> Option<BTreeMap<u32, f64>> {
+            let place = subjects
+                .iter()
+                .position(|known| known.info.label == subject.info.label)?;
+            let of = samples.iter().filter(|sample| sample.subject == place);
+            Some(of.map(|sample| (sample.round, sample.run_us())).collect())
+        };
+        let mine = by_round(ours)?;
+        let is_wanted = |label: &String| wanted.is_empty() || wanted.contains(label);
+        let ratio = |peer: &'r Measured| {
+            let theirs = by_round(peer)?;
+            let pairs = mine.iter().filter_map(|(round, us)| Some((*us, *theirs.get(round)?)));
+            let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.unzip();
+            Some((peer, Ratio::paired(&ours, &theirs, confidence, RESAMPLES)?))
+        };
+        let peers = subjects
+            .iter()
+            .filter(|peer| peer.info.is_peer() && is_wanted(&peer.info.label));
+        let peers: Vec<_> = peers.filter_map(ratio).collect();
+        (!peers.is_empty()).then_some(Against { ours, peers })
+    }
+
+    /// Compared with the best of the peers.
+    pub(crate) fn shape(&self, case: &Case) -> Option<Shape> {
+        let (_, ratio) = self.peers.iter().max_by(|a, b| a.1.value.total_cmp(&b.1.value))?;
+        Some(Shape::new(
+            &case.name,
+            Group::of(&case.problem),
+            &self.ours.info.label,
+            ratio,
+        ))
     }
 }
 

@@ -1,9 +1,10 @@
-//! `flashcore evidence`: lists, shows, exports, imports and draws the runs of the evidence store.
+//! `flashcore evidence`: lists, shows, exports, imports and draws the runs of the evidence store, and publishes them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use flashcore_bench::published::{Current, FOLDER, whole_revision};
 use flashcore_bench::store::{Recorded, RunRow, Selector, default_path};
 use flashcore_bench::{Report, Store, date, table};
 use flashcore_check::render::FEW;
@@ -13,7 +14,7 @@ use crate::bench::{standings, standings_text};
 use crate::chart::ChartArgs;
 use crate::{DIM, Failure, HEAD, Outcome, Page, chart, profile, style};
 
-/// List, show, export, import or draw what was measured
+/// List, show, export, import, draw or publish what was measured
 #[derive(Args)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 usage or another schema, 3 the store cannot be read or written"
@@ -100,6 +101,22 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    /// Write runs as a bundle, evidence/NAME.jsonl of the repository: a time for each round of each subject
+    Publish {
+        /// Name of the bundle
+        name: String,
+        /// `latest`, `all`, a run's key or a revision; or an export (.jsonl), all of whose runs are meant
+        #[arg(required = true)]
+        runs: Vec<String>,
+    },
+    /// Write the figures of README and docs, as evidence/current.toml lists them
+    Render {
+        /// Write nothing; exit with 1 if a page differs from what the bundles say
+        #[arg(long)]
+        check: bool,
+    },
+    /// Exit with 1 if a figure of the repository cannot be computed again
+    Verify,
     /// Draw a run: one file of HTML or SVG, in light and dark, without scripts
     #[command(subcommand)]
     Chart(ChartArgs),
@@ -122,6 +139,14 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
         Some(What::Show { run, baseline, json }) => show(&store()?, run, baseline.as_deref(), *json)?,
         Some(What::Export { run, format, output }) => export(&store()?, run, *format, output.as_deref())?,
         Some(What::Chart(chart)) => chart::run(&args.keep, chart)?,
+        Some(What::Publish { name, runs }) => publish(args, name, runs)?,
+        Some(What::Render { check }) => return render(*check),
+        Some(What::Verify) => {
+            let root = root()?;
+            let faults = Current::read(&root)?.faults(&root)?;
+            faults.iter().for_each(|fault| style::print(&format!("{fault}\n")));
+            return Ok(Outcome::of(faults.is_empty()));
+        }
         Some(What::Import { file, .. }) if !file.is_file() => {
             return Err(Failure::usage(format!("{} is not a file", file.display())));
         }
@@ -310,4 +335,61 @@ fn export(store: &Store, run: &str, format: Format, output: Option<&Path>) -> Re
         None => style::print(&String::from_utf8_lossy(&text)),
     }
     Ok(())
+}
+
+/// The folder of the repository that the program is run in.
+fn root() -> Result<PathBuf, Failure> {
+    let here = std::env::current_dir().map_err(Failure::failed)?;
+    let is_root = |folder: &&Path| folder.join(FOLDER).join("current.toml").is_file();
+    let found = here.ancestors().find(is_root).map(Path::to_path_buf);
+    found.ok_or_else(|| {
+        let why = format!("no folder from {} up has {FOLDER}/current.toml", here.display());
+        Failure::usage(why).help("run it in a clone of FlashCore")
+    })
+}
+
+fn publish(args: &EvidenceArgs, name: &str, runs: &[String]) -> Result<(), Failure> {
+    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+        return Err(Failure::usage(format!(
+            "`{name}` is no name of a bundle: letters, digits and - are"
+        )));
+    }
+    let (root, mut text) = (root()?, Vec::new());
+    for run in runs {
+        let (store, wanted) = if Path::new(run).is_file() {
+            (Store::open(Path::new(run))?, Selector::All)
+        } else {
+            (opened(&args.keep)?, selector(run))
+        };
+        let found = store.runs(&wanted)?;
+        for run in &found {
+            text.extend(store.bundled(run, &|revision| whole_revision(&root, revision))?);
+        }
+        if found.is_empty() {
+            return Err(no_run(&store, run)?);
+        }
+    }
+    let path = root.join(FOLDER).join(format!("{name}.jsonl"));
+    style::write(&path, text)?;
+    style::print(&format!(
+        "wrote {}; a figure of {FOLDER}/current.toml has to name it\n",
+        path.display()
+    ));
+    Ok(())
+}
+
+fn render(check: bool) -> Result<Outcome, Failure> {
+    let root = root()?;
+    let changed = Current::read(&root)?.render(&root)?;
+    for (path, text) in &changed {
+        if check {
+            let path = path.display();
+            style::print(&format!(
+                "{path} differs from the bundles; `flashcore evidence render` writes it\n"
+            ));
+        } else {
+            style::write(path, text)?;
+        }
+    }
+    Ok(Outcome::of(!check || changed.is_empty()))
 }

@@ -22,7 +22,7 @@ use crate::{Failure, Outcome, Page, style};
 Examples:
   flashcore report -o report.html                       all that the store has
   flashcore report latest -o report.md                  the latest run, in Markdown
-  flashcore report evidence/h200 -o report.html         published rows (in the repository)
+  flashcore report evidence -o report.html              what is published (in the repository)
   flashcore report runs.jsonl tune/mission-cuda-0-1     an export, and a search
 
 Exit codes: 0 written, 1 the file cannot be written, 2 usage, 3 the store cannot be read")]
@@ -71,7 +71,6 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
                 ("run", gathered.origins.len()),
                 ("time", times),
                 ("profile", gathered.profiles.len()),
-                ("published figure", gathered.figures.len()),
                 ("tuning run", sources.searches.len()),
             ];
             let json = || {

@@ -25,7 +25,7 @@ use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
 #[command(after_help = "\
 Examples:
   flashcore reproduce 3f0a9c1d2e                       a number of the store
-  flashcore reproduce 3f0a9c1d2e evidence/h200 --json  a published one (in the repository)
+  flashcore reproduce 3f0a9c1d2e evidence --json       a published one (in the repository)
   flashcore reproduce 3f0a9c1d2e --run                 measured again here
 
 Exit codes: 0 shown, or measured and the intervals overlap or cannot be compared; 1 they do not, or
@@ -117,7 +117,7 @@ fn resolve(id: &str, Sources { gathered, searches }: &Sources) -> Result<Recipe,
     match recipes.len() {
         1 => Ok(recipes.remove(0)),
         0 => Err(Failure::usage(format!("no number of these sources has the id `{id}`"))
-            .help("name the sources that the report was made of after the id, such as evidence/h200")),
+            .help("name the sources that the report was made of after the id, such as evidence")),
         _ => {
             let why = format!(
                 "`{id}` is the beginning of {} ids: {}",

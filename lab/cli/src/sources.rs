@@ -16,8 +16,8 @@ const SEARCH: &str = "run.json";
 
 #[derive(Args)]
 pub(crate) struct SourceArgs {
-    /// Runs of the store (`latest`, `all`, a key or a revision, or a prefix of one), exports and published rows (.jsonl
-    /// files, or folders of them), folders of searches [default: the whole store, and the latest search of each
+    /// Runs of the store (`latest`, `all`, a key or a revision, or a prefix of one), exports and bundles (.jsonl files,
+    /// or folders of them), folders of searches [default: the whole store, and the latest search of each
     /// problem]
     #[arg(value_name = "RUNS")]
     runs: Vec<String>,
@@ -84,7 +84,7 @@ impl SourceArgs {
         if gathered.is_empty() && searches.is_empty() {
             let why = format!("{} has no run yet, and there is no search", store.path().display());
             return Err(Failure::usage(why).help(
-                "`flashcore bench` makes a run, `flashcore tune` a search; or name files: `flashcore report evidence/h200`",
+                "`flashcore bench` makes a run, `flashcore tune` a search; or name files: `flashcore report evidence`",
             ));
         }
         Ok((gathered, searches))

@@ -90,11 +90,6 @@ struct Grid {
     rows: Vec<Row>,
 }
 
-/// The drawing of a standing over some results.
-pub(crate) fn ratio_of<'r>(results: impl IntoIterator<Item = &'r CaseResult> + Clone, standing: &Standing) -> Drawing {
-    grid(results, standing).drawing
-}
-
 fn grid<'r>(results: impl IntoIterator<Item = &'r CaseResult> + Clone, standing: &Standing) -> Grid {
     let mut shapes: Vec<(Key, usize, Shape)> = Vec::new();
     for shape in &standing.shapes {

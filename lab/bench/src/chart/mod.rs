@@ -9,18 +9,19 @@ mod history;
 mod ladder;
 mod roofline;
 mod speed;
+mod speedups;
 
 use maud::{Markup, PreEscaped, html};
 
 pub(crate) use bars::{Shares, bars};
 pub use grid::ratio;
-pub(crate) use grid::ratio_of;
 pub use history::history;
 pub(crate) use ladder::ladder_of;
 pub use ladder::{RungName, ladder};
 pub(crate) use roofline::{Point, Roof, roofline};
 pub use speed::Speed;
 pub(crate) use speed::{is_drawn, work_of};
+pub(crate) use speedups::speedups;
 
 use crate::document::{Cell, Document, Section, Table};
 use crate::report::Report;

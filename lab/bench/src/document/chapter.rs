@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use flashcore_ir::{PROFILES, Profile};
-use flashcore_problem::DType;
+use flashcore_problem::{DType, Direction};
 
 use super::hardware::Prediction;
 use super::{Section, errors, hardware, origins, speeds, summary};
-use crate::gather::{EvidenceId, Figure, Gathered, Origin, Profiled, Timing};
+use crate::gather::{EvidenceId, Gathered, Origin, Profiled, Timing};
 use crate::{Measured, Mode};
 
 /// What was measured on a device.
@@ -25,8 +25,6 @@ pub struct Chapter<'g> {
     pub timings: Vec<&'g Timing>,
     /// Counters of kernels.
     pub profiles: Vec<&'g Profiled>,
-    /// Other numbers.
-    pub figures: Vec<&'g Figure>,
 }
 
 /// A chapter for each device and driver, in the order in which they first appear. Runs that do not say which board they
@@ -63,7 +61,6 @@ pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
                 origins: Vec::new(),
                 timings: Vec::new(),
                 profiles: Vec::new(),
-                figures: Vec::new(),
             });
         }
         chapters[place].origins.push(origin);
@@ -79,19 +76,15 @@ pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
         shown.retain(|other| key(other) != key(profiled));
         shown.push(profiled);
     }
-    for figure in &gathered.figures {
-        chapters[places[figure.origin]].figures.push(figure);
-    }
     // Runs of which nothing is shown need no chapter, and those with times come first.
-    chapters
-        .retain(|chapter| !(chapter.timings.is_empty() && chapter.profiles.is_empty() && chapter.figures.is_empty()));
+    chapters.retain(|chapter| !(chapter.timings.is_empty() && chapter.profiles.is_empty()));
     chapters.sort_by_key(|chapter| chapter.timings.is_empty());
     chapters
 }
 
 impl<'g> Chapter<'g> {
-    /// Its sections: the heading with a summary, speeds, the hardware, the ladder, errors, what searches found, other
-    /// numbers, and where they come from.
+    /// Its sections: the heading with a summary, speeds, the hardware, the ladder, errors, what searches found, and
+    /// where numbers come from.
     pub fn sections(&self, gathered: &'g Gathered, predictions: &[Prediction], tuning: Vec<Section>) -> Vec<Section> {
         let mut sections = vec![summary::section(self, gathered)];
         sections.extend(speeds::sections(self));
@@ -99,15 +92,6 @@ impl<'g> Chapter<'g> {
         sections.push(speeds::ladder(self));
         sections.push(errors::section(self, gathered));
         sections.extend(tuning);
-        sections.push(self.figures_about("Tuning: published figures", &["tune"]));
-        sections.push(self.figures_about("Profiler: published figures", &["pipes"]));
-        let shown = ["tune", "pipes", "correctness"];
-        let mut topics: Vec<&str> = self.figures.iter().map(|figure| figure.topic.as_str()).collect();
-        topics.sort_unstable();
-        topics.dedup();
-        for topic in topics.into_iter().filter(|topic| !shown.contains(topic)) {
-            sections.push(self.figures_about(&format!("Other figures: {topic}"), &[topic]));
-        }
         sections.push(origins::section(self));
         sections.retain(|section| !section.is_empty());
         sections
@@ -142,14 +126,13 @@ impl<'g> Chapter<'g> {
     /// The element types and modes in which kernels of ours were timed, each with its measurements: one for each
     /// problem, that with the most peers, and of equals the latest. The mode of screenings is not to be quoted.
     pub(super) fn grids(&self) -> Vec<(DType, Mode, Vec<&'g Timing>)> {
-        let mut grids: BTreeMap<(String, String), (DType, Mode, Vec<&'g Timing>)> = BTreeMap::new();
+        let mut grids: BTreeMap<String, (DType, Mode, Vec<&'g Timing>)> = BTreeMap::new();
         for timing in &self.timings {
             let (dtype, mode) = (timing.result.case.problem.dtype(), timing.mode());
             if mode == Mode::Screen || ours(timing).is_none() {
                 continue;
             }
-            let key = (dtype.name().to_string(), mode.to_string());
-            let (_, _, kept) = grids.entry(key).or_insert_with(|| (dtype, mode, Vec::new()));
+            let (_, _, kept) = grids.entry(how(timing)).or_insert_with(|| (dtype, mode, Vec::new()));
             let same = |other: &&'g Timing| other.result.case.problem == timing.result.case.problem;
             match kept.iter().position(same) {
                 None => kept.push(timing),
@@ -177,20 +160,16 @@ impl<'g> Chapter<'g> {
         }
         ids
     }
+}
 
-    /// A section with the figures about some topics.
-    pub(super) fn figures_about(&self, title: &str, topics: &[&str]) -> Section {
-        let mut section = Section::new(title);
-        let figures = self
-            .figures
-            .iter()
-            .filter(|figure| topics.contains(&figure.topic.as_str()));
-        section.tabulate(origins::figures(
-            "What was published, a row a number.",
-            figures.copied(),
-        ));
-        section
-    }
+/// What measurements that are shown together have in common: `fp16 hot`, `bf16 gradients hot`.
+pub(super) fn how(timing: &Timing) -> String {
+    let (problem, mode) = (&timing.result.case.problem, timing.mode());
+    let gradients = match problem.direction() {
+        Direction::Forward => "",
+        Direction::Backward => "gradients ",
+    };
+    format!("{} {gradients}{mode}", problem.dtype().name())
 }
 
 /// Our quickest kernel in a measurement.

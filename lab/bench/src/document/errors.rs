@@ -1,5 +1,7 @@
 //! The section about errors: what inspections found of outputs, compared with float64.
 
+use std::collections::BTreeMap;
+
 use super::chapter::Chapter;
 use super::{Cell, Section, Table};
 use crate::defences::Inspection;
@@ -18,12 +20,26 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     let mut section = Section::new("Errors");
     let mut table = Table::new(
         "The largest difference of an element from float64, and the Frobenius norm of all differences relative to that of \
-         the output. A subject that was rejected has no time.",
+         the output: of each subject the problem with the largest, and each that was rejected, which has no time.",
         &[
             "problem", "mode", "subject", "largest", "relative", "verdict", "run", "evidence",
         ],
     );
+    let label = |timing: &Timing, place: usize| timing.result.measurement.subjects[place].info.label.clone();
+    let mut largest: BTreeMap<String, f64> = BTreeMap::new();
+    for (timing, place, found) in inspected(chapter).filter(|(.., found)| found.passed()) {
+        let most = largest.entry(label(timing, place)).or_default();
+        *most = most.max(found.max_abs);
+    }
     for (timing, place, found) in inspected(chapter) {
+        let label = label(timing, place);
+        if found.passed() && largest.get(&label) != Some(&found.max_abs) {
+            continue;
+        }
+        if found.passed() {
+            // Of equals the first.
+            largest.remove(&label);
+        }
         let verdict = match found.rejected {
             None => "passed".to_string(),
             Some(reason) => format!("rejected ({reason}): {}", found.detail),
@@ -31,7 +47,7 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         table.rows.push(vec![
             Cell::text(&timing.result.case.name),
             Cell::text(timing.mode().to_string()),
-            Cell::code(&timing.result.measurement.subjects[place].info.label),
+            Cell::code(&label),
             Cell::number(format!("{:.2e}", found.max_abs)),
             Cell::number(format!("{:.2e}", found.frobenius)),
             Cell::text(verdict),
@@ -46,9 +62,6 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         );
     }
     section.tabulate(table);
-    section
-        .blocks
-        .extend(chapter.figures_about("", &["correctness"]).blocks);
     section
 }
 

@@ -6,7 +6,7 @@ use flashcore_ir::{Chip, Ledger, Profile};
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{DType, Problem, ProblemBuilder};
 
-use super::chapter::{Chapter, ours, peer};
+use super::chapter::{Chapter, how, ours, peer};
 use super::{Cell, Section, Table, count};
 use crate::chart::{Point, Roof, Shares, bars, roofline};
 use crate::gather::{EvidenceId, Origin, Recipe, Timing};
@@ -51,11 +51,11 @@ impl Prediction {
         };
         let mission = Problem::named("mission").ok();
         let mut wanted: Vec<(usize, f64, &Timing, &Measured)> = Vec::new();
-        for (dtype, mode, _) in chapter.grids() {
+        for (dtype, mode, timings) in chapter.grids() {
             if mode != Mode::Hot || !matches!(dtype, DType::F16 | DType::BF16) {
                 continue;
             }
-            let of_grid = |timing: &&&Timing| (timing.result.case.problem.dtype(), timing.mode()) == (dtype, mode);
+            let of_grid = |timing: &&&Timing| how(timing) == how(timings[0]);
             for timing in chapter.timings.iter().filter(of_grid) {
                 let problem = &timing.result.case.problem;
                 let Some(kernel) = ours(timing).filter(|kernel| kernel.info.label.parse::<Config>().is_ok()) else {
@@ -170,14 +170,14 @@ fn roofs(chapter: &Chapter<'_>) -> Section {
         return section;
     };
     let mut grids = chapter.grids().into_iter();
-    let Some((dtype, mode, timings)) = grids.find(|(dtype, ..)| matches!(dtype, DType::F16 | DType::BF16)) else {
+    let Some((.., timings)) = grids.find(|(dtype, ..)| matches!(dtype, DType::F16 | DType::BF16)) else {
         return section;
     };
     let roof = Roof {
         tflops: card.tensor_f16_f32acc_tflops,
         gbps: card.dram_gbps,
     };
-    let how = format!("{}, {mode}", dtype.name());
+    let how = how(timings[0]);
     let mut table = Table::new(
         format!(
             "Rates below the roof, {how}. The roof is what the datasheet says of {}: {} TFLOP/s, {} GB/s. Hot inputs may lie \

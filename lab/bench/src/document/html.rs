@@ -17,7 +17,7 @@ body{margin:1.5rem auto;padding:0 1rem;max-width:1080px;background:var(--page);c
 font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}\
 h1{font-size:1.6rem;line-height:1.25;margin:0 0 .5rem}\
 h2{font-size:1.35rem;line-height:1.25;margin:2.5rem 0 .5rem;padding-top:.5rem;border-top:2px solid var(--line)}\
-h3{font-size:1.1rem;margin:2rem 0 .5rem}\
+summary{font-size:1.1rem;font-weight:600;margin:1rem 0 .5rem;cursor:pointer}\
 p{margin:.5rem 0;max-width:46rem}.about{color:var(--soft);margin:.1rem 0}\
 ul{padding-left:1.2rem;margin:.5rem 0;max-width:46rem}li{margin:.25rem 0}nav ul{columns:2 16rem}\
 a{color:var(--link)}\
@@ -32,8 +32,8 @@ caption{text-align:left;color:var(--soft);padding:.2rem .5rem .4rem 0}\
 th,td{padding:.2rem .8rem .2rem .3rem;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}\
 th{background:var(--page);font-weight:600}.long th{position:sticky;top:0}\
 .n{text-align:right;white-space:nowrap}td.t{min-width:16rem;max-width:30rem}td code{white-space:nowrap}\
-@media print{@page{margin:14mm}body{max-width:none;margin:0;padding:0;font-size:10pt}h2{break-before:page}\
-h2.first{break-before:auto}h2,h3{break-after:avoid}.wide,.long{overflow:visible;max-height:none;border:none}\
+@media print{@page{margin:14mm}details::details-content{content-visibility:visible}body{max-width:none;margin:0;padding:0;font-size:10pt}h2{break-before:page}\
+h2.first{break-before:auto}h2,summary{break-after:avoid}.wide,.long{overflow:visible;max-height:none;border:none}\
 .long th{position:static}table{font-size:6.6pt;width:100%}td.t{min-width:0;max-width:none}tr{break-inside:avoid}\
 td.t,td code{overflow-wrap:anywhere;white-space:normal}td code.id{white-space:nowrap}\
 th,td{padding-right:.4rem}figure svg{max-height:220mm}figure div{min-width:0!important}\
@@ -52,7 +52,7 @@ pub(super) fn page(document: &Document) -> String {
                 meta name="color-scheme" content="light dark";
                 meta name="generator" content="flashcore report";
                 title { (document.title) }
-                style { (PreEscaped(page_style())) (PreEscaped(STYLE)) }
+                style { (PreEscaped(page_style())) (PreEscaped(STYLE)) (PreEscaped(number_columns())) }
             }
             body {
                 header {
@@ -72,17 +72,24 @@ pub(super) fn page(document: &Document) -> String {
                     @for (place, section) in &sections {
                         @match section.level {
                             // The heading of the page is its own.
-                            0 => {}
-                            2 => h2 id={ "s" (place) } class=[(Some(*place) == first).then_some("first")] { (section.title) },
-                            _ => h3 id={ "s" (place) } { (section.title) },
+                            0 => (all(section)),
+                            2 => {
+                                h2 id={ "s" (place) } class=[(Some(*place) == first).then_some("first")] { (section.title) }
+                                (all(section))
+                            },
+                            // A chapter's beginning says what was found; the rest is there for those who look for it.
+                            _ => details { summary id={ "s" (place) } { (section.title) } (all(section)) },
                         }
-                        @for block in &section.blocks { (draw(block)) }
                     }
                 }
             }
         }
     };
     page.into_string() + "\n"
+}
+
+fn all(section: &Section) -> Markup {
+    html! { @for block in &section.blocks { (draw(block)) } }
 }
 
 fn draw(block: &Block) -> Markup {
@@ -122,6 +129,15 @@ fn figure(picture: &Picture) -> Markup {
     }
 }
 
+/// Most columns of a table of numbers.
+const COLUMNS: usize = 12;
+
+/// Cells of numbers are right-aligned.
+fn number_columns() -> String {
+    let rule = |at: usize| format!(".n{at} td:nth-child({}){{text-align:right;white-space:nowrap}}", at + 1);
+    (0..COLUMNS).map(rule).collect()
+}
+
 fn table(table: &Table) -> Markup {
     let is_long = table.rows.len() > LONG;
     // The class of a column is that of its first cell.
@@ -129,9 +145,15 @@ fn table(table: &Table) -> Markup {
         let cell = table.rows.first().and_then(|row| row.get(column));
         matches!(cell, Some(Cell::Number(_)))
     };
+    // A class for each of the columns is shorter than one for each of the cells.
+    let numbers: Vec<String> = (0..table.columns.len())
+        .filter(|at| is_number(*at))
+        .map(|at| format!("n{at}"))
+        .collect();
+    let numbers = numbers.join(" ");
     html! {
         div.wide.long[is_long] tabindex="0" role="region" aria-label=(table.caption) {
-            table {
+            table class=[(!numbers.is_empty()).then_some(&numbers)] {
                 caption { (table.caption) }
                 thead {
                     tr {
@@ -153,7 +175,7 @@ fn table(table: &Table) -> Markup {
 fn draw_cell(cell: &Cell) -> Markup {
     match cell {
         Cell::Text(text) => html! { td.t[text.len() > 24] { (text) } },
-        Cell::Number(text) => html! { td.n { (text) } },
+        Cell::Number(text) => html! { td { (text) } },
         Cell::Code(text) => html! { td { code { (text) } } },
         Cell::Evidence(id) => html! { td { code.id { (id) } } },
     }

@@ -1,8 +1,7 @@
-//! The section about where numbers come from, and tables of published figures.
+//! The section about where numbers come from.
 
 use super::chapter::Chapter;
 use super::{Cell, Section, Table};
-use crate::gather::Figure;
 
 pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     let mut section = Section::new("Provenance");
@@ -29,23 +28,4 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     }
     section.tabulate(table);
     section
-}
-
-/// Published figures, a row each.
-pub(super) fn figures<'g>(caption: &str, figures: impl Iterator<Item = &'g Figure>) -> Table {
-    let mut table = Table::new(caption, &["figure", "value", "unit", "also", "evidence"]);
-    for figure in figures {
-        table.rows.push(vec![
-            Cell::text(&figure.what),
-            match figure.value.parse::<f64>() {
-                Ok(_) => Cell::number(&figure.value),
-                // A list, a range, a word.
-                Err(_) => Cell::text(&figure.value),
-            },
-            Cell::text(&figure.unit),
-            Cell::text(&figure.details),
-            Cell::Evidence(figure.id.clone()),
-        ]);
-    }
-    table
 }

@@ -1,17 +1,15 @@
-//! Sections about speed: against length, compared with peers, and the ladder of kernels.
+//! Sections about speed: against length, and the ladder of kernels.
 
 use flashcore_check::render;
 use flashcore_kernels::Config;
-use flashcore_problem::DType;
 
-use super::chapter::{Chapter, ours};
+use super::chapter::{Chapter, how, ours};
 use super::{Cell, Section, Table, count};
-use crate::chart::{Speed, is_drawn, ladder_of, ratio_of, work_of};
+use crate::CaseResult;
+use crate::chart::{Speed, is_drawn, ladder_of, work_of};
 use crate::gather::Timing;
 use crate::rungs::rungs;
-use crate::standing::{Standing, most_frequent_baseline, standing};
-use crate::table::{bracketed, geomean_text, number, span, times};
-use crate::{CaseResult, Mode};
+use crate::table::{bracketed, number, span, times};
 
 /// Fewest lengths for a chart against length.
 const LENGTHS: usize = 2;
@@ -20,10 +18,8 @@ const RUNGS: usize = 3;
 
 pub(super) fn sections(chapter: &Chapter<'_>) -> Vec<Section> {
     let mut sections = Vec::new();
-    for (dtype, mode, timings) in chapter.grids() {
-        let how = format!("{}, {mode}", dtype.name());
-        sections.push(speed(chapter, &how, &timings));
-        sections.extend(ratio(&how, dtype, mode, &timings));
+    for (.., timings) in chapter.grids() {
+        sections.push(speed(chapter, &how(timings[0]), &timings));
     }
     sections
 }
@@ -122,47 +118,6 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
     table
 }
 
-/// The peer that most measurements compare with, and our speed-ups over it.
-pub(super) fn standing_of(timings: &[&Timing], mode: Mode) -> Option<Standing> {
-    let results = || timings.iter().map(|timing| &timing.result);
-    let base = most_frequent_baseline(results(), |subject| subject.info.is_peer())?;
-    standing(results(), base, mode)
-}
-
-fn ratio(how: &str, dtype: DType, mode: Mode, timings: &[&Timing]) -> Option<Section> {
-    let standing = standing_of(timings, mode)?;
-    let mut section = Section::new(format!("Ratio to {}: {how}", standing.base));
-    section.say(format!("{}. Above 1, FlashCore is faster.", geomean_text(&standing)));
-    let results = timings.iter().map(|timing| &timing.result);
-    let description = format!(
-        "How many times as fast as {} the quickest of our kernels is on {}, {} {mode}: green is faster, \
-         orange is slower. Ratios are paired by round.",
-        standing.base,
-        count(standing.shapes.len(), "problem"),
-        dtype.name(),
-    );
-    section.draw(ratio_of(results, &standing), description);
-    let mut table = Table::new(
-        format!("Speed-ups over {}, with their intervals.", standing.base),
-        &["problem", "kernel", "speed-up", "interval", "evidence"],
-    );
-    for shape in &standing.shapes {
-        let timing = timings.iter().find(|timing| timing.result.case.name == shape.case);
-        let Some(id) = timing.and_then(|timing| timing.id_of(&shape.subject)) else {
-            continue;
-        };
-        table.rows.push(vec![
-            Cell::text(&shape.case),
-            Cell::code(&shape.subject),
-            Cell::number(times(shape.speedup)),
-            Cell::number(bracketed(Some(shape.interval))),
-            Cell::Evidence(id.clone()),
-        ]);
-    }
-    section.tabulate(table);
-    Some(section)
-}
-
 /// The ladder: of the measurements in which an early kernel took part that with the most kernels.
 pub(super) fn ladder(chapter: &Chapter<'_>) -> Section {
     let mut section = Section::new("The ladder");
@@ -224,9 +179,6 @@ pub(super) fn ladder(chapter: &Chapter<'_>) -> Section {
         Some(rung.label.to_string())
     };
     section.draw(ladder_of(result, name), description);
-    section.tabulate(times_table(
-        &format!("{}, {}", result.case.problem.dtype().name(), timing.mode()),
-        &[timing],
-    ));
+    section.tabulate(times_table(&how(timing), &[timing]));
     section
 }

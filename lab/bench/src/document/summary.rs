@@ -2,12 +2,12 @@
 
 use flashcore_check::render;
 
-use super::chapter::{Chapter, ours, peer};
-use super::speeds::standing_of;
+use super::chapter::{Chapter, how, ours, peer};
 use super::{Block, Section, count};
+use crate::chart::speedups;
 use crate::gather::{EvidenceId, Gathered, Timing};
-use crate::standing::Geomean;
-use crate::table::times;
+use crate::standing::{Geomean, Group, Shape};
+use crate::table::{bracketed, times};
 
 /// Problems named in a sentence.
 const NAMES: usize = 6;
@@ -33,32 +33,23 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     let runs = count(chapter.origins.len(), "run");
     section.say(format!("{}{board}: {runs}, {when}.{card}", chapter.device));
     let mut sentences: Vec<(String, Vec<EvidenceId>)> = Vec::new();
-    for (dtype, mode, timings) in chapter.grids() {
-        let how = format!("{} {mode}", dtype.name());
+    let mut bars = Vec::new();
+    for (.., timings) in chapter.grids() {
+        let how = how(timings[0]);
         let runs = chapter.runs_of(gathered, &timings);
-        if let Some(standing) = standing_of(&timings, mode).filter(|standing| standing.shapes.len() > 1) {
-            let Geomean {
-                value, shapes, worst, ..
-            } = &standing.all;
-            let text = format!(
-                "{how}: FlashCore is {} times as fast as {} on the geometric mean of {shapes} problems, paired by round; \
-                 the least is {} ({}).",
-                times(*value),
-                standing.base,
-                times(worst.speedup),
-                worst.case,
-            );
-            sentences.push((text, runs.clone()));
+        let shapes: Vec<Shape> = timings.iter().filter_map(|timing| against_others(timing)).collect();
+        if let Some(verdict) = verdict(&how, &shapes) {
+            sentences.push((verdict, runs.clone()));
+            bars.push(speedups(&how, &shapes));
         }
         let compared = timings.iter().any(|timing| peer(timing).is_some());
         if !compared {
             let problems = count(timings.len(), "problem");
             sentences.push((
                 format!("{how}: {problems} timed, without a peer to compare with."),
-                runs.clone(),
+                runs,
             ));
         }
-        sentences.extend(against_best(&how, &timings).map(|text| (text, runs)));
         sentences.extend(timings.iter().filter_map(|timing| mission(&how, timing)));
     }
     sentences.extend(super::errors::largest(chapter));
@@ -66,33 +57,53 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         true => section.say("No kernel was timed on a problem here."),
         false => section.blocks.push(Block::Sentences(sentences)),
     }
+    for drawing in bars {
+        section.draw(
+            drawing,
+            "A bar for each problem: how many times as fast FlashCore is, with its 99 % interval.",
+        );
+    }
     section
 }
 
-/// Our quickest kernel against the quickest peer of each problem, by medians.
-fn against_best(how: &str, timings: &[&Timing]) -> Option<String> {
-    let gain = |timing: &&Timing| {
-        let [ours, peer] = [ours(timing)?.summary?.p50, peer(timing)?.summary?.p50];
-        Some((timing.result.case.name.clone(), peer / ours))
+/// Our quickest kernel compared with the best other library, or where there is none with the baseline.
+fn against_others(timing: &Timing) -> Option<Shape> {
+    let with_baseline = || {
+        let (case, subject) = (&timing.result.case, ours(timing)?);
+        Some(Shape::new(
+            &case.name,
+            Group::of(&case.problem),
+            &subject.info.label,
+            &subject.ratio?,
+        ))
     };
-    let gains: Vec<(String, f64)> = timings.iter().filter_map(gain).collect();
-    if gains.len() < 2 {
-        return None;
-    }
-    let mean = (gains.iter().map(|(_, gain)| gain.ln()).sum::<f64>() / gains.len() as f64).exp();
-    let slower: Vec<String> = (gains.iter().filter(|(_, gain)| *gain < 1.0))
-        .map(|(name, gain)| format!("{name} ({})", times(*gain)))
+    timing.best.clone().or_else(with_baseline)
+}
+
+/// Whether it is faster, on how many problems, and how sure that is.
+fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
+    let mean = Geomean::of(shapes)?;
+    let (all, worst) = (shapes.len(), &mean.worst);
+    let faster = shapes.iter().filter(|shape| shape.speedup > 1.0).count();
+    let mut slower: Vec<String> = (shapes.iter().filter(|shape| shape.speedup < 1.0))
+        .map(|shape| format!("{} ({})", shape.case, times(shape.speedup)))
         .collect();
-    let also = match slower.len() {
-        0 => "it is the fastest on each of them".to_string(),
-        many if many <= NAMES => format!("a peer is faster on {many}: {}", slower.join(", ")),
-        many => format!("a peer is faster on {many}, such as {}", slower[..NAMES].join(", ")),
+    let more = slower.len().saturating_sub(NAMES);
+    slower.truncate(NAMES);
+    let slower = match (slower.len(), more) {
+        (0, _) => String::new(),
+        (_, 0) => format!(" Slower on {}.", slower.join(", ")),
+        (_, more) => format!(" Slower on {} and {more} more.", slower.join(", ")),
     };
     Some(format!(
-        "{how}: against the quickest peer of each of {} problems FlashCore is {} times as fast (geometric mean of medians); \
-         {also}.",
-        gains.len(),
-        times(mean),
+        "{how}: FlashCore is faster than the best other subject on {faster} of {all}; the intervals of {} include 1.00. \
+         Geometric mean {} {}, worst {} {} ({}).{slower}",
+        shapes.iter().filter(|shape| shape.is_unsure()).count(),
+        times(mean.value),
+        bracketed(mean.interval),
+        times(worst.speedup),
+        bracketed(Some(worst.interval)),
+        worst.case,
     ))
 }
 

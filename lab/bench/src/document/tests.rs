@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::defences::{Inspection, Reason};
-use crate::gather::{Figure, Gathered, Origin, Profiled, Timing};
+use crate::gather::{Gathered, Origin, Profiled, Timing};
 use crate::problems::cases;
 use crate::profile::{KernelProfile, LineProfile, Predicted, ProfileRecord};
 use crate::report::tests::report_on;
@@ -39,6 +39,7 @@ fn add(gathered: &mut Gathered, origin: Origin, sets: &str, times: &[&[(&str, f6
             origin: place,
             ids: (0..subjects).map(id).collect(),
             result,
+            best: None,
         });
     }
 }
@@ -46,7 +47,7 @@ fn add(gathered: &mut Gathered, origin: Origin, sets: &str, times: &[&[(&str, f6
 /// A kernel that an L4 has shared memory for.
 const L4: &str = "mma/m32n128-w2x2-s2-b1-qreg-xor-cond";
 
-/// Two GPUs, one of them with a published row of a run that does not say which board it was, and a host.
+/// Two GPUs, one of them with a run that does not say which board it was, and a host.
 fn gathered() -> Gathered {
     let mut all = Gathered::default();
     let h200 = ["NVIDIA H200", "580.1/13000", "GPU-1"];
@@ -87,19 +88,16 @@ fn gathered() -> Gathered {
         "tiny",
         &[&[("cpu/m16n16", 40.0)]],
     );
-    all.origins.push(Origin {
-        command: Some("ncu | things".to_string()),
-        ..origin("published", ["NVIDIA H200", "580.1/13000", ""], 132)
-    });
-    all.figures.push(Figure {
-        origin: 3,
-        id: EvidenceId::of(&["published", "published", "tensor pipe"]),
-        what: "tensor pipe active, `D128` <full>".to_string(),
-        value: "97.4".to_string(),
-        unit: "% of cycles".to_string(),
-        details: String::new(),
-        topic: "pipes".to_string(),
-    });
+    // Its board is not known.
+    add(
+        &mut all,
+        Origin {
+            command: Some("ncu | things".to_string()),
+            ..origin("run-x", ["NVIDIA H200", "580.1/13000", ""], 132)
+        },
+        "tiny",
+        &[&[("torch/cudnn", 9.0), ("scalar/naive-t128-v16", 8.0)]],
+    );
     let shares = |share: f64| BTreeMap::from([("tensor".to_string(), share), ("dram".to_string(), 3.0)]);
     all.profiles.push(Profiled {
         origin: 0,
@@ -163,7 +161,7 @@ fn devices_are_kept_apart_and_a_run_without_a_board_joins_the_only_one() {
     let [l4, cpu] = rest;
     let h200 = "NVIDIA H200, driver 580.1/13000";
     assert_eq!(named(&gathered), [one(h200, 2), l4.clone(), cpu.clone()]);
-    // With a second board of that name, the published row may be of either.
+    // With a second board of that name, that run may be of either.
     gathered
         .origins
         .push(origin("run-4", ["NVIDIA H200", "580.1/13000", "GPU-9"], 132));
@@ -174,33 +172,29 @@ fn devices_are_kept_apart_and_a_run_without_a_board_joins_the_only_one() {
 
 #[test]
 fn every_number_has_an_id_that_names_one_thing() {
-    let committed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../evidence/h200");
-    let mut published = Gathered::default();
-    published.add_files(&[committed]).unwrap();
-    for gathered in [gathered(), published] {
-        let document = document(&gathered);
-        let wanted: Vec<Prediction> = chapters(&gathered).iter().flat_map(Prediction::wanted).collect();
-        let ids = document.evidence();
-        assert!(ids.len() > 10);
-        for id in ids {
-            let predicted = wanted.iter().filter(|wanted| wanted.id == *id).count();
-            assert_eq!(gathered.find(&id.to_string()).len() + predicted, 1, "{id}");
-        }
-        for block in document.sections.iter().flat_map(|section| &section.blocks) {
-            if let Block::Table(table) = block {
-                for row in &table.rows {
-                    assert_eq!(row.len(), table.columns.len(), "{}: {row:?}", table.caption);
-                    assert!(
-                        matches!(row.last(), Some(Cell::Evidence(_))),
-                        "{}: {row:?}",
-                        table.caption
-                    );
-                }
+    let gathered = gathered();
+    let document = document(&gathered);
+    let wanted: Vec<Prediction> = chapters(&gathered).iter().flat_map(Prediction::wanted).collect();
+    let ids = document.evidence();
+    assert!(ids.len() > 10);
+    for id in ids {
+        let predicted = wanted.iter().filter(|wanted| wanted.id == *id).count();
+        assert_eq!(gathered.find(&id.to_string()).len() + predicted, 1, "{id}");
+    }
+    for block in document.sections.iter().flat_map(|section| &section.blocks) {
+        if let Block::Table(table) = block {
+            for row in &table.rows {
+                assert_eq!(row.len(), table.columns.len(), "{}: {row:?}", table.caption);
+                assert!(
+                    matches!(row.last(), Some(Cell::Evidence(_))),
+                    "{}: {row:?}",
+                    table.caption
+                );
             }
         }
-        // What the check above would miss if `find` found anything.
-        assert!(gathered.find("0000000000").is_empty() && gathered.find("").is_empty());
     }
+    // What the check above would miss if `find` found anything.
+    assert!(gathered.find("0000000000").is_empty() && gathered.find("").is_empty());
 }
 
 #[test]

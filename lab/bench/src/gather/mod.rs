@@ -1,8 +1,7 @@
-//! Evidence from wherever it is kept, in one form: runs of the store, exports of runs, and published rows (`evidence/`
-//! in the repository). Every number has an [`EvidenceId`], under which [`Gathered::find`] has it again.
+//! Evidence from wherever it is kept, in one form: runs of the store, exports of runs, and bundles (`evidence/` in the
+//! repository). Every number has an [`EvidenceId`], under which [`Gathered::find`] has it again.
 
 mod id;
-mod published;
 mod recipe;
 mod stored;
 
@@ -10,10 +9,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 pub use id::{EvidenceId, FEWEST_DIGITS};
-pub use published::problem;
 pub use recipe::{Recipe, Recorded};
 
 use crate::profile::ProfileRecord;
+use crate::standing::Shape;
 use crate::store::Selector;
 use crate::{BenchError, CaseResult, Interval, Measured, Mode, Options, Result, Store};
 
@@ -22,7 +21,7 @@ use crate::{BenchError, CaseResult, Interval, Measured, Mode, Options, Result, S
 pub struct Origin {
     /// Its id: that of all its numbers together.
     pub id: EvidenceId,
-    /// Its key in the store, or its name among published rows.
+    /// Its key in the store.
     pub key: String,
     /// The file that it was read from.
     pub path: PathBuf,
@@ -51,10 +50,12 @@ pub struct Origin {
 pub struct Timing {
     /// Place of its origin in [`Gathered::origins`].
     pub origin: usize,
-    /// The measurement. Of published rows the quantiles of times are NaN, and intervals are known only for ratios.
+    /// The measurement.
     pub result: CaseResult,
     /// The ids of its subjects, in their order.
     pub ids: Vec<EvidenceId>,
+    /// Our quickest kernel compared with the best of the peers, by round.
+    pub best: Option<Shape>,
 }
 
 impl Timing {
@@ -87,25 +88,6 @@ pub struct Profiled {
     pub record: ProfileRecord,
 }
 
-/// A published number that is no time of a kernel on a problem.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Figure {
-    /// Place of its origin in [`Gathered::origins`].
-    pub origin: usize,
-    /// Its id.
-    pub id: EvidenceId,
-    /// What it is.
-    pub what: String,
-    /// Its value, as text.
-    pub value: String,
-    /// Its unit.
-    pub unit: String,
-    /// What else the row says, as `key value`.
-    pub details: String,
-    /// Name of its file without the extension: what the file is about.
-    pub topic: String,
-}
-
 /// Everything that was found in the sources.
 #[derive(Clone, Debug, Default)]
 pub struct Gathered {
@@ -115,8 +97,6 @@ pub struct Gathered {
     pub timings: Vec<Timing>,
     /// Counters of kernels.
     pub profiles: Vec<Profiled>,
-    /// Other published numbers.
-    pub figures: Vec<Figure>,
     /// What is odd about the sources, a sentence each.
     pub notes: Vec<String>,
 }
@@ -133,8 +113,6 @@ pub enum Found<'g> {
     Time(&'g Timing, usize),
     /// Counters of a kernel.
     Profile(&'g Profiled),
-    /// Another published number.
-    Figure(&'g Figure),
 }
 
 impl Gathered {
@@ -146,13 +124,12 @@ impl Gathered {
         stored::add(self, store, selector)
     }
 
-    /// Adds files: exports of runs, and published rows; of a folder all its `.jsonl` files.
+    /// Adds files: exports of runs, and bundles; of a folder all its `.jsonl` files.
     ///
     /// # Errors
     /// A path that is neither, a folder without such files, and a line that is no row where nothing else can be read:
     /// otherwise what is left out is a note.
     pub fn add_files(&mut self, paths: &[PathBuf]) -> Result<()> {
-        let mut published = published::Rows::default();
         let mut read: BTreeSet<PathBuf> = BTreeSet::new();
         let mut damaged = Vec::new();
         for path in paths {
@@ -161,15 +138,10 @@ impl Gathered {
                 if !read.insert(file.canonicalize().unwrap_or_else(|_| file.clone())) {
                     continue;
                 }
-                let read = match published::is_published(&file) {
-                    Ok(true) => published.read(&file),
-                    Ok(false) => Store::open(&file).and_then(|store| self.add_stored(&store, &Selector::All)),
-                    Err(error) => Err(error),
-                };
+                let read = Store::open(&file).and_then(|store| self.add_stored(&store, &Selector::All));
                 damaged.extend(read.err());
             }
         }
-        published.add_to(self);
         if self.is_empty() && !damaged.is_empty() {
             return Err(damaged.swap_remove(0));
         }
@@ -189,15 +161,13 @@ impl Gathered {
             let found = timing.ids.iter().enumerate().filter(|(_, known)| known.begins(id));
             found.map(move |(place, _)| Found::Time(timing, place))
         });
-        let figures = self.figures.iter().filter(|figure| figure.id.begins(id));
         let profiles = self.profiles.iter().filter(|profiled| profiled.id.begins(id));
-        let measured = times.chain(profiles.map(Found::Profile));
-        runs.chain(measured).chain(figures.map(Found::Figure)).collect()
+        runs.chain(times).chain(profiles.map(Found::Profile)).collect()
     }
 
     /// Whether there is no number at all.
     pub fn is_empty(&self) -> bool {
-        self.timings.is_empty() && self.profiles.is_empty() && self.figures.is_empty()
+        self.timings.is_empty() && self.profiles.is_empty()
     }
 }
 
@@ -208,7 +178,6 @@ impl Found<'_> {
             Found::Run(origin) => &origin.id,
             Found::Time(timing, place) => &timing.ids[*place],
             Found::Profile(profiled) => &profiled.id,
-            Found::Figure(figure) => &figure.id,
         }
     }
 
@@ -223,7 +192,6 @@ impl Found<'_> {
             Found::Profile(Profiled { record, .. }) => {
                 format!("counters of {} on {}", record.subject.label, record.case.name)
             }
-            Found::Figure(figure) => figure.what.clone(),
         }
     }
 
@@ -233,7 +201,6 @@ impl Found<'_> {
             Found::Run(origin) => return gathered.origins.iter().find(|known| known.id == origin.id),
             Found::Time(timing, _) => timing.origin,
             Found::Profile(profiled) => profiled.origin,
-            Found::Figure(figure) => figure.origin,
         };
         gathered.origins.get(place)
     }

@@ -125,13 +125,9 @@ impl Recipe {
             Some(_) => {}
         };
         compare("the device", self.device.as_deref(), &here.name);
-        // Published rows have the release without CUDA's version.
-        let release = here.driver.split('/').next().unwrap_or_default();
-        match self.driver.as_deref() {
-            Some(then) if then == release => {}
-            // A host has none.
-            None if here.driver.is_empty() => {}
-            then => compare("the driver", then, &here.driver),
+        // A host has no driver.
+        if self.driver.is_some() || !here.driver.is_empty() {
+            compare("the driver", self.driver.as_deref(), &here.driver);
         }
         if self.uuid.is_some() {
             compare("the board or host", self.uuid.as_deref(), &here.uuid);
@@ -212,13 +208,6 @@ impl Gathered {
                         .notes
                         .push(format!("it has {numbers} times, each with an id and a command"));
                 }
-                Some(recipe)
-            }
-            Found::Figure(figure) => {
-                recipe.value = Some(format!("{} {}", figure.value, figure.unit));
-                recipe
-                    .notes
-                    .extend(Some(figure.details.clone()).filter(|details| !details.is_empty()));
                 Some(recipe)
             }
             Found::Profile(Profiled { record, .. }) => {

@@ -1,6 +1,7 @@
 //! Runs of the store.
 
 use super::{EvidenceId, Gathered, Origin, Profiled, Timing};
+use crate::standing::Against;
 use crate::store::{Selector, Store};
 use crate::{Report, Result, date};
 
@@ -25,6 +26,7 @@ pub(super) fn add(gathered: &mut Gathered, store: &Store, selector: &Selector) -
             }
         };
         readable += 1;
+        let samples: Vec<_> = measurements.iter().map(|recorded| recorded.samples.clone()).collect();
         let report = Report::of_evidence(run, measurements);
         let origin = gathered.origins.len();
         let device = &run.identity.device;
@@ -38,17 +40,19 @@ pub(super) fn add(gathered: &mut Gathered, store: &Store, selector: &Selector) -
             units: Some(device.units),
             revision: Some(run.identity.revision.clone()),
             date: date(run.identity.started_at),
-            command: None,
+            command: Some(run.identity.command.join(" ")).filter(|words| !words.is_empty()),
             options: Some(run.options.clone()),
             notes: report.notes,
         });
-        for (place, result) in report.results.into_iter().enumerate() {
+        for (place, (result, samples)) in report.results.into_iter().zip(samples).enumerate() {
             let id = |subject: usize| {
                 let [place, subject] = [place, subject].map(|number| number.to_string());
                 EvidenceId::of(&["stored", &run.key, &place, &subject])
             };
+            let best = Against::of(&result, &samples, run.options.confidence, &[]);
             gathered.timings.push(Timing {
                 origin,
+                best: best.and_then(|against| against.shape(&result.case)),
                 ids: (0..result.measurement.subjects.len()).map(id).collect(),
                 result,
             });

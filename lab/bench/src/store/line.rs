@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::bundle::{BundleHeader, Row};
 use crate::defences::Inspection;
 use crate::profile::ProfileRecord;
 use crate::{Case, Mode, Options, Reading, RunIdentity, Sample, Stop, SubjectInfo, Turns};
@@ -18,6 +19,10 @@ pub const SCHEMA_VERSION: u32 = 3;
 pub(super) enum Line {
     /// The first line: what the run is about.
     Run(Box<Header>),
+    /// The first line of a run in a bundle.
+    Bundle(Box<BundleHeader>),
+    /// A problem of a run in a bundle.
+    Row(Box<Row>),
     /// A measurement begins. The samples, readings and the end that follow belong to it.
     Measurement(Box<Begun>),
     /// A timed batch.

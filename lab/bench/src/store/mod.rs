@@ -4,8 +4,10 @@
 //! written when it is taken. The last line says that the run is finished; a run without it was cut off. A file is only
 //! appended to, by the process that makes the run. `docs/evidence.md` describes the lines.
 //!
-//! Summaries, ratios and verdicts are not stored: they are computed again from the samples.
+//! Summaries, ratios and verdicts are not stored: they are computed again from the samples. What is published is a
+//! [bundle](BundleHeader), with a time for each round in place of samples.
 
+mod bundle;
 mod export;
 mod line;
 mod read;
@@ -14,6 +16,8 @@ mod write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub(crate) use bundle::BUNDLE;
+pub use bundle::{BUNDLE_SCHEMA, BundleHeader, Kind, Row, Timed, hash_of_rows};
 pub use export::Imported;
 pub(crate) use export::csv_line;
 pub use line::{FORMAT, SCHEMA_VERSION};
@@ -181,7 +185,7 @@ impl Store {
 fn split(bytes: &[u8]) -> Vec<(&[u8], usize)> {
     let (mut runs, mut start, mut at, mut first) = (Vec::new(), 0, 0, 1);
     for (index, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
-        if at > 0 && line.starts_with(HEADER) {
+        if at > 0 && (line.starts_with(HEADER) || line.starts_with(BUNDLE)) {
             runs.push((&bytes[start..at], first));
             (start, first) = (at, index + 1);
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::bundle::{BUNDLE_SCHEMA, BundleHeader, ROW};
 use super::failed;
 use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, PROFILE, SAMPLE, SCHEMA_VERSION};
 use crate::defences::Inspection;
@@ -35,6 +36,9 @@ pub struct RunRow {
     pub finished: bool,
     /// Bytes of a torn last line, which are dropped; 0 where the last line is whole.
     pub torn_bytes: usize,
+    /// Its header, if it is published.
+    #[serde(skip)]
+    pub bundle: Option<Box<BundleHeader>>,
     #[serde(skip)]
     path: PathBuf,
     /// Number of its first line in the file.
@@ -44,7 +48,7 @@ pub struct RunRow {
     pub(super) bytes: Vec<u8>,
 }
 
-/// A measurement from the store.
+/// A measurement from the store, or from a bundle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
     /// The problem.
@@ -80,25 +84,30 @@ impl RunRow {
         };
         let json: Value = serde_json::from_slice(header).unwrap_or_default();
         match (json["run"]["format"].as_str(), json["run"]["schema"].as_u64()) {
+            _ if !json["bundle"].is_null() => {}
             (Some(FORMAT), Some(schema)) if schema == u64::from(SCHEMA_VERSION) => {}
             (Some(FORMAT), Some(schema)) => return Err(refused(&schema)),
             // Exports of schema 1 and 2 had a header without a run.
             _ if !json["header"].is_null() => return Err(refused(&"2 or older")),
             _ => return Err(not_evidence()),
         }
-        let Line::Run(header) = parse(path, first, header)? else {
-            return Err(not_evidence());
+        let (header, bundle) = match parse(path, first, header)? {
+            Line::Run(header) => (*header, None),
+            Line::Bundle(bundle) if bundle.schema != BUNDLE_SCHEMA => return Err(refused(&bundle.schema)),
+            Line::Bundle(bundle) => (bundle.header(), Some(bundle)),
+            _ => return Err(not_evidence()),
         };
         let mut run = RunRow {
             key: header.key,
             identity: header.identity,
             options: header.options,
             floor_us: header.floor_us,
+            finished: bundle.is_some(),
+            bundle,
             cases: Vec::new(),
             measurements: 0,
             samples: 0,
             profiles: 0,
-            finished: false,
             torn_bytes: part.len() - whole,
             path: path.to_path_buf(),
             first,
@@ -108,12 +117,24 @@ impl RunRow {
             if line.starts_with(MEASUREMENT) || line.starts_with(PROFILE) {
                 run.add_case(line);
             }
-            run.measurements += u32::from(line.starts_with(MEASUREMENT));
+            if line.starts_with(ROW) {
+                run.add_row(line);
+            }
+            run.measurements += u32::from(line.starts_with(MEASUREMENT) || line.starts_with(ROW));
             run.samples += u32::from(line.starts_with(SAMPLE));
             run.profiles += u32::from(line.starts_with(PROFILE));
-            run.finished = line.starts_with(FINISHED);
+            run.finished = run.bundle.is_some() || line.starts_with(FINISHED);
         }
         Ok(Some(run))
+    }
+
+    /// Adds the problem of a row, and its samples.
+    fn add_row(&mut self, line: &[u8]) {
+        if let Ok(Line::Row(row)) = serde_json::from_slice(line) {
+            let times = row.subjects.iter().flat_map(|subject| &subject.round_ns);
+            self.samples += times.flatten().count() as u32;
+            self.cases.extend(row.problem["name"].as_str().map(str::to_string));
+        }
     }
 
     /// Adds the problem of a line that has one; a wrong line is an error only where it is read.
@@ -177,7 +198,14 @@ impl RunRow {
                     let inspection = of.and_then(|of| of.inspections.get_mut(subject));
                     *inspection.ok_or_else(|| wrong("an inspection of a subject that is not there"))? = Some(found);
                 }
-                Line::Run(_) => return Err(wrong("a second header")),
+                Line::Row(row) => {
+                    let bundle = self
+                        .bundle
+                        .as_ref()
+                        .ok_or_else(|| wrong("a row of a bundle, in a run of a store"))?;
+                    all.push(row.recorded(bundle).map_err(|why| wrong(&why))?);
+                }
+                Line::Run(_) | Line::Bundle(_) => return Err(wrong("a second header")),
                 Line::Profile(_) | Line::Finished { .. } => {}
             }
         }

@@ -1,12 +1,10 @@
-//! `flashcore report` and `flashcore reproduce`: on the store, on published rows, on searches, and on what is none.
+//! `flashcore report` and `flashcore reproduce`: on the store, on exports, on searches, and on what is none. And what
+//! is published of runs.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::common::{assert_fits, command, run};
-
-/// The repository's published rows.
-const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../evidence/cpu");
 
 /// A command in a folder, whose data folder is in it too, with made-up times of kernels on the host.
 fn there(folder: &Path, arguments: &str) -> Command {
@@ -99,38 +97,65 @@ fn the_store_makes_a_report_whose_numbers_are_reproduced() {
 
 #[test]
 fn reports_of_files_name_their_form_and_what_is_in_them() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = benched();
     let at = folder.path();
-    let ran = run(&mut there(at, &format!("report {PUBLISHED} -o report.html")));
+    assert_eq!(run(&mut there(at, "evidence export all -o runs.jsonl")).code, 0);
+    let ran = run(&mut there(at, "report runs.jsonl -o report.html"));
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
     assert!(
-        ran.stdout.starts_with("report.html: ") && ran.words().contains(" published figures"),
+        ran.stdout.starts_with("report.html: ") && ran.words().contains("1 run, 2 times"),
         "{}",
         ran.stdout
     );
     let page = std::fs::read_to_string(at.join("report.html")).unwrap();
-    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("cpu-vs-torch"));
-    let ran = run(&mut there(at, &format!("report {PUBLISHED} -o report.md")));
-    assert_eq!(ran.code, 0);
-    let markdown = std::fs::read_to_string(at.join("report.md")).unwrap();
-    let id = id_of(&markdown, "h8-s512-d64-f32-full");
-    let shown = run(&mut there(at, &format!("reproduce {id} {PUBLISHED}")));
-    let words = shown.words();
-    assert_eq!(shown.code, 0, "{words}");
-    for expected in [
-        "h8-s512-d64-f32-full",
-        "value 1.077 ms",
-        "the device was Intel Xeon",
-        "bench_cpu_vs_torch.py",
-    ] {
-        assert!(words.contains(expected), "{expected}: {words}");
-    }
-    let again = run(&mut there(at, &format!("reproduce {id} {PUBLISHED} --run")));
-    assert_eq!(again.code, 1);
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<details>"));
+    // The command of the run.
+    assert!(page.contains("flashcore bench tiny --device cpu"), "{page}");
+}
+
+#[test]
+fn only_runs_of_a_commit_are_published() {
+    let folder = benched();
+    let at = folder.path();
+    let nowhere = run(&mut there(at, "evidence publish small latest"));
+    assert_eq!(nowhere.code, 2);
     assert!(
-        again.words().contains("is no time of a kernel or peer"),
+        nowhere.stderr.contains("has evidence/current.toml"),
         "{}",
-        again.words()
+        nowhere.stderr
+    );
+    std::fs::create_dir(at.join("evidence")).unwrap();
+    std::fs::write(at.join("evidence/current.toml"), "checked = []\n").unwrap();
+    let init = Command::new("git")
+        .arg("-C")
+        .arg(at)
+        .args(["init", "-q"])
+        .status()
+        .unwrap();
+    assert!(init.success());
+    // This program was not built from a commit of that repository.
+    let elsewhere = run(&mut there(at, "evidence publish small latest"));
+    assert!(
+        elsewhere.code != 0 && elsewhere.stderr.contains("is no commit of it"),
+        "{}",
+        elsewhere.stderr
+    );
+    let other = run(&mut there(at, "evidence publish small nothing"));
+    assert_eq!(other.code, 2, "{}", other.stderr);
+    let name = run(&mut there(at, "evidence publish a/b latest"));
+    assert!(
+        name.code == 2 && name.stderr.contains("`a/b` is no name of a bundle"),
+        "{}",
+        name.stderr
+    );
+    let empty = run(&mut there(at, "evidence render --check"));
+    assert_eq!((empty.code, empty.stdout.as_str()), (0, ""), "{}", empty.stderr);
+    std::fs::write(at.join("README.md"), "<!-- figure a --><!-- /figure -->\n").unwrap();
+    let unknown = run(&mut there(at, "evidence render --check"));
+    assert!(
+        unknown.code != 0 && unknown.stderr.contains("figure `a` is not in current.toml"),
+        "{}",
+        unknown.stderr
     );
 }
 

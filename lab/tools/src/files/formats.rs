@@ -62,7 +62,6 @@ const OWN: &str = include_str!("../../../../docs/own-kernel/attention.toml");
 const WRONG: &str = include_str!("../../../../docs/own-kernel/bad/wrong.toml");
 const PLANS: &str = include_str!("../../../../crates/flashcore/data/plans/h200.json");
 const COUNTERS: &str = include_str!("../../../bench/tests/data/ncu-h200.csv");
-const PUBLISHED: &str = include_str!("../../../../evidence/cpu/cpu.jsonl");
 const RATES: &str = include_str!("../../../check/data/h200-rates.json");
 const CUBIN: &[u8] = include_bytes!("../../../check/src/foreign/fixtures/two_buffers-13.0-sm_89.cubin");
 const BASELINE: &str = include_str!("../../../../.ci/gate.json");
@@ -125,7 +124,7 @@ impl Bench {
     /// # Errors
     /// A bench that fails.
     pub fn formats(&self) -> Result<Vec<Format>, Refused> {
-        let (evidence, report) = self.measured()?;
+        let (evidence, bundle, report) = self.measured()?;
         let report_text = serde_json::to_string(&serde_json::json!({ "report": report }))?;
         let speed = Speed::of_report(&report, Mode::Hot)?.csv();
         // The rate of a small problem is rounded to nothing.
@@ -138,7 +137,6 @@ impl Bench {
                 rows.into_iter().for_each(|rows| rows.truncate(3));
             }
         }
-        let published: String = PUBLISHED.lines().take(6).map(|line| format!("{line}\n")).collect();
         let of = |name, file, seeds: &[&str], read| Format {
             name,
             file,
@@ -150,7 +148,7 @@ impl Bench {
             of("problem.json", "problem.json", &[PROBLEM_JSON], problem),
             of("plans", "plans.json", &[PLANS], plans),
             of("evidence", "evidence.jsonl", &[&evidence], stored),
-            of("published", "published.jsonl", &[&published, &evidence], gathered),
+            of("bundle", "bundle.jsonl", &[&bundle, &evidence], gathered),
             of("report", "report.json", &[&report_text], report_of),
             of("baseline", "baseline.json", &[BASELINE], baseline),
             of("counters", "counters.csv", &[COUNTERS], counters),
@@ -179,7 +177,7 @@ impl Bench {
     }
 
     /// A store of one run of a small problem on the host, and its report.
-    fn measured(&self) -> Result<(String, Report), Refused> {
+    fn measured(&self) -> Result<(String, String, Report), Refused> {
         let request = Request {
             cases: problems::cases("tiny", None)?,
             kernels: vec!["cpu/m16n16".to_string(), "cpu/m32n16".to_string()],
@@ -193,8 +191,10 @@ impl Bench {
         let store = Store::open(&folder)?;
         let report = flashcore_bench::run(&Device::cpu(), &request, &mut (), Some(&store), &mut ())?;
         let runs = store.runs(&Selector::All)?;
-        let file = runs.first().ok_or("the bench left no run")?.path().to_path_buf();
-        Ok((files::read_text_capped(&file, files::SMALL)?, report))
+        let run = runs.first().ok_or("the bench left no run")?;
+        let bundle = store.bundled(run, &|revision| Ok(revision.to_string()))?;
+        let bundle = String::from_utf8(bundle)?;
+        Ok((files::read_text_capped(run.path(), files::SMALL)?, bundle, report))
     }
 }
 

@@ -1,0 +1,59 @@
+//! Speed-ups as bars, one a problem, each with its interval.
+
+use maud::html;
+
+use super::{Drawing, MAX_PX, WIDTH, round};
+use crate::standing::Shape;
+use crate::table::{bracketed, times};
+
+/// Space for the names, and for the numbers at the right.
+const NAMES: f64 = 138.0;
+const NUMBERS: f64 = 104.0;
+const HEAD: f64 = 34.0;
+const ROW: f64 = 14.0;
+const BAR: f64 = 7.0;
+/// Ends of the axis at most: a bar that is longer ends there, and its number says how long it is.
+const LEAST: f64 = 0.5;
+const MOST: f64 = 2.5;
+/// Letters of a name that there is room for.
+const LETTERS: usize = 27;
+
+/// The bars begin at 1, and go to the left where FlashCore is slower.
+pub(crate) fn speedups(how: &str, shapes: &[Shape]) -> Drawing {
+    let ends = shapes
+        .iter()
+        .flat_map(|shape| [shape.speedup, shape.interval.lo, shape.interval.hi]);
+    let ends: Vec<f64> = ends
+        .filter(|end| end.is_finite())
+        .map(|end| end.clamp(LEAST, MOST))
+        .collect();
+    let low = ends.iter().copied().fold(0.95, f64::min);
+    let high = ends.iter().copied().fold(1.1, f64::max);
+    let x = |value: f64| round(NAMES + (WIDTH - NAMES - NUMBERS) * (value.clamp(low, high) - low) / (high - low));
+    let bottom = HEAD + ROW * shapes.len() as f64;
+    let marks = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5]
+        .into_iter()
+        .filter(|mark| (low..=high).contains(mark));
+    let short = |name: &str| -> String { name.chars().take(LETTERS).collect() };
+    let body = html! {
+        text.soft.small x="0" y="10" { (how) ": times as fast as the best other; line: 99 % interval" }
+        @for mark in marks {
+            line.line x1=(x(mark)) x2=(x(mark)) y1=(HEAD - 8.0) y2=(bottom) {}
+            text.soft.small x=(x(mark)) y=(HEAD - 12.0) text-anchor="middle" { (mark) }
+        }
+        @for (place, shape) in shapes.iter().enumerate() {
+            @let y = HEAD + ROW * place as f64;
+            @let (from, to) = (x(shape.speedup.min(1.0)), x(shape.speedup.max(1.0)));
+            @let colour = if shape.speedup < 1.0 { "s2" } else { "ours" };
+            text.ink.small x="0" y=(y + 8.0) { (short(&shape.case)) }
+            rect class=(colour) x=(from) y=(y + 1.0) width=(round(to - from)) height=(BAR) {}
+            @if shape.interval.hi.is_finite() {
+                line.mark x1=(x(shape.interval.lo)) x2=(x(shape.interval.hi)) y1=(y + 4.5) y2=(y + 4.5) {}
+            }
+            text.soft.small x=(WIDTH) y=(y + 8.0) text-anchor="end" {
+                (times(shape.speedup)) " " (bracketed(Some(shape.interval)))
+            }
+        }
+    };
+    Drawing::new(&format!("Speed-ups, {how}"), [WIDTH, bottom], MAX_PX, body)
+}

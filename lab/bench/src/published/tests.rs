@@ -1,0 +1,259 @@
+//! A repository with one bundle, and a bad one for each rule.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::defences::Inspection;
+use crate::problems::cases;
+use crate::store::hash_of_rows;
+use crate::{DeviceIdentity, LaunchMode, Options, RunIdentity, Sample, SubjectInfo};
+
+const LIST: &str = "checked = [\"README.md\"]\n
+[[figure]]\nid = \"times\"\nbundles = [\"small\"]\nform = \"table\"\n
+[[figure]]\nid = \"all\"\nbundles = [\"small\"]\nform = \"geomean\"\npeers = [\"torch/cudnn\", \"fa3\"]\n
+[[figure]]\nid = \"count\"\nbundles = [\"small\"]\nform = \"count\"\nproblems = [\"mission*\"]\n
+[[figure]]\nid = \"chart\"\nbundles = [\"small\"]\nform = \"chart\"\nproblems = [\"mission\"]\nto = \"docs/small.svg\"\n";
+const README: &str = "# R\n\n<!-- figure times -->old<!-- /figure -->\n\nIt is <!-- figure all --><!-- /figure -->,\n\
+    faster on <!-- figure count -->2 ×<!-- /figure -->. Version 3 is 4 times\n";
+const OURS: &str = "mma/m32n128-w2x2-s5-b1-qreg-xor-cond";
+
+fn run_git(root: &Path, words: &[&str]) {
+    let user = ["-c", "user.name=a", "-c", "user.email=a@b"];
+    let ran = Command::new("git")
+        .arg("-C")
+        .arg(root)
+        .args(user)
+        .args(words)
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "{words:?}: {}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+}
+
+/// A repository with a commit, a list, a page and the bundle of a run: of two problems in which the second kernel is
+/// faster than cuDNN by a tenth and by nothing, and FA3 is slower than both.
+fn repository() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let at = root.path();
+    for folder in [FOLDER, "docs", "store"] {
+        std::fs::create_dir(at.join(folder)).unwrap();
+    }
+    std::fs::write(at.join(FOLDER).join(CURRENT), LIST).unwrap();
+    std::fs::write(at.join("README.md"), README).unwrap();
+    run_git(at, &["init", "-q"]);
+    run_git(at, &["add", "README.md"]);
+    run_git(at, &["commit", "-qm", "one"]);
+    let revision = whole_revision(at, "HEAD").unwrap();
+    let identity = RunIdentity {
+        revision: revision[..12].to_string(),
+        command: ["flashcore", "bench", "mission"].map(str::to_string).to_vec(),
+        ..RunIdentity::now(DeviceIdentity::cpu())
+    };
+    let store = Store::open(&at.join("store")).unwrap();
+    let writer = store.begin_run(&identity, &Options::default(), None).unwrap();
+    let mut infos: Vec<SubjectInfo> = ["torch/cudnn", OURS, "fa3"]
+        .map(|label| SubjectInfo::new(label, LaunchMode::Graph(1)))
+        .to_vec();
+    infos[1].kernel = Some(OURS.to_string());
+    for peer in [0, 2] {
+        infos[peer].versions = BTreeMap::from([("torch".to_string(), "2.11".to_string())]);
+    }
+    let found = Inspection {
+        max_abs: 1.23456e-3,
+        ..Inspection::default()
+    };
+    let subjects: Vec<_> = infos.into_iter().map(|info| (info, Some(found.clone()))).collect();
+    for (case, gain) in cases("mission", None).unwrap().iter().zip([1.1, 1.0]) {
+        writer.begin_measurement(case, Mode::Hot, 0, &subjects).unwrap();
+        for round in 0..9 {
+            for (subject, us) in [10.0 * gain, 10.0, 20.0].into_iter().enumerate() {
+                let noise = f64::from((round + subject as u32) % 3) / 100.0;
+                let sample = Sample {
+                    subject,
+                    round,
+                    position: 0,
+                    runs: 10,
+                    total_us: 10.0 * (us + noise),
+                    at_us: 0.0,
+                };
+                writer.add_sample(&sample).unwrap();
+            }
+        }
+        let mut ended = crate::Measurement::without_rounds(Mode::Hot, 0, Vec::new(), crate::Stop::Rounds);
+        ended.rounds = 9;
+        writer.end_measurement(&ended).unwrap();
+    }
+    writer.finish().unwrap();
+    let run = store.runs(&Selector::Latest).unwrap().remove(0);
+    let bundle = store.bundled(&run, &|revision| whole_revision(at, revision)).unwrap();
+    std::fs::write(path_of(at, "small"), bundle).unwrap();
+    root
+}
+
+#[test]
+fn pages_say_what_the_bundles_say() {
+    let root = repository();
+    let current = Current::read(root.path()).unwrap();
+    let changed = current.render(root.path()).unwrap();
+    let [(chart, svg), (page, text)] = &changed[..] else {
+        panic!("{changed:?}");
+    };
+    assert!(chart.ends_with("docs/small.svg") && svg.contains("<svg"), "{svg}");
+    assert!(page.ends_with("README.md"));
+    for expected in [
+        "| problem | FlashCore | cuDNN | FA3 | speed-up over the best other |\n|---|--:|--:|--:|--:|\n",
+        "| mission | 10.01 | 11.01 | 20.01 | 1.099 [1.099, 1.102] |\n",
+        "It is <!-- figure all -->1.048 × [1.048, 1.050] over 2 problems, worst 0.999 × [0.999, 1.002] (mission-causal); \
+         1 of 2 intervals include 1.00<!-- /figure -->,",
+        "faster on <!-- figure count -->1 of 2 (the intervals of 1 include 1.00)<!-- /figure -->.",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+    for (path, text) in &changed {
+        std::fs::write(path, text).unwrap();
+    }
+    assert_eq!(current.render(root.path()).unwrap(), []);
+    // One digit of a bundle.
+    let path = path_of(root.path(), "small");
+    let bundle = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, bundle.replace(",11010,", ",19010,")).unwrap();
+    assert!(!current.render(root.path()).unwrap().is_empty());
+    // Marks that say nothing.
+    for (text, why) in [
+        (
+            "<!-- figure nothing --><!-- /figure -->",
+            "figure `nothing` is not in current.toml",
+        ),
+        ("<!-- figure times -->", "figure `times` has no `<!-- /figure -->`"),
+        ("nothing", "figure `all` of current.toml is in no page"),
+    ] {
+        std::fs::write(root.path().join("README.md"), text).unwrap();
+        let error = current.render(root.path()).unwrap_err().to_string();
+        assert!(error.ends_with(why), "{error}");
+    }
+}
+
+#[test]
+fn each_rule_has_a_bundle_that_breaks_it() {
+    let root = repository();
+    let at = root.path();
+    let current = Current::read(at).unwrap();
+    let loose = "README.md:6: `4 times` is in no figure";
+    assert_eq!(current.faults(at).unwrap(), [loose]);
+    std::fs::write(
+        at.join("README.md"),
+        "It takes <!-- figure times -->4 µs<!-- /figure -->.\n",
+    )
+    .unwrap();
+    assert_eq!(current.faults(at).unwrap(), Vec::<String>::new());
+    let good = std::fs::read_to_string(path_of(at, "small")).unwrap();
+    // A bundle after a change of its header and of its first row, with the hash of its rows.
+    let changed = |change: &dyn Fn(&mut Value, &mut Value)| {
+        let mut lines: Vec<Value> = good.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let [header, row, ..] = &mut lines[..] else { panic!() };
+        change(&mut header["bundle"], &mut row["row"]);
+        let rows: Vec<String> = lines[1..].iter().map(|line| format!("{line}\n")).collect();
+        lines[0]["bundle"]["rows"] = json!(hash_of_rows(rows.iter().map(String::as_bytes)));
+        format!("{}\n{}", lines[0], rows.concat())
+    };
+    let nine = |ns: u64| json!(vec![ns; 9]);
+    let bad: Vec<(String, &str)> = vec![
+        (changed(&|_, row| row["speed"] = json!(1)), "unknown field `speed`"),
+        (
+            changed(&|header, _| header["note"] = json!("x")),
+            "unknown field `note`",
+        ),
+        (
+            changed(&|_, row| row["subjects"][1]["subject"] = json!("mma/m32n...")),
+            "`...`: something was cut off",
+        ),
+        (
+            changed(&|_, row| row["subjects"][1]["subject"] = json!("mma/m32n…")),
+            "`…`: something was cut off",
+        ),
+        (
+            changed(&|header, _| header["command"][2] = json!("FILE")),
+            "the command has `FILE`",
+        ),
+        (
+            changed(&|header, _| header["command"][2] = json!("/tmp/a.toml")),
+            "the command has `/tmp/a.toml`",
+        ),
+        (
+            changed(&|header, _| header["command"] = json!([])),
+            "there is no command",
+        ),
+        (
+            changed(&|_, row| row["subjects"][1]["kernel"] = json!("mma/m32n128-w2")),
+            "`mma/m32n128-w2` is no kernel's id",
+        ),
+        (
+            changed(&|header, _| header["revision"] = json!("0".repeat(40))),
+            "is no ancestor of HEAD",
+        ),
+        (
+            changed(&|header, _| header["revision"] = json!("1a2b3c4d5e6f-modified-9f8e7d6c")),
+            "the build's tree was modified",
+        ),
+        (
+            changed(&|_, row| row["subjects"][2]["round_ns"] = json!([1, 2, 3, 4, 5, 6, 7])),
+            "in 7 rounds; at least 8",
+        ),
+        (changed(&|_, row| row["subjects"][2]["round_ns"][1] = Value::Null), ""),
+        (
+            changed(&|_, row| row["subjects"][0]["rejected"] = json!("wrong")),
+            "torch/cudnn was rejected",
+        ),
+        (
+            changed(&|_, row| row["subjects"][0]["error"] = Value::Null),
+            "torch/cudnn was not inspected",
+        ),
+        (
+            changed(&|header, _| header["peers"]["fa3"] = json!({})),
+            "the version of fa3 is not known",
+        ),
+        (changed(&|_, row| row["subjects"][0]["round_ns"] = nine(5)), ""),
+        (good.replace("10000", "10001"), "are not those that were published"),
+        (good.repeat(30), "bytes; at most 65536"),
+    ];
+    for (text, expected) in bad {
+        std::fs::write(path_of(at, "small"), &text).unwrap();
+        let faults = current.faults(at).unwrap();
+        match expected {
+            // Eight rounds are enough, and another time with its hash is another measurement.
+            "" => assert_eq!(faults, Vec::<String>::new()),
+            _ => assert!(
+                faults.iter().any(|fault| fault.contains(expected)),
+                "{expected}: {faults:?}"
+            ),
+        }
+    }
+    std::fs::write(path_of(at, "small"), &good).unwrap();
+    // A bundle that is in no figure, and too many of them.
+    for number in 0..17 {
+        std::fs::write(
+            path_of(at, &format!("more-{number}")),
+            format!("{}\n{good}", " ".repeat(65_000)),
+        )
+        .unwrap();
+    }
+    let faults = current.faults(at).unwrap();
+    let has = |what: &str| faults.iter().any(|fault| fault.contains(what));
+    assert!(
+        has("more-1.jsonl: no figure of current.toml") && has("bytes of bundles; at most 1048576"),
+        "{faults:?}"
+    );
+    // A revision of no branch counts where its tag says that it was measured.
+    let clone = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", at.display());
+    run_git(clone.path(), &["clone", "-q", "--depth", "1", &url, "shallow"]);
+    let shallow = clone.path().join("shallow");
+    std::fs::create_dir(shallow.join(FOLDER)).unwrap();
+    let error = current.faults(&shallow).unwrap_err().to_string();
+    assert!(error.contains("git fetch --unshallow"), "{error}");
+}
