@@ -225,6 +225,12 @@ gate() {
     FLASHCORE_PTXAS="$PWD/.bin/ptxas" FLASHCORE_PLANS=shipped "$built/debug/flashcore" gate --baseline .ci/gate.json --device cpu
 }
 
+# What README and docs say of speed, and the bundles that it is computed from.
+figures() {
+    "$built/debug/flashcore" evidence verify
+    "$built/debug/flashcore" evidence render --check
+}
+
 # Compiled as a wheel to be published is, it takes minutes longer.
 python_bindings() {
     (cd bindings/python && cargo fmt --check)
@@ -306,6 +312,7 @@ step run 90 "crate in debug" crate_in_debug
 step run 60 "print kernels" print_kernels debug target/ptx
 step run 120 "assemble kernels" assemble_sample
 step run 10 "gate" gate
+step run 5 "figures" figures
 end "candle bindings"
 step run 5 "dependencies" dependencies
 end "python with PyTorch"
