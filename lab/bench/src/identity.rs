@@ -96,6 +96,7 @@ impl SubjectInfo {
 
 /// The device that numbers were taken on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DeviceIdentity {
     /// `cuda:0`, `cpu`.
     pub device: String,
@@ -144,6 +145,7 @@ impl DeviceIdentity {
 
 /// What all numbers of one invocation share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RunIdentity {
     /// Where.
     pub device: DeviceIdentity,
@@ -159,7 +161,7 @@ pub struct RunIdentity {
     /// Seconds since 1970 (UTC) when it began.
     pub started_at: u64,
     /// The words of the command that asked for it; none where it was no command.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub command: Vec<String>,
 }
 

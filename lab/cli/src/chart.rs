@@ -32,7 +32,7 @@ pub(crate) enum ChartArgs {
         #[command(flatten)]
         what: WhatArgs,
     },
-    /// The speed-up over a peer or another kernel: head_dim and mask down, lengths across
+    /// The speed-up over a peer or another kernel, a bar with its interval for each problem
     Ratio {
         #[command(flatten)]
         what: WhatArgs,

@@ -4,7 +4,6 @@
 //! what the numbers are about, and the numbers as a table.
 
 mod bars;
-mod grid;
 mod history;
 mod ladder;
 mod roofline;
@@ -14,13 +13,13 @@ mod speedups;
 use maud::{Markup, PreEscaped, html};
 
 pub(crate) use bars::{Shares, bars};
-pub use grid::ratio;
 pub use history::history;
 pub(crate) use ladder::ladder_of;
 pub use ladder::{RungName, ladder};
 pub(crate) use roofline::{Point, Roof, roofline};
 pub use speed::Speed;
 pub(crate) use speed::{is_drawn, work_of};
+pub use speedups::ratio;
 pub(crate) use speedups::speedups;
 
 use crate::document::{Cell, Document, Section, Table};
@@ -33,23 +32,16 @@ const EDGE: f64 = 6.0;
 const MAX_PX: u32 = 680;
 
 /// What a class of an SVG colours, on light paper and on dark. No CSS variables: many viewers of SVG lack them.
-const COLOURS: [(&str, &str, &str, &str); 24] = [
+const COLOURS: [(&str, &str, &str, &str); 17] = [
     ("paper", "fill", "#ffffff", "#14171a"),
     ("ink", "fill", "#1b1f24", "#e8ebee"),
     ("soft", "fill", "#5c6670", "#a3adb8"),
-    ("on", "fill", "#ffffff", "#14171a"),
     ("line", "stroke", "#d5dae0", "#353c44"),
     ("best", "stroke", "#5c6670", "#a3adb8"),
     ("mark", "stroke", "#1b1f24", "#e8ebee"),
     ("ours", "fill", "#1f77b4", "#4ea3de"),
     ("peer", "fill", "#9aa5b1", "#67727e"),
-    ("f3", "fill", "#0b6e4f", "#35c08d"),
-    ("f2", "fill", "#2b8a66", "#2aa577"),
-    ("f1", "fill", "#a8d8c2", "#1b4f3b"),
-    ("f0", "fill", "#e8ebee", "#2a3036"),
-    ("s1", "fill", "#f6c9a8", "#59361f"),
     ("s2", "fill", "#e08a4f", "#9c5425"),
-    ("s3", "fill", "#b3451a", "#e57a43"),
     // Lines and their markers, from the palette of Okabe and Ito, which colour-blind readers can tell apart.
     ("la", "stroke", "#0060a8", "#56b4e9"),
     ("ma", "fill", "#0060a8", "#56b4e9"),

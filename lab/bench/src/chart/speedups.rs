@@ -2,9 +2,10 @@
 
 use maud::html;
 
-use super::{Drawing, MAX_PX, WIDTH, round};
+use super::{Chart, Drawing, MAX_PX, WIDTH, identity, round};
 use crate::standing::Shape;
-use crate::table::{bracketed, times};
+use crate::table::{bracketed, geomean_text, times};
+use crate::{BenchError, Mode, Report, Result};
 
 /// Space for the names, and for the numbers at the right.
 const NAMES: f64 = 138.0;
@@ -17,6 +18,34 @@ const LEAST: f64 = 0.5;
 const MOST: f64 = 2.5;
 /// Letters of a name that there is room for.
 const LETTERS: usize = 27;
+
+/// A chart of speed-ups: our quickest kernel compared with `base`, on every problem of a report that has both in this
+/// mode.
+///
+/// # Errors
+/// [`BenchError::Given`] if there is no such problem: `base` must have been the baseline.
+pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart> {
+    let mut standings = report.standings(base).into_iter();
+    let Some(standing) = standings.find(|standing| standing.mode == mode) else {
+        let peer = report.main_peer();
+        let allowed = peer.unwrap_or("a subject that was timed in the same rounds as another kernel of ours");
+        return Err(BenchError::bad_option("baseline", format!("{base} ({mode})"), allowed));
+    };
+    let mut about = vec![format!("{mode}: {}; above 1 is faster", geomean_text(&standing))];
+    about.extend(identity(report));
+    let numbers = |shape: &Shape| {
+        let (case, subject) = (shape.case.clone(), shape.subject.clone());
+        vec![case, subject, times(shape.speedup), bracketed(Some(shape.interval))]
+    };
+    let rows = standing.shapes.iter().map(numbers).collect();
+    let drawing = speedups(&format!("{mode}, compared with {base}"), &standing.shapes);
+    Ok(Chart::new(
+        drawing,
+        about,
+        &["problem", "kernel", "speed-up", "interval"],
+        rows,
+    ))
+}
 
 /// The bars begin at 1, and go to the left where FlashCore is slower.
 pub(crate) fn speedups(how: &str, shapes: &[Shape]) -> Drawing {
@@ -36,7 +65,7 @@ pub(crate) fn speedups(how: &str, shapes: &[Shape]) -> Drawing {
         .filter(|mark| (low..=high).contains(mark));
     let short = |name: &str| -> String { name.chars().take(LETTERS).collect() };
     let body = html! {
-        text.soft.small x="0" y="10" { (how) ": times as fast as the best other; line: 99 % interval" }
+        text.soft.small x="0" y="10" { (how) ": times as fast; line: 99 % interval" }
         @for mark in marks {
             line.line x1=(x(mark)) x2=(x(mark)) y1=(HEAD - 8.0) y2=(bottom) {}
             text.soft.small x=(x(mark)) y=(HEAD - 12.0) text-anchor="middle" { (mark) }

@@ -1,7 +1,5 @@
 //! The first section of a chapter: what was found, in words.
 
-use flashcore_check::render;
-
 use super::chapter::{Chapter, how, ours, peer};
 use super::{Block, Section, count};
 use crate::chart::speedups;
@@ -50,7 +48,6 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
                 runs,
             ));
         }
-        sentences.extend(timings.iter().filter_map(|timing| mission(&how, timing)));
     }
     sentences.extend(super::errors::largest(chapter));
     match sentences.is_empty() {
@@ -105,28 +102,4 @@ fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
         bracketed(Some(worst.interval)),
         worst.case,
     ))
-}
-
-/// The time on the problem that the project began with.
-fn mission(how: &str, timing: &Timing) -> Option<(String, Vec<EvidenceId>)> {
-    let mission = flashcore_problem::Problem::named("mission").ok()?;
-    if timing.result.case.problem != mission {
-        return None;
-    }
-    let mine = ours(timing)?;
-    let mut from = vec![timing.id_of(&mine.info.label)?.clone()];
-    let mut text = format!(
-        "{how}: the mission ({mission}) takes {} with {}",
-        render::time(mine.summary?.p50, 4),
-        mine.info.label
-    );
-    if let Some(peer) = peer(timing) {
-        text.push_str(&format!(
-            "; the quickest peer, {}, {}",
-            peer.info.label,
-            render::time(peer.summary?.p50, 4)
-        ));
-        from.extend(timing.id_of(&peer.info.label).cloned());
-    }
-    Some((text + ".", from))
 }

@@ -25,6 +25,8 @@ const CURRENT: &str = "current.toml";
 const BEGIN: &str = "<!-- figure ";
 const BEGUN: &str = " -->";
 const END: &str = "<!-- /figure -->";
+/// Columns of a page.
+const COLUMNS: usize = 100;
 /// Digits of a revision that a page shows.
 const REVISION: usize = 12;
 
@@ -217,7 +219,7 @@ impl Figure {
             }
             Form::Chart => {
                 let results = compared.iter().map(|(result, _)| *result);
-                let device = taken().map(|(header, _)| header.device.name.clone()).next();
+                let device = taken().map(|(header, _)| header.identity.device.name.clone()).next();
                 Speed::of_results(results)?
                     .on(&device.unwrap_or_default())
                     .chart()
@@ -272,26 +274,20 @@ impl Figure {
             "{unit}, medians; 99 % intervals. Bundle {bundles}: {}.",
             where_from.join("; ")
         );
-        format!("{text}\n{}\n", wrapped(&below))
+        format!("{text}\n{}\n", textwrap::fill(&below, COLUMNS))
     }
 }
 
 fn where_measured(header: &BundleHeader) -> String {
-    let revision = &header.revision[..REVISION.min(header.revision.len())];
-    let device = &header.device;
-    let driver = match device.driver.as_str() {
-        "" => String::new(),
-        driver => format!(", driver {driver}"),
-    };
-    let mut versions: Vec<String> = Vec::new();
-    for (name, version) in header.peers.values().flatten() {
-        let text = format!("{name} {version}");
-        if !versions.contains(&text) {
-            versions.push(text);
-        }
-    }
-    let (day, versions) = (date(header.started_at), versions.join(", "));
-    format!("{}{driver}, {day}, revision {revision}, {versions}", device.name)
+    let identity = &header.identity;
+    let mut parts = vec![identity.device.name.clone()];
+    parts.extend((!identity.device.driver.is_empty()).then(|| format!("driver {}", identity.device.driver)));
+    parts.push(date(identity.started_at));
+    let revision = identity.revision.chars().take(REVISION);
+    parts.push(format!("revision {}", revision.collect::<String>()));
+    let versions: BTreeSet<(&String, &String)> = header.peers.values().flatten().collect();
+    parts.extend(versions.into_iter().map(|(name, version)| format!("{name} {version}")));
+    parts.join(", ")
 }
 
 /// What a page calls a peer.
@@ -304,24 +300,6 @@ fn name_of(label: &str) -> &str {
         "torch/flash" => "FA2",
         other => other,
     }
-}
-
-/// Text in lines of at most 100 columns, as pages have them.
-fn wrapped(text: &str) -> String {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let last = lines.last_mut().map_or(0, |line| line.chars().count());
-        if last > 0 && last + 1 + word.chars().count() > 100 {
-            lines.push(String::new());
-        }
-        if let Some(line) = lines.last_mut() {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines.join("\n")
 }
 
 /// The page with its figures as they should be. Adds the ids that it has to `used`.

@@ -165,6 +165,10 @@ fn each_rule_has_a_bundle_that_breaks_it() {
     let bad: Vec<(String, &str)> = vec![
         (changed(&|_, row| row["speed"] = json!(1)), "unknown field `speed`"),
         (
+            changed(&|header, _| header["identity"]["device"]["age"] = json!(1)),
+            "unknown field `age`",
+        ),
+        (
             changed(&|header, _| header["note"] = json!("x")),
             "unknown field `note`",
         ),
@@ -177,15 +181,15 @@ fn each_rule_has_a_bundle_that_breaks_it() {
             "`…`: something was cut off",
         ),
         (
-            changed(&|header, _| header["command"][2] = json!("FILE")),
+            changed(&|header, _| header["identity"]["command"][2] = json!("FILE")),
             "the command has `FILE`",
         ),
         (
-            changed(&|header, _| header["command"][2] = json!("/tmp/a.toml")),
+            changed(&|header, _| header["identity"]["command"][2] = json!("/tmp/a.toml")),
             "the command has `/tmp/a.toml`",
         ),
         (
-            changed(&|header, _| header["command"] = json!([])),
+            changed(&|header, _| header["identity"]["command"] = json!([])),
             "there is no command",
         ),
         (
@@ -193,11 +197,11 @@ fn each_rule_has_a_bundle_that_breaks_it() {
             "`mma/m32n128-w2` is no kernel's id",
         ),
         (
-            changed(&|header, _| header["revision"] = json!("0".repeat(40))),
+            changed(&|header, _| header["identity"]["revision"] = json!("0".repeat(40))),
             "is no ancestor of HEAD",
         ),
         (
-            changed(&|header, _| header["revision"] = json!("1a2b3c4d5e6f-modified-9f8e7d6c")),
+            changed(&|header, _| header["identity"]["revision"] = json!("1a2b3c4d5e6f-modified-9f8e7d6c")),
             "the build's tree was modified",
         ),
         (

@@ -107,17 +107,17 @@ fn in_bundle(root: &Path, path: &Path, bytes: &[u8]) -> Vec<String> {
 
 fn in_header(root: &Path, header: &BundleHeader) -> Vec<String> {
     let mut faults = Vec::new();
-    if header.command.is_empty() {
+    if header.identity.command.is_empty() {
         faults.push("there is no command".to_string());
     }
     let is_placeholder = |word: &&String| {
         let capitals = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
         capitals || word.starts_with('/') || word.contains(['<', '>', '|'])
     };
-    if let Some(word) = header.command.iter().find(is_placeholder) {
+    if let Some(word) = header.identity.command.iter().find(is_placeholder) {
         faults.push(format!("the command has `{word}`, which nobody else can type"));
     }
-    let revision = &header.revision;
+    let revision = &header.identity.revision;
     if revision.len() != DIGITS || !revision.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         faults.push(format!(
             "revision `{revision}` is not {DIGITS} digits: the build's tree was modified, or is unknown"

@@ -13,8 +13,8 @@ use super::read::{Recorded, RunRow};
 use super::{Store, failed};
 use crate::defences::{Inspection, Reason};
 use crate::{
-    BenchError, Case, DeviceIdentity, LaunchMode, Measured, Measurement, Mode, Options, Reading, Result, RunIdentity,
-    Sample, Stop, SubjectInfo, Turns, problem_file,
+    BenchError, Case, LaunchMode, Measured, Measurement, Mode, Options, Reading, Result, RunIdentity, Sample, Stop,
+    SubjectInfo, Turns, problem_file,
 };
 
 /// Version of the lines of bundles.
@@ -33,18 +33,8 @@ pub struct BundleHeader {
     pub kind: Kind,
     /// The run's key in the store that it came from.
     pub key: String,
-    /// Commit of the build, 40 hexadecimal digits.
-    pub revision: String,
-    /// Version of the build.
-    pub version: String,
-    /// Version of the measuring protocol.
-    pub protocol: u32,
-    /// The words of the command.
-    pub command: Vec<String>,
-    /// Seconds since 1970 (UTC).
-    pub started_at: u64,
-    /// On what.
-    pub device: DeviceIdentity,
+    /// Where, by which command, and with what build, whose revision has 40 hexadecimal digits.
+    pub identity: RunIdentity,
     /// Lowest and highest clock of multiprocessors that was read, MHz. Not of hosts.
     pub sm_mhz: Option<[u32; 2]>,
     /// Power that was allowed, W.
@@ -90,10 +80,8 @@ pub struct Timed {
     /// Its label.
     pub subject: String,
     /// The kernel's id, whole, if it is ours.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
     /// SHA-256 of its module.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub module: Option<String>,
     /// How it was launched.
     pub launch: LaunchMode,
@@ -113,15 +101,7 @@ impl BundleHeader {
             format: FORMAT.to_string(),
             schema: SCHEMA_VERSION,
             key: self.key.clone(),
-            identity: RunIdentity {
-                device: self.device.clone(),
-                revision: self.revision.clone(),
-                version: self.version.clone(),
-                protocol: self.protocol,
-                host: String::new(),
-                started_at: self.started_at,
-                command: self.command.clone(),
-            },
+            identity: self.identity.clone(),
             options: self.options.clone(),
             floor_us: self.floor_us,
         }
@@ -246,21 +226,18 @@ impl Store {
         let clocks = || readings.iter().filter_map(|reading| reading.sm_mhz);
         let subjects = recorded.iter().flat_map(|of| &of.measurement.subjects);
         let peers = subjects.filter(|subject| subject.info.is_peer() && subject.summary.is_some());
-        // A host's name says nothing elsewhere.
-        let mut device = run.identity.device.clone();
-        if device.device == "cpu" {
-            device.uuid = String::new();
+        let mut identity = run.identity.clone();
+        identity.revision = revision(&identity.revision)?;
+        // Names of hosts say nothing elsewhere.
+        identity.host.clear();
+        if identity.device.device == "cpu" {
+            identity.device.uuid.clear();
         }
         let header = BundleHeader {
             schema: BUNDLE_SCHEMA,
             kind: Kind::Bench,
             key: run.key.clone(),
-            revision: revision(&run.identity.revision)?,
-            version: run.identity.version.clone(),
-            protocol: run.identity.protocol,
-            command: run.identity.command.clone(),
-            started_at: run.identity.started_at,
-            device,
+            identity,
             sm_mhz: clocks().min().zip(clocks().max()).map(|(low, high)| [low, high]),
             power_limit_w: readings.iter().find_map(|reading| reading.power_limit_w),
             floor_us: run.floor_us,

@@ -125,6 +125,7 @@ fn only_runs_of_a_commit_are_published() {
         nowhere.stderr
     );
     std::fs::create_dir(at.join("evidence")).unwrap();
+    std::fs::create_dir(at.join("docs")).unwrap();
     std::fs::write(at.join("evidence/current.toml"), "checked = []\n").unwrap();
     let init = Command::new("git")
         .arg("-C")
@@ -210,11 +211,7 @@ fn what_cannot_be_reported_is_said() {
         ("report no/such.jsonl", 2, "no/such.jsonl: no such file or folder"),
         ("report broken.jsonl", 2, "broken.jsonl is not an evidence file"),
         ("report torn.jsonl -o torn.md", 2, "no number is in torn.jsonl"),
-        (
-            "report row.jsonl",
-            2,
-            "row.jsonl: line 1: `date` is not there, or is no text",
-        ),
+        ("report row.jsonl", 2, "row.jsonl is not an evidence file"),
         ("report empty", 2, "empty has no evidence: no file in it ends in .jsonl"),
         (
             "report -o report.pdf",
