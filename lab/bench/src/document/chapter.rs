@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flashcore_ir::{PROFILES, Profile};
+use flashcore_ir::Profile;
 use flashcore_problem::{DType, Direction};
 
 use super::hardware::Prediction;
@@ -27,28 +27,12 @@ pub struct Chapter<'g> {
     pub profiles: Vec<&'g Profiled>,
 }
 
-/// A chapter for each device and driver, in the order in which they first appear. Runs that do not say which board they
-/// are of belong to the one board of that name and driver, if there is only one.
+/// A chapter for each device and driver, in the order in which they first appear.
 pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
     let mut chapters: Vec<Chapter<'_>> = Vec::new();
-    let boards = |origin: &Origin| {
-        let same = |other: &&Origin| (&other.device, &other.driver) == (&origin.device, &origin.driver);
-        let mut boards: Vec<&str> = gathered
-            .origins
-            .iter()
-            .filter(same)
-            .filter_map(|other| other.uuid.as_deref())
-            .collect();
-        boards.sort_unstable();
-        boards.dedup();
-        boards
-    };
     let mut places = Vec::new();
     for origin in &gathered.origins {
-        let uuid = origin.uuid.as_deref().or_else(|| match boards(origin)[..] {
-            [only] => Some(only),
-            _ => None,
-        });
+        let uuid = origin.uuid.as_deref();
         let is_here = |chapter: &Chapter<'_>| {
             (chapter.device, chapter.driver, chapter.uuid) == (&origin.device, &origin.driver, uuid)
         };
@@ -113,14 +97,8 @@ impl<'g> Chapter<'g> {
 
     /// The card, where its datasheet is known.
     pub fn profile(&self) -> Option<&'static Profile> {
-        let units = self.origins.iter().find_map(|origin| origin.units);
-        match units {
-            Some(units) => Profile::of_device(self.device, units),
-            // Published rows have only the name.
-            None => PROFILES
-                .iter()
-                .find_map(|profile| Profile::of_device(self.device, profile.sms)),
-        }
+        let units = self.origins.iter().find_map(|origin| origin.units)?;
+        Profile::of_device(self.device, units)
     }
 
     /// The element types and modes in which kernels of ours were timed, each with its measurements: one for each

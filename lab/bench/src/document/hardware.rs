@@ -44,7 +44,7 @@ pub struct Prediction {
 impl Prediction {
     /// What is predicted for a chapter: our quickest kernel on the mission, and for each head size on the problem
     /// nearest to 8k keys, and on the largest batch of decoding. Not yet computed. None for a host, or a card without a
-    /// profile. Ids that were cut off in published rows name no kernel.
+    /// profile.
     pub fn wanted(chapter: &Chapter<'_>) -> Vec<Prediction> {
         let Some(card) = chapter.profile() else {
             return Vec::new();

@@ -31,7 +31,9 @@ table{border-collapse:collapse;font-size:.82rem;font-variant-numeric:tabular-num
 caption{text-align:left;color:var(--soft);padding:.2rem .5rem .4rem 0}\
 th,td{padding:.2rem .8rem .2rem .3rem;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}\
 th{background:var(--page);font-weight:600}.long th{position:sticky;top:0}\
-.n{text-align:right;white-space:nowrap}td.t{min-width:16rem;max-width:30rem}td code{white-space:nowrap}\
+.n,.n0 td:nth-child(1),.n1 td:nth-child(2),.n2 td:nth-child(3),.n3 td:nth-child(4),.n4 td:nth-child(5),\
+.n5 td:nth-child(6),.n6 td:nth-child(7),.n7 td:nth-child(8),.n8 td:nth-child(9),.n9 td:nth-child(10){text-align:right;white-space:nowrap}\
+td.t{min-width:16rem;max-width:30rem}td code{white-space:nowrap}\
 @media print{@page{margin:14mm}details::details-content{content-visibility:visible}body{max-width:none;margin:0;padding:0;font-size:10pt}h2{break-before:page}\
 h2.first{break-before:auto}h2,summary{break-after:avoid}.wide,.long{overflow:visible;max-height:none;border:none}\
 .long th{position:static}table{font-size:6.6pt;width:100%}td.t{min-width:0;max-width:none}tr{break-inside:avoid}\
@@ -52,7 +54,7 @@ pub(super) fn page(document: &Document) -> String {
                 meta name="color-scheme" content="light dark";
                 meta name="generator" content="flashcore report";
                 title { (document.title) }
-                style { (PreEscaped(page_style())) (PreEscaped(STYLE)) (PreEscaped(number_columns())) }
+                style { (PreEscaped(page_style())) (PreEscaped(STYLE)) }
             }
             body {
                 header {
@@ -129,15 +131,6 @@ fn figure(picture: &Picture) -> Markup {
     }
 }
 
-/// Most columns of a table of numbers.
-const COLUMNS: usize = 12;
-
-/// Cells of numbers are right-aligned.
-fn number_columns() -> String {
-    let rule = |at: usize| format!(".n{at} td:nth-child({}){{text-align:right;white-space:nowrap}}", at + 1);
-    (0..COLUMNS).map(rule).collect()
-}
-
 fn table(table: &Table) -> Markup {
     let is_long = table.rows.len() > LONG;
     // The class of a column is that of its first cell.
@@ -158,7 +151,7 @@ fn table(table: &Table) -> Markup {
                 thead {
                     tr {
                         @for (place, column) in table.columns.iter().enumerate() {
-                            th.n[is_number(place)] scope="col" { (column) }
+                            th class=[is_number(place).then_some("n")] scope="col" { (column) }
                         }
                     }
                 }
@@ -174,7 +167,7 @@ fn table(table: &Table) -> Markup {
 
 fn draw_cell(cell: &Cell) -> Markup {
     match cell {
-        Cell::Text(text) => html! { td.t[text.len() > 24] { (text) } },
+        Cell::Text(text) => html! { td class=[(text.len() > 24).then_some("t")] { (text) } },
         Cell::Number(text) => html! { td { (text) } },
         Cell::Code(text) => html! { td { code { (text) } } },
         Cell::Evidence(id) => html! { td { code.id { (id) } } },

@@ -92,7 +92,6 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
         let result = &timing.result;
         for (place, (id, subject)) in timing.subjects().enumerate() {
             let Some(summary) = subject.summary else { continue };
-            let known = summary.interval.hi.is_finite();
             let (ratio, interval) = match subject.ratio {
                 Some(ratio) => (times(ratio.value), bracketed(Some(ratio.interval))),
                 None if place == result.measurement.baseline => ("baseline".to_string(), String::new()),
@@ -102,11 +101,7 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
                 Cell::text(&result.case.name),
                 Cell::code(&subject.info.label),
                 Cell::number(number(summary.p50)),
-                Cell::number(if known {
-                    span(summary.interval, number)
-                } else {
-                    "–".to_string()
-                }),
+                Cell::number(span(summary.interval, number)),
                 Cell::number(number(result.tflops(summary.p50))),
                 Cell::number(number(result.gbps(summary.p50))),
                 Cell::number(ratio),

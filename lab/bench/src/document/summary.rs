@@ -1,14 +1,13 @@
 //! The first section of a chapter: what was found, in words.
 
+use flashcore_check::render::few;
+
 use super::chapter::{Chapter, how, ours, peer};
 use super::{Block, Section, count};
 use crate::chart::speedups;
 use crate::gather::{EvidenceId, Gathered, Timing};
 use crate::standing::{Geomean, Group, Shape};
 use crate::table::{bracketed, times};
-
-/// Problems named in a sentence.
-const NAMES: usize = 6;
 
 pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     let mut section = Section::chapter(chapter.title());
@@ -82,15 +81,14 @@ fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
     let mean = Geomean::of(shapes)?;
     let (all, worst) = (shapes.len(), &mean.worst);
     let faster = shapes.iter().filter(|shape| shape.speedup > 1.0).count();
-    let mut slower: Vec<String> = (shapes.iter().filter(|shape| shape.speedup < 1.0))
+    let slower = shapes.iter().filter(|shape| shape.speedup < 1.0);
+    let slower: Vec<String> = slower
         .map(|shape| format!("{} ({})", shape.case, times(shape.speedup)))
         .collect();
-    let more = slower.len().saturating_sub(NAMES);
-    slower.truncate(NAMES);
-    let slower = match (slower.len(), more) {
-        (0, _) => String::new(),
-        (_, 0) => format!(" Slower on {}.", slower.join(", ")),
-        (_, more) => format!(" Slower on {} and {more} more.", slower.join(", ")),
+    let slower = if slower.is_empty() {
+        String::new()
+    } else {
+        format!(" Slower on {}.", few(&slower))
     };
     Some(format!(
         "{how}: FlashCore is faster than the best other subject on {faster} of {all}; the intervals of {} include 1.00. \

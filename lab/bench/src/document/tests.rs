@@ -148,8 +148,8 @@ fn a_report_in_markdown() {
 }
 
 #[test]
-fn devices_are_kept_apart_and_a_run_without_a_board_joins_the_only_one() {
-    let mut gathered = gathered();
+fn devices_and_boards_are_kept_apart() {
+    let gathered = gathered();
     let named = |gathered: &Gathered| -> Vec<(String, usize)> {
         let chapters = chapters(gathered).into_iter();
         chapters
@@ -160,14 +160,7 @@ fn devices_are_kept_apart_and_a_run_without_a_board_joins_the_only_one() {
     let rest = [one("NVIDIA L4, driver 550.2/12040", 1), one("A processor", 1)];
     let [l4, cpu] = rest;
     let h200 = "NVIDIA H200, driver 580.1/13000";
-    assert_eq!(named(&gathered), [one(h200, 2), l4.clone(), cpu.clone()]);
-    // With a second board of that name, that run may be of either.
-    gathered
-        .origins
-        .push(origin("run-4", ["NVIDIA H200", "580.1/13000", "GPU-9"], 132));
-    let extra = gathered.timings[0].clone();
-    gathered.timings.push(Timing { origin: 4, ..extra });
-    assert_eq!(named(&gathered), [one(h200, 1), l4, cpu, one(h200, 1), one(h200, 1)]);
+    assert_eq!(named(&gathered), [one(h200, 1), l4, cpu, one(h200, 1)]);
 }
 
 #[test]

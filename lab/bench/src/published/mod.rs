@@ -51,8 +51,8 @@ struct Figure {
     /// Names of problems, or beginnings of names with `*` behind them; none are all.
     #[serde(default)]
     problems: Vec<String>,
-    #[serde(default = "hot")]
-    mode: Mode,
+    /// Hot where it is not given.
+    mode: Option<Mode>,
     /// Labels of subjects to compare with; none are all peers.
     #[serde(default)]
     peers: Vec<String>,
@@ -61,10 +61,6 @@ struct Figure {
     tflops: bool,
     /// The file of a chart.
     to: Option<PathBuf>,
-}
-
-fn hot() -> Mode {
-    Mode::Hot
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -146,7 +142,7 @@ impl Current {
             }
         }
         let mut used = BTreeSet::new();
-        for page in pages(root)? {
+        for page in [files_in(root, "md")?, files_in(&root.join("docs"), "md")?].concat() {
             let text = read(&page)?;
             let rendered = in_page(&text, &texts, &mut used).map_err(|why| given(&page, &why))?;
             changed.extend((rendered != text).then_some((page, rendered)));
@@ -166,7 +162,7 @@ impl Figure {
             None => name == pattern,
         };
         let named = self.problems.is_empty() || self.problems.iter().any(is_named);
-        named && result.measurement.mode == self.mode
+        named && result.measurement.mode == self.mode.unwrap_or(Mode::Hot)
     }
 
     fn render<'b>(&self, bundles: &'b BTreeMap<&str, Bundle>) -> Result<String> {
@@ -325,16 +321,15 @@ fn in_page<'t>(
     Ok(out + rest)
 }
 
-/// Pages in the root, and those of the docs.
-fn pages(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut pages = Vec::new();
-    for folder in [root.to_path_buf(), root.join("docs")] {
-        let entries = std::fs::read_dir(&folder).map_err(|error| given(&folder, &error.to_string()))?;
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        pages.extend(paths.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
-    }
-    pages.sort();
-    Ok(pages)
+/// The files of a folder whose names end so, sorted.
+fn files_in(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).map_err(|error| given(folder, &error.to_string()))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_some_and(|end| end == extension))
+        .collect();
+    paths.sort();
+    Ok(paths)
 }
 
 fn path_of(root: &Path, name: &str) -> PathBuf {

@@ -143,7 +143,7 @@ fn each_rule_has_a_bundle_that_breaks_it() {
     let root = repository();
     let at = root.path();
     let current = Current::read(at).unwrap();
-    let loose = "README.md:6: `4 times` is in no figure";
+    let loose = "README.md: `4 times` is in no figure";
     assert_eq!(current.faults(at).unwrap(), [loose]);
     std::fs::write(
         at.join("README.md"),

@@ -1,13 +1,13 @@
 //! What is wrong with what is published: bundles from which figures cannot be computed again, and pages that state
 //! speeds outside of figures.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use flashcore::KernelId;
 use flashcore_ir::files;
 
-use super::{BEGIN, Bundle, Current, END, FOLDER, given, read};
+use super::{BEGIN, Bundle, Current, END, FOLDER, files_in, given, read};
 use crate::store::{BUNDLE, BundleHeader, Recorded, hash_of_rows};
 use crate::{CaseResult, Result};
 
@@ -35,15 +35,8 @@ impl Current {
             let why = "it is no whole clone, so revisions cannot be looked up: `git fetch --unshallow`";
             return Err(given(root, why));
         }
-        let folder = root.join(FOLDER);
-        let entries = std::fs::read_dir(&folder).map_err(|error| given(&folder, &error.to_string()))?;
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        let mut paths: Vec<PathBuf> = paths
-            .filter(|path| path.extension().is_some_and(|extension| extension == "jsonl"))
-            .collect();
-        paths.sort();
         let (mut faults, mut in_all) = (Vec::new(), 0);
-        for path in &paths {
+        for path in &files_in(&root.join(FOLDER), "jsonl")? {
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
             let bytes = files::read_capped(path, files::LARGE).map_err(|error| given(path, &error.to_string()))?;
             in_all += bytes.len();
@@ -62,7 +55,7 @@ impl Current {
         }
         for page in &self.checked {
             let loose = loose_speeds(&read(&root.join(page))?);
-            let fault = |(line, text)| format!("{}:{line}: `{text}` is in no figure", page.display());
+            let fault = |text| format!("{}: `{text}` is in no figure", page.display());
             faults.extend(loose.into_iter().map(fault));
         }
         Ok(faults)
@@ -167,39 +160,18 @@ fn in_row(header: &BundleHeader, result: &CaseResult, recorded: &Recorded) -> Ve
     faults
 }
 
-/// Numbers with a unit of speed, and bare ratios, that are in no figure and no code, with their lines.
-fn loose_speeds(page: &str) -> Vec<(usize, String)> {
-    let (mut loose, mut in_figure, mut in_code) = (Vec::new(), false, false);
-    for (number, line) in page.lines().enumerate() {
-        in_code ^= line.trim_start().starts_with("```");
-        let mut rest = line;
-        let mut outside = String::new();
-        loop {
-            let mark = if in_figure { END } else { BEGIN };
-            let (before, behind) = rest.split_once(mark).unwrap_or((rest, ""));
-            if !in_figure {
-                outside.push_str(before);
-            }
-            in_figure ^= rest.contains(mark);
-            if behind.is_empty() {
-                break;
-            }
-            rest = behind;
-        }
-        if in_code {
-            continue;
-        }
-        let words: Vec<&str> = outside.split_whitespace().collect();
-        let is_number = |word: &str| word.trim_matches(['(', '*', '|']).parse::<f64>().is_ok();
-        let is_unit = |word: &str| {
-            UNITS
-                .iter()
-                .any(|unit| word.trim_end_matches(['.', ',', ';', ':', ')']) == *unit)
-        };
-        let pairs = words.windows(2).filter(|pair| is_number(pair[0]) && is_unit(pair[1]));
-        loose.extend(pairs.map(|pair| (number + 1, pair.join(" "))));
-    }
-    loose
+/// Numbers with a unit of speed or of a ratio that are in no figure and no code.
+fn loose_speeds(page: &str) -> Vec<String> {
+    let behind = |part: &str| part.split_once(END).map(|(_, behind)| behind.to_string());
+    let mut parts = page.split(BEGIN);
+    let mut text = parts.next().unwrap_or_default().to_string();
+    text.extend(parts.filter_map(behind));
+    let prose: Vec<&str> = text.split("```").step_by(2).collect();
+    let words: Vec<&str> = prose.iter().flat_map(|prose| prose.split_whitespace()).collect();
+    let is_number = |word: &str| word.trim_matches(['(', '*', '|']).parse::<f64>().is_ok();
+    let is_unit = |word: &str| UNITS.contains(&word.trim_end_matches(['.', ',', ';', ':', ')']));
+    let pairs = words.windows(2).filter(|pair| is_number(pair[0]) && is_unit(pair[1]));
+    pairs.map(|pair| pair.join(" ")).collect()
 }
 
 /// What git prints; `None` if it fails.
