@@ -5,7 +5,7 @@ use maud::html;
 use super::{Chart, Drawing, MAX_PX, WIDTH, identity, round};
 use crate::standing::Shape;
 use crate::table::{bracketed, geomean_text, times};
-use crate::{BenchError, Mode, Report, Result};
+use crate::{BenchError, Interval, Mode, Report, Result};
 
 /// Space for the names, and for the numbers at the right.
 const NAMES: f64 = 138.0;
@@ -60,27 +60,37 @@ pub(crate) fn speedups(how: &str, shapes: &[Shape]) -> Drawing {
     let high = ends.iter().copied().fold(1.1, f64::max);
     let x = |value: f64| round(NAMES + (WIDTH - NAMES - NUMBERS) * (value.clamp(low, high) - low) / (high - low));
     let bottom = HEAD + ROW * shapes.len() as f64;
-    let marks = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5]
+    let marks = [0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5]
         .into_iter()
         .filter(|mark| (low..=high).contains(mark));
     let short = |name: &str| -> String { name.chars().take(LETTERS).collect() };
+    let rows = || {
+        shapes
+            .iter()
+            .zip(0..)
+            .map(|(shape, place)| (HEAD + ROW * f64::from(place), shape))
+    };
+    let whisker = |(y, shape): (f64, &Shape)| {
+        let Interval { lo, hi } = shape.interval;
+        hi.is_finite().then(|| format!("M{} {}H{}", x(lo), y + 4.5, x(hi)))
+    };
     let body = html! {
         text.soft.small x="0" y="10" { (how) ": times as fast; line: 99 % interval" }
         @for mark in marks {
             line.line x1=(x(mark)) x2=(x(mark)) y1=(HEAD - 8.0) y2=(bottom) {}
             text.soft.small x=(x(mark)) y=(HEAD - 12.0) text-anchor="middle" { (mark) }
         }
-        @for (place, shape) in shapes.iter().enumerate() {
-            @let y = HEAD + ROW * place as f64;
+        // What they have in common stands once: there are many.
+        text.ink.small { @for (y, shape) in rows() { tspan x="0" y=(y + 8.0) { (short(&shape.case)) } } }
+        @for (y, shape) in rows() {
             @let (from, to) = (x(shape.speedup.min(1.0)), x(shape.speedup.max(1.0)));
             @let colour = if shape.speedup < 1.0 { "s2" } else { "ours" };
-            text.ink.small x="0" y=(y + 8.0) { (short(&shape.case)) }
             rect class=(colour) x=(from) y=(y + 1.0) width=(round(to - from)) height=(BAR) {}
-            @if shape.interval.hi.is_finite() {
-                line.mark x1=(x(shape.interval.lo)) x2=(x(shape.interval.hi)) y1=(y + 4.5) y2=(y + 4.5) {}
-            }
-            text.soft.small x=(WIDTH) y=(y + 8.0) text-anchor="end" {
-                (times(shape.speedup)) " " (bracketed(Some(shape.interval)))
+        }
+        path.mark d=(rows().filter_map(whisker).collect::<String>()) {}
+        text.soft.small text-anchor="end" {
+            @for (y, shape) in rows() {
+                tspan x=(WIDTH) y=(y + 8.0) { (times(shape.speedup)) " " (bracketed(Some(shape.interval))) }
             }
         }
     };

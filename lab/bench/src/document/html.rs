@@ -23,7 +23,7 @@ ul{padding-left:1.2rem;margin:.5rem 0;max-width:46rem}li{margin:.25rem 0}nav ul{
 a{color:var(--link)}\
 code,pre{font:.85em/1.4 ui-monospace,monospace}\
 pre{background:var(--code);padding:.6rem .8rem;border-radius:4px;white-space:pre-wrap}\
-.id{color:var(--soft);white-space:nowrap}\
+.id{color:var(--soft);white-space:nowrap}td.id{font:.85em/1.4 ui-monospace,monospace}\
 figure{margin:1rem 0;break-inside:avoid}figcaption{color:var(--soft);font-size:.85rem;max-width:46rem}\
 .wide{overflow-x:auto;margin:.75rem 0}.long{max-height:26rem;overflow-y:auto;border:1px solid var(--line)}\
 figure svg{display:block;width:100%;height:auto}\
@@ -37,7 +37,7 @@ td.t{min-width:16rem;max-width:30rem}td code{white-space:nowrap}\
 @media print{@page{margin:14mm}details::details-content{content-visibility:visible}body{max-width:none;margin:0;padding:0;font-size:10pt}h2{break-before:page}\
 h2.first{break-before:auto}h2,summary{break-after:avoid}.wide,.long{overflow:visible;max-height:none;border:none}\
 .long th{position:static}table{font-size:6.6pt;width:100%}td.t{min-width:0;max-width:none}tr{break-inside:avoid}\
-td.t,td code{overflow-wrap:anywhere;white-space:normal}td code.id{white-space:nowrap}\
+td.t,td code{overflow-wrap:anywhere;white-space:normal}\
 th,td{padding-right:.4rem}figure svg{max-height:220mm}figure div{min-width:0!important}\
 nav{display:none}a{color:inherit;text-decoration:none}}";
 
@@ -170,6 +170,6 @@ fn draw_cell(cell: &Cell) -> Markup {
         Cell::Text(text) => html! { td class=[(text.len() > 24).then_some("t")] { (text) } },
         Cell::Number(text) => html! { td { (text) } },
         Cell::Code(text) => html! { td { code { (text) } } },
-        Cell::Evidence(id) => html! { td { code.id { (id) } } },
+        Cell::Evidence(id) => html! { td.id { (id) } },
     }
 }

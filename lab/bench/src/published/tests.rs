@@ -8,7 +8,7 @@ use super::*;
 use crate::defences::Inspection;
 use crate::problems::cases;
 use crate::store::hash_of_rows;
-use crate::{DeviceIdentity, LaunchMode, Options, RunIdentity, Sample, SubjectInfo};
+use crate::{Case, DeviceIdentity, LaunchMode, Options, RunIdentity, Sample, SubjectInfo};
 
 const LIST: &str = "checked = [\"README.md\"]\n
 [[figure]]\nid = \"times\"\nbundles = [\"small\"]\nform = \"table\"\n
@@ -48,6 +48,13 @@ fn repository() -> tempfile::TempDir {
     run_git(at, &["init", "-q"]);
     run_git(at, &["add", "README.md"]);
     run_git(at, &["commit", "-qm", "one"]);
+    let bundle = bundle(at, &cases("mission", None).unwrap()[..2], &[1.1, 1.0]);
+    std::fs::write(path_of(at, "small"), bundle).unwrap();
+    root
+}
+
+/// The bundle of a run on these problems, with the gains over cuDNN, at a commit of a repository.
+fn bundle(at: &Path, cases: &[Case], gains: &[f64]) -> Vec<u8> {
     let revision = whole_revision(at, "HEAD").unwrap();
     let identity = RunIdentity {
         revision: revision[..12].to_string(),
@@ -60,6 +67,7 @@ fn repository() -> tempfile::TempDir {
         .map(|label| SubjectInfo::new(label, LaunchMode::Graph(1)))
         .to_vec();
     infos[1].kernel = Some(OURS.to_string());
+    infos[1].module = Some("0123456789abcdef".repeat(4));
     for peer in [0, 2] {
         infos[peer].versions = BTreeMap::from([("torch".to_string(), "2.11".to_string())]);
     }
@@ -68,7 +76,7 @@ fn repository() -> tempfile::TempDir {
         ..Inspection::default()
     };
     let subjects: Vec<_> = infos.into_iter().map(|info| (info, Some(found.clone()))).collect();
-    for (case, gain) in cases("mission", None).unwrap().iter().zip([1.1, 1.0]) {
+    for (case, gain) in cases.iter().zip(gains) {
         writer.begin_measurement(case, Mode::Hot, 0, &subjects).unwrap();
         for round in 0..9 {
             for (subject, us) in [10.0 * gain, 10.0, 20.0].into_iter().enumerate() {
@@ -88,11 +96,50 @@ fn repository() -> tempfile::TempDir {
         ended.rounds = 9;
         writer.end_measurement(&ended).unwrap();
     }
+    let path = writer.path().to_path_buf();
     writer.finish().unwrap();
+    let store = Store::open(&path).unwrap();
     let run = store.runs(&Selector::Latest).unwrap().remove(0);
-    let bundle = store.bundled(&run, &|revision| whole_revision(at, revision)).unwrap();
-    std::fs::write(path_of(at, "small"), bundle).unwrap();
-    root
+    store.bundled(&run, &|revision| whole_revision(at, revision)).unwrap()
+}
+
+/// As many problems as the README's figures have.
+#[test]
+fn the_report_of_the_current_set_is_small() {
+    let root = repository();
+    let at = root.path();
+    std::fs::remove_file(path_of(at, "small")).unwrap();
+    let bf16 = Some(flashcore_problem::DType::BF16);
+    let sets = [
+        ("canonical", bf16),
+        ("backward", bf16),
+        ("paged", bf16),
+        ("decode", bf16),
+        ("canonical", None),
+    ];
+    let mut problems = 0;
+    for (number, (set, dtype)) in sets.into_iter().enumerate() {
+        let mut cases = cases(set, dtype).unwrap();
+        cases.truncate(if dtype.is_none() { 18 } else { 36 });
+        problems += cases.len();
+        let bundle = bundle(at, &cases, &vec![1.07; cases.len()]);
+        assert!(bundle.len() < 48 << 10, "{set}: {}", bundle.len());
+        std::fs::write(path_of(at, &format!("set-{number}")), bundle).unwrap();
+    }
+    assert!(problems > 100);
+    let mut gathered = crate::gather::Gathered::default();
+    gathered.add_files(&[at.join(FOLDER)]).unwrap();
+    assert_eq!(gathered.timings.len(), problems);
+    let chapters = crate::document::chapters(&gathered);
+    let sections = chapters
+        .iter()
+        .flat_map(|chapter| chapter.sections(&gathered, &[], Vec::new()));
+    let page = crate::document::Document {
+        sections: sections.collect(),
+        ..crate::document::Document::default()
+    };
+    let html = page.html();
+    assert!(html.len() <= 150_000, "{}", html.len());
 }
 
 #[test]

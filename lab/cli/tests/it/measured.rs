@@ -49,7 +49,7 @@ fn charts_are_drawn_from_evidence() {
         "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
     ));
     assert!(
-        ratio.contains("Speed compared with cpu/m64n64") && ratio.contains("over 3 shapes"),
+        ratio.contains("Speed-ups, hot, compared with cpu/m64n64") && ratio.contains("over 3 shapes"),
         "{ratio}"
     );
 

@@ -194,7 +194,7 @@ impl Axes {
             @for keys in &lengths {
                 text.soft.small x=(self.x(*keys)) y=(PLOT + 15.0) text-anchor="middle" { (length(*keys)) }
             }
-            @for index in order {
+            @for index in order.into_iter().filter(|series| !line(panel, *series).is_empty()) {
                 @let (_, class, _) = SERIES[index];
                 @let line = line(panel, index);
                 @let at = |point: &Point| [self.x(point.seq_len), self.y(point.tflops)];
