@@ -134,6 +134,8 @@ pub struct Geomean {
     pub shapes: usize,
     /// The problem with the smallest speed-up.
     pub worst: Shape,
+    /// Problems whose interval includes 1.
+    pub unsure: usize,
 }
 
 impl Geomean {
@@ -155,6 +157,7 @@ impl Geomean {
                 .then(|| Interval::new((mean - below).exp(), (mean + above).exp())),
             shapes: shapes.len(),
             worst: (*worst).clone(),
+            unsure: shapes.iter().filter(|shape| shape.is_unsure()).count(),
         })
     }
 }

@@ -123,7 +123,8 @@ fn a_report_stands_beside_its_baseline_by_kind_of_problem() {
     assert!(text.starts_with("geomean 1.260 × torch/flash ["), "{text}");
     for part in [
         "over 3 shapes",
-        "worst 0.800 (mission-causal)",
+        "  worst 0.800 [",
+        "] (mission-causal); 0 of 3 intervals include 1.00\n",
         "of 2 at most",
         "no figure for both: mission-b2-causal",
     ] {

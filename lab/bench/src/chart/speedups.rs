@@ -4,7 +4,7 @@ use maud::html;
 
 use super::{Chart, Drawing, MAX_PX, WIDTH, identity, round};
 use crate::standing::Shape;
-use crate::table::{bracketed, geomean_text, times};
+use crate::table::{bracketed, geomean_text, times, worst_text};
 use crate::{BenchError, Interval, Mode, Report, Result};
 
 /// Space for the names, and for the numbers at the right.
@@ -31,7 +31,11 @@ pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart> {
         let allowed = peer.unwrap_or("a subject that was timed in the same rounds as another kernel of ours");
         return Err(BenchError::bad_option("baseline", format!("{base} ({mode})"), allowed));
     };
-    let mut about = vec![format!("{mode}: {}; above 1 is faster", geomean_text(&standing))];
+    let mut about = vec![format!(
+        "{mode}: {}, {}",
+        geomean_text(&standing),
+        worst_text(&standing.all)
+    )];
     about.extend(identity(report));
     let numbers = |shape: &Shape| {
         let (case, subject) = (shape.case.clone(), shape.subject.clone());

@@ -7,7 +7,7 @@ use super::{Block, Section, count};
 use crate::chart::speedups;
 use crate::gather::{EvidenceId, Gathered, Timing};
 use crate::standing::{Geomean, Group, Shape};
-use crate::table::{bracketed, times};
+use crate::table::{bracketed, times, worst_text};
 
 pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     let mut section = Section::chapter(chapter.title());
@@ -79,7 +79,7 @@ fn against_others(timing: &Timing) -> Option<Shape> {
 /// Whether it is faster, on how many problems, and how sure that is.
 fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
     let mean = Geomean::of(shapes)?;
-    let (all, worst) = (shapes.len(), &mean.worst);
+    let all = shapes.len();
     let faster = shapes.iter().filter(|shape| shape.speedup > 1.0).count();
     let slower = shapes.iter().filter(|shape| shape.speedup < 1.0);
     let slower: Vec<String> = slower
@@ -90,14 +90,10 @@ fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
     } else {
         format!(" Slower on {}.", few(&slower))
     };
+    let (value, interval) = (times(mean.value), bracketed(mean.interval));
     Some(format!(
-        "{how}: FlashCore is faster than the best other subject on {faster} of {all}; the intervals of {} include 1.00. \
-         Geometric mean {} {}, worst {} {} ({}).{slower}",
-        shapes.iter().filter(|shape| shape.is_unsure()).count(),
-        times(mean.value),
-        bracketed(mean.interval),
-        times(worst.speedup),
-        bracketed(Some(worst.interval)),
-        worst.case,
+        "{how}: FlashCore is faster than the best other subject on {faster} of {all}. Geometric mean {value} {interval}, {}.\
+         {slower}",
+        worst_text(&mean),
     ))
 }

@@ -6,7 +6,6 @@ mod verify;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use flashcore_check::render::count;
 use flashcore_ir::files;
 use serde::Deserialize;
 
@@ -15,7 +14,7 @@ pub use verify::whole_revision;
 use crate::chart::Speed;
 use crate::standing::{Against, Geomean, Shape};
 use crate::store::{BundleHeader, Recorded, Selector};
-use crate::table::{bracketed, number, times};
+use crate::table::{bracketed, number, times, worst_text};
 use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, Store, date};
 
 /// Where bundles and their list are, in the root of the repository.
@@ -196,19 +195,13 @@ impl Figure {
             }
         }
         let geomean = Geomean::of(worst.values()).ok_or_else(|| nothing("speed-up"))?;
-        let unsure = worst.values().filter(|shape| shape.is_unsure()).count();
-        let all = worst.len();
+        let (all, unsure) = (geomean.shapes, geomean.unsure);
         Ok(match self.form {
             Form::Table => self.table(&compared, taken().map(|(header, _)| header)),
-            Form::Geomean => format!(
-                "{} × {} over {}, worst {} × {} ({}); {unsure} of {all} intervals include 1.00",
-                times(geomean.value),
-                bracketed(geomean.interval),
-                count(all as u64, "problem"),
-                times(geomean.worst.speedup),
-                bracketed(Some(geomean.worst.interval)),
-                geomean.worst.case,
-            ),
+            Form::Geomean => {
+                let (value, interval) = (times(geomean.value), bracketed(geomean.interval));
+                format!("{value} × {interval} over {all} problems, {}", worst_text(&geomean))
+            }
             Form::Count => {
                 let faster = worst.values().filter(|shape| shape.speedup > 1.0).count();
                 format!("{faster} of {all} (the intervals of {unsure} include 1.00)")

@@ -155,7 +155,7 @@ fn pages_say_what_the_bundles_say() {
     for expected in [
         "| problem | FlashCore | cuDNN | FA3 | speed-up over the best other |\n|---|--:|--:|--:|--:|\n",
         "| mission | 10.01 | 11.01 | 20.01 | 1.099 [1.099, 1.102] |\n",
-        "It is <!-- figure all -->1.048 × [1.048, 1.050] over 2 problems, worst 0.999 × [0.999, 1.002] (mission-causal); \
+        "It is <!-- figure all -->1.048 × [1.048, 1.050] over 2 problems, worst 0.999 [0.999, 1.002] (mission-causal); \
          1 of 2 intervals include 1.00<!-- /figure -->,",
         "faster on <!-- figure count -->1 of 2 (the intervals of 1 include 1.00)<!-- /figure -->.",
     ] {

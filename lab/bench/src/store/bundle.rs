@@ -211,9 +211,6 @@ impl Store {
     pub fn bundled(&self, run: &RunRow, revision: &dyn Fn(&str) -> Result<String>) -> Result<Vec<u8>> {
         let refused = |why: String| BenchError::Given(format!("run {} cannot be published: {why}", run.key));
         let recorded = self.measurements(run)?;
-        if recorded.is_empty() {
-            return Err(refused("it has no times".to_string()));
-        }
         let mut lines = Vec::new();
         let timed = recorded
             .iter()
@@ -221,6 +218,9 @@ impl Store {
         for recorded in timed {
             let row = Row::of(recorded).map_err(refused)?;
             lines.push(line_of(&Line::Row(Box::new(row))).map_err(|error| failed(run.path(), error))?);
+        }
+        if lines.is_empty() {
+            return Err(refused("it has no times".to_string()));
         }
         let readings: Vec<&Reading> = recorded.iter().flat_map(|of| &of.measurement.readings).collect();
         let clocks = || readings.iter().filter_map(|reading| reading.sm_mhz);

@@ -317,6 +317,7 @@ pub fn comparison_text(comparison: &Comparison) -> String {
 pub fn standing_text(standing: &Standing) -> String {
     let mut out = vec![
         geomean_text(standing),
+        format!("  {}", worst_text(&standing.all)),
         format!(
             "  {}: {}; a ratio of speeds, not of times: above 1 is faster",
             standing.mode, standing.subject
@@ -351,8 +352,18 @@ pub fn standing_text(standing: &Standing) -> String {
 pub(crate) fn geomean_text(standing: &Standing) -> String {
     let all = &standing.all;
     let (value, base, interval) = (times(all.value), clip_to(&standing.base, 24), bracketed(all.interval));
-    let (shapes, worst) = (all.shapes, worst(all));
-    format!("geomean {value} × {base} {interval} over {shapes} shapes, worst {worst}")
+    let shapes = all.shapes;
+    format!("geomean {value} × {base} {interval} over {shapes} shapes")
+}
+
+/// The problem with the smallest speed-up, and how sure the speed-ups are.
+pub(crate) fn worst_text(mean: &Geomean) -> String {
+    let (worst, unsure, all) = (&mean.worst, mean.unsure, mean.shapes);
+    let (value, interval) = (times(worst.speedup), bracketed(Some(worst.interval)));
+    format!(
+        "worst {value} {interval} ({}); {unsure} of {all} intervals include 1.00",
+        worst.case
+    )
 }
 
 fn worst(mean: &Geomean) -> String {
