@@ -115,13 +115,6 @@ impl Shape {
     }
 }
 
-impl Shape {
-    /// Whether the interval includes 1: it may be slower, or faster.
-    pub fn is_unsure(&self) -> bool {
-        self.interval.lo <= 1.0 && 1.0 <= self.interval.hi
-    }
-}
-
 /// The geometric mean of the speed-ups of some problems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Geomean {
@@ -146,6 +139,7 @@ impl Geomean {
         let worst = shapes.iter().min_by(|a, b| a.speedup.total_cmp(&b.speedup))?;
         let count = shapes.len() as f64;
         let mean = shapes.iter().map(|shape| shape.speedup.ln()).sum::<f64>() / count;
+        let includes_one = |shape: &Shape| (shape.interval.lo..=shape.interval.hi).contains(&1.0);
         let half = |end: fn(&Shape) -> f64| {
             let squares = shapes.iter().map(|shape| (end(shape) / shape.speedup).ln().powi(2));
             squares.sum::<f64>().sqrt() / count
@@ -157,7 +151,7 @@ impl Geomean {
                 .then(|| Interval::new((mean - below).exp(), (mean + above).exp())),
             shapes: shapes.len(),
             worst: (*worst).clone(),
-            unsure: shapes.iter().filter(|shape| shape.is_unsure()).count(),
+            unsure: shapes.iter().filter(|shape| includes_one(shape)).count(),
         })
     }
 }

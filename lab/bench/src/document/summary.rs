@@ -53,25 +53,17 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         true => section.say("No kernel was timed on a problem here."),
         false => section.blocks.push(Block::Sentences(sentences)),
     }
-    for drawing in bars {
-        section.draw(
-            drawing,
-            "A bar for each problem: how many times as fast FlashCore is, with its 99 % interval.",
-        );
-    }
+    let description = "A bar for each problem: how many times as fast FlashCore is, with its 99 % interval.";
+    bars.into_iter().for_each(|drawing| section.draw(drawing, description));
     section
 }
 
 /// Our quickest kernel compared with the best other library, or where there is none with the baseline.
 fn against_others(timing: &Timing) -> Option<Shape> {
     let with_baseline = || {
-        let (case, subject) = (&timing.result.case, ours(timing)?);
-        Some(Shape::new(
-            &case.name,
-            Group::of(&case.problem),
-            &subject.info.label,
-            &subject.ratio?,
-        ))
+        let (case, ours) = (&timing.result.case, ours(timing)?);
+        let group = Group::of(&case.problem);
+        Some(Shape::new(&case.name, group, &ours.info.label, &ours.ratio?))
     };
     timing.best.clone().or_else(with_baseline)
 }
@@ -82,18 +74,12 @@ fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
     let all = shapes.len();
     let faster = shapes.iter().filter(|shape| shape.speedup > 1.0).count();
     let slower = shapes.iter().filter(|shape| shape.speedup < 1.0);
-    let slower: Vec<String> = slower
-        .map(|shape| format!("{} ({})", shape.case, times(shape.speedup)))
-        .collect();
-    let slower = if slower.is_empty() {
-        String::new()
-    } else {
-        format!(" Slower on {}.", few(&slower))
-    };
+    let slower: Vec<&str> = slower.map(|shape| shape.case.as_str()).collect();
+    let slower = if slower.is_empty() { "none" } else { &few(&slower) };
     let (value, interval) = (times(mean.value), bracketed(mean.interval));
     Some(format!(
-        "{how}: FlashCore is faster than the best other subject on {faster} of {all}. Geometric mean {value} {interval}, {}.\
-         {slower}",
+        "{how}: FlashCore is faster than the best other subject on {faster} of {all}. Geometric mean {value} {interval}, {}. \
+         Slower: {slower}.",
         worst_text(&mean),
     ))
 }
