@@ -270,11 +270,7 @@ impl Attention {
     /// # Errors
     /// Why it cannot be.
     pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
-        match &self.backend {
-            #[cfg(feature = "cpu")]
-            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu(problem, *config))),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => Ok(PlanSummary::Gpu(Box::new(cuda.choose(problem, &self.plans)?))),
-        }
+        let plan = self.prepare(problem)?.plan();
+        Ok(plan.unwrap_or_else(|| unreachable!("every problem has a plan")))
     }
 }

@@ -6,7 +6,7 @@ use flashcore_problem::{
     Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
 };
 #[cfg(feature = "cuda")]
-use flashcore_problem::{View, ViewMut};
+use flashcore_problem::{Access, View, ViewMut};
 
 use crate::attention::Backend;
 use crate::prepared::By;
@@ -42,6 +42,19 @@ fn spec(tensors: &[TensorSpec], name: Name) -> Result<&TensorSpec, Error> {
     let why = || "is no tensor of this problem".to_string();
     let found = tensors.iter().find(|spec| spec.name == name);
     found.ok_or_else(|| Error::Operand { name, why: why() })
+}
+
+/// The operands that these tensors of a task are.
+#[cfg(feature = "cuda")]
+pub(crate) fn on_device(tensors: &mut [(TensorSpec, CudaTensor)]) -> Operands<'_, Cuda> {
+    let mut operands = Operands::new();
+    for (TensorSpec { name, access, .. }, tensor) in tensors {
+        operands = match access {
+            Access::Read => operands.with(*name, &*tensor),
+            Access::Write | Access::ReadWrite => operands.with_mut(*name, tensor),
+        };
+    }
+    operands
 }
 
 /// What verbs of tensors that carry nothing give.
@@ -344,15 +357,7 @@ impl Attention {
                 uploaded.push((*spec, queue.upload(view)?));
             }
         }
-        let mut on_device = Operands::new();
-        for (spec, tensor) in &mut uploaded {
-            on_device = if spec.is_written() {
-                on_device.with_mut(spec.name, tensor)
-            } else {
-                on_device.with(spec.name, &*tensor)
-            };
-        }
-        self.run_on(&mut queue, task, on_device)?;
+        self.run_on(&mut queue, task, on_device(&mut uploaded))?;
         for (spec, tensor) in uploaded.iter().filter(|(spec, _)| spec.is_written()) {
             if let Some(to) = operands.take_mut(spec.name) {
                 let to = &mut to.into_memory()[..spec.bytes() as usize];

@@ -108,9 +108,7 @@ impl Device {
     /// The same, or the error of what takes a GPU.
     #[cfg(feature = "cuda")]
     pub(crate) fn on_cuda(&self) -> Result<&Context, Error> {
-        self.context().ok_or_else(|| Error::NotOnCuda {
-            device: self.to_string(),
-        })
+        self.context().ok_or(Error::NotOnCuda)
     }
 
     /// The architecture that kernels are made for here; `None` on the CPU.

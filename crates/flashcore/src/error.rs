@@ -139,12 +139,9 @@ pub enum Error {
         /// Compute capability, minor.
         minor: u32,
     },
-    /// Device tensors were given to an `Attention` that does not run on a GPU.
-    #[error("tensors in device memory were given, but this Attention runs on {device}; make it with Device::cuda(n)")]
-    NotOnCuda {
-        /// The device it runs on.
-        device: String,
-    },
+    /// A queue, a schedule or operands in device memory were asked of a device that is no GPU.
+    #[error("queues and operands in device memory need a GPU, and the device is the CPU: make it with Device::cuda(n)")]
+    NotOnCuda,
     /// No multiprocessor is left to run on.
     #[error("sm_margin is {given}; {}", match sms { 0 => "the CPU has no multiprocessors: leave it out".to_string(), _ => format!("the device has {sms} multiprocessors, of which at least one must be left") })]
     SmMargin {

@@ -359,9 +359,7 @@ impl Attention {
     pub(crate) fn on_cuda(&self) -> Result<&CudaAttention, Error> {
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu(_) => Err(Error::NotOnCuda {
-                device: Device::Cpu.to_string(),
-            }),
+            Backend::Cpu(_) => Err(Error::NotOnCuda),
             Backend::Cuda(cuda) => Ok(cuda),
         }
     }

@@ -126,10 +126,7 @@ impl Queue {
     /// # Errors
     /// A task that was prepared on the CPU, lengths that are missing or not those of the task, or what the driver says.
     pub fn schedule(&mut self, task: &Prepared, lengths: &Operands<'_, Cuda>) -> Result<Option<Schedule>, Error> {
-        let ready = task.ready().ok_or_else(|| {
-            let device = "cpu".to_string();
-            Error::NotOnCuda { device }
-        })?;
+        let ready = task.ready().ok_or(Error::NotOnCuda)?;
         if ready.schedule_steps() == 0 {
             return Ok(None);
         }

@@ -194,12 +194,12 @@ impl ProblemBuilder {
         (self.problem.q_offset, self.problem.kv_offset) = (q_offset, kv_offset);
         self
     }
-    /// Factor on `Q·Kᵀ`, above 0 and at most [`MAX_SOFTMAX_SCALE`]. Default: `1/√head_dim`.
+    /// Factor on `Q·Kᵀ`, above 0 and at most 1e5. Default: `1/√head_dim`.
     pub fn softmax_scale(mut self, scale: f32) -> Self {
         self.softmax_scale = Some(scale);
         self
     }
-    /// Applies `cap·tanh(s/cap)` to scaled scores, with a cap of [`SOFTCAPS`].
+    /// Applies `cap·tanh(s/cap)` to scaled scores, with a cap from 1e-5 to 1e3.
     pub fn softcap(mut self, cap: f32) -> Self {
         self.problem.softcap = Some(cap);
         self

@@ -85,10 +85,10 @@ impl fmt::Display for DType {
 /// let lengths = Operands::<Host>::new().with(Name::SequsedK, &[512u32, 17]);
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "no tensor of a call holds `{Self}`",
-    label = "neither floating point nor `i32` or `i64`",
-    note = "lengths, offsets, pages and slots are `i32`: write `&[512i32, 17]`, or convert by `as i32`; the elements of \
-            other tensors are `f32`, `f16` or `bf16`"
+    message = "`{Self}` is no element of a `Tensor`",
+    label = "not `f32`, `f16` or `bf16`",
+    note = "lengths, offsets, pages and slots are operands of `i32` without a `Tensor`: give slices, such as \
+            `&[512i32, 17]`, and convert other integers by `as i32`"
 )]
 pub trait Element: bytemuck::Pod {
     /// Its dtype, of the same size.

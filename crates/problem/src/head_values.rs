@@ -121,7 +121,7 @@ impl<'a> TensorView<'a> {
     }
 
     /// Attaches ALiBi slopes to Q, `[num_heads]` or `[batch, num_heads]`, for a problem that has them
-    /// ([`Problem::alibi`]): from 0 to [`MAX_ALIBI_SLOPE`].
+    /// ([`Problem::alibi`]): from 0 to 1e5.
     #[must_use]
     pub fn with_alibi_slopes(mut self, slopes: &'a [f32]) -> Self {
         self.head_values.alibi_slopes = Some(slopes);

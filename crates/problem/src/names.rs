@@ -92,7 +92,7 @@ pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
 pub const BACKWARD: &str = "-backward";
 
 impl Problem {
-    /// Looks up a problem in [`NAMED_PROBLEMS`]; `NAME-backward` is its backward pass.
+    /// Looks up one of the named problems, which `flashcore list problems` lists; `NAME-backward` is its backward pass.
     ///
     /// ```
     /// # use flashcore_problem as flashcore;

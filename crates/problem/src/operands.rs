@@ -198,8 +198,16 @@ impl<'a, M: Memory> Operands<'a, M> {
     /// dimensions of size 1.
     ///
     /// # Errors
-    /// [`ProblemError::Operand`] for the first that is not.
+    /// [`ProblemError::Operand`] for the first that is not; for one that is none of the call, if there is one.
     pub fn check(&mut self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
+        self.check_each(specs).or_else(|error| {
+            // What belongs to another call says more than what is missing or wrong for this one.
+            self.refuse_one_too_many(specs)?;
+            Err(error)
+        })
+    }
+
+    fn check_each(&mut self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
         let mut placed = Vec::with_capacity(specs.len());
         for spec in specs {
             match self.given.iter_mut().find(|(name, _)| *name == spec.name) {
@@ -220,16 +228,21 @@ impl<'a, M: Memory> Operands<'a, M> {
 
     /// The error of a tensor that was given twice, or that is none of the call.
     fn refuse_one_too_many(&self, specs: &[TensorSpec]) -> Result<(), ProblemError> {
-        for (place, (name, _)) in self.given.iter().enumerate() {
-            if !specs.iter().any(|spec| spec.name == *name) {
-                let why = "was given, but this call has no use for it: leave it out, or build the task with it";
-                return refuse(*name, why);
-            }
-            if self.given[..place].iter().any(|(before, _)| before == name) {
-                return refuse(*name, "was given twice: give it once");
-            }
+        let is_of_backward = |name: &Name| matches!(name, Name::Dout | Name::Dq | Name::Dk | Name::Dv);
+        let unknown = self.names().filter(|name| specs.iter().all(|spec| spec.name != *name));
+        if let Some(name) = unknown.min_by_key(|name| !is_of_backward(name)) {
+            let why = if is_of_backward(&name) {
+                "is of a backward pass, and this task is none: give `problem.backward()?` as the task"
+            } else {
+                "was given, but this call has no use for it: leave it out, or build the task with it"
+            };
+            return refuse(name, why);
         }
-        Ok(())
+        let mut names = self.names().enumerate();
+        match names.find(|(place, name)| self.names().take(*place).any(|before| before == *name)) {
+            Some((_, name)) => refuse(name, "was given twice: give it once"),
+            None => Ok(()),
+        }
     }
 }
 

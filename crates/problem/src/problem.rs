@@ -155,7 +155,7 @@ getters! {
     q_offset: i32;
     /// Position of key 0 in its sequence, subtracted from the mask's diagonal.
     kv_offset: i32;
-    /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most [`MAX_SOFTMAX_SCALE`].
+    /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most 1e5.
     softmax_scale: f32;
     /// `Some(c)`: `c·tanh(s/c)` is applied to scaled scores before the mask.
     softcap: Option<f32>;

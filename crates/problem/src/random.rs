@@ -83,9 +83,7 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
     } else {
         Default::default()
     };
-    let shapes = shapes(&sizes, head_dim_v, q_lengths, kv_lengths);
-    let [q, k, v, o] = draw_layouts(&mut rng, limits, &sizes, shapes);
-    let mut builder = Problem::builder()
+    let builder = Problem::builder()
         .batch(sizes.batch)
         .heads(sizes.num_kv_heads * sizes.group_size, sizes.num_kv_heads)
         .seq_len_q(sizes.seq_len_q)
@@ -93,11 +91,13 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
         .head_dim(sizes.head_dim)
         .head_dim_v(head_dim_v)
         .dtype(dtype)
-        .mask(draw_mask(&mut rng, seed % MASK_KINDS, sizes.seq_len_kv))
-        .return_lse(rng.chance(0.5))
         .q_lengths(q_lengths)
-        .kv_lengths(kv_lengths)
-        .layouts(q, k, v, o);
+        .kv_lengths(kv_lengths);
+    let [q, k, v, o] = draw_layouts(&mut rng, limits, &builder.clone().build()?);
+    let mut builder = builder
+        .layouts(q, k, v, o)
+        .mask(draw_mask(&mut rng, seed % MASK_KINDS, sizes.seq_len_kv))
+        .return_lse(rng.chance(0.5));
     if rng.chance(0.25) {
         // Large enough that sometimes rows are fully masked.
         let reach = sizes.seq_len_kv.min(sizes.seq_len_q) + 2;
@@ -290,29 +290,15 @@ fn draw_kinds(rng: &mut Rng, seed: u64, sizes: &Sizes) -> (QLengths, KvLengths) 
     (q, kv)
 }
 
-/// The shapes of Q, K, V and O.
-fn shapes(sizes: &Sizes, head_dim_v: usize, q: QLengths, kv: KvLengths) -> [[usize; 4]; 4] {
-    let num_heads = sizes.num_kv_heads * sizes.group_size;
-    let [q, kv] = [
-        q.rows(sizes.batch, sizes.seq_len_q),
-        kv.rows(sizes.batch, sizes.seq_len_kv),
-    ];
-    [
-        [q[0], q[1], num_heads, sizes.head_dim],
-        [kv[0], kv[1], sizes.num_kv_heads, sizes.head_dim],
-        [kv[0], kv[1], sizes.num_kv_heads, head_dim_v],
-        [q[0], q[1], num_heads, head_dim_v],
-    ]
-}
-
-fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, shapes: [[usize; 4]; 4]) -> [Layout; 4] {
-    let (num_heads, head_dim_v) = (sizes.num_kv_heads * sizes.group_size, shapes[3][3]);
+/// Layouts of Q, K, V and O; those of the problem are dense.
+fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, problem: &Problem) -> [Layout; 4] {
+    let shapes = [&problem.q, &problem.k, &problem.v, &problem.o].map(|layout| layout.shape);
     match rng.below(5) {
         0 => shapes.map(Layout::bshd),
         1 => shapes.map(Layout::bhsd),
         2 => {
             // Slices of one [batch, seq, q heads + k heads + v heads, head_dim] buffer; O is dense.
-            let row = (num_heads + sizes.num_kv_heads) * sizes.head_dim + sizes.num_kv_heads * head_dim_v;
+            let row: usize = shapes[..3].iter().map(|[.., heads, columns]| heads * columns).sum();
             let packed = |shape: [usize; 4]| Layout {
                 shape,
                 strides: [(shape[1] * row) as i64, row as i64, shape[3] as i64, 1],

@@ -19,8 +19,8 @@
 //!    off by `2·e/cap + 2^-22`.
 
 use std::ops::Range;
-use std::panic::resume_unwind;
-use std::thread;
+
+use rayon::prelude::*;
 
 use crate::gradient_sums::{F32_ERROR, LARGEST_ERROR, Sum, Term, WALK, rounding};
 use crate::reference::{Keys, score_errors, scores, softmax_terms};
@@ -154,25 +154,10 @@ pub fn reference_gradient_rows(
         }
         sums
     };
-    let parts: Vec<&[[usize; 2]]> = seeing.chunks(PART_ROWS).collect();
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(parts.len());
-    let of_thread = |thread: usize| -> Vec<(usize, Vec<KeySums>)> {
-        let own = (thread..parts.len()).step_by(threads.max(1));
-        own.map(|part| (part, sum_of(parts[part]))).collect()
-    };
-    let mut found: Vec<(usize, Vec<KeySums>)> = thread::scope(|scope| {
-        let running: Vec<_> = (0..threads)
-            .map(|thread| scope.spawn(move || of_thread(thread)))
-            .collect();
-        running
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap_or_else(|why| resume_unwind(why)))
-            .collect()
-    });
+    let parts: Vec<Vec<KeySums>> = seeing.par_chunks(PART_ROWS).map(sum_of).collect();
     // In one order, however many threads there were.
-    found.sort_by_key(|(part, _)| *part);
     let mut sums = vec![head.sums(); keys.len()];
-    for (_, part) in &found {
+    for part in &parts {
         sums.iter_mut().zip(part).for_each(|(sums, part)| sums.merge(part));
     }
     let past_limit = sums.iter().any(|sums| sums.past_limit);

@@ -44,7 +44,7 @@ impl Tensor {
         }
     }
 
-    /// A tensor filled with [`POISON`], as outputs start: elements that a kernel did not write, and
+    /// A tensor of bytes 0xff, a NaN in every dtype, as outputs start: elements that a kernel did not write, and
     /// gaps that it did, are seen. Panics as [`Tensor::filled`].
     pub fn poisoned(dtype: DType, layout: Layout) -> Tensor {
         Tensor::filled(dtype, layout, POISON)

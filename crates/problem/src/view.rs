@@ -181,11 +181,6 @@ impl<'a, M: Memory> ViewMut<'a, M> {
         }
     }
 
-    /// The same tensor, to read.
-    pub fn as_view(&self) -> View<'_, M> {
-        View::new(self.element, self.layout, M::shared(&self.memory))
-    }
-
     /// Its memory.
     pub fn into_memory(self) -> M::Mut<'a> {
         self.memory

@@ -305,15 +305,6 @@ impl CudaAttention {
         self.ready.get_or_insert_with(&Key(task.into(), alignment), make)
     }
 
-    /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
-    pub(crate) fn choose(&self, problem: &Problem, plans: &Plans) -> Result<Choice, Error> {
-        let ready = self.ready(AnyTask::Problem(problem), 16, plans)?;
-        match &ready.choice {
-            Some(choice) => Ok(choice.clone()),
-            None => Ok(self.compile(problem, 16, plans)?.0), // a problem has one
-        }
-    }
-
     /// The same, if it is there.
     pub(crate) fn found(&self, task: AnyTask<'_>, alignment: u32) -> Option<Arc<Ready>> {
         self.ready.get(&Wanted(task, alignment))

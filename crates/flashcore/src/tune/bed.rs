@@ -8,7 +8,8 @@ use super::expected::Expected;
 use super::search::{self, Bed, Unfit};
 use super::{TuneProgress, TuneSearch};
 use crate::attention::Backend;
-use crate::{Attention, Device, Error, KernelId};
+use crate::plans::Plans;
+use crate::{Attention, Device, Error, KernelId, Output};
 
 /// Length of a timed batch, µs.
 const BATCH_US: f64 = 2_000.0;
@@ -19,19 +20,32 @@ const SEED: u64 = 1;
 
 /// Searches on the device of an `Attention`.
 pub(super) fn search(
-    backend: &Backend,
+    attention: &Attention,
     problem: &Problem,
     default: KernelId,
     share: Duration,
     watch: &mut dyn FnMut(TuneProgress<'_>),
 ) -> Result<Option<TuneSearch>, Error> {
-    // The beds compute what a backward pass reads by a forward pass.
-    let inputs = Inputs::before_forward(problem, InputKind::Normal, SEED);
+    let mut inputs = Inputs::before_forward(problem, InputKind::Normal, SEED);
     let expected = Expected::new(problem, &inputs)?;
     let began = Instant::now();
-    let mut bed: Box<dyn Bed + '_> = match backend {
+    let Inputs { q, k, v, saved, .. } = &mut inputs;
+    if let Some(saved) = saved {
+        // What a backward pass reads.
+        let forward = Attention::with(attention.device(), Plans::none())?;
+        let Output { out, lse } = forward.forward(&problem.forward(), &*q, &*k, &*v)?;
+        saved.out = out;
+        saved.lse = lse.map_or(Ok(Vec::new()), |lse| lse.as_slice().map(<[f32]>::to_vec))?;
+    }
+    let mut bed: Box<dyn Bed + '_> = match &attention.backend {
         #[cfg(feature = "cpu")]
-        Backend::Cpu(_) => Box::new(host::HostBed::new(problem, inputs, expected, began)?),
+        Backend::Cpu(_) => Box::new(host::HostBed {
+            problem,
+            inputs,
+            expected,
+            outs: host::poisoned(problem),
+            began,
+        }),
         #[cfg(feature = "cuda")]
         Backend::Cuda(cuda) => Box::new(gpu::GpuBed::new(cuda, problem, &inputs, expected, began)?),
     };
@@ -74,47 +88,23 @@ mod host {
     use flashcore_cpu::CpuConfig;
 
     use super::*;
-    use crate::Output;
     use crate::call::filled;
-    use crate::plans::Plans;
 
     pub(super) struct HostBed<'p> {
-        problem: &'p Problem,
-        inputs: Inputs,
-        expected: Expected,
-        outs: Vec<(TensorSpec, Tensor)>,
-        began: Instant,
+        pub(super) problem: &'p Problem,
+        pub(super) inputs: Inputs,
+        pub(super) expected: Expected,
+        pub(super) outs: Vec<(TensorSpec, Tensor)>,
+        pub(super) began: Instant,
     }
 
     /// What a problem writes, before it is written.
-    fn poisoned(problem: &Problem) -> Vec<(TensorSpec, Tensor)> {
+    pub(super) fn poisoned(problem: &Problem) -> Vec<(TensorSpec, Tensor)> {
         let written = problem.tensors().into_iter().filter(TensorSpec::is_written);
         written.map(|spec| (spec, filled(&spec, POISON))).collect()
     }
 
-    impl<'p> HostBed<'p> {
-        pub(super) fn new(
-            problem: &'p Problem,
-            mut inputs: Inputs,
-            expected: Expected,
-            began: Instant,
-        ) -> Result<HostBed<'p>, Error> {
-            let Inputs { q, k, v, saved, .. } = &mut inputs;
-            if let Some(saved) = saved {
-                let attention = Attention::with(Device::Cpu, Plans::none())?;
-                let Output { out, lse } = attention.forward(&problem.forward(), &*q, &*k, &*v)?;
-                saved.out = out;
-                saved.lse = lse.map_or(Ok(Vec::new()), |lse| lse.as_slice().map(<[f32]>::to_vec))?;
-            }
-            Ok(HostBed {
-                problem,
-                inputs,
-                expected,
-                outs: poisoned(problem),
-                began,
-            })
-        }
-
+    impl HostBed<'_> {
         fn run(&mut self, attention: &Attention) -> Result<(), Error> {
             let carried = self.inputs.carried(self.problem)?;
             let mut operands = carried.operands();
@@ -170,14 +160,13 @@ mod host {
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use flashcore_ir::Chip;
     use flashcore_kernels::{Config, KernelCache, Plan, near};
-    use flashcore_problem::{Direction, Host, Operands, View};
+    use flashcore_problem::{Host, View};
 
     use super::*;
-    use crate::cuda::{Context, CudaAttention, Event, Graph};
-    use crate::plans::Plans;
-    use crate::{Cuda, CudaTensor, Queue};
+    use crate::call::on_device;
+    use crate::cuda::{CudaAttention, Event, Graph};
+    use crate::{CudaTensor, Queue};
 
     /// A kernel, and a batch of its runs in a graph, so that the host does not limit it.
     struct Opened {
@@ -187,12 +176,9 @@ mod gpu {
     }
 
     pub(super) struct GpuBed<'p> {
+        cuda: &'p CudaAttention,
         problem: &'p Problem,
         expected: Expected,
-        context: Context,
-        /// The device, without the multiprocessors that are left to others.
-        chip: Chip,
-        sm_margin: u32,
         queue: Queue,
         /// The tensors of the problem, in the order of [`Task::tensors`].
         tensors: Vec<(TensorSpec, CudaTensor)>,
@@ -204,7 +190,7 @@ mod gpu {
 
     impl<'p> GpuBed<'p> {
         pub(super) fn new(
-            cuda: &CudaAttention,
+            cuda: &'p CudaAttention,
             problem: &'p Problem,
             inputs: &Inputs,
             expected: Expected,
@@ -222,19 +208,10 @@ mod gpu {
                 };
                 tensors.push((spec, tensor));
             }
-            if problem.direction() == Direction::Backward {
-                // What a backward pass reads.
-                let attention = Attention::with(Device::Cuda(context.clone()), Plans::none())?;
-                let forward = problem.forward();
-                attention.run_on(&mut queue, &forward, operands(&forward, &mut tensors))?;
-                queue.synchronize()?;
-            }
             Ok(GpuBed {
+                cuda,
                 problem,
                 expected,
-                context: context.clone(),
-                chip: cuda.chip(),
-                sm_margin: cuda.sm_margin(),
                 queue,
                 tensors,
                 events: [Event::new(context)?, Event::new(context)?],
@@ -255,22 +232,19 @@ mod gpu {
 
         fn opened(&mut self, kernel: KernelId) -> Result<Opened, Error> {
             let options = crate::Options {
-                sm_margin: self.sm_margin,
+                sm_margin: self.cuda.sm_margin(),
                 ..kernel.into()
             };
-            let device = Device::Cuda(self.context.clone());
+            let device = Device::Cuda(self.cuda.context().clone());
             let attention = Attention::with(device.clone(), options)?;
             let prepared = attention.prepare(self.problem)?;
-            let run = |bed: &mut Self| {
-                let operands = operands(bed.problem, &mut bed.tensors);
-                attention.run_on(&mut bed.queue, &prepared, operands)
-            };
+            let run = |bed: &mut Self| attention.run_on(&mut bed.queue, &prepared, on_device(&mut bed.tensors));
             // The first run loads the code.
             run(self)?;
             let runs = runs_of(self.us(run)?);
             let mut recording = Queue::recording(&device)?;
             for _ in 0..runs {
-                attention.run_on(&mut recording, &prepared, operands(self.problem, &mut self.tensors))?;
+                attention.run_on(&mut recording, &prepared, on_device(&mut self.tensors))?;
             }
             let graph = recording.finish()?;
             graph.upload(self.queue.stream())?;
@@ -293,27 +267,13 @@ mod gpu {
         }
     }
 
-    /// The operands of a problem among these tensors. A forward problem writes what its backward problem reads.
-    fn operands<'t>(problem: &Problem, tensors: &'t mut [(TensorSpec, CudaTensor)]) -> Operands<'t, Cuda> {
-        let needed = problem.tensors();
-        let mut operands = Operands::new();
-        for (spec, tensor) in tensors {
-            operands = match needed.iter().find(|needed| needed.name == spec.name) {
-                Some(needed) if needed.is_written() => operands.with_mut(spec.name, tensor),
-                Some(_) => operands.with(spec.name, &*tensor),
-                None => operands,
-            };
-        }
-        operands
-    }
-
     impl Bed for GpuBed<'_> {
         fn near(&self, kernel: KernelId) -> Vec<KernelId> {
             #[cfg_attr(not(feature = "cpu"), allow(irrefutable_let_patterns))]
             let KernelId::Gpu(config) = kernel else {
                 return Vec::new();
             };
-            let of_default = near(self.problem, self.chip, &self.kernels);
+            let of_default = near(self.problem, self.cuda.chip(), &self.kernels);
             let configs = if of_default.first() == Some(&config) {
                 of_default
             } else {
@@ -321,7 +281,7 @@ mod gpu {
                 let varied = family.of_problem(self.problem).near(&values, 1).into_iter();
                 let varied = varied.map(|values| Config::of(&family, values));
                 let is_served =
-                    |config: &Config| Plan::with_cache(self.problem, config, self.chip, &self.kernels).is_ok();
+                    |config: &Config| Plan::with_cache(self.problem, config, self.cuda.chip(), &self.kernels).is_ok();
                 varied.filter(is_served).collect()
             };
             configs.into_iter().map(KernelId::Gpu).collect()

@@ -186,7 +186,7 @@ impl Attention {
             watch(TuneProgress::Problem { problem, index, count });
             let share = (budget - now) / (count - index) as u32;
             let default = self.plan(problem)?.kernel();
-            let Some(found) = bed::search(&self.backend, problem, default, share, watch)? else {
+            let Some(found) = bed::search(self, problem, default, share, watch)? else {
                 tuned.left.push(problem.clone());
                 continue;
             };
