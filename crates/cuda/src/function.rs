@@ -10,33 +10,12 @@ use flashcore_ir::proof::{self, KernelFacts, LaunchRefusal, LaunchShape};
 use crate::context::{Context, lock};
 use crate::error::{CallError, CudaError, LaunchFailure};
 use crate::explain;
-use crate::memory::DeviceSlice;
 use crate::module::Module;
-use crate::plan::{Argument, Arguments};
 use crate::raw::{Handle, unsigned};
 use crate::status::is_fault;
 use crate::stream::Stream;
 use crate::sys::{CUfunc_st, CUmodule, function_attribute as attribute, status};
 use crate::table::HeldTables;
-use crate::tensor_map::TensorMap;
-
-/// One argument of a launch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub enum KernelArg<'a> {
-    /// The address of a piece of device memory.
-    Slice(DeviceSlice<'a>),
-    /// A 32-bit unsigned integer.
-    U32(u32),
-    /// A 32-bit signed integer.
-    I32(i32),
-    /// A 64-bit unsigned integer.
-    U64(u64),
-    /// A 32-bit float.
-    F32(f32),
-    /// A tensor map, passed by value.
-    TensorMap(TensorMap),
-}
 
 /// What the driver says about a compiled kernel (`cuFuncGetAttribute`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -170,50 +149,11 @@ impl Function {
         Ok(HeldTables::new(context, tables.collect::<Result<_, _>>()?))
     }
 
-    /// Enqueues the kernel. Returns at once; a fault shows at a later synchronisation.
-    ///
-    /// # Errors
-    /// [`CudaError::Launch`] if the launch cannot work; [`CudaError::LaunchFailed`] with an
-    /// explanation if the driver refuses it; [`CudaError::OtherDevice`] for a stream or memory of
-    /// another device.
-    ///
-    /// # Safety
-    /// The kernel, run with these arguments, touches only memory that is alive until it ends and
-    /// that the caller means it to touch. (Numbers and sizes of arguments are checked against its
-    /// PTX.)
-    #[allow(unsafe_code)]
-    pub unsafe fn launch(
-        &self,
-        stream: &Stream,
-        shape: &LaunchShape,
-        arguments: &[KernelArg<'_>],
-    ) -> Result<(), CudaError> {
-        let (mut values, mut buffers) = (Arguments::new(arguments.len()), Vec::new());
-        for argument in arguments {
-            let value = match *argument {
-                KernelArg::Slice(slice) => {
-                    slice.check_device(self.module.context().ordinal(), "an argument")?;
-                    buffers.push(slice);
-                    Argument::U64(slice.address())
-                }
-                KernelArg::U32(value) => Argument::U32(value),
-                KernelArg::I32(value) => Argument::U32(value.cast_unsigned()),
-                KernelArg::U64(value) => Argument::U64(value),
-                KernelArg::F32(value) => Argument::U32(value.to_bits()),
-                KernelArg::TensorMap(map) => values.map(map),
-            };
-            values.each.push(value);
-        }
-        let launch = self.settle(*shape, values, Vec::new(), &buffers)?;
-        // SAFETY: the caller's.
-        unsafe { launch.enqueue_as(stream, shape) }
-    }
-
     /// Enqueues what was proved: the shape, the sizes of the arguments and their device.
     ///
     /// # Safety
     /// Each of `values` points to the value of an argument, of the size of the kernel's parameter, and else as
-    /// [`Function::launch`].
+    /// [`Function::prepare`].
     #[allow(unsafe_code)]
     pub(crate) unsafe fn launch_proved(
         &self,

@@ -10,7 +10,8 @@
 //! types below own what the driver hands out.
 //!
 //! ```no_run
-//! use flashcore_cuda::{Context, DeviceBuffer, KernelArg, LaunchShape, Module, ModuleOptions, Stream};
+//! use flashcore_cuda::{Context, DeviceBuffer, Module, ModuleOptions, Stream};
+//! use flashcore_ir::{Arg, BufferSpec, Launch};
 //!
 //! # fn main() -> Result<(), flashcore_cuda::CudaError> {
 //! # let ptx = "";
@@ -18,9 +19,17 @@
 //! let stream = Stream::new(&context)?;
 //! let numbers = DeviceBuffer::from_host(&stream, &[1.0f32, 2.0, 3.0])?;
 //! let double = Module::load(&context, ptx, &ModuleOptions::default())?.function("double")?;
-//! let arguments = [KernelArg::Slice(numbers.as_slice()), KernelArg::U32(3)];
+//! let launch = Launch {
+//!     grid: [1, 1, 1],
+//!     block: [32, 1, 1],
+//!     cluster: [1, 1, 1],
+//!     dynamic_shared_bytes: 0,
+//!     programmatic: false,
+//!     buffers: vec![BufferSpec { name: "numbers", bytes: 12, written: true, align: 4 }],
+//!     args: vec![Arg::Buffer { slot: 0, byte_offset: 0 }, Arg::U32(3)],
+//! };
 //! // SAFETY: the kernel touches the three numbers only.
-//! unsafe { double.launch(&stream, &LaunchShape::linear(1, 32), &arguments)? };
+//! unsafe { double.run(&stream, &launch, &[numbers.as_slice()])? };
 //! assert_eq!(numbers.to_vec::<f32>(&stream)?, [2.0, 4.0, 6.0]);
 //! # Ok(())
 //! # }
@@ -53,7 +62,7 @@ pub use device::{DeviceInfo, DeviceUuid, devices, devices_in_trouble};
 pub use error::{CallError, CompileError, CudaError, Fault, LaunchFailure, ModuleRefusal};
 pub use flashcore_ir::proof::{LaunchRefusal, LaunchShape};
 pub use flashcore_ir::ptx::log::{JitLog, KernelLog};
-pub use function::{Function, FunctionAttributes, KernelArg};
+pub use function::{Function, FunctionAttributes};
 pub use graph::{Graph, Recording};
 pub use identity::ModuleIdentity;
 pub use memory::{DeviceBuffer, DeviceSlice};

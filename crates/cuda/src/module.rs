@@ -3,7 +3,6 @@
 //! The driver keeps its own cache on disk (see [`cache_report`](crate::cache_report)); what is kept
 //! here is the loaded module, so that asking twice costs a hash.
 
-use std::collections::HashMap;
 use std::ffi::CString;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use flashcore_ir::ptx::log::JitLog;
 use flashcore_ir::ptx::read::PtxModule;
+use quick_cache::UnitWeighter;
+use quick_cache::sync::Cache;
 
 use crate::context::{Context, Home, lock};
 use crate::error::{CompileError, CudaError, ModuleRefusal};
@@ -87,9 +88,9 @@ impl Module {
             let salted = format!("{ptx}\n// recompiled {} {since_epoch} {serial}\n", std::process::id());
             Arc::new(LoadedModule::load(context, &salted, identity, options)?)
         } else {
-            context.modules().get_or_load((identity, options.line_info), || {
-                LoadedModule::load(context, ptx, identity, options)
-            })?
+            let load = || LoadedModule::load(context, ptx, identity, options).map(Arc::new);
+            let modules = &context.modules().loaded;
+            modules.get_or_insert_with(&(identity, options.line_info), load)?
         };
         loaded
             .report
@@ -252,48 +253,33 @@ impl Drop for LoadedModule {
 /// The identity, and whether the module has line information, which changes the module but not its
 /// code.
 type Key = (ModuleIdentity, bool);
-/// A module once it is loaded. The lock makes other callers wait for the same module.
-type Slot = Arc<Mutex<Option<Arc<LoadedModule>>>>;
 
 /// Modules without holders, which kernels that run may still be of.
 type Unused = Arc<Mutex<Vec<Handle<CUmod_st>>>>;
 
-#[derive(Default)]
+/// Modules that were loaded once: different ones load at the same time, and failures are not kept.
 pub(crate) struct ModuleCache {
-    slots: Mutex<HashMap<Key, Slot>>,
+    loaded: Cache<Key, Arc<LoadedModule>>,
     unused: Unused,
 }
 
-impl ModuleCache {
-    /// Different modules load at the same time; the same one is loaded once. Failures are not kept.
-    fn get_or_load(
-        &self,
-        key: Key,
-        load: impl FnOnce() -> Result<LoadedModule, CudaError>,
-    ) -> Result<Arc<LoadedModule>, CudaError> {
-        let slot = lock(&self.slots).entry(key).or_default().clone();
-        let mut slot = lock(&slot);
-        match &*slot {
-            Some(loaded) => Ok(loaded.clone()),
-            None => Ok(slot.insert(Arc::new(load()?)).clone()),
+impl Default for ModuleCache {
+    fn default() -> Self {
+        // None goes to make room for others.
+        let (usual, most) = (64, u64::MAX >> 1);
+        ModuleCache {
+            loaded: Cache::with_weighter(usual, most, UnitWeighter),
+            unused: Unused::default(),
         }
     }
+}
 
+impl ModuleCache {
     /// Drops modules that only the cache holds; returns how many.
     pub(crate) fn forget_unused(&self) -> usize {
-        let mut forgotten = Vec::new();
-        // A slot that a thread is loading into is locked, or held outside of the map.
-        lock(&self.slots).retain(|_, slot| {
-            let kept = Arc::strong_count(slot) > 1
-                || slot
-                    .try_lock()
-                    .is_ok_and(|slot| slot.as_ref().is_some_and(|loaded| Arc::strong_count(loaded) > 1));
-            if !kept {
-                forgotten.push(slot.clone());
-            }
-            kept
-        });
-        forgotten.len()
+        let before = self.loaded.len();
+        self.loaded.retain(|_, module| Arc::strong_count(module) > 1);
+        before.saturating_sub(self.loaded.len())
     }
 
     /// Waits for all work of the context, then unloads the modules that had no holders before.
@@ -315,8 +301,7 @@ impl ModuleCache {
     /// Lets all modules go, before the context does. Another library may hold that too, so its end does not unload
     /// them. Where the work cannot be waited for, as while another library captures a stream, they stay as long as it.
     pub(crate) fn close(&self, home: Home) {
-        let slots = std::mem::take(&mut *lock(&self.slots));
-        drop(slots);
+        self.loaded.clear();
         if !lock(&self.unused).is_empty() {
             let _ = self.synchronize(home);
         }

@@ -93,18 +93,7 @@ impl Function {
             };
             arguments.each.push(argument);
         }
-        self.settle(LaunchShape::of(launch), arguments, tables, buffers)
-    }
-
-    /// A launch with these arguments, if device and kernel allow its shape and the arguments have the sizes of the
-    /// kernel's parameters.
-    pub(crate) fn settle<'a>(
-        &self,
-        shape: LaunchShape,
-        arguments: Arguments,
-        tables: Vec<Arc<DeviceTable>>,
-        buffers: &[DeviceSlice<'a>],
-    ) -> Result<PreparedLaunch<'a>, CudaError> {
+        let shape = LaunchShape::of(launch);
         self.prove(&shape)?;
         self.prove_arguments(arguments.each.iter().map(Argument::bytes))?;
         Ok(PreparedLaunch {
@@ -246,20 +235,7 @@ impl PreparedLaunch<'_> {
     #[allow(unsafe_code)]
     pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_as(stream, &self.alone()) }
-    }
-
-    /// The same of a shape that may let it begin while the work before it runs.
-    ///
-    /// # Safety
-    /// As [`PreparedLaunch::enqueue`].
-    #[allow(unsafe_code)]
-    pub(crate) unsafe fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
-        self.check_stream(stream)?;
-        // SAFETY: the caller's promise.
-        stream.put(self.memory.iter().copied(), &self.tables, || unsafe {
-            self.launch_as(stream, shape)
-        })
+        unsafe { PreparedLaunch::enqueue_all(std::slice::from_ref(self), stream) }
     }
 
     /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it

@@ -89,12 +89,6 @@ impl Stream {
         Ok(Self::wrap(context, handle, true))
     }
 
-    /// The legacy default stream, which PyTorch and the CUDA runtime use unless told otherwise. It
-    /// cannot be captured into a graph.
-    pub fn legacy_default(context: &Context) -> Self {
-        Self::wrap(context, std::ptr::without_provenance_mut(CU_STREAM_LEGACY), false)
-    }
-
     /// Another library's stream, such as `torch.cuda.current_stream().cuda_stream`. It stays
     /// theirs: it is not destroyed here. `0` means the legacy default stream.
     ///

@@ -2,9 +2,7 @@
 //! the same numbers.
 //!
 //! A table is held by what was prepared with it ([`PreparedLaunch`](crate::PreparedLaunch),
-//! [`HeldTables`]) and by graphs that captured it. Tables without holders stay, as a shape may come
-//! back, up to [`MOST_UNUSED_BYTES`] together: then those used longest ago go, no more than need be,
-//! so that the host's memory is used again and no call frees that of hundreds. Tables share slabs,
+//! [`HeldTables`]) and by graphs that captured it, and goes with the last of them. Tables share slabs,
 //! which are freed with the last of their tables, after the work that reads them.
 //! A stream that another library captures gives no hold on its graph, so tables that go into it
 //! stay as long as the context.
@@ -12,7 +10,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use flashcore_ir::Table;
 
@@ -22,9 +20,6 @@ use crate::error::{CallError, CudaError};
 use crate::heap::Heap;
 use crate::raw::Handle;
 use crate::sys::{CUdeviceptr, CUstream_st, stream_flag};
-
-/// Bytes of tables without holders that stay. One of 4,096 tiles takes 128 KiB.
-const MOST_UNUSED_BYTES: usize = 16 << 20;
 
 /// Bytes that tables are allocated in: a few hundred of them for one call that may take long.
 const SLAB_BYTES: usize = 16 << 20;
@@ -125,87 +120,35 @@ impl HeldTables {
     }
 }
 
-pub(crate) type TableCache = Cache<DeviceTable>;
+/// Tables that are on the device.
+#[derive(Default)]
+pub(crate) struct TableCache {
+    held: Mutex<HashMap<Table, Weak<DeviceTable>>>,
+    /// Tables whose addresses another library's graph may hold.
+    for_good: Mutex<Vec<Arc<DeviceTable>>>,
+}
 
 impl TableCache {
-    /// A table on the device, copied there if it is not yet.
+    /// A table on the device, copied there if nothing holds it yet.
     pub(crate) fn get(&self, context: &Context, table: &Table) -> Result<Arc<DeviceTable>, CudaError> {
-        self.get_or_upload(table, || context.with_uploader(|uploader| uploader.upload(table)))
-    }
-}
-
-/// Uploaded tables.
-pub(crate) struct Cache<T> {
-    tables: Mutex<Tables<T>>,
-    /// Tables whose addresses another library's graph may hold.
-    for_good: Mutex<Vec<Arc<T>>>,
-}
-
-/// Tables by what is in them, each with the number of its last use, and how many uses there were.
-struct Tables<T> {
-    by_table: HashMap<Table, (Arc<T>, u64)>,
-    uses: u64,
-}
-
-impl<T> Tables<T> {
-    /// Those without holders.
-    fn unused(&self) -> impl Iterator<Item = (&Table, u64)> {
-        let unused = self
-            .by_table
-            .iter()
-            .filter(|(_, (held, _))| Arc::strong_count(held) == 1);
-        unused.map(|(table, (_, last_use))| (table, *last_use))
-    }
-}
-
-impl<T> Default for Cache<T> {
-    fn default() -> Self {
-        let (by_table, uses) = (HashMap::new(), 0);
-        Cache {
-            tables: Mutex::new(Tables { by_table, uses }),
-            for_good: Mutex::default(),
-        }
-    }
-}
-
-impl<T> Cache<T> {
-    /// The table on the device, uploaded if it is not yet there. Tables without holders that exceed
-    /// the limit are then freed, those used longest ago.
-    fn get_or_upload<E>(&self, table: &Table, upload: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        let find = |tables: &mut Tables<T>| {
-            tables.uses += 1;
-            let (found, last_use) = tables.by_table.get_mut(table)?;
-            *last_use = tables.uses;
-            Some(found.clone())
-        };
-        if let Some(found) = find(&mut lock(&self.tables)) {
+        let find = |held: &HashMap<Table, Weak<DeviceTable>>| held.get(table).and_then(Weak::upgrade);
+        if let Some(found) = find(&lock(&self.held)) {
             return Ok(found);
         }
         // Others that look for their tables do not wait for this one.
-        let uploaded = Arc::new(upload()?);
-        let mut tables = lock(&self.tables);
-        if let Some(found) = find(&mut tables) {
+        let uploaded = Arc::new(context.with_uploader(|uploader| uploader.upload(table))?);
+        let mut held = lock(&self.held);
+        if let Some(found) = find(&held) {
             return Ok(found); // another thread was faster
         }
-        let this_use = tables.uses;
-        tables.by_table.insert(table.clone(), (uploaded.clone(), this_use));
-        // Only under this lock can a table without holders get one.
-        let mut bytes: usize = tables.unused().map(|(table, _)| size_of_val(&**table)).sum();
-        let mut gone = Vec::new();
-        while bytes > MOST_UNUSED_BYTES
-            && let Some((oldest, _)) = tables.unused().min_by_key(|(_, last_use)| *last_use)
-        {
-            let oldest = oldest.clone();
-            bytes -= size_of_val(&*oldest);
-            gone.push(tables.by_table.remove_entry(&oldest));
-        }
-        drop(tables);
-        drop(gone);
+        // So that the host's memory of those that are gone is used again.
+        held.retain(|_, table| table.strong_count() > 0);
+        held.insert(table.clone(), Arc::downgrade(&uploaded));
         Ok(uploaded)
     }
 
-    /// Keeps tables until [`clear`](Self::clear).
-    pub(crate) fn keep_for_good(&self, tables: &[Arc<T>]) {
+    /// Keeps tables as long as the context.
+    pub(crate) fn keep_for_good(&self, tables: &[Arc<DeviceTable>]) {
         let mut for_good = lock(&self.for_good);
         for table in tables {
             if !for_good.iter().any(|kept| Arc::ptr_eq(kept, table)) {
@@ -217,115 +160,54 @@ impl<T> Cache<T> {
     /// Drops all tables without other holders.
     pub(crate) fn clear(&self) {
         lock(&self.for_good).clear();
-        lock(&self.tables).by_table.clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
-
-    /// Stands for a table on a device: counts those that are there.
-    struct Counted<'a>(&'a AtomicUsize);
-
-    impl Drop for Counted<'_> {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
 
     /// The `n`th table of a mebibyte.
     fn table(n: u32) -> Table {
         Table::new(vec![n; (1 << 20) / 4])
     }
 
-    fn get<'a>(cache: &Cache<Counted<'a>>, there: &'a AtomicUsize, n: u32) -> Arc<Counted<'a>> {
-        let upload = || {
-            there.fetch_add(1, Ordering::Relaxed);
-            Ok::<_, Infallible>(Counted(there))
-        };
-        match cache.get_or_upload(&table(n), upload) {
-            Ok(found) => found,
-            Err(never) => match never {},
+    #[test]
+    fn a_table_is_there_once_while_it_is_held() {
+        let context = Context::recording();
+        let get = |n| context.tables().get(&context, &table(n)).unwrap();
+        let (first, again, other) = (get(1), get(1), get(2));
+        assert!(Arc::ptr_eq(&first, &again) && first.address() != other.address());
+        let gone = Arc::downgrade(&other);
+        drop(other);
+        assert!(gone.upgrade().is_none());
+        for n in 3..50 {
+            get(n);
         }
+        let numbers = lock(&context.tables().held).len();
+        assert_eq!(numbers, 2, "the one that is held, and the last");
     }
 
     #[test]
-    fn equal_tables_are_there_once() {
-        let there = AtomicUsize::new(0);
-        let cache = Cache::default();
-        let (first, again) = (get(&cache, &there, 1), get(&cache, &there, 1));
-        assert!(Arc::ptr_eq(&first, &again));
-        get(&cache, &there, 2);
-        assert_eq!(there.load(Ordering::Relaxed), 2);
+    fn the_memory_of_tables_goes_with_them() {
+        let context = Context::recording();
+        let in_slab = SLAB_BYTES as u32 / (1 << 20);
+        let slab = |n| Arc::downgrade(context.tables().get(&context, &table(n)).unwrap().memory());
+        let slabs: Vec<_> = (0..3 * in_slab).map(slab).collect();
+        let there = slabs.iter().filter(|slab| slab.strong_count() > 0).count();
+        assert_eq!(there, in_slab as usize, "those of the slab that is being filled");
     }
 
     #[test]
-    fn what_changing_lengths_leave_behind_is_bounded() {
-        let there = AtomicUsize::new(0);
-        let cache = Cache::default();
-        let mut most = 0;
-        for n in 0..100 {
-            get(&cache, &there, n);
-            most = most.max(there.load(Ordering::Relaxed));
-        }
-        // Sixteen that no launch holds, the one that is too many, and the one that is asked for.
-        assert!(most <= 18, "{most}");
-        assert!(lock(&cache.tables).by_table.len() <= 17);
-    }
-
-    #[test]
-    fn those_used_longest_ago_go_one_by_one() {
-        let there = AtomicUsize::new(0);
-        let cache = Cache::default();
-        // The first is used again; the second has to go for the last.
-        for n in (0..16).chain([0, 16, 17]) {
-            get(&cache, &there, n);
-        }
-        assert_eq!(there.load(Ordering::Relaxed), 17);
-        let is_there = |n| lock(&cache.tables).by_table.contains_key(&table(n));
-        let gone: Vec<u32> = (0..18).filter(|&n| !is_there(n)).collect();
-        assert_eq!(gone, [1]);
-    }
-
-    #[test]
-    fn tables_that_are_held_stay() {
-        let there = AtomicUsize::new(0);
-        let cache = Cache::default();
-        let held: Vec<_> = (0..40).map(|n| get(&cache, &there, n)).collect();
-        cache.keep_for_good(&held[..2]);
-        cache.keep_for_good(&held[..2]);
-        assert_eq!(lock(&cache.for_good).len(), 2);
-        for n in 1000..1100 {
-            get(&cache, &there, n);
-        }
-        let uploaded = there.load(Ordering::Relaxed);
-        for (n, held) in held.iter().enumerate() {
-            assert!(Arc::ptr_eq(held, &get(&cache, &there, n as u32)));
-        }
-        assert_eq!(there.load(Ordering::Relaxed), uploaded, "none was uploaded again");
-        drop(held);
-        for n in 2000..2100 {
-            get(&cache, &there, n);
-        }
-        assert!(
-            there.load(Ordering::Relaxed) <= 2 + 18,
-            "let go, they go, but for those kept for good"
-        );
-        cache.clear();
-        assert_eq!(there.load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn a_failed_upload_leaves_nothing() {
-        let cache = Cache::<()>::default();
-        assert_eq!(
-            cache.get_or_upload(&table(1), || Err("no room")).map(drop),
-            Err("no room")
-        );
-        assert!(lock(&cache.tables).by_table.is_empty());
+    fn what_another_librarys_graph_may_hold_stays() {
+        let context = Context::recording();
+        let kept = context.tables().get(&context, &table(1)).unwrap();
+        let (address, tables) = (kept.address(), [kept.clone(), kept]);
+        context.tables().keep_for_good(&tables);
+        drop(tables);
+        assert_eq!(lock(&context.tables().for_good).len(), 1);
+        assert_eq!(context.tables().get(&context, &table(1)).unwrap().address(), address);
+        context.tables().clear();
+        assert!(lock(&context.tables().held)[&table(1)].upgrade().is_none());
     }
 }

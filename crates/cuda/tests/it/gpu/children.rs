@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use flashcore_cuda::{CudaError, DeviceBuffer, KernelArg, LaunchShape, Module, ModuleOptions, cache_report, devices};
+use flashcore_cuda::{CudaError, DeviceBuffer, LaunchShape, Module, ModuleOptions, cache_report, devices};
 
-use super::{Bench, Outcome, ensure, launches, ptx};
+use super::{Bench, KernelArg, Outcome, Own, ensure, launches, ptx};
 
 /// Names the task of a child process.
 const TASK: &str = "FLASHCORE_CUDA_TEST_CHILD";

@@ -1,9 +1,9 @@
 //! Graphs: captured, replayed, and failed to be captured.
 
-use flashcore_cuda::{CudaError, DeviceBuffer, Graph, KernelArg, LaunchShape, Stream};
+use flashcore_cuda::{CudaError, DeviceBuffer, Graph, LaunchShape, Stream};
 
 use super::launches::load;
-use super::{Bench, Outcome, ensure, ptx, refused};
+use super::{Bench, KernelArg, Outcome, Own, ensure, ptx, refused};
 
 pub(crate) fn replay(bench: &Bench) -> Outcome {
     let increment = load(bench, ptx::INCREMENT, "increment")?;
@@ -64,10 +64,9 @@ pub(crate) fn failed_capture(bench: &Bench) -> Outcome {
         // SAFETY: the kernel touches the buffer's ten words.
         unsafe { increment.launch(stream, &LaunchShape::linear(1, 256), &arguments) }
     };
-    refused(
-        Graph::capture(&Stream::legacy_default(&bench.context), launch),
-        &["legacy default stream"],
-    )?;
+    // SAFETY: 0 is the legacy default stream.
+    let legacy = unsafe { Stream::from_raw(&bench.context, 0)? };
+    refused(Graph::capture(&legacy, launch), &["legacy default stream"])?;
     let copied = refused(
         Graph::capture(&stream, |stream| {
             launch(stream)?;

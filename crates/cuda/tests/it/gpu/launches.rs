@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use flashcore_cuda::{DeviceBuffer, Event, Function, Graph, KernelArg, LaunchShape, Module, ModuleOptions, TensorMap};
+use flashcore_cuda::{DeviceBuffer, Event, Function, Graph, LaunchShape, Module, ModuleOptions, TensorMap};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ScalarType, Swizzle, TensorMapRecipe};
 
-use super::{Bench, Outcome, Own, enqueue, ensure, ptx, refused};
+use super::{Bench, KernelArg, Outcome, Own, enqueue, enqueue_all, ensure, launch_of, ptx, refused};
 
 pub(crate) fn load(bench: &Bench, ptx: &str, name: &str) -> Result<Function, flashcore_cuda::CudaError> {
     Module::load(&bench.context, ptx, &ModuleOptions::default())?.function(name)
@@ -184,10 +184,9 @@ pub(crate) fn dependent(bench: &Bench) -> Outcome {
     let function = load(bench, ptx::DEPENDENT_INCREMENT, "dependent_increment")?;
     let data = DeviceBuffer::from_host(&bench.stream, &vec![0u32; 100_000])?;
     let arguments = [KernelArg::Slice(data.as_slice()), KernelArg::U32(100_000)];
-    for _ in 0..50 {
-        // SAFETY: the kernel touches the buffer's words.
-        unsafe { function.launch(&bench.stream, &shape, &arguments)? };
-    }
+    let (launch, buffers) = launch_of(&shape, &arguments);
+    let launches = vec![function.prepared(&launch, &buffers)?; 50];
+    enqueue_all(&launches, &bench.stream)?;
     ensure!(
         data.to_vec::<u32>(&bench.stream)?.iter().all(|&value| value == 50),
         "increments were lost"
@@ -224,7 +223,6 @@ pub(crate) fn tensor_map(bench: &Bench) -> Outcome {
             &["compute capability 9.0"],
         );
     }
-    let map = TensorMap::encode(&bench.context, &recipe, tensor.as_slice())?;
     let short = tensor.as_slice().range(0..tensor.len() - 2)?;
     refused(
         TensorMap::encode(&bench.context, &recipe, short),
@@ -239,12 +237,11 @@ pub(crate) fn tensor_map(bench: &Bench) -> Outcome {
         grid: [tiles as u32, HEADS as u32, BATCH as u32],
         ..LaunchShape::linear(1, 128)
     };
-    // SAFETY: the kernel writes 4,096 B a block, which is what `out` has; the map covers the
-    // tensor.
-    unsafe {
-        let arguments = [KernelArg::TensorMap(map), KernelArg::Slice(out.as_slice())];
-        function.launch(&bench.stream, &shape, &arguments)?;
-    }
+    // The kernel writes 4,096 B a block, which is what `out` has; the map covers the tensor.
+    let buffers = [KernelArg::Slice(tensor.as_slice()), KernelArg::Slice(out.as_slice())];
+    let (mut launch, buffers) = launch_of(&shape, &buffers);
+    launch.args[0] = Arg::TensorMap(recipe);
+    function.ran(&bench.stream, &launch, &buffers)?;
     let boxes = out.to_vec::<u16>(&bench.stream)?;
     for (index, &got) in boxes.iter().enumerate() {
         let (row, column) = (index / DIM % ROWS, index % DIM);

@@ -4,10 +4,10 @@ use std::ptr;
 use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode_enum};
-use flashcore_cuda::{CudaError, DeviceBuffer, Event, Function, Graph, KernelArg, LaunchShape, Stream};
+use flashcore_cuda::{CudaError, DeviceBuffer, Event, Function, Graph, LaunchShape, Stream};
 
 use super::launches::load;
-use super::{Bench, Outcome, ensure, ptx};
+use super::{Bench, KernelArg, Outcome, Own, ensure, ptx};
 
 /// About 0.1 s of a kernel that touches nothing.
 const LONG: u64 = 200_000_000;

@@ -1,8 +1,8 @@
 //! Memory, streams, events.
 
-use flashcore_cuda::{DeviceBuffer, DeviceSlice, Event, KernelArg, LaunchShape, Module, ModuleOptions, Stream};
+use flashcore_cuda::{DeviceBuffer, DeviceSlice, Event, LaunchShape, Module, ModuleOptions, Stream};
 
-use super::{Bench, Outcome, ensure, ptx, refused};
+use super::{Bench, KernelArg, Outcome, Own, ensure, ptx, refused};
 
 pub(crate) fn copies(bench: &Bench) -> Outcome {
     let stream = &bench.stream;
@@ -61,7 +61,8 @@ pub(crate) fn streams(bench: &Bench) -> Outcome {
     let borrowed = unsafe { Stream::from_raw(&bench.context, own.as_raw())? };
     // SAFETY: 0 is the legacy default stream.
     let zero = unsafe { Stream::from_raw(&bench.context, 0)? };
-    let legacy = Stream::legacy_default(&bench.context);
+    // SAFETY: 1 is, too.
+    let legacy = unsafe { Stream::from_raw(&bench.context, 1)? };
     let function = Module::load(&bench.context, ptx::INCREMENT, &ModuleOptions::default())?.function("increment")?;
     let data = DeviceBuffer::from_host(&own, &[0u32; 100])?;
     for stream in [&own, &borrowed, &zero, &legacy] {

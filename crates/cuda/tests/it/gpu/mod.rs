@@ -22,8 +22,8 @@ mod tables;
 
 use std::sync::Mutex;
 
-use flashcore_cuda::{Context, CudaError, DeviceSlice, Function, PreparedLaunch, Stream, devices};
-use flashcore_ir::{Launch, Target};
+use flashcore_cuda::{Context, CudaError, DeviceSlice, Function, LaunchShape, PreparedLaunch, Stream, devices};
+use flashcore_ir::{Arg, BufferSpec, Launch, Target};
 
 /// A check passes with a line worth reading, or fails with a reason.
 type Outcome = Result<String, Box<dyn std::error::Error>>;
@@ -44,6 +44,56 @@ pub(crate) use ensure;
 trait Own {
     fn prepared<'a>(&self, launch: &Launch, buffers: &[DeviceSlice<'a>]) -> Result<PreparedLaunch<'a>, CudaError>;
     fn ran(&self, stream: &Stream, launch: &Launch, buffers: &[DeviceSlice<'_>]) -> Result<(), CudaError>;
+    /// # Safety
+    /// As [`Function::run`].
+    unsafe fn launch(&self, stream: &Stream, shape: &LaunchShape, given: &[KernelArg<'_>]) -> Result<(), CudaError> {
+        let (launch, buffers) = launch_of(shape, given);
+        self.ran(stream, &launch, &buffers)
+    }
+}
+
+/// An argument of a kernel of PTX: a whole buffer, or a number.
+#[derive(Clone, Copy)]
+enum KernelArg<'a> {
+    Slice(DeviceSlice<'a>),
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    F32(f32),
+}
+
+fn launch_of<'a>(shape: &LaunchShape, given: &[KernelArg<'a>]) -> (Launch, Vec<DeviceSlice<'a>>) {
+    let (mut buffers, mut specs) = (Vec::new(), Vec::new());
+    let mut arg = |given: &KernelArg<'a>| match *given {
+        KernelArg::Slice(slice) => {
+            buffers.push(slice);
+            specs.push(BufferSpec {
+                name: "a buffer",
+                bytes: slice.len() as u64,
+                written: true,
+                align: 1,
+            });
+            Arg::Buffer {
+                slot: buffers.len() - 1,
+                byte_offset: 0,
+            }
+        }
+        KernelArg::U32(value) => Arg::U32(value),
+        KernelArg::I32(value) => Arg::I32(value),
+        KernelArg::U64(value) => Arg::U64(value),
+        KernelArg::F32(value) => Arg::F32(value),
+    };
+    let args = given.iter().map(&mut arg).collect();
+    let launch = Launch {
+        grid: shape.grid,
+        block: shape.block,
+        cluster: shape.cluster,
+        dynamic_shared_bytes: shape.dynamic_shared_bytes,
+        programmatic: shape.programmatic_dependent,
+        buffers: specs,
+        args,
+    };
+    (launch, buffers)
 }
 
 impl Own for Function {

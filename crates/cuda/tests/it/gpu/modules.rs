@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use flashcore_cuda::{DeviceBuffer, KernelArg, LaunchShape, Module, ModuleOptions};
+use flashcore_cuda::{DeviceBuffer, LaunchShape, Module, ModuleOptions};
 
-use super::{Bench, Outcome, ensure, ptx, refused};
+use super::{Bench, KernelArg, Outcome, Own, ensure, ptx, refused};
 
 pub(crate) fn identity(bench: &Bench) -> Outcome {
     let strict = ModuleOptions::default();
