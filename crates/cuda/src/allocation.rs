@@ -372,7 +372,7 @@ mod tests {
         let noted = noted();
         let outside = [
             "cuDevicePrimaryCtxRetain",
-            "cuStreamCreateWithPriority",
+            "cuStreamCreate",
             "cuMemAllocAsync",
             "cuMemcpyHtoDAsync_v2",
             "cuMemcpyDtoHAsync_v2",

@@ -37,7 +37,7 @@ impl Heap {
     fn pools(&self, driver: &Driver) -> Option<[CUstream; 2]> {
         let make = || {
             let attribute = device_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-            let stream = || driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0);
+            let stream = || driver.cuStreamCreate(stream_flag::CU_STREAM_NON_BLOCKING);
             match driver.cuDeviceGetAttribute(attribute, self.device) {
                 Ok(1..) => Some([Handle(stream().ok()?), Handle(stream().ok()?)]),
                 _ => None,

@@ -78,14 +78,8 @@ pub(crate) struct Captured {
 impl Stream {
     /// A new stream.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        Self::with_priority(context, 0)
-    }
-
-    /// A new stream whose blocks are dispatched before those of streams of larger numbers. Those of [`Stream::new`]
-    /// have 0; a number that the device does not have stands for the nearest one.
-    pub fn with_priority(context: &Context, priority: i32) -> Result<Self, CudaError> {
         let flags = stream_flag::CU_STREAM_NON_BLOCKING;
-        let handle = context.call(|driver| driver.cuStreamCreateWithPriority(flags, priority))?;
+        let handle = context.call(|driver| driver.cuStreamCreate(flags))?;
         Ok(Self::wrap(context, handle, true))
     }
 

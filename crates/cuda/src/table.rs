@@ -55,7 +55,7 @@ pub(crate) struct Uploader {
 
 impl Uploader {
     pub(crate) fn new(home: Home, heap: Arc<Heap>) -> Result<Uploader, CallError> {
-        let stream = home.call(|driver| driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
+        let stream = home.call(|driver| driver.cuStreamCreate(stream_flag::CU_STREAM_NON_BLOCKING))?;
         let (stream, slab) = (Handle(stream), None);
         Ok(Uploader {
             stream,

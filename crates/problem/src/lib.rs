@@ -65,7 +65,7 @@ pub use quantise::{absmax_scales, quantise};
 pub use random::{RandomLimits, random_backward, random_problem};
 pub use random_lengths::random_lengths;
 pub use reference::{ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};
-pub use reference_gradients::{GradientRow, reference_gradient_rows, reference_gradients, reference_gradients_of};
+pub use reference_gradients::{GradientRow, reference_gradient_rows, reference_gradients};
 pub use slack::Slack;
 pub use task::{Access, AnyTask, Combine, Task, TensorSpec};
 pub use tensor::{E4M3_MAX, POISON, Tensor, TensorView};

@@ -18,6 +18,7 @@
 //!    of the f32 log-sum-exp, `2^-22·|lse|`: `Σ |t|·(exp(e) − 1)`. The derivative of a soft cap is
 //!    off by `2·e/cap + 2^-22`.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -29,8 +30,9 @@ use crate::{Direction, GRADIENT_LIMIT, Gradients, Inputs, Lengths, Problem, Prob
 /// Rows that share a pass over K and V, and keys of a block of it: half a megabyte at head_dim 256.
 const BLOCK_ROWS: usize = 8;
 const BLOCK_KEYS: usize = 256;
-/// Rows whose sums a thread adds before it takes others.
+/// Rows whose sums a thread adds before it takes others, and how many such sums are in memory at a time.
 const PART_ROWS: usize = 64;
+const PARTS: usize = 32;
 
 /// The float64 gradient of one row of Q, K or V, and the error that rounding may add to it.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,49 +64,20 @@ pub struct GradientRow {
 /// # Errors
 /// Inputs of another problem, or of a forward one.
 pub fn reference_gradients(problem: &Problem, inputs: &Inputs) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
+    let group = problem.group_size();
     let mut all = Gradients::<Vec<GradientRow>>::default();
-    for sequence in 0..problem.batch() {
+    for (number, one) in problem.sequences(&inputs.lengths.as_slices())?.iter().enumerate() {
         for kv_head in 0..problem.num_kv_heads() {
-            let Gradients { dq, dk, dv } = reference_gradients_of(problem, inputs, sequence, kv_head)?;
-            all.dq.extend(dq);
-            all.dk.extend(dk);
-            all.dv.extend(dv);
+            let heads = kv_head * group..(kv_head + 1) * group;
+            let rows: Vec<_> = heads.flat_map(|h| (0..one.len_q).map(move |row| [h, row])).collect();
+            let keys: Vec<_> = (0..one.len_kv).collect();
+            let found = reference_gradient_rows(problem, inputs, (number, kv_head), &rows, &keys)?;
+            all.dq.extend(found.dq);
+            all.dk.extend(found.dk);
+            all.dv.extend(found.dv);
         }
     }
     Ok(all)
-}
-
-/// The gradients of one K/V head of one sequence, and of the query heads that share it.
-///
-/// # Errors
-/// As [`reference_gradients`].
-///
-/// # Panics
-/// There is no such sequence or head.
-pub fn reference_gradients_of(
-    problem: &Problem,
-    inputs: &Inputs,
-    sequence: usize,
-    kv_head: usize,
-) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
-    let tensors = Tensors::new(problem, inputs)?;
-    let sequences = problem.sequences(&tensors.lengths)?;
-    let head = tensors.head(&sequences[sequence], kv_head);
-    let mut of_keys = vec![head.sums(); head.sequence.len_kv];
-    let (mut dq, mut past_limit) = (Vec::new(), false);
-    for block in head.all_rows().chunks(BLOCK_ROWS) {
-        for row in head.rows(block) {
-            past_limit |= row.past_limit;
-            let terms: Vec<Terms> = row.visible.clone().map(|key| head.terms(&row, key)).collect();
-            for (key, terms) in row.visible.clone().zip(&terms) {
-                of_keys[key].add(&row, terms);
-            }
-            dq.push(head.dq(&row, &terms));
-        }
-    }
-    let keys = of_keys.iter().enumerate().map(|(key, sums)| (key, sums.clone()));
-    let (dk, dv) = head.of_keys(keys, past_limit);
-    Ok(Gradients { dq, dk, dv })
 }
 
 /// The gradients of some query rows, each given as `[head, row]`, and of some keys of one K/V head of
@@ -127,41 +100,44 @@ pub fn reference_gradient_rows(
     let tensors = Tensors::new(problem, inputs)?;
     let sequences = problem.sequences(&tensors.lengths)?;
     let head = &tensors.head(&sequences[sequence], kv_head);
-    let mut dq = Vec::new();
-    for block in rows.chunks(BLOCK_ROWS) {
-        for row in head.rows(block) {
-            let terms: Vec<Terms> = row.visible.clone().map(|key| head.terms(&row, key)).collect();
-            dq.push(head.dq(&row, &terms));
-        }
-    }
-    let (mut first, mut end) = (usize::MAX, 0);
-    for row in 0..head.sequence.len_q {
-        let visible = head.sequence.keys.keys(row);
-        if keys.iter().any(|key| visible.contains(key)) {
-            (first, end) = (first.min(row), row + 1);
-        }
-    }
-    let all = head.all_rows();
-    let seeing: Vec<[usize; 2]> = all.into_iter().filter(|row| (first..end).contains(&row[1])).collect();
-    let sum_of = |part: &[[usize; 2]]| {
-        let mut sums = vec![head.sums(); keys.len()];
-        for row in part.chunks(BLOCK_ROWS).flat_map(|block| head.rows(block)) {
-            for (key, sums) in keys.iter().zip(&mut sums) {
-                if row.visible.contains(key) {
-                    sums.add(&row, &head.terms(&row, *key));
+    let wanted: HashSet<[usize; 2]> = rows.iter().copied().collect();
+    let ends = keys.iter().min().zip(keys.iter().max());
+    let sees = |[_, row]: &[usize; 2]| {
+        let visible = head.sequence.keys.keys(*row);
+        ends.is_some_and(|(first, last)| visible.start <= *last && *first < visible.end)
+    };
+    let needed = head.all_rows().into_iter().filter(|row| wanted.contains(row) || sees(row));
+    let needed: Vec<[usize; 2]> = needed.collect();
+    let of_part = |part: &[[usize; 2]]| {
+        let (mut dq, mut sums) = (Vec::new(), vec![head.sums(); keys.len()]);
+        let computed = part.chunks(BLOCK_ROWS).flat_map(|block| block.iter().zip(head.rows(block)));
+        for (place, row) in computed {
+            let mut of_row = Vec::new();
+            if wanted.contains(place) {
+                of_row.extend(row.visible.clone().map(|key| head.terms(&row, key)));
+                dq.push((*place, head.dq(&row, &of_row)));
+            }
+            for (key, sums) in keys.iter().zip(&mut sums).filter(|(key, _)| row.visible.contains(key)) {
+                match of_row.get(key - row.visible.start) {
+                    Some(terms) => sums.add(&row, terms),
+                    None => sums.add(&row, &head.terms(&row, *key)),
                 }
             }
         }
-        sums
+        (dq, sums)
     };
-    let parts: Vec<Vec<KeySums>> = seeing.par_chunks(PART_ROWS).map(sum_of).collect();
-    // In one order, however many threads there were.
-    let mut sums = vec![head.sums(); keys.len()];
-    for part in &parts {
-        sums.iter_mut().zip(part).for_each(|(sums, part)| sums.merge(part));
+    let (mut dq, mut sums) = (HashMap::new(), vec![head.sums(); keys.len()]);
+    for parts in needed.chunks(PART_ROWS * PARTS) {
+        let parts: Vec<_> = parts.par_chunks(PART_ROWS).map(of_part).collect();
+        // In one order, however many threads there were.
+        for (of_rows, of_keys) in parts {
+            dq.extend(of_rows);
+            sums.iter_mut().zip(&of_keys).for_each(|(sums, part)| sums.merge(part));
+        }
     }
     let past_limit = sums.iter().any(|sums| sums.past_limit);
     let (dk, dv) = head.of_keys(keys.iter().copied().zip(sums), past_limit);
+    let dq = rows.iter().map(|row| dq[row].clone()).collect();
     Ok(Gradients { dq, dk, dv })
 }
 

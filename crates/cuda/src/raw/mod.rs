@@ -303,8 +303,10 @@ pub(crate) fn unsigned(value: c_int) -> u32 {
     value.max(0).unsigned_abs()
 }
 
-#[cfg(all(test, not(windows)))]
+#[cfg(test)]
 mod tests {
+    #![cfg(not(windows))]
+
     use super::*;
 
     #[test]

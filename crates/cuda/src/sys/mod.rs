@@ -355,7 +355,7 @@ functions! {
         stream cuCtxPopCurrent_v2() -> CUcontext;
         outside cuMemAlloc_v2(bytes: usize) -> CUdeviceptr;
         outside cuMemAllocAsync(bytes: usize, stream: CUstream) -> CUdeviceptr;
-        outside cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream;
+        outside cuStreamCreate(flags: c_uint) -> CUstream;
         outside cuEventCreate(flags: c_uint) -> CUevent;
         outside cuGraphInstantiateWithFlags(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec;
         outside cuFuncGetAttribute(attribute: c_uint, function: CUfunction) -> c_int;

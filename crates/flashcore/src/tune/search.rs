@@ -153,8 +153,10 @@ fn median(values: &[f64]) -> f64 {
     }
 }
 
-#[cfg(all(test, feature = "cpu"))]
+#[cfg(test)]
 mod tests {
+    #![cfg(feature = "cpu")]
+
     use flashcore_cpu::CpuConfig;
 
     use super::*;

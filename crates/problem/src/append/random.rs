@@ -1,6 +1,7 @@
 //! Random appends for fuzz tests: shapes, strides, kinds, values and data of a seed.
 
 use super::{Append, AppendPlace, AppendReference, AppendValues, Rotary, SlotMapping};
+use crate::random_lengths::draw_used;
 use crate::rng::Rng;
 use crate::{DType, Layout, Tensor};
 
@@ -118,8 +119,8 @@ pub fn random_append(seed: u64) -> AppendCase {
     let (head_dim, head_dim_v) = (dim(), dim());
     let head_dim_v = if rng.chance(0.5) { head_dim } else { head_dim_v };
     let packed = rng.chance(0.5);
-    let counts: Vec<usize> = (0..batch).map(|_| if packed { draw(&mut rng, 9) } else { 0 }).collect();
-    let equal = draw(&mut rng, 9);
+    let counts: Vec<usize> = (0..batch).map(|_| if packed { draw_used(&mut rng, 9) } else { 0 }).collect();
+    let equal = draw_used(&mut rng, 9);
     let counts = if packed { counts } else { vec![equal; batch] };
     let rows: usize = counts.iter().sum();
     let [first, seq_new] = if packed {
@@ -171,7 +172,7 @@ pub fn random_append(seed: u64) -> AppendCase {
         });
         std::iter::once(0).chain(ends).collect::<Vec<_>>()
     };
-    let lengths: Vec<usize> = counts.iter().map(|count| draw(&mut rng, capacity - count)).collect();
+    let lengths: Vec<usize> = counts.iter().map(|count| draw_used(&mut rng, capacity - count)).collect();
     let as_i32 = |values: &[usize]| values.iter().map(|&value| value as i32).collect::<Vec<_>>();
     if rng.chance(0.6) {
         append.rotary = Some(draw_rotary(&mut rng, &append));
@@ -203,7 +204,7 @@ pub fn random_append(seed: u64) -> AppendCase {
     let parts = shuffled(&mut rng, tables);
     values.cache_batch_idx = entries.cache_batch_idx.map(|_| as_i32(&parts[..batch]));
     values.leftpad_k = entries.leftpad_k.map(|_| {
-        let paddings = lengths.iter().map(|&len| draw(&mut rng, len) as i32);
+        let paddings = lengths.iter().map(|&len| draw_used(&mut rng, len) as i32);
         paddings.collect()
     });
     values.block_table = entries.block_table.map(|entries| {
@@ -330,16 +331,6 @@ fn draw_rotary(rng: &mut Rng, append: &Append) -> Rotary {
         q_at_one_position: rng.chance(0.4),
         seqlens: matches!(append.place, AppendPlace::Slots { .. }) || rng.chance(0.4),
         ..Rotary::new(append.k_new, 0, dim)
-    }
-}
-
-/// A number up to `most`, often 0, 1 or the last.
-fn draw(rng: &mut Rng, most: usize) -> usize {
-    match rng.below(8) {
-        0 => 0,
-        1 => 1.min(most),
-        2 => most,
-        _ => rng.between(0, most),
     }
 }
 
