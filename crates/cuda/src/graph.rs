@@ -4,14 +4,11 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use crate::allocation::Allocation;
 use crate::context::{Context, lock};
 use crate::error::{CudaError, coalesced};
-use crate::module::LoadedModule;
 use crate::raw::{CallResult, Driver, Handle};
 use crate::stream::{Captured, Stream, StreamHandle};
 use crate::sys::{CUgraph, CUgraphExec_st, capture_mode};
-use crate::table::DeviceTable;
 
 /// Work captured from a stream, ready to be replayed. Calls of attention are captured and launched by a queue:
 /// `Queue::recording`, `Queue::finish`, `Queue::launch` of `flashcore`.
@@ -22,10 +19,7 @@ pub struct Graph {
     /// The driver does not synchronise calls on one executable graph; the lock does.
     exec: Mutex<Handle<CUgraphExec_st>>,
     label: Arc<str>,
-    kernels: Vec<Arc<str>>,
-    modules: Vec<Arc<LoadedModule>>,
-    tables: Vec<Arc<DeviceTable>>,
-    allocations: Vec<Arc<Allocation>>,
+    keeps: Captured,
     context: Context,
 }
 
@@ -55,14 +49,14 @@ impl Graph {
     /// [`CudaError::OtherDevice`] for a stream of another device; otherwise what the driver says.
     pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         stream.check_context(&self.context, "the graph")?;
-        stream.put(&self.allocations, &self.tables, || {
+        stream.put(&self.keeps.allocations, &self.keeps.tables, || {
             let exec = lock(&self.exec);
             self.context
                 .call(|driver| driver.cuGraphLaunch(exec.0, stream.handle()))
         })?;
         // A graph in a graph: the outer one keeps what this one keeps.
         match stream.shared().capture().as_mut() {
-            Some(captured) => captured.modules.extend_from_slice(&self.modules),
+            Some(captured) => captured.modules.extend_from_slice(&self.keeps.modules),
             None => self.context.enqueued(&self.label, stream.as_raw()),
         }
         Ok(())
@@ -78,7 +72,7 @@ impl Graph {
 
     /// Names of the kernels captured, in order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.kernels.iter().map(|name| &**name)
+        self.keeps.kernels.iter().map(|name| &**name)
     }
 }
 
@@ -135,10 +129,7 @@ impl Recording {
         Ok(Graph {
             exec: Mutex::new(Handle(exec)),
             label: Arc::from(label(&captured.kernels)),
-            kernels: captured.kernels,
-            modules: captured.modules,
-            tables: captured.tables,
-            allocations: captured.allocations,
+            keeps: captured,
             context: self.context.clone(),
         })
     }

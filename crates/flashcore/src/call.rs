@@ -2,11 +2,11 @@
 
 #[cfg(feature = "cpu")]
 use flashcore_problem::AnyTask;
+#[cfg(feature = "cuda")]
+use flashcore_problem::{Access, View, ViewMut};
 use flashcore_problem::{
     Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
 };
-#[cfg(feature = "cuda")]
-use flashcore_problem::{Access, View, ViewMut};
 
 use crate::attention::Backend;
 use crate::prepared::By;

@@ -230,7 +230,7 @@ impl Queue {
     /// records.
     pub fn write<T: Scalar>(&mut self, to: &mut CudaTensor, values: &[T]) -> Result<(), Error> {
         self.runs("write")?;
-        holds::<T>(to)?;
+        to.element().check_is::<T>()?;
         let given = size_of_val(values);
         if given != to.as_slice().len() {
             return Err(too_few(given, to.as_slice().len()));
@@ -264,7 +264,7 @@ impl Queue {
     /// As [`Queue::download`], and a tensor that does not hold `T`.
     pub fn read<T: Scalar>(&mut self, tensor: &CudaTensor) -> Result<Vec<T>, Error> {
         self.runs("read")?;
-        holds::<T>(tensor)?;
+        tensor.element().check_is::<T>()?;
         let mut values = vec![T::zeroed(); tensor.layout().span()];
         tensor
             .as_slice()
@@ -341,18 +341,6 @@ fn too_few(given: usize, needed: usize) -> Error {
     tensor_error(format!(
         "{given} bytes were given; the tensor has {needed}, gaps included"
     ))
-}
-
-fn holds<T: Scalar>(tensor: &CudaTensor) -> Result<(), Error> {
-    if tensor.element() == T::ELEMENT {
-        Ok(())
-    } else {
-        Err(tensor_error(format!(
-            "the tensor holds {}, and the values are {}",
-            tensor.element(),
-            T::ELEMENT
-        )))
-    }
 }
 
 impl Attention {

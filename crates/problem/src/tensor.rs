@@ -4,7 +4,8 @@ use half::{bf16, f16};
 
 use crate::e4m3::{e4m3_to_f32, f32_to_e4m3};
 use crate::head_values::HeadValues;
-use crate::{DType, Element, Layout, ProblemError};
+use crate::view::bytes_needed;
+use crate::{DType, Element, ElementType, Layout, ProblemError};
 
 /// The fill byte of poisoned memory: a NaN in every dtype.
 pub const POISON: u8 = 0xff;
@@ -83,7 +84,7 @@ impl Tensor {
     /// # Errors
     /// The tensor's dtype is not that of `T`.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], ProblemError> {
-        self.check_holds::<T>()?;
+        ElementType::from(self.dtype).check_is::<T>()?;
         Ok(bytemuck::cast_slice(self.bytes()))
     }
 
@@ -102,17 +103,8 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::as_slice`].
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], ProblemError> {
-        self.check_holds::<T>()?;
+        ElementType::from(self.dtype).check_is::<T>()?;
         Ok(bytemuck::cast_slice_mut(self.bytes_mut()))
-    }
-
-    fn check_holds<T: Element>(&self) -> Result<(), ProblemError> {
-        if T::DTYPE == self.dtype {
-            return Ok(());
-        }
-        let (holds, read) = (self.dtype, T::DTYPE);
-        let message = format!("the tensor holds {holds} and is read as {read}; read it as what it holds");
-        ProblemError::tensor("self", message)
     }
 
     /// A tensor of the values `value(b, s, h, d)`, rounded to `dtype`; gaps are zero. Panics as [`Tensor::filled`].
@@ -273,7 +265,8 @@ impl<'a> TensorView<'a> {
         layout: Layout,
         bytes: &'a [u8],
     ) -> Result<TensorView<'a>, ProblemError> {
-        check_buffer(tensor, dtype, &layout, bytes)?;
+        layout.check(tensor)?;
+        bytes_needed(tensor, dtype.into(), &layout, bytes)?;
         Ok(TensorView {
             dtype,
             layout,
@@ -321,20 +314,6 @@ fn wrong_length<T>(layout: &Layout, given: usize) -> Result<T, ProblemError> {
     let (Layout { shape, strides }, needed) = (layout, layout.span());
     let message = format!("{given} values were given; shape {shape:?} with strides {strides:?} needs {needed}");
     ProblemError::tensor("the tensor", message)
-}
-
-fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8]) -> Result<(), ProblemError> {
-    layout.check(tensor)?;
-    let (size, given) = (dtype.size_bytes(), bytes.len());
-    let needed = layout.span() * size;
-    let message = if given < needed {
-        format!("{tensor} needs {needed} bytes for its shape and strides; the buffer has {given}")
-    } else if !(bytes.as_ptr() as usize).is_multiple_of(size) {
-        format!("{tensor}'s data is not aligned to its {dtype} elements ({size} bytes); copy it to memory that is")
-    } else {
-        return Ok(());
-    };
-    ProblemError::tensor(tensor, message)
 }
 
 fn check_index(layout: &Layout, index: [usize; 4]) {

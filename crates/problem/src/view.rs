@@ -27,6 +27,17 @@ impl ElementType {
             ElementType::I64 => 8,
         }
     }
+
+    /// Refuses another Rust type than the elements are of.
+    #[doc(hidden)]
+    pub fn check_is<T: Scalar>(self) -> Result<(), ProblemError> {
+        if self == T::ELEMENT {
+            return Ok(());
+        }
+        let values = T::ELEMENT;
+        let message = format!("the tensor holds {self}, and the values are {values}; give or read values of {self}");
+        ProblemError::tensor("the tensor", message)
+    }
 }
 
 impl From<DType> for ElementType {
@@ -238,17 +249,26 @@ impl<'a> ViewMut<'a, Host> {
 
 /// The bytes that all values of `T` take.
 fn whole<T: Scalar>(element: ElementType, layout: &Layout, memory: &[u8]) -> Result<usize, ProblemError> {
-    let (tensor, given) = ("self", memory.len());
-    let Some(needed) = layout.span_bytes(size_of::<T>()) else {
+    element.check_is::<T>()?;
+    bytes_needed("the tensor", element, layout, memory)
+}
+
+/// The bytes of a tensor from its first element to its last, if its memory has them, and aligned to its elements.
+pub(crate) fn bytes_needed(
+    tensor: &'static str,
+    element: ElementType,
+    layout: &Layout,
+    memory: &[u8],
+) -> Result<usize, ProblemError> {
+    let (size, given) = (element.size_bytes(), memory.len());
+    let Some(needed) = layout.span_bytes(size) else {
         let why = format!("they reach before its memory, which has {given} bytes, or past all memory");
         return ProblemError::strides(tensor, layout, &why);
     };
-    let message = if element != T::ELEMENT {
-        format!("it holds {element} and is read as {}", T::ELEMENT)
-    } else if given < needed {
-        format!("its shape and strides need {needed} bytes; its memory has {given}")
-    } else if !memory.as_ptr().addr().is_multiple_of(align_of::<T>()) {
-        format!("its memory is not aligned to {element}")
+    let message = if given < needed {
+        format!("{tensor} needs {needed} bytes for its shape and strides; the buffer has {given}")
+    } else if !memory.as_ptr().addr().is_multiple_of(size) {
+        format!("{tensor}'s data is not aligned to its {element} elements ({size} bytes); copy it to memory that is")
     } else {
         return Ok(needed);
     };

@@ -126,7 +126,7 @@ fn typed_slices_of_the_wrong_length_or_type_are_refused() {
     let error = tensor.as_slice::<f16>().unwrap_err().to_string();
     assert_eq!(
         error,
-        "the tensor holds f32 and is read as fp16; read it as what it holds"
+        "the tensor holds f32, and the values are fp16; give or read values of f32"
     );
     let overlapping = Layout {
         shape: [1, 2, 1, 64],

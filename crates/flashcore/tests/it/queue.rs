@@ -71,8 +71,13 @@ impl Step {
 #[cfg(feature = "cpu")]
 #[test]
 fn a_queue_is_of_a_gpu() {
-    let error = Queue::new(&flashcore::Device::cpu()).unwrap_err().to_string();
-    assert!(error.contains("cpu"), "{error}");
+    let cpu = flashcore::Device::cpu();
+    for queue in [Queue::new(&cpu), Queue::recording(&cpu)] {
+        assert_eq!(
+            queue.unwrap_err().to_string(),
+            "queues and operands in device memory need a GPU, and the device is the CPU: make it with Device::cuda(n)"
+        );
+    }
 }
 
 /// Layers of a step: one schedule, which belongs to its queue and to calls whose plan would make the same.

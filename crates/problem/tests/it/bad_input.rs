@@ -84,7 +84,7 @@ fn strides_beyond_memory_are_refused_where_values_are_read() {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "self has strides {strides:?} for shape {shape:?}: they reach before its memory, which has 16 bytes, \
+                    "the tensor has strides {strides:?} for shape {shape:?}: they reach before its memory, which has 16 bytes, \
                      or past all memory"
                 )
             );

@@ -135,7 +135,8 @@ proptest! {
             for other in other.into_iter().filter(|other| specs.iter().all(|spec| spec.name != *other)) {
                 let mut extra = right.clone();
                 extra.insert(at, Given { name: other, ..right[at].clone() });
-                assert_refused(&specs, &extra, other, "no use")?;
+                let why = if other == Name::Dk { "of a backward pass" } else { "no use" };
+                assert_refused(&specs, &extra, other, why)?;
             }
             let element = if spec.element == ElementType::I32 { ElementType::I64 } else { ElementType::I32 };
             assert_refused(&specs, &changed(&|one| one.element = element), name, "holds")?;
