@@ -62,8 +62,7 @@ impl Function {
         for buffer in buffers {
             buffer.check_device(context.ordinal(), "an argument")?;
         }
-        let mut arguments = Arguments::new(launch.args.len());
-        let mut tables = Vec::new();
+        let (mut arguments, mut tables) = (Vec::with_capacity(launch.args.len()), Vec::new());
         for (index, arg) in launch.args.iter().enumerate() {
             let proved =
                 |slot: usize, byte_offset: u64| match prove_argument(index, slot, byte_offset, &launch.buffers, &given)
@@ -88,14 +87,14 @@ impl Function {
                 }
                 Arg::TensorMap(ref recipe) => {
                     proved(recipe.slot, 0)?;
-                    arguments.map(TensorMap::encode(context, recipe, buffers[recipe.slot])?)
+                    Argument::Map(Box::new(TensorMap::encode(context, recipe, buffers[recipe.slot])?))
                 }
             };
-            arguments.each.push(argument);
+            arguments.push(argument);
         }
         let shape = LaunchShape::of(launch);
         self.prove(&shape)?;
-        self.prove_arguments(arguments.each.iter().map(Argument::bytes))?;
+        self.prove_arguments(arguments.iter().map(Argument::bytes))?;
         Ok(PreparedLaunch {
             tables,
             function: self.clone(),
@@ -147,30 +146,24 @@ impl Function {
 pub struct PreparedLaunch<'a> {
     // Before the function, which keeps the context that freeing them needs.
     tables: Vec<Arc<DeviceTable>>,
-    pub(crate) function: Function,
-    pub(crate) shape: LaunchShape,
-    pub(crate) arguments: Arguments,
+    function: Function,
+    shape: LaunchShape,
+    arguments: Vec<Argument>,
     /// That of its buffers which is ours.
     memory: Vec<&'a Arc<Allocation>>,
     /// The streams that alone may use some of its buffers.
     only_in: Vec<usize>,
 }
 
-/// The values of arguments. A tensor map takes 128 bytes and few launches have one, so it has its own place.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Arguments {
-    pub(crate) each: Vec<Argument>,
-    maps: Vec<TensorMap>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Argument {
+/// The value of an argument.
+#[derive(Debug, Clone)]
+enum Argument {
     /// A number or a float, by its bits.
     U32(u32),
     /// A number or an address.
     U64(u64),
-    /// A tensor map, by its index.
-    Map(usize),
+    /// It takes 128 bytes, and few launches have one.
+    Map(Box<TensorMap>),
 }
 
 impl Argument {
@@ -181,41 +174,19 @@ impl Argument {
             Argument::Map(_) => size_of::<TensorMap>() as u64,
         }
     }
-}
 
-impl Arguments {
-    pub(crate) fn new(count: usize) -> Arguments {
-        Arguments {
-            each: Vec::with_capacity(count),
-            maps: Vec::new(),
-        }
-    }
-
-    pub(crate) fn map(&mut self, map: TensorMap) -> Argument {
-        self.maps.push(map);
-        Argument::Map(self.maps.len() - 1)
-    }
-
-    /// Where the driver reads each value, while this is borrowed. It only reads; its signature is older than const.
-    pub(crate) fn values(&self) -> Vec<*mut c_void> {
-        let value = |argument: &Argument| -> *const c_void {
-            match argument {
-                Argument::U32(value) => ptr::from_ref(value).cast(),
-                Argument::U64(value) => ptr::from_ref(value).cast(),
-                Argument::Map(index) => ptr::from_ref(&self.maps[*index]).cast(),
-            }
+    /// Where the driver reads it, while this is borrowed. It only reads; its signature is older than const.
+    fn value(&self) -> *mut c_void {
+        let value: *const c_void = match self {
+            Argument::U32(value) => ptr::from_ref(value).cast(),
+            Argument::U64(value) => ptr::from_ref(value).cast(),
+            Argument::Map(map) => ptr::from_ref(&**map).cast(),
         };
-        self.each.iter().map(|argument| value(argument).cast_mut()).collect()
+        value.cast_mut()
     }
 }
 
 impl PreparedLaunch<'_> {
-    fn check_stream(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.only_in
-            .iter()
-            .try_for_each(|only| check_stream(Some(*only), stream))
-    }
-
     /// Enqueues the kernel, never as a graph. Returns at once; a fault shows at a later synchronisation.
     ///
     /// # Errors
@@ -252,7 +223,8 @@ impl PreparedLaunch<'_> {
         let Some((first, others)) = launches.split_first() else {
             return Ok(());
         };
-        launches.iter().try_for_each(|launch| launch.check_stream(stream))?;
+        let mut only_in = launches.iter().flat_map(|launch| &launch.only_in);
+        only_in.try_for_each(|only| check_stream(Some(*only), stream))?;
         let context = first.function.module().context();
         let overlap = has_programmatic_launches(context.info().cuda_version);
         let memory = launches.iter().flat_map(|launch| launch.memory.iter().copied());
@@ -284,9 +256,10 @@ impl PreparedLaunch<'_> {
     /// As [`PreparedLaunch::enqueue`]; the memory is [put in use](Stream::put).
     #[allow(unsafe_code)]
     unsafe fn launch_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
+        let mut values: Vec<_> = self.arguments.iter().map(Argument::value).collect();
         // SAFETY: every buffer is at least as long as the launch says the kernel touches; `Function::prepare` has
         // proved the arguments, and its caller promised what the kernel does; the rest is this caller's promise.
-        unsafe { self.function.launch_proved(stream, shape, &mut self.arguments.values()) }
+        unsafe { self.function.launch_proved(stream, shape, &mut values) }
     }
 }
 

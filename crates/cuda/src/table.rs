@@ -8,7 +8,6 @@
 //! stay as long as the context.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -28,6 +27,7 @@ const SLAB_BYTES: usize = 16 << 20;
 const ALIGNMENT: usize = 256;
 
 /// A table on the device. Its memory is freed with the last table of its slab.
+#[derive(Debug)]
 pub(crate) struct DeviceTable {
     address: CUdeviceptr,
     /// Device memory of tables, each of which takes bytes that none had before it.
@@ -93,12 +93,6 @@ impl Drop for Uploader {
     fn drop(&mut self) {
         // A lost context has nothing left to destroy.
         let _ = self.home.call(|driver| driver.cuStreamDestroy_v2(self.stream.0));
-    }
-}
-
-impl fmt::Debug for DeviceTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceTable(at {:#x})", self.address)
     }
 }
 

@@ -303,10 +303,9 @@ pub(crate) fn unsigned(value: c_int) -> u32 {
     value.max(0).unsigned_abs()
 }
 
+#[cfg(not(windows))]
 #[cfg(test)]
 mod tests {
-    #![cfg(not(windows))]
-
     use super::*;
 
     #[test]

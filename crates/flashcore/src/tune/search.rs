@@ -153,10 +153,9 @@ fn median(values: &[f64]) -> f64 {
     }
 }
 
+#[cfg(feature = "cpu")]
 #[cfg(test)]
 mod tests {
-    #![cfg(feature = "cpu")]
-
     use flashcore_cpu::CpuConfig;
 
     use super::*;
