@@ -2,17 +2,17 @@
 
 #[cfg(feature = "cpu")]
 use flashcore_problem::AnyTask;
-#[cfg(feature = "cuda")]
-use flashcore_problem::{Access, View, ViewMut};
 use flashcore_problem::{
     Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
 };
+#[cfg(feature = "cuda")]
+use flashcore_problem::{View, ViewMut};
 
 use crate::attention::Backend;
 use crate::prepared::By;
 use crate::{Attention, Error, Prepared};
 #[cfg(feature = "cuda")]
-use crate::{Cuda, CudaTensor, Queue};
+use crate::{Cuda, CudaTensor, Queue, memory::on_device};
 
 /// What [`Attention::forward`] computes, and [`Attention::backward`] reads: tensors in host memory, or on a GPU.
 #[derive(Clone, Debug)]
@@ -42,19 +42,6 @@ fn spec(tensors: &[TensorSpec], name: Name) -> Result<&TensorSpec, Error> {
     let why = || "is no tensor of this problem".to_string();
     let found = tensors.iter().find(|spec| spec.name == name);
     found.ok_or_else(|| Error::Operand { name, why: why() })
-}
-
-/// The operands that these tensors of a task are.
-#[cfg(feature = "cuda")]
-pub(crate) fn on_device(tensors: &mut [(TensorSpec, CudaTensor)]) -> Operands<'_, Cuda> {
-    let mut operands = Operands::new();
-    for (TensorSpec { name, access, .. }, tensor) in tensors {
-        operands = match access {
-            Access::Read => operands.with(*name, &*tensor),
-            Access::Write | Access::ReadWrite => operands.with_mut(*name, tensor),
-        };
-    }
-    operands
 }
 
 /// What verbs of tensors that carry nothing give.

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use flashcore_cuda::{DeviceBuffer, DeviceSlice};
 use flashcore_problem::view::sealed::Sealed;
-use flashcore_problem::{ElementType, Layout, Memory, View, ViewMut};
+use flashcore_problem::{Access, ElementType, Layout, Memory, Operands, TensorSpec, View, ViewMut};
 
 use crate::Schedule;
 
@@ -116,4 +116,16 @@ impl<'a> From<&'a mut CudaTensor> for ViewMut<'a, Cuda> {
     fn from(tensor: &'a mut CudaTensor) -> ViewMut<'a, Cuda> {
         ViewMut::new(tensor.element, tensor.layout, DeviceSliceMut::of(tensor.as_slice()))
     }
+}
+
+/// The operands that these tensors of a task are.
+pub(crate) fn on_device(tensors: &mut [(TensorSpec, CudaTensor)]) -> Operands<'_, Cuda> {
+    let mut operands = Operands::new();
+    for (TensorSpec { name, access, .. }, tensor) in tensors {
+        operands = match access {
+            Access::Read => operands.with(*name, &*tensor),
+            Access::Write | Access::ReadWrite => operands.with_mut(*name, tensor),
+        };
+    }
+    operands
 }

@@ -164,8 +164,8 @@ mod gpu {
     use flashcore_problem::{Host, View};
 
     use super::*;
-    use crate::call::on_device;
     use crate::cuda::{CudaAttention, Event, Graph};
+    use crate::memory::on_device;
     use crate::{CudaTensor, Queue};
 
     /// A kernel, and a batch of its runs in a graph, so that the host does not limit it.

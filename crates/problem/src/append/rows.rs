@@ -1,5 +1,5 @@
-//! The rows of an append whose values are on the host: where each goes, and what is wrong with the values. The CPU writes
-//! them, and the reference says so of kernels.
+//! The rows of an append whose values are on the host: where each goes, and what is wrong with the values. The CPU
+//! writes them, and the reference of kernels expects them.
 
 use std::collections::HashMap;
 
@@ -72,8 +72,8 @@ impl Append {
         first.map_or(Ok(rows), Err)
     }
 
-    /// What a kernel writes, whatever the values are, and all that is wrong with them: a length is cut to its bounds, and
-    /// a row without a place in the cache is not written. Of two writers of a row both are there.
+    /// What a kernel writes, whatever the values are, and all that is wrong with them: a length is cut to its bounds,
+    /// and a row without a place in the cache is not written. Of two writers of a row both are there.
     pub(super) fn walk(
         &self,
         values: &AppendValues<&[i32]>,
