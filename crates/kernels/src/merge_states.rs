@@ -14,8 +14,7 @@ use crate::args::{Args, Built};
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, declare_lse, grid, widest_access};
 use crate::attention::score_mod::LOG2_E;
-use crate::family::padded;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 
 /// Columns of a thread: every head_dim is a multiple of it.
 const CHUNK: u32 = 8;
@@ -60,20 +59,15 @@ pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCac
         lse: problem.return_lse(),
         ..Shape::of_lengths(Lengths::default())
     };
-    let identity = Identity {
-        family: "merge",
-        levers: padded([parts as u32]),
-        shape,
-    };
-    let kernel = kernels.get_or_build(identity, |&[parts, ..], shape| {
+    let kernel = kernels.get_or_build(parts, shape, |parts, shape| {
         let (dtype, columns, vector_bytes) = (shape.dtype, shape.head_dim, shape.vector_bytes);
         let lse = if shape.lse { "_lse" } else { "" };
         let name = format!("merge_p{parts}_{dtype}_d{columns}_v{vector_bytes}{lse}");
         Built::build(name, THREADS, |k| match dtype {
-            DType::F32 => body::<f32>(k, parts as usize, shape),
-            DType::F16 => body::<f16>(k, parts as usize, shape),
+            DType::F32 => body::<f32>(k, parts, shape),
+            DType::F16 => body::<f16>(k, parts, shape),
             // No output is of e4m3.
-            DType::BF16 | DType::E4M3 => body::<bf16>(k, parts as usize, shape),
+            DType::BF16 | DType::E4M3 => body::<bf16>(k, parts, shape),
         })
     })?;
     let blocks = tasks(problem).div_ceil(THREADS as usize);

@@ -1,25 +1,24 @@
 //! One kernel and its launch, and a cache of kernels.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::sync::Arc;
 
 use flashcore_ir::{BuildErrors, Kernel, Launch};
 
 use crate::args::Built;
 use crate::attention::params::Shape;
-use crate::family::Values;
 use crate::{Recent, Refusal};
 
 /// Kernels that are kept. Problems of one model need two or three.
 const RECENT_KERNELS: usize = 64;
 
-/// Everything that is baked into a kernel: the family or the helper kernel, its levers, and what of the problem.
-/// Lengths, strides, mask and scale are not in it: they are arguments.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Identity {
-    pub family: &'static str,
-    pub levers: Values,
-    pub shape: Shape,
+/// Everything that is baked into a kernel: the code that builds it, and what that builds it from. Lengths, strides,
+/// mask and scale are not in it: they are arguments.
+#[derive(Debug)]
+struct Identity {
+    build: TypeId,
+    key: Box<dyn Any + Send + Sync>,
+    shape: Shape,
 }
 
 /// The 64 kernels used last, by what is baked into them.
@@ -45,24 +44,30 @@ impl Default for KernelCache {
 }
 
 impl KernelCache {
-    /// A kernel of this identity, whose family says what its launches are made for. `build` captures nothing, so
-    /// kernels of one identity have the same code.
-    pub(crate) fn get_or_build<R: 'static>(
-        &self,
-        identity: Identity,
-        build: fn(&Values, &Shape) -> Result<Built<R>, BuildErrors>,
-    ) -> Result<Arc<Built<R>>, Refusal> {
-        let kernel = self.0.get_or_make(
-            |other| *other == identity,
-            || {
-                let kernel: Arc<dyn Any + Send + Sync> = Arc::new(build(&identity.levers, &identity.shape)?);
-                Ok::<_, Refusal>((identity, kernel))
-            },
-        )?;
-        kernel.downcast().map_err(|_| {
-            let family = identity.family;
-            Refusal::Build(format!("kernels of `{family}` are launched for two kinds of requests"))
-        })
+    /// The kernel that `build` makes of a key, such as a config, and a shape. `build` captures nothing, and each closure
+    /// has its own type, so kernels of one identity have the same code, and are launched for the same requests.
+    pub(crate) fn get_or_build<K, R, F>(&self, key: K, shape: Shape, build: F) -> Result<Arc<Built<R>>, Refusal>
+    where
+        K: Copy + PartialEq + Send + Sync + 'static,
+        R: 'static,
+        F: Fn(K, &Shape) -> Result<Built<R>, BuildErrors> + 'static,
+    {
+        const {
+            assert!(
+                size_of::<F>() == 0,
+                "what a kernel is built from is its key and its shape"
+            )
+        };
+        let code = TypeId::of::<F>();
+        let is = |other: &Identity| {
+            other.build == code && other.shape == shape && other.key.downcast_ref::<K>() == Some(&key)
+        };
+        let kernel = self.0.get_or_make(is, || {
+            let kernel: Arc<dyn Any + Send + Sync> = Arc::new(build(key, &shape)?);
+            let (build, key) = (code, Box::new(key));
+            Ok::<_, Refusal>((Identity { build, key, shape }, kernel))
+        })?;
+        Ok(kernel.downcast().expect("code builds kernels for one kind of request"))
     }
 }
 

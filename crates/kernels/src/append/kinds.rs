@@ -2,8 +2,6 @@
 
 use flashcore_problem::{Append, AppendPlace, AppendValues};
 
-use crate::family::Values;
-
 /// What of an append is baked into the kernel, in addition to its [`Shape`](crate::attention::params::Shape).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Kinds {
@@ -38,29 +36,6 @@ impl Kinds {
             rotary_dim: u32::from(append.rotary.is_some()),
             interleaved: false,
             ..Kinds::of(append)
-        }
-    }
-
-    pub(crate) fn levers(&self) -> [u32; 5] {
-        let given = self.arrays.arrays().into_iter().enumerate();
-        let arrays = given.map(|(i, array)| u32::from(array.is_some()) << i).sum();
-        [
-            arrays,
-            self.slot_words,
-            u32::from(self.seqused_k),
-            self.rotary_dim,
-            u32::from(self.interleaved),
-        ]
-    }
-
-    pub(crate) fn from_levers(&[arrays, slot_words, seqused_k, rotary_dim, interleaved, ..]: &Values) -> Kinds {
-        let given = [0, 1, 2, 3, 4, 5, 6].map(|i| (arrays >> i & 1 == 1).then_some(()));
-        Kinds {
-            arrays: AppendValues::from(given),
-            slot_words,
-            seqused_k: seqused_k == 1,
-            rotary_dim,
-            interleaved: interleaved == 1,
         }
     }
 

@@ -15,8 +15,7 @@ use crate::Refusal;
 use crate::args::Built;
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, grid, widest_access};
-use crate::family::padded;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 use kernel::THREADS;
 use kinds::Kinds;
 
@@ -56,13 +55,7 @@ pub fn step(append: &Append, target: Target, alignment: u32, kernels: &KernelCac
         vector_bytes: units.vector_bytes,
         ..Shape::of_lengths(Lengths::default())
     };
-    let identity = Identity {
-        family: "append",
-        levers: padded(kinds.levers()),
-        shape,
-    };
-    let kernel = kernels.get_or_build(identity, |levers, shape| {
-        let kinds = Kinds::from_levers(levers);
+    let kernel = kernels.get_or_build(kinds, shape, |kinds, shape| {
         let (dtype, head_dims, vector_bytes) = (shape.dtype, shape.head_dims_name(), shape.vector_bytes);
         let name = format!("append_{dtype}_{head_dims}_v{vector_bytes}{}", kinds.name());
         Built::build(name, THREADS, |k| match dtype {

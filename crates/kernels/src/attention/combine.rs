@@ -24,8 +24,7 @@ use super::split::{Partial, Partials};
 use super::stream_k::{Combined, Pieces};
 use crate::Refusal;
 use crate::args::{Args, Built, Tensor};
-use crate::family::padded;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 
 /// Columns of a thread: 16 bytes of a partial.
 const COLUMNS: u32 = 4;
@@ -94,10 +93,7 @@ impl Threads {
 /// The step that merges the splits of rows. `shape` is that of a kernel without splits.
 pub(crate) fn step(request: &Forward, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
     let threads = Threads::new(request.splits()?, shape.head_dim_v);
-    let (family, levers) = ("combine", padded([threads.partials_at_once()]));
-    let shape = *shape;
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let threads = Threads::new(levers[0], shape.head_dim_v);
+    let kernel = kernels.get_or_build(threads, *shape, |threads, shape| {
         let lse = if shape.lse { "_lse" } else { "" };
         let (dtype, sinks, overlaps) = (shape.dtype, shape.sinks_name(), shape.overlaps_name());
         let name = format!(
@@ -125,20 +121,14 @@ pub(crate) fn listed_step(request: &Forward, shape: &Shape, kernels: &KernelCach
     };
     let threads = Threads::listed(schedule.usual_pieces(), shape.head_dim_v);
     let Pieces { rows, heads, .. } = schedule.pieces;
-    let levers = padded([threads.partials_at_once(), rows, heads.number()]);
-    let family = "combine_listed";
-    let kernel = kernels.get_or_build(
-        Identity { family, levers, shape },
-        |&[pieces, rows, heads, ..], shape| {
-            let (threads, heads) = (Threads::listed(pieces, shape.head_dim_v), TileHeads::from_number(heads));
-            let few = if threads.batch == FEW { "_few" } else { "" };
-            let name = shape.kernel_name(&format!("combine_g{}{few}_m{rows}{}", threads.groups, heads.name()));
-            Built::build(name, threads.count(), |k| match shape.dtype {
-                DType::F16 => listed_body::<f16>(k, threads, rows, heads, shape),
-                _ => listed_body::<bf16>(k, threads, rows, heads, shape),
-            })
-        },
-    )?;
+    let kernel = kernels.get_or_build((threads, rows, heads), shape, |(threads, rows, heads), shape| {
+        let few = if threads.batch == FEW { "_few" } else { "" };
+        let name = shape.kernel_name(&format!("combine_g{}{few}_m{rows}{}", threads.groups, heads.name()));
+        Built::build(name, threads.count(), |k| match shape.dtype {
+            DType::F16 => listed_body::<f16>(k, threads, rows, heads, shape),
+            _ => listed_body::<bf16>(k, threads, rows, heads, shape),
+        })
+    })?;
     let blocks = schedule.rows(&request.problem).div_ceil(threads.rows);
     kernel.step([blocks, schedule.combined(), 1], request)
 }

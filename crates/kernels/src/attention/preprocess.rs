@@ -11,8 +11,7 @@ use super::params::{RowParams, Shape, grid};
 use super::score_mod::LOG2_E;
 use crate::Refusal;
 use crate::args::{Args, Built, Request, Tensor};
-use crate::family::{Values, padded};
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 
 /// Elements of a row that a thread loads.
 pub(crate) const CHUNK: u32 = 8;
@@ -83,6 +82,18 @@ pub(crate) fn exponent(natural: Val<'_, f32>) -> Val<'_, f32> {
     natural.lt(f32::MIN).select(f32::INFINITY, exponent)
 }
 
+/// What of the [workspace](super::gradients::Workspace) is zeroed.
+#[derive(Clone, Copy, PartialEq)]
+struct Zeroed {
+    /// Columns of the sums of dQ; 0 where there are none.
+    dq_columns: u32,
+    /// The semaphore of these sums, in their place.
+    semaphore: bool,
+    counts: bool,
+    /// Sums of dK and dV.
+    of_keys: bool,
+}
+
 /// The step.
 pub(crate) fn step(request: &Backward, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
     let workspace = &request.workspace;
@@ -92,29 +103,26 @@ pub(crate) fn step(request: &Backward, shape: &Shape, kernels: &KernelCache) -> 
         softcap: false,
         ..*shape
     };
-    let levers = padded([
-        shape.vector_bytes,
-        workspace.dq_columns,
-        u32::from(workspace.first_stores),
-        u32::from(workspace.counted_heads > 0),
-        u32::from(workspace.has_sums_of_keys()),
-    ]);
-    let family = "backward preprocess";
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [vector_bytes, dq_columns, semaphore, counts, of_keys, ..] = *levers;
-        let of_dq = match [dq_columns, semaphore, counts] {
-            [0, ..] => String::new(),
-            [columns, 0, _] => format!("_dq{columns}"),
-            [columns, _, 0] => format!("_dq{columns}_semaphore"),
-            [columns, ..] => format!("_dq{columns}_counted"),
+    let zeroed = Zeroed {
+        dq_columns: workspace.dq_columns,
+        semaphore: workspace.first_stores,
+        counts: workspace.counted_heads > 0,
+        of_keys: workspace.has_sums_of_keys(),
+    };
+    let kernel = kernels.get_or_build(zeroed, shape, |zeroed, shape| {
+        let of_dq = match (zeroed.dq_columns, zeroed.semaphore, zeroed.counts) {
+            (0, ..) => String::new(),
+            (columns, false, _) => format!("_dq{columns}"),
+            (columns, true, false) => format!("_dq{columns}_semaphore"),
+            (columns, true, true) => format!("_dq{columns}_counted"),
         };
-        let kv = if of_keys > 0 { "_kv" } else { "" };
-        let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{of_dq}{kv}"));
+        let kv = if zeroed.of_keys { "_kv" } else { "" };
+        let name = shape.kernel_name(&format!("backward_preprocess_v{}{of_dq}{kv}", shape.vector_bytes));
         Built::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, levers),
-            DType::F16 => prepare::<f16>(k, shape, levers),
+            DType::F32 => prepare::<f32>(k, shape, zeroed),
+            DType::F16 => prepare::<f16>(k, shape, zeroed),
             // E4M3 problems have no backward pass.
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, levers),
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, zeroed),
         })
     })?;
     kernel.step(grid("backward", [blocks(request, &shape), 1, 1])?, request)
@@ -143,20 +151,19 @@ fn block_rows(shape: &Shape) -> u32 {
 /// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
 /// Zeroed are, by `levers`: of dQ the sums, or in their place the [`DqSemaphore`], and counts of prepared rows of later
 /// heads; and sums of dK and dV.
-fn prepare<'k, E: Widen>(k: &'k Args<'k, Backward>, shape: &Shape, levers: &Values) {
-    let &[_, dq_columns, semaphore, counts, of_keys, ..] = levers;
+fn prepare<'k, E: Widen>(k: &'k Args<'k, Backward>, shape: &Shape, zeroed: Zeroed) {
     let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout", shape.vector_bytes);
     let statistics = Statistics::declare(k, true);
-    let dq_sums = (dq_columns > 0 && semaphore == 0).then(|| dq_sums(k, true));
-    let semaphore = (semaphore > 0).then(|| DqSemaphore::declare(k, true));
-    let counts = (counts > 0).then(|| {
+    let dq_sums = (zeroed.dq_columns > 0 && !zeroed.semaphore).then(|| dq_sums(k, true));
+    let semaphore = zeroed.semaphore.then(|| DqSemaphore::declare(k, true));
+    let counts = zeroed.counts.then(|| {
         let counts = declare_array::<u32>(k, "prepared_blocks", true, |at| at.counts);
         (
             counts,
             k.number("all_heads", |request| request.workspace.counted_heads as u32),
         )
     });
-    let of_keys = (of_keys > 0).then(|| {
+    let of_keys = zeroed.of_keys.then(|| {
         let shape = *shape;
         ZeroedSums::declare(k, move |request| blocks(request, &shape))
     });
@@ -191,9 +198,9 @@ fn prepare<'k, E: Widen>(k: &'k Args<'k, Backward>, shape: &Shape, levers: &Valu
     // Padding is defined up to the end of the tile.
     params.if_has_row(first_row / PADDING * PADDING, params.seq_len_q, || {
         if let Some(sums) = dq_sums {
-            let sums = sums.offset_strided(head_row + first_row, dq_columns);
+            let sums = sums.offset_strided(head_row + first_row, zeroed.dq_columns);
             let zeros = [0; 4].map(|_| k.constant(0f32));
-            k.for_divergent(k.thread_idx() * 4, rows * dq_columns, 4 * 32 * WARPS, |i| {
+            k.for_divergent(k.thread_idx() * 4, rows * zeroed.dq_columns, 4 * 32 * WARPS, |i| {
                 sums.offset(i).store_words(&zeros, Cache::Default);
             });
         }

@@ -28,26 +28,6 @@ impl TileHeads {
         }
     }
 
-    /// The value as a lever, from which [`Self::from_number`] makes it again.
-    pub(crate) fn number(self) -> u32 {
-        match self {
-            TileHeads::One => 0,
-            TileHeads::Dense => 1,
-            TileHeads::Warpgroups(packing) => packing.heads,
-        }
-    }
-
-    pub(crate) fn from_number(number: u32) -> TileHeads {
-        match number {
-            0 => TileHeads::One,
-            1 => TileHeads::Dense,
-            heads => TileHeads::Warpgroups(Packing {
-                heads,
-                shared_rows: WARPGROUP_ROWS,
-            }),
-        }
-    }
-
     /// Its part of a kernel's name.
     pub(crate) fn name(self) -> String {
         match self {

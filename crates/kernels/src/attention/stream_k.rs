@@ -46,8 +46,7 @@ use super::query_rows::TileHeads;
 use super::scheduler::{COUNT_LIMIT, TILE_COST, WORDS};
 use crate::Refusal;
 use crate::args::{ALIGN, Built};
-use crate::family::padded;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 
 mod kernel;
 mod reading;
@@ -316,31 +315,27 @@ impl Schedule {
     pub(crate) fn step(request: &Forward, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
         let (problem, schedule) = (&request.problem, request.schedule()?);
         let Pieces { rows, cols, heads, .. } = schedule.pieces;
-        let (few, one_each) = (schedule.is_small(), schedule.is_one_each(problem));
-        let [most_ranges, _] = schedule.most_ranges(problem);
-        let [fixed, shared, one] = [schedule.splits.is_some(), few, one_each].map(u32::from);
-        let levers = padded([rows, cols, heads.number(), fixed, shared, one, most_ranges]);
-        let (family, overlaps) = ("schedule", main.overlaps);
+        let few = schedule.is_small();
+        let tiles = kernel::Tiles {
+            rows,
+            cols,
+            heads,
+            fixed_splits: schedule.splits.is_some(),
+            few,
+            one_each: schedule.is_one_each(problem),
+            most_ranges: schedule.most_ranges(problem)[0],
+        };
         let shape = Shape {
-            overlaps,
+            overlaps: main.overlaps,
             ..Shape::of_lengths(kinds(problem))
         };
-        let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-            let &[rows, cols, heads, fixed_splits, few, one_each, most_ranges, ..] = levers;
-            let tiles = kernel::Tiles {
-                rows,
-                cols,
-                heads: TileHeads::from_number(heads),
-                fixed_splits: fixed_splits > 0,
-                few: few > 0,
-                one_each: one_each > 0,
-                most_ranges,
-            };
+        let kernel = kernels.get_or_build(tiles, shape, |tiles, shape| {
+            let kernel::Tiles { rows, cols, .. } = tiles;
             let (heads, lengths, overlaps) = (tiles.heads.name(), shape.lengths_name(), shape.overlaps_name());
             let splits = if tiles.fixed_splits { "_splits" } else { "" };
             let many = if tiles.few { "" } else { "_many" };
             let each = if tiles.one_each { "_one_each" } else { "" };
-            let ranges = match most_ranges {
+            let ranges = match tiles.most_ranges {
                 MAX_BLOCKS => String::new(),
                 most => format!("_r{most}"),
             };

@@ -14,8 +14,7 @@ use crate::Refusal;
 use crate::append::kinds::Kinds;
 use crate::args::Built;
 use crate::attention::params::{Shape, grid};
-use crate::family::{Values, padded};
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 use kernel::{THREADS, append, attention};
 pub use record::{RECORD_WORDS, violation};
 
@@ -40,12 +39,8 @@ pub fn of_problem(problem: &Problem, pages: bool, kernels: &KernelCache) -> Resu
     }
     let mut entries = problem.length_entries();
     entries.block_table = entries.block_table.filter(|_| pages);
-    let identity = Identity {
-        family: "check",
-        levers: Values::default(),
-        shape: Shape::of_lengths(entries.map(|_| ())),
-    };
-    let kernel = kernels.get_or_build(identity, |_, shape| {
+    let shape = Shape::of_lengths(entries.map(|_| ()));
+    let kernel = kernels.get_or_build((), shape, |(), shape| {
         let name = format!("check{}", shape.lengths_name());
         Built::build(name, THREADS, |k| {
             attention::Attention::declare(k, shape.lengths).check();
@@ -61,13 +56,7 @@ pub fn of_problem(problem: &Problem, pages: bool, kernels: &KernelCache) -> Resu
 /// A [`Refusal`] of more sequences than a grid can have blocks.
 pub fn of_append(append: &Append, kernels: &KernelCache) -> Result<Step, Refusal> {
     let kinds = Kinds::checked(append);
-    let identity = Identity {
-        family: "check append",
-        levers: padded(kinds.levers()),
-        shape: Shape::of_lengths(Lengths::default()),
-    };
-    let kernel = kernels.get_or_build(identity, |levers, _| {
-        let kinds = Kinds::from_levers(levers);
+    let kernel = kernels.get_or_build(kinds, Shape::of_lengths(Lengths::default()), |kinds, _| {
         let rotary = if kinds.rotary_dim > 0 { "_rotary" } else { "" };
         let others = Kinds { rotary_dim: 0, ..kinds };
         let name = format!("check_append{}{rotary}", others.name());

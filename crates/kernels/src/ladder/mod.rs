@@ -20,7 +20,7 @@ use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem};
 use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, LeverValue, Values, levers};
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 use common::WARP_ROWS;
 
 /// The family's name.
@@ -157,14 +157,13 @@ pub(crate) fn plan(
     FAMILY.check(&Values::from(*config))?;
     check_registers(problem, config)?;
     let shape = Shape::new(problem, 16, tap);
-    let (family, levers) = (NAME, Values::from(*config));
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
+    let kernel = kernels.get_or_build(*config, shape, |config, shape| {
+        let name = shape.kernel_name(&format!("{NAME}/{config}"));
         Built::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
-            (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, shape),
-            (Kind::Hybrid, _) => hybrid::body::<bf16>(k, config, shape),
-            (Kind::Mma, DType::F16) => mma::body::<f16>(k, config, shape),
-            (Kind::Mma, _) => mma::body::<bf16>(k, config, shape),
+            (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, &config, shape),
+            (Kind::Hybrid, _) => hybrid::body::<bf16>(k, &config, shape),
+            (Kind::Mma, DType::F16) => mma::body::<f16>(k, &config, shape),
+            (Kind::Mma, _) => mma::body::<bf16>(k, &config, shape),
         })
     })?;
     let tiles = problem.seq_len_q().div_ceil(config.rows() as usize);

@@ -26,7 +26,7 @@ use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Values, levers};
 use crate::size::is_one_cache;
-use crate::step::{Identity, KernelCache, Steps};
+use crate::step::{KernelCache, Steps};
 use crate::tiles::{padded, tile_bytes};
 
 pub use crate::attention::params::ALIGNMENT;
@@ -328,12 +328,11 @@ pub(crate) fn plan(
     check_shared_memory(config, &shape, chip.target)?;
 
     // How many splits there are is the grid's to say.
-    let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
+    let kernel = kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
+        let name = shape.kernel_name(&format!("{NAME}/{config}"));
         Built::build(name, config.threads(), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, config, shape),
-            _ => kernel::body::<bf16>(k, config, shape),
+            DType::F16 => kernel::body::<f16>(k, &config, shape),
+            _ => kernel::body::<bf16>(k, &config, shape),
         })
     })?;
 

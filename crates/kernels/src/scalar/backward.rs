@@ -9,20 +9,19 @@
 //! Both compute `S = Q·Kᵀ` and `dP = dO·Vᵀ` anew, rows being what a block owns. [Threads] share the tiles as in the
 //! forward pass.
 
-use flashcore_ir::{BuildErrors, Widen};
+use flashcore_ir::Widen;
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::common::load_tile;
 use super::threads::{Mine, Threads, operand};
-use super::{Config, FAMILY, NAME};
+use super::{Config, NAME};
 use crate::Refusal;
 use crate::args::{Args, Built, Tensor};
 use crate::attention::gradients::{Backward, BackwardParams, Workspace};
 use crate::attention::params::{Shape, grid};
 use crate::attention::preprocess;
-use crate::family::Values;
-use crate::step::{Identity, KernelCache, Steps};
+use crate::step::{KernelCache, Steps};
 
 /// Default (rows, cols, warps), best first: the largest whose four tiles fit in the shared memory of every card, then
 /// one that serves every head size. Not tuned.
@@ -41,26 +40,21 @@ pub(super) fn plan(problem: &Problem, config: &Config, shape: &Shape, kernels: &
     };
     check(Threads::keys(config), shape.head_dim + shape.head_dim_v)?;
     check(Threads::queries(config), shape.head_dim)?;
-    let levers = Values::from(*config);
-    let build = |family, body: fn(&Values, &Shape) -> Result<Built<Backward>, BuildErrors>| {
-        let shape = *shape;
-        kernels.get_or_build(Identity { family, levers, shape }, body)
-    };
     let blocks = |len: usize, tile: u32, heads: usize| {
         let blocks = len.div_ceil(tile as usize) * heads * problem.batch();
         grid(NAME, [blocks, 1, 1])
     };
-    let dkdv = build("scalar dkdv", |levers, shape| {
-        let (config, name) = named(levers, shape, "dkdv");
-        Built::build(name, 32 * config.warps, |k| match shape.dtype {
-            DType::F32 => keys_body::<f32>(k, &config, shape),
-            DType::F16 => keys_body::<f16>(k, &config, shape),
-            DType::BF16 | DType::E4M3 => keys_body::<bf16>(k, &config, shape),
+    let dkdv = kernels.get_or_build(*config, *shape, |config, shape| {
+        Built::build(named(&config, shape, "dkdv"), 32 * config.warps, |k| {
+            match shape.dtype {
+                DType::F32 => keys_body::<f32>(k, &config, shape),
+                DType::F16 => keys_body::<f16>(k, &config, shape),
+                DType::BF16 | DType::E4M3 => keys_body::<bf16>(k, &config, shape),
+            }
         })
     })?;
-    let dq = build("scalar dq", |levers, shape| {
-        let (config, name) = named(levers, shape, "dq");
-        Built::build(name, 32 * config.warps, |k| match shape.dtype {
+    let dq = kernels.get_or_build(*config, *shape, |config, shape| {
+        Built::build(named(&config, shape, "dq"), 32 * config.warps, |k| match shape.dtype {
             DType::F32 => queries_body::<f32>(k, &config, shape),
             DType::F16 => queries_body::<f16>(k, &config, shape),
             DType::BF16 | DType::E4M3 => queries_body::<bf16>(k, &config, shape),
@@ -76,9 +70,8 @@ pub(super) fn plan(problem: &Problem, config: &Config, shape: &Shape, kernels: &
     })
 }
 
-fn named(levers: &Values, shape: &Shape, what: &str) -> (Config, String) {
-    let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
-    (Config::from(*levers), name)
+fn named(config: &Config, shape: &Shape, what: &str) -> String {
+    shape.kernel_name(&format!("{NAME}/{config}-{what}"))
 }
 
 /// Refuses tiles whose sums, of `columns` columns in all, do not fit in registers with the rest.

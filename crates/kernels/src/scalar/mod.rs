@@ -18,7 +18,7 @@ use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, widest_access};
 use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, LeverValue, Values, levers};
-use crate::step::{Identity, KernelCache, Steps};
+use crate::step::{KernelCache, Steps};
 
 /// The family's name.
 pub const NAME: &str = "scalar";
@@ -157,13 +157,12 @@ pub(crate) fn plan(
     if config.tile.is_some() {
         tiled::check(config, &shape)?;
     }
-    let (family, levers) = (NAME, Values::from(*config));
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
+    let kernel = kernels.get_or_build(*config, shape, |config, shape| {
+        let name = shape.kernel_name(&format!("{NAME}/{config}"));
         Built::build(name, 32 * config.warps, |k| match shape.dtype {
-            DType::F32 => body::<f32>(k, config, shape),
-            DType::F16 => body::<f16>(k, config, shape),
-            DType::BF16 | DType::E4M3 => body::<bf16>(k, config, shape),
+            DType::F32 => body::<f32>(k, &config, shape),
+            DType::F16 => body::<f16>(k, &config, shape),
+            DType::BF16 | DType::E4M3 => body::<bf16>(k, &config, shape),
         })
     })?;
     let (rows, slices) = match config.tile {

@@ -38,7 +38,7 @@ use crate::attention::tap::{Tap, key_range};
 use crate::attention::tensor_rows::page_rows;
 use crate::attention::{combine, split};
 use crate::family::Values;
-use crate::step::{Identity, KernelCache, Steps};
+use crate::step::{KernelCache, Steps};
 use transpose::Transposed;
 
 pub use crate::attention::params::ALIGNMENT;
@@ -193,13 +193,12 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
 
 fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Built<Request>>, Refusal> {
     // How many splits there are is the table's to say.
-    let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
-    kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
+    kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
+        let name = shape.kernel_name(&format!("{NAME}/{config}"));
         Built::build(name, config.threads(), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, config, shape),
-            DType::E4M3 => kernel::body::<E4M3>(k, config, shape),
-            _ => kernel::body::<bf16>(k, config, shape),
+            DType::F16 => kernel::body::<f16>(k, &config, shape),
+            DType::E4M3 => kernel::body::<E4M3>(k, &config, shape),
+            _ => kernel::body::<bf16>(k, &config, shape),
         })
     })
 }

@@ -30,8 +30,7 @@ use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::stream_k::Schedule;
 use crate::attention::tensor_rows::{Flat, MIN_PAGE_ROWS, RowsOf, Sequence, TensorRows, page_rows};
-use crate::family::padded;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 
 const THREADS: u32 = 128;
 
@@ -192,14 +191,13 @@ impl Transposed {
 
     /// The step that makes them, of the problem as it is given, before a main kernel of this shape.
     pub(super) fn step(&self, problem: &Problem, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
-        let (family, levers) = ("transpose_v", padded([self.cols as u32]));
         let shape = Shape {
             head_dim: self.keys.map_or(0, |(head_dim, _)| head_dim),
             head_dim_v: main.head_dim_v,
             overlaps: main.overlaps,
             ..Shape::of_lengths(kinds(problem))
         };
-        let kernel = kernels.get_or_build(Identity { family, levers, shape }, |&[cols, ..], shape| {
+        let kernel = kernels.get_or_build(self.cols as u32, shape, |cols, shape| {
             let (lengths, overlaps) = (shape.lengths_name(), shape.overlaps_name());
             let keys = match shape.head_dim {
                 0 => String::new(),

@@ -27,7 +27,7 @@ use scratch::Scratch;
 use sums::MAX_EXCHANGED;
 
 /// What of [`Pieces`](super::Pieces) is baked into the kernel.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct Tiles {
     pub(super) rows: u32,
     pub(super) cols: u32,

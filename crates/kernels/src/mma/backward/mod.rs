@@ -8,7 +8,7 @@ mod kernel;
 mod postprocess;
 mod warp;
 
-use flashcore_ir::{BuildErrors, Chip, Target};
+use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 use serde::Deserialize;
@@ -22,7 +22,7 @@ use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
 use crate::card::Card;
 use crate::family::{Lever, Values};
-use crate::step::{Identity, KernelCache, Steps};
+use crate::step::{KernelCache, Steps};
 use crate::tiles::{STEP, padded, tile_bytes};
 use postprocess::SumTiles;
 
@@ -242,51 +242,39 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     check_registers(config, &tiling, problem.deterministic())?;
     check_shared_memory(config, &tiling, problem.deterministic(), chip.target)?;
 
-    let levers = Values::from(*config);
     let dq_columns = if problem.deterministic() { 0 } else { tiling.columns };
     let request = Backward::new(problem, Workspace::new(NAME, problem, dq_columns)?);
-    let step = |family, outputs: Outputs, build| {
+    let step = |outputs: Outputs| {
         let (len, heads) = if outputs.owns_keys() {
             (problem.seq_len_kv(), problem.num_kv_heads())
         } else {
             (problem.seq_len_q(), problem.num_heads())
         };
         let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
-        let grid = grid(NAME, [blocks, 1, 1])?;
-        kernels
-            .get_or_build(Identity { family, levers, shape }, build)?
-            .step(grid, &request)
+        let kernel = kernels.get_or_build((*config, outputs), shape, |(config, outputs), shape| {
+            let what = match outputs {
+                Outputs::All => "backward",
+                Outputs::DkDv => "dkdv",
+                Outputs::Dq => "dq",
+            };
+            let name = shape.kernel_name(&format!("{NAME}/{config}-{what}"));
+            Built::build(name, config.threads(), |k| match shape.dtype {
+                DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
+                // `plan` refuses the others.
+                DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, &config, shape, outputs),
+            })
+        })?;
+        kernel.step(grid(NAME, [blocks, 1, 1])?, &request)
     };
     let (main, then) = if problem.deterministic() {
-        (
-            step("mma dkdv", Outputs::DkDv, |levers, shape| {
-                build(levers, shape, "dkdv", Outputs::DkDv)
-            })?,
-            step("mma dq", Outputs::Dq, |levers, shape| {
-                build(levers, shape, "dq", Outputs::Dq)
-            })?,
-        )
+        (step(Outputs::DkDv)?, step(Outputs::Dq)?)
     } else {
-        (
-            step("mma backward", Outputs::All, |levers, shape| {
-                build(levers, shape, "backward", Outputs::All)
-            })?,
-            postprocess::step(&request, &shape, tiling.sums(), kernels)?,
-        )
+        let sums = postprocess::step(&request, &shape, tiling.sums(), kernels)?;
+        (step(Outputs::All)?, sums)
     };
     let before = vec![preprocess::step(&request, &shape, kernels)?];
     let then = vec![then];
     Ok(Steps { before, main, then })
-}
-
-fn build(levers: &Values, shape: &Shape, what: &str, outputs: Outputs) -> Result<Built<Backward>, BuildErrors> {
-    let config = Config::from(*levers);
-    let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
-    Built::build(name, config.threads(), |k| match shape.dtype {
-        DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
-        // `plan` refuses the others.
-        DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, &config, shape, outputs),
-    })
 }
 
 /// Refuses levers that the backward pass does not have, and tiles that are too large.

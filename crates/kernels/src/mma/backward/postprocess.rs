@@ -15,8 +15,7 @@ use crate::args::{Args, Built, Tensor};
 use crate::attention::gradients::{Backward, Statistics, declare_softmax_scale, dq_sums};
 use crate::attention::params::{RowParams, Shape, grid};
 use crate::attention::row_tile::{ACC_COLS, QUAD};
-use crate::family;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 use crate::tiles::STEP;
 
 const THREADS: u32 = 256;
@@ -25,7 +24,7 @@ const THREADS: u32 = 256;
 const COLUMNS: u32 = 8;
 
 /// A tile of sums, and the warps that share it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct SumTiles {
     pub rows: u32,
     /// Columns, with those past head_dim.
@@ -53,15 +52,9 @@ pub(super) fn step(request: &Backward, shape: &Shape, tiles: SumTiles, kernels: 
         softcap: false,
         ..*shape
     };
-    let levers = family::padded([tiles.rows, tiles.columns, tiles.warps[0], tiles.warps[1]]);
-    let family = "backward dq sums";
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [rows, columns, along, across, ..] = *levers;
-        let tiles = SumTiles {
-            rows,
-            columns,
-            warps: [along, across],
-        };
+    let kernel = kernels.get_or_build(tiles, shape, |tiles, shape| {
+        let SumTiles { rows, columns, warps } = tiles;
+        let [along, across] = warps;
         let name = shape.kernel_name(&format!("backward_dq_sums_m{rows}c{columns}w{along}x{across}"));
         Built::build(name, THREADS, |k| match shape.dtype {
             DType::F16 => body::<f16>(k, tiles, shape),

@@ -32,7 +32,7 @@ use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
 use crate::card::{Card, Row};
 use crate::family::{Lever, Values};
-use crate::step::{Identity, KernelCache, Steps};
+use crate::step::{KernelCache, Steps};
 
 /// Rows of a `wgmma`: the keys of a warpgroup, and the query rows of its part of dQ.
 const WGMMA_M: u32 = 64;
@@ -160,15 +160,11 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
         None if problem.deterministic() => (Variant::Ordered, workspace),
         None => (Variant::Plain, workspace),
     };
-    let (family, build): (_, fn(&Values, &Shape) -> _) = match variant {
-        Variant::Ordered => ("wgmma ordered backward", |l, s| main_kernel(l, s, Variant::Ordered)),
-        Variant::Plain => ("wgmma backward", |l, s| main_kernel(l, s, Variant::Plain)),
-        Variant::Ahead => ("wgmma backward ahead", |l, s| main_kernel(l, s, Variant::Ahead)),
-        Variant::Split => ("wgmma split backward", |l, s| main_kernel(l, s, Variant::Split)),
-    };
     // How many blocks share a tile is the launch's to say.
-    let levers = Values::from(Config { splits: 1, ..*config });
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
+    let key = (Config { splits: 1, ..*config }, variant);
+    let kernel = kernels.get_or_build(key, shape, |(config, variant), shape| {
+        main_kernel(&config, shape, variant)
+    })?;
     let blocks = tiles * kv_heads * (config.cluster * config.splits) as usize;
     let request = Backward {
         splits: config.splits,
@@ -193,14 +189,14 @@ enum Variant {
     Split,
 }
 
-fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Built<Backward>, BuildErrors> {
+fn main_kernel(config: &Config, shape: &Shape, variant: Variant) -> Result<Built<Backward>, BuildErrors> {
     let what = match variant {
         Variant::Plain => "backward",
         Variant::Ordered => "backward_ordered",
         Variant::Ahead => "backward_ahead",
         Variant::Split => "backward_split",
     };
-    let (name, config) = (named(levers, shape, what), &Config::from(*levers));
+    let name = named(config, shape, what);
     let threads = 128 * (1 + Partition::new(config, shape).warpgroups);
     Built::build(name, threads, |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, config, shape, variant),
@@ -209,8 +205,8 @@ fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Built
     })
 }
 
-fn named(levers: &Values, shape: &Shape, what: &str) -> String {
-    shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)))
+fn named(config: &Config, shape: &Shape, what: &str) -> String {
+    shape.kernel_name(&format!("{NAME}/{config}-{what}"))
 }
 
 /// The tensors of the main kernel, those that it reads and those that it writes.

@@ -7,7 +7,7 @@
 //! rows and its share of the columns; warpgroups, and blocks of a cluster, go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{BuildErrors, Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Widen};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
@@ -19,8 +19,7 @@ use crate::attention::gradients::{Backward, DqSemaphore, KeySums, declare_softma
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{RowParams, Shape, grid};
 use crate::attention::row_tile::ACC_COLS;
-use crate::family::Values;
-use crate::step::{Identity, KernelCache, Step};
+use crate::step::{KernelCache, Step};
 use crate::wgmma::{ALIGNMENT, Config, NAME};
 
 const THREADS: u32 = 256;
@@ -28,18 +27,35 @@ const THREADS: u32 = 256;
 /// Elements of a row that a thread stores at a time: 16 bytes.
 const COLUMNS: u32 = 8;
 
+/// What is rounded.
+#[derive(Clone, Copy, PartialEq)]
+struct Rounding {
+    config: Config,
+    /// The first block at a tile of dQ stored its part, so a tile without a block holds no sums.
+    stored: bool,
+    /// There are sums of dK and dV, too.
+    split: bool,
+}
+
 pub(super) fn step(request: &Backward, config: &Config, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
     let (shape, problem) = (*shape, &request.problem);
-    let (ordered, width) = (problem.deterministic(), width(&shape));
     let split = config.splits > 1;
-    let (family, build): (_, fn(&Values, &Shape) -> _) = match (first_stores(ordered, width), split) {
-        (true, false) => ("wgmma stored dq", kernel::<true, false>),
-        (false, false) => ("wgmma dq", kernel::<false, false>),
-        (true, true) => ("wgmma stored dq, dk, dv", kernel::<true, true>),
-        (false, true) => ("wgmma dq, dk, dv", kernel::<false, true>),
+    // How many blocks share a tile does not matter.
+    let rounding = Rounding {
+        config: Config { splits: 1, ..*config },
+        stored: first_stores(problem.deterministic(), width(&shape)),
+        split,
     };
-    let levers = Values::from(Config { splits: 1, ..*config });
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
+    let kernel = kernels.get_or_build(rounding, shape, |rounding, shape| {
+        let stored = if rounding.stored { "_stored" } else { "" };
+        let of_keys = if rounding.split { "_dk_dv" } else { "" };
+        let name = named(&rounding.config, shape, &format!("dq{stored}{of_keys}"));
+        Built::build(name, THREADS, |k| match shape.dtype {
+            DType::F16 => body::<f16>(k, rounding, shape),
+            // `plan` refuses the others.
+            DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, rounding, shape),
+        })
+    })?;
     let dk_blocks = if split { dk_blocks(problem, config.rows) } else { 0 };
     let blocks = dq_blocks(problem, config.rows) + 2 * dk_blocks;
     kernel.step(grid(NAME, [blocks, 1, 1])?, request)
@@ -53,21 +69,6 @@ fn dq_blocks(problem: &Problem, rows: u32) -> usize {
 /// Blocks that round dK; as many round dV.
 fn dk_blocks(problem: &Problem, rows: u32) -> usize {
     problem.seq_len_kv().div_ceil(rows as usize) * problem.batch() * problem.num_kv_heads()
-}
-
-/// `STORED`: the first block at a tile of dQ stored its part, so a tile without a block holds no sums. `SPLIT`: there
-/// are sums of dK and dV.
-fn kernel<const STORED: bool, const SPLIT: bool>(
-    levers: &Values,
-    shape: &Shape,
-) -> Result<Built<Backward>, BuildErrors> {
-    let what = if STORED { "dq_stored" } else { "dq" };
-    let name = named(levers, shape, &format!("{what}{}", if SPLIT { "_dk_dv" } else { "" }));
-    Built::build(name, THREADS, |k| match shape.dtype {
-        DType::F16 => body::<f16>(k, &Config::from(*levers), shape, STORED, SPLIT),
-        // `plan` refuses the others.
-        DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, &Config::from(*levers), shape, STORED, SPLIT),
-    })
 }
 
 /// The sums of dK and dV, and the blocks that round them.
@@ -121,12 +122,10 @@ impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
 
 fn body<'k, E: MmaElement + Widen>(
     k: &'k Args<'k, Backward>,
-    config: &Config,
+    Rounding { config, stored, split }: Rounding,
     shape: &Shape,
-    stored: bool,
-    split: bool,
 ) {
-    let (rows, partition) = (config.rows, Partition::new(config, shape));
+    let (rows, partition) = (config.rows, Partition::new(&config, shape));
     let dq = k.writes::<E>(Tensor::Dq, ALIGNMENT);
     let sums = dq_sums(k, false);
     let semaphore = stored.then(|| DqSemaphore::declare(k, false));
