@@ -88,10 +88,10 @@ pub struct Family {
 const PLACES: [u32; 20] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19];
 
 impl Lever {
-    const fn new(name: &'static str, part: Part, values: &'static [u32], meaning: &'static str) -> Lever {
+    const fn new(part: Part, values: &'static [u32]) -> Lever {
         Lever {
-            name,
-            meaning,
+            name: "",
+            meaning: "",
             values,
             most: 0,
             part,
@@ -99,51 +99,28 @@ impl Lever {
     }
 
     /// A number after letters.
-    pub const fn number(
-        name: &'static str,
-        letters: &'static str,
-        values: &'static [u32],
-        meaning: &'static str,
-    ) -> Lever {
-        Lever::new(name, Part::Number(letters, None), values, meaning)
+    pub const fn number(letters: &'static str, values: &'static [u32]) -> Lever {
+        Lever::new(Part::Number(letters, None), values)
     }
 
     /// A number after letters; ids leave out both for the first value.
-    pub const fn optional(
-        name: &'static str,
-        letters: &'static str,
-        values: &'static [u32],
-        meaning: &'static str,
-    ) -> Lever {
-        Lever::new(name, Part::Number(letters, Some(values[0])), values, meaning)
+    pub(crate) const fn optional(letters: &'static str, values: &'static [u32]) -> Lever {
+        Lever::new(Part::Number(letters, Some(values[0])), values)
     }
 
     /// A multiple of the value after letters, both depending on the levers before.
-    pub(crate) const fn scaled(
-        name: &'static str,
-        scale: fn(&Values) -> (&'static str, u32),
-        values: &'static [u32],
-        meaning: &'static str,
-    ) -> Lever {
-        Lever::new(name, Part::Scaled(scale), values, meaning)
+    pub(crate) const fn scaled(scale: fn(&Values) -> (&'static str, u32), values: &'static [u32]) -> Lever {
+        Lever::new(Part::Scaled(scale), values)
     }
 
     /// At most twenty words: how each value prints, and what ids have for it.
-    pub const fn words(
-        name: &'static str,
-        words: &'static [(&'static str, &'static str)],
-        meaning: &'static str,
-    ) -> Lever {
-        Lever::new(name, Part::Words(words), PLACES.split_at(words.len()).0, meaning)
+    pub const fn words(words: &'static [(&'static str, &'static str)]) -> Lever {
+        Lever::new(Part::Words(words), PLACES.split_at(words.len()).0)
     }
 
-    /// Two words, the second less exact: searches take the first.
-    pub const fn asked_for(
-        name: &'static str,
-        words: &'static [(&'static str, &'static str); 2],
-        meaning: &'static str,
-    ) -> Lever {
-        Lever::words(name, words, meaning).searched(1)
+    /// Its name, that of the config's field, and what it trades for what.
+    pub const fn named(self, name: &'static str, meaning: &'static str) -> Lever {
+        Lever { name, meaning, ..self }
     }
 
     /// Searches take the first `count` words, and the others are allowed.

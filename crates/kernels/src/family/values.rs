@@ -45,7 +45,7 @@ macro_rules! levers {
         }
 
         pub(crate) const LEVERS: [$crate::family::Lever; [$(stringify!($field)),+].len()] = [
-            $($crate::family::Lever::$lever(stringify!($field), $($arg,)* $meaning)$(.$limit($most))?),+
+            $($crate::family::Lever::$lever($($arg),*)$(.$limit($most))?.named(stringify!($field), $meaning)),+
         ];
 
         impl From<$config> for $crate::family::Values {

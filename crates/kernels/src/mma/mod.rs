@@ -75,7 +75,7 @@ levers! {
         "blocks that share the keys of a row (split-KV): more blocks, but a second launch";
     /// Scores have 11 bits then, and beyond 65,504 before the scale the output is NaN. `O += P·V` is accumulated in f32
     /// all the same. bf16 has no such instruction.
-    f16_scores: bool = asked_for(&[("false", ""), ("true", "-acc16")]),
+    f16_scores: bool = words(&[("false", ""), ("true", "-acc16")]).searched(1),
         "whether scores are accumulated in fp16: fast on consumer cards, not exact; never searched, named only";
     /// `.maxnreg`.
     max_registers: u32 = optional("-r", &[0, 96, 128, 168]).up_to(MAX_REGISTERS),
@@ -86,7 +86,7 @@ levers! {
 pub const FAMILY: Family = Family {
     name: NAME,
     levers: &LEVERS,
-    backward: Some(|_| &backward::LEVERS),
+    backward: Some(|_| &*backward::LEVERS),
     constraints: &[
         Constraint {
             lever: "warps",

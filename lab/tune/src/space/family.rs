@@ -16,20 +16,8 @@ pub const ALL: [Family; FAMILIES.len() + 1] = {
 pub const CPU: Family = Family {
     name: "cpu",
     levers: &[
-        Lever::number(
-            "tile_q",
-            "m",
-            &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512],
-            "query rows that a thread takes at a time: more rows stream K and V less often, fewer rows balance better",
-        )
-        .up_to(CpuConfig::MAX_TILE as u32),
-        Lever::number(
-            "tile_kv",
-            "n",
-            &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024],
-            "keys between two updates of the softmax: the tile of scores should stay in the L1 cache",
-        )
-        .up_to(CpuConfig::MAX_TILE as u32),
+        Lever::number("m", &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512]).up_to(CpuConfig::MAX_TILE as u32).named("tile_q", "query rows that a thread takes at a time: more rows stream K and V less often, fewer rows balance better"),
+        Lever::number("n", &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]).up_to(CpuConfig::MAX_TILE as u32).named("tile_kv", "keys between two updates of the softmax: the tile of scores should stay in the L1 cache"),
     ],
     backward: None,
     constraints: &[

@@ -18,7 +18,7 @@ const NAMES: [(&str, &str); Conduct::SEARCHED.len()] = {
 /// The planted candidates as a family of one lever.
 pub const FAMILY: Family = Family {
     name: NAME,
-    levers: &[Lever::words("conduct", &NAMES, "what it does wrong")],
+    levers: &[Lever::words(&NAMES).named("conduct", "what it does wrong")],
     backward: None,
     constraints: &[],
     tile: |_| 0,

@@ -8,6 +8,8 @@ mod kernel;
 mod postprocess;
 mod warp;
 
+use std::sync::LazyLock;
+
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
@@ -34,38 +36,16 @@ const TILES: &[u32] = &[16, 32, 64, 128];
 
 /// The levers as the backward pass has them: K and V stay in shared memory, there is no maximum to rescale to, heads of
 /// a group share a block whether or not there are few rows, and a block has all rows that see its keys.
-pub(super) const LEVERS: [Lever; super::LEVERS.len()] = {
-    let [
-        rows,
-        cols,
-        warps,
-        kv_warps,
-        stages,
-        min_blocks,
-        q,
-        swizzled,
-        rescale,
-        gqa,
-        splits,
-        acc16,
-        registers,
-    ] = super::LEVERS;
-    [
-        rows.only(TILES),
-        cols.only(TILES),
-        warps,
-        kv_warps,
-        stages.only(&[1, 2, 3]),
-        min_blocks,
-        q.only(&[0]),
-        swizzled,
-        rescale.only(&[Rescale::Never as u32]),
-        gqa.only(&[0]),
-        splits.only(&[1]),
-        acc16.only(&[0]),
-        registers,
-    ]
-};
+pub(super) static LEVERS: LazyLock<[Lever; super::LEVERS.len()]> = LazyLock::new(|| {
+    super::LEVERS.map(|lever| match lever.name {
+        "rows" | "cols" => lever.only(TILES),
+        "stages" => lever.only(&[1, 2, 3]),
+        "q_in_registers" | "pack_heads" | "f16_scores" => lever.only(&[0]),
+        "rescale" => lever.only(&[Rescale::Never as u32]),
+        "splits" => lever.only(&[1]),
+        _ => lever,
+    })
+});
 
 /// A config to try, and the head sizes that it is for.
 #[derive(Deserialize)]

@@ -15,6 +15,8 @@ mod split;
 #[cfg(test)]
 mod tests;
 
+use std::sync::LazyLock;
+
 use flashcore_ir::{BuildErrors, Chip, Target};
 use flashcore_problem::{DType, Problem, QLengths};
 use half::{bf16, f16};
@@ -59,43 +61,31 @@ const REMEDY: &str = "families mma and scalar do";
 
 /// The levers as the backward pass has them: K and V stay in shared memory, and there is no maximum to rescale to.
 /// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
-const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MAX_ITEM_SPLITS);
+static LEVERS: LazyLock<Levers> =
+    LazyLock::new(|| with_splits(|lever| lever.only(&[1, 2, 4, 8]).up_to(MAX_ITEM_SPLITS)));
 
 /// The levers of a deterministic pass: without shared tiles, whose dK and dV are added in any order.
-const DETERMINISTIC_LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1], 0);
+static DETERMINISTIC_LEVERS: LazyLock<Levers> = LazyLock::new(|| with_splits(|lever| lever.only(&[1])));
+
+type Levers = [Lever; super::config::LEVERS.len()];
 
 pub(super) fn levers(deterministic: bool) -> &'static [Lever] {
-    if deterministic { &DETERMINISTIC_LEVERS } else { &LEVERS }
+    if deterministic {
+        &*DETERMINISTIC_LEVERS
+    } else {
+        &*LEVERS
+    }
 }
 
-/// The levers with these splits, and from 1 to `most_splits`.
-const fn levers_with(split_values: &'static [u32], most_splits: u32) -> [Lever; super::config::LEVERS.len()] {
-    let [
-        rows,
-        cols,
-        stages,
-        cluster,
-        pingpong,
-        rescale,
-        q,
-        gqa,
-        splits,
-        min_blocks,
-        registers,
-    ] = super::config::LEVERS;
-    [
-        rows.only(&[64, 128]),
-        cols.only(&[64, 128]),
-        stages,
-        cluster,
-        pingpong,
-        rescale.only(&[Rescale::Never as u32]),
-        q.only(&[0]),
-        gqa.only(&[0]),
-        splits.only(split_values).up_to(most_splits),
-        min_blocks.only(&[1]),
-        registers.only(&[0]),
-    ]
+fn with_splits(splits: fn(Lever) -> Lever) -> Levers {
+    super::config::LEVERS.map(|lever| match lever.name {
+        "rows" | "cols" => lever.only(&[64, 128]),
+        "rescale" => lever.only(&[Rescale::Never as u32]),
+        "q_in_registers" | "pack_heads" | "max_registers" => lever.only(&[0]),
+        "splits" => splits(lever),
+        "min_blocks" => lever.only(&[1]),
+        _ => lever,
+    })
 }
 
 /// What is proposed for a problem on Hopper, best first; [`plan`] refuses what has no kernel, and says why.
