@@ -23,6 +23,19 @@ struct Wrong<'k> {
     rows: Val<'k, i32>,
 }
 
+impl<'k> Wrong<'k> {
+    /// A value of a sequence, or of a new row, and the least and the most that it may be.
+    fn of(index: Val<'k, u32>, value: Val<'k, i32>, allowed: [Val<'k, i32>; 2]) -> Wrong<'k> {
+        Wrong {
+            index,
+            entry: index,
+            value,
+            allowed,
+            rows: value.builder().constant(0),
+        }
+    }
+}
+
 /// Where violations are told.
 struct Record<'k> {
     k: &'k KernelBuilder,
@@ -86,6 +99,17 @@ struct Rows<'k> {
     speaks: Val<'k, bool>,
 }
 
+impl<'k> Rows<'k> {
+    /// As many rows, if they fit, else none, with which something is wrong already.
+    #[track_caller]
+    fn if_they(fit: Val<'k, bool>, len: Val<'k, i32>, speaks: Val<'k, bool>) -> Rows<'k> {
+        Rows {
+            len: fit.select(len, 0),
+            speaks: speaks & fit,
+        }
+    }
+}
+
 impl<'k> Record<'k> {
     /// The rows between two offsets, of tensors with `total` rows.
     fn offsets(
@@ -99,11 +123,8 @@ impl<'k> Record<'k> {
         let (first, end) = (load(starts, sequence), load(starts.plus(1), sequence));
         let (first_fits, end_fits) = (within(first, zero, total), within(end, first, total));
         let wrong = |entry, value, least| Wrong {
-            index: sequence,
             entry,
-            value,
-            allowed: [least, total],
-            rows: zero,
+            ..Wrong::of(sequence, value, [least, total])
         };
         // The end of the sequence before is the first row of this one.
         let is_first = self.speaks & sequence.eq(0);
@@ -120,11 +141,7 @@ impl<'k> Record<'k> {
             argument,
             &wrong(sequence + 1u32, end, first),
         );
-        let fit = first_fits & end_fits;
-        Rows {
-            len: fit.select(end - first, zero),
-            speaks: self.speaks & fit,
-        }
+        Rows::if_they(first_fits & end_fits, end - first, self.speaks)
     }
 
     /// A number of a sequence that is at least 0 and at most `most`; 0 where it is not.
@@ -138,18 +155,9 @@ impl<'k> Record<'k> {
         let zero = self.k.constant(0i32);
         let value = load(array, sequence);
         let fits = within(value, zero, most.len);
-        let wrong = Wrong {
-            index: sequence,
-            entry: sequence,
-            value,
-            allowed: [zero, most.len],
-            rows: zero,
-        };
+        let wrong = Wrong::of(sequence, value, [zero, most.len]);
         self.tell(most.speaks & !fits, Rule::Number, argument, &wrong);
-        Rows {
-            len: fits.select(value, zero),
-            speaks: most.speaks & fits,
-        }
+        Rows::if_they(fits, value, most.speaks)
     }
 }
 
@@ -198,11 +206,8 @@ impl<'k> Paged<'k> {
                 Some(may) => is_wrong & !(page.eq(-1) & may),
             };
             let wrong = Wrong {
-                index: sequence,
                 entry,
-                value: page,
-                allowed: [zero, most],
-                rows: zero,
+                ..Wrong::of(sequence, page, [zero, most])
             };
             record.tell(is_wrong, Rule::Page, "block_table", &wrong);
         });

@@ -103,11 +103,8 @@ impl<'k> Append<'k> {
             Some(starts) => record.offsets("cu_seqlens_k_new", starts, self.new_rows.reinterpret(), sequence),
         };
         let wrong = |value, rows, most| Wrong {
-            index: sequence,
-            entry: sequence,
-            value,
-            allowed: [zero, most],
             rows,
+            ..Wrong::of(sequence, value, [zero, most])
         };
         let before = values.cache_seqlens.map(|lengths| {
             let len = load(lengths, sequence);
@@ -123,10 +120,7 @@ impl<'k> Append<'k> {
         });
         let mut placed = new;
         if let Some((len, fits)) = before {
-            placed = Rows {
-                len: fits.select(new.len, zero),
-                speaks: new.speaks & fits,
-            };
+            placed = Rows::if_they(fits, new.len, new.speaks);
             if let Some(padding) = values.leftpad_k {
                 let keys = Rows {
                     len: len + new.len,
@@ -162,11 +156,8 @@ impl<'k> Append<'k> {
     fn check_positions(&self, sequence: Val<'k, u32>, new: Rows<'k>, before: Option<Val<'k, i32>>) {
         let (record, zero) = (&self.record, self.record.k.constant(0i32));
         let wrong = |value, rows| Wrong {
-            index: sequence,
-            entry: sequence,
-            value,
-            allowed: [zero, self.positions],
             rows,
+            ..Wrong::of(sequence, value, [zero, self.positions])
         };
         let first = match (self.values.seqlens_rotary, before) {
             (Some(firsts), _) => {
@@ -216,13 +207,7 @@ impl<'k> Append<'k> {
                 let (first, end) = (starts.load_with(Cache::ReadOnly), load(starts, self.batch));
                 is_wrong = is_wrong & row.ge(first) & row.lt(end);
             }
-            let wrong = Wrong {
-                index: row,
-                entry: row,
-                value: low,
-                allowed: [k.constant(-1), self.slot_count - 1],
-                rows: k.constant(0),
-            };
+            let wrong = Wrong::of(row, low, [k.constant(-1), self.slot_count - 1]);
             record.tell_wide(is_wrong, Rule::Slot, "slot_mapping", &wrong, high);
         });
     }

@@ -72,18 +72,9 @@ impl<'k> Attention<'k> {
         if let Some(&starts) = self.values.named(of_starts) {
             let Rows { len, speaks } = record.offsets(of_starts, starts, total, sequence);
             let fits = len.le(most);
-            let wrong = Wrong {
-                index: sequence,
-                entry: sequence,
-                value: len,
-                allowed: [zero, most],
-                rows: zero,
-            };
+            let wrong = Wrong::of(sequence, len, [zero, most]);
             record.tell(speaks & !fits, Rule::Bound, of_starts, &wrong);
-            rows = Rows {
-                len: fits.select(len, zero),
-                speaks: speaks & fits,
-            };
+            rows = Rows::if_they(fits, len, speaks);
         }
         match self.values.named(of_used) {
             None => rows,
