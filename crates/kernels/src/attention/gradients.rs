@@ -247,28 +247,16 @@ impl<'k> Statistics<'k> {
         self.stride
     }
 
-    /// The place of the first row of a sequence's head, a multiple of [`PADDING`].
+    /// The [place](head_row) of the first row of a sequence's head.
     #[track_caller]
-    pub(crate) fn head_row(
-        &self,
-        num_heads: Val<'k, u32>,
-        batch: Val<'k, u32>,
-        head: Val<'k, u32>,
-        first: FirstRows<'k>,
-    ) -> Val<'k, u32> {
-        head_row(self.stride, num_heads, batch, head, first)
+    pub(crate) fn head_row(&self, place: [Val<'k, u32>; 3], first: FirstRows<'k>) -> Val<'k, u32> {
+        head_row(self.stride, place, first.q)
     }
 
     /// The statistics of one head of a sequence: row 0 is its first row.
     #[track_caller]
-    pub(crate) fn of_head(
-        self,
-        num_heads: Val<'k, u32>,
-        batch: Val<'k, u32>,
-        head: Val<'k, u32>,
-        first: FirstRows<'k>,
-    ) -> Self {
-        self.starting_at(self.head_row(num_heads, batch, head, first))
+    pub(crate) fn of_head(self, place: [Val<'k, u32>; 3], first: FirstRows<'k>) -> Self {
+        self.starting_at(self.head_row(place, first))
     }
 
     /// The statistics from place `row` on.
@@ -291,17 +279,16 @@ impl<'k> Statistics<'k> {
     }
 }
 
-/// The place of the first row of a sequence's head in statistics and sums, a multiple of [`PADDING`].
+/// The place of the first row of a sequence's head in statistics and sums, a multiple of [`PADDING`]: from the heads of
+/// a sequence, its batch and the head, and its first row, of queries or of keys, where sequences are packed.
 #[track_caller]
 pub(crate) fn head_row<'k>(
     stride: Val<'k, u32>,
-    num_heads: Val<'k, u32>,
-    batch: Val<'k, u32>,
-    head: Val<'k, u32>,
-    first: FirstRows<'k>,
+    [heads, batch, head]: [Val<'k, u32>; 3],
+    first: Option<Val<'k, u32>>,
 ) -> Val<'k, u32> {
-    match first.q {
-        None => batch.fma(num_heads, head) * stride,
+    match first {
+        None => batch.fma(heads, head) * stride,
         Some(first) => head.fma(stride, (first + batch * PADDING) / PADDING * PADDING),
     }
 }

@@ -178,7 +178,7 @@ fn prepare<'k, E: Widen>(k: &'k Args<'k, Backward>, shape: &Shape, zeroed: Zeroe
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let (params, first) = params.of_sequence(batch);
     let (out, dout) = (out.starting_at(first.q), dout.starting_at(first.q));
-    let head_row = statistics.head_row(params.num_heads, batch, head, first);
+    let head_row = statistics.head_row([params.num_heads, batch, head], first);
     let (out_head, dout_head) = (out.head(batch, head), dout.head(batch, head));
     let lse_head = params.lse_of_head(lse, batch_head, first);
 

@@ -124,7 +124,7 @@ fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &S
 
         k.for_uniform(0u32, rows.group_size, 1, |of_group| {
             let head = kv_head.fma(rows.group_size, of_group);
-            let statistics = params.statistics.of_head(rows.num_heads, batch, head, params.first);
+            let statistics = params.statistics.of_head([rows.num_heads, batch, head], params.first);
             let (q_head, dout_head) = (params.q.head(batch, head), params.dout.head(batch, head));
             k.for_uniform(first_row, end_row, walked, |row0| {
                 let row0 = row0.reinterpret::<u32>();
@@ -189,7 +189,7 @@ fn queries_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape:
         let (q_head, dout_head) = (params.q.head(batch, head), params.dout.head(batch, head));
         load_tile(k, shape, q_tile, &params.q, q_head, first_row, rows.seq_len_q);
         load_tile(k, shape, dout_tile, &params.dout, dout_head, first_row, rows.seq_len_q);
-        let statistics = params.statistics.of_head(rows.num_heads, batch, head, params.first);
+        let statistics = params.statistics.of_head([rows.num_heads, batch, head], params.first);
         let my_rows: Vec<_> = mine.rows().map(|row| first_row + row).collect();
         let seen: Vec<_> = my_rows.iter().map(|&row| rows.visible_keys(row)).collect();
         // Defined up to the end of the tile: padding has P = 0.

@@ -150,8 +150,8 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
     /// Where the numbers and the sums of a query head begin.
     #[track_caller]
     fn head_row(&self, q_head: Val<'k, u32>) -> Val<'k, u32> {
-        let (num_heads, first) = (self.params.rows.num_heads, self.params.first);
-        self.params.statistics.head_row(num_heads, self.batch, q_head, first)
+        let place = [self.params.rows.num_heads, self.batch, q_head];
+        self.params.statistics.head_row(place, self.params.first)
     }
 
     /// For each tile of query rows: `Sᵀ = K·Qᵀ`, `dPᵀ = V·dOᵀ`, P and dS of them, `dV += Pᵀ·dO`, `dK += dSᵀ·Q` and

@@ -79,7 +79,7 @@ fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Backward>, tiles: SumTiles, s
     let (params, first) = params.of_sequence(batch);
     let dq = dq.starting_at(first.q);
     let first_row = tile * tiles.rows;
-    let head_row = statistics.head_row(params.num_heads, batch, head, first);
+    let head_row = statistics.head_row([params.num_heads, batch, head], first);
     let sums = sums.offset_strided(head_row + first_row, tiles.columns);
     // Padded, so that neither its rows nor its columns fall into one bank.
     let rounded = TileShape::new(tiles.rows, tiles.columns).padded(16 / E::BYTES);

@@ -8,7 +8,8 @@ use super::ACC_ELEMENTS;
 use super::consumer::Warpgroup;
 use super::kernel::{Gradients, Outputs};
 use super::scheduler::Tile;
-use super::split::{Split, keys_row};
+use super::split::Split;
+use crate::attention::gradients::head_row;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile};
 use crate::attention::tensor_rows::TensorRows;
 
@@ -107,8 +108,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k, Keys>, sums: GlobalPtr<'k, f32>) {
         let (k, context) = (self.k, self.context);
         k.verb("add_sum", || {
-            let rows = tile.sequence.first();
-            let first_row = keys_row(split.sums.stride, tile.kv_heads, tile.batch, tile.kv_head, rows);
+            let place = [tile.kv_heads, tile.batch, tile.kv_head];
+            let first_row = head_row(split.sums.stride, place, tile.sequence.first().k);
             let row = first_row + tile.first_key + self.key_warp * 16;
             let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
             for i in 0..sum.tiles() {

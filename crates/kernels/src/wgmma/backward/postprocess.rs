@@ -11,7 +11,6 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, 
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::split::keys_row;
 use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
 use crate::args::{Args, Built, Tensor};
@@ -103,7 +102,7 @@ impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
         let (batch, head) = (batch_head / kv_heads, batch_head % kv_heads);
         let first_row = tile * rows;
         let (params, first) = params.of_sequence(batch);
-        let sums_row = keys_row(self.sums.stride, kv_heads, batch, head, first) + first_row;
+        let sums_row = head_row(self.sums.stride, [kv_heads, batch, head], first.k) + first_row;
         params.if_has_row(first_row, params.seq_len_kv, || {
             let round = |which: usize, scale, head_dim| {
                 let sums = [self.sums.dk, self.sums.dv][which].offset_strided(sums_row, width);
@@ -143,7 +142,7 @@ fn body<'k, E: MmaElement + Widen>(
         let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
         let first_row = tile * rows;
         let (params, first) = params.of_sequence(batch);
-        let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
+        let sums_row = head_row(stride, [params.num_heads, batch, head], first.q) + first_row;
         let sums = sums.offset_strided(sums_row, partition.dq_cols());
         params.if_has_row(first_row, params.seq_len_q, || {
             let any = semaphore.map(|semaphore| semaphore.words.offset(sums_row).load().gt(0));

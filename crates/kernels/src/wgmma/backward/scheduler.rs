@@ -190,7 +190,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         k.for_uniform(first, end, 1, |i| {
             let head = tile.kv_head.fma(group_size, i);
             let first = tile.sequence.first();
-            let first_row = self.statistics.head_row(self.params.num_heads, tile.batch, head, first);
+            let first_row = self
+                .statistics
+                .head_row([self.params.num_heads, tile.batch, head], first);
             let (from, to) = match &tile.share {
                 None => (k.constant(0i32), tile.q_tiles()),
                 Some(share) => share.iterations(i),

@@ -16,8 +16,7 @@ use super::scheduler::q_tiles;
 use super::{heads_at_once, tile_keys, width_of};
 use crate::args::Args;
 use crate::attention::block_range::{Band, share};
-use crate::attention::gradients::{Backward, KeySums, PADDING, head_row, tile_of};
-use crate::attention::lengths::FirstRows;
+use crate::attention::gradients::{Backward, KeySums, PADDING, tile_of};
 use crate::wgmma::Config;
 
 /// How many blocks may share a tile by default.
@@ -142,19 +141,6 @@ impl<'k> Share<'k> {
         let end = begin + self.count.reinterpret::<i32>();
         (begin.max(0), end.min(self.of_head.reinterpret::<i32>()))
     }
-}
-
-/// The place of a K/V head's first row in the sums of dK and dV.
-#[track_caller]
-pub(super) fn keys_row<'k>(
-    stride: Val<'k, u32>,
-    kv_heads: Val<'k, u32>,
-    batch: Val<'k, u32>,
-    kv_head: Val<'k, u32>,
-    first: FirstRows<'k>,
-) -> Val<'k, u32> {
-    let keys = FirstRows { q: first.k, k: None };
-    head_row(stride, kv_heads, batch, kv_head, keys)
 }
 
 /// Why a split needs no condition for the last keys: tiles and sums are padded alike.
