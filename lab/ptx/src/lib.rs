@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod body;
+mod declared;
 mod flow;
 mod forms;
 mod inline;

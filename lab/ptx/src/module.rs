@@ -7,6 +7,7 @@ use rustc_hash::FxHashSet;
 use serde::Serialize;
 
 use crate::body::{Forms, Function, Instruction, Reader};
+use crate::declared::declarations;
 use crate::forms::{Missing, Spelled};
 use crate::operand::Operand;
 use crate::variable::Variable;
@@ -94,13 +95,12 @@ impl Module {
     /// # Errors
     /// Where the text is no PTX, or not well-formed: the line, and what was expected.
     pub fn read(text: &str) -> Result<Module, PtxError> {
-        let declared = PtxModule::declarations(text)?;
+        let (declared, variables, functions) = declarations(text)?;
         let mut forms = Forms::default();
         let kernels = declared.entries.iter();
         let kernels = kernels.map(|entry| Reader::read(text, &entry.body, entry.body_line, &entry.name, &mut forms));
         let kernels = kernels.collect::<Result<_, _>>()?;
-        let functions = declared
-            .functions
+        let functions = functions
             .iter()
             .filter_map(|function| Some((function, function.body.as_ref()?)));
         let functions = functions.map(|(declared, body)| {
@@ -114,8 +114,9 @@ impl Module {
         let functions = functions.collect::<Result<_, _>>()?;
         let bra = forms.of("bra");
         let mut bytes = 0;
-        let variables = declared.variables.iter();
-        let variables = variables.map(|variable| Variable::read(text, variable, &mut bytes));
+        let variables = variables
+            .iter()
+            .map(|variable| Variable::read(text, variable, &mut bytes));
         let variables = variables.collect::<Result<_, _>>()?;
         Ok(Module {
             variables,

@@ -1,7 +1,8 @@
 //! Variables of a module with their first values.
 
-use flashcore_ir::ptx::read::{PtxError, PtxVariable, SharedSymbol, Word, Words};
+use flashcore_ir::ptx::read::{PtxError, SharedSymbol, Word, Words};
 
+use crate::declared::DeclaredVariable;
 use crate::names::number;
 use crate::operand::Operand;
 
@@ -21,7 +22,7 @@ const MOST_BYTES: u64 = 1 << 28;
 
 impl Variable {
     /// Reads a variable; `before` bytes are those of others.
-    pub(crate) fn read(text: &str, declared: &PtxVariable, before: &mut u64) -> Result<Variable, PtxError> {
+    pub(crate) fn read(text: &str, declared: &DeclaredVariable, before: &mut u64) -> Result<Variable, PtxError> {
         let symbol = declared.symbol.clone();
         *before = before.saturating_add(symbol.bytes);
         PtxError::at_most("bytes of variables", *before, MOST_BYTES, symbol.line)?;

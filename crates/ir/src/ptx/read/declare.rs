@@ -22,12 +22,8 @@ pub struct PtxModule {
     pub target: String,
     /// Shared memory declared outside kernels, which every kernel has that names it.
     pub shared: Vec<SharedSymbol>,
-    /// Variables in global and in constant memory.
-    pub variables: Vec<PtxVariable>,
     /// The kernels.
     pub entries: Vec<PtxEntry>,
-    /// Device functions, which kernels may call.
-    pub functions: Vec<PtxFunction>,
     /// `.file`: number and path.
     pub files: Vec<(u32, String)>,
 }
@@ -49,17 +45,6 @@ pub struct SharedSymbol {
     pub line: u32,
 }
 
-/// A variable in global or constant memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PtxVariable {
-    /// Its name, type and size.
-    pub symbol: SharedSymbol,
-    /// Whether it is constant.
-    pub is_constant: bool,
-    /// Its first values: the bytes of the text between the braces, or of the one value.
-    pub initial: Option<Range<usize>>,
-}
-
 /// A kernel parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PtxParam {
@@ -69,21 +54,6 @@ pub struct PtxParam {
     pub ty: String,
     /// Bytes.
     pub bytes: u64,
-}
-
-/// A device function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PtxFunction {
-    /// Its name.
-    pub name: String,
-    /// The names of what it gives back.
-    pub results: Vec<String>,
-    /// The names of its parameters.
-    pub parameters: Vec<String>,
-    /// Its body: the bytes of the text between the braces; none for a declaration.
-    pub body: Option<Range<usize>>,
-    /// Line on which the body begins, or the declaration ends.
-    pub body_line: u32,
 }
 
 /// A kernel.
@@ -118,7 +88,19 @@ impl PtxModule {
     /// # Errors
     /// Where the text is no PTX, or not well-formed: the line, and what was expected.
     pub fn declarations(text: &str) -> Result<PtxModule, PtxError> {
-        Words::outside_braces(text)?.module()
+        PtxModule::with_others(text, |_, _, _| Ok(false))
+    }
+
+    /// The same. `other` is called behind each directive that no launch depends on, with the directive and its line:
+    /// it reads what follows, or leaves it to be passed over, and says which.
+    ///
+    /// # Errors
+    /// Those of [`declarations`](Self::declarations), and of `other`.
+    pub fn with_others(
+        text: &str,
+        mut other: impl FnMut(&mut Words<'_>, &str, u32) -> Result<bool, PtxError>,
+    ) -> Result<PtxModule, PtxError> {
+        Words::outside_braces(text)?.module(&mut other)
     }
 
     /// The kernel of a name.
@@ -149,11 +131,14 @@ fn product(dims: [u32; 3]) -> u32 {
     dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n))
 }
 
-impl Words<'_> {
-    fn module(&mut self) -> Result<PtxModule, PtxError> {
+impl<'a> Words<'a> {
+    fn module(
+        &mut self,
+        other: &mut dyn FnMut(&mut Self, &str, u32) -> Result<bool, PtxError>,
+    ) -> Result<PtxModule, PtxError> {
         let (mut version, mut target) = (None, None);
-        let (mut names, mut variables) = (HashSet::new(), Vec::new());
-        let (mut shared, mut entries, mut functions, mut files) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut names, mut shared) = (HashSet::new(), Vec::new());
+        let (mut entries, mut files) = (Vec::new(), Vec::new());
         while self.peek().is_some() {
             let line = self.line();
             if self.takes(';') {
@@ -173,17 +158,6 @@ impl Words<'_> {
                 ".file" => files.push(self.file()?),
                 ".visible" | ".weak" | ".common" | ".extern" => {}
                 ".shared" => shared.extend(self.list(';', |it| Ok(it.variable(line)?.0))?),
-                space @ (".global" | ".const") => {
-                    let begin = self.at;
-                    match self.module_variable(space == ".const", line) {
-                        Ok(variable) => variables.push(variable),
-                        // Textures, and what else has no size.
-                        Err(_) => {
-                            self.at = begin;
-                            self.skip("declaration")?;
-                        }
-                    }
-                }
                 ".entry" => {
                     let entry = self.entry(line)?;
                     let (what, name) = ("kernel", entry.name.clone());
@@ -192,25 +166,21 @@ impl Words<'_> {
                     }
                     entries.push(entry);
                 }
-                ".func" => functions.push(self.function()?),
                 ".section" => self.skip("section")?,
-                _ => self.skip("declaration")?,
+                directive => {
+                    if !other(self, directive, line)? {
+                        self.skip("declaration")?;
+                    }
+                }
             }
-            let declared = entries
-                .len()
-                .max(shared.len())
-                .max(variables.len())
-                .max(functions.len())
-                .max(files.len());
+            let declared = entries.len().max(shared.len()).max(files.len());
             PtxError::at_most("declarations of one kind", declared as u64, MOST_DECLARED as u64, line)?;
         }
         Ok(PtxModule {
             version: version.ok_or(PtxError::NoPtx(".version"))?,
             target: target.ok_or(PtxError::NoPtx(".target"))?,
             shared,
-            variables,
             entries,
-            functions,
             files,
         })
     }
@@ -309,77 +279,6 @@ impl Words<'_> {
             allowed,
             line,
         })
-    }
-
-    /// The names of variables in parentheses, if there are any: each is the last word before its dimensions.
-    fn names_in_parentheses(&mut self) -> Result<Vec<String>, PtxError> {
-        let mut names: Vec<String> = Vec::new();
-        if !self.takes('(') {
-            return Ok(names);
-        }
-        let mut last = None;
-        loop {
-            match self.peek() {
-                None => return self.wrong("`)`"),
-                Some(Word::Name(name)) if !name.starts_with('.') => last = Some(name.to_string()),
-                Some(Word::Mark(',' | ')')) => names.extend(last.take()),
-                Some(_) => {}
-            }
-            if self.takes(')') {
-                return Ok(names);
-            }
-            self.at += 1;
-        }
-    }
-
-    fn module_variable(&mut self, is_constant: bool, line: u32) -> Result<PtxVariable, PtxError> {
-        let (symbol, _) = self.variable(line)?;
-        let mut variable = PtxVariable {
-            symbol,
-            is_constant,
-            initial: None,
-        };
-        if self.takes('=') {
-            let first = self.tokens.get(self.at).map_or(0, |token| token.offset);
-            // Nothing between braces is a word here.
-            let is_list = self.takes('{');
-            while !matches!(self.peek(), None | Some(Word::Mark(';'))) {
-                self.at += 1;
-            }
-            let last = &self.tokens[self.at.saturating_sub(1)];
-            variable.initial = Some(if is_list {
-                first + 1..last.offset
-            } else {
-                first..self.tokens.get(self.at).map_or(first, |token| token.offset)
-            });
-        }
-        self.mark(';')?;
-        Ok(variable)
-    }
-
-    fn function(&mut self) -> Result<PtxFunction, PtxError> {
-        while matches!(self.peek(), Some(Word::Name(".noreturn"))) {
-            self.at += 1;
-        }
-        let results = self.names_in_parentheses()?;
-        let name = self.name("a function's name")?.to_string();
-        let parameters = self.names_in_parentheses()?;
-        // A declaration ends with `;`, a definition with `}`: skipping finds either.
-        self.skip("function")?;
-        let last = &self.tokens[self.at - 1];
-        let mut function = PtxFunction {
-            name,
-            results,
-            parameters,
-            body: None,
-            body_line: last.line,
-        };
-        if last.word == Word::Mark('}') {
-            // Nothing between braces is a word here.
-            let first = &self.tokens[self.at - 2];
-            (function.body, function.body_line) = (Some(first.offset + 1..last.offset), first.line);
-        }
-        Ok(function)
     }
 
     fn entry(&mut self, line: u32) -> Result<PtxEntry, PtxError> {

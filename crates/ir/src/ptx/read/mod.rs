@@ -17,7 +17,7 @@
 mod declare;
 mod words;
 
-pub use declare::{MOST_DECLARED, PtxEntry, PtxFunction, PtxModule, PtxParam, PtxVariable, SharedSymbol};
+pub use declare::{MOST_DECLARED, PtxEntry, PtxModule, PtxParam, SharedSymbol};
 pub use words::{MOST_BYTES, Token, Word, Words, integer};
 
 use thiserror::Error;
