@@ -41,6 +41,9 @@ struct Writer<'a> {
     files: Vec<&'static str>,
     last_line: Option<(usize, u32)>,
     labels: u32,
+    /// Labels of the text so far.
+    placed: u32,
+    notes: Notes,
     out: String,
 }
 
@@ -52,6 +55,8 @@ impl<'a> Writer<'a> {
             files: Vec::new(),
             last_line: None,
             labels: 0,
+            placed: 0,
+            notes: Notes::default(),
             out: String::new(),
         }
     }
@@ -126,6 +131,7 @@ impl<'a> Writer<'a> {
             match node {
                 Node::Inst { inst, site } => {
                     self.location(*site);
+                    self.note(inst, *site);
                     let text = self.spell(inst);
                     let _ = writeln!(self.out, "\t{text}");
                 }
@@ -137,40 +143,49 @@ impl<'a> Writer<'a> {
                 } => {
                     self.location(*site);
                     let (skip, end) = (self.label(), self.label());
-                    self.branch(*condition, true, skip);
+                    self.branch(*condition, true, skip, *site);
                     self.nodes(then, loops);
                     if !otherwise.is_empty() {
+                        self.notes.sites.push(*site);
                         let _ = writeln!(self.out, "\tbra{} L{end};", if condition.uniform { ".uni" } else { "" });
                     }
-                    let _ = writeln!(self.out, "L{skip}:");
+                    self.place(skip);
                     if !otherwise.is_empty() {
                         self.nodes(otherwise, loops);
-                        let _ = writeln!(self.out, "L{end}:");
+                        self.place(end);
                     }
                 }
                 Node::Loop { body, site } => {
                     self.location(*site);
                     let (start, end) = (self.label(), self.label());
-                    let _ = writeln!(self.out, "L{start}:");
+                    self.place(start);
                     loops.push(end);
                     self.nodes(body, loops);
                     loops.pop();
-                    let _ = writeln!(self.out, "\tbra L{start};\nL{end}:");
+                    self.notes.sites.push(*site);
+                    let _ = writeln!(self.out, "\tbra L{start};");
+                    self.place(end);
                 }
                 Node::BreakIf { condition, site } => {
                     self.location(*site);
                     if let Some(&end) = loops.last() {
-                        self.branch(*condition, false, end);
+                        self.branch(*condition, false, end, *site);
                     }
                 }
             }
         }
     }
 
-    fn branch(&mut self, condition: Condition, negated: bool, label: u32) {
+    fn branch(&mut self, condition: Condition, negated: bool, label: u32, site: SiteId) {
+        self.notes.sites.push(site);
         let not = if negated { "!" } else { "" };
         let uni = if condition.uniform { ".uni" } else { "" };
         let _ = writeln!(self.out, "\t@{not}{} bra{uni} L{label};", reg_name(condition.pred));
+    }
+
+    fn place(&mut self, label: u32) {
+        self.placed += 1;
+        let _ = writeln!(self.out, "L{label}:");
     }
 
     fn label(&mut self) -> u32 {

@@ -1,5 +1,6 @@
 //! What the text of a kernel cannot say, for a reader of it that judges more than the text.
 
+use super::Writer;
 use crate::inst::{Inst, Object, Slot, WgmmaA, WgmmaInst};
 use crate::kernel::{Kernel, Node, ParamKind};
 use crate::site::SiteId;
@@ -33,65 +34,27 @@ pub struct TraceNote {
 impl Kernel {
     /// What its text cannot say.
     pub fn notes(&self) -> Notes {
-        let mut taking = Taking {
-            kernel: self,
-            notes: Notes::default(),
-            labels: 0,
-        };
-        taking.nodes(self.body());
-        let mut notes = taking.notes;
-        // The last `ret` is where the last structure ends.
+        let mut writer = Writer::new(self, false);
+        writer.nodes(self.body(), &mut Vec::new());
+        // That of `ret`.
         let last = self.body().last().map_or(SiteId(0), |node| match node {
             Node::Inst { site, .. } | Node::If { site, .. } | Node::Loop { site, .. } | Node::BreakIf { site, .. } => {
                 *site
             }
         });
-        notes.sites.push(last);
-        notes
+        writer.notes.sites.push(last);
+        writer.notes
     }
 }
 
-/// Follows the writer.
-struct Taking<'k> {
-    kernel: &'k Kernel,
-    notes: Notes,
-    /// Labels of the text up to here.
-    labels: u32,
-}
-
-impl Taking<'_> {
-    fn nodes(&mut self, nodes: &[Node]) {
-        for node in nodes {
-            match node {
-                Node::Inst { inst, site } => self.inst(inst, *site),
-                Node::If {
-                    then, otherwise, site, ..
-                } => {
-                    self.notes.sites.push(*site);
-                    self.nodes(then);
-                    // The jump over what is otherwise.
-                    self.notes.sites.extend((!otherwise.is_empty()).then_some(*site));
-                    self.labels += 1;
-                    self.nodes(otherwise);
-                    self.labels += u32::from(!otherwise.is_empty());
-                }
-                Node::Loop { body, site } => {
-                    self.labels += 1;
-                    self.nodes(body);
-                    self.notes.sites.push(*site);
-                    self.labels += 1;
-                }
-                Node::BreakIf { site, .. } => self.notes.sites.push(*site),
-            }
-        }
-    }
-
-    fn inst(&mut self, inst: &Inst, site: SiteId) {
+impl Writer<'_> {
+    /// Notes what the text of an instruction cannot say.
+    pub(super) fn note(&mut self, inst: &Inst, site: SiteId) {
         let number = self.notes.sites.len() as u32;
         if let Inst::Trace { label, src } = inst {
             self.notes.traces.push(TraceNote {
                 instructions: number,
-                labels: self.labels,
+                labels: self.placed,
                 label: *label,
                 src: *src,
             });
