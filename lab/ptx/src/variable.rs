@@ -11,6 +11,8 @@ use crate::operand::Operand;
 pub struct Variable {
     /// Its name, type and size.
     pub symbol: SharedSymbol,
+    /// Whether it is constant.
+    pub is_constant: bool,
     /// Its bytes before a launch.
     pub bytes: Vec<u8>,
     /// Where addresses of other variables stand in them: the first byte, the name, what is added.
@@ -29,6 +31,7 @@ impl Variable {
         let mut variable = Variable {
             bytes: vec![0; symbol.bytes as usize],
             addresses: Vec::new(),
+            is_constant: declared.is_constant,
             symbol,
         };
         let Some(range) = declared.initial.clone() else {

@@ -96,12 +96,7 @@ impl Reader<'_> {
 
     /// Addresses of the variables in constant memory.
     pub(super) fn constants(&self) -> Vec<std::ops::Range<u64>> {
-        let all = self
-            .module
-            .declared
-            .variables
-            .iter()
-            .filter(|variable| variable.is_constant);
+        let all = self.module.variables.iter().filter(|variable| variable.is_constant);
         let range = |(symbol, &slot): (&SharedSymbol, &u32)| {
             let base = crate::machine::base_of(slot as usize, super::foreign::ALIGN);
             base..base + symbol.bytes
