@@ -72,6 +72,15 @@ pub(crate) struct Row<C> {
     pub why: &'static str,
 }
 
+/// A config to try, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proposal<C> {
+    /// The config.
+    pub config: C,
+    /// Why, in a phrase.
+    pub why: &'static str,
+}
+
 /// A kind of problems that a [`Row`] may be for alone.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -32,6 +32,7 @@ mod tiles;
 pub use attention::softmax::Rescale;
 pub use attention::split::fewest_splits;
 pub use attention::tap::{self, Tap};
+pub use card::Proposal;
 pub use config::{Config, FAMILIES, UnknownConfig};
 pub use family::{Family, LeverInfo};
 pub use near::near;

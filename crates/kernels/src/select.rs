@@ -9,6 +9,7 @@ use flashcore_problem::{Direction, Problem};
 use thiserror::Error;
 
 use crate::card::Card;
+use crate::size::Size;
 use crate::{Config, KernelCache, Plan, Refusal, mma, scalar, wgmma};
 
 /// A config to try before the defaults, such as a row of a plan table.
@@ -219,7 +220,7 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
         });
         let mma = mma::proposals(problem, chip).map(move |proposal| {
             let kind = if forward {
-                format!("{} problems", proposal.size)
+                format!("{} problems", Size::of(problem, chip))
             } else {
                 "backward passes".to_string()
             };

@@ -61,7 +61,7 @@ pub(crate) fn tile_of<I: Index>(
 }
 
 /// The workspace of a backward pass.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Workspace {
     /// Rows from one head to the next.
     pub stride: usize,
@@ -103,12 +103,7 @@ impl Workspace {
             stride,
             rows,
             dq_columns,
-            first_stores: false,
-            counted_heads: 0,
-            first_heads: 0,
-            kv_stride: 0,
-            kv_rows: 0,
-            kv_columns: 0,
+            ..Workspace::default()
         })
     }
 

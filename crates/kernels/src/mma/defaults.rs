@@ -7,44 +7,25 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use super::{Config, backward};
-use crate::card::Card;
+use crate::card::{Card, Proposal};
 use crate::size::Size;
-
-/// A config that the table proposes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Proposal {
-    /// The config.
-    pub config: Config,
-    /// Why the table has it there.
-    pub why: &'static str,
-    /// What the row is for.
-    pub size: Size,
-}
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Some may be
 /// refused.
-pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item = Proposal> {
+pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Box<dyn Iterator<Item = Proposal<Config>> + '_> {
     let chip = chip.into();
     let card = Card::nearest(chip);
-    let size = Size::of(problem, chip);
-    let is_backward = problem.direction() == Direction::Backward;
-    let backward = is_backward
-        .then(|| backward::proposals(problem, card))
-        .into_iter()
-        .flatten();
-    let backward = backward.map(move |row| (row.config, row.why));
-    let rows = card
-        .mma
-        .iter()
-        .filter(move |row| !is_backward && row.serves(problem, chip, card));
-    let forward = rows.map(move |row| {
-        let shares_keys = row.config.pack_heads || size == Size::Decode;
+    if problem.direction() == Direction::Backward {
+        return Box::new(backward::proposals(problem, card));
+    }
+    let is_decode = Size::of(problem, chip) == Size::Decode;
+    let rows = card.mma.iter().filter(move |row| row.serves(problem, chip, card));
+    Box::new(rows.map(move |row| {
+        let (why, shares_keys) = (row.why, row.config.pack_heads || is_decode);
         let split = shares_keys.then(|| row.config.split_for(problem, chip.sms));
-        (split.unwrap_or(row.config), row.why)
-    });
-    backward
-        .chain(forward)
-        .map(move |(config, why)| Proposal { config, why, size })
+        let config = split.unwrap_or(row.config);
+        Proposal { config, why }
+    }))
 }
 
 /// Every config of the table, whatever the problem, the largest head_dim that it is there for, and a target that it is
@@ -101,7 +82,7 @@ mod tests {
                             .unwrap();
                         text += &format!(
                             "{target:<7} D{head_dim:<4}{name:<7}{:<7} {}\n",
-                            chosen.size.to_string(),
+                            Size::of(&problem, target.into()).to_string(),
                             chosen.config
                         );
                     }
@@ -180,7 +161,7 @@ mod tests {
                     let chosen = proposals(&problem, target)
                         .find(|p| Plan::new(&problem, &AnyConfig::Mma(p.config), target).is_ok())
                         .unwrap();
-                    assert_eq!(chosen.size, Size::Decode);
+                    assert_eq!(Size::of(&problem, target.into()), Size::Decode);
                     text += &format!(
                         "{target:<7} D{head_dim:<4}H{heads}/{kv_heads} B{batch} x {keys:<7} {}\n",
                         chosen.config

@@ -33,7 +33,7 @@ pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
 pub(crate) use backward::BackwardRow;
 pub use backward::defaults as backward_defaults;
-pub use defaults::{Proposal, defaults, proposals};
+pub use defaults::{defaults, proposals};
 
 /// The family's name.
 pub const NAME: &str = "mma";

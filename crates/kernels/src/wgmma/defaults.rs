@@ -18,7 +18,7 @@ use self::rank::{Candidate, by_rank};
 pub(crate) use self::times::Times;
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
-use crate::card::{self, Card};
+use crate::card::{self, Card, Proposal};
 use crate::size::Size;
 
 /// Queries of a head up to which tiles are packed whatever the mask; more fill tiles by themselves.
@@ -86,25 +86,16 @@ fn table(card: &'static Card, dtype: DType) -> &'static [Row] {
     }
 }
 
-/// A config that the table proposes, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Proposal {
-    /// The config.
-    pub config: Config,
-    /// Why.
-    pub why: &'static str,
-}
-
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
 /// Hopper, where problems of 16-bit elements must have 0.5 tiles of 64 rows for each SM (0.7 where causal and of
 /// head_dim to 64), or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the
 /// backward pass there is one for each head size, or two where blocks may share tiles of keys.
-pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
+pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal<Config>> {
     each_proposal(problem, chip.into()).collect()
 }
 
 /// [`proposals`], each computed when those before it were refused: to rank them all takes as long as the choice.
-pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<Item = Proposal> + '_> {
+pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<Item = Proposal<Config>> + '_> {
     let (dtype, card) = (problem.dtype(), Card::nearest(chip));
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     if chip.target != Target::Sm90a {

@@ -44,8 +44,8 @@ use transpose::Transposed;
 pub use crate::attention::params::ALIGNMENT;
 pub use backward::defaults as backward_defaults;
 pub use config::{Config, FAMILY};
-pub use defaults::{Proposal, defaults, proposals};
 pub(crate) use defaults::{Times, each_proposal};
+pub use defaults::{defaults, proposals};
 pub use transpose::gathers_keys;
 
 /// The family's name in ids.

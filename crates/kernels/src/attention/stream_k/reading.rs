@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 
-use super::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
+use super::{COMBINED_WORDS, FIRST_WORDS, Places, RANGE_WORDS};
 use crate::args::Args;
 use crate::attention::forward::Forward;
 use crate::attention::lengths::SequenceSpan;
@@ -25,8 +25,8 @@ impl<'k> Work<'k> {
     /// The work lists of a schedule.
     pub(crate) fn listed<T: 'static>(k: &'k Args<'k, Forward<T>>) -> Self {
         Work::Listed {
-            ranges: k.part("schedule_ranges", false, |request| request.scheduled(|at| at.ranges)),
-            items: k.part("schedule_items", false, |request| request.scheduled(|at| at.items)),
+            ranges: scheduled(k, "schedule_ranges", |at| at.ranges),
+            items: scheduled(k, "schedule_items", |at| at.items),
         }
     }
 
@@ -38,6 +38,12 @@ impl<'k> Work<'k> {
             Work::Listed { ranges, items } => WorkList::new(k, items, tiling, Some(range(k, ranges))),
         }
     }
+}
+
+/// A part of a schedule.
+#[track_caller]
+fn scheduled<'k, T: 'static>(k: &'k Args<'k, Forward<T>>, name: &str, of: fn(&Places) -> u64) -> GlobalPtr<'k, u32> {
+    k.part(name, false, move |request| request.scheduled(of))
 }
 
 /// The first item of the block, and one past the last; it may have none.
@@ -63,14 +69,10 @@ impl<'k> Items<'k> {
     #[track_caller]
     pub(crate) fn declare(k: &'k Args<'k, Forward>, rows: u32, cols: u32) -> Self {
         Items {
-            ranges: k.part("schedule_ranges", false, |request| request.scheduled(|at| at.ranges)),
-            first_items: k.part("schedule_first_items", false, |request| {
-                request.scheduled(|at| at.first_items)
-            }),
-            items: k.part("schedule_items", false, |request| request.scheduled(|at| at.items)),
-            item_rows: k.part("schedule_item_rows", false, |request| {
-                request.scheduled(|at| at.item_rows)
-            }),
+            ranges: scheduled(k, "schedule_ranges", |at| at.ranges),
+            first_items: scheduled(k, "schedule_first_items", |at| at.first_items),
+            items: scheduled(k, "schedule_items", |at| at.items),
+            item_rows: scheduled(k, "schedule_item_rows", |at| at.item_rows),
             tile: [rows, cols],
         }
     }
@@ -127,9 +129,7 @@ pub(crate) struct InPieces<'k> {
 impl<'k> Combined<'k> {
     #[track_caller]
     pub(crate) fn declare(k: &'k Args<'k, Forward>) -> Self {
-        Combined(k.part("schedule_combined", false, |request| {
-            request.scheduled(|at| at.combined)
-        }))
+        Combined(scheduled(k, "schedule_combined", |at| at.combined))
     }
 
     /// The tile of that number, or that begins in a block of the main kernel, or of a sequence and head in splits.

@@ -22,7 +22,7 @@ use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
-use crate::card::Card;
+use crate::card::{Card, Proposal};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
 use crate::tiles::{STEP, padded, tile_bytes};
@@ -58,8 +58,8 @@ pub(crate) struct BackwardRow {
     lengths: usize,
     in_order: usize,
     /// Its id is without the family's name.
-    pub(super) config: Config,
-    pub(super) why: &'static str,
+    config: Config,
+    why: &'static str,
 }
 
 impl BackwardRow {
@@ -74,8 +74,9 @@ impl BackwardRow {
 
 /// Rows for a problem, best first; some may be refused. Where a tile has no room in shared memory, the next one is for
 /// cards with less.
-pub(super) fn proposals(problem: &Problem, card: &'static Card) -> impl Iterator<Item = &'static BackwardRow> {
-    card.mma_backward.iter().filter(|row| row.serves(problem))
+pub(super) fn proposals(problem: &Problem, card: &'static Card) -> impl Iterator<Item = Proposal<Config>> {
+    let rows = card.mma_backward.iter().filter(|row| row.serves(problem));
+    rows.map(|&BackwardRow { config, why, .. }| Proposal { config, why })
 }
 
 /// The defaults of the backward pass, each with the largest head size that it is for.

@@ -22,7 +22,6 @@ use flashcore_problem::{DType, Problem, QLengths};
 use half::{bf16, f16};
 
 use self::ahead::{heads_ahead, prepares_ahead};
-use super::defaults::Proposal;
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
 use crate::Refusal;
@@ -32,7 +31,7 @@ use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
-use crate::card::{Card, Row};
+use crate::card::{Card, Proposal, Row};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
 
@@ -89,7 +88,7 @@ fn with_splits(splits: fn(Lever) -> Lever) -> Levers {
 }
 
 /// What is proposed for a problem on Hopper, best first; [`plan`] refuses what has no kernel, and says why.
-pub(super) fn proposals(problem: &Problem, chip: Chip) -> Vec<Proposal> {
+pub(super) fn proposals(problem: &Problem, chip: Chip) -> Vec<Proposal<Config>> {
     let rows = &Card::nearest(chip).wgmma_backward;
     // `plan` refuses heads that are wider than all rows.
     let Some(&Row { config, why, .. }) = rows.iter().find(|row| row.fits(problem)).or(rows.last()) else {

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
-use super::{Candidate, PACKED_PERCENT, Proposal, Row};
+use super::{Candidate, Config, PACKED_PERCENT, Proposal, Row};
 use crate::attention::query_rows::Packing;
 use crate::card::Card;
 use crate::size::{Size, has_few_rows, is_short_chunk, usual_rows};
@@ -35,7 +35,7 @@ const PROMPT_HEAD_DIMS: RangeInclusive<usize> = 113..=128;
 /// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If
 /// that is the bound, all have as many rows; else half a tile of each is left over. Blocks share the work evenly, so
 /// the row with the least work is the best.
-pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal> {
+pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal<Config>> {
     if problem.dtype() == DType::E4M3 {
         return of_e4m3(problem, card, chip);
     }
@@ -135,7 +135,7 @@ const TRANSPOSED_WHY: &str =
 
 /// The rows of e4m3, which no other family serves, in the order of the table: heads are packed where the queries of one
 /// do not fill a tile, and tiles of 64 rows are for sequences that fill no others.
-fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal> {
+fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal<Config>> {
     let usual_rows = usual_rows(problem);
     let packs = Packing::serves(problem) && usual_rows <= *PACKED_QUERIES.end();
     let (rows, heads) = if packs {
@@ -153,7 +153,7 @@ fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal> 
         packed.into_iter().chain([whole])
     };
     let rows = card.wgmma_e4m3.iter().filter(serves).flat_map(candidates);
-    let mut rows: Vec<Proposal> = rows.map(Candidate::proposal).collect();
+    let mut rows: Vec<Proposal<Config>> = rows.map(Candidate::proposal).collect();
     if few_rows {
         rows.iter_mut().for_each(|row| row.why = TRANSPOSED_WHY);
     }

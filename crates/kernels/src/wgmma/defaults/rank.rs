@@ -34,7 +34,7 @@ impl Candidate {
         }
     }
 
-    pub(super) fn proposal(self) -> Proposal {
+    pub(super) fn proposal(self) -> Proposal<Config> {
         let Candidate { config, why, .. } = self;
         Proposal { config, why }
     }

@@ -158,7 +158,7 @@ impl Timed {
         !self.packs() || self.cost.tiling.packing == Packing::for_tiles(problem, self.times.config.rows, splits, sms)
     }
 
-    pub(super) fn proposal(&self, problem: &Problem) -> Proposal {
+    pub(super) fn proposal(&self, problem: &Problem) -> Proposal<Config> {
         let why = match (self.splits, self.packs()) {
             (2.., _) => SPLIT_WHY,
             (_, true) => PACKED_WHY,
