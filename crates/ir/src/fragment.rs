@@ -314,20 +314,6 @@ impl<'k, T: Accumulated> Acc<'k, T> {
     }
 }
 
-impl AccF16<'_> {
-    /// The accumulators as operands A of the next product, one for each 16 columns: the same
-    /// registers in the same order, copied.
-    #[track_caller]
-    pub fn to_a(&self) -> Vec<AOperand<half::f16>> {
-        let mut operands = Vec::new();
-        for step in 0..self.tiles / 2 {
-            let [a, b, c, d] = [0, 1, 2, 3].map(|i| self.var(4 * step + i));
-            operands.push(self.k.a_operand(&[a.get(), b.get(), c.get(), d.get()]));
-        }
-        operands
-    }
-}
-
 impl Acc<'_> {
     /// The accumulators rounded to `E` as operands A of the next product, one for each 16 columns.
     #[track_caller]

@@ -340,24 +340,14 @@ impl KernelBuilder {
         src: GlobalPtr<'k, E>,
         src_bytes: Option<Val<'k, u32>>,
     ) {
-        self.copy(dst, src, 16, src_bytes, Cache::L2);
+        self.cp_async_with(dst, src, 16, src_bytes, Cache::L2);
     }
 
-    /// Starts an asynchronous copy of 4, 8 or 16 `bytes` from global to shared memory, through L1;
-    /// both addresses are aligned to as many. Otherwise like [`cp_async`](Self::cp_async).
+    /// Starts an asynchronous copy of `bytes` from global to shared memory: 4, 8 or 16 through L1 ([`Cache::Default`]),
+    /// or 16 past it ([`Cache::L2`]). Both addresses are aligned to as many. Otherwise like
+    /// [`cp_async`](Self::cp_async).
     #[track_caller]
-    pub fn cp_async_l1<'k, E: Element>(
-        &'k self,
-        dst: SharedPtr<'k, E>,
-        src: GlobalPtr<'k, E>,
-        bytes: u32,
-        src_bytes: Option<Val<'k, u32>>,
-    ) {
-        self.copy(dst, src, bytes, src_bytes, Cache::Default);
-    }
-
-    #[track_caller]
-    fn copy<'k, E: Element>(
+    pub fn cp_async_with<'k, E: Element>(
         &'k self,
         dst: SharedPtr<'k, E>,
         src: GlobalPtr<'k, E>,

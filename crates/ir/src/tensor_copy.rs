@@ -50,17 +50,18 @@ impl KernelBuilder {
     /// [`tensor_box`](SharedTile::tensor_box).
     #[track_caller]
     pub fn param_tensor_map(&self, name: &str, boxes: TensorBox) -> TensorMap<'_> {
-        self.tensor_map(name, boxes, false)
+        self.param_map(name, boxes, false)
     }
 
     /// Declares a tensor-map parameter that the kernel may write through.
     #[track_caller]
     pub fn param_tensor_map_mut(&self, name: &str, boxes: TensorBox) -> TensorMap<'_> {
-        self.tensor_map(name, boxes, true)
+        self.param_map(name, boxes, true)
     }
 
+    /// Declares a tensor-map parameter, and says whether the kernel may write through it.
     #[track_caller]
-    fn tensor_map(&self, name: &str, boxes: TensorBox, writable: bool) -> TensorMap<'_> {
+    pub fn param_map(&self, name: &str, boxes: TensorBox, writable: bool) -> TensorMap<'_> {
         self.check_ragged_boxes(boxes);
         let (dst, param) = self.declare_param(name, ParamKind::TensorMap { boxes, writable }, RegClass::B64);
         TensorMap {

@@ -167,20 +167,14 @@ impl KernelBuilder {
             }
         }
         let id = state.kernel.ledger.enter(SharedBuffer {
-            name: name.to_string(),
-            element: E::TYPE,
             stages: shape.stages,
             rows: shape.rows,
             cols: shape.cols,
             slab_cols,
             row_stride,
             swizzle: shape.swizzle,
-            align,
-            offset: 0,
-            bytes,
-            gap_before: 0,
             reuses,
-            declared_at,
+            ..SharedBuffer::row(name, E::TYPE, bytes, align, declared_at)
         });
         let offset = state.kernel.ledger.get(id).offset;
         SharedTile {

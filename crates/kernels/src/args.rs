@@ -176,8 +176,7 @@ impl<'k, R: 'static> Args<'k, R> {
     /// The address of so many elements that the kernel only reads, in a buffer for them.
     #[track_caller]
     pub(crate) fn input<E: Element>(&self, name: &'static str, align: u32, len: impl Of<R, usize>) -> GlobalPtr<'k, E> {
-        self.buffer::<E>(name, align, false, len);
-        self.k.param_ptr(name)
+        self.buffer(name, align, false, len)
     }
 
     /// The address of so many elements that the kernel writes.
@@ -188,17 +187,24 @@ impl<'k, R: 'static> Args<'k, R> {
         align: u32,
         len: impl Of<R, usize>,
     ) -> GlobalPtr<'k, E> {
-        self.buffer::<E>(name, align, true, len);
-        self.k.param_ptr_mut(name)
+        self.buffer(name, align, true, len)
     }
 
-    fn buffer<E: Element>(&self, name: &'static str, align: u32, written: bool, len: impl Of<R, usize>) {
+    #[track_caller]
+    fn buffer<E: Element>(
+        &self,
+        name: &'static str,
+        align: u32,
+        written: bool,
+        len: impl Of<R, usize>,
+    ) -> GlobalPtr<'k, E> {
         self.source(move |launch, request| {
             let bytes = len(request) * E::BYTES as usize;
             let slot = push_buffer(launch, name, bytes, align, written);
             launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
             Ok(())
         });
+        self.k.param_pointer(name, written)
     }
 
     /// The address of a part of the workspace, which the kernel only reads, or writes as well.
@@ -215,7 +221,7 @@ impl<'k, R: 'static> Args<'k, R> {
             launch.args.push(Arg::Buffer { slot, byte_offset });
             Ok(())
         });
-        self.pointer(name, written)
+        self.k.param_pointer(name, written)
     }
 
     /// Numbers that come with the launch.
@@ -244,7 +250,7 @@ impl<'k, R: 'static> Args<'k, R> {
             launch.args.extend(strides.map(Arg::U32));
             Ok(())
         });
-        TensorParam::declare(self.k, name, self.pointer(name, written))
+        TensorParam::declare(self.k, name, self.k.param_pointer(name, written))
     }
 
     /// A tensor map of these boxes. `of` gives the slot of its buffer and where in it the tensor begins, its sizes, and
@@ -263,20 +269,7 @@ impl<'k, R: 'static> Args<'k, R> {
             launch.args.push(Arg::TensorMap(map));
             Ok(())
         });
-        if written {
-            self.k.param_tensor_map_mut(name, boxes)
-        } else {
-            self.k.param_tensor_map(name, boxes)
-        }
-    }
-
-    #[track_caller]
-    fn pointer<E: Element>(&self, name: &str, written: bool) -> GlobalPtr<'k, E> {
-        if written {
-            self.k.param_ptr_mut(name)
-        } else {
-            self.k.param_ptr(name)
-        }
+        self.k.param_map(name, boxes, written)
     }
 }
 

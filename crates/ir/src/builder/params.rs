@@ -5,19 +5,19 @@ use super::pointer::GlobalPtr;
 use super::value::Val;
 use crate::inst::{Inst, Object};
 use crate::kernel::{Param, ParamKind};
-use crate::types::{Element, Literal, Reg, RegClass, ScalarType};
+use crate::types::{Element, Literal, Reg, RegClass};
 
 impl KernelBuilder {
     /// Declares a read-only pointer parameter.
     #[track_caller]
     pub fn param_ptr<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
-        self.pointer(name, E::TYPE, false)
+        self.param_pointer(name, false)
     }
 
     /// Declares a pointer parameter that the kernel may write through.
     #[track_caller]
     pub fn param_ptr_mut<E: Element>(&self, name: &str) -> GlobalPtr<'_, E> {
-        self.pointer(name, E::TYPE, true)
+        self.param_pointer(name, true)
     }
 
     /// Declares a number parameter.
@@ -27,10 +27,11 @@ impl KernelBuilder {
         Val::from_reg(self, dst)
     }
 
+    /// Declares a pointer parameter, and says whether the kernel may write through it.
     #[track_caller]
-    fn pointer<E: Element>(&self, name: &str, element: ScalarType, writable: bool) -> GlobalPtr<'_, E> {
-        let kind = ParamKind::Pointer { element, writable };
-        let (dst, index) = self.declare_param(name, kind, RegClass::B64);
+    pub fn param_pointer<E: Element>(&self, name: &str, writable: bool) -> GlobalPtr<'_, E> {
+        let element = E::TYPE;
+        let (dst, index) = self.declare_param(name, ParamKind::Pointer { element, writable }, RegClass::B64);
         GlobalPtr::new(Val::from_reg(self, dst), 0, Object::Param(index))
     }
 

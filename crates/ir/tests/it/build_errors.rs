@@ -252,7 +252,7 @@ fn accesses_that_do_not_exist() {
     for bytes in [0, 2, 12, 32] {
         let text = message(|k| {
             let tile = k.shared_tile::<f32>("tile", TileShape::new(8, 8));
-            k.cp_async_l1(tile.at(0, 0), k.param_ptr::<f32>("q"), bytes, None);
+            k.cp_async_with(tile.at(0, 0), k.param_ptr::<f32>("q"), bytes, None, Cache::Default);
         });
         assert_eq!(text, format!("cp.async.ca of {bytes} bytes; it copies 4, 8 or 16"));
     }

@@ -25,9 +25,14 @@ pub(crate) enum Sharing {
     Schedule(Schedule, Places),
 }
 
-impl From<Schedule> for Sharing {
-    fn from(schedule: Schedule) -> Sharing {
-        Sharing::Schedule(schedule, schedule.places())
+impl Sharing {
+    /// As a schedule says, if there is one, else in so many splits.
+    pub(crate) fn new(schedule: Option<Schedule>, splits: u32) -> Sharing {
+        match (schedule, splits) {
+            (Some(schedule), _) => Sharing::Schedule(schedule, schedule.places()),
+            (None, 1) => Sharing::Alone,
+            (None, splits) => Sharing::Splits(splits),
+        }
     }
 }
 

@@ -336,11 +336,7 @@ pub(crate) fn plan(
         })
     })?;
 
-    let sharing = match schedule {
-        Some(schedule) => Sharing::from(schedule),
-        None if shape.split => Sharing::Splits(config.splits),
-        None => Sharing::Alone,
-    };
+    let sharing = Sharing::new(schedule, config.splits);
     let request = Forward::new(problem, sharing);
     if let Some(schedule) = schedule {
         return Ok(Steps {

@@ -110,11 +110,7 @@ pub(crate) fn plan(
             (blocks, Some(Table::new(table)))
         }
     };
-    let sharing = match schedule {
-        Some(schedule) => Sharing::from(schedule),
-        None if shape.split => Sharing::Splits(config.splits),
-        None => Sharing::Alone,
-    };
+    let sharing = Sharing::new(schedule, config.splits);
     let values = Transposed::new(given, gathered.as_ref(), config.cols, schedule.as_ref());
     let request = Forward {
         problem: problem.clone(),

@@ -145,7 +145,7 @@ impl Walk<'_> {
 
 #[cfg(test)]
 mod tests {
-    use flashcore_ir::{Arg, BufferSpec, Kernel, KernelBuilder, Launch, Profile};
+    use flashcore_ir::{Arg, BufferSpec, Cache, Kernel, KernelBuilder, Launch, Profile};
     use flashcore_sim::{SimOptions, simulate};
 
     use super::super::rates::Rates;
@@ -240,7 +240,7 @@ mod tests {
                 let data = k.param_ptr_mut::<f32>("data");
                 let tile = k.shared_tile::<f32>("tile", flashcore_ir::TileShape::new(1, 32));
                 let me = k.thread_idx();
-                k.cp_async_l1(tile.at(0u32, me), data.offset(me), 4, None);
+                k.cp_async_with(tile.at(0u32, me), data.offset(me), 4, None, Cache::Default);
                 k.cp_async_commit();
                 let x = (0..work).fold(k.constant(1.0) * 2.0, |x, _| x + 1.0);
                 k.cp_async_wait(0);

@@ -164,7 +164,7 @@ impl<'k> Writer<'k, '_> {
             Op::CopyW => {
                 let source = self.pool(self.global.pool_u, b, count);
                 let bytes = (m % 2 == 0).then(|| self.u(c) % (4 * count + 1));
-                k.cp_async_l1(self.own(tiles.w, a, count), source, 4 * count, bytes);
+                k.cp_async_with(self.own(tiles.w, a, count), source, 4 * count, bytes, Cache::Default);
                 k.cp_async_commit();
                 k.cp_async_wait(0);
             }
@@ -172,9 +172,15 @@ impl<'k> Writer<'k, '_> {
                 // Two groups: the first is read while the second may still be in flight.
                 let first = tiles.w.at(self.me, 0);
                 let second = tiles.w.at(self.me, 4);
-                k.cp_async_l1(first, self.pool(self.global.pool_u, a, 4), 16, None);
+                k.cp_async_with(first, self.pool(self.global.pool_u, a, 4), 16, None, Cache::Default);
                 k.cp_async_commit();
-                k.cp_async_l1(second, self.pool(self.global.pool_u, b, count), 4 * count, None);
+                k.cp_async_with(
+                    second,
+                    self.pool(self.global.pool_u, b, count),
+                    4 * count,
+                    None,
+                    Cache::Default,
+                );
                 k.cp_async_commit();
                 k.cp_async_wait(1);
                 self.set_all(d, first.load_words(4, Cache::Default));

@@ -285,8 +285,8 @@ fn copy_kernel() -> Kernel {
         k.cp_async(to, from, Some(bytes));
         k.cp_async(to, from, Some(k.constant(8)));
         for size in [4, 8, 16] {
-            k.cp_async_l1(to, from, size, None);
-            k.cp_async_l1(to, from, size, Some(bytes));
+            k.cp_async_with(to, from, size, None, Cache::Default);
+            k.cp_async_with(to, from, size, Some(bytes), Cache::Default);
         }
         k.cp_async_commit();
         k.cp_async_wait(1);
@@ -407,7 +407,8 @@ fn tensor_core_kernel() -> Kernel {
         out.zero();
         k.mma(out, 0, scores.to_a::<bf16>()[0], b);
         let b = two(k.ldmatrix(row, 2, false));
-        k.mma(out, 0, rounded.to_a()[0], b);
+        let words = [0, 1, 2, 3].map(|i| rounded.var(i).get());
+        k.mma(out, 0, k.a_operand::<f16>(&words), b);
         k.mma(out, 0, scores.to_a::<f16>()[0], b);
         for i in 0..4 {
             sink.keep(out.var(i).get());

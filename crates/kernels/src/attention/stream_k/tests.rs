@@ -29,7 +29,7 @@ struct Lists {
 
 /// What the kernel makes, run in the simulator.
 fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) -> Lists {
-    let request = Forward::new(problem, Sharing::from(*schedule));
+    let request = Forward::new(problem, Sharing::new(Some(*schedule), 1));
     let step = Schedule::step(&request, &Shape::of_lengths(kinds(problem)), &KernelCache::default()).unwrap();
     let contents = step.launch.buffers.iter().map(|spec| match lengths.named(spec.name) {
         Some(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),

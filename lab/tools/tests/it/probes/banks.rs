@@ -158,7 +158,7 @@ fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Probe {
         if past_l1 {
             k.cp_async(to, from, None);
         } else {
-            k.cp_async_l1(to, from, bytes, None);
+            k.cp_async_with(to, from, bytes, None, Cache::Default);
         }
         k.cp_async_commit();
         k.cp_async_wait(0);
