@@ -160,38 +160,22 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Request>, kinds: Kinds, shape: 
     let slice = k.block_idx(1);
     params.store_seqused(slice);
     let kv_slices = params.k_slices + params.v_slices;
-    k.if_else(
-        slice.lt(params.k_slices).uniform(),
-        || {
-            params.append(
-                &params.k_new,
-                &params.k_cache,
-                [slice, params.k_tasks],
-                shape.head_dim,
-                true,
-            )
-        },
-        || {
-            k.if_else(
-                slice.lt(kv_slices).uniform(),
-                || {
-                    let slice = slice - params.k_slices;
-                    params.append(
-                        &params.v_new,
-                        &params.v_cache,
-                        [slice, params.v_tasks],
-                        shape.head_dim_v,
-                        false,
-                    );
-                },
-                || {
-                    if let Some(rotary) = &params.rotary {
-                        params.rotate_q(rotary, slice - kv_slices, shape.head_dim);
-                    }
-                },
-            );
-        },
-    );
+    let append_k = || {
+        let tasks = [slice, params.k_tasks];
+        params.append(&params.k_new, &params.k_cache, tasks, shape.head_dim, true);
+    };
+    let append_v = || {
+        let tasks = [slice - params.k_slices, params.v_tasks];
+        params.append(&params.v_new, &params.v_cache, tasks, shape.head_dim_v, false);
+    };
+    let rotate_q = || {
+        if let Some(rotary) = &params.rotary {
+            params.rotate_q(rotary, slice - kv_slices, shape.head_dim);
+        }
+    };
+    k.if_else(slice.lt(params.k_slices).uniform(), append_k, || {
+        k.if_else(slice.lt(kv_slices).uniform(), append_v, rotate_q);
+    });
 }
 
 impl<'k, E: Widen> Params<'k, E> {

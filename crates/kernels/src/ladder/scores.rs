@@ -141,8 +141,8 @@ fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Problem>, levers: Levers, hea
     k.cp_async_wait(0);
     k.barrier();
     match levers.engine {
-        Engine::Scalar => scalar(k, levers, q_tile, k_tile, s_tile, scale),
-        Engine::TensorCores => tensor_cores(k, levers, q_tile, k_tile, s_tile, scale),
+        Engine::Scalar => scalar(k, levers, [q_tile, k_tile, s_tile], scale),
+        Engine::TensorCores => tensor_cores(k, levers, [q_tile, k_tile, s_tile], scale),
     }
     k.barrier();
     s_tile.chunks(k).for_each(|row, column, place| {
@@ -159,9 +159,7 @@ fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Problem>, levers: Levers, hea
 fn tensor_cores<'k, E: MmaElement>(
     k: &'k KernelBuilder,
     levers: Levers,
-    q_tile: HeadTile<'k, E>,
-    k_tile: HeadTile<'k, E>,
-    s_tile: HeadTile<'k, E>,
+    [q_tile, k_tile, s_tile]: [HeadTile<'k, E>; 3],
     scale: Val<'k, f32>,
 ) {
     let warp = k.thread_idx() / 32u32;
@@ -182,9 +180,7 @@ fn tensor_cores<'k, E: MmaElement>(
 fn scalar<'k, E: MmaElement + Widen>(
     k: &'k KernelBuilder,
     levers: Levers,
-    q_tile: HeadTile<'k, E>,
-    k_tile: HeadTile<'k, E>,
-    s_tile: HeadTile<'k, E>,
+    [q_tile, k_tile, s_tile]: [HeadTile<'k, E>; 3],
     scale: Val<'k, f32>,
 ) {
     let (row, key) = (k.thread_idx() / THREAD_COLS, k.thread_idx() % THREAD_COLS);

@@ -218,42 +218,19 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
 
 /// Refuses levers that the backward pass does not have, and tiles that do not go together.
 fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
-    if !PADDING.is_multiple_of(config.rows) {
-        return Err(Refusal::lever("rows", config.rows, "64 and 128 in the backward pass"));
-    }
-    if ![64, 128].contains(&config.cols) {
-        let allowed = "64 and 128 in the backward pass: 64 keys for each of one or two warpgroups";
-        return Err(Refusal::lever("cols", config.cols, allowed));
-    }
-    let (cols, width) = (config.cols, width(shape));
+    let width = width(shape);
     let exchanges = exchanges_ds(width);
-    let rows = if !exchanges {
-        WGMMA_M * cols / width
-    } else if cols == WGMMA_M {
-        WGMMA_M
-    } else {
-        0
+    // 64 keys for each of one or two warpgroups, which compute 64 rows and 64 columns of dQ each, or share the products
+    // of 64 x 64 scores.
+    let cols = match width {
+        128 => 128,
+        64 if config.cols == 128 => 128,
+        _ => 64,
     };
-    if config.rows != rows {
-        let allowed = match (rows >= WGMMA_M, exchanges) {
-            (true, false) => {
-                format!(
-                    "{rows} for {cols} keys and head_dim {width}: each warpgroup computes 64 rows and 64 columns of dQ"
-                )
-            }
-            (true, true) => {
-                format!("{rows} for head_dim {width}: warpgroups share the products of 64 x 64 scores")
-            }
-            (false, true) => format!("none for {cols} keys and head_dim {width}: take cols 64"),
-            (false, false) => {
-                format!("none for {cols} keys and head_dim {width}: take cols 128, which shares dQ out evenly")
-            }
-        };
-        return Err(Refusal::lever("rows", config.rows, allowed));
-    }
-    // Only rows, cols, stages and splits can be chosen.
+    // Only cols, stages and splits can be chosen.
     let usual = Config {
-        rows,
+        rows: if exchanges { WGMMA_M } else { WGMMA_M * cols / width },
+        cols,
         cluster: if exchanges { 2 } else { 1 },
         pingpong: !exchanges && cols > WGMMA_M,
         rescale: Rescale::Never,
@@ -266,11 +243,8 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     let levers = FAMILY.levers.iter().zip(Values::from(*config));
     for ((lever, given), allowed) in levers.zip(Values::from(usual)) {
         if given != allowed {
-            let allowed = format!(
-                "{} in the backward pass of head_dim {width}: write {}",
-                lever.print(allowed),
-                FAMILY.id(&Values::from(usual))
-            );
+            let allowed = lever.print(allowed);
+            let allowed = format!("{allowed} in the backward pass of head_dim {width}: write {NAME}/{usual}");
             return Err(Refusal::lever(lever.name, lever.print(given), allowed));
         }
     }
