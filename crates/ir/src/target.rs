@@ -34,9 +34,8 @@ impl Requirement {
     /// A requirement of PTX `ptx` on `sm` and nothing else, as wgmma on sm_90a.
     pub const fn arch_specific(ptx: (u32, u32), sm: u32) -> Requirement {
         Requirement {
-            ptx,
-            sm,
             arch_specific: true,
+            ..Requirement::new(ptx, sm)
         }
     }
 

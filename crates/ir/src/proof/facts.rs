@@ -95,11 +95,10 @@ impl KernelFacts {
         Self {
             static_shared_bytes: u64::from(static_bytes),
             dynamic_shared_bytes: dynamic_bytes,
-            registers: None,
-            max_threads: None,
             required_block: Some([kernel.threads(), 1, 1]),
             required_cluster: kernel.cluster().map(|blocks| [blocks, 1, 1]),
             parameter_bytes: Some(parameters.collect()),
+            ..Self::default()
         }
     }
 }

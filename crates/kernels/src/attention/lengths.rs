@@ -167,18 +167,10 @@ impl<'k> RowParams<'k> {
     pub(crate) fn rows_in_sequence(&self, batch: Val<'k, u32>) -> Option<SequenceSpan<'k>> {
         let lengths = self.lengths.as_ref()?;
         let values = &lengths.values;
-        let (q, len_q) = rows_of(
-            batch,
-            self.seq_len_q,
-            values.cu_seqlens_q.zip(lengths.total_q),
-            values.seqused_q,
-        );
-        let (k, len_kv) = rows_of(
-            batch,
-            self.seq_len_kv,
-            values.cu_seqlens_k.zip(lengths.total_k),
-            values.seqused_k,
-        );
+        let packed_q = values.cu_seqlens_q.zip(lengths.total_q);
+        let packed_k = values.cu_seqlens_k.zip(lengths.total_k);
+        let (q, len_q) = rows_of(batch, self.seq_len_q, packed_q, values.seqused_q);
+        let (k, len_kv) = rows_of(batch, self.seq_len_kv, packed_k, values.seqused_k);
         let first = FirstRows { q, k };
         Some(SequenceSpan { first, len_q, len_kv })
     }
