@@ -44,8 +44,8 @@ impl Default for KernelCache {
 }
 
 impl KernelCache {
-    /// The kernel that `build` makes of a key, such as a config, and a shape. `build` captures nothing, and each closure
-    /// has its own type, so kernels of one identity have the same code, and are launched for the same requests.
+    /// The kernel that `build` makes of a key, such as a config, and a shape. `build` captures nothing, and each
+    /// closure has its own type, so kernels of one identity have the same code, and serve the same requests.
     pub(crate) fn get_or_build<K, R, F>(&self, key: K, shape: Shape, build: F) -> Result<Arc<Built<R>>, Refusal>
     where
         K: Copy + PartialEq + Send + Sync + 'static,
