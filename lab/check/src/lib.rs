@@ -13,6 +13,7 @@
 //! - [`saves`]: configs with less shared memory. [`layout`]: swizzles and padding against bank
 //!   conflicts. [`pictures`]: shared memory over time, banks and warps as SVG.
 //! - [`registers`]: registers of a kernel without a GPU. [`programs`]: finds programs such as the assembler.
+//! - [`sandbox`]: confines a process that runs a stranger's code, or compiles it.
 //! - [`cost`]: predicted times.
 
 // Tests read what they wrote, and what lies in the repository.
@@ -33,6 +34,7 @@ pub mod programs;
 pub mod registers;
 pub mod render;
 pub mod report;
+pub mod sandbox;
 pub mod saves;
 pub mod source;
 mod svg;

@@ -1,0 +1,441 @@
+//! The sandbox on Linux. Landlock bounds files, seccomp refuses calls, and a thread of this process counts the processes
+//! that are started, which a filter asks it about.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, Scope,
+};
+use libc::{c_int, c_long, sock_filter};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net;
+use rustix::thread::CapabilitySet;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    apply_filter,
+};
+
+use super::{Limits, MARK, Policy, SandboxError};
+
+/// What every program needs: no file of a user.
+const SYSTEM: &[&str] = &[
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/nix/store",
+    "/etc/alternatives",
+    "/etc/group",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/dev/random",
+    "/dev/urandom",
+    "/proc/cpuinfo",
+    "/proc/filesystems",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/sys/devices/system/cpu",
+];
+const DEVICES: &[&str] = &["/dev/full", "/dev/null", "/dev/zero"];
+/// What the driver reads. Of other processes these show names and arguments; Landlock keeps their memory and environment.
+const FOR_DRIVER: &[&str] = &["/proc", "/sys"];
+
+/// The first call that no filter here knows, such as those of later kernels and of the x32 interface.
+const UNKNOWN: u32 = 470;
+/// Calls of late kernels that `libc` does not name: the same number everywhere.
+const LATE: &[c_long] = &[
+    452, // fchmodat2
+    463, // setxattrat
+    466, // removexattrat
+    467, // open_tree_attr
+    469, // file_setattr
+];
+
+/// Calls that are refused whatever their arguments.
+const REFUSED: &[c_long] = &[
+    // A network, and other processes through what Landlock does not bound.
+    libc::SYS_socket,
+    libc::SYS_io_uring_setup,
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_semget,
+    libc::SYS_msgget,
+    libc::SYS_mq_open,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_setpriority,
+    libc::SYS_ioprio_set,
+    libc::SYS_sched_setattr,
+    libc::SYS_sched_setscheduler,
+    // Out of the group of processes that is ended with the command.
+    libc::SYS_setsid,
+    libc::SYS_setpgid,
+    // Changes of files that Landlock does not bound.
+    libc::SYS_truncate,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    libc::SYS_name_to_handle_at,
+    libc::SYS_open_by_handle_at,
+    // The system, and parts of the kernel that have had many faults.
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_syslog,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_fanotify_init,
+];
+#[cfg(target_arch = "x86_64")]
+const OF_THIS_PROCESSOR: &[c_long] = &[
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_lchown,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_modify_ldt,
+    libc::SYS_kexec_file_load,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OF_THIS_PROCESSOR: &[c_long] = &[];
+/// Also refused where Landlock does not keep signals inside.
+const SIGNALS: &[c_long] = &[
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_tgkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_pidfd_send_signal,
+];
+#[cfg(target_arch = "x86_64")]
+const STARTS: &[c_long] = &[libc::SYS_clone, libc::SYS_fork, libc::SYS_vfork];
+#[cfg(not(target_arch = "x86_64"))]
+const STARTS: &[c_long] = &[libc::SYS_clone];
+/// Calls whose arguments are in memory, where a filter cannot see them: libraries then take the older ones.
+const IN_MEMORY: [c_long; 2] = [libc::SYS_clone3, libc::SYS_openat2];
+const NAMESPACES: [c_int; 7] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+];
+
+fn broken(error: impl ToString) -> SandboxError {
+    SandboxError::Broken(error.to_string())
+}
+
+/// All that the child does, made before the fork: it allocates nothing.
+struct Prepared {
+    limits: Limits,
+    files: RulesetCreated,
+    refused: BpfProgram,
+    /// None in what is confined already: it counts for what is inside, too, and a process can have one alone.
+    counted: Option<(Vec<sock_filter>, OwnedFd)>,
+}
+
+pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), SandboxError> {
+    let are_signals_kept = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .scope(Scope::Signal)
+        .is_ok();
+    if !can_ask() {
+        return Err(SandboxError::Missing("notifications of seccomp (Linux 5.5)"));
+    }
+    let is_inside = std::env::var_os(MARK).is_some();
+    let counted = match is_inside {
+        true => None,
+        false => Some((counting(), count_tasks(policy.tasks)?)),
+    };
+    let mut prepared = Prepared {
+        limits: Limits::of(policy),
+        files: files(policy, command.get_program().as_ref())?,
+        refused: refusals(are_signals_kept)?,
+        counted,
+    };
+    // SAFETY: `enter` makes system calls alone between fork and exec. All that it needs was allocated before.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(move || prepared.enter());
+    }
+    Ok(())
+}
+
+impl Prepared {
+    fn enter(&mut self) -> io::Result<()> {
+        let last = |_| io::Error::last_os_error();
+        self.limits.set()?;
+        // Root keeps what opens other users' files, which Landlock bounds. It cannot raise its limits then.
+        let mut held = rustix::thread::capabilities(None)?;
+        let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+        held.permitted &= files;
+        held.effective &= files;
+        held.inheritable = CapabilitySet::empty();
+        rustix::thread::set_capabilities(None, held)?;
+        rustix::thread::set_no_new_privs(true)?;
+        self.files
+            .try_clone()?
+            .restrict_self()
+            .map_err(|_| io::Error::last_os_error())?;
+        if let Some((program, socket)) = &mut self.counted {
+            let listener = listen(program)?;
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut rights = net::SendAncillaryBuffer::new(&mut space);
+            let handed = [listener.as_fd()];
+            rights.push(net::SendAncillaryMessage::ScmRights(&handed));
+            net::sendmsg(socket, &[IoSlice::new(&[0])], &mut rights, net::SendFlags::empty())?;
+        }
+        apply_filter(&self.refused).map_err(last)
+    }
+}
+
+/// What Landlock allows.
+fn files(policy: &Policy, program: &Path) -> Result<RulesetCreated, SandboxError> {
+    let abi = ABI::V6;
+    let (read, all) = (AccessFs::from_read(abi), AccessFs::from_all(abi));
+    let made = Ruleset::default()
+        .handle_access(all)
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(abi)))
+        .and_then(|rules| rules.scope(Scope::from_all(abi)))
+        .and_then(Ruleset::create)
+        .map_err(broken)?;
+    let handle: Option<OwnedFd> = made.try_clone().map_err(broken)?.into();
+    if handle.is_none() {
+        return Err(SandboxError::Missing(
+            "Landlock (Linux 5.13, and `landlock` in the parameter lsm= of its kernel)",
+        ));
+    }
+    let mut open: Vec<(PathBuf, _)> = vec![(policy.folder.clone(), all), (program.to_path_buf(), read)];
+    open.extend(policy.reads.iter().map(|path| (path.clone(), read)));
+    open.extend(SYSTEM.iter().map(|path| (PathBuf::from(path), read)));
+    open.extend(DEVICES.iter().map(|path| (PathBuf::from(path), all)));
+    if policy.gpu {
+        open.extend(FOR_DRIVER.iter().map(|path| (PathBuf::from(path), read)));
+        let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+        let of_driver = devices.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"nvidia"));
+        open.extend(of_driver.map(|entry| (entry.path(), all)));
+    }
+    let rules = open.into_iter().filter_map(|(path, access)| {
+        // What is not there cannot be opened either.
+        let opened = PathFd::new(&path).ok()?;
+        let is_file = !path.is_dir();
+        let access = access & if is_file { AccessFs::from_file(abi) } else { all };
+        Some(Ok(PathBeneath::new(opened, access)))
+    });
+    made.add_rules(rules)
+        .map_err(|error: landlock::RulesetError| broken(error))
+}
+
+/// The filter of calls that are refused.
+fn refusals(are_signals_kept: bool) -> Result<BpfProgram, SandboxError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for calls in [REFUSED, OF_THIS_PROCESSOR, LATE] {
+        rules.extend(calls.iter().map(|&call| (call, Vec::new())));
+    }
+    if !are_signals_kept {
+        rules.extend(SIGNALS.iter().map(|&call| (call, Vec::new())));
+    }
+    let mut refuse = |call: c_long, argument: u8, is: SeccompCmpOp, value: u64| {
+        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value);
+        let rule = condition
+            .and_then(|condition| SeccompRule::new(vec![condition]))
+            .map_err(broken)?;
+        rules.entry(call).or_default().push(rule);
+        Ok(())
+    };
+    for flag in NAMESPACES {
+        let flag = u64::from(flag.cast_unsigned());
+        refuse(libc::SYS_clone, 0, SeccompCmpOp::MaskedEq(flag), flag)?;
+    }
+    // The limits of other processes.
+    refuse(libc::SYS_prlimit64, 0, SeccompCmpOp::Ne, 0)?;
+    // Words for the user's terminal, as if typed.
+    for request in [libc::TIOCSTI, libc::TIOCLINUX] {
+        refuse(libc::SYS_ioctl, 1, SeccompCmpOp::Eq, request)?;
+    }
+    // What is opened to be read is truncated, too, which Landlock refuses only since Linux 6.2.
+    let truncates = u64::from(libc::O_TRUNC.cast_unsigned());
+    let flags = SeccompCmpOp::MaskedEq(truncates | u64::from(libc::O_ACCMODE.cast_unsigned()));
+    refuse(libc::SYS_openat, 2, flags.clone(), truncates)?;
+    #[cfg(target_arch = "x86_64")]
+    refuse(libc::SYS_open, 1, flags, truncates)?;
+    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    let arch = std::env::consts::ARCH.try_into().map_err(broken)?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch).map_err(broken)?;
+    filter.try_into().map_err(broken)
+}
+
+/// The filter that asks for each process and thread, and knows no calls that others cannot judge.
+fn counting() -> Vec<sock_filter> {
+    let [load, equal, at_least, give] = [
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    ];
+    let line = |code: u32, k, jf| sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let number = |call: c_long| u32::try_from(call).unwrap_or(u32::MAX);
+    let unknown = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
+    // The number of the call is first in what a filter reads. A comparison that fails jumps over the next line.
+    let mut lines = vec![line(load, 0, 0)];
+    lines.extend([line(at_least, UNKNOWN, 1), line(give, unknown, 0)]);
+    let judged = IN_MEMORY.iter().map(|&call| (call, unknown));
+    let asked = STARTS.iter().map(|&call| (call, libc::SECCOMP_RET_USER_NOTIF));
+    for (call, answer) in judged.chain(asked) {
+        lines.extend([line(equal, number(call), 1), line(give, answer, 0)]);
+    }
+    lines.push(line(give, libc::SECCOMP_RET_ALLOW, 0));
+    lines
+}
+
+/// Whether a filter can ask.
+#[allow(unsafe_code)]
+fn can_ask() -> bool {
+    let (request, asks) = (libc::SECCOMP_GET_ACTION_AVAIL, libc::SECCOMP_RET_USER_NOTIF);
+    // SAFETY: the kernel reads the number, which is alive.
+    unsafe { libc::syscall(libc::SYS_seccomp, request, 0, &raw const asks) == 0 }
+}
+
+/// Installs the filter, whose questions the descriptor has.
+#[allow(unsafe_code)]
+fn listen(program: &mut [sock_filter]) -> io::Result<OwnedFd> {
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+    // SAFETY: the kernel copies the program, which is alive. What it returns is a new descriptor.
+    unsafe {
+        let listener = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
+        let listener = c_int::try_from(listener).map_err(io::Error::other)?;
+        match listener {
+            ..0 => Err(io::Error::last_os_error()),
+            _ => Ok(OwnedFd::from_raw_fd(listener)),
+        }
+    }
+}
+
+/// A socket to which a child hands its listener. A thread then allows so many processes and threads; if this process
+/// ends before the child, it can start no more.
+fn count_tasks(most: u32) -> Result<OwnedFd, SandboxError> {
+    let (ours, childs) = net::socketpair(
+        net::AddressFamily::UNIX,
+        net::SocketType::SEQPACKET,
+        net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(broken)?;
+    let counts = move || {
+        // A command may be started more than once.
+        while let Some(listener) = receive(&ours) {
+            thread::spawn(move || answer(&listener, most));
+        }
+    };
+    let named = thread::Builder::new().name("sandbox".to_string());
+    named.spawn(counts).map_err(broken)?;
+    Ok(childs)
+}
+
+fn receive(socket: &OwnedFd) -> Option<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = net::RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = net::RecvFlags::CMSG_CLOEXEC;
+    net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut rights, flags).ok()?;
+    rights.drain().find_map(|message| match message {
+        net::RecvAncillaryMessage::ScmRights(mut handed) => handed.next(),
+        _ => None,
+    })
+}
+
+/// Answers each question until nobody is left to ask.
+#[allow(unsafe_code)]
+fn answer(listener: &OwnedFd, most: u32) {
+    let mut started = 0;
+    loop {
+        let mut asked = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut asked, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) if asked[0].revents().contains(PollFlags::IN) => {}
+            _ => return,
+        }
+        // SAFETY: both are plain numbers, of the sizes that their requests have. The first must be zero before.
+        unsafe {
+            let mut question: libc::seccomp_notif = std::mem::zeroed();
+            // Who asked may be gone.
+            if libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut question) != 0 {
+                continue;
+            }
+            let may_start = started < most;
+            started += u32::from(may_start);
+            let answer = libc::seccomp_notif_resp {
+                id: question.id,
+                val: 0,
+                error: if may_start { 0 } else { -libc::EAGAIN },
+                flags: u32::from(may_start) * libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
+            };
+            libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Each test runs this binary again as a stranger who tries one thing: confined, and then without the sandbox, where it
+//! must succeed.
+
+use std::fs;
+use std::net::{TcpListener, UdpSocket};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Stdio;
+use std::thread;
+
+use rustix::process::{Pid, Resource, Rlimit, setrlimit, setsid, test_kill_process};
+
+use super::*;
+use crate::programs::{self, Ran};
+
+/// What the child is to try, and with what.
+const PART: &str = "FLASHCORE_TEST_PART";
+/// Makes it an error that the system has no sandbox.
+const REQUIRE: &str = "FLASHCORE_REQUIRE_SANDBOX";
+const DENIED: &str = "Permission denied (os error 13)";
+const NOT_PERMITTED: &str = "Operation not permitted (os error 1)";
+const NO_MORE: &str = "Resource temporarily unavailable (os error 11)";
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Whether to skip a test, which is then said.
+fn is_missing() -> bool {
+    let Err(error) = available() else { return false };
+    assert!(std::env::var_os(REQUIRE).is_none(), "{REQUIRE} is set: {error}");
+    println!("NOT CHECKED: the sandbox: {error}");
+    true
+}
+
+/// The child: tries what it is told, and prints what came of it.
+#[test]
+fn part() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let (what, with) = part.split_once(' ').unwrap();
+    let words = |error: io::Error| error.to_string();
+    let done = match what {
+        "tcp" => TcpListener::bind("127.0.0.1:0").map(drop).map_err(words),
+        "udp" => UdpSocket::bind("127.0.0.1:0").map(drop).map_err(words),
+        "unix" => UnixStream::connect(with).map(drop).map_err(words),
+        "read" => fs::read(with).map(drop).map_err(words),
+        "list" => fs::read_dir(with).map(drop).map_err(words),
+        "write" => fs::write(with, "planted").map_err(words),
+        "mode" => fs::set_permissions(with, fs::Permissions::from_mode(0o666)).map_err(words),
+        "truncate" => {
+            let mut options = fs::OpenOptions::new();
+            let opened = options.read(true).custom_flags(libc::O_TRUNC).open(with);
+            opened.map(drop).map_err(words)
+        }
+        "own" => {
+            let file = std::env::temp_dir().join("own");
+            fs::write(&file, "mine")
+                .and_then(|()| fs::read(file))
+                .map(drop)
+                .map_err(words)
+        }
+        "memory" => {
+            let kept = Vec::<u8>::new().try_reserve_exact(1 << 30);
+            kept.map_err(|error| error.to_string())
+        }
+        "limit" => {
+            let (current, maximum) = (None, None);
+            let raised = setrlimit(Resource::Data, Rlimit { current, maximum });
+            raised.map_err(|error| words(error.into()))
+        }
+        "signal" => {
+            let target = Pid::from_raw(with.parse().unwrap()).unwrap();
+            test_kill_process(target).map_err(|error| words(error.into()))
+        }
+        "leave" => setsid().map(drop).map_err(|error| words(error.into())),
+        "processes" => (0..20).try_for_each(|_| {
+            let started = Command::new("/bin/true").stdout(Stdio::null()).spawn();
+            started.map(drop).map_err(words)
+        }),
+        "threads" => (0..20).try_for_each(|_| {
+            let started = thread::Builder::new().spawn(thread::park);
+            started.map(drop).map_err(words)
+        }),
+        "variable" => std::env::var_os(with).map(drop).ok_or("not set".to_string()),
+        _ => panic!("{part}"),
+    };
+    println!("\n<{}>", done.err().unwrap_or("done".to_string()));
+}
+
+fn ask(part: &str, confinement: Confinement) -> String {
+    let program = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut policy = Policy::compiler(folder.path(), LONG).run(&program);
+    policy.tasks = 10;
+    // Without the sandbox what it tries must succeed.
+    policy.memory = if confinement == Confinement::Sandboxed {
+        1 << 29
+    } else {
+        1 << 40
+    };
+    let mut command = Command::new(&program);
+    command
+        .args(["--exact", "sandbox::tests::part", "--nocapture"])
+        .env(PART, part);
+    wrap(&mut command, &policy, confinement).unwrap();
+    let ran: Ran = programs::run(&mut command, LONG).unwrap();
+    let said = ran
+        .stdout
+        .lines()
+        .find_map(|line| line.strip_prefix('<')?.strip_suffix('>'));
+    said.unwrap_or_else(|| panic!("{part}: {ran:?}")).to_string()
+}
+
+/// That a stranger is refused, in these words, what anybody else may do.
+fn refused(part: &str, why: &str) {
+    if is_missing() {
+        return;
+    }
+    assert_eq!(ask(part, Confinement::Sandboxed), why, "{part}");
+    assert_eq!(ask(part, Confinement::Unsandboxed), "done", "{part}");
+}
+
+#[test]
+fn no_network() {
+    refused("tcp -", NOT_PERMITTED);
+    refused("udp -", NOT_PERMITTED);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listens = UnixListener::bind(&socket).unwrap();
+    refused(&format!("unix {}", socket.display()), NOT_PERMITTED);
+}
+
+#[test]
+fn no_change_outside_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "before").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    if is_missing() {
+        return;
+    }
+    // The folder of its own is not this.
+    let new = format!("write {}", folder.path().join("new").display());
+    for (part, why) in [("write", DENIED), ("mode", NOT_PERMITTED), ("truncate", NOT_PERMITTED)] {
+        assert_eq!(
+            ask(&format!("{part} {}", file.display()), Confinement::Sandboxed),
+            why,
+            "{part}"
+        );
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"before");
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    refused(&new, DENIED);
+    for part in ["mode", "truncate"] {
+        assert_eq!(
+            ask(&format!("{part} {}", file.display()), Confinement::Unsandboxed),
+            "done"
+        );
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"");
+}
+
+#[test]
+fn no_home_folder_and_no_files_of_others() {
+    let home = std::env::home_dir().unwrap();
+    refused(&format!("list {}", home.display()), DENIED);
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    refused(&format!("read {}", secret.path().display()), DENIED);
+    // Not by way of a policy either.
+    let folder = tempfile::tempdir().unwrap();
+    let above = home.ancestors().map(Path::to_path_buf);
+    let policy = above.fold(Policy::compiler(folder.path(), LONG), Policy::read);
+    assert_eq!(policy.reads, Vec::<PathBuf>::new());
+    let program = home.join("bin/nvcc");
+    assert_eq!(policy.run(&program).reads, [home.join("bin")]);
+}
+
+#[test]
+fn no_variables_but_those_that_tools_read() {
+    let others = std::env::vars().map(|(name, _)| name);
+    let mut others = others.filter(|name| !KEPT.iter().any(|kept| name.starts_with(kept)) && name != "HOME");
+    let other = others.find(|name| name != "TMPDIR").expect("cargo sets some");
+    refused(&format!("variable {other}"), "not set");
+    assert_eq!(ask("variable PATH", Confinement::Unsandboxed), "done");
+}
+
+/// Also for root, whom the system's own limit of processes does not bind.
+#[test]
+fn a_fork_bomb_ends() {
+    refused("processes -", NO_MORE);
+    refused("threads -", NO_MORE);
+}
+
+#[test]
+fn memory_is_limited_for_good() {
+    refused(
+        "memory -",
+        "memory allocation failed because the memory allocator returned an error",
+    );
+    if !is_missing() {
+        assert_eq!(ask("limit -", Confinement::Sandboxed), NOT_PERMITTED);
+    }
+}
+
+#[test]
+fn no_signals_to_others_and_no_way_out_of_the_group() {
+    refused(&format!("signal {}", std::process::id()), NOT_PERMITTED);
+    if !is_missing() {
+        assert_eq!(ask("leave -", Confinement::Sandboxed), NOT_PERMITTED);
+    }
+}
+
+#[test]
+fn it_has_a_folder_of_its_own() {
+    if !is_missing() {
+        assert_eq!(ask("own -", Confinement::Sandboxed), "done");
+        assert_eq!(ask("list /usr", Confinement::Sandboxed), "done");
+        assert_eq!(ask("write /dev/null", Confinement::Sandboxed), "done");
+    }
+}
