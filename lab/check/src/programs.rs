@@ -82,7 +82,7 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// Runs a program, without input, to its end. One that takes longer is ended with all that it started.
+/// Runs a program, without input, to its end. What it started and left is ended then, and all of one that takes longer.
 ///
 /// # Errors
 /// It cannot be started or read. [`ErrorKind::TimedOut`]: it was ended.
@@ -97,31 +97,44 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Ran, Error> {
     std::os::unix::process::CommandExt::process_group(command, 0);
     let mut child = command.spawn()?;
     let began = Instant::now();
-    let status = loop {
-        match child.try_wait()? {
-            Some(status) => break status,
-            None if began.elapsed() >= limit => {
-                end(&mut child);
-                let why = format!("it did not end within {} s", limit.as_secs());
-                return Err(Error::new(ErrorKind::TimedOut, why));
-            }
-            None => std::thread::sleep(Duration::from_millis(5)),
+    while !has_ended(&mut child)? {
+        if began.elapsed() >= limit {
+            end(&mut child)?;
+            let why = format!("it did not end within {} s", limit.as_secs());
+            return Err(Error::new(ErrorKind::TimedOut, why));
         }
-    };
+        std::thread::sleep(Duration::from_millis(5));
+    }
     Ok(Ran {
-        status,
+        status: end(&mut child)?,
         stdout: text(&mut stdout)?,
         stderr: text(&mut stderr)?,
     })
 }
 
-fn end(child: &mut Child) {
+/// Whether it has ended. Its number stays its own, and that of its group, until it is waited for.
+fn has_ended(child: &mut Child) -> Result<bool, Error> {
     #[cfg(unix)]
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+    if let Some(id) = id(child) {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        return Ok(waitid(WaitId::Pid(id), look)?.is_some());
+    }
+    Ok(child.try_wait()?.is_some())
+}
+
+#[cfg(unix)]
+fn id(child: &Child) -> Option<rustix::process::Pid> {
+    i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
+}
+
+fn end(child: &mut Child) -> Result<ExitStatus, Error> {
+    #[cfg(unix)]
+    if let Some(group) = id(child) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
     let _ = child.kill();
-    let _ = child.wait();
+    child.wait()
 }
 
 fn text(file: &mut File) -> Result<String, Error> {
@@ -161,6 +174,18 @@ mod tests {
         // The end of the file comes when no process has it open for writing any more.
         assert_eq!(std::fs::read(&pipe).unwrap(), b"");
         assert_eq!(late.join().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+
+    /// Its reader would wait for an hour otherwise.
+    #[test]
+    fn what_a_program_leaves_behind_is_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut leaves = shell(&format!("exec 3> {}; sleep 3600 & exit 4", pipe.display()));
+        let ran = std::thread::spawn(move || run(&mut leaves, TO_ANSWER));
+        let _ = std::fs::read(&pipe).unwrap();
+        assert_eq!(ran.join().unwrap().unwrap().status.code(), Some(4));
     }
 
     #[test]

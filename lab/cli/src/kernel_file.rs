@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use flashcore_check::foreign::{self, CodeForm, CompileError, Embedded, ForeignError, ForeignKernel, Source};
 use flashcore_check::registers::Assembler;
+use flashcore_check::sandbox::Confinement;
 
 use crate::{Card, Failure, in_place, style};
 
@@ -29,13 +30,31 @@ pub(crate) struct CompileArgs {
     /// Seconds after which the compiler is ended
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     compiler_limit: u64,
+    /// Run the compiler with your rights, where it cannot be confined (SECURITY.md)
+    #[arg(long, value_name = "unsandboxed", require_equals = true, value_parser = unsandboxed)]
+    trust: Option<Confinement>,
     /// After `--`: any more options of the compiler
     #[arg(last = true, value_name = "OPTION")]
     options: Vec<String>,
 }
 
+fn unsandboxed(text: &str) -> Result<Confinement, String> {
+    match text {
+        "unsandboxed" => Ok(Confinement::Unsandboxed),
+        _ => Err("write --trust=unsandboxed".to_string()),
+    }
+}
+
 /// The flags of a file that is compiled.
-pub(crate) const OF_SOURCES: &[&str] = &["include", "define", "std", "maxrregcount", "compiler_limit", "options"];
+pub(crate) const OF_SOURCES: &[&str] = &[
+    "include",
+    "define",
+    "std",
+    "maxrregcount",
+    "compiler_limit",
+    "trust",
+    "options",
+];
 
 impl CompileArgs {
     /// For an architecture, unless the options name one.
@@ -147,6 +166,7 @@ fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, F
         target: card.chip.target,
         options: &args.options(),
         limit: Duration::from_secs(args.compiler_limit),
+        confinement: args.trust.unwrap_or_default(),
     };
     let compiled = foreign::compile(&source).map_err(|error| match &error {
         CompileError::NoCompiler => Failure::environment(wrong(file, &error).message).help(format!(
@@ -156,6 +176,7 @@ fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, F
         CompileError::Broken(..) => {
             Failure::environment(wrong(file, &error).message).help("FLASHCORE_NVCC names the nvcc or clang++ to use")
         }
+        CompileError::Sandbox(_) => Failure::environment(wrong(file, &error).message),
         _ => wrong(file, &error),
     })?;
     if !compiled.messages.is_empty() {

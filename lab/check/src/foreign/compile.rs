@@ -1,4 +1,4 @@
-//! Compiles CUDA C++ to PTX with a compiler of this machine, in a process that is limited in time and memory.
+//! Compiles CUDA C++ to PTX with a compiler of this machine, in a [sandbox](crate::sandbox).
 //!
 //! It is the first of these that is there: what `FLASHCORE_NVCC` names; nvcc of `PATH`, `CUDA_HOME`, `CUDA_PATH` or
 //! `/usr/local/cuda`; nvcc of PyPI, in the packages of a Python environment; NVRTC, which Python calls and which knows
@@ -15,11 +15,10 @@ use flashcore_ir::{Target, files};
 use thiserror::Error;
 
 use crate::programs;
+use crate::sandbox::{self, Confinement, Policy, SandboxError};
 
-/// Most memory of a compiler's process, in KiB: 16 GiB of addresses.
-const MEMORY_KIB: u64 = 16 << 20;
-/// What asks a Python environment where its packages are.
-const ASK_FOR_PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
+/// What asks a Python environment where its packages and its interpreter are: what runs may be a script of pyenv.
+const ASK_FOR_PACKAGES: &str = "import sys, sysconfig; print(sysconfig.get_path('purelib')); print(sys.executable)";
 /// Calls NVRTC: library, source, output, options.
 const CALL_NVRTC: &str = include_str!("nvrtc.py");
 /// The packages of PyPI that compile CUDA C++.
@@ -36,6 +35,8 @@ pub struct Source<'a> {
     pub options: &'a [String],
     /// When the compiler is ended.
     pub limit: Duration,
+    /// Whether it is confined.
+    pub confinement: Confinement,
 }
 
 /// A compiled source.
@@ -77,6 +78,9 @@ pub enum CompileError {
         /// The time that it had.
         limit: Duration,
     },
+    /// It cannot be confined.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// The compiler could not be run.
     #[error("{0} could not be used: {1}")]
     Broken(String, String),
@@ -126,16 +130,16 @@ impl Compiler {
         if let Some(path) = programs::find("nvcc".as_ref()).ok().or_else(|| in_toolkits.next()) {
             return Ok(Compiler::Nvcc(path));
         }
-        let packages = python.as_ref().and_then(|python| packages_of(python));
+        let environment = python.as_ref().and_then(|python| packages_of(python));
         let package = |names: &[&str]| {
-            let packages = packages.as_ref()?;
+            let (packages, _) = environment.as_ref()?;
             names.iter().map(|name| packages.join(name)).find(|path| path.is_file())
         };
         if let Some(path) = package(&["nvidia/cu13/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc"]) {
             return Ok(Compiler::Nvcc(path));
         }
         let nvrtc = package(&["nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"]);
-        if let Some((python, library)) = python.zip(nvrtc) {
+        if let Some(((_, python), library)) = environment.zip(nvrtc) {
             return Ok(Compiler::Nvrtc(python, library));
         }
         let clang = programs::find("clang++".as_ref()).ok().map(Compiler::Clang);
@@ -149,14 +153,14 @@ impl Compiler {
         let mut command;
         match self {
             Compiler::Nvcc(path) => {
-                command = limited(path, source.limit);
+                command = Command::new(path);
                 command
                     .args(["-ptx", "-lineinfo"])
                     .args(arch.map(|arch| format!("-arch={arch}")));
                 command.args(*options).arg(file).arg("-o").arg(to);
             }
             Compiler::Clang(path) => {
-                command = limited(path, source.limit);
+                command = Command::new(path);
                 command.args(["-x", "cuda", "--cuda-device-only", "-S", "-O3", "-gline-tables-only"]);
                 command.args(arch.map(|arch| format!("--cuda-gpu-arch={arch}")));
                 let is_of_ptxas = |option: &&String| !option.starts_with("--maxrregcount");
@@ -171,7 +175,7 @@ impl Compiler {
                     .arg(to);
             }
             Compiler::Nvrtc(python, library) => {
-                command = limited(python, source.limit);
+                command = Command::new(python);
                 command.args(["-I", "-c", CALL_NVRTC]).arg(library).arg(file).arg(to);
                 let arch = arch.map(|arch| format!("-arch={arch}"));
                 // For `sm_` it makes machine code alone.
@@ -188,6 +192,51 @@ impl Compiler {
             }
         }
         command
+    }
+
+    /// What a compiler of a source may use.
+    fn policy(&self, source: &Source<'_>, folder: &Path) -> Policy {
+        let mut policy = Policy::compiler(folder, source.limit);
+        let (program, library) = match self {
+            Compiler::Nvcc(path) | Compiler::Clang(path) => (path, path),
+            Compiler::Nvrtc(python, library) => (python, library),
+        };
+        policy = policy.run(program);
+        // The packages of PyPI have headers and libraries next to each other.
+        let packages = library.ancestors().find(|folder| folder.ends_with("nvidia"));
+        policy = packages.into_iter().fold(policy, Policy::read);
+        // The host's compiler, with which nvcc preprocesses.
+        let host = std::env::var_os("NVCC_CCBIN").into_iter();
+        for name in host.chain(["gcc".into(), "g++".into(), "c++".into()]) {
+            policy = programs::find(&name)
+                .iter()
+                .fold(policy, |policy, path| policy.run(path));
+        }
+        for name in [
+            "CUDA_HOME",
+            "CUDA_PATH",
+            "CPATH",
+            "CPLUS_INCLUDE_PATH",
+            "C_INCLUDE_PATH",
+        ] {
+            let folders = std::env::var_os(name).unwrap_or_default();
+            let folders = std::env::split_paths(&folders).filter(|folder| folder.is_absolute());
+            policy = folders.fold(policy, Policy::read);
+        }
+        // The file, what lies next to it, and what the options name, such as folders of headers.
+        let named = source.options.iter().map(|option| match option.strip_prefix("-I") {
+            Some(folder) => folder,
+            None => option.split_once('=').map_or(option.as_str(), |(_, value)| value),
+        });
+        let absolute = std::path::absolute(source.file).unwrap_or_else(|_| source.file.to_path_buf());
+        let real = std::fs::canonicalize(&absolute).unwrap_or_else(|_| absolute.clone());
+        for file in [&absolute, &real] {
+            policy = file.parent().into_iter().fold(policy.read(file), Policy::read);
+        }
+        named
+            .map(Path::new)
+            .filter(|path| path.exists())
+            .fold(policy, Policy::read)
     }
 }
 
@@ -218,37 +267,19 @@ fn python() -> Result<Option<PathBuf>, CompileError> {
     }
 }
 
-fn packages_of(python: &Path) -> Option<PathBuf> {
+/// The packages of a Python environment, and its interpreter.
+fn packages_of(python: &Path) -> Option<(PathBuf, PathBuf)> {
     let mut asked = Command::new(python);
     asked.args(["-I", "-c", ASK_FOR_PACKAGES]);
     let ran = programs::run(&mut asked, programs::TO_ANSWER).ok()?;
-    ran.status.success().then(|| PathBuf::from(ran.stdout.trim_end()))
-}
-
-/// A program under limits of memory and of time on a CPU, which each of the processes that it starts has, too: they
-/// end also where this process is killed.
-fn limited(program: &Path, limit: Duration) -> Command {
-    #[cfg(unix)]
-    {
-        let mut command = Command::new("/bin/sh");
-        command
-            .args(["-c", "ulimit -v \"$0\"; ulimit -t \"$1\"; shift; exec \"$@\""])
-            .arg(MEMORY_KIB.to_string())
-            .arg(limit.as_secs().max(1).to_string())
-            .arg(program);
-        command
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = limit; // it is waited for no longer
-        Command::new(program)
-    }
+    let (packages, interpreter) = ran.stdout.trim_end().split_once('\n')?;
+    ran.status.success().then(|| (packages.into(), interpreter.into()))
 }
 
 /// Compiles a CUDA C++ file.
 ///
 /// # Errors
-/// There is no compiler, it refuses the source, or it does not end in time.
+/// There is no compiler or sandbox, it refuses the source, or it does not end in time.
 pub fn compile(source: &Source<'_>) -> Result<Compiled, CompileError> {
     compile_with(&Compiler::find()?, source)
 }
@@ -261,15 +292,25 @@ fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, Co
         .tempdir()
         .map_err(broken)?;
     let to = folder.path().join("kernel.ptx");
-    let ran = programs::run(&mut compiler.command(source, &to), source.limit).map_err(|error| match error.kind() {
+    let mut command = compiler.command(source, &to);
+    sandbox::wrap(
+        &mut command,
+        &compiler.policy(source, folder.path()),
+        source.confinement,
+    )?;
+    let ran = programs::run(&mut command, source.limit).map_err(|error| match error.kind() {
         ErrorKind::TimedOut => CompileError::Late {
             compiler: name.clone(),
             limit: source.limit,
         },
         _ => broken(error),
     })?;
-    let messages = (ran.stdout + &ran.stderr).trim().to_string();
+    let mut messages = (ran.stdout + &ran.stderr).trim().to_string();
     if !ran.status.success() {
+        if source.confinement == Confinement::Sandboxed {
+            let advice = sandbox::advice(&messages).map(|advice| format!("\n{advice}"));
+            messages.extend(advice);
+        }
         let messages = if messages.is_empty() {
             ran.status.to_string()
         } else {
@@ -342,6 +383,10 @@ mod tests {
             target: Target::Sm89,
             options: &options,
             limit,
+            confinement: match sandbox::available() {
+                Ok(()) => Confinement::Sandboxed,
+                Err(_) => Confinement::Unsandboxed,
+            },
         };
         compile_with(compiler, &source)
     }
@@ -385,7 +430,7 @@ mod tests {
         let nothing = run(&script(folder.path(), "nothing", "exit 0"), &[], LONG);
         assert!(matches!(nothing, Err(CompileError::Broken(..))), "{nothing:?}");
         let missing = Compiler::Nvcc(folder.path().join("missing"));
-        assert!(matches!(run(&missing, &[], LONG), Err(CompileError::Refused { .. })));
+        assert!(matches!(run(&missing, &[], LONG), Err(CompileError::Broken(..))));
     }
 
     #[test]
@@ -401,6 +446,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let body = format!("ulimit -v; ulimit -t; printf '{PTX}' > \"$to\"");
         let made = run(&script(folder.path(), "nvcc", &body), &[], LONG).unwrap();
-        assert_eq!(made.messages, format!("{MEMORY_KIB}\n{}", LONG.as_secs()));
+        assert_eq!(made.messages, format!("{}\n{}", 16 << 20, LONG.as_secs()));
     }
 }
