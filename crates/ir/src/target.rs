@@ -84,7 +84,7 @@ pub enum Target {
 }
 
 /// What a block and an SM of a [`Target`] may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// Shared memory a block may declare statically, bytes.
     pub static_shared_per_block: u32,

@@ -377,16 +377,26 @@ mod tests {
     }
 
     fn run(compiler: &Compiler, options: &[&str], limit: Duration) -> Result<Compiled, CompileError> {
+        let confinement = match sandbox::available() {
+            Ok(()) => Confinement::Sandboxed,
+            Err(_) => Confinement::Unsandboxed,
+        };
+        run_as(confinement, compiler, options, limit)
+    }
+
+    fn run_as(
+        confinement: Confinement,
+        compiler: &Compiler,
+        options: &[&str],
+        limit: Duration,
+    ) -> Result<Compiled, CompileError> {
         let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
         let source = Source {
             file: Path::new("kernels/sum.cu"),
             target: Target::Sm89,
             options: &options,
             limit,
-            confinement: match sandbox::available() {
-                Ok(()) => Confinement::Sandboxed,
-                Err(_) => Confinement::Unsandboxed,
-            },
+            confinement,
         };
         compile_with(compiler, &source)
     }
@@ -439,6 +449,39 @@ mod tests {
         let compiler = script(folder.path(), "nvcc", "exec sleep 3600");
         let late = run(&compiler, &[], Duration::from_millis(200));
         assert!(matches!(late, Err(CompileError::Late { .. })), "{late:?}");
+    }
+
+    /// Of what a source can make it do: an include of any file, and a file where the compiler was told to write one.
+    #[test]
+    fn a_compiler_reads_and_writes_no_files_of_the_user() {
+        if let Err(error) = sandbox::available() {
+            return println!("NOT CHECKED: compilers in the sandbox: {error}");
+        }
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let secret = other.path().join("secret");
+        std::fs::write(&secret, "").unwrap();
+        for (name, does) in [
+            ("reads", format!("cat {}", secret.display())),
+            ("writes", format!("echo > {}/new", other.path().display())),
+        ] {
+            let compiler = script(folder.path(), name, &format!("{does} && printf '{PTX}' > \"$to\""));
+            let refused = run_as(Confinement::Sandboxed, &compiler, &[], LONG);
+            let is_told =
+                |messages: &str| messages.contains("Permission denied") && messages.contains("ran in a sandbox");
+            assert!(
+                matches!(&refused, Err(CompileError::Refused { messages, .. }) if is_told(messages)),
+                "{refused:?}"
+            );
+            assert!(run_as(Confinement::Unsandboxed, &compiler, &[], LONG).is_ok(), "{name}");
+        }
+        // A folder of headers is named by an option.
+        let compiler = script(
+            folder.path(),
+            "includes",
+            &format!("cat {} && printf '{PTX}' > \"$to\"", secret.display()),
+        );
+        let include = format!("-I{}", other.path().display());
+        assert!(run_as(Confinement::Sandboxed, &compiler, &[&include], LONG).is_ok());
     }
 
     #[test]

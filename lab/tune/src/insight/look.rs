@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flashcore_bench::profile;
 use flashcore_check::cost::{Bound, MeasuredCard, Observation, StepFit};
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan};
@@ -110,8 +111,8 @@ pub struct Predicted {
 #[derive(Clone, Debug)]
 pub struct Advisor {
     pub(crate) problem: Problem,
-    profile: &'static Profile,
-    measured: Option<MeasuredCard>,
+    pub(crate) profile: &'static Profile,
+    pub(crate) measured: Option<MeasuredCard>,
     seen: Arc<Mutex<HashMap<String, Option<Arc<Look>>>>>,
 }
 
@@ -142,6 +143,17 @@ impl Advisor {
             None => "profile".to_string(),
             Some(card) => sha256(&format!("{card:?}")),
         }
+    }
+
+    /// The main kernel of a config as PTX, and what is predicted of it, by line. `None` as of [`predict`](Self::predict).
+    pub(crate) fn source(&self, id: &str) -> Option<(String, profile::Predicted)> {
+        let kernels = KernelCache::default();
+        let plan = Plan::with_cache(&self.problem, &id.parse().ok()?, self.profile, &kernels).ok()?;
+        let observed = Observation::with_cache(&plan, &kernels).ok()?;
+        let measured = self.measured.as_ref();
+        let prediction = observed.predict_measured(self.profile, measured, &[]);
+        let predicted = profile::Predicted::of(&observed, &prediction, self.profile, measured);
+        Some((plan.main.kernel.to_ptx(), predicted))
     }
 
     /// Predicts candidates on all cores, each once. `None`: no plan, or no model of its cost.

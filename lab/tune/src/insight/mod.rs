@@ -127,6 +127,10 @@ impl Insights {
         }
     }
 
+    pub(crate) fn advisor(&self) -> &Advisor {
+        &self.advisor
+    }
+
     /// Processes the trials since the last call in their order: scores claims, then makes new ones.
     pub fn follow(&mut self, history: &History, space: &Space) -> &Insights {
         for trial in &history.trials()[self.seen..] {

@@ -1,5 +1,5 @@
 //! An outside proposer: a program that reads the trials and answers with configs, one JSON object a
-//! line. It can ask a language model. Its proposals go through the same gates.
+//! line. It can ask a language model. Its proposals go through the same gates, and may carry code.
 //! `docs/tune-protocols.md` has the protocol.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,11 +11,15 @@ use flashcore_check::programs;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 
+mod facts;
+
 use super::{Proposal, Strategy};
 use crate::error::TuneError;
 use crate::insight::{Advisor, Claim, Insights, Tally};
+use crate::journal::sha256;
 use crate::space::{Counted, Space};
 use crate::trial::{History, Trial};
+use facts::{Card, Failed, Floor, Incumbent, failures};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Question<'a> {
@@ -25,6 +29,11 @@ struct Question<'a> {
     trials: &'a [Trial],
     best: Option<&'a str>,
     fastest: &'a [Fast],
+    /// The best, when it is another one than in the line before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    incumbent: Option<Incumbent<'a>>,
+    /// The last candidates that failed.
+    failures: &'a [Failed<'a>],
     /// Proposals since the line before that were not accepted, and why.
     turned_down: &'a [(String, String)],
     /// Claims about the fastest configs whose change was not tried.
@@ -70,16 +79,59 @@ impl Fast {
 struct About<'a> {
     problem: &'a Problem,
     device: &'a str,
+    /// Null where nothing models the device.
+    card: Option<&'a Card>,
+    floor_us: Option<Floor>,
     space: &'a [Counted],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reply {
-    /// Ids of configs to try, in order. An empty list ends the search.
+    /// Ids of configs to try, in order. An answer without one, and without source, ends the search.
+    #[serde(default)]
     propose: Vec<String>,
+    /// Code to try.
+    #[serde(default)]
+    source: Vec<Code>,
     #[serde(default)]
     why: String,
+}
+
+/// A rewrite of a kernel of the user, which `--kernel` names: its declaration stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Code {
+    /// Whose text it replaces: `own/attention`.
+    kernel: String,
+    language: Language,
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Language {
+    Cuda,
+    Ptx,
+}
+
+impl Code {
+    /// The name of the rewrite: the kernel's, and what its text is known by.
+    fn id(&self) -> String {
+        format!("{}@{}", self.kernel, &sha256(&self.text)[..12])
+    }
+
+    /// Why it is not tried.
+    fn refusal(&self) -> String {
+        let (text, what) = match self.language {
+            Language::Cuda => ("__global__", "CUDA C++ with a kernel (`__global__`)"),
+            Language::Ptx => (".entry", "PTX with a kernel (`.entry`)"),
+        };
+        match self.text.contains(text) {
+            false => format!("its text is no {what}"),
+            true => "this version evaluates no source of a proposer: propose configs".to_string(),
+        }
+    }
 }
 
 /// Number of fastest configs whose claims, levers and neighbours a question has.
@@ -111,6 +163,8 @@ pub struct Outside {
     turned_down: Vec<(String, String)>,
     told: usize,
     introduced: bool,
+    /// The best that it was told the source of.
+    incumbent: Option<String>,
     insights: Option<Insights>,
 }
 
@@ -135,6 +189,7 @@ impl Outside {
             turned_down: Vec::new(),
             told: 0,
             introduced: false,
+            incumbent: None,
             insights: advisor.map(Insights::new),
         };
         let mut words = command.split_whitespace();
@@ -165,21 +220,30 @@ impl Outside {
         }
         let fastest = ranked.iter().take(FASTEST);
         let fastest: Vec<Fast> = fastest.map(|trial| Fast::of(&trial.id, history, space)).collect();
+        let advisor = self.insights.as_ref().map(Insights::advisor);
+        let best = ranked.first().map(|trial| trial.id.as_str());
+        let new = ranked.first().filter(|_| self.incumbent.as_deref() != best);
+        let card = advisor.filter(|_| !self.introduced).map(Card::of);
         let question = Question {
             about: (!self.introduced).then(|| About {
                 problem: &self.problem,
                 device: &self.device,
+                floor_us: card.as_ref().map(|card| card.floor(&self.problem)),
+                card: card.as_ref(),
                 space: space.count(),
             }),
             trials: &history.trials()[self.told..],
-            best: ranked.first().map(|trial| trial.id.as_str()),
+            best,
             fastest: &fastest,
+            incumbent: new.map(|trial| Incumbent::of(trial, advisor)),
+            failures: &failures(history),
             turned_down: &self.turned_down,
             claims: &claims,
             record: &record,
         };
         let line = serde_json::to_string(&question).map_err(|error| self.failed(error))?;
         (self.introduced, self.told) = (true, history.trials().len());
+        self.incumbent = best.map(str::to_string);
         self.turned_down.clear();
         let Some(partner) = &mut self.partner else {
             return Ok(None);
@@ -211,9 +275,12 @@ impl Outside {
                 }
                 self.turned_down.push((id, "it was tried before".to_string()));
             }
-            let Some(reply) = self.ask(history, space)?.filter(|reply| !reply.propose.is_empty()) else {
+            let is_answer = |reply: &Reply| !reply.propose.is_empty() || !reply.source.is_empty();
+            let Some(reply) = self.ask(history, space)?.filter(is_answer) else {
                 return Ok(None);
             };
+            let refused = reply.source.iter().map(|code| (code.id(), code.refusal()));
+            self.turned_down.extend(refused);
             let why = Some(reply.why).filter(|why| !why.is_empty());
             let why = why.unwrap_or("proposed".to_string());
             self.queue.extend(reply.propose.into_iter().map(|id| (id, why.clone())));

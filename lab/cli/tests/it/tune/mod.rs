@@ -2,6 +2,7 @@
 
 #[cfg(unix)]
 mod errors;
+mod evolve;
 #[cfg(unix)]
 mod interrupt;
 #[cfg(target_os = "linux")]

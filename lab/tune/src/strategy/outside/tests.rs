@@ -61,6 +61,8 @@ fn a_line_matches_the_document() {
         trials: &[],
         best: Some("cpu/m64n64"),
         fastest: &[Fast::of("cpu/m64n64", &history, &space)],
+        incumbent: None,
+        failures: &[],
         turned_down: &[],
         claims: &[claim],
         record: &[tally],
@@ -70,11 +72,86 @@ fn a_line_matches_the_document() {
         concat!(
             r#"{"trials":[],"best":"cpu/m64n64","fastest":[{"id":"cpu/m64n64","levers":{"tile_kv":"64","tile_q":"64"},"#,
             r#""neighbours":[{"lever":"tile_q","to":"128","id":"cpu/m128n64"}]}],"#,
-            r#""turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","source":"model","#,
+            r#""failures":[],"turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","source":"model","#,
             r#""evidence":"made up","line":null,"lever":"tile_q","from":"64","to":"128","#,
             r#""proposes":"cpu/m128n64","expected":-8.5}],"record":[{"kind":"spills","source":"model","made":3,"tried":2,"#,
             r#""came_true":1,"sign_wrong":0,"failed":0,"expected":null,"measured":null}]}"#
         )
+    );
+}
+
+/// It is told the card, the least that the problem takes, the code of the fastest with what its lines cost, and what
+/// failed; once each.
+#[test]
+fn a_proposer_is_told_what_writing_code_needs() {
+    let (space, _) = valley();
+    let said = std::env::temp_dir().join(format!("flashcore-told-{}", std::process::id()));
+    let script = format!(
+        "read a; echo \"$a\" > {0}\n echo '{{\"propose\": [\"cpu/m64n64\"]}}'\n\
+         read b; echo \"$b\" >> {0}\n echo '{{}}'\n",
+        said.display()
+    );
+    let problem = Problem::named("mission").unwrap();
+    let profile = flashcore_ir::Profile::named("l4").unwrap();
+    let mut proposer = outside(&script);
+    proposer.insights = Some(Insights::new(Advisor::new(&problem, profile)));
+    let mut history = History::default();
+    history.add(trial(0, "mma/m64n64-w4x1-s2-b1-qreg-xor-cond", Some(1.0)));
+    let mut wrong = trial(1, "cpu/m16n16", None);
+    wrong.reason = "3 of 64 outputs are wrong".to_string();
+    history.add(wrong);
+    assert!(proposer.propose(&history, &space).unwrap().is_some());
+    history.add(trial(2, "cpu/m64n64", Some(2.0)));
+    assert_eq!(proposer.propose(&history, &space).unwrap(), None);
+    let told = std::fs::read_to_string(&said).unwrap();
+    std::fs::remove_file(said).unwrap();
+    let lines: Vec<serde_json::Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (card, floor) = (&lines[0]["about"]["card"], &lines[0]["about"]["floor_us"]);
+    assert_eq!(
+        (card["sms"].as_u64(), card["limits"]["registers_per_sm"].as_u64()),
+        (Some(58), Some(65536))
+    );
+    assert!(card["boost_mhz"].is_u64() && card["rates"]["mufu"].is_f64(), "{card}");
+    // 2 * 2 * 64 FLOPs for each of 8 * 512 * 512 scores, at 121 TFLOP/s or more.
+    let products = floor["products"].as_f64().unwrap();
+    assert!(
+        products > 1.0 && products < 8.0 * 512.0 * 512.0 * 256.0 / 120e6,
+        "{floor}"
+    );
+    let incumbent = &lines[0]["incumbent"];
+    assert!(incumbent["source"].as_str().unwrap().contains(".entry"), "{incumbent}");
+    assert!(
+        incumbent["predicted"]["lines"][0]["share"].as_f64().unwrap() > 0.0,
+        "{incumbent}"
+    );
+    assert_eq!(lines[0]["failures"][0]["reason"], "3 of 64 outputs are wrong");
+    assert_eq!(
+        (&lines[1]["about"], &lines[1]["incumbent"]),
+        (&serde_json::Value::Null, &serde_json::Value::Null)
+    );
+}
+
+#[test]
+fn source_is_refused_by_name_until_it_is_evaluated() {
+    let (space, _) = valley();
+    let code = |text: &str| format!("{{\"kernel\": \"own/mine\", \"language\": \"cuda\", \"text\": \"{text}\"}}");
+    let answer = format!(
+        "{{\"source\": [{}, {}]}}",
+        code("int x;"),
+        code("__global__ void f() {}")
+    );
+    let mut proposer = outside(&format!(
+        "read a; echo '{answer}'\nread b; case $b in *'own/mine@'*'its text is no CUDA C++'*'own/mine@'*'evaluates no source'*) \
+         echo '{{\"propose\": [\"cpu/m64n64\"]}}';; esac\n"
+    ));
+    let first = proposer.propose(&History::default(), &space).unwrap().unwrap();
+    assert_eq!(first.id, "cpu/m64n64");
+    let mut wrong =
+        outside("read a; echo '{\"source\": [{\"kernel\": \"own/a\", \"language\": \"rust\", \"text\": \"\"}]}'\n");
+    let error = wrong.propose(&History::default(), &space).unwrap_err().to_string();
+    assert!(
+        error.contains("unknown variant `rust`, expected `cuda` or `ptx`"),
+        "{error}"
     );
 }
 
