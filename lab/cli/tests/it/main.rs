@@ -6,6 +6,7 @@
 mod backward;
 mod bad_input;
 mod bad_names;
+mod cheats;
 mod checked;
 mod closed_pipe;
 mod common;

@@ -32,7 +32,11 @@ fn the_planted_rewrite_is_found_and_faster_wrong_ones_are_not() {
     }
     let output = Command::new(&python)
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/tune/evolve_stub.py"))
-        .args([home.join("slow.ptx"), format!("{own}/evolve.py").into(), home.join("out")])
+        .args([
+            home.join("slow.ptx"),
+            format!("{own}/evolve.py").into(),
+            home.join("out"),
+        ])
         .env("FLASHCORE", env!("CARGO_BIN_EXE_flashcore"))
         .env("FLASHCORE_KERNEL", format!("{own}/attention.toml"))
         .env("FLASHCORE_PROBLEM", "--seq 16 --heads 1")
@@ -45,7 +49,12 @@ fn the_planted_rewrite_is_found_and_faster_wrong_ones_are_not() {
     let said = String::from_utf8_lossy(&output.stdout);
     let found: Value = serde_json::from_str(said.lines().last().unwrap_or_default())
         .unwrap_or_else(|error| panic!("{error}: {said}{}", String::from_utf8_lossy(&output.stderr)));
-    assert_eq!(found["code"].as_str().unwrap().trim(), fast.trim(), "{}", found["metrics"]);
+    assert_eq!(
+        found["code"].as_str().unwrap().trim(),
+        fast.trim(),
+        "{}",
+        found["metrics"]
+    );
     let all = found["all"].as_array().unwrap();
     let instructions = |metrics: &Value| metrics["warp_instructions"].as_f64();
     let correct: Vec<f64> = all.iter().filter_map(instructions).collect();
@@ -55,6 +64,9 @@ fn the_planted_rewrite_is_found_and_faster_wrong_ones_are_not() {
     let wrong = all.iter().filter(|metrics| metrics["correct"] == 0.0);
     let wrong: Vec<&Value> = wrong.collect();
     assert!(wrong.len() >= 3 && wrong.len() + correct.len() == all.len(), "{all:?}");
-    assert!(wrong.iter().all(|metrics| metrics["combined_score"] == 0.0), "{wrong:?}");
+    assert!(
+        wrong.iter().all(|metrics| metrics["combined_score"] == 0.0),
+        "{wrong:?}"
+    );
     std::fs::remove_dir_all(&home).unwrap();
 }
