@@ -1,5 +1,5 @@
-//! The sandbox on Linux. Landlock bounds files, seccomp refuses calls, and a thread of this process counts the processes
-//! that are started, which a filter asks it about.
+//! The sandbox on Linux. Landlock bounds files, seccomp refuses calls, and a thread of this process, which a filter
+//! asks, counts the processes that are started.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -49,7 +49,7 @@ const SYSTEM: &[&str] = &[
     "/sys/devices/system/cpu",
 ];
 const DEVICES: &[&str] = &["/dev/full", "/dev/null", "/dev/zero"];
-/// What the driver reads. Of other processes these show names and arguments; Landlock keeps their memory and environment.
+/// What the driver reads. Of other processes these show names and arguments, not memory and environment: Landlock.
 const FOR_DRIVER: &[&str] = &["/proc", "/sys"];
 
 /// The first call that no filter here knows, such as those of later kernels and of the x32 interface.

@@ -1,6 +1,6 @@
-//! Runs a program that handles or is a stranger's code with the rights of neither the user nor root: [`wrap`] confines a
-//! command to a folder of its own, the files that a [`Policy`] names, and limits of memory, time and processes, without
-//! a network. SECURITY.md says what this holds off, and what it does not.
+//! Runs a program that handles or is a stranger's code without the user's rights: [`wrap`] confines a command to a
+//! folder of its own, the files that a [`Policy`] names, and limits of memory, time and processes, without a network.
+//! SECURITY.md says what this holds off, and what it does not.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux;

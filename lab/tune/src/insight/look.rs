@@ -145,7 +145,7 @@ impl Advisor {
         }
     }
 
-    /// The main kernel of a config as PTX, and what is predicted of it, by line. `None` as of [`predict`](Self::predict).
+    /// The main kernel of a config as PTX, and what is predicted of it. `None` as of [`predict`](Self::predict).
     pub(crate) fn source(&self, id: &str) -> Option<(String, profile::Predicted)> {
         let kernels = KernelCache::default();
         let plan = Plan::with_cache(&self.problem, &id.parse().ok()?, self.profile, &kernels).ok()?;

@@ -1,5 +1,5 @@
-//! `docs/own-kernel/evolve.py` evaluates what another program writes. Here a script writes it (`evolve_stub.py`): through
-//! OpenEvolve where the Python of `FLASHCORE_OPENEVOLVE` has it, else one after another.
+//! `docs/own-kernel/evolve.py` evaluates what others write: here a script (`evolve_stub.py`), through OpenEvolve
+//! where `FLASHCORE_OPENEVOLVE` names a Python that has it, else one after another.
 
 use std::process::Command;
 
