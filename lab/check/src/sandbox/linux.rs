@@ -167,6 +167,8 @@ const STARTS: &[c_long] = &[libc::SYS_clone, libc::SYS_fork, libc::SYS_vfork];
 const STARTS: &[c_long] = &[libc::SYS_clone];
 /// Calls whose arguments are in memory, where a filter cannot see them: libraries then take the older ones.
 const IN_MEMORY: [c_long; 2] = [libc::SYS_clone3, libc::SYS_openat2];
+/// Requests of `ioctl` that type words into a terminal, whose constants differ in type from C library to C library.
+const TYPES_INTO_TERMINAL: [u64; 2] = [0x5412, 0x541C]; // TIOCSTI, TIOCLINUX
 const NAMESPACES: [c_int; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -305,8 +307,7 @@ fn refusals(are_signals_kept: bool) -> Result<BpfProgram, SandboxError> {
     }
     // The limits of other processes.
     refuse(libc::SYS_prlimit64, 0, SeccompCmpOp::Ne, 0)?;
-    // Words for the user's terminal, as if typed.
-    for request in [libc::TIOCSTI, libc::TIOCLINUX] {
+    for request in TYPES_INTO_TERMINAL {
         refuse(libc::SYS_ioctl, 1, SeccompCmpOp::Eq, request)?;
     }
     // What is opened to be read is truncated, too, which Landlock refuses only since Linux 6.2.

@@ -8,7 +8,6 @@ mod linux;
 mod tests;
 
 use std::ffi::OsStr;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -233,7 +232,7 @@ impl Limits {
         }
     }
 
-    fn set(self) -> io::Result<()> {
+    fn set(self) -> std::io::Result<()> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let limits = [
             (Resource::Data, Some(self.memory)),

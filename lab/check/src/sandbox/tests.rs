@@ -2,6 +2,7 @@
 //! must succeed.
 
 use std::fs;
+use std::io;
 use std::net::{TcpListener, UdpSocket};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -4,7 +4,7 @@
 use flashcore_bench::profile::{KernelProfile, Predicted};
 use flashcore_check::cost::{MeasuredCard, Rates};
 use flashcore_ir::{Limits, Profile};
-use flashcore_problem::Problem;
+use flashcore_problem::{Problem, Task};
 use serde::Serialize;
 
 use crate::insight::Advisor;
@@ -48,7 +48,7 @@ impl Card {
 
     pub(super) fn floor(&self, problem: &Problem) -> Floor {
         // Elements of a byte have products at twice the rate.
-        let narrow = 2.0 / problem.dtype.size_bytes().min(2) as f64;
+        let narrow = 2.0 / problem.dtype().size_bytes().min(2) as f64;
         let tensor = self
             .profile
             .tensor_f16_f16acc_tflops
