@@ -36,6 +36,17 @@ const KEPT: &[&str] = &[
     "TORCH_CUDA_",
     "VIRTUAL_ENV",
 ];
+/// What lies next to a `bin` and is installed, as are folders of a target: in `~/.local` there is more.
+const INSTALLED: &[&str] = &[
+    "include",
+    "lib",
+    "lib32",
+    "lib64",
+    "libexec",
+    "nvvm",
+    "pyvenv.cfg",
+    "targets",
+];
 /// Most bytes of a file that is written.
 const LARGEST_FILE: u64 = 4 << 30;
 
@@ -114,7 +125,7 @@ impl Policy {
         self
     }
 
-    /// Lets it run a program: its folder, and what is installed with it if that folder is a `bin`.
+    /// Lets it run a program: its folder, and what is installed next to it if that is a `bin`.
     #[must_use]
     pub fn run(mut self, program: &Path) -> Policy {
         let real = std::fs::canonicalize(program).unwrap_or_else(|_| program.to_path_buf());
@@ -122,7 +133,13 @@ impl Policy {
             let Some(folder) = program.parent() else { continue };
             self = self.read(folder);
             if let (Some("bin"), Some(root)) = (folder.file_name().and_then(OsStr::to_str), folder.parent()) {
-                self = self.read(root);
+                let beside = std::fs::read_dir(root).into_iter().flatten().flatten();
+                let installed = beside.filter(|entry| {
+                    let name = entry.file_name();
+                    let name = name.to_string_lossy();
+                    INSTALLED.contains(&&*name) || name.ends_with("-linux-gnu")
+                });
+                self = installed.fold(self, |policy, entry| policy.read(entry.path()));
             }
         }
         self

@@ -169,8 +169,20 @@ fn no_home_folder_and_no_files_of_others() {
     let above = home.ancestors().map(Path::to_path_buf);
     let policy = above.fold(Policy::compiler(folder.path(), LONG), Policy::read);
     assert_eq!(policy.reads, Vec::<PathBuf>::new());
-    let program = home.join("bin/nvcc");
-    assert_eq!(policy.run(&program).reads, [home.join("bin")]);
+    let reads = policy.run(&home.join("bin/nvcc")).reads;
+    assert!(reads.contains(&home.join("bin")) && !reads.contains(&home), "{reads:?}");
+    // Next to a compiler, what is installed with it.
+    for name in ["bin", "lib", "share", "x86_64-conda-linux-gnu"] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    let mut reads = Policy::compiler(folder.path(), LONG)
+        .run(&folder.path().join("bin/nvcc"))
+        .reads;
+    reads.sort();
+    assert_eq!(
+        reads,
+        ["bin", "lib", "x86_64-conda-linux-gnu"].map(|name| folder.path().join(name))
+    );
 }
 
 #[test]
