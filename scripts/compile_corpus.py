@@ -32,6 +32,7 @@ TIMEOUT_S = 300
 KINDS = {f"out-of-bounds-{space}" for space in ("global", "shared", "local")}
 KINDS |= {"shared-race", "global-race", "missing-wait", "missing-fence", "misaligned", "uninitialised-shared"}
 KINDS |= {"uninitialised-global", "barrier-divergence", "wrong-mask"}
+KINDS |= {"wrong-phase", "missing-proxy-fence", "product-in-flight"}
 
 
 def environment():

@@ -340,3 +340,41 @@ def edit_distance(a, b, length):
                 row.append(min(last[j] + (s[i] != t[j]), last[j + 1] + 1, row[j] + 1))
         out.append(row[-1])
     return np.array(out)
+
+
+# Hopper
+
+
+def hopper_bulk_ring(x, tiles):
+    rows = x.reshape(-1, tiles, 256)
+    return (rows * np.arange(1, tiles + 1)[:, None]).sum(1)
+
+
+def hopper_tma_transpose(x):
+    return x.reshape(52, 80).T
+
+
+def hopper_wgmma_gemm(A, B, k):
+    return A.reshape(-1, k) @ B.reshape(-1, k).T
+
+
+def hopper_cluster_scan(x):
+    sums = x.reshape(-1, 4, 128).sum(2)
+    return sums.cumsum(1) - sums, sums.sum(1)
+
+
+def hopper_specialised(x, tiles):
+    rows = x.reshape(tiles, 128)[:, ::-1]
+    return rows.sum(0) / np.abs(rows).max(0)
+
+
+def hopper_bulk_reduce(x):
+    return x.reshape(-1, 128).sum(0)
+
+
+def hopper_stmatrix(A, B):
+    return A.reshape(32, 16) @ B.reshape(8, 16).T
+
+
+def hopper_multicast(x, weights):
+    return np.einsum("brc,wr->bwc", x.reshape(2, 16, 64), weights.reshape(2, 16))

@@ -138,3 +138,20 @@ def mask_of_absent_lanes(x, cols):
 
 def wmma_stride(a, b):
     return a.reshape(16, 16) @ b.reshape(16, 16)
+
+
+def hopper_no_expect_tx(x):
+    return x.reshape(-1, 128)[:, ::-1]
+
+
+def hopper_wrong_parity(x):
+    first, second, third = x.reshape(3, 64)
+    return (first * 2 + second) * 2 + third
+
+
+def hopper_no_proxy_fence(x):
+    return x.reshape(-1, 128)[:, ::-1] * 2
+
+
+def hopper_no_product_wait(A, B):
+    return A.reshape(64, 16) @ B.reshape(8, 16).T
