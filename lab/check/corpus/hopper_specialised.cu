@@ -24,7 +24,7 @@ __device__ __forceinline__ bool elected() {
     return is_elected;
 }
 
-extern "C" __global__ void __launch_bounds__(256) hopper_specialised(const float* x, float* out, int tiles) {
+extern "C" __global__ void __launch_bounds__(256, 2) hopper_specialised(const float* x, float* out, int tiles) {
     __shared__ alignas(128) float ring[STAGES][TILE];
     __shared__ uint64_t full[STAGES], empty[STAGES];
     if (threadIdx.x == 0) {

@@ -13,7 +13,7 @@ use crate::mbarrier::Arrival;
 use crate::program::{self, At};
 use crate::record::Details;
 use crate::registers::lanes;
-use crate::text::cold::{Access, Cold, Join, Mbarrier, Memory, Strength, Vote, What};
+use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Strength, Vote, What};
 use crate::warp::Warp;
 
 /// The bits of an operand in each lane.
@@ -132,6 +132,15 @@ impl<'m> Cluster<'m> {
                     if let Some(&p) = cold.writes.get(1) {
                         set(machine, warp, p, voters, &[u64::from(is_one); 32]);
                     }
+                }
+            }
+            What::Elect => {
+                let members = read(warp, 0);
+                for (group, _) in self.groups(warp, pc, &members, "elect.sync") {
+                    let leader = self.elected(warp, group);
+                    set(machine, warp, cold.writes[0], group, &[leader as u64; 32]);
+                    let is_leader = std::array::from_fn(|lane| u64::from(lane == leader));
+                    set(machine, warp, cold.writes[1], group, &is_leader);
                 }
             }
             What::ActiveMask => set(machine, warp, cold.writes[0], active, &[active.into(); 32]),
@@ -338,21 +347,22 @@ impl<'m> Cluster<'m> {
                     }
                     let narrowed = addresses.map(|address| address as u32);
                     warp.registers.set(narrow, mask, &narrowed);
-                    warp.active = mask;
-                    let plain = program::Access {
-                        regs: &rows,
-                        size: access.size,
-                        base: narrow,
-                        at: At::start(self.shared_object(access.object)),
-                    };
-                    if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
-                        self.strong_shared(warp, pc, access, (plain.at, rows[0]), &narrowed);
-                        continue;
-                    }
-                    if access.writes {
-                        self.store_shared(warp, pc, plain)
-                    } else {
-                        self.load_shared(warp, pc, plain)
+                    let blocks = self.blocks_of(&addresses, mask, access.object);
+                    for (at, mask) in blocks.into_iter().filter(|(_, lanes)| *lanes != 0) {
+                        warp.active = mask;
+                        let plain = program::Access {
+                            regs: &rows,
+                            size: access.size,
+                            base: narrow,
+                            at,
+                        };
+                        if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
+                            self.strong_shared(warp, pc, access, (plain.at, rows[0]), &narrowed);
+                        } else if access.writes {
+                            self.store_shared(warp, pc, plain)
+                        } else {
+                            self.load_shared(warp, pc, plain)
+                        }
                     }
                 }
                 Memory::Local | Memory::Generic => {
@@ -371,6 +381,14 @@ impl<'m> Cluster<'m> {
             }
         }
         None
+    }
+
+    /// The lanes whose shared memory is that of their block, and those where it is of any block of the cluster.
+    pub(crate) fn blocks_of(&self, addresses: &[u64; 32], mask: u32, object: Option<Object>) -> [(At, u32); 2] {
+        let is_mapped = |lane: &usize| addresses[*lane] & CLUSTER_WINDOW == CLUSTER_WINDOW;
+        let mapped = lanes(mask).filter(is_mapped).fold(0u32, |all, lane| all | 1 << lane);
+        let at = At::start(self.shared_object(object));
+        [(at, mask & !mapped), (At { remote: true, ..at }, mapped)]
     }
 
     pub(crate) fn shared_object(&self, object: Option<Object>) -> u16 {

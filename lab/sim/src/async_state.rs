@@ -43,8 +43,8 @@ pub(crate) struct AsyncState {
     pub(crate) registers: Option<u32>,
     /// All `setmaxnreg` operations with their counts, in order.
     pub(crate) settings: Vec<(u32, u32)>,
-    /// By mbarrier: the last phase waited for, and where.
-    pub(crate) seen: FxHashMap<u32, (i64, u32)>,
+    /// By mbarrier and lane, of our kernels by warp: the last phase waited for, and where.
+    pub(crate) seen: FxHashMap<(u32, usize), (i64, u32)>,
     /// By lane: the phase of the cluster barrier arrived at and not yet waited for; 0 for none.
     pub(crate) cluster_phase: [u32; 32],
     /// Whether the other blocks of the cluster are known to have started.

@@ -145,7 +145,8 @@ impl<'a> Machine<'a> {
             threads,
             copies: there(program.uses_cp_async, threads),
             stores: there(program.uses_bulk_stores, threads),
-            warpgroups: there(program.uses_products, threads / 128),
+            // Those of a block that is no whole number of them never end their products.
+            warpgroups: there(program.uses_products, threads.div_ceil(128)),
             mbarriers: count * blocks as u32,
             upstream: there(launch.programmatic, 1),
         };
@@ -340,7 +341,8 @@ pub(crate) fn map_address(index: usize) -> u64 {
     (u64::MAX << 32) + (index as u64) * TENSOR_MAP_BYTES
 }
 
-const TENSOR_MAP_BYTES: u64 = 128;
+/// Bytes of a tensor map.
+pub(crate) const TENSOR_MAP_BYTES: u64 = 128;
 
 /// The tensor maps, checked against the launch's buffers.
 fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>, SimError> {

@@ -407,7 +407,7 @@ impl Cluster<'_> {
             };
             if (mbarrier.phase & 1) as u32 != parity {
                 ended |= 1 << lane;
-            } else if blocking && warp.active >> lane & 1 != 0 {
+            } else if blocking && warp.active >> lane & 1 != 0 && !warp.splits.has_turns() {
                 let mbarrier = number;
                 self.block(warp, pc, Wait::Phase { mbarrier, parity });
                 return false;
@@ -442,12 +442,14 @@ impl Cluster<'_> {
             return;
         };
         let ended = mbarrier.phase - 1;
-        let Some((seen, earlier)) = warp.asynchronous.seen.insert(number, (ended, pc)) else {
-            return;
-        };
-        if seen < ended {
-            return;
+        // Lanes of other compilers' kernels may wait one after the other.
+        let each = if self.machine.is_foreign { lanes } else { 1 };
+        let mut again = None;
+        for lane in crate::registers::lanes(each) {
+            let before = warp.asynchronous.seen.insert((number, lane), (ended, pc));
+            again = again.or(before.filter(|(seen, _)| *seen >= ended));
         }
+        let Some((_, earlier)) = again else { return };
         self.report(FindingKind::WrongPhase, pc, Some(earlier), |cluster| {
             let name = cluster.mbarrier_name(number);
             let which = match ended {

@@ -1,7 +1,7 @@
 //! Shared-memory operands of warpgroup products: descriptors, addresses, and reads.
 
-use flashcore_ir::SharedBuffer;
 use flashcore_ir::inst::{Descriptor, Major, WgmmaInput};
+use flashcore_ir::{SharedBuffer, Swizzle};
 
 use crate::clock::Epoch;
 use crate::cluster::Cluster;
@@ -21,6 +21,7 @@ struct Layout {
     address: u32,
     leading: u32,
     stride: u32,
+    base_offset: u32,
     mode: u32,
 }
 
@@ -31,6 +32,7 @@ impl Layout {
             address: field(0),
             leading: field(16),
             stride: field(32),
+            base_offset: (bits >> 49) as u32 & 7,
             mode: (bits >> 62) as u32,
         }
     }
@@ -68,18 +70,30 @@ impl Cluster<'_> {
     ) -> Option<Vec<u32>> {
         let buffer = self.machine.kernel.ledger().get(operand.buffer);
         let layout = Layout::of(bits);
-        let span = self.check_layout(warp, pc, &layout, buffer, operand.major, first + count)?;
+        // Only of our kernels the tile is known that it must be of.
+        let (span, swizzle) = if self.machine.is_foreign {
+            self.own_layout(warp, pc, &layout, operand.major)?
+        } else {
+            let span = self.check_layout(warp, pc, &layout, buffer, operand.major, first + count)?;
+            (span, buffer.swizzle)
+        };
         // The hardware's address computation: offsets are added first, then bits are permuted.
         let place = |offset: u32| {
             let address = layout.address.wrapping_add(offset);
-            buffer.swizzle.apply(address).wrapping_sub(SHARED_BASE)
+            swizzle.apply(address).wrapping_sub(SHARED_BASE)
+        };
+        // Without a swizzle rows of 8 have the two chunks of each in two matrices.
+        let across = if swizzle == Swizzle::None {
+            layout.leading
+        } else {
+            CHUNK
         };
         let mut chunks = Vec::new();
         match operand.major {
             Major::K => {
                 for row in first..first + count {
                     let start = row / 8 * layout.stride + row % 8 * span;
-                    chunks.extend([place(start), place(start + CHUNK)]);
+                    chunks.extend([place(start), place(start + across)]);
                 }
             }
             Major::Mn => {
@@ -113,6 +127,22 @@ impl Cluster<'_> {
         Some(chunks)
     }
 
+    /// The bytes of a row that a descriptor says, and its swizzle.
+    fn own_layout(&mut self, warp: &Warp, pc: u32, layout: &Layout, major: Major) -> Option<(u32, Swizzle)> {
+        let swizzle = [Swizzle::None, Swizzle::B128, Swizzle::B64, Swizzle::B32][layout.mode as usize];
+        let wrong = match swizzle.span() {
+            None if major == Major::Mn => "has no swizzle; transposed operands without one are not simulated",
+            _ if layout.base_offset != 0 => {
+                "has a base offset, which is not simulated; let its tile begin at a multiple of 1024"
+            }
+            span => return Some((span.unwrap_or(CHUNK), swizzle)),
+        };
+        self.report(FindingKind::Descriptor, pc, None, |cluster| {
+            Details::new(format!("a descriptor {wrong}"), cluster.actor(warp.index, FULL))
+        });
+        None
+    }
+
     /// Checks a descriptor against its tile. Returns the bytes per row if it matches.
     fn check_layout(
         &mut self,
@@ -125,10 +155,10 @@ impl Cluster<'_> {
     ) -> Option<u32> {
         let span = buffer.row_stride * buffer.element.bytes();
         let mode = match buffer.swizzle {
-            flashcore_ir::Swizzle::None => 0,
-            flashcore_ir::Swizzle::B128 => 1,
-            flashcore_ir::Swizzle::B64 => 2,
-            flashcore_ir::Swizzle::B32 => 3,
+            Swizzle::None => 0,
+            Swizzle::B128 => 1,
+            Swizzle::B64 => 2,
+            Swizzle::B32 => 3,
         };
         let several_slabs = major == Major::Mn && extent * buffer.element.bytes() > span;
         let wrong = if layout.mode != mode || mode == 0 {

@@ -58,10 +58,14 @@ impl Cluster<'_> {
     /// `elect.sync`: PTX does not specify the lane; it depends on the seed and is always the same.
     pub(crate) fn elect(&mut self, warp: &mut Warp, pc: u32, d: Row) {
         self.check_members(warp, pc, FULL, "elect.sync");
-        let count = warp.active.count_ones();
-        let pick = Rng::new(self.machine.options.seed, warp.index as u64).below(count.max(1));
-        let elected = lanes(warp.active).nth(pick as usize).map_or(0, |lane| 1 << lane);
-        warp.registers.set_pred(d, warp.active, elected);
+        let elected = 1 << self.elected(warp, warp.active);
+        warp.registers.set_pred(d, warp.active, elected & warp.active);
+    }
+
+    /// The lane of some that is elected.
+    pub(crate) fn elected(&self, warp: &Warp, group: u32) -> usize {
+        let pick = Rng::new(self.machine.options.seed, warp.index as u64).below(group.count_ones().max(1));
+        lanes(group).nth(pick as usize).unwrap_or(0)
     }
 
     pub(crate) fn trap_if(&mut self, warp: &Warp, pc: u32, pred: Row) {

@@ -79,6 +79,11 @@ impl Splits {
         }
     }
 
+    /// Whether other paths may go on by turns: what the active lanes wait for may be theirs to do.
+    pub(crate) fn has_turns(&self) -> bool {
+        self.late.as_ref().is_some_and(|late| !late.paths.is_empty())
+    }
+
     /// By the late policy the path that goes on where lanes go back to `pc`: each gets its turn.
     #[inline(always)]
     pub(crate) fn other_turn(&mut self, pc: u32, lanes: u32) -> Option<(u32, u32)> {

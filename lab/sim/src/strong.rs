@@ -339,8 +339,11 @@ impl Cluster<'_> {
                     }
                 }
                 Memory::Shared => {
-                    warp.active = mask;
-                    self.atomic_here(warp, pc, atomic, &addresses, &values, &mut old);
+                    let blocks = self.blocks_of(&addresses, mask, access.object);
+                    for (at, mask) in blocks.into_iter().filter(|(_, lanes)| *lanes != 0) {
+                        warp.active = mask;
+                        self.atomic_here(warp, pc, atomic, at, &addresses, &values, &mut old);
+                    }
                     warp.active = all;
                 }
                 Memory::Local | Memory::Generic => {
@@ -414,16 +417,17 @@ impl Cluster<'_> {
         !reads || !self.spins(warp, pc, region.slot, (&offsets, mask))
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn atomic_here(
         &mut self,
         warp: &mut Warp,
         pc: u32,
         atomic: &Atomic,
+        at: At,
         addresses: &[u64; 32],
         values: &[[u64; 32]; 2],
         old: &mut [u64; 32],
     ) {
-        let at = At::start(self.shared_object(atomic.access.object));
         let narrow = addresses.map(|address| address as u32);
         let mut found: SharedAccess = self.shared_access(warp, pc, warp.active, &narrow, at, atomic.access.size);
         if atomic.change != Change::Exchange {

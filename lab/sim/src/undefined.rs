@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Inst, ShflMode};
+use flashcore_ir::inst::{Inst, ShflMode, WgmmaInst};
 use flashcore_ir::types::{Reg, RegClass};
 use rustc_hash::FxHashSet;
 
@@ -93,6 +93,16 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
                 to,
             },
             Inst::Mma { .. } | Inst::Redux { .. } => all(Moves::Together, reads, to),
+            // Whether old sums count, the predicate says when it runs.
+            Inst::Wgmma(WgmmaInst::Mma {
+                d,
+                n,
+                accumulate: Operand::Reg(_),
+                ..
+            }) => {
+                let is_sum = |reg: &Reg| reg.class == d.class && (d.index..d.index + n / 2).contains(&reg.index);
+                decides(reads.into_iter().filter(|reg| !is_sum(reg)).collect(), to)
+            }
             _ if Class::of(inst).is_arithmetic() => all(Moves::Each, reads, to),
             _ => decides(reads, to),
         },

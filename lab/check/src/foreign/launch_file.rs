@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use flashcore_ir::files;
+use flashcore_ir::{ScalarType, Swizzle, TensorMapRecipe, files};
 use flashcore_problem::DType;
 use flashcore_problem::tensor::write_element;
 use serde::Deserialize;
@@ -52,6 +52,7 @@ struct Argument {
     fill: Option<String>,
     value: Option<Number>,
     r#struct: Option<Vec<Argument>>,
+    map: Option<Map>,
     values: Option<Vec<Number>>,
     rest: Option<Number>,
     seed: Option<u64>,
@@ -64,6 +65,48 @@ struct Argument {
     _atol: Option<f64>,
     #[serde(rename = "rtol")]
     _rtol: Option<f64>,
+}
+
+/// A tensor map: the tensor that a buffer holds, innermost dimension first, and its boxes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Map {
+    dims: Vec<u64>,
+    r#box: Vec<u32>,
+    /// Bytes; by default those of a dense tensor.
+    strides: Option<Vec<u64>>,
+    /// Bytes of a swizzled row: 0, 32, 64 or 128.
+    #[serde(default)]
+    swizzle: u32,
+}
+
+impl Map {
+    fn recipe(&self, name: &str, ty: &str) -> Result<TensorMapRecipe, LaunchFileError> {
+        let known = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+        let swizzle = known.into_iter().find(|it| it.span().unwrap_or(0) == self.swizzle);
+        let (Some(element), Some(swizzle)) = (ScalarType::from_ptx(ty), swizzle) else {
+            return wrong(format!(
+                "the tensor map `{name}` has the type `{ty}` and a swizzle of {} bytes; allowed: f16, bf16, f32, e4m3, and \
+                 0, 32, 64, 128",
+                self.swizzle
+            ));
+        };
+        let dense = self.dims.iter().scan(u64::from(element.bytes()), |bytes, dim| {
+            *bytes = bytes.saturating_mul(*dim);
+            Some(*bytes)
+        });
+        let dense = || dense.take(self.dims.len().saturating_sub(1)).collect();
+        Ok(TensorMapRecipe {
+            slot: 0,
+            byte_offset: 0,
+            element,
+            dims: self.dims.clone(),
+            byte_strides: self.strides.clone().unwrap_or_else(dense),
+            box_dims: self.r#box.clone(),
+            swizzle,
+            ragged: None,
+        })
+    }
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -190,12 +233,16 @@ impl Argument {
         let ty = self.r#type.as_deref().unwrap_or("f32");
         let contents = self.contents(buffers)?;
         let bytes = self.count.unwrap_or(0).saturating_mul(size_of(&self.name, ty)? as u64);
-        Ok(Given::Contents {
+        let buffer = Given::Contents {
             name: self.name.clone(),
             element: size_of(&self.name, ty)? as u32,
             is_unwritten: contents.is_none(),
             contents: contents.unwrap_or_else(|| vec![flashcore_problem::POISON; bytes as usize]),
-        })
+        };
+        let Some(map) = &self.map else { return Ok(buffer) };
+        let recipe = map.recipe(&self.name, ty)?;
+        let buffer = Box::new(buffer);
+        Ok(Given::Map { buffer, recipe })
     }
 
     /// The bytes of a buffer; `None` if nothing was written there.

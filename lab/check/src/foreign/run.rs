@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use flashcore_ir::TensorMapRecipe;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxParam};
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Function, Module, Operand, Register};
@@ -54,6 +55,13 @@ pub enum Given {
     Integer(i64),
     /// A floating-point number.
     Float(f64),
+    /// A tensor map of a buffer, which is the first of its recipe's launch.
+    Map {
+        /// The buffer.
+        buffer: Box<Given>,
+        /// The tensor in it, and its boxes.
+        recipe: TensorMapRecipe,
+    },
     /// A struct by value: bytes of each field, to which it is aligned, and the field.
     Struct(Vec<(usize, Given)>),
 }
@@ -363,11 +371,21 @@ fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Re
         let size = param.bytes as usize;
         let mut arg = PtxArg {
             bytes: vec![0; size],
-            pointers: Vec::new(),
+            ..PtxArg::default()
         };
         let seed = asked.sim.seed + number as u64;
         let is_pointer = pointers.contains(param.name.as_str());
         let fits = match (given, param.ty.as_str()) {
+            (Given::Map { buffer, recipe }, _) => {
+                let slot = bound.buffers.len();
+                arg.map = Some(TensorMapRecipe { slot, ..recipe.clone() });
+                // The map has the address, not the parameter.
+                let mut pointer = PtxArg {
+                    bytes: vec![0; 8],
+                    ..PtxArg::default()
+                };
+                size == 128 && bound.put(&mut pointer, (0, 8), buffer, name(param), seed)
+            }
             (Given::Struct(fields), _) => {
                 let mut offset = 0usize;
                 fields.iter().all(|(bytes, field)| {
@@ -400,6 +418,7 @@ fn bytes_of(given: &Given) -> u64 {
     match given {
         Given::Buffer { bytes, .. } => *bytes,
         Given::Contents { contents, .. } => contents.len() as u64,
+        Given::Map { buffer, .. } => bytes_of(buffer),
         Given::Struct(fields) => fields.iter().map(|(_, field)| bytes_of(field)).sum(),
         Given::Integer(_) | Given::Float(_) => 0,
     }

@@ -65,7 +65,6 @@ fn findings(report: &SimReport) -> Vec<(FindingKind, String, u32)> {
 fn own_kernels_give_the_same_output_and_findings_as_text() {
     let mut count = 0;
     for config in Config::all() {
-        // Texts take no tensor maps.
         let Some(plan) = Plan::new(&problem(), &config, Target::Sm89).ok() else {
             continue;
         };
@@ -103,10 +102,11 @@ fn run(
     let addresses = (0..buffers.len()).map(|slot| PtxArg {
         bytes: vec![0; 8],
         pointers: vec![(0, slot)],
+        ..PtxArg::default()
     });
     let numbers = numbers.iter().map(|number| PtxArg {
         bytes: number.to_le_bytes().to_vec(),
-        pointers: Vec::new(),
+        ..PtxArg::default()
     });
     let launch = PtxLaunch {
         file: "kernel.ptx".to_string(),

@@ -71,6 +71,8 @@ pub(crate) enum What {
     /// Lanes with the same value; of all, if true.
     Match(bool),
     ActiveMask,
+    /// The lowest lane of the operand's, and whether this is it.
+    Elect,
     /// `true` if signed.
     Redux(flashcore_ir::inst::BinOp, bool),
     /// The bytes of the parameters from one on.
@@ -208,6 +210,8 @@ pub(crate) struct Atomic {
 
 /// Generic addresses of shared and of local memory begin here; those of global memory are what they are.
 pub(crate) const SHARED_WINDOW: u64 = 1 << 60;
+/// Those that `mapa` has made of addresses of shared memory begin here.
+pub(crate) const CLUSTER_WINDOW: u64 = SHARED_WINDOW | 1 << 40;
 pub(crate) const LOCAL_WINDOW: u64 = 1 << 61;
 
 impl Memory {

@@ -1,23 +1,24 @@
 //! Kernels of other compilers: their parameters, shared memory and lines.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
 
-use flashcore_ir::inst::Object;
+use flashcore_ir::inst::{BulkInst, Inst, MbarInst, Object};
 use flashcore_ir::kernel::{KernelParts, Param, ParamKind};
 use flashcore_ir::ptx::Notes;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, SharedSymbol};
 use flashcore_ir::shared::{BufferId, Ledger, SharedBuffer};
-use flashcore_ir::site::{Frame, FrameId, Site, SiteId, SourceLine};
+use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, ScalarType};
-use flashcore_ir::{Arg, BufferSpec, Kernel, Launch};
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, TensorBox};
 use flashcore_ptx::{Function, Module, Variable};
 use rustc_hash::FxHashSet;
 
 use super::cold::{Cold, What};
-use super::{Code, PtxBuffer, PtxLaunch, Reader, Step, origins};
+use super::sites::{Sites, kept};
+use super::{Code, PtxArg, PtxBuffer, PtxLaunch, Reader, Step, origins};
 use crate::error::SimError;
-use crate::machine::base_of;
+use crate::lower::fragments;
+use crate::machine::{TENSOR_MAP_BYTES, base_of};
 use crate::rows::Lives;
 
 /// Bytes of shared memory of a block, on the card that has most.
@@ -41,7 +42,7 @@ pub(super) const ALIGN: u32 = 256;
 ///     grid: [1, 1, 1],
 ///     block: [32, 1, 1],
 ///     buffers: vec![PtxBuffer { name: "out".to_string(), bytes: 128, element: 4, written: true }],
-///     args: vec![PtxArg { bytes: vec![0; 8], pointers: vec![(0, 0)] }],
+///     args: vec![PtxArg { bytes: vec![0; 8], pointers: vec![(0, 0)], map: None }],
 ///     ..PtxLaunch::default()
 /// };
 /// let kernel = PtxKernel::read(&Module::read(text)?, "fill", &launch)?;
@@ -86,18 +87,6 @@ impl Extra {
         }
         bytes
     }
-}
-
-/// A string that lives as long as the program, as [`SourceLine`] needs it; each is kept once.
-fn kept(text: &str) -> &'static str {
-    static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = all.get(text) {
-        return known;
-    }
-    let text = &*Box::leak(text.to_string().into_boxed_str());
-    all.insert(text);
-    text
 }
 
 impl PtxKernel {
@@ -167,6 +156,7 @@ impl PtxKernel {
         };
         let mut reader = Reader::new(module, function, HashMap::new(), symbols);
         reader.places = Some(places);
+        reader.place_products();
         reader.find_parameter_addresses();
         reader.pointers = extra
             .pointers
@@ -178,6 +168,13 @@ impl PtxKernel {
         let is_named = |variable: &&Variable| callees.iter().any(|it| it.named.contains(&variable.symbol.name));
         let is_needed = |variable: &&Variable| is_named(variable) || !variable.addresses.is_empty();
         let variables: Vec<&Variable> = module.variables.iter().filter(is_needed).collect();
+        // Parameters of the kernel: the buffers, those of variables, and the tensor maps.
+        let first_map = (launch.buffers.len() + variables.len()) as u32;
+        let maps: Vec<(u32, &PtxArg)> = (0..).zip(&launch.args).filter(|(_, arg)| arg.map.is_some()).collect();
+        let starts = maps
+            .iter()
+            .map(|(number, _)| reader.parameter(&entry.params[*number as usize].name));
+        reader.maps = starts.flatten().zip(first_map..).collect();
         let slots = variables.iter().zip(launch.buffers.len() as u32..);
         reader.variables = slots
             .map(|(variable, slot)| (variable.symbol.name.clone(), slot))
@@ -200,7 +197,7 @@ impl PtxKernel {
         code.simplify();
         code.find_polling();
         let mut ledger = ledger;
-        for id in code.mbarriers() {
+        for id in code.mbarriers(whole) {
             let buffer = &mut ledger.buffers[id as usize];
             *buffer = SharedBuffer {
                 offset: buffer.offset,
@@ -208,10 +205,26 @@ impl PtxKernel {
             };
         }
         let unwritten = code.live(&mut Lives::default());
-        let names = code.names(function, &unwritten);
+        let products = code.items.iter().flat_map(|item| match &item.step {
+            Step::Inst(inst) => fragments(inst),
+            _ => Vec::new(),
+        });
+        let named = unwritten
+            .iter()
+            .copied()
+            .chain(products.map(|(first, _)| first))
+            .collect();
+        let names = code.names(function, &named);
         code.extra = Some(Extra {
             local: code.local,
-            written: (0..buffers.len() as u32).map(|slot| code.writes(slot, false)).collect(),
+            written: (0..buffers.len() as u32)
+                .map(|slot| {
+                    let of_map = |(index, (_, arg)): (u32, &(u32, &PtxArg))| {
+                        arg.map.as_ref().is_some_and(|map| map.slot as u32 == slot) && code.writes(index, false)
+                    };
+                    code.writes(slot, false) || (first_map..).zip(&maps).any(of_map)
+                })
+                .collect(),
             ..extra
         });
         let params = buffers.iter().zip(0..).map(|(buffer, slot)| Param {
@@ -226,6 +239,25 @@ impl PtxKernel {
                 writable: code.writes(slot, true),
             },
         });
+        let of_map = |((number, arg), index): (&(u32, &PtxArg), u32)| {
+            let name = entry.params[*number as usize].name.clone();
+            let map = arg.map.as_ref()?;
+            let mut dims = [1; 5];
+            dims.iter_mut()
+                .zip(&map.box_dims)
+                .for_each(|(dim, of_box)| *dim = *of_box);
+            let boxes = TensorBox {
+                element: map.element,
+                rank: map.box_dims.len() as u32,
+                dims,
+                swizzle: map.swizzle,
+                ragged: map.ragged,
+            };
+            let writable = code.writes(index, false);
+            let kind = ParamKind::TensorMap { boxes, writable };
+            Some(Param { name, kind })
+        };
+        let params = params.chain(maps.iter().zip(first_map..).filter_map(of_map));
         let dynamic = if ledger.is_static { 0 } else { ledger.total_bytes() };
         let kernel = Kernel::of_parts(KernelParts {
             name: entry.name.clone(),
@@ -256,6 +288,7 @@ impl PtxKernel {
             programmatic: false,
             args: (0..buffers.len())
                 .map(|slot| Arg::Buffer { slot, byte_offset: 0 })
+                .chain(maps.iter().filter_map(|(_, arg)| arg.map.clone().map(Arg::TensorMap)))
                 .collect(),
             buffers: specs.collect(),
         };
@@ -268,6 +301,27 @@ impl PtxKernel {
             function: inlined,
         })
     }
+}
+
+/// The object of the mbarrier that a step names.
+fn mbarrier(step: &mut Step) -> Option<&mut Object> {
+    let address = match step {
+        Step::Cold(Cold {
+            what: What::Mbarrier(_, address),
+            ..
+        }) => address,
+        Step::Inst(Inst::Mbar(inst)) => match inst {
+            MbarInst::Init { addr, .. }
+            | MbarInst::Arrive { addr, .. }
+            | MbarInst::ExpectTx { addr, .. }
+            | MbarInst::Test { addr, .. } => addr,
+        },
+        Step::Inst(Inst::Bulk(
+            BulkInst::Load { bar, .. } | BulkInst::LoadBytes { bar, .. } | BulkInst::Send { bar, .. },
+        )) => bar,
+        _ => return None,
+    };
+    Some(&mut address.object)
 }
 
 /// What variables contain before the launch.
@@ -290,17 +344,18 @@ fn contents(variables: &[&Variable], slots: &HashMap<String, u32>, set: &[(Strin
 }
 
 impl Code {
-    /// The shared buffers that have mbarriers.
-    fn mbarriers(&self) -> FxHashSet<u32> {
-        let of = |step: &Step| match step {
-            Step::Cold(Cold {
-                what: What::Mbarrier(_, address),
-                ..
-            }) => Some(address.object),
-            _ => None,
-        };
-        let objects = self.items.iter().filter_map(|item| of(&item.step));
-        let buffers = objects.filter_map(|object| match object {
+    /// The shared buffers that have mbarriers: all of shared memory, `whole`, if for one of them that is all that is
+    /// known, since an mbarrier has one number whoever names it.
+    fn mbarriers(&mut self, whole: Object) -> FxHashSet<u32> {
+        let mut objects: Vec<&mut Object> = self
+            .items
+            .iter_mut()
+            .filter_map(|item| mbarrier(&mut item.step))
+            .collect();
+        if objects.iter().any(|object| **object == whole) {
+            objects.iter_mut().for_each(|object| **object = whole);
+        }
+        let buffers = objects.into_iter().filter_map(|object| match *object {
             Object::Shared(BufferId(id)) => Some(id),
             Object::Param(_) => None,
         });
@@ -338,6 +393,17 @@ fn parameters(entry: &PtxEntry, launch: &PtxLaunch) -> Result<(HashMap<String, u
             let (name, given, needed) = (&param.name, arg.bytes.len(), param.bytes);
             return Err(format!(
                 "the argument for `{name}` has {given} B, the parameter {needed} B"
+            ));
+        }
+        if arg
+            .map
+            .as_ref()
+            .is_some_and(|map| map.slot >= launch.buffers.len() || param.bytes != TENSOR_MAP_BYTES)
+        {
+            let (name, bytes) = (&param.name, param.bytes);
+            return Err(format!(
+                "a tensor map is given for `{name}`, which has {bytes} B; a map has {TENSOR_MAP_BYTES} B, and is of a buffer \
+                 of the launch"
             ));
         }
         params.resize(params.len().next_multiple_of(16), 0);
@@ -397,53 +463,4 @@ fn ledger(symbols: &[&SharedSymbol], dynamic_shared: u32, line: u32) -> Result<L
         .buffers
         .push(SharedBuffer::row("shared memory", ScalarType::B32, total, 1, SiteId(0)));
     Ok(ledger)
-}
-
-struct Sites<'a> {
-    module: &'a Module,
-    function: &'a Function,
-    /// The paths of the text by number.
-    paths: HashMap<u32, &'static str>,
-    file: &'static str,
-    sites: Vec<Site>,
-    frames: Vec<Frame>,
-}
-
-impl<'a> Sites<'a> {
-    fn of(module: &'a Module, function: &'a Function, file: &str) -> Sites<'a> {
-        let files = module.declared.files.iter();
-        Sites {
-            module,
-            function,
-            paths: files.map(|(number, path)| (*number, kept(path))).collect(),
-            file: kept(file),
-            sites: Vec::new(),
-            frames: Vec::new(),
-        }
-    }
-
-    /// The line of `.loc` if there is one, followed by that of the text.
-    fn site(&mut self, at: usize) -> SiteId {
-        let inst = &self.function.instructions[at];
-        let line = SourceLine {
-            file: self.file,
-            line: inst.line,
-            column: 1,
-        };
-        let (file, user, column) = self.module.line_of(self.function, inst);
-        let frame = file.and_then(|file| self.paths.get(&file)).map(|&file| {
-            self.frames.push(Frame {
-                verb: "PTX",
-                called_at: SourceLine {
-                    file,
-                    line: user,
-                    column,
-                },
-                parent: None,
-            });
-            FrameId(self.frames.len() as u32 - 1)
-        });
-        self.sites.push(Site { line, frame });
-        SiteId(self.sites.len() as u32 - 1)
-    }
 }

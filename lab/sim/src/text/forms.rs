@@ -1,10 +1,9 @@
-//! The instructions that the reader knows: each with the operations and types that it has, and with
-//! operands to be filled in. Their opcodes are those that the writer prints.
+//! The instructions of the kernel language that a form may be, with operands to be filled in.
 
 use std::collections::HashMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use super::{Reader, UNKNOWN};
+use super::{Reader, UNKNOWN, class_of};
 use flashcore_ir::inst::{
     Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, FlagInst, Inst, L2Hint,
     Major, MbarInst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special, StoreSource, UnOp, VoteMode, WgmmaA,
@@ -13,26 +12,32 @@ use flashcore_ir::inst::{
 use flashcore_ir::ptx::{Notes, mnemonic};
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
-use flashcore_ptx::Module;
+use flashcore_ptx::{Module, Spelled, print};
 
-static FORMS: LazyLock<HashMap<String, Vec<Inst>>> = LazyLock::new(|| {
-    let mut forms: HashMap<String, Vec<Inst>> = HashMap::new();
-    for inst in arithmetic().into_iter().chain(memory()).chain(warps()).chain(hopper()) {
-        if inst.impossible().is_none() {
-            forms.entry(normal(&mnemonic(&inst))).or_default().push(inst);
-        }
-    }
-    forms
-});
-
-pub(super) fn forms(opcode: &str) -> &'static [Inst] {
-    FORMS.get(&normal(opcode)).map_or(&[], Vec::as_slice)
+/// Those that the writer prints as the form.
+pub(super) fn candidates(form: &Spelled) -> Arc<[Inst]> {
+    static KNOWN: LazyLock<Mutex<HashMap<Spelled, Arc<[Inst]>>>> = LazyLock::new(Mutex::default);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let candidates = known.entry(form.clone()).or_insert_with(|| {
+        let opcode = normal(&print(form));
+        let mut all = of_words(&opcode);
+        all.retain(|inst| inst.impossible().is_none() && normal(&mnemonic(inst)) == opcode);
+        all.into()
+    });
+    candidates.clone()
 }
 
 /// One opcode for all that mean the same: with explicit rounding, without `::cta` and hints, with the space that alone
 /// is possible, and with types of bits where the type does not matter.
 fn normal(opcode: &str) -> String {
-    let opcode = opcode.replace("::cta", "");
+    let mut opcode = opcode.replace("::cta", "");
+    if opcode.starts_with("mbarrier") {
+        // The defaults.
+        opcode = opcode
+            .replace(".release.cta", "")
+            .replace(".acquire.cta", "")
+            .replace(".relaxed.cta", "");
+    }
     match opcode.as_str() {
         "barrier.sync" | "barrier.cta.sync" | "barrier.sync.aligned" | "barrier.cta.sync.aligned" | "bar.cta.sync" => {
             return "bar.sync".to_string();
@@ -51,6 +56,19 @@ fn normal(opcode: &str) -> String {
             let has_space = matrix.contains(".shared") || matrix.starts_with("mov");
             return matrix.replace(".b16", if has_space { ".b16" } else { ".shared.b16" });
         }
+        copy if copy.starts_with("cp.async.bulk") || copy.starts_with("cp.reduce.async.bulk") => {
+            // Hints of caches are not needed, tiles are the default, and who copies to its own block need not say so.
+            let copy = copy
+                .replace(".tile", "")
+                .replace("bulk.shared.global", "bulk.shared::cluster.global");
+            let copy = copy.replace("d.shared.global", "d.shared::cluster.global");
+            return copy.replace(".L2::cache_hint", "");
+        }
+        "barrier.cluster.arrive" | "barrier.cluster.arrive.aligned" => {
+            return opcode.replace(".arrive", ".arrive.release");
+        }
+        "barrier.cluster.wait" | "barrier.cluster.wait.aligned" => return opcode.replace(".wait", ".wait.acquire"),
+        "mbarrier.expect_tx.b64" => return "mbarrier.expect_tx.shared.b64".to_string(),
         "membar.cta" => return "fence.acq_rel.cta".to_string(),
         "membar.gl" => return "fence.acq_rel.gpu".to_string(),
         _ => {}
@@ -92,7 +110,6 @@ pub fn executes(form: &str) -> bool {
 const INTEGERS: [ScalarType; 4] = [ScalarType::U32, ScalarType::S32, ScalarType::U64, ScalarType::S64];
 const FLOATS: [ScalarType; 3] = [ScalarType::F32, ScalarType::F16x2, ScalarType::BF16x2];
 const BITS: [ScalarType; 2] = [ScalarType::B32, ScalarType::B64];
-const CLASSES: [RegClass; 4] = [RegClass::B16, RegClass::B32, RegClass::B64, RegClass::F32];
 /// An operand to be filled in: a number that is possible as a count of bytes.
 const IMM: Operand = Operand::Imm(16);
 const ADDRESS: Address = Address {
@@ -105,11 +122,12 @@ fn reg(class: RegClass) -> Reg {
     Reg { class, index: 0 }
 }
 
+/// Each of some with each of others.
 fn each<A: Copy, B: Copy>(a: impl IntoIterator<Item = A>, b: &[B]) -> impl Iterator<Item = (A, B)> {
     a.into_iter().flat_map(|a| b.iter().map(move |&b| (a, b)))
 }
 
-fn types(op: BinOp) -> Vec<ScalarType> {
+fn types_of_two(op: BinOp) -> Vec<ScalarType> {
     use BinOp::{Add, And, Div, Max, Min, Mul, MulHi, MulWide, Or, Rem, Shl, Shr, Sub, Xor};
     match op {
         Add | Sub | Mul | Min | Max => [&INTEGERS[..], &FLOATS].concat(),
@@ -121,114 +139,182 @@ fn types(op: BinOp) -> Vec<ScalarType> {
     }
 }
 
-fn arithmetic() -> Vec<Inst> {
-    let pred = reg(RegClass::Pred);
-    let [a, b, c, src, lo, hi, selector] = [IMM; 7];
-    let mut forms = Vec::new();
-    for op in BinOp::ALL {
-        for ty in types(op) {
-            let is_wide = op == BinOp::MulWide;
-            let dst = reg(if is_wide { RegClass::B64 } else { ty.class() });
-            forms.push(Inst::Bin { op, ty, dst, a, b });
-        }
+fn types_of_one(op: UnOp) -> Vec<ScalarType> {
+    match op {
+        UnOp::Neg | UnOp::Abs => [&[ScalarType::S32, ScalarType::S64], &FLOATS[..]].concat(),
+        UnOp::Not => [&[ScalarType::Pred], &BITS[..]].concat(),
+        UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp => vec![ScalarType::F32],
+        UnOp::Popc | UnOp::Clz => vec![ScalarType::B32],
     }
-    let un = |op, ty: ScalarType| {
-        let dst = reg(ty.class());
-        Inst::Un { op, ty, dst, a }
+}
+
+/// All instructions, of the types and with the modifiers that an opcode has.
+fn of_words(opcode: &str) -> Vec<Inst> {
+    use FenceInst::{MbarrierInit, ProxyAsync, ProxyAsyncGlobal};
+    use UnOp::{Abs, Clz, Ex2, Lg2, Neg, Not, Popc, Rcp};
+    let words: Vec<&str> = opcode.split('.').collect();
+    let has = |word: &str| words.contains(&word);
+    let number = |prefix: &str| {
+        let digits = words
+            .iter()
+            .filter_map(|word| word.strip_prefix(prefix)?.split('k').next());
+        digits.filter_map(|digits| digits.parse::<u32>().ok()).next()
     };
-    for ty in [ScalarType::S32, ScalarType::S64].into_iter().chain(FLOATS) {
-        forms.extend([UnOp::Neg, UnOp::Abs].map(|op| un(op, ty)));
+    let last = words.last().copied().unwrap_or("");
+    let ty = ScalarType::from_ptx(last).unwrap_or(ScalarType::B32);
+    let class = class_of(last).unwrap_or(RegClass::B32);
+    let (pred, word, wide, float) = (
+        reg(RegClass::Pred),
+        reg(RegClass::B32),
+        reg(RegClass::B64),
+        reg(RegClass::F32),
+    );
+    let [a, b, c, lo, hi, selector] = [IMM; 6];
+    let mut all = Vec::new();
+    for op in BinOp::ALL.into_iter().filter(|&op| types_of_two(op).contains(&ty)) {
+        let dst = if op == BinOp::MulWide { wide } else { reg(ty.class()) };
+        all.push(Inst::Bin { op, ty, dst, a, b });
     }
-    forms.extend([ScalarType::Pred, ScalarType::B32, ScalarType::B64].map(|ty| un(UnOp::Not, ty)));
-    forms.extend([UnOp::Ex2, UnOp::Lg2, UnOp::Rcp].map(|op| un(op, ScalarType::F32)));
-    forms.extend([UnOp::Popc, UnOp::Clz].map(|op| un(op, ScalarType::B32)));
-    for ty in INTEGERS.into_iter().chain(FLOATS) {
-        let dst = reg(ty.class());
-        forms.push(Inst::Fma { ty, dst, a, b, c });
+    let dst = reg(ty.class());
+    for op in [Neg, Abs, Not, Ex2, Lg2, Rcp, Popc, Clz] {
+        all.extend(types_of_one(op).contains(&ty).then_some(Inst::Un { op, ty, dst, a }));
     }
-    for ty in [ScalarType::U32, ScalarType::S32] {
-        let dst = reg(RegClass::B64);
-        forms.push(Inst::MadWide { ty, dst, a, b, c });
+    if INTEGERS.contains(&ty) || FLOATS.contains(&ty) {
+        all.push(Inst::Fma { ty, dst, a, b, c });
     }
+    if INTEGERS.contains(&ty) || BITS.contains(&ty) || ty == ScalarType::F32 {
+        let dst = pred;
+        all.extend(Cmp::ALL.map(|cmp| Inst::Setp { cmp, ty, dst, a, b }));
+    }
+    let dst = wide;
+    all.push(Inst::MadWide { ty, dst, a, b, c });
     for op in Cvt::ALL {
-        let dst = reg(op.class());
-        forms.push(Inst::Cvt { op, dst, src });
+        let (dst, src) = (reg(op.class()), IMM);
+        all.push(Inst::Cvt { op, dst, src });
     }
     for ty in [ScalarType::F16x2, ScalarType::BF16x2, ScalarType::E4M3x2] {
         let dst = reg(ty.class());
-        forms.push(Inst::CvtPack { ty, dst, lo, hi });
+        all.push(Inst::CvtPack { ty, dst, lo, hi });
     }
-    for (half, whole) in [(RegClass::B16, RegClass::B32), (RegClass::B32, RegClass::B64)] {
-        let dst = reg(whole);
-        forms.push(Inst::Pack { dst, lo, hi });
-        let (lo, hi) = (reg(half), reg(half));
-        forms.push(Inst::Unpack { lo, hi, src });
+    for (half, dst) in [(RegClass::B16, word), (RegClass::B32, wide)] {
+        all.push(Inst::Pack { dst, lo, hi });
+        let (lo, hi, src) = (reg(half), reg(half), IMM);
+        all.push(Inst::Unpack { lo, hi, src });
     }
-    let (dst, table) = (reg(RegClass::B32), 0);
+    let (dst, which) = (word, Special::LaneId);
+    all.extend([Inst::Prmt { dst, a, b, selector }, Inst::Special { dst, which }]);
+    let (dst, src) = (reg(class), Operand::Reg(reg(class)));
+    all.push(Inst::Mov { dst, src });
+    if class != RegClass::Pred {
+        let (ty, cond) = (class.scalar(), pred);
+        all.push(Inst::Selp { ty, dst, cond, a, b });
+    }
     // Of three different values.
-    let (b, c) = (Operand::Imm(1), Operand::Imm(2));
-    forms.push(Inst::Lop3 { dst, a, b, c, table });
-    forms.push(Inst::Prmt { dst, a, b, selector });
-    // Those with one opcode differ in their operands.
-    let which = Special::LaneId;
-    forms.push(Inst::Special { dst, which });
-    for class in RegClass::ALL {
-        let (dst, src) = (reg(class), Operand::Reg(reg(class)));
-        forms.push(Inst::Mov { dst, src });
-    }
-    for class in CLASSES {
-        let (ty, dst, cond) = (class.scalar(), reg(class), pred);
-        forms.push(Inst::Selp { ty, dst, cond, a, b });
-    }
-    let dst = pred;
-    for (ty, cmp) in each(INTEGERS.into_iter().chain(BITS).chain([ScalarType::F32]), &Cmp::ALL) {
-        forms.push(Inst::Setp { cmp, ty, dst, a, b });
-    }
-    forms
-}
+    let (dst, b, c, table) = (word, Operand::Imm(1), Operand::Imm(2), 0);
+    all.push(Inst::Lop3 { dst, a, b, c, table });
 
-fn memory() -> Vec<Inst> {
-    let (addr, value) = (ADDRESS, IMM);
-    let mut forms = Vec::new();
-    for space in Space::ALL {
-        for (class, cache) in each(CLASSES, &Cache::ALL) {
-            let (dst, src) = (reg(class), StoreSource::Regs(reg(class)));
-            for count in [1, 2, 4] {
-                forms.push(Inst::Ld {
-                    space,
-                    dst,
-                    count,
-                    addr,
-                    cache,
-                });
-                forms.push(Inst::St {
-                    space,
-                    src,
-                    count,
-                    addr,
-                    cache,
-                });
-            }
-        }
-        for (ty, op) in each(
-            [ScalarType::B32, ScalarType::U32, ScalarType::S32, ScalarType::F32],
-            &AtomOp::ALL,
-        ) {
-            for dst in [None, Some(reg(ty.class()))] {
-                forms.push(Inst::Atom {
-                    op,
-                    ty,
-                    space,
-                    dst,
-                    addr,
-                    value,
-                });
-            }
+    let (addr, value, dst, src) = (ADDRESS, IMM, reg(class), reg(class));
+    let count = number("v").or(number("x")).unwrap_or(1);
+    let space = Space::ALL.into_iter().find(|space| has(space.ptx()));
+    if let Some(space) = space.filter(|_| class != RegClass::Pred) {
+        let src = StoreSource::Regs(src);
+        for cache in Cache::ALL {
+            all.push(Inst::Ld {
+                space,
+                dst,
+                count,
+                addr,
+                cache,
+            });
+            all.push(Inst::St {
+                space,
+                src,
+                count,
+                addr,
+                cache,
+            });
         }
     }
-    let (dst, src, bytes) = (addr, addr, 16);
+    let release = has("release");
+    if [RegClass::B32, RegClass::F32].contains(&class) {
+        all.push(Inst::Flag(FlagInst::LoadAcquire { dst, addr }));
+        let ty = class.scalar();
+        all.push(Inst::Flag(FlagInst::StoreRelease { ty, addr, value }));
+    }
+    if [ScalarType::U32, ScalarType::S32, ScalarType::F32].contains(&ty) {
+        all.push(Inst::Flag(FlagInst::Add {
+            release,
+            ty,
+            addr,
+            value,
+        }));
+    }
+    if let (Some(space), RegClass::B32 | RegClass::F32) = (space, class) {
+        let dst = has("atom").then_some(reg(ty.class()));
+        all.extend(AtomOp::ALL.map(|op| Inst::Atom {
+            op,
+            ty,
+            space,
+            dst,
+            addr,
+            value,
+        }));
+    }
+    let src = float;
+    all.push(Inst::AddFour { addr, src });
+
+    let (dst, src, transposed) = (word, word, has("trans"));
+    all.push(Inst::LdMatrix {
+        dst,
+        count,
+        transposed,
+        addr,
+    });
+    all.push(Inst::StMatrix {
+        src,
+        count,
+        transposed,
+        addr,
+    });
+    for (input, acc) in each(MmaInput::ALL, &MmaAcc::ALL) {
+        let d = if acc == MmaAcc::F32 { float } else { word };
+        let (a, b, c) = (word, word, d);
+        all.push(Inst::Mma { input, acc, d, a, b, c });
+    }
+    let (src, lane, members) = (IMM, IMM, 0);
+    all.extend(ShflMode::ALL.map(|mode| Inst::Shfl {
+        mode,
+        dst,
+        src,
+        lane,
+        members,
+    }));
+    all.extend(BinOp::ALL.map(|op| Inst::Redux {
+        op,
+        ty,
+        dst,
+        src,
+        members,
+    }));
+    for mode in VoteMode::ALL {
+        let dst = if mode == VoteMode::Ballot { word } else { pred };
+        all.push(Inst::Vote {
+            mode,
+            dst,
+            pred,
+            members,
+        });
+    }
+    let (id, threads) = (Operand::Imm(0), 32);
+    all.extend([None, Some(threads)].map(|threads| Inst::BarSync { id, threads }));
+    all.extend([Inst::BarArrive { id, threads }, Inst::BarWarp { members }]);
+    all.extend([Inst::Elect { dst: pred }, Inst::DependencyWait, Inst::DependencyTrigger]);
+    all.extend([ProxyAsync, ProxyAsyncGlobal, MbarrierInit].map(Inst::Fence));
+    all.extend(Scope::ALL.map(|scope| Inst::Fence(FenceInst::Memory(scope))));
+
+    let (dst, src, bytes) = (ADDRESS, ADDRESS, 16);
     for (cache, src_bytes) in each([Cache::Default, Cache::L2], &[None, Some(IMM)]) {
-        forms.push(Inst::CpAsync {
+        all.push(Inst::CpAsync {
             dst,
             src,
             bytes,
@@ -236,183 +322,79 @@ fn memory() -> Vec<Inst> {
             cache,
         });
     }
-    forms.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);
-    let (dst, src) = (reg(RegClass::B32), reg(RegClass::B32));
-    for (count, transposed) in each([1, 2, 4], &[false, true]) {
-        forms.push(Inst::LdMatrix {
-            dst,
-            count,
-            transposed,
-            addr,
-        });
-        forms.push(Inst::StMatrix {
-            src,
-            count,
-            transposed,
-            addr,
-        });
-    }
-    for class in [RegClass::B32, RegClass::F32] {
-        let (ty, dst) = (class.scalar(), reg(class));
-        forms.push(Inst::Flag(FlagInst::LoadAcquire { dst, addr }));
-        forms.push(Inst::Flag(FlagInst::StoreRelease { ty, addr, value }));
-    }
-    for ty in [ScalarType::U32, ScalarType::S32, ScalarType::F32] {
-        forms.extend([true, false].map(|release| {
-            Inst::Flag(FlagInst::Add {
-                release,
-                ty,
-                addr,
-                value,
-            })
-        }));
-    }
-    let (dst, src, bytes) = (addr, addr, IMM);
-    forms.push(Inst::Bulk(BulkInst::StoreBytes { dst, src, bytes }));
-    forms.push(Inst::Bulk(BulkInst::Reduce { dst, src, bytes }));
-    let src = reg(RegClass::F32);
-    forms.push(Inst::AddFour { addr, src });
-    let fences = [
-        FenceInst::ProxyAsync,
-        FenceInst::ProxyAsyncGlobal,
-        FenceInst::MbarrierInit,
+    all.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);
+    let (map, bar, bytes, read) = (ADDRESS, ADDRESS, IMM, has("read"));
+    let mut bulk = vec![
+        BulkInst::Prefetch { map },
+        BulkInst::StoreBytes { dst, src, bytes },
+        BulkInst::Reduce { dst, src, bytes },
+        BulkInst::LoadBytes { dst, src, bytes, bar },
+        BulkInst::Send { dst, src, bytes, bar },
+        BulkInst::Commit,
+        BulkInst::Wait { pending: 0, read },
     ];
-    forms.extend(fences.map(Inst::Fence));
-    forms.push(Inst::Bulk(BulkInst::Commit));
-    forms.extend([true, false].map(|read| Inst::Bulk(BulkInst::Wait { pending: 0, read })));
-    forms
-}
+    let dims = words.iter().find_map(|word| word.strip_suffix('d')?.parse().ok());
+    for hint in [L2Hint::None, L2Hint::EvictFirst, L2Hint::EvictLast] {
+        let (at, multicast) = (vec![IMM; dims.unwrap_or(1)], has("multicast::cluster").then_some(IMM));
+        bulk.push(BulkInst::Load {
+            dst,
+            map,
+            at,
+            bar,
+            multicast,
+            hint,
+        });
+    }
+    let at = vec![IMM; dims.unwrap_or(1)];
+    bulk.push(BulkInst::Store { map, at, src });
+    all.extend(bulk.into_iter().map(Inst::Bulk));
 
-fn warps() -> Vec<Inst> {
-    let (dst, pred) = (reg(RegClass::B32), reg(RegClass::Pred));
-    let (src, lane, members) = (IMM, IMM, 0);
-    let mut forms = Vec::new();
-    for (input, acc) in each(MmaInput::ALL, &MmaAcc::ALL) {
-        let (a, b, c) = match acc {
-            MmaAcc::F32 => (dst, dst, reg(RegClass::F32)),
-            MmaAcc::F16 => (dst, dst, dst),
-        };
-        let d = c;
-        forms.push(Inst::Mma { input, acc, d, a, b, c });
-    }
-    for mode in ShflMode::ALL {
-        forms.push(Inst::Shfl {
-            mode,
-            dst,
-            src,
-            lane,
-            members,
-        });
-    }
-    for mode in VoteMode::ALL {
-        let dst = match mode {
-            VoteMode::All | VoteMode::Any => pred,
-            VoteMode::Ballot => dst,
-        };
-        forms.push(Inst::Vote {
-            mode,
-            dst,
-            pred,
-            members,
-        });
-    }
-    for (op, ty) in each(BinOp::ALL, &[ScalarType::B32, ScalarType::U32, ScalarType::S32]) {
-        forms.push(Inst::Redux {
-            op,
-            ty,
-            dst,
-            src,
-            members,
-        });
-    }
-    let (id, threads) = (Operand::Imm(0), 32);
-    forms.extend([None, Some(threads)].map(|threads| Inst::BarSync { id, threads }));
-    forms.extend([Inst::BarArrive { id, threads }, Inst::BarWarp { members }]);
-    forms.extend(Scope::ALL.map(|scope| Inst::Fence(FenceInst::Memory(scope))));
-    forms.extend([Inst::Elect { dst: pred }, Inst::DependencyWait, Inst::DependencyTrigger]);
-    forms
-}
-
-/// What sm_90 has.
-fn hopper() -> Vec<Inst> {
-    let (addr, at) = (ADDRESS, |count: usize| vec![IMM; count]);
-    let dst = reg(RegClass::B32);
-    let mut forms = vec![
-        Inst::Mbar(MbarInst::Init { addr, arrivals: 1 }),
-        Inst::Mbar(MbarInst::ExpectTx { addr, tx: IMM }),
-        Inst::Cluster(ClusterInst::Mapa {
-            dst,
-            addr: IMM,
-            rank: IMM,
-        }),
-        Inst::Bulk(BulkInst::Prefetch { map: addr }),
-        Inst::Wgmma(WgmmaInst::Fence),
-        Inst::Wgmma(WgmmaInst::Commit),
-        Inst::Wgmma(WgmmaInst::Wait { pending: 0 }),
-    ];
-    for (scope, remote) in each([Scope::Block, Scope::Cluster], &[false, true]) {
-        forms.extend([None, Some(IMM)].map(|tx| {
-            Inst::Mbar(MbarInst::Arrive {
-                addr,
-                remote,
-                scope,
-                tx,
-            })
-        }));
-    }
-    for (scope, blocking) in each([Scope::Block, Scope::Cluster], &[false, true]) {
-        let (dst, parity) = (reg(RegClass::Pred), IMM);
-        forms.push(Inst::Mbar(MbarInst::Test {
+    let (remote, blocking, dst, parity) = (has("shared::cluster"), has("try_wait"), pred, IMM);
+    let scope = if has("cluster") { Scope::Cluster } else { Scope::Block };
+    let tx = has("expect_tx").then_some(IMM);
+    let barriers = [
+        MbarInst::Init { addr, arrivals: 1 },
+        MbarInst::ExpectTx { addr, tx: IMM },
+        MbarInst::Arrive {
+            addr,
+            remote,
+            scope,
+            tx,
+        },
+        MbarInst::Test {
             dst,
             addr,
             parity,
             blocking,
             scope,
-        }));
-    }
-    for aligned in [false, true] {
-        forms.extend([false, true].map(|release| Inst::Cluster(ClusterInst::Arrive { release, aligned })));
-        forms.push(Inst::Cluster(ClusterInst::Wait { aligned }));
-    }
-    forms.extend([false, true].map(|raise| Inst::SetMaxRegs { regs: 24, raise }));
-    for dims in 1..=5 {
-        for (hint, multicast) in each(
-            [L2Hint::None, L2Hint::EvictFirst, L2Hint::EvictLast],
-            &[None, Some(IMM)],
-        ) {
-            let (dst, map, bar, at) = (addr, addr, addr, at(dims));
-            forms.push(Inst::Bulk(BulkInst::Load {
-                dst,
-                map,
-                at,
-                bar,
-                multicast,
-                hint,
-            }));
-        }
-        let (map, src, at) = (addr, addr, at(dims));
-        forms.push(Inst::Bulk(BulkInst::Store { map, at, src }));
-    }
-    let (dst, src, bar, bytes) = (addr, addr, addr, IMM);
-    forms.push(Inst::Bulk(BulkInst::LoadBytes { dst, src, bytes, bar }));
-    forms.push(Inst::Bulk(BulkInst::Send { dst, src, bytes, bar }));
-    let descriptor = Descriptor {
+        },
+    ];
+    all.extend(barriers.map(Inst::Mbar));
+    let (aligned, dst, addr, rank) = (has("aligned"), word, IMM, IMM);
+    let of_clusters = [
+        ClusterInst::Mapa { dst, addr, rank },
+        ClusterInst::Arrive { release, aligned },
+        ClusterInst::Wait { aligned },
+    ];
+    all.extend(of_clusters.map(Inst::Cluster));
+    let (regs, raise) = (24, has("inc"));
+    all.push(Inst::SetMaxRegs { regs, raise });
+    let b = Descriptor {
         bits: IMM,
         buffer: BufferId(0),
         major: Major::K,
     };
-    for (input, n) in each(WgmmaInput::ALL, &(8..=256).step_by(8).collect::<Vec<u32>>()) {
-        for a in [WgmmaA::Regs(reg(RegClass::B32)), WgmmaA::Shared(descriptor)] {
-            let (d, b, accumulate) = (reg(RegClass::F32), descriptor, IMM);
-            forms.push(Inst::Wgmma(WgmmaInst::Mma {
-                input,
-                n,
-                d,
-                a,
-                b,
-                accumulate,
-            }));
-        }
+    let (n, d, accumulate) = (number("m64n").unwrap_or(8), float, IMM);
+    for (input, a) in each(WgmmaInput::ALL, &[WgmmaA::Regs(word), WgmmaA::Shared(b)]) {
+        all.push(Inst::Wgmma(WgmmaInst::Mma {
+            input,
+            n,
+            d,
+            a,
+            b,
+            accumulate,
+        }));
     }
-    forms
+    all.extend([WgmmaInst::Fence, WgmmaInst::Commit, WgmmaInst::Wait { pending: 0 }].map(Inst::Wgmma));
+    all
 }

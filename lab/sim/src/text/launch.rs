@@ -1,6 +1,8 @@
 //! Launches of kernels of PTX texts.
 
-use flashcore_ir::{Arg, Launch};
+use flashcore_ir::{Arg, Launch, TensorMapRecipe};
+
+use crate::machine::TENSOR_MAP_BYTES;
 
 /// A buffer of a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,16 +18,18 @@ pub struct PtxBuffer {
 }
 
 /// An argument: the bytes of a parameter, and the buffers whose addresses stand in them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PtxArg {
     /// The bytes.
     pub bytes: Vec<u8>,
     /// For each address its first byte, and the buffer's place in [`PtxLaunch::buffers`].
     pub pointers: Vec<(usize, usize)>,
+    /// The tensor map that it is, of one of these buffers.
+    pub map: Option<TensorMapRecipe>,
 }
 
 /// A launch of a kernel of a PTX text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PtxLaunch {
     /// The file's name in findings.
     pub file: String,
@@ -44,8 +48,8 @@ pub struct PtxLaunch {
 }
 
 impl PtxLaunch {
-    /// A launch of the kernel language, of a text in a file with this name. Arguments that are tables or tensor maps
-    /// are left empty, which no kernel takes.
+    /// A launch of the kernel language, of a text in a file with this name. Arguments that are tables are left
+    /// empty, which no kernel takes.
     pub fn of(launch: &Launch, file: String) -> PtxLaunch {
         let buffers = launch.buffers.iter().map(|spec| PtxBuffer {
             name: spec.name.to_string(),
@@ -59,7 +63,8 @@ impl PtxLaunch {
                 Arg::I32(x) => x.to_le_bytes().to_vec(),
                 Arg::F32(x) => x.to_le_bytes().to_vec(),
                 Arg::U64(x) | Arg::Buffer { byte_offset: x, .. } => x.to_le_bytes().to_vec(),
-                Arg::Table(_) | Arg::TensorMap(_) => Vec::new(),
+                Arg::TensorMap(_) => vec![0; TENSOR_MAP_BYTES as usize],
+                Arg::Table(_) => Vec::new(),
             };
             let slot = match arg {
                 Arg::Buffer { slot, .. } => Some((0, *slot)),
@@ -68,6 +73,10 @@ impl PtxLaunch {
             PtxArg {
                 bytes,
                 pointers: slot.into_iter().collect(),
+                map: match arg {
+                    Arg::TensorMap(recipe) => Some(recipe.clone()),
+                    _ => None,
+                },
             }
         };
         PtxLaunch {

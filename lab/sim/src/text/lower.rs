@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use flashcore_ir::inst::Inst;
+use flashcore_ir::inst::{ClusterInst, Inst};
 use flashcore_ir::types::Reg;
 use flashcore_ir::{Kernel, Operand};
 use rustc_hash::FxHashSet;
@@ -218,12 +218,12 @@ impl Step {
                 | Inst::StMatrix { .. }
                 | Inst::Elect { .. }
                 | Inst::Wgmma(_)
-                | Inst::Cluster(_)
+                | Inst::Cluster(ClusterInst::Arrive { aligned: true, .. } | ClusterInst::Wait { aligned: true })
                 | Inst::SetMaxRegs { .. } => Some(all),
                 _ => None,
             },
             Step::Cold(cold) => match cold.what {
-                What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) | What::WarpSync => {
+                What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) | What::Elect | What::WarpSync => {
                     cold.reads.last().copied()
                 }
                 What::Product(_) | What::Move(_) | What::Transpose | What::Barrier(_) => Some(all),

@@ -9,22 +9,27 @@ use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::{Operand as Written, Register};
 
 use super::Reader;
-use super::cold::{Access, Atomic, Change, Float, Memory, Strength, What};
+use super::cold::{Access, Atomic, CLUSTER_WINDOW, Change, Float, Memory, Strength, What};
 use super::numbers::Ty;
 use super::operands::Filled;
+use super::origins::Origin;
+use crate::machine::map_address;
 use crate::report::Class;
 
 impl Reader<'_> {
     /// To and from generic addresses.
     pub(super) fn convert_address(&mut self, d: &Written, a: &Written, words: &[&str]) -> Filled<()> {
-        if let Written::Register(register) = a
-            && words.contains(&"param")
-            && self.parameter_addresses.contains_key(register)
-        {
-            return Err("parameters of kernels have no generic addresses here".to_string());
-        }
         let dst = self.reg(d, RegClass::B64)?;
-        let window = memory_of(words).window();
+        let mut window = memory_of(words).window();
+        if let (Written::Register(register), true) = (a, words.contains(&"param")) {
+            let base = self.registers[register.0 as usize].and_then(|reg| self.bases.get(&reg));
+            let is_map = |map: &u32| base == Some(&Origin::One(Object::Param(*map)));
+            if self.maps.values().any(is_map) {
+                window = 0;
+            } else if self.parameter_addresses.contains_key(register) {
+                return Err("parameters of kernels have no generic addresses here".to_string());
+            }
+        }
         let a = match a {
             Written::Symbol(name, offset) => Operand::Reg(self.symbol_address(name, *offset)?),
             a => Operand::Reg(self.reg(a, RegClass::B64)?),
@@ -45,10 +50,49 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// Reads `mapa` of generic addresses.
+    pub(super) fn mapa(&mut self, d: &Written, a: &Written, rank: &Written) -> Filled<()> {
+        use flashcore_ir::inst::{BinOp, ClusterInst, Cvt};
+        let (dst, src) = (self.reg(d, RegClass::B64)?, Operand::Reg(self.reg(a, RegClass::B64)?));
+        let rank = self.operand(rank, Ty::Int(32, false))?;
+        let narrow = self.fresh(RegClass::B32, 1);
+        let (op, ty, a, b) = (
+            BinOp::Add,
+            ScalarType::U64,
+            Operand::Reg(dst),
+            Operand::Imm(CLUSTER_WINDOW),
+        );
+        let addr = Operand::Reg(narrow);
+        self.out.extend([
+            Inst::Cvt {
+                op: Cvt::U32FromU64,
+                dst: narrow,
+                src,
+            },
+            Inst::Cluster(ClusterInst::Mapa {
+                dst: narrow,
+                addr,
+                rank,
+            }),
+            Inst::Cvt {
+                op: Cvt::U64FromU32,
+                dst,
+                src: addr,
+            },
+            Inst::Bin { op, ty, dst, a, b },
+        ]);
+        Ok(())
+    }
+
     /// Reads a `mov` of a variable's address, or of a parameter's, which loads of parameters alone may use.
     pub(super) fn address_of(&mut self, d: &Written, name: &str, offset: i64) -> Filled<()> {
         if let Some(start) = self.parameter(name) {
-            let (dst, src) = (self.reg(d, RegClass::B64)?, Operand::Imm(start.into()));
+            let dst = self.reg(d, RegClass::B64)?;
+            let map = self.maps.get(&start).copied();
+            if let Some(map) = map {
+                self.base(dst, Object::Param(map));
+            }
+            let src = Operand::Imm(map.map_or(start.into(), |map| map_address(map as usize)));
             self.out.push(Inst::Mov { dst, src });
             return Ok(());
         }

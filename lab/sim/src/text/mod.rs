@@ -21,13 +21,15 @@ mod polling;
 mod round_trip;
 mod scalar;
 mod simplify;
+mod sites;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use flashcore_ir::Kernel;
-use flashcore_ir::inst::{Inst, Object, Slot};
+use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::ptx::{Notes, TraceNote};
 use flashcore_ir::shared::BufferId;
@@ -131,7 +133,7 @@ struct Reader<'a> {
     /// Shared symbols: their objects, and their first bytes.
     symbols: HashMap<String, (Object, u32)>,
     /// By form of the text the instructions that may be meant, once it was looked for.
-    forms: Vec<Option<&'static [Inst]>>,
+    forms: Vec<Option<Arc<[Inst]>>>,
     /// Objects of the instruction that is being read.
     objects: std::vec::IntoIter<Object>,
     /// Instructions of the statement that is being read, and those that belong after it.
@@ -146,6 +148,8 @@ struct Reader<'a> {
     pointers: HashMap<u32, u32>,
     locals: HashMap<String, u32>,
     local: u32,
+    /// By the first byte of a tensor map, the parameter of the kernel that it is.
+    maps: HashMap<u32, u32>,
     /// The buffers of variables in global memory.
     variables: HashMap<String, u32>,
     /// The object that a register was given the address of, anywhere in the text.
@@ -191,6 +195,7 @@ impl<'a> Reader<'a> {
             pointers: HashMap::new(),
             locals: HashMap::new(),
             local: 0,
+            maps: HashMap::new(),
             variables: HashMap::new(),
             bases: HashMap::new(),
             carry: None,
@@ -362,14 +367,17 @@ impl<'a> Reader<'a> {
     /// Reads an instruction that is not a jump into `out` and `after`.
     fn instruction(&mut self, inst: &Instruction, form: &Spelled) -> Result<(), String> {
         // What a hint says is not needed.
-        let is_hinted = form.name() == "cp" && form.has("L2::cache_hint") && !form.has("bulk");
+        let is_hinted =
+            form.name() == "cp" && form.has("L2::cache_hint") && (self.places.is_some() || !form.has("bulk"));
         let operands = &inst.operands[..inst.operands.len() - usize::from(is_hinted)];
         if self.places.is_some() {
+            let is_of_cluster = form.has("shared::cluster");
             let is_first = match (form.name(), operands) {
+                ("ld" | "st" | "atom" | "red", _) if is_of_cluster => false,
                 ("mov", [d, Written::Symbol(name, offset)]) => return self.address_of(d, name, *offset),
                 (
                     "ld" | "st" | "cvta" | "shfl" | "vote" | "atom" | "red" | "membar" | "nanosleep" | "mbarrier"
-                    | "prefetch",
+                    | "prefetch" | "elect",
                     _,
                 ) => true,
                 _ => false,
@@ -382,14 +390,11 @@ impl<'a> Reader<'a> {
         }
         let mut why = None;
         let objects = self.objects.clone();
-        let known = &mut self.forms[inst.form as usize];
-        for candidate in *known.get_or_insert_with(|| forms::forms(&flashcore_ptx::print(form))) {
+        let known = self.forms[inst.form as usize].get_or_insert_with(|| forms::candidates(form));
+        for candidate in known.clone().iter() {
             self.objects = objects.clone();
             match self.fill(candidate, operands) {
-                Ok(mut inst) => {
-                    if self.places.is_some() && inst.slots().iter().any(|it| matches!(it, Slot::TensorBox(..))) {
-                        return Err("tensor maps are read of own kernels alone".to_string());
-                    }
+                Ok(inst) => {
                     let impossible = operands::no_gpu_has(&inst).filter(|_| self.places.is_some());
                     self.out.push(inst);
                     return impossible.map_or(Ok(()), Err);

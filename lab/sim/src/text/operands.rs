@@ -1,10 +1,13 @@
 //! Operands of a text as those of instructions.
 
+use std::collections::HashSet;
+
 use flashcore_ir::inst::{
     Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, Special, StoreSource, WgmmaA,
 };
 use flashcore_ir::inst::{Space, WgmmaInst};
 use flashcore_ir::ptx::read::PtxError;
+use flashcore_ir::shared::BufferId;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
 
@@ -14,6 +17,35 @@ use super::{Reader, UNKNOWN};
 pub(super) type Filled<T> = Result<T, String>;
 
 impl Reader<'_> {
+    /// Gives the registers of each warpgroup product consecutive places. Else they would be copied before it and after
+    /// it, while it uses them.
+    pub(super) fn place_products(&mut self) {
+        let mut placed = HashSet::new();
+        for inst in &self.function.instructions {
+            let is_product = matches!(&self.module.forms()[inst.form as usize], Ok(form) if form.has("mma_async"));
+            for operand in inst.operands.iter().filter(|_| is_product) {
+                let Written::List(list) = operand else { continue };
+                let numbers = list.iter().filter_map(|item| match item {
+                    Written::Register(register) => Some(register.0 as usize),
+                    _ => None,
+                });
+                let numbers: Vec<usize> = numbers.collect();
+                let is_known = |number: &usize| placed.contains(number) || self.registers[*number].is_none();
+                if numbers.len() < list.len() || numbers.iter().any(is_known) {
+                    continue;
+                }
+                let Some(class) = self.registers[numbers[0]].map(|reg| reg.class) else {
+                    continue;
+                };
+                let first = self.fresh(class, numbers.len() as u32);
+                for (number, i) in numbers.into_iter().zip(0..) {
+                    self.registers[number] = Some(first.plus(i));
+                    placed.insert(number);
+                }
+            }
+        }
+    }
+
     /// Fills an instruction's operands with those of the text.
     pub(super) fn fill(&mut self, form: &Inst, operands: &[Written]) -> Filled<Inst> {
         let mut inst = form.clone();
@@ -26,9 +58,16 @@ impl Reader<'_> {
             self.slot(slot, written)?;
         }
         if let Inst::Wgmma(WgmmaInst::Mma { a, b, .. }) = &mut inst {
+            // Of other compilers all of shared memory, which is the last of the buffers.
+            let whole = BufferId((self.symbols.len() as u32).saturating_sub(1));
+            let is_foreign = self.places.is_some();
             let mut buffer = |descriptor: &mut Descriptor| match self.object() {
                 Object::Shared(buffer) => {
                     descriptor.buffer = buffer;
+                    Ok(())
+                }
+                Object::Param(_) if is_foreign => {
+                    descriptor.buffer = whole;
                     Ok(())
                 }
                 Object::Param(_) => Err("which buffer its descriptor is of is not known".to_string()),

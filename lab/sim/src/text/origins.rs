@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Access, Address, Inst, Object, Slot, Space};
+use flashcore_ir::inst::{Access, Address, BinOp, Inst, Object, Slot, Space};
 use flashcore_ir::types::{Reg, RegClass};
 
 use super::cold::{Atomic, Cold, Memory, What};
@@ -25,6 +25,7 @@ pub(super) fn join(a: Origin, b: Origin) -> Origin {
 pub(super) fn addresses(inst: &mut Inst) -> impl Iterator<Item = (&mut Address, Space, Access)> {
     inst.slots().into_iter().filter_map(|slot| match slot {
         Slot::Memory(addr, space, access) => Some((addr, space, access)),
+        Slot::TensorBox(map, _, access) => Some((map, Space::Global, access)),
         _ => None,
     })
 }
@@ -47,6 +48,10 @@ fn computed(step: &Step) -> Option<[Vec<Reg>; 2]> {
         }
         _ => return None,
     };
+    // What is multiplied is no address.
+    if let Step::Inst(Inst::MadWide { .. } | Inst::Bin { op: BinOp::MulWide, .. }) = step {
+        reads.retain(|reg| reg.class == RegClass::B64);
+    }
     // A selection does not take the origin of its condition.
     reads.retain(|reg| reg.class != RegClass::Pred);
     writes.retain(|reg| reg.class != RegClass::Pred);

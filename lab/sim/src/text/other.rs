@@ -1,7 +1,7 @@
 //! Instructions that the kernel language has not.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Inst, ShflMode};
+use flashcore_ir::inst::{FenceInst, Inst, ShflMode};
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::{Operand as Written, Spelled};
 
@@ -238,6 +238,17 @@ impl Reader<'_> {
                 ];
                 self.cold(What::Redux(op, has("s32")), Class::Exchange, writes, reads);
             }
+            ("elect", [d, members]) => {
+                let writes = self.results(d, RegClass::B32)?;
+                let reads = vec![self.operand(members, Ty::Int(32, false))?];
+                self.cold(What::Elect, Class::Exchange, writes, reads);
+            }
+            // Of both kinds of memory.
+            ("fence", []) if form.modifiers().eq(["proxy", "async"]) => {
+                let both = [FenceInst::ProxyAsync, FenceInst::ProxyAsyncGlobal];
+                self.out.extend(both.map(Inst::Fence));
+            }
+            ("mapa", [d, a, rank]) if has("u64") => self.mapa(d, a, rank)?,
             ("mbarrier", _) => return self.mbarrier(operands, &words),
             ("call", _) => self.call(operands)?,
             ("mma" | "wmma", _) => self.matrix(form.name(), &words, operands)?,
@@ -249,7 +260,7 @@ impl Reader<'_> {
                 self.cold(What::ActiveMask, Class::Exchange, writes, Vec::new());
             }
             ("membar" | "fence", []) if !has("proxy") && !has("mbarrier_init") => {
-                use flashcore_ir::inst::{FenceInst, Scope};
+                use flashcore_ir::inst::Scope;
                 let scope = if has("cta") {
                     Scope::Block
                 } else if has("cluster") {

@@ -4,19 +4,17 @@ use flashcore_ptx::{Module, print, read, spellings};
 
 use super::*;
 
-/// What no GPU before sm_90 has, and registers of 128 bits.
+/// What of sm_90 is not executed, and registers of 128 bits.
 fn may_be_missing(text: &str) -> bool {
     let words: Vec<&str> = text.split('.').collect();
     let has = |some: &[&str]| words.iter().any(|word| some.contains(word));
     match words[0] {
-        "wgmma" | "tensormap" | "mapa" | "getctarank" => true,
-        "cp" => has(&["bulk"]),
-        "fence" => has(&["async", "tensormap::generic"]),
-        "barrier" => words[1] == "cluster",
-        "mbarrier" => {
-            has(&["relaxed", "complete_tx", "expect_tx", "shared::cluster"])
-                || has(&["arrive_drop"]) && has(&["cluster"])
-        }
+        // Of other types than those of the kernel language.
+        "wgmma" => has(&["mma_async"]) && !(has(&["f32"]) && has(&["f16", "bf16", "e4m3"]) && !has(&["e5m2"])),
+        "tensormap" | "getctarank" | "mapa" => true,
+        "cp" => has(&["reduce", "prefetch", "im2col", "multicast::cluster"]) && has(&["bulk"]),
+        "fence" => has(&["tensormap::generic"]) || text.starts_with("fence.proxy.async.shared::cluster"),
+        "mbarrier" => has(&["relaxed", "complete_tx", "shared::cluster", "cluster", "arrive_drop"]),
         "atom" | "red" if has(&["v2", "v4"]) => true,
         _ => has(&["shared::cluster", "b128", "async"]),
     }
@@ -50,6 +48,7 @@ fn what_is_said_to_be_executed_is_and_nothing_else() {
     let arg = PtxArg {
         bytes: vec![0; 8],
         pointers: vec![(0, 0)],
+        map: None,
     };
     let buffer = PtxBuffer {
         name: "k".to_string(),

@@ -28,6 +28,7 @@ fn run(threads: u32, body: &str, words: &[u32]) -> (SimReport, Vec<u32>) {
         args: vec![PtxArg {
             bytes: vec![0; 8],
             pointers: vec![(0, 0)],
+            ..PtxArg::default()
         }],
         ..PtxLaunch::default()
     };
