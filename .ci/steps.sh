@@ -323,7 +323,7 @@ unset RUSTC_WORKSPACE_WRAPPER CLIPPY_ARGS
 step full 900 "release build" cargo build --release --quiet --workspace
 step full 300 "print all kernels" print_kernels release target/ptx-full --full
 step full 20000 "assemble all kernels" assemble_all
-step full 3600 "fuzz" "$built/release/flashcore-tools" fuzz --sim-only --count 20000 --json "$folder/fuzz.json"
+step full 1200 "random programs" "$built/release/flashcore-tools" differential "$folder/programs" --ptxas "$PWD/.bin/ptxas"
 # Within 4 GB: no text and no file may ask for more.
 within_memory() { (ulimit -v 4000000 && "$@"); }
 step full 1700 "fuzz of PTX texts" within_memory "$built/release/flashcore-tools" fuzz-files --only ptx --count 1000000

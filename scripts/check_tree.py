@@ -36,6 +36,7 @@ SOURCE = {".rs", ".py", ".sh", ".md", ".snap"}
 # Data that a test or a command reads, and diagrams; each with its reason.
 ALLOWED = {
     "lab/tune/data/h200-space.json": "times that `tune` replays",
+    "lab/sim/tests/it/recorded/h200.jsonl.zst": "what a GPU computed of random programs, which a test replays",
     "lab/check/faults/planted.json": "faults that were drawn, and committed, before a tool saw them",
     "crates/kernels/src/wgmma/defaults/measured/fitted.csv": "times that a test holds the defaults to",
     "crates/kernels/src/wgmma/defaults/measured/short.csv": "the same for short problems",

@@ -1,4 +1,4 @@
-//! Tools for those who work on FlashCore: random programs on the simulator and a GPU, measurements
+//! Tools for those who work on FlashCore: random programs for the simulator and a GPU, measurements
 //! that leave evidence. One program with subcommands, so that there is one link.
 
 use std::error::Error;
@@ -10,7 +10,6 @@ mod cost_error;
 mod differential;
 mod dump_ptx;
 pub mod files;
-pub mod fuzz;
 pub mod shipped;
 mod sim_speed;
 
@@ -29,7 +28,6 @@ enum Tool {
     CostError(cost_error::Options),
     Differential(differential::Options),
     DumpPtx(dump_ptx::Options),
-    Fuzz(fuzz::command::Options),
     FuzzFiles(files::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
@@ -42,18 +40,12 @@ pub fn run() -> ExitCode {
         Tool::Differential(options) => differential::main(&options),
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::FuzzFiles(options) => files::main(&options),
-        Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::SimSpeed => sim_speed::main(),
     };
     ran.unwrap_or_else(|error| {
         eprintln!("error: {error}");
         ExitCode::from(2)
     })
-}
-
-/// Writes a report as indented JSON.
-fn write_json(path: &std::path::Path, report: &impl serde::Serialize) -> Result<(), Box<dyn Error>> {
-    Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?)
 }
 
 /// The Rust of the repository's README is compiled with the documentation tests: here, as no published crate has that

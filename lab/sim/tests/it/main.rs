@@ -16,6 +16,7 @@ mod numerics;
 mod products;
 mod ragged;
 mod random_programs;
+mod recorded;
 mod resident;
 mod warpgroups;
 mod warps;

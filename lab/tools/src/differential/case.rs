@@ -110,6 +110,7 @@ impl Case {
         let args = self.args.iter().map(|(bytes, pointers)| PtxArg {
             bytes: unhex(bytes),
             pointers: pointers.clone(),
+            ..PtxArg::default()
         });
         let variables = self.variables.iter().map(|(name, bytes)| (name.clone(), unhex(bytes)));
         PtxLaunch {

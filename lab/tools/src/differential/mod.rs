@@ -92,7 +92,7 @@ fn write(writer: &mut Writer, form: &Spelled) -> bool {
         "bar" | "barrier" => writer.barriers(form),
         "membar" | "fence" | "nanosleep" | "pmevent" | "prefetch" | "prefetchu" => writer.orders(form),
         "mbarrier" => writer.mbarriers(form),
-        "ldmatrix" | "movmatrix" => writer.tiles(form),
+        "ldmatrix" | "stmatrix" | "movmatrix" => writer.tiles(form),
         "mma" | "wmma" => writer.products(form),
         // Of clusters.
         "mapa" | "getctarank" => false,
@@ -156,10 +156,11 @@ fn launch(buffers: &[Vec<u8>], pool: &[u8]) -> PtxLaunch {
     let pointer = |slot| PtxArg {
         bytes: vec![0; 8],
         pointers: vec![(0, slot)],
+        ..PtxArg::default()
     };
     let block = PtxArg {
         bytes: pool[..BLOCK as usize].to_vec(),
-        pointers: Vec::new(),
+        ..PtxArg::default()
     };
     PtxLaunch {
         file: "program.ptx".to_string(),
@@ -298,8 +299,8 @@ fn write_cases(out: &Path, told: &Told) -> Result<(), Box<dyn std::error::Error>
 
 #[cfg(test)]
 mod tests {
-    use flashcore_ptx::spellings;
-    use flashcore_sim::executes;
+    use flashcore_ptx::{Module, spellings};
+    use flashcore_sim::{PtxKernel, TensorSums, executes};
 
     use super::*;
 
@@ -358,6 +359,45 @@ mod tests {
             let ran = simulated(&text, "k", &writer, &pool);
             assert!(ran.is_ok(), "{opcode}: {:?}\n{text}", ran.err());
         }
+    }
+
+    /// What tensor cores compute is within the bounds that are stated for other sums.
+    #[test]
+    fn sums_of_a_gpu_are_within_the_bounds_of_exact_ones() {
+        let pool = pool::pool(1);
+        let head = writer::module("sm_90", &pool[..TABLE as usize]);
+        let mut worst = 0.0f64;
+        for opcode in [
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+            "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+        ] {
+            let form = flashcore_ptx::read(opcode).unwrap();
+            for seed in 0..16 {
+                let mut writer = Writer::new(Rng::stream(1, seed));
+                assert!(write(&mut writer, &form));
+                let module = Module::read(&(head.clone() + &writer.kernel("k"))).unwrap();
+                let buffers = [pool.clone(), vec![0; writer.out_bytes as usize], scratch(&pool)];
+                let kernel = PtxKernel::read(&module, "k", &launch(&buffers, &pool)).unwrap();
+                let outputs = [TensorSums::Exact, TensorSums::Hopper].map(|tensor_sums| {
+                    let (mut after, options) = (buffers.clone(), SimOptions::default());
+                    let options = SimOptions { tensor_sums, ..options };
+                    assert!(kernel.simulate(&mut after, &options).unwrap().is_clean());
+                    let [_, output, _] = after;
+                    output
+                });
+                for area in writer.areas.iter().filter(|area| area.absolute > 0.0) {
+                    let bytes = area.at as usize..(area.at + area.bytes) as usize;
+                    let [exact, found] = outputs.each_ref().map(|output| &output[bytes.clone()]);
+                    for (exact, found) in exact.as_chunks().0.iter().zip(found.as_chunks().0) {
+                        let [exact, found] = [exact, found].map(|it| f64::from(f32::from_le_bytes(*it)));
+                        worst = worst.max((exact - found).abs() / area.absolute);
+                    }
+                }
+            }
+        }
+        // They differ, and the bounds are not far from what comes up.
+        assert!(worst > 0.02 && worst <= 1.0, "{worst}");
     }
 
     #[test]

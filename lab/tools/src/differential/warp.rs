@@ -5,9 +5,14 @@ use flashcore_ptx::{Bound, Spelled};
 use super::pool::{Element, Kind, Values, section};
 use super::writer::{MATRIX, THREADS, Writer};
 
-/// What sums of products may differ by, of the sum of magnitudes, for 16-bit and wider operands, and for those of
-/// 8 bits (`fuzz::slot` derives them).
-use crate::fuzz::{E4M3_PRODUCT_BOUND, PRODUCT_BOUND};
+/// What an instruction's sums of fp16 and bf16 products may differ by from exact ones, of the sum of magnitudes
+/// (`docs/simulator.md`). Of 17 terms each loses less than 2^-25 of the largest on Hopper, 2^-24 where one bit fewer is
+/// kept; the result less than 2^-23 of itself; where 16 products are two sums of 8, that twice: 22 · 2^-24 at most, and
+/// half an ulp for the simulator's own rounding. Magnitudes are those of normal numbers: subnormal operands count with
+/// the exponent of the smallest one.
+const PRODUCT_BOUND: f64 = 1.0 / (1u64 << 19) as f64;
+/// The same of e4m3: 33 terms of which each loses less than 2^-13 of the largest, and the result as much of itself.
+const E4M3_PRODUCT_BOUND: f64 = 34.0 / (1u64 << 13) as f64;
 
 impl Writer {
     pub(super) fn exchanges(&mut self, form: &Spelled) -> bool {
@@ -241,8 +246,20 @@ impl Writer {
         else {
             return false;
         };
-        if form.name() != "ldmatrix" || form.has("shared::cluster") {
-            return false;
+        if form.name() == "stmatrix" {
+            // Each lane's row is in its own memory, which it reads afterwards.
+            let values: Vec<String> = (0..count).map(|_| self.value(Kind::Int(32))).collect();
+            let of_space = form.has("shared") || form.has("shared::cta");
+            let row = if of_space { "[%sh]" } else { "[%gsh]" };
+            self.line("bar.warp.sync 0xffffffff;");
+            self.instruction(form, &[row.to_string(), format!("{{{}}}", values.join(", "))]);
+            let found: Vec<String> = (0..4).map(|_| self.register(Kind::Int(32))).collect();
+            let list = found.join(", ");
+            self.line(format!("bar.warp.sync 0xffffffff; ld.shared.v4.b32 {{{list}}}, [%sh];"));
+            for d in found {
+                self.keep(Kind::Int(32), &d, Bound::default());
+            }
+            return true;
         }
         let all: Vec<String> = (0..count).map(|_| self.register(Kind::Int(32))).collect();
         let row = self.register(Kind::Int(32));

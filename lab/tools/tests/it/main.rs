@@ -5,12 +5,10 @@
 // Tests read what they wrote, and what lies in the repository.
 #![allow(clippy::disallowed_methods)]
 
-mod corpus;
 mod files;
 mod mutation;
 mod pipes;
 mod probes;
-mod programs;
 mod ranking;
 mod schedules;
 mod serve;

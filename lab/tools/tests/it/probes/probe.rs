@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use flashcore_cuda::{Context, CudaError, ModuleOptions};
+use flashcore_bench::gpu::launch;
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, ModuleOptions, Stream};
 use flashcore_ir::{Kernel, KernelBuilder};
 use flashcore_sim::{Case, Class, SimError, SimOptions, SimReport};
-use flashcore_tools::fuzz::run::launch;
 use serde::{Deserialize, Serialize};
 
 /// A kernel with all that it takes to run it.
@@ -108,6 +108,12 @@ impl Probe {
             allow_performance_warnings: true,
             ..ModuleOptions::default()
         };
-        launch(context, &self.case, &options)
+        let case = &self.case;
+        let (function, stream) = (Function::load(context, &case.kernel, &options)?, Stream::new(context)?);
+        let upload = |bytes: &Vec<u8>| DeviceBuffer::from_host(&stream, bytes);
+        let device: Vec<DeviceBuffer> = case.buffers.iter().map(upload).collect::<Result<_, _>>()?;
+        let slices: Vec<_> = device.iter().map(DeviceBuffer::as_slice).collect();
+        launch::run(&function, &stream, &case.launch, &slices)?;
+        device.iter().map(|buffer| buffer.to_vec(&stream)).collect()
     }
 }
