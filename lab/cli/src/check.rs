@@ -104,7 +104,9 @@ const OF_SIMULATOR: &[&str] = &[
     "numerics",
     "plant",
 ];
-const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "launch", "entry"];
+const OF_FILES: &[&str] = &[
+    "grid", "threads", "smem", "opted_in", "arg", "launch", "outputs", "entry",
+];
 
 pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let name = &args.problem.name;

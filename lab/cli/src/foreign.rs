@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use flashcore_check::Found;
 use flashcore_check::foreign::{
-    self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, LaunchFile, Problem, RunError, Verdict,
+    self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, LaunchFile, Problem, Ran, RunError, Verdict,
 };
 use flashcore_check::render::{self, Palette};
 use flashcore_ir::Occupancy;
@@ -66,6 +66,10 @@ pub(crate) struct RunArgs {
     /// Blocks, threads and arguments of the launch (docs/check-cuda.md); flags count before it
     #[arg(long, value_name = "FILE.toml")]
     launch: Option<PathBuf>,
+    /// Write what the kernel leaves in its buffers under the first schedule to N.bin in this folder, N from 0 in
+    /// the order of the arguments
+    #[arg(long, value_name = "DIR")]
+    outputs: Option<PathBuf>,
     #[command(flatten)]
     compile: CompileArgs,
 }
@@ -191,8 +195,11 @@ impl RunArgs {
                 return Err(wrong(file, why).help("give the threads of a block with --threads N"));
             }
             match simulate(file, &read.bytes, &kernel.name, launch.clone(), only.unwrap_or(all))? {
-                Ok(all) => {
-                    found = all;
+                Ok(ran) => {
+                    found = ran.found;
+                    if let Some(folder) = &self.outputs {
+                        write(folder, &ran.outputs)?;
+                    }
                     predicted = card.profile.map(|profile| {
                         let text = std::str::from_utf8(&read.bytes).unwrap_or_default();
                         let (name, registers) = (file.display().to_string(), judged.kernel.registers);
@@ -226,7 +233,7 @@ impl RunArgs {
                 "understood": understood.understood,
                 "missing": understood.missing,
                 "problems": judged.problems,
-                "findings": found,
+                "findings": found.iter().map(|found| rendered(found, runs)).collect::<Vec<_>>(),
                 "only_blocks": only,
                 "predicted": time.and_then(|time| time.as_ref().ok()),
                 "not_predicted": time.and_then(|time| time.as_ref().err()),
@@ -303,21 +310,43 @@ impl RunArgs {
     }
 }
 
+/// A finding with its text, as it is printed without colours.
+fn rendered(found: &Found, runs: &Runs) -> Value {
+    let mut value = json!(found);
+    value["rendered"] = json!(render::finding(
+        found,
+        runs.schedules as usize,
+        Palette::PLAIN,
+        render::WIDTH
+    ));
+    value
+}
+
+/// Writes the buffers to a folder.
+fn write(folder: &Path, buffers: &[Vec<u8>]) -> Result<(), Failure> {
+    let failed = |error| Failure::failed(format!("--outputs {}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    (0..).zip(buffers).try_for_each(|(n, bytes)| {
+        let file = folder.join(format!("{n}.bin"));
+        std::fs::write(file, bytes).map_err(failed)
+    })
+}
+
 fn simulate(
     file: &Path,
     bytes: &[u8],
     name: &str,
     mut launch: ForeignLaunch,
     blocks: u64,
-) -> Result<Result<Vec<Found>, MissingForm>, Failure> {
+) -> Result<Result<Ran, MissingForm>, Failure> {
     let progress = Arc::default();
     launch.sim.progress = Some(Arc::clone(&progress));
     let text = std::str::from_utf8(bytes).map_err(|error| wrong(file, error))?;
     let shown = progress::show(progress, blocks * u64::from(launch.schedules), name.to_string(), None);
-    let found = foreign::run(text, name, &file.display().to_string(), &launch);
+    let ran = foreign::run(text, name, &file.display().to_string(), &launch);
     drop(shown);
-    let error = match found {
-        Ok(found) => return Ok(Ok(found)),
+    let error = match ran {
+        Ok(ran) => return Ok(Ok(ran)),
         Err(RunError::Ptx(PtxError::NotUnderstood { what, why, line })) => {
             let (form, count) = (what.trim_matches('`').to_string(), 1);
             let lines = vec![Line { file: None, line }];

@@ -5,16 +5,29 @@
 
 `q`, `k`, `v` are tensors `[batch, seq, heads, head_dim]` of PyTorch, JAX, CuPy, NumPy or any other library that
 speaks DLPack, with any strides; nothing is copied. CUDA tensors are computed on their library's current stream.
-`flashcore_attn.explain` says how a call would be computed, `flashcore_attn.devices` on what.
+`flashcore_attn.explain` says how a call would be computed, `flashcore_attn.devices` on what. `flashcore_attn.check`
+finds faults of a kernel of Triton, CUDA C++ or PTX without a GPU.
 
 Modules that need PyTorch are imported by name: `flashcore_attn.flash_attn_interface` (FlashAttention-3's functions),
 `flashcore_attn.flash_attn` (FlashAttention-2's), `flashcore_attn.torch` (`scaled_dot_product_attention`) and
 `flashcore_attn.transformers` (Hugging Face).
 """
 
+from ._check import CheckFailed, CheckResult, Uninit, check
 from ._native import __version__, attention, devices, plan, why_not_cuda
 
-__all__ = ["__version__", "attention", "devices", "explain", "plan", "why_not_cuda"]
+__all__ = [
+    "CheckFailed",
+    "CheckResult",
+    "Uninit",
+    "__version__",
+    "attention",
+    "check",
+    "devices",
+    "explain",
+    "plan",
+    "why_not_cuda",
+]
 
 
 def explain(q, k, v, **options) -> str:

@@ -5,6 +5,11 @@ import os
 import subprocess
 import sys
 
+NO_COMMAND = (
+    "flashcore_attn: this package was installed without the command `flashcore`, as packages built from sources are. "
+    "Install a wheel of this version, or the command itself: in a clone, `cargo install --path lab/cli`"
+)
+
 
 def command():
     """The path of the command that was installed with this package; None if there is none."""
@@ -19,10 +24,7 @@ def command():
 def main():
     found = command()
     if found is None:
-        sys.exit(
-            "flashcore_attn: this package was installed without the command `flashcore`, as packages built from sources are. "
-            "Install a wheel of this version, or the command itself: in a clone, `cargo install --path lab/cli`"
-        )
+        sys.exit(NO_COMMAND)
     if os.name == "posix":
         os.execv(found, [found, *sys.argv[1:]])
     sys.exit(subprocess.run([found, *sys.argv[1:]]).returncode)

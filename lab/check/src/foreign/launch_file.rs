@@ -1,7 +1,7 @@
 //! Launches in TOML files: blocks, threads, and arguments with their contents. `lab/check/corpus/README.md` has the
 //! format.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flashcore_ir::{ScalarType, Swizzle, TensorMapRecipe, files};
 use flashcore_problem::DType;
@@ -26,7 +26,8 @@ struct File {
     /// The architecture that it is compiled for.
     arch: Option<String>,
     grid: Vec<u32>,
-    block: Vec<u32>,
+    /// By default what the kernel declares.
+    block: Option<Vec<u32>>,
     #[serde(default)]
     shared: u32,
     /// Whether the host allows more than 48 KB of it before the launch (`cudaFuncSetAttribute`).
@@ -49,6 +50,8 @@ struct Argument {
     name: String,
     r#type: Option<String>,
     count: Option<u64>,
+    /// Its bytes, in a file next to this one.
+    file: Option<PathBuf>,
     fill: Option<String>,
     value: Option<Number>,
     r#struct: Option<Vec<Argument>>,
@@ -147,13 +150,17 @@ impl LaunchFile {
     /// It cannot be read, or is not a launch.
     pub fn read(path: &Path) -> Result<LaunchFile, LaunchFileError> {
         let text = files::read_text_capped(path, files::SMALL);
-        LaunchFile::parse(&text.map_err(|error| LaunchFileError(error.to_string()))?)
+        let folder = path.parent().unwrap_or(Path::new(""));
+        LaunchFile::parse(&text.map_err(|error| LaunchFileError(error.to_string()))?, folder)
     }
 
-    /// Reads its text.
+    /// Reads its text. The files that it names are in `folder`.
     ///
     /// ```
+    /// use std::path::Path;
+    ///
     /// use flashcore_check::foreign::LaunchFile;
+    ///
     /// let text = r#"
     ///     grid = [2]
     ///     block = [256]
@@ -162,15 +169,17 @@ impl LaunchFile {
     ///         { name = "sums", type = "f32", count = 2, fill = "unwritten" },
     ///         { name = "columns", value = 1000 },
     ///     ]"#;
-    /// let file = LaunchFile::parse(text)?;
+    /// let file = LaunchFile::parse(text, Path::new(""))?;
     /// assert_eq!((file.launch.grid, file.launch.args.len()), ([2, 1, 1], 3));
     /// # Ok::<(), flashcore_check::foreign::LaunchFileError>(())
     /// ```
     ///
     /// # Errors
     /// It is not a launch.
-    pub fn parse(text: &str) -> Result<LaunchFile, LaunchFileError> {
-        let file: File = toml::from_str(text).map_err(|error| LaunchFileError(error.to_string()))?;
+    pub fn parse(text: &str, folder: &Path) -> Result<LaunchFile, LaunchFileError> {
+        let mut file: File = toml::from_str(text).map_err(|error| LaunchFileError(error.to_string()))?;
+        let given = file.args.iter_mut().chain(&mut file.symbols);
+        given.for_each(|argument| argument.file = argument.file.take().map(|name| folder.join(name)));
         let mut buffers = 0;
         let args = file.args.iter().map(|argument| argument.given(&mut buffers));
         let args = args.collect::<Result<_, _>>()?;
@@ -183,7 +192,7 @@ impl LaunchFile {
             opted_in: file.opted_in,
             launch: ForeignLaunch {
                 grid: axes("grid", &file.grid)?,
-                block: Some(axes("block", &file.block)?),
+                block: file.block.map(|block| axes("block", &block)).transpose()?,
                 dynamic_shared: file.shared,
                 args,
                 variables: variables.collect::<Result<_, LaunchFileError>>()?,
@@ -248,9 +257,23 @@ impl Argument {
     /// The bytes of a buffer; `None` if nothing was written there.
     fn contents(&self, buffers: &mut u64) -> Result<Option<Vec<u8>>, LaunchFileError> {
         let (name, ty) = (&self.name, self.r#type.as_deref().unwrap_or("f32"));
+        if let Some(file) = &self.file {
+            *buffers += 1;
+            if self.count.is_some() || self.fill.is_some() {
+                return wrong(format!(
+                    "`{name}` has a `file`; `count` and `fill` are for other buffers"
+                ));
+            }
+            let bytes = files::read_capped(file, super::MAX_BUFFER_BYTES)
+                .map_err(|error| LaunchFileError(format!("`{name}`: {}: {error}", file.display())))?;
+            if bytes.len() % size_of(name, ty)? != 0 {
+                return wrong(format!("`{name}`: {} B are no whole number of {ty}", bytes.len()));
+            }
+            return Ok(Some(bytes));
+        }
         let Some(count) = self.count else {
             return wrong(format!(
-                "`{name}` has neither `count` elements nor a `value` nor a `struct`"
+                "`{name}` has none of `count` elements, a `file`, a `value` and a `struct`"
             ));
         };
         let bytes = count.saturating_mul(size_of(name, ty)? as u64);
@@ -420,7 +443,32 @@ mod tests {
             grid = [1]
             block = [32]
             args = [{ name = "a", type = "f16", value = 2.5 }, { name = "b", type = "bf16", value = -1 }]"#;
-        let file = LaunchFile::parse(text).unwrap();
+        let file = LaunchFile::parse(text, Path::new("")).unwrap();
         assert_eq!(file.launch.args, [Given::Integer(0x4100), Given::Integer(0xbf80)]);
+    }
+    #[test]
+    fn a_buffer_holds_the_bytes_of_a_file_next_to_the_launch() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("x.bin"), [1u8, 2, 3, 4]).unwrap();
+        let read = |argument: &str| {
+            let text = format!("grid = [1]\nblock = [32]\nargs = [{{ name = \"x\", {argument} }}]");
+            LaunchFile::parse(&text, folder.path()).map(|file| file.launch.args)
+        };
+        let given = Given::Contents {
+            name: "x".into(),
+            element: 2,
+            is_unwritten: false,
+            contents: vec![1, 2, 3, 4],
+        };
+        assert_eq!(read("type = \"f16\", file = \"x.bin\""), Ok(vec![given]));
+        for (argument, why) in [
+            ("file = \"y.bin\"", "y.bin: "),
+            ("type = \"f64\", file = \"x.bin\"", "4 B are no whole number of f64"),
+            ("file = \"x.bin\", count = 1", "has a `file`"),
+            ("type = \"f32\"", "none of `count`"),
+        ] {
+            let error = read(argument).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

@@ -35,7 +35,9 @@ pub use judge::{Asked, Problem, ProblemKind, Verdict, judge, threads_of, verdict
 pub use kind::binary_kind;
 pub use launch_file::{LaunchFile, LaunchFileError};
 pub use names::readable;
-pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, Prepared, RunError, prepare, run, threads_in};
+pub use run::{
+    Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, Prepared, Ran, RunError, prepare, run, threads_in,
+};
 pub use time::{Spending, Spent, Time, time};
 
 use crate::registers::{self, Assembler, Unknown};

@@ -42,7 +42,7 @@ pub enum Given {
     },
     /// A buffer with these bytes.
     Contents {
-        /// Its name in findings.
+        /// Its name in findings; that of the parameter if it is empty.
         name: String,
         /// Bytes of an element.
         element: u32,
@@ -204,10 +204,18 @@ pub fn prepare(module: &Module, kernel: &str, file: &str, asked: &ForeignLaunch)
     })
 }
 
-/// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines of `.loc` if there
-/// are any. The output is not judged, but must be the same under each, and with each layout of `wmma` fragments, unless
-/// the kernel has atomic operations.
-pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
+/// What came of a kernel.
+#[derive(Clone, Debug, Default)]
+pub struct Ran {
+    /// The findings, with the lines of `.loc` if there are any.
+    pub found: Vec<Found>,
+    /// What the buffers contain after the first schedule, in the order of the arguments.
+    pub outputs: Vec<Vec<u8>>,
+}
+
+/// Simulates a kernel of a PTX text under several schedules. The output is not judged, but must be the same under
+/// each, and with each layout of `wmma` fragments, unless the kernel has atomic operations.
+pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Ran, RunError> {
     let module = Module::read(text)?;
     let prepared = prepare(&module, kernel, file, asked)?;
     let text_error = |error| match error {
@@ -223,11 +231,11 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
         let report = read.simulate(&mut contents, options).map_err(text_error)?;
         Ok::<_, RunError>((report.findings, contents))
     };
-    let (mut found, mut first) = (Vec::new(), None);
+    let (mut found, mut outputs) = (Vec::new(), None);
     for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed.wrapping_add(u64::from(n))) {
         options.seed = schedule;
         let (mut findings, contents) = simulate(&options)?;
-        let first = first.get_or_insert_with(|| contents.clone());
+        let first = outputs.get_or_insert_with(|| contents.clone());
         if found.is_empty() && findings.is_empty() && !open.atomics {
             let than = format!(
                 "than under schedule {}; nothing orders the threads as it relies on",
@@ -237,18 +245,19 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
         }
         Found::add(&mut found, findings.into_iter().map(words::of_cuda).collect(), schedule);
     }
-    if let (true, Some(first)) = (open.fragments && !open.atomics && found.is_empty(), first) {
+    let outputs = outputs.unwrap_or_default();
+    if open.fragments && !open.atomics && found.is_empty() {
         (options.seed, options.permuted_fragments) = (asked.sim.seed, true);
         let (_, contents) = simulate(&options)?;
         let than = "if the elements of `wmma` fragments are in other lanes and registers, which PTX leaves open";
-        let layout = differ(&read, FindingKind::OpaqueLayout, than, [&first, &contents]);
+        let layout = differ(&read, FindingKind::OpaqueLayout, than, [&outputs, &contents]);
         Found::add(
             &mut found,
             layout.into_iter().map(words::of_cuda).collect(),
             options.seed,
         );
     }
-    Ok(found)
+    Ok(Ran { found, outputs })
 }
 
 /// The parameters that are used as addresses as they are.
@@ -321,15 +330,16 @@ impl Bound {
                 self.point(arg, offset, (name, 4), filled(*bytes, *fill, seed));
             }
             Given::Contents {
-                name,
+                name: given,
                 element,
                 is_unwritten,
                 contents,
             } if is_pointer => {
+                let name = if given.is_empty() { name } else { given.clone() };
                 if *is_unwritten {
                     self.unwritten.push(self.buffers.len());
                 }
-                self.point(arg, offset, (name.clone(), *element), contents.clone());
+                self.point(arg, offset, (name, *element), contents.clone());
             }
             Given::Integer(x) if [1, 2, 4, 8].contains(&bytes) => {
                 arg.bytes[offset..offset + bytes].copy_from_slice(&x.to_le_bytes()[..bytes]);
@@ -457,7 +467,7 @@ mod tests {
             args: args.iter().map(|arg| arg.parse().unwrap()).collect(),
             ..ForeignLaunch::default()
         };
-        run(text, "fill", "fill.ptx", &launch)
+        run(text, "fill", "fill.ptx", &launch).map(|ran| ran.found)
     }
 
     #[test]
