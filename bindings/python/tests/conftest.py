@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 REQUIRED = bool(os.environ.get("FLASHCORE_REQUIRE_TORCH"))
-NOT_THERE = re.compile(r"(PyTorch|Transformers).* is not installed|(the rest needs|could not import) '?(torch|transformers)")
+NOT_THERE = re.compile(r"(PyTorch|Transformers).* is not installed|(the rest needs|could not import) '?(torch|transformers|triton)")
 
 
 def reason(report):

@@ -150,6 +150,19 @@ impl Python {
         report.notes.extend(note.filter(|note| !report.notes.contains(note)));
         Ok(report)
     }
+
+    /// The line with which a module answers a line; [`PATIENCE`] is the longest that it may take.
+    ///
+    /// # Errors
+    /// What the process said if it did not answer.
+    pub fn ask(&self, module: &str, line: String) -> Result<String, String> {
+        let mut command = self.child(Runs::Module(module), [""; 0]).command();
+        let mut process = Process::start(command.stderr(Stdio::piped()), LONGEST)?;
+        process.ask(line, PATIENCE).map_err(|silence| match silence {
+            Silence::Ended(end) if !end.last_words().is_empty() => end.last_words().trim().to_string(),
+            silence => silence.to_string(),
+        })
+    }
 }
 
 /// Whether a Python package has the kernels of a command. Where a revision is unknown, the versions are compared, and

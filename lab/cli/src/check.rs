@@ -1,5 +1,7 @@
 //! `flashcore check`: proves the launch of a plan, simulates it and reports what is wrong.
 
+use std::path::Path;
+
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flashcore::Device;
@@ -19,7 +21,7 @@ use crate::machine::Besides;
 use crate::watch::WatchArgs;
 use crate::{
     BAD, Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, judged_run, kernels, machine, memory, museum, own,
-    simulated, style, watch,
+    simulated, style, triton, watch,
 };
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
@@ -32,7 +34,8 @@ use crate::{
 /// float64.
 ///
 /// `museum/NAME` in place of a problem runs a past failure (`list museum`). A FILE.cu or FILE.ptx runs a
-/// kernel of your own, a program or library (FILE.so) the PTX in it; instructions that the simulator does
+/// kernel of your own, a program or library (FILE.so) the PTX in it, FILE.py:FUNCTION a function of Triton
+/// (docs/check-python.md); instructions that the simulator does
 /// not execute are all listed, and the launch is judged (docs/check-cuda.md). With a declaration of its
 /// arguments (--kernel FILE.toml) it computes the problem, and its output is compared, too.
 #[derive(Args)]
@@ -116,8 +119,13 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         blocks: args.blocks,
     };
     let card = || args.profile.unwrap_or_else(Card::default);
-    if let Some(file) = args.problem.file() {
-        let of_sources = if is_source(file) { OF_SOURCES } else { &[] };
+    let triton = triton::named(Path::new(name)).map(Path::new);
+    if let Some(file) = args.problem.file().or(triton) {
+        let of_sources: &[&str] = match triton {
+            Some(_) => &["define", "trust"],
+            None if is_source(file) => OF_SOURCES,
+            None => &[],
+        };
         let allowed = [OF_SCHEDULES, OF_FILES, &["profile", "blocks"], of_sources].concat();
         given.allow(&allowed, "a file of kernels in place of a problem")?;
         return args.foreign.check(file, card(), &runs, args.json);
@@ -128,6 +136,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.refuse(OF_SOURCES, "a FILE.cu")?;
+    given.refuse(&["trust"], "a FILE.py:FUNCTION of Triton")?;
     given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::kernel_file::{CompileArgs, KernelFile, wrong};
 use crate::missing::{add_missing, add_share};
+use crate::triton;
 use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, cost, in_place, progress, style, whole};
 
 /// The launch of a kernel of a file.
@@ -70,6 +71,9 @@ pub(crate) struct RunArgs {
     /// the order of the arguments
     #[arg(long, value_name = "DIR")]
     outputs: Option<PathBuf>,
+    /// Let FILE.py run, which has the Triton function to check, and remember its content
+    #[arg(long)]
+    trust: bool,
     #[command(flatten)]
     compile: CompileArgs,
 }
@@ -161,9 +165,18 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 
 impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
-        let entry = self.shape.entry.as_deref();
-        let LaunchFile { arch, opted_in, launch } = self.launch(runs, card)?;
-        let read = KernelFile::read(file, &self.compile.for_arch(arch), entry, card)?;
+        let mut given = self.launch(runs, card)?;
+        let mut entry = self.shape.entry.clone();
+        let read = match triton::named(file) {
+            Some(word) => {
+                let constants = self.compile.constants();
+                let (read, name) = triton::compile(word, self.trust, constants, &mut given, card)?;
+                entry = Some(name);
+                read
+            }
+            None => KernelFile::read(file, &self.compile.for_arch(given.arch.take()), entry.as_deref(), card)?,
+        };
+        let (entry, LaunchFile { opted_in, launch, .. }) = (entry.as_deref(), given);
         if let Some(what) = foreign::binary_kind(&read.bytes) {
             return Err(in_place::binary(file, what));
         }

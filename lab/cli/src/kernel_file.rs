@@ -8,6 +8,7 @@ use clap::Args;
 use flashcore_check::foreign::{self, CodeForm, CompileError, Embedded, ForeignError, ForeignKernel, Source};
 use flashcore_check::registers::Assembler;
 use flashcore_check::sandbox::Confinement;
+use serde_json::Value;
 
 use crate::{Card, Failure, in_place, style};
 
@@ -18,7 +19,7 @@ pub(crate) struct CompileArgs {
     /// A folder of headers
     #[arg(short = 'I', value_name = "DIR")]
     include: Vec<String>,
-    /// A macro
+    /// A macro; of a Triton function a constexpr, or an option such as num_warps
     #[arg(short = 'D', value_name = "NAME[=VALUE]")]
     define: Vec<String>,
     /// The standard of C++, such as c++17
@@ -65,6 +66,16 @@ impl CompileArgs {
             args.options.extend(arch.map(|arch| format!("-arch={arch}")));
         }
         args
+    }
+
+    /// The macros as constants of a Triton function.
+    pub(crate) fn constants(&self) -> serde_json::Map<String, Value> {
+        let constants = self.define.iter().map(|text| {
+            let (name, value) = text.split_once('=').unwrap_or((text, "true"));
+            let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+            (name.to_string(), value)
+        });
+        constants.collect()
     }
 
     fn options(&self) -> Vec<String> {

@@ -38,6 +38,7 @@ mod simulated;
 mod sources;
 mod stdout;
 mod style;
+mod triton;
 mod tune;
 mod watch;
 mod without_gpu;

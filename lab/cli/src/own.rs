@@ -53,7 +53,7 @@ impl OwnArgs {
                 continue;
             }
             let own = Own::read(word)?;
-            self.may_run(&own)?;
+            may_run(&own, self.trust)?;
             if let Some(other) = all.iter().find(|other| other.label == own.label && **other != own) {
                 let (one, other) = (own.file.display(), other.file.display());
                 let why = format!("{one} and {other} have one name, {}", own.label);
@@ -135,23 +135,24 @@ impl OwnArgs {
         };
         bench::measure(&Ok(None), device, &request, (&[], self.deadline()), None, &mut ())
     }
+}
 
-    fn may_run(&self, own: &Own) -> Result<(), Failure> {
-        let trust = Trust::of_user()?;
-        if self.trust {
-            return Ok(trust.add(&own.sha256, &own.file)?);
-        }
-        if trust.knows(&own.sha256)? {
-            return Ok(());
-        }
-        let why = format!("{} is not trusted: this command {}", own.label, own.does());
-        let (sum, list) = (&own.sha256[..12], trust.file().display());
-        let help = format!(
-            "read it, then add --trust, once for this content (SHA-256 {sum}…), which is remembered in {list}; `flashcore \
-             check --kernel FILE.toml` simulates PTX without that"
-        );
-        Err(Failure::usage(why).help(help))
+/// Whether a kernel of the user may run: it is trusted, or is from now on.
+pub(crate) fn may_run(own: &Own, is_trusted: bool) -> Result<(), Failure> {
+    let trust = Trust::of_user()?;
+    if is_trusted {
+        return Ok(trust.add(&own.sha256, &own.file)?);
     }
+    if trust.knows(&own.sha256)? {
+        return Ok(());
+    }
+    let why = format!("{} is not trusted: this command {}", own.label, own.does());
+    let (sum, list) = (&own.sha256[..12], trust.file().display());
+    let help = format!(
+        "read it, then add --trust, once for this content (SHA-256 {sum}…), which is remembered in {list}; `flashcore \
+         check --kernel FILE.toml` simulates PTX without that"
+    );
+    Err(Failure::usage(why).help(help))
 }
 
 /// This program as the process of a bench with kernels of the user.

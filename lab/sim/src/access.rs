@@ -232,6 +232,10 @@ impl<'m> Cluster<'m> {
             let (source, is_there) = source_of(mode, lane, by[lane], clamps[lane]);
             sources |= 1 << source;
             (out[lane], exists[lane]) = (values[source], u64::from(is_there));
+            let number = f32::from_bits(values[source] as u32).abs();
+            if number.is_finite() {
+                warp.exchanged = warp.exchanged.max(number);
+            }
         }
         set(machine, warp, cold.writes[0], active, &out);
         if let Some(&p) = cold.writes.get(1) {

@@ -18,6 +18,13 @@ use crate::warp::Warp;
 /// The value of a refused read.
 pub(crate) const POISON: u32 = 0xffff_beef;
 
+/// The most by which lanes' copies of one sum differ, as a part of the largest number that they exchanged: 2⁻¹⁸. Five
+/// sums are rounded by less than 2⁻²¹.
+const ROUNDED: f32 = 1.0 / 262_144.0;
+
+/// The bytes that a lane stores; zeros after them.
+pub(crate) type Stored<'a> = &'a dyn Fn(usize) -> [u8; 16];
+
 impl<'m> Cluster<'m> {
     pub(crate) fn shared_buffer(&self, at: At) -> &'m SharedBuffer {
         self.machine.kernel.ledger().get(BufferId(u32::from(at.object)))
@@ -239,7 +246,8 @@ impl<'m> Cluster<'m> {
         }
         let pattern = access.pattern_of_writes();
         let actor = (WriterKind::Thread, 32 * warp.index as ActorId);
-        self.write_shadow(warp, &access, pattern, actor, Some(&store));
+        let stored = |lane| store.stored(&warp.registers, constants, lane);
+        self.write_shadow(warp, &access, pattern, actor, Some(&stored));
         self.count_shared(warp.index, &access);
         let count = store.regs.len();
         for (i, &s) in store.regs.iter().enumerate() {
@@ -296,15 +304,14 @@ impl<'m> Cluster<'m> {
     /// are no race with each other in kernels of other compilers (docs/check-cuda.md); in our own they are.
     #[cold]
     #[inline(never)]
-    fn equal_stores(&self, warp: &Warp, access: &SharedAccess, store: Option<&Access<'_>>) -> u32 {
+    fn equal_stores(&self, access: &SharedAccess, store: Option<Stored<'_>>) -> u32 {
         let Some(store) = store.filter(|_| self.machine.is_foreign) else {
             return 0;
         };
         let (mut equal, mut stored) = (0, FxHashMap::default());
         for lane in lanes(access.mask) {
-            let raw = store.stored(&warp.registers, &self.machine.constants, lane);
             let first = access.offsets[lane];
-            let bytes = (first..first + access.bytes).zip(raw);
+            let bytes = (first..first + access.bytes).zip(store(lane));
             let before = |at: u32| (self.words[at as usize / 4] >> (8 * (at % 4))) as u8;
             let is_there = |(at, byte)| stored.get(&at).copied().unwrap_or(before(at)) == byte;
             equal |= u32::from(bytes.clone().all(is_there)) << lane;
@@ -313,7 +320,27 @@ impl<'m> Cluster<'m> {
         equal
     }
 
-    /// Checks and records writes by threads or their copies (`actor` is that of lane 0), of a store if it is one.
+    /// Whether lanes of one store write the same f32 numbers but for rounding. Triton sums over a warp by shuffles, which
+    /// leaves the sum in several lanes, and each stores it; where a product and a sum are fused the copies differ.
+    #[cold]
+    #[inline(never)]
+    fn differ_by_rounding(&self, warp: &Warp, access: &SharedAccess, store: Option<Stored<'_>>) -> bool {
+        let Some(store) = store.filter(|_| warp.exchanged.is_normal() && access.bytes.is_multiple_of(4)) else {
+            return false;
+        };
+        let mut first: FxHashMap<u32, f32> = FxHashMap::default();
+        lanes(access.mask).all(|lane| {
+            let words = access.bytes as usize / 4;
+            (0..).zip(&store(lane).as_chunks().0[..words]).all(|(word, bytes)| {
+                let number = f32::from_le_bytes(*bytes);
+                let before = *first.entry(access.offsets[lane] + 4 * word).or_insert(number);
+                (number - before).abs() <= warp.exchanged * ROUNDED
+            })
+        })
+    }
+
+    /// Checks and records writes by threads or their copies (`actor` is that of lane 0), with what a lane
+    /// stores if it is a store.
     #[inline(always)]
     pub(crate) fn write_shadow(
         &mut self,
@@ -321,17 +348,17 @@ impl<'m> Cluster<'m> {
         access: &SharedAccess,
         pattern: Pattern,
         actor: (WriterKind, ActorId),
-        store: Option<&Access<'_>>,
+        store: Option<Stored<'_>>,
     ) {
         let who = warp.who(access.pc);
         if !self.shadow.may_write(&who, access, pattern) || self.shadow.has_equals(access) {
-            let equal = self.equal_stores(warp, access, store);
+            let equal = self.equal_stores(access, store);
             self.check_writes(warp, access, actor.0, equal);
         }
         let twice = self.shadow.write(&who, access, pattern, actor);
         if twice != 0 {
-            let unequal = twice & !self.equal_stores(warp, access, store);
-            if unequal != 0 {
+            let unequal = twice & !self.equal_stores(access, store);
+            if unequal != 0 && !self.differ_by_rounding(warp, access, store) {
                 self.same_instruction(warp, access, unequal);
             }
             if store.is_some() && self.machine.is_foreign {

@@ -278,20 +278,25 @@ impl Cluster<'_> {
     pub(crate) fn store_matrix(&mut self, warp: &mut Warp, pc: u32, regs: &[Row], transposed: bool, to: (Row, At)) {
         self.check_members(warp, pc, FULL, "stmatrix");
         let access = self.matrix_rows(warp, pc, to, regs.len());
-        // The lane that addresses a row counts as its writer.
-        let actor = (WriterKind::Thread, 32 * warp.index as u32);
-        self.write_shadow(warp, &access, Pattern::Scattered, actor, None);
-        self.count_shared(warp.index, &access);
+        let mut rows = [[0; 16]; 32];
         for (i, &s) in regs.iter().enumerate() {
-            let bits: [u32; 32] = *warp.registers.get(&self.machine.constants, s);
+            let bits: &[u32; 32] = warp.registers.get(&self.machine.constants, s);
             for (element, places) in matrix_places(transposed).iter().enumerate() {
                 for (&place, bits) in places.iter().zip(bits) {
-                    let lane_of_row = 8 * i + usize::from(place / 8);
-                    if access.mask >> lane_of_row & 1 != 0 {
-                        let offset = access.offsets[lane_of_row] + 2 * u32::from(place % 8);
-                        self.store_half(offset, bits >> (16 * element));
-                    }
+                    let (row, column) = (8 * i + usize::from(place / 8), usize::from(place % 8));
+                    let half = (bits >> (16 * element)) as u16;
+                    rows[row][2 * column..2 * column + 2].copy_from_slice(&half.to_le_bytes());
                 }
+            }
+        }
+        // The lane that addresses a row counts as its writer.
+        let actor = (WriterKind::Thread, 32 * warp.index as u32);
+        self.write_shadow(warp, &access, Pattern::Scattered, actor, Some(&|lane| rows[lane]));
+        self.count_shared(warp.index, &access);
+        for lane in lanes(access.mask) {
+            let first = access.offsets[lane] as usize / 4;
+            for (word, bytes) in self.words[first..first + 4].iter_mut().zip(rows[lane].as_chunks().0) {
+                *word = u32::from_le_bytes(*bytes);
             }
         }
     }

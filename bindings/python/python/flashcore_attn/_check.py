@@ -103,7 +103,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="flashcore-") as folder:
         folder = pathlib.Path(folder)
         names, passed = [""] * len(args), [_given(number, value) for number, value in enumerate(args, 1)]
-        if _is_triton(kernel):
+        if is_triton(kernel):
             if block is not None or smem is not None:
                 raise ValueError("`block` and `smem` are Triton's choice; set `options`, such as num_warps=8")
             if not isinstance(options, dict):
@@ -112,7 +112,9 @@ def check(
 
             made = compile_triton(kernel, passed, constexprs, options, target, math.prod(grid))
             (file := folder / "kernel.ptx").write_text(made["ptx"])
-            names, given, entry, launch["shared"] = made["names"], made["args"], made["entry"], made["shared"]
+            names, entry, launch["shared"] = made["names"], made["entry"], made["shared"]
+            given = [value for value, is_kept in zip(passed, made["kept"]) if is_kept]
+            given += [Array(0, Uninit(size, "uint8")) if size else 0 for size in made["scratch"]]
         else:
             file, flags = _file(kernel, folder, constexprs, options)
             given = passed
@@ -127,7 +129,9 @@ def check(
         line = [program, "check", str(file), "--launch", str(folder / "launch.toml"), "--outputs", str(folder / "outputs")]
         line += ["--profile", str(target), "--schedules", str(_whole("schedules", schedules)), "--json"]
         line += ["--entry", entry] if entry else []
-        ran = subprocess.run([*line, *flags], capture_output=True, text=True, encoding="utf-8", stdin=subprocess.DEVNULL)
+        # The compiler of CUDA C++ is looked for in this interpreter's packages.
+        env = {"FLASHCORE_PYTHON": sys.executable, **os.environ}
+        ran = subprocess.run([*line, *flags], capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL, env=env)
         if not ran.stdout.strip():
             said = ran.stderr.strip() or f"{program} ended with exit code {ran.returncode}"
             raise (ValueError if ran.returncode == 2 else RuntimeError)(said)
@@ -252,5 +256,5 @@ def _file(kernel, folder, constexprs, options):
     return kernel, [*flags, *(["--", *options] if options else [])]
 
 
-def _is_triton(kernel):
+def is_triton(kernel):
     return any(base.__module__.split(".")[0] == "triton" for base in type(kernel).__mro__)

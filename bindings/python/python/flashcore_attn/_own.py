@@ -77,6 +77,10 @@ class Function:
 
 
 def load(own):
+    return Function(loaded(own), own["label"])
+
+
+def loaded(own):
     """The function that an `Own` as JSON names, if its file still has the content that was allowed to run."""
     path, name = pathlib.Path(own["file"]), own["code"]["python"]
     key = (own["file"], own["sha256"])
@@ -97,7 +101,7 @@ def load(own):
     if not callable(function):
         known = ", ".join(sorted(k for k, v in vars(_loaded[key]).items() if callable(v) and not k.startswith("_")))
         raise NotServed(f"{path} has no function {name}; it has {known or 'none'}")
-    return Function(function, own["label"])
+    return function
 
 
 def described(error):

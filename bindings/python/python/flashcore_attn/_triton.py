@@ -1,9 +1,14 @@
-"""Compiles Triton functions to PTX, for `check`. Triton is imported when one is compiled; no GPU is needed."""
+"""Compiles Triton functions to PTX, for `check`. Triton is imported when one is compiled; no GPU is needed.
+
+`python -m flashcore_attn._triton` does it for `flashcore check FILE.py:FUNCTION`: it reads a line of JSON and writes one.
+"""
 
 import dataclasses
+import json
 import re
+import sys
 
-from ._check import Array, Uninit
+from ._check import TYPES, Array, is_triton
 
 
 def compile_triton(kernel, args, constexprs, options, target, programs):
@@ -13,8 +18,7 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
     from triton.backends.nvidia.compiler import CUDAOptions
     from triton.compiler import ASTSource
 
-    while not hasattr(kernel, "params"):  # of @autotune, @heuristics
-        kernel = kernel.fn
+    kernel = _plain(kernel)
     params = {param.name: param for param in kernel.params}
     unknown = [f"constexpr {name}" for name in constexprs if name not in params]
     unknown += [f"option {name}" for name in options if name not in {field.name for field in dataclasses.fields(CUDAOptions)}]
@@ -46,14 +50,22 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
     source = ASTSource(kernel, signature, {name: value for name, value in fixed.items()}, aligned)
     made = compile_source(source, target=GPUTarget("cuda", int(found[1]), 32), options=dict(options))
     ptx, meta = made.asm["ptx"], made.metadata
-    given = [value for name, value in zip(rest, args) if name in types]
     # Scratch memory comes last.
     count = re.search(r"\.entry\s+[\w$]+\s*\((.*?)\)", ptx, re.DOTALL)[1].count(".param")
-    for name in ["global_scratch", "profile_scratch"][: count - len(given)]:
-        size = (getattr(meta, f"{name}_size", 0) or 0) * programs
-        names.append(name)
-        given.append(Array(name, Uninit(size, "uint8")) if size else 0)
-    return {"ptx": ptx, "entry": meta.name, "shared": meta.shared, "names": names, "args": given}
+    scratch = ["global_scratch", "profile_scratch"][: count - len(names)]
+    return {
+        "ptx": ptx,
+        "entry": meta.name,
+        "shared": meta.shared,
+        "names": names + scratch,
+        "kept": [name in types for name in rest],
+        "scratch": [(getattr(meta, f"{name}_size", 0) or 0) * programs for name in scratch],
+    }
+
+
+def _plain(kernel):
+    """What @autotune and @heuristics decorate."""
+    return kernel if hasattr(kernel, "params") else _plain(kernel.fn)
 
 
 def _triton_type(name, value):
@@ -65,3 +77,33 @@ def _triton_type(name, value):
         if low <= value < end:
             return kind
     raise ValueError(f"`{name}` is {value}; allowed: whole numbers of 64 bits")
+
+
+class _Pointer(Array):
+    """An array of which only the type is known."""
+
+    def __init__(self, type):
+        self.triton = next(triton for name, triton in TYPES.values() if name == type)
+
+
+def _answer(asked):
+    from . import _own
+
+    kernel = _own.loaded(asked["own"])
+    if not is_triton(kernel):
+        raise TypeError(f"{asked['own']['code']['python']} is no Triton function (@triton.jit)")
+    names, constants = _plain(kernel).arg_names, asked["constants"]
+    constexprs = {name: value for name, value in constants.items() if name in names}
+    options = {name: value for name, value in constants.items() if name not in names}
+    args = [_Pointer(arg["type"]) if "type" in arg else arg["value"] for arg in asked["args"]]
+    return compile_triton(kernel, args, constexprs, options, asked["target"], asked["programs"])
+
+
+if __name__ == "__main__":
+    question = json.loads(sys.stdin.readline())
+    answers, sys.stdout = sys.stdout, sys.stderr  # what the file prints is no answer
+    try:
+        answer = _answer(question)
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(answer), file=answers)

@@ -63,6 +63,7 @@ def layer_norm_backward(dy, x, weight, mean, rstd, dx, dw, db, locks, columns, G
         pass
     count = tl.load(locks + GROUPS + group)
     first = count == 0
+    tl.debug_barrier()  # all warps have read the count
     tl.store(locks + GROUPS + group, 1)
     place = group * columns + at
     more_w = gradient * normal + tl.load(dw + place, mask & (first == 0), 0.0)

@@ -128,6 +128,8 @@ pub struct LaunchFile {
     pub opted_in: bool,
     /// Blocks, threads, arguments and variables.
     pub launch: ForeignLaunch,
+    /// The types that arguments name.
+    pub types: Vec<Option<String>>,
 }
 
 impl Default for LaunchFile {
@@ -135,6 +137,7 @@ impl Default for LaunchFile {
         LaunchFile {
             arch: None,
             opted_in: false,
+            types: Vec::new(),
             launch: ForeignLaunch {
                 grid: [1, 1, 1],
                 ..ForeignLaunch::default()
@@ -190,6 +193,7 @@ impl LaunchFile {
         Ok(LaunchFile {
             arch: file.arch,
             opted_in: file.opted_in,
+            types: file.args.iter().map(|argument| argument.r#type.clone()).collect(),
             launch: ForeignLaunch {
                 grid: axes("grid", &file.grid)?,
                 block: file.block.map(|block| axes("block", &block)).transpose()?,

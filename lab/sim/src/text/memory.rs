@@ -359,10 +359,36 @@ impl Reader<'_> {
             .map(|(_, change)| change);
         let change = change.ok_or("its operation is not read")?;
         let ty = Ty::last(words)?;
-        if !is_atomic(ty) || values.iter().any(|v| matches!(v, Written::List(_))) {
+        if !is_atomic(ty) {
             return Err("atomic operations of this type are not executed".to_string());
         }
         let (base, offset) = self.place(address)?;
+        // Each element of a vector is added by itself.
+        let values = values
+            .iter()
+            .map(|value| items(value, words))
+            .collect::<Filled<Vec<_>>>()?;
+        let results = d.map(|d| items(d, words)).transpose()?;
+        let results = results.as_deref().unwrap_or_default();
+        let count = values.first().map_or(0, Vec::len);
+        if count > 1 && values.iter().flatten().any(|value| results.contains(value)) {
+            return Err("a register is both a result and a value of the vector".to_string());
+        }
+        for i in 0..count {
+            let of_element: Vec<&Written> = values.iter().map(|items| &items[i]).collect();
+            let at = (base, offset + (i as i64) * i64::from(ty.bytes()));
+            self.atomic_element(results.get(i), at, &of_element, (change, ty, words))?;
+        }
+        Ok(())
+    }
+
+    fn atomic_element(
+        &mut self,
+        d: Option<&Written>,
+        (base, offset): (Operand, i64),
+        values: &[&Written],
+        (change, ty, words): (Change, Ty, &[&str]),
+    ) -> Filled<()> {
         let mut access = self.access_of(words, true, offset)?;
         access.strength = match access.strength {
             _ if words.contains(&"acq_rel") => Strength::Release,

@@ -15,7 +15,6 @@ fn may_be_missing(text: &str) -> bool {
         "cp" => has(&["reduce", "prefetch", "im2col", "multicast::cluster"]) && has(&["bulk"]),
         "fence" => has(&["tensormap::generic"]) || text.starts_with("fence.proxy.async.shared::cluster"),
         "mbarrier" => has(&["relaxed", "complete_tx", "shared::cluster", "cluster", "arrive_drop"]),
-        "atom" | "red" if has(&["v2", "v4"]) => true,
         _ => has(&["shared::cluster", "b128", "async"]),
     }
 }

@@ -1,0 +1,109 @@
+"""`flashcore_attn.check` with Triton: the kernels of lab/check/corpus/triton are clean and compute what float64 does."""
+
+import pathlib
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+np = pytest.importorskip("numpy")
+import flashcore_attn as fa  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from test_check import ROOT  # noqa: E402
+
+CORPUS = ROOT / "lab" / "check" / "corpus" / "triton"
+sys.path.insert(0, str(CORPUS))
+FILES = sorted(path.stem for path in CORPUS.glob("*.py") if path.stem != "cases")
+for name in FILES:
+    __import__(name)
+from cases import CASES  # noqa: E402
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.name}-{place}" for place, case in enumerate(CASES)])
+def test_the_corpus_is_clean_and_right(case, target):
+    result = fa.check(
+        case.kernel, case.grid, case.args, constexprs=case.constexprs, options=case.options, target=target
+    ).raise_if_bad()
+    assert result.understood == 1
+    for place, expected in case.expected.items():
+        np.testing.assert_allclose(result.outputs[place].astype(np.float64), expected, rtol=case.rtol, atol=case.atol)
+
+
+def test_the_corpus_has_many_kernels_in_several_configurations():
+    configurations = {}
+    for case in CASES:
+        configurations.setdefault(case.kernel.__name__, []).append(case)
+    assert len(configurations) >= 20 and min(len(all) for all in configurations.values()) >= 2
+
+
+@triton.jit
+def shift(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at + 1), at < n)  # the load has no mask
+
+
+@triton.jit
+def in_place(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at + tl.program_id(0), tl.load(x + at) + 1)
+
+
+@triton.jit
+def constants(out, one, nothing, wide, flag, rate, BLOCK: tl.constexpr = 32):
+    if nothing is None:
+        tl.store(out + tl.arange(0, BLOCK) * one, (wide >> 32).to(tl.float32) + flag + rate)
+
+
+X, ROW = np.arange(100, dtype=np.float32), np.zeros(128, np.float32)
+
+
+def line_of(text):
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_findings_name_the_line_of_the_python_file():
+    result = fa.check(shift, 1, [X, fa.Uninit(100), 100], constexprs={"BLOCK": 128})
+    line = result.findings[0]["lines"][0]
+    assert (result.findings[0]["kind"], line["line"]) == ("out-of-bounds", line_of("the load has no mask"))
+    assert line["file"] == __file__
+    with pytest.raises(fa.CheckFailed, match=r"(?s)x.*test_check_triton.py.*tl.load\(x \+ at \+ 1\)"):
+        result.raise_if_bad()
+
+
+def test_races_between_blocks_are_found():
+    result = fa.check(in_place, 2, [np.zeros(129, np.float32)], constexprs={"BLOCK": 128})
+    assert "block-race" in {finding["kind"] for finding in result.findings}
+
+
+def test_numbers_none_and_defaults_are_passed_as_at_a_launch():
+    result = fa.check(constants, 1, [fa.Uninit(32), 1, None, 5 << 32, True, 0.5]).raise_if_bad()
+    assert (result.outputs[0] == 6.5).all() and result.outputs[1:] == [None] * 5
+
+
+def test_functions_that_are_tuned_are_unwrapped():
+    try:
+        tuned = triton.autotune([triton.Config({"BLOCK": 128})], key=[])(in_place)
+    except RuntimeError as error:  # before Triton 3.4
+        pytest.skip(f"triton.autotune needs a GPU: {error}")
+    assert (fa.check(tuned, 1, [ROW], constexprs={"BLOCK": 128}).raise_if_bad().outputs[0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"args": [X, 100]}, r"shift takes 3 arguments \(x, out, n\), and 2 are given"),
+        ({"constexprs": {}}, r"shift needs constexprs=\{...\} for BLOCK"),
+        ({"constexprs": {"BLOCK": 128, "ROWS": 1}}, "shift has no constexpr ROWS; its parameters are x, out, n, BLOCK"),
+        ({"options": {"num_warp": 4}}, "shift has no option num_warp"),
+        ({"target": "h200"}, "target is 'h200'; allowed for Triton: an architecture"),
+        ({"block": 128}, "`block` and `smem` are Triton's choice"),
+        ({"args": [X, fa.Uninit(100), 2**64]}, "`n` is 18446744073709551616; allowed: whole numbers of 64 bits"),
+    ],
+)
+def test_what_is_not_valid_is_said(changes, why):
+    call = {"args": [X, fa.Uninit(100), 100], "constexprs": {"BLOCK": 128}, **changes}
+    with pytest.raises(ValueError, match=why):
+        fa.check(shift, 1, call.pop("args"), **call)
