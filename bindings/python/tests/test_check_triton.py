@@ -1,6 +1,8 @@
 """`flashcore_attn.check` with Triton: the kernels of lab/check/corpus/triton are clean and compute what float64 does."""
 
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -10,6 +12,7 @@ np = pytest.importorskip("numpy")
 import flashcore_attn as fa  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from flashcore_attn.__main__ import command  # noqa: E402
 from test_check import ROOT  # noqa: E402
 
 CORPUS = ROOT / "lab" / "check" / "corpus" / "triton"
@@ -107,3 +110,26 @@ def test_what_is_not_valid_is_said(changes, why):
     call = {"args": [X, fa.Uninit(100), 100], "constexprs": {"BLOCK": 128}, **changes}
     with pytest.raises(ValueError, match=why):
         fa.check(shift, 1, call.pop("args"), **call)
+
+
+def test_the_command_runs_a_file_that_is_trusted(tmp_path):
+    file = tmp_path / "shifted.py"
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    first = line_of("def shift(") - 2
+    imports = ["import triton", "import triton.language as tl", "print('a file may print')", "NUMBER = 1"]
+    file.write_text("\n".join([*imports, *lines[first : first + 4]]))
+    environment = {**os.environ, "FLASHCORE_PYTHON": sys.executable, "FLASHCORE_CACHE_DIR": str(tmp_path)}
+    launch = "--grid 1 --arg buf:512 --arg buf:400:unwritten --arg 100 -D BLOCK=128 -D num_warps=2".split()
+
+    def said(function, *flags):
+        line = [os.environ.get("FLASHCORE_COMMAND") or command(), "check", f"{file}:{function}", *launch, *flags]
+        ran = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
+
+    code, text = said("shift")
+    assert code == 2 and "shifted:shift is not trusted" in text and "a file may print" not in text
+    code, text = said("shift", "--trust")
+    assert code == 1 and "out-of-bounds" in text and "shifted.py:8" in text, text
+    assert said("shift")[0] == 1  # its content is trusted
+    code, text = said("NUMBER")
+    assert code == 2 and "has no function NUMBER; it has shift" in text

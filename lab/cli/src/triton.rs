@@ -1,5 +1,5 @@
-//! `flashcore check FILE.py:FUNCTION`: the Python package compiles a function of Triton to PTX. The file runs there as a
-//! program of the user's, so it must be trusted.
+//! `flashcore check FILE.py:FUNCTION`: the Python package compiles a function of Triton to PTX. The file runs there as
+//! a program of the user's, so it must be trusted.
 
 use std::path::Path;
 
@@ -60,7 +60,9 @@ pub(crate) fn compile(
         Given::Integer(x) => Ok(json!({ "value": x })),
         Given::Float(x) => Ok(json!({ "value": x })),
         Given::Buffer { fill: Fill::F16, .. } => Ok(json!({ "type": "f16" })),
-        Given::Buffer { .. } | Given::Contents { .. } => Ok(json!({ "type": ty.unwrap_or("f32") })),
+        Given::Buffer { .. } | Given::Contents { .. } | Given::Into { .. } => {
+            Ok(json!({ "type": ty.unwrap_or("f32") }))
+        }
         _ => Err(Failure::usage(format!(
             "{word}: arguments of Triton are buffers and numbers"
         ))),

@@ -67,8 +67,8 @@ pub(crate) struct Warp {
     pub(crate) path: Vec<u32>,
     /// How often it asked for words that other threads change.
     pub(crate) polls: u32,
-    /// The largest number of those that lanes exchanged since the last barrier of the block, if they are f32. Small whole
-    /// numbers are not: they are denormal.
+    /// The largest number of those that lanes exchanged since the last barrier of the block, if they are f32. Small
+    /// whole numbers are not: they are denormal.
     pub(crate) exchanged: f32,
     /// Local memory, by lane.
     pub(crate) local: Vec<u8>,

@@ -103,6 +103,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="flashcore-") as folder:
         folder = pathlib.Path(folder)
         names, passed = [""] * len(args), [_given(number, value) for number, value in enumerate(args, 1)]
+        _join(passed)
         if is_triton(kernel):
             if block is not None or smem is not None:
                 raise ValueError("`block` and `smem` are Triton's choice; set `options`, such as num_warps=8")
@@ -121,10 +122,9 @@ def check(
             launch["shared"] = _whole("smem", smem or 0)
             if block is not None:
                 launch["block"] = _axes("block", block)
-        _distinct(given)
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in launch.items())
         for number, (name, value) in enumerate(zip(names, given)):
-            text += f"[[args]]\nname = {json.dumps(name)}\n" + _argument(value, folder / f"{number}.in")
+            text += f"[[args]]\nname = {json.dumps(name)}\n" + _argument(value, given, folder / f"{number}.in")
         (folder / "launch.toml").write_text(text, encoding="utf-8")
         line = [program, "check", str(file), "--launch", str(folder / "launch.toml"), "--outputs", str(folder / "outputs")]
         line += ["--profile", str(target), "--schedules", str(_whole("schedules", schedules)), "--json"]
@@ -192,6 +192,7 @@ class Array:
         last = sum((n - 1) * stride for n, stride in zip(self.array.shape, strides)) * (size if self.is_torch else 1)
         self.bytes = last + size if math.prod(self.array.shape) else 0
         self.address = self.array.data_ptr() if self.is_torch else self.array.ctypes.data
+        self.owner, self.span = self, self.bytes
 
     def with_bytes(self, data):
         """An array of this shape and these strides with other contents."""
@@ -217,13 +218,18 @@ def _given(number, value):
     raise TypeError(f"argument {number} is of type {type(value).__name__}; allowed: {allowed}")
 
 
-def _distinct(given):
-    arrays = sorted((value.address, value.address + value.bytes) for value in given if isinstance(value, Array))
-    if any(end > begin for (_, end), (begin, _) in zip(arrays, arrays[1:])):
-        raise ValueError("two arguments overlap in memory; give copies: each is a buffer by itself in the simulator")
+def _join(given):
+    """Arrays that overlap get one buffer: that of the first in memory, which spans all of them."""
+    owner = None
+    for array in sorted((value for value in given if isinstance(value, Array)), key=lambda array: array.address):
+        if owner and array.address < owner.address + owner.span:
+            array.owner = owner
+            owner.span = max(owner.span, array.address - owner.address + array.bytes)
+        else:
+            owner = array
 
 
-def _argument(value, file):
+def _argument(value, given, file):
     """The lines of an argument in a launch file."""
     if not isinstance(value, Array):
         if value is None:
@@ -232,16 +238,23 @@ def _argument(value, file):
         return f"value = {int(wrapped) if isinstance(wrapped, bool) else repr(wrapped)}\n"
     if value.unwritten:
         return f'type = "u8"\ncount = {value.bytes}\nfill = "unwritten"\n'
-    file.write_bytes(ctypes.string_at(value.address, value.bytes))
+    if value.owner is not value:
+        return f"type = {json.dumps(value.type)}\ninto = {given.index(value.owner)}\noffset = {value.address - value.owner.address}\n"
+    file.write_bytes(ctypes.string_at(value.address, value.span))
     return f"type = {json.dumps(value.type)}\nfile = {json.dumps(file.name)}\n"
 
 
 def _outputs(passed, given, folder):
     if not folder.is_dir():
         return None
-    arrays = [value for value in given if isinstance(value, Array)]
-    data = {id(array): (folder / f"{place}.bin").read_bytes() for place, array in enumerate(arrays)}
-    return [value.with_bytes(data[id(value)]) if id(value) in data else None for value in passed]
+    owners = [value for value in given if isinstance(value, Array) and value.owner is value]
+    data = {id(owner): (folder / f"{place}.bin").read_bytes() for place, owner in enumerate(owners)}
+
+    def output(value):
+        first = value.address - value.owner.address
+        return value.with_bytes(data[id(value.owner)][first : first + value.bytes])
+
+    return [output(value) if value in given and isinstance(value, Array) else None for value in passed]
 
 
 def _file(kernel, folder, constexprs, options):

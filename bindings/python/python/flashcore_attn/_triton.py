@@ -44,12 +44,16 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
             continue
         names.append(name)
         types[name] = getattr(params[name], "annotation_type", "") or _triton_type(name, value)
-        if special and (isinstance(value, Array) or (type(value) is int and value % 16 == 0)):
+        place = value.address - value.owner.address if isinstance(value, Array) else value
+        if special and type(place) is int and place % 16 == 0:
             aligned[(kernel.arg_names.index(name),)] = [["tt.divisibility", 16]]
     signature = {name: types.get(name, "constexpr") for name in params}
-    source = ASTSource(kernel, signature, {name: value for name, value in fixed.items()}, aligned)
+    source = ASTSource(kernel, signature, fixed, aligned)
     made = compile_source(source, target=GPUTarget("cuda", int(found[1]), 32), options=dict(options))
     ptx, meta = made.asm["ptx"], made.metadata
+    # LLVM counts the lines of inline assembly as lines of the Python file, from that of the statement on.
+    of_asm = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
+    ptx = of_asm.sub(lambda block: re.sub(r"(?m)^\s*\.loc\s.*$", "", block[0]), ptx)
     # Scratch memory comes last.
     count = re.search(r"\.entry\s+[\w$]+\s*\((.*?)\)", ptx, re.DOTALL)[1].count(".param")
     scratch = ["global_scratch", "profile_scratch"][: count - len(names)]
@@ -84,6 +88,7 @@ class _Pointer(Array):
 
     def __init__(self, type):
         self.triton = next(triton for name, triton in TYPES.values() if name == type)
+        self.owner, self.address = self, 0
 
 
 def _answer(asked):

@@ -52,6 +52,10 @@ struct Argument {
     count: Option<u64>,
     /// Its bytes, in a file next to this one.
     file: Option<PathBuf>,
+    /// The place of the argument into whose buffer it points, from 0.
+    into: Option<usize>,
+    /// Bytes from the begin of that.
+    offset: Option<u64>,
     fill: Option<String>,
     value: Option<Number>,
     r#struct: Option<Vec<Argument>>,
@@ -229,6 +233,10 @@ impl Argument {
             });
             return Ok(Given::Struct(fields.collect::<Result<_, LaunchFileError>>()?));
         }
+        if let Some(argument) = self.into {
+            let offset = self.offset.unwrap_or(0);
+            return Ok(Given::Into { argument, offset });
+        }
         if let Some(value) = self.value {
             let float = match value {
                 Number::Integer(x) => x as f64,
@@ -277,7 +285,7 @@ impl Argument {
         }
         let Some(count) = self.count else {
             return wrong(format!(
-                "`{name}` has none of `count` elements, a `file`, a `value` and a `struct`"
+                "`{name}` has none of `count` elements, a `file`, `into`, a `value` and a `struct`"
             ));
         };
         let bytes = count.saturating_mul(size_of(name, ty)? as u64);

@@ -51,6 +51,13 @@ pub enum Given {
         /// What it holds.
         contents: Vec<u8>,
     },
+    /// A pointer into the buffer of another argument.
+    Into {
+        /// Its place, from 0.
+        argument: usize,
+        /// Bytes from its begin.
+        offset: u64,
+    },
     /// An integer.
     Integer(i64),
     /// A floating-point number.
@@ -144,6 +151,9 @@ pub enum RunError {
     /// An integer (counted from 1) that does not fit its parameter of so many bits.
     #[error("argument {0} is {2}; `{1}` has {3} bits, for {min} to {max}", min = -1i64 << (.3 - 1), max = (1i64 << .3) - 1)]
     Range(usize, String, i64, u32),
+    /// An argument (counted from 1) into the buffer of one that has none.
+    #[error("argument {0} points into the buffer of argument {1}, which has none")]
+    Into(usize, usize),
     /// Buffers whose total size is too large.
     #[error("the buffers have {given} B in total; at most {MAX_BUFFER_BYTES} B are simulated; make them smaller")]
     Buffers {
@@ -376,7 +386,7 @@ fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Re
     if given > MAX_BUFFER_BYTES {
         return Err(RunError::Buffers { given });
     }
-    let mut bound = Bound::default();
+    let (mut bound, mut slots) = (Bound::default(), Vec::new());
     for (number, (param, given)) in (1..).zip(entry.params.iter().zip(&asked.args)) {
         let size = param.bytes as usize;
         let mut arg = PtxArg {
@@ -405,6 +415,7 @@ fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Re
                 })
             }
             (Given::Buffer { .. } | Given::Contents { .. }, "f64") => false,
+            (Given::Into { .. }, ty) => size == 8 && ty != "f64",
             (Given::Integer(_) | Given::Float(_), _) if is_pointer => false,
             (Given::Integer(x), "f32" | "f64") => {
                 bound.put(&mut arg, (0, size), &Given::Float(*x as f64), name(param), seed)
@@ -419,7 +430,16 @@ fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Re
         if !fits {
             return Err(RunError::Kind(number, name(param), kind(param)));
         }
+        slots.push(arg.pointers.first().map(|(_, slot)| *slot));
         bound.args.push(arg);
+    }
+    for (number, (arg, given)) in (1..).zip(bound.args.iter_mut().zip(&asked.args)) {
+        if let Given::Into { argument, offset } = given {
+            let slot = slots.get(*argument).copied().flatten();
+            arg.pointers
+                .push((0, slot.ok_or(RunError::Into(number, argument + 1))?));
+            arg.bytes.copy_from_slice(&offset.to_le_bytes());
+        }
     }
     Ok(bound)
 }
@@ -430,7 +450,7 @@ fn bytes_of(given: &Given) -> u64 {
         Given::Contents { contents, .. } => contents.len() as u64,
         Given::Map { buffer, .. } => bytes_of(buffer),
         Given::Struct(fields) => fields.iter().map(|(_, field)| bytes_of(field)).sum(),
-        Given::Integer(_) | Given::Float(_) => 0,
+        Given::Integer(_) | Given::Float(_) | Given::Into { .. } => 0,
     }
 }
 
