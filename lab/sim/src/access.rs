@@ -228,6 +228,9 @@ impl<'m> Cluster<'m> {
         let [values, by, clamps, members] = [0, 1, 2, 3].map(|at| bits(machine, warp, cold.reads[at]));
         self.groups(warp, pc, &members, "shfl.sync");
         let (mut out, mut exists, mut sources) = ([0; 32], [0; 32], 0u32);
+        if std::mem::take(&mut warp.exchanged_before) {
+            warp.exchanged = 0.0;
+        }
         for lane in lanes(active) {
             let (source, is_there) = source_of(mode, lane, by[lane], clamps[lane]);
             sources |= 1 << source;

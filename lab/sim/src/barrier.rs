@@ -218,7 +218,7 @@ impl Cluster<'_> {
             let warp = &mut warps[warp];
             warp.learn(FULL, clock.clone());
             warp.epoch = epoch;
-            warp.exchanged = 0.0;
+            warp.exchanged_before = true;
             warp.state = State::Ready;
             warp.gathered = barrier.given;
         }

@@ -67,9 +67,11 @@ pub(crate) struct Warp {
     pub(crate) path: Vec<u32>,
     /// How often it asked for words that other threads change.
     pub(crate) polls: u32,
-    /// The largest number of those that lanes exchanged since the last barrier of the block, if they are f32. Small
-    /// whole numbers are not: they are denormal.
+    /// The largest number of those that lanes exchanged last without a barrier of the block between them, if they are
+    /// f32. Small whole numbers are not: they are denormal.
     pub(crate) exchanged: f32,
+    /// Whether it has passed a barrier since.
+    pub(crate) exchanged_before: bool,
     /// Local memory, by lane.
     pub(crate) local: Vec<u8>,
     /// By its bytes: whether they hold what is defined.
@@ -162,6 +164,7 @@ impl Warp {
             state: State::Ready,
             executed: 0,
             exchanged: 0.0,
+            exchanged_before: false,
             epoch,
             rank,
             shared_start: ((rank as u32) << RANK_SHIFT) + SHARED_BASE - shared_first,
