@@ -64,6 +64,8 @@ class Launches:
                 kernel, grid, rest, constexprs=constexprs, options=options, target=self.target, schedules=2
             )
         except triton.CompilationError as error:
+            while error.__cause__:  # in the function that it calls
+                error = error.__cause__
             return self.add(kernel, grid, f"not compiled: {str(error).strip().splitlines()[-1]}")
         except Exception as error:  # the next launches are checked, too
             return self.add(kernel, grid, f"failed: {type(error).__name__}: {str(error)[:300]}")
