@@ -4,6 +4,11 @@ from typing import Any, Literal, Optional, Protocol, Tuple, TypedDict, TypeVar, 
 
 from typing_extensions import Unpack
 
+from ._check import CheckFailed as CheckFailed
+from ._check import CheckResult as CheckResult
+from ._check import Uninit as Uninit
+from ._check import check as check
+
 __version__: str
 
 class SupportsDLPack(Protocol):
