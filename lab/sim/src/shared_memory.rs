@@ -321,7 +321,7 @@ impl<'m> Cluster<'m> {
     }
 
     /// Whether lanes of one store write the same f32 numbers but for rounding. Triton sums over a warp by shuffles,
-    /// which leaves the sum in several lanes, and each stores it; where a product and a sum are fused the copies differ.
+    /// which leaves the sum in several lanes, and each stores it; where a product and a sum are fused, copies differ.
     #[cold]
     #[inline(never)]
     fn differ_by_rounding(&self, warp: &Warp, access: &SharedAccess, store: Option<Stored<'_>>) -> bool {
