@@ -16,7 +16,7 @@ use flashcore_ptx::{Line, MissingForm};
 use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
-use crate::kernel_file::{CompileArgs, KernelFile, wrong};
+use crate::kernel_file::{CompileArgs, KernelFile, write_buffers, wrong};
 use crate::missing::{add_missing, add_share};
 use crate::triton;
 use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, cost, in_place, progress, style, whole};
@@ -211,7 +211,7 @@ impl RunArgs {
                 Ok(ran) => {
                     found = ran.found;
                     if let Some(folder) = &self.outputs {
-                        write(folder, &ran.outputs)?;
+                        write_buffers(folder, &ran.outputs)?;
                     }
                     predicted = card.profile.map(|profile| {
                         let text = std::str::from_utf8(&read.bytes).unwrap_or_default();
@@ -333,16 +333,6 @@ fn rendered(found: &Found, runs: &Runs) -> Value {
         render::WIDTH
     ));
     value
-}
-
-/// Writes the buffers to a folder.
-fn write(folder: &Path, buffers: &[Vec<u8>]) -> Result<(), Failure> {
-    let failed = |error| Failure::failed(format!("--outputs {}: {error}", folder.display()));
-    std::fs::create_dir_all(folder).map_err(failed)?;
-    (0..).zip(buffers).try_for_each(|(n, bytes)| {
-        let file = folder.join(format!("{n}.bin"));
-        std::fs::write(file, bytes).map_err(failed)
-    })
 }
 
 fn simulate(

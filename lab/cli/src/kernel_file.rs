@@ -252,3 +252,13 @@ fn picked<'a>(
         )),
     }
 }
+
+/// Writes what a kernel left in its buffers to a folder.
+pub(crate) fn write_buffers(folder: &Path, buffers: &[Vec<u8>]) -> Result<(), Failure> {
+    let failed = |error| Failure::failed(format!("--outputs {}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    (0..).zip(buffers).try_for_each(|(n, bytes)| {
+        let file = folder.join(format!("{n}.bin"));
+        std::fs::write(file, bytes).map_err(failed)
+    })
+}

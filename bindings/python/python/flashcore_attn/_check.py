@@ -27,6 +27,8 @@ TYPES = {
     "bool": ("u8", "i1"),
     **{f"{sign}int{bits}": (f"{sign or 'i'}{bits}",) * 2 for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
+# The card of an architecture whose times are predicted.
+CARDS = {"sm_80": "a100", "sm_89": "l4", "sm_90a": "h200"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ class CheckResult:
     outputs: Optional[list]
     """For each of `args` an array of what it holds after the kernel, None for numbers. None if it did not run."""
     predicted_us: Optional[float]
-    """The predicted time; None where the command predicts none."""
+    """The predicted time on an A100 (sm_80), L4 (sm_89) or H200 (sm_90a); None if the model does not cover it."""
 
     def __str__(self):
         parts = [finding["rendered"].rstrip() for finding in self.findings]
@@ -127,7 +129,7 @@ def check(
             text += f"[[args]]\nname = {json.dumps(name)}\n" + _argument(value, given, folder / f"{number}.in")
         (folder / "launch.toml").write_text(text, encoding="utf-8")
         line = [program, "check", str(file), "--launch", str(folder / "launch.toml"), "--outputs", str(folder / "outputs")]
-        line += ["--profile", str(target), "--schedules", str(_whole("schedules", schedules)), "--json"]
+        line += ["--profile", CARDS.get(target, str(target)), "--schedules", str(_whole("schedules", schedules)), "--json"]
         line += ["--entry", entry] if entry else []
         # The compiler of CUDA C++ is looked for in this interpreter's packages.
         env = {"FLASHCORE_PYTHON": sys.executable, **os.environ}
@@ -143,7 +145,7 @@ def check(
             problems=told["problems"],
             understood=told["understood"] / max(told["instructions"], 1),
             outputs=_outputs(passed, given, folder / "outputs"),
-            predicted_us=told.get("predicted_us"),
+            predicted_us=(told["predicted"] or {}).get("micros"),
         )
 
 
