@@ -331,7 +331,8 @@ impl Outputs {
             return gate::gate_gradients(problem, inputs, &gradients, options.seed);
         }
         let out = tensor("out", *problem.o_layout());
-        gate(problem, inputs, &out, self.floats("lse").as_deref(), options.seed)
+        let gate = gate(problem, inputs, &out, self.floats("lse").as_deref(), options.seed)?;
+        Ok(gate.within(plan.tolerance))
     }
 
     fn floats(&self, name: &str) -> Option<Vec<f32>> {

@@ -16,6 +16,8 @@ pub(crate) struct Checked<'s> {
     pub(crate) steps: Vec<Work<'s>>,
     pub(crate) workspace_bytes: u64,
     pub(crate) reproducible: bool,
+    /// How many times the default tolerance an error may be.
+    pub(crate) tolerance: f64,
 }
 
 /// A kernel and its launch: a step of a plan, or of a user's PTX.
@@ -73,6 +75,7 @@ impl<'s> Checked<'s> {
             steps: plan.steps().map(Work::Own).collect(),
             workspace_bytes: plan.workspace_bytes(),
             reproducible: plan.reproducible,
+            tolerance: 1.0,
         }
     }
 

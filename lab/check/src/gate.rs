@@ -37,11 +37,29 @@ pub struct Gate {
 }
 
 impl Gate {
+    /// The same where an error may be so many times the default tolerance.
+    pub(crate) fn within(mut self, factor: f64) -> Gate {
+        self.tolerance.atol *= factor;
+        self.tolerance.rtol *= factor;
+        for found in std::iter::once(&mut self.out).chain(&mut self.lse) {
+            *found = within(*found, factor);
+        }
+        self
+    }
+
     /// Whether everything is right.
     pub fn passed(&self) -> bool {
         let right = |found: &Comparison| found.passed || self.all_rows == 0;
         right(&self.out) && self.lse.as_ref().is_none_or(right) && self.gaps.is_none()
     }
+}
+
+/// A comparison where an error may be so many times what its tolerance allows.
+pub fn within(mut found: Comparison, factor: f64) -> Comparison {
+    if factor != 1.0 {
+        found.passed = found.elements > 0 && found.nan == 0 && found.of_allowed <= factor;
+    }
+    found
 }
 
 impl std::fmt::Display for Gate {

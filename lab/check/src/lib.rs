@@ -43,7 +43,7 @@ pub mod watch;
 
 pub use append::{AppendReport, check_append};
 pub use check::{CheckError, CheckOptions, check_plan, judge_elsewhere, log_of};
-pub use gate::{Gate, gate, gate_gradients, right_gradients};
+pub use gate::{Gate, gate, gate_gradients, right_gradients, within};
 pub use report::{CheckReport, Found, StepSize, Verdict};
 
 /// The README's Rust is compiled with the documentation tests.

@@ -34,6 +34,7 @@ pub use fatbin::{Embedded, embedded};
 pub use judge::{Asked, Problem, ProblemKind, Verdict, judge, threads_of, verdict};
 pub use kind::binary_kind;
 pub use launch_file::{LaunchFile, LaunchFileError};
+pub(crate) use names::is_called;
 pub use names::readable;
 pub use run::{
     Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, Prepared, Ran, RunError, prepare, run, threads_in,

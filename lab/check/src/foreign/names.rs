@@ -22,7 +22,7 @@ pub fn readable(name: &str) -> String {
 
 /// Whether a user may mean this kernel: by the linker's name, by that of C++, or by that without arguments, with or
 /// without those of a template.
-pub(super) fn is_called(name: &str, given: &str) -> bool {
+pub(crate) fn is_called(name: &str, given: &str) -> bool {
     let readable = readable(name);
     let short = |end: char| readable.split(end).next().unwrap_or(&readable).to_string();
     name == given || readable == given || short('(') == given || short('<').as_str() == given

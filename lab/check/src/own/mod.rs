@@ -5,25 +5,32 @@
 //! place that turns a declaration and a problem into a [`Launch`], for the simulator and for the driver.
 //! [`check_declared`] simulates it and judges its output.
 
+mod declaration;
 mod expression;
 mod served;
+mod template;
 #[cfg(test)]
 mod tests;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flashcore_ir::ptx::read::{PtxEntry, PtxModule};
-use flashcore_ir::{Arg, BufferSpec, Launch, Target, files};
-use flashcore_problem::{DType, Problem};
+use flashcore_ir::proof::LaunchRefusal;
+use flashcore_ir::{Arg, BufferSpec, Launch, Target};
+use flashcore_problem::Problem;
 use flashcore_ptx::Module;
 use flashcore_sim::{PtxKernel, PtxLaunch, SimError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use expression::{Expression, ExpressionError};
+pub use template::{Chosen, Template, Value};
+
+use declaration::Declaration;
 
 use crate::check::check_steps;
 use crate::checked::{Checked, Work};
+use crate::foreign::{is_called, readable};
 use crate::render::few;
 use crate::{CheckError, CheckOptions, CheckReport};
 
@@ -43,40 +50,27 @@ pub enum OwnError {
     /// A problem that the declaration does not serve, and why.
     #[error("it does not serve this problem: {0}")]
     NotServed(String),
-    /// The simulator cannot run it.
+    /// Values of parameters that are not there, or do not go together.
+    #[error("{0}")]
+    Values(String),
+    /// Its compiler did not end.
+    #[error("{0}")]
+    Late(String),
+    /// Its source does not compile, or there is no PTX for its values.
+    #[error("{0}")]
+    NotBuilt(String),
+    /// PTX that the simulator does not execute: the file, and what of it.
+    #[error("{0} cannot be simulated: {1}")]
+    NotSimulated(String, String),
+    /// The check fails for another reason.
     #[error(transparent)]
     Check(#[from] CheckError),
 }
 
-/// A declaration as it is written. What it does not name, it does not serve.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Declaration {
-    /// Name in tables; by default that of the file.
-    name: Option<String>,
-    /// The PTX file, relative to the declaration.
-    ptx: PathBuf,
-    /// The kernel; by default the only one of the file.
-    entry: Option<String>,
-    /// Element types that it serves.
-    dtype: Vec<String>,
-    /// What each parameter gets, in order: a tensor, or an expression.
-    args: Vec<Expression>,
-    /// Blocks along x, y, z.
-    grid: Vec<Expression>,
-    /// Threads of a block along x, y, z; by default those that the PTX declares.
-    block: Option<Vec<Expression>>,
-    /// Bytes of dynamic shared memory.
-    shared: Option<Expression>,
-    /// Conditions that a problem must fulfil.
-    #[serde(default)]
-    requires: Vec<Expression>,
-}
-
-/// A user's PTX kernel: its declaration and its text.
+/// A user's kernel as PTX: a [`Template`] with values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Declared {
-    /// Its label: [`PREFIX`] and its name.
+    /// Its label: [`PREFIX`], its name, and its values.
     pub label: String,
     /// The file of its declaration.
     pub file: String,
@@ -84,6 +78,11 @@ pub struct Declared {
     pub entry: String,
     /// The PTX.
     pub ptx: String,
+    /// The file of the PTX or of its source, for findings.
+    pub text: String,
+    /// Most registers of a thread, for the compiler of the PTX.
+    pub max_registers: Option<u32>,
+    chosen: Chosen,
     declaration: Declaration,
 }
 
@@ -139,149 +138,74 @@ fn buffer(argument: &Expression) -> Option<Buffer> {
     BUFFERS.into_iter().find(|buffer| buffer.name == text.trim())
 }
 
-/// Bytes of the PTX of a declared kernel, which is read and compiled whole.
-const MOST_PTX: u64 = 8 * files::SMALL;
+/// The file and the values of `mine.toml` or `mine.toml:M64-WARPS4`.
+pub fn named(word: &str) -> Option<(&str, &str)> {
+    let is_toml = |name: &str| Path::new(name).extension().is_some_and(|extension| extension == "toml");
+    match word.rsplit_once(':') {
+        Some((file, values)) if is_toml(file) => Some((file, values)),
+        _ => is_toml(word).then_some((word, "")),
+    }
+}
 
-/// Whether a name is that of a declaration: it ends in `.toml`.
-pub fn is_declaration(name: &str) -> bool {
-    Path::new(name).extension().is_some_and(|extension| extension == "toml")
+/// Whether a word names a declaration.
+pub fn is_declaration(word: &str) -> bool {
+    named(word).is_some()
 }
 
 impl Declared {
-    /// Reads a declaration and its PTX, with the bytes of both files, which identify it.
+    /// Reads a declaration without parameters, or with values for all of them after a colon (`mine.toml:M64-WARPS4`),
+    /// and compiles its source; with the bytes of all files, which identify it.
     ///
     /// # Errors
-    /// Files that cannot be read, and mistakes in them.
-    pub fn read(path: &Path) -> Result<(Declared, Vec<u8>), OwnError> {
-        let file = path.display().to_string();
-        let wrong = |reason: String| OwnError::Declaration(file.clone(), reason);
-        let text = files::read_text_capped(path, files::SMALL).map_err(|error| wrong(error.to_string()))?;
-        let declaration: Declaration = toml::from_str(&text).map_err(|error| wrong(of_toml(&text, &error)))?;
-        let at = path.parent().unwrap_or(Path::new("")).join(&declaration.ptx);
-        let ptx = files::read_text_capped(&at, MOST_PTX);
-        let ptx = ptx.map_err(|error| wrong(format!("ptx is {}: {error}", declaration.ptx.display())))?;
-        let bytes = [text.as_bytes(), ptx.as_bytes()].concat();
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok((Declared::new(file.clone(), stem, declaration, ptx)?, bytes))
+    /// Files that cannot be read, mistakes in them, and what a compiler says.
+    pub fn read(word: &str, target: Target) -> Result<(Declared, Vec<u8>), OwnError> {
+        let (file, values) = named(word).unwrap_or((word, ""));
+        let (template, bytes) = Template::read(Path::new(file))?;
+        let chosen = template.chosen(values)?;
+        Ok((template.build(&chosen, target)?, bytes))
     }
 
-    fn new(file: String, stem: String, declaration: Declaration, ptx: String) -> Result<Declared, OwnError> {
-        let wrong = |reason: String| OwnError::Declaration(file.clone(), reason);
-        let name = declaration.name.clone().unwrap_or(stem);
-        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c == ',' || c.is_control()) {
-            return Err(wrong(format!(
-                "name is `{name}`; allowed: characters but spaces and commas"
-            )));
-        }
-        let module = PtxModule::declarations(&ptx).map_err(|error| wrong(error.to_string()))?;
-        let names: Vec<&str> = module.entries.iter().map(|entry| entry.name.as_str()).collect();
-        let entry = match (&declaration.entry, names.as_slice()) {
-            (Some(entry), names) if names.contains(&entry.as_str()) => entry.clone(),
-            (None, [one]) => one.to_string(),
-            (Some(entry), names) => {
-                return Err(wrong(format!("entry is `{entry}`; the PTX has {}", few(names))));
-            }
-            (None, names) => {
-                return Err(wrong(format!(
-                    "the PTX has the kernels {}; name one: entry = \"…\"",
-                    few(names)
-                )));
+    fn new(template: &Template, chosen: &Chosen, text: String, ptx: String) -> Result<Declared, OwnError> {
+        let wrong = |reason: String| OwnError::Declaration(template.file.clone(), reason);
+        let module = PtxModule::declarations(&ptx).map_err(|error| wrong(format!("{text}: {error}")))?;
+        let names: Vec<String> = module.entries.iter().map(|entry| readable(&entry.name)).collect();
+        let given = template.declaration.entry.as_deref();
+        let is_meant = |entry: &&PtxEntry| given.is_none_or(|given| is_called(&entry.name, given));
+        let meant: Vec<&PtxEntry> = module.entries.iter().filter(is_meant).collect();
+        let entry = match (given, meant.as_slice()) {
+            (_, [one]) => *one,
+            (Some(given), _) => return Err(wrong(format!("entry is `{given}`; {text} has {}", few(&names)))),
+            (None, _) => {
+                let why = format!("{text} has the kernels {}; name one: entry = \"…\"", few(&names));
+                return Err(wrong(why));
             }
         };
-        let declared = Declared {
-            label: format!("{PREFIX}{name}"),
-            file: file.clone(),
-            entry,
+        template.declaration.check_entry(entry).map_err(&wrong)?;
+        Ok(Declared {
+            label: template.id(chosen),
+            file: template.file.clone(),
+            entry: entry.name.clone(),
             ptx,
-            declaration,
-        };
-        declared
-            .check(&declared.entry_of(&module).map_err(&wrong)?)
-            .map_err(wrong)?;
-        Ok(declared)
+            text,
+            max_registers: template.max_registers(chosen),
+            chosen: chosen.clone(),
+            declaration: template.declaration.clone(),
+        })
     }
 
-    fn entry_of(&self, module: &PtxModule) -> Result<PtxEntry, String> {
-        let entry = module.entry(&self.entry).cloned();
-        entry.ok_or_else(|| format!("the PTX has no kernel `{}`", self.entry))
+    /// The value of a name in expressions.
+    fn value(&self, problem: &Problem, name: &str) -> Option<f64> {
+        let of_parameter = self.declaration.parameter(&self.chosen, name);
+        of_parameter.or_else(|| served::value(problem, name))
     }
 
-    /// What is wrong whatever the problem is.
-    fn check(&self, entry: &PtxEntry) -> Result<(), String> {
-        let declaration = &self.declaration;
-        for name in &declaration.dtype {
-            if DType::from_name(name).is_none() {
-                let known = DType::ALL.map(DType::name).join(", ");
-                return Err(format!("no dtype is named `{name}`; allowed: {known}"));
-            }
-        }
-        let (given, needed) = (declaration.args.len(), entry.params.len());
-        if given != needed {
-            let params = entry
-                .params
-                .iter()
-                .map(|param| format!("{} (.{})", param.name, param.ty));
-            let params = params.collect::<Vec<_>>().join(", ");
-            return Err(format!(
-                "args lists {given}; `{}` has {needed} parameters: {params}",
-                self.entry
-            ));
-        }
-        for (key, list) in [("grid", Some(&declaration.grid)), ("block", declaration.block.as_ref())] {
-            if list.is_some_and(|list| !(1..=3).contains(&list.len())) {
-                return Err(format!(
-                    "{key} has no axis, or more than three; allowed: [x], [x, y], [x, y, z]"
-                ));
-            }
-        }
-        if !declaration.args.iter().any(|argument| argument.to_string() == "out") {
-            return Err("no argument is `out`: a kernel must write the output".to_string());
-        }
-        if !self.names("head_dim") {
-            let example = "requires = [\"head_dim == 64\"]";
-            return Err(format!(
-                "it does not say which head_dim it serves; write {example}, or pass head_dim"
-            ));
-        }
-        for (number, (argument, param)) in (1..).zip(declaration.args.iter().zip(&entry.params)) {
-            let known = ["u64", "s64", "b64", "u32", "s32", "b32", "f32"];
-            let what = format!(
-                "argument {number} (`{argument}` for {} of type .{})",
-                param.name, param.ty
-            );
-            if !known.contains(&param.ty.as_str()) {
-                return Err(format!("{what}: parameters may be of type {}", known.join(", ")));
-            }
-            if buffer(argument).is_some() && param.bytes != 8 {
-                return Err(format!("{what}: a tensor needs a parameter of 64 bits"));
-            }
-        }
-        for expression in self.expressions() {
-            if let Some(name) = expression.names().into_iter().find(|name| !served::is_name(name)) {
-                let (names, tensors) = (served::names(), BUFFERS.map(|buffer| buffer.name).join(", "));
-                let why = format!("`{expression}`: nothing is named `{name}`; there are {names}");
-                return Err(format!("{why}; alone in args also {tensors}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// All expressions but the names of tensors.
-    fn expressions(&self) -> Vec<&Expression> {
-        let declaration = &self.declaration;
-        let block = declaration.block.iter().flatten();
-        let args = declaration.args.iter().filter(|argument| buffer(argument).is_none());
-        let all = args.chain(&declaration.grid).chain(block);
-        all.chain(&declaration.shared).chain(&declaration.requires).collect()
-    }
-
-    /// Whether the declaration names something of the problem.
     fn names(&self, name: &str) -> bool {
-        let args = &self.declaration.args;
-        self.expressions()
-            .iter()
-            .any(|expression| expression.names().contains(&name))
-            || args.iter().any(|argument| argument.to_string() == name)
+        self.declaration.names(name)
+    }
+
+    /// How many times the default tolerance an error may be.
+    pub fn tolerance(&self) -> f64 {
+        self.declaration.tolerance.unwrap_or(1.0)
     }
 
     /// Whether it writes the log-sum-exp.
@@ -298,8 +222,9 @@ impl Declared {
         self.serves(problem).map_err(OwnError::NotServed)?;
         let wrong = |reason: String| OwnError::Declaration(self.file.clone(), reason);
         let module = PtxModule::declarations(&self.ptx).map_err(|error| wrong(error.to_string()))?;
-        let entry = self.entry_of(&module).map_err(wrong)?;
-        let (declaration, value) = (&self.declaration, |name: &str| served::value(problem, name));
+        let entry = module.entry(&self.entry).cloned();
+        let entry = entry.ok_or_else(|| wrong(format!("the PTX has no kernel `{}`", self.entry)))?;
+        let (declaration, value) = (&self.declaration, |name: &str| self.value(problem, name));
         let axes = |list: &[Expression], most: [u32; 3]| {
             let mut axes = [1; 3];
             for (axis, (expression, most)) in axes.iter_mut().zip(list.iter().zip(most)) {
@@ -409,22 +334,30 @@ pub fn check_declared(
         steps: vec![Work::Ptx(&kernel)],
         workspace_bytes: 0,
         reproducible: true,
+        tolerance: declared.tolerance(),
     };
     Ok(check_steps(&checked, options)?)
 }
 
 impl Declared {
+    /// Why a card cannot launch it for a problem, if so.
+    ///
+    /// # Errors
+    /// As [`check_declared`].
+    pub fn refusals(&self, problem: &Problem, target: Target) -> Result<Vec<LaunchRefusal>, OwnError> {
+        Ok(Work::Ptx(&self.kernel(problem)?).refusals(target))
+    }
+
     /// The kernel with its launch, for the simulator.
     ///
     /// # Errors
     /// As [`check_declared`].
-    fn kernel(&self, problem: &Problem) -> Result<PtxKernel, OwnError> {
+    pub(crate) fn kernel(&self, problem: &Problem) -> Result<PtxKernel, OwnError> {
         let launch = self.launch(problem)?;
-        let file = self.declaration.ptx.display();
-        let wrong =
-            |error: SimError| OwnError::Declaration(self.file.clone(), format!("{file} cannot be simulated: {error}"));
+        let file = &self.text;
+        let wrong = |error: SimError| OwnError::NotSimulated(file.clone(), error.to_string());
         let module = Module::read(&self.ptx).map_err(|error| wrong(error.into()))?;
-        let asked = PtxLaunch::of(&launch, file.to_string());
+        let asked = PtxLaunch::of(&launch, file.clone());
         PtxKernel::read(&module, &self.entry, &asked).map_err(wrong)
     }
 }

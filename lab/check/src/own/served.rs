@@ -184,7 +184,7 @@ impl Declared {
             }
         }
         for condition in &self.declaration.requires {
-            let holds = condition.value(&|name| value(problem, name));
+            let holds = condition.value(&|name| self.value(problem, name));
             if holds.map_err(|error| error.to_string())? == 0.0 {
                 return Err(format!("it requires `{condition}`"));
             }

@@ -1,0 +1,289 @@
+//! [`Template`]: a declaration before its parameters have values, with the texts that it names.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use flashcore_ir::{Target, files};
+use serde::{Deserialize, Serialize};
+
+use super::{BUFFERS, Declaration, Declared, OwnError, PREFIX, of_toml, served};
+use crate::foreign::{self, CompileError, Source};
+use crate::render::few;
+
+/// Bytes of a text of a declared kernel, which is read and compiled whole.
+const MOST_TEXT: u64 = 8 * files::SMALL;
+/// When a compiler is ended.
+const TO_COMPILE: Duration = Duration::from_secs(100);
+/// Most parameters, values of one, and combinations of values.
+const MOST_PARAMETERS: usize = 12;
+const MOST_VALUES: usize = 20;
+const MOST_COMBINATIONS: usize = 100_000;
+/// Most that a declaration may ask for in place of the default tolerance.
+const MOST_TOLERANCE: f64 = 1000.0;
+/// Options that limit the registers of a thread. Compilers to PTX ignore them, the driver's gets them.
+const REGISTERS: [&str; 2] = ["--maxrregcount=", "-maxrregcount="];
+
+/// A value of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a whole number from 0 to 4294967295 or a word")]
+pub enum Value {
+    /// A number.
+    Number(u32),
+    /// A word.
+    Word(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(number) => number.fmt(f),
+            Value::Word(word) => word.fmt(f),
+        }
+    }
+}
+
+/// A value for each parameter.
+pub type Chosen = BTreeMap<String, Value>;
+
+/// A user's kernel for all values of its parameters: the declaration, and the source or the PTX texts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Template {
+    /// Its label without values: [`PREFIX`] and its name.
+    pub label: String,
+    /// The file of the declaration.
+    pub file: String,
+    pub(super) declaration: Declaration,
+    /// By the path in the declaration.
+    texts: BTreeMap<String, String>,
+}
+
+/// Replaces `{NAME}` by the value of each parameter.
+fn filled(text: &str, chosen: &Chosen) -> String {
+    let replaced = |text: String, (name, value): (&String, &Value)| text.replace(&format!("{{{name}}}"), &value.to_string());
+    chosen.iter().fold(text.to_string(), replaced)
+}
+
+impl Template {
+    /// Reads a declaration and what it names, with the bytes of all these files, which identify it. Nothing is
+    /// compiled.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and mistakes in the declaration.
+    pub fn read(path: &Path) -> Result<(Template, Vec<u8>), OwnError> {
+        let file = path.display().to_string();
+        let wrong = |reason: String| OwnError::Declaration(file.clone(), reason);
+        let text = files::read_text_capped(path, files::SMALL).map_err(|error| wrong(error.to_string()))?;
+        let declaration: Declaration = toml::from_str(&text).map_err(|error| wrong(of_toml(&text, &error)))?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = declaration.name.clone().unwrap_or(stem);
+        let mut template = Template {
+            label: format!("{PREFIX}{name}"),
+            file: file.clone(),
+            declaration,
+            texts: BTreeMap::new(),
+        };
+        template.check(&name).map_err(&wrong)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let (key, paths) = template.paths().map_err(&wrong)?;
+        let mut missing = None;
+        for path in paths {
+            match files::read_text_capped(&folder.join(&path), MOST_TEXT) {
+                Ok(text) => _ = template.texts.insert(path, text),
+                Err(error) => missing = missing.or(Some(format!("{key} is {path}: {error}"))),
+            }
+        }
+        // A file may be missing of some values: these are refused when they are built.
+        if let Some(missing) = missing.filter(|_| template.texts.is_empty()) {
+            return Err(wrong(missing));
+        }
+        let texts = template.texts.values().map(String::as_bytes);
+        let bytes = std::iter::once(text.as_bytes()).chain(texts).collect::<Vec<_>>().concat();
+        Ok((template, bytes))
+    }
+
+    /// What is wrong whatever the values are.
+    fn check(&self, name: &str) -> Result<(), String> {
+        let declaration = &self.declaration;
+        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c == ',' || c.is_control()) {
+            return Err(format!("name is `{name}`; allowed: characters but spaces and commas"));
+        }
+        if declaration.code()?.0 == "ptx" && !declaration.options.is_empty() {
+            return Err("options are those of a compiler, and there is no source".to_string());
+        }
+        let is_bad = |factor: &f64| !(*factor > 0.0 && *factor <= MOST_TOLERANCE);
+        if let Some(wrong) = declaration.tolerance.filter(is_bad) {
+            let allowed = format!("a factor of the default tolerance, above 0 and at most {MOST_TOLERANCE}");
+            return Err(format!("tolerance is {wrong}; allowed: {allowed}"));
+        }
+        self.check_parameters()?;
+        for expression in declaration.constraints.iter().chain(declaration.expressions()) {
+            let is_known = |name: &str| declaration.is_parameter(name) || served::is_name(name);
+            if let Some(name) = expression.names().into_iter().find(|name| !is_known(name)) {
+                let (names, tensors) = (served::names(), BUFFERS.map(|buffer| buffer.name).join(", "));
+                let own: Vec<&String> = declaration.parameters.keys().collect();
+                let own = match own.as_slice() {
+                    [] => String::new(),
+                    own => format!(", and the parameters {} (of words as NAME.word)", few(own)),
+                };
+                let why = format!("`{expression}`: nothing is named `{name}`; there are {names}{own}");
+                return Err(format!("{why}; alone in args also {tensors}"));
+            }
+        }
+        let of_problem = declaration.constraints.iter().find_map(|constraint| {
+            let name = constraint.names().into_iter().find(|name| served::is_name(name))?;
+            Some(format!("constraint `{constraint}` names {name}: what a problem must fulfil is in requires"))
+        });
+        of_problem.map_or(Ok(()), Err)?;
+        declaration.check()
+    }
+
+    fn check_parameters(&self) -> Result<(), String> {
+        let parameters = &self.declaration.parameters;
+        let combinations = parameters.values().map(Vec::len).fold(1, usize::saturating_mul);
+        if parameters.len() > MOST_PARAMETERS || combinations > MOST_COMBINATIONS {
+            let given = format!("{} parameters with {combinations} combinations of values", parameters.len());
+            return Err(format!("it has {given}; allowed: {MOST_PARAMETERS} and {MOST_COMBINATIONS}"));
+        }
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        for (name, values) in parameters {
+            if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(is_part) {
+                return Err(format!("a parameter is named `{name}`; allowed: a letter, then letters, digits and _"));
+            }
+            if served::is_name(name) || BUFFERS.iter().any(|buffer| buffer.name == name) {
+                return Err(format!("a parameter is named `{name}`, as something of a problem is; rename it"));
+            }
+            let is_word = |value: &&Value| matches!(value, Value::Word(_));
+            let words = values.iter().filter(is_word).count();
+            let is_bad = |value: &Value| matches!(value, Value::Word(word) if word.is_empty() || !word.chars().all(is_part));
+            let is_twice = (1..values.len()).any(|at| values[..at].contains(&values[at]));
+            let is_mixed = words > 0 && words < values.len();
+            if !(1..=MOST_VALUES).contains(&values.len()) || is_mixed || is_twice || values.iter().any(is_bad) {
+                let allowed = "each once, all whole numbers from 0, or all words of letters, digits and _";
+                return Err(format!("parameter {name} has {}; allowed: 1 to {MOST_VALUES} values, {allowed}", few(values)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The paths of the texts of all values.
+    fn paths(&self) -> Result<(&'static str, Vec<String>), String> {
+        let (key, path) = self.declaration.code()?;
+        let mut paths = vec![path.display().to_string()];
+        for (name, values) in &self.declaration.parameters {
+            let place = format!("{{{name}}}");
+            if paths.iter().any(|path| path.contains(&place)) {
+                let with = |path: &String| values.iter().map(|value| path.replace(&place, &value.to_string())).collect();
+                paths = paths.iter().flat_map(|path| -> Vec<String> { with(path) }).collect();
+            }
+        }
+        Ok((key, paths))
+    }
+
+    /// Its parameters, by name, with their values.
+    pub fn parameters(&self) -> &BTreeMap<String, Vec<Value>> {
+        &self.declaration.parameters
+    }
+
+    /// How many times the default tolerance an error may be.
+    pub fn tolerance(&self) -> f64 {
+        self.declaration.tolerance.unwrap_or(1.0)
+    }
+
+    /// The id of a kernel with values: `own/attention-M64-WARPS4`.
+    pub fn id(&self, chosen: &Chosen) -> String {
+        let values = chosen.iter().map(|(name, value)| format!("-{name}{value}"));
+        std::iter::once(self.label.clone()).chain(values).collect()
+    }
+
+    /// The values of an id, without the label and the dash after it: `M64-WARPS4`. They fulfil the constraints.
+    ///
+    /// # Errors
+    /// Values that a parameter does not have, and those that do not go together.
+    pub fn chosen(&self, text: &str) -> Result<Chosen, OwnError> {
+        let parts: Vec<&str> = text.split('-').filter(|part| !part.is_empty()).collect();
+        let mut chosen = Chosen::new();
+        for (name, values) in self.parameters() {
+            let is_given = |value: &&Value| parts.contains(&format!("{name}{value}").as_str());
+            chosen.extend(values.iter().find(is_given).map(|value| (name.clone(), value.clone())));
+        }
+        if chosen.len() < self.parameters().len() || parts.len() > chosen.len() {
+            let parameters = self.parameters().iter();
+            let known: Vec<String> = parameters.map(|(name, values)| format!("{name} = {}", few(values))).collect();
+            let (known, label) = (known.join("; "), &self.label);
+            let first = self.parameters().iter().filter_map(|(name, values)| Some(format!("{name}{}", values.first()?)));
+            let example = first.collect::<Vec<_>>().join("-");
+            return Err(OwnError::Values(match known.as_str() {
+                "" => format!("{label} has no parameters, and `{text}` is given"),
+                _ => format!("`{text}` gives no values for {label} ({known}); write FILE.toml:{example}, or search: tune"),
+            }));
+        }
+        self.go_together(&chosen)?;
+        Ok(chosen)
+    }
+
+    /// The constraint that values do not fulfil, if any.
+    fn go_together(&self, chosen: &Chosen) -> Result<(), OwnError> {
+        for constraint in &self.declaration.constraints {
+            let holds = constraint.value(&|name| self.declaration.parameter(chosen, name));
+            if holds.map_err(|error| OwnError::Values(error.to_string()))? == 0.0 {
+                return Err(OwnError::Values(format!("{}: it needs `{constraint}`", self.id(chosen))));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn max_registers(&self, chosen: &Chosen) -> Option<u32> {
+        let options = self.declaration.options.iter().map(|option| filled(option, chosen));
+        let mut limits = options.filter_map(|option| {
+            REGISTERS.iter().find_map(|name| option.strip_prefix(name)?.parse().ok()).filter(|&limit| limit > 0)
+        });
+        limits.next()
+    }
+
+    /// The kernel with values, for an architecture; a source is compiled in another process.
+    ///
+    /// # Errors
+    /// What the compiler says, PTX that is missing or wrong, and a declaration that does not fit it.
+    pub fn build(&self, chosen: &Chosen, target: Target) -> Result<Declared, OwnError> {
+        let wrong = |reason: String| OwnError::Declaration(self.file.clone(), reason);
+        let (key, path) = self.declaration.code().map_err(wrong)?;
+        let path = filled(&path.display().to_string(), chosen);
+        let missing = || OwnError::NotBuilt(format!("{}: there is no {path}", self.id(chosen)));
+        let text = self.texts.get(&path).ok_or_else(missing)?;
+        let ptx = match key {
+            "source" => self.compile(chosen, target, &path, text)?,
+            _ => text.clone(),
+        };
+        Declared::new(self, chosen, path, ptx)
+    }
+
+    /// The PTX of a source. What was read is compiled, whatever the file has become; it includes files next to it.
+    fn compile(&self, chosen: &Chosen, target: Target, path: &str, text: &str) -> Result<String, OwnError> {
+        let failed = |why: String| OwnError::NotBuilt(format!("{path}: {why}"));
+        let io = |error: std::io::Error| failed(error.to_string());
+        let folder = tempfile::Builder::new().prefix("flashcore-").tempdir().map_err(io)?;
+        let own = Path::new(path).file_name().ok_or_else(|| failed("it names no file".to_string()))?;
+        let file = folder.path().join(own);
+        std::fs::write(&file, text).map_err(io)?;
+        let next_to = Path::new(&self.file).parent().unwrap_or(Path::new("")).join(path);
+        let next_to = std::path::absolute(next_to).map_err(io)?;
+        let include = next_to.parent().map(|folder| format!("-I{}", folder.display()));
+        let macros = chosen.iter().map(|(name, value)| format!("-D{name}={value}"));
+        let options = self.declaration.options.iter().map(|option| filled(option, chosen));
+        let options: Vec<String> = include.into_iter().chain(macros).chain(options).collect();
+        let made = foreign::compile(&Source {
+            file: &file,
+            target,
+            options: &options,
+            limit: TO_COMPILE,
+        });
+        let of_user = |said: String| said.replace(&file.display().to_string(), path);
+        match made {
+            Ok(made) => Ok(of_user(made.ptx)),
+            Err(error @ CompileError::Late { .. }) => Err(OwnError::Late(failed(error.to_string()).to_string())),
+            Err(error) => Err(failed(of_user(error.to_string()))),
+        }
+    }
+}
