@@ -1,4 +1,4 @@
-//! Kernels of the user: declarations of PTX, and Python functions.
+//! Kernels of the user: declarations of PTX and CUDA C++, and Python functions.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use clap::Args;
 use flashcore::{Device, Problem};
-use flashcore_bench::own::{Code, Trust};
+use flashcore_bench::own::Trust;
 use flashcore_bench::process::Program;
 use flashcore_bench::{Case, Options, Own, Report, Request};
-use flashcore_check::own::{Declared, OwnError, check_declared};
+use flashcore_check::own::{self, Declared, OwnError, Template, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
+use flashcore_tune::OwnKernels;
 
 use crate::{Card, Failure, bench, kernels, simulated, style, worker};
 
@@ -53,7 +54,7 @@ impl OwnArgs {
                 continue;
             }
             let own = Own::read(word)?;
-            may_run(&own, self.trust)?;
+            may_run(self.trust, (&own.label, &own.sha256), &own.file, &own.does())?;
             if let Some(other) = all.iter().find(|other| other.label == own.label && **other != own) {
                 let (one, other) = (own.file.display(), other.file.display());
                 let why = format!("{one} and {other} have one name, {}", own.label);
@@ -67,25 +68,31 @@ impl OwnArgs {
         Ok((ids, all))
     }
 
-    /// Kernels of the user that are declared PTX and may run, for `tune`.
-    pub(crate) fn declared(words: &[String], trust: bool) -> Result<Vec<Declared>, Failure> {
+    /// Declared kernels of the user as candidates of `tune`. They may run, or `only_simulated` they need not.
+    pub(crate) fn candidates(words: &[String], trust: bool, only_simulated: bool) -> Result<OwnKernels, Failure> {
         let args = OwnArgs { trust, deadline: 1 };
-        if let Some(word) = words.iter().find(|word| !Own::is_named(word)) {
-            let why = format!("--kernel {word}: allowed is FILE.toml, the declaration of a PTX kernel of your own");
-            return Err(Failure::usage(why).help("--start ID names the first candidate of the search"));
-        }
-        let (_, own) = args.ids(words)?;
-        let ptx = own.into_iter().map(|own| match own.code {
-            Code::Ptx(declared) => Ok(*declared),
-            Code::Python(_) => {
-                let why = format!(
-                    "{} is a Python function, which `tune` cannot examine; allowed: FILE.toml",
-                    own.label
-                );
-                Err(Failure::usage(why).help("`flashcore bench` and `compare` time Python functions"))
+        let mut templates = Vec::<Template>::new();
+        for word in words {
+            let Some((file, "")) = own::named(word) else {
+                let why = format!("--kernel {word}: allowed is FILE.toml, the declaration of a kernel of your own");
+                let help = "--start ID names the first candidate of the search; `flashcore bench` and `compare` time Python \
+                            functions";
+                return Err(Failure::usage(why).help(help));
+            };
+            let file = Path::new(file);
+            let (template, bytes) = Template::read(file)?;
+            if !only_simulated {
+                let file = std::path::absolute(file).map_err(Failure::failed)?;
+                let does = format!("compiles what {} names, and launches it on the GPU", file.display());
+                args.may_run(&template.label, &flashcore_bench::own::hex(&bytes), &file, &does)?;
             }
-        });
-        ptx.collect()
+            if templates.iter().any(|other| other.label == template.label) {
+                let why = format!("two kernels have one name, {}", template.label);
+                return Err(Failure::usage(why).help("give a declaration a `name`"));
+            }
+            templates.push(template);
+        }
+        Ok(OwnKernels::new(templates)?)
     }
 
     /// Judges kernels in another process, which they may hang or crash: why each is not right, if it is not.
@@ -137,17 +144,23 @@ impl OwnArgs {
     }
 }
 
-/// Whether a kernel of the user may run: it is trusted, or is from now on.
-pub(crate) fn may_run(own: &Own, is_trusted: bool) -> Result<(), Failure> {
+/// Whether a user's kernel, by its label and its SHA-256, may run: it is trusted, or is from now on. `does` says what
+/// the command does with it.
+pub(crate) fn may_run(
+    is_trusted: bool,
+    (label, sha256): (&str, &str),
+    file: &Path,
+    does: &str,
+) -> Result<(), Failure> {
     let trust = Trust::of_user()?;
     if is_trusted {
-        return Ok(trust.add(&own.sha256, &own.file)?);
+        return Ok(trust.add(sha256, file)?);
     }
-    if trust.knows(&own.sha256)? {
+    if trust.knows(sha256)? {
         return Ok(());
     }
-    let why = format!("{} is not trusted: this command {}", own.label, own.does());
-    let (sum, list) = (&own.sha256[..12], trust.file().display());
+    let why = format!("{label} is not trusted: this command {does}");
+    let (sum, list) = (&sha256[..12], trust.file().display());
     let help = format!(
         "read it, then add --trust, once for this content (SHA-256 {sum}…), which is remembered in {list}; `flashcore \
          check --kernel FILE.toml` simulates PTX without that"
@@ -171,6 +184,7 @@ impl From<OwnError> for Failure {
     fn from(error: OwnError) -> Failure {
         match error {
             OwnError::Declaration(..) => Failure::usage(error).help("docs/own-kernel.md lists the keys"),
+            OwnError::Values(_) => Failure::usage(error),
             _ => Failure::failed(error),
         }
     }
@@ -178,9 +192,9 @@ impl From<OwnError> for Failure {
 
 /// Simulates a declared kernel and judges its output.
 pub(crate) fn check(file: &str, problem: &Problem, card: Card, options: &CheckOptions) -> Result<CheckReport, Failure> {
-    let (declared, _) = Declared::read(Path::new(file))?;
-    let blocks = options.blocks_of([&declared.launch(problem)?]);
     let target = card.chip.target;
+    let (declared, _) = Declared::read(file, target)?;
+    let blocks = options.blocks_of([&declared.launch(problem)?]);
     let check = |options: &CheckOptions| check_declared(&declared, problem, target, options);
     Ok(simulated::watched(
         declared.label.clone(),

@@ -53,7 +53,7 @@ pub(crate) fn compile(
     card: Card,
 ) -> Result<(KernelFile, String), Failure> {
     let own = Own::read(word)?;
-    own::may_run(&own, is_trusted)?;
+    own::may_run(is_trusted, (&own.label, &own.sha256), &own.file, &own.does())?;
     let launch = &mut given.launch;
     let types = given.types.iter().map(Option::as_deref).chain(std::iter::repeat(None));
     let args = launch.args.iter().zip(types).map(|(arg, ty)| match arg {

@@ -1,6 +1,5 @@
 //! The leaderboard: the finalists and the first candidate, timed against each other.
 
-use flashcore_bench::own::is_own;
 use flashcore_bench::{Interval, Measurement, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +50,12 @@ pub struct BoardRow {
     pub verdict: Option<Verdict>,
     /// The simulator's finding on small problems, or that there is none. `None` if it did not run.
     pub simulated: Option<Check>,
+    /// The largest error of an element that was seen in the search.
+    #[serde(default)]
+    pub error: Option<f64>,
+    /// How many times the default tolerance an error may be, if that is not 1.
+    #[serde(default)]
+    pub tolerance: Option<f64>,
 }
 
 /// A finalist that failed in the finals.
@@ -74,6 +79,8 @@ impl BoardRow {
             first_ratio: None,
             verdict: None,
             simulated: None,
+            error: None,
+            tolerance: None,
         }
     }
 }
@@ -123,6 +130,15 @@ impl Board {
         self.rows = rows.collect();
         self.head_to_head = Err(why).into();
         self.elect();
+        self
+    }
+
+    /// Adds what the search has seen of each.
+    pub(crate) fn with_errors(mut self, history: &History) -> Board {
+        for row in &mut self.rows {
+            let timed = history.trial(&row.id).and_then(|trial| trial.timed.as_ref());
+            (row.error, row.tolerance) = timed.map_or((None, None), |timed| (timed.error, timed.tolerance));
+        }
         self
     }
 
@@ -184,9 +200,8 @@ impl Board {
         self.winner = winner.map(|row| row.id.clone());
     }
 
-    /// A kernel of the user cannot win: plan tables have ids of ours.
     fn is_clean(&self, row: &BoardRow) -> bool {
-        !is_own(&row.id) && row.simulated.as_ref().map_or(!self.simulates, |check| check.ok)
+        row.simulated.as_ref().map_or(!self.simulates, |check| check.ok)
     }
 
     fn first(&self) -> Option<&BoardRow> {
@@ -246,13 +261,9 @@ mod tests {
             rounds: 9,
         });
         BoardRow {
-            id: id.to_string(),
-            us: 10.0,
-            interval: Interval::UNKNOWN,
             ratio,
-            first_ratio: None,
             verdict: ratio.map(|ratio| Verdict::of(&ratio, 0.03)),
-            simulated: None,
+            ..BoardRow::new(id, 10.0, Interval::UNKNOWN)
         }
     }
 
@@ -281,12 +292,12 @@ mod tests {
         found.rows[0].simulated = Some(Err("a race".to_string()).into());
         found.elect();
         assert_eq!(found.winner.as_deref(), Some("b"));
-        // A kernel of the user is ranked, and a plan table has no place for it.
+        // A kernel of the user wins as all others do.
         let own = [row("start", None), row("own/mine", Some([0.5, 0.6]))];
         let found = board(None, false, "start", &own);
         assert_eq!(
             (found.rows[0].id.as_str(), found.winner.as_deref()),
-            ("own/mine", Some("start"))
+            ("own/mine", Some("own/mine"))
         );
         let close = [row("start", None), row("b", Some([0.975, 0.985]))];
         let found = board(None, false, "start", &close);

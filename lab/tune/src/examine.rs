@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use flashcore_bench::defences::{Inspection, Rig, Run, inspect, inspect_again};
+use flashcore_bench::own::is_own;
 use flashcore_bench::profile::KernelProfile;
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
 use flashcore_check::render;
@@ -116,6 +117,8 @@ pub(crate) struct Examiner<'j> {
     pub(crate) scratch: PathBuf,
     /// Where rows of outputs are placed for comparison; as large as the outputs, so it is kept.
     pub(crate) canvas: Option<Vec<Tensor>>,
+    /// Of the open kernels: how many times the default tolerance an error may be.
+    pub(crate) tolerances: Vec<f64>,
     pub(crate) timing: &'j Timing,
     pub(crate) lock: DeviceLock,
     pub(crate) interrupt: Interrupt,
@@ -173,8 +176,9 @@ impl Examiner<'_> {
         kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));
         let opened = self.open_with_best(&mut kernels)?;
         let mut differs = None;
+        let mut error = opened.first().and_then(|opened| opened.error);
         if computes {
-            self.inspected(0, number, inspect)?;
+            error = Some(self.inspected(0, number, inspect)?);
             differs = self.twice(opened.first().is_none_or(|opened| opened.reproducible))?;
         }
         let measurement = self.time_with_best(&mut kernels)?;
@@ -191,11 +195,14 @@ impl Examiner<'_> {
             }
         }
         if computes {
-            self.inspected(0, number, inspect_again)?;
+            let again = self.inspected(0, number, inspect_again)?;
+            error = error.map(|error| error.max(again));
         }
         if let (Some(timed), Some(opened)) = (&mut found.timed, opened.into_iter().next()) {
             timed.registers = opened.attributes.map(|attributes| attributes.registers);
             timed.module = opened.module;
+            timed.error = error;
+            timed.tolerance = Some(self.judge.own.tolerance(id)).filter(|&factor| factor != 1.0);
         }
         found.unjudged = unjudged;
         if let Some(differs) = differs {
@@ -255,7 +262,11 @@ impl Examiner<'_> {
         let mut open: Option<&Problem> = None;
         let mut refused: Option<&Problem> = None;
         let mut unjudged = Vec::new();
-        for case in &judge.cases {
+        let further = judge.further.iter().filter(|_| is_own(id));
+        for (case, is_further) in judge.cases.iter().map(|case| (case, false)).chain(further.map(|case| (case, true))) {
+            if is_further && open.is_some_and(|open| *open != case.problem) {
+                break;
+            }
             if refused == Some(&case.problem) {
                 continue;
             }
@@ -271,7 +282,7 @@ impl Examiner<'_> {
                 }
             }
             let written = self.output(0, case.kind, case.seed)?;
-            let verdict = case.judge(&written).map_err(flashcore::Error::from);
+            let verdict = case.judge(&written, judge.own.tolerance(id)).map_err(flashcore::Error::from);
             let verdict = verdict.map_err(TuneError::from)?;
             verdict.map_err(|wrong| Stop::Verdict(Verdict::Wrong, wrong))?;
         }
@@ -287,7 +298,7 @@ impl Examiner<'_> {
         kernel: usize,
         number: usize,
         look: fn(&mut dyn Rig) -> Result<Inspection, Trouble>,
-    ) -> Result<(), Stop> {
+    ) -> Result<f64, Stop> {
         let mut rig = RemoteRig {
             examiner: self,
             number,
@@ -299,7 +310,7 @@ impl Examiner<'_> {
             return Err(stop);
         }
         match found {
-            Ok(found) if found.passed() => Ok(()),
+            Ok(found) if found.passed() => Ok(found.max_abs),
             Ok(found) => Err(Stop::Verdict(Verdict::Wrong, found.to_string())),
             Err(trouble) => Err(Stop::Verdict(Verdict::LaunchFailed, trouble.message)),
         }
@@ -386,6 +397,8 @@ fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -
             score,
             registers: None,
             module: None,
+            error: None,
+            tolerance: None,
         }),
         unjudged: Vec::new(),
         counters: None,

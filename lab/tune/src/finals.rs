@@ -4,7 +4,6 @@
 //! that fails is struck and the others are timed again, since its presence spoils their times.
 
 use flashcore_bench::defences::{inspect, inspect_again};
-use flashcore_bench::own::is_own;
 use flashcore_bench::{Measurement, Mode};
 use flashcore_problem::InputKind;
 
@@ -79,7 +78,7 @@ pub(crate) fn hold(
         drop(held);
         let mut met = board.clone();
         met.witness = witness.as_ref().map(|witness| witness.id.clone());
-        let mut met = simulated(met.of_finals(&measurement));
+        let mut met = simulated(met.of_finals(&measurement).with_errors(history));
         // A gain is valid only for a candidate that was chosen before the measurement. If the
         // winner has none, the next one is the winner.
         while let Some(winner) = met.unconfirmed().map(str::to_string) {
@@ -121,19 +120,12 @@ pub(crate) fn hold(
 /// since it was faster twice, and others may be ahead of it by a single time.
 fn finalists<'h>(history: &'h History, board: &Board, keep: usize) -> Vec<&'h Trial> {
     let may_meet = |trial: &&Trial| trial.same_as.is_none() && trial.id != board.start && !board.is_struck(&trial.id);
-    let candidate = |trial: &&Trial| may_meet(trial) && !is_own(&trial.id);
-    let mut finalists: Vec<&Trial> = history.ranked().into_iter().filter(candidate).take(keep).collect();
-    let accepted = history.best().filter(candidate);
+    let mut finalists: Vec<&Trial> = history.ranked().into_iter().filter(may_meet).take(keep).collect();
+    let accepted = history.best().filter(may_meet);
     if let Some(accepted) = accepted.filter(|best| keep > 0 && !finalists.iter().any(|one| one.id == best.id)) {
         finalists.truncate(keep - 1);
         finalists.push(accepted);
     }
-    // The user's kernels are no candidates of the search, so that they take no other's place.
-    let own = history
-        .ranked()
-        .into_iter()
-        .filter(|trial| is_own(&trial.id) && may_meet(trial));
-    finalists.extend(own);
     if board.start_failed.is_none() {
         finalists.extend(history.trial(&board.start));
         finalists.rotate_right(1);
@@ -274,7 +266,8 @@ impl Examiner<'_> {
         if differing.is_empty() {
             return Ok(());
         }
-        match rows::arbitrate(problem, witness.seed, &differing, &output)? {
+        let factor = self.tolerances.get(kernel).copied().unwrap_or(1.0);
+        match rows::arbitrate(problem, witness.seed, &differing, &output, factor)? {
             None => Ok(()),
             Some(((output, [b, h, s]), found)) => {
                 let outputs = problem.outputs();

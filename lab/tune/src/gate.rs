@@ -2,12 +2,14 @@
 //! program.
 
 use flashcore::KernelId;
+use flashcore_bench::own::is_own;
 use flashcore_ir::Chip;
 use flashcore_ir::proof::prove_launch;
 use flashcore_kernels::{Family, KernelCache, Plan, mma, scalar, wgmma};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
 
+use crate::own::OwnKernels;
 use crate::space::{CPU, DRAWS, Fingerprint, Space, fingerprint};
 use crate::worker::planted::{self, Conduct};
 
@@ -16,6 +18,7 @@ use crate::worker::planted::{self, Conduct};
 pub struct Gatekeeper {
     pub(crate) problem: Problem,
     pub(crate) chip: Option<Chip>,
+    own: OwnKernels,
 }
 
 impl Gatekeeper {
@@ -24,13 +27,26 @@ impl Gatekeeper {
         Gatekeeper {
             problem: problem.clone(),
             chip,
+            own: OwnKernels::default(),
         }
+    }
+
+    /// The same with kernels of the user.
+    #[must_use]
+    pub fn with_own(self, own: &OwnKernels) -> Gatekeeper {
+        let own = own.clone();
+        Gatekeeper { own, ..self }
     }
 
     /// A config's machine program, or why it may not be launched, with numbers and remedy.
     pub fn look(&self, id: &str) -> Result<Option<Fingerprint>, String> {
         if Conduct::of_id(id).is_some() {
             return Ok(None);
+        }
+        if is_own(id) {
+            // Its program is not known before it is compiled.
+            let chip = self.chip.ok_or("it runs on a GPU; the device is the host");
+            return chip.map_err(str::to_string).and_then(|_| self.own.look(id, &self.problem)).map(|()| None);
         }
         let kernel = id.parse().map_err(|error: flashcore::Error| error.to_string())?;
         let (config, chip) = match (kernel, self.chip) {
@@ -63,6 +79,11 @@ impl Gatekeeper {
         families
     }
 
+    /// Whether there are no kernels of the user.
+    pub(crate) fn has_none(&self) -> bool {
+        self.own.is_empty()
+    }
+
     /// Why no config of a family serves the problem; `None` if one does. A sample suffices, since a
     /// refusal concerns a whole family or levers that do not fit.
     pub(crate) fn why_not(&self, family: &Family) -> Option<String> {
@@ -74,11 +95,12 @@ impl Gatekeeper {
         last
     }
 
-    /// The space of these families. `torture` adds planted candidates.
+    /// The space of these families and of the user's kernels. `torture` adds planted candidates.
     pub fn space(&self, mut families: Vec<Family>, torture: bool) -> Space {
         if torture {
             families.push(planted::FAMILY);
         }
+        families.extend(self.own.families());
         let gate = self.clone();
         Space::new(families, move |id| gate.look(id).map(drop))
     }

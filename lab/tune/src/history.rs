@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use flashcore_bench::chart::history;
+use flashcore_bench::own::is_own;
 use flashcore_bench::document::{Cell, Section, Table};
 use flashcore_bench::gather::{EvidenceId, Origin, Recipe, Recorded};
 use flashcore_bench::table::span;
@@ -13,6 +14,11 @@ use crate::board::Board;
 use crate::insight::Claims;
 use crate::journal::{Header, board_of, read_claims, read_header, read_trials};
 use crate::trial::{History, Trial, is_point};
+
+/// What a winner is called after its id.
+fn whose(id: &str) -> &'static str {
+    if is_own(id) { ", a kernel of the user" } else { "" }
+}
 
 /// A search that was read from its folder.
 #[derive(Debug)]
@@ -83,15 +89,15 @@ impl Told {
             None => "It has no leaderboard: it was interrupted, or still runs.".to_string(),
             Some(board) => match (board.winner.as_deref(), board.gain_of_winner()) {
                 (None, _) => "No candidate is left that may be used.".to_string(),
-                (Some(winner), None) => format!("The kernel to use is {winner}."),
+                (Some(winner), None) => format!("The kernel to use is {winner}{}.", whose(winner)),
                 (Some(winner), Some((gain, ends))) => {
                     let ends = match is_point(ends) {
                         true => String::new(),
                         false => format!(" (interval {:.1} to {:.1} %)", 100.0 * ends.lo, 100.0 * ends.hi),
                     };
-                    let (gain, start) = (100.0 * gain, &board.start);
+                    let (gain, start, whose) = (100.0 * gain, &board.start, whose(winner));
                     format!(
-                        "The winner is {winner}. It takes {gain:.1} % less time than the first candidate, \
+                        "The winner is {winner}{whose}. It takes {gain:.1} % less time than the first candidate, \
                          {start}{ends}."
                     )
                 }
@@ -133,7 +139,7 @@ impl Told {
     fn leaderboard(&self) -> Table {
         let mut rows = Table::new(
             "The leaderboard: finalists timed in the same rounds, the quickest first.",
-            &["kernel", "µs", "interval", "× first", "interval", "verdict", "evidence"],
+            &["kernel", "µs", "interval", "× first", "interval", "error", "of tolerance", "verdict", "evidence"],
         );
         for row in self.board.iter().flat_map(|board| &board.rows) {
             let Some(trial) = self.history.trial(&row.id) else {
@@ -146,6 +152,8 @@ impl Told {
                 Cell::number(interval(row.interval)),
                 Cell::number(ratio.map_or("first".to_string(), |(value, _)| format!("{value:.3}"))),
                 Cell::number(ratio.map_or(String::new(), |(_, ends)| interval(ends))),
+                Cell::number(row.error.map_or("–".to_string(), |error| format!("{error:.1e}"))),
+                Cell::text(row.tolerance.map_or("default".to_string(), |factor| format!("default × {factor}"))),
                 Cell::text(row.verdict.map_or(String::new(), |verdict| verdict.to_string())),
                 Cell::Evidence(id(&self.header, &trial.number.to_string())),
             ]);

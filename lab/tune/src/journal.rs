@@ -29,10 +29,8 @@ const TRIALS: &str = "trials.jsonl";
 pub(crate) const SECONDS: &str = "seconds.json";
 pub(crate) const BOARD: &str = "board.json";
 pub(crate) const CLAIMS: &str = "claims.json";
-/// Trials of the user's kernels.
-pub(crate) const OWN: &str = "own.json";
 /// Results of a run, which hold until a trial is added.
-const RESULTS: [&str; 5] = [BOARD, CLAIMS, OWN, crate::peers::FILE, SECONDS];
+const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::peers::FILE, SECONDS];
 
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);
 const LOCK_LOOK_UP: Duration = Duration::from_millis(10);
@@ -79,7 +77,7 @@ pub struct Header {
     pub rates: Option<String>,
     /// Candidates that are proposed before the first of them is judged.
     pub window: usize,
-    /// The user's kernels that meet the finalists: labels, with the SHA-256 of their content.
+    /// The user's kernels among the candidates: labels, with the SHA-256 of their content.
     #[serde(default)]
     pub own: Vec<String>,
     /// Seconds since 1970 (UTC) when it began.

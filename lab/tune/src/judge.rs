@@ -3,11 +3,13 @@
 
 use flashcore_bench::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS};
 use flashcore_bench::{Expected, ExpectedOutputs, draw, expected};
+use flashcore_check::within;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Problem, ProblemBuilder, ProblemError};
 use rayon::prelude::*;
 
 use crate::error::TuneError;
+use crate::own::OwnKernels;
 use crate::remote::{Written, floats, size_of_outputs};
 
 /// Sets of inputs for a run. Each candidate is judged on four of them.
@@ -22,6 +24,9 @@ pub(crate) struct Judge {
     outputs: ExpectedOutputs,
     /// Of other shapes, grouped by shape.
     pub(crate) cases: Vec<Adversary>,
+    /// The same for kernels of the user, which may serve none of those: each is judged on the first that it serves.
+    pub(crate) further: Vec<Adversary>,
+    pub(crate) own: OwnKernels,
 }
 
 /// A small problem of another shape with adversarial inputs.
@@ -34,7 +39,7 @@ pub(crate) struct Adversary {
 }
 
 impl Judge {
-    pub(crate) fn new(problem: &Problem, seed: u64) -> Result<Judge, TuneError> {
+    pub(crate) fn new(problem: &Problem, seed: u64, own: &OwnKernels) -> Result<Judge, TuneError> {
         let mut rng = Rng::stream(seed, 11);
         let pool: Vec<u64> = (0..POOL).map(|_| rng.next_u64() >> 8).collect();
         let mut outputs = ExpectedOutputs::default();
@@ -43,6 +48,15 @@ impl Judge {
         for (shape, kinds) in shapes(problem)? {
             let seeded = kinds.iter().map(|&kind| (shape.clone(), kind, rng.next_u64() >> 8));
             hard.extend(seeded);
+        }
+        let of_finals = rng.next_u64() >> 8;
+        let mut further = Vec::new();
+        if !own.is_empty() {
+            let standard = hard.iter().map(|(shape, ..)| shape.clone()).collect::<Vec<_>>();
+            let small = small_problems(problem)?.into_iter().filter(|small| !standard.contains(small));
+            for small in small {
+                further.extend(FURTHER.map(|kind| (small.clone(), kind, rng.next_u64() >> 8)));
+            }
         }
         let adversary = |(shape, kind, seed): (Problem, InputKind, u64)| {
             let inputs = draw(&shape, kind, seed);
@@ -54,12 +68,15 @@ impl Judge {
             })
         };
         let cases = hard.into_par_iter().map(adversary).collect::<Result<_, TuneError>>()?;
+        let further = further.into_par_iter().map(adversary).collect::<Result<_, TuneError>>()?;
         Ok(Judge {
             problem: problem.clone(),
             pool,
-            of_finals: rng.next_u64() >> 8,
+            of_finals,
             outputs,
             cases,
+            further,
+            own: own.clone(),
         })
     }
 
@@ -70,6 +87,8 @@ impl Judge {
             of_finals: 0,
             outputs: ExpectedOutputs::default(),
             cases: Vec::new(),
+            further: Vec::new(),
+            own: OwnKernels::default(),
         }
     }
 
@@ -97,18 +116,21 @@ impl Judge {
 }
 
 impl Adversary {
-    /// Whether an output is right; the inner error says what is wrong.
-    pub(crate) fn judge(&self, written: &Written) -> Result<Result<(), String>, ProblemError> {
+    /// Whether an output is right, where an error may be so many times the default tolerance; the inner error says what
+    /// is wrong.
+    pub(crate) fn judge(&self, written: &Written, tolerance: f64) -> Result<Result<(), String>, ProblemError> {
         let problem = &self.problem;
         let (given, needed) = (written.out.len(), size_of_outputs(problem));
         if given != needed {
             return Ok(Err(format!("an output of {given} B in place of {needed} B")));
         }
         let mut found = self.right.compare(problem, &written.tensors(problem))?;
+        found.iter_mut().for_each(|(_, found)| *found = within(*found, tolerance));
         // Of a single output the name says nothing.
         let is_single = found.len() == 1;
         if problem.writes_lse() {
-            found.push(("log-sum-exp", self.right.compare_lse(problem, &floats(&written.lse))?));
+            let compared = self.right.compare_lse(problem, &floats(&written.lse))?;
+            found.push(("log-sum-exp", within(compared, tolerance)));
         }
         let wrong = found.iter().enumerate().find(|(_, (_, found))| !found.passed);
         Ok(wrong.map_or(Ok(()), |(at, (what, found))| {
@@ -120,6 +142,33 @@ impl Adversary {
             Err(format!("{what}with {} inputs on {problem}: {found}", self.kind))
         }))
     }
+}
+
+/// Lengths of small problems for kernels that serve no odd ones.
+const LENGTHS: [usize; 3] = [64, 128, 256];
+/// Inputs on these.
+const FURTHER: [InputKind; 4] = [
+    InputKind::SmallIntegers,
+    InputKind::HugeLogit,
+    InputKind::RisingScores,
+    InputKind::OneHot,
+];
+/// Operations up to which a problem itself is among them.
+const SMALL_FLOPS: f64 = 1e10;
+
+/// Problems on which a user's kernel may be judged at a small size, the most telling first: of odd lengths, of whole
+/// tiles, and the problem itself if it is small.
+pub(crate) fn small_problems(problem: &Problem) -> Result<Vec<Problem>, TuneError> {
+    let mut all: Vec<Problem> = shapes(problem)?.into_iter().map(|(shape, _)| shape).collect();
+    for heads in [problem.group_size(), problem.num_heads()] {
+        for length in LENGTHS {
+            let small = ProblemBuilder::like(problem).batch(1).heads(heads, heads / problem.group_size());
+            let small = small.seq_len_q(length.min(problem.seq_len_q())).seq_len_kv(length.min(problem.seq_len_kv()));
+            all.push(small.build().map_err(flashcore::Error::from)?);
+        }
+    }
+    all.extend((problem.flops() <= SMALL_FLOPS).then(|| problem.clone()));
+    Ok(all)
 }
 
 /// Small problems of odd sizes with the same kernels as a problem, each with kinds of inputs.
@@ -146,7 +195,7 @@ mod tests {
     #[test]
     fn inputs_are_fresh_for_a_run_and_vary_between_candidates() {
         let problem = Problem::named("tiny").unwrap();
-        let (one, two) = (Judge::new(&problem, 1).unwrap(), Judge::new(&problem, 2).unwrap());
+        let (one, two) = (Judge::new(&problem, 1, &OwnKernels::default()).unwrap(), Judge::new(&problem, 2, &OwnKernels::default()).unwrap());
         assert!(one.pool.iter().all(|seed| !two.pool.contains(seed)));
         let seeds = |number: usize| INSPECTION_SEEDS.map(|role| one.seed(role, number));
         assert_ne!(seeds(0), seeds(1));
@@ -160,7 +209,7 @@ mod tests {
     #[test]
     fn every_kind_of_input_is_used_on_shapes_that_are_odd() {
         let problem = Problem::named("llama8b-prefill-2k").unwrap();
-        let judge = Judge::new(&Problem::named("tiny").unwrap(), 3).unwrap();
+        let judge = Judge::new(&Problem::named("tiny").unwrap(), 3, &OwnKernels::default()).unwrap();
         assert_eq!(judge.cases.len() + 1, InputKind::ALL.len());
         for (shape, _) in shapes(&problem).unwrap() {
             assert_eq!(

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use flashcore_bench::own::is_own;
 use flashcore_bench::{Case, Mode, Options, Ratio, Report, Request};
 use serde::{Deserialize, Serialize};
 
@@ -26,11 +27,13 @@ pub struct PeerComparison {
 
 impl PeerComparison {
     /// The comparison for a finished search, not measured yet. `None` for replays, for searches
-    /// among planted candidates, and if nothing won.
+    /// among planted candidates, and if nothing or a kernel of the user won.
     pub fn of(header: &Header, board: &Board) -> Option<PeerComparison> {
         let default = header.default.as_ref().filter(|_| header.is_real())?;
+        // Times of a kernel of the user are in the leaderboard; the bench has no values for its parameters.
+        let winner = board.winner.clone().filter(|winner| !is_own(winner))?;
         Some(PeerComparison {
-            winner: board.winner.clone()?,
+            winner,
             default: default.kernel.clone(),
             missing: None,
             report: None,

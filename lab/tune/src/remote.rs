@@ -3,6 +3,7 @@
 
 use flashcore_bench::defences::{Census, Output, Rig, Rows, Run, Seen};
 use flashcore_bench::{Expected, Measurement, Mode, Options, Trouble};
+use flashcore_check::within;
 use flashcore_ir::files;
 use flashcore_problem::{InputKind, Problem, Tensor};
 
@@ -58,6 +59,7 @@ impl Examiner<'_> {
     }
 
     pub(crate) fn open_for(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
+        self.tolerances = kernels.iter().map(|id| self.judge.own.tolerance(id)).collect();
         let (problem, kernels) = (problem.clone(), kernels.to_vec());
         self.worker.ask(&Command::Open { problem, kernels })
     }
@@ -142,6 +144,15 @@ impl RemoteRig<'_, '_> {
     }
 }
 
+impl RemoteRig<'_, '_> {
+    /// What was seen, judged by the tolerance of its kernel.
+    fn tolerant(&self, mut seen: Seen) -> Seen {
+        let factor = self.examiner.tolerances.get(self.kernel).copied().unwrap_or(1.0);
+        seen.comparisons.iter_mut().for_each(|(_, found)| *found = within(*found, factor));
+        seen
+    }
+}
+
 impl Rig for RemoteRig<'_, '_> {
     fn problem(&self) -> &Problem {
         &self.examiner.judge.problem
@@ -174,7 +185,8 @@ impl Rig for RemoteRig<'_, '_> {
             if out.len() != size_of_outputs(problem) {
                 return Err(Trouble::new(format!("the output has {} bytes", out.len())));
             }
-            return Seen::of(problem, expected, &Rows::All, &Written { out, lse }.tensors(problem));
+            let seen = Seen::of(problem, expected, &Rows::All, &Written { out, lse }.tensors(problem))?;
+            return Ok(self.tolerant(seen));
         }
         let rows = expected.indices();
         let found = self.examiner.rows(place, what, rows.clone());
@@ -183,11 +195,11 @@ impl Rig for RemoteRig<'_, '_> {
         put_rows(&mut canvas, &rows, &bytes)?;
         let compared = expected.compare(problem, &canvas);
         self.examiner.canvas = Some(canvas);
-        Ok(Seen {
+        Ok(self.tolerant(Seen {
             census,
             beyond: 0,
             comparisons: compared.map_err(|error| Trouble::new(error.to_string()))?,
-        })
+        }))
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {

@@ -3,6 +3,7 @@
 //! one is wrong; float64 decides those rows.
 
 use flashcore_bench::draw;
+use flashcore_check::within;
 use flashcore_problem::{
     Comparison, Direction, InputKind, POISON, Problem, ProblemError, Tensor, Tolerance, compare, compare_gradient,
     compare_lse, reference_gradient_rows, reference_rows,
@@ -75,16 +76,18 @@ pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Ve
     found.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Compares rows of an output for normal inputs of a seed with float64: the first that is wrong.
+/// Compares rows of an output for normal inputs of a seed with float64: the first that is wrong, where an error of O may
+/// be `factor` times the default tolerance.
 pub(crate) fn arbitrate(
     problem: &Problem,
     seed: u64,
     rows: &[Row],
     output: &Written,
+    factor: f64,
 ) -> Result<Option<(Row, Comparison)>, TuneError> {
     let rows = &rows[..rows.len().min(MOST_ROWS)];
     let found = match problem.direction() {
-        Direction::Forward => of_output(problem, seed, rows, output),
+        Direction::Forward => of_output(problem, seed, rows, output, factor),
         Direction::Backward => of_gradients(problem, seed, rows, output),
     };
     let mut found = found.map_err(flashcore::Error::from)?;
@@ -98,6 +101,7 @@ fn of_output(
     seed: u64,
     rows: &[Row],
     output: &Written,
+    factor: f64,
 ) -> Result<Vec<(Row, Comparison)>, ProblemError> {
     let inputs = draw(problem, InputKind::Normal, seed);
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
@@ -105,9 +109,9 @@ fn of_output(
     let tolerance = Tolerance::of(problem.dtype());
     let judge = |&row: &Row| -> Result<Option<(Row, Comparison)>, ProblemError> {
         let right = reference_rows(problem, &q, &k, &v, &inputs.lengths.as_slices(), &[row.1])?;
-        let mut found = compare(problem, &out[0].view(), &right, tolerance)?;
+        let mut found = within(compare(problem, &out[0].view(), &right, tolerance)?, factor);
         if found.passed && problem.return_lse() {
-            found = compare_lse(problem, &lse, &right, tolerance)?;
+            found = within(compare_lse(problem, &lse, &right, tolerance)?, factor);
         }
         Ok((!found.passed).then_some((row, found)))
     };
@@ -197,10 +201,10 @@ mod tests {
             for (one, other) in [(&wrong, &right), (&right, &wrong)] {
                 assert_eq!(differing(&problem, one, other), [(0, row)]);
             }
-            let (at, found) = arbitrate(&problem, 9, &[(0, row)], &wrong).unwrap().unwrap();
+            let (at, found) = arbitrate(&problem, 9, &[(0, row)], &wrong, 1.0).unwrap().unwrap();
             assert_eq!((at, found.failures), ((0, row), 1));
         }
-        assert!(arbitrate(&problem, 9, &[(0, row)], &right).unwrap().is_none());
+        assert!(arbitrate(&problem, 9, &[(0, row)], &right, 1.0).unwrap().is_none());
         assert!(differing(&problem, &right, &right).is_empty());
         // A truncated output differs in the missing rows.
         let mut cut = right.clone();
@@ -222,9 +226,9 @@ mod tests {
             // The exponent of a bf16.
             wrong.out[start + layout.offset(1, 33, 1, 5) * 2 + 1] ^= 0x08;
             assert_eq!(differing(&problem, &wrong, &right), [row]);
-            let (at, found) = arbitrate(&problem, 9, &[row], &wrong).unwrap().unwrap();
+            let (at, found) = arbitrate(&problem, 9, &[row], &wrong, 1.0).unwrap().unwrap();
             assert_eq!((at, found.failures), (row, 1));
-            assert!(arbitrate(&problem, 9, &[row], &right).unwrap().is_none());
+            assert!(arbitrate(&problem, 9, &[row], &right, 1.0).unwrap().is_none());
             start += layout.span() * 2;
         }
     }

@@ -7,27 +7,26 @@ use std::thread;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
-use flashcore_check::own::Declared;
+use flashcore_check::own::Template;
 
 use crate::board::Board;
 use crate::counting::Counting;
 use crate::device_lock::{DeviceLock, Waits};
 use crate::error::TuneError;
-use crate::examine::{Best, Examiner};
+use crate::examine::Examiner;
 use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
 use crate::journal::{
-    BOARD, CLAIMS, Header, Journal, OWN, SCHEMA, SECONDS, board_of, digest, read_header, read_json, read_seconds,
-    sha256,
+    BOARD, CLAIMS, Header, Journal, SCHEMA, SECONDS, board_of, digest, read_header, read_seconds, sha256,
 };
 use crate::judge::Judge;
 use crate::search::{Look, Search};
 use crate::setup::Setup;
 use crate::simulated;
 use crate::strategy::Strategy;
-use crate::trial::{History, Trial, Verdict};
+use crate::trial::{History, Trial};
 use crate::worker::planted::{self, Conduct};
 use crate::worker::protocol::Hello;
 use crate::worker::{Compilers, Deadlines, Program, Worker, compilers_for};
@@ -107,8 +106,6 @@ pub struct Outcome {
     pub history: History,
     /// `None` if nothing could be timed, or if the search was interrupted before the finals.
     pub board: Option<Board>,
-    /// Trials of the user's kernels; empty if the search was interrupted before them.
-    pub own: Vec<Trial>,
     /// Whether the search was interrupted.
     pub interrupted: bool,
     /// Whether a finished run was resumed with nothing left to do, so that this is its result.
@@ -146,8 +143,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         .chip
         .filter(|_| !request.elsewhere && setup.device.is_some())
         .map(|_| Compilers::new(&request.program, devices, request.deadlines, compilers_for(2 * window)));
-    let own = setup.own.as_slice();
-    let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines).with_own(own);
+    let new = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
+    let worker = |device: &String| new(device).with_own(setup.own.templates());
     let mut workers: Vec<Worker> = devices.iter().map(worker).collect();
     let header = header(&request, window, hellos(&mut workers)?)?;
     let (journal, before) = match request.resume {
@@ -165,7 +162,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             let host = header.devices.iter().find(|device| device.device == "cpu");
             let told = &mut |waits| watcher.waits("cpu", waits);
             let _held = host.map(|host| lock(host).wait(&request.interrupt, told));
-            Judge::new(&request.case.problem, seed)?
+            Judge::new(&request.case.problem, seed, &setup.own)?
         }
         None => Judge::of_nothing(&request.case.problem),
     };
@@ -174,12 +171,13 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         worker,
         scratch: request.folder.join(format!("output-{index}.bin")),
         canvas: None,
+        tolerances: Vec::new(),
         timing: &setup.timing,
         lock: lock(&header.devices[index]),
         interrupt: request.interrupt.clone(),
     };
     let mut examiners: Vec<Examiner<'_>> = workers.into_iter().enumerate().map(examiner).collect();
-    let gate = Gatekeeper::new(&request.case.problem, setup.chip);
+    let gate = Gatekeeper::new(&request.case.problem, setup.chip).with_own(&setup.own);
     let look = |id: &str| gate.look(id);
     let look = setup.chip.map(|_| &look as &Look<'_>);
     let mut strategy = request.strategy;
@@ -212,20 +210,17 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             let failed = failed.map(|trial| format!("{}: {}", trial.verdict, trial.reason));
             let board = Board::new(&setup.start, failed, setup.chip.is_some(), setup.timing.gain);
             let simulated = |board: Board| match setup.chip {
-                Some(chip) => simulated::look(board, &judge, chip, own),
+                Some(chip) => simulated::look(board, &judge, chip),
                 None => board,
             };
             let examiner = &mut examiners[0];
-            let field = with_own(&history, examiner, own, watcher)?;
-            journal.keep(OWN, &&field.trials()[history.trials().len()..])?;
-            let held = finals::hold(&field, examiner, board, FINALISTS, &gate, &simulated, watcher)?;
+            let held = finals::hold(&history, examiner, board, FINALISTS, &gate, &simulated, watcher)?;
             if let Some(board) = &held {
                 journal.keep(BOARD, board)?;
             }
             held
         }
     };
-    let own = read_json(&request.folder.join(OWN)).unwrap_or_default();
     // The cost model makes claims, and its own times would confirm them.
     let scored = strategy.insights(&history, &setup.space).map(Insights::claims);
     let claims = scored.filter(|_| !header.is_predicted());
@@ -244,51 +239,12 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         resumed: tried_before,
         history,
         board,
-        own,
         interrupted: request.interrupt.is_asked(),
         nothing_new,
         proposer_gone,
         claims,
         seconds,
     })
-}
-
-/// The history with trials of the user's kernels, each examined against the best of the search. They are no part of
-/// the search: a strategy has no levers for them.
-fn with_own(
-    history: &History,
-    examiner: &mut Examiner<'_>,
-    own: &[Declared],
-    watcher: &mut dyn Watcher,
-) -> Result<History, TuneError> {
-    let mut field = history.clone();
-    let best = Best::of(history);
-    for declared in own {
-        let Some(_held) = examiner.hold(&mut |device, waits| watcher.waits(device, waits)) else {
-            return Ok(field);
-        };
-        let (began, number) = (Instant::now(), field.trials().len());
-        let found = examiner.examine(number, &declared.label, best.as_ref())?;
-        if found.verdict == Verdict::EnvironmentFailed {
-            return Err(TuneError::Environment(found.reason));
-        }
-        let trial = Trial {
-            number,
-            id: declared.label.clone(),
-            origin: declared.file.clone(),
-            verdict: found.verdict,
-            reason: found.reason,
-            timed: found.timed,
-            unjudged: found.unjudged,
-            fingerprint: None,
-            same_as: None,
-            counters: None,
-            seconds: began.elapsed().as_secs_f64(),
-        };
-        field.add(trial.clone());
-        watcher.trial(&trial, &field);
-    }
-    Ok(field)
 }
 
 /// Starts workers, all at once, since taking a GPU takes seconds on hosts with several.
@@ -339,15 +295,15 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
         default: request.setup.default.clone(),
         rates: request.rates.clone(),
         window,
-        own: request.setup.own.iter().map(identity_of).collect(),
+        own: request.setup.own.templates().iter().map(identity_of).collect(),
         started_at: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
     })
 }
 
-/// Its label, and the sum of its declaration and its PTX.
-fn identity_of(declared: &Declared) -> String {
-    let content = serde_json::to_string(declared).unwrap_or_default();
-    format!("{} {}", declared.label, sha256(&content))
+/// Its label, and the sum of its declaration and what that names.
+fn identity_of(template: &Template) -> String {
+    let content = serde_json::to_string(template).unwrap_or_default();
+    format!("{} {}", template.label, sha256(&content))
 }
 
 /// Devices of one run must be of one kind, so that a module serves all and times can be compared.

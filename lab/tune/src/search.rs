@@ -8,6 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use flashcore_bench::own::is_own;
+
 use crate::counting::Counting;
 use crate::device_lock::Waits;
 use crate::error::TuneError;
@@ -209,7 +211,7 @@ impl<'s> Search<'s> {
     }
 
     fn give(&self, queue: &Sender<Job>, job: Job) {
-        if let Some(compilers) = self.compilers.filter(|_| !self.pending.is_empty()) {
+        if let Some(compilers) = self.compilers.filter(|_| !self.pending.is_empty() && !is_own(&job.id)) {
             compilers.begin(&self.header.problem, [job.id.clone()]);
         }
         // It is closed only if no worker is left, which ends the search.
@@ -287,10 +289,15 @@ impl<'s> Search<'s> {
         // If the default is a row, it may be older than the heuristics.
         let heuristics = self.header.begins_at_default().map(|default| &default.heuristics);
         let heuristics = heuristics.filter(|id| !self.history.is_seen(id) && self.space.admits(id).is_ok());
+        // Each kernel of the user is tried once, however many others there are.
+        let yours = self.space.yours().iter().find(|id| !self.history.is_seen(id));
         let proposal = match (number, heuristics) {
             (0, _) => Some(Proposal::new(&self.header.start, "the first")),
             (1, Some(id)) => Some(Proposal::new(id, "chosen by heuristics")),
-            _ => strategy.propose(&self.history, self.space)?,
+            _ => match yours {
+                Some(id) => Some(Proposal::new(id, "yours")),
+                None => strategy.propose(&self.history, self.space)?,
+            },
         };
         let now = proposal.as_ref().map(|now| &now.id);
         match before {

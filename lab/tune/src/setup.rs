@@ -7,7 +7,6 @@ use flashcore::unstable::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_check::cost::Observation;
-use flashcore_check::own::Declared;
 use flashcore_check::registers::{Unknown, offline};
 use flashcore_ir::{Chip, Profile, Target, files};
 use flashcore_kernels::{Config, FAMILIES, Family, Plan};
@@ -18,6 +17,7 @@ use crate::error::TuneError;
 use crate::examine::Timing;
 use crate::gate::Gatekeeper;
 use crate::insight::Advisor;
+use crate::own::{OWN, OwnKernels};
 use crate::replay::{Measured, Table};
 use crate::space::{ALL, Space};
 use crate::worker::planted;
@@ -46,8 +46,8 @@ pub struct Setup {
     pub trust: Option<String>,
     /// Errors of plan tables and rows that were skipped.
     pub plan_notes: Vec<String>,
-    /// The user's PTX kernels, which are examined after the search and meet its finalists.
-    pub own: Vec<Declared>,
+    /// The user's kernels, which are candidates as all others.
+    pub own: OwnKernels,
 }
 
 /// What begins the name of a device whose times are predicted; its card follows.
@@ -62,9 +62,15 @@ const GPU_WINDOW: usize = 8;
 impl Setup {
     /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for the space in this crate, or a
     /// search's folder), `predict:CARD` for a card that need not be here.
-    /// `families` are names of the families to search; empty means those worth searching. `torture`
-    /// adds planted candidates.
-    pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
+    /// `families` are names of the families to search, with the user's kernels; empty means those worth searching.
+    /// `torture` adds planted candidates.
+    pub fn new(
+        device: &str,
+        problem: &Problem,
+        families: &[String],
+        torture: bool,
+        own: OwnKernels,
+    ) -> Result<Setup, TuneError> {
         if problem.has_lengths() {
             let why = "packed sequences and caches with lengths are not searched: a search draws other lengths for each \
                        look; use `bench`, which takes `sequences`";
@@ -80,6 +86,9 @@ impl Setup {
             let fixed = "none on a replay, whose space is fixed";
             if !families.is_empty() {
                 return Err(TuneError::bad("family", families.join(","), fixed));
+            }
+            if !own.is_empty() {
+                return Err(TuneError::bad("kernel", "a kernel of yours", "none on a replay, which has measured times alone"));
             }
             return Setup::replay(file, problem);
         }
@@ -103,7 +112,7 @@ impl Setup {
         let trust = card
             .map(|profile| trust(problem, &default.kernel, profile))
             .transpose()?;
-        let gate = Gatekeeper::new(problem, chip);
+        let gate = Gatekeeper::new(problem, chip).with_own(&own);
         Ok(Setup {
             space: gate.space(chosen(&gate, families)?, torture),
             chip,
@@ -116,7 +125,7 @@ impl Setup {
             rates_note,
             trust,
             plan_notes: plans.notes().iter().map(ToString::to_string).collect(),
-            own: Vec::new(),
+            own,
         })
     }
 
@@ -143,7 +152,7 @@ impl Setup {
             rates_note: None,
             trust: None,
             plan_notes: Vec::new(),
-            own: Vec::new(),
+            own: OwnKernels::default(),
         })
     }
 }
@@ -250,7 +259,8 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
             }
         }
     };
-    names.iter().map(family).collect()
+    // The user's kernels are searched in any case: alone, if no other family is named.
+    names.iter().filter(|name| name.as_str() != OWN || gate.has_none()).map(family).collect()
 }
 
 #[cfg(test)]
@@ -261,11 +271,11 @@ mod tests {
     #[test]
     fn the_host_begins_at_its_default() {
         let problem = Problem::named("mission").unwrap();
-        let setup = Setup::new("cpu", &problem, &[], false).unwrap();
+        let setup = Setup::new("cpu", &problem, &[], false, OwnKernels::default()).unwrap();
         assert_eq!(setup.space.admits(&setup.start), Ok(()));
         assert_eq!((setup.chip, setup.window), (None, 1));
         assert!(setup.advisor.is_none());
-        let tortured = Setup::new("cpu", &problem, &[], true).unwrap();
+        let tortured = Setup::new("cpu", &problem, &[], true, OwnKernels::default()).unwrap();
         assert!(tortured.space.admits("planted/hangs").is_ok());
         assert!(setup.space.admits("planted/hangs").is_err());
     }
@@ -275,7 +285,7 @@ mod tests {
         let cache = Problem::builder().heads(8, 2).seq_len_q(1).seq_len_kv(64).head_dim(64);
         let cache = cache.kv_lengths(flashcore_problem::KvLengths::Cache).build().unwrap();
         for device in ["cpu", "replay:shipped"] {
-            let why = Setup::new(device, &cache, &[], false).err().unwrap();
+            let why = Setup::new(device, &cache, &[], false, OwnKernels::default()).err().unwrap();
             assert!(matches!(why, TuneError::Usage(_)), "{why}");
             assert!(why.to_string().contains("with lengths are not searched"), "{why}");
         }
@@ -284,19 +294,19 @@ mod tests {
     #[test]
     fn unknown_devices_and_families_are_refused() {
         let problem = Problem::named("mission").unwrap();
-        let family = Setup::new("cpu", &problem, &["tensor".to_string()], false)
+        let family = Setup::new("cpu", &problem, &["tensor".to_string()], false, OwnKernels::default())
             .err()
             .unwrap();
         assert!(family.to_string().contains("mma, wgmma"), "{family}");
-        let of_gpus = Setup::new("cpu", &problem, &["mma".to_string()], false).err().unwrap();
+        let of_gpus = Setup::new("cpu", &problem, &["mma".to_string()], false, OwnKernels::default()).err().unwrap();
         assert!(of_gpus.to_string().contains("the device is the host"), "{of_gpus}");
-        let replay = Setup::new("replay:shipped", &problem, &["mma".to_string()], false)
+        let replay = Setup::new("replay:shipped", &problem, &["mma".to_string()], false, OwnKernels::default())
             .err()
             .unwrap();
         assert!(replay.to_string().contains("none on a replay"), "{replay}");
-        let card = Setup::new("predict:l5", &problem, &[], false).err().unwrap();
+        let card = Setup::new("predict:l5", &problem, &[], false, OwnKernels::default()).err().unwrap();
         assert!(card.to_string().contains("card is l5; allowed: "), "{card}");
-        let file = Setup::new("replay:/nowhere", &problem, &[], false).err().unwrap();
+        let file = Setup::new("replay:/nowhere", &problem, &[], false, OwnKernels::default()).err().unwrap();
         assert!(file.to_string().contains("/nowhere"), "{file}");
     }
 

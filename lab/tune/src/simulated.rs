@@ -1,6 +1,6 @@
 //! Finalists under the simulator, which finds errors that a GPU tolerates or rarely shows.
 
-use flashcore_check::own::{Declared, OwnError, check_declared};
+use flashcore_check::own::{OwnError, check_declared};
 use flashcore_check::{CheckOptions, CheckReport, check_plan};
 use flashcore_ir::Chip;
 use flashcore_kernels::Plan;
@@ -8,7 +8,7 @@ use flashcore_problem::{InputKind, Problem};
 use rayon::prelude::*;
 
 use crate::board::{Board, Check};
-use crate::judge::Judge;
+use crate::judge::{Adversary, Judge};
 
 const FIRST_SCHEDULE: u64 = 1;
 /// Schedules for each set of inputs: 16 for a kernel, with eight sets.
@@ -16,16 +16,22 @@ const SCHEDULES: u32 = 2;
 
 /// Runs the kernels of a leaderboard under the simulator, on the small problems and adversarial
 /// inputs that candidates are judged on, and elects again.
-pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip, own: &[Declared]) -> Board {
+pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
     board.rows.par_iter_mut().for_each(|row| {
-        let found = match own.iter().find(|declared| declared.label == row.id) {
-            Some(declared) => judge_all(judge, |problem, options| {
-                let checked = check_declared(declared, problem, chip.target, options);
-                match checked {
-                    Err(OwnError::NotServed(_)) => None,
-                    checked => Some(checked.map_err(|error| error.to_string())),
+        let found = match judge.own.find(&row.id) {
+            Some(found) => {
+                let declared = found.and_then(|(template, chosen)| template.build(&chosen, chip.target));
+                match declared {
+                    Ok(declared) => judge_all(judge, true, |problem, options| {
+                        let checked = check_declared(&declared, problem, chip.target, options);
+                        match checked {
+                            Err(OwnError::NotServed(_)) => None,
+                            checked => Some(checked.map_err(|error| error.to_string())),
+                        }
+                    }),
+                    Err(error) => Some(Err(error.to_string())),
                 }
-            }),
+            }
             None => {
                 let config = row.id.parse().ok();
                 config.and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()))
@@ -39,21 +45,32 @@ pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip, own: &[Declared]
 
 /// The simulator's finding on the shapes that have a plan; `None` if none has.
 fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option<Result<(), String>> {
-    judge_all(judge, |problem, options| {
+    judge_all(judge, false, |problem, options| {
         Some(check_plan(&plan(problem)?, options).map_err(|error| error.to_string()))
     })
 }
 
-/// The same of anything that is checked; `check` gives `None` for a shape that it does not serve.
+/// The same of anything that is checked; `check` gives `None` for a shape that it does not serve. What serves none may
+/// be checked on the first of further ones.
 fn judge_all(
     judge: &Judge,
+    may_go_further: bool,
     check: impl Fn(&Problem, &CheckOptions) -> Option<Result<CheckReport, String>>,
 ) -> Option<Result<(), String>> {
     let mut looked = None;
     let shapes = judge.shapes().into_iter();
     let normal = shapes.map(|problem| (problem, InputKind::Normal, 0));
-    let hard = judge.cases.iter().map(|case| (&case.problem, case.kind, case.seed));
-    for (index, (problem, inputs, seed)) in normal.chain(hard).enumerate() {
+    let case = |case: &'_ Adversary| (case.problem.clone(), case.kind, case.seed);
+    let hard = judge.cases.iter().map(case);
+    let further = judge.further.iter().filter(|_| may_go_further).map(case);
+    let standard = judge.cases.len() + judge.shapes().len();
+    let mut at: Option<Problem> = None;
+    let normal = normal.map(|(problem, inputs, seed)| (problem.clone(), inputs, seed));
+    for (index, (problem, inputs, seed)) in normal.chain(hard).chain(further).enumerate() {
+        if index >= standard && at.as_ref().is_some_and(|at| *at != problem) {
+            break;
+        }
+        let problem = &problem;
         let options = CheckOptions {
             inputs,
             seed,
@@ -72,6 +89,7 @@ fn judge_all(
             return Some(Err(what));
         }
         looked = Some(Ok(()));
+        at = Some(problem.clone());
     }
     looked
 }
@@ -85,12 +103,15 @@ mod tests {
 
     use super::*;
     use crate::board::BoardRow;
+    use flashcore_check::own::Template;
+
     use crate::gate::Gatekeeper;
+    use crate::own::OwnKernels;
 
     #[test]
     fn an_error_on_adversarial_inputs_alone_is_found() {
         let problem = Problem::builder().heads(1, 1).seq_len(64).head_dim(32).build().unwrap();
-        let judge = Judge::new(&problem, 3).unwrap();
+        let judge = Judge::new(&problem, 3, &OwnKernels::default()).unwrap();
         let config = "scalar/tiled-m16n16-w4-v16".parse().unwrap();
         let honest = |problem: &Problem| Plan::new(problem, &config, Target::Sm89).ok();
         assert_eq!(judge_plans(&judge, honest), Some(Ok(())));
@@ -122,33 +143,26 @@ mod tests {
         assert_eq!(families, ["wgmma"]);
         assert!(gate.look(&id).unwrap().is_some());
 
-        let judge = Judge::new(&problem, 1).unwrap();
+        let judge = Judge::new(&problem, 1, &OwnKernels::default()).unwrap();
         assert!(judge.shapes().iter().all(|shape| shape.dtype() == DType::E4M3));
-        let row = BoardRow {
-            id: id.clone(),
-            us: 1.0,
-            interval: Interval::UNKNOWN,
-            ratio: None,
-            first_ratio: None,
-            verdict: None,
-            simulated: None,
-        };
+        let row = BoardRow::new(&id, 1.0, Interval::UNKNOWN);
         let mut board = Board::new(&id, None, true, 0.03);
         board.rows = vec![row];
-        let board = look(board, &judge, chip, &[]);
+        let board = look(board, &judge, chip);
         assert_eq!(board.rows[0].simulated, Some(Ok(()).into()));
     }
 
     #[test]
     fn kernels_of_the_user_are_simulated_too() {
         let problem = Problem::builder().heads(1, 1).seq_len(64).head_dim(64).build().unwrap();
-        let judge = Judge::new(&problem, 1).unwrap();
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
         for (name, is_ok) in [("attention.toml", true), ("bad/wrong.toml", false)] {
-            let (declared, _) = Declared::read(&folder.join(name)).unwrap();
+            let (template, _) = Template::read(&folder.join(name)).unwrap();
+            let label = template.label.clone();
+            let judge = Judge::new(&problem, 1, &OwnKernels::new(vec![template]).unwrap()).unwrap();
             let mut board = Board::new("start", None, true, 0.03);
-            board.rows = vec![BoardRow::new(&declared.label, 1.0, Interval::UNKNOWN)];
-            let board = look(board, &judge, Target::Sm89.into(), &[declared]);
+            board.rows = vec![BoardRow::new(&label, 1.0, Interval::UNKNOWN)];
+            let board = look(board, &judge, Target::Sm89.into());
             let check = board.rows[0].simulated.clone().unwrap();
             assert_eq!(check.ok, is_ok, "{check:?}");
             assert_eq!(board.winner, None);

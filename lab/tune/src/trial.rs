@@ -97,6 +97,12 @@ pub struct Timed {
     /// Identity of the timed module, if anything was compiled.
     #[serde(default)]
     pub module: Option<String>,
+    /// Largest error of an element that the inspections or, of a predicted kernel of the user, the simulator saw.
+    #[serde(default)]
+    pub error: Option<f64>,
+    /// How many times the default tolerance an error may be, if that is not 1.
+    #[serde(default)]
+    pub tolerance: Option<f64>,
 }
 
 /// A candidate that was tried.

@@ -116,10 +116,10 @@ mod tests {
         let problem = problem.return_lse(true).build().unwrap();
         let output = output_of_host(&problem, 5).unwrap();
         let every: Vec<rows::Row> = (0..64).map(|at| (0, [0, at % 4, at * 2])).collect();
-        assert!(rows::arbitrate(&problem, 5, &every, &output).unwrap().is_none());
+        assert!(rows::arbitrate(&problem, 5, &every, &output, 1.0).unwrap().is_none());
         let mut spoiled = output_of_host(&problem, 5).unwrap();
         spoiled.out[1] ^= 0x40;
-        assert!(rows::arbitrate(&problem, 5, &every, &spoiled).unwrap().is_some());
+        assert!(rows::arbitrate(&problem, 5, &every, &spoiled, 1.0).unwrap().is_some());
         assert_eq!(rows::differing(&problem, &spoiled, &output), [(0, [0, 0, 0])]);
     }
 }

@@ -7,7 +7,7 @@ mod trust;
 use std::path::{Path, PathBuf};
 
 use flashcore_check::own::{Declared, PREFIX, is_declaration};
-use flashcore_ir::files;
+use flashcore_ir::{Target, files};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -53,7 +53,7 @@ pub fn is_own(label: &str) -> bool {
 }
 
 impl Own {
-    /// Whether a word of a command line is a user's kernel: `FILE.toml`, `FILE.py:FUNCTION`.
+    /// Whether a word of a command line is a user's kernel: `FILE.toml`, `FILE.toml:VALUES`, `FILE.py:FUNCTION`.
     pub fn is_named(word: &str) -> bool {
         is_declaration(word) || python(word).is_some()
     }
@@ -66,10 +66,12 @@ impl Own {
         let given = |reason: String| BenchError::Given(reason);
         let absolute = |file: &str| std::path::absolute(file).map_err(|error| given(format!("{file}: {error}")));
         let Some((file, function)) = python(word) else {
-            let (declared, bytes) = Declared::read(Path::new(word)).map_err(|error| given(error.to_string()))?;
+            // A source is compiled for what every card serves, unless its options say more.
+            let declared = Declared::read(word, Target::Sm80).map_err(|error| given(error.to_string()));
+            let (declared, bytes) = declared?;
             return Ok(Own {
                 label: declared.label.clone(),
-                file: absolute(word)?,
+                file: absolute(&declared.file)?,
                 sha256: hex(&bytes),
                 code: Code::Ptx(Box::new(declared)),
             });

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use flashcore_ir::ptx::read::PtxEntry;
-use flashcore_problem::DType;
+use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::template::{Chosen, Value};
-use super::{Expression, buffer};
+use super::{Expression, buffer, served};
 
 /// A declaration as it is written. What it does not name, it does not serve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,6 +80,11 @@ impl Declaration {
             Value::Number(number) => f64::from(*number),
             Value::Word(known) => f64::from(Some(known.as_str()) == word),
         })
+    }
+
+    /// The value of a name in expressions.
+    pub(super) fn value(&self, chosen: &Chosen, problem: &Problem, name: &str) -> Option<f64> {
+        self.parameter(chosen, name).or_else(|| served::value(problem, name))
     }
 
     /// What is wrong whatever the kernel is.

@@ -193,16 +193,6 @@ impl Declared {
         })
     }
 
-    /// The value of a name in expressions.
-    fn value(&self, problem: &Problem, name: &str) -> Option<f64> {
-        let of_parameter = self.declaration.parameter(&self.chosen, name);
-        of_parameter.or_else(|| served::value(problem, name))
-    }
-
-    fn names(&self, name: &str) -> bool {
-        self.declaration.names(name)
-    }
-
     /// How many times the default tolerance an error may be.
     pub fn tolerance(&self) -> f64 {
         self.declaration.tolerance.unwrap_or(1.0)
@@ -210,7 +200,7 @@ impl Declared {
 
     /// Whether it writes the log-sum-exp.
     pub fn writes_lse(&self) -> bool {
-        self.names("lse")
+        self.declaration.names("lse")
     }
 
     /// The launch for a problem.
@@ -219,12 +209,12 @@ impl Declared {
     /// [`OwnError::NotServed`], and values that do not fit a grid, a block or a parameter.
     pub fn launch(&self, problem: &Problem) -> Result<Launch, OwnError> {
         let not_served = |error: ExpressionError| OwnError::NotServed(error.to_string());
-        self.serves(problem).map_err(OwnError::NotServed)?;
+        self.declaration.serves(&self.chosen, problem).map_err(OwnError::NotServed)?;
         let wrong = |reason: String| OwnError::Declaration(self.file.clone(), reason);
         let module = PtxModule::declarations(&self.ptx).map_err(|error| wrong(error.to_string()))?;
         let entry = module.entry(&self.entry).cloned();
         let entry = entry.ok_or_else(|| wrong(format!("the PTX has no kernel `{}`", self.entry)))?;
-        let (declaration, value) = (&self.declaration, |name: &str| self.value(problem, name));
+        let (declaration, value) = (&self.declaration, |name: &str| self.declaration.value(&self.chosen, problem, name));
         let axes = |list: &[Expression], most: [u32; 3]| {
             let mut axes = [1; 3];
             for (axis, (expression, most)) in axes.iter_mut().zip(list.iter().zip(most)) {

@@ -2,7 +2,8 @@
 
 use flashcore_problem::{CausalAlign, DType, Direction, Layout, Mask, Problem};
 
-use super::Declared;
+use super::declaration::Declaration;
+use super::template::Chosen;
 
 /// Names in expressions, but for strides.
 const NAMES: [&str; 16] = [
@@ -89,11 +90,11 @@ pub(super) fn names() -> String {
     format!("{}, {strided}", NAMES.join(", "))
 }
 
-impl Declared {
+impl Declaration {
     /// Why the declaration does not serve a problem, if so: what of it is unusual and not named, or the first condition
     /// that does not hold.
-    pub(super) fn serves(&self, problem: &Problem) -> Result<(), String> {
-        let dtypes = &self.declaration.dtype;
+    pub(super) fn serves(&self, chosen: &Chosen, problem: &Problem) -> Result<(), String> {
+        let dtypes = &self.dtype;
         if !dtypes
             .iter()
             .any(|name| DType::from_name(name) == Some(problem.dtype()))
@@ -153,10 +154,10 @@ impl Declared {
                 ));
             }
         }
-        if problem.return_lse() && !self.writes_lse() {
+        if problem.return_lse() && !self.names("lse") {
             return Err("the problem asks for the log-sum-exp, and no argument is `lse`".to_string());
         }
-        if !problem.return_lse() && self.writes_lse() {
+        if !problem.return_lse() && self.names("lse") {
             return Err("an argument is `lse`, and the problem asks for none (--lse)".to_string());
         }
         for scale in ["q_scale", "k_scale", "v_scale"] {
@@ -183,8 +184,8 @@ impl Declared {
                 ));
             }
         }
-        for condition in &self.declaration.requires {
-            let holds = condition.value(&|name| self.value(problem, name));
+        for condition in &self.requires {
+            let holds = condition.value(&|name| self.value(chosen, problem, name));
             if holds.map_err(|error| error.to_string())? == 0.0 {
                 return Err(format!("it requires `{condition}`"));
             }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use flashcore_ir::{Target, files};
+use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 
 use super::{BUFFERS, Declaration, Declared, OwnError, PREFIX, of_toml, served};
@@ -232,6 +233,14 @@ impl Template {
             }
         }
         Ok(())
+    }
+
+    /// Whether values serve a problem, as far as the declaration says.
+    ///
+    /// # Errors
+    /// [`OwnError::NotServed`].
+    pub fn serves(&self, chosen: &Chosen, problem: &Problem) -> Result<(), OwnError> {
+        self.declaration.serves(chosen, problem).map_err(OwnError::NotServed)
     }
 
     pub(super) fn max_registers(&self, chosen: &Chosen) -> Option<u32> {

@@ -42,8 +42,8 @@ pub(crate) struct TuneArgs {
     /// The first candidate [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "Search")]
     pub(crate) start: Option<String>,
-    /// PTX kernels of your own (FILE.toml), which are examined after the search and meet its finalists; they
-    /// get no place in a plan table
+    /// Kernels of your own (FILE.toml, docs/own-kernel.md), candidates with all values of their parameters; with
+    /// --family own they are searched alone. They get no place in a plan table
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) kernel: Vec<String>,
     /// Let the files of --kernel run, and remember their content (docs/own-kernel.md)
@@ -101,7 +101,8 @@ Examples:
   flashcore tune --device replay:shipped --budget 100 a search without a device
   flashcore tune mission --peers none                 without PyTorch at the end
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
-  flashcore tune mission --kernel mine.toml --trust   with a kernel of your own in the finals
+  flashcore tune mission --kernel mine.toml --trust   with a kernel of your own, and its parameters
+  flashcore tune --kernel mine.toml --family own --device predict:l4
   flashcore tune --device predict:l4                  for a card that is not here
   flashcore tune --proposer 'python3 scripts/propose.py'
   flashcore tune --device cuda:0 --workers 'ssh HOST flashcore worker'

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use flashcore_bench::own::is_own;
 use flashcore_bench::problem_file;
 use flashcore_bench::table::clip_to;
 use flashcore_problem::{Direction, Tolerance};
@@ -140,6 +141,8 @@ pub(crate) fn title(header: &Header) -> String {
 pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, history: &History) {
     if let Some(id) = board.winner.as_deref().filter(|_| header.computes) {
         let dtype = header.problem.dtype();
+        let of_file = board.rows.iter().find(|row| row.id == id).and_then(|row| row.tolerance);
+        let factor = of_file.map_or(String::new(), |factor| format!("{factor} times the default tolerance, as its file asks: "));
         let allowed = match header.problem.direction() {
             Direction::Backward => format!(
                 "{:.0e}·|x| and the rounding of P, dS and O",
@@ -154,7 +157,7 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
             true => ", and clean under the simulator",
             false => "",
         };
-        let text = format!("{GOOD}yes{GOOD:#}: within {allowed} of float64{simulated}");
+        let text = format!("{GOOD}yes{GOOD:#}: within {factor}{allowed} of float64{simulated}");
         page.field("correct", text);
     }
     if let Some(row) = board.rows.iter().find(|row| Some(&row.id) == board.winner.as_ref()) {
@@ -201,6 +204,13 @@ fn add_rows(page: &mut Page, board: &Board) {
         let (id, time) = (&row.id, style::micros(row.us));
         let line = format!("  {place:>2}  {id:<widest$}  {ratio:<22}  {time:>9}  {verdict}");
         page.line(line.trim_end());
+        if let Some(error) = row.error {
+            let whose = if is_own(id) { "yours; " } else { "" };
+            let allowed = row.tolerance.map_or("the default tolerance".to_string(), |factor| {
+                format!("{factor} times the default tolerance, as its file asks")
+            });
+            page.line(format_args!("      {DIM}{whose}largest error {error:.1e}, within {allowed}{DIM:#}"));
+        }
         if let Some(found) = row.simulated.as_ref().and_then(|check| check.why.as_ref()) {
             page.wrap(10, format_args!("      {BAD}the simulator: {found}{BAD:#}"));
         }

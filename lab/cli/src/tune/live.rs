@@ -144,6 +144,10 @@ pub(crate) fn line(trial: &Trial) -> String {
             }
         }
         reason = alone + &reason;
+        if let Some(error) = timed.error {
+            let of_file = timed.tolerance.map_or(String::new(), |factor| format!(" of {factor} × the tolerance"));
+            reason += &format!(", error {error:.1e}{of_file}");
+        }
     }
     let (number, verdict, id, reason) = (trial.number, trial.verdict, &trial.id, clip_to(&reason, 160));
     format!("{number:>5}  {colour}{verdict:<13}{colour:#}  {time:<22}  {id}  {DIM}{reason}{DIM:#}")

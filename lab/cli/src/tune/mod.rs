@@ -24,7 +24,7 @@ use flashcore_tune::strategy::{Kind, Outside, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program};
 use flashcore_tune::{
-    Counting, Gatekeeper, Outcome as Found, PREDICT, PeerComparison, Request, Setup, TuneError, device_lock, runs,
+    Counting, Gatekeeper, OWN, Outcome as Found, PREDICT, PeerComparison, Request, Setup, TuneError, device_lock, runs,
 };
 use serde_json::{Value, json};
 
@@ -116,13 +116,6 @@ fn result(found: &Found, tour: Option<Budget>, case: &Case) -> Page {
         leaderboard::add_board(&mut page, board);
     }
     leaderboard::add_failures(&mut page, &found.history);
-    page.fields(
-        "own",
-        found
-            .own
-            .iter()
-            .map(|trial| format!("{}: {}: {}", trial.id, trial.verdict, trial.reason)),
-    );
     if let Some(claims) = &found.claims {
         leaderboard::add_claims(&mut page, claims);
     }
@@ -135,7 +128,6 @@ fn json_of(found: &Found, comparison: Option<&PeerComparison>, plan: Option<&pla
         "run": found.header,
         "trials": found.history.trials(),
         "board": found.board,
-        "own": found.own,
         "peers": comparison,
         "claims": found.claims,
         "workers_started": found.workers_started,
@@ -189,15 +181,10 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     if args.is_informed() && !args.no_measure && !args.resume {
         worker::measure_once(&devices[0], !args.json)?;
     }
-    let mut setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
+    let own = OwnArgs::candidates(&args.kernel, args.trust, devices[0].starts_with(PREDICT))?;
+    let mut setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture, own)?;
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
-    }
-    setup.own = OwnArgs::declared(&args.kernel, args.trust)?;
-    if !setup.own.is_empty() && is_told(&devices[0]) {
-        return Err(Failure::usage(
-            "--kernel: a replay or a prediction has times of our own configs only; name a GPU with --device",
-        ));
     }
     let device = setup.device.as_ref().filter(|_| !args.no_plan && !args.torture);
     let cannot_keep = device.and_then(|device| plan::cannot_keep(device, &case.problem));
@@ -213,10 +200,12 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             (Box::new(outside), format!("{OUTSIDE}{command}"))
         }
         None => {
-            // The best in replays of the shipped space, with a cost model and without.
+            // The best in replays of the shipped space, with a cost model and without. Kernels of the user are not
+            // predicted before they are tried.
+            let are_all_own = setup.space.families().all(|family| family.name == OWN);
             let kind = args.strategy.unwrap_or(match setup.advisor {
-                Some(_) => Kind::Ranked,
-                None => Kind::Elite,
+                Some(_) if !are_all_own => Kind::Ranked,
+                _ => Kind::Elite,
             });
             // For a card without a profile: why the default strategy does not predict.
             if let Some(note) = setup.rates_note.as_ref().filter(|_| args.is_informed()) {
@@ -362,7 +351,7 @@ fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Res
     let is_planted = Conduct::of_id(start).is_some();
     let looked = match device.starts_with("replay:") || is_planted {
         true => setup.space.admits(start),
-        false => Gatekeeper::new(problem, setup.chip).look(start).map(drop),
+        false => Gatekeeper::new(problem, setup.chip).with_own(&setup.own).look(start).map(drop),
     };
     let help = match is_planted {
         true => "planted candidates are tried with --torture only",

@@ -14,7 +14,7 @@ use flashcore_bench::store::Selector;
 use flashcore_bench::{Case, Mode, Options, Report, Request, Store, problem_file, problems, table};
 use flashcore_check::foreign;
 use flashcore_check::own::Declared;
-use flashcore_ir::files;
+use flashcore_ir::{Target, files};
 use flashcore_tune::journal::{board_of, read_claims, read_header, read_seconds, read_trials};
 use flashcore_tune::plans::of_report;
 use flashcore_tune::replay::Measured;
@@ -270,7 +270,7 @@ fn speed_of(_: &Bench, path: &Path) -> Result<Fate, Refused> {
 }
 
 fn own(bench: &Bench, path: &Path) -> Result<Fate, Refused> {
-    let (declared, _) = Declared::read(path)?;
+    let (declared, _) = Declared::read(&path.display().to_string(), Target::Sm80)?;
     declared.launch(&bench.problem)?;
     Ok(Fate::Read)
 }

@@ -12,6 +12,8 @@ use flashcore_kernels::{Family, LeverInfo};
 use flashcore_problem::rng::Rng;
 use serde::Serialize;
 
+use crate::own::OWN;
+
 pub use family::{ALL, CPU};
 pub use fingerprint::Fingerprint;
 pub(crate) use fingerprint::fingerprint;
@@ -29,6 +31,7 @@ pub struct Space {
     known: Arc<Mutex<HashMap<String, Result<(), String>>>>,
     /// Counting takes seconds in a debug build.
     counted: Arc<OnceLock<Vec<Counted>>>,
+    yours: Arc<OnceLock<Vec<String>>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,6 +54,7 @@ impl Space {
             measured: None,
             known: Arc::default(),
             counted: Arc::default(),
+            yours: Arc::default(),
         }
     }
 
@@ -90,6 +94,13 @@ impl Space {
             configs: family.configs().count(),
         };
         self.counted.get_or_init(|| self.families().map(count).collect())
+    }
+
+    /// Of each kernel of the user the first config that may be proposed, or the first if none may.
+    pub(crate) fn yours(&self) -> &[String] {
+        let first = |family: &Family| family.ids().find(|id| self.admits(id).is_ok()).or_else(|| family.ids().next());
+        let own = || self.families().filter(|family| family.name == OWN);
+        self.yours.get_or_init(|| own().filter_map(first).collect())
     }
 
     /// Whether a config may be proposed, or why not.

@@ -34,6 +34,8 @@ pub(crate) fn trial(number: usize, id: &str, score: Option<f64>) -> Trial {
             score,
             registers: None,
             module: None,
+            error: None,
+            tolerance: None,
         }),
         unjudged: Vec::new(),
         fingerprint: None,

@@ -8,13 +8,14 @@ use flashcore_bench::planted::{Conduct, InFinals};
 use flashcore_bench::{
     BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, SubjectInfo, Trouble, Workbench,
 };
-use flashcore_check::own::Declared;
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::Problem;
 
+use super::own::Kernels;
 use super::protocol::{Failed, Opened};
 use super::replayed::{self, Replayed};
+use crate::own::OwnKernels;
 use crate::trial::Verdict;
 
 pub(super) trait Device {
@@ -38,7 +39,8 @@ pub(super) enum Open<'a> {
     /// The flag is set when the kernels are timed as finalists, for planted candidates. The labels are of kernels whose
     /// plans declare that last bits may differ between runs.
     Bench(Workbench<'a>, InFinals, Vec<String>),
-    Replayed(Replayed),
+    /// The errors are those that the simulator saw, of kernels of the user.
+    Replayed(Replayed, Vec<Option<f64>>),
 }
 
 impl<'a> Open<'a> {
@@ -52,7 +54,13 @@ impl<'a> Open<'a> {
                 };
                 infos.map(opened).collect()
             }
-            Open::Replayed(rows) => rows.iter().map(|(id, _)| Opened::new(id, None, None)).collect(),
+            Open::Replayed(rows, errors) => {
+                let opened = |((id, _), error): (&(String, _), &Option<f64>)| Opened {
+                    error: *error,
+                    ..Opened::new(id, None, None)
+                };
+                rows.iter().zip(errors).map(opened).collect()
+            }
         }
     }
 
@@ -63,14 +71,14 @@ impl<'a> Open<'a> {
                 in_finals.set(in_finals.get() || mode != Mode::Screen);
                 bench.time(options, mode, baseline, None, &mut ())
             }
-            Open::Replayed(rows) => replayed::time(rows, baseline, mode, options),
+            Open::Replayed(rows, _) => replayed::time(rows, baseline, mode, options),
         }
     }
 
     pub(super) fn bench(&mut self) -> Result<&mut Workbench<'a>, Trouble> {
         match self {
             Open::Bench(bench, ..) => Ok(bench),
-            Open::Replayed(_) => Err(Trouble::new("there are times and no outputs")),
+            Open::Replayed(..) => Err(Trouble::new("there are times and no outputs")),
         }
     }
 }
@@ -86,15 +94,17 @@ pub(super) struct Real {
     /// Recent kernels: a candidate is opened for several shapes, and the best with each candidate.
     kernels: KernelCache,
     /// Kernels of the user.
-    own: Vec<Declared>,
+    own: Kernels,
 }
 
 impl Real {
-    pub(super) fn take(device: &flashcore::Device, own: &[Declared]) -> Result<Real, BenchError> {
+    pub(super) fn take(device: &flashcore::Device, own: &OwnKernels) -> Result<Real, BenchError> {
+        let stand = Stand::new(device)?;
+        let chip = stand.gpu.as_ref().map(|(stream, _)| stream.context().info().chip());
         Ok(Real {
-            stand: Stand::new(device)?,
+            stand,
             kernels: KernelCache::default(),
-            own: own.to_vec(),
+            own: Kernels::new(own, chip),
         })
     }
 
@@ -177,8 +187,10 @@ impl Device for Real {
     }
 
     fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
-        let own = |id: &str| self.own.iter().find(|declared| declared.label == id);
-        let ours: Vec<&String> = kernels.iter().filter(|id| own(id).is_none()).collect();
+        let own = kernels.iter().map(|id| self.own.get(id, problem).transpose());
+        let own = own.collect::<Result<Vec<_>, _>>()?;
+        let ours = kernels.iter().zip(&own).filter(|(_, own)| own.is_none());
+        let ours: Vec<&String> = ours.map(|(id, _)| id).collect();
         let built = ours.iter().map(|id| self.built(problem, id));
         let built = built.collect::<Result<Vec<_>, _>>()?;
         let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
@@ -193,9 +205,9 @@ impl Device for Real {
                     return Err(of_bench(ours[*kernel], error));
                 }
                 let bed = bench.bed;
-                for (place, id) in kernels.iter().enumerate() {
-                    let Some(declared) = own(id) else { continue };
-                    let opened = bed.declared(declared, Launching::GraphOf(chain));
+                for (place, (id, own)) in kernels.iter().zip(&own).enumerate() {
+                    let Some(looked) = own else { continue };
+                    let opened = bed.declared(&looked.declared, Launching::GraphOf(chain));
                     bench.insert(place, opened.map_err(|error| of_bench(id, &error))?);
                 }
                 let differs = |built: &&Built| built.plan().is_some_and(|plan| !plan.reproducible);

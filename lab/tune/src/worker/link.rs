@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use flashcore_bench::process::{Process, Program, Silence};
-use flashcore_check::own::Declared;
+use flashcore_check::own::Template;
 use serde::de::DeserializeOwned;
 
 use super::deadlines::{Deadlines, Needs};
@@ -56,7 +56,7 @@ pub(crate) struct Worker {
     program: Program,
     pub(crate) device: String,
     /// Kernels of the user.
-    own: Vec<Declared>,
+    own: Vec<Template>,
     deadlines: Deadlines,
     live: Option<Process>,
     /// Its identity when it was first started; every later one must be the same.
@@ -83,8 +83,8 @@ impl Worker {
     }
 
     /// Lets it open kernels of the user, by their labels.
-    pub(crate) fn with_own(mut self, own: &[Declared]) -> Worker {
-        self.own = own.to_vec();
+    pub(crate) fn with_own(mut self, own: Vec<Template>) -> Worker {
+        self.own = own;
         self
     }
 

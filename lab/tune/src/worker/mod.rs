@@ -9,6 +9,7 @@ mod compilers;
 mod deadlines;
 mod devices;
 mod link;
+mod own;
 pub mod planted;
 mod predicted;
 pub(crate) mod protocol;

@@ -5,38 +5,46 @@ use std::collections::HashMap;
 
 use flashcore_bench::{DeviceIdentity, Interval};
 use flashcore_check::cost::Observation;
-use flashcore_check::registers::{Unknown, offline};
+use flashcore_check::registers::{Assembler, Unknown, assemble, offline};
 use flashcore_ir::{Chip, Profile};
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::Problem;
 
 use super::devices::{Device, Open};
+use super::own::{Kernels, Looked};
 use super::protocol::Failed;
 use super::replayed::summary;
 use crate::insight::is_to_spill;
+use crate::own::OwnKernels;
 use crate::setup::PREDICT;
 use crate::trial::Verdict;
 
-/// A predicted time, µs, or why there is none.
-type Predicted = Result<f64, (Verdict, String)>;
+/// A predicted time, µs, with the error that the simulator saw of a kernel of the user; or why there is none.
+type Predicted = Result<(f64, Option<f64>), (Verdict, String)>;
 
 pub(super) struct Card {
     profile: &'static Profile,
     /// By problem and kernel: the best is opened with every candidate.
     known: RefCell<HashMap<String, Predicted>>,
+    own: Kernels,
 }
 
 impl Card {
-    pub(super) fn new(profile: &'static Profile) -> Card {
+    pub(super) fn new(profile: &'static Profile, own: &OwnKernels) -> Card {
         Card {
             profile,
             known: RefCell::default(),
+            own: Kernels::new(own, Some(Chip::from(profile))),
         }
     }
 
     fn predict(&self, problem: &Problem, id: &str) -> Predicted {
         let refused = |why: &dyn std::fmt::Display| (Verdict::Refused, why.to_string());
         let spills = |why: String| Err((Verdict::BuildFailed, why));
+        if let Some(looked) = self.own.get(id, problem) {
+            let looked = looked.map_err(|failed| (failed.verdict, failed.reason))?;
+            return self.predict_own(problem, &looked);
+        }
         let config: Config = id.parse().map_err(|why| refused(&why))?;
         let plan = Plan::new(problem, &config, Chip::from(self.profile)).map_err(|why| refused(&why))?;
         let observed = Observation::of(&plan).map_err(|why| refused(&why))?;
@@ -62,7 +70,32 @@ impl Card {
         let prediction = observed.predict(self.profile, &registers);
         match prediction.does_not_fit() {
             Some(limit) => Err((Verdict::LaunchFailed, format!("no block fits on an SM, by {limit}"))),
-            None => Ok(prediction.micros),
+            None => Ok((prediction.micros, None)),
+        }
+    }
+
+    /// A kernel of the user, which may spill.
+    fn predict_own(&self, problem: &Problem, looked: &Looked) -> Predicted {
+        let declared = &looked.declared;
+        let with = Assembler {
+            max_registers: declared.max_registers,
+            ..Assembler::default()
+        };
+        let registers = match assemble(&declared.ptx, &declared.entry, self.profile.target, &with) {
+            Ok((found, _)) => Some(found.per_thread),
+            Err(Unknown::NoAssembler) => None,
+            Err(why) => return Err((Verdict::BuildFailed, why.to_string())),
+        };
+        if looked.error.is_none() {
+            let why = "nothing judges it here: it serves no small problem, or has PTX that the simulator does not execute";
+            return Err((Verdict::Refused, why.to_string()));
+        }
+        let observed = Observation::of_declared(declared, problem);
+        let observed = observed.map_err(|why| (Verdict::Refused, why.to_string()))?;
+        let prediction = observed.predict(self.profile, &[registers]);
+        match prediction.does_not_fit() {
+            Some(limit) => Err((Verdict::LaunchFailed, format!("no block fits on an SM, by {limit}"))),
+            None => Ok((prediction.micros, looked.error)),
         }
     }
 }
@@ -90,12 +123,13 @@ impl Device for Card {
             let predicted = known.entry(format!("{problem} {id}"));
             // The model errs alike on like kernels: a ratio of two predictions is taken as it is.
             match predicted.or_insert_with(|| self.predict(problem, id)) {
-                Ok(us) => Ok((id.clone(), summary(*us, Interval::new(*us, *us)))),
+                Ok((us, error)) => Ok(((id.clone(), summary(*us, Interval::new(*us, *us))), *error)),
                 Err((verdict, why)) => Err(Failed::new(*verdict, Some(id), why)),
             }
         };
-        let rows = kernels.iter().map(row).collect::<Result<_, _>>()?;
-        work(Open::Replayed(rows));
+        let rows: Vec<_> = kernels.iter().map(row).collect::<Result<_, _>>()?;
+        let (rows, errors) = rows.into_iter().unzip();
+        work(Open::Replayed(rows, errors));
         Ok(())
     }
 }
@@ -112,7 +146,7 @@ mod tests {
             .head_dim(64)
             .build()
             .unwrap();
-        let card = Card::new(Profile::named("l4").unwrap());
+        let card = Card::new(Profile::named("l4").unwrap(), &OwnKernels::default());
         let served = ["mma/m64n64-w4x1-s2-b1-qreg-xor-cond".to_string()];
         let mut opened = Vec::new();
         let mut work = |open: Open<'_>| opened = open.opened();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use flashcore_bench::defences::Run;
 use flashcore_bench::{Attributes, DeviceIdentity, Mode, Options};
-use flashcore_check::own::Declared;
+use flashcore_check::own::Template;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::trial::Verdict;
 
 /// Version of the protocol. Every change that an older program would not understand raises it.
-pub(crate) const PROTOCOL: u32 = 10;
+pub(crate) const PROTOCOL: u32 = 11;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ask {
@@ -33,7 +33,7 @@ pub(crate) enum Command {
         protocol: u32,
         device: String,
         #[serde(default)]
-        own: Vec<Declared>,
+        own: Vec<Template>,
     },
     /// Measure the device's rates with microbenchmarks and store them.
     Rates,
@@ -129,6 +129,9 @@ pub(crate) struct Opened {
     pub(crate) attributes: Option<Attributes>,
     /// Whether all its runs write the same bits, as its plan declares.
     pub(crate) reproducible: bool,
+    /// Largest error that the simulator saw, of a kernel of the user.
+    #[serde(default)]
+    pub(crate) error: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,6 +152,7 @@ impl Opened {
             module,
             attributes,
             reproducible: true,
+            error: None,
         }
     }
 }

@@ -37,8 +37,9 @@ impl Device for Replay {
             Some(Known::Failed(verdict, reason)) => Err(Failed::new(*verdict, Some(id), reason)),
             Some(Known::Timed(us, interval)) => Ok((id.clone(), summary(*us, *interval))),
         };
-        let rows = kernels.iter().map(row).collect::<Result<_, _>>()?;
-        work(Open::Replayed(rows));
+        let rows: Vec<_> = kernels.iter().map(row).collect::<Result<_, _>>()?;
+        let errors = vec![None; rows.len()];
+        work(Open::Replayed(rows, errors));
         Ok(())
     }
 }

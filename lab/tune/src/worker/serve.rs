@@ -9,7 +9,7 @@ use std::thread;
 
 use flashcore_bench::defences::{Output, Rows, census_of};
 use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
-use flashcore_check::own::Declared;
+use flashcore_check::own::Template;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
 
@@ -17,6 +17,7 @@ use super::devices::{Device, Open, Real};
 use super::predicted::Card;
 use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, What};
 use super::replayed::Replay;
+use crate::own::OwnKernels;
 use crate::setup::{PREDICT, card, read_measured};
 use crate::trial::Verdict;
 
@@ -296,10 +297,11 @@ fn digest(bytes: &[u8]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-fn take(protocol: u32, device: &str, own: &[Declared]) -> Result<Box<dyn Device>, String> {
+fn take(protocol: u32, device: &str, own: &[Template]) -> Result<Box<dyn Device>, String> {
     if protocol != PROTOCOL {
         return Err(format!("protocol {protocol}; this worker speaks {PROTOCOL}"));
     }
+    let own = OwnKernels::new(own.to_vec()).map_err(|error| error.to_string())?;
     if let Some(file) = device.strip_prefix("replay:") {
         let measured = read_measured(file).map_err(|error| error.to_string())?;
         let mut identity = measured.identity.device;
@@ -311,7 +313,7 @@ fn take(protocol: u32, device: &str, own: &[Declared]) -> Result<Box<dyn Device>
     }
     if let Some(name) = device.strip_prefix(PREDICT) {
         let profile = card(name).map_err(|error| error.to_string())?;
-        return Ok(Box::new(Card::new(profile)));
+        return Ok(Box::new(Card::new(profile, &own)));
     }
     let taken = match device.strip_prefix("cuda:").map(str::parse) {
         None if device == "cpu" => flashcore::Device::cpu(),
@@ -322,7 +324,7 @@ fn take(protocol: u32, device: &str, own: &[Declared]) -> Result<Box<dyn Device>
             ));
         }
     };
-    let real = Real::take(&taken, own).map_err(|error| error.to_string())?;
+    let real = Real::take(&taken, &own).map_err(|error| error.to_string())?;
     Ok(Box::new(real))
 }
 

@@ -1,0 +1,127 @@
+//! Kernels of users as candidates: their ids, what a search draws from, and the gates that need no compiler.
+
+use std::sync::Arc;
+
+use flashcore_check::own::{Chosen, OwnError, PREFIX, Template, Value};
+use flashcore_kernels::Family;
+use flashcore_kernels::family::Lever;
+use flashcore_problem::Problem;
+
+use crate::error::TuneError;
+
+/// The family of kernels of users.
+pub const OWN: &str = "own";
+const MEANING: &str = "a parameter of the user's kernel";
+
+/// The user's kernels of a search.
+#[derive(Clone, Debug, Default)]
+pub struct OwnKernels(Arc<Vec<(Template, Family)>>);
+
+/// Levers and families live as long as the program. A search has few of them, and they are made once.
+fn kept(text: String) -> &'static str {
+    Box::leak(text.into_boxed_str())
+}
+
+/// A template as a family: a lever that names it, and one for each parameter.
+fn family(template: &Template) -> Family {
+    let words = |of: Vec<(String, String)>| -> &'static [(&'static str, &'static str)] {
+        let words: Vec<_> = of.into_iter().map(|(print, id)| (kept(print), kept(id))).collect();
+        Box::leak(words.into_boxed_slice())
+    };
+    let name = template.label[PREFIX.len()..].to_string();
+    let mut levers = vec![Lever::words("kernel", words(vec![(name.clone(), name)]), "the user's kernel")];
+    for (name, values) in template.parameters() {
+        let number = |value: &Value| match value {
+            Value::Number(number) => Some(*number),
+            Value::Word(_) => None,
+        };
+        let numbers: Option<Vec<u32>> = values.iter().map(number).collect();
+        levers.push(match numbers {
+            Some(numbers) => {
+                let numbers = Box::leak(numbers.into_boxed_slice());
+                Lever::number(kept(name.clone()), kept(format!("-{name}")), numbers, MEANING)
+            }
+            None => {
+                let spelled = values.iter().map(|value| (value.to_string(), format!("-{name}{value}")));
+                Lever::words(kept(name.clone()), words(spelled.collect()), MEANING)
+            }
+        });
+    }
+    Family {
+        name: OWN,
+        levers: Box::leak(levers.into_boxed_slice()),
+        backward: None,
+        constraints: &[],
+        tile: |_| 0,
+        repeated: None,
+    }
+}
+
+impl OwnKernels {
+    /// These kernels, as candidates of a search.
+    ///
+    /// # Errors
+    /// One whose name or parameters cannot stand in ids.
+    pub fn new(templates: Vec<Template>) -> Result<OwnKernels, TuneError> {
+        let of = |template: Template| {
+            let family = family(&template);
+            let first = family.first();
+            match family.read(&family.id(&first)) == Some(first) {
+                true => Ok((template, family)),
+                false => {
+                    let allowed = "names that do not look like old words of ids (turns, eager, lazy, bold): rename it";
+                    Err(TuneError::bad("a kernel of yours", family.id(&first), allowed))
+                }
+            }
+        };
+        let all: Result<Vec<_>, _> = templates.into_iter().map(of).collect();
+        Ok(OwnKernels(Arc::new(all?)))
+    }
+
+    /// The declarations.
+    pub fn templates(&self) -> Vec<Template> {
+        self.0.iter().map(|(template, _)| template.clone()).collect()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn families(&self) -> impl Iterator<Item = Family> {
+        self.0.iter().map(|(_, family)| *family)
+    }
+
+    /// The declaration that an id is of, and the values in it; `None` for other candidates.
+    pub(crate) fn find(&self, id: &str) -> Option<Result<(&Template, Chosen), OwnError>> {
+        let of = |template: &Template| {
+            let values = id.strip_prefix(&template.label)?;
+            // Of `own/a-b` both `own/a` and `own/a-b` may be meant.
+            let is_whole = values.is_empty() || values.starts_with('-');
+            is_whole.then(|| template.chosen(values))
+        };
+        let mut found = self.0.iter().filter_map(|(template, _)| Some((template, of(template)?)));
+        let first = found.next()?;
+        let found = match first.1 {
+            Ok(_) => first,
+            Err(_) => found.find(|(_, chosen)| chosen.is_ok()).unwrap_or(first),
+        };
+        Some(found.1.map(|chosen| (found.0, chosen)))
+    }
+
+    /// Why a kernel of the user cannot be a candidate for a problem on a GPU, as far as its declaration says.
+    pub(crate) fn look(&self, id: &str, problem: &Problem) -> Result<(), String> {
+        let unknown = || Err(format!("no kernel of yours is named {id}"));
+        let found = self.find(id).map_or_else(unknown, |found| found.map_err(|error| error.to_string()));
+        let (template, chosen) = found?;
+        template.serves(&chosen, problem).map_err(|error| error.to_string())
+    }
+
+    /// How many times the default tolerance an error of a candidate may be.
+    pub(crate) fn tolerance(&self, id: &str) -> f64 {
+        match self.find(id) {
+            Some(Ok((template, _))) => template.tolerance(),
+            _ => 1.0,
+        }
+    }
+}
