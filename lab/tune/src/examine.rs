@@ -263,7 +263,12 @@ impl Examiner<'_> {
         let mut refused: Option<&Problem> = None;
         let mut unjudged = Vec::new();
         let further = judge.further.iter().filter(|_| is_own(id));
-        for (case, is_further) in judge.cases.iter().map(|case| (case, false)).chain(further.map(|case| (case, true))) {
+        for (case, is_further) in judge
+            .cases
+            .iter()
+            .map(|case| (case, false))
+            .chain(further.map(|case| (case, true)))
+        {
             if is_further && open.is_some_and(|open| *open != case.problem) {
                 break;
             }
@@ -282,7 +287,9 @@ impl Examiner<'_> {
                 }
             }
             let written = self.output(0, case.kind, case.seed)?;
-            let verdict = case.judge(&written, judge.own.tolerance(id)).map_err(flashcore::Error::from);
+            let verdict = case
+                .judge(&written, judge.own.tolerance(id))
+                .map_err(flashcore::Error::from);
             let verdict = verdict.map_err(TuneError::from)?;
             verdict.map_err(|wrong| Stop::Verdict(Verdict::Wrong, wrong))?;
         }

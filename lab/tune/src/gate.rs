@@ -46,7 +46,10 @@ impl Gatekeeper {
         if is_own(id) {
             // Its program is not known before it is compiled.
             let chip = self.chip.ok_or("it runs on a GPU; the device is the host");
-            return chip.map_err(str::to_string).and_then(|_| self.own.look(id, &self.problem)).map(|()| None);
+            return chip
+                .map_err(str::to_string)
+                .and_then(|_| self.own.look(id, &self.problem))
+                .map(|()| None);
         }
         let kernel = id.parse().map_err(|error: flashcore::Error| error.to_string())?;
         let (config, chip) = match (kernel, self.chip) {

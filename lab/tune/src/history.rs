@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use flashcore_bench::chart::history;
-use flashcore_bench::own::is_own;
 use flashcore_bench::document::{Cell, Section, Table};
 use flashcore_bench::gather::{EvidenceId, Origin, Recipe, Recorded};
+use flashcore_bench::own::is_own;
 use flashcore_bench::table::span;
 use flashcore_bench::{Case, Interval, Mode, date};
 
@@ -139,7 +139,17 @@ impl Told {
     fn leaderboard(&self) -> Table {
         let mut rows = Table::new(
             "The leaderboard: finalists timed in the same rounds, the quickest first.",
-            &["kernel", "µs", "interval", "× first", "interval", "error", "of tolerance", "verdict", "evidence"],
+            &[
+                "kernel",
+                "µs",
+                "interval",
+                "× first",
+                "interval",
+                "error",
+                "of tolerance",
+                "verdict",
+                "evidence",
+            ],
         );
         for row in self.board.iter().flat_map(|board| &board.rows) {
             let Some(trial) = self.history.trial(&row.id) else {
@@ -153,7 +163,10 @@ impl Told {
                 Cell::number(ratio.map_or("first".to_string(), |(value, _)| format!("{value:.3}"))),
                 Cell::number(ratio.map_or(String::new(), |(_, ends)| interval(ends))),
                 Cell::number(row.error.map_or("–".to_string(), |error| format!("{error:.1e}"))),
-                Cell::text(row.tolerance.map_or("default".to_string(), |factor| format!("default × {factor}"))),
+                Cell::text(
+                    row.tolerance
+                        .map_or("default".to_string(), |factor| format!("default × {factor}")),
+                ),
                 Cell::text(row.verdict.map_or(String::new(), |verdict| verdict.to_string())),
                 Cell::Evidence(id(&self.header, &trial.number.to_string())),
             ]);

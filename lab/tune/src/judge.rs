@@ -53,7 +53,9 @@ impl Judge {
         let mut further = Vec::new();
         if !own.is_empty() {
             let standard = hard.iter().map(|(shape, ..)| shape.clone()).collect::<Vec<_>>();
-            let small = small_problems(problem)?.into_iter().filter(|small| !standard.contains(small));
+            let small = small_problems(problem)?
+                .into_iter()
+                .filter(|small| !standard.contains(small));
             for small in small {
                 further.extend(FURTHER.map(|kind| (small.clone(), kind, rng.next_u64() >> 8)));
             }
@@ -68,7 +70,10 @@ impl Judge {
             })
         };
         let cases = hard.into_par_iter().map(adversary).collect::<Result<_, TuneError>>()?;
-        let further = further.into_par_iter().map(adversary).collect::<Result<_, TuneError>>()?;
+        let further = further
+            .into_par_iter()
+            .map(adversary)
+            .collect::<Result<_, TuneError>>()?;
         Ok(Judge {
             problem: problem.clone(),
             pool,
@@ -125,7 +130,9 @@ impl Adversary {
             return Ok(Err(format!("an output of {given} B in place of {needed} B")));
         }
         let mut found = self.right.compare(problem, &written.tensors(problem))?;
-        found.iter_mut().for_each(|(_, found)| *found = within(*found, tolerance));
+        found
+            .iter_mut()
+            .for_each(|(_, found)| *found = within(*found, tolerance));
         // Of a single output the name says nothing.
         let is_single = found.len() == 1;
         if problem.writes_lse() {
@@ -162,8 +169,12 @@ pub(crate) fn small_problems(problem: &Problem) -> Result<Vec<Problem>, TuneErro
     let mut all: Vec<Problem> = shapes(problem)?.into_iter().map(|(shape, _)| shape).collect();
     for heads in [problem.group_size(), problem.num_heads()] {
         for length in LENGTHS {
-            let small = ProblemBuilder::like(problem).batch(1).heads(heads, heads / problem.group_size());
-            let small = small.seq_len_q(length.min(problem.seq_len_q())).seq_len_kv(length.min(problem.seq_len_kv()));
+            let small = ProblemBuilder::like(problem)
+                .batch(1)
+                .heads(heads, heads / problem.group_size());
+            let small = small
+                .seq_len_q(length.min(problem.seq_len_q()))
+                .seq_len_kv(length.min(problem.seq_len_kv()));
             all.push(small.build().map_err(flashcore::Error::from)?);
         }
     }
@@ -195,7 +206,10 @@ mod tests {
     #[test]
     fn inputs_are_fresh_for_a_run_and_vary_between_candidates() {
         let problem = Problem::named("tiny").unwrap();
-        let (one, two) = (Judge::new(&problem, 1, &OwnKernels::default()).unwrap(), Judge::new(&problem, 2, &OwnKernels::default()).unwrap());
+        let (one, two) = (
+            Judge::new(&problem, 1, &OwnKernels::default()).unwrap(),
+            Judge::new(&problem, 2, &OwnKernels::default()).unwrap(),
+        );
         assert!(one.pool.iter().all(|seed| !two.pool.contains(seed)));
         let seeds = |number: usize| INSPECTION_SEEDS.map(|role| one.seed(role, number));
         assert_ne!(seeds(0), seeds(1));

@@ -29,7 +29,11 @@ fn family(template: &Template) -> Family {
         Box::leak(words.into_boxed_slice())
     };
     let name = template.label[PREFIX.len()..].to_string();
-    let mut levers = vec![Lever::words("kernel", words(vec![(name.clone(), name)]), "the user's kernel")];
+    let mut levers = vec![Lever::words(
+        "kernel",
+        words(vec![(name.clone(), name)]),
+        "the user's kernel",
+    )];
     for (name, values) in template.parameters() {
         let number = |value: &Value| match value {
             Value::Number(number) => Some(*number),
@@ -42,7 +46,9 @@ fn family(template: &Template) -> Family {
                 Lever::number(kept(name.clone()), kept(format!("-{name}")), numbers, MEANING)
             }
             None => {
-                let spelled = values.iter().map(|value| (value.to_string(), format!("-{name}{value}")));
+                let spelled = values
+                    .iter()
+                    .map(|value| (value.to_string(), format!("-{name}{value}")));
                 Lever::words(kept(name.clone()), words(spelled.collect()), MEANING)
             }
         });
@@ -100,7 +106,10 @@ impl OwnKernels {
             let is_whole = values.is_empty() || values.starts_with('-');
             is_whole.then(|| template.chosen(values))
         };
-        let mut found = self.0.iter().filter_map(|(template, _)| Some((template, of(template)?)));
+        let mut found = self
+            .0
+            .iter()
+            .filter_map(|(template, _)| Some((template, of(template)?)));
         let first = found.next()?;
         let found = match first.1 {
             Ok(_) => first,
@@ -112,7 +121,9 @@ impl OwnKernels {
     /// Why a kernel of the user cannot be a candidate for a problem on a GPU, as far as its declaration says.
     pub(crate) fn look(&self, id: &str, problem: &Problem) -> Result<(), String> {
         let unknown = || Err(format!("no kernel of yours is named {id}"));
-        let found = self.find(id).map_or_else(unknown, |found| found.map_err(|error| error.to_string()));
+        let found = self
+            .find(id)
+            .map_or_else(unknown, |found| found.map_err(|error| error.to_string()));
         let (template, chosen) = found?;
         template.serves(&chosen, problem).map_err(|error| error.to_string())
     }
@@ -123,5 +134,41 @@ impl OwnKernels {
             Some(Ok((template, _))) => template.tolerance(),
             _ => 1.0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::space::Space;
+
+    #[test]
+    fn parameters_are_levers_and_ids_say_their_values() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/sweep.toml");
+        let own = OwnKernels::new(vec![Template::read(&path).unwrap().0]).unwrap();
+        let problem = Problem::builder()
+            .heads(8, 8)
+            .seq_len(512)
+            .head_dim(64)
+            .build()
+            .unwrap();
+        let asked = (own.clone(), problem.clone());
+        let space = Space::new(own.families().collect(), move |id| asked.0.look(id, &asked.1));
+        let may: Vec<String> = space.configs().filter(|id| space.admits(id).is_ok()).collect();
+        // 27 without a fault, and three with one.
+        assert_eq!((space.configs().count(), may.len()), (216, 30));
+        assert_eq!(space.yours(), ["own/sweep-BUGnone-M16-REGS255-VEC2-WARPS2"]);
+        let values = space.values("own/sweep-BUGrace-M32-REGS255-VEC8-WARPS4");
+        assert_eq!(values[1], ("BUG", "race".to_string()));
+        let (template, chosen) = own.find(&may[0]).unwrap().unwrap();
+        assert_eq!(template.id(&chosen), may[0]);
+        assert!(space.neighbours(&may[0]).iter().all(|id| may.contains(id)));
+        let other = own
+            .look("own/sweep-BUGrace-M16-REGS255-VEC8-WARPS4", &problem)
+            .unwrap_err();
+        assert!(other.contains("it needs `BUG.none"), "{other}");
+        assert!(own.find("mma/m64n64").is_none() && own.find("own/other").is_none());
     }
 }

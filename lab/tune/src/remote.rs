@@ -148,7 +148,9 @@ impl RemoteRig<'_, '_> {
     /// What was seen, judged by the tolerance of its kernel.
     fn tolerant(&self, mut seen: Seen) -> Seen {
         let factor = self.examiner.tolerances.get(self.kernel).copied().unwrap_or(1.0);
-        seen.comparisons.iter_mut().for_each(|(_, found)| *found = within(*found, factor));
+        seen.comparisons
+            .iter_mut()
+            .for_each(|(_, found)| *found = within(*found, factor));
         seen
     }
 }

@@ -88,7 +88,11 @@ impl Setup {
                 return Err(TuneError::bad("family", families.join(","), fixed));
             }
             if !own.is_empty() {
-                return Err(TuneError::bad("kernel", "a kernel of yours", "none on a replay, which has measured times alone"));
+                return Err(TuneError::bad(
+                    "kernel",
+                    "a kernel of yours",
+                    "none on a replay, which has measured times alone",
+                ));
             }
             return Setup::replay(file, problem);
         }
@@ -260,7 +264,11 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
         }
     };
     // The user's kernels are searched in any case: alone, if no other family is named.
-    names.iter().filter(|name| name.as_str() != OWN || gate.has_none()).map(family).collect()
+    names
+        .iter()
+        .filter(|name| name.as_str() != OWN || gate.has_none())
+        .map(family)
+        .collect()
 }
 
 #[cfg(test)]
@@ -285,7 +293,9 @@ mod tests {
         let cache = Problem::builder().heads(8, 2).seq_len_q(1).seq_len_kv(64).head_dim(64);
         let cache = cache.kv_lengths(flashcore_problem::KvLengths::Cache).build().unwrap();
         for device in ["cpu", "replay:shipped"] {
-            let why = Setup::new(device, &cache, &[], false, OwnKernels::default()).err().unwrap();
+            let why = Setup::new(device, &cache, &[], false, OwnKernels::default())
+                .err()
+                .unwrap();
             assert!(matches!(why, TuneError::Usage(_)), "{why}");
             assert!(why.to_string().contains("with lengths are not searched"), "{why}");
         }
@@ -298,15 +308,27 @@ mod tests {
             .err()
             .unwrap();
         assert!(family.to_string().contains("mma, wgmma"), "{family}");
-        let of_gpus = Setup::new("cpu", &problem, &["mma".to_string()], false, OwnKernels::default()).err().unwrap();
-        assert!(of_gpus.to_string().contains("the device is the host"), "{of_gpus}");
-        let replay = Setup::new("replay:shipped", &problem, &["mma".to_string()], false, OwnKernels::default())
+        let of_gpus = Setup::new("cpu", &problem, &["mma".to_string()], false, OwnKernels::default())
             .err()
             .unwrap();
+        assert!(of_gpus.to_string().contains("the device is the host"), "{of_gpus}");
+        let replay = Setup::new(
+            "replay:shipped",
+            &problem,
+            &["mma".to_string()],
+            false,
+            OwnKernels::default(),
+        )
+        .err()
+        .unwrap();
         assert!(replay.to_string().contains("none on a replay"), "{replay}");
-        let card = Setup::new("predict:l5", &problem, &[], false, OwnKernels::default()).err().unwrap();
+        let card = Setup::new("predict:l5", &problem, &[], false, OwnKernels::default())
+            .err()
+            .unwrap();
         assert!(card.to_string().contains("card is l5; allowed: "), "{card}");
-        let file = Setup::new("replay:/nowhere", &problem, &[], false, OwnKernels::default()).err().unwrap();
+        let file = Setup::new("replay:/nowhere", &problem, &[], false, OwnKernels::default())
+            .err()
+            .unwrap();
         assert!(file.to_string().contains("/nowhere"), "{file}");
     }
 

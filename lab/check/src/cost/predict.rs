@@ -11,6 +11,7 @@ use super::observe::{Observation, Sample, SeenStep};
 use super::rates::{MeasuredCard, replace};
 use super::sm::{Resource, Sm};
 use super::work::{Unit, Work};
+use super::{span, text};
 
 /// What binds the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

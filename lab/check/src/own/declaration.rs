@@ -60,13 +60,19 @@ impl Declaration {
     /// The parameter of a name in expressions, and the word whose choice it is about: `LAYOUT.xor` is 1 where LAYOUT is
     /// xor.
     fn about<'n>(&self, name: &'n str) -> Option<(&'n str, Option<&'n str>)> {
-        let (parameter, word) = name.split_once('.').map_or((name, None), |(name, word)| (name, Some(word)));
+        let (parameter, word) = name
+            .split_once('.')
+            .map_or((name, None), |(name, word)| (name, Some(word)));
         let is_there = |value: &Value| match (value, word) {
             (Value::Number(_), None) => true,
             (Value::Word(known), Some(word)) => known == word,
             _ => false,
         };
-        self.parameters.get(parameter)?.iter().any(is_there).then_some((parameter, word))
+        self.parameters
+            .get(parameter)?
+            .iter()
+            .any(is_there)
+            .then_some((parameter, word))
     }
 
     pub(super) fn is_parameter(&self, name: &str) -> bool {
@@ -154,7 +160,9 @@ impl Declaration {
 
     /// Whether it names something of the problem.
     pub(super) fn names(&self, name: &str) -> bool {
-        self.expressions().iter().any(|expression| expression.names().contains(&name))
+        self.expressions()
+            .iter()
+            .any(|expression| expression.names().contains(&name))
             || self.args.iter().any(|argument| argument.to_string() == name)
     }
 }

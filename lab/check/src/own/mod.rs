@@ -14,8 +14,8 @@ mod tests;
 
 use std::path::Path;
 
-use flashcore_ir::ptx::read::{PtxEntry, PtxModule};
 use flashcore_ir::proof::LaunchRefusal;
+use flashcore_ir::ptx::read::{PtxEntry, PtxModule};
 use flashcore_ir::{Arg, BufferSpec, Launch, Target};
 use flashcore_problem::Problem;
 use flashcore_ptx::Module;
@@ -209,12 +209,16 @@ impl Declared {
     /// [`OwnError::NotServed`], and values that do not fit a grid, a block or a parameter.
     pub fn launch(&self, problem: &Problem) -> Result<Launch, OwnError> {
         let not_served = |error: ExpressionError| OwnError::NotServed(error.to_string());
-        self.declaration.serves(&self.chosen, problem).map_err(OwnError::NotServed)?;
+        self.declaration
+            .serves(&self.chosen, problem)
+            .map_err(OwnError::NotServed)?;
         let wrong = |reason: String| OwnError::Declaration(self.file.clone(), reason);
         let module = PtxModule::declarations(&self.ptx).map_err(|error| wrong(error.to_string()))?;
         let entry = module.entry(&self.entry).cloned();
         let entry = entry.ok_or_else(|| wrong(format!("the PTX has no kernel `{}`", self.entry)))?;
-        let (declaration, value) = (&self.declaration, |name: &str| self.declaration.value(&self.chosen, problem, name));
+        let (declaration, value) = (&self.declaration, |name: &str| {
+            self.declaration.value(&self.chosen, problem, name)
+        });
         let axes = |list: &[Expression], most: [u32; 3]| {
             let mut axes = [1; 3];
             for (axis, (expression, most)) in axes.iter_mut().zip(list.iter().zip(most)) {

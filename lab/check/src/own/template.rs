@@ -62,7 +62,8 @@ pub struct Template {
 
 /// Replaces `{NAME}` by the value of each parameter.
 fn filled(text: &str, chosen: &Chosen) -> String {
-    let replaced = |text: String, (name, value): (&String, &Value)| text.replace(&format!("{{{name}}}"), &value.to_string());
+    let replaced =
+        |text: String, (name, value): (&String, &Value)| text.replace(&format!("{{{name}}}"), &value.to_string());
     chosen.iter().fold(text.to_string(), replaced)
 }
 
@@ -100,7 +101,10 @@ impl Template {
             return Err(wrong(missing));
         }
         let texts = template.texts.values().map(String::as_bytes);
-        let bytes = std::iter::once(text.as_bytes()).chain(texts).collect::<Vec<_>>().concat();
+        let bytes = std::iter::once(text.as_bytes())
+            .chain(texts)
+            .collect::<Vec<_>>()
+            .concat();
         Ok((template, bytes))
     }
 
@@ -134,7 +138,9 @@ impl Template {
         }
         let of_problem = declaration.constraints.iter().find_map(|constraint| {
             let name = constraint.names().into_iter().find(|name| served::is_name(name))?;
-            Some(format!("constraint `{constraint}` names {name}: what a problem must fulfil is in requires"))
+            Some(format!(
+                "constraint `{constraint}` names {name}: what a problem must fulfil is in requires"
+            ))
         });
         of_problem.map_or(Ok(()), Err)?;
         declaration.check()
@@ -144,25 +150,38 @@ impl Template {
         let parameters = &self.declaration.parameters;
         let combinations = parameters.values().map(Vec::len).fold(1, usize::saturating_mul);
         if parameters.len() > MOST_PARAMETERS || combinations > MOST_COMBINATIONS {
-            let given = format!("{} parameters with {combinations} combinations of values", parameters.len());
-            return Err(format!("it has {given}; allowed: {MOST_PARAMETERS} and {MOST_COMBINATIONS}"));
+            let given = format!(
+                "{} parameters with {combinations} combinations of values",
+                parameters.len()
+            );
+            return Err(format!(
+                "it has {given}; allowed: {MOST_PARAMETERS} and {MOST_COMBINATIONS}"
+            ));
         }
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
         for (name, values) in parameters {
             if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(is_part) {
-                return Err(format!("a parameter is named `{name}`; allowed: a letter, then letters, digits and _"));
+                return Err(format!(
+                    "a parameter is named `{name}`; allowed: a letter, then letters, digits and _"
+                ));
             }
             if served::is_name(name) || BUFFERS.iter().any(|buffer| buffer.name == name) {
-                return Err(format!("a parameter is named `{name}`, as something of a problem is; rename it"));
+                return Err(format!(
+                    "a parameter is named `{name}`, as something of a problem is; rename it"
+                ));
             }
             let is_word = |value: &&Value| matches!(value, Value::Word(_));
             let words = values.iter().filter(is_word).count();
-            let is_bad = |value: &Value| matches!(value, Value::Word(word) if word.is_empty() || !word.chars().all(is_part));
+            let is_bad =
+                |value: &Value| matches!(value, Value::Word(word) if word.is_empty() || !word.chars().all(is_part));
             let is_twice = (1..values.len()).any(|at| values[..at].contains(&values[at]));
             let is_mixed = words > 0 && words < values.len();
             if !(1..=MOST_VALUES).contains(&values.len()) || is_mixed || is_twice || values.iter().any(is_bad) {
                 let allowed = "each once, all whole numbers from 0, or all words of letters, digits and _";
-                return Err(format!("parameter {name} has {}; allowed: 1 to {MOST_VALUES} values, {allowed}", few(values)));
+                return Err(format!(
+                    "parameter {name} has {}; allowed: 1 to {MOST_VALUES} values, {allowed}",
+                    few(values)
+                ));
             }
         }
         Ok(())
@@ -175,7 +194,12 @@ impl Template {
         for (name, values) in &self.declaration.parameters {
             let place = format!("{{{name}}}");
             if paths.iter().any(|path| path.contains(&place)) {
-                let with = |path: &String| values.iter().map(|value| path.replace(&place, &value.to_string())).collect();
+                let with = |path: &String| {
+                    values
+                        .iter()
+                        .map(|value| path.replace(&place, &value.to_string()))
+                        .collect()
+                };
                 paths = paths.iter().flat_map(|path| -> Vec<String> { with(path) }).collect();
             }
         }
@@ -211,13 +235,20 @@ impl Template {
         }
         if chosen.len() < self.parameters().len() || parts.len() > chosen.len() {
             let parameters = self.parameters().iter();
-            let known: Vec<String> = parameters.map(|(name, values)| format!("{name} = {}", few(values))).collect();
+            let known: Vec<String> = parameters
+                .map(|(name, values)| format!("{name} = {}", few(values)))
+                .collect();
             let (known, label) = (known.join("; "), &self.label);
-            let first = self.parameters().iter().filter_map(|(name, values)| Some(format!("{name}{}", values.first()?)));
+            let first = self
+                .parameters()
+                .iter()
+                .filter_map(|(name, values)| Some(format!("{name}{}", values.first()?)));
             let example = first.collect::<Vec<_>>().join("-");
             return Err(OwnError::Values(match known.as_str() {
                 "" => format!("{label} has no parameters, and `{text}` is given"),
-                _ => format!("`{text}` gives no values for {label} ({known}); write FILE.toml:{example}, or search: tune"),
+                _ => format!(
+                    "`{text}` gives no values for {label} ({known}); write FILE.toml:{example}, or search: tune"
+                ),
             }));
         }
         self.go_together(&chosen)?;
@@ -229,7 +260,10 @@ impl Template {
         for constraint in &self.declaration.constraints {
             let holds = constraint.value(&|name| self.declaration.parameter(chosen, name));
             if holds.map_err(|error| OwnError::Values(error.to_string()))? == 0.0 {
-                return Err(OwnError::Values(format!("{}: it needs `{constraint}`", self.id(chosen))));
+                return Err(OwnError::Values(format!(
+                    "{}: it needs `{constraint}`",
+                    self.id(chosen)
+                )));
             }
         }
         Ok(())
@@ -246,7 +280,10 @@ impl Template {
     pub(super) fn max_registers(&self, chosen: &Chosen) -> Option<u32> {
         let options = self.declaration.options.iter().map(|option| filled(option, chosen));
         let mut limits = options.filter_map(|option| {
-            REGISTERS.iter().find_map(|name| option.strip_prefix(name)?.parse().ok()).filter(|&limit| limit > 0)
+            REGISTERS
+                .iter()
+                .find_map(|name| option.strip_prefix(name)?.parse().ok())
+                .filter(|&limit| limit > 0)
         });
         limits.next()
     }
@@ -273,7 +310,9 @@ impl Template {
         let failed = |why: String| OwnError::NotBuilt(format!("{path}: {why}"));
         let io = |error: std::io::Error| failed(error.to_string());
         let folder = tempfile::Builder::new().prefix("flashcore-").tempdir().map_err(io)?;
-        let own = Path::new(path).file_name().ok_or_else(|| failed("it names no file".to_string()))?;
+        let own = Path::new(path)
+            .file_name()
+            .ok_or_else(|| failed("it names no file".to_string()))?;
         let file = folder.path().join(own);
         std::fs::write(&file, text).map_err(io)?;
         let next_to = Path::new(&self.file).parent().unwrap_or(Path::new("")).join(path);

@@ -1,12 +1,19 @@
-use flashcore_problem::{InputKind, Mask};
+use flashcore_ir::Profile;
+use flashcore_problem::{DType, InputKind, Mask};
 
 use super::*;
 use crate::Verdict;
+use crate::cost::Observation;
+
+fn read(path: &Path) -> Result<Declared, OwnError> {
+    let (declared, _) = Declared::read(&path.display().to_string(), Target::Sm80)?;
+    Ok(declared)
+}
 
 /// The example of the documentation.
 fn example() -> Declared {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
-    Declared::read(&path).unwrap().0
+    read(&path).unwrap()
 }
 
 /// The example with a text of its declaration or its PTX replaced.
@@ -19,7 +26,7 @@ fn changed(from: &str, to: &str) -> Result<Declared, OwnError> {
     std::fs::write(temporary.path().join("attention.ptx"), ptx.replace(from, to)).unwrap();
     let path = temporary.path().join("mine.toml");
     std::fs::write(&path, toml.replace(from, to)).unwrap();
-    Declared::read(&path).map(|(declared, _)| declared)
+    read(&path)
 }
 
 fn problem() -> flashcore_problem::ProblemBuilder {
@@ -151,7 +158,7 @@ fn mistakes_in_a_declaration_are_named() {
         (
             "dtype = [\"fp16\"]",
             "dtype = [\"fp16\"]\nentry = \"other\"",
-            "entry is `other`; the PTX has attention",
+            "entry is `other`; attention.ptx has attention",
         ),
         (
             "dtype = [\"fp16\"]",
@@ -210,4 +217,111 @@ fn a_kernel_that_cannot_be_simulated_says_why() {
     assert_eq!(report.verdict, Verdict::Refused);
     let text = report.refusals[0].to_string();
     assert!(text.starts_with("parameter `q` is written through"), "{text}");
+}
+
+/// A declaration in a folder of its own, with the example's PTX for each of its paths.
+fn with_parameters(text: &str, files: &[&str]) -> Result<Template, OwnError> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
+    let [toml, ptx] =
+        ["attention.toml", "attention.ptx"].map(|name| std::fs::read_to_string(folder.join(name)).unwrap());
+    let temporary = tempfile::tempdir().unwrap();
+    for file in files {
+        std::fs::write(temporary.path().join(file), &ptx).unwrap();
+    }
+    let toml = toml
+        .replace("attention.ptx", "{KIND}.ptx")
+        .replace("[128]", "[\"ROWS * 32\"]");
+    let path = temporary.path().join("mine.toml");
+    std::fs::write(&path, format!("{toml}{text}")).unwrap();
+    Template::read(&path).map(|(template, _)| template)
+}
+
+const PARAMETERS: &str = "tolerance = 3\nconstraints = [\"ROWS == 4 + KIND.b * 4\"]\n\
+                          [parameters]\nROWS = [4, 8]\nKIND = [\"a\", \"b\"]\n";
+
+#[test]
+fn values_of_parameters_make_kernels() {
+    let template = with_parameters(PARAMETERS, &["a.ptx"]).unwrap();
+    assert_eq!((template.parameters().len(), template.tolerance()), (2, 3.0));
+    let chosen = template.chosen("KINDa-ROWS4").unwrap();
+    assert_eq!(template.id(&chosen), "own/mine-KINDa-ROWS4");
+    let declared = template.build(&chosen, Target::Sm80).unwrap();
+    let usual = problem().build().unwrap();
+    assert_eq!(declared.launch(&usual).unwrap().block, [128, 1, 1]);
+    let gate = check(&declared, &usual, InputKind::Normal).gate.unwrap();
+    assert!(gate.passed() && (gate.tolerance.atol - 3e-3).abs() < 1e-9, "{gate:?}");
+    // Of a text that is missing, and values that are not there or do not go together.
+    let missing = template
+        .build(&template.chosen("ROWS8-KINDb").unwrap(), Target::Sm80)
+        .unwrap_err();
+    assert!(
+        missing.to_string().contains("own/mine-KINDb-ROWS8: there is no b.ptx"),
+        "{missing}"
+    );
+    for (values, said) in [
+        ("KINDa-ROWS8", "own/mine-KINDa-ROWS8: it needs `ROWS == 4 + KIND.b * 4`"),
+        ("KINDa", "(KIND = a, b; ROWS = 4, 8); write FILE.toml:KINDa-ROWS4"),
+        ("KINDa-ROWS4-M1", "gives no values for own/mine"),
+    ] {
+        let why = template.chosen(values).unwrap_err().to_string();
+        assert!(why.contains(said), "{values}: {why}");
+    }
+}
+
+#[test]
+fn mistakes_in_parameters_are_named() {
+    let parameters = |text: &str| format!("[parameters]\nROWS = [4]\nKIND = [\"a\"]\n{text}");
+    for (text, said) in [
+        (
+            parameters("head_dim = [1]"),
+            "named `head_dim`, as something of a problem",
+        ),
+        (parameters("2x = [1]"), "named `2x`; allowed: a letter"),
+        (
+            parameters("X = [1, \"a\"]"),
+            "parameter X has 1, a; allowed: 1 to 20 values, each once, all",
+        ),
+        (parameters("X = [1, 1]"), "parameter X has 1, 1"),
+        (parameters("X = []"), "parameter X has "),
+        (parameters("X = [\"a b\"]"), "parameter X has a b"),
+        (
+            parameters("X = [-1]"),
+            "expected a whole number from 0 to 4294967295 or a word",
+        ),
+        (
+            format!("constraints = [\"KIND == 1\"]\n{}", parameters("")),
+            "nothing is named `KIND`; there are batch",
+        ),
+        (
+            format!("constraints = [\"seq_q == 1\"]\n{}", parameters("")),
+            "names seq_q: what a problem must fulfil",
+        ),
+        (format!("tolerance = 0\n{}", parameters("")), "tolerance is 0; allowed"),
+        (
+            format!("options = [\"-O3\"]\n{}", parameters("")),
+            "options are those of a compiler",
+        ),
+        (format!("source = \"a.cu\"\n{}", parameters("")), "it needs one of ptx"),
+    ] {
+        let error = with_parameters(&text, &["a.ptx"]).unwrap_err().to_string();
+        assert!(error.contains(said) && error.contains("mine.toml: "), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_time_of_a_users_kernel_grows_with_its_work() {
+    let predicted = |heads: usize, keys: usize| {
+        let problem = Problem::builder()
+            .heads(heads, heads)
+            .seq_len(keys)
+            .head_dim(64)
+            .build()
+            .unwrap();
+        let observed = Observation::of_declared(&example(), &problem).unwrap();
+        observed.predict(Profile::named("l4").unwrap(), &[Some(32)]).micros
+    };
+    let (one, longer, wider) = (predicted(64, 64), predicted(64, 128), predicted(256, 64));
+    // Twice the rows of twice the keys.
+    assert!(longer > 2.0 * one && longer < 6.0 * one, "{one} {longer}");
+    assert!(wider > 1.5 * one && wider < 5.0 * one, "{one} {wider}");
 }

@@ -142,7 +142,9 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
     if let Some(id) = board.winner.as_deref().filter(|_| header.computes) {
         let dtype = header.problem.dtype();
         let of_file = board.rows.iter().find(|row| row.id == id).and_then(|row| row.tolerance);
-        let factor = of_file.map_or(String::new(), |factor| format!("{factor} times the default tolerance, as its file asks: "));
+        let factor = of_file.map_or(String::new(), |factor| {
+            format!("{factor} times the default tolerance, as its file asks: ")
+        });
         let allowed = match header.problem.direction() {
             Direction::Backward => format!(
                 "{:.0e}·|x| and the rounding of P, dS and O",
@@ -209,7 +211,9 @@ fn add_rows(page: &mut Page, board: &Board) {
             let allowed = row.tolerance.map_or("the default tolerance".to_string(), |factor| {
                 format!("{factor} times the default tolerance, as its file asks")
             });
-            page.line(format_args!("      {DIM}{whose}largest error {error:.1e}, within {allowed}{DIM:#}"));
+            page.line(format_args!(
+                "      {DIM}{whose}largest error {error:.1e}, within {allowed}{DIM:#}"
+            ));
         }
         if let Some(found) = row.simulated.as_ref().and_then(|check| check.why.as_ref()) {
             page.wrap(10, format_args!("      {BAD}the simulator: {found}{BAD:#}"));

@@ -145,7 +145,9 @@ pub(crate) fn line(trial: &Trial) -> String {
         }
         reason = alone + &reason;
         if let Some(error) = timed.error {
-            let of_file = timed.tolerance.map_or(String::new(), |factor| format!(" of {factor} × the tolerance"));
+            let of_file = timed
+                .tolerance
+                .map_or(String::new(), |factor| format!(" of {factor} × the tolerance"));
             reason += &format!(", error {error:.1e}{of_file}");
         }
     }

@@ -351,7 +351,10 @@ fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Res
     let is_planted = Conduct::of_id(start).is_some();
     let looked = match device.starts_with("replay:") || is_planted {
         true => setup.space.admits(start),
-        false => Gatekeeper::new(problem, setup.chip).with_own(&setup.own).look(start).map(drop),
+        false => Gatekeeper::new(problem, setup.chip)
+            .with_own(&setup.own)
+            .look(start)
+            .map(drop),
     };
     let help = match is_planted {
         true => "planted candidates are tried with --torture only",

@@ -8,8 +8,8 @@ use std::path::Path;
 
 pub use file::{Place, can_put, drop_row, file_of, put, write};
 use flashcore::KernelId;
-use flashcore_bench::own::is_own;
 use flashcore::unstable::plans::{PlanClass, PlanDevice, PlanRow, PlanSetting, PlanTarget, Plans};
+use flashcore_bench::own::is_own;
 use flashcore_bench::{CaseResult, DeviceIdentity, Mode, Ratio, Report, RunIdentity, date};
 use flashcore_ir::Target;
 use flashcore_problem::Problem;
@@ -158,7 +158,9 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     }
     let winner = board.winner.as_deref().ok_or("nothing won")?;
     if is_own(winner) {
-        return Err(format!("{winner} is a kernel of yours: plan tables have kernels of FlashCore alone"));
+        return Err(format!(
+            "{winner} is a kernel of yours: plan tables have kernels of FlashCore alone"
+        ));
     }
     if winner == board.start {
         return Err(match &default.row {

@@ -2,9 +2,10 @@ use flashcore_problem::Problem;
 
 use super::*;
 use crate::examine::Timing;
+use crate::own::OwnKernels;
 use crate::space::{CPU, Space};
 use crate::strategy::Kind;
-use crate::tests::fake::{Fake, hello_of};
+use crate::tests::fake::{Fake, hello_of, met};
 use crate::trial::Verdict;
 
 /// A run with these workers; `name` is the folder's.
@@ -30,7 +31,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
             rates_note: None,
             trust: None,
             plan_notes: Vec::new(),
-            own: Vec::new(),
+            own: OwnKernels::default(),
         },
         rates: None,
         counting: None,
@@ -121,14 +122,17 @@ fn a_run_with_a_fake_worker_ends_in_a_leaderboard() {
 }
 
 #[test]
-fn a_kernel_of_the_user_is_examined_and_cannot_win() {
+fn a_kernel_of_the_user_is_a_candidate_and_can_win() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
-    let (declared, _) = Declared::read(&path).unwrap();
+    let (template, _) = Template::read(&path).unwrap();
+    let label = template.label.clone();
     // It is twice as fast as all else, and the other one does not come back.
     let found = |name: &str, first: String| {
         let fake = Fake { first, ..Fake::new() };
         let mut request = request(name, &["cpu"], fake.program(name));
-        request.setup.own = vec![declared.clone()];
+        let own = OwnKernels::new(vec![template.clone()]).unwrap();
+        request.setup.space = Space::new(own.families().chain([CPU]).collect(), |_| Ok(()));
+        request.setup.own = own;
         request.deadlines = Deadlines {
             run: Duration::from_millis(200),
             compile: Duration::from_millis(500),
@@ -136,20 +140,39 @@ fn a_kernel_of_the_user_is_examined_and_cannot_win() {
         };
         let folder = request.folder.clone();
         let found = run(request, &mut ()).unwrap();
-        let kept: Vec<Trial> = read_json(&folder.join(OWN)).unwrap();
-        assert_eq!(found.own.len(), 1);
-        assert_eq!((&found.own[0].id, &kept[0].id), (&declared.label, &declared.label));
-        assert_eq!(found.header.own.len(), 1);
-        assert_eq!(
-            (found.history.trials().len(), found.history.trial(&declared.label)),
-            (3, None)
-        );
+        assert_eq!((found.header.own.len(), found.history.trials().len()), (1, 3));
         std::fs::remove_dir_all(folder).unwrap();
         found
     };
-    let timed = found("own-timed", String::new());
-    assert!(timed.own[0].timed.is_some(), "{:?}", timed.own);
-    let hung = found("own-hung", format!("*'\"open\"'*'{}'*) sleep 600;;", declared.label));
-    assert_eq!(hung.own[0].verdict, Verdict::Hung);
-    assert_ne!(hung.board.unwrap().winner, Some(declared.label));
+    let met = met(&[("cpu/m16n16", 1.0), (&label, 0.5)]);
+    let timed = found("own-timed", format!("*'\"time\"'*'\"hot\"'*) {met};;"));
+    // It is tried first of all that are proposed.
+    assert_eq!(
+        (
+            timed.history.trials()[1].id.as_str(),
+            timed.history.trials()[1].origin.as_str()
+        ),
+        (label.as_str(), "yours")
+    );
+    assert_eq!(
+        timed.board.as_ref().unwrap().winner.as_ref(),
+        Some(&label),
+        "{:?}",
+        timed.board
+    );
+    let why = crate::plans::of_board(
+        &Header {
+            computes: true,
+            ..timed.header
+        },
+        &timed.board.unwrap(),
+    )
+    .unwrap_err();
+    assert!(
+        why.contains("leave out --start") || why.contains("kernel of yours"),
+        "{why}"
+    );
+    let hung = found("own-hung", format!("*'\"open\"'*'{label}'*) sleep 600;;"));
+    assert_eq!(hung.history.trial(&label).unwrap().verdict, Verdict::Hung);
+    assert_ne!(hung.board.unwrap().winner, Some(label.clone()));
 }

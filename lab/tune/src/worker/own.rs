@@ -66,7 +66,10 @@ impl Kernels {
             let error = match fits(&declared, problem, chip)? {
                 false => None,
                 true => {
-                    let simulated = known.simulated.take().unwrap_or_else(|| simulated(&declared, problem, chip));
+                    let simulated = known
+                        .simulated
+                        .take()
+                        .unwrap_or_else(|| simulated(&declared, problem, chip));
                     known.simulated.insert(simulated).clone()?
                 }
             };

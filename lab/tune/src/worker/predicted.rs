@@ -87,7 +87,8 @@ impl Card {
             Err(why) => return Err((Verdict::BuildFailed, why.to_string())),
         };
         if looked.error.is_none() {
-            let why = "nothing judges it here: it serves no small problem, or has PTX that the simulator does not execute";
+            let why =
+                "nothing judges it here: it serves no small problem, or has PTX that the simulator does not execute";
             return Err((Verdict::Refused, why.to_string()));
         }
         let observed = Observation::of_declared(declared, problem);

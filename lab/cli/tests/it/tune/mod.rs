@@ -8,6 +8,7 @@ mod interrupt;
 #[cfg(target_os = "linux")]
 mod kills;
 mod overview;
+mod own;
 #[cfg(unix)]
 mod peers;
 mod plan_files;

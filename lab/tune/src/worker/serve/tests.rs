@@ -140,7 +140,7 @@ fn each_set_of_inputs_is_drawn_once_a_run() {
 
 #[test]
 fn another_protocol_or_an_unknown_device_is_refused() {
-    for (protocol, device, said) in [(99, "cpu", "speaks 10"), (PROTOCOL, "tpu", "no device")] {
+    for (protocol, device, said) in [(99, "cpu", "speaks 11"), (PROTOCOL, "tpu", "no device")] {
         let device = device.to_string();
         let answers = answers(&[ask(
             1,
@@ -157,11 +157,11 @@ fn another_protocol_or_an_unknown_device_is_refused() {
 #[test]
 fn a_kernel_of_the_user_needs_a_gpu() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
-    let (declared, _) = Declared::read(&path).unwrap();
+    let (template, _) = Template::read(&path).unwrap();
     let hello = Command::Hello {
         protocol: PROTOCOL,
         device: "cpu".to_string(),
-        own: vec![declared],
+        own: vec![template],
     };
     let open = |id: &str| Command::Open {
         problem: Problem::named("tiny").unwrap(),
