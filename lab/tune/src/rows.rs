@@ -76,8 +76,8 @@ pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Ve
     found.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Compares rows of an output for normal inputs of a seed with float64: the first that is wrong, where an error of O may
-/// be `factor` times the default tolerance.
+/// Compares rows of an output for normal inputs of a seed with float64: the first that is wrong, where an error of O
+/// may be `factor` times the default tolerance.
 pub(crate) fn arbitrate(
     problem: &Problem,
     seed: u64,

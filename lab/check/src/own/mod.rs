@@ -80,8 +80,6 @@ pub struct Declared {
     pub ptx: String,
     /// The file of the PTX or of its source, for findings.
     pub text: String,
-    /// Most registers of a thread, for the compiler of the PTX.
-    pub max_registers: Option<u32>,
     chosen: Chosen,
     declaration: Declaration,
 }
@@ -185,9 +183,11 @@ impl Declared {
             label: template.id(chosen),
             file: template.file.clone(),
             entry: entry.name.clone(),
-            ptx,
+            ptx: match template.max_registers(chosen).filter(|_| entry.max_registers.is_none()) {
+                Some(most) => with_most_registers(&ptx, &entry.name, most),
+                None => ptx,
+            },
             text,
-            max_registers: template.max_registers(chosen),
             chosen: chosen.clone(),
             declaration: template.declaration.clone(),
         })
@@ -295,6 +295,19 @@ fn number(argument: &Expression, ty: &str, value: &dyn Fn(&str) -> Option<f64>) 
         "u32" | "b32" => Arg::U32(found as i64 as u32),
         _ => Arg::U64(found as i64 as u64),
     })
+}
+
+/// The PTX with a limit of a kernel's registers. Compilers to PTX leave theirs to ptxas, which is the driver's here.
+fn with_most_registers(ptx: &str, entry: &str, most: u32) -> String {
+    let body = || {
+        let name = ptx.find(&format!(".entry {entry}("))?;
+        let end = name + ptx[name..].find(')')?;
+        Some(end + ptx[end..].find('{')?)
+    };
+    let Some((before, after)) = body().map(|at| ptx.split_at(at)) else {
+        return ptx.to_string();
+    };
+    format!("{before}.maxnreg {most}\n{after}")
 }
 
 /// What TOML's reader says, with the line, in the words of the documentation.

@@ -23,7 +23,7 @@ const MOST_VALUES: usize = 20;
 const MOST_COMBINATIONS: usize = 100_000;
 /// Most that a declaration may ask for in place of the default tolerance.
 const MOST_TOLERANCE: f64 = 1000.0;
-/// Options that limit the registers of a thread. Compilers to PTX ignore them, the driver's gets them.
+/// Options that limit the registers of a thread, which compilers to PTX ignore.
 const REGISTERS: [&str; 2] = ["--maxrregcount=", "-maxrregcount="];
 
 /// A value of a parameter.
@@ -68,6 +68,12 @@ fn filled(text: &str, chosen: &Chosen) -> String {
 }
 
 impl Template {
+    /// Whether a file is a declaration, and not a problem, which is TOML too.
+    pub fn is_one(path: &Path) -> bool {
+        let text = files::read_text_capped(path, files::SMALL).unwrap_or_default();
+        toml::from_str::<toml::Table>(&text).is_ok_and(|table| table.contains_key("args"))
+    }
+
     /// Reads a declaration and what it names, with the bytes of all these files, which identify it. Nothing is
     /// compiled.
     ///

@@ -15,7 +15,7 @@ use crate::ProblemArgs;
 /// differs from run to run, hangs or crashes costs one trial. The rest are timed against the best so far,
 /// and at the end the best against each other. Every trial is kept at once, with its reason. Without a
 /// GPU it tunes the CPU's kernels and checks the GPU's kernel under the simulator.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = TUNE_HELP)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
@@ -102,7 +102,7 @@ Examples:
   flashcore tune mission --peers none                 without PyTorch at the end
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
   flashcore tune mission --kernel mine.toml --trust   with a kernel of your own, and its parameters
-  flashcore tune --kernel mine.toml --family own --device predict:l4
+  flashcore tune mine.toml --device predict:l4        its parameters alone, on mission or what flags say
   flashcore tune --device predict:l4                  for a card that is not here
   flashcore tune --proposer 'python3 scripts/propose.py'
   flashcore tune --device cuda:0 --workers 'ssh HOST flashcore worker'

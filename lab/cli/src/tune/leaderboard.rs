@@ -167,6 +167,23 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
         let time = style::micros(row.us);
         page.field("time", format_args!("{time}, {rate}, by {}", row.id));
     }
+    let of_user = board
+        .rows
+        .iter()
+        .find(|row| is_own(&row.id) && Some(&row.id) != board.winner.as_ref());
+    if let Some(row) = of_user {
+        let ratio = row.ratio.map_or(String::new(), |ratio| {
+            format!(
+                ", {} as long as {}",
+                times_as_long(ratio.value, ratio.interval),
+                board.against
+            )
+        });
+        page.field(
+            "yours",
+            format_args!("the best of yours is {}: {}{ratio}", row.id, style::micros(row.us)),
+        );
+    }
     let start = match header.begins_at_default() {
         Some(default) => format!("{}, the default ({})", board.start, default.by()),
         None => board.start.clone(),

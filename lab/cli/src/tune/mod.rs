@@ -16,6 +16,7 @@ use std::time::Duration;
 use flashcore::Problem;
 use flashcore_bench::Case;
 use flashcore_bench::profile::{Ncu, Profiler};
+use flashcore_check::own::Template;
 use flashcore_check::programs;
 use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
@@ -28,6 +29,7 @@ use flashcore_tune::{
 };
 use serde_json::{Value, json};
 
+use crate::args::USUAL;
 use crate::own::OwnArgs;
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, quoted, resume_command};
@@ -36,7 +38,19 @@ use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, work
 
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
+/// `tune mine.toml`: a search among the values of a declaration alone, on the usual problem.
+fn of_declaration(args: &TuneArgs) -> Option<TuneArgs> {
+    let is_one = Template::is_one(Path::new(&args.problem.name));
+    let mut args = is_one.then(|| args.clone())?;
+    args.kernel
+        .push(std::mem::replace(&mut args.problem.name, USUAL.to_string()));
+    args.family.extend(args.family.is_empty().then(|| OWN.to_string()));
+    Some(args)
+}
+
 pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
+    let of_declaration = of_declaration(args);
+    let args = of_declaration.as_ref().unwrap_or(args);
     let problem = args.problem.problem()?;
     let case = Case::new(args.problem.label(&problem), problem);
     let devices = devices(&args.device, args.workers.is_some())?;

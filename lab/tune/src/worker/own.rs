@@ -20,7 +20,7 @@ use crate::trial::Verdict;
 const INPUTS: [InputKind; 2] = [InputKind::Normal, InputKind::RisingScores];
 const SCHEDULES: u32 = 2;
 /// Instructions of a warp on a small problem, beyond which it counts as hung.
-const MOST_INSTRUCTIONS: u64 = 8_000_000;
+const MOST_INSTRUCTIONS: u64 = 2_000_000;
 
 /// A verdict and its reason.
 type Bad = (Verdict, String);

@@ -77,10 +77,7 @@ impl Card {
     /// A kernel of the user, which may spill.
     fn predict_own(&self, problem: &Problem, looked: &Looked) -> Predicted {
         let declared = &looked.declared;
-        let with = Assembler {
-            max_registers: declared.max_registers,
-            ..Assembler::default()
-        };
+        let with = Assembler::default();
         let registers = match assemble(&declared.ptx, &declared.entry, self.profile.target, &with) {
             Ok((found, _)) => Some(found.per_thread),
             Err(Unknown::NoAssembler) => None,

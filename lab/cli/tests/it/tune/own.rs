@@ -59,8 +59,7 @@ fn swept(home: &Path, tolerance: &str) -> PathBuf {
 fn tune(home: &Path, file: &Path, to: &str, more: &str) -> std::process::Command {
     let (file, to) = (file.display(), home.join(to).display().to_string());
     let typed = format!(
-        "tune tiny --heads 2 --seq 128 --head-dim 64 --device predict:l4 --kernel {file} --family own --strategy exhaustive \
-         --budget 40 --seed 3 --folder {to} {more}"
+        "tune {file} --heads 2 --seq 128 --device predict:l4 --strategy exhaustive --budget 40 --seed 3 --folder {to} {more}"
     );
     flashcore(&typed, home)
 }
