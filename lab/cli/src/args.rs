@@ -14,15 +14,12 @@ use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder};
 
 use crate::{Failure, in_place, machine, style};
 
-/// The problem where none is named.
-pub(crate) const USUAL: &str = "mission";
-
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProblemArgs {
     /// Name of a problem (`list problems`), or FILE.toml, FILE.json, FILE.yaml, FILE.toml:NAME; the flags below
     /// override its fields
-    #[arg(value_name = "PROBLEM", default_value = USUAL)]
+    #[arg(value_name = "PROBLEM", default_value = crate::tune::USUAL)]
     pub(crate) name: String,
     #[command(flatten)]
     flags: ProblemFlags,

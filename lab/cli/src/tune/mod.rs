@@ -29,12 +29,14 @@ use flashcore_tune::{
 };
 use serde_json::{Value, json};
 
-use crate::args::USUAL;
 use crate::own::OwnArgs;
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, quoted, resume_command};
 use crate::tune::live::Live;
 use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, worker};
+
+/// The problem where none is named.
+pub(crate) const USUAL: &str = "mission";
 
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
