@@ -236,6 +236,12 @@ mod tests {
             out: vec![0; 10],
             lse: Vec::new(),
         };
-        assert!(judge.cases[0].judge(&nothing).unwrap().unwrap_err().contains("10 B"));
+        assert!(
+            judge.cases[0]
+                .judge(&nothing, 1.0)
+                .unwrap()
+                .unwrap_err()
+                .contains("10 B")
+        );
     }
 }

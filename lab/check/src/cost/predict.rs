@@ -291,6 +291,7 @@ mod tests {
             let step = SeenStep {
                 code: Code::default().into(),
                 kernel: kernel.into(),
+                text: Vec::new(),
                 blocks: 1,
                 threads,
                 cluster: 1,

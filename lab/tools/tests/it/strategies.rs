@@ -65,6 +65,8 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
                 score: us / optimum,
                 registers: None,
                 module: None,
+                error: None,
+                tolerance: None,
             };
             (Verdict::Ambiguous, "replayed".to_string(), Some(timed))
         }

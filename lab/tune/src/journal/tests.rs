@@ -41,10 +41,10 @@ fn results_are_removed_by_the_next_trial_and_not_before() {
     let is_there = || RESULTS.map(|name| folder.join(name).exists());
     // Resumed with nothing left to do.
     drop(Journal::resume(&folder, &header()).unwrap());
-    assert_eq!(is_there(), [true; 5]);
+    assert_eq!(is_there(), [true; 4]);
     let (mut journal, _) = Journal::resume(&folder, &header()).unwrap();
     journal.add(&trial(1, "b", Some(1.0))).unwrap();
-    assert_eq!(is_there(), [false; 5]);
+    assert_eq!(is_there(), [false; 4]);
     assert_eq!((read_seconds(&folder), board_of(&folder).unwrap()), (None, None));
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -66,6 +66,8 @@ fn found(start: &str, winner: &str) -> (Header, Board) {
         first_ratio: None,
         verdict: Some(Verdict::Faster),
         simulated: None,
+        error: None,
+        tolerance: None,
     };
     let mut board = Board::new(start, None, false, 0.03);
     board.rows = vec![row(winner, Some(ratio(0.9, 0.94))), row(start, None)];
