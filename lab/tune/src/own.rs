@@ -29,30 +29,15 @@ fn family(template: &Template) -> Family {
         Box::leak(words.into_boxed_slice())
     };
     let name = template.label[PREFIX.len()..].to_string();
-    let mut levers = vec![Lever::words(
-        "kernel",
-        words(vec![(name.clone(), name)]),
-        "the user's kernel",
-    )];
-    for (name, values) in template.parameters() {
-        let number = |value: &Value| match value {
-            Value::Number(number) => Some(*number),
-            Value::Word(_) => None,
-        };
-        let numbers: Option<Vec<u32>> = values.iter().map(number).collect();
-        levers.push(match numbers {
-            Some(numbers) => {
-                let numbers = Box::leak(numbers.into_boxed_slice());
-                Lever::number(kept(name.clone()), kept(format!("-{name}")), numbers, MEANING)
-            }
-            None => {
-                let spelled = values
-                    .iter()
-                    .map(|value| (value.to_string(), format!("-{name}{value}")));
-                Lever::words(kept(name.clone()), words(spelled.collect()), MEANING)
-            }
-        });
-    }
+    let named = Lever::words("kernel", words(vec![(name.clone(), name)]), "the user's kernel");
+    let of_parameter = |(name, values): (&String, &Vec<Value>)| {
+        let spelled = values
+            .iter()
+            .map(|value| (value.to_string(), format!("-{name}{value}")));
+        Lever::words(kept(name.clone()), words(spelled.collect()), MEANING)
+    };
+    let of_parameters = template.parameters().iter().map(of_parameter);
+    let levers: Vec<Lever> = std::iter::once(named).chain(of_parameters).collect();
     Family {
         name: OWN,
         levers: Box::leak(levers.into_boxed_slice()),

@@ -58,19 +58,23 @@ fn judge_all(
     check: impl Fn(&Problem, &CheckOptions) -> Option<Result<CheckReport, String>>,
 ) -> Option<Result<(), String>> {
     let mut looked = None;
-    let shapes = judge.shapes().into_iter();
-    let normal = shapes.map(|problem| (problem, InputKind::Normal, 0));
-    let case = |case: &'_ Adversary| (case.problem.clone(), case.kind, case.seed);
-    let hard = judge.cases.iter().map(case);
-    let further = judge.further.iter().filter(|_| may_go_further).map(case);
-    let standard = judge.cases.len() + judge.shapes().len();
+    let case = |case: &Adversary| (case.problem.clone(), case.kind, case.seed);
+    let normal = judge
+        .shapes()
+        .into_iter()
+        .map(|problem| (problem.clone(), InputKind::Normal, 0));
+    let standard = normal.chain(judge.cases.iter().map(case)).map(|case| (case, false));
+    let further = judge
+        .further
+        .iter()
+        .filter(|_| may_go_further)
+        .map(case)
+        .map(|case| (case, true));
     let mut at: Option<Problem> = None;
-    let normal = normal.map(|(problem, inputs, seed)| (problem.clone(), inputs, seed));
-    for (index, (problem, inputs, seed)) in normal.chain(hard).chain(further).enumerate() {
-        if index >= standard && at.as_ref().is_some_and(|at| *at != problem) {
+    for (index, ((problem, inputs, seed), is_further)) in standard.chain(further).enumerate() {
+        if is_further && at.as_ref().is_some_and(|at| *at != problem) {
             break;
         }
-        let problem = &problem;
         let options = CheckOptions {
             inputs,
             seed,
@@ -78,7 +82,7 @@ fn judge_all(
             first_schedule: FIRST_SCHEDULE + index as u64 * u64::from(SCHEDULES),
             ..CheckOptions::default()
         };
-        let report = match check(problem, &options) {
+        let report = match check(&problem, &options) {
             None => continue,
             Some(Ok(report)) => report,
             Some(Err(error)) => return Some(Err(error)),
@@ -89,7 +93,7 @@ fn judge_all(
             return Some(Err(what));
         }
         looked = Some(Ok(()));
-        at = Some(problem.clone());
+        at = Some(problem);
     }
     looked
 }

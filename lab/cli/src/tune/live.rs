@@ -240,6 +240,8 @@ mod tests {
             score: us / 100.0,
             registers: None,
             module: None,
+            error: None,
+            tolerance: None,
         });
         Trial {
             number,
