@@ -169,7 +169,7 @@ mod tests {
             let board = look(board, &judge, Target::Sm89.into());
             let check = board.rows[0].simulated.clone().unwrap();
             assert_eq!(check.ok, is_ok, "{check:?}");
-            assert_eq!(board.winner, None);
+            assert_eq!(board.winner, is_ok.then_some(label));
         }
     }
 }

@@ -145,7 +145,7 @@ fn a_kernel_of_the_user_is_a_candidate_and_can_win() {
         found
     };
     let met = met(&[("cpu/m16n16", 1.0), (&label, 0.5)]);
-    let timed = found("own-timed", format!("*'\"time\"'*'\"hot\"'*) {met};;"));
+    let timed = found("own-timed", format!("*'\"time\"'*'\"hot\"'*) said='{met}';;"));
     // It is tried first of all that are proposed.
     assert_eq!(
         (
