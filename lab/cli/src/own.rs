@@ -74,7 +74,12 @@ impl OwnArgs {
         let mut templates = Vec::<Template>::new();
         for word in words {
             let Some((file, "")) = own::named(word) else {
-                let why = format!("--kernel {word}: allowed is FILE.toml, the declaration of a kernel of your own");
+                let why = match Own::is_named(word) && own::named(word).is_none() {
+                    true => format!("{word} is a Python function, which `tune` cannot examine; allowed: FILE.toml"),
+                    false => {
+                        format!("--kernel {word}: allowed is FILE.toml, the declaration of a kernel of your own")
+                    }
+                };
                 let help = "--start ID names the first candidate of the search; `flashcore bench` and `compare` time Python \
                             functions";
                 return Err(Failure::usage(why).help(help));

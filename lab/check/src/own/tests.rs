@@ -171,8 +171,8 @@ fn mistakes_in_a_declaration_are_named() {
             "args lists 9; `attention` has 10 parameters: q (.u64), k",
         ),
         (
-            "\"heads\", ",
-            "\"q\", ",
+            "\"heads\", \"group\"",
+            "\"q\", \"group\"",
             "argument 5 (`q` for heads of type .u32): a tensor needs a parameter of 64 bits",
         ),
         ("\"out\",", "0,", "no argument is `out`"),

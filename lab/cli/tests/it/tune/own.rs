@@ -84,7 +84,7 @@ fn every_value_is_a_candidate_and_bad_ones_are_refused_with_the_reason() {
         ("BUGhang-WARPS4", Verdict::Hung, "livelock"),
         ("BUGsum-WARPS4", Verdict::Wrong, "FAIL"),
         ("BUGrace-WARPS4", Verdict::Wrong, "race"),
-        ("BUGlarge-WARPS4", Verdict::Refused, "50,000"),
+        ("BUGlarge-WARPS4", Verdict::Refused, "50000 B of static shared memory"),
     ] {
         let found = trial(&tried, values);
         assert!(
