@@ -247,7 +247,7 @@ fn bad_names_of_own_kernels_are_refused() {
         ),
         (
             format!("--device replay:shipped --kernel {} --trust", example("attention.toml")),
-            "--kernel: a replay or a prediction has times of our own configs only",
+            "allowed: none on a replay, which has measured times alone",
         ),
     ] {
         let typed = format!("tune mission --device cpu --budget 1 --peers none --no-plan {arguments}");
