@@ -70,7 +70,6 @@ impl OwnArgs {
 
     /// Declared kernels of the user as candidates of `tune`. They may run, or `only_simulated` they need not.
     pub(crate) fn candidates(words: &[String], trust: bool, only_simulated: bool) -> Result<OwnKernels, Failure> {
-        let args = OwnArgs { trust, deadline: 1 };
         let mut templates = Vec::<Template>::new();
         for word in words {
             let Some((file, "")) = own::named(word) else {
@@ -89,7 +88,12 @@ impl OwnArgs {
             if !only_simulated {
                 let file = std::path::absolute(file).map_err(Failure::failed)?;
                 let does = format!("compiles what {} names, and launches it on the GPU", file.display());
-                args.may_run(&template.label, &flashcore_bench::own::hex(&bytes), &file, &does)?;
+                may_run(
+                    trust,
+                    (&template.label, &flashcore_bench::own::hex(&bytes)),
+                    &file,
+                    &does,
+                )?;
             }
             if templates.iter().any(|other| other.label == template.label) {
                 let why = format!("two kernels have one name, {}", template.label);
@@ -151,12 +155,7 @@ impl OwnArgs {
 
 /// Whether a user's kernel, by its label and its SHA-256, may run: it is trusted, or is from now on. `does` says what
 /// the command does with it.
-pub(crate) fn may_run(
-    is_trusted: bool,
-    (label, sha256): (&str, &str),
-    file: &Path,
-    does: &str,
-) -> Result<(), Failure> {
+pub(crate) fn may_run(is_trusted: bool, (label, sha256): (&str, &str), file: &Path, does: &str) -> Result<(), Failure> {
     let trust = Trust::of_user()?;
     if is_trusted {
         return Ok(trust.add(sha256, file)?);

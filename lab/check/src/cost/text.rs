@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use flashcore_ir::Profile;
+use flashcore_problem::{InputKind, Inputs, Problem};
 use flashcore_ptx::Module;
 use flashcore_sim::{FindingKind, PtxKernel, SimOptions};
 
@@ -11,7 +12,8 @@ use super::lines::LineShare;
 use super::observe::{LONGEST_PATH, Observation, Sample, SeenStep, Simulated};
 use super::sm::Sm;
 use super::span;
-use crate::check::CheckError;
+use crate::check::{CheckError, contents};
+use crate::own::{Declared, OwnError};
 
 impl Observation {
     /// Simulates five blocks of a launch, each alone: the first, the last, and three between them.
@@ -72,6 +74,19 @@ impl Observation {
                 work_a_block: 1.0,
             }],
         })
+    }
+
+    /// As [`Self::of_text`] of a user's kernel on a problem.
+    ///
+    /// # Errors
+    /// As there, or a problem that it does not serve.
+    pub fn of_declared(declared: &Declared, problem: &Problem) -> Result<Observation, OwnError> {
+        problem.check_host_memory(2, 3, 0).map_err(CheckError::from)?;
+        let (module, read) = declared.kernel_of(problem)?;
+        let inputs = Inputs::generate(problem, InputKind::Normal, 0);
+        let buffers = read.buffers().iter().map(|spec| contents(problem, &inputs, spec));
+        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+        Ok(Observation::of_text(&module, &read, &buffers, &SimOptions::default())?)
     }
 
     /// The lines at which a warp of the main step's middle block waits on a card, as shares of its time, most of it

@@ -360,11 +360,17 @@ impl Declared {
     /// # Errors
     /// As [`check_declared`].
     pub(crate) fn kernel(&self, problem: &Problem) -> Result<PtxKernel, OwnError> {
+        Ok(self.kernel_of(problem)?.1)
+    }
+
+    /// Its text, and what the simulator reads of it.
+    pub(crate) fn kernel_of(&self, problem: &Problem) -> Result<(Module, PtxKernel), OwnError> {
         let launch = self.launch(problem)?;
         let file = &self.text;
         let wrong = |error: SimError| OwnError::NotSimulated(file.clone(), error.to_string());
         let module = Module::read(&self.ptx).map_err(|error| wrong(error.into()))?;
         let asked = PtxLaunch::of(&launch, file.clone());
-        PtxKernel::read(&module, &self.entry, &asked).map_err(wrong)
+        let read = PtxKernel::read(&module, &self.entry, &asked).map_err(wrong)?;
+        Ok((module, read))
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{BUFFERS, Declaration, Declared, OwnError, PREFIX, of_toml, served};
 use crate::foreign::{self, CompileError, Source};
 use crate::render::few;
+use crate::sandbox::Confinement;
 
 /// Bytes of a text of a declared kernel, which is read and compiled whole.
 const MOST_TEXT: u64 = 8 * files::SMALL;
@@ -332,6 +333,7 @@ impl Template {
             target,
             options: &options,
             limit: TO_COMPILE,
+            confinement: Confinement::Sandboxed,
         });
         let of_user = |said: String| said.replace(&file.display().to_string(), path);
         match made {
