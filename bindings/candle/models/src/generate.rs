@@ -1,7 +1,5 @@
 //! Greedy tokens of candle-transformers' models with random weights.
 
-use std::time::{Duration, Instant};
-
 use candle::{DType, Device, Result, Tensor};
 use candle_transformers::models::{llama, mistral, qwen3};
 use serde::de::DeserializeOwned;
@@ -48,16 +46,6 @@ impl Sizes {
         positions: 256,
     };
 
-    /// A Llama of about a billion weights.
-    pub const BILLION: Sizes = Sizes {
-        layers: 16,
-        heads: [32, 8],
-        head_dim: 64,
-        intermediate: 8192,
-        vocabulary: 32_000,
-        positions: 16_384,
-    };
-
     /// The `config.json` of a model, with what each of them asks for.
     fn config<T: DeserializeOwned>(&self, flash: bool) -> Result<T> {
         let config = json!({
@@ -79,10 +67,6 @@ pub struct Generated {
     pub tokens: Vec<u32>,
     /// Their logits, `[vocabulary]` each.
     pub logits: Vec<Vec<f32>>,
-    /// From the prompt to its logits on the host.
-    pub prefill: Duration,
-    /// All other tokens.
-    pub decode: Duration,
 }
 
 /// Generates `new` tokens with a model of [`load`].
@@ -90,7 +74,6 @@ pub fn generate(step: &mut Step, device: &Device, prompt: &[u32], new: usize) ->
     let (mut tokens, mut all_logits) = (Vec::new(), Vec::new());
     let mut next = prompt.to_vec();
     let mut position = 0;
-    let (started, mut prefill) = (Instant::now(), Duration::ZERO);
     while tokens.len() < new {
         let input = Tensor::new(next.as_slice(), device)?.unsqueeze(0)?;
         let logits = step(&input, position)?
@@ -98,9 +81,6 @@ pub fn generate(step: &mut Step, device: &Device, prompt: &[u32], new: usize) ->
             .to_dtype(DType::F32)?
             .to_vec1::<f32>()?;
         position += next.len();
-        if tokens.is_empty() {
-            prefill = started.elapsed();
-        }
         let largest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
         next = vec![largest.unwrap_or_default() as u32];
         tokens.extend(&next);
@@ -109,8 +89,6 @@ pub fn generate(step: &mut Step, device: &Device, prompt: &[u32], new: usize) ->
     Ok(Generated {
         tokens,
         logits: all_logits,
-        prefill,
-        decode: started.elapsed() - prefill,
     })
 }
 
