@@ -161,6 +161,13 @@ impl<'a, M: Memory> Operands<'a, M> {
         Some(self.find(name)?.parts().2)
     }
 
+    /// The same by its word, which the buffers of launches have: to compare few costs less than to look up the name.
+    #[doc(hidden)]
+    pub fn memory_of_word(&self, word: &str) -> Option<M::Ref<'_>> {
+        let found = self.given.iter().find(|(given, _)| given.as_str() == word);
+        found.map(|(_, given)| given.parts().2)
+    }
+
     fn find(&self, name: Name) -> Option<&Given<'a, M>> {
         let found = self.given.iter().find(|(given, _)| *given == name);
         found.map(|(_, given)| given)

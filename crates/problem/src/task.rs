@@ -239,7 +239,7 @@ fn of_problem(problem: &Problem) -> Vec<TensorSpec> {
     let (batch, heads) = (problem.batch(), problem.num_heads());
     let read = |name, element: DType, layout: Layout| TensorSpec::new(name, Access::Read, element, layout);
     let dtype = problem.dtype();
-    let mut specs = Vec::with_capacity(16);
+    let mut specs = Vec::with_capacity(8);
     specs.extend([
         read(Name::Q, dtype, *problem.q_layout()),
         read(Name::K, dtype, *problem.k_layout()),

@@ -9,7 +9,9 @@ use flashcore_kernels::{
     Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, checks, merge_states, select_with,
 };
 use flashcore_problem::{AnyTask, Name, Operands, Problem, Task, TensorSpec};
-use quick_cache::sync::Cache;
+use quick_cache::UnitWeighter;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use rustc_hash::FxBuildHasher;
 
 use crate::kept::{Key, Wanted};
 use crate::plans::Plans;
@@ -130,12 +132,11 @@ impl Ready {
             if buffer == "workspace" {
                 return workspace;
             }
-            let name = Name::from_word(buffer)?;
             // Q is rotated in place where none is given.
-            let of_q = || operands.memory(Name::QOut).filter(|_| name == Name::Q);
-            match operands.memory(name).or_else(of_q) {
+            let of_q = || operands.memory(Name::QOut).filter(|_| buffer == Name::Q.as_str());
+            match operands.memory_of_word(buffer).or_else(of_q) {
                 // The kernel of a schedule has an argument for it, and does not read it.
-                None if part == Steps::Schedule && name == Name::BlockTable => self.unread(),
+                None if part == Steps::Schedule && buffer == Name::BlockTable.as_str() => self.unread(),
                 given => given,
             }
         })
@@ -201,7 +202,21 @@ pub(crate) struct CudaAttention {
     checks: bool,
     kernels: KernelCache,
     compiled: Compiled<Function>,
-    ready: Cache<Key, Arc<Ready>>,
+    ready: Kept,
+}
+
+/// Plans by their tasks, which no attacker picks: the default hasher takes as long as the rest of a look-up.
+type Kept = Cache<Key, Arc<Ready>, UnitWeighter, FxBuildHasher>;
+
+fn none_kept() -> Kept {
+    let most = KEPT_PLANS as u64;
+    Cache::with(
+        KEPT_PLANS,
+        most,
+        UnitWeighter,
+        FxBuildHasher,
+        DefaultLifecycle::default(),
+    )
 }
 
 impl CudaAttention {
@@ -220,7 +235,7 @@ impl CudaAttention {
             checks: checks.unwrap_or_else(device_checks::of_environment),
             kernels: KernelCache::default(),
             compiled: Compiled(Recent::new(RECENT_KERNELS)),
-            ready: Cache::new(KEPT_PLANS),
+            ready: none_kept(),
         })
     }
 
@@ -245,7 +260,7 @@ impl CudaAttention {
 
     /// Forgets the plans that were made with other tables.
     pub(crate) fn forget_plans(&mut self) {
-        self.ready = Cache::new(KEPT_PLANS);
+        self.ready = none_kept();
     }
 
     fn compile(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<(Choice, Vec<Function>), Error> {
