@@ -150,6 +150,6 @@ impl Call {
         if place == Place::Cpu {
             check_apart(&self.tensors, &[K_CACHE, V_CACHE, SEQUSED, Q_OUT])?;
         }
-        work.run(torch, place, &*attention_on(place, None, 0)?)
+        work.run(torch, &*attention_on(place, None, 0)?)
     }
 }

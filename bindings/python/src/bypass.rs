@@ -3,7 +3,6 @@
 //! anything is unusual the result is None, and operators are called, which serve it, writing the same keys again, or
 //! say what is wrong. What the machine got wrong is raised, as operators do: it would fail there once more.
 
-use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null;
 
@@ -144,24 +143,24 @@ pub(crate) fn call<'py>(
             &options,
             appended.as_mut().map(|new| (new, interleaved)),
         )?;
-        let mut handles = [Some(out), lse.filter(|_| with_lse), None, None, None];
+        let mut results = [Some(out), lse.filter(|_| with_lse), None, None, None];
         if more {
             let seed = Foreign::fresh_dense("seed", U64, small.place, &[2]);
             let offset = Foreign::fresh_dense("offset", U64, small.place, &[]);
             let mask = Foreign::fresh_dense("mask", small.element, small.place, &[0]);
-            for (place, like) in handles[2..].iter_mut().zip([seed, offset, mask]) {
+            for (place, like) in results[2..].iter_mut().zip([seed, offset, mask]) {
                 *place = Some(torch.empty(&like)?);
             }
         }
-        Ok(handles.map(|tensor| tensor.map_or(0, Tensor::into_stack)))
+        Ok(results)
     });
     let counted = match &results {
         Ok(None) => Ok(()), // the operators count
         _ if append.is_some() => wrote(&[tensors.get_item(K)?, tensors.get_item(V)?]),
         _ => Ok(()),
     };
-    let Some(handles) = results? else { return Ok(None) };
-    let made = wrap.tensors(handles.into_iter().filter(|&handle| handle != 0))?;
+    let Some(results) = results? else { return Ok(None) };
+    let made = wrap.tensors(results)?;
     counted.map(|()| Some(made))
 }
 
@@ -180,15 +179,16 @@ impl<'py> Wrap<'py> {
         Some(Wrap(wrap.bind(py)))
     }
 
-    /// Takes over tensors, by handles that are not null.
-    pub(crate) fn tensors(&self, handles: impl Iterator<Item = u64>) -> PyResult<Bound<'py, PyList>> {
+    /// Python's tensors of these, which the function takes over.
+    pub(crate) fn tensors<const N: usize>(&self, tensors: [Option<Tensor<'_>>; N]) -> PyResult<Bound<'py, PyList>> {
         let py = self.0.py();
         let capsules = PyList::empty(py);
-        for handle in handles {
-            let handle: *mut c_void = std::ptr::with_exposed_provenance_mut(handle as usize);
+        for tensor in tensors.iter().flatten() {
             // SAFETY: a handle is not null; the capsule frees nothing, since the handle becomes the function's.
-            capsules.append(unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(handle, null(), None)) }?)?;
+            capsules
+                .append(unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(tensor.handle, null(), None)) }?)?;
         }
+        std::mem::forget(tensors);
         Ok(self.0.call1((capsules,))?.cast_into::<PyList>()?)
     }
 }
@@ -198,7 +198,7 @@ fn without_lock<T: Send>(py: Python<'_>, compute: impl FnOnce() -> Result<T, Err
     let compute = || may_compute().and_then(|()| compute());
     match py.detach(|| catch_unwind(AssertUnwindSafe(compute))) {
         Ok(Ok(results)) => Ok(Some(results)),
-        Ok(Err(error)) if error.is_certain() => Err(PyRuntimeError::new_err(error.to_string())),
+        Ok(Err(error)) if error.is_certain() => Err(error.into()),
         Ok(Err(_)) => Ok(None),
         Err(_) => Err(PyRuntimeError::new_err(PANICKED)),
     }

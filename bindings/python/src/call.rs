@@ -26,15 +26,11 @@ use crate::table::{GIVEN, K, LSE, OUT, Q, TENSORS, V};
 /// The tensors that a call was given, by their places in the table: those of a forward pass, and out.
 type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; GIVEN + 1];
 
-/// What tells of PyTorch's plain tensors without an object for each, and what allocates for them.
-type Plain = (&'static Exchange, &'static Libtorch);
-
-/// The tensors of a call, imported, and where it will run.
+/// Where a call will run, and what it needs besides its tensors.
 struct Call<'py> {
     options: Options,
     place: Place,
     attention: Arc<Attention>,
-    operands: Operands,
     /// What holds their memory, but that of plain tensors.
     held: Vec<Imported>,
     stream: Option<CallStream>,
@@ -42,20 +38,25 @@ struct Call<'py> {
     framework: Framework<'py>,
     /// The library's object for `stream`, where that is not its current one.
     foreign_stream: Option<Bound<'py, PyAny>>,
-    plain: Option<Plain>,
+    /// What allocates for PyTorch's plain tensors.
+    torch: Option<&'static Libtorch>,
 }
 
 impl<'py> Call<'py> {
-    /// Imports the tensors.
-    fn gather(given: &Given<'_, 'py>, stream: Option<&Bound<'py, PyAny>>, mut options: Options) -> PyResult<Call<'py>> {
+    /// Imports the tensors: `operands` are absent ones before.
+    fn gather(
+        given: &Given<'_, 'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        mut options: Options,
+        operands: &mut Operands,
+    ) -> PyResult<Call<'py>> {
         may_compute()?;
         let framework = Framework::of(given[Q].ok_or_else(|| value("q was not given"))?);
-        let mut operands = [Foreign::ABSENT; TENSORS.len()];
-        let plain = match &framework {
-            Framework::Torch(torch) => look(torch, given, &mut operands)?,
+        let torch = match &framework {
+            Framework::Torch(torch) => look(torch, given, operands)?,
             _ => None,
         };
-        if let (Some((_, torch)), Place::Cuda(ordinal)) = (plain, operands[Q].place) {
+        if let (Some(torch), Place::Cuda(ordinal)) = (torch, operands[Q].place) {
             let current = torch.current_stream(ordinal)?;
             let attention = attention_on(operands[Q].place, options.kernel, 0)?;
             let wanted = stream.map(handle_of).transpose()?;
@@ -67,12 +68,11 @@ impl<'py> Call<'py> {
                         options,
                         place: operands[Q].place,
                         attention,
-                        operands,
                         held: Vec::new(),
                         stream: Some(current),
                         framework,
                         foreign_stream: None,
-                        plain,
+                        torch: Some(torch),
                     });
                 }
             }
@@ -114,7 +114,7 @@ impl<'py> Call<'py> {
             }
             _ => None,
         };
-        operands = [Foreign::ABSENT; TENSORS.len()];
+        operands.fill(Foreign::ABSENT);
         let mut held = Vec::with_capacity(requests.len());
         for (n, request) in requests {
             let imported = request.import(call_stream.as_ref())?;
@@ -137,35 +137,31 @@ impl<'py> Call<'py> {
             options,
             place,
             attention,
-            operands,
             held,
             stream: call_stream,
             framework,
             foreign_stream,
-            plain: None,
+            torch: None,
         })
     }
 
-    /// The call, checked; an output that is given overlaps no input.
-    fn bind(&self) -> PyResult<bind::Checked> {
-        let bound = bind::forward(&self.operands, &self.options)?;
-        check_apart(&self.operands, &[OUT])?;
-        Ok(bound)
-    }
-
-    /// Memory for a result, of q's library.
-    fn allocate(&mut self, like: &Bound<'py, PyAny>, n: usize, result: &Foreign) -> PyResult<Bound<'py, PyAny>> {
-        if let (Some((_, torch)), Some(wrap)) = (self.plain, Wrap::of_torch(like.py()))
-            && let Ok((tensor, made)) = torch.allocate(*result)
-        {
-            self.operands[n] = made;
-            return wrap.tensors([tensor.into_stack()].into_iter())?.get_item(0);
-        } // else PyTorch says in Python why there is no memory
+    /// Memory for a result, of q's library, and where it is.
+    fn allocate(
+        &mut self,
+        like: &Bound<'py, PyAny>,
+        operand: &mut Foreign,
+        result: &Foreign,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let (Some(torch), Some(wrap)) = (self.torch, Wrap::of_torch(like.py())) {
+            let (tensor, made) = torch.allocate(*result)?;
+            *operand = made;
+            return wrap.tensors([Some(tensor)])?.get_item(0);
+        }
         let shape: Vec<usize> = result.sizes().iter().map(|&size| size as usize).collect();
         let swapped = result.rank == 4 && result.strides[1] < result.strides[2];
         let object = self.empty(like, &shape, swapped, &name_of(result.element))?;
         let imported = Request::new(result.name, &object)?.import(self.stream.as_ref())?;
-        self.operands[n] = imported.foreign;
+        *operand = imported.foreign;
         self.held.push(imported);
         Ok(object)
     }
@@ -182,15 +178,14 @@ impl<'py> Call<'py> {
     }
 
     /// Computes; other Python threads run meanwhile.
-    fn run(&self, py: Python<'py>, like: &Bound<'py, PyAny>, bound: &bind::Checked) -> PyResult<()> {
+    fn run(&self, like: &Bound<'py, PyAny>, bound: &bind::Checked, operands: &Operands) -> PyResult<()> {
         let Some(problem) = &bound.problem else { return Ok(()) };
-        let (attention, work) = (&*self.attention, Work::of(problem, &self.operands, None));
+        let (py, attention, work) = (like.py(), &*self.attention, Work::of(problem, operands, None));
         let Some(CallStream { stream }) = &self.stream else {
             return Ok(py.detach(|| work.on_host(attention))?);
         };
-        let place = self.place;
-        if let Some((_, torch)) = self.plain {
-            return Ok(py.detach(|| work.run(torch, place, attention))?);
+        if let Some(torch) = self.torch {
+            return Ok(py.detach(|| work.run_in(stream, torch, attention))?);
         }
         // What is allocated is held until the work is enqueued: its library frees it in the order of the stream, or the
         // call waits for the work.
@@ -221,7 +216,7 @@ impl<'py> Call<'py> {
             return Ok(enqueued?);
         }
         let (_held, address) = self.workspace(like, needed)?;
-        let work = Work::of(problem, &self.operands, None);
+        let work = Work::of(problem, operands, None);
         Ok(py.detach(|| work.enqueue(attention, stream, |_| Some(address)))?)
     }
 
@@ -237,11 +232,15 @@ impl<'py> Call<'py> {
 }
 
 /// PyTorch's plain CUDA tensors are looked at where they are, without an object for each. `None` where one is another.
-fn look<'py>(torch: &Bound<'py, PyAny>, given: &Given<'_, 'py>, operands: &mut Operands) -> PyResult<Option<Plain>> {
+fn look<'py>(
+    torch: &Bound<'py, PyAny>,
+    given: &Given<'_, 'py>,
+    operands: &mut Operands,
+) -> PyResult<Option<&'static Libtorch>> {
     let (Some(exchange), Ok(libtorch)) = (Exchange::of_torch(torch.py()), libtorch(torch)?) else {
         return Ok(None);
     };
-    if forward_mode(torch)?.is_some() {
+    if forward_mode(torch.py())?.is_some() {
         return Ok(None);
     }
     let recorded = records_gradients(torch)?;
@@ -256,7 +255,7 @@ fn look<'py>(torch: &Bound<'py, PyAny>, given: &Given<'_, 'py>, operands: &mut O
     let ranks = [Q, K, V, OUT]
         .iter()
         .all(|&n| operands[n].rank == 4 || !operands[n].is_given());
-    Ok((ranks && operands.iter().all(same)).then_some((exchange, libtorch)))
+    Ok((ranks && operands.iter().all(same)).then_some(libtorch))
 }
 
 /// The order of a new output's dimensions in memory: q's.
@@ -276,16 +275,21 @@ pub(crate) fn compute<'py>(
     stream: Option<&Bound<'py, PyAny>>,
     options: Options,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let mut call = Call::gather(&given, stream, options)?;
-    let bound = call.bind()?;
+    let mut operands = [Foreign::ABSENT; TENSORS.len()];
+    let mut call = Call::gather(&given, stream, options, &mut operands)?;
+    let bound = bind::forward(&operands, &call.options)?;
+    check_apart(&operands, &[OUT])?; // an output that is given
     let q = given[Q].ok_or_else(|| value("q was not given"))?;
     let [of_out, of_lse, _] = &bound.results;
     let out = match given[OUT] {
         Some(out) => out.clone(),
-        None => call.allocate(q, OUT, of_out)?,
+        None => call.allocate(q, &mut operands[OUT], of_out)?,
     };
-    let lse = options.return_lse.then(|| call.allocate(q, LSE, of_lse)).transpose()?;
-    call.run(py, q, &bound)?;
+    let lse = options
+        .return_lse
+        .then(|| call.allocate(q, &mut operands[LSE], of_lse))
+        .transpose()?;
+    call.run(q, &bound, &operands)?;
     if given[OUT].is_some() {
         wrote(std::slice::from_ref(&out))?;
     }
@@ -306,8 +310,10 @@ pub(crate) fn explain<'py>(
     stream: Option<&Bound<'py, PyAny>>,
     options: Options,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let call = Call::gather(&given, stream, options)?;
-    let bound = call.bind()?;
+    let mut operands = [Foreign::ABSENT; TENSORS.len()];
+    let call = Call::gather(&given, stream, options, &mut operands)?;
+    let bound = bind::forward(&operands, &call.options)?;
+    check_apart(&operands, &[OUT])?;
     let problem = bound.problem.ok_or_else(|| value("there is nothing to compute"))?; // lengths are equal
-    describe(py, &problem, call.place, &call.attention, alignment(&call.operands)).map(Bound::into_any)
+    describe(py, &problem, call.place, &call.attention, alignment(&operands)).map(Bound::into_any)
 }

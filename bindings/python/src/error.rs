@@ -8,6 +8,7 @@ use flashcore::ProblemError;
 use flashcore::cuda::CudaError;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 /// Why a call is refused, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -65,10 +66,22 @@ impl From<Error> for PyErr {
         match error {
             Error::DType(says) => type_(says),
             Error::Value(says) => value(says),
-            Error::NoMemory(says) | Error::Forked(says) => PyRuntimeError::new_err(says),
+            Error::NoMemory(says) => no_memory(says),
+            Error::Forked(says) => PyRuntimeError::new_err(says),
             Error::Library(error) => raise(error),
         }
     }
+}
+
+/// What PyTorch's allocator raises: an error of its own where a GPU is out of memory.
+fn no_memory(says: String) -> PyErr {
+    Python::attach(|py| {
+        let class = py.import("torch").and_then(|torch| torch.getattr("OutOfMemoryError"));
+        match class.map(Bound::cast_into::<PyType>) {
+            Ok(Ok(class)) if says.contains("out of memory") => PyErr::from_type(class, says),
+            _ => PyRuntimeError::new_err(says),
+        }
+    })
 }
 
 /// The exception for an error of the library. Its message is the library's own.

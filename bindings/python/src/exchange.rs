@@ -16,6 +16,7 @@ use crate::frameworks::torch_tensor;
 pub(crate) struct Exchange {
     /// `torch.Tensor`: an object of a class derived from it may not be what its memory holds.
     class: Py<PyAny>,
+    is_neg: Py<PyAny>,
     view: unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_int,
 }
 
@@ -45,6 +46,7 @@ impl Exchange {
         }
         Some(Exchange {
             class: class.clone().unbind(),
+            is_neg: class.getattr("is_neg").ok()?.unbind(),
             view: table.dltensor_from_py_object_no_sync?,
         })
     }
@@ -60,7 +62,7 @@ impl Exchange {
     ) -> PyResult<Option<Foreign>> {
         let py = object.py();
         if !object.get_type().is(&self.class)
-            || (!holds_its_values && object.call_method0(intern!(py, "is_neg"))?.is_truthy()?)
+            || (!holds_its_values && self.is_neg.bind(py).call1((object,))?.is_truthy()?)
             || (!may_require_gradients && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
         {
             return Ok(None);

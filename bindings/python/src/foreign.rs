@@ -2,6 +2,7 @@
 //! description in Python's objects.
 
 use std::fmt;
+use std::ops::Range;
 
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
 use flashcore::{DType, Layout};
@@ -231,10 +232,9 @@ impl Foreign {
         (last as usize + 1) * size // strides are not negative: the layout was checked
     }
 
-    fn overlaps(&self, other: &Foreign) -> bool {
-        let [ours, theirs] =
-            [self, other].map(|tensor| tensor.address()..tensor.address() + tensor.span_bytes() as u64);
-        !ours.is_empty() && !theirs.is_empty() && ours.start < theirs.end && theirs.start < ours.end
+    /// The addresses of its bytes, gaps included.
+    fn span(&self) -> Range<u64> {
+        self.address()..self.address() + self.span_bytes() as u64
     }
 
     /// The same tensor with dimensions 1 and 2 swapped.
@@ -376,11 +376,15 @@ impl Foreign {
 
 /// Refuses a tensor that is written and has bytes between the addresses of another one.
 pub(crate) fn check_apart(tensors: &[Foreign], written: &[usize]) -> Result<(), Error> {
-    for (n, &to) in written.iter().enumerate() {
-        let others = (0..tensors.len()).filter(|other| !written[..=n].contains(other));
-        let given = others.map(|other| &tensors[other]).filter(|other| other.is_given());
-        let to = &tensors[to];
-        if let Some(other) = given.filter(|_| to.is_given()).find(|other| to.overlaps(other)) {
+    for (n, &to) in written.iter().enumerate().filter(|(_, to)| tensors[**to].is_given()) {
+        let (to, at) = (&tensors[to], tensors[to].span());
+        let mut others = tensors.iter().enumerate().filter(|(_, other)| other.is_given());
+        let shared = others.find(|(place, other)| {
+            let theirs = other.span();
+            let is_apart = at.end <= theirs.start || theirs.end <= at.start || at.is_empty() || theirs.is_empty();
+            !is_apart && !written[..=n].contains(place)
+        });
+        if let Some((_, other)) = shared {
             let name = to.name;
             return Err(format!(
                 "{name} shares memory with {}: both have bytes between the same addresses, as interleaved views of one \

@@ -162,11 +162,10 @@ pub(crate) fn records_gradients(torch: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// PyTorch's module of derivatives in forward mode, if the program computes some now.
-pub(crate) fn forward_mode<'py>(torch: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let py = torch.py();
-    let forward_ad = torch
-        .getattr(intern!(py, "autograd"))?
-        .getattr(intern!(py, "forward_ad"))?;
+pub(crate) fn forward_mode(py: Python<'_>) -> PyResult<Option<&Bound<'_, PyAny>>> {
+    static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let find = || Ok::<_, PyErr>(py.import("torch.autograd.forward_ad")?.into_any().unbind());
+    let forward_ad = MODULE.get_or_try_init(py, find)?.bind(py);
     let level: i64 = forward_ad.getattr(intern!(py, "_current_level"))?.extract()?;
     Ok((level >= 0).then_some(forward_ad))
 }
@@ -176,11 +175,16 @@ pub(crate) fn wrote(tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
     let Some(torch) = tensors.first().and_then(torch_of) else {
         return Ok(());
     };
+    static COUNT: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
     let py = torch.py();
-    let module = torch.getattr(intern!(py, "_C"))?;
-    let Some(count) = module.getattr_opt(intern!(py, "_increment_version"))? else {
+    let find = || {
+        let count = torch.getattr("_C")?.getattr_opt("_increment_version")?;
+        Ok::<_, PyErr>(count.map(Bound::unbind))
+    };
+    let Some(count) = COUNT.get_or_try_init(py, find)? else {
         return Ok(());
     };
+    let count = count.bind(py);
     match count.call1((PyTuple::new(py, tensors)?,)) {
         Ok(_) => Ok(()),
         // Tensors of inference mode count no writes, and to ask them first takes as long.
@@ -206,7 +210,7 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
         return Ok(object.clone());
     };
     let py = object.py();
-    if let Some(forward_ad) = forward_mode(&torch)? {
+    if let Some(forward_ad) = forward_mode(py)? {
         let dual = forward_ad.call_method1(intern!(py, "unpack_dual"), (object,))?;
         if !dual.getattr(intern!(py, "tangent"))?.is_none() {
             return Err(unserved(format!(

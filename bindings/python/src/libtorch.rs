@@ -243,8 +243,13 @@ impl Libtorch {
 /// A reference to a tensor, given back when dropped.
 pub(crate) struct Tensor<'a> {
     torch: &'a Libtorch,
-    handle: Handle,
+    pub(crate) handle: Handle,
 }
+
+// SAFETY: PyTorch counts a tensor's references with atomics, and any thread may read where it is and free it.
+unsafe impl Send for Tensor<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Tensor<'_> {}
 
 impl Drop for Tensor<'_> {
     fn drop(&mut self) {

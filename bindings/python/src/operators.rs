@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use std::slice;
 use std::sync::OnceLock;
 
-use flashcore::cuda::Stream;
-use flashcore::{Device, ProblemBuilder};
+use flashcore::ProblemBuilder;
 use libloading::library_filename;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -20,7 +19,7 @@ use crate::error::{Error, may_compute, type_};
 use crate::foreign::{Foreign, I32, Place, element_named};
 use crate::libtorch::{Kernel, Libtorch, Tensor};
 use crate::options::{MEMORY_OF_Q, NUMBERS, Options, bits_of};
-use crate::run::{Work, alignment, attention_on, slowness, tell_if_gathered, tell_if_slow};
+use crate::run::{Work, alignment, attention_on, current_stream, slowness, tell_if_gathered, tell_if_slow};
 use crate::schedule::Kept;
 use crate::table::{APPEND_KV, K, LENGTHS, OPERATORS, Q, TENSORS, V, word};
 
@@ -169,7 +168,7 @@ pub(crate) fn run(torch: &Libtorch, bound: &Checked, operands: &Operands, kept: 
     if place != Place::Cpu && problem.gradient_layouts().is_some() {
         tell_if_slow(torch, &attention, problem, alignment(operands))?;
     }
-    Work::of(problem, operands, kept).run(torch, place, &attention)?;
+    Work::of(problem, operands, kept).run(torch, &attention)?;
     tell_if_gathered(torch, problem); // not of a call that is refused
     Ok(())
 }
@@ -183,9 +182,7 @@ pub(crate) fn check(torch: &Libtorch, bound: &Checked, operands: &Operands, kept
     let attention = attention_on(bound.place, None, bound.options.sm_margin)?;
     let Some(kept) = kept else { return Ok(()) };
     kept.check(bound.place, problem, bound.options.sm_margin)?;
-    if let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), bound.place) {
-        // SAFETY: PyTorch's current stream lives as long as PyTorch.
-        let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
+    if let Some(stream) = current_stream(torch, &attention)? {
         let schedule = kept.schedule(&attention, &stream)?;
         if !schedule.serves(&attention.prepare_aligned(problem, alignment(operands))?) {
             return Err(kept.of_another_plan());

@@ -10,6 +10,8 @@ use flashcore::{
     Attention, Cuda, Device, DeviceSliceMut, Host, KernelId, Memory, Name, Problem, Task, TensorSpec, View, ViewMut,
 };
 use quick_cache::sync::Cache;
+use quick_cache::{Lifecycle, UnitWeighter};
+use rustc_hash::FxBuildHasher;
 
 use crate::bind::Operands;
 use crate::error::Error;
@@ -22,11 +24,27 @@ use crate::threads::on_threads;
 /// How many are kept. Each holds recent plans; the compiled kernels are its context's, which all share.
 const MOST_KNOWN: usize = 64;
 
+/// A device, a kernel that was asked for, and how many multiprocessors are left to other work.
+type Wanted = (Place, Option<String>, u32);
+type Known = Cache<Wanted, Arc<Attention>, UnitWeighter, FxBuildHasher, KeepsPlain>;
+
+/// Those that nothing special was asked of stay: most calls use them.
+#[derive(Clone)]
+struct KeepsPlain;
+
+impl Lifecycle<Wanted, Arc<Attention>> for KeepsPlain {
+    type RequestState = ();
+
+    fn is_pinned(&self, (_, kernel, sm_margin): &Wanted, _: &Arc<Attention>) -> bool {
+        kernel.is_none() && *sm_margin == 0
+    }
+}
+
 /// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once and kept while it is
 /// used.
 pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
-    type Known = Cache<(Place, Option<String>, u32), Arc<Attention>>;
-    static KNOWN: LazyLock<Known> = LazyLock::new(|| Cache::new(MOST_KNOWN));
+    static KNOWN: LazyLock<Known> =
+        LazyLock::new(|| Cache::with(MOST_KNOWN, MOST_KNOWN as u64, UnitWeighter, FxBuildHasher, KeepsPlain));
     let of = (place, kernel.as_ref().map(KernelId::to_string), sm_margin);
     KNOWN.get_or_insert_with(&of, || {
         let device = match place {
@@ -40,6 +58,16 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u3
         };
         Ok(Arc::new(Attention::with(device, options)?))
     })
+}
+
+/// PyTorch's current stream on the device of an `Attention`; `None` for the CPU.
+pub(crate) fn current_stream(torch: &Libtorch, attention: &Attention) -> Result<Option<Stream>, Error> {
+    let Device::Cuda(context) = attention.device() else {
+        return Ok(None);
+    };
+    let handle = torch.current_stream(context.ordinal())?;
+    // SAFETY: PyTorch's current stream lives as long as PyTorch.
+    Ok(Some(unsafe { Stream::from_raw(&context, handle) }?))
 }
 
 /// A task with its tensors, which are in the order of `names`.
@@ -71,12 +99,16 @@ impl<'a> Work<'a, Problem> {
 
 impl<T: Task + Sync> Work<'_, T> {
     /// Computes in PyTorch's current stream, or on as many threads as it has.
-    pub(crate) fn run(self, torch: &Libtorch, place: Place, attention: &Attention) -> Result<(), Error> {
-        let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
-            return on_threads(torch.num_threads(), || self.on_host(attention));
-        };
-        // SAFETY: PyTorch's current stream lives as long as PyTorch.
-        let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
+    pub(crate) fn run(self, torch: &Libtorch, attention: &Attention) -> Result<(), Error> {
+        match current_stream(torch, attention)? {
+            Some(stream) => self.run_in(&stream, torch, attention),
+            None => on_threads(torch.num_threads(), || self.on_host(attention)),
+        }
+    }
+
+    /// Enqueues in PyTorch's current stream.
+    pub(crate) fn run_in(self, stream: &Stream, torch: &Libtorch, attention: &Attention) -> Result<(), Error> {
+        let place = Place::Cuda(stream.context().ordinal());
         let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
         let workspace = |bytes| match torch.allocate(Foreign::fresh_dense("workspace", BYTE, place, &[bytes])) {
             Ok((tensor, at)) => {
@@ -88,7 +120,7 @@ impl<T: Task + Sync> Work<'_, T> {
                 None
             }
         };
-        let result = self.enqueue(attention, &stream, workspace);
+        let result = self.enqueue(attention, stream, workspace);
         made.map(drop)?; // the memory, which PyTorch frees in the order of the stream, or why there is none
         result
     }

@@ -12,9 +12,7 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use flashcore::cuda::{Context, DeviceSlice, Stream};
-use flashcore::{
-    Attention, DType, Device, ElementType, KvLengths, Mask, Prepared, Problem, QLengths, Task, TensorSpec,
-};
+use flashcore::{Attention, DType, ElementType, KvLengths, Mask, Prepared, Problem, QLengths, Task, TensorSpec};
 use pyo3::prelude::*;
 
 use crate::bind::{self, Operands};
@@ -23,7 +21,7 @@ use crate::foreign::{Foreign, I32, Place, element_of_torch};
 use crate::libtorch::{Libtorch, Tensor};
 use crate::operators::{Results, found, options_of};
 use crate::options::Options;
-use crate::run::{attention_on, on_device};
+use crate::run::{attention_on, current_stream, on_device};
 use crate::table::{BLOCK_TABLE, K, LENGTHS, Q, SEQUSED_K, TENSORS, V};
 
 /// A schedule that was made, and what for.
@@ -46,11 +44,6 @@ struct Workspace(
     #[expect(dead_code, reason = "it holds the memory")] Tensor<'static>,
     Foreign,
 );
-
-// SAFETY: PyTorch counts a tensor's references with atomics, and any thread may read where it is and free it.
-unsafe impl Send for Workspace {}
-// SAFETY: as above.
-unsafe impl Sync for Workspace {}
 
 /// Those whose objects live, and the number of the last one.
 #[derive(Default)]
@@ -153,15 +146,13 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
             on_gpu,
         })
     };
-    let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
+    let Some(stream) = current_stream(torch, &attention)? else {
         if is_new {
             keep(new(None));
         }
         return token(is_new);
     };
-    // SAFETY: PyTorch's current stream lives as long as PyTorch.
-    let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
-    let is_captured = stream.is_captured()?;
+    let (context, is_captured) = (stream.context(), stream.is_captured()?);
     let made = match before {
         Some(before) => before,
         None => {
@@ -185,10 +176,10 @@ pub(crate) fn make<'a>(torch: &'a Libtorch, operands: &mut Operands, numbers: &[
     if of.stream != stream.as_raw() && !is_captured {
         return Err("out was made in another stream than this one: make it in that one".into());
     }
-    let schedule = schedule_at(&context, &of.prepared, &of.workspace.1).ok_or(for_another)?;
+    let schedule = schedule_at(context, &of.prepared, &of.workspace.1).ok_or(for_another)?;
     let is_lengths = |spec: &TensorSpec| spec.element == ElementType::I32;
     let specs: Vec<TensorSpec> = problem.tensors().into_iter().filter(is_lengths).collect();
-    let lengths = on_device(&context, &specs, &TENSORS, operands)?;
+    let lengths = on_device(context, &specs, &TENSORS, operands)?;
     if is_captured {
         hold(number, &made);
     }
