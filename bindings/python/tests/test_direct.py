@@ -232,6 +232,9 @@ def test_memory_that_there_is_not_is_asked_for_once(monkeypatch, no_memory):
     with pytest.raises(torch.OutOfMemoryError if device == "cuda" else RuntimeError, match="^cannot allocate"):
         flash_attn_func(q, k, v)
     assert counted.calls == 0
+    if device == "cuda":  # PyTorch's own message would tell of a second time
+        with pytest.raises(torch.OutOfMemoryError, match="^cannot allocate"):
+            flashcore_attn.attention(q, k, v)
 
 
 def test_all_that_attention_is_given_goes_round_the_dispatcher(tensors, monkeypatch):
