@@ -185,8 +185,8 @@ impl<'py> Wrap<'py> {
         let capsules = PyList::empty(py);
         for tensor in tensors.iter().flatten() {
             // SAFETY: a handle is not null; the capsule frees nothing, since the handle becomes the function's.
-            capsules
-                .append(unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(tensor.handle, null(), None)) }?)?;
+            let capsule = unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(tensor.handle, null(), None)) };
+            capsules.append(capsule?)?;
         }
         std::mem::forget(tensors);
         Ok(self.0.call1((capsules,))?.cast_into::<PyList>()?)
