@@ -29,12 +29,12 @@ fn family(template: &Template) -> Family {
         Box::leak(words.into_boxed_slice())
     };
     let name = template.label[PREFIX.len()..].to_string();
-    let named = Lever::words("kernel", words(vec![(name.clone(), name)]), "the user's kernel");
+    let named = Lever::words(words(vec![(name.clone(), name)])).named("kernel", "the user's kernel");
     let of_parameter = |(name, values): (&String, &Vec<Value>)| {
         let spelled = values
             .iter()
             .map(|value| (value.to_string(), format!("-{name}{value}")));
-        Lever::words(kept(name.clone()), words(spelled.collect()), MEANING)
+        Lever::words(words(spelled.collect())).named(kept(name.clone()), MEANING)
     };
     let of_parameters = template.parameters().iter().map(of_parameter);
     let levers: Vec<Lever> = std::iter::once(named).chain(of_parameters).collect();

@@ -11,7 +11,6 @@ use super::observe::{Observation, Sample, SeenStep};
 use super::rates::{MeasuredCard, replace};
 use super::sm::{Resource, Sm};
 use super::work::{Unit, Work};
-use super::{span, text};
 
 /// What binds the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -291,7 +290,6 @@ mod tests {
             let step = SeenStep {
                 code: Code::default().into(),
                 kernel: kernel.into(),
-                text: Vec::new(),
                 blocks: 1,
                 threads,
                 cluster: 1,

@@ -37,7 +37,7 @@ pub(crate) fn under(schedules: u32, body: &str) -> Result<Vec<(FindingKind, u32,
         },
     };
     let found = run(&text(body), "k", "k.ptx", &launch).map_err(|error| error.to_string())?;
-    let told = found.into_iter().map(|found| {
+    let told = found.found.into_iter().map(|found| {
         let finding = found.finding;
         let line = finding.lines.first().map_or(0, |line| line.line);
         (finding.kind, line, finding.object.unwrap_or_default())

@@ -67,7 +67,7 @@ fn fences_of_a_block_count_after_its_barrier() {
             schedules: 4,
             ..ForeignLaunch::default()
         };
-        let found = run(&text, "k", "k.ptx", &launch).unwrap();
+        let found = run(&text, "k", "k.ptx", &launch).unwrap().found;
         found.iter().map(|found| found.finding.kind).collect::<Vec<_>>()
     };
     assert_eq!(last_block("membar.gl;"), []);
@@ -89,7 +89,7 @@ fn kinds_of_two_blocks(body: &str) -> Vec<FindingKind> {
         }],
         ..ForeignLaunch::default()
     };
-    let found = run(&text, "k", "k.ptx", &launch).unwrap();
+    let found = run(&text, "k", "k.ptx", &launch).unwrap().found;
     found.iter().map(|found| found.finding.kind).collect()
 }
 
@@ -189,7 +189,7 @@ fn stores_of_equal_bytes_race_with_displaced_atomics() {
             schedules: 6,
             ..ForeignLaunch::default()
         };
-        let found = run(&text, "k", "k.ptx", &launch).unwrap();
+        let found = run(&text, "k", "k.ptx", &launch).unwrap().found;
         found.iter().map(|found| found.finding.kind).collect::<Vec<_>>()
     };
     assert_eq!(kinds("", 96), []);
