@@ -136,7 +136,6 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.refuse(OF_SOURCES, "a FILE.cu")?;
-    given.refuse(&["trust"], "a FILE.py:FUNCTION of Triton")?;
     given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));

@@ -71,9 +71,6 @@ pub(crate) struct RunArgs {
     /// the order of the arguments
     #[arg(long, value_name = "DIR")]
     outputs: Option<PathBuf>,
-    /// Let FILE.py run, which has the Triton function to check, and remember its content
-    #[arg(long)]
-    trust: bool,
     #[command(flatten)]
     compile: CompileArgs,
 }
@@ -170,7 +167,7 @@ impl RunArgs {
         let read = match triton::named(file) {
             Some(word) => {
                 let constants = self.compile.constants();
-                let (read, name) = triton::compile(word, self.trust, constants, &mut given, card)?;
+                let (read, name) = triton::compile(word, self.compile.trusts_file(), constants, &mut given, card)?;
                 entry = Some(name);
                 read
             }

@@ -31,18 +31,35 @@ pub(crate) struct CompileArgs {
     /// Seconds after which the compiler is ended
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     compiler_limit: u64,
-    /// Run the compiler with your rights, where it cannot be confined (SECURITY.md)
-    #[arg(long, value_name = "unsandboxed", require_equals = true, value_parser = unsandboxed)]
-    trust: Option<Confinement>,
+    /// Let FILE.py run, which has the Triton function to check, and remember its content; with =unsandboxed: run the
+    /// compiler with your rights, where it cannot be confined (SECURITY.md)
+    #[arg(long, value_name = "unsandboxed", num_args = 0..=1, require_equals = true, default_missing_value = "file",
+          value_parser = trusted)]
+    trust: Option<Trusted>,
     /// After `--`: any more options of the compiler
     #[arg(last = true, value_name = "OPTION")]
     options: Vec<String>,
 }
 
-fn unsandboxed(text: &str) -> Result<Confinement, String> {
+/// What the user trusts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trusted {
+    File,
+    Compiler,
+}
+
+fn trusted(text: &str) -> Result<Trusted, String> {
     match text {
-        "unsandboxed" => Ok(Confinement::Unsandboxed),
-        _ => Err("write --trust=unsandboxed".to_string()),
+        "file" => Ok(Trusted::File),
+        "unsandboxed" => Ok(Trusted::Compiler),
+        _ => Err("write --trust, or --trust=unsandboxed".to_string()),
+    }
+}
+
+impl CompileArgs {
+    /// Whether the program that has the kernel may run.
+    pub(crate) fn trusts_file(&self) -> bool {
+        self.trust == Some(Trusted::File)
     }
 }
 
@@ -177,7 +194,10 @@ fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, F
         target: card.chip.target,
         options: &args.options(),
         limit: Duration::from_secs(args.compiler_limit),
-        confinement: args.trust.unwrap_or_default(),
+        confinement: match args.trust {
+            Some(Trusted::Compiler) => Confinement::Unsandboxed,
+            Some(Trusted::File) | None => Confinement::Sandboxed,
+        },
     };
     let compiled = foreign::compile(&source).map_err(|error| match &error {
         CompileError::NoCompiler => Failure::environment(wrong(file, &error).message).help(format!(
