@@ -1,7 +1,6 @@
-//! The float64 reference of an append: what every element of the caches and of Q must hold afterwards. Which row goes
-//! where is that of [`Append::rows`], which kernels know by themselves.
+//! The float64 reference of an append: what every element of the caches and of Q must hold afterwards.
 
-use super::{Append, AppendValues, NewRow, QueryRow, Rotary, SlotMapping};
+use super::{Append, AppendPlace, AppendValues, SlotMapping};
 use crate::e4m3::{e4m3_to_f32, f32_to_e4m3};
 use crate::{DType, Layout, TensorView};
 
@@ -47,14 +46,50 @@ impl AppendReference {
             q: append.rotary.map_or(Vec::new(), |rotary| nothing(&rotary.q)),
             seqused_k: Vec::new(),
         };
-        let rows = append.walk(values, slots, &mut |_| ());
-        let tables = append.rotary.as_ref().zip(rotary.as_ref());
-        let turn = |position| tables.map(|(how, [cos, sin, _])| (how, cos, sin, position));
-        let [.., heads, head_dim] = append.k_new.shape;
-        for NewRow { from, to, position } in rows.new {
+        let bound = append.seq_len_kv as i64;
+        let length = |b: usize| {
+            values
+                .cache_seqlens
+                .map_or(0, |lengths| i64::from(lengths[b]).clamp(0, bound))
+        };
+        let first_position = |b: usize| {
+            values
+                .seqlens_rotary
+                .map_or(length(b), |first| i64::from(first[b]).max(0))
+        };
+        let [_, new_rows, heads, head_dim] = append.k_new.shape;
+        for b in 0..append.batch {
+            if append.seqused_k {
+                let (_, rows) = sequence_rows(b, new_rows, values.cu_seqlens_k_new);
+                let count = rows.end.min(new_rows as i64) - rows.start.clamp(0, new_rows as i64);
+                let keys = (length(b) + count.max(0)).min(bound);
+                let padding = values
+                    .leftpad_k
+                    .map_or(0, |padding| i64::from(padding[b]).clamp(0, keys));
+                after.seqused_k.push((keys - padding) as i32);
+            }
+        }
+        // Of a row: its sequence, its number there, and where it is. Slots without a rotary embedding need no
+        // sequences.
+        let mut new = Vec::new();
+        if append.packed && append.entries().cu_seqlens_k_new.is_none() {
+            new.extend((0..new_rows).map(|row| (0, 0, [0, row])));
+        } else {
+            for b in 0..append.batch {
+                let (part, rows) = sequence_rows(b, new_rows, values.cu_seqlens_k_new);
+                let inside = rows.start.max(0)..rows.end.min(new_rows as i64);
+                new.extend(inside.map(|row| (b, row - rows.start, [part, row as usize])));
+            }
+        }
+        for (b, i, from) in new {
+            let Some(to) = place(append, values, slots, b, length(b) + i, from) else {
+                continue;
+            };
             for h in 0..heads {
                 for d in 0..head_dim {
-                    let value = rotated(append.dtype, &k_new, [from[0], from[1], h, d], turn(position));
+                    let rotary = append.rotary.as_ref().zip(rotary.as_ref());
+                    let turn = rotary.map(|(how, [cos, sin, _])| (how, cos, sin, first_position(b) + i));
+                    let value = rotated(append.dtype, &k_new, [from[0], from[1], h, d], turn);
                     after.k_cache[index(&append.k_cache, [to[0], to[1], h, d])] = Some(value);
                 }
                 for d in 0..append.v_new.shape[3] {
@@ -63,16 +98,20 @@ impl AppendReference {
                 }
             }
         }
-        if let Some((how, [_, _, q])) = tables {
-            for QueryRow { at, position } in rows.q {
-                for (h, d) in (0..how.q.shape[2]).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
-                    let at = [at[0], at[1], h, d];
-                    after.q[index(&how.q, at)] = Some(rotated(append.dtype, q, at, turn(position)));
+        for b in 0..append.batch {
+            let Some((how, [cos, sin, q])) = append.rotary.as_ref().zip(rotary.as_ref()) else {
+                continue;
+            };
+            let [_, rows_q, heads_q, _] = how.q.shape;
+            let (part, rows) = sequence_rows(b, rows_q, values.cu_seqlens_q);
+            for row in rows.start.max(0)..rows.end.min(rows_q as i64) {
+                let i = if how.q_at_one_position { 0 } else { row - rows.start };
+                for (h, d) in (0..heads_q).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
+                    let at = [part, row as usize, h, d];
+                    let turn = Some((how, cos, sin, first_position(b) + i));
+                    after.q[index(&how.q, at)] = Some(rotated(append.dtype, q, at, turn));
                 }
             }
-        }
-        if append.seqused_k {
-            after.seqused_k = rows.seqused_k;
         }
         after
     }
@@ -119,8 +158,50 @@ impl AppendReference {
     }
 }
 
+/// First index of a sequence's rows, and the second ones.
+fn sequence_rows(b: usize, rows: usize, starts: Option<&[i32]>) -> (usize, std::ops::Range<i64>) {
+    match starts {
+        None => (b, 0..rows as i64),
+        Some(starts) => (0, i64::from(starts[b])..i64::from(starts[b + 1])),
+    }
+}
+
+/// Where key `key` of sequence `b` goes, or the row at `from` by its slot.
+fn place(
+    append: &Append,
+    values: &AppendValues<&[i32]>,
+    slots: Option<SlotMapping<'_>>,
+    b: usize,
+    key: i64,
+    from: [usize; 2],
+) -> Option<[usize; 2]> {
+    let [pages, page_size, ..] = append.k_cache.shape;
+    if let Some(slots) = slots {
+        let slot = usize::try_from(slots.get(from[0] * append.k_new.shape[1] + from[1])).ok()?;
+        return (slot < pages * page_size).then_some([slot / page_size, slot % page_size]);
+    }
+    if key >= append.seq_len_kv as i64 {
+        return None;
+    }
+    let (key, part) = (
+        key as usize,
+        values.cache_batch_idx.map_or(b as i64, |parts| i64::from(parts[b])),
+    );
+    match append.place {
+        AppendPlace::Paged { tables, max_pages } => {
+            let part = usize::try_from(part).ok().filter(|part| *part < tables)?;
+            let page = usize::try_from(values.block_table?[part * max_pages + key / page_size]).ok()?;
+            (page < pages).then_some([page, key % page_size])
+        }
+        AppendPlace::Cache | AppendPlace::Slots { .. } => {
+            let part = usize::try_from(part).ok().filter(|part| *part < pages)?;
+            Some([part, key])
+        }
+    }
+}
+
 /// How a row is rotated: the embedding, its tables, and the row's position.
-type Turn<'t> = (&'t Rotary, &'t TensorView<'t>, &'t TensorView<'t>, usize);
+type Turn<'t> = (&'t super::Rotary, &'t TensorView<'t>, &'t TensorView<'t>, i64);
 
 /// An element, rotated if it is in a pair.
 fn rotated(dtype: DType, x: &TensorView<'_>, [b, s, h, d]: [usize; 4], turn: Option<Turn<'_>>) -> Expected {
@@ -142,7 +223,7 @@ fn rotated(dtype: DType, x: &TensorView<'_>, [b, s, h, d]: [usize; 4], turn: Opt
     } else {
         [pair, pair + half]
     };
-    let at = position.min(rotary.positions - 1);
+    let at = position.min(rotary.positions as i64 - 1) as usize;
     let (cos, sin) = (cos.value(0, at, 0, pair), sin.value(0, at, 0, pair));
     let (a, b) = (value(first), value(second));
     let terms = if is_second {

@@ -1,9 +1,8 @@
-//! The rows of an append whose values are on the host: where each goes, and what is wrong with the values. The CPU
-//! writes them, and the reference of kernels expects them.
+//! The rows of an append whose values are on the host: where each goes, and what is wrong with the values.
 
 use std::collections::HashMap;
 
-use super::{Append, AppendPlace, AppendValues, Rotary, SlotMapping};
+use super::{Append, AppendPlace, AppendValues, SlotMapping};
 use crate::ProblemError;
 use crate::lengths::packed_rows;
 
@@ -72,9 +71,7 @@ impl Append {
         first.map_or(Ok(rows), Err)
     }
 
-    /// What a kernel writes, whatever the values are, and all that is wrong with them: a length is cut to its bounds,
-    /// and a row without a place in the cache is not written. Of two writers of a row both are there.
-    pub(super) fn walk(
+    fn walk(
         &self,
         values: &AppendValues<&[i32]>,
         slots: Option<SlotMapping<'_>>,
@@ -91,7 +88,6 @@ impl Append {
             report,
             rows: Rows::default(),
             writers: HashMap::new(),
-            is_told: false,
         };
         match slots {
             Some(slots) => walk.slots(&slots),
@@ -109,118 +105,120 @@ struct Walk<'w> {
     rows: Rows,
     /// By row of the cache, as in [`NewRow::to`], the sequence that appends it, or the new row that has its slot.
     writers: HashMap<[usize; 2], usize>,
-    /// Whether an error of this sequence is told that explains what comes after it.
-    is_told: bool,
 }
 
 impl Walk<'_> {
     fn report(&mut self, argument: &'static str, why: String) {
-        if !self.is_told {
-            (self.report)(ProblemError::Lengths { argument, why });
-        }
+        (self.report)(ProblemError::Lengths { argument, why });
     }
 
-    /// Reports what makes the rest of a sequence wrong, too.
-    fn report_last(&mut self, argument: &'static str, why: String) {
-        self.report(argument, why);
-        self.is_told = true;
-    }
-
-    /// The rows of a sequence, one of equal ones if there are no starts: their numbers in it and their first indices.
-    fn rows_of(
-        &mut self,
-        (argument, starts): (&'static str, Option<&[i32]>),
-        b: usize,
-        total: usize,
-    ) -> Vec<(usize, [usize; 2])> {
-        let Some(starts) = starts else {
-            return (0..total).map(|row| (row, [b, row])).collect();
+    /// The first indices of the rows of a sequence, one of equal ones if there are no starts.
+    fn rows_of(&mut self, array: (&'static str, Option<&[i32]>), b: usize, total: usize) -> Option<Vec<[usize; 2]>> {
+        let (argument, Some(starts)) = array else {
+            return Some((0..total).map(|row| [b, row]).collect());
         };
-        if let Err(why) = packed_rows(starts, b, total) {
-            self.report_last(argument, why);
-        }
-        let (first, end) = (i64::from(starts[b]), i64::from(starts[b + 1]));
-        let inside = first.max(0)..end.min(total as i64);
-        inside.map(|row| ((row - first) as usize, [0, row as usize])).collect()
+        let rows = packed_rows(starts, b, total).map_err(|why| self.report(argument, why));
+        Some(rows.ok()?.map(|row| [0, row]).collect())
     }
 
     /// The same of its new rows.
-    fn new_rows(&mut self, b: usize) -> Vec<(usize, [usize; 2])> {
+    fn new_rows(&mut self, b: usize) -> Option<Vec<[usize; 2]>> {
         let starts = ("cu_seqlens_k_new", self.values.cu_seqlens_k_new);
         self.rows_of(starts, b, self.append.k_new.shape[1])
     }
 
-    /// The position of the first new row, for the rotary embedding.
-    fn first_position(&mut self, b: usize) -> usize {
-        let (name, given, most) = match (self.values.seqlens_rotary, self.values.cache_seqlens) {
-            (Some(values), _) => ("seqlens_rotary", values[b], usize::MAX),
-            (None, Some(values)) => ("cache_seqlens", values[b], self.append.seq_len_kv),
-            (None, None) => return 0, // without a rotary embedding
-        };
-        if given < 0 {
-            self.report_last(name, format!("has {given} for sequence {b}; it is 0 or more"));
+    /// A number below `most`, or a report.
+    fn below(
+        &mut self,
+        argument: &'static str,
+        given: i32,
+        most: usize,
+        why: impl FnOnce() -> String,
+    ) -> Option<usize> {
+        let found = usize::try_from(given).ok().filter(|given| *given < most);
+        if found.is_none() {
+            self.report(argument, why());
         }
-        usize::try_from(given).map_or(0, |position| position.min(most))
+        found
     }
 
-    /// Reports positions that the tables do not have.
-    fn check_positions(&mut self, b: usize, first: usize, rows: usize) {
-        if let Some(Rotary { positions, .. }) = self.append.rotary
-            && rows > 0
-            && first + rows > positions
-        {
-            let last = first + rows - 1;
+    /// The position of the first new row, for the rotary embedding.
+    fn first_position(&mut self, b: usize) -> Option<usize> {
+        let (name, values) = match (self.values.seqlens_rotary, self.values.cache_seqlens) {
+            (Some(values), _) => ("seqlens_rotary", values),
+            (None, Some(values)) => ("cache_seqlens", values),
+            (None, None) => return Some(0), // without a rotary embedding
+        };
+        let why = || format!("has {} for sequence {b}; it is 0 or more", values[b]);
+        self.below(name, values[b], usize::MAX, why)
+    }
+
+    /// Refuses positions that the tables do not have.
+    fn check_positions(&mut self, b: usize, first: usize, rows: usize) -> bool {
+        let Some(rotary) = self.append.rotary.filter(|_| rows > 0) else {
+            return true;
+        };
+        let fits = first + rows <= rotary.positions;
+        if !fits {
+            let (last, positions) = (first + rows - 1, rotary.positions);
             let why = format!("has {positions} positions; sequence {b} has rows up to position {last}");
-            self.report_last("rotary_cos", why);
+            self.report("rotary_cos", why);
         }
+        fits
     }
 
     fn sequence(&mut self, b: usize) {
         let (append, values) = (self.append, self.values);
-        let [pages, page_size, ..] = append.k_cache.shape;
-        self.is_told = false;
-        let rows = self.new_rows(b);
-        let (given, most) = (values.cache_seqlens.map_or(0, |lengths| lengths[b]), append.seq_len_kv);
-        if !usize::try_from(given).is_ok_and(|len| len + rows.len() <= most) {
-            let many = rows.len();
-            let why = format!(
-                "has {given} for sequence {b}, which appends {many} rows; there is room for 0 to {most} in all: \
-                 append fewer, or to a cache with room for more"
-            );
-            self.report_last("cache_seqlens", why);
-        }
-        let len = usize::try_from(given).map_or(0, |len| len.min(most));
-        self.after(b, (len + rows.len()).min(most));
-        let parts = match append.place {
-            AppendPlace::Paged { tables, .. } => tables,
-            AppendPlace::Cache | AppendPlace::Slots { .. } => pages,
+        let (Some(rows), Some(lengths)) = (self.new_rows(b), values.cache_seqlens) else {
+            return;
         };
-        let given = values.cache_batch_idx.map_or(b as i64, |parts| i64::from(parts[b]));
-        let part = usize::try_from(given).ok().filter(|part| *part < parts);
-        if part.is_none() {
-            let why = format!("has {given} for sequence {b}; allowed are 0 to {}", parts - 1);
-            self.report_last("cache_batch_idx", why);
+        let (len, most) = (lengths[b], append.seq_len_kv);
+        let len = match usize::try_from(len) {
+            Ok(len) if len + rows.len() <= most => len,
+            _ => {
+                let many = rows.len();
+                let why = format!(
+                    "has {len} for sequence {b}, which appends {many} rows; there is room for 0 to {most} in all: \
+                     append fewer, or to a cache with room for more"
+                );
+                return self.report("cache_seqlens", why);
+            }
+        };
+        self.after(b, len + rows.len());
+        let part = match values.cache_batch_idx {
+            None => b,
+            Some(parts) => {
+                let most = match append.place {
+                    AppendPlace::Paged { tables, .. } => tables,
+                    AppendPlace::Cache | AppendPlace::Slots { .. } => append.k_cache.shape[0],
+                };
+                let why = || format!("has {} for sequence {b}; allowed are 0 to {}", parts[b], most - 1);
+                let Some(part) = self.below("cache_batch_idx", parts[b], most, why) else {
+                    return;
+                };
+                part
+            }
+        };
+        let Some(first) = self.first_position(b) else { return };
+        if !self.check_positions(b, first, rows.len()) {
+            return;
         }
-        let first = self.first_position(b);
-        self.check_positions(b, first, rows.len());
+        let page_size = append.k_cache.shape[1];
         let mut wrong_page = None;
-        for (i, from) in rows {
+        for (i, from) in rows.into_iter().enumerate() {
             let key = len + i;
-            let Some(part) = part.filter(|_| key < most) else {
-                return;
-            };
             let to = match (append.place, values.block_table) {
                 (AppendPlace::Paged { max_pages, .. }, Some(table)) => {
                     let entry = key / page_size;
                     let page = table[part * max_pages + entry];
                     match usize::try_from(page) {
-                        Ok(page) if page < pages => [page, key % page_size],
+                        Ok(page) if page < append.k_cache.shape[0] => [page, key % page_size],
                         _ => {
                             if wrong_page.replace(entry) != Some(entry) {
+                                let most = append.k_cache.shape[0] - 1;
                                 let why = format!(
                                     "has {page} in entry {entry} of sequence {b}, which gets new rows there; the \
-                                     cache has pages 0 to {}",
-                                    pages - 1
+                                     cache has pages 0 to {most}"
                                 );
                                 self.report("block_table", why);
                             }
@@ -239,7 +237,7 @@ impl Walk<'_> {
                     "has {given} for sequences {other} and {b}, which both write row {} there; only one may",
                     to[1]
                 );
-                self.report_last(argument, why);
+                return self.report(argument, why);
             }
             let position = first + i;
             self.rows.new.push(NewRow { from, to, position });
@@ -248,13 +246,11 @@ impl Walk<'_> {
 
     /// Notes how many keys a sequence has.
     fn after(&mut self, b: usize, keys: usize) {
-        let given = self.values.leftpad_k.map_or(0, |padding| padding[b]);
-        let padding = usize::try_from(given).map_or(0, |padding| padding.min(keys));
-        if i64::from(given) != padding as i64 {
-            let why = format!("has {given} for sequence {b}; it has {keys} rows, so allowed are 0 to {keys}");
-            self.report("leftpad_k", why);
+        let padding = self.values.leftpad_k.map_or(0, |padding| padding[b]);
+        let why = || format!("has {padding} for sequence {b}; it has {keys} rows, so allowed are 0 to {keys}");
+        if let Some(padding) = self.below("leftpad_k", padding, keys + 1, why) {
+            self.rows.seqused_k.push((keys - padding) as i32);
         }
-        self.rows.seqused_k.push((keys - padding) as i32);
     }
 
     fn slots(&mut self, slots: &SlotMapping<'_>) {
@@ -264,14 +260,15 @@ impl Walk<'_> {
         if append.rotary.is_some() {
             positions.fill(usize::MAX); // of no sequence
             for b in 0..append.batch {
-                self.is_told = false;
-                let (rows, first) = (self.new_rows(b), self.first_position(b));
-                self.check_positions(b, first, rows.len());
-                for (i, [part, row]) in rows {
-                    positions[part * per_part + row] = first + i;
+                let (Some(rows), Some(first)) = (self.new_rows(b), self.first_position(b)) else {
+                    continue;
+                };
+                if self.check_positions(b, first, rows.len()) {
+                    for (i, [part, row]) in rows.into_iter().enumerate() {
+                        positions[part * per_part + row] = first + i;
+                    }
                 }
             }
-            self.is_told = false;
         }
         let (page_size, most) = (append.k_cache.shape[1], append.slots());
         for (row, position) in positions.into_iter().enumerate() {
@@ -297,17 +294,22 @@ impl Walk<'_> {
 
     fn q(&mut self) {
         let Some(rotary) = self.append.rotary else { return };
+        let [_, rows, ..] = rotary.q.shape;
         for b in 0..self.append.batch {
-            self.is_told = false;
-            let starts = ("cu_seqlens_q", self.values.cu_seqlens_q);
-            let (rows, first) = (self.rows_of(starts, b, rotary.q.shape[1]), self.first_position(b));
-            let step = usize::from(!rotary.q_at_one_position);
-            self.check_positions(b, first, rows.len().min(1 + step * rows.len()));
-            let row = |(i, at): (usize, [usize; 2])| {
-                let position = first + step * i;
-                QueryRow { at, position }
+            let at = self.rows_of(("cu_seqlens_q", self.values.cu_seqlens_q), b, rows);
+            let (Some(at), Some(first)) = (at, self.first_position(b)) else {
+                continue;
             };
-            self.rows.q.extend(rows.into_iter().map(row));
+            let many = at.len().min(if rotary.q_at_one_position { 1 } else { usize::MAX });
+            if self.check_positions(b, first, many) {
+                let position = |i: usize| first + i.min(many.saturating_sub(1));
+                let rows = at.into_iter().enumerate();
+                let rows = rows.map(|(i, at)| QueryRow {
+                    at,
+                    position: position(i),
+                });
+                self.rows.q.extend(rows);
+            }
         }
     }
 }
