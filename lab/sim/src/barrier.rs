@@ -218,7 +218,9 @@ impl Cluster<'_> {
             let warp = &mut warps[warp];
             warp.learn(FULL, clock.clone());
             warp.epoch = epoch;
-            warp.exchanged_before = true;
+            if std::mem::replace(&mut warp.exchanged_before, true) {
+                warp.exchanged = 0.0;
+            }
             warp.state = State::Ready;
             warp.gathered = barrier.given;
         }

@@ -22,6 +22,13 @@ pub(crate) const POISON: u32 = 0xffff_beef;
 /// sums are rounded by less than 2⁻²¹.
 const ROUNDED: f32 = 1.0 / 262_144.0;
 
+/// The most by which they differ as a part of the larger of the two: 2⁻¹².
+const APART: f32 = 1.0 / 4096.0;
+
+/// The smallest number that may be such a sum, as a part of the largest one exchanged: 2⁻³⁰. Small whole numbers are
+/// denormal as f32.
+const LEAST: f32 = 1.0 / 1_073_741_824.0;
+
 /// The bytes that a lane stores; zeros after them.
 pub(crate) type Stored<'a> = &'a dyn Fn(usize) -> [u8; 16];
 
@@ -334,7 +341,12 @@ impl<'m> Cluster<'m> {
             (0..).zip(&store(lane).as_chunks().0[..words]).all(|(word, bytes)| {
                 let number = f32::from_le_bytes(*bytes);
                 let before = *first.entry(access.offsets[lane] + 4 * word).or_insert(number);
-                (number - before).abs() <= warp.exchanged * ROUNDED
+                let (most, least) = (number.abs().max(before.abs()), number.abs().min(before.abs()));
+                number.to_bits() == before.to_bits()
+                    || number.is_normal()
+                        && before.is_normal()
+                        && least >= warp.exchanged * LEAST
+                        && (number - before).abs() <= (warp.exchanged * ROUNDED).min(most * APART)
             })
         })
     }

@@ -68,7 +68,7 @@ pub(crate) struct Warp {
     /// How often it asked for words that other threads change.
     pub(crate) polls: u32,
     /// The largest number of those that lanes exchanged last without a barrier of the block between them, if they are
-    /// f32. Small whole numbers are not: they are denormal.
+    /// f32; zero from the second barrier after them.
     pub(crate) exchanged: f32,
     /// Whether it has passed a barrier since.
     pub(crate) exchanged_before: bool,

@@ -53,7 +53,7 @@ fn clean(threads: u32, body: &str, words: &[u32]) -> Vec<u32> {
 }
 
 /// The kinds of the findings.
-fn kinds(threads: u32, body: &str, words: &[u32]) -> Vec<FindingKind> {
+pub(crate) fn kinds(threads: u32, body: &str, words: &[u32]) -> Vec<FindingKind> {
     run(threads, body, words)
         .0
         .findings
@@ -455,4 +455,17 @@ fn products_of_f64_are_rounded_as_they_say() {
         (one, one, one, one)
     );
     assert_eq!(product("rp."), one.next_up().next_up().next_up());
+}
+
+#[test]
+fn a_product_without_registers_is_refused() {
+    let text = ".version 8.4 .target sm_90a .entry k() { .reg .b64 %d<2>; \
+                wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {}, %d0, %d1, 1, 1, 1, 0, 0; ret; }";
+    let launch = PtxLaunch {
+        grid: [1; 3],
+        block: [128, 1, 1],
+        ..PtxLaunch::default()
+    };
+    let read = Module::read(text).map(|module| PtxKernel::read(&module, "k", &launch).is_err());
+    assert!(read.unwrap());
 }

@@ -18,5 +18,6 @@ mod ragged;
 mod random_programs;
 mod recorded;
 mod resident;
+mod sums;
 mod warpgroups;
 mod warps;

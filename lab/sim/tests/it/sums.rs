@@ -1,0 +1,51 @@
+//! Copies of one sum that several lanes store, and other numbers that are no such copies.
+
+use flashcore_sim::FindingKind;
+
+use crate::forms::kinds;
+
+/// What a warp finds that shuffles a number, given as its bits, and then executes `store`.
+fn after_a_shuffle_of(bits: u32, store: &str) -> Vec<FindingKind> {
+    let body = format!(
+        ".reg .f32 %f<5>; mov.b32 %r2, {bits}; shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1; cvt.rn.f32.u32 %f0, %r1; {store}"
+    );
+    kinds(32, &body, &[0])
+}
+
+#[test]
+fn whole_numbers_are_no_copies_of_a_sum() {
+    let one = 1.0f32.to_bits();
+    assert_eq!(after_a_shuffle_of(one, "st.shared.u32 [s], %r1;"), [FindingKind::Race]);
+    assert_eq!(after_a_shuffle_of(one, "st.shared.u32 [s], %r3;"), []);
+}
+
+#[test]
+fn numbers_far_smaller_than_those_shuffled_are_no_copies_of_a_sum() {
+    let million = 1e6f32.to_bits();
+    // Each is another one: they differ by less than 2^-18 of a million.
+    let thousandths = "mul.f32 %f0, %f0, 0f3A83126F; add.f32 %f0, %f0, 0f3A83126F; st.shared.f32 [s], %f0;";
+    assert_eq!(after_a_shuffle_of(million, thousandths), [FindingKind::Race]);
+    // They differ in their last bits, but are less than 2^-30 of a million.
+    let tiny = "add.u32 %r4, %r1, 0x358637bd; st.shared.b32 [s], %r4;";
+    assert_eq!(after_a_shuffle_of(million, tiny), [FindingKind::Race]);
+    assert_eq!(after_a_shuffle_of(1e-6f32.to_bits(), tiny), []);
+}
+
+/// As Triton's kernels do: lanes 0 and 16 store a² + b², of which each has rounded the other's square.
+fn sum_stored_after(barriers: &str) -> Vec<FindingKind> {
+    let body = format!(
+        ".reg .f32 %f<5>; setp.lt.u32 %p0, %r1, 16; selp.f32 %f0, 0f3DCCCCCD, 0f3FAF5C29, %p0;
+        mul.rn.f32 %f1, %f0, %f0; mov.b32 %r2, %f1;
+        shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1; mov.b32 %f2, %r3; fma.rn.f32 %f3, %f0, %f0, %f2;
+        and.b32 %r4, %r1, 15; setp.eq.u32 %p1, %r4, 0; {barriers}
+        @%p1 st.shared.f32 [s], %f3;"
+    );
+    kinds(32, &body, &[0])
+}
+
+#[test]
+fn what_was_shuffled_counts_until_the_second_barrier() {
+    assert_eq!(sum_stored_after(""), []);
+    assert_eq!(sum_stored_after("bar.sync 0;"), []);
+    assert_eq!(sum_stored_after("bar.sync 0; bar.sync 0;"), [FindingKind::Race]);
+}
