@@ -109,13 +109,13 @@ fn interpret<'m, const PATH: bool>(cluster: &mut Cluster<'m>, warp: &mut Warp, s
                     continue;
                 };
                 (pc, warp.active) = goes;
-                if pc <= at && turns_back(warp, at, &mut pc, budget) {
+                if pc <= at && turns_back(warp, active, at, &mut pc, budget) {
                     return Stop::Livelock;
                 }
             }
             Op::Goto(target) => {
                 pc = target;
-                if pc <= at && turns_back(warp, at, &mut pc, budget) {
+                if pc <= at && turns_back(warp, active, at, &mut pc, budget) {
                     return Stop::Livelock;
                 }
             }
@@ -447,15 +447,19 @@ fn instruction<'m>(
 /// How often a warp asks for a word before lanes of it that wait for the others go on.
 const POLLS: u32 = 256;
 
-/// A warp goes back from `at` to `pc`, or on with lanes that waited if it polls. Whether it has spent its budget.
+/// A warp whose lanes `came` to `at` goes back to `pc`, or on with lanes that waited if it polls. Whether it has spent
+/// its budget.
 #[inline(always)]
-fn turns_back(warp: &mut Warp, at: u32, pc: &mut u32, budget: u64) -> bool {
+fn turns_back(warp: &mut Warp, came: u32, at: u32, pc: &mut u32, budget: u64) -> bool {
     if warp.polls >= POLLS {
         (*pc, warp.active) = release(warp, *pc);
         return false;
     }
     warp.executed += u64::from(at - *pc) + 1;
-    if let Some(next) = warp.splits.other_turn(*pc, warp.active) {
+    // Lanes that got their turn at this jump keep it: else two paths would give it back and forth for ever.
+    if warp.active & came != 0
+        && let Some(next) = warp.splits.other_turn(*pc, warp.active)
+    {
         (*pc, warp.active) = next;
     }
     let is_spent = warp.executed > budget;
