@@ -34,7 +34,8 @@ impl Reader<'_> {
                 if numbers.len() < list.len() || numbers.iter().any(is_known) {
                     continue;
                 }
-                let Some(class) = self.registers[numbers[0]].map(|reg| reg.class) else {
+                let first = numbers.first().and_then(|&number| self.registers[number]);
+                let Some(class) = first.map(|reg| reg.class) else {
                     continue;
                 };
                 let first = self.fresh(class, numbers.len() as u32);
