@@ -32,11 +32,11 @@ pub(super) fn candidates(form: &Spelled) -> Arc<[Inst]> {
 fn normal(opcode: &str) -> String {
     let mut opcode = opcode.replace("::cta", "");
     if opcode.starts_with("mbarrier") {
-        // The defaults.
-        opcode = opcode
-            .replace(".release.cta", "")
-            .replace(".acquire.cta", "")
-            .replace(".relaxed.cta", "");
+        // The defaults; what announces bytes alone is relaxed by default.
+        opcode = opcode.replace(".release.cta", "").replace(".acquire.cta", "");
+        if opcode.starts_with("mbarrier.expect_tx") {
+            opcode = opcode.replace(".relaxed.cta", "");
+        }
     }
     match opcode.as_str() {
         "barrier.sync" | "barrier.cta.sync" | "barrier.sync.aligned" | "barrier.cta.sync.aligned" | "bar.cta.sync" => {

@@ -14,7 +14,8 @@ fn may_be_missing(text: &str) -> bool {
         "tensormap" | "getctarank" | "mapa" => true,
         "cp" => has(&["reduce", "prefetch", "im2col", "multicast::cluster"]) && has(&["bulk"]),
         "fence" => has(&["tensormap::generic"]) || text.starts_with("fence.proxy.async.shared::cluster"),
-        "mbarrier" => has(&["relaxed", "complete_tx", "shared::cluster", "cluster", "arrive_drop"]),
+        "mbarrier" if has(&["relaxed"]) => words[1] != "expect_tx",
+        "mbarrier" => has(&["complete_tx", "shared::cluster", "cluster", "arrive_drop"]),
         _ => has(&["shared::cluster", "b128", "async"]),
     }
 }
@@ -26,6 +27,7 @@ fn every_form_before_sm_90_is_executed() {
     assert_eq!(missing, Vec::<String>::new());
     for form in [
         "wgmma.fence.sync.aligned",
+        "mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64",
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32",
         "tex.1d",
     ] {
