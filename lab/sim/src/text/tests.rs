@@ -14,7 +14,7 @@ fn may_be_missing(text: &str) -> bool {
         "tensormap" | "getctarank" | "mapa" => true,
         "cp" => has(&["reduce", "prefetch", "im2col", "multicast::cluster"]) && has(&["bulk"]),
         "fence" => has(&["tensormap::generic"]) || text.starts_with("fence.proxy.async.shared::cluster"),
-        "mbarrier" if has(&["relaxed"]) => words[1] != "expect_tx",
+        "mbarrier" if has(&["relaxed"]) && words[1] != "expect_tx" => true,
         "mbarrier" => has(&["complete_tx", "shared::cluster", "cluster", "arrive_drop"]),
         _ => has(&["shared::cluster", "b128", "async"]),
     }
