@@ -115,14 +115,20 @@ impl Cluster<'_> {
         if order == Order::Release {
             warp.epoch = self.next_epoch();
         }
-        let Some(dst) = dst else { return true };
-        warp.registers.set(dst, warp.active, &old);
-        !self.spins(warp, pc, region.slot, (&offsets, mask))
+        let retries = dst.is_some_and(|dst| {
+            warp.registers.set(dst, warp.active, &old);
+            self.spins(warp, pc, region.slot, (&offsets, mask))
+        });
+        if !retries {
+            self.count_strong(pc, &offsets, mask, 4);
+        }
+        !retries
     }
 
     /// Adds four values of a lane to the words from its address on.
     pub(crate) fn add_four(&mut self, warp: &mut Warp, pc: u32, at: At, base: &[u64; 32], values: &[[u32; 32]; 4]) {
         let (offsets, mask) = self.global_offsets(warp, pc, base, at, 16);
+        self.count_strong(pc, &offsets, mask, 16);
         let region = self.region(at.object);
         for lane in lanes(mask) {
             for (i, value) in values.iter().enumerate() {

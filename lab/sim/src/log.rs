@@ -84,6 +84,21 @@ impl Cluster<'_> {
         }
     }
 
+    /// Counts an atomic operation or a strong access to global memory of a kernel of another compiler. The rates of own
+    /// kernels were fitted without those.
+    pub(crate) fn count_strong(&mut self, pc: u32, offsets: &[u64; 32], mask: u32, bytes: u32) {
+        if self.machine.is_foreign && !self.out.traffic.is_empty() && mask != 0 {
+            self.out.traffic[pc as usize].add(traffic::global(offsets, mask, bytes));
+        }
+    }
+
+    /// As [`Self::count_strong`] in shared memory.
+    pub(crate) fn count_strong_shared(&mut self, warp: usize, access: &SharedAccess) {
+        if self.machine.is_foreign && access.mask != 0 {
+            self.count_shared(warp, access);
+        }
+    }
+
     /// Counts an operation that takes no more passes or sectors than its bytes need.
     pub(crate) fn count_ideal(&mut self, pc: u32, transactions: u32) {
         if !self.out.traffic.is_empty() {

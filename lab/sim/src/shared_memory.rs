@@ -392,6 +392,7 @@ impl<'m> Cluster<'m> {
         let base = *warp.registers.get(constants, base);
         let value: [u32; 32] = *warp.registers.get(constants, value);
         let access = self.shared_access(warp, pc, warp.active, &base, at, 4);
+        self.count_strong_shared(warp.index, &access);
         if at.remote {
             self.note_remotes(warp, &access, true);
         }

@@ -76,6 +76,7 @@ impl Cluster<'_> {
         values: &[u64; 32],
     ) {
         let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, size);
+        self.count_strong(pc, &offsets, mask, size);
         let region = self.region(at.object);
         for lane in lanes(mask) {
             let released = match strength {
@@ -138,7 +139,11 @@ impl Cluster<'_> {
             8 => warp.registers.set(row, warp.active, &loaded),
             _ => warp.registers.set(row, warp.active, &loaded.map(|bits| bits as u32)),
         }
-        !self.spins(warp, pc, region.slot, (&offsets, mask))
+        let retries = self.spins(warp, pc, region.slot, (&offsets, mask));
+        if !retries {
+            self.count_strong(pc, &offsets, mask, size);
+        }
+        !retries
     }
 
     /// Some lanes acquire what a word carries.
@@ -259,6 +264,7 @@ impl Cluster<'_> {
         addresses: &[u32; 32],
     ) {
         let mut found = self.shared_access(warp, pc, warp.active, addresses, at, access.size);
+        self.count_strong_shared(warp.index, &found);
         let (mask, is_wide) = (found.mask, access.size == 8);
         if access.writes {
             self.check_writes(warp, &found, WriterKind::Atomic, 0);
@@ -414,7 +420,11 @@ impl Cluster<'_> {
         if releases {
             warp.epoch = self.next_epoch();
         }
-        !reads || !self.spins(warp, pc, region.slot, (&offsets, mask))
+        let retries = reads && self.spins(warp, pc, region.slot, (&offsets, mask));
+        if !retries {
+            self.count_strong(pc, &offsets, mask, atomic.access.size);
+        }
+        !retries
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -430,6 +440,7 @@ impl Cluster<'_> {
     ) {
         let narrow = addresses.map(|address| address as u32);
         let mut found: SharedAccess = self.shared_access(warp, pc, warp.active, &narrow, at, atomic.access.size);
+        self.count_strong_shared(warp.index, &found);
         if atomic.change != Change::Exchange {
             let mask = found.mask;
             let is_new = |lane: &usize| {

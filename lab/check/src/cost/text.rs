@@ -50,9 +50,12 @@ impl Observation {
                 return Err(CheckError::Waits);
             }
             let place = block as f64 / last.max(1) as f64;
-            let asked = report.loads.sectors.max(1) as f64;
+            let loads = &report.loads;
             seen.samples.push(Sample {
-                misses: (report.loads.different as f64 / asked).min(1.0),
+                misses: match loads.sectors {
+                    0 => 1.0,
+                    asked => (loads.different as f64 / asked as f64).min(1.0),
+                },
                 ..Sample::of(place, block, &report, f64::from(cluster))
             });
             (seen.registers, seen.memory) = (report.registers, report.memory);

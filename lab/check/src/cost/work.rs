@@ -366,6 +366,11 @@ fn product(form: &Spelled) -> (f64, Unit) {
 /// A load, a store or an atomic operation, and those of matrices.
 fn access(form: &Spelled, memory: Memory, latency: &Latencies) -> (Work, Timing) {
     let Memory { transactions, misses } = memory;
+    // L1 may have what another SM has changed since: it does not serve strong loads.
+    let is_strong = ["volatile", "relaxed", "acquire", "mmio"]
+        .iter()
+        .any(|some| form.has(some));
+    let misses = if is_strong { 1.0 } else { misses };
     let has = |some: &str| form.modifiers().any(|word| word.split("::").next() == Some(some));
     let (work, clocks) = match form.name() {
         _ if has("param") => (NONE, 0.0),
