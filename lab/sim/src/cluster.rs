@@ -77,6 +77,8 @@ pub(crate) struct Outcome {
     pub(crate) log: Log,
     /// The longest path of a warp.
     pub(crate) path: Vec<u32>,
+    /// How many instructions that warp executed after it.
+    pub(crate) unrecorded: u64,
     pub(crate) loads: Loads,
     /// The sectors of the cluster that is running.
     pub(crate) sectors: FxHashSet<(usize, u64)>,
@@ -95,17 +97,20 @@ impl Outcome {
             printed: Vec::new(),
             log: Log::default(),
             path: Vec::new(),
+            unrecorded: 0,
             loads: Loads::default(),
             sectors: FxHashSet::default(),
         }
     }
 
-    pub(crate) fn add(&mut self, cluster: u64, other: Outcome) {
+    pub(crate) fn add(&mut self, cluster: u64, mut other: Outcome) {
         if cluster == 0 {
             self.log = other.log;
         }
-        if other.path.len() > self.path.len() {
-            self.path = other.path;
+        let length = |out: &Outcome| out.path.len() as u64 + out.unrecorded;
+        if length(&other) > length(self) {
+            self.path = std::mem::take(&mut other.path);
+            self.unrecorded = other.unrecorded;
         }
         self.loads.sectors += other.loads.sectors;
         self.loads.different += other.sectors.len() as u64;
@@ -186,7 +191,10 @@ impl<'m> Cluster<'m> {
         warp.state = State::Blocked(wait);
         // The operation will be executed again.
         if self.machine.program.counts[pc as usize] != NOTHING {
-            warp.path.pop();
+            match warp.unrecorded {
+                0 => _ = warp.path.pop(),
+                _ => warp.unrecorded -= 1,
+            }
         }
         let count = &mut self.out.executed[pc as usize];
         count.warps -= 1;
@@ -255,8 +263,11 @@ impl<'m> Running<'m> {
     /// After the last turn.
     pub(crate) fn end(&mut self) {
         self.cluster.check_end(&self.warps);
-        let paths = self.warps.iter_mut().map(|warp| std::mem::take(&mut warp.path));
-        self.cluster.out.path = paths.max_by_key(Vec::len).unwrap_or_default();
+        let paths = self.warps.iter_mut();
+        if let Some(longest) = paths.max_by_key(|warp| warp.path.len() as u64 + warp.unrecorded) {
+            self.cluster.out.path = std::mem::take(&mut longest.path);
+            self.cluster.out.unrecorded = longest.unrecorded;
+        }
     }
 
     /// Lets a bulk copy land or a warp run for a while, as the schedule decides. Returns false if

@@ -53,9 +53,14 @@ impl<const PATH: bool> WithSimd for TimeSlice<'_, '_, PATH> {
 }
 
 /// Notes an operation in a warp's path, where repeated tests of a barrier in memory are one.
-fn record_path(machine: &Machine<'_>, path: &mut Vec<u32>, at: u32) {
+fn record_path(machine: &Machine<'_>, warp: &mut Warp, at: u32) {
     let number = machine.program.counts[at as usize];
-    if number == NOTHING || path.len() >= machine.options.path {
+    if number == NOTHING {
+        return;
+    }
+    let path = &mut warp.path;
+    if path.len() >= machine.options.path {
+        warp.unrecorded += 1;
         return;
     }
     if let Op::Inst(Inst::Mbar(MbarInst::Test { .. }), _) = machine.program.ops[at as usize] {
@@ -88,7 +93,7 @@ fn interpret<'m, const PATH: bool>(cluster: &mut Cluster<'m>, warp: &mut Warp, s
         count.warps += 1;
         count.lanes += u64::from(active.count_ones());
         if PATH {
-            record_path(machine, &mut warp.path, at);
+            record_path(machine, warp, at);
         }
         let r = &mut warp.registers;
         match ops[at as usize] {

@@ -115,6 +115,9 @@ pub struct SimReport {
     /// The instructions that a warp executed, one after another, if requested: of all warps that with the most.
     #[serde(skip)]
     pub path: Vec<u32>,
+    /// How many instructions that warp executed after [`Self::path`], which is as long as was requested.
+    #[serde(skip)]
+    pub unrecorded: u64,
     /// 32-bit registers per lane with lifetimes as in the program order: an estimate of a
     /// compiler's result without reordering.
     #[serde(skip)]

@@ -121,6 +121,7 @@ where
         printed: out.printed,
         log: out.log,
         path: out.path,
+        unrecorded: out.unrecorded,
         loads: out.loads,
         written: merged.written(),
     };

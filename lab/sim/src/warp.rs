@@ -65,6 +65,8 @@ pub(crate) struct Warp {
     pub(crate) gathered: [u32; 2],
     /// The instructions that it executed, if that is recorded.
     pub(crate) path: Vec<u32>,
+    /// How many it executed after those.
+    pub(crate) unrecorded: u64,
     /// How often it asked for words that other threads change.
     pub(crate) polls: u32,
     /// The largest number of those that lanes exchanged last without a barrier of the block between them, if they are
@@ -152,6 +154,7 @@ impl Warp {
             given: [0; 2],
             gathered: [0; 2],
             path: Vec::new(),
+            unrecorded: 0,
             polls: 0,
             local: vec![0xff; 32 * machine.local as usize],
             local_written: vec![false; 32 * machine.local as usize],

@@ -32,7 +32,8 @@ fn short_of(config: &Config) -> usize {
     }
 }
 
-/// Instructions of a path that are recorded: those of a block of attention are fewer.
+/// Instructions of a path that are recorded: those of a block of attention are fewer. Of longer ones the rest is taken
+/// to be as slow.
 pub(crate) const LONGEST_PATH: usize = 1 << 20;
 
 /// Executions of an instruction by all warps of a block, fractional if extrapolated.
@@ -58,7 +59,8 @@ impl Runs {
 pub(crate) struct Path {
     pub(crate) instructions: Arc<[u32]>,
     pub(crate) runs: Arc<[Runs]>,
-    /// By which its clocks count: more than one path is a line through two lengths.
+    /// By which its clocks count: more than one path is a line through two lengths, and one that is recorded in part
+    /// stands for all of it.
     pub(crate) weight: f64,
 }
 
@@ -99,7 +101,7 @@ impl Sample {
             paths: vec![Path {
                 instructions: report.path.as_slice().into(),
                 runs: runs.as_slice().into(),
-                weight: 1.0,
+                weight: 1.0 + report.unrecorded as f64 / report.path.len().max(1) as f64,
             }],
             runs,
         }
