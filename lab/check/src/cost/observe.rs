@@ -36,6 +36,10 @@ fn short_of(config: &Config) -> usize {
 /// to be as slow.
 pub(crate) const LONGEST_PATH: usize = 1 << 20;
 
+/// Blocks of a head that the model looks at: more than a head of attention has, and a grid of another compiler's kernel
+/// may have 2^31.
+const MOST_BLOCKS: u64 = 100_000;
+
 /// Executions of an instruction by all warps of a block, fractional if extrapolated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Runs {
@@ -249,8 +253,18 @@ impl SeenStep {
     /// The samples, with the number of blocks of the launch that they represent.
     pub(crate) fn blocks_of_samples(&self) -> impl Iterator<Item = (usize, f64)> {
         let heads = self.work_items as f64 * self.work_a_block / self.blocks_a_head as f64;
-        let of_head = (0..self.blocks_a_head).flat_map(|block| self.mixture(block));
-        of_head.map(move |(sample, share)| (sample, share * heads))
+        let (apart, each) = self.representatives();
+        let of_head = (0..self.blocks_a_head).step_by(apart as usize);
+        let of_head = of_head.flat_map(|block| self.mixture(block));
+        of_head.map(move |(sample, share)| (sample, share * heads * each))
+    }
+
+    /// How far the blocks of a head that the model looks at are apart, and how many each of them stands for: one,
+    /// unless they are very many.
+    pub(crate) fn representatives(&self) -> (u64, f64) {
+        let apart = self.blocks_a_head.div_ceil(MOST_BLOCKS).max(1);
+        let looked_at = self.blocks_a_head.div_ceil(apart).max(1);
+        (apart, self.blocks_a_head as f64 / looked_at as f64)
     }
 
     /// The samples that represent a block of a head, with their shares: those on both sides of it.

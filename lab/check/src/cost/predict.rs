@@ -251,20 +251,21 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> (Clockings, f64
         }
         (clocks, chain)
     };
-    let kinds: Vec<_> = (0..step.blocks_a_head).map(block).collect();
+    let (apart, each) = step.representatives();
+    let kinds: Vec<_> = (0..step.blocks_a_head).step_by(apart as usize).map(block).collect();
     let mut loads = vec![Load::default(); sms.max(1) as usize];
     // The SMs by the bits of `free`, which order positive numbers.
     let mut next: BinaryHeap<Reverse<(u64, usize)>> = (0..loads.len()).map(|sm| Reverse((0, sm))).collect();
-    for index in 0..step.work_items {
-        let (clocks, chain) = &kinds[(index % step.blocks_a_head) as usize];
+    for index in (0..step.work_items).step_by(apart as usize) {
+        let (clocks, chain) = &kinds[(index % step.blocks_a_head / apart) as usize];
         let Some(Reverse((_, sm))) = next.pop() else { break };
         let load = &mut loads[sm];
         for (sum, clock) in load.clocks.iter_mut().zip(clocks) {
-            *sum += clock;
+            *sum += each * clock;
         }
-        load.chains += chain;
+        load.chains += each * chain;
         load.longest = load.longest.max(*chain);
-        load.free += together(clocks, *chain);
+        load.free += each * together(clocks, *chain);
         next.push(Reverse((load.free.to_bits(), sm)));
     }
     let ends = loads
