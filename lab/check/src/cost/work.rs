@@ -217,15 +217,14 @@ pub(crate) fn price(inst: &Instruction, form: &Spelled, memory: Memory, latency:
         "fma" | "mad" | "add" | "sub" | "mul" | "min" | "max" | "div" | "rem" | "setp" | "selp" | "set" | "slct"
         | "sad" | "mad24" | "mul24" | "madc" | "addc" | "subc" | "rcp" | "sqrt" | "rsqrt" => {
             let (work, chained) = arithmetic(inst, form);
-            let approximates = matches!(name, "rcp" | "rsqrt") && form.has("approx");
-            (
-                work,
-                if approximates {
-                    latency.mufu
-                } else {
-                    chained * latency.arithmetic
-                },
-            )
+            let approximates = form.has("approx") || form.has("full");
+            let clocks = match name {
+                "rcp" | "rsqrt" if approximates => latency.mufu,
+                // A reciprocal, or that of a root, and a product.
+                "div" | "sqrt" if approximates => latency.mufu + latency.arithmetic,
+                _ => chained * latency.arithmetic,
+            };
+            (work, clocks)
         }
         "ex2" | "lg2" | "sin" | "cos" | "tanh" | "popc" | "clz" | "bfind" | "brev" | "fns" => {
             // Without `.ftz`, small results are scaled; angles are scaled.
