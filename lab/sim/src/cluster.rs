@@ -80,8 +80,8 @@ pub(crate) struct Outcome {
     /// How many instructions that warp executed after it.
     pub(crate) unrecorded: u64,
     pub(crate) loads: Loads,
-    /// The sectors of the cluster that is running.
-    pub(crate) sectors: FxHashSet<(usize, u64)>,
+    /// The sectors of the cluster that is running: block of it, buffer and number.
+    pub(crate) sectors: FxHashSet<(usize, usize, u64)>,
 }
 
 impl Outcome {

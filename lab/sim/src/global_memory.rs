@@ -123,7 +123,7 @@ impl<'m> Cluster<'m> {
             let slot = region.slot;
             self.out
                 .sectors
-                .extend(sectors.into_iter().map(|sector| (slot, sector)));
+                .extend(sectors.into_iter().map(|sector| (warp.rank, slot, sector)));
         }
         if region.overlaid {
             // By an instruction whose buffer is not known only what is written already is.

@@ -77,7 +77,10 @@ impl Cluster<'_> {
     pub(crate) fn count_shared(&mut self, warp: usize, access: &SharedAccess) {
         if !self.out.traffic.is_empty() {
             let cost = traffic::shared(&access.offsets, access.mask, access.bytes);
-            self.out.traffic[access.pc as usize].add(cost);
+            self.out.traffic[access.pc as usize].add(Traffic {
+                shared: cost.transactions,
+                ..cost
+            });
         }
         if self.is_logged() {
             self.log_access(warp, access, false);
@@ -107,6 +110,7 @@ impl Cluster<'_> {
                 requests: 1,
                 transactions,
                 ideal: transactions,
+                shared: 0,
             });
         }
     }

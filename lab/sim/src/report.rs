@@ -230,7 +230,7 @@ impl AddAssign<&Counts> for Counts {
 pub struct Loads {
     /// Of all loads by a warp.
     pub sectors: u64,
-    /// Those that are different in a cluster, summed over clusters: what reaches its L1 if nothing is evicted.
+    /// Those that are different in a block, summed over blocks: what reaches its L1 if nothing is evicted.
     pub different: u64,
 }
 
@@ -243,6 +243,8 @@ pub struct InstructionCount {
     pub lanes: u64,
     /// As [`MemorySite::transactions`], for memory accesses if they are counted.
     pub transactions: u64,
+    /// Those of them that threads' loads, stores and atomic operations make in shared memory.
+    pub shared: u64,
 }
 
 /// Values of a warp at a traced place.

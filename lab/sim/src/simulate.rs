@@ -173,6 +173,7 @@ fn instruction_counts(machine: &Machine<'_>, out: &Outcome) -> Vec<InstructionCo
         warps: out.executed[op as usize].warps,
         lanes: out.executed[op as usize].lanes,
         transactions: out.traffic.get(op as usize).map_or(0, |traffic| traffic.transactions),
+        shared: out.traffic.get(op as usize).map_or(0, |traffic| traffic.shared),
     };
     let counted = machine.program.counted.iter();
     counted.map(|op| op.map_or(InstructionCount::default(), of)).collect()

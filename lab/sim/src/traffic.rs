@@ -21,6 +21,8 @@ pub(crate) struct Traffic {
     pub(crate) requests: u64,
     pub(crate) transactions: u64,
     pub(crate) ideal: u64,
+    /// The transactions that are passes over shared memory by threads' loads, stores and atomic operations.
+    pub(crate) shared: u64,
 }
 
 impl Traffic {
@@ -28,6 +30,7 @@ impl Traffic {
         self.requests += other.requests;
         self.transactions += other.transactions;
         self.ideal += other.ideal;
+        self.shared += other.shared;
     }
 }
 
@@ -137,6 +140,7 @@ pub(crate) fn global(offsets: &[u64; 32], mask: u32, bytes: u32) -> Traffic {
         requests: 1,
         transactions: sectors.len() as u64,
         ideal: (all.len() as u64 * u64::from(bytes)).div_ceil(32),
+        shared: 0,
     }
 }
 

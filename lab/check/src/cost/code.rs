@@ -87,6 +87,7 @@ impl Code {
     pub(crate) fn price(&self, at: usize, runs: &Runs, misses: f64, latency: &Latencies) -> (Work, Timing) {
         let memory = Memory {
             transactions: runs.transactions / runs.runs.max(1.0),
+            shared: runs.shared / runs.runs.max(1.0),
             misses,
         };
         price(&self.steps[at].inst, &self.steps[at].form, memory, latency)

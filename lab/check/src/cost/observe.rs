@@ -46,6 +46,8 @@ pub(crate) struct Runs {
     pub(crate) runs: f64,
     /// Passes over shared memory or sectors of global memory of all executions.
     pub(crate) transactions: f64,
+    /// Those of them in shared memory.
+    pub(crate) shared: f64,
 }
 
 impl Runs {
@@ -54,6 +56,7 @@ impl Runs {
         Runs {
             runs: count.warps as f64 / blocks,
             transactions: count.transactions as f64 / blocks,
+            shared: count.shared as f64 / blocks,
         }
     }
 }
@@ -428,6 +431,7 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
         let runs = short.runs.iter().zip(&long.runs).map(|(a, b)| Runs {
             runs: line(a.runs, b.runs),
             transactions: line(a.transactions, b.transactions),
+            shared: line(a.shared, b.shared),
         });
         let weighed = |paths: &[Path], weight: f64| -> Vec<Path> {
             let paths = paths.iter().cloned();

@@ -151,6 +151,8 @@ pub(crate) enum Timing {
 pub(crate) struct Memory {
     /// What the simulator counted: passes of a shared access, 32-byte sectors of a global one.
     pub(crate) transactions: f64,
+    /// Those of them in shared memory.
+    pub(crate) shared: f64,
     /// The share of loads that L1 does not have.
     pub(crate) misses: f64,
 }
@@ -364,7 +366,9 @@ fn product(form: &Spelled) -> (f64, Unit) {
 
 /// A load, a store or an atomic operation, and those of matrices.
 fn access(form: &Spelled, memory: Memory, latency: &Latencies) -> (Work, Timing) {
-    let Memory { transactions, misses } = memory;
+    let Memory {
+        transactions, misses, ..
+    } = memory;
     // L1 may have what another SM has changed since: it does not serve strong loads.
     let is_strong = ["volatile", "relaxed", "acquire", "mmio"]
         .iter()
@@ -374,7 +378,10 @@ fn access(form: &Spelled, memory: Memory, latency: &Latencies) -> (Work, Timing)
     let (work, clocks) = match form.name() {
         _ if has("param") => (NONE, 0.0),
         "ldmatrix" | "stmatrix" => (shared(transactions), with_conflicts(transactions, latency)),
-        _ if has("shared") => (shared(transactions), with_conflicts(transactions, latency)),
+        // An access without a space is taken to be where most of its transactions were.
+        _ if has("shared") || 2.0 * memory.shared > transactions => {
+            (shared(transactions), with_conflicts(transactions, latency))
+        }
         // In L1, or in the cache of constants.
         _ if has("local") || has("const") => (shared(transactions), latency.shared),
         "atom" => (global(transactions), latency.l2),
@@ -418,6 +425,7 @@ mod tests {
         let form = module.forms()[inst.form as usize].as_ref().unwrap();
         let memory = Memory {
             transactions,
+            shared: 0.0,
             misses: 1.0,
         };
         price(inst, form, memory, &Latencies::default()).0
