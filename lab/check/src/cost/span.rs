@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_go_on_as_they_went_last() {
+    fn each_round_of_a_loop_takes_as_long() {
         let rounds = |n: u32| {
             clocks_of(|k| {
                 let at = k.param_ptr_mut::<f32>("data").offset(k.thread_idx());

@@ -114,3 +114,96 @@ impl Observation {
         lines
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use flashcore_sim::{PtxArg, PtxBuffer, PtxLaunch};
+
+    use super::*;
+    use crate::cost::Unit;
+
+    /// What 64 blocks of a warp do, whose lanes each have the address `%a` of a word; `%r0` is the lane.
+    fn observed(body: &str) -> Observation {
+        let text = format!(
+            ".version 8.0\n.target sm_89\n.address_size 64\n.visible .entry k(.param .u64 p) {{\n\
+             .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %a<9>; .reg .pred %p; .shared .align 4 .b8 tile[128];\n\
+             ld.param.u64 %a0, [p]; cvta.to.global.u64 %a1, %a0; mov.u32 %r0, %tid.x;\n\
+             mul.wide.u32 %a2, %r0, 4; add.s64 %a, %a1, %a2;\n{body}\nret;\n}}"
+        );
+        let text = text.replace("%a,", "%a3,").replace("[%a]", "[%a3]");
+        let launch = PtxLaunch {
+            file: "k.ptx".to_string(),
+            grid: [64, 1, 1],
+            block: [32, 1, 1],
+            buffers: vec![PtxBuffer {
+                name: "data".to_string(),
+                bytes: 128,
+                element: 4,
+                written: true,
+            }],
+            args: vec![PtxArg {
+                bytes: vec![0; 8],
+                pointers: vec![(0, 0)],
+                map: None,
+            }],
+            ..PtxLaunch::default()
+        };
+        let module = Module::read(&text).unwrap();
+        let read = PtxKernel::read(&module, "k", &launch).unwrap();
+        Observation::of_text(&module, &read, &[vec![0; 128]], &SimOptions::default()).unwrap()
+    }
+
+    /// Clocks of the middle block's warp on an L4.
+    fn chain(observed: &Observation) -> f64 {
+        let step = &observed.steps[0];
+        step.seen.samples[2].chain(&step.code, &Sm::of(Profile::named("l4").unwrap(), None))
+    }
+
+    /// A warp's access to 128 bytes moves them, whatever it orders; one without a space where its address is.
+    #[test]
+    fn atomics_and_strong_accesses_cost_their_traffic() {
+        for (access, moved) in [
+            ("red.global.add.u32 [%a], %r0;", 128.0),
+            ("atom.global.add.u32 %r1, [%a], %r0;", 128.0),
+            ("atom.global.cas.b32 %r1, [%a], 0, %r0;", 128.0),
+            ("ld.relaxed.gpu.global.u32 %r1, [%a];", 128.0),
+            ("ld.volatile.global.u32 %r1, [%a];", 128.0),
+            ("st.volatile.global.u32 [%a], %r0;", 128.0),
+            ("ld.global.u32 %r1, [%a]; ld.global.u32 %r2, [%a];", 128.0),
+            ("mov.u64 %a4, tile; cvta.shared.u64 %a5, %a4; st.u32 [%a5], 1;", 0.0),
+        ] {
+            let work = observed(access).total_work();
+            assert_eq!(work[Unit::L2Bytes], 64.0 * moved, "{access}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_cut_stands_for_all_of_it() {
+        let rounds = |n: usize| {
+            let body = format!("mov.u32 %r1, 0;\nL: add.u32 %r1, %r1, 1; setp.lt.u32 %p, %r1, {n}; @%p bra L;");
+            chain(&observed(&body))
+        };
+        let (whole, cut) = (rounds(LONGEST_PATH / 4), rounds(LONGEST_PATH));
+        assert!((cut / whole - 4.0).abs() < 0.01, "{whole} {cut}");
+    }
+
+    #[test]
+    fn waits_name_the_line_that_waits() {
+        let waits = observed("ld.global.u32 %r1, [%a];\nadd.u32 %r2, %r1, 1;\nst.global.u32 [%a], %r2;");
+        let waits = waits.waits(Profile::named("l4").unwrap());
+        // The sum is on line 8 of the text.
+        assert_eq!(waits[0].line.line, 8, "{waits:?}");
+        assert!(waits[0].share > 0.5, "{waits:?}");
+    }
+
+    #[test]
+    fn a_quotient_takes_longer_than_the_reciprocal_in_it() {
+        let of = |inst: &str| {
+            let body = format!("ld.global.f32 %f0, [%a]; {inst} st.global.f32 [%a], %f0;");
+            chain(&observed(&body))
+        };
+        let reciprocal = of("rcp.approx.ftz.f32 %f0, %f0;");
+        assert!(of("div.full.f32 %f0, %f0, %f0;") > reciprocal);
+        assert!(of("sqrt.approx.f32 %f0, %f0;") > reciprocal);
+    }
+}
