@@ -103,14 +103,13 @@ impl Outcome {
         }
     }
 
-    pub(crate) fn add(&mut self, cluster: u64, mut other: Outcome) {
-        if cluster == 0 {
-            self.log = other.log;
-        }
+    pub(crate) fn add(&mut self, cluster: u64, other: Outcome) {
         let length = |out: &Outcome| out.path.len() as u64 + out.unrecorded;
         if length(&other) > length(self) {
-            self.path = std::mem::take(&mut other.path);
-            self.unrecorded = other.unrecorded;
+            (self.path, self.unrecorded) = (other.path, other.unrecorded);
+        }
+        if cluster == 0 {
+            self.log = other.log;
         }
         self.loads.sectors += other.loads.sectors;
         self.loads.different += other.sectors.len() as u64;
