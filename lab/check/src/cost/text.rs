@@ -189,9 +189,9 @@ mod tests {
 
     #[test]
     fn waits_name_the_line_that_waits() {
-        let waits = observed("ld.global.u32 %r1, [%a];\nadd.u32 %r2, %r1, 1;\nst.global.u32 [%a], %r2;");
+        let waits = observed("ld.global.u32 %r1, [%a];\nst.global.u32 [%a], %r1;");
         let waits = waits.waits(Profile::named("l4").unwrap());
-        // The sum is on line 9 of the text.
+        // The store, which waits for the load, is on line 9 of the text.
         assert_eq!(waits[0].line.line, 9, "{waits:?}");
         assert!(waits[0].share > 0.5, "{waits:?}");
     }
