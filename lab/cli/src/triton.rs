@@ -82,8 +82,11 @@ pub(crate) fn compile(
         Answer::Error(why) => return Err(Failure::usage(format!("{word}: {why}"))),
         Answer::Compiled(made) => made,
     };
-    let mut kept = made.kept.iter();
-    launch.args.retain(|_| kept.next().copied().unwrap_or(true));
+    launch.args = keep(std::mem::take(&mut launch.args), &made.kept).map_err(|(number, of)| {
+        Failure::usage(format!(
+            "{word}: argument {number} points into argument {of}, no buffer"
+        ))
+    })?;
     launch.args.extend(made.scratch.iter().map(|&bytes| match bytes {
         0 => Given::Integer(0),
         _ => Given::Buffer {
@@ -105,4 +108,41 @@ pub(crate) fn compile(
         assembler: Assembler::default(),
     };
     Ok((read, made.entry))
+}
+
+/// The arguments that Triton keeps. Those that point into the buffer of another have its new place. Fails with the
+/// numbers (from 1) of one that points into what is not kept, and of that.
+fn keep(args: Vec<Given>, kept: &[bool]) -> Result<Vec<Given>, (usize, usize)> {
+    let is_kept = |place: &usize| kept.get(*place).copied().unwrap_or(true);
+    let all = args.len();
+    let mut left = Vec::new();
+    for (place, mut arg) in args.into_iter().enumerate().filter(|(place, _)| is_kept(place)) {
+        if let Given::Into { argument, .. } = &mut arg {
+            if *argument >= all || !is_kept(argument) {
+                return Err((place + 1, argument.saturating_add(1)));
+            }
+            *argument = (0..*argument).filter(is_kept).count();
+        }
+        left.push(arg);
+    }
+    Ok(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_into_buffers_follow_what_constants_leave() {
+        let into = |argument| Given::Into { argument, offset: 4 };
+        let buffer = || Given::Buffer {
+            bytes: 64,
+            fill: Fill::Zero,
+        };
+        let args = |argument| vec![Given::Integer(1), buffer(), into(argument)];
+        let kept = [false, true, true];
+        assert_eq!(keep(args(1), &kept), Ok(vec![buffer(), into(0)]));
+        assert_eq!(keep(args(0), &kept), Err((3, 1)));
+        assert_eq!(keep(args(3), &kept), Err((3, 4)));
+    }
 }
