@@ -10,6 +10,9 @@ import sys
 
 from ._check import TYPES, Array, is_triton
 
+# Types of launch files in Triton's signatures. Several dtypes are bytes there, and u8 means those that are numbers.
+POINTERS = {**dict(TYPES.values()), "u8": "u8"}
+
 
 def compile_triton(kernel, args, constexprs, options, target, programs):
     """PTX of a Triton function as a launch with these arguments would compile it. Needs Triton, and no GPU."""
@@ -87,7 +90,9 @@ class _Pointer(Array):
     """An array of which only the type is known."""
 
     def __init__(self, type):
-        self.triton = next(triton for name, triton in TYPES.values() if name == type)
+        if type not in POINTERS:
+            raise ValueError(f"an argument has the type {type}; allowed: {', '.join(POINTERS)}")
+        self.triton = POINTERS[type]
         self.owner, self.address = self, 0
 
 
