@@ -416,7 +416,8 @@ fn bind(entry: &PtxEntry, pointers: &HashSet<&str>, asked: &ForeignLaunch) -> Re
             }
             (Given::Buffer { .. } | Given::Contents { .. }, "f64") => false,
             (Given::Into { .. }, ty) => size == 8 && ty != "f64",
-            (Given::Integer(_) | Given::Float(_), _) if is_pointer => false,
+            // The null pointer is one.
+            (Given::Integer(_) | Given::Float(_), _) if is_pointer && *given != Given::Integer(0) => false,
             (Given::Integer(x), "f32" | "f64") => {
                 bound.put(&mut arg, (0, size), &Given::Float(*x as f64), name(param), seed)
             }

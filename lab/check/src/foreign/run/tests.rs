@@ -48,6 +48,24 @@ fn numbers_and_buffers_are_held_to_what_fits() {
     let error = run_with(&["buf:1073741824", "buf:1"]).unwrap_err();
     assert!(matches!(error, RunError::Buffers { given: 1_073_741_825 }), "{error}");
 }
+
+#[test]
+fn a_pointer_may_be_null() {
+    let text = ".version 7.0 .target sm_80 .entry k(.param .u64 out, .param .u64 bias) .maxntid 1, 1, 1 {
+        .reg .b32 %r<2>; .reg .b64 %rd<2>; .reg .pred %p<1>;
+        ld.param.u64 %rd0, [out]; ld.param.u64 %rd1, [bias]; mov.u32 %r0, 7;
+        setp.eq.s64 %p0, %rd1, 0; @%p0 bra DONE;
+        cvta.to.global.u64 %rd1, %rd1; ld.global.u32 %r0, [%rd1];
+        DONE: cvta.to.global.u64 %rd0, %rd0; st.global.u32 [%rd0], %r0; ret; }";
+    for (bias, stored) in [("0", 7), ("buf:4:zero", 0)] {
+        let ran = run_text(text, &["buf:4:unwritten", bias]);
+        assert!(ran.found.is_empty(), "{bias}");
+        assert_eq!(ran.outputs[0], [stored, 0, 0, 0], "{bias}");
+    }
+    let error = run_with(&["7", "7"]).unwrap_err();
+    assert!(matches!(error, RunError::Kind(1, ..)), "{error}");
+}
+
 fn run_text(text: &str, args: &[&str]) -> Ran {
     let launch = ForeignLaunch {
         grid: [1, 1, 1],
