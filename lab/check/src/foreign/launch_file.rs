@@ -187,7 +187,7 @@ impl LaunchFile {
         let mut file: File = toml::from_str(text).map_err(|error| LaunchFileError(error.to_string()))?;
         let given = file.args.iter_mut().chain(&mut file.symbols);
         given.for_each(|argument| argument.file = argument.file.take().map(|name| folder.join(name)));
-        let mut buffers = 0;
+        let mut buffers = Buffers::default();
         let args = file.args.iter().map(|argument| argument.given(&mut buffers));
         let args = args.collect::<Result<_, _>>()?;
         let variables = file.symbols.iter().map(|symbol| {
@@ -222,9 +222,36 @@ fn axes(what: &str, given: &[u32]) -> Result<[u32; 3], LaunchFileError> {
     }
 }
 
+/// The buffers so far.
+#[derive(Default)]
+struct Buffers {
+    count: u64,
+    bytes: u64,
+}
+
+impl Buffers {
+    /// Bytes that others may have.
+    fn left(&self) -> u64 {
+        super::MAX_BUFFER_BYTES - self.bytes
+    }
+
+    /// Counts one, before its bytes are made.
+    fn add(&mut self, name: &str, bytes: u64) -> Result<(), LaunchFileError> {
+        if bytes > self.left() {
+            let (before, most) = (self.bytes, super::MAX_BUFFER_BYTES);
+            return wrong(format!(
+                "`{name}` has {bytes} B, and the buffers before it {before} B; at most {most} B in total are simulated"
+            ));
+        }
+        self.count += 1;
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
 impl Argument {
     /// Counts the buffers on the way.
-    fn given(&self, buffers: &mut u64) -> Result<Given, LaunchFileError> {
+    fn given(&self, buffers: &mut Buffers) -> Result<Given, LaunchFileError> {
         if let Some(fields) = &self.r#struct {
             let fields = fields.iter().map(|field| {
                 let ty = field.r#type.as_deref().unwrap_or("i32");
@@ -267,17 +294,17 @@ impl Argument {
     }
 
     /// The bytes of a buffer; `None` if nothing was written there.
-    fn contents(&self, buffers: &mut u64) -> Result<Option<Vec<u8>>, LaunchFileError> {
+    fn contents(&self, buffers: &mut Buffers) -> Result<Option<Vec<u8>>, LaunchFileError> {
         let (name, ty) = (&self.name, self.r#type.as_deref().unwrap_or("f32"));
         if let Some(file) = &self.file {
-            *buffers += 1;
             if self.count.is_some() || self.fill.is_some() {
                 return wrong(format!(
                     "`{name}` has a `file`; `count` and `fill` are for other buffers"
                 ));
             }
-            let bytes = files::read_capped(file, super::MAX_BUFFER_BYTES)
+            let bytes = files::read_capped(file, buffers.left())
                 .map_err(|error| LaunchFileError(format!("`{name}`: {}: {error}", file.display())))?;
+            buffers.add(name, bytes.len() as u64)?;
             if bytes.len() % size_of(name, ty)? != 0 {
                 return wrong(format!("`{name}`: {} B are no whole number of {ty}", bytes.len()));
             }
@@ -289,11 +316,7 @@ impl Argument {
             ));
         };
         let bytes = count.saturating_mul(size_of(name, ty)? as u64);
-        if bytes > super::MAX_BUFFER_BYTES {
-            let most = super::MAX_BUFFER_BYTES;
-            return wrong(format!("`{name}` has {bytes} B; at most {most} B are simulated"));
-        }
-        *buffers += 1;
+        buffers.add(name, bytes)?;
         let fill = self
             .fill
             .as_deref()
@@ -301,7 +324,7 @@ impl Argument {
         if fill == "unwritten" {
             return Ok(None);
         }
-        let elements = self.elements(fill, self.seed.unwrap_or(*buffers), count as usize)?;
+        let elements = self.elements(fill, self.seed.unwrap_or(buffers.count), count as usize)?;
         let mut out = Vec::with_capacity(bytes as usize);
         elements.into_iter().for_each(|element| store(ty, element, &mut out));
         Ok(Some(out))
@@ -311,15 +334,15 @@ impl Argument {
         let (kind, numbers) = fill.split_once(':').unwrap_or((fill, ""));
         let numbers = numbers.split(':').filter(|text| !text.is_empty()).map(str::parse);
         let unknown = || {
-            let known =
-                "unwritten, zero, unit, uniform, bell, ints:LO:HI, bits, iota, offsets:LO:HI, permutation, values";
+            let known = "unwritten, zero, unit, uniform, bell, ints:LO:HI, bits, iota, offsets:LO:HI, permutation, values, \
+                 antidiagonal:N, triangles:N, with N up to 2147483648 and 64 bits for each element";
             LaunchFileError(format!("`{}` has the fill `{fill}`; allowed: {known}", self.name))
         };
         let numbers: Vec<i64> = numbers.collect::<Result<_, _>>().map_err(|_| unknown())?;
         let floats = |of: &dyn Fn(u64) -> f64| (0..count as u64).map(|i| Element::Float(of(i))).collect();
         let uniform = |i| 2.0 * unit(word(seed, 0, i)) - 1.0;
         let added = |n: u64, is_there: bool| if is_there { n as f64 } else { 0.0 };
-        let within = |i, lo: i64, hi: i64| lo + (word(seed, 0, i) % (hi - lo) as u64) as i64;
+        let within = |i, lo: i64, hi: i64| lo.wrapping_add((word(seed, 0, i) % hi.abs_diff(lo)) as i64);
         Ok(match (kind, &numbers[..]) {
             ("zero", []) => vec![Element::Integer(0); count],
             ("unit", []) => floats(&|i| unit(word(seed, 0, i))),
@@ -328,12 +351,12 @@ impl Argument {
             ("bits", []) => (0..count as u64).map(|i| Element::Bits(word(seed, 0, i))).collect(),
             ("ints", &[lo, hi]) if lo < hi => (0..count as u64).map(|i| Element::Integer(within(i, lo, hi))).collect(),
             ("offsets", &[lo, hi]) if lo < hi => {
-                let steps = (0..count as u64).scan(0, |sum, i| {
-                    let here = *sum;
-                    *sum += within(i, lo, hi);
-                    Some(Element::Integer(here))
-                });
-                steps.collect()
+                let (mut steps, mut sum) = (Vec::with_capacity(count), 0i64);
+                for i in 0..count as u64 {
+                    steps.push(Element::Integer(sum));
+                    sum = sum.checked_add(within(i, lo, hi)).ok_or_else(unknown)?;
+                }
+                steps
             }
             ("iota", []) => {
                 let mut values: Vec<Element> = (0..count as i64).map(Element::Integer).collect();
@@ -350,14 +373,15 @@ impl Argument {
                 order.sort_by_key(|&i| word(seed, 0, i as u64));
                 order.into_iter().map(Element::Integer).collect()
             }
-            ("antidiagonal", &[n]) if n > 0 => {
+            ("antidiagonal", &[n]) if (1..=MAX_SIDE).contains(&n) => {
                 let n = n as u64;
                 floats(&|i| uniform(i) + added(n, i % (n * n) / n + i % n == n - 1))
             }
-            ("triangles", &[n]) if n > 0 => {
+            ("triangles", &[n]) if (1..=MAX_SIDE).contains(&n) => {
                 let n = n as u64;
                 // Row r of a packed triangle ends with its diagonal, at (r + 1)·(r + 2) / 2 − 1.
-                let is_diagonal = |at: u64| (1..=n).any(|row| row * (row + 1) / 2 == at + 1);
+                let ends = || (1..=n).map(|row| row * (row + 1) / 2);
+                let is_diagonal = |at: u64| ends().find(|&end| end > at) == Some(at + 1);
                 floats(&|i| uniform(i) + added(n, is_diagonal(i % (n * (n + 1) / 2))))
             }
             ("values", []) => {
@@ -378,6 +402,9 @@ impl Argument {
         })
     }
 }
+
+/// The most rows of a matrix whose elements are counted in 64 bits.
+const MAX_SIDE: i64 = 1 << 31;
 
 #[derive(Clone, Copy)]
 enum Element {
@@ -446,41 +473,4 @@ fn store(ty: &str, element: Element, out: &mut Vec<u8>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_of_16_bits_are_passed_as_their_bits() {
-        let text = r#"
-            grid = [1]
-            block = [32]
-            args = [{ name = "a", type = "f16", value = 2.5 }, { name = "b", type = "bf16", value = -1 }]"#;
-        let file = LaunchFile::parse(text, Path::new("")).unwrap();
-        assert_eq!(file.launch.args, [Given::Integer(0x4100), Given::Integer(0xbf80)]);
-    }
-    #[test]
-    fn a_buffer_holds_the_bytes_of_a_file_next_to_the_launch() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("x.bin"), [1u8, 2, 3, 4]).unwrap();
-        let read = |argument: &str| {
-            let text = format!("grid = [1]\nblock = [32]\nargs = [{{ name = \"x\", {argument} }}]");
-            LaunchFile::parse(&text, folder.path()).map(|file| file.launch.args)
-        };
-        let given = Given::Contents {
-            name: "x".into(),
-            element: 2,
-            is_unwritten: false,
-            contents: vec![1, 2, 3, 4],
-        };
-        assert_eq!(read("type = \"f16\", file = \"x.bin\""), Ok(vec![given]));
-        for (argument, why) in [
-            ("file = \"y.bin\"", "y.bin: "),
-            ("type = \"f64\", file = \"x.bin\"", "4 B are no whole number of f64"),
-            ("file = \"x.bin\", count = 1", "has a `file`"),
-            ("type = \"f32\"", "none of `count`"),
-        ] {
-            let error = read(argument).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-        }
-    }
-}
+mod tests;
