@@ -308,6 +308,7 @@ impl RunArgs {
         launch.dynamic_shared = self.shape.smem.unwrap_or(launch.dynamic_shared);
         if !self.arg.is_empty() {
             launch.args = self.arg.clone();
+            read.types.clear(); // of the file's arguments
         }
         launch.schedules = runs.schedules;
         launch.sim = SimOptions {

@@ -57,6 +57,11 @@ pub(crate) fn compile(
     let launch = &mut given.launch;
     let types = given.types.iter().map(Option::as_deref).chain(std::iter::repeat(None));
     let args = launch.args.iter().zip(types).map(|(arg, ty)| match arg {
+        // Launch files have its bits, and Triton's numbers are of 32 and 64.
+        Given::Integer(_) if matches!(ty, Some("f16" | "bf16")) => Err(Failure::usage(format!(
+            "{word}: a number has the type {}; Triton takes numbers as f32: write its `value` alone",
+            ty.unwrap_or_default()
+        ))),
         Given::Integer(x) => Ok(json!({ "value": x })),
         Given::Float(x) => Ok(json!({ "value": x })),
         Given::Buffer { fill: Fill::F16, .. } => Ok(json!({ "type": "f16" })),
@@ -72,7 +77,7 @@ pub(crate) fn compile(
         "args": args.collect::<Result<Vec<_>, _>>()?,
         "constants": constants,
         "target": given.arch.as_deref().unwrap_or(card.chip.target.name()),
-        "programs": launch.grid.iter().map(|&n| u64::from(n)).product::<u64>(),
+        "programs": launch.grid.iter().fold(1, |all: u64, &n| all.saturating_mul(n.into())),
     });
     let python = Python::find_for_own().map_err(Failure::environment)?;
     style::note(format_args!("{word} runs in {}", python.executable().display()));

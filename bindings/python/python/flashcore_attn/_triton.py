@@ -66,7 +66,7 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
         "shared": meta.shared,
         "names": names + scratch,
         "kept": [name in types for name in rest],
-        "scratch": [(getattr(meta, f"{name}_size", 0) or 0) * programs for name in scratch],
+        "scratch": [min((getattr(meta, f"{name}_size", 0) or 0) * programs, 2**64 - 1) for name in scratch],
     }
 
 
