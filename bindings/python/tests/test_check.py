@@ -103,6 +103,27 @@ def test_arrays_that_overlap_are_one_buffer():
     assert fa.check(AXPY, 1, [memory[1:65], memory[:64], 2.0, 64]).findings[0]["kind"] == "race"
 
 
+def test_arrays_that_overlap_may_end_in_part_of_an_element():
+    memory = np.zeros(130, np.uint8)
+    result = fa.check(AXPY, 1, [memory[:128].view(np.float32), memory[2:130].view(np.float16), 2.0, 0])
+    assert result.raise_if_bad().outputs[1].dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("kernel", "changes", "why"),
+    [
+        (AXPY, {"options": ["-O3"]}, "`constexprs` and `options` are for Triton and CUDA C.*"),
+        (AXPY, {"constexprs": {"N": 1}}, "`constexprs` and `options` are for Triton and CUDA C.*"),
+        ("a.ptx", {"options": ["-O3"]}, "`constexprs` and `options` are for Triton and CUDA C.*"),
+        ("a.cu", {"options": "--x"}, "`options` is '--x'; allowed for a .cu: a list"),
+        ("a.cu", {"options": {"num_warps": 4}}, "`options` is {'num_warps': 4}; allowed for a .cu: a list"),
+    ],
+)
+def test_options_fit_the_kernel(kernel, changes, why):
+    with pytest.raises((TypeError, ValueError), match=why):
+        fa.check(kernel, 1, [X, Y, 2.0, 100], **changes)
+
+
 def test_paths_of_ptx_and_of_cuda(tmp_path):
     (tmp_path / "axpy.ptx").write_text(AXPY)
     fa.check(tmp_path / "axpy.ptx", 2, [X, Y, 2.0, 100]).raise_if_bad()

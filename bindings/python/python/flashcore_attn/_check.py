@@ -194,7 +194,7 @@ class Array:
         last = sum((n - 1) * stride for n, stride in zip(self.array.shape, strides)) * (size if self.is_torch else 1)
         self.bytes = last + size if math.prod(self.array.shape) else 0
         self.address = self.array.data_ptr() if self.is_torch else self.array.ctypes.data
-        self.owner, self.span = self, self.bytes
+        self.owner, self.span, self.size = self, self.bytes, size
 
     def with_bytes(self, data):
         """An array of this shape and these strides with other contents."""
@@ -243,7 +243,9 @@ def _argument(value, given, file):
     if value.owner is not value:
         return f"type = {json.dumps(value.type)}\ninto = {given.index(value.owner)}\noffset = {value.address - value.owner.address}\n"
     file.write_bytes(ctypes.string_at(value.address, value.span))
-    return f"type = {json.dumps(value.type)}\nfile = {json.dumps(file.name)}\n"
+    # What arrays that overlap have in common may be no whole number of elements.
+    kind = "u8" if value.span % value.size else value.type
+    return f"type = {json.dumps(kind)}\nfile = {json.dumps(file.name)}\n"
 
 
 def _outputs(passed, given, folder):
@@ -261,7 +263,12 @@ def _outputs(passed, given, folder):
 
 def _file(kernel, folder, constexprs, options):
     """The file of a kernel that is no Triton function, and flags of its compiler."""
-    if isinstance(kernel, str) and ".entry" in kernel:
+    is_text = isinstance(kernel, str) and ".entry" in kernel
+    if (constexprs or options) and (is_text or str(kernel).endswith(".ptx")):
+        raise ValueError("`constexprs` and `options` are for Triton and CUDA C++; PTX is compiled: it takes neither")
+    if isinstance(options, str) or (options and isinstance(options, dict)):
+        raise TypeError(f"`options` is {options!r}; allowed for a .cu: a list of the compiler's, such as ['--use_fast_math']")
+    if is_text:
         (folder / "kernel.ptx").write_text(kernel, encoding="utf-8")
         return folder / "kernel.ptx", []
     if not isinstance(kernel, (str, os.PathLike)):
