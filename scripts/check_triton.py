@@ -7,7 +7,7 @@ Tensors for `cuda` are on the CPU, and hold after a launch what the kernel left.
 is taken. Needs PyTorch, Triton and the package flashcore_attn. A launch of more than N blocks (default 64) is not run.
 Prints a line for each launch, the findings, and last the counts as JSON.
 
-Exit code: 0 all launches are clean, 1 some are not, 2 wrong usage.
+Exit code: 0 all launches are clean, 1 some are not or there was none, 2 wrong usage.
 """
 
 import argparse
@@ -114,6 +114,8 @@ def main():
     counts = collections.Counter(verdict for _, verdict in launches.rows)
     kernels = len({name for name, _ in launches.rows})
     print(json.dumps({"kernels": kernels, "launches": len(launches.rows), "target": given.target, **counts}))
+    if not launches.rows:
+        sys.exit(f"{given.program} launched no kernel of Triton: nothing was checked")
     sys.exit(counts["clean"] != len(launches.rows))
 
 
