@@ -46,13 +46,18 @@ def predict(ptx, options):
 def contents(argument, random):
     """Random bytes of a buffer: numbers of -1 to 1, or of the range that it declares."""
     kind, count = argument["type"], argument["count"]
+    fill = argument.get("fill", "values" if "values" in argument else "uniform")
+    if fill in ("zero", "unwritten"):
+        return bytes(count * SIZES.get(kind, 4))
+    whole = re.fullmatch(r"ints:(-?\d+):(-?\d+)", fill)
+    if not whole and fill not in ("uniform", "bell"):
+        allowed = "uniform, bell, ints:LO:HI, unwritten, zero"
+        raise ValueError(f"`{argument.get('name', '')}` has the fill `{fill}`; allowed for measuring: {allowed}")
     if kind in ("f32", "f64", "f16"):
         return random.uniform(-1, 1, count).astype({"f32": "f4", "f64": "f8", "f16": "f2"}[kind]).tobytes()
     if kind == "bf16":
         return (random.uniform(-1, 1, count).astype("f4").view("u4") >> 16).astype("u2").tobytes()
-    low, high = 0, 64
-    if match := re.match(r"ints:(-?\d+):(-?\d+)", argument.get("fill", "")):
-        low, high = map(int, match.groups())
+    low, high = map(int, whole.groups()) if whole else (0, 64)
     return random.integers(low, high, count).astype(f"i{SIZES.get(kind, 4)}").tobytes()
 
 
@@ -105,7 +110,12 @@ def measure(driver, ptx, random):
 def measured(cases):
     """Each in a process of its own: a kernel that traps takes the context with it."""
     for ptx in cases:
-        done = subprocess.run([sys.executable, __file__, "one", ptx, "-"], capture_output=True, text=True, timeout=60)
+        command = [sys.executable, __file__, "one", ptx, "-"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except subprocess.TimeoutExpired as error:
+            yield ptx.stem, {"unknown": f"no time within {error.timeout} s"}
+            continue
         said = done.stdout.strip()
         yield ptx.stem, json.loads(said) if said.startswith("{") else {"unknown": done.stderr.strip()[-200:]}
 
@@ -122,6 +132,9 @@ def compare(predicted, measured):
         pairs.append((foreseen, seen["micros"]))
         binds, ratio = json.dumps(foreseen["binds"]).strip('"'), seen["micros"] / foreseen["micros"]
         print(f"{name:44} {foreseen['micros']:9.1f} {seen['micros']:9.1f} {ratio:6.2f}  {binds}")
+    if len(pairs) < 2:
+        print(f"{len(pairs)} kernels were both predicted and measured; a summary needs 2")
+        return
     ratios = sorted(seen / foreseen["micros"] for foreseen, seen in pairs)
 
     def ranks(values):
