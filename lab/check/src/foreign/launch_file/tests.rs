@@ -15,15 +15,20 @@ fn values_of_16_bits_are_passed_as_their_bits() {
 #[test]
 fn sizes_and_fills_that_are_too_large_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("x.bin"), [0; 8]).unwrap();
+    std::fs::write(folder.path().join("x.bin"), [0u8; 8]).unwrap();
     let read = |args: &str| LaunchFile::parse(&format!("grid = [1]\nargs = [{args}]"), folder.path());
     let whole = "{ name = \"a\", type = \"u8\", count = 1073741824, fill = \"unwritten\" }";
+    let after_a_count = format!("{{ name = \"b\", count = 1 }}, {whole}");
+    let after_a_file = format!("{{ name = \"b\", file = \"x.bin\" }}, {whole}");
     for (args, why) in [
         (
-            &*format!("{whole}, {{ name = \"b\", count = 1 }}"),
-            "`b` has 4 B, and the buffers before it 1073741824 B",
+            after_a_count.as_str(),
+            "`a` has 1073741824 B, and the buffers before it 4 B",
         ),
-        (&format!("{whole}, {{ name = \"b\", file = \"x.bin\" }}"), "`b`: "),
+        (
+            after_a_file.as_str(),
+            "`a` has 1073741824 B, and the buffers before it 8 B",
+        ),
         (
             "{ name = \"a\", count = 1, fill = \"antidiagonal:4294967296\" }",
             "antidiagonal:N",
