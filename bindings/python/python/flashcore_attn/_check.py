@@ -267,7 +267,7 @@ def _file(kernel, folder, constexprs, options):
     if (constexprs or options) and (is_text or str(kernel).endswith(".ptx")):
         raise ValueError("`constexprs` and `options` are for Triton and CUDA C++; PTX is compiled: it takes neither")
     if isinstance(options, str) or (options and isinstance(options, dict)):
-        raise TypeError(f"`options` is {options!r}; allowed for a .cu: a list of the compiler's, such as ['--use_fast_math']")
+        raise TypeError(f"`options` is {options!r}; allowed for a .cu: a list of the compiler's, such as ['-O3']")
     if is_text:
         (folder / "kernel.ptx").write_text(kernel, encoding="utf-8")
         return folder / "kernel.ptx", []
