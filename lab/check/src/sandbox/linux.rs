@@ -23,7 +23,7 @@ use seccompiler::{
     apply_filter,
 };
 
-use super::{Limits, MARK, Policy, SandboxError};
+use super::{Limits, Policy, SandboxError};
 
 /// What every program needs: no file of a user.
 const SYSTEM: &[&str] = &[
@@ -49,8 +49,6 @@ const SYSTEM: &[&str] = &[
     "/sys/devices/system/cpu",
 ];
 const DEVICES: &[&str] = &["/dev/full", "/dev/null", "/dev/zero"];
-/// What the driver reads. Of other processes these show names and arguments, not memory and environment: Landlock.
-const FOR_DRIVER: &[&str] = &["/proc", "/sys"];
 
 /// The first call that no filter here knows, such as those of later kernels and of the x32 interface.
 const UNKNOWN: u32 = 470;
@@ -67,12 +65,27 @@ const LATE: &[c_long] = &[
 const REFUSED: &[c_long] = &[
     // A network, and other processes through what Landlock does not bound.
     libc::SYS_socket,
+    libc::SYS_connect,
+    libc::SYS_bind,
     libc::SYS_io_uring_setup,
     libc::SYS_shmget,
     libc::SYS_shmat,
+    libc::SYS_shmdt,
+    libc::SYS_shmctl,
     libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
     libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
     libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
+    libc::SYS_mq_timedsend,
+    libc::SYS_mq_timedreceive,
+    libc::SYS_mq_notify,
+    libc::SYS_mq_getsetattr,
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
@@ -167,8 +180,15 @@ const STARTS: &[c_long] = &[libc::SYS_clone, libc::SYS_fork, libc::SYS_vfork];
 const STARTS: &[c_long] = &[libc::SYS_clone];
 /// Calls whose arguments are in memory, where a filter cannot see them: libraries then take the older ones.
 const IN_MEMORY: [c_long; 2] = [libc::SYS_clone3, libc::SYS_openat2];
-/// Requests of `ioctl` that type words into a terminal, whose constants differ in type from C library to C library.
-const TYPES_INTO_TERMINAL: [u64; 2] = [0x5412, 0x541C]; // TIOCSTI, TIOCLINUX
+/// Requests of `ioctl` that type words into a terminal or have signals sent, whose constants differ in type from C
+/// library to C library.
+const REQUESTS: [u64; 4] = [0x5412, 0x541C, 0x8901, 0x8902]; // TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
+/// Commands of `fcntl` that have signals sent.
+const OWNERS: [u64; 3] = [8, 10, 15]; // F_SETOWN, F_SETSIG, F_SETOWN_EX
+/// The bits of a socket's type that are no flags.
+const KIND: u64 = 0xF;
+/// Sockets of a pair that reach only each other. To others the name of a socket can be given.
+const PAIRED: [c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
 const NAMESPACES: [c_int; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -188,8 +208,9 @@ struct Prepared {
     limits: Limits,
     files: RulesetCreated,
     refused: BpfProgram,
-    /// None in what is confined already: it counts for what is inside, too, and a process can have one alone.
-    counted: Option<(Vec<sock_filter>, OwnedFd)>,
+    counting: Vec<sock_filter>,
+    /// To which the descriptor that its questions come from is handed.
+    counts: OwnedFd,
 }
 
 pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), SandboxError> {
@@ -200,16 +221,12 @@ pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), Sand
     if !can_ask() {
         return Err(SandboxError::Missing("notifications of seccomp (Linux 5.5)"));
     }
-    let is_inside = std::env::var_os(MARK).is_some();
-    let counted = match is_inside {
-        true => None,
-        false => Some((counting(), count_tasks(policy.tasks)?)),
-    };
     let mut prepared = Prepared {
         limits: Limits::of(policy),
         files: files(policy, command.get_program().as_ref())?,
         refused: refusals(are_signals_kept)?,
-        counted,
+        counting: counting(),
+        counts: count_tasks(policy.tasks)?,
     };
     // SAFETY: `enter` makes system calls alone between fork and exec. All that it needs was allocated before.
     #[allow(unsafe_code)]
@@ -222,6 +239,7 @@ pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), Sand
 impl Prepared {
     fn enter(&mut self) -> io::Result<()> {
         let last = |_| io::Error::last_os_error();
+        close_others()?;
         self.limits.set()?;
         // Root keeps what opens other users' files, which Landlock bounds. It cannot raise its limits then.
         let mut held = rustix::thread::capabilities(None)?;
@@ -235,14 +253,18 @@ impl Prepared {
             .try_clone()?
             .restrict_self()
             .map_err(|_| io::Error::last_os_error())?;
-        if let Some((program, socket)) = &mut self.counted {
-            let listener = listen(program)?;
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut rights = net::SendAncillaryBuffer::new(&mut space);
-            let handed = [listener.as_fd()];
-            rights.push(net::SendAncillaryMessage::ScmRights(&handed));
-            net::sendmsg(socket, &[IoSlice::new(&[0])], &mut rights, net::SendFlags::empty())?;
-        }
+        // A process can have one filter that asks: where another is, such as that of a container, nothing is started.
+        let listener = listen(&mut self.counting)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut rights = net::SendAncillaryBuffer::new(&mut space);
+        let handed = [listener.as_fd()];
+        rights.push(net::SendAncillaryMessage::ScmRights(&handed));
+        net::sendmsg(
+            &self.counts,
+            &[IoSlice::new(&[0])],
+            &mut rights,
+            net::SendFlags::empty(),
+        )?;
         apply_filter(&self.refused).map_err(last)
     }
 }
@@ -267,12 +289,6 @@ fn files(policy: &Policy, program: &Path) -> Result<RulesetCreated, SandboxError
     open.extend(policy.reads.iter().map(|path| (path.clone(), read)));
     open.extend(SYSTEM.iter().map(|path| (PathBuf::from(path), read)));
     open.extend(DEVICES.iter().map(|path| (PathBuf::from(path), all)));
-    if policy.gpu {
-        open.extend(FOR_DRIVER.iter().map(|path| (PathBuf::from(path), read)));
-        let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
-        let of_driver = devices.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"nvidia"));
-        open.extend(of_driver.map(|entry| (entry.path(), all)));
-    }
     let rules = open.into_iter().filter_map(|(path, access)| {
         // What is not there cannot be opened either.
         let opened = PathFd::new(&path).ok()?;
@@ -307,15 +323,32 @@ fn refusals(are_signals_kept: bool) -> Result<BpfProgram, SandboxError> {
     }
     // The limits of other processes.
     refuse(libc::SYS_prlimit64, 0, SeccompCmpOp::Ne, 0)?;
-    for request in TYPES_INTO_TERMINAL {
+    for request in REQUESTS {
         refuse(libc::SYS_ioctl, 1, SeccompCmpOp::Eq, request)?;
     }
+    for command in OWNERS {
+        refuse(libc::SYS_fcntl, 1, SeccompCmpOp::Eq, command)?;
+    }
+    refuse(
+        libc::SYS_socketpair,
+        0,
+        SeccompCmpOp::Ne,
+        u64::from(libc::AF_UNIX.cast_unsigned()),
+    )?;
+    let paired = PAIRED.map(|kind| u64::from(kind.cast_unsigned()));
+    for kind in (0..=KIND).filter(|kind| !paired.contains(kind)) {
+        refuse(libc::SYS_socketpair, 1, SeccompCmpOp::MaskedEq(KIND), kind)?;
+    }
+    // An address of a receiver: a comparison of 64 bits.
+    let has_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
+        .and_then(|condition| SeccompRule::new(vec![condition]));
     // What is opened to be read is truncated, too, which Landlock refuses only since Linux 6.2.
     let truncates = u64::from(libc::O_TRUNC.cast_unsigned());
     let flags = SeccompCmpOp::MaskedEq(truncates | u64::from(libc::O_ACCMODE.cast_unsigned()));
     refuse(libc::SYS_openat, 2, flags.clone(), truncates)?;
     #[cfg(target_arch = "x86_64")]
     refuse(libc::SYS_open, 1, flags, truncates)?;
+    rules.insert(libc::SYS_sendto, vec![has_address.map_err(broken)?]);
     let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
     let arch = std::env::consts::ARCH.try_into().map_err(broken)?;
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch).map_err(broken)?;
@@ -350,6 +383,16 @@ fn counting() -> Vec<sock_filter> {
     lines
 }
 
+/// Has all descriptors but the three standard ones closed once the program begins.
+#[allow(unsafe_code)]
+fn close_others() -> io::Result<()> {
+    // SAFETY: the call takes numbers alone, and closes nothing of this process yet.
+    match unsafe { libc::syscall(libc::SYS_close_range, 3, c_int::MAX, libc::CLOSE_RANGE_CLOEXEC) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Whether a filter can ask.
 #[allow(unsafe_code)]
 fn can_ask() -> bool {
@@ -360,7 +403,7 @@ fn can_ask() -> bool {
 
 /// Installs the filter, whose questions the descriptor has.
 #[allow(unsafe_code)]
-fn listen(program: &mut [sock_filter]) -> io::Result<OwnedFd> {
+pub(super) fn listen(program: &mut [sock_filter]) -> io::Result<OwnedFd> {
     let program = libc::sock_fprog {
         len: program.len() as u16,
         filter: program.as_mut_ptr(),

@@ -14,8 +14,6 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// Set in the environment of what is confined.
-const MARK: &str = "FLASHCORE_SANDBOXED";
 /// Variables that are kept, by how their names begin: others may hold keys and passwords.
 const KEPT: &[&str] = &[
     "C_INCLUDE_PATH",
@@ -66,7 +64,8 @@ pub enum Confinement {
 pub enum SandboxError {
     /// The system lacks what confines.
     #[error(
-        "foreign source runs in a sandbox, for which this system lacks {0}; --trust=unsandboxed runs it with your rights"
+        "foreign source is compiled in a sandbox, for which this system lacks {0}; `explain` and `check FILE.cu` have \
+         --trust=unsandboxed, which compiles it with your rights; a declaration can name PTX in place of a source"
     )]
     Missing(&'static str),
     /// The sandbox could not be made.
@@ -84,11 +83,9 @@ pub struct Policy {
     /// Most bytes of memory of each of its processes.
     pub memory: u64,
     /// Most time on a CPU of each of its processes.
-    pub cpu: Option<Duration>,
+    pub cpu: Duration,
     /// Most processes and threads that it starts, in all: no limit of the system binds root.
     pub tasks: u32,
-    /// Whether it uses the GPU: the driver's devices, and what it reads in `/proc` and `/sys`.
-    pub gpu: bool,
 }
 
 impl Policy {
@@ -98,20 +95,8 @@ impl Policy {
             folder: folder.to_path_buf(),
             reads: Vec::new(),
             memory: 16 << 30,
-            cpu: Some(limit),
+            cpu: limit,
             tasks: 1024,
-            gpu: false,
-        }
-    }
-
-    /// For a process that runs kernels on the GPU, and in a folder keeps its files and the driver's cache.
-    pub fn worker(folder: &Path) -> Policy {
-        Policy {
-            memory: 64 << 30,
-            cpu: None,
-            tasks: 1 << 16,
-            gpu: true,
-            ..Policy::compiler(folder, Duration::ZERO)
         }
     }
 
@@ -163,7 +148,8 @@ pub fn advice(words: &str) -> Option<&'static str> {
     ];
     REFUSALS.iter().any(|refusal| words.contains(refusal)).then_some(
         "it ran in a sandbox, without a network, which reads the folder of the source (not the home folder), those of -I \
-         and the compiler's own; --trust=unsandboxed runs it with your rights",
+         (a declaration's: below its folder) and the compiler's own; `explain` and `check FILE.cu` have \
+         --trust=unsandboxed, which runs it with your rights",
     )
 }
 
@@ -189,7 +175,6 @@ pub fn wrap(command: &mut Command, policy: &Policy, confinement: Confinement) ->
     for name in ["HOME", "TMPDIR", "CUDA_CACHE_PATH"] {
         command.env(name, &policy.folder);
     }
-    command.env(MARK, "1");
     confine(command, policy)
 }
 
@@ -234,9 +219,7 @@ fn limit(_: &mut Command, _: &Policy) {}
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     memory: u64,
-    /// The driver reserves far more addresses than it uses, so those of a worker are not limited.
-    addresses: Option<u64>,
-    seconds: Option<u64>,
+    seconds: u64,
 }
 
 #[cfg(unix)]
@@ -244,22 +227,20 @@ impl Limits {
     fn of(policy: &Policy) -> Limits {
         Limits {
             memory: policy.memory,
-            addresses: (!policy.gpu).then_some(policy.memory),
-            seconds: policy.cpu.map(|limit| limit.as_secs().max(1)),
+            seconds: policy.cpu.as_secs().max(1),
         }
     }
 
     fn set(self) -> std::io::Result<()> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let limits = [
-            (Resource::Data, Some(self.memory)),
-            (Resource::As, self.addresses),
+            (Resource::Data, self.memory),
+            (Resource::As, self.memory),
             (Resource::Cpu, self.seconds),
-            (Resource::Fsize, Some(LARGEST_FILE)),
-            (Resource::Core, Some(0)),
+            (Resource::Fsize, LARGEST_FILE),
+            (Resource::Core, 0),
         ];
         for (resource, limit) in limits {
-            let Some(limit) = limit else { continue };
             // Those that this process has may be lower.
             let most = getrlimit(resource).maximum.map_or(limit, |most| most.min(limit));
             let (current, maximum) = (Some(most), Some(most));

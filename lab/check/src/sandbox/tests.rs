@@ -4,11 +4,13 @@
 use std::fs;
 use std::io;
 use std::net::{TcpListener, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::process::Stdio;
 use std::thread;
 
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socketpair};
 use rustix::process::{Pid, Resource, Rlimit, setrlimit, setsid, test_kill_process};
 
 use super::*;
@@ -20,6 +22,7 @@ const PART: &str = "FLASHCORE_TEST_PART";
 const REQUIRE: &str = "FLASHCORE_REQUIRE_SANDBOX";
 const DENIED: &str = "Permission denied (os error 13)";
 const NOT_PERMITTED: &str = "Operation not permitted (os error 1)";
+const BAD_DESCRIPTOR: &str = "Bad file descriptor (os error 9)";
 const NO_MORE: &str = "Resource temporarily unavailable (os error 11)";
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -29,6 +32,24 @@ fn is_missing() -> bool {
     assert!(std::env::var_os(REQUIRE).is_none(), "{REQUIRE} is set: {error}");
     println!("NOT CHECKED: the sandbox: {error}");
     true
+}
+
+fn pair(kind: SocketType) -> io::Result<std::os::fd::OwnedFd> {
+    Ok(socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?.0)
+}
+
+/// A system call by its number, with its arguments.
+#[allow(unsafe_code)]
+fn call(words: &str) -> io::Result<()> {
+    let mut numbers: Vec<i64> = words.split(' ').map(|word| word.parse().unwrap()).collect();
+    numbers.resize(7, 0);
+    // SAFETY: the tests give it calls that change nothing here, and no pointers to anything.
+    let returned = unsafe {
+        let [a, b, c, d, e, f] = numbers[1..].try_into().unwrap();
+        libc::syscall(numbers[0], a, b, c, d, e, f)
+    };
+    let is_done = returned >= 0;
+    is_done.then_some(()).ok_or_else(io::Error::last_os_error)
 }
 
 /// The child: tries what it is told, and prints what came of it.
@@ -41,6 +62,25 @@ fn part() {
         "tcp" => TcpListener::bind("127.0.0.1:0").map(drop).map_err(words),
         "udp" => UdpSocket::bind("127.0.0.1:0").map(drop).map_err(words),
         "unix" => UnixStream::connect(with).map(drop).map_err(words),
+        "datagram" => pair(SocketType::DGRAM)
+            .and_then(|socket| Ok(sendto(socket, b"x", SendFlags::empty(), &SocketAddrUnix::new(with)?)?))
+            .map(drop)
+            .map_err(words),
+        "pairs" => [SocketType::STREAM, SocketType::SEQPACKET]
+            .into_iter()
+            .try_for_each(|kind| pair(kind).map(drop).map_err(words)),
+        "call" => call(with).map_err(words),
+        // Where a filter asks already.
+        "busy" => {
+            let (code, k) = ((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ALLOW);
+            rustix::thread::set_no_new_privs(true).unwrap();
+            let _asks = linux::listen(&mut [libc::sock_filter { code, jt: 0, jf: 0, k }]).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let mut command = Command::new("/bin/true");
+            let policy = Policy::compiler(folder.path(), LONG);
+            wrap(&mut command, &policy, Confinement::Sandboxed).unwrap();
+            programs::run(&mut command, LONG).map(drop).map_err(words)
+        }
         "read" => fs::read(with).map(drop).map_err(words),
         "list" => fs::read_dir(with).map(drop).map_err(words),
         "write" => fs::write(with, "planted").map_err(words),
@@ -71,11 +111,11 @@ fn part() {
             test_kill_process(target).map_err(|error| words(error.into()))
         }
         "leave" => setsid().map(drop).map_err(|error| words(error.into())),
-        "processes" => (0..20).try_for_each(|_| {
+        "processes" => (0..40).try_for_each(|_| {
             let started = Command::new("/bin/true").stdout(Stdio::null()).spawn();
             started.map(drop).map_err(words)
         }),
-        "threads" => (0..20).try_for_each(|_| {
+        "threads" => (0..40).try_for_each(|_| {
             let started = thread::Builder::new().spawn(thread::park);
             started.map(drop).map_err(words)
         }),
@@ -89,7 +129,7 @@ fn ask(part: &str, confinement: Confinement) -> String {
     let program = std::env::current_exe().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut policy = Policy::compiler(folder.path(), LONG).run(&program);
-    policy.tasks = 10;
+    policy.tasks = 20;
     // Without the sandbox what it tries must succeed.
     policy.memory = if confinement == Confinement::Sandboxed {
         1 << 29
@@ -126,6 +166,73 @@ fn no_network() {
     let socket = folder.path().join("socket");
     let _listens = UnixListener::bind(&socket).unwrap();
     refused(&format!("unix {}", socket.display()), NOT_PERMITTED);
+    let socket = folder.path().join("datagrams");
+    let _receives = UnixDatagram::bind(&socket).unwrap();
+    refused(&format!("datagram {}", socket.display()), NOT_PERMITTED);
+    if is_missing() {
+        return;
+    }
+    assert_eq!(ask("pairs -", Confinement::Sandboxed), "done");
+    refused_calls(&[(libc::SYS_connect, "-1"), (libc::SYS_bind, "-1")]);
+    // The address of a receiver, by either half, and none.
+    for address in ["1", "4294967296"] {
+        refused_calls(&[(libc::SYS_sendto, &format!("-1 0 0 0 {address}"))]);
+    }
+    let none = format!("call {} -1", libc::SYS_sendto);
+    assert_eq!(ask(&none, Confinement::Sandboxed), BAD_DESCRIPTOR);
+}
+
+/// That calls are refused, which without the sandbox have another error or none.
+fn refused_calls(calls: &[(libc::c_long, &str)]) {
+    if is_missing() {
+        return;
+    }
+    for (number, arguments) in calls {
+        let part = format!("call {number} {arguments}");
+        assert_eq!(ask(&part, Confinement::Sandboxed), NOT_PERMITTED, "{part}");
+        assert_ne!(ask(&part, Confinement::Unsandboxed), NOT_PERMITTED, "{part}");
+    }
+}
+
+#[test]
+fn no_shared_memory_semaphores_and_queues() {
+    refused_calls(
+        &[
+            libc::SYS_shmget,
+            libc::SYS_shmat,
+            libc::SYS_shmdt,
+            libc::SYS_shmctl,
+            libc::SYS_semget,
+            libc::SYS_semop,
+            libc::SYS_semtimedop,
+            libc::SYS_semctl,
+            libc::SYS_msgget,
+            libc::SYS_msgsnd,
+            libc::SYS_msgrcv,
+            libc::SYS_msgctl,
+            libc::SYS_mq_open,
+            libc::SYS_mq_unlink,
+            libc::SYS_mq_timedsend,
+            libc::SYS_mq_timedreceive,
+            libc::SYS_mq_notify,
+            libc::SYS_mq_getsetattr,
+        ]
+        // Of a key that nobody has.
+        .map(|call| (call, "1234567891")),
+    );
+}
+
+#[test]
+fn no_descriptors_but_the_standard_ones() {
+    let file = tempfile::tempfile().unwrap();
+    // Of no number that the child has for itself.
+    let kept = rustix::io::fcntl_dupfd_cloexec(&file, 500).unwrap();
+    rustix::io::fcntl_setfd(&kept, rustix::io::FdFlags::empty()).unwrap();
+    let number = kept.as_raw_fd();
+    refused(
+        &format!("call {} {number} {}", libc::SYS_fcntl, libc::F_GETFD),
+        BAD_DESCRIPTOR,
+    );
 }
 
 #[test]
@@ -201,6 +308,17 @@ fn a_fork_bomb_ends() {
     refused("threads -", NO_MORE);
 }
 
+/// Nothing runs without the count: a process has one filter that asks.
+#[test]
+fn where_a_filter_asks_already_nothing_runs() {
+    if !is_missing() {
+        assert_eq!(
+            ask("busy -", Confinement::Unsandboxed),
+            "Device or resource busy (os error 16)"
+        );
+    }
+}
+
 #[test]
 fn memory_is_limited_for_good() {
     refused(
@@ -218,6 +336,14 @@ fn no_signals_to_others_and_no_way_out_of_the_group() {
     if !is_missing() {
         assert_eq!(ask("leave -", Confinement::Sandboxed), NOT_PERMITTED);
     }
+    // Nor by way of a file's owner, to whom the system sends them.
+    refused_calls(&[
+        (libc::SYS_fcntl, "0 8"),
+        (libc::SYS_fcntl, "0 10"),
+        (libc::SYS_fcntl, "0 15"),
+        (libc::SYS_ioctl, "0 35073"),
+        (libc::SYS_ioctl, "0 35074"),
+    ]);
 }
 
 #[test]

@@ -114,8 +114,8 @@ impl Worker {
             path: running_program(&self.program.path),
             ..self.program.clone()
         };
-        // A stranger's source is compiled in `flashcore_check::sandbox` (`foreign::compile`). Should its host code ever
-        // run here, `sandbox::wrap(&mut command, &Policy::worker(folder), ..)` confines this command, too.
+        // Not confined: a stranger's source is compiled in `flashcore_check::sandbox`, and none of its host code runs
+        // here.
         let mut command = program.command();
         command.env("RUST_BACKTRACE", "0").stderr(Stdio::piped());
         // Ctrl-C is for the parent: it finishes the current candidate, and the worker ends when its
