@@ -29,7 +29,10 @@ pub fn read_capped(path: &Path, most: u64) -> Result<Vec<u8>> {
     if path == Path::new("-") {
         return capped(&mut std::io::stdin().lock(), most);
     }
-    let (mut file, metadata) = open_regular(path)?;
+    whole(open_regular(path)?, most)
+}
+
+fn whole((mut file, metadata): (File, Metadata), most: u64) -> Result<Vec<u8>> {
     if metadata.len() > most {
         return Err(too_long(&format!("{} bytes", metadata.len()), most));
     }
@@ -41,7 +44,18 @@ pub fn read_capped(path: &Path, most: u64) -> Result<Vec<u8>> {
 /// # Errors
 /// As [`read_capped`], and bytes that are not UTF-8.
 pub fn read_text_capped(path: &Path, most: u64) -> Result<String> {
-    let bytes = read_capped(path, most)?;
+    text(read_capped(path, most)?)
+}
+
+/// The same of what was written by a program that may read less than this one: it is no link to something else.
+///
+/// # Errors
+/// As [`read_text_capped`], and a link.
+pub fn read_text_unlinked(path: &Path, most: u64) -> Result<String> {
+    text(whole(open(path, NO_LINK)?, most)?)
+}
+
+fn text(bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         Error::new(
@@ -56,14 +70,25 @@ pub fn read_text_capped(path: &Path, most: u64) -> Result<String> {
 /// # Errors
 /// A folder, a FIFO or a device; and what the system says.
 pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
+    open(path, 0)
+}
+
+#[cfg(unix)]
+const NO_LINK: i32 = libc::O_NOFOLLOW;
+#[cfg(not(unix))]
+const NO_LINK: i32 = 0;
+
+fn open(path: &Path, flags: i32) -> Result<(File, Metadata)> {
     let is_descriptor = is_descriptor(path);
     let mut options = OpenOptions::new();
     options.read(true);
     // What was opened is asked, not what the name meant before.
     #[cfg(unix)]
     if !is_descriptor {
-        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY | flags);
     }
+    #[cfg(not(unix))]
+    let _ = flags;
     // A folder cannot be opened on every system.
     let file = options.open(path).map_err(|error| {
         if path.is_dir() {

@@ -189,10 +189,12 @@ fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, F
     if let Err(error) = std::fs::metadata(file) {
         return Err(wrong(file, error));
     }
+    let options = args.options();
     let source = Source {
         file,
         target: card.chip.target,
-        options: &args.options(),
+        options: &options,
+        reads: &foreign::named(&options),
         limit: Duration::from_secs(args.compiler_limit),
         confinement: match args.trust {
             Some(Trusted::Compiler) => Confinement::Unsandboxed,

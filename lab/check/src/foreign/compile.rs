@@ -33,6 +33,8 @@ pub struct Source<'a> {
     pub target: Target,
     /// More options, in the spelling of nvcc: `-I`, `-D`, `-std=`, and any other.
     pub options: &'a [String],
+    /// Files and folders that it may read, besides the file and what lies next to it.
+    pub reads: &'a [PathBuf],
     /// When the compiler is ended.
     pub limit: Duration,
     /// Whether it is confined.
@@ -223,21 +225,23 @@ impl Compiler {
             let folders = std::env::split_paths(&folders).filter(|folder| folder.is_absolute());
             policy = folders.fold(policy, Policy::read);
         }
-        // The file, what lies next to it, and what the options name, such as folders of headers.
-        let named = source.options.iter().map(|option| match option.strip_prefix("-I") {
-            Some(folder) => folder,
-            None => option.split_once('=').map_or(option.as_str(), |(_, value)| value),
-        });
+        // The file, and what lies next to it.
         let absolute = std::path::absolute(source.file).unwrap_or_else(|_| source.file.to_path_buf());
         let real = std::fs::canonicalize(&absolute).unwrap_or_else(|_| absolute.clone());
         for file in [&absolute, &real] {
             policy = file.parent().into_iter().fold(policy.read(file), Policy::read);
         }
-        named
-            .map(Path::new)
-            .filter(|path| path.exists())
-            .fold(policy, Policy::read)
+        source.reads.iter().fold(policy, Policy::read)
     }
+}
+
+/// What is there of what options name, such as folders of headers.
+pub fn named(options: &[String]) -> Vec<PathBuf> {
+    let named = options.iter().map(|option| match option.strip_prefix("-I") {
+        Some(folder) => folder,
+        None => option.split_once('=').map_or(option.as_str(), |(_, value)| value),
+    });
+    named.map(PathBuf::from).filter(|path| path.exists()).collect()
 }
 
 /// Whether an option names the architecture.
@@ -303,6 +307,10 @@ fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, Co
             compiler: name.clone(),
             limit: source.limit,
         },
+        ErrorKind::ResourceBusy => SandboxError::Missing(
+            "room for a filter that asks (seccomp), as another is there already, such as a container's",
+        )
+        .into(),
         _ => broken(error),
     })?;
     let mut messages = (ran.stdout + &ran.stderr).trim().to_string();
@@ -319,7 +327,8 @@ fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, Co
         let compiler = name;
         return Err(CompileError::Refused { compiler, messages });
     }
-    let ptx = files::read_text_capped(&to, files::LARGE).map_err(broken)?;
+    // The compiler may have left a link to what it could not read.
+    let ptx = files::read_text_unlinked(&to, files::LARGE).map_err(broken)?;
     Ok(Compiled {
         ptx: with_given_paths(&ptx, source.file),
         ptxas: match compiler {
@@ -358,137 +367,5 @@ fn version(ptx: &str) -> Option<String> {
 }
 
 #[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-
-    const PTX: &str = "// Cuda compilation tools, release 13.0, V13.0.88\\n.version 9.0\\n.target sm_89\\n";
-
-    /// A compiler that is this script. Its last argument is the file to write.
-    fn script(folder: &Path, name: &str, body: &str) -> Compiler {
-        let path = folder.join(name);
-        // A file that this process has open cannot be run, nor can one that a child got from another thread.
-        let mut write = Command::new("/bin/sh");
-        write.args([
-            "-c",
-            "printf '%s\n' '#!/bin/sh' 'for to; do :; done' \"$1\" > \"$0\"; chmod 755 \"$0\"",
-        ]);
-        assert!(write.arg(&path).arg(body).status().unwrap().success());
-        Compiler::Nvcc(path)
-    }
-
-    fn run(compiler: &Compiler, options: &[&str], limit: Duration) -> Result<Compiled, CompileError> {
-        let confinement = match sandbox::available() {
-            Ok(()) => Confinement::Sandboxed,
-            Err(_) => Confinement::Unsandboxed,
-        };
-        run_as(confinement, compiler, options, limit)
-    }
-
-    fn run_as(
-        confinement: Confinement,
-        compiler: &Compiler,
-        options: &[&str],
-        limit: Duration,
-    ) -> Result<Compiled, CompileError> {
-        let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
-        let source = Source {
-            file: Path::new("kernels/sum.cu"),
-            target: Target::Sm89,
-            options: &options,
-            limit,
-            confinement,
-        };
-        compile_with(compiler, &source)
-    }
-
-    const LONG: Duration = Duration::from_secs(3600);
-
-    #[test]
-    fn options_reach_the_compiler_and_paths_are_as_they_were_given() {
-        let folder = tempfile::tempdir().unwrap();
-        let here = std::env::current_dir().unwrap();
-        let file = format!(".file 1 \\\"{}/kernels/sum.cu\\\"\\n", here.display());
-        let body = format!("echo \"$@\" | sed 's/ -o .*//'; printf '{PTX}' > \"$to\"; printf \"{file}\" >> \"$to\"");
-        let compiler = script(folder.path(), "nvcc", &body);
-        let made = run(&compiler, &["-DN=4", "-Iinclude"], LONG).unwrap();
-        assert_eq!(
-            made.messages,
-            "-ptx -lineinfo -arch=sm_89 -DN=4 -Iinclude kernels/sum.cu"
-        );
-        assert!(made.ptx.ends_with(".file 1 \"kernels/sum.cu\"\n"), "{}", made.ptx);
-        assert_eq!(made.compiler, format!("{compiler} (CUDA 13.0)"));
-        assert_eq!(made.ptxas, None);
-        std::fs::write(folder.path().join("ptxas"), "").unwrap();
-        let made = run(&compiler, &["--gpu-architecture=sm_80"], LONG).unwrap();
-        assert_eq!(made.messages, "-ptx -lineinfo --gpu-architecture=sm_80 kernels/sum.cu");
-        assert_eq!(made.ptxas, Some(folder.path().join("ptxas")));
-    }
-
-    #[test]
-    fn refusals_are_the_compilers_words() {
-        let folder = tempfile::tempdir().unwrap();
-        let refused = run(
-            &script(folder.path(), "nvcc", "echo 'sum.cu(3): error: x' >&2; exit 2"),
-            &[],
-            LONG,
-        );
-        assert!(
-            matches!(refused, Err(CompileError::Refused { ref messages, .. }) if messages == "sum.cu(3): error: x")
-        );
-        let silent = run(&script(folder.path(), "silent", "exit 2"), &[], LONG);
-        assert!(matches!(silent, Err(CompileError::Refused { ref messages, .. }) if messages == "exit status: 2"));
-        let nothing = run(&script(folder.path(), "nothing", "exit 0"), &[], LONG);
-        assert!(matches!(nothing, Err(CompileError::Broken(..))), "{nothing:?}");
-        let missing = Compiler::Nvcc(folder.path().join("missing"));
-        assert!(matches!(run(&missing, &[], LONG), Err(CompileError::Broken(..))));
-    }
-
-    #[test]
-    fn a_compiler_that_never_ends_is_ended() {
-        let folder = tempfile::tempdir().unwrap();
-        let compiler = script(folder.path(), "nvcc", "exec sleep 3600");
-        let late = run(&compiler, &[], Duration::from_millis(200));
-        assert!(matches!(late, Err(CompileError::Late { .. })), "{late:?}");
-    }
-
-    /// Of what a source can make it do: an include of any file, and a file where the compiler was told to write one.
-    #[test]
-    fn a_compiler_reads_and_writes_no_files_of_the_user() {
-        if let Err(error) = sandbox::available() {
-            return println!("NOT CHECKED: compilers in the sandbox: {error}");
-        }
-        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let secret = other.path().join("secret");
-        std::fs::write(&secret, "").unwrap();
-        for (name, does) in [
-            ("reads", format!("cat {}", secret.display())),
-            ("writes", format!("echo > {}/new", other.path().display())),
-        ] {
-            let compiler = script(folder.path(), name, &format!("{does} && printf '{PTX}' > \"$to\""));
-            let refused = run_as(Confinement::Sandboxed, &compiler, &[], LONG);
-            let is_told =
-                |messages: &str| messages.contains("Permission denied") && messages.contains("ran in a sandbox");
-            assert!(
-                matches!(&refused, Err(CompileError::Refused { messages, .. }) if is_told(messages)),
-                "{refused:?}"
-            );
-            assert!(run_as(Confinement::Unsandboxed, &compiler, &[], LONG).is_ok(), "{name}");
-        }
-        // A folder of headers is named by an option.
-        let compiler = script(
-            folder.path(),
-            "includes",
-            &format!("cat {} && printf '{PTX}' > \"$to\"", secret.display()),
-        );
-        let include = format!("-I{}", other.path().display());
-        assert!(run_as(Confinement::Sandboxed, &compiler, &[&include], LONG).is_ok());
-    }
-
-    #[test]
-    fn memory_and_time_are_limited() {
-        let folder = tempfile::tempdir().unwrap();
-        let body = format!("ulimit -v; ulimit -t; printf '{PTX}' > \"$to\"");
-        let made = run(&script(folder.path(), "nvcc", &body), &[], LONG).unwrap();
-        assert_eq!(made.messages, format!("{}\n{}", 16 << 20, LONG.as_secs()));
-    }
-}
+#[path = "compile_tests.rs"]
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use flashcore_ir::{Target, files};
@@ -68,9 +68,24 @@ fn filled(text: &str, chosen: &Chosen) -> String {
     chosen.iter().fold(text.to_string(), replaced)
 }
 
+/// Whether a path, and what it links to, is in a folder.
+fn is_inside(folder: &Path, path: &Path) -> bool {
+    let real = std::fs::canonicalize(folder).and_then(|folder| Ok((folder, std::fs::canonicalize(path)?)));
+    real.is_ok_and(|(folder, path)| path.starts_with(folder))
+}
+
+/// The folder of a declaration.
+fn folder_of(file: &Path) -> &Path {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
+
 impl Template {
-    /// Whether a file is a declaration, and not a problem, which is TOML too.
+    /// Whether a file is a declaration (`.toml`), and not a problem, which may be TOML too, or named as the file is.
     pub fn is_one(path: &Path) -> bool {
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            return false;
+        }
         let text = files::read_text_capped(path, files::SMALL).unwrap_or_default();
         toml::from_str::<toml::Table>(&text).is_ok_and(|table| table.contains_key("args"))
     }
@@ -94,11 +109,17 @@ impl Template {
             texts: BTreeMap::new(),
         };
         template.check(&name).map_err(&wrong)?;
-        let folder = path.parent().unwrap_or(Path::new(""));
+        let folder = folder_of(path);
         let (key, paths) = template.paths().map_err(&wrong)?;
         let mut missing = None;
         for path in paths {
-            match files::read_text_capped(&folder.join(&path), MOST_TEXT) {
+            let file = folder.join(&path);
+            let is_below = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+            if !Path::new(&path).components().all(is_below) || (file.exists() && !is_inside(folder, &file)) {
+                let allowed = "allowed: a file in the folder of the declaration or below it, without .. and links out";
+                return Err(wrong(format!("{key} is {path}; {allowed}")));
+            }
+            match files::read_text_capped(&file, MOST_TEXT) {
                 Ok(text) => _ = template.texts.insert(path, text),
                 Err(error) => missing = missing.or(Some(format!("{key} is {path}: {error}"))),
             }
@@ -312,6 +333,13 @@ impl Template {
         Declared::new(self, chosen, path, ptx)
     }
 
+    /// What a compiler may read. The options are as foreign as the source: what they name elsewhere is not opened.
+    pub(super) fn reads(&self, options: &[String], next_to: &Path) -> Vec<PathBuf> {
+        let folder = folder_of(Path::new(&self.file));
+        let named = foreign::named(options).into_iter().chain([next_to.to_path_buf()]);
+        named.filter(|path| is_inside(folder, path)).collect()
+    }
+
     /// The PTX of a source. What was read is compiled, whatever the file has become; it includes files next to it.
     fn compile(&self, chosen: &Chosen, target: Target, path: &str, text: &str) -> Result<String, OwnError> {
         let failed = |why: String| OwnError::NotBuilt(format!("{path}: {why}"));
@@ -322,16 +350,20 @@ impl Template {
             .ok_or_else(|| failed("it names no file".to_string()))?;
         let file = folder.path().join(own);
         std::fs::write(&file, text).map_err(io)?;
-        let next_to = Path::new(&self.file).parent().unwrap_or(Path::new("")).join(path);
+        let next_to = folder_of(Path::new(&self.file)).join(path);
         let next_to = std::path::absolute(next_to).map_err(io)?;
-        let include = next_to.parent().map(|folder| format!("-I{}", folder.display()));
+        let next_to = next_to.parent().unwrap_or(&next_to);
+        let include = format!("-I{}", next_to.display());
         let macros = chosen.iter().map(|(name, value)| format!("-D{name}={value}"));
         let options = self.declaration.options.iter().map(|option| filled(option, chosen));
-        let options: Vec<String> = include.into_iter().chain(macros).chain(options).collect();
+        let options: Vec<String> = options.collect();
+        let reads = self.reads(&options, next_to);
+        let options: Vec<String> = [include].into_iter().chain(macros).chain(options).collect();
         let made = foreign::compile(&Source {
             file: &file,
             target,
             options: &options,
+            reads: &reads,
             limit: TO_COMPILE,
             confinement: Confinement::Sandboxed,
         });

@@ -325,3 +325,46 @@ fn the_time_of_a_users_kernel_grows_with_its_work() {
     assert!(longer > 2.0 * one && longer < 6.0 * one, "{one} {longer}");
     assert!(wider > 1.5 * one && wider < 5.0 * one, "{one} {wider}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_declaration_reads_nothing_outside_its_folder() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("mine.toml");
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
+    let toml = std::fs::read_to_string(example.join("attention.toml")).unwrap();
+    let there = other.path().join("attention.ptx");
+    std::fs::copy(example.join("attention.ptx"), &there).unwrap();
+    std::fs::create_dir(folder.path().join("below")).unwrap();
+    std::fs::copy(&there, folder.path().join("below/attention.ptx")).unwrap();
+    std::os::unix::fs::symlink(&there, folder.path().join("link.ptx")).unwrap();
+    let absolute = there.display().to_string();
+    for name in [&absolute, "../attention.ptx", "below/../attention.ptx", "link.ptx"] {
+        std::fs::write(&path, toml.replace("attention.ptx", name)).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("ptx is {name}; allowed: ")), "{error}");
+    }
+    std::fs::write(&path, toml.replace("attention.ptx", "./below/attention.ptx")).unwrap();
+    let (template, _) = Template::read(&path).unwrap();
+    // Nor do its options open anything for the compiler.
+    let below = folder.path().join("below");
+    std::os::unix::fs::symlink(other.path(), folder.path().join("out")).unwrap();
+    let outside = [
+        other.path().to_path_buf(),
+        folder.path().join("out"),
+        below.join("../.."),
+    ];
+    let of = |flag: &str, path: &Path| format!("{flag}{}", path.display());
+    let mut options: Vec<String> = outside.iter().map(|path| of("-I", path)).collect();
+    options.extend([of("--options-file=", &there), of("", &there), of("-I", &below)]);
+    assert_eq!(template.reads(&options, folder.path()), [&below, folder.path()]);
+}
+
+#[test]
+fn a_declaration_is_known_by_the_end_of_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, is_one) in [("mission", false), ("mission.toml", true)] {
+        std::fs::write(folder.path().join(name), "args = []").unwrap();
+        assert_eq!(Template::is_one(&folder.path().join(name)), is_one, "{name}");
+    }
+}

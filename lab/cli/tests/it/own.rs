@@ -35,10 +35,7 @@ fn a_declared_kernel_is_checked_and_judged() {
         (&"own/attention".into(), &"clean".into())
     );
     assert_eq!(found["gate"]["out"]["passed"], true);
-    let wrong = flashcore(&format!(
-        "check --seq 24 --heads 4 --kernel {}",
-        example("bad/wrong.toml")
-    ));
+    let wrong = flashcore(&format!("check --seq 24 --heads 4 --kernel {}", example("wrong.toml")));
     assert!(wrong.code == 1 && wrong.words().contains("wrong"), "{}", wrong.stdout);
 }
 
@@ -47,7 +44,7 @@ fn parity_judges_a_kernel_on_problems_that_it_serves() {
     let parity = |file: &str, flags: &str| format!("parity 2 --device sim --kernel {} {flags}", example(file));
     let found = json(&parity("attention.toml", "--json"));
     assert_eq!((&found["kernels"][0]["right"], &found["seed"]), (&2.into(), &1.into()));
-    let ran = flashcore(&parity("bad/wrong.toml", "--seed 5"));
+    let ran = flashcore(&parity("wrong.toml", "--seed 5"));
     assert_eq!(ran.code, 1, "{}", ran.stdout);
     for part in [
         "2 wrong, 0 right: own/wrong on the simulator for l4, seed 5",
