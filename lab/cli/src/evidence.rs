@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use flashcore_bench::published::{Current, FOLDER, whole_revision};
+use flashcore_bench::published::{BUNDLE_NAMES, Current, FOLDER, is_bundle_name, whole_revision};
 use flashcore_bench::store::{Recorded, RunRow, Selector, default_path};
 use flashcore_bench::{Report, Store, date, table};
 use flashcore_check::render::FEW;
@@ -349,10 +349,8 @@ fn root() -> Result<PathBuf, Failure> {
 }
 
 fn publish(args: &EvidenceArgs, name: &str, runs: &[String]) -> Result<(), Failure> {
-    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
-        return Err(Failure::usage(format!(
-            "`{name}` is no name of a bundle: letters, digits and - are"
-        )));
+    if !is_bundle_name(name) {
+        return Err(Failure::usage(format!("`{name}` {BUNDLE_NAMES}")));
     }
     let (root, mut text) = (root()?, Vec::new());
     for run in runs {

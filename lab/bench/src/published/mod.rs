@@ -21,9 +21,13 @@ use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, Store, date}
 pub const FOLDER: &str = "evidence";
 /// The list.
 const CURRENT: &str = "current.toml";
+/// What is wrong with another name.
+pub const BUNDLE_NAMES: &str = "is no name of a bundle: letters, digits and - are";
 const BEGIN: &str = "<!-- figure ";
 const BEGUN: &str = " -->";
 const END: &str = "<!-- /figure -->";
+/// Of every interval on a page.
+const CONFIDENCE: f64 = 0.99;
 /// Columns of a page.
 const COLUMNS: usize = 100;
 /// Digits of a revision that a page shows.
@@ -108,15 +112,19 @@ impl Current {
     /// Reads the list of a repository.
     ///
     /// # Errors
-    /// A file that cannot be read, an unknown key, two figures of one id.
+    /// A file that cannot be read, an unknown key, two figures of one id, a bundle's name that would be a path.
     pub fn read(root: &Path) -> Result<Current> {
         let path = root.join(FOLDER).join(CURRENT);
         let wrong = |why: &dyn std::fmt::Display| BenchError::Given(format!("{}: {why}", path.display()));
         let text = files::read_text_capped(&path, files::SMALL).map_err(|error| wrong(&error))?;
         let current: Current = toml::from_str(&text).map_err(|error| wrong(&error))?;
         let mut ids = BTreeSet::new();
-        match current.figures.iter().find(|figure| !ids.insert(&figure.id)) {
-            Some(twice) => Err(wrong(&format!("figure `{}` is there twice", twice.id))),
+        if let Some(twice) = current.figures.iter().find(|figure| !ids.insert(&figure.id)) {
+            return Err(wrong(&format!("figure `{}` is there twice", twice.id)));
+        }
+        let mut names = current.figures.iter().flat_map(|figure| &figure.bundles);
+        match names.find(|name| !is_bundle_name(name)) {
+            Some(name) => Err(wrong(&format!("`{name}` {BUNDLE_NAMES}"))),
             None => Ok(current),
         }
     }
@@ -260,7 +268,8 @@ impl Figure {
             .collect::<Vec<_>>()
             .join(", ");
         let below = format!(
-            "{unit}, medians; 99 % intervals. Bundle {bundles}: {}.",
+            "{unit}, medians; {:.0} % intervals. Bundle {bundles}: {}.",
+            CONFIDENCE * 100.0,
             where_from.join("; ")
         );
         format!("{text}\n{}\n", textwrap::fill(&below, COLUMNS))
@@ -323,6 +332,11 @@ fn files_in(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
         .collect();
     paths.sort();
     Ok(paths)
+}
+
+/// Whether a bundle may be named so: the name is that of a file in [`FOLDER`], without its ending.
+pub fn is_bundle_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 fn path_of(root: &Path, name: &str) -> PathBuf {

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use super::verify::loose_speeds;
 use super::*;
 use crate::defences::Inspection;
 use crate::problems::cases;
@@ -208,8 +209,14 @@ fn each_rule_has_a_bundle_that_breaks_it() {
         lines[0]["bundle"]["rows"] = json!(hash_of_rows(rows.iter().map(String::as_bytes)));
         format!("{}\n{}", lines[0], rows.concat())
     };
+    let in_command = |word: &str| changed(&|header, _| header["identity"]["command"][2] = json!(word));
+    let without_rows = {
+        let mut header: Value = serde_json::from_str(good.lines().next().unwrap()).unwrap();
+        header["bundle"]["rows"] = json!(hash_of_rows([]));
+        format!("{header}\n")
+    };
     let nine = |ns: u64| json!(vec![ns; 9]);
-    let bad: Vec<(String, &str)> = vec![
+    let mut bad: Vec<(String, &str)> = vec![
         (changed(&|_, row| row["speed"] = json!(1)), "unknown field `speed`"),
         (
             changed(&|header, _| header["identity"]["device"]["age"] = json!(1)),
@@ -270,8 +277,29 @@ fn each_rule_has_a_bundle_that_breaks_it() {
         ),
         (changed(&|_, row| row["subjects"][0]["round_ns"] = nine(5)), ""),
         (good.replace("10000", "10001"), "are not those that were published"),
+        (
+            changed(&|header, _| header["options"]["confidence"] = json!(0.5)),
+            "its intervals have confidence 0.5; pages say 0.99",
+        ),
+        (
+            changed(&|_, row| row["subjects"][2]["round_ns"][3] = json!(0)),
+            "fa3 has a time of 0 in round 3",
+        ),
+        (without_rows, "has no rows"),
         (good.repeat(30), "bytes; at most 65536"),
     ];
+    for word in ["FILE.toml", "OUT/x", "FILE1", "--to=FILE", "<FILE>", "MY-FILE"] {
+        bad.push((in_command(word), "which nobody else can type"));
+    }
+    for word in [
+        "sweep.toml:BUGnone-M16-REGS64",
+        "REGS64x",
+        "predict:h200",
+        "mission",
+        "a-B.toml",
+    ] {
+        bad.push((in_command(word), ""));
+    }
     for (text, expected) in bad {
         std::fs::write(path_of(at, "small"), &text).unwrap();
         let faults = current.faults(at).unwrap();
@@ -307,4 +335,82 @@ fn each_rule_has_a_bundle_that_breaks_it() {
     std::fs::create_dir(shallow.join(FOLDER)).unwrap();
     let error = current.faults(&shallow).unwrap_err().to_string();
     assert!(error.contains("git fetch --unshallow"), "{error}");
+}
+
+#[test]
+fn rows_belong_to_the_run_above_them() {
+    let root = repository();
+    let at = root.path();
+    std::fs::write(at.join("README.md"), "Nothing.\n").unwrap();
+    let current = Current::read(at).unwrap();
+    let problems = cases("mission", None).unwrap();
+    let runs = [(0..1, 1.1), (1..2, 1.2)].map(|(of, gain)| {
+        let bundle = String::from_utf8(bundle(at, &problems[of], &[gain])).unwrap();
+        let (header, rows) = bundle.split_once('\n').unwrap();
+        (format!("{header}\n"), rows.to_string())
+    });
+    let [(one, rows_of_one), (two, rows_of_two)] = &runs;
+    let path = path_of(at, "small");
+    std::fs::write(&path, [one, rows_of_one, two, rows_of_two].map(String::as_str).concat()).unwrap();
+    assert_eq!(current.faults(at).unwrap(), Vec::<String>::new());
+    std::fs::write(&path, [two, rows_of_two, one, rows_of_one].map(String::as_str).concat()).unwrap();
+    assert_eq!(current.faults(at).unwrap(), Vec::<String>::new());
+    std::fs::write(&path, [one, rows_of_two, two, rows_of_one].map(String::as_str).concat()).unwrap();
+    let faults = current.faults(at).unwrap();
+    assert_eq!(faults.len(), 2, "{faults:?}");
+    assert!(
+        faults
+            .iter()
+            .all(|fault| fault.ends_with("are not those that were published"))
+    );
+    std::fs::remove_file(&path).unwrap();
+    let faults = current.faults(at).unwrap();
+    assert_eq!(
+        faults[0],
+        "current.toml: figure `times` is made of `small`, and there is no such bundle"
+    );
+}
+
+#[test]
+fn names_of_bundles_are_no_paths() {
+    let root = repository();
+    for name in ["../small", "h200/small", "..", "", "small.jsonl"] {
+        let list = LIST.replacen("\"small\"", &format!("\"{name}\""), 1);
+        std::fs::write(root.path().join(FOLDER).join(CURRENT), list).unwrap();
+        let error = Current::read(root.path()).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("`{name}` {BUNDLE_NAMES}")), "{error}");
+    }
+}
+
+#[test]
+fn speeds_are_found_however_they_are_spelled() {
+    for loose in [
+        "2,870 µs",
+        "37µs",
+        "37μs",
+        "40–50 µs",
+        "40-50us",
+        "1.4×",
+        "1.4 ×",
+        "1.4x",
+        "× 1.022",
+        "×1.022",
+        "12 %",
+        "12%",
+        "4 times",
+        "709 TFLOP/s",
+        "**1.4×**",
+        "~3.35 TB/s",
+    ] {
+        for page in [
+            format!("It is {loose} here."),
+            format!("It is ({loose})."),
+            format!("{loose}, it is"),
+        ] {
+            let found = loose_speeds(&page);
+            assert_eq!(found.len(), 1, "{page}: {found:?}");
+        }
+    }
+    let none = "In version 3, times differ: 4096 keys, 64×64 tiles, sm_90 × none, 8 heads, 3.\n```\n4 µs\n```\n`1.4×`";
+    assert_eq!(loose_speeds(none), Vec::<String>::new());
 }

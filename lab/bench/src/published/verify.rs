@@ -5,9 +5,11 @@ use std::path::Path;
 use std::process::Command;
 
 use flashcore::KernelId;
+use flashcore_check::programs;
 use flashcore_ir::files;
+use serde_json::Value;
 
-use super::{BEGIN, Bundle, Current, END, FOLDER, files_in, given, read};
+use super::{BEGIN, Bundle, CONFIDENCE, CURRENT, Current, END, FOLDER, files_in, given, path_of, read};
 use crate::store::{BUNDLE, BundleHeader, Recorded, hash_of_rows};
 use crate::{CaseResult, Result};
 
@@ -20,8 +22,8 @@ const ROUNDS: usize = 8;
 const DIGITS: usize = 40;
 /// Tags of builds that were measured and are in no branch.
 const TAGS: &str = "measured/*";
-/// What a number of a speed or of a ratio has behind it.
-const UNITS: [&str; 6] = ["TFLOP/s", "TB/s", "GB/s", "µs", "×", "times"];
+/// What a number of a speed or of a ratio has behind it. There are two letters µ.
+const UNITS: [&str; 10] = ["TFLOP/s", "TB/s", "GB/s", "µs", "μs", "us", "×", "x", "times", "%"];
 /// What cuts a text off.
 const CUT: [&str; 2] = ["...", "…"];
 
@@ -49,6 +51,16 @@ impl Current {
                 found.push("no figure of current.toml is made of it".to_string());
             }
             faults.extend(found.into_iter().map(|fault| format!("{FOLDER}/{name}.jsonl: {fault}")));
+        }
+        for figure in &self.figures {
+            let missing = figure.bundles.iter().filter(|name| !path_of(root, name).is_file());
+            let fault = |name| {
+                format!(
+                    "{CURRENT}: figure `{}` is made of `{name}`, and there is no such bundle",
+                    figure.id
+                )
+            };
+            faults.extend(missing.map(fault));
         }
         if in_all > MOST_IN_ALL {
             faults.push(format!("{FOLDER}/: {in_all} bytes of bundles; at most {MOST_IN_ALL}"));
@@ -80,17 +92,19 @@ fn in_bundle(root: &Path, path: &Path, bytes: &[u8]) -> Vec<String> {
         }
     };
     let lines: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
-    // Runs are read in the order in which they were made, and a file may have another one.
-    let runs = lines.chunk_by(|_, line| !line.starts_with(BUNDLE));
-    let hashes: Vec<String> = runs.map(|run| hash_of_rows(run[1..].iter().copied())).collect();
-    for (header, results) in &bundle.runs {
-        if !hashes.contains(&header.rows) {
-            faults.push(format!(
-                "the rows of run {} are not those that were published",
-                header.key
-            ));
+    // In the order of the file: the reader sorts runs by when they were made.
+    for run in lines.chunk_by(|_, line| !line.starts_with(BUNDLE)) {
+        let header: Value = serde_json::from_slice(run[0]).unwrap_or_default();
+        if header["bundle"]["rows"] != hash_of_rows(run[1..].iter().copied()) {
+            let key = header["bundle"]["key"].as_str().unwrap_or_default();
+            faults.push(format!("the rows of run {key} are not those that were published"));
         }
+    }
+    for (header, results) in &bundle.runs {
         faults.extend(in_header(root, header));
+        if results.is_empty() {
+            faults.push(format!("run {} has no rows", header.key));
+        }
         for (result, recorded) in results {
             faults.extend(in_row(header, result, recorded));
         }
@@ -103,9 +117,21 @@ fn in_header(root: &Path, header: &BundleHeader) -> Vec<String> {
     if header.identity.command.is_empty() {
         faults.push("there is no command".to_string());
     }
+    let confidence = header.options.confidence;
+    if confidence != CONFIDENCE {
+        faults.push(format!(
+            "its intervals have confidence {confidence}; pages say {CONFIDENCE}"
+        ));
+    }
+    // `FILE`, also in `FILE.toml`, `OUT/x`, `--to=FILE_1`. Values of a user's kernel have one letter or a small one before.
+    let is_named_in_capitals = |part: &str| {
+        let is_allowed = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+        let capitals = part.bytes().filter(u8::is_ascii_uppercase).count();
+        capitals > 1 && part.starts_with(|c: char| c.is_ascii_uppercase()) && part.bytes().all(is_allowed)
+    };
     let is_placeholder = |word: &&String| {
-        let capitals = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
-        capitals || word.starts_with('/') || word.contains(['<', '>', '|'])
+        let in_capitals = word.split(['/', '.', '=', ',']).any(is_named_in_capitals);
+        in_capitals || word.starts_with('/') || word.contains(['<', '>', '|'])
     };
     if let Some(word) = header.identity.command.iter().find(is_placeholder) {
         faults.push(format!("the command has `{word}`, which nobody else can type"));
@@ -144,6 +170,10 @@ fn in_row(header: &BundleHeader, result: &CaseResult, recorded: &Recorded) -> Ve
             faults.push(format!("{name}: the version of {label} is not known"));
         }
     }
+    if let Some(sample) = recorded.samples.iter().find(|sample| sample.total_us <= 0.0) {
+        let label = &subjects[sample.subject].info.label;
+        faults.push(format!("{name}: {label} has a time of 0 in round {}", sample.round));
+    }
     let has = |subject: usize, round: u32| {
         let mut samples = recorded.samples.iter();
         samples.any(|sample| (sample.subject, sample.round) == (subject, round))
@@ -161,22 +191,51 @@ fn in_row(header: &BundleHeader, result: &CaseResult, recorded: &Recorded) -> Ve
 }
 
 /// Numbers with a unit of speed or of a ratio that are in no figure and no code.
-fn loose_speeds(page: &str) -> Vec<String> {
+pub(super) fn loose_speeds(page: &str) -> Vec<String> {
     let behind = |part: &str| part.split_once(END).map(|(_, behind)| behind.to_string());
     let mut parts = page.split(BEGIN);
     let mut text = parts.next().unwrap_or_default().to_string();
     text.extend(parts.filter_map(behind));
     let prose: Vec<&str> = text.split("```").step_by(2).collect();
     let words: Vec<&str> = prose.iter().flat_map(|prose| prose.split_whitespace()).collect();
-    let is_number = |word: &str| word.trim_matches(['(', '*', '|']).parse::<f64>().is_ok();
-    let is_unit = |word: &str| UNITS.contains(&word.trim_end_matches(['.', ',', ';', ':', ')']));
-    let pairs = words.windows(2).filter(|pair| is_number(pair[0]) && is_unit(pair[1]));
-    pairs.map(|pair| pair.join(" ")).collect()
+    let mut found = Vec::new();
+    for (at, word) in words.iter().enumerate() {
+        let next = words.get(at + 1).copied().unwrap_or_default();
+        match behind_number(word) {
+            Some(unit) if UNITS.contains(&unit) => found.push(word.to_string()),
+            Some("") if UNITS.contains(&without_marks(next)) => found.push(format!("{word} {next}")),
+            None if without_marks(word) == "×" && is_digit_first(without_marks(next)) => {
+                found.push(format!("{word} {next}"));
+            }
+            None if without_marks(word).strip_prefix('×').is_some_and(is_digit_first) => found.push(word.to_string()),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn is_digit_first(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// A word without marks around it, such as those of Markdown; those of code stay.
+fn without_marks(word: &str) -> &str {
+    word.trim_matches(|c: char| !c.is_alphanumeric() && !"×%`".contains(c))
+}
+
+/// What is behind the number, or the range of numbers, that a word begins with: nothing in `2,870` and `40–50`, `µs` in
+/// `37µs`. `None` of other words, and of a number at the end of a clause.
+fn behind_number(word: &str) -> Option<&str> {
+    let trimmed = word.trim_start_matches(|c: char| !c.is_alphanumeric() && !"×`".contains(c));
+    let behind = trimmed.trim_start_matches(|c: char| c.is_ascii_digit() || ".,-–−".contains(c));
+    let ends_clause = behind.is_empty() && trimmed.ends_with(['.', ',']);
+    (is_digit_first(trimmed) && !ends_clause).then(|| without_marks(behind))
 }
 
 /// What git prints; `None` if it fails.
 fn git(root: &Path, words: &[&str]) -> Option<String> {
-    let ran = Command::new("git").arg("-C").arg(root).args(words).output().ok()?;
+    let git = programs::find("git".as_ref()).ok()?;
+    let ran = Command::new(git).arg("-C").arg(root).args(words).output().ok()?;
     ran.status
         .success()
         .then(|| String::from_utf8_lossy(&ran.stdout).trim().to_string())
