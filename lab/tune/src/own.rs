@@ -52,8 +52,15 @@ impl OwnKernels {
     /// These kernels, as candidates of a search.
     ///
     /// # Errors
-    /// One whose name or parameters cannot stand in ids.
+    /// One whose name or parameters cannot stand in ids, and two that may have one id.
     pub fn new(templates: Vec<Template>) -> Result<OwnKernels, TuneError> {
+        for (at, one) in templates.iter().enumerate() {
+            if let Some(other) = templates[..at].iter().find(|other| one.may_share_an_id(other)) {
+                let given = format!("{} and {}", other.label, one.label);
+                let allowed = "kernels whose ids differ whatever their values are: give one another `name`";
+                return Err(TuneError::bad("kernels of yours", given, allowed));
+            }
+        }
         let of = |template: Template| {
             let family = family(&template);
             let first = family.first();
@@ -89,7 +96,13 @@ impl OwnKernels {
             let values = id.strip_prefix(&template.label)?;
             // Of `own/a-b` both `own/a` and `own/a-b` may be meant.
             let is_whole = values.is_empty() || values.starts_with('-');
-            is_whole.then(|| template.chosen(values))
+            is_whole.then(|| {
+                let chosen = template.chosen(values)?;
+                match template.id(&chosen) {
+                    spelled if spelled == id => Ok(chosen),
+                    spelled => Err(OwnError::Values(format!("{id} is spelled {spelled}"))),
+                }
+            })
         };
         let mut found = self
             .0
@@ -155,5 +168,39 @@ mod tests {
             .unwrap_err();
         assert!(other.contains("it needs `BUG.none"), "{other}");
         assert!(own.find("mma/m64n64").is_none() && own.find("own/other").is_none());
+        let turned = own.find("own/sweep-M16-BUGnone-REGS255-VEC2-WARPS2").unwrap();
+        let why = turned.unwrap_err().to_string();
+        assert!(
+            why.ends_with("is spelled own/sweep-BUGnone-M16-REGS255-VEC2-WARPS2"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn no_id_is_of_two_kernels() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
+        let folder = crate::tests::folder("own-ids");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::copy(path.with_extension("ptx"), folder.join("attention.ptx")).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        let named = |name: &str, parameters: &str| {
+            let file = folder.join(format!("{name}.toml"));
+            std::fs::write(&file, format!("{text}\n[parameters]\n{parameters}\n")).unwrap();
+            Template::read(&file).unwrap().0
+        };
+        for (one, other, may) in [
+            (named("a", "b = [1]"), named("a-b1", ""), false),
+            (named("a", "b = [1, 2]\nc = [3]"), named("a-b2", "c = [3, 4]"), false),
+            (named("a", ""), named("a", ""), false),
+            (named("a", "b = [1]"), named("a-b2", ""), true),
+            (named("a", "b = [1]\nc = [3]"), named("a-b1", "c = [4]"), true),
+        ] {
+            let given = format!("{} and {}", one.label, other.label);
+            match OwnKernels::new(vec![one, other]) {
+                Ok(_) => assert!(may, "{given}"),
+                Err(error) => assert!(!may && error.to_string().contains(&given), "{given}: {error}"),
+            }
+        }
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

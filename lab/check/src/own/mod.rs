@@ -56,6 +56,9 @@ pub enum OwnError {
     /// Its compiler did not end.
     #[error("{0}")]
     Late(String),
+    /// Nothing of it is at fault: there is no compiler or sandbox, or a file of ours cannot be written.
+    #[error("{0}")]
+    Environment(String),
     /// Its source does not compile, or there is no PTX for its values.
     #[error("{0}")]
     NotBuilt(String),

@@ -80,6 +80,20 @@ fn folder_of(file: &Path) -> &Path {
     folder.unwrap_or(Path::new("."))
 }
 
+/// Only what a compiler refuses, or does not end with, is the kernel's fault.
+pub(super) fn not_compiled(error: &CompileError) -> fn(String) -> OwnError {
+    match error {
+        CompileError::Refused { .. } => OwnError::NotBuilt,
+        CompileError::Late { .. } => OwnError::Late,
+        CompileError::NoCompiler | CompileError::Sandbox(_) | CompileError::Broken(..) => OwnError::Environment,
+    }
+}
+
+/// What ids say of the values of a parameter: `M64`.
+fn in_ids((name, values): (&String, &Vec<Value>)) -> impl Iterator<Item = String> {
+    values.iter().map(move |value| format!("{name}{value}"))
+}
+
 impl Template {
     /// Whether a file is a declaration (`.toml`), and not a problem, which may be TOML too, or named as the file is.
     pub fn is_one(path: &Path) -> bool {
@@ -212,6 +226,11 @@ impl Template {
                 ));
             }
         }
+        let mut spelled: Vec<String> = parameters.iter().flat_map(in_ids).collect();
+        spelled.sort();
+        if let Some(twice) = spelled.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("ids say `{}` for two parameters; rename one", twice[0]));
+        }
         Ok(())
     }
 
@@ -248,6 +267,19 @@ impl Template {
     pub fn id(&self, chosen: &Chosen) -> String {
         let values = chosen.iter().map(|(name, value)| format!("-{name}{value}"));
         std::iter::once(self.label.clone()).chain(values).collect()
+    }
+
+    /// Whether one id may be of both.
+    pub fn may_share_an_id(&self, other: &Template) -> bool {
+        let between_dashes = |of: &Template| -> Vec<Vec<String>> {
+            let label = of.label.split('-').map(|part| vec![part.to_string()]);
+            label
+                .chain(of.parameters().iter().map(|of| in_ids(of).collect()))
+                .collect()
+        };
+        let (ours, theirs) = (between_dashes(self), between_dashes(other));
+        let meet = |(ours, theirs): (&Vec<String>, &Vec<String>)| ours.iter().any(|part| theirs.contains(part));
+        ours.len() == theirs.len() && ours.iter().zip(&theirs).all(meet)
     }
 
     /// The values of an id, without the label and the dash after it: `M64-WARPS4`. They fulfil the constraints.
@@ -343,7 +375,7 @@ impl Template {
     /// The PTX of a source. What was read is compiled, whatever the file has become; it includes files next to it.
     fn compile(&self, chosen: &Chosen, target: Target, path: &str, text: &str) -> Result<String, OwnError> {
         let failed = |why: String| OwnError::NotBuilt(format!("{path}: {why}"));
-        let io = |error: std::io::Error| failed(error.to_string());
+        let io = |error: std::io::Error| OwnError::Environment(format!("{path}: {error}"));
         let folder = tempfile::Builder::new().prefix("flashcore-").tempdir().map_err(io)?;
         let own = Path::new(path)
             .file_name()
@@ -370,8 +402,7 @@ impl Template {
         let of_user = |said: String| said.replace(&file.display().to_string(), path);
         match made {
             Ok(made) => Ok(of_user(made.ptx)),
-            Err(error @ CompileError::Late { .. }) => Err(OwnError::Late(failed(error.to_string()).to_string())),
-            Err(error) => Err(failed(of_user(error.to_string()))),
+            Err(error) => Err(not_compiled(&error)(format!("{path}: {}", of_user(error.to_string())))),
         }
     }
 }

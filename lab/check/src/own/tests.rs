@@ -1,9 +1,11 @@
 use flashcore_ir::Profile;
 use flashcore_problem::{DType, InputKind, Mask};
 
+use super::template::not_compiled;
 use super::*;
 use crate::Verdict;
 use crate::cost::Observation;
+use crate::foreign::CompileError;
 
 fn read(path: &Path) -> Result<Declared, OwnError> {
     let (declared, _) = Declared::read(&path.display().to_string(), Target::Sm80)?;
@@ -269,6 +271,29 @@ fn values_of_parameters_make_kernels() {
 }
 
 #[test]
+fn a_machine_without_a_compiler_is_no_fault_of_the_kernel() {
+    let compiler = || "nvcc".to_string();
+    let refused = CompileError::Refused {
+        compiler: compiler(),
+        messages: String::new(),
+    };
+    let late = CompileError::Late {
+        compiler: compiler(),
+        limit: std::time::Duration::ZERO,
+    };
+    let broken = CompileError::Broken(compiler(), "it is a folder".to_string());
+    let why = || "why".to_string();
+    for (error, expected) in [
+        (refused, OwnError::NotBuilt(why())),
+        (late, OwnError::Late(why())),
+        (broken, OwnError::Environment(why())),
+        (CompileError::NoCompiler, OwnError::Environment(why())),
+    ] {
+        assert_eq!(not_compiled(&error)(why()), expected);
+    }
+}
+
+#[test]
 fn mistakes_in_parameters_are_named() {
     let parameters = |text: &str| format!("[parameters]\nROWS = [4]\nKIND = [\"a\"]\n{text}");
     for (text, said) in [
@@ -282,6 +307,10 @@ fn mistakes_in_parameters_are_named() {
             "parameter X has 1, a; allowed: 1 to 20 values, each once, all",
         ),
         (parameters("X = [1, 1]"), "parameter X has 1, 1"),
+        (
+            parameters("M = [1, 11]\nM1 = [1, 2]"),
+            "ids say `M11` for two parameters; rename one",
+        ),
         (parameters("X = []"), "parameter X has "),
         (parameters("X = [\"a b\"]"), "parameter X has a b"),
         (
