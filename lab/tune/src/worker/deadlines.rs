@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use flashcore_check::own::PREFIX;
 use flashcore_problem::Problem;
 
 use super::protocol::Command;
@@ -69,7 +70,11 @@ impl Deadlines {
     pub(super) fn of(&self, command: &Command, needs: &Needs) -> (&'static str, Duration) {
         match command {
             Command::Hello { .. } | Command::Rates => ("starting", self.start),
-            Command::Compile { .. } | Command::Open { .. } => ("compiling", self.compile),
+            Command::Compile { kernels, .. } | Command::Open { kernels, .. } => {
+                // Each of the user's is compiled by another program, which has nearly this time, and simulated.
+                let of_user = kernels.iter().filter(|id| id.starts_with(PREFIX)).count();
+                ("compiling", self.compile * (1 + 2 * of_user as u32))
+            }
             // A run may load inputs, poison both outputs and copy one.
             Command::Run { .. } => ("running", self.run + needs.run + 4 * needs.bytes),
             Command::Read { .. } | Command::Outside => ("running", self.run + needs.bytes),
@@ -100,6 +105,20 @@ mod tests {
         let [short, long] = [2, 20].map(|seconds| Deadlines::of_run(Duration::from_secs(seconds)));
         assert_eq!((short.run.as_secs(), short.compile), (2, usual.compile));
         assert_eq!((long.run.as_secs(), long.compile), (20, 2 * usual.compile));
+    }
+
+    #[test]
+    fn each_kernel_of_the_user_has_time_to_be_compiled_and_simulated() {
+        let usual = Deadlines::default();
+        let of = |kernels: &[&str]| {
+            let kernels = kernels.iter().map(|id| id.to_string()).collect();
+            let problem = problem(64);
+            usual.of(&Command::Open { problem, kernels }, &Needs::default()).1
+        };
+        assert_eq!(of(&["mma/m64n64", "wgmma/m128n128"]), usual.compile);
+        // Compilers alone may take 100 s each.
+        assert!(of(&["own/a", "own/b-M16"]) >= usual.compile + 2 * Duration::from_secs(200));
+        assert!(of(&["own/a", "mma/m64n64"]) < of(&["own/a", "own/b-M16"]));
     }
 
     #[test]
