@@ -8,6 +8,7 @@ use std::rc::Rc;
 use flashcore_check::own::{Declared, OwnError, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
 use flashcore_ir::Chip;
+use flashcore_ir::proof::LaunchRefusal;
 use flashcore_problem::{InputKind, Problem};
 use flashcore_sim::FindingKind;
 
@@ -28,7 +29,7 @@ type Bad = (Verdict, String);
 /// A kernel that passed.
 pub(super) struct Looked {
     pub(super) declared: Rc<Declared>,
-    /// The largest error of the simulated output; `None` where the simulator does not execute it.
+    /// The largest error of the simulated output; `None` where it serves no small problem.
     pub(super) error: Option<f64>,
 }
 
@@ -63,16 +64,9 @@ impl Kernels {
                 simulated: None,
             });
             let declared = known.built.clone()?;
-            let error = match fits(&declared, problem, chip)? {
-                false => None,
-                true => {
-                    let simulated = known
-                        .simulated
-                        .take()
-                        .unwrap_or_else(|| simulated(&declared, problem, chip));
-                    known.simulated.insert(simulated).clone()?
-                }
-            };
+            fits(&declared, problem, chip)?;
+            let simulated = || simulated(&declared, problem, chip);
+            let error = known.simulated.get_or_insert_with(simulated).clone()?;
             Ok(Looked { declared, error })
         };
         Some(looked().map_err(|(verdict, reason)| Failed::new(verdict, Some(id), reason)))
@@ -83,22 +77,24 @@ fn verdict_on(error: OwnError) -> Bad {
     let verdict = match error {
         OwnError::NotServed(_) | OwnError::Values(_) => Verdict::Refused,
         OwnError::Late(_) => Verdict::Hung,
+        OwnError::Environment(_) => Verdict::EnvironmentFailed,
         _ => Verdict::BuildFailed,
     };
     (verdict, error.to_string())
 }
 
-/// Whether it can be launched on a problem, and whether the simulator executes it.
-fn fits(declared: &Declared, problem: &Problem, chip: Chip) -> Result<bool, Bad> {
+/// Whether it can be launched on a problem, and simulated: what is not simulated cannot win, so nothing else is done.
+fn fits(declared: &Declared, problem: &Problem, chip: Chip) -> Result<(), Bad> {
     declared.launch(problem).map_err(verdict_on)?;
-    match declared.refusals(problem, chip.target) {
-        Ok(refusals) => match refusals.first() {
-            Some(refusal) => Err((Verdict::Refused, refusal.to_string())),
-            None => Ok(true),
-        },
-        Err(OwnError::NotSimulated(..)) => Ok(false),
-        Err(error) => Err(verdict_on(error)),
-    }
+    let refusals = declared.refusals(problem, chip.target).map_err(|error| match error {
+        OwnError::NotSimulated(..) => {
+            let why = format!("{error}; only what is simulated can win here, `flashcore bench` times it without that");
+            (Verdict::Refused, why)
+        }
+        error => verdict_on(error),
+    })?;
+    let refused = |refusal: &LaunchRefusal| Err((Verdict::Refused, refusal.to_string()));
+    refusals.first().map_or(Ok(()), refused)
 }
 
 /// Simulates it on the first small problem that it serves: the largest error; `None` if it serves none.
@@ -134,4 +130,55 @@ fn fault(report: &CheckReport) -> Option<Bad> {
         _ => Verdict::Wrong,
     };
     Some((verdict, format!("the simulator: {why} ({})", report.problem)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use flashcore_check::own::Template;
+    use flashcore_ir::Target;
+
+    use super::*;
+
+    #[test]
+    fn only_what_the_simulator_executes_is_a_candidate() {
+        let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
+        let folder = crate::tests::folder("own-not-simulated");
+        std::fs::create_dir(&folder).unwrap();
+        let [toml, ptx] =
+            ["attention.toml", "attention.ptx"].map(|name| std::fs::read_to_string(example.join(name)).unwrap());
+        let problem = Problem::builder().heads(1, 1).seq_len(64).head_dim(64).build().unwrap();
+        let file = folder.join("mine.toml");
+        std::fs::write(&file, toml).unwrap();
+        let got = |ptx: &str| {
+            std::fs::write(folder.join("attention.ptx"), ptx).unwrap();
+            let own = OwnKernels::new(vec![Template::read(&file).unwrap().0]).unwrap();
+            let kernels = Kernels::new(&own, Some(Target::Sm80.into()));
+            kernels.get("own/mine", &problem).unwrap()
+        };
+        assert!(got(&ptx).is_ok_and(|looked| looked.error.is_some_and(|error| error < 1e-2)));
+        // Registers of 128 bits.
+        let wide = ptx.replace(
+            "    ret;",
+            "    .reg .b128 %wide;\n    mov.b128 %wide, {%rd1, %rd1};\n    ret;",
+        );
+        assert_ne!(wide, ptx);
+        let Err(failed) = got(&wide) else {
+            panic!("it was simulated")
+        };
+        assert_eq!(failed.verdict, Verdict::Refused);
+        for said in ["attention.ptx cannot be simulated: ", "`flashcore bench` times it"] {
+            assert!(failed.reason.contains(said), "{}", failed.reason);
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_machine_without_a_compiler_is_asked_again() {
+        let why = || "why".to_string();
+        let verdict = |error| verdict_on(error).0;
+        assert_eq!(verdict(OwnError::Environment(why())), Verdict::EnvironmentFailed);
+        assert_eq!(verdict(OwnError::NotBuilt(why())), Verdict::BuildFailed);
+    }
 }

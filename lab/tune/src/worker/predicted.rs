@@ -84,9 +84,8 @@ impl Card {
             Err(why) => return Err((Verdict::BuildFailed, why.to_string())),
         };
         if looked.error.is_none() {
-            let why =
-                "nothing judges it here: it serves no small problem, or has PTX that the simulator does not execute";
-            return Err((Verdict::Refused, why.to_string()));
+            let why = "nothing judges it here: it serves no small problem".to_string();
+            return Err((Verdict::Refused, why));
         }
         let observed = Observation::of_declared(declared, problem);
         let observed = observed.map_err(|why| (Verdict::Refused, why.to_string()))?;
