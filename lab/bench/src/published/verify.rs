@@ -123,7 +123,7 @@ fn in_header(root: &Path, header: &BundleHeader) -> Vec<String> {
             "its intervals have confidence {confidence}; pages say {CONFIDENCE}"
         ));
     }
-    // `FILE`, also in `FILE.toml`, `OUT/x`, `--to=FILE_1`. Values of a user's kernel have one letter or a small one before.
+    // `FILE`, also in `FILE.toml`, `OUT/x`, `--to=FILE_1`; not `M64`.
     let is_named_in_capitals = |part: &str| {
         let is_allowed = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
         let capitals = part.bytes().filter(u8::is_ascii_uppercase).count();
