@@ -106,11 +106,16 @@ pub fn reference_gradient_rows(
         let visible = head.sequence.keys.keys(*row);
         ends.is_some_and(|(first, last)| visible.start <= *last && *first < visible.end)
     };
-    let needed = head.all_rows().into_iter().filter(|row| wanted.contains(row) || sees(row));
+    let needed = head
+        .all_rows()
+        .into_iter()
+        .filter(|row| wanted.contains(row) || sees(row));
     let needed: Vec<[usize; 2]> = needed.collect();
     let of_part = |part: &[[usize; 2]]| {
         let (mut dq, mut sums) = (Vec::new(), vec![head.sums(); keys.len()]);
-        let computed = part.chunks(BLOCK_ROWS).flat_map(|block| block.iter().zip(head.rows(block)));
+        let computed = part
+            .chunks(BLOCK_ROWS)
+            .flat_map(|block| block.iter().zip(head.rows(block)));
         for (place, row) in computed {
             let mut of_row = Vec::new();
             if wanted.contains(place) {

@@ -16,9 +16,6 @@ use crate::resident::changes_the_block;
 use crate::undefined;
 use crate::warp::Warp;
 
-/// Instructions of a loop that waits at a barrier in memory.
-const POLLED: usize = 4;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Its time slice ended, or the warp exited.
@@ -52,24 +49,17 @@ impl<const PATH: bool> WithSimd for TimeSlice<'_, '_, PATH> {
     }
 }
 
-/// Notes an operation in a warp's path, where repeated tests of a barrier in memory are one.
+/// Notes an operation in a warp's path.
 fn record_path(machine: &Machine<'_>, warp: &mut Warp, at: u32) {
-    let number = machine.program.counts[at as usize];
-    if number == NOTHING {
-        return;
+    let is_test = matches!(
+        machine.program.ops[at as usize],
+        Op::Inst(Inst::Mbar(MbarInst::Test { .. }), _)
+    );
+    match machine.program.counts[at as usize] {
+        NOTHING => {}
+        _ if warp.path.len() >= machine.options.path => warp.unrecorded += 1,
+        number => warp.record(number, is_test),
     }
-    let path = &mut warp.path;
-    if path.len() >= machine.options.path {
-        warp.unrecorded += 1;
-        return;
-    }
-    if let Op::Inst(Inst::Mbar(MbarInst::Test { .. }), _) = machine.program.ops[at as usize] {
-        let first = path.len().saturating_sub(POLLED);
-        if let Some(before) = path[first..].iter().position(|&other| other == number) {
-            path.truncate(first + before);
-        }
-    }
-    path.push(number);
 }
 
 #[inline(always)]

@@ -49,6 +49,9 @@ pub(crate) struct Knowledge {
     pub(crate) clock: Rc<Clock>,
 }
 
+/// Instructions of a loop that waits at a barrier in memory.
+const POLLED: usize = 4;
+
 /// A warp of a running block.
 #[derive(Debug)]
 pub(crate) struct Warp {
@@ -136,6 +139,16 @@ impl<'w> Lane<'w> {
 }
 
 impl Warp {
+    /// Adds an instruction to its path, where repeated tests of a barrier in memory are one.
+    pub(crate) fn record(&mut self, number: u32, is_test: bool) {
+        let first = self.path.len().saturating_sub(POLLED);
+        let before = self.path[first..].iter().position(|&other| other == number);
+        if let Some(before) = before.filter(|_| is_test) {
+            self.path.truncate(first + before);
+        }
+        self.path.push(number);
+    }
+
     pub(crate) fn new(machine: &Machine<'_>, index: usize, epoch: Epoch) -> Warp {
         let clock = Clock::new(machine.actors, machine.program.uses_async_proxy, epoch - 1);
         let rank = index / machine.warps_per_block();

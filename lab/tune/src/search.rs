@@ -50,7 +50,7 @@ struct Pending {
 }
 
 enum Known {
-    Found(Found, f64),
+    Found(Box<Found>, f64),
     Before(Box<Trial>),
     /// That of this earlier candidate with the same machine program, which is judged before.
     Twin(String),
@@ -220,7 +220,7 @@ impl<'s> Search<'s> {
 
     fn know(&mut self, job: &Job, found: Found, seconds: f64) {
         let place = job.number - self.history.trials().len();
-        self.pending[place].known = Some(Known::Found(found, seconds));
+        self.pending[place].known = Some(Known::Found(Box::new(found), seconds));
     }
 
     fn knows_next(&self) -> bool {
@@ -316,7 +316,12 @@ impl<'s> Search<'s> {
 
     /// The machine program of a proposal, and its result if it needs no worker.
     fn look(&self, id: &str) -> (Option<Fingerprint>, Option<Known>) {
-        let refused = |reason: String| (None, Some(Known::Found(Found::failed(Verdict::Refused, reason), 0.0)));
+        let refused = |reason: String| {
+            (
+                None,
+                Some(Known::Found(Box::new(Found::failed(Verdict::Refused, reason)), 0.0)),
+            )
+        };
         // The first is compared with, whatever families are searched.
         if !self.history.trials().is_empty()
             && let Err(reason) = self.space.admits(id)
@@ -351,7 +356,7 @@ impl<'s> Search<'s> {
             Some(Known::Found(found, seconds)) => {
                 let is_undecided = found.verdict == Verdict::EnvironmentFailed;
                 self.undecided = if is_undecided { self.undecided + 1 } else { 0 };
-                (found, None, seconds)
+                (*found, None, seconds)
             }
             Some(Known::Twin(first)) => {
                 let same = self.history.trial(&first);

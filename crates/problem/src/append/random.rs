@@ -119,7 +119,9 @@ pub fn random_append(seed: u64) -> AppendCase {
     let (head_dim, head_dim_v) = (dim(), dim());
     let head_dim_v = if rng.chance(0.5) { head_dim } else { head_dim_v };
     let packed = rng.chance(0.5);
-    let counts: Vec<usize> = (0..batch).map(|_| if packed { draw_used(&mut rng, 9) } else { 0 }).collect();
+    let counts: Vec<usize> = (0..batch)
+        .map(|_| if packed { draw_used(&mut rng, 9) } else { 0 })
+        .collect();
     let equal = draw_used(&mut rng, 9);
     let counts = if packed { counts } else { vec![equal; batch] };
     let rows: usize = counts.iter().sum();
@@ -172,7 +174,10 @@ pub fn random_append(seed: u64) -> AppendCase {
         });
         std::iter::once(0).chain(ends).collect::<Vec<_>>()
     };
-    let lengths: Vec<usize> = counts.iter().map(|count| draw_used(&mut rng, capacity - count)).collect();
+    let lengths: Vec<usize> = counts
+        .iter()
+        .map(|count| draw_used(&mut rng, capacity - count))
+        .collect();
     let as_i32 = |values: &[usize]| values.iter().map(|&value| value as i32).collect::<Vec<_>>();
     if rng.chance(0.6) {
         append.rotary = Some(draw_rotary(&mut rng, &append));
