@@ -126,8 +126,8 @@ def compare(predicted, measured):
     for name, foreseen in predicted.items():
         seen = measured.get(name, {"unknown": "not measured"})
         why = foreseen.get("unknown") or seen.get("unknown")
-        if why:
-            print(f"{name:44} {why[:100]}")
+        if why or "micros" not in seen:
+            print(f"{name:44} {(why or 'not measured')[:100]}")
             continue
         pairs.append((foreseen, seen["micros"]))
         binds, ratio = json.dumps(foreseen["binds"]).strip('"'), seen["micros"] / foreseen["micros"]

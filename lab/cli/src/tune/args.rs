@@ -102,7 +102,7 @@ Examples:
   flashcore tune mission --peers none                 without PyTorch at the end
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
   flashcore tune mission --kernel mine.toml --trust   with a kernel of your own, and its parameters
-  flashcore tune mine.toml --device predict:l4        its parameters alone, on mission or what flags say
+  flashcore tune mine.toml --device predict:l4        its parameters alone
   flashcore tune --device predict:l4                  for a card that is not here
   flashcore tune --proposer 'python3 scripts/propose.py'
   flashcore tune --device cuda:0 --workers 'ssh HOST flashcore worker'
