@@ -163,7 +163,8 @@ impl Writer {
         let Some(kind) = words.last().and_then(|word| kind_of(word)) else {
             return false;
         };
-        if has("shared::cluster") {
+        // Vectors are added in order, element by element: as the scalar form.
+        if has("shared::cluster") || has("v2") || has("v4") || has("v8") {
             return false;
         }
         let is_shared = has("shared") || has("shared::cta");

@@ -102,7 +102,7 @@ fn occupancy_and_waves_make_claims() {
     kind(
         &mission,
         ClaimKind::Waves,
-        "mma/m64n64-w4x1-s2-b1-qsh-xor-always",
+        "mma/m64n64-w2x1-s2-b1-qsh-xor-always",
         ["splits", "1", "2"],
         "",
         "mma/m16n64-w1x2-s2-b1-qsh-xor-always",
@@ -136,12 +136,12 @@ fn the_binding_resource_makes_claims() {
         "{of_clusters:#?}"
     );
     kind(
-        &problem(256),
+        &Problem::named("mission").unwrap(),
         ClaimKind::Latency,
         "wgmma/m64n48-s4-free-always",
         ["cols", "48", "64"],
         "",
-        "ladder/mma-m128n64-w8",
+        "mma/m64n64-w4x1-s2-b1-qsh-xor-always",
     );
     let tiny = Problem::named("tiny").unwrap();
     kind(

@@ -350,8 +350,7 @@ fn json_keeps_its_keys() {
         "tune tiny --device cpu --strategy random --budget 2 --json",
         &home,
     ));
-    let of_run =
-        "board claims folder interrupted peers plan proposer_gone resume run seconds trials workers_started";
+    let of_run = "board claims folder interrupted peers plan proposer_gone resume run seconds trials workers_started";
     assert_eq!(keys(&run).join(" "), of_run);
     let of_header = "case computes default devices executable inputs own problem rates revision schema seed space \
                      start started_at strategy torture trust window";
