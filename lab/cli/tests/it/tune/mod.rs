@@ -357,7 +357,7 @@ fn json_keeps_its_keys() {
     assert_eq!(keys(&run["run"]).join(" "), of_header);
     let of_trial = "counters fingerprint id number origin reason same_as seconds timed unjudged verdict";
     assert_eq!(keys(&run["trials"][0]).join(" "), of_trial);
-    let of_timed = "against interval module ratio registers score us";
+    let of_timed = "against error interval module ratio registers score tolerance us";
     assert_eq!(keys(&run["trials"][0]["timed"]).join(" "), of_timed);
     let of_board = "against gain head_to_head rows simulates start start_failed struck winner witness";
     assert_eq!(keys(&run["board"]).join(" "), of_board);
