@@ -155,9 +155,9 @@ fn the_binding_resource_makes_claims() {
     kind(
         &tiny,
         ClaimKind::Arithmetic,
-        "ladder/mma-m128n64-w8",
+        "ladder/hybrid-m128n64-w8",
         ["warps", "8", "4"],
-        "ladder/mma.rs:",
+        "ladder/hybrid.rs:",
         "mma/m16n32-w1x2-s4-b1-qreg-xor-spec",
     );
 }
