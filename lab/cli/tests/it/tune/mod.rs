@@ -361,7 +361,7 @@ fn json_keeps_its_keys() {
     assert_eq!(keys(&run["trials"][0]["timed"]).join(" "), of_timed);
     let of_board = "against gain head_to_head rows simulates start start_failed struck winner witness";
     assert_eq!(keys(&run["board"]).join(" "), of_board);
-    let of_row = "first_ratio id interval ratio simulated us verdict";
+    let of_row = "error first_ratio id interval ratio simulated tolerance us verdict";
     for row in run["board"]["rows"].as_array().unwrap() {
         assert_eq!(keys(row).join(" "), of_row);
     }
