@@ -151,7 +151,7 @@ impl Python {
         Ok(report)
     }
 
-    /// The line with which a module answers a line; [`PATIENCE`] is the longest that it may take.
+    /// The line with which a module answers a line; `PATIENCE` is the longest that it may take.
     ///
     /// # Errors
     /// What the process said if it did not answer.
