@@ -10,7 +10,7 @@ after the simulator has changed: FOLDER must be of the same seed, count and leng
 
 A case is the same (all bits, or floats within the instruction's bound), close (floats within a kernel's tolerance),
 different, failed, or pending: recorded, and not executed by the simulator yet. All NaN are one; results that are NaN
-with other bits are counted by instruction. What PTX calls opaque is not compared (`createpolicy`).
+with other bits are counted by instruction.
 
 Exit code: 0 no case is different or failed, 1 some are, 2 wrong usage, 3 no GPU.
 """
@@ -41,8 +41,6 @@ INEXACT = re.compile(
     r"(?:atom|red)\S*\.add\S*\.(?:noftz\.)?b?f\d+(?:x2)?|\w+\.(?:approx|full)\S*|w?mma\.\S*f(?:16|32|64)\S*"
     r"|\b(?:mul|add|sub)(?:\.ftz)?\.f(?:32|64)\b"
 )
-# A form's result that has no defined bits (PTX ISA 9.0, "createpolicy": "opaque").
-OPAQUE = "createpolicy"
 # Kernels whose sums come in an order that the threads' schedule decides.
 ORDERED = {"spin_lock": "the order in which threads take the lock"}
 
@@ -239,8 +237,6 @@ def compared(area, ours, theirs):
     bound."""
     # What is rounded to tf32 is a float in an untyped register.
     kind = "f32" if ".tf32." in area["form"] else area["kind"]
-    if area["form"].startswith(OPAQUE):
-        return 0, 0, 0, 0.0
     if kind == "u":
         wrong = ours != theirs
         return int(wrong.sum()), 0, int(np.argmax(wrong)), 0.0

@@ -73,7 +73,7 @@ impl From<Error> for PyErr {
     }
 }
 
-/// What PyTorch's allocator raises: an error of its own where a GPU is out of memory.
+/// What PyTorch's allocator raises: `torch.OutOfMemoryError` where a GPU is out of memory.
 fn no_memory(says: String) -> PyErr {
     Python::attach(|py| {
         let class = py.import("torch").and_then(|torch| torch.getattr("OutOfMemoryError"));

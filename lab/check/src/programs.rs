@@ -8,6 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use flashcore_ir::files::read_text_capped;
+
+/// Bytes of what the system tells of a process, at most: 52 numbers.
+const LONGEST_STAT: u64 = 4096;
+/// Between two counts of processes.
+const BETWEEN_COUNTS: Duration = Duration::from_millis(50);
 /// What a program has that is asked for its version or its folders.
 pub const TO_ANSWER: Duration = Duration::from_secs(60);
 /// Most bytes that are read of what a program wrote.
@@ -87,6 +93,15 @@ pub struct Ran {
 /// # Errors
 /// It cannot be started or read. [`ErrorKind::TimedOut`]: it was ended.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Ran, Error> {
+    run_few(command, limit, u32::MAX)
+}
+
+/// As [`run`] while the program and what it has started are at most so many processes and threads, where Linux tells
+/// it. They are counted a few times a second: with more all of them are ended.
+///
+/// # Errors
+/// As of [`run`], or [`ErrorKind::QuotaExceeded`].
+pub fn run_few(command: &mut Command, limit: Duration, most: u32) -> Result<Ran, Error> {
     // Files hold any number of messages, where a full pipe would stop the program.
     let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
     command
@@ -97,7 +112,16 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Ran, Error> {
     std::os::unix::process::CommandExt::process_group(command, 0);
     let mut child = command.spawn()?;
     let began = Instant::now();
+    let mut counted = began;
     while !has_ended(&mut child)? {
+        if most < u32::MAX && counted.elapsed() >= BETWEEN_COUNTS {
+            counted = Instant::now();
+            if tasks(child.id()) > most {
+                end(&mut child)?;
+                let why = format!("it had more than {most} processes and threads at a time, and was ended");
+                return Err(Error::new(ErrorKind::QuotaExceeded, why));
+            }
+        }
         if began.elapsed() >= limit {
             end(&mut child)?;
             let why = format!("it did not end within {} s", limit.as_secs());
@@ -110,6 +134,21 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Ran, Error> {
         stdout: text(&mut stdout)?,
         stderr: text(&mut stderr)?,
     })
+}
+
+/// Processes and threads of a group; those that have ended and were not waited for count.
+fn tasks(group: u32) -> u32 {
+    let of = |entry: std::io::Result<std::fs::DirEntry>| -> Option<u32> {
+        let folder = entry.ok()?;
+        folder.file_name().to_str()?.parse::<u32>().ok()?;
+        let stat = read_text_capped(&folder.path().join("stat"), LONGEST_STAT).ok()?;
+        // After the name, which may hold anything: state, parent, group; 14 others; threads (proc_pid_stat(5)).
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        let is_member = fields.nth(2)?.parse() == Ok(group);
+        is_member.then(|| fields.nth(14)?.parse().ok())?
+    };
+    let all = std::fs::read_dir("/proc").into_iter().flatten();
+    all.filter_map(of).fold(0, u32::saturating_add)
 }
 
 /// Whether it has ended. Its number stays its own, and that of its group, until it is waited for.

@@ -75,7 +75,7 @@ enum Form {
     Geomean,
     /// On how many problems it is faster than all of the peers.
     Count,
-    /// TFLOP/s by length, in a file of its own.
+    /// TFLOP/s by length, as an SVG file.
     Chart,
 }
 

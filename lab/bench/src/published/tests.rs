@@ -289,7 +289,7 @@ fn each_rule_has_a_bundle_that_breaks_it() {
         (good.repeat(30), "bytes; at most 65536"),
     ];
     for word in ["FILE.toml", "OUT/x", "FILE1", "--to=FILE", "<FILE>", "MY-FILE"] {
-        bad.push((in_command(word), "which nobody else can type"));
+        bad.push((in_command(word), "which cannot be typed as it stands"));
     }
     for word in [
         "sweep.toml:BUGnone-M16-REGS64",

@@ -134,7 +134,7 @@ fn in_header(root: &Path, header: &BundleHeader) -> Vec<String> {
         in_capitals || word.starts_with('/') || word.contains(['<', '>', '|'])
     };
     if let Some(word) = header.identity.command.iter().find(is_placeholder) {
-        faults.push(format!("the command has `{word}`, which nobody else can type"));
+        faults.push(format!("the command has `{word}`, which cannot be typed as it stands"));
     }
     let revision = &header.identity.revision;
     if revision.len() != DIGITS || !revision.bytes().all(|byte| byte.is_ascii_hexdigit()) {

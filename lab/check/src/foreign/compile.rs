@@ -297,20 +297,21 @@ fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, Co
         .map_err(broken)?;
     let to = folder.path().join("kernel.ptx");
     let mut command = compiler.command(source, &to);
-    sandbox::wrap(
-        &mut command,
-        &compiler.policy(source, folder.path()),
-        source.confinement,
-    )?;
-    let ran = programs::run(&mut command, source.limit).map_err(|error| match error.kind() {
+    let policy = compiler.policy(source, folder.path());
+    sandbox::wrap(&mut command, &policy, source.confinement)?;
+    let most = match source.confinement {
+        Confinement::Sandboxed => policy.tasks,
+        Confinement::Unsandboxed => u32::MAX,
+    };
+    let ran = programs::run_few(&mut command, source.limit, most).map_err(|error| match error.kind() {
         ErrorKind::TimedOut => CompileError::Late {
             compiler: name.clone(),
             limit: source.limit,
         },
-        ErrorKind::ResourceBusy => SandboxError::Missing(
-            "room for a filter that asks (seccomp), as another is there already, such as a container's",
-        )
-        .into(),
+        ErrorKind::QuotaExceeded => CompileError::Refused {
+            compiler: name.clone(),
+            messages: error.to_string(),
+        },
         _ => broken(error),
     })?;
     let mut messages = (ran.stdout + &ran.stderr).trim().to_string();

@@ -221,7 +221,7 @@ fn a_kernel_that_cannot_be_simulated_says_why() {
     assert!(text.starts_with("parameter `q` is written through"), "{text}");
 }
 
-/// A declaration in a folder of its own, with the example's PTX for each of its paths.
+/// A declaration in an empty folder, with the example's PTX for each of its paths.
 fn with_parameters(text: &str, files: &[&str]) -> Result<Template, OwnError> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
     let [toml, ptx] =

@@ -1,26 +1,23 @@
-//! The sandbox on Linux. Landlock bounds files, seccomp refuses calls, and a thread of this process, which a filter
-//! asks, counts the processes that are started.
+//! The sandbox on Linux. Landlock bounds files, and seccomp refuses calls. How many processes there are, who started
+//! the command counts ([`run_few`](crate::programs::run_few)): a filter that asked for each would fail those calls of
+//! programs, such as a shell's `fork`, that a signal interrupts.
 
 use std::collections::BTreeMap;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, Scope,
 };
-use libc::{c_int, c_long, sock_filter};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net;
+use libc::{c_int, c_long};
 use rustix::thread::CapabilitySet;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    apply_filter,
+    apply_filter, sock_filter,
 };
 
 use super::{Limits, Policy, SandboxError};
@@ -174,10 +171,6 @@ const SIGNALS: &[c_long] = &[
     libc::SYS_rt_tgsigqueueinfo,
     libc::SYS_pidfd_send_signal,
 ];
-#[cfg(target_arch = "x86_64")]
-const STARTS: &[c_long] = &[libc::SYS_clone, libc::SYS_fork, libc::SYS_vfork];
-#[cfg(not(target_arch = "x86_64"))]
-const STARTS: &[c_long] = &[libc::SYS_clone];
 /// Calls whose arguments are in memory, where a filter cannot see them: libraries then take the older ones.
 const IN_MEMORY: [c_long; 2] = [libc::SYS_clone3, libc::SYS_openat2];
 /// Requests of `ioctl` that type words into a terminal or have signals sent, whose constants differ in type from C
@@ -208,9 +201,7 @@ struct Prepared {
     limits: Limits,
     files: RulesetCreated,
     refused: BpfProgram,
-    counting: Vec<sock_filter>,
-    /// To which the descriptor that its questions come from is handed.
-    counts: OwnedFd,
+    unknown: BpfProgram,
 }
 
 pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), SandboxError> {
@@ -218,15 +209,11 @@ pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), Sand
         .set_compatibility(CompatLevel::HardRequirement)
         .scope(Scope::Signal)
         .is_ok();
-    if !can_ask() {
-        return Err(SandboxError::Missing("notifications of seccomp (Linux 5.5)"));
-    }
     let mut prepared = Prepared {
         limits: Limits::of(policy),
         files: files(policy, command.get_program().as_ref())?,
         refused: refusals(are_signals_kept)?,
-        counting: counting(),
-        counts: count_tasks(policy.tasks)?,
+        unknown: unknown(),
     };
     // SAFETY: `enter` makes system calls alone between fork and exec. All that it needs was allocated before.
     #[allow(unsafe_code)]
@@ -253,18 +240,7 @@ impl Prepared {
             .try_clone()?
             .restrict_self()
             .map_err(|_| io::Error::last_os_error())?;
-        // A process can have one filter that asks: where another is, such as that of a container, nothing is started.
-        let listener = listen(&mut self.counting)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut rights = net::SendAncillaryBuffer::new(&mut space);
-        let handed = [listener.as_fd()];
-        rights.push(net::SendAncillaryMessage::ScmRights(&handed));
-        net::sendmsg(
-            &self.counts,
-            &[IoSlice::new(&[0])],
-            &mut rights,
-            net::SendFlags::empty(),
-        )?;
+        apply_filter(&self.unknown).map_err(last)?;
         apply_filter(&self.refused).map_err(last)
     }
 }
@@ -355,8 +331,8 @@ fn refusals(are_signals_kept: bool) -> Result<BpfProgram, SandboxError> {
     filter.try_into().map_err(broken)
 }
 
-/// The filter that asks for each process and thread, and knows no calls that others cannot judge.
-fn counting() -> Vec<sock_filter> {
+/// The filter of calls that the other one cannot judge: they seem not to be there.
+fn unknown() -> BpfProgram {
     let [load, equal, at_least, give] = [
         libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
         libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -369,15 +345,11 @@ fn counting() -> Vec<sock_filter> {
         jf,
         k,
     };
-    let number = |call: c_long| u32::try_from(call).unwrap_or(u32::MAX);
-    let unknown = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
+    let missing = || line(give, libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned(), 0);
     // The number of the call is first in what a filter reads. A comparison that fails jumps over the next line.
-    let mut lines = vec![line(load, 0, 0)];
-    lines.extend([line(at_least, UNKNOWN, 1), line(give, unknown, 0)]);
-    let judged = IN_MEMORY.iter().map(|&call| (call, unknown));
-    let asked = STARTS.iter().map(|&call| (call, libc::SECCOMP_RET_USER_NOTIF));
-    for (call, answer) in judged.chain(asked) {
-        lines.extend([line(equal, number(call), 1), line(give, answer, 0)]);
+    let mut lines = vec![line(load, 0, 0), line(at_least, UNKNOWN, 1), missing()];
+    for call in IN_MEMORY {
+        lines.extend([line(equal, u32::try_from(call).unwrap_or(u32::MAX), 1), missing()]);
     }
     lines.push(line(give, libc::SECCOMP_RET_ALLOW, 0));
     lines
@@ -390,96 +362,5 @@ fn close_others() -> io::Result<()> {
     match unsafe { libc::syscall(libc::SYS_close_range, 3, c_int::MAX, libc::CLOSE_RANGE_CLOEXEC) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Whether a filter can ask.
-#[allow(unsafe_code)]
-fn can_ask() -> bool {
-    let (request, asks) = (libc::SECCOMP_GET_ACTION_AVAIL, libc::SECCOMP_RET_USER_NOTIF);
-    // SAFETY: the kernel reads the number, which is alive.
-    unsafe { libc::syscall(libc::SYS_seccomp, request, 0, &raw const asks) == 0 }
-}
-
-/// Installs the filter, whose questions the descriptor has.
-#[allow(unsafe_code)]
-pub(super) fn listen(program: &mut [sock_filter]) -> io::Result<OwnedFd> {
-    let program = libc::sock_fprog {
-        len: program.len() as u16,
-        filter: program.as_mut_ptr(),
-    };
-    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-    // SAFETY: the kernel copies the program, which is alive. What it returns is a new descriptor.
-    unsafe {
-        let listener = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
-        let listener = c_int::try_from(listener).map_err(io::Error::other)?;
-        match listener {
-            ..0 => Err(io::Error::last_os_error()),
-            _ => Ok(OwnedFd::from_raw_fd(listener)),
-        }
-    }
-}
-
-/// A socket to which a child hands its listener. A thread then allows so many processes and threads; if this process
-/// ends before the child, it can start no more.
-fn count_tasks(most: u32) -> Result<OwnedFd, SandboxError> {
-    let (ours, childs) = net::socketpair(
-        net::AddressFamily::UNIX,
-        net::SocketType::SEQPACKET,
-        net::SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(broken)?;
-    let counts = move || {
-        // A command may be started more than once.
-        while let Some(listener) = receive(&ours) {
-            thread::spawn(move || answer(&listener, most));
-        }
-    };
-    let named = thread::Builder::new().name("sandbox".to_string());
-    named.spawn(counts).map_err(broken)?;
-    Ok(childs)
-}
-
-fn receive(socket: &OwnedFd) -> Option<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut rights = net::RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let flags = net::RecvFlags::CMSG_CLOEXEC;
-    net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut rights, flags).ok()?;
-    rights.drain().find_map(|message| match message {
-        net::RecvAncillaryMessage::ScmRights(mut handed) => handed.next(),
-        _ => None,
-    })
-}
-
-/// Answers each question until nobody is left to ask.
-#[allow(unsafe_code)]
-fn answer(listener: &OwnedFd, most: u32) {
-    let mut started = 0;
-    loop {
-        let mut asked = [PollFd::new(listener, PollFlags::IN)];
-        match poll(&mut asked, None) {
-            Err(rustix::io::Errno::INTR) => continue,
-            Ok(_) if asked[0].revents().contains(PollFlags::IN) => {}
-            _ => return,
-        }
-        // SAFETY: both are plain numbers, of the sizes that their requests have. The first must be zero before.
-        unsafe {
-            let mut question: libc::seccomp_notif = std::mem::zeroed();
-            // Who asked may be gone.
-            if libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut question) != 0 {
-                continue;
-            }
-            let may_start = started < most;
-            started += u32::from(may_start);
-            let answer = libc::seccomp_notif_resp {
-                id: question.id,
-                val: 0,
-                error: if may_start { 0 } else { -libc::EAGAIN },
-                flags: u32::from(may_start) * libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
-            };
-            libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer);
-        }
     }
 }

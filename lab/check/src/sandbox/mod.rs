@@ -84,7 +84,8 @@ pub struct Policy {
     pub memory: u64,
     /// Most time on a CPU of each of its processes.
     pub cpu: Duration,
-    /// Most processes and threads that it starts, in all: no limit of the system binds root.
+    /// Most processes and threads at a time, for [`run_few`](crate::programs::run_few): no limit of the system binds
+    /// root.
     pub tasks: u32,
 }
 
@@ -141,11 +142,7 @@ pub fn holds_home(folder: &Path) -> bool {
 
 /// What to say after the words of a program that a sandbox refused something.
 pub fn advice(words: &str) -> Option<&'static str> {
-    const REFUSALS: [&str; 3] = [
-        "Permission denied",
-        "Operation not permitted",
-        "Resource temporarily unavailable",
-    ];
+    const REFUSALS: [&str; 2] = ["Permission denied", "Operation not permitted"];
     REFUSALS.iter().any(|refusal| words.contains(refusal)).then_some(
         "it ran in a sandbox, without a network, which reads the folder of the source (not the home folder), those of -I \
          (a declaration's: below its folder) and the compiler's own; `explain` and `check FILE.cu` have \
