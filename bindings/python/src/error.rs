@@ -93,7 +93,7 @@ pub(crate) fn raise(error: flashcore::Error) -> PyErr {
         Cuda(_) | Captured(_) | Plans(_) | WrongOutput { .. } | WithoutFeature { .. } => {
             PyRuntimeError::new_err(message)
         }
-        UnsupportedGpu { .. } | NotOnCuda { .. } => PyRuntimeError::new_err(message),
+        UnsupportedGpu { .. } | NotOnCuda => PyRuntimeError::new_err(message),
         _ => value(message),
     }
 }

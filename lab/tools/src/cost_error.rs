@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use flashcore_bench::{Agreement, problems};
+use flashcore_bench::Agreement;
 use flashcore_check::cost::{Observation, Prediction, Resource};
 use flashcore_check::registers;
 use flashcore_ir::{Profile, files};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Mask, Problem};
 
 /// Compares the cost model with measured times.
 ///
@@ -120,7 +120,7 @@ fn read(text: &str) -> Vec<Measured> {
         (field("mode")? == "hot").then_some(())?;
         Some(Measured {
             problem: field("problem")?.to_string(),
-            shape: problem(field("problem")?, field("shape")?)?,
+            shape: problem(field("shape")?)?,
             config: field("subject")?.parse().ok()?,
             micros: field("p50_us")?.parse().ok()?,
         })
@@ -144,8 +144,45 @@ fn from_words(line: &str) -> Option<Measured> {
     })
 }
 
-/// A problem of a set by its name there, in the dtype that its shape names.
-fn problem(name: &str, shape: &str) -> Option<Problem> {
-    let dtype = shape.split(' ').find_map(DType::from_name);
-    Some(problems::cases(name, dtype).ok()?.pop()?.problem).filter(|problem| problem.to_string() == shape)
+/// Reads what a problem with a full or a causal mask prints; `None` for any other text.
+fn problem(text: &str) -> Option<Problem> {
+    let words: Vec<&str> = text.split(' ').collect();
+    let [batch, heads, seq_q, seq_kv, head_dim, dtype, mask] = words[..] else {
+        return None;
+    };
+    let number = |text: &str, prefix: &str| text.strip_prefix(prefix)?.parse::<usize>().ok();
+    let (heads, kv_heads) = heads.strip_prefix('H')?.split_once('/')?;
+    let mask = match mask {
+        "full" => Mask::FULL,
+        "causal" => Mask::CAUSAL,
+        _ => return None,
+    };
+    let built = Problem::builder()
+        .batch(number(batch, "B")?)
+        .heads(heads.parse().ok()?, kv_heads.parse().ok()?)
+        .seq_len(number(seq_kv, "Skv")?)
+        .seq_len_q(number(seq_q, "Sq")?)
+        .head_dim(number(head_dim, "D")?)
+        .dtype(DType::from_name(dtype)?)
+        .mask(mask)
+        .build()
+        .ok()?;
+    (built.to_string() == text).then_some(built)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_time_that_is_kept_is_read() {
+        let tensor = include_str!("../../check/data/tensor-times.csv");
+        let e4m3 = include_str!("../../check/data/e4m3-times.csv");
+        for text in [tensor, e4m3] {
+            assert_eq!(
+                read(text).len(),
+                text.lines().filter(|line| line.contains(",hot,")).count()
+            );
+        }
+    }
 }
