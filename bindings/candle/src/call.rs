@@ -157,7 +157,7 @@ fn inputs<'a, S>(tensors: [(&'a S, &Layout); 3]) -> [Read<'a, S>; 3] {
 /// Memory that kernels write; 0 where it has rows of no sequence.
 fn new<S: Memory>(device: &S::Device, lengths: Lengths<'_>, shape: &Shape, dtype: DType) -> Result<S> {
     match lengths {
-        Lengths::Equal => S::empty(device, shape, dtype),
-        Lengths::Varlen(_) => device.zeros_impl(shape, dtype),
+        None => S::empty(device, shape, dtype),
+        Some(_) => device.zeros_impl(shape, dtype),
     }
 }
