@@ -8,7 +8,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::bind::{self, Operands};
+use crate::bind::{self, Checked, Operands};
 use crate::bypass::Wrap;
 use crate::dlpack::{Imported, Request};
 use crate::error::{Error, may_compute, value};
@@ -28,8 +28,7 @@ type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; GIVEN + 1];
 
 /// Where a call will run, and what it needs besides its tensors.
 struct Call<'py> {
-    options: Options,
-    place: Place,
+    bound: Checked,
     attention: Arc<Attention>,
     /// What holds their memory, but that of plain tensors.
     held: Vec<Imported>,
@@ -43,7 +42,7 @@ struct Call<'py> {
 }
 
 impl<'py> Call<'py> {
-    /// Imports the tensors: `operands` are absent ones before.
+    /// Imports the tensors, and checks the call: `operands` are absent ones before.
     fn gather(
         given: &Given<'_, 'py>,
         stream: Option<&Bound<'py, PyAny>>,
@@ -121,9 +120,12 @@ impl<'py> Call<'py> {
             held.push(imported);
         }
         options.layout |= memory_like(&operands[Q], options.layout);
+        let bound = bind::forward(operands, &options)?;
+        if place == Place::Cpu {
+            check_apart(operands, &[OUT])?; // its memory is one slice; on GPUs the library refuses bytes of two tensors
+        }
         Ok(Call {
-            options,
-            place,
+            bound,
             attention,
             held,
             stream: call_stream,
@@ -162,7 +164,7 @@ impl<'py> Call<'py> {
         swapped: bool,
         dtype: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let ordinal = match self.place {
+        let ordinal = match self.bound.place {
             Place::Cuda(ordinal) => Some(ordinal),
             _ => None,
         };
@@ -180,8 +182,10 @@ impl<'py> Call<'py> {
     }
 
     /// Computes; other Python threads run meanwhile.
-    fn run(&self, like: &Bound<'py, PyAny>, bound: &bind::Checked, operands: &Operands) -> PyResult<()> {
-        let Some(problem) = &bound.problem else { return Ok(()) };
+    fn run(&self, like: &Bound<'py, PyAny>, operands: &Operands) -> PyResult<()> {
+        let Some(problem) = &self.bound.problem else {
+            return Ok(());
+        };
         let (py, attention, work) = (like.py(), &*self.attention, Work::of(problem, operands, None));
         let Some(CallStream { stream }) = &self.stream else {
             return Ok(py.detach(|| work.on_host(attention))?);
@@ -280,19 +284,17 @@ pub(crate) fn compute<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut operands = [Foreign::ABSENT; TENSORS.len()];
     let mut call = Call::gather(&given, stream, options, &mut operands)?;
-    let bound = bind::forward(&operands, &call.options)?;
-    check_apart(&operands, &[OUT])?; // an output that is given
     let q = given[Q].ok_or_else(|| value("q was not given"))?;
-    let [of_out, of_lse, _] = &bound.results;
+    let [of_out, of_lse, _] = call.bound.results;
     let out = match given[OUT] {
         Some(out) => out.clone(),
-        None => call.allocate(q, &mut operands[OUT], of_out)?,
+        None => call.allocate(q, &mut operands[OUT], &of_out)?,
     };
     let lse = options
         .return_lse
-        .then(|| call.allocate(q, &mut operands[LSE], of_lse))
+        .then(|| call.allocate(q, &mut operands[LSE], &of_lse))
         .transpose()?;
-    call.run(q, &bound, &operands)?;
+    call.run(q, &operands)?;
     if given[OUT].is_some() {
         wrote(std::slice::from_ref(&out))?;
     }
@@ -317,8 +319,7 @@ pub(crate) fn explain<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut operands = [Foreign::ABSENT; TENSORS.len()];
     let call = Call::gather(&given, stream, options, &mut operands)?;
-    let bound = bind::forward(&operands, &call.options)?;
-    check_apart(&operands, &[OUT])?;
-    let problem = bound.problem.ok_or_else(|| value("there is nothing to compute"))?; // lengths are equal
-    describe(py, &problem, call.place, &call.attention, alignment(&operands)).map(Bound::into_any)
+    let Checked { place, problem, .. } = &call.bound;
+    let problem = problem.as_ref().ok_or_else(|| value("there is nothing to compute"))?; // lengths are equal
+    describe(py, problem, *place, &call.attention, alignment(&operands)).map(Bound::into_any)
 }

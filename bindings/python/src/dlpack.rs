@@ -91,7 +91,7 @@ impl<'py> Request<'py> {
 fn import_unversioned(object: &Bound<'_, PyAny>, stream: Option<&CallStream>) -> PyResult<ImportedDlpack> {
     let kwargs = PyDict::new(object.py());
     if let Some(stream) = stream {
-        kwargs.set_item("stream", stream.dlpack_number())?;
+        kwargs.set_item("stream", stream.stream.as_raw().max(1))?; // the legacy default stream is 1, and 0 not allowed
     }
     let capsule = object.call_method("__dlpack__", (), Some(&kwargs))?;
     ImportRequest::new(capsule.as_borrowed())?.import(None, None)

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::exchange::call_with;
 use crate::operators::libtorch;
 
 /// An imported module and its tensor type.
@@ -153,7 +154,7 @@ pub(crate) fn wrote(tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
         return Ok(());
     };
     let count = count.bind(py);
-    match count.call1((PyTuple::new(py, tensors)?,)) {
+    match call_with(count, PyTuple::new(py, tensors)?.as_any()) {
         Ok(_) => Ok(()),
         // Tensors of inference mode count no writes, and to ask them first takes as long.
         Err(error) => tensors.iter().try_for_each(|tensor| {

@@ -26,11 +26,6 @@ impl CallStream {
             stream: stream.map_err(|error| raise(error.into()))?,
         })
     }
-
-    /// As `__dlpack__(stream=...)` writes it: the legacy default stream is 1, and 0 not allowed.
-    pub(crate) fn dlpack_number(&self) -> usize {
-        self.stream.as_raw().max(1)
-    }
 }
 
 /// Whether handles mean one stream: 0 and 1 are both the legacy default stream.
