@@ -9,8 +9,6 @@ from torch.autograd import forward_ad
 
 from . import _checks
 
-__all__ = ["WithoutBackward", "has_tangents", "refusal", "refuse_tangents", "refuse_transforms"]
-
 _INSTEAD = "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
 
 

@@ -11,8 +11,6 @@ import torch
 from . import _append, _checks, _kvcache, _lengths, _names, _schedule
 from ._operators import _FAR, backward
 
-__all__ = ["check", "common_options", "forward_cached", "get_scheduler_metadata", "sides"]
-
 
 def _refuse(name: str, given: object, allowed: str) -> None:
     raise NotImplementedError(f"{name} is {given if isinstance(given, (int, float)) else 'given'}; {allowed}")

@@ -14,16 +14,6 @@ import os
 
 import torch
 
-__all__ = [
-    "are_known",
-    "check_int32",
-    "check_padded",
-    "first_rows",
-    "pages_of_one_key",
-    "rows_apart",
-    "table_of",
-]
-
 
 def table_of(
     batch: int, k: torch.Tensor, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None

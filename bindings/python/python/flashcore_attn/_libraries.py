@@ -6,8 +6,6 @@ import contextlib
 import sys
 from typing import Any
 
-__all__ = ["current_stream", "empty", "exported", "handle_of", "refused"]
-
 
 def exported(name: str, x: Any, torch: Any) -> tuple[Any, bool]:
     """What DLPack can export of a tensor, and whether that is the bytes of float8_e4m3fn, which not every release exports.

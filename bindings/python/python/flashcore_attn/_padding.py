@@ -12,8 +12,6 @@ import torch
 from . import _kvcache
 from ._operators import GIVEN_BHSD, forward
 
-__all__ = ["attend", "keep_contiguous", "keep_mask", "mask_of", "of_keys", "rows_of", "with_earlier"]
-
 
 def attend(
     q: torch.Tensor,

@@ -16,8 +16,6 @@ from . import (
     _operators,  # noqa: F401  (registers the operator)
 )
 
-__all__ = ["MadeOf", "given", "made_for", "make", "written"]
-
 _make = torch.ops.flashcore.make_schedule.default
 _DTYPES = {torch.float16: 5, torch.bfloat16: 15, torch.float32: 6}  # PyTorch's numbers
 _FOREIGN = "scheduler_metadata is given; only that of flashcore's get_scheduler_metadata is served, itself and not a copy"
