@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# build-candle-cuda.sh FOLDER [OUT]: builds the adapter's tests and the command of bindings/candle/models
-# for a GPU, on a machine that has neither a GPU nor CUDA, and leaves them in OUT (default target/candle-cuda).
+# build-candle-cuda.sh FOLDER [OUT]: builds the tests of bindings/candle for a GPU, on a machine that has neither
+# a GPU nor CUDA, and leaves them in OUT (default target/candle-cuda).
 #
 #   OUT/flashcore-candle-tests           functions and gradients against float64
-#   OUT/flashcore-candle-models          with flash attention
+#   OUT/flashcore-candle-models          tokens of models with flash attention
 #   OUT/flashcore-candle-models-unfused  the same models with candle's own attention
 #
 # FOLDER gets CUDA 13.0's compiler from PyPI (0.5 GB) and link stubs of CUDA's libraries. Candle's
@@ -11,7 +11,7 @@
 # and no model here uses them. COMPUTE_CAP names the GPU (default 90).
 #
 # They need the driver, and cuBLAS and cuRAND of CUDA 13, such as those of PyTorch's wheels:
-# LD_LIBRARY_PATH=.../site-packages/nvidia/cu13/lib OUT/flashcore-candle-models
+# LD_LIBRARY_PATH=.../site-packages/nvidia/cu13/lib FLASHCORE_CANDLE_GPU=1 OUT/flashcore-candle-models --nocapture
 set -euo pipefail
 if [[ $# -lt 1 ]]; then
     sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
@@ -34,11 +34,12 @@ fi
 export REAL_NVCC=$toolkit/bin/nvcc NVCC=$folder/stubs/bin/nvcc CUDA_COMPUTE_CAP=${COMPUTE_CAP:-90} CUDARC_CUDA_VERSION=13000
 export LIBRARY_PATH=$folder/stubs/lib CARGO_INCREMENTAL=0 CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$folder/target}
 cd "$root/bindings/candle"
-built=$CARGO_TARGET_DIR/release/flashcore-candle-models
-tests=$(cargo test --release --locked --features cuda --test it --no-run 2>&1 | sed -n 's/.*Executable tests.*(\(.*\))$/\1/p')
-cp "$tests" "$out/flashcore-candle-tests"
-cargo build --release --locked -p flashcore-candle-models
-cp "$built" "$out/"
-cargo build --release --locked -p flashcore-candle-models --no-default-features
-cp "$built" "$out/flashcore-candle-models-unfused"
+build() { # build NAME ARGUMENTS OF CARGO
+    local tests
+    tests=$(cargo test --release --locked --test it --no-run "${@:2}" 2>&1 | sed -n 's/.*Executable tests.*(\(.*\))$/\1/p')
+    cp "$tests" "$out/$1"
+}
+build flashcore-candle-tests --features cuda
+build flashcore-candle-models -p flashcore-candle-models
+build flashcore-candle-models-unfused -p flashcore-candle-models --no-default-features
 ls -l "$out"

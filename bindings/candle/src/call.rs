@@ -94,11 +94,12 @@ pub(crate) fn gradients(
     let dout = gradient.contiguous()?;
     let held = [q, k, v, &dout].map(Tensor::storage_and_layout);
     let storages = held.each_ref().map(|(storage, layout)| (&**storage, *layout));
-    let mut found = backward::<CpuStorage>(options, lengths, storages)?;
+    let found = backward::<CpuStorage>(options, lengths, storages)?;
     #[cfg(feature = "cuda")]
-    if found.is_none() {
-        found = backward::<candle::CudaStorage>(options, lengths, storages)?;
-    }
+    let found = match found {
+        None => backward::<candle::CudaStorage>(options, lengths, storages)?,
+        found => found,
+    };
     let Some([dq, dk, dv]) = found else {
         candle::bail!("q, k, v and the gradient are on different devices, or on one without flash attention");
     };
@@ -157,7 +158,7 @@ fn inputs<'a, S>(tensors: [(&'a S, &Layout); 3]) -> [Read<'a, S>; 3] {
 /// Memory that kernels write; 0 where it has rows of no sequence.
 fn new<S: Memory>(device: &S::Device, lengths: Lengths<'_>, shape: &Shape, dtype: DType) -> Result<S> {
     match lengths {
-        Lengths::Equal => S::empty(device, shape, dtype),
-        Lengths::Varlen(_) => device.zeros_impl(shape, dtype),
+        None => S::empty(device, shape, dtype),
+        Some(_) => device.zeros_impl(shape, dtype),
     }
 }

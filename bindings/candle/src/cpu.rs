@@ -7,7 +7,7 @@ use flashcore::{Host, Name, Operands, Problem, View, ViewMut};
 
 use crate::Error;
 use crate::call::{Memory, Read, attention};
-use crate::op::{Keys, Lengths};
+use crate::op::Lengths;
 use crate::problem::layout_of;
 
 impl Memory for CpuStorage {
@@ -70,19 +70,16 @@ fn view_mut<'a>(problem: &Problem, name: Name, storage: &'a mut CpuStorage) -> R
 /// The values of lengths. That they fit the problem is checked by the library.
 fn host_lengths(lengths: Lengths<'_>) -> Result<flashcore::Lengths<Vec<i32>>> {
     let mut values = flashcore::Lengths::default();
-    let Lengths::Varlen(lengths) = lengths else {
-        return Ok(values);
-    };
+    let Some(lengths) = lengths else { return Ok(values) };
     values.cu_seqlens_q = Some(integers("seqlens_q", &lengths.seqlens_q)?);
-    match &lengths.keys {
-        Keys::Packed(seqlens_k) => values.cu_seqlens_k = Some(integers("seqlens_k", seqlens_k)?),
-        Keys::Paged { seqlens_k, block_table } => {
-            let sums = integers("seqlens_k", seqlens_k)?;
-            let lengths = sums.windows(2).map(|ends| ends[1].saturating_sub(ends[0]));
-            values.seqused_k = Some(lengths.collect());
-            // A table may have any bits where it has no page.
-            values.block_table = Some(bits(block_table)?);
-        }
+    let sums = integers("seqlens_k", &lengths.seqlens_k)?;
+    if let Some(block_table) = &lengths.block_table {
+        let lengths = sums.windows(2).map(|ends| ends[1].saturating_sub(ends[0]));
+        values.seqused_k = Some(lengths.collect());
+        // A table may have any bits where it has no page.
+        values.block_table = Some(bits(block_table)?);
+    } else {
+        values.cu_seqlens_k = Some(sums);
     }
     Ok(values)
 }
@@ -103,11 +100,9 @@ fn integers(argument: &'static str, tensor: &Tensor) -> Result<Vec<i32>> {
     let values = bits(tensor)?;
     match values.iter().find(|value| **value < 0) {
         None => Ok(values),
-        Some(value) => Err(Error::Argument {
-            argument,
-            given: format!("{} in an entry", *value as u32),
-            allowed: "entries are from 0 to 2^31 - 1".to_string(),
+        Some(value) => {
+            let given = format!("{} in an entry", *value as u32);
+            Err(Error::argument(argument, given, "entries are from 0 to 2^31 - 1").into())
         }
-        .into()),
     }
 }

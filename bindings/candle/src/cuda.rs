@@ -11,7 +11,7 @@ use flashcore::{Cuda, DeviceSliceMut, ElementType, Name, Operands, Problem, View
 
 use crate::Error;
 use crate::call::{Memory, Read, attention};
-use crate::op::{Keys, Lengths};
+use crate::op::Lengths;
 use crate::problem::layout_of;
 
 /// What a storage holds, its address and bytes, and a guard that tells cudarc, when it is dropped, that the stream uses
@@ -132,17 +132,14 @@ impl Memory for CudaStorage {
 /// The values of lengths, as kernels take them: on the device.
 fn device_lengths(lengths: Lengths<'_>) -> Result<flashcore::Lengths<Tensor>> {
     let mut values = flashcore::Lengths::default();
-    let Lengths::Varlen(lengths) = lengths else {
-        return Ok(values);
-    };
+    let Some(lengths) = lengths else { return Ok(values) };
+    let (seqlens_k, batch) = (&lengths.seqlens_k, lengths.seqlens_k.dim(0)? - 1);
     values.cu_seqlens_q = Some(lengths.seqlens_q.clone());
-    match &lengths.keys {
-        Keys::Packed(seqlens_k) => values.cu_seqlens_k = Some(seqlens_k.clone()),
-        Keys::Paged { seqlens_k, block_table } => {
-            let batch = seqlens_k.dim(0)? - 1;
-            values.seqused_k = Some((seqlens_k.narrow(0, 1, batch)? - seqlens_k.narrow(0, 0, batch)?)?);
-            values.block_table = Some(block_table.clone());
-        }
+    values.block_table = lengths.block_table.clone();
+    if values.block_table.is_some() {
+        values.seqused_k = Some((seqlens_k.narrow(0, 1, batch)? - seqlens_k.narrow(0, 0, batch)?)?);
+    } else {
+        values.cu_seqlens_k = Some(seqlens_k.clone());
     }
     Ok(values)
 }

@@ -66,6 +66,17 @@ pub enum Error {
     },
 }
 
+impl Error {
+    pub(crate) fn argument(argument: &'static str, given: impl ToString, allowed: impl Into<String>) -> Error {
+        let (given, allowed) = (given.to_string(), allowed.into());
+        Error::Argument {
+            argument,
+            given,
+            allowed,
+        }
+    }
+}
+
 impl From<flashcore::Error> for Error {
     fn from(error: flashcore::Error) -> Error {
         match error {

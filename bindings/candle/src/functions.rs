@@ -3,7 +3,7 @@
 use candle::{Result, Tensor};
 use flashcore::{Alibi, Mask, ProblemBuilder};
 
-use crate::op::{FlashAttnVarlen, Keys, Varlen};
+use crate::op::{FlashAttnVarlen, Varlen};
 
 /// Attention of sequences of equal lengths, as an operation for [`Tensor::apply_op3`] on q, k and
 /// v. The functions of this crate are the usual way to it.
@@ -21,32 +21,7 @@ pub struct FlashAttn {
     pub softcap: Option<f32>,
 }
 
-/// The two sides of a window that is only causal or not.
-pub(crate) fn causal_window(causal: bool) -> [Option<usize>; 2] {
-    [None, causal.then_some(0)]
-}
-
 impl FlashAttn {
-    pub(crate) fn new(softmax_scale: f32, [window_size_left, window_size_right]: [Option<usize>; 2]) -> FlashAttn {
-        FlashAttn {
-            softmax_scale,
-            alibi_slopes: None,
-            window_size_left,
-            window_size_right,
-            softcap: None,
-        }
-    }
-
-    pub(crate) fn alibi(mut self, slopes: Option<&Tensor>) -> FlashAttn {
-        self.alibi_slopes = slopes.cloned();
-        self
-    }
-
-    pub(crate) fn softcap(mut self, softcap: Option<f32>) -> FlashAttn {
-        self.softcap = softcap;
-        self
-    }
-
     /// A problem of so many keys, with these options.
     pub(crate) fn of(&self, builder: ProblemBuilder, seq_len_kv: usize) -> ProblemBuilder {
         // As in candle-flash-attn, a side that reaches past all keys is none.
@@ -66,151 +41,141 @@ impl FlashAttn {
     }
 }
 
-/// Attention, causal or not.
-///
-/// * `q`: `[batch, seq_len_q, num_heads, head_dim]`
-/// * `k`, `v`: `[batch, seq_len_kv, num_heads_kv, head_dim]`
-///
-/// # Errors
-/// Those of the [crate].
-pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
-    q.apply_op3(k, v, FlashAttn::new(softmax_scale, causal_window(causal)))
-}
+/// Functions of sequences of equal lengths, and of packed ones, that differ in nothing else. After their names come the
+/// slopes that both take, and what follows the scale; then the window, slopes and cap that these say.
+macro_rules! functions {
+    ($($(#[$equal_about:meta])* $equal:ident, $(#[$packed_about:meta])* $packed:ident,
+        ($($slopes:ident: $of_slopes:ty)?; $($option:ident: $kind:ty),+) => $window:expr, $alibi:expr, $softcap:expr;)+) => {
+        $(
+            $(#[$equal_about])*
+            #[allow(clippy::too_many_arguments)] // candle-flash-attn's
+            pub fn $equal(
+                q: &Tensor,
+                k: &Tensor,
+                v: &Tensor,
+                $($slopes: $of_slopes,)?
+                softmax_scale: f32,
+                $($option: $kind),+
+            ) -> Result<Tensor> {
+                q.apply_op3(k, v, options(softmax_scale, $window, $alibi, $softcap))
+            }
 
-/// [`flash_attn`] with a window: `None` and `Some(0)` are causal.
-///
-/// # Errors
-/// Those of the [crate].
-pub fn flash_attn_windowed(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    softmax_scale: f32,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
-) -> Result<Tensor> {
-    let window = [window_size_left, window_size_right];
-    q.apply_op3(k, v, FlashAttn::new(softmax_scale, window))
-}
-
-/// [`flash_attn`] with ALiBi: `slope·|i − j|` is subtracted from the score of a row at position `i` and a
-/// key at position `j`. `alibi_slopes` are F32 `[num_heads]`, at least 0.
-///
-/// # Errors
-/// Those of the [crate].
-pub fn flash_attn_alibi(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    alibi_slopes: &Tensor,
-    softmax_scale: f32,
-    causal: bool,
-) -> Result<Tensor> {
-    let op = FlashAttn::new(softmax_scale, causal_window(causal)).alibi(Some(alibi_slopes));
-    q.apply_op3(k, v, op)
-}
-
-/// [`flash_attn_windowed`] with ALiBi, as [`flash_attn_alibi`].
-///
-/// # Errors
-/// Those of the [crate].
-pub fn flash_attn_alibi_windowed(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    alibi_slopes: &Tensor,
-    softmax_scale: f32,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
-) -> Result<Tensor> {
-    let op = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]).alibi(Some(alibi_slopes));
-    q.apply_op3(k, v, op)
-}
-
-/// [`flash_attn_windowed`] with a soft cap of the scores, and perhaps ALiBi, which is subtracted
-/// after it.
-///
-/// # Errors
-/// Those of the [crate].
-#[allow(clippy::too_many_arguments)] // candle-flash-attn's
-pub fn flash_attn_alibi_windowed_softcap(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    alibi_slopes: Option<&Tensor>,
-    softmax_scale: f32,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
-    softcap: f32,
-) -> Result<Tensor> {
-    let op = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]);
-    q.apply_op3(k, v, op.alibi(alibi_slopes).softcap(Some(softcap)))
-}
-
-/// Packed sequences.
-fn packed(
-    options: FlashAttn,
-    [q, k, v]: [&Tensor; 3],
-    [seqlens_q, seqlens_k]: [&Tensor; 2],
-    [max_seqlen_q, max_seqlen_k]: [usize; 2],
-) -> Result<Tensor> {
-    let lengths = Varlen {
-        seqlens_q: seqlens_q.clone(),
-        max_seqlen_q,
-        keys: Keys::Packed(seqlens_k.clone()),
-        max_seqlen_k,
+            $(#[$packed_about])*
+            #[allow(clippy::too_many_arguments)] // candle-flash-attn's
+            pub fn $packed(
+                q: &Tensor,
+                k: &Tensor,
+                v: &Tensor,
+                $($slopes: $of_slopes,)?
+                seqlens_q: &Tensor,
+                seqlens_k: &Tensor,
+                max_seqlen_q: usize,
+                max_seqlen_k: usize,
+                softmax_scale: f32,
+                $($option: $kind),+
+            ) -> Result<Tensor> {
+                let [seqlens_q, seqlens_k] = [seqlens_q, seqlens_k].map(Tensor::clone);
+                let lengths = Varlen { seqlens_q, seqlens_k, block_table: None, max_seqlen_q, max_seqlen_k };
+                let options = options(softmax_scale, $window, $alibi, $softcap);
+                q.apply_op3(k, v, FlashAttnVarlen { options, lengths })
+            }
+        )+
     };
-    q.apply_op3(k, v, FlashAttnVarlen { options, lengths })
 }
 
-/// Attention of packed sequences, causal or not.
-///
-/// * `q`: `[total_q, num_heads, head_dim]`, the rows of all sequences one after the other
-/// * `k`, `v`: `[total_kv, num_heads_kv, head_dim]`
-/// * `seqlens_q`, `seqlens_k`: where each sequence begins, and where the last one ends:
-///   `[batch + 1]` of `U32`, from 0, contiguous, on the device of q. Sequences may be empty.
-/// * `max_seqlen_q`, `max_seqlen_k`: at least as many as the rows and keys of any sequence. On CUDA
-///   lengths stay on the device, and longer sequences are cut to this.
-///
-/// Rows of q after the last sequence give 0.
-///
-/// # Errors
-/// Those of the [crate]. Values of lengths are checked on the CPU only.
-#[allow(clippy::too_many_arguments)] // candle-flash-attn's
-pub fn flash_attn_varlen(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    seqlens_q: &Tensor,
-    seqlens_k: &Tensor,
-    max_seqlen_q: usize,
-    max_seqlen_k: usize,
-    softmax_scale: f32,
-    causal: bool,
-) -> Result<Tensor> {
-    let options = FlashAttn::new(softmax_scale, causal_window(causal));
-    packed(options, [q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])
+functions! {
+    /// Attention, causal or not.
+    ///
+    /// * `q`: `[batch, seq_len_q, num_heads, head_dim]`
+    /// * `k`, `v`: `[batch, seq_len_kv, num_heads_kv, head_dim]`
+    ///
+    /// # Errors
+    /// Those of the [crate].
+    flash_attn,
+    /// Attention of packed sequences, causal or not.
+    ///
+    /// * `q`: `[total_q, num_heads, head_dim]`, the rows of all sequences one after the other
+    /// * `k`, `v`: `[total_kv, num_heads_kv, head_dim]`
+    /// * `seqlens_q`, `seqlens_k`: where each sequence begins, and where the last one ends:
+    ///   `[batch + 1]` of `U32`, from 0, contiguous, on the device of q. Sequences may be empty.
+    /// * `max_seqlen_q`, `max_seqlen_k`: at least as many as the rows and keys of any sequence. On CUDA
+    ///   lengths stay on the device, and longer sequences are cut to this.
+    ///
+    /// Rows of q after the last sequence give 0.
+    ///
+    /// # Errors
+    /// Those of the [crate]. Values of lengths are checked on the CPU only.
+    flash_attn_varlen,
+    (; causal: bool) => [None, causal.then_some(0)], None, None;
+
+    /// [`flash_attn`] with a window: `None` and `Some(0)` are causal.
+    ///
+    /// # Errors
+    /// Those of the [crate].
+    flash_attn_windowed,
+    /// [`flash_attn_varlen`] with a window: `None` and `Some(0)` are causal.
+    ///
+    /// # Errors
+    /// Those of [`flash_attn_varlen`].
+    flash_attn_varlen_windowed,
+    (; window_size_left: Option<usize>, window_size_right: Option<usize>) =>
+        [window_size_left, window_size_right], None, None;
+
+    /// [`flash_attn`] with ALiBi: `slope·|i − j|` is subtracted from the score of a row at position `i` and a
+    /// key at position `j`. `alibi_slopes` are F32 `[num_heads]`, at least 0.
+    ///
+    /// # Errors
+    /// Those of the [crate].
+    flash_attn_alibi,
+    /// [`flash_attn_varlen`] with ALiBi, as [`flash_attn_alibi`].
+    ///
+    /// # Errors
+    /// Those of [`flash_attn_varlen`].
+    flash_attn_varlen_alibi,
+    (alibi_slopes: &Tensor; causal: bool) => [None, causal.then_some(0)], Some(alibi_slopes), None;
+
+    /// [`flash_attn_windowed`] with ALiBi, as [`flash_attn_alibi`].
+    ///
+    /// # Errors
+    /// Those of the [crate].
+    flash_attn_alibi_windowed,
+    /// [`flash_attn_varlen_windowed`] with ALiBi, as [`flash_attn_alibi`].
+    ///
+    /// # Errors
+    /// Those of [`flash_attn_varlen`].
+    flash_attn_varlen_alibi_windowed,
+    (alibi_slopes: &Tensor; window_size_left: Option<usize>, window_size_right: Option<usize>) =>
+        [window_size_left, window_size_right], Some(alibi_slopes), None;
+
+    /// [`flash_attn_windowed`] with a soft cap of the scores, and perhaps ALiBi, which is subtracted
+    /// after it.
+    ///
+    /// # Errors
+    /// Those of the [crate].
+    flash_attn_alibi_windowed_softcap,
+    /// [`flash_attn_varlen_windowed`] with a soft cap of the scores, and perhaps ALiBi, which is subtracted
+    /// after it.
+    ///
+    /// # Errors
+    /// Those of [`flash_attn_varlen`].
+    flash_attn_varlen_alibi_windowed_softcap,
+    (alibi_slopes: Option<&Tensor>; window_size_left: Option<usize>, window_size_right: Option<usize>, softcap: f32) =>
+        [window_size_left, window_size_right], alibi_slopes, Some(softcap);
 }
 
-/// [`flash_attn_varlen`] with a window: `None` and `Some(0)` are causal.
-///
-/// # Errors
-/// Those of [`flash_attn_varlen`].
-#[allow(clippy::too_many_arguments)] // candle-flash-attn's
-pub fn flash_attn_varlen_windowed(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    seqlens_q: &Tensor,
-    seqlens_k: &Tensor,
-    max_seqlen_q: usize,
-    max_seqlen_k: usize,
+fn options(
     softmax_scale: f32,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
-) -> Result<Tensor> {
-    let options = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]);
-    packed(options, [q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])
+    [window_size_left, window_size_right]: [Option<usize>; 2],
+    alibi_slopes: Option<&Tensor>,
+    softcap: Option<f32>,
+) -> FlashAttn {
+    FlashAttn {
+        softmax_scale,
+        alibi_slopes: alibi_slopes.cloned(),
+        window_size_left,
+        window_size_right,
+        softcap,
+    }
 }
 
 /// [`flash_attn_varlen_windowed`] with K and V in pages, and a soft cap.
@@ -247,95 +212,16 @@ pub fn flash_attn_varlen_paged_windowed(
         return Err(crate::Error::Unserved { argument, instead }.into());
     }
     if k.rank() == 4 && k.dim(1)? != page_block_size {
-        return Err(crate::Error::Argument {
-            argument: "page_block_size",
-            given: page_block_size.to_string(),
-            allowed: format!("the pages of k have {} keys", k.dim(1)?),
-        }
-        .into());
+        let allowed = format!("the pages of k have {} keys", k.dim(1)?);
+        return Err(crate::Error::argument("page_block_size", page_block_size, allowed).into());
     }
     let lengths = Varlen {
         seqlens_q: seqlens_q.clone(),
+        seqlens_k: seqlens_k.clone(),
+        block_table: Some(block_table.clone()),
         max_seqlen_q,
-        keys: Keys::Paged {
-            seqlens_k: seqlens_k.clone(),
-            block_table: block_table.clone(),
-        },
         max_seqlen_k,
     };
-    let options = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]).softcap(softcap);
+    let options = options(softmax_scale, [window_size_left, window_size_right], None, softcap);
     q.apply_op3(k, v, FlashAttnVarlen { options, lengths })
-}
-
-/// [`flash_attn_varlen`] with ALiBi: `slope·|i − j|` is subtracted from the score of a row at position `i` and a
-/// key at position `j`. `alibi_slopes` are F32 `[num_heads]`, at least 0.
-///
-/// # Errors
-/// Those of the [crate].
-#[allow(clippy::too_many_arguments)] // candle-flash-attn's
-pub fn flash_attn_varlen_alibi(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    alibi_slopes: &Tensor,
-    seqlens_q: &Tensor,
-    seqlens_k: &Tensor,
-    max_seqlen_q: usize,
-    max_seqlen_k: usize,
-    softmax_scale: f32,
-    causal: bool,
-) -> Result<Tensor> {
-    let options = FlashAttn::new(softmax_scale, causal_window(causal)).alibi(Some(alibi_slopes));
-    packed(options, [q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])
-}
-
-/// [`flash_attn_varlen_windowed`] with ALiBi, as [`flash_attn_varlen_alibi`].
-///
-/// # Errors
-/// Those of the [crate].
-#[allow(clippy::too_many_arguments)] // candle-flash-attn's
-pub fn flash_attn_varlen_alibi_windowed(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    alibi_slopes: &Tensor,
-    seqlens_q: &Tensor,
-    seqlens_k: &Tensor,
-    max_seqlen_q: usize,
-    max_seqlen_k: usize,
-    softmax_scale: f32,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
-) -> Result<Tensor> {
-    let options = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]).alibi(Some(alibi_slopes));
-    packed(options, [q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])
-}
-
-/// [`flash_attn_varlen_windowed`] with a soft cap of the scores, and perhaps ALiBi, which is subtracted
-/// after it.
-///
-/// # Errors
-/// Those of [`flash_attn_varlen`].
-#[allow(clippy::too_many_arguments)] // candle-flash-attn's
-pub fn flash_attn_varlen_alibi_windowed_softcap(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    alibi_slopes: Option<&Tensor>,
-    seqlens_q: &Tensor,
-    seqlens_k: &Tensor,
-    max_seqlen_q: usize,
-    max_seqlen_k: usize,
-    softmax_scale: f32,
-    window_size_left: Option<usize>,
-    window_size_right: Option<usize>,
-    softcap: f32,
-) -> Result<Tensor> {
-    let options = FlashAttn::new(softmax_scale, [window_size_left, window_size_right]);
-    packed(
-        options.alibi(alibi_slopes).softcap(Some(softcap)),
-        [q, k, v],
-        [seqlens_q, seqlens_k],
-        [max_seqlen_q, max_seqlen_k],
-    )
 }

@@ -5,32 +5,20 @@ use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
 use crate::FlashAttn;
 use crate::call::{Found, forward, gradients};
 
-/// The lengths of a call's sequences.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Lengths<'a> {
-    /// Those of the tensors' shapes.
-    Equal,
-    /// On their device.
-    Varlen(&'a Varlen),
-}
+/// The lengths of a call's sequences; `None`: those of the tensors' shapes.
+pub(crate) type Lengths<'a> = Option<&'a Varlen>;
 
-/// Where the sequences of a call are.
+/// Where the sequences of a call are, by tensors on their device.
 #[derive(Clone, Debug)]
 pub(crate) struct Varlen {
     /// First row of each sequence in q, and the end of the last: `[batch + 1]`.
     pub(crate) seqlens_q: Tensor,
+    /// The same of its keys. Of pages only the differences count, which are numbers of keys.
+    pub(crate) seqlens_k: Tensor,
+    /// The pages of keys, `[batch, max_pages]`.
+    pub(crate) block_table: Option<Tensor>,
     pub(crate) max_seqlen_q: usize,
-    pub(crate) keys: Keys,
     pub(crate) max_seqlen_k: usize,
-}
-
-/// Where their keys are.
-#[derive(Clone, Debug)]
-pub(crate) enum Keys {
-    /// As the rows of q: `[batch + 1]`.
-    Packed(Tensor),
-    /// In pages, `[batch, max_pages]`. The differences of `seqlens_k` are their numbers.
-    Paged { seqlens_k: Tensor, block_table: Tensor },
 }
 
 /// Attention of packed sequences, whose lengths are tensors on their device.
@@ -81,12 +69,12 @@ macro_rules! operation {
     };
 }
 
-operation!(FlashAttn, "flash-attn", |call| call, Lengths::Equal);
+operation!(FlashAttn, "flash-attn", |call| call, None);
 operation!(
     FlashAttnVarlen,
     "flash-attn-varlen",
     |call| &call.options,
-    Lengths::Varlen(&call.lengths)
+    Some(&call.lengths)
 );
 
 #[cfg(feature = "cuda")]
@@ -95,10 +83,6 @@ use forward as cuda_forward;
 /// candle may have CUDA where this crate has not.
 #[cfg(not(feature = "cuda"))]
 fn cuda_forward(_: &FlashAttn, _: Lengths<'_>, _: [(&CudaStorage, &Layout); 3]) -> Result<(CudaStorage, Shape)> {
-    Err(crate::Error::Argument {
-        argument: "q",
-        given: "a CUDA tensor".to_string(),
-        allowed: "this build has only the CPU: enable the feature `cuda` of flashcore-candle".to_string(),
-    }
-    .into())
+    let allowed = "this build has only the CPU: enable the feature `cuda` of flashcore-candle";
+    Err(crate::Error::argument("q", "a CUDA tensor", allowed).into())
 }

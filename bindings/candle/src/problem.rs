@@ -3,7 +3,7 @@
 use candle::{DType, DeviceLocation, Layout, Tensor};
 use flashcore::{KvLengths, Name, Problem, QLengths};
 
-use crate::op::{Keys, Lengths};
+use crate::op::Lengths;
 use crate::{Error, FlashAttn};
 
 /// The three tensors, in the order in which they are given.
@@ -32,12 +32,10 @@ pub(crate) fn problem(
     const DENSE: &str = "[batch, seq, heads, head_dim]";
     const PACKED: &str = "[total, heads, head_dim]";
     const PAGES: &str = "[pages, page_block_size, heads, head_dim]";
-    let (of_q, of_kv) = match lengths {
-        Lengths::Equal => (DENSE, DENSE),
-        Lengths::Varlen(lengths) => match lengths.keys {
-            Keys::Packed(_) => (PACKED, PACKED),
-            Keys::Paged { .. } => (PACKED, PAGES),
-        },
+    let (of_q, of_kv) = match lengths.map(|lengths| &lengths.block_table) {
+        None => (DENSE, DENSE),
+        Some(None) => (PACKED, PACKED),
+        Some(Some(_)) => (PACKED, PAGES),
     };
     let four = |place: usize, expected| four_dimensions(TENSORS[place], tensors[place].1, expected, expected == PACKED);
     let (mut q, mut k, mut v) = (four(0, of_q)?, four(1, of_kv)?, four(2, of_kv)?);
@@ -49,10 +47,7 @@ pub(crate) fn problem(
     }
     let [q_batch, q_rows, heads, head_dim] = q.shape;
     let [kv_batch, kv_rows, kv_heads, _] = k.shape;
-    let seq_len_kv = match lengths {
-        Lengths::Equal => kv_rows,
-        Lengths::Varlen(lengths) => lengths.max_seqlen_k,
-    };
+    let seq_len_kv = lengths.map_or(kv_rows, |lengths| lengths.max_seqlen_k);
     let builder = Problem::builder().heads(heads, kv_heads).head_dim(head_dim);
     let builder = builder.layouts(q, k, v, flashcore::Layout::bshd(q.shape));
     let builder = builder.dtype(match dtype {
@@ -68,31 +63,32 @@ pub(crate) fn problem(
     }
     let builder = options.of(builder, seq_len_kv);
     let builder = match lengths {
-        Lengths::Equal => builder.batch(q_batch).seq_len_q(q_rows).seq_len_kv(seq_len_kv),
-        Lengths::Varlen(lengths) => {
+        None => builder.batch(q_batch).seq_len_q(q_rows).seq_len_kv(seq_len_kv),
+        Some(lengths) => {
             let batch = check_entries("seqlens_q", &lengths.seqlens_q, location)?;
-            let keys = match &lengths.keys {
-                Keys::Packed(seqlens_k) => {
-                    same_batch(check_entries("seqlens_k", seqlens_k, location)?, batch)?;
-                    KvLengths::Packed {
-                        total: kv_rows,
-                        used: false,
-                    }
-                }
-                Keys::Paged { seqlens_k, block_table } => {
-                    same_batch(check_entries("seqlens_k", seqlens_k, location)?, batch)?;
-                    KvLengths::Paged {
-                        page_size: kv_rows,
-                        pages: kv_batch,
-                        max_pages: check_table(block_table, batch, location)?,
-                    }
-                }
+            let of_keys = check_entries("seqlens_k", &lengths.seqlens_k, location)?;
+            if of_keys != batch {
+                let (given, allowed) = (format!("for {of_keys} sequences"), format!("seqlens_q is for {batch}"));
+                return Err(Error::argument("seqlens_k", given, allowed));
+            }
+            let keys = match &lengths.block_table {
+                None => KvLengths::Packed {
+                    total: kv_rows,
+                    used: false,
+                },
+                Some(block_table) => KvLengths::Paged {
+                    page_size: kv_rows,
+                    pages: kv_batch,
+                    max_pages: check_table(block_table, batch, location)?,
+                },
             };
-            for (argument, max) in [
+            let bounds = [
                 ("max_seqlen_q", lengths.max_seqlen_q),
                 ("max_seqlen_k", lengths.max_seqlen_k),
-            ] {
-                at_least_one(argument, max.max(usize::from(is_empty)))?;
+            ];
+            if let Some((argument, _)) = bounds.into_iter().find(|(_, max)| *max == 0 && !is_empty) {
+                let allowed = "it must be at least 1: the rows of the longest sequence, or more";
+                return Err(Error::argument(argument, 0, allowed));
             }
             let total = q_rows;
             let builder = builder.batch(batch).q_lengths(QLengths::Packed { total, used: false });
@@ -207,36 +203,14 @@ fn check_array(
     Ok(())
 }
 
-fn same_batch(keys: usize, rows: usize) -> Result<(), Error> {
-    if keys == rows {
-        return Ok(());
-    }
-    Err(Error::Argument {
-        argument: "seqlens_k",
-        given: format!("for {keys} sequences"),
-        allowed: format!("seqlens_q is for {rows}"),
-    })
-}
-
-fn at_least_one(argument: &'static str, given: usize) -> Result<(), Error> {
-    if given > 0 {
-        return Ok(());
-    }
-    Err(Error::Argument {
-        argument,
-        given: given.to_string(),
-        allowed: "it must be at least 1: the rows of the longest sequence, or more".to_string(),
-    })
-}
-
 /// The layout of a tensor of a problem.
 pub(crate) fn layout_of(problem: &Problem, name: Name) -> Result<flashcore::Layout, Error> {
     match problem.tensor(name) {
         Some(spec) => Ok(spec.layout),
-        None => Err(Error::Argument {
-            argument: name.as_str(),
-            given: "a tensor".to_string(),
-            allowed: "this call has no use for it".to_string(),
-        }),
+        None => Err(Error::argument(
+            name.as_str(),
+            "a tensor",
+            "this call has no use for it",
+        )),
     }
 }

@@ -3,15 +3,14 @@
 
 use std::path::PathBuf;
 
-use flashcore::{DType, Device, Layout, Problem, Tensor};
+use flashcore::{DType, Device, Host, Layout, Problem, Tensor, View};
 use flashcore_bench::child::Doing;
 use flashcore_bench::{
-    Absent, BenchError, Build, Case, CaseResult, Mode, PeerPlace, PeerSource, PeerTensors, PeerType, Request, Sample,
-    Store, Subject, SubjectInfo, Trouble, Watcher,
+    Absent, BenchError, Build, Case, CaseResult, Mode, PeerPlace, PeerSource, PeerTensors, Request, Sample, Store,
+    Subject, SubjectInfo, Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
 use serde::Serialize;
 
 use crate::dlpack::Request as TensorRequest;
@@ -36,7 +35,11 @@ pub(crate) fn run_bench(
     let mut source = PySource { object: peers };
     let mut watcher = PyWatcher { callable: watcher };
     let report = flashcore_bench::run(&device, &request, &mut source, store.as_ref(), &mut watcher).map_err(failed)?;
-    serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    json(&report)
+}
+
+fn json(what: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(what).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
 /// Refuses a command of another build, which would time other kernels than its own here. The build is JSON. Returns
@@ -71,27 +74,12 @@ struct PySource<'py> {
 
 impl<'py> PySource<'py> {
     fn ask(&self, case: &Case, tensors: &PeerTensors) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let py = self.object.py();
-        let case_json = serde_json::to_string(case).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let place = match tensors.place {
             PeerPlace::Cpu => None,
             PeerPlace::Cuda { ordinal, stream } => Some((ordinal, stream)),
         };
-        let dict = PyDict::new(py);
-        for tensor in &tensors.tensors {
-            let described = PyDict::new(py);
-            described.set_item("address", tensor.address)?;
-            described.set_item("bytes", tensor.bytes)?;
-            let dtype = match tensor.dtype {
-                PeerType::Of(dtype) => name_of(element_of(dtype)),
-                PeerType::I32 => "int32".to_string(),
-            };
-            described.set_item("dtype", dtype)?;
-            described.set_item("shape", &tensor.shape)?;
-            described.set_item("strides", &tensor.strides)?;
-            dict.set_item(tensor.name, described)?;
-        }
-        self.object.call_method1("peers", (case_json, place, dict))?.extract()
+        let asked = (json(case)?, place, json(&tensors.tensors)?);
+        self.object.call_method1("peers", asked)?.extract()
     }
 }
 
@@ -155,63 +143,44 @@ impl<'py> PySubject<'py> {
         Ok(())
     }
 
-    /// A copy of what `own_output()` gives: a tensor on the CPU, or a tuple of one for each output. `None` if it gives
-    /// none: it wrote to the outputs that all subjects share.
+    /// Copies of what `own_output()` gives: a tensor on the CPU for each output. `None` if it gives none: it wrote to
+    /// the outputs that all subjects share.
     fn copy_own_output(&self) -> PyResult<Option<Vec<Tensor>>> {
-        let given = self.object.call_method0("own_output")?;
-        if given.is_none() {
+        let Some(tensors) = self.object.call_method0("own_output")?.extract::<Option<Vec<_>>>()? else {
             return Ok(None);
-        }
-        let outputs = self.problem.outputs();
-        let tensors: Vec<Bound<'py, PyAny>> = match given.cast::<PyTuple>() {
-            Ok(several) => several.iter().collect(),
-            Err(_) => vec![given],
         };
+        let outputs = self.problem.outputs();
         if tensors.len() != outputs.len() {
             let (given, expected) = (tensors.len(), outputs.len());
             return Err(value(format!(
                 "own_output has {given} tensors; the problem has {expected} outputs"
             )));
         }
-        let copies = tensors
-            .iter()
-            .zip(outputs)
-            .map(|(tensor, output)| copy_of(tensor, output));
-        copies.collect::<PyResult<Vec<Tensor>>>().map(Some)
+        let copies = tensors.iter().zip(outputs);
+        copies
+            .map(|(tensor, output)| copy_of(tensor, output))
+            .collect::<PyResult<_>>()
+            .map(Some)
     }
 }
 
 /// A copy of a tensor on the CPU, of any strides, as an output of this name, type and layout.
 fn copy_of(given: &Bound<'_, PyAny>, (name, dtype, layout): (&str, DType, Layout)) -> PyResult<Tensor> {
-    let held = TensorRequest::new("own_output", given)?.import(None)?;
+    let held = TensorRequest::new("own_output", given, false)?.import(None)?;
     let (given, of_given) = (&held.foreign, held.foreign.layout());
     let is_one = given.rank == 4 && of_given.shape == layout.shape && given.element == element_of(dtype);
     if !is_one || of_given.strides.iter().any(|&stride| stride < 0) {
         let is = format!("own_output is {} {of_given:?}", name_of(given.element));
-        return Err(value(format!(
-            "{is}; the problem's output {name} is {dtype} {layout:?}"
-        )));
+        let output = format!("the problem's output {name} is {dtype} {layout:?}");
+        return Err(value(format!("{is}; {output}")));
     }
     if given.place != Place::Cpu {
-        return Err(value(format!(
-            "own_output is on {}; it must be on the CPU",
-            given.place
-        )));
+        let place = given.place;
+        return Err(value(format!("own_output is on {place}; it must be on the CPU")));
     }
-    let mut output = Tensor::poisoned(dtype, layout);
-    let (from, to, size) = (
-        host_bytes(given),
-        output.bytes_mut(),
-        usize::from(given.element.bits / 8),
-    );
-    let [batches, rows, heads, columns] = layout.shape;
-    for (b, s) in (0..batches).flat_map(|b| (0..rows).map(move |s| (b, s))) {
-        for (h, d) in (0..heads).flat_map(|h| (0..columns).map(move |d| (h, d))) {
-            let [from_at, to_at] = [&of_given, &layout].map(|layout| layout.offset(b, s, h, d) * size);
-            to[to_at..to_at + size].copy_from_slice(&from[from_at..from_at + size]);
-        }
-    }
-    Ok(output)
+    let view = View::<Host>::new(dtype, of_given, host_bytes(given)).tensor("own_output");
+    let view = view.map_err(|error| value(error.to_string()))?;
+    Ok(Tensor::from_fn(dtype, layout, |b, s, h, d| view.get(b, s, h, d)))
 }
 
 impl Subject for PySubject<'_> {
@@ -261,7 +230,7 @@ struct PyWatcher<'py> {
 impl PyWatcher<'_> {
     /// Watching must not end a bench: what fails is left.
     fn tell(&self, kind: &str, what: &impl Serialize) {
-        if let (Some(callable), Ok(what)) = (&self.callable, serde_json::to_string(what)) {
+        if let (Some(callable), Ok(what)) = (&self.callable, json(what)) {
             let _ = callable.call1((kind, what));
         }
     }

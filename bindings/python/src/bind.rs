@@ -4,7 +4,7 @@
 use flashcore::{Alibi, DType, GradientLayouts, KvLengths, Layout, Lengths, Problem, ProblemBuilder, QLengths};
 
 use crate::error::Error;
-use crate::foreign::{Foreign, Place, element_of};
+use crate::foreign::{Element, Foreign, Place, element_of};
 use crate::options::{GIVEN_BHSD, MEMORY_BHSD, OUT_BHSD, Options};
 use crate::table::{
     BLOCK_TABLE, DOUT, GRADIENTS, K, LENGTHS, LSE, OUT, Q, SCALES, SEQUSED_K, SINKS, SLOPES, TENSORS, V,
@@ -55,11 +55,10 @@ pub(crate) fn forward(given: &Operands, options: &Options) -> Result<Checked, Er
         Some(out) => (check_out(out, of_q, dtype, &options)?, *out),
         None => {
             let o = options.dense(shape);
-            let out = match (packed, options.layout & OUT_BHSD) {
-                (true, _) => Foreign::fresh_dense("out", element, place, &[rows, heads, head_dim_v]),
-                (_, 0) => Foreign::fresh("out", element, place, &o.shape, &o.strides),
-                _ => Foreign::fresh("out", element, place, &o.shape, &o.strides).swapped(),
-            };
+            let mut out = fresh("out", element, place, &o, packed);
+            if !packed && options.layout & OUT_BHSD != 0 {
+                out = out.swapped();
+            }
             (o, out)
         }
     };
@@ -75,7 +74,9 @@ pub(crate) fn forward(given: &Operands, options: &Options) -> Result<Checked, Er
         None // no row is of a sequence
     } else {
         let problem = kinds.builder(&options, dtype, [&q, &k, &v, &o], values).build()?;
-        problem.check_given(&lengths_of(given), |entries| *entries)?;
+        if has_lengths {
+            problem.check_given(&lengths_of(given), |entries| *entries)?;
+        }
         Some(problem)
     };
     Ok(Checked {
@@ -86,6 +87,12 @@ pub(crate) fn forward(given: &Operands, options: &Options) -> Result<Checked, Er
         first_result: OUT,
         zeroed: false,
     })
+}
+
+/// A result of this layout, to be allocated. Packed rows are a batch of one.
+fn fresh(name: &'static str, element: Element, place: Place, layout: &Layout, packed: bool) -> Foreign {
+    let first = usize::from(packed);
+    Foreign::fresh(name, element, place, &layout.shape[first..], &layout.strides[first..])
 }
 
 /// The layout of an output that is given.
@@ -160,13 +167,15 @@ pub(crate) fn backward(given: &Operands, options: &Options) -> Result<Checked, E
         dk: options.dense(k.shape),
         dv: options.dense(v.shape),
     };
-    let fresh = |n: usize, layout: &Layout| {
+    let gradient = |n: usize, layout| {
         let name = TENSORS[GRADIENTS + n].as_str();
-        let first = usize::from(packed); // packed rows are a batch of one, and dense
-        let (shape, strides) = (&layout.shape[first..], &layout.strides[first..]);
-        Foreign::fresh(name, of_q.element, of_q.place, shape, strides)
+        fresh(name, of_q.element, of_q.place, layout, packed)
     };
-    let results = [fresh(0, &layouts.dq), fresh(1, &layouts.dk), fresh(2, &layouts.dv)];
+    let results = [
+        gradient(0, &layouts.dq),
+        gradient(1, &layouts.dk),
+        gradient(2, &layouts.dv),
+    ];
     let bound = |problem| Checked {
         place: of_q.place,
         options: *options,
@@ -219,9 +228,12 @@ impl Kinds {
         let bhsd = options.layout & GIVEN_BHSD != 0 && !packed[0] && !packed[1];
         let layout = |x: &Foreign| if bhsd { x.swapped().layout() } else { x.layout() };
         let mut layouts = [layout(q), layout(k), layout(v)];
-        let [cu_q, used_q, cu_k, used_k] = [0, 1, 2, 3].map(|n| given[LENGTHS + n].numbers(1, q));
-        let (cu_q, used_q, cu_k, used_k) = (cu_q?, used_q?, cu_k?, used_k?);
-        let table = given[BLOCK_TABLE].numbers(2, q)?;
+        let [mut cu_q, mut used_q, mut cu_k, mut used_k, mut table] = [None; 5];
+        if has_lengths {
+            let numbers = |n: usize| given[LENGTHS + n].numbers(1, q);
+            (cu_q, used_q, cu_k, used_k) = (numbers(0)?, numbers(1)?, numbers(2)?, numbers(3)?);
+            table = given[BLOCK_TABLE].numbers(2, q)?;
+        }
         if cu_k.is_some() {
             needed(&given[LENGTHS])?;
         } else if has_lengths {

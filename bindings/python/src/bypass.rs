@@ -62,28 +62,32 @@ fn look<'py>(
 /// Parameters
 /// ----------
 /// tensors : those of the table from the first on, None where one is not given; the caller knows that the memory of q,
-///     k and v holds their values, and without append which of them require gradients
+///     k and v holds their values, and which of them require gradients if nothing is appended. After all of them, what
+///     is written first: k, v, rotary_cos, rotary_sin and rotary_seqlens
 /// numbers : those of the table from the first on; a scale of None is the usual one
-/// append : k, v, rotary_cos, rotary_sin, rotary_seqlens and whether pairs are interleaved, to be written first;
-///     optional
+/// interleaved : whether pairs of the rotary embedding are; None if nothing is appended
 #[pyfunction]
-#[pyo3(signature = (tensors, numbers, append=None, /))]
+#[pyo3(signature = (tensors, numbers, interleaved=None, /))]
 pub(crate) fn call<'py>(
     py: Python<'py>,
     tensors: &Bound<'py, PyTuple>,
     numbers: &Bound<'py, PyTuple>,
-    append: Option<&Bound<'py, PyTuple>>,
+    interleaved: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Option<Bound<'py, PyList>>> {
-    let (Some(torch), Some(exchange), Some(wrap), Some(mut bits)) =
-        (found(), Exchange::of_torch(py), Wrap::of_torch(py), bits_of(numbers))
-    else {
+    let (Some(torch), Some(exchange), Some(wrap), Some(mut bits), Ok(interleaved)) = (
+        found(),
+        Exchange::of_torch(py),
+        Wrap::of_torch(py),
+        bits_of(numbers),
+        interleaved.map(|given| given.extract::<bool>()).transpose(),
+    ) else {
         return Ok(None);
     };
     let records = torch.records_gradients();
     let mut operands = [Foreign::ABSENT; TENSORS.len()];
-    let mut appended = append.map(|_| operands);
+    let mut appended = interleaved.map(|_| operands);
     let mut held = [const { None }; GIVEN + NEW.len()];
-    if tensors.len() > GIVEN {
+    if tensors.len() > held.len() {
         return Ok(None);
     }
     for (n, object) in tensors
@@ -91,33 +95,15 @@ pub(crate) fn call<'py>(
         .enumerate()
         .filter(|(_, object)| !object.is_none())
     {
-        match look(
-            exchange,
-            TENSORS[n].as_str(),
-            &object,
-            n <= V,
-            !records || (append.is_none() && n <= V),
-        )? {
-            Some((tensor, alias)) => (operands[n], held[n]) = (tensor, alias),
+        let (name, operand) = match (n.checked_sub(GIVEN), &mut appended) {
+            (None, _) => (TENSORS[n].as_str(), &mut operands[n]),
+            (Some(n), Some(appended)) => (word(APPENDED[NEW[n]]), &mut appended[NEW[n]]),
+            (Some(_), None) => return Ok(None),
+        };
+        let may_require_gradients = !records || (interleaved.is_none() && n <= V);
+        match look(exchange, name, &object, n <= V, may_require_gradients)? {
+            Some((tensor, alias)) => (*operand, held[n]) = (tensor, alias),
             None => return Ok(None),
-        }
-    }
-    let mut interleaved = false;
-    if let (Some(append), Some(appended)) = (append, &mut appended) {
-        for (n, object) in append
-            .iter_borrowed()
-            .enumerate()
-            .take(NEW.len())
-            .filter(|(_, object)| !object.is_none())
-        {
-            match look(exchange, word(APPENDED[NEW[n]]), &object, false, !records)? {
-                Some((tensor, alias)) => (appended[NEW[n]], held[GIVEN + n]) = (tensor, alias),
-                None => return Ok(None),
-            }
-        }
-        match append.get_borrowed_item(NEW.len()).and_then(|given| given.extract()) {
-            Ok(given) => interleaved = given,
-            Err(_) => return Ok(None),
         }
     }
     let q = &operands[Q];
@@ -137,12 +123,7 @@ pub(crate) fn call<'py>(
     let with_lse = bits[6] != 0;
     let results = without_lock(py, || {
         let options = Options::of_bits(&bits)?;
-        let (out, lse) = compute(
-            torch,
-            &mut operands,
-            &options,
-            appended.as_mut().map(|new| (new, interleaved)),
-        )?;
+        let (out, lse) = compute(torch, &mut operands, &options, appended.as_mut().zip(interleaved))?;
         let mut results = [Some(out), lse.filter(|_| with_lse), None, None, None];
         if more {
             let seed = Foreign::fresh_dense("seed", U64, small.place, &[2]);
@@ -156,7 +137,7 @@ pub(crate) fn call<'py>(
     });
     let counted = match &results {
         Ok(None) => Ok(()), // the operators count
-        _ if append.is_some() => wrote(&[tensors.get_item(K)?, tensors.get_item(V)?]),
+        _ if interleaved.is_some() => wrote(&[tensors.get_item(K)?, tensors.get_item(V)?]),
         _ => Ok(()),
     };
     let Some(results) = results? else { return Ok(None) };
@@ -210,46 +191,42 @@ fn compute<'a>(
     torch: &'a Libtorch,
     operands: &mut Operands,
     options: &Options,
-    append: Option<(&mut Operands, bool)>,
+    mut append: Option<(&mut Operands, bool)>,
 ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), Error> {
     let kept = Kept::of(options)?;
-    let Some((new, interleaved)) = append else {
-        let bound = bind::forward(operands, options)?;
-        let [out, lse, _] = allocate(torch, &bound, operands)?;
-        run(torch, &bound, operands, kept.as_ref())?;
-        return Ok((out.ok_or("no output")?, lse));
-    };
-    let place = operands[Q].place;
-    let named = |n: usize, tensor: &Foreign| Foreign {
-        name: word(APPENDED[n]),
-        ..*tensor
-    };
-    for (n, of) in [
-        (K_CACHE, K),
-        (V_CACHE, V),
-        (CACHE_SEQLENS, SEQUSED_K),
-        (append::TABLE, BLOCK_TABLE),
-    ] {
-        new[n] = named(n, &operands[of]);
-    }
-    let batch = new[CACHE_SEQLENS].shape[0] as usize;
-    let (_counted, counts) = torch.allocate(Foreign::fresh_dense("seqused_k", I32, place, &[batch]))?;
-    (operands[SEQUSED_K], new[SEQUSED]) = (counts, counts);
-    let mut rotated = None;
-    if new[COS].is_given() || new[SIN].is_given() {
-        let (tensor, q) = torch.allocate(like(&operands[Q]).ok_or("q has unusual strides")?)?;
-        (new[append::Q], new[Q_OUT]) = (operands[Q], q);
-        new[CU_Q] = operands[LENGTHS];
-        (operands[Q], rotated) = (q, Some(tensor));
-        operands[Q].name = "q";
+    let (mut counted, mut rotated) = (None, None); // PyTorch frees them in the order of the stream
+    if let Some((new, _)) = &mut append {
+        let place = operands[Q].place;
+        for (n, of) in [
+            (K_CACHE, K),
+            (V_CACHE, V),
+            (CACHE_SEQLENS, SEQUSED_K),
+            (append::TABLE, BLOCK_TABLE),
+        ] {
+            new[n] = Foreign {
+                name: word(APPENDED[n]),
+                ..operands[of]
+            };
+        }
+        let batch = new[CACHE_SEQLENS].shape[0] as usize;
+        let (tensor, counts) = torch.allocate(Foreign::fresh_dense("seqused_k", I32, place, &[batch]))?;
+        (operands[SEQUSED_K], new[SEQUSED], counted) = (counts, counts, Some(tensor));
+        if new[COS].is_given() || new[SIN].is_given() {
+            let (tensor, q) = torch.allocate(like(&operands[Q]).ok_or("q has unusual strides")?)?;
+            (new[append::Q], new[Q_OUT]) = (operands[Q], q);
+            new[CU_Q] = operands[LENGTHS];
+            (operands[Q], rotated) = (q, Some(tensor));
+            operands[Q].name = "q";
+        }
     }
     let bound = bind::forward(operands, options)?;
     let [out, lse, _] = allocate(torch, &bound, operands)?;
-    check(torch, &bound, operands, kept.as_ref())?;
-    let at_one_position = options.mask.is_full();
-    append::Call::bind(new, [interleaved, at_one_position])?.run(torch)?;
+    if let Some((new, interleaved)) = append {
+        check(torch, &bound, operands, kept.as_ref())?;
+        append::Call::bind(new, [interleaved, options.mask.is_full()])?.run(torch)?;
+    }
     run(torch, &bound, operands, kept.as_ref())?;
-    drop(rotated); // PyTorch frees it in the order of the stream
+    drop((counted, rotated));
     Ok((out.ok_or("no output")?, lse))
 }
 

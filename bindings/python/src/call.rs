@@ -8,28 +8,27 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::bind::{self, Operands};
+use crate::bind::{self, Checked, Operands};
 use crate::bypass::Wrap;
 use crate::dlpack::{Imported, Request};
 use crate::error::{Error, may_compute, value};
 use crate::exchange::Exchange;
 use crate::explain::describe;
 use crate::foreign::{Foreign, Place, check_apart, name_of};
-use crate::frameworks::{Framework, forward_mode, records_gradients, without_gradient, wrote};
+use crate::frameworks::{Framework, exported, in_forward_mode, python, records_gradients, torch_of, wrote};
 use crate::libtorch::Libtorch;
 use crate::operators::libtorch;
 use crate::options::{GIVEN_BHSD, MEMORY_BHSD, Options};
 use crate::run::{Work, alignment, attention_on};
-use crate::stream::{CallStream, handle_of};
-use crate::table::{GIVEN, K, LSE, OUT, Q, TENSORS, V};
+use crate::stream::{CallStream, handle_of, is_same_stream};
+use crate::table::{GIVEN, LSE, OUT, Q, TENSORS, V};
 
 /// The tensors that a call was given, by their places in the table: those of a forward pass, and out.
 type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; GIVEN + 1];
 
 /// Where a call will run, and what it needs besides its tensors.
 struct Call<'py> {
-    options: Options,
-    place: Place,
+    bound: Checked,
     attention: Arc<Attention>,
     /// What holds their memory, but that of plain tensors.
     held: Vec<Imported>,
@@ -43,7 +42,7 @@ struct Call<'py> {
 }
 
 impl<'py> Call<'py> {
-    /// Imports the tensors: `operands` are absent ones before.
+    /// Imports the tensors, and checks the call: `operands` are absent ones before.
     fn gather(
         given: &Given<'_, 'py>,
         stream: Option<&Bound<'py, PyAny>>,
@@ -56,39 +55,25 @@ impl<'py> Call<'py> {
             Framework::Torch(torch) => look(torch, given, operands)?,
             _ => None,
         };
-        if let (Some(torch), Place::Cuda(ordinal)) = (torch, operands[Q].place) {
-            let current = torch.current_stream(ordinal)?;
-            let attention = attention_on(operands[Q].place, options.kernel, 0)?;
-            let wanted = stream.map(handle_of).transpose()?;
-            if let Device::Cuda(context) = attention.device() {
-                let current = CallStream::new(&context, current)?;
-                if wanted.is_none_or(|wanted| current.is(wanted)) {
-                    options.layout |= memory_like(&operands[Q], options.layout);
-                    return Ok(Call {
-                        options,
-                        place: operands[Q].place,
-                        attention,
-                        held: Vec::new(),
-                        stream: Some(current),
-                        framework,
-                        foreign_stream: None,
-                        torch: Some(torch),
-                    });
-                }
+        let torch = match (torch, stream, operands[Q].place) {
+            // DLPack orders another stream than PyTorch's after it.
+            (Some(torch), Some(wanted), Place::Cuda(ordinal)) => {
+                let is_current = is_same_stream(handle_of(wanted)?, torch.current_stream(ordinal)?);
+                is_current.then_some(torch)
             }
-        }
+            (torch, ..) => torch,
+        };
         let request = |(n, given): (usize, &Option<&Bound<'py, PyAny>>)| {
             let object = (*given)?;
             let name = TENSORS[n].as_str();
-            let request = without_gradient(name, object).and_then(|object| Request::new(name, &object));
+            let request = exported(name, object).and_then(|(object, fp8)| Request::new(name, &object, fp8));
             Some(request.map(|request| (n, request)))
         };
-        let requests = given
-            .iter()
-            .enumerate()
-            .filter_map(request)
-            .collect::<PyResult<Vec<_>>>()?;
-        let place = requests[0].1.place;
+        let requests = match torch {
+            Some(_) => Vec::new(),
+            None => given.iter().enumerate().filter_map(request).collect::<PyResult<_>>()?,
+        };
+        let place = requests.first().map_or(operands[Q].place, |(_, request)| request.place);
         if let Some((_, other)) = requests.iter().find(|(_, other)| other.place != place) {
             let (name, theirs) = (other.name, other.place);
             return Err(value(format!(
@@ -102,7 +87,7 @@ impl<'py> Call<'py> {
                 let current = framework.current_stream(ordinal)?;
                 let handle = stream.map_or(Ok(current), handle_of)?;
                 let call_stream = CallStream::new(&context, handle)?;
-                if !call_stream.is(current) {
+                if !is_same_stream(handle, current) {
                     foreign_stream = framework.external_stream(handle, ordinal)?;
                 }
                 Some(call_stream)
@@ -114,7 +99,9 @@ impl<'py> Call<'py> {
             }
             _ => None,
         };
-        operands.fill(Foreign::ABSENT);
+        if torch.is_none() {
+            operands.fill(Foreign::ABSENT);
+        }
         let mut held = Vec::with_capacity(requests.len());
         for (n, request) in requests {
             let imported = request.import(call_stream.as_ref())?;
@@ -133,15 +120,18 @@ impl<'py> Call<'py> {
             held.push(imported);
         }
         options.layout |= memory_like(&operands[Q], options.layout);
+        let bound = bind::forward(operands, &options)?;
+        if place == Place::Cpu {
+            check_apart(operands, &[OUT])?; // its memory is one slice; on GPUs the library refuses bytes of two tensors
+        }
         Ok(Call {
-            options,
-            place,
+            bound,
             attention,
             held,
             stream: call_stream,
             framework,
             foreign_stream,
-            torch: None,
+            torch,
         })
     }
 
@@ -160,12 +150,13 @@ impl<'py> Call<'py> {
         let shape: Vec<usize> = result.sizes().iter().map(|&size| size as usize).collect();
         let swapped = result.rank == 4 && result.strides[1] < result.strides[2];
         let object = self.empty(like, &shape, swapped, &name_of(result.element))?;
-        let imported = Request::new(result.name, &object)?.import(self.stream.as_ref())?;
+        let imported = Request::new(result.name, &object, false)?.import(self.stream.as_ref())?;
         *operand = imported.foreign;
         self.held.push(imported);
         Ok(object)
     }
 
+    /// Uninitialised memory of q's library, on its device; `swapped`: dense with axes 1 and 2 swapped.
     fn empty(
         &self,
         like: &Bound<'py, PyAny>,
@@ -173,13 +164,28 @@ impl<'py> Call<'py> {
         swapped: bool,
         dtype: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let stream = self.foreign_stream.as_ref();
-        self.framework.empty(like, self.place, shape, swapped, dtype, stream)
+        let ordinal = match self.bound.place {
+            Place::Cuda(ordinal) => Some(ordinal),
+            _ => None,
+        };
+        let (module, shape) = (self.framework.module(), PyTuple::new(like.py(), shape)?);
+        let arguments = (
+            module,
+            like,
+            ordinal,
+            shape,
+            swapped,
+            dtype,
+            self.foreign_stream.as_ref(),
+        );
+        python(like.py(), "empty", arguments)
     }
 
     /// Computes; other Python threads run meanwhile.
-    fn run(&self, like: &Bound<'py, PyAny>, bound: &bind::Checked, operands: &Operands) -> PyResult<()> {
-        let Some(problem) = &bound.problem else { return Ok(()) };
+    fn run(&self, like: &Bound<'py, PyAny>, operands: &Operands) -> PyResult<()> {
+        let Some(problem) = &self.bound.problem else {
+            return Ok(());
+        };
         let (py, attention, work) = (like.py(), &*self.attention, Work::of(problem, operands, None));
         let Some(CallStream { stream }) = &self.stream else {
             return Ok(py.detach(|| work.on_host(attention))?);
@@ -240,22 +246,23 @@ fn look<'py>(
     let (Some(exchange), Ok(libtorch)) = (Exchange::of_torch(torch.py()), libtorch(torch)?) else {
         return Ok(None);
     };
-    if forward_mode(torch.py())?.is_some() {
+    if in_forward_mode(torch.py())? {
         return Ok(None);
     }
     let recorded = records_gradients(torch)?;
     for (n, object) in given.iter().enumerate() {
         let Some(object) = object else { continue };
-        match exchange.plain(TENSORS[n].as_str(), object, false, !recorded)? {
-            Some(tensor) if !tensor.first.is_null() && matches!(tensor.place, Place::Cuda(_)) => operands[n] = tensor,
-            _ => return Ok(None),
+        let Some(tensor) = exchange.plain(TENSORS[n].as_str(), object, false, !recorded)? else {
+            return Ok(None);
+        };
+        operands[n] = tensor; // q is the first
+        let has_dimensions = tensor.rank == 4 || (n > V && n != OUT);
+        let is_on_gpu = matches!(tensor.place, Place::Cuda(_)) && tensor.place == operands[Q].place;
+        if !has_dimensions || !is_on_gpu || tensor.first.is_null() {
+            return Ok(None);
         }
     }
-    let same = |tensor: &Foreign| !tensor.is_given() || tensor.place == operands[Q].place;
-    let ranks = [Q, K, V, OUT]
-        .iter()
-        .all(|&n| operands[n].rank == 4 || !operands[n].is_given());
-    Ok((ranks && operands.iter().all(same)).then_some(libtorch))
+    Ok(Some(libtorch))
 }
 
 /// The order of a new output's dimensions in memory: q's.
@@ -277,25 +284,25 @@ pub(crate) fn compute<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut operands = [Foreign::ABSENT; TENSORS.len()];
     let mut call = Call::gather(&given, stream, options, &mut operands)?;
-    let bound = bind::forward(&operands, &call.options)?;
-    check_apart(&operands, &[OUT])?; // an output that is given
     let q = given[Q].ok_or_else(|| value("q was not given"))?;
-    let [of_out, of_lse, _] = &bound.results;
+    let [of_out, of_lse, _] = call.bound.results;
     let out = match given[OUT] {
         Some(out) => out.clone(),
-        None => call.allocate(q, &mut operands[OUT], of_out)?,
+        None => call.allocate(q, &mut operands[OUT], &of_out)?,
     };
     let lse = options
         .return_lse
-        .then(|| call.allocate(q, &mut operands[LSE], of_lse))
+        .then(|| call.allocate(q, &mut operands[LSE], &of_lse))
         .transpose()?;
-    call.run(q, &bound, &operands)?;
+    call.run(q, &operands)?;
     if given[OUT].is_some() {
         wrote(std::slice::from_ref(&out))?;
     }
     if let Some(stream) = &call.foreign_stream {
         for tensor in given.into_iter().flatten().chain([&out]).chain(&lse) {
-            call.framework.used_on(tensor, stream)?;
+            if torch_of(tensor).is_some() {
+                tensor.call_method1("record_stream", (stream,))?; // it does not reuse the memory too early
+            }
         }
     }
     match lse {
@@ -312,8 +319,7 @@ pub(crate) fn explain<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut operands = [Foreign::ABSENT; TENSORS.len()];
     let call = Call::gather(&given, stream, options, &mut operands)?;
-    let bound = bind::forward(&operands, &call.options)?;
-    check_apart(&operands, &[OUT])?;
-    let problem = bound.problem.ok_or_else(|| value("there is nothing to compute"))?; // lengths are equal
-    describe(py, &problem, call.place, &call.attention, alignment(&operands)).map(Bound::into_any)
+    let Checked { place, problem, .. } = &call.bound;
+    let problem = problem.as_ref().ok_or_else(|| value("there is nothing to compute"))?; // lengths are equal
+    describe(py, problem, *place, &call.attention, alignment(&operands)).map(Bound::into_any)
 }

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::error::{type_, value};
 use crate::foreign::{Foreign, Place, element_of};
-use crate::frameworks::{fp8_as_bytes, torch_tensor};
+use crate::frameworks::{python, torch_tensor};
 use crate::stream::CallStream;
 
 /// A tensor whose place is known; asking for its memory takes a stream of that place.
@@ -23,10 +23,7 @@ pub(crate) struct Request<'py> {
 }
 
 impl<'py> Request<'py> {
-    pub(crate) fn new(name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Request<'py>> {
-        let bytes = fp8_as_bytes(object)?;
-        let fp8 = bytes.is_some();
-        let object = bytes.as_ref().unwrap_or(object);
+    pub(crate) fn new(name: &'static str, object: &Bound<'py, PyAny>, fp8: bool) -> PyResult<Request<'py>> {
         let request = ImportRequest::new(object.as_borrowed()).map_err(|error| refused(name, object, error))?;
         // Bare capsules and objects without `__dlpack_device__` do not tell their device before
         // they are consumed.
@@ -94,7 +91,7 @@ impl<'py> Request<'py> {
 fn import_unversioned(object: &Bound<'_, PyAny>, stream: Option<&CallStream>) -> PyResult<ImportedDlpack> {
     let kwargs = PyDict::new(object.py());
     if let Some(stream) = stream {
-        kwargs.set_item("stream", stream.dlpack_number())?;
+        kwargs.set_item("stream", stream.stream.as_raw().max(1))?; // the legacy default stream is 1, and 0 not allowed
     }
     let capsule = object.call_method("__dlpack__", (), Some(&kwargs))?;
     ImportRequest::new(capsule.as_borrowed())?.import(None, None)
@@ -126,26 +123,9 @@ impl Imported {
 /// A producer's own refusal, with the tensor's name before it.
 fn refused(name: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = object.py();
-    let error_text = error.to_string();
     let of_torch = torch_tensor(py).is_some_and(|class| object.is_instance(class).unwrap_or(false));
-    let message = format!(
-        "{name} ({}) does not give its memory through DLPack: {}{}",
-        type_name(object),
-        // PyTorch adds the frames of its C++.
-        error_text.lines().next().unwrap_or_default(),
-        if of_torch {
-            "; flashcore_attn.flash_attn_interface.flash_attn_func takes PyTorch's traced and wrapped tensors"
-        } else {
-            ""
-        }
-    );
-    let raised = if error.is_instance_of::<PyTypeError>(py) {
-        type_(message)
-    } else {
-        value(message)
-    };
-    raised.set_cause(py, Some(error));
-    raised
+    let arguments = (name, type_name(object), error.value(py), of_torch);
+    python(py, "refused", arguments).map_or_else(|error| error, PyErr::from_value)
 }
 
 /// `torch.Tensor`, `numpy.ndarray`, `list`, ...

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use flashcore::ProblemError;
 use flashcore::cuda::CudaError;
-use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -100,10 +100,6 @@ pub(crate) fn raise(error: flashcore::Error) -> PyErr {
 
 pub(crate) fn value(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
-}
-
-pub(crate) fn unserved(message: impl Into<String>) -> PyErr {
-    PyNotImplementedError::new_err(message.into())
 }
 
 pub(crate) fn type_(message: impl Into<String>) -> PyErr {

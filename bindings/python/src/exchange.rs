@@ -2,15 +2,29 @@
 //! Python.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
 use dlpark::ffi::{DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor};
+use pyo3::ffi::{PyObject, PyObject_CallFunctionObjArgs};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::foreign::{Foreign, Place};
 use crate::frameworks::torch_tensor;
+
+/// Calls a function with one argument, without the tuple that pyo3 makes of it.
+pub(crate) fn call_with<'py>(
+    function: &Bound<'py, PyAny>,
+    argument: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let end = null_mut::<PyObject>();
+    // SAFETY: objects that are alive, and the end of arguments; a new reference, or none and an error.
+    unsafe {
+        let made = PyObject_CallFunctionObjArgs(function.as_ptr(), argument.as_ptr(), end);
+        Bound::from_owned_ptr_or_err(function.py(), made)
+    }
+}
 
 /// What is called of the table of `torch.Tensor`.
 pub(crate) struct Exchange {
@@ -62,7 +76,7 @@ impl Exchange {
     ) -> PyResult<Option<Foreign>> {
         let py = object.py();
         if !object.get_type().is(&self.class)
-            || (!holds_its_values && self.is_neg.bind(py).call1((object,))?.is_truthy()?)
+            || (!holds_its_values && call_with(self.is_neg.bind(py), object)?.is_truthy()?)
             || (!may_require_gradients && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?)
         {
             return Ok(None);

@@ -172,7 +172,7 @@ impl Foreign {
         }
     }
 
-    /// One to be allocated, by its shape and strides, which are as many.
+    /// One to be allocated, by its shape and strides, which are as many. Those after the first four are left out.
     pub(crate) fn fresh(
         name: &'static str,
         element: Element,
@@ -187,7 +187,7 @@ impl Foreign {
             rank: shape.len(),
             ..Foreign::ABSENT
         };
-        for (n, (&size, &stride)) in shape.iter().zip(strides).enumerate() {
+        for (n, (&size, &stride)) in shape.iter().zip(strides).enumerate().take(4) {
             (fresh.shape[n], fresh.strides[n]) = (size as i64, stride);
         }
         fresh
@@ -376,15 +376,16 @@ impl Foreign {
 
 /// Refuses a tensor that is written and has bytes between the addresses of another one.
 pub(crate) fn check_apart(tensors: &[Foreign], written: &[usize]) -> Result<(), Error> {
-    for (n, &to) in written.iter().enumerate().filter(|(_, to)| tensors[**to].is_given()) {
+    for (n, &to) in written.iter().enumerate() {
         let (to, at) = (&tensors[to], tensors[to].span());
-        let mut others = tensors.iter().enumerate().filter(|(_, other)| other.is_given());
-        let shared = others.find(|(place, other)| {
+        if at.is_empty() {
+            continue; // perhaps it is not given
+        }
+        let shares = |(place, other): &(usize, &Foreign)| {
             let theirs = other.span();
-            let is_apart = at.end <= theirs.start || theirs.end <= at.start || at.is_empty() || theirs.is_empty();
-            !is_apart && !written[..=n].contains(place)
-        });
-        if let Some((_, other)) = shared {
+            !theirs.is_empty() && theirs.start < at.end && at.start < theirs.end && !written[..=n].contains(place)
+        };
+        if let Some((_, other)) = tensors.iter().enumerate().find(shares) {
             let name = to.name;
             return Err(format!(
                 "{name} shares memory with {}: both have bytes between the same addresses, as interleaved views of one \

@@ -7,8 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::error::{type_, unserved, value};
-use crate::foreign::Place;
+use crate::exchange::call_with;
 use crate::operators::libtorch;
 
 /// An imported module and its tensor type.
@@ -19,7 +18,6 @@ struct Library {
 
 static TORCH: PyOnceLock<Library> = PyOnceLock::new();
 static CUPY: PyOnceLock<Library> = PyOnceLock::new();
-static MASKED: PyOnceLock<Library> = PyOnceLock::new();
 
 /// A library, if the program has imported it.
 fn library_of<'py>(
@@ -62,7 +60,7 @@ fn imported_modules(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
 
 const TORCHS: (&str, &str) = ("torch", "Tensor");
 
-fn torch_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+pub(crate) fn torch_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     module_of(&TORCH, TORCHS, object)
 }
 
@@ -113,41 +111,10 @@ impl<'py> Framework<'py> {
         cuda.map(|cuda| cuda.call_method1("ExternalStream", (handle, ordinal)))
             .transpose()
     }
-
-    /// Uninitialised memory of the library, on `like`'s device; `swapped`: dense with axes 1 and 2
-    /// swapped. `stream`: where it will be used, if not on the library's current stream.
-    pub(crate) fn empty(
-        &self,
-        like: &Bound<'py, PyAny>,
-        place: Place,
-        shape: &[usize],
-        swapped: bool,
-        dtype: &str,
-        stream: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let ordinal = match place {
-            Place::Cuda(ordinal) => Some(ordinal),
-            _ => None,
-        };
-        let shape = PyTuple::new(like.py(), shape)?;
-        python(
-            like.py(),
-            "empty",
-            (self.module(), like, ordinal, shape, swapped, dtype, stream),
-        )
-    }
-
-    /// Tells the library of a use on another stream, so that it does not reuse the memory too early.
-    pub(crate) fn used_on(&self, tensor: &Bound<'py, PyAny>, stream: &Bound<'py, PyAny>) -> PyResult<()> {
-        if torch_of(tensor).is_some() {
-            tensor.call_method1("record_stream", (stream,))?;
-        }
-        Ok(())
-    }
 }
 
 /// Calls a function of the package's `_libraries.py`.
-fn python<'py>(py: Python<'py>, name: &str, args: impl PyCallArgs<'py>) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn python<'py>(py: Python<'py>, name: &str, args: impl PyCallArgs<'py>) -> PyResult<Bound<'py, PyAny>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = MODULE.get_or_try_init(py, || py.import("flashcore_attn._libraries").map(Bound::unbind))?;
     module.bind(py).call_method1(name, args)
@@ -161,13 +128,15 @@ pub(crate) fn records_gradients(torch: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// PyTorch's module of derivatives in forward mode, if the program computes some now.
-pub(crate) fn forward_mode(py: Python<'_>) -> PyResult<Option<&Bound<'_, PyAny>>> {
+/// Whether the program computes derivatives in forward mode now.
+pub(crate) fn in_forward_mode(py: Python<'_>) -> PyResult<bool> {
     static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let find = || Ok::<_, PyErr>(py.import("torch.autograd.forward_ad")?.into_any().unbind());
-    let forward_ad = MODULE.get_or_try_init(py, find)?.bind(py);
-    let level: i64 = forward_ad.getattr(intern!(py, "_current_level"))?.extract()?;
-    Ok((level >= 0).then_some(forward_ad))
+    let level = MODULE
+        .get_or_try_init(py, find)?
+        .bind(py)
+        .getattr(intern!(py, "_current_level"))?;
+    Ok(level.extract::<i64>()? >= 0)
 }
 
 /// Counts a write to tensors of PyTorch, which then notices if a backward pass needs them as they were.
@@ -185,7 +154,7 @@ pub(crate) fn wrote(tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
         return Ok(());
     };
     let count = count.bind(py);
-    match count.call1((PyTuple::new(py, tensors)?,)) {
+    match call_with(count, PyTuple::new(py, tensors)?.as_any()) {
         Ok(_) => Ok(()),
         // Tensors of inference mode count no writes, and to ask them first takes as long.
         Err(error) => tensors.iter().try_for_each(|tensor| {
@@ -198,58 +167,8 @@ pub(crate) fn wrote(tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
     }
 }
 
-/// Refuses NumPy's masked arrays, and PyTorch tensors that ask for derivatives while those are recorded, or whose
-/// memory holds other values than they do; of others an alias, which holds their memory.
-pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let Some(torch) = torch_of(object) else {
-        if module_of(&MASKED, ("numpy.ma", "MaskedArray"), object).is_some() {
-            return Err(type_(format!(
-                "{name} is a masked array, whose mask attention would not see; give {name}.filled(...)"
-            )));
-        }
-        return Ok(object.clone());
-    };
-    let py = object.py();
-    if let Some(forward_ad) = forward_mode(py)? {
-        let dual = forward_ad.call_method1(intern!(py, "unpack_dual"), (object,))?;
-        if !dual.getattr(intern!(py, "tangent"))?.is_none() {
-            return Err(unserved(format!(
-                "{name} has a derivative in forward mode, which flashcore does not compute; give its primal, or use \
-                 PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
-            )));
-        }
-    }
-    // DLPack exports the memory and says nothing of the bit.
-    if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-        return Err(value(format!(
-            "{name} is a lazily negated view: its memory holds values of the other sign; give {name}.resolve_neg()"
-        )));
-    }
-    if !object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
-        return object.call_method0(intern!(py, "detach")); // holds its memory, whatever `object.data` becomes
-    }
-    if records_gradients(&torch)? {
-        let instead = if matches!(name, "sinks" | "alibi_slopes" | "q_scale" | "k_scale" | "v_scale") {
-            "its gradient is not computed: call"
-        } else {
-            "for gradients call flashcore_attn.flash_attn_interface.flash_attn_func, else call"
-        };
-        return Err(value(format!(
-            "{name} requires a gradient, and flashcore_attn.attention computes the forward pass only; {instead} this under \
-             torch.no_grad(), or give {name}.detach()"
-        )));
-    }
-    object.call_method0("detach")
-}
-
-/// A PyTorch tensor of float8_e4m3fn as one of bytes, in the same memory: not every release exports
-/// it through DLPack.
-pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let Some(torch) = torch_of(object) else { return Ok(None) };
-    match torch.getattr_opt(intern!(object.py(), "float8_e4m3fn"))? {
-        Some(fp8) if object.getattr(intern!(object.py(), "dtype"))?.is(&fp8) => {
-            object.call_method1("view", (torch.getattr("uint8")?,)).map(Some)
-        }
-        _ => Ok(None),
-    }
+/// What DLPack can export of a tensor, and whether that is the bytes of float8_e4m3fn. Refuses what has other values
+/// than its memory, or asks for derivatives.
+pub(crate) fn exported<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, bool)> {
+    python(object.py(), "exported", (name, object, torch_of(object)))?.extract()
 }

@@ -29,37 +29,42 @@ mod stream;
 mod table;
 mod threads;
 
-use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::pymodule;
 
 /// The compiled half of the package `flashcore_attn`; `python/flashcore_attn/__init__.py` documents what it
 /// exports.
 #[pymodule]
-fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    let os = module.py().import("os")?;
-    if let Some(register) = os.getattr_opt("register_at_fork")? {
-        let kwargs = PyDict::new(module.py());
-        kwargs.set_item("after_in_child", wrap_pyfunction!(error::after_fork, module)?)?;
-        register.call((), Some(&kwargs))?;
-    } // else the system has no fork
-    module.add_function(wrap_pyfunction!(options::attention, module)?)?;
-    module.add_function(wrap_pyfunction!(options::plan, module)?)?;
-    module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
-    module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
-    module.add_function(wrap_pyfunction!(table::operators, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::register_operators, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::check_operator, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::slow_backward, module)?)?;
-    module.add_function(wrap_pyfunction!(bypass::call, module)?)?;
-    module.add_function(wrap_pyfunction!(schedule::last_schedule, module)?)?;
-    module.add_function(wrap_pyfunction!(schedule::kept_schedules, module)?)?;
+mod _native {
+    use pyo3::prelude::*;
+    use pyo3::types::PyDict;
+
     #[cfg(feature = "bench")]
-    {
+    #[pymodule_export]
+    use crate::bench::{abort_at_end_of_input, check_build, run_bench};
+    #[pymodule_export]
+    use crate::bypass::call;
+    #[pymodule_export]
+    use crate::devices::{devices, why_not_cuda};
+    #[pymodule_export]
+    use crate::operators::{check_operator, register_operators, slow_backward};
+    #[pymodule_export]
+    use crate::options::{attention, plan};
+    #[pymodule_export]
+    use crate::schedule::{kept_schedules, last_schedule};
+    #[pymodule_export]
+    use crate::table::operators;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        #[cfg(feature = "bench")]
         flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
-        module.add_function(wrap_pyfunction!(bench::check_build, module)?)?;
-        module.add_function(wrap_pyfunction!(bench::run_bench, module)?)?;
-        module.add_function(wrap_pyfunction!(bench::abort_at_end_of_input, module)?)?;
+        let os = module.py().import("os")?;
+        if let Some(register) = os.getattr_opt("register_at_fork")? {
+            let kwargs = PyDict::new(module.py());
+            kwargs.set_item("after_in_child", wrap_pyfunction!(crate::error::after_fork, module)?)?;
+            register.call((), Some(&kwargs))?;
+        } // else the system has no fork
+        Ok(())
     }
-    Ok(())
 }

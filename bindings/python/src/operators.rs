@@ -16,12 +16,12 @@ use pyo3::types::PyTuple;
 use crate::append;
 use crate::bind::{self, Checked, Operands};
 use crate::error::{Error, may_compute, type_};
-use crate::foreign::{Foreign, I32, Place, element_named};
+use crate::foreign::{Foreign, Place, element_named};
 use crate::libtorch::{Kernel, Libtorch, Tensor};
 use crate::options::{MEMORY_OF_Q, NUMBERS, Options, bits_of};
 use crate::run::{Work, alignment, attention_on, current_stream, slowness, tell_if_gathered, tell_if_slow};
 use crate::schedule::Kept;
-use crate::table::{APPEND_KV, K, LENGTHS, OPERATORS, Q, TENSORS, V, word};
+use crate::table::{APPEND_KV, FWD_LENGTHS, OPERATORS, Operator, TENSORS, word};
 
 static TORCH: OnceLock<Result<Libtorch, String>> = OnceLock::new();
 
@@ -191,8 +191,31 @@ pub(crate) fn check(torch: &Libtorch, bound: &Checked, operands: &Operands, kept
     Ok(())
 }
 
-/// dtype, device type, device index, shape, strides, address.
-type Described = (String, String, Option<u32>, Vec<i64>, Vec<i64>, usize);
+/// dtype, device type, device index, shape, strides (dense unless given), address.
+type Described = (String, String, Option<u32>, Vec<usize>, Option<Vec<i64>>, usize);
+
+/// An operator's tensors of these kinds, which need not be there.
+fn operands_of(operator: &Operator, tensors: &[Option<Described>]) -> Operands {
+    let mut operands = [Foreign::ABSENT; TENSORS.len()];
+    for (given, &n) in tensors.iter().zip(operator.tensors) {
+        let Some((dtype, device, index, shape, strides, address)) = given else {
+            continue;
+        };
+        let place = match (device.as_str(), index) {
+            ("cpu", _) => Place::Cpu,
+            ("cuda", ordinal) => Place::Cuda(ordinal.unwrap_or(0)),
+            ("meta", _) => Place::Meta,
+            _ => Place::Other,
+        };
+        let (name, element) = (word(operator.names[n]), element_named(dtype));
+        operands[n] = match strides {
+            Some(strides) => Foreign::fresh(name, element, place, shape, strides),
+            None => Foreign::fresh_dense(name, element, place, shape),
+        };
+        operands[n].first = std::ptr::without_provenance_mut(*address);
+    }
+    operands
+}
 
 /// Raises what an operator of attention would raise for tensors of these kinds, before they are there or a cache is
 /// written. An address may be 0. `asks_device`: also whether the schedule is the plan's, and
@@ -209,23 +232,7 @@ pub(crate) fn check_operator(
         let (Some(torch), Some(operator)) = (found(), OPERATORS.iter().find(|known| known.name == name)) else {
             return Err(format!("there is no operator {name}").into());
         };
-        let mut operands = [Foreign::ABSENT; TENSORS.len()];
-        for (given, &n) in tensors.iter().zip(operator.tensors) {
-            let Some((dtype, device, index, shape, strides, address)) = given else {
-                continue;
-            };
-            let place = match (device.as_str(), index) {
-                ("cpu", _) => Place::Cpu,
-                ("cuda", ordinal) => Place::Cuda(ordinal.unwrap_or(0)),
-                ("meta", _) => Place::Meta,
-                _ => Place::Other,
-            };
-            let first = std::ptr::without_provenance_mut(*address);
-            let (pointers, element) = ([shape.as_ptr(), strides.as_ptr()], element_named(dtype));
-            let rank = shape.len().min(strides.len());
-            // SAFETY: both have so many numbers.
-            operands[n] = unsafe { Foreign::new(word(operator.names[n]), rank, pointers, element, place, first) };
-        }
+        let operands = operands_of(operator, &tensors);
         if name == APPEND_KV.name {
             let has_sequences = operands[append::CACHE_SEQLENS].is_given();
             return if has_sequences {
@@ -249,54 +256,23 @@ pub(crate) fn check_operator(
     check().map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// Why the backward pass of dense tensors on a CUDA device would be slow, in words; None if its kernel uses tensor
-/// cores.
-///
-/// `q` and `k` are shapes `[batch, seq, heads, head_dim]`, `packed` says that they are those of packed sequences,
-/// `dtype` is PyTorch's name. `numbers` are those of an operator.
+/// Why the backward pass of tensors that `::fwd_lengths` is given on a CUDA device would be slow, in words; None if its
+/// kernel uses tensor cores.
 #[pyfunction]
-#[pyo3(signature = (device, dtype, q, k, head_dim_v, numbers=None, packed=false, /))]
-#[allow(clippy::too_many_arguments)] // Python's arguments
+#[pyo3(signature = (tensors, numbers, /))]
 pub(crate) fn slow_backward(
     py: Python<'_>,
-    device: u32,
-    dtype: &str,
-    q: [usize; 4],
-    k: [usize; 4],
-    head_dim_v: usize,
-    numbers: Option<&Bound<'_, PyTuple>>,
-    packed: bool,
+    tensors: Vec<Option<Described>>,
+    numbers: &Bound<'_, PyTuple>,
 ) -> PyResult<Option<String>> {
-    let numbers = numbers.map_or_else(|| bits_of(&PyTuple::empty(py)), bits_of);
-    let mut options = Options::of_bits(&numbers.ok_or_else(|| type_("numbers are not those of an operator"))?)?;
-    let (element, place) = (element_named(dtype), Place::Cuda(device));
-    let dense = |n: usize, [batch, rows, heads, _]: [usize; 4], columns: usize| {
-        let shape = [batch, rows, heads, columns];
-        let shape = if packed {
-            &[batch * rows, heads, columns][..]
-        } else {
-            &shape
-        };
-        Foreign::fresh_dense(TENSORS[n].as_str(), element, place, shape)
-    };
-    let mut operands = [Foreign::ABSENT; TENSORS.len()];
-    operands[Q] = dense(Q, q, q[3]);
-    operands[K] = dense(K, k, k[3]);
-    operands[V] = dense(V, k, head_dim_v);
-    if packed {
-        (options.max_q, options.max_k) = (q[1] as i64, k[1] as i64);
-        for n in [LENGTHS, LENGTHS + 2] {
-            operands[n] = Foreign::fresh_dense(TENSORS[n].as_str(), I32, place, &[q[0] + 1]);
-        }
-    }
+    let numbers = bits_of(numbers).ok_or_else(|| type_("numbers are not those of an operator"))?;
+    let (options, operands) = (Options::of_bits(&numbers)?, operands_of(&FWD_LENGTHS, &tensors));
     let slow = || -> Result<Option<String>, Error> {
-        let Some(problem) = bind::forward(&operands, &options)?.problem else {
-            return Ok(None);
-        };
-        let builder = ProblemBuilder::from(&problem).deterministic(options.deterministic);
-        Ok(slowness(
-            &attention_on(place, None, 0)?.plan(&builder.build()?.backward()?)?,
-        ))
+        let bound = bind::forward(&operands, &options)?;
+        let Some(problem) = bound.problem else { return Ok(None) };
+        let backward = ProblemBuilder::from(&problem).deterministic(options.deterministic);
+        let backward = backward.build()?.backward()?;
+        Ok(slowness(&attention_on(bound.place, None, 0)?.plan(&backward)?))
     };
     Ok(py.detach(slow)?)
 }

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::dlpack::type_name;
 use crate::error::{raise, type_};
+use crate::frameworks::python;
 
 /// A CUDA stream that belongs to Python's side.
 pub(crate) struct CallStream {
@@ -25,16 +26,11 @@ impl CallStream {
             stream: stream.map_err(|error| raise(error.into()))?,
         })
     }
+}
 
-    /// As `__dlpack__(stream=...)` writes it: the legacy default stream is 1, and 0 not allowed.
-    pub(crate) fn dlpack_number(&self) -> usize {
-        self.stream.as_raw().max(1)
-    }
-
-    /// Whether a handle means this stream: 0 and 1 are both the legacy default stream.
-    pub(crate) fn is(&self, handle: usize) -> bool {
-        self.dlpack_number() == handle.max(1)
-    }
+/// Whether handles mean one stream: 0 and 1 are both the legacy default stream.
+pub(crate) fn is_same_stream(a: usize, b: usize) -> bool {
+    a.max(1) == b.max(1)
 }
 
 // SAFETY: the stream is alive (see `new`), belongs to the device that all tensors of the call were
@@ -45,7 +41,7 @@ unsafe impl DlpackStream for CallStream {
     }
 
     unsafe fn wait_for_producer(&self, _device: DLDevice, producer: *mut c_void) -> PyResult<bool> {
-        if self.is(producer.addr()) {
+        if is_same_stream(self.stream.as_raw(), producer.addr()) {
             return Ok(true);
         }
         let context = self.stream.context();
@@ -64,24 +60,12 @@ unsafe impl DlpackStream for CallStream {
 /// The handle of what was given as `stream=`: a number, or a stream object of CUDA Python, PyTorch
 /// or CuPy.
 pub(crate) fn handle_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
-    if let Ok(handle) = stream.extract::<usize>() {
-        return Ok(handle);
-    }
-    if let Ok(protocol) = stream.call_method0("__cuda_stream__")
-        && let Ok((_version, handle)) = protocol.extract::<(u32, usize)>()
-    {
-        return Ok(handle);
-    }
-    for attribute in ["cuda_stream", "ptr"] {
-        if let Ok(handle) = stream.getattr(attribute)
-            && let Ok(handle) = handle.extract()
-        {
-            return Ok(handle);
-        }
-    }
-    Err(type_(format!(
-        "stream is a {}; allowed are a cudaStream_t as an integer (0: the legacy default stream) and stream objects of \
-         PyTorch, CuPy or CUDA Python",
-        type_name(stream)
-    )))
+    let handle = python(stream.py(), "handle_of", (stream,)).and_then(|handle| handle.extract());
+    handle.map_err(|_| {
+        type_(format!(
+            "stream is a {}; allowed are a cudaStream_t as an integer (0: the legacy default stream) and stream objects \
+             of PyTorch, CuPy or CUDA Python",
+            type_name(stream)
+        ))
+    })
 }

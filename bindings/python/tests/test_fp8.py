@@ -182,6 +182,7 @@ def test_the_bench_gives_peers_scales():
 
         def peers(self, case, place, tensors):
             memory = lambda t: (ctypes.c_ubyte * t["bytes"]).from_address(t["address"])
+            tensors = {tensor["name"]: tensor for tensor in json.loads(tensors)}
             seen.update(tensors)
             raw = [np.frombuffer(memory(tensors[name]), np.uint8).reshape(shape) for name in "qkv"]
             scales = [np.frombuffer(memory(tensors[f"{name}_scale"]), np.float32).reshape(1, 2) for name in "qkv"]
@@ -191,7 +192,7 @@ def test_the_bench_gives_peers_scales():
                 subject.last = Typed((want.view(np.uint32) + 0x8000 >> 16).astype(np.uint16), BFLOAT16)
 
             subject = _bench.Subject("numpy", call, launch="host")
-            subject.own_output = lambda: subject.last
+            subject.own_output = lambda: (subject.last,)
             call()
             return [subject]
 
@@ -200,8 +201,8 @@ def test_the_bench_gives_peers_scales():
         "options": {"budget_ms": 300.0, "warm_up_min_us": 1000.0, "sample_us": 200.0},
     }
     report = json.loads(run_bench("cpu", json.dumps(request), Source()))
-    assert seen["q"]["dtype"] == "float8_e4m3fn" and seen["out"]["dtype"] == "bfloat16"
-    assert (seen["v_scale"]["dtype"], seen["v_scale"]["shape"], seen["v_scale"]["strides"]) == ("float32", [1, 2], [2, 1])
+    assert seen["q"]["dtype"] == "e4m3" and seen["out"]["dtype"] == "bf16"
+    assert (seen["v_scale"]["dtype"], seen["v_scale"]["shape"], seen["v_scale"]["strides"]) == ("f32", [1, 2], [2, 1])
     subjects = report["results"][0]["measurement"]["subjects"]
     assert [s["trouble"] for s in subjects] == [None] * len(subjects), subjects
     assert subjects[-1]["info"]["label"] == "numpy" and subjects[-1]["summary"] is not None

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import ops  # noqa: E402  (needs PyTorch)
 import ragged  # noqa: E402
 from flashcore_attn import flash_attn_interface as fa3  # noqa: E402
+from flashcore_attn._operators import slow_backward  # noqa: E402
 from flashcore_attn.flash_attn_interface import (  # noqa: E402
     flash_attn_func,
     flash_attn_qkvpacked_func,
@@ -374,19 +375,16 @@ print([str(x.message) for x in told if "uses no tensor cores" in str(x.message)]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout + done.stderr).count("uses no tensor cores") == 1
-    assert flashcore_attn._native.slow_backward(0, "float32", (1, 64, 2, 64), (1, 64, 2, 64), 64).startswith("the backward")
+    q = torch.empty(1, 64, 2, 64, device="meta")
+    assert slow_backward(q, q, q, device=torch.device("cuda", 0)).startswith("the backward")
 
 
 @cuda
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 192, 256])
 def test_tensor_cores_whatever_is_asked_for(head_dim):
-    shape = (1, 512, 8, head_dim)
-    slow = lambda *how: flashcore_attn._native.slow_backward(0, "bfloat16", shape, shape, head_dim, *how)
-    assert slow() is None
-    usual = (None, False, -1, -1, 0.0, 0, True)
-    for how in ((*usual, True), (*usual[:4], 20.0), (None, False, 100, 0)):
-        assert slow(how) is None, how
-    assert slow(None, True) is None
+    q = torch.empty(1, 512, 8, head_dim, dtype=torch.bfloat16, device="meta")
+    for how in ({}, {"deterministic": True}, {"softcap": 20.0}, {"window": (100, 0)}, {"packed": True}):
+        assert slow_backward(q, q, q, device=torch.device("cuda", 0), **how) is None, how
 
 
 def test_whether_the_same_bits_are_asked_for_reaches_the_operators(monkeypatch):

@@ -258,10 +258,10 @@ def test_numbers_of_another_type_are_looked_at_closer():
         assert _native.call(tensors, (*numbers[:n], other, *numbers[n + 1 :])) is None
     assert _native.call(tensors, (*numbers, 0)) is None
     assert _native.call((3, *tensors[1:]), numbers) is None
-    assert _native.call((*tensors, *(None,) * 7), numbers) is None
-    new = (*step.new.values(), None, None, None)
-    assert _native.call(tensors, numbers, new) is None and _native.call(tensors, numbers, (*new, 1)) is None
-    assert _native.call(tensors, numbers, (*new, True)) is not None
+    assert _native.call((*tensors, *(None,) * 12), numbers) is None
+    tensors = (*tensors, *(None,) * 6, *step.new.values())
+    assert _native.call(tensors, numbers) is None and _native.call(tensors, numbers, 1) is None
+    assert _native.call(tensors, numbers, True) is not None
     with pytest.raises(TypeError):
         _native.call(list(tensors), numbers)
 

@@ -4,12 +4,13 @@
 //! [`run`](crate::run) with a [`PeerSource`] that makes subjects of its functions.
 
 use flashcore_problem::{DType, ElementType, Name, Problem, Task, TensorSpec};
+use serde::Serialize;
 
 use crate::{Case, Subject};
 
 /// A tensor that the bench owns, for a peer to wrap without copying. Valid for as long as the peer's subjects
 /// live; its values change between inspections.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PeerTensor {
     /// `q`, `k`, `v`, or `out`, the output that all subjects share: a peer that writes elsewhere
     /// gives [`Subject::own_output`].
@@ -31,12 +32,14 @@ pub struct PeerTensor {
 }
 
 /// Element type of a [`PeerTensor`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum PeerType {
-    /// Of tensors.
-    Of(DType),
     /// Of lengths.
+    #[serde(rename = "i32")]
     I32,
+    /// Of tensors.
+    #[serde(untagged)]
+    Of(DType),
 }
 
 /// Where peers are to run.

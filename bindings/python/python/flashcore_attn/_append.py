@@ -10,8 +10,6 @@ import torch
 
 from . import _checks, _derivatives, _names, _operators  # noqa: F401  (the last registers the operator)
 
-__all__ = ["append"]
-
 _append_kv = torch.ops.flashcore.append_kv.default
 
 

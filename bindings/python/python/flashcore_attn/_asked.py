@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
+# Names of element types, as flashcore has them and as PyTorch and NumPy have them.
+DTYPES = {"f32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "i32": "int32"}
+
+
 class NotServed(ValueError):
     """The peer does not support this problem."""
 
@@ -78,11 +82,14 @@ class Asked(NamedTuple):
     def sides(self):
         return self.window or (None, None)
 
-    def check(self, library):
-        """Raises for an option that is asked for, which a library has not."""
+    @classmethod
+    def by(cls, library, **how):
+        """Those of a call by a library. Raises for an option that is asked for, which it has not."""
+        asked = cls(**how)
         for name in _LACKS[library]:
-            if getattr(self, name) is not None and (name != "window" or self.sides != (None, None)):
+            if getattr(asked, name) is not None and (name != "window" or asked.sides != (None, None)):
                 raise NotServed(f"{library} has no {_WORDS[name]}: it does not serve {'fp8' if name == 'scales' else name}")
+        return asked
 
     def of_torch(self):
         """Keywords of PyTorch's flash kernel."""

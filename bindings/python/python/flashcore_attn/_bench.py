@@ -92,6 +92,8 @@ class PeerSource:
 
     def peers(self, case, place, tensors):
         """For each peer a subject that has run once, or its name and why it does not serve the problem."""
+        tensors = {tensor["name"]: tensor for tensor in json.loads(tensors)}
+        problem = json.loads(case)["problem"]
         wanted = [name for name in self.wanted if name in self.found]
         if not wanted and not self.own and "scores" not in tensors:
             return []
@@ -100,7 +102,6 @@ class PeerSource:
         except ImportError:
             if place is not None:
                 raise
-            problem = json.loads(case)["problem"]
             views = lambda: _own.arrays(tensors)
             return [self._made_own(own, problem, views, None) for own in self.own]
 
@@ -111,12 +112,11 @@ class PeerSource:
             # For all that follows: peers are called in the bench's stream, without a guard around each call.
             torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=ordinal))
         if "scores" in tensors:
-            return [self._cublas(torch, json.loads(case)["problem"], tensors, place)]
+            return [self._cublas(torch, problem, tensors, place)]
         q, k, v = (_wrapped(torch, tensors[name], place) for name in "qkv")
         scales = None
         if "q_scale" in tensors:
             scales = tuple(_wrapped(torch, tensors[f"{name}_scale"], place) for name in "qkv")
-        problem = json.loads(case)["problem"]
         made = []
         for name in wanted:
             try:
@@ -254,7 +254,7 @@ class _OnDevice:
 
 def _wrapped(torch, tensor, place):
     """A tensor of the bench as one of PyTorch's, without copying."""
-    dtype = getattr(torch, tensor["dtype"])
+    dtype = getattr(torch, _asked.DTYPES[tensor["dtype"]])
     if place is not None:
         size = torch.empty((), dtype=dtype).element_size()
         return torch.as_tensor(_OnDevice(tensor, size), device=f"cuda:{place[0]}").view(dtype)
@@ -286,15 +286,11 @@ class _PlainPeer(Subject):
         self.refresh_pass()
 
     def own_output(self):
-        """The output of the last run, on the CPU, in a tuple where there are several; None if it is in the bench's own."""
-        if not isinstance(self.last, (tuple, list)):
-            return self._on_host(self.last)
-        return tuple(map(self._on_host, self.last))
-
-    def _on_host(self, x):
-        if x is None:
+        """The outputs of the last run, dense, on the CPU; None if they are in the bench's own."""
+        if self.last is None:
             return None
-        return x.detach().cpu() if self.dtype is None else x.astype(self.dtype)
+        outputs = self.last if isinstance(self.last, (tuple, list)) else (self.last,)
+        return [x.detach().cpu().contiguous() if self.dtype is None else x.astype(self.dtype, "C") for x in outputs]
 
 
 class _GraphPeer(_PlainPeer):

@@ -33,6 +33,6 @@ def split_keys(given: Any) -> None:
         )
 
 
-def is_given(x: torch.Tensor) -> bool:
+def is_given(x: torch.Tensor | None) -> bool:
     """A tensor of one dimension without elements stands for one that is not given."""
-    return not (x.dim() == 1 and x.shape[0] == 0)
+    return x is not None and not (x.ndim == 1 and x.shape[0] == 0)

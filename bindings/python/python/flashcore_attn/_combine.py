@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["flash_attn_combine"]
-
 
 def flash_attn_combine(
     out_partial: torch.Tensor,

@@ -15,8 +15,6 @@ import torch
 from . import _append, flash_attn_interface
 from ._operators import forward
 
-__all__ = ["admit", "of_paged", "step"]
-
 _PREFIX = "paged|"
 
 

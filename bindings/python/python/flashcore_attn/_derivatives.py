@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["WithoutBackward", "has_tangents", "refusal", "refuse_tangents", "refuse_transforms"]
+from . import _checks
 
 _INSTEAD = "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
 
@@ -40,7 +40,6 @@ def refuse_transforms() -> None:
 def refusal(name: str, tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]) -> str | None:
     """Why an operator has no gradients with these tensors; None if it has."""
     *lengths, _q_scale, _k_scale, _v_scale, sinks, slopes = tensors[3:] if name != "bwd" else (None,) * 5
-    is_given = lambda x: x is not None and (x.dim() != 1 or x.shape[0] != 0)
     why = None
     if name == "bwd":
         why = "second derivatives are not computed. Call it without create_graph=True, or use PyTorch's "
@@ -48,10 +47,10 @@ def refusal(name: str, tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ..
     elif tensors[0].dtype == torch.float8_e4m3fn:
         why = "gradients of float8_e4m3fn tensors are not computed. Call it under torch.no_grad(), or train with "
         why += "bfloat16 tensors"
-    elif lengths and not is_given(lengths[2]):
+    elif lengths and not _checks.is_given(lengths[2]):
         why = "gradients through a cache are not computed. Call it under torch.no_grad(), or train with tensors of equal "
         why += "lengths or packed sequences (cu_seqlens_q and cu_seqlens_k)"
-    elif is_given(sinks) or is_given(slopes):
+    elif _checks.is_given(sinks) or _checks.is_given(slopes):
         why = "gradients with sinks or ALiBi slopes are not computed. Call it under torch.no_grad(), or train without them"
     elif numbers[5] & 3:
         why = "gradients of this layout are not computed. Call it under torch.no_grad(), or give tensors [batch, seq, "

@@ -1,7 +1,5 @@
 """What to install where a package is missing that a module needs."""
 
-__all__ = ["missing"]
-
 
 def missing(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
     """The error of an import that failed, with the extra of this package that installs what it needs."""

@@ -13,8 +13,6 @@ import torch
 
 from . import _native
 
-__all__ = ["TENSORS", "check", "completed", "register"]
-
 _OPERATORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = _native.operators()
 TENSORS = {name: tensors for name, (tensors, _) in _OPERATORS.items()}
 

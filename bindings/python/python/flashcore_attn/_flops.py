@@ -6,8 +6,6 @@ from typing import Any
 
 from torch.utils import flop_counter
 
-__all__ = ["register"]
-
 
 def register(operators: Any) -> None:
     """Gives the operators of equal lengths their formulas."""

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 
 from . import _append, _checks, _kvcache, _lengths, _names, _schedule
-from ._operators import backward
-
-__all__ = ["check", "common_options", "forward_cached", "get_scheduler_metadata", "sides"]
-_FAR = 2**62  # no side of a window is as far
+from ._operators import _FAR, backward
 
 
 def _refuse(name: str, given: object, allowed: str) -> None:
@@ -434,7 +431,7 @@ def get_scheduler_metadata(
         lengths, page_size = (lengths - cache_leftpad).clamp(min=0), 1
     options = common_options(None, causal, window_size, 0.0, sm_margin)
     new_keys = max_seqlen_k_new if cu_seqlens_k_new is None else None
-    made_of = _schedule.MadeOf(cache_seqlens, new_keys, page_size or 0)
+    made_of = _schedule.MadeOf(_schedule.written(cache_seqlens), new_keys, page_size or 0)
     numbers = (
         1.0, causal, *options["window"], float(has_softcap), 0, True, False, sm_margin, batch_invariant or 0, max_seqlen_q,
         max_seqlen_k,

@@ -14,17 +14,6 @@ import os
 
 import torch
 
-__all__ = [
-    "are_known",
-    "check_int32",
-    "check_padded",
-    "first_rows",
-    "pages_of_one_key",
-    "row_pages",
-    "table_of",
-    "whole_sequences",
-]
-
 
 def table_of(
     batch: int, k: torch.Tensor, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None
@@ -80,34 +69,9 @@ def _can_wait(lengths: torch.Tensor) -> bool:
     return lengths.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
-def whole_sequences(cache: torch.Tensor) -> torch.Tensor:
-    """The table of a contiguous cache in its own order."""
-    return torch.arange(cache.shape[0], dtype=torch.int32, device=cache.device)[:, None]
-
-
 def first_rows(count: int, rows: int, device: torch.device) -> torch.Tensor:
     """The first row of each sequence that has this many, int32 ``[count, 1]``."""
     return torch.arange(count, dtype=torch.int32, device=device)[:, None] * rows
-
-
-def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int] | None:
-    """Views of a cache as pages of one key, which overlap, and how many rows there are from a page to the next.
-
-    Key `i` of page `p` of the cache is then page ``p * rows + i``. None where its pages are not a whole number of rows
-    apart, the same in both.
-    """
-    pages, size, heads, _ = k.shape
-    if k.stride(1) == 0:
-        return None
-    rows, rest = k.stride(0) // k.stride(1), k.stride(0) % k.stride(1)  # also of SymInts
-    if rest or v.stride(0) != rows * v.stride(1):
-        return None
-    count = (pages - 1) * rows + size
-    views = (
-        x.as_strided((count, 1, heads, x.shape[3]), (x.stride(1), x.stride(1), x.stride(2), 1))
-        for x in (k, v)
-    )
-    return (*views, rows)
 
 
 def check_padded(
@@ -126,15 +90,30 @@ def check_padded(
                 raise ValueError(f"{name} has {int(given[b])} for sequence {b}; allowed are 0 to {capacity}")
 
 
+def rows_apart(k: torch.Tensor, v: torch.Tensor) -> int | None:
+    """How many rows there are from a page of a cache to the next. None where that is no whole number, or not the same in
+    both."""
+    if k.stride(1) == 0:
+        return None
+    rows, rest = k.stride(0) // k.stride(1), k.stride(0) % k.stride(1)  # also of SymInts
+    return None if rest or v.stride(0) != rows * v.stride(1) else rows
+
+
 def row_views(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """`row_pages` of a padded cache, which must have them."""
-    views = row_pages(k, v)
-    if views is None:
+    """Views of a padded cache as pages of one key, which overlap, and how many rows there are from a page to the next.
+
+    Key `i` of page `p` of the cache is then page ``p * rows + i``.
+    """
+    rows = rows_apart(k, v)
+    if rows is None:
         raise NotImplementedError(
             "cache_leftpad is given; it is served where the pages of k_cache and v_cache, or their sequences, are a "
             "whole number of rows apart, the same in both"
         )
-    return views
+    pages, size, heads, _ = k.shape
+    count = (pages - 1) * rows + size
+    view = lambda x: x.as_strided((count, 1, heads, x.shape[3]), (x.stride(1), x.stride(1), x.stride(2), 1))
+    return view(k), view(v), rows
 
 
 def pages_of_one_key(

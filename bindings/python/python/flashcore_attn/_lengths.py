@@ -103,7 +103,7 @@ def attend(
                 table = seqused_k.new_empty((batch, capacity))  # of the shape that the call's table has
                 k, v, _rows = _kvcache.row_views(k, v)
             else:
-                table = _kvcache.whole_sequences(k) if table is None else table
+                table = _kvcache.first_rows(k.shape[0], 1, k.device) if table is None else table
                 k, v, table = _kvcache.pages_of_one_key(k, v, table, leftpad)
                 seqused_k = (seqused_k - leftpad).clamp(min=0)
         if cu_seqlens_q is not None:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-__all__ = ["check_tensor", "check_tensors", "refuse_number", "rename", "signature_with", "typed"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

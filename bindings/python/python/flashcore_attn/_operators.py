@@ -135,15 +135,16 @@ def direct(
     first: tuple[Any, ...],
     with_lse: bool,
     more: tuple[Any, ...] = (),
-    append: tuple[Any, ...] | None = None,
+    interleaved: Any = None,
 ) -> Any:
     """Results of attention for plain tensors, with the least work of the host; None where the operator must look closer.
 
     Parameters
     ----------
-    tensors : those of the table (``src/table.rs``), from q on
+    tensors : those of the table (``src/table.rs``), from q on; after all of them perhaps what is written before: k, v,
+        rotary_cos, rotary_sin, rotary_seqlens
     first, more : the numbers before and after `return_lse`
-    append : k, v, rotary_cos, rotary_sin, rotary_seqlens and whether pairs are interleaved, written before; optional
+    interleaved : whether pairs of the rotary embedding are; None if nothing is written
 
     Returns
     -------
@@ -154,36 +155,36 @@ def direct(
     q, k, v = tensors[:3]
     if not type(q) is type(k) is type(v) is _Tensor or q.is_neg() or k.is_neg() or v.is_neg():  # memory has other values
         return None
-    recorded = append is None and _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    recorded = interleaved is None and _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if recorded and len(tensors) > 3:
         return None
     numbers = (*first, bool(with_lse or recorded), *more)
-    results = _names.typed(_native.call, tensors, numbers, append)
+    results = _native.call(tensors, numbers, interleaved)
     if recorded and results is not None:
         results = _differentiable((tuple(results), numbers, with_lse), q, k, v)
         return results if with_lse else (results,)
     return results
 
 
-def _attend(tensors: _Tensors, first: tuple[Any, ...], more: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(tensors: _Tensors, first: tuple[Any, ...], more: tuple[Any, ...] = (), with_lse: bool = True) -> Any:
     """The output and its log-sum-exp, by the way that costs the host least."""
-    results = direct(tensors, first, True, more)
+    results = direct(tensors, first, with_lse, more)
     if results is not None:
-        return tuple(results)
+        return results
     q, k, v = tensors[:3]
     others = (*tensors[3:], *(None,) * (len(_fakes.TENSORS["fwd_lengths"]) - len(tensors)))
     has_lengths = any(x is not None for x in others[:5])
     operator, name = (_fwd_lengths, "fwd_lengths") if has_lengths else (_fwd, "fwd")
     given = _with_absent(q, (q, k, v, *(others if has_lengths else others[5:])))
-    numbers = (_scale_of(q, first[0]), *first[1:], True, *more)
+    numbers = (_scale_of(q, first[0]), *first[1:], with_lse, *more)
     if is_traced() or _has_transforms():  # a batched tensor does not say that it requires a gradient
-        return operator(*given, *numbers)  # type: ignore[no-any-return]
+        return operator(*given, *numbers)
     if not records(*given):
-        return _below_autograd(operator, *given, *numbers)  # type: ignore[no-any-return]
+        return _below_autograd(operator, *given, *numbers)
     # The dispatcher's way through Python is left out where it can be: it takes 5 us and more.
     if not all(type(x) is _Tensor for x in given) or _derivatives.refusal(name, given, numbers) is not None:
-        return operator(*given, *numbers)  # type: ignore[no-any-return]
-    return _recorded(name, operator, given, numbers, numbers)  # type: ignore[no-any-return]
+        return operator(*given, *numbers)
+    return _recorded(name, operator, given, numbers, numbers)
 
 
 def _autograd_of(name: str, operator: Any) -> Callable[..., Any]:
@@ -320,7 +321,7 @@ def forward(
         numbers = tuple(kind(x) for kind, x in zip(kinds, numbers))
         _fakes.check("fwd_lengths", tensors, numbers, asks_device=True)
         return q, q
-    return _attend(tensors, first, more)
+    return tuple(_attend(tensors, first, more))  # type: ignore[return-value]
 
 
 def forward_bhsd(
@@ -365,18 +366,9 @@ def forward_bhsd(
         return None
     first = (softmax_scale, causal, window_left, window_right, softcap, GIVEN_BHSD)
     if rows is None:
-        results = direct((query, key, value), first, False)
-        if results is None:
-            tensors = _with_absent(query, (query, key, value, *(None,) * 5))
-            results = _names.typed(_fwd, *tensors, _scale_of(query, softmax_scale), *first[1:], False)
-        return results[0]  # type: ignore[no-any-return]
+        return _attend((query, key, value), first, with_lse=False)[0]  # type: ignore[no-any-return]
     tensors = (query, key, value, None, None, None, *rows)
-    bounds = (False, 0, 0, 0, _FAR, 0)
-    results = direct(tensors, first, False, bounds)
-    if results is None:
-        tensors = _with_absent(query, (*tensors, *(None,) * 5))
-        results = _names.typed(_fwd_lengths, *tensors, _scale_of(query, softmax_scale), *first[1:], False, *bounds)
-    return results[0]  # type: ignore[no-any-return]
+    return _attend(tensors, first, (False, 0, 0, 0, _FAR, 0), with_lse=False)[0]  # type: ignore[no-any-return]
 
 
 def backward(
@@ -432,9 +424,15 @@ def slow_backward(
     device = q.device if device is None else device
     if device.type != "cuda" or _is_compiling():
         return None
+    shapes = [(x.shape[0] * x.shape[1], *x.shape[2:]) if packed else x.shape for x in (q, k, v)]
+    numbers: tuple[Any, ...] = (None, causal, *window, softcap, 0, True, deterministic)
     dtype = str(q.dtype).removeprefix("torch.")
-    numbers = (None, causal, *window, softcap, 0, True, deterministic)
-    return _native.slow_backward(device.index, dtype, q.shape, k.shape, v.shape[3], numbers, packed)
+    tensors: list[Any] = [(dtype, "cuda", device.index, shape, None, 0) for shape in shapes]
+    if packed:
+        starts = ("int32", "cuda", device.index, (q.shape[0] + 1,), None, 0)
+        tensors += [starts, None, starts]
+        numbers = (*numbers, 0, 0, q.shape[1], k.shape[1])
+    return _native.slow_backward(tensors, numbers)
 
 
 def unserved(query: torch.Tensor, value: torch.Tensor, scale: float | None = None) -> str | None:

@@ -141,9 +141,10 @@ def arrays(tensors):
     views = {}
     for name in ("q", "k", "v", "out"):
         tensor = tensors[name]
-        if not hasattr(numpy, tensor["dtype"]):
-            raise NotServed(f"NumPy has no {tensor['dtype']}; with PyTorch in this Python functions get its tensors")
-        dtype = numpy.dtype(tensor["dtype"])
+        dtype = _asked.DTYPES[tensor["dtype"]]
+        if not hasattr(numpy, dtype):
+            raise NotServed(f"NumPy has no {dtype}; with PyTorch in this Python functions get its tensors")
+        dtype = numpy.dtype(dtype)
         memory = (ctypes.c_ubyte * tensor["bytes"]).from_address(tensor["address"])
         strides = [stride * dtype.itemsize for stride in tensor["strides"]]
         flat = numpy.frombuffer(memory, dtype)

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _kvcache
-from ._operators import forward
-
-__all__ = ["attend", "keep_contiguous", "keep_mask", "mask_of", "of_keys", "rows_of", "with_earlier"]
+from ._operators import GIVEN_BHSD, forward
 
 
 def attend(
@@ -43,13 +41,11 @@ def attend(
     # A step of decoding reads K and V where they are, row by row. Not all kernels serve single rows as pages, and pages
     # have no gradients: more rows are packed where they are, or gathered if there is padding between them.
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    views = _kvcache.row_pages(k, v) if rows == 1 and not recorded else None
-    if views is not None:
-        k, v, rows_a_page = views
-        lengths, table = _table(used, rows_a_page)
-        keys = used.shape[1]
-        out, _ = forward(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
-        return out
+    bhsd = [x.transpose(1, 2) for x in (q, k, v)]
+    in_place = rows_of(bhsd[1], bhsd[2], used) if rows == 1 and not recorded else None
+    if in_place is not None:
+        how = {"layout": GIVEN_BHSD, "max_seqlen_k": used.shape[1], **options}
+        return forward(*bhsd, seqused_k=in_place[0], block_table=in_place[1], **how)[0]
     has_padding = options["causal"] or max(options.get("window", (-1, -1))) >= 0  # among its queries
     of = _packing(used, rows, has_padding)
     if of.order is not None:
@@ -69,14 +65,8 @@ def rows_of(key: torch.Tensor, value: torch.Tensor, used: torch.Tensor) -> tuple
 
     None where the sequences are not a whole number of rows apart, the same in both.
     """
-    apart = 0
-    if key.shape[0] > 1:
-        if key.stride(2) == 0:
-            return None
-        apart, rest = key.stride(0) // key.stride(2), key.stride(0) % key.stride(2)  # also of SymInts
-        if rest or value.stride(0) != apart * value.stride(2):
-            return None
-    return _table(used, apart)
+    apart = _kvcache.rows_apart(key.transpose(1, 2), value.transpose(1, 2)) if key.shape[0] > 1 else 0
+    return None if apart is None else _table(used, apart)
 
 
 def _table(used: torch.Tensor, apart: int) -> tuple[torch.Tensor, torch.Tensor]:

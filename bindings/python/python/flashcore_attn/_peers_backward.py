@@ -63,12 +63,15 @@ def _batched(gradients):
 def of_torch_packed(torch, backend):
     """PyTorch's own kernels over packed sequences: FlashAttention-2 and cuDNN."""
 
-    def flash(tensors, problem, **how):
-        asked = Asked(**how)
-        asked.check("PyTorch's flash kernel")
+    def packed(library, tensors, problem, how):
+        asked = Asked.by(library, **how)
         tensors, lengths = of_packed(tensors, problem)
-        (*qkv, dout), lengths = (tensors[name] for name in ("q", "k", "v", "dout")), lengths.values()
-        last, options = (*lengths, 0.0, asked.causal), asked.of_torch()
+        dout, *qkv = (tensors[name] for name in ("dout", "q", "k", "v"))
+        return asked, dout, qkv, (*lengths.values(), 0.0, asked.causal)
+
+    def flash(tensors, problem, **how):
+        asked, dout, qkv, last = packed("PyTorch's flash kernel", tensors, problem, how)
+        options = asked.of_torch()
 
         def forward():
             out, lse, *state, _ = torch.ops.aten._flash_attention_forward(*qkv, *last, False, **options)
@@ -80,11 +83,8 @@ def of_torch_packed(torch, backend):
         return Pass(forward, backward)
 
     def cudnn(tensors, problem, **how):
-        asked = Asked(**how)
-        asked.check("cuDNN's function")
-        tensors, lengths = of_packed(tensors, problem)
-        (*qkv, dout), lengths = (tensors[name] for name in ("q", "k", "v", "dout")), lengths.values()
-        last, scale = (*lengths, 0.0, asked.causal), asked.scale
+        asked, dout, qkv, last = packed("cuDNN's function", tensors, problem, how)
+        scale = asked.scale
         check_cudnn(torch, asked, *last[:2])
 
         def forward():

@@ -48,8 +48,7 @@ def of_torch(torch, backend, dense):
     that are full (`dense` makes it)."""
 
     def flash(tensors, problem, **how):
-        asked = Asked(**how)
-        asked.check("PyTorch's flash kernel")
+        asked = Asked.by("PyTorch's flash kernel", **how)
         if kinds(problem)[1] == "paged":
             raise NotServed("pages are not passed on to PyTorch's flash kernel")
         q, starts = _packed_q(torch, tensors, problem)
@@ -65,8 +64,7 @@ def of_torch(torch, backend, dense):
         return _shaped(run, tensors["q"])
 
     def cudnn(tensors, problem, **how):
-        asked = Asked(**how)
-        asked.check("cuDNN's function")
+        asked = Asked.by("cuDNN's function", **how)
         causal, scale = asked.causal, asked.scale
         if kinds(problem) == ("equal", "cache") and bool((tensors["seqused_k"] == tensors["k"].shape[1]).all()):
             return dense(*(tensors[name] for name in "qkv"), causal=causal, scale=scale)
@@ -103,8 +101,7 @@ def of_fa3(torch, operators):
     """
 
     def make(tensors, problem, **how):
-        asked = Asked(**how)
-        asked.check("FlashAttention-3 with lengths")
+        asked = Asked.by("FlashAttention-3 with lengths", **how)
         q, k, v = (tensors[name] for name in "qkv")
         is_packed, kv = kinds(problem)
         options = asked.of_fa3()

@@ -12,9 +12,6 @@ import sys
 from . import _asked, _own
 from . import peers as _peers
 
-# Names of element types, as flashcore has them and as PyTorch has them.
-DTYPES = {"f32": "float32", "fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
-
 
 def main():
     if sys.argv[1:] == ["list"]:
@@ -75,7 +72,7 @@ def profiled(torch, run, warm_up):
 
 def tensor(torch, described, device):
     """A tensor of standard normal values."""
-    dtype = getattr(torch, DTYPES[described["dtype"]])
+    dtype = getattr(torch, _asked.DTYPES[described["dtype"]])
     made = torch.empty_strided(described["shape"], described["strides"], dtype=dtype, device=device)
     return made.copy_(torch.randn(described["shape"], dtype=torch.float32, device=device).to(dtype))
 

@@ -6,7 +6,7 @@ The operator ``flashcore::make_schedule`` makes one, and ``::fwd_lengths`` uses 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,22 +16,21 @@ from . import (
     _operators,  # noqa: F401  (registers the operator)
 )
 
-__all__ = ["MadeOf", "given", "made_for", "make"]
-
 _make = torch.ops.flashcore.make_schedule.default
 _DTYPES = {torch.float16: 5, torch.bfloat16: 15, torch.float32: 6}  # PyTorch's numbers
 _FOREIGN = "scheduler_metadata is given; only that of flashcore's get_scheduler_metadata is served, itself and not a copy"
 
 
-class MadeOf:
-    """The lengths of a schedule: the caller's tensor, as it was written last, and the new keys of each sequence, None for
+class MadeOf(NamedTuple):
+    """The lengths of a schedule: the caller's tensor, as it was `written` last, and the new keys of each sequence, None for
     those of `cu_seqlens_k_new`. And the keys of a page."""
 
-    def __init__(self, lengths: torch.Tensor, new_keys: int | None, page_size: int) -> None:
-        self.lengths, self.new_keys, self.page_size = _written(lengths), new_keys, page_size
+    lengths: tuple[int, int] | None
+    new_keys: int | None
+    page_size: int
 
 
-def _written(lengths: Any) -> tuple[int, int] | None:
+def written(lengths: Any) -> tuple[int, int] | None:
     """Where a tensor is and how often it was written. None where PyTorch does not say."""
     if not isinstance(lengths, torch.Tensor) or _operators.is_observed() or lengths.is_inference():
         return None
@@ -82,7 +81,7 @@ def made_for(metadata: torch.Tensor, lengths: Any, new_keys: int | None, has_bat
     kept = getattr(metadata, "_flashcore_schedule", None)
     if not isinstance(kept, _Kept):
         return metadata
-    made, now = kept.made_of, _written(lengths)
+    made, now = kept.made_of, written(lengths)
     if made.new_keys != new_keys:
         given, has = ("those of cu_seqlens_k_new" if keys is None else keys for keys in (made.new_keys, new_keys))
         why = f"was made for new keys: {given}, and the call has {has}; give get_scheduler_metadata max_seqlen_k_new or "

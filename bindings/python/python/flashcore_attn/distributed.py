@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from . import _operators  # noqa: F401  (registers the operators)
+from . import _checks, _operators  # noqa: F401  (the latter registers the operators)
 
 __all__ = ["register"]
 
@@ -64,12 +64,11 @@ def register() -> None:
         return
     rules = {name: _rule(*splits, gradient="bwd" in name or "backward" in name) for name, splits in _SPLITS.items()}
     by = lambda kinds: lambda *arguments, **options: rules[kinds(*arguments)](*arguments, **options)
-    is_given = lambda x: x.ndim != 1 or x.shape[0] != 0
     rules["flashcore::fwd_lengths of a cache"] = _cache_rule
     kinds = {
-        "flashcore::fwd": lambda *x: "flashcore::fwd of scales" if is_given(x[3]) else "flashcore::fwd",
-        "flashcore::bwd": lambda *x: "flashcore::bwd of packed rows" if is_given(x[6]) else "flashcore::bwd",
-        "flashcore::fwd_lengths": lambda *x: "flashcore::fwd_lengths" + ("" if is_given(x[5]) else " of a cache"),
+        "flashcore::fwd": lambda *x: "flashcore::fwd of scales" if _checks.is_given(x[3]) else "flashcore::fwd",
+        "flashcore::bwd": lambda *x: "flashcore::bwd of packed rows" if _checks.is_given(x[6]) else "flashcore::bwd",
+        "flashcore::fwd_lengths": lambda *x: "flashcore::fwd_lengths" + ("" if _checks.is_given(x[5]) else " of a cache"),
     }
     for name in _SPLITS:
         if " of " not in name:

@@ -424,13 +424,16 @@ def flash_attn_with_kvcache(
     if plain and alibi_slopes is None and attention_chunk == 0:
         usual = cache_seqlens is not None and _is_usual(window_size, num_splits, batch_invariant)
         if usual and (max_seqlen_q is None if cu_seqlens_q is None else type(max_seqlen_q) is int):
-            new = (k, v, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
+            new = (k, v, rotary_cos, rotary_sin, rotary_seqlens)
             has_new = not (k is v is rotary_cos is rotary_sin is rotary_seqlens is None)
             schedule = None if scheduler_metadata is None else _schedule.given(scheduler_metadata)
             more = (False, sm_margin, batch_invariant or 0, max_seqlen_q or 0, _FAR, schedule or 0)
-            tensors = (q, k_cache, v_cache, cu_seqlens_q, None, None, cache_seqlens, page_table)
+            tensors: tuple[Any, ...] = (q, k_cache, v_cache, cu_seqlens_q, None, None, cache_seqlens, page_table)
+            if has_new:
+                tensors = (*tensors, None, None, None, None, None, *new)
             first = (softmax_scale, causal, *window_size, softcap, 0)
-            results = direct(tensors, first, return_softmax_lse, more, new if has_new else None)
+            interleaved = rotary_interleaved if has_new else None
+            results = direct(tensors, first, return_softmax_lse, more, interleaved)
             if results is not None:
                 none = [q.new_empty(0, dtype=torch.float32) for _ in range(2 if return_softmax_lse else 0)]
                 return (*results, *none) if return_softmax_lse else results[0]

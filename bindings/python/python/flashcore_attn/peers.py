@@ -127,8 +127,7 @@ def _sdpa(torch, backend):
     from torch.nn.functional import scaled_dot_product_attention
 
     def make(q, k, v, **how):
-        asked = Asked(**how)
-        asked.check("SDPA")
+        asked = Asked.by("SDPA", **how)
         causal = asked.causal and q.shape[1] > 1  # aligned at the bottom right, one row sees every key
         if causal and q.shape[1] != k.shape[1]:
             raise NotServed("SDPA aligns causal masks at the top left; that is another problem where lengths differ")
@@ -243,8 +242,7 @@ def _fa4(torch):
     forward = package.flash_attn_func
 
     def make(q, k, v, **how):
-        asked = Asked(**how)
-        asked.check("FlashAttention-4's function")
+        asked = Asked.by("FlashAttention-4's function", **how)
         options = asked.of_fa4()
         # The log-sum-exp comes with it, `None` where it is not asked for.
         return lambda: forward(q, k, v, **options)[0]

@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError as error:
     raise _extras.missing(error, "torch") from error
 
-from . import _names, _native
+from . import _native
 from ._operators import (
     GIVEN_BHSD,
     MEMORY_BHSD,
@@ -115,104 +115,49 @@ class _Replacement:
         self.orders = None
         _active = None
 
-    def cpu(
-        self,
-        keys: torch._C.DispatchKeySet,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        attn_mask: torch.Tensor | None = None,
-        scale: float | None = None,
-    ) -> Any:
-        call = (query, key, value, dropout_p, is_causal, scale)
+    # What these are given is passed on as it came where PyTorch's kernel must compute it.
+
+    def cpu(self, keys: Any, *given: Any, attn_mask: torch.Tensor | None = None, scale: float | None = None) -> Any:
+        call = _call(given, scale)
         if attn_mask is None:
             results = _direct(call, False)
             if results is not None:
                 return results[0], results[1].transpose(1, 2).contiguous().transpose(1, 2)
         if _refused(call, attn_mask):
-            rest = {"attn_mask": attn_mask, "scale": scale}
-            return self.previous[_CPU].call_boxed(keys, query, key, value, dropout_p, is_causal, **rest)
+            return self.previous[_CPU].call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
         out, lse = _attend(*_top_left(call))
         return out, lse.transpose(1, 2).contiguous().transpose(1, 2)  # strided as PyTorch's
 
     def cpu_backward(
-        self,
-        keys: torch._C.DispatchKeySet,
-        grad_out: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        out: torch.Tensor,
-        logsumexp: torch.Tensor,
-        dropout_p: float,
-        is_causal: bool,
-        *,
-        attn_mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        self, keys: Any, *given: Any, attn_mask: torch.Tensor | None = None, scale: float | None = None
     ) -> Any:
+        grad_out, query, key, value, out, lse, dropout_p, is_causal = given
         call = (query, key, value, dropout_p, is_causal, scale)
         if _refused(call, attn_mask, gradient=True):
-            saved = (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal)
-            rest = {"attn_mask": attn_mask, "scale": scale}
-            return self.previous[f"{_CPU}_backward"].call_boxed(keys, *saved, **rest)
-        dq, dk, dv = _differentiate(grad_out, out, logsumexp, *_top_left(call), bhsd=False)
+            return self.previous[f"{_CPU}_backward"].call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
+        dq, dk, dv = _differentiate(grad_out, out, lse, *_top_left(call), bhsd=False)
         return dq, _padded(dk, key), _padded(dv, value)  # in memory [batch, seq, heads, head_dim], as PyTorch's
 
-    def cuda(
-        self,
-        keys: torch._C.DispatchKeySet,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        return_debug_mask: bool = False,
-        *,
-        scale: float | None = None,
-    ) -> Any:
-        call = (query, key, value, dropout_p, is_causal, scale)
+    def cuda(self, keys: Any, *given: Any, scale: float | None = None) -> Any:
+        call = query, key, value, _, is_causal, _ = _call(given, scale)
         results = _direct(call, True)
         if results is not None:
             out, lse, *others = results
             return out, lse, None, None, query.shape[2], key.shape[2], *others
         if _refused(call):
-            options = (dropout_p, is_causal, return_debug_mask)
-            return self.previous[_CUDA].call_boxed(keys, query, key, value, *options, scale=scale)
+            return self.previous[_CUDA].call_boxed(keys, *given, scale=scale)
         # This operator is aligned bottom-right; SDPA calls it for causal masks of equal lengths only.
         out, lse = _attend(query, key, value, is_causal, (-1, -1), scale)
         seed, offset = (query.new_empty(shape, dtype=torch.uint64) for shape in (2, ()))
         return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, query.new_empty(0)
 
-    def cuda_backward(
-        self,
-        keys: torch._C.DispatchKeySet,
-        grad_out: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        out: torch.Tensor,
-        logsumexp: torch.Tensor,
-        cum_seq_q: torch.Tensor | None,
-        cum_seq_k: torch.Tensor | None,
-        max_q: int,
-        max_k: int,
-        dropout_p: float,
-        is_causal: bool,
-        philox_seed: torch.Tensor,
-        philox_offset: torch.Tensor,
-        *,
-        scale: float | None = None,
-    ) -> Any:
+    def cuda_backward(self, keys: Any, *given: Any, scale: float | None = None) -> Any:
+        grad_out, query, key, value, out, lse, _starts_q, _starts_k, _max_q, _max_k, dropout_p, is_causal, *_random = given
         if _refused((query, key, value, dropout_p, is_causal, scale), gradient=True):
-            saved = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
-            options = (dropout_p, is_causal, philox_seed, philox_offset)
-            return self.previous[f"{_CUDA}_backward"].call_boxed(keys, *saved, *options, scale=scale)
+            return self.previous[f"{_CUDA}_backward"].call_boxed(keys, *given, scale=scale)
         bhsd = query.stride(1) >= query.stride(2)
         call = (query, key, value, is_causal, (-1, -1), scale)
-        gradients = _differentiate(grad_out, out, logsumexp, *call, bhsd=bhsd)
+        gradients = _differentiate(grad_out, out, lse, *call, bhsd=bhsd)
         return tuple(_strided_as(x, like) for x, like in zip(gradients, (query, key, value)))
 
 
@@ -257,6 +202,11 @@ _Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, bool, "float | N
 _Asked = tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, tuple[int, int], "float | None"]
 
 
+def _call(given: tuple[Any, ...], scale: float | None) -> _Given:
+    """What an operator is given, with the defaults that PyTorch leaves out, of dropout_p and is_causal."""
+    return (*given[:5], *(0.0, False)[len(given) - 3 :], scale)  # type: ignore[return-value]
+
+
 def _direct(call: _Given, more: bool) -> list[torch.Tensor] | None:
     """The results of a usual call, with the least work of the host; None where the kernel must look closer."""
     query, key, value, dropout_p, is_causal, scale = call
@@ -268,7 +218,7 @@ def _direct(call: _Given, more: bool) -> list[torch.Tensor] | None:
         return None
     layout = GIVEN_BHSD | OUT_BHSD | MEMORY_OF_Q | (MORE if more else 0)
     first = (scale, is_causal, -1, -1, 0.0, layout, True)
-    return _names.typed(_native.call, (query, key, value), first)  # type: ignore[no-any-return]
+    return _native.call((query, key, value), first)  # type: ignore[no-any-return]
 
 
 def _top_left(call: _Given) -> _Asked:

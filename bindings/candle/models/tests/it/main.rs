@@ -1,9 +1,14 @@
-//! Tokens with flash attention against tokens without it, on the CPU.
+//! Tokens with flash attention against tokens without it, on the CPU and on a GPU.
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+mod generate;
+mod weights;
 
 use candle::{DType, Device};
-use flashcore_candle_models::generate::{Generated, Model, Sizes, generate, load};
+use serde_json::json;
+
+use generate::{Generated, Model, Sizes, generate, load};
 
 fn tokens(model: Model, sizes: &Sizes, flash: bool, dtype: DType) -> candle::Result<Generated> {
     let prompt: Vec<u32> = (0..37).map(|i| (i * i + 3) % sizes.vocabulary as u32).collect();
@@ -64,5 +69,41 @@ fn half_precision_gives_close_logits() {
         };
         let (with, without) = (first(true), first(false));
         assert!(with < 2.0 * without + 1e-3, "{dtype:?}: {with} with, {without} without");
+    }
+}
+
+/// Tokens on a GPU against tokens of candle's own attention: on the GPU where the model can be asked for it, and on the
+/// CPU. Prints a JSON object a line. Run where `FLASHCORE_CANDLE_GPU` is set: link stubs of the libraries would end the
+/// process.
+#[test]
+fn tokens_on_a_gpu_are_candles() {
+    if std::env::var_os("FLASHCORE_CANDLE_GPU").is_none() {
+        println!("skipped: FLASHCORE_CANDLE_GPU is not set");
+        return;
+    }
+    let (gpu, sizes, has_flash) = (Device::new_cuda(0).unwrap(), Sizes::TINY, cfg!(feature = "flash-attn"));
+    let prompt: Vec<u32> = (0..101)
+        .map(|i| (i * i * 7 + 3 * i + 3) % sizes.vocabulary as u32)
+        .collect();
+    for model in [Model::Llama, Model::Mistral, Model::Qwen3] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let on = |device: &Device, flash| {
+                let mut step = load(model, &sizes, flash, dtype, device).unwrap();
+                generate(&mut step, device, &prompt, 100).unwrap()
+            };
+            let got = on(&gpu, has_flash);
+            let differs_at = |other: &Generated| got.tokens.iter().zip(&other.tokens).position(|(a, b)| a != b);
+            let from_host = differs_at(&on(&Device::Cpu, false));
+            // Qwen3 has no switch.
+            let without = (model != Model::Qwen3).then(|| on(&gpu, false));
+            let from_candle = without.as_ref().and_then(differs_at);
+            let line = json!({
+                "tokens": format!("{model:?}"), "dtype": dtype.as_str(), "flash": has_flash, "ids": got.tokens,
+                "differs_from_candle_at": from_candle, "compared_with_candle": without.is_some(),
+                "differs_from_host_at": from_host,
+            });
+            println!("{line}");
+            assert!(dtype != DType::F32 || from_host.or(from_candle).is_none(), "{line}");
+        }
     }
 }

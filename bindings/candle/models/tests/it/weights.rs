@@ -9,7 +9,7 @@ use candle_nn::{Init, VarBuilder};
 struct Random;
 
 /// Weights of any model.
-pub fn random(dtype: DType, device: &Device) -> VarBuilder<'static> {
+pub(crate) fn random(dtype: DType, device: &Device) -> VarBuilder<'static> {
     VarBuilder::from_backend(Box::new(Random), dtype, device.clone())
 }
 

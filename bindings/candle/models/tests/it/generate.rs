@@ -9,7 +9,7 @@ use crate::weights;
 
 /// The architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Model {
+pub(crate) enum Model {
     /// Calls flash attention where its config says so, on any device.
     Llama,
     /// As Llama.
@@ -20,24 +20,24 @@ pub enum Model {
 
 /// The sizes of a model.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     /// Layers.
-    pub layers: usize,
+    pub(crate) layers: usize,
     /// Query heads, and heads of K and V.
-    pub heads: [usize; 2],
+    pub(crate) heads: [usize; 2],
     /// Columns of a head.
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
     /// Columns between the matrices of an MLP.
-    pub intermediate: usize,
+    pub(crate) intermediate: usize,
     /// Tokens there are.
-    pub vocabulary: usize,
+    pub(crate) vocabulary: usize,
     /// Longest sequence.
-    pub positions: usize,
+    pub(crate) positions: usize,
 }
 
 impl Sizes {
     /// Small enough for a test on the CPU.
-    pub const TINY: Sizes = Sizes {
+    pub(crate) const TINY: Sizes = Sizes {
         layers: 3,
         heads: [4, 2],
         head_dim: 16,
@@ -62,15 +62,15 @@ impl Sizes {
 
 /// What a model generated.
 #[derive(Clone, Debug)]
-pub struct Generated {
+pub(crate) struct Generated {
     /// The tokens after the prompt.
-    pub tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
     /// Their logits, `[vocabulary]` each.
-    pub logits: Vec<Vec<f32>>,
+    pub(crate) logits: Vec<Vec<f32>>,
 }
 
 /// Generates `new` tokens with a model of [`load`].
-pub fn generate(step: &mut Step, device: &Device, prompt: &[u32], new: usize) -> Result<Generated> {
+pub(crate) fn generate(step: &mut Step, device: &Device, prompt: &[u32], new: usize) -> Result<Generated> {
     let (mut tokens, mut all_logits) = (Vec::new(), Vec::new());
     let mut next = prompt.to_vec();
     let mut position = 0;
@@ -93,10 +93,10 @@ pub fn generate(step: &mut Step, device: &Device, prompt: &[u32], new: usize) ->
 }
 
 /// Logits of the last token of an input at a position; position 0 begins a new sequence.
-pub type Step = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
+pub(crate) type Step = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
 
 /// A model with random weights. `flash` asks Llama and Mistral for flash attention.
-pub fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device) -> Result<Step> {
+pub(crate) fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device) -> Result<Step> {
     let weights = weights::random(dtype, device);
     match model {
         Model::Llama => {
