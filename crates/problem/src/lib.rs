@@ -39,6 +39,7 @@ pub mod slack;
 pub mod task;
 pub mod tensor;
 pub mod view;
+mod words;
 
 pub use append::{Append, AppendPlace, AppendValues, Rotary, SlotMapping};
 pub use builder::ProblemBuilder;
