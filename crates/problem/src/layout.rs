@@ -90,6 +90,13 @@ impl Layout {
         last?.checked_add(1)?.checked_mul(size)
     }
 
+    /// The indices of its rows, `[batch, seq, head]`, heads first.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = [usize; 3]> + use<> {
+        let [batch, seq, heads, _] = self.shape;
+        let count = batch.saturating_mul(seq).saturating_mul(heads);
+        (0..count).map(move |i| [i / heads / seq, i / heads % seq, i % heads])
+    }
+
     /// Elements in the shape, without gaps.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()

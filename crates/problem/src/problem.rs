@@ -7,8 +7,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    Alibi, CausalAlign, DType, Direction, ElementType, GradientLayouts, KeyRange, KvLengths, Layout, Mask, Memory,
-    ProblemBuilder, ProblemError, QLengths, TensorView, View,
+    Alibi, CausalAlign, DType, Direction, GradientLayouts, KeyRange, KvLengths, Layout, Mask, Memory, ProblemBuilder,
+    ProblemError, QLengths, TensorView, View,
 };
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
@@ -232,16 +232,20 @@ impl Problem {
         v: impl Into<View<'a, M>>,
     ) -> ProblemBuilder {
         let q = q.into();
-        let dtype = match q.element() {
-            ElementType::Float(dtype) => dtype,
-            ElementType::I32 | ElementType::I64 => DType::F16,
-        };
+        let dtype = q.element().float().unwrap_or(DType::F16);
         ProblemBuilder::of_layouts(dtype, [*q.layout(), *k.into().layout(), *v.into().layout()])
     }
 
     /// The default factor on `Q·Kᵀ`: `1/√head_dim`.
     pub fn default_scale(head_dim: usize) -> f32 {
         1.0 / (head_dim as f32).sqrt()
+    }
+
+    /// The layouts of all its tensors of rows: Q, K, V, O and, of a backward problem, dO and the gradients.
+    #[doc(hidden)]
+    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
+        let gradients = self.gradients.iter().flat_map(|g| [&g.dout, &g.dq, &g.dk, &g.dv]);
+        [&self.q, &self.k, &self.v, &self.o].into_iter().chain(gradients)
     }
 
     /// Query heads per K/V head (1: MHA; `num_heads`: MQA).

@@ -353,13 +353,5 @@ pub(crate) fn widest_access(starts: impl Iterator<Item = usize>) -> u32 {
 
 /// The [`row_strides`] of all tensors.
 pub(crate) fn all_strides(problem: &Problem) -> impl Iterator<Item = u32> {
-    let layouts = [
-        problem.q_layout(),
-        problem.k_layout(),
-        problem.v_layout(),
-        problem.o_layout(),
-    ];
-    let gradients = problem.gradient_layouts().into_iter();
-    let gradients = gradients.flat_map(|g| [&g.dout, &g.dq, &g.dk, &g.dv]);
-    layouts.into_iter().chain(gradients).flat_map(row_strides)
+    problem.layouts().flat_map(row_strides)
 }
