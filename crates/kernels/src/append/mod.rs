@@ -9,10 +9,9 @@ pub(crate) mod kinds;
 
 use flashcore_ir::{E4M3, Target};
 use flashcore_problem::{Append, AppendPlace, DType, Lengths};
-use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::args::Built;
+use crate::args::{Built, with_element};
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, grid, widest_access};
 use crate::step::{KernelCache, Step};
@@ -59,10 +58,8 @@ pub fn step(append: &Append, target: Target, alignment: u32, kernels: &KernelCac
         let (dtype, head_dims, vector_bytes) = (shape.dtype, shape.head_dims_name(), shape.vector_bytes);
         let name = format!("append_{dtype}_{head_dims}_v{vector_bytes}{}", kinds.name());
         Built::build(name, THREADS, |k| match dtype {
-            DType::F32 => kernel::body::<f32>(k, kinds, shape),
-            DType::F16 => kernel::body::<f16>(k, kinds, shape),
-            DType::BF16 => kernel::body::<bf16>(k, kinds, shape),
             DType::E4M3 => kernel::body::<E4M3>(k, kinds, shape),
+            dtype => with_element!(floats dtype => kernel::body(k, kinds, shape)),
         })
     })?;
     if !kernel.kernel().requires().is_met_by(target) {

@@ -25,10 +25,9 @@ use std::sync::Arc;
 
 use flashcore_ir::{Chip, E4M3, Table, Target};
 use flashcore_problem::{DType, Direction, Problem};
-use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::args::Built;
+use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, check_problem};
 use crate::attention::query_rows::{Packing, TileHeads};
@@ -192,9 +191,8 @@ fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Bui
     kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
         Built::build(name, config.threads(), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, &config, shape),
             DType::E4M3 => kernel::body::<E4M3>(k, &config, shape),
-            _ => kernel::body::<bf16>(k, &config, shape),
+            dtype => with_element!(sixteen_bits dtype => kernel::body(k, &config, shape)),
         })
     })
 }

@@ -11,13 +11,12 @@ mod warp;
 use std::sync::LazyLock;
 
 use flashcore_ir::{Chip, Target};
-use flashcore_problem::{DType, Direction, Problem};
-use half::{bf16, f16};
+use flashcore_problem::{Direction, Problem};
 use serde::Deserialize;
 
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
 use crate::Refusal;
-use crate::args::{Built, Tensor};
+use crate::args::{Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -239,11 +238,11 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
                 Outputs::Dq => "dq",
             };
             let name = shape.kernel_name(&format!("{NAME}/{config}-{what}"));
-            Built::build(name, config.threads(), |k| match shape.dtype {
-                DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
-                // `plan` refuses the others.
-                DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, &config, shape, outputs),
-            })
+            Built::build(
+                name,
+                config.threads(),
+                |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, &config, shape, outputs)),
+            )
         })?;
         kernel.step(grid(NAME, [blocks, 1, 1])?, &request)
     };

@@ -18,14 +18,13 @@ mod tests;
 use std::sync::LazyLock;
 
 use flashcore_ir::{BuildErrors, Chip, Target};
-use flashcore_problem::{DType, Problem, QLengths};
-use half::{bf16, f16};
+use flashcore_problem::{Problem, QLengths};
 
 use self::ahead::{heads_ahead, prepares_ahead};
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
 use crate::Refusal;
-use crate::args::{Built, Tensor};
+use crate::args::{Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -187,11 +186,11 @@ fn main_kernel(config: &Config, shape: &Shape, variant: Variant) -> Result<Built
     };
     let name = named(config, shape, what);
     let threads = 128 * (1 + Partition::new(config, shape).warpgroups);
-    Built::build(name, threads, |k| match shape.dtype {
-        DType::F16 => kernel::body::<f16>(k, config, shape, variant),
-        // `plan` refuses the others.
-        DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, config, shape, variant),
-    })
+    Built::build(
+        name,
+        threads,
+        |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, config, shape, variant)),
+    )
 }
 
 fn named(config: &Config, shape: &Shape, what: &str) -> String {
