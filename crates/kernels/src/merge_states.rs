@@ -36,14 +36,11 @@ const THREADS: u32 = 128;
 /// # Errors
 /// A [`Refusal`]: a number of parts that [is none](Problem::check_part_count), or more blocks than a grid can have.
 pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
-    if let Err(error) = problem.check_part_count(parts) {
-        let what = format!("{parts} parts: {error}");
-        return Err(Refusal::unsupported(
-            "merge",
-            what,
-            "check it first (Problem::check_part_count)",
-        ));
-    }
+    let count = problem.check_part_count(parts);
+    count.map_err(|error| {
+        let remedy = "check it first (Problem::check_part_count)";
+        Refusal::unsupported("merge", format!("{parts} parts: {error}"), remedy)
+    })?;
     let (layout, dtype) = (problem.o_layout(), problem.out_dtype());
     let size = dtype.size_bytes();
     let strides = row_strides(layout);

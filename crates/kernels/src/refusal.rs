@@ -94,6 +94,16 @@ pub enum Refusal {
     Build(String),
 }
 
+/// Refuses what a family does not serve: `refuse!(when => family, remedy, "what {}", ...)`.
+macro_rules! refuse {
+    ($when:expr => $family:expr, $remedy:expr, $($what:tt)+) => {
+        if $when {
+            return Err(crate::Refusal::unsupported($family, format!($($what)+), $remedy));
+        }
+    };
+}
+pub(crate) use refuse;
+
 impl Refusal {
     pub(crate) fn unsupported(family: &'static str, what: impl Into<String>, remedy: &'static str) -> Refusal {
         let what = what.into();

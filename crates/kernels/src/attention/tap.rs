@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use super::params::{RowParams, check_lengths};
 use super::row_tile::{half_and_column, lane_column};
 use super::softmax::{Row, RowMax};
-use crate::Refusal;
 use crate::args::{Args, Request};
+use crate::{Refusal, refuse};
 
 /// So small a scale that every score rounds to a weight of 1, and −∞ stays what it is.
 const EVEN_SCALE: f32 = 1e-30;
@@ -82,11 +82,9 @@ pub(crate) fn check(problem: &Problem, tap: Option<Tap>) -> Result<(), Refusal> 
         return Ok(());
     }
     check_lengths(problem, family, "take a problem of equal lengths")?;
-    if u32::try_from(problem.lse_len()).is_ok() {
-        return Ok(());
-    }
-    let what = format!("{} rows", problem.lse_len());
-    Err(Refusal::unsupported(family, what, "take fewer batches or heads"))
+    let rows = problem.lse_len();
+    refuse!(u32::try_from(rows).is_err() => family, "take fewer batches or heads", "{rows} rows");
+    Ok(())
 }
 
 /// The parameters of a tap.

@@ -13,13 +13,13 @@ pub mod scores;
 
 use flashcore_problem::{Direction, Problem};
 
-use crate::Refusal;
 use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem};
 use crate::attention::tap::Tap;
 use crate::family::{Family, Values, constraint, lever_values, levers};
 use crate::step::{KernelCache, Step};
+use crate::{Refusal, refuse};
 use common::WARP_ROWS;
 
 /// The family's name.
@@ -106,11 +106,9 @@ fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
         Kind::Hybrid => 192,
         Kind::Mma => 208,
     };
-    if config.cols < 64 || head_dim <= most {
-        return Ok(());
-    }
-    let what = format!("head_dim {head_dim} with 64 keys a tile: registers would spill");
-    Err(Refusal::unsupported(NAME, what, "with 32 keys a tile it does"))
+    refuse!(config.cols >= 64 && head_dim > most => NAME, "with 32 keys a tile it does",
+        "head_dim {head_dim} with 64 keys a tile: registers would spill");
+    Ok(())
 }
 
 pub(crate) fn plan(
@@ -119,9 +117,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<Step, Refusal> {
-    if problem.direction() == Direction::Backward {
-        return Err(Refusal::unsupported(NAME, "the backward pass", OTHER_FAMILIES));
-    }
+    refuse!(problem.direction() == Direction::Backward => NAME, OTHER_FAMILIES, "the backward pass");
     check_lengths(problem, NAME, OTHER_FAMILIES)?;
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;

@@ -12,12 +12,12 @@ use flashcore_ir::{Cache, KernelBuilder, Target, Val, Var, Widen};
 use flashcore_problem::Problem;
 
 use super::common::{ScoreOperands, WARP_ROWS};
-use crate::Refusal;
 use crate::args::{Args, Built, Tensor, with_element};
 use crate::attention::params::{ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, check_lengths, check_problem};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
+use crate::{Refusal, refuse};
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,16 +86,11 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     if !TILES.contains(&levers.tile) {
         return Err(Refusal::lever("tile", levers.tile, "64, 128"));
     }
-    if problem.softcap().is_some() {
-        return Err(Refusal::unsupported(FAMILY, "a soft cap", "leave it away"));
-    }
-    if problem.alibi().is_some() {
-        return Err(Refusal::unsupported(FAMILY, "ALiBi", "leave it away"));
-    }
-    if !problem.seq_len_kv().is_multiple_of(CHUNK as usize) {
-        let what = format!("{} keys (it stores 8 at a time)", problem.seq_len_kv());
-        return Err(Refusal::unsupported(FAMILY, what, "round them up to a multiple of 8"));
-    }
+    let keys = problem.seq_len_kv();
+    refuse!(problem.softcap().is_some() => FAMILY, "leave it away", "a soft cap");
+    refuse!(problem.alibi().is_some() => FAMILY, "leave it away", "ALiBi");
+    refuse!(!keys.is_multiple_of(CHUNK as usize) =>
+        FAMILY, "round them up to a multiple of 8", "{keys} keys (it stores 8 at a time)");
     let head_dim = problem.head_dim() as u32;
     let needed = 2 * tile_bytes(levers.tile, head_dim, 1) + tile_bytes(levers.tile, levers.tile, 1);
     Refusal::check_shared_memory(needed, target, || "a tile of 64 needs less".to_string())?;

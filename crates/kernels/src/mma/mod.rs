@@ -15,7 +15,6 @@ mod tests;
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, KvLengths, Problem, QLengths};
 
-use crate::Refusal;
 use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
@@ -27,6 +26,7 @@ use crate::family::{Family, Values, constraint, levers};
 use crate::size::is_one_cache;
 use crate::step::{KernelCache, Steps};
 use crate::tiles::{padded, tile_bytes};
+use crate::{Refusal, refuse};
 
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
@@ -279,14 +279,8 @@ pub(crate) fn plan(
     FAMILY.check(&Values::from(*config))?;
     config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
-    if config.f16_scores && problem.dtype() != DType::F16 {
-        let what = format!("accumulation in fp16 (acc16) for {}", problem.dtype());
-        return Err(Refusal::unsupported(
-            NAME,
-            what,
-            "fp16 problems have it; leave acc16 out of the id",
-        ));
-    }
+    refuse!(config.f16_scores && problem.dtype() != DType::F16 =>
+        NAME, "fp16 problems have it; leave acc16 out of the id", "accumulation in fp16 (acc16) for {}", problem.dtype());
     // Each split of a row that exists stores a partial, which `combine` takes.
     let has_all_rows = problem.q_lengths() == QLengths::Equal && problem.batch_invariant().is_none();
     if problem.has_lengths() && config.splits > 1 && !has_all_rows {

@@ -26,7 +26,6 @@ use std::sync::Arc;
 use flashcore_ir::{Chip, E4M3, Table, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
-use crate::Refusal;
 use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, check_problem};
@@ -38,6 +37,7 @@ use crate::attention::tensor_rows::page_rows;
 use crate::attention::{combine, split};
 use crate::family::Values;
 use crate::step::{KernelCache, Steps};
+use crate::{Refusal, refuse};
 use transpose::Transposed;
 
 pub use crate::attention::params::ALIGNMENT;
@@ -138,21 +138,17 @@ pub(crate) fn plan(
 /// Refuses what the family does not serve, whatever its kernel.
 fn check(problem: &Problem, config: &Config, chip: Chip) -> Result<(), Refusal> {
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
-    if chip.target != Target::Sm90a {
-        let remedy = match problem.dtype() {
-            DType::E4M3 => "no family serves e4m3 there: use the CPU",
-            _ => "family mma does",
-        };
-        return Err(Refusal::unsupported(NAME, chip.target.to_string(), remedy));
-    }
+    let remedy = match problem.dtype() {
+        DType::E4M3 => "no family serves e4m3 there: use the CPU",
+        _ => "family mma does",
+    };
+    refuse!(chip.target != Target::Sm90a => NAME, remedy, "{}", chip.target);
     FAMILY.check(&Values::from(*config))?;
     config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
-    if config.pack_heads && problem.group_size() > Packing::MAX_HEADS {
-        let (heads, most) = (problem.group_size(), Packing::MAX_HEADS);
-        let what = format!("{heads} packed heads: a warpgroup has {most} rows");
-        return Err(Refusal::unsupported(NAME, what, "leave out -gqa"));
-    }
+    let (heads, most) = (problem.group_size(), Packing::MAX_HEADS);
+    refuse!(config.pack_heads && heads > most =>
+        NAME, "leave out -gqa", "{heads} packed heads: a warpgroup has {most} rows");
     Ok(())
 }
 
@@ -165,10 +161,8 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
         if !config.cols.is_multiple_of(tiles::step(1)) {
             return Err(Refusal::lever("cols", config.cols, "multiples of 32 for e4m3"));
         }
-        if !shape.head_dim_v.is_multiple_of(16) {
-            let what = format!("e4m3 values with head_dim {}", shape.head_dim_v);
-            return Err(Refusal::unsupported(NAME, what, "a multiple of 16 can be served"));
-        }
+        refuse!(!shape.head_dim_v.is_multiple_of(16) =>
+            NAME, "a multiple of 16 can be served", "e4m3 values with head_dim {}", shape.head_dim_v);
         if shape.split {
             return Err(Refusal::lever("splits", config.splits, "1 for e4m3"));
         }
@@ -177,11 +171,9 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
     let tiles = problem.seq_len_q().div_ceil(queries);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
     let (batch, heads) = (problem.batch(), problem.num_heads());
-    if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::COUNT_LIMIT {
-        let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
-        let remedy = "split the problem: it counts to 65535 of each";
-        return Err(Refusal::unsupported(NAME, what, remedy));
-    }
+    refuse!(batch.max(heads).max(tiles).max(key_tiles) >= scheduler::COUNT_LIMIT =>
+        NAME, "split the problem: it counts to 65535 of each",
+        "{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
     config.check_registers(shape)?;
     config.check_blocks(shape)
 }

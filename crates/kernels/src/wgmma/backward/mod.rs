@@ -23,7 +23,6 @@ use flashcore_problem::{Problem, QLengths};
 use self::ahead::{heads_ahead, prepares_ahead};
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
-use crate::Refusal;
 use crate::args::{Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
@@ -33,6 +32,7 @@ use crate::attention::softmax::Rescale;
 use crate::card::{Card, Proposal, Row};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
+use crate::{Refusal, refuse};
 
 /// Rows of a `wgmma`: the keys of a warpgroup, and the query rows of its part of dQ.
 const WGMMA_M: u32 = 64;
@@ -202,13 +202,9 @@ const TENSORS: [Tensor; 6] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::Dout, Ten
 
 /// Refuses problems that have no kernel.
 fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
-    let refuse = |what: String| Err(Refusal::unsupported(NAME, what, REMEDY));
-    if chip.target != Target::Sm90a {
-        return refuse(format!("the backward pass on {}", chip.target));
-    }
-    if problem.softcap().is_some() {
-        return refuse("the backward pass of scores with a soft cap".to_string());
-    }
+    let target = chip.target;
+    refuse!(target != Target::Sm90a => NAME, REMEDY, "the backward pass on {target}");
+    refuse!(problem.softcap().is_some() => NAME, REMEDY, "the backward pass of scores with a soft cap");
     for tensor in TENSORS {
         check_repeated(tensor.name(), tensor.layout(problem)?, "copy them, or use family mma")?;
     }
