@@ -3,7 +3,6 @@
 //!
 //! `cuMemFree` may wait for the work that uses the memory, but no manual promises it, so freeing does not lean on that.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::context::{Home, lock};
@@ -44,11 +43,7 @@ impl Allocation {
     }
 }
 
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Allocation(at {:#x})", self.block.address)
-    }
-}
+flashcore_ir::shown! { Debug for Allocation: self, f => write!(f, "Allocation(at {:#x})", self.block.address); }
 
 impl Drop for Allocation {
     fn drop(&mut self) {

@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::device::DeviceInfo;
@@ -253,10 +252,8 @@ impl PartialEq for Context {
 
 impl Eq for Context {}
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Context(device {}, {})", self.ordinal(), self.info().name)
-    }
+flashcore_ir::shown! {
+    Debug for Context: self, f => write!(f, "Context(device {}, {})", self.ordinal(), self.info().name);
 }
 
 /// Locks; a thread that panicked while it held the lock leaves data that is still well-formed here.

@@ -122,12 +122,8 @@ pub enum CudaError {
     ZeroByte { what: &'static str },
 }
 
-/// The message, which `main` prints of an error that it returns.
-impl fmt::Debug for CudaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+// The message, which `main` prints of an error that it returns.
+flashcore_ir::shown! { Debug for CudaError: self, f => std::fmt::Display::fmt(self, f); }
 
 impl From<CallError> for CudaError {
     fn from(error: CallError) -> Self {

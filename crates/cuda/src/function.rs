@@ -1,7 +1,6 @@
 //! Kernels: their attributes, their launches.
 
 use std::ffi::{CString, c_int, c_void};
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Launch;
@@ -226,10 +225,8 @@ impl Function {
     }
 }
 
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Function({} of {:?})", self.name(), self.module.identity())
-    }
+flashcore_ir::shown! {
+    Debug for Function: self, f => write!(f, "Function({} of {:?})", self.name(), self.module.identity());
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Graphs: a sequence of launches recorded once and replayed with one call, for a few microseconds
 //! less each.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::context::{Context, lock};
@@ -162,11 +161,7 @@ fn destroy(driver: &Driver, graph: CUgraph) -> CallResult<()> {
     driver.cuGraphDestroy(graph)
 }
 
-impl fmt::Debug for Recording {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Recording(on device {})", self.context.ordinal())
-    }
-}
+flashcore_ir::shown! { Debug for Recording: self, f => write!(f, "Recording(on device {})", self.context.ordinal()); }
 
 /// A replay still running finishes; the driver frees the graph after it (`cuGraphExecDestroy`).
 impl Drop for Graph {
@@ -176,10 +171,8 @@ impl Drop for Graph {
     }
 }
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Graph({} on device {})", self.label, self.context.ordinal())
-    }
+flashcore_ir::shown! {
+    Debug for Graph: self, f => write!(f, "Graph({} on device {})", self.label, self.context.ordinal());
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! The identity of a compiled kernel.
 
-use std::fmt;
-
 use sha2::{Digest, Sha256};
 
 /// SHA-256 over a module's PTX without debug lines, and the architecture and driver that compiled
@@ -37,16 +35,9 @@ impl ModuleIdentity {
     }
 }
 
-impl fmt::Display for ModuleIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.hex())
-    }
-}
-
-impl fmt::Debug for ModuleIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ModuleIdentity({})", self.short())
-    }
+flashcore_ir::shown! {
+    Display for ModuleIdentity: self, f => f.write_str(&self.hex());
+    Debug for ModuleIdentity: self, f => write!(f, "ModuleIdentity({})", self.short());
 }
 
 /// `.file` and `.loc` change no instruction.

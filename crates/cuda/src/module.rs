@@ -4,7 +4,6 @@
 //! here is the loaded module, so that asking twice costs a hash.
 
 use std::ffi::CString;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -137,10 +136,8 @@ impl Module {
     }
 }
 
-impl fmt::Debug for Module {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} on device {}", self.identity(), self.context.ordinal())
-    }
+flashcore_ir::shown! {
+    Debug for Module: self, f => write!(f, "{:?} on device {}", self.identity(), self.context.ordinal());
 }
 
 /// A module in the driver. When the last of its holders is gone, it waits for the context to unload it.

@@ -1,6 +1,5 @@
 //! Streams and events: the order of work on a device, and its timing.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::allocation::{Allocation, Uses};
@@ -278,10 +277,8 @@ fn once_each<'a>(memory: impl IntoIterator<Item = &'a Arc<Allocation>>) -> Vec<&
     memory
 }
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({:#x} on device {})", self.as_raw(), self.context.ordinal())
-    }
+flashcore_ir::shown! {
+    Debug for Stream: self, f => write!(f, "Stream({:#x} on device {})", self.as_raw(), self.context.ordinal());
 }
 
 /// A point in a stream, for timing and for order between streams.

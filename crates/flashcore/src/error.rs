@@ -162,12 +162,8 @@ pub enum Error {
     },
 }
 
-/// The message, which `main` prints of an error that it returns.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+// The message, which `main` prints of an error that it returns.
+flashcore_ir::shown! { Debug for Error: self, f => std::fmt::Display::fmt(self, f); }
 
 /// An operand is one, whoever checked it.
 impl From<ProblemError> for Error {

@@ -1,6 +1,5 @@
 //! Where in the Rust source an instruction was written.
 
-use std::fmt;
 use std::panic::Location;
 
 /// A line of Rust source.
@@ -27,11 +26,7 @@ impl SourceLine {
     }
 }
 
-impl fmt::Display for SourceLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)
-    }
-}
+crate::shown! { Display for SourceLine: self, f => write!(f, "{}:{}", self.file, self.line); }
 
 /// One step of how an instruction came to be: a tile verb and the line that called it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,5 @@
 //! [`Table`]: numbers that come with a launch.
 
-use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -63,12 +62,8 @@ impl Hash for Table {
     }
 }
 
-/// The numbers: what a launch is told apart by where it is written down.
-impl fmt::Debug for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.words.fmt(f)
-    }
-}
+// The numbers: what a launch is told apart by where it is written down.
+crate::shown! { Debug for Table: self, f => self.words.fmt(f); }
 
 /// Tables are long and made by rule: how long says enough.
 impl Serialize for Table {
