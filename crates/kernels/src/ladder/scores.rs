@@ -83,9 +83,7 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     const FAMILY: &str = "ladder/scores";
     check_lengths(problem, FAMILY, OTHER_FAMILIES)?;
     check_problem(problem, FAMILY, &SIXTEEN_BITS)?;
-    if !TILES.contains(&levers.tile) {
-        return Err(Refusal::lever("tile", levers.tile, "64, 128"));
-    }
+    refuse!(!TILES.contains(&levers.tile) => lever "tile" = levers.tile, "64, 128");
     let keys = problem.seq_len_kv();
     refuse!(problem.softcap().is_some() => FAMILY, "leave it away", "a soft cap");
     refuse!(problem.alibi().is_some() => FAMILY, "leave it away", "ALiBi");

@@ -283,10 +283,8 @@ pub(crate) fn plan(
         NAME, "fp16 problems have it; leave acc16 out of the id", "accumulation in fp16 (acc16) for {}", problem.dtype());
     // Each split of a row that exists stores a partial, which `combine` takes.
     let has_all_rows = problem.q_lengths() == QLengths::Equal && problem.batch_invariant().is_none();
-    if problem.has_lengths() && config.splits > 1 && !has_all_rows {
-        let allowed = "1 where sequences have different numbers of queries, and for batch-invariant caches";
-        return Err(Refusal::lever("splits", config.splits, allowed));
-    }
+    refuse!(problem.has_lengths() && config.splits > 1 && !has_all_rows => lever "splits" = config.splits,
+        "1 where sequences have different numbers of queries, and for batch-invariant caches");
     let schedule = config.schedule(problem, chip)?;
     let several = schedule.is_some() || config.splits > 1;
     let whole = Shape::new(problem, ALIGNMENT, tap).overlapping(several, chip.target);

@@ -11,13 +11,13 @@ mod tiled;
 use flashcore_ir::Widen;
 use flashcore_problem::{DType, Direction, Problem};
 
-use crate::Refusal;
 use crate::args::{Args, Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, widest_access};
 use crate::attention::tap::Tap;
 use crate::family::{Family, LeverValue, Values, constraint, levers};
 use crate::step::{KernelCache, Steps};
+use crate::{Refusal, refuse};
 
 /// The family's name.
 pub const NAME: &str = "scalar";
@@ -88,10 +88,7 @@ impl Config {
     fn check_access(&self, problem: &Problem) -> Result<(), Refusal> {
         let (given, allowed) = (self.vector_bytes, widest(problem));
         let element = problem.dtype().size_bytes() as u32;
-        if given < element {
-            let allowed = format!("16, 8, 4, 2, and not less than an element ({element})");
-            return Err(Refusal::lever("vector_bytes", given, allowed));
-        }
+        refuse!(given < element => lever "vector_bytes" = given, "16, 8, 4, 2, and not less than an element ({element})");
         if given > allowed {
             let vector_bytes = allowed;
             let suggestion = FAMILY.id(&Values::from(Config { vector_bytes, ..*self }));

@@ -5,12 +5,12 @@ use flashcore_problem::{DType, Direction, Problem};
 
 use super::backward;
 use super::tiles::{self, padded, slab_cols, slab_count, tile_bytes};
-use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
 use crate::family::{Family, Values, constraint, levers};
+use crate::{Refusal, refuse};
 
 const ROWS: [u32; 3] = [64, 128, 192];
 const COLS: [u32; 15] = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256];
@@ -185,12 +185,10 @@ impl Config {
 
     /// Refuses more blocks an SM than its shared memory has room for.
     pub(super) fn check_blocks(&self, shape: &Shape) -> Result<(), Refusal> {
-        if self.min_blocks == 1 || self.fits_shared_memory(shape) {
-            return Ok(());
-        }
         let (needed, room) = (self.shared_bytes(shape, 1), self.room());
-        let allowed = format!("1: a block needs {needed} B of shared memory, and of two each may have {room}");
-        Err(Refusal::lever("min_blocks", self.min_blocks, allowed))
+        refuse!(self.min_blocks > 1 && !self.fits_shared_memory(shape) => lever "min_blocks" = self.min_blocks,
+            "1: a block needs {needed} B of shared memory, and of two each may have {room}");
+        Ok(())
     }
 
     /// Whether a block has room for its tiles.

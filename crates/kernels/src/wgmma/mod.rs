@@ -155,17 +155,16 @@ fn check(problem: &Problem, config: &Config, chip: Chip) -> Result<(), Refusal> 
 /// Refuses what a kernel of this shape does not serve.
 fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), Refusal> {
     if shape.listed {
-        check_listed(config)?;
+        refuse!(config.cluster > 1 => lever "cluster" = config.cluster,
+            "1 with lengths: neighbours may have different keys");
+        refuse!(config.splits > 1 => lever "splits" = config.splits,
+            "1 with lengths: the schedule splits keys where blocks would idle");
     }
     if shape.is_fp8() {
-        if !config.cols.is_multiple_of(tiles::step(1)) {
-            return Err(Refusal::lever("cols", config.cols, "multiples of 32 for e4m3"));
-        }
+        refuse!(!config.cols.is_multiple_of(tiles::step(1)) => lever "cols" = config.cols, "multiples of 32 for e4m3");
         refuse!(!shape.head_dim_v.is_multiple_of(16) =>
             NAME, "a multiple of 16 can be served", "e4m3 values with head_dim {}", shape.head_dim_v);
-        if shape.split {
-            return Err(Refusal::lever("splits", config.splits, "1 for e4m3"));
-        }
+        refuse!(shape.split => lever "splits" = config.splits, "1 for e4m3");
     }
     let queries = shape.packing.queries_in(config.rows) as usize;
     let tiles = problem.seq_len_q().div_ceil(queries);
@@ -187,17 +186,6 @@ fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Bui
             dtype => with_element!(sixteen_bits dtype => kernel::body(k, &config, shape)),
         })
     })
-}
-
-/// Refuses what no work lists made on the device serve.
-fn check_listed(config: &Config) -> Result<(), Refusal> {
-    let neighbours = "1 with lengths: neighbours may have different keys";
-    let scheduled = "1 with lengths: the schedule splits keys where blocks would idle";
-    match (config.cluster, config.splits) {
-        (1, 1) => Ok(()),
-        (1, splits) => Err(Refusal::lever("splits", splits, scheduled)),
-        (cluster, _) => Err(Refusal::lever("cluster", cluster, neighbours)),
-    }
 }
 
 /// The schedule of a problem with lengths, for as many blocks as run at a time.

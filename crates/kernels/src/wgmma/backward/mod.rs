@@ -128,10 +128,8 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     FAMILY.check(&Values::from(*config))?;
     let shape = Shape::new(problem, ALIGNMENT, None);
     check_levers(config, &shape)?;
-    if problem.deterministic() && config.splits > 1 {
-        let allowed = "1 for a deterministic problem: blocks that share a tile add to dK and dV in any order";
-        return Err(Refusal::lever("splits", config.splits, allowed));
-    }
+    refuse!(problem.deterministic() && config.splits > 1 => lever "splits" = config.splits,
+        "1 for a deterministic problem: blocks that share a tile add to dK and dV in any order");
 
     let first_stores = first_stores(problem.deterministic(), width(&shape));
     let kv_heads = problem.batch() * problem.num_kv_heads();
