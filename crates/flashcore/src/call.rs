@@ -43,17 +43,10 @@ fn spec(tensors: &[TensorSpec], name: Name) -> Result<&TensorSpec, Error> {
 }
 
 /// What verbs of tensors that carry nothing give.
-const GIVEN: [Name; 9] = [
-    Name::Q,
-    Name::K,
-    Name::V,
-    Name::Out,
-    Name::Lse,
-    Name::Dout,
-    Name::Dq,
-    Name::Dk,
-    Name::Dv,
-];
+const GIVEN: [Name; 9] = {
+    use Name::{Dk, Dout, Dq, Dv, K, Lse, Out, Q, V};
+    [Q, K, V, Out, Lse, Dout, Dq, Dk, Dv]
+};
 
 /// Refuses an output without log-sum-exp.
 fn lse_of<T>(output: &Output<T>) -> Result<&T, Error> {
