@@ -366,8 +366,8 @@ impl<R: 'static> Built<R> {
     }
 }
 
-/// Calls a kernel's body for the element that a dtype has: `with_element!(sixteen_bits dtype => body(k, shape))`. Families
-/// refuse what is not among `sixteen_bits`, or among `floats`.
+/// Calls a kernel's body for the element that a dtype has: `with_element!(sixteen_bits dtype => body(k, shape))`.
+/// Families refuse what is not among `sixteen_bits`, or among `floats`.
 macro_rules! with_element {
     (sixteen_bits $dtype:expr => $($body:ident)::+($($arg:expr),*)) => {
         match $dtype {

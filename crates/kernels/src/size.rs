@@ -9,8 +9,8 @@ flashcore_problem::words! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
     #[serde(rename_all = "snake_case")]
     Size {
-        /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys split
-        /// across as many blocks as the SMs ask for ([`split_for`](crate::mma::Config::split_for)).
+        /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys
+        /// split across as many blocks as the SMs ask for ([`split_for`](crate::mma::Config::split_for)).
         Decode = "decode",
         /// Tiles of 64 rows leave SMs without a block: tiles of 32, their keys shared out among warps.
         Small = "small",

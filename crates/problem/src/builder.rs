@@ -4,6 +4,7 @@ use crate::head_values::MIN_ALIBI_SCALE;
 use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN, MAX_SOFTMAX_SCALE, SOFTCAPS};
 use crate::{
     Alibi, DType, Direction, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemError, QLengths, direction,
+    refuse,
 };
 
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
@@ -315,11 +316,8 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
         return ProblemError::value(field, 0, "it must be at least 1");
     }
     for (field, given) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
-        if given % 8 != 0 || given > 256 {
-            let allowed = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next \
-                           multiple of 8)";
-            return ProblemError::value(field, given, allowed);
-        }
+        refuse!(given % 8 != 0 || given > 256 => value(field, given,
+            "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next multiple of 8)"));
     }
     if !problem.num_heads.is_multiple_of(problem.num_kv_heads) {
         return Err(ProblemError::HeadGroups {
@@ -335,23 +333,16 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
 
 fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     let scale = problem.softmax_scale;
-    if !(scale > 0.0 && scale <= MAX_SOFTMAX_SCALE) {
-        let allowed = "it must be finite, above 0 and at most 1e5, the largest that is tested";
-        return ProblemError::value("softmax_scale", scale, allowed);
-    }
+    refuse!(!(scale > 0.0 && scale <= MAX_SOFTMAX_SCALE) =>
+        value("softmax_scale", scale, "it must be finite, above 0 and at most 1e5, the largest that is tested"));
     if let Some(cap) = problem.softcap
         && !SOFTCAPS.contains(&cap)
     {
         let allowed = "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)";
         return ProblemError::value("softcap", cap, allowed);
     }
-    if problem.batch_invariant == Some(0) {
-        return ProblemError::value(
-            "batch_invariant",
-            0,
-            "a split has 1 key or more (leave it out where splits may follow the batch)",
-        );
-    }
+    refuse!(problem.batch_invariant == Some(0) =>
+        value("batch_invariant", 0, "a split has 1 key or more (leave it out where splits may follow the batch)"));
     ProblemError::check_size(
         "batch_invariant",
         problem.batch_invariant.unwrap_or(1) as u128,
@@ -361,17 +352,11 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
         let allowed = "it is of the forward pass alone: leave it out of a backward problem";
         return ProblemError::value("batch_invariant", keys, allowed);
     }
-    if problem.sinks == Some(DType::E4M3) {
-        return ProblemError::value("sinks", DType::E4M3, "sinks are f32, fp16 or bf16");
-    }
-    if problem.alibi.is_some() && scale < MIN_ALIBI_SCALE {
-        let allowed = "with ALiBi it must be at least 1e-24: the bias is divided by it";
-        return ProblemError::value("softmax_scale", scale, allowed);
-    }
+    refuse!(problem.sinks == Some(DType::E4M3) => value("sinks", DType::E4M3, "sinks are f32, fp16 or bf16"));
+    refuse!(problem.alibi.is_some() && scale < MIN_ALIBI_SCALE =>
+        value("softmax_scale", scale, "with ALiBi it must be at least 1e-24: the bias is divided by it"));
     for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {
-        if given.unsigned_abs() as usize > MAX_SEQ_LEN {
-            return ProblemError::value(field, given, "it must lie within ±2^28");
-        }
+        refuse!(given.unsigned_abs() as usize > MAX_SEQ_LEN => value(field, given, "it must lie within ±2^28"));
     }
     Ok(())
 }
@@ -414,10 +399,8 @@ fn check_lengths(problem: &Problem) -> Result<(), ProblemError> {
             entries,
             MAX_ELEMENTS as u128 / 2,
         )?;
-        if page_size * max_pages < problem.seq_len_kv {
-            let allowed = "pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv";
-            return ProblemError::value("max_pages", max_pages, allowed);
-        }
+        refuse!(page_size * max_pages < problem.seq_len_kv => value("max_pages", max_pages,
+            "pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv"));
     }
     Ok(())
 }

@@ -14,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, KvLengths, Layout, Problem, ProblemBuilder, ProblemError, words};
+use crate::{DType, KvLengths, Layout, Problem, ProblemBuilder, ProblemError, refuse, words};
 
 words! {
     /// Which way a problem is computed.
@@ -197,10 +197,8 @@ impl Problem {
 
 /// Refuses what has no backward pass.
 pub(crate) fn check_served(problem: &Problem) -> Result<(), ProblemError> {
-    if problem.dtype == DType::E4M3 {
-        let allowed = "the backward pass takes f32, fp16 and bf16 (convert Q, K and V)";
-        return ProblemError::value("dtype", problem.dtype, allowed);
-    }
+    refuse!(problem.dtype == DType::E4M3 =>
+        value("dtype", problem.dtype, "the backward pass takes f32, fp16 and bf16 (convert Q, K and V)"));
     if let Some(dtype) = problem.sinks {
         let allowed = "the backward pass takes none: it does not compute their gradients (leave sinks out)";
         return ProblemError::value("sinks", dtype, allowed);
@@ -209,10 +207,8 @@ pub(crate) fn check_served(problem: &Problem) -> Result<(), ProblemError> {
         let allowed = "the backward pass has no bias (leave alibi out)";
         return ProblemError::value("alibi", slopes.name(), allowed);
     }
-    if let KvLengths::Paged { .. } = problem.kv_lengths {
-        let allowed = "the backward pass takes equal, packed and cached K and V (pages can be shared, and so would be \
-                       their gradients; copy the keys of each sequence into a packed tensor)";
-        return ProblemError::value("kv_lengths", "paged", allowed);
-    }
+    refuse!(matches!(problem.kv_lengths, KvLengths::Paged { .. }) => value("kv_lengths", "paged",
+        "the backward pass takes equal, packed and cached K and V (pages can be shared, and so would be their \
+         gradients; copy the keys of each sequence into a packed tensor)"));
     Ok(())
 }

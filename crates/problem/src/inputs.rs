@@ -66,9 +66,9 @@ words! {
         NegativeScores = "negative-scores",
         /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals; ordinary scores.
         Extremes = "extremes",
-        /// One element of each row of Q and K is not 0. A score is one product, exact in f32, so that no tolerance covers a
-        /// wrong one, and its product with the scale is rounded. Up to the largest numbers of the dtype: rows pass the
-        /// [limits](mod@crate::limits), and scores overflow f32. In a backward problem up to 2⁹.
+        /// One element of each row of Q and K is not 0. A score is one product, exact in f32, so that no tolerance
+        /// covers a wrong one, and its product with the scale is rounded. Up to the largest numbers of the dtype:
+        /// rows pass the [limits](mod@crate::limits), and scores overflow f32. In a backward problem up to 2⁹.
         OneHot = "one-hot",
     }
 }

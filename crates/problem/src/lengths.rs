@@ -9,7 +9,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::arrays::{arrays, check_entries};
-use crate::{KeyRange, Problem, ProblemBuilder, ProblemError};
+use crate::{KeyRange, Problem, ProblemBuilder, ProblemError, refuse};
 
 /// Where the query rows of a sequence lie in Q and O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -159,12 +159,10 @@ impl Sequence<'_> {
         let seen = self.seen();
         for (i, &page) in table[..self.len_kv.div_ceil(page_size)].iter().enumerate() {
             let of = format!("has {page} in entry {i} of sequence {b}");
-            if page < -1 || page >= pages as i32 {
-                return ProblemError::lengths("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
-            }
-            if page == -1 && !seen.is_empty() && i * page_size < seen.end && seen.start < (i + 1) * page_size {
-                return ProblemError::lengths("block_table", format!("{of}, no page, but rows see keys of it"));
-            }
+            refuse!(page < -1 || page >= pages as i32 =>
+                lengths("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1)));
+            refuse!(page == -1 && !seen.is_empty() && i * page_size < seen.end && seen.start < (i + 1) * page_size =>
+                lengths("block_table", format!("{of}, no page, but rows see keys of it")));
         }
         Ok(())
     }

@@ -50,6 +50,7 @@ pub use compare::{
 pub use direction::{Direction, GradientLayouts, Gradients};
 pub use dtype::{DType, Element};
 pub use error::ProblemError;
+use error::refuse;
 pub use half::{bf16, f16};
 pub use head_values::{Alibi, MAX_ALIBI_SLOPE};
 pub use host_call::Carried;

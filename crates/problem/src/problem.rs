@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     Alibi, CausalAlign, DType, Direction, GradientLayouts, KeyRange, KvLengths, Layout, Mask, Memory, ProblemBuilder,
-    ProblemError, QLengths, TensorView, View,
+    ProblemError, QLengths, TensorView, View, refuse,
 };
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
@@ -383,9 +383,7 @@ impl Problem {
         check_tensor("v", self.dtype, &self.v, v)?;
         for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
             let given = view.scales().map_or(0, <[f32]>::len);
-            if given != self.num_scales() {
-                return ProblemError::scales(tensor, given, self.batch, self.num_kv_heads);
-            }
+            refuse!(given != self.num_scales() => scales(tensor, given, self.batch, self.num_kv_heads));
             if given > 0 && view.scaled != self.batch {
                 let (scaled, batch) = (view.scaled, self.batch);
                 let message = format!(
@@ -412,9 +410,7 @@ pub(crate) fn check_tensor(
     let (dtype, given) = (view.dtype(), view.layout());
     ProblemError::check_dtype(tensor, dtype, expected)?;
     ProblemError::check_shape(tensor, &given.shape, &layout.shape)?;
-    if given.strides != layout.strides {
-        let why = "the problem has other strides; build it from the layouts of the tensors";
-        return ProblemError::strides(tensor, given, why);
-    }
+    refuse!(given.strides != layout.strides =>
+        strides(tensor, given, "the problem has other strides; build it from the layouts of the tensors"));
     Ok(())
 }
