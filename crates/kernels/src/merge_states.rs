@@ -139,7 +139,7 @@ fn body<'k, E: Widen>(k: &'k Args<'k, Problem>, parts: usize, shape: &Shape) {
 #[cfg(test)]
 mod tests {
     use flashcore_problem::rng::Rng;
-    use flashcore_problem::{Layout, MOST_PARTS, POISON, Tensor};
+    use flashcore_problem::{DType, Layout, MOST_PARTS, POISON, Tensor};
     use flashcore_sim::{SimOptions, simulate};
 
     use super::*;

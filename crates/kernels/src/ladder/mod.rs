@@ -140,6 +140,7 @@ mod tests {
     use super::*;
     use crate::Plan;
     use flashcore_ir::Target;
+    use flashcore_problem::DType;
 
     #[test]
     fn what_it_does_not_serve_it_refuses() {
