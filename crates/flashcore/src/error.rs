@@ -1,7 +1,5 @@
 //! Errors of the library.
 
-use std::fmt;
-
 use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
 use flashcore_problem::{Name, Problem, ProblemError};
 use thiserror::Error;
@@ -214,7 +212,7 @@ impl Error {
 
     /// Of a kernel that does not serve what it was asked for.
     #[cfg(feature = "cuda")]
-    pub(crate) fn refused(kernel: impl fmt::Display, refusal: Refusal) -> Error {
+    pub(crate) fn refused(kernel: impl std::fmt::Display, refusal: Refusal) -> Error {
         Error::Refused {
             kernel: kernel.to_string(),
             refusal: Box::new(refusal),
@@ -223,7 +221,7 @@ impl Error {
 
     /// Of a queue or a tensor that is not of the device of this number.
     #[cfg(feature = "cuda")]
-    pub(crate) fn other_context(tensor: &'static str, ordinal: impl fmt::Display) -> Error {
+    pub(crate) fn other_context(tensor: &'static str, ordinal: impl std::fmt::Display) -> Error {
         let device = format!("cuda:{ordinal}");
         Error::OtherContext { tensor, device }
     }
