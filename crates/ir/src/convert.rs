@@ -1,6 +1,5 @@
 //! Conversions between types, and between pairs and their halves.
 
-use crate::builder::tracked;
 use crate::inst::{Cvt, Inst, Operand};
 use crate::types::{BF16x2, E4M3x2, E4M3x4, F16x2, RegClass, Scalar};
 use crate::value::{Source, Val};
@@ -56,17 +55,22 @@ impl<'k> Val<'k, BF16x2> {
     }
 }
 
-tracked! {
-    [impl<'k> Val<'k, f32>]
-    /// This value and `hi` rounded to a pair of f16, this one in the low half.
-    pub fn pack_f16(self, hi: impl Source<'k, f32>) -> Val<'k, F16x2> = self.pack(hi.operand());
-    /// This value and `hi` rounded to a pair of bf16, this one in the low half.
-    pub fn pack_bf16(self, hi: impl Source<'k, f32>) -> Val<'k, BF16x2> = self.pack(hi.operand());
-    /// This value and `hi` rounded to a pair of e4m3, this one in the low byte; at most 448.
-    pub fn pack_e4m3(self, hi: impl Source<'k, f32>) -> Val<'k, E4M3x2> = self.pack(hi.operand());
-}
-
 impl<'k> Val<'k, f32> {
+    /// This value and `hi` rounded to a pair of f16, this one in the low half.
+    #[track_caller]
+    pub fn pack_f16(self, hi: impl Source<'k, f32>) -> Val<'k, F16x2> {
+        self.pack(hi.operand())
+    }
+    /// This value and `hi` rounded to a pair of bf16, this one in the low half.
+    #[track_caller]
+    pub fn pack_bf16(self, hi: impl Source<'k, f32>) -> Val<'k, BF16x2> {
+        self.pack(hi.operand())
+    }
+    /// This value and `hi` rounded to a pair of e4m3, this one in the low byte; at most 448.
+    #[track_caller]
+    pub fn pack_e4m3(self, hi: impl Source<'k, f32>) -> Val<'k, E4M3x2> {
+        self.pack(hi.operand())
+    }
     #[track_caller]
     fn pack<U: Scalar>(self, hi: Operand) -> Val<'k, U> {
         let (ty, lo) = (U::TYPE, self.operand);

@@ -3,7 +3,7 @@
 //!
 //! [`Pipeline`](crate::Pipeline) derives counts, phases and addresses of a ring of them.
 
-use crate::builder::{KernelBuilder, invalid_if, tracked};
+use crate::builder::{KernelBuilder, invalid_if};
 use crate::inst::{Address, Inst, MbarInst, Object, Operand, Scope};
 use crate::shared::{BufferId, SharedBuffer};
 use crate::types::ScalarType;
@@ -96,24 +96,6 @@ impl<'k> MBarriers<'k> {
     }
 }
 
-tracked! {
-    [impl<'k> MBarrier<'k>]
-    /// Arrives, once for each active lane. Who sees the phase end knows what was done before.
-    pub fn arrive(&self) = self.arrive_at(false, Scope::Block, None);
-    /// Announces `bytes` of copies that will complete here in this phase, and arrives.
-    pub fn arrive_expecting(&self, bytes: impl Source<'k, u32>) =
-        self.arrive_at(false, Scope::Block, Some(bytes.operand()));
-    /// Whether the phase of this parity (that of its number, from 0 on) has ended. Does not wait.
-    pub fn test(&self, parity: impl Source<'k, u32>) -> Val<'k, bool> = self.phase(parity, false, Scope::Block);
-    /// Waits a while for the phase of this parity to end; whether it has.
-    pub fn try_wait(&self, parity: impl Source<'k, u32>) -> Val<'k, bool> = self.phase(parity, true, Scope::Block);
-    /// Waits for the phase of this parity (that of its number, from 0 on) to end. Of a fresh
-    /// mbarrier the phase before the first, of parity 1, counts as ended.
-    pub fn wait(&self, parity: impl Source<'k, u32>) = self.wait_in(parity, Scope::Block);
-    /// [`wait`](Self::wait) for arrivals from other blocks of the cluster.
-    pub fn wait_cluster(&self, parity: impl Source<'k, u32>) = self.wait_in(parity, Scope::Cluster);
-}
-
 impl<'k> MBarrier<'k> {
     pub(crate) fn address(&self) -> Address {
         Address {
@@ -132,6 +114,18 @@ impl<'k> MBarrier<'k> {
         self.k.emit(Inst::Mbar(MbarInst::Init { addr, arrivals }));
     }
 
+    /// Arrives, once for each active lane. Who sees the phase end knows what was done before.
+    #[track_caller]
+    pub fn arrive(&self) {
+        self.arrive_at(false, Scope::Block, None);
+    }
+
+    /// Announces `bytes` of copies that will complete here in this phase, and arrives.
+    #[track_caller]
+    pub fn arrive_expecting(&self, bytes: impl Source<'k, u32>) {
+        self.arrive_at(false, Scope::Block, Some(bytes.operand()));
+    }
+
     #[track_caller]
     fn arrive_at(&self, remote: bool, scope: Scope, tx: Option<Operand>) {
         let addr = self.address();
@@ -148,6 +142,31 @@ impl<'k> MBarrier<'k> {
     pub fn expect(&self, bytes: impl Source<'k, u32>) {
         let (addr, tx) = (self.address(), bytes.operand());
         self.k.emit(Inst::Mbar(MbarInst::ExpectTx { addr, tx }));
+    }
+
+    /// Whether the phase of this parity (that of its number, from 0 on) has ended. Does not wait.
+    #[track_caller]
+    pub fn test(&self, parity: impl Source<'k, u32>) -> Val<'k, bool> {
+        self.phase(parity, false, Scope::Block)
+    }
+
+    /// Waits a while for the phase of this parity to end; whether it has.
+    #[track_caller]
+    pub fn try_wait(&self, parity: impl Source<'k, u32>) -> Val<'k, bool> {
+        self.phase(parity, true, Scope::Block)
+    }
+
+    /// Waits for the phase of this parity (that of its number, from 0 on) to end. Of a fresh
+    /// mbarrier the phase before the first, of parity 1, counts as ended.
+    #[track_caller]
+    pub fn wait(&self, parity: impl Source<'k, u32>) {
+        self.wait_in(parity, Scope::Block);
+    }
+
+    /// [`wait`](Self::wait) for arrivals from other blocks of the cluster.
+    #[track_caller]
+    pub fn wait_cluster(&self, parity: impl Source<'k, u32>) {
+        self.wait_in(parity, Scope::Cluster);
     }
 
     #[track_caller]

@@ -5,7 +5,7 @@
 //! and *empty*, which ends its phase when every consumer has released the stage. A cursor walks the
 //! ring on each side; the phase of a side is the parity of its rounds.
 
-use crate::builder::{KernelBuilder, invalid_if, tracked};
+use crate::builder::{KernelBuilder, invalid_if};
 use crate::mbarrier::{MBarrier, MBarriers};
 use crate::value::{Source, Val, Var};
 
@@ -217,17 +217,13 @@ impl<'k> Cursor<'k> {
     }
 }
 
-tracked! {
-    [impl<'k> Producer<'k>]
-    /// The stage it stands at.
-    pub fn stage(&self) -> Val<'k, u32> = self.0.stage();
-    /// The mbarrier that copies into the stage complete at.
-    pub fn full(&self) -> MBarrier<'k> = self.0.pipeline.full.at(self.0.stage());
-    /// Goes on to the next stage.
-    pub fn advance(&self) = self.0.advance();
-}
-
 impl<'k> Producer<'k> {
+    /// The stage it stands at.
+    #[track_caller]
+    pub fn stage(&self) -> Val<'k, u32> {
+        self.0.stage()
+    }
+
     /// Waits until every consumer has released the stage; in the first round it does not wait.
     #[track_caller]
     pub fn acquire(&self) {
@@ -243,6 +239,18 @@ impl<'k> Producer<'k> {
     pub fn expect(&self, bytes: impl Source<'k, u32>) {
         let bytes = bytes.val(self.0.pipeline.k);
         self.0.pipeline.k.verb("expect", || self.full().arrive_expecting(bytes));
+    }
+
+    /// The mbarrier that copies into the stage complete at.
+    #[track_caller]
+    pub fn full(&self) -> MBarrier<'k> {
+        self.0.pipeline.full.at(self.0.stage())
+    }
+
+    /// Goes on to the next stage.
+    #[track_caller]
+    pub fn advance(&self) {
+        self.0.advance();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Barriers, fences, and exchanges between the lanes of a warp.
 
-use crate::builder::{KernelBuilder, instructions, tracked};
+use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{BinOp, FenceInst, Inst, Operand, Scope, ShflMode, Special, VoteMode};
 use crate::types::{Integer, RegClass, Scalar};
 use crate::value::{Source, Val};
@@ -78,17 +78,23 @@ impl KernelBuilder {
     }
 }
 
-tracked! {
-    [impl<'k> Val<'k, bool>]
-    /// True in every lane where it is true in all.
-    pub fn vote_all(self) -> Val<'k, bool> = self.vote(VoteMode::All);
-    /// True in every lane where it is true in any.
-    pub fn vote_any(self) -> Val<'k, bool> = self.vote(VoteMode::Any);
-    /// One bit a lane.
-    pub fn ballot(self) -> Val<'k, u32> = self.vote(VoteMode::Ballot);
-}
-
 impl<'k> Val<'k, bool> {
+    /// True in every lane where it is true in all.
+    #[track_caller]
+    pub fn vote_all(self) -> Val<'k, bool> {
+        self.vote(VoteMode::All)
+    }
+    /// True in every lane where it is true in any.
+    #[track_caller]
+    pub fn vote_any(self) -> Val<'k, bool> {
+        self.vote(VoteMode::Any)
+    }
+    /// One bit a lane.
+    #[track_caller]
+    pub fn ballot(self) -> Val<'k, u32> {
+        self.vote(VoteMode::Ballot)
+    }
+
     #[track_caller]
     fn vote<T: Scalar>(self, mode: VoteMode) -> Val<'k, T> {
         let (pred, members) = (self.k.in_register(RegClass::Pred, self.operand()), FULL_WARP);
@@ -101,19 +107,28 @@ impl<'k> Val<'k, bool> {
     }
 }
 
-tracked! {
-    [impl<'k, T: Scalar> Val<'k, T>]
-    /// The value of lane `lane ^ mask`. Orders no memory.
-    pub fn shfl_bfly(self, mask: u32) -> Val<'k, T> = self.shfl(ShflMode::Bfly, mask.operand());
-    /// The value of lane `source`, for every lane.
-    pub fn shfl_idx(self, source: impl Source<'k, u32>) -> Val<'k, T> = self.shfl(ShflMode::Idx, source.operand());
-    /// The value of lane `lane + delta`; the last `delta` lanes keep their own.
-    pub fn shfl_down(self, delta: u32) -> Val<'k, T> = self.shfl(ShflMode::Down, delta.operand());
-    /// The value of lane `lane - delta`; the first `delta` lanes keep their own.
-    pub fn shfl_up(self, delta: u32) -> Val<'k, T> = self.shfl(ShflMode::Up, delta.operand());
-}
-
 impl<'k, T: Scalar> Val<'k, T> {
+    /// The value of lane `lane ^ mask`. Orders no memory.
+    #[track_caller]
+    pub fn shfl_bfly(self, mask: u32) -> Val<'k, T> {
+        self.shfl(ShflMode::Bfly, mask.operand())
+    }
+    /// The value of lane `source`, for every lane.
+    #[track_caller]
+    pub fn shfl_idx(self, source: impl Source<'k, u32>) -> Val<'k, T> {
+        self.shfl(ShflMode::Idx, source.operand())
+    }
+    /// The value of lane `lane + delta`; the last `delta` lanes keep their own.
+    #[track_caller]
+    pub fn shfl_down(self, delta: u32) -> Val<'k, T> {
+        self.shfl(ShflMode::Down, delta.operand())
+    }
+    /// The value of lane `lane - delta`; the first `delta` lanes keep their own.
+    #[track_caller]
+    pub fn shfl_up(self, delta: u32) -> Val<'k, T> {
+        self.shfl(ShflMode::Up, delta.operand())
+    }
+
     #[track_caller]
     fn shfl(self, mode: ShflMode, lane: Operand) -> Val<'k, T> {
         const { assert!(T::TYPE.bytes() == 4, "shfl exchanges 32-bit values") };

@@ -49,20 +49,6 @@ macro_rules! invalid_if {
 }
 pub(crate) use invalid_if;
 
-/// Declares methods that are one expression and give instructions the line of their caller.
-macro_rules! tracked {
-    ([$($of:tt)*] $($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $result:ty)? = $body:expr;)*) => {
-        $($of)* {$(
-            $(#[$doc])*
-            #[track_caller]
-            $vis fn $name($($args)*) $(-> $result)? {
-                $body
-            }
-        )*}
-    };
-}
-pub(crate) use tracked;
-
 /// Where a kernel is written down. See [`Kernel::build`].
 #[derive(Debug)]
 pub struct KernelBuilder {
@@ -152,24 +138,6 @@ impl State {
     }
 }
 
-tracked! {
-    [impl KernelBuilder]
-    /// Index of this thread in its (one-dimensional) block.
-    pub fn thread_idx(&self) -> Val<'_, u32> = self.special(Special::Tid(0));
-    /// Index of this block in the grid along a dimension (0, 1, 2).
-    pub fn block_idx(&self, dim: u8) -> Val<'_, u32> = self.special(Special::Ctaid(dim));
-    /// Blocks in the grid along a dimension.
-    pub fn grid_dim(&self, dim: u8) -> Val<'_, u32> = self.special(Special::Nctaid(dim));
-    /// Threads of the block along a dimension, as launched.
-    pub fn block_dim(&self, dim: u8) -> Val<'_, u32> = self.special(Special::Ntid(dim));
-    /// Index of this lane in its warp, 0..32.
-    pub fn lane(&self) -> Val<'_, u32> = self.special(Special::LaneId);
-    /// Index of this warp in its block, which the compiler then knows to be the same in all lanes.
-    pub fn warp_idx(&self) -> Val<'_, u32> = (self.thread_idx() / 32).shfl_idx(0u32);
-    pub(crate) fn special(&self, which: Special) -> Val<'_, u32> = self.result(|dst| Inst::Special { dst, which });
-    pub(crate) fn invalid(&self, what: impl Into<String>) = self.error(BuildErrorKind::Invalid(what.into()));
-}
-
 impl KernelBuilder {
     fn new(name: String, threads: u32) -> KernelBuilder {
         let k = KernelBuilder {
@@ -245,6 +213,47 @@ impl KernelBuilder {
     /// A named variable without a first value; the simulator finds reads before the first write.
     pub fn var_unwritten<T: Assignable>(&self, name: &str) -> Var<'_, T> {
         Var::from_reg(self, self.unwritten_regs(T::TYPE.class(), 1, name))
+    }
+
+    /// Index of this thread in its (one-dimensional) block.
+    #[track_caller]
+    pub fn thread_idx(&self) -> Val<'_, u32> {
+        self.special(Special::Tid(0))
+    }
+
+    /// Index of this block in the grid along a dimension (0, 1, 2).
+    #[track_caller]
+    pub fn block_idx(&self, dim: u8) -> Val<'_, u32> {
+        self.special(Special::Ctaid(dim))
+    }
+
+    /// Blocks in the grid along a dimension.
+    #[track_caller]
+    pub fn grid_dim(&self, dim: u8) -> Val<'_, u32> {
+        self.special(Special::Nctaid(dim))
+    }
+
+    /// Threads of the block along a dimension, as launched.
+    #[track_caller]
+    pub fn block_dim(&self, dim: u8) -> Val<'_, u32> {
+        self.special(Special::Ntid(dim))
+    }
+
+    /// Index of this lane in its warp, 0..32.
+    #[track_caller]
+    pub fn lane(&self) -> Val<'_, u32> {
+        self.special(Special::LaneId)
+    }
+
+    /// Index of this warp in its block, which the compiler then knows to be the same in all lanes.
+    #[track_caller]
+    pub fn warp_idx(&self) -> Val<'_, u32> {
+        (self.thread_idx() / 32).shfl_idx(0u32)
+    }
+
+    #[track_caller]
+    pub(crate) fn special(&self, which: Special) -> Val<'_, u32> {
+        self.result(|dst| Inst::Special { dst, which })
     }
 
     /// Shows a value in the simulator (`check --trace`) under a label; prints nothing on a GPU.
@@ -420,6 +429,11 @@ impl KernelBuilder {
             state.kernel.sites.push(site);
         }
         id
+    }
+
+    #[track_caller]
+    pub(crate) fn invalid(&self, what: impl Into<String>) {
+        self.error(BuildErrorKind::Invalid(what.into()));
     }
 
     #[track_caller]

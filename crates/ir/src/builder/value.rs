@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops;
 
-use super::{KernelBuilder, tracked};
+use super::KernelBuilder;
 use crate::inst::{BinOp, Cmp, Inst, Operand, UnOp};
 use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType, Signed};
 
@@ -279,27 +279,35 @@ impl<'k> Val<'k, bool> {
     }
 }
 
-tracked! {
-    [impl<'k> Val<'k, f32>]
+impl<'k> Val<'k, f32> {
     /// 2^self (`ex2.approx.ftz`).
-    pub fn exp2(self) -> Val<'k, f32> = self.un(UnOp::Ex2);
+    #[track_caller]
+    pub fn exp2(self) -> Val<'k, f32> {
+        self.un(UnOp::Ex2)
+    }
     /// log2(self) (`lg2.approx.ftz`).
-    pub fn log2(self) -> Val<'k, f32> = self.un(UnOp::Lg2);
+    #[track_caller]
+    pub fn log2(self) -> Val<'k, f32> {
+        self.un(UnOp::Lg2)
+    }
     /// 1/self (`rcp.approx.ftz`).
-    pub fn recip(self) -> Val<'k, f32> = self.un(UnOp::Rcp);
-}
-
-tracked! {
-    [impl<'k> Val<'k, u32>]
-    /// Number of set bits.
-    pub fn count_ones(self) -> Val<'k, u32> = self.un(UnOp::Popc);
-    /// Number of leading zeros.
-    pub fn leading_zeros(self) -> Val<'k, u32> = self.un(UnOp::Clz);
-    /// The 64-bit product.
-    pub fn mul_wide(self, b: impl Source<'k, u32>) -> Val<'k, u64> = self.wide(ScalarType::U32, b);
+    #[track_caller]
+    pub fn recip(self) -> Val<'k, f32> {
+        self.un(UnOp::Rcp)
+    }
 }
 
 impl<'k> Val<'k, u32> {
+    /// Number of set bits.
+    #[track_caller]
+    pub fn count_ones(self) -> Val<'k, u32> {
+        self.un(UnOp::Popc)
+    }
+    /// Number of leading zeros.
+    #[track_caller]
+    pub fn leading_zeros(self) -> Val<'k, u32> {
+        self.un(UnOp::Clz)
+    }
     /// Any bitwise function of three values: bit `4·a + 2·b + c` of `table` is the result.
     ///
     /// The three must be different: ptxas 12.0 to 13.0 compiles some functions of a repeated value
@@ -314,6 +322,11 @@ impl<'k> Val<'k, u32> {
     pub fn prmt(self, b: impl Source<'k, u32>, selector: impl Source<'k, u32>) -> Val<'k, u32> {
         let (a, b, selector) = (self.operand, b.operand(), selector.operand());
         self.k.result(|dst| Inst::Prmt { dst, a, b, selector })
+    }
+    /// The 64-bit product.
+    #[track_caller]
+    pub fn mul_wide(self, b: impl Source<'k, u32>) -> Val<'k, u64> {
+        self.wide(ScalarType::U32, b)
     }
 }
 
