@@ -43,7 +43,11 @@ impl Allocation {
     }
 }
 
-flashcore_ir::shown! { Debug for Allocation: self, f => write!(f, "Allocation(at {:#x})", self.block.address); }
+impl std::fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Allocation(at {:#x})", self.block.address)
+    }
+}
 
 impl Drop for Allocation {
     fn drop(&mut self) {

@@ -252,8 +252,10 @@ impl PartialEq for Context {
 
 impl Eq for Context {}
 
-flashcore_ir::shown! {
-    Debug for Context: self, f => write!(f, "Context(device {}, {})", self.ordinal(), self.info().name);
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Context(device {}, {})", self.ordinal(), self.info().name)
+    }
 }
 
 /// Locks; a thread that panicked while it held the lock leaves data that is still well-formed here.

@@ -123,7 +123,11 @@ pub enum CudaError {
 }
 
 // The message, which `main` prints of an error that it returns.
-flashcore_ir::shown! { Debug for CudaError: self, f => std::fmt::Display::fmt(self, f); }
+impl std::fmt::Debug for CudaError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
 
 impl From<CallError> for CudaError {
     fn from(error: CallError) -> Self {

@@ -225,8 +225,10 @@ impl Function {
     }
 }
 
-flashcore_ir::shown! {
-    Debug for Function: self, f => write!(f, "Function({} of {:?})", self.name(), self.module.identity());
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Function({} of {:?})", self.name(), self.module.identity())
+    }
 }
 
 #[cfg(test)]

@@ -161,7 +161,11 @@ fn destroy(driver: &Driver, graph: CUgraph) -> CallResult<()> {
     driver.cuGraphDestroy(graph)
 }
 
-flashcore_ir::shown! { Debug for Recording: self, f => write!(f, "Recording(on device {})", self.context.ordinal()); }
+impl std::fmt::Debug for Recording {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Recording(on device {})", self.context.ordinal())
+    }
+}
 
 /// A replay still running finishes; the driver frees the graph after it (`cuGraphExecDestroy`).
 impl Drop for Graph {
@@ -171,8 +175,10 @@ impl Drop for Graph {
     }
 }
 
-flashcore_ir::shown! {
-    Debug for Graph: self, f => write!(f, "Graph({} on device {})", self.label, self.context.ordinal());
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Graph({} on device {})", self.label, self.context.ordinal())
+    }
 }
 
 #[cfg(test)]

@@ -35,9 +35,16 @@ impl ModuleIdentity {
     }
 }
 
-flashcore_ir::shown! {
-    Display for ModuleIdentity: self, f => f.write_str(&self.hex());
-    Debug for ModuleIdentity: self, f => write!(f, "ModuleIdentity({})", self.short());
+impl std::fmt::Display for ModuleIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.hex())
+    }
+}
+
+impl std::fmt::Debug for ModuleIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ModuleIdentity({})", self.short())
+    }
 }
 
 /// `.file` and `.loc` change no instruction.

@@ -136,8 +136,10 @@ impl Module {
     }
 }
 
-flashcore_ir::shown! {
-    Debug for Module: self, f => write!(f, "{:?} on device {}", self.identity(), self.context.ordinal());
+impl std::fmt::Debug for Module {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} on device {}", self.identity(), self.context.ordinal())
+    }
 }
 
 /// A module in the driver. When the last of its holders is gone, it waits for the context to unload it.

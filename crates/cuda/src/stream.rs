@@ -277,8 +277,10 @@ fn once_each<'a>(memory: impl IntoIterator<Item = &'a Arc<Allocation>>) -> Vec<&
     memory
 }
 
-flashcore_ir::shown! {
-    Debug for Stream: self, f => write!(f, "Stream({:#x} on device {})", self.as_raw(), self.context.ordinal());
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stream({:#x} on device {})", self.as_raw(), self.context.ordinal())
+    }
 }
 
 /// A point in a stream, for timing and for order between streams.

@@ -161,7 +161,11 @@ pub enum Error {
 }
 
 // The message, which `main` prints of an error that it returns.
-flashcore_ir::shown! { Debug for Error: self, f => std::fmt::Display::fmt(self, f); }
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
 
 /// An operand is one, whoever checked it.
 impl From<ProblemError> for Error {

@@ -20,16 +20,3 @@ macro_rules! named {
     };
 }
 pub(crate) use named;
-
-/// Implements `Display` or `Debug` by one expression.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! shown {
-    ($($trait:ident for $type:ty: $of:ident, $f:ident => $shown:expr;)*) => {$(
-        impl std::fmt::$trait for $type {
-            fn fmt(&$of, $f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                $shown
-            }
-        }
-    )*};
-}

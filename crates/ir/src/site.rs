@@ -26,7 +26,11 @@ impl SourceLine {
     }
 }
 
-crate::shown! { Display for SourceLine: self, f => write!(f, "{}:{}", self.file, self.line); }
+impl std::fmt::Display for SourceLine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
 
 /// One step of how an instruction came to be: a tile verb and the line that called it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

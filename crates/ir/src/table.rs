@@ -63,7 +63,11 @@ impl Hash for Table {
 }
 
 // The numbers: what a launch is told apart by where it is written down.
-crate::shown! { Debug for Table: self, f => self.words.fmt(f); }
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.words.fmt(f)
+    }
+}
 
 /// Tables are long and made by rule: how long says enough.
 impl Serialize for Table {

@@ -205,7 +205,11 @@ impl Target {
     }
 }
 
-crate::shown! { Display for Target: self, f => f.pad(self.name()); }
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
 
 impl Limits {
     /// Bytes of shared memory that each of `blocks` blocks may use where an SM runs them at a time.

@@ -73,4 +73,8 @@ pub enum PlanError {
 }
 
 // The message, which `main` prints of an error that it returns.
-flashcore_ir::shown! { Debug for PlanError: self, f => std::fmt::Display::fmt(self, f); }
+impl std::fmt::Debug for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
