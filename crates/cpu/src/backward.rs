@@ -175,22 +175,9 @@ impl WithSimd for Run<'_, '_> {
         let [width, width_v] = self.widths();
         let [own, own_v] = call.tensors(item.side);
         let rows = item.rows.clone();
-        load(
-            &mut self.scratch.own,
-            own,
-            item,
-            (item.side, item.head),
-            rows.clone(),
-            width,
-        );
-        load(
-            &mut self.scratch.own_v,
-            own_v,
-            item,
-            (item.side, item.head),
-            rows.clone(),
-            width_v,
-        );
+        let (head, scratch) = ((item.side, item.head), &mut *self.scratch);
+        load(&mut scratch.own, own, item, head, rows.clone(), width);
+        load(&mut scratch.own_v, own_v, item, head, rows.clone(), width_v);
         zeros(&mut self.scratch.sum, rows.len() * width);
         zeros(&mut self.scratch.sum_v, rows.len() * width_v);
         let group = problem.group_size();

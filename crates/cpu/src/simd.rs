@@ -1,24 +1,24 @@
 //! SIMD levels, and vectorised `exp2` and `tanh`.
 
-use std::fmt;
-
 use pulp::{Arch, Simd};
 use serde::{Deserialize, Serialize};
 
-/// An instruction set that the kernel is compiled for. The best available one is chosen at run
-/// time; tests and benchmarks may force a lower one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum SimdLevel {
-    /// The baseline of the compiled architecture.
-    Baseline,
-    /// x86-64 with AVX2 and FMA: 8 f32 lanes.
-    Avx2,
-    /// x86-64 with AVX-512 F, BW, CD, DQ and VL: 16 f32 lanes.
-    Avx512,
-    /// Arm with NEON: 4 f32 lanes.
-    Neon,
+flashcore_problem::words! {
+    /// An instruction set that the kernel is compiled for. The best available one is chosen at run
+    /// time; tests and benchmarks may force a lower one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    #[non_exhaustive]
+    SimdLevel {
+        /// The baseline of the compiled architecture.
+        Baseline = "baseline",
+        /// x86-64 with AVX2 and FMA: 8 f32 lanes.
+        Avx2 = "avx2",
+        /// x86-64 with AVX-512 F, BW, CD, DQ and VL: 16 f32 lanes.
+        Avx512 = "avx512",
+        /// Arm with NEON: 4 f32 lanes.
+        Neon = "neon",
+    }
 }
 
 impl SimdLevel {
@@ -29,25 +29,13 @@ impl SimdLevel {
     /// assert_eq!(SimdLevel::available().first(), Some(&SimdLevel::Baseline));
     /// ```
     pub fn available() -> Vec<SimdLevel> {
-        [SimdLevel::Baseline, SimdLevel::Avx2, SimdLevel::Avx512, SimdLevel::Neon]
-            .into_iter()
-            .filter(|level| level.arch().is_some())
-            .collect()
+        let all = SimdLevel::ALL.into_iter();
+        all.filter(|level| level.arch().is_some()).collect()
     }
 
     /// The default level of this machine.
     pub fn best() -> SimdLevel {
         SimdLevel::available().last().copied().unwrap_or(SimdLevel::Baseline)
-    }
-
-    /// The name used on the command line and in evidence.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SimdLevel::Baseline => "baseline",
-            SimdLevel::Avx2 => "avx2",
-            SimdLevel::Avx512 => "avx512",
-            SimdLevel::Neon => "neon",
-        }
     }
 
     /// The dispatcher of this level, if the machine supports it.
@@ -63,12 +51,6 @@ impl SimdLevel {
             #[allow(unreachable_patterns)] // the levels of other architectures
             _ => None,
         }
-    }
-}
-
-impl fmt::Display for SimdLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

@@ -3,7 +3,6 @@
 //!
 //! `cuMemFree` may wait for the work that uses the memory, but no manual promises it, so freeing does not lean on that.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::context::{Home, lock};
@@ -44,8 +43,8 @@ impl Allocation {
     }
 }
 
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Allocation(at {:#x})", self.block.address)
     }
 }

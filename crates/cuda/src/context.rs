@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::device::DeviceInfo;
@@ -253,8 +252,8 @@ impl PartialEq for Context {
 
 impl Eq for Context {}
 
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Context(device {}, {})", self.ordinal(), self.info().name)
     }
 }

@@ -122,10 +122,10 @@ pub enum CudaError {
     ZeroByte { what: &'static str },
 }
 
-/// The message, which `main` prints of an error that it returns.
-impl fmt::Debug for CudaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+// The message, which `main` prints of an error that it returns.
+impl std::fmt::Debug for CudaError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Kernels: their attributes, their launches.
 
 use std::ffi::{CString, c_int, c_void};
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Launch;
@@ -226,8 +225,8 @@ impl Function {
     }
 }
 
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Function({} of {:?})", self.name(), self.module.identity())
     }
 }

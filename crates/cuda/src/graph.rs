@@ -1,7 +1,6 @@
 //! Graphs: a sequence of launches recorded once and replayed with one call, for a few microseconds
 //! less each.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::context::{Context, lock};
@@ -162,8 +161,8 @@ fn destroy(driver: &Driver, graph: CUgraph) -> CallResult<()> {
     driver.cuGraphDestroy(graph)
 }
 
-impl fmt::Debug for Recording {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Recording {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Recording(on device {})", self.context.ordinal())
     }
 }
@@ -176,8 +175,8 @@ impl Drop for Graph {
     }
 }
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Graph({} on device {})", self.label, self.context.ordinal())
     }
 }

@@ -1,7 +1,5 @@
 //! The identity of a compiled kernel.
 
-use std::fmt;
-
 use sha2::{Digest, Sha256};
 
 /// SHA-256 over a module's PTX without debug lines, and the architecture and driver that compiled
@@ -37,14 +35,14 @@ impl ModuleIdentity {
     }
 }
 
-impl fmt::Display for ModuleIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Display for ModuleIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.hex())
     }
 }
 
-impl fmt::Debug for ModuleIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for ModuleIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "ModuleIdentity({})", self.short())
     }
 }

@@ -129,13 +129,10 @@ impl<'a> DeviceSlice<'a> {
     /// them runs.
     #[allow(unsafe_code)]
     pub unsafe fn from_raw(context: &Context, address: u64, bytes: usize) -> Self {
-        Self {
-            address,
-            len: bytes,
-            ordinal: context.ordinal(),
-            owner: None,
-            only_in: None,
-        }
+        let only_in = None;
+        // SAFETY: what the caller promises; no stream frees it.
+        let of_stream = unsafe { Self::of_stream(context.ordinal(), 0, address, bytes) };
+        Self { only_in, ..of_stream }
     }
 
     /// Memory of another library that is freed in the order of a stream. Work in other streams refuses it.
@@ -287,18 +284,6 @@ impl<'a> DeviceSlice<'a> {
 
     pub(crate) fn owner(self) -> Option<&'a Arc<Allocation>> {
         self.owner
-    }
-
-    /// A slice that points nowhere, for tests of what happens before the driver is asked.
-    #[cfg(test)]
-    pub(crate) fn pretend(address: u64, len: usize) -> Self {
-        Self {
-            address,
-            len,
-            ordinal: 0,
-            owner: None,
-            only_in: None,
-        }
     }
 
     fn check_len(self, what: &'static str, given: usize) -> Result<(), CudaError> {

@@ -4,7 +4,6 @@
 //! here is the loaded module, so that asking twice costs a hash.
 
 use std::ffi::CString;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -137,8 +136,8 @@ impl Module {
     }
 }
 
-impl fmt::Debug for Module {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Module {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} on device {}", self.identity(), self.context.ordinal())
     }
 }

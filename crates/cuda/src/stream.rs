@@ -1,6 +1,5 @@
 //! Streams and events: the order of work on a device, and its timing.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::allocation::{Allocation, Uses};
@@ -278,8 +277,8 @@ fn once_each<'a>(memory: impl IntoIterator<Item = &'a Arc<Allocation>>) -> Vec<&
     memory
 }
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Stream({:#x} on device {})", self.as_raw(), self.context.ordinal())
     }
 }

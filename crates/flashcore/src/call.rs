@@ -3,7 +3,8 @@
 #[cfg(feature = "cpu")]
 use flashcore_problem::AnyTask;
 use flashcore_problem::{
-    Carried, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec, TensorView,
+    Carried, DType, Direction, Gradients, Host, Name, Operands, Problem, ProblemError, Task, Tensor, TensorSpec,
+    TensorView,
 };
 #[cfg(feature = "cuda")]
 use flashcore_problem::{View, ViewMut};
@@ -30,10 +31,7 @@ pub struct Output<T = Tensor> {
 
 /// A tensor of a spec, all of its bytes `fill`.
 pub(crate) fn filled(spec: &TensorSpec, fill: u8) -> Tensor {
-    let dtype = match spec.element {
-        flashcore_problem::ElementType::Float(dtype) => dtype,
-        _ => flashcore_problem::DType::F32, // no task returns integers by these calls
-    };
+    let dtype = spec.element.float().unwrap_or(DType::F32); // no task returns integers by these calls
     Tensor::filled(dtype, spec.layout, fill)
 }
 
@@ -45,17 +43,10 @@ fn spec(tensors: &[TensorSpec], name: Name) -> Result<&TensorSpec, Error> {
 }
 
 /// What verbs of tensors that carry nothing give.
-const GIVEN: [Name; 9] = [
-    Name::Q,
-    Name::K,
-    Name::V,
-    Name::Out,
-    Name::Lse,
-    Name::Dout,
-    Name::Dq,
-    Name::Dk,
-    Name::Dv,
-];
+const GIVEN: [Name; 9] = {
+    use Name::{Dk, Dout, Dq, Dv, K, Lse, Out, Q, V};
+    [Q, K, V, Out, Lse, Dout, Dq, Dk, Dv]
+};
 
 /// Refuses an output without log-sum-exp.
 fn lse_of<T>(output: &Output<T>) -> Result<&T, Error> {

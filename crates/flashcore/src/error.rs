@@ -1,7 +1,5 @@
 //! Errors of the library.
 
-use std::fmt;
-
 use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
 use flashcore_problem::{Name, Problem, ProblemError};
 use thiserror::Error;
@@ -162,10 +160,10 @@ pub enum Error {
     },
 }
 
-/// The message, which `main` prints of an error that it returns.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+// The message, which `main` prints of an error that it returns.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }
 
@@ -218,7 +216,7 @@ impl Error {
 
     /// Of a kernel that does not serve what it was asked for.
     #[cfg(feature = "cuda")]
-    pub(crate) fn refused(kernel: impl fmt::Display, refusal: Refusal) -> Error {
+    pub(crate) fn refused(kernel: impl std::fmt::Display, refusal: Refusal) -> Error {
         Error::Refused {
             kernel: kernel.to_string(),
             refusal: Box::new(refusal),
@@ -227,7 +225,7 @@ impl Error {
 
     /// Of a queue or a tensor that is not of the device of this number.
     #[cfg(feature = "cuda")]
-    pub(crate) fn other_context(tensor: &'static str, ordinal: impl fmt::Display) -> Error {
+    pub(crate) fn other_context(tensor: &'static str, ordinal: impl std::fmt::Display) -> Error {
         let device = format!("cuda:{ordinal}");
         Error::OtherContext { tensor, device }
     }

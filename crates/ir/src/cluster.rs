@@ -1,6 +1,6 @@
 //! Clusters: blocks that run at the same time, share memory and wait for each other.
 
-use crate::builder::{KernelBuilder, instructions};
+use crate::builder::{KernelBuilder, instructions, invalid_if};
 use crate::inst::{ClusterInst, Inst, Operand, Special};
 use crate::pointer::{ClusterPtr, SharedPtr};
 use crate::types::Element;
@@ -27,9 +27,7 @@ impl KernelBuilder {
     #[track_caller]
     pub fn in_clusters_of(&self, blocks: u32) {
         // More than 8 need leave of the driver (`NON_PORTABLE_CLUSTER_SIZE_ALLOWED`).
-        if !(1..=8).contains(&blocks) {
-            self.invalid(format!("a cluster of {blocks} blocks; 1 to 8 are possible everywhere"));
-        }
+        invalid_if!(self, !(1..=8).contains(&blocks) => "a cluster of {blocks} blocks; 1 to 8 are possible everywhere");
         self.state.borrow_mut().kernel.cluster = Some(blocks);
     }
 

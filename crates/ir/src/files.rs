@@ -171,7 +171,8 @@ fn too_long(bytes: &str, most: u64) -> Error {
     Error::new(ErrorKind::FileTooLarge, why)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write;

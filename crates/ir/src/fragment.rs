@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, invalid_if};
 use crate::inst::{Inst, MmaAcc, MmaInput, Operand};
 use crate::memory::Widen;
 use crate::types::{Assignable, Element, F16x2, Reg, RegClass, Scalar};
@@ -258,9 +258,7 @@ impl KernelBuilder {
 
     #[track_caller]
     fn has_tile(&self, tile: u32, tiles: u32) -> bool {
-        if tile >= tiles {
-            self.invalid(format!("tile {tile} of accumulators that have {tiles}"));
-        }
+        invalid_if!(self, tile >= tiles => "tile {tile} of accumulators that have {tiles}");
         tile < tiles
     }
 }

@@ -196,20 +196,19 @@ impl TensorMapRecipe {
             let (offset, align) = (self.byte_offset, buffer.align);
             return Err(TensorMapProblem::Start { offset, align });
         }
-        for (index, &given) in self.dims.iter().enumerate() {
-            if !(1..=1 << 32).contains(&given) {
-                return Err(TensorMapProblem::Dim { index, given });
-            }
+        if let Some((index, &given)) = self.dims.iter().enumerate().find(|(_, n)| !(1..=1 << 32).contains(*n)) {
+            return Err(TensorMapProblem::Dim { index, given });
         }
-        for (index, &given) in self.byte_strides.iter().enumerate() {
-            if !given.is_multiple_of(16) || given >= 1 << 40 {
-                return Err(TensorMapProblem::Stride { index, given });
-            }
+        if let Some((index, &given)) = self
+            .byte_strides
+            .iter()
+            .enumerate()
+            .find(|(_, n)| !n.is_multiple_of(16) || **n >= 1 << 40)
+        {
+            return Err(TensorMapProblem::Stride { index, given });
         }
-        for (index, &given) in self.box_dims.iter().enumerate() {
-            if !(1..=256).contains(&given) {
-                return Err(TensorMapProblem::Box { index, given });
-            }
+        if let Some((index, &given)) = self.box_dims.iter().enumerate().find(|(_, n)| !(1..=256).contains(*n)) {
+            return Err(TensorMapProblem::Box { index, given });
         }
         if !TENSOR_MAP_ELEMENTS.contains(&self.element) {
             return Err(TensorMapProblem::Element { element: self.element });

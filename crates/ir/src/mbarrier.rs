@@ -3,7 +3,7 @@
 //!
 //! [`Pipeline`](crate::Pipeline) derives counts, phases and addresses of a ring of them.
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, invalid_if};
 use crate::inst::{Address, Inst, MbarInst, Object, Operand, Scope};
 use crate::shared::{BufferId, SharedBuffer};
 use crate::types::ScalarType;
@@ -50,9 +50,7 @@ impl KernelBuilder {
     /// ```
     #[track_caller]
     pub fn mbarriers(&self, name: &str, count: u32) -> MBarriers<'_> {
-        if count == 0 || count > 1024 {
-            self.invalid(format!("{count} mbarriers `{name}`; 1 to 1024 are possible"));
-        }
+        invalid_if!(self, count == 0 || count > 1024 => "{count} mbarriers `{name}`; 1 to 1024 are possible");
         let count = count.clamp(1, 1024);
         let declared_at = self.site();
         let mut state = self.state.borrow_mut();
@@ -81,9 +79,7 @@ impl<'k> MBarriers<'k> {
         let base = Val::<u32>::from_reg(k, k.shared_base());
         let (addr, constant) = match index.operand() {
             Operand::Imm(index) => {
-                if index >= u64::from(self.count) {
-                    k.invalid(format!("mbarrier {index} of {}", self.count));
-                }
+                invalid_if!(k, index >= u64::from(self.count) => "mbarrier {index} of {}", self.count);
                 (base, index as u32 * BYTES)
             }
             index => {

@@ -1,6 +1,6 @@
 //! Loads, stores, asynchronous copies and atomics.
 
-use crate::builder::{KernelBuilder, instructions};
+use crate::builder::{KernelBuilder, instructions, invalid_if};
 use crate::inst::{AtomOp, Cache, FlagInst, Inst, Operand, StoreSource};
 use crate::pointer::{AddressSpace, GlobalPtr, Ptr, SharedPtr};
 use crate::types::{BF16x2, E4M3, E4M3x2, E4M3x4, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
@@ -95,9 +95,7 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     #[track_caller]
     pub fn load_with(self, cache: Cache) -> Val<'k, E> {
         let k = self.addr.builder();
-        if E::BYTES < 2 {
-            k.invalid("8-bit elements are loaded as words of four");
-        }
+        invalid_if!(k, E::BYTES < 2 => "8-bit elements are loaded as words of four");
         Val::from_reg(k, self.load_regs(E::TYPE.class(), 1, cache))
     }
 
@@ -110,11 +108,7 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     /// Stores one element with a cache hint (global memory only).
     #[track_caller]
     pub fn store_with(self, value: impl Source<'k, E>, cache: Cache) {
-        if E::BYTES < 2 {
-            self.addr
-                .builder()
-                .invalid("8-bit elements are stored as words of four");
-        }
+        invalid_if!(self.addr.builder(), E::BYTES < 2 => "8-bit elements are stored as words of four");
         self.store_operands(E::TYPE, &[value.operand()], cache);
     }
 

@@ -5,7 +5,7 @@
 //! and *empty*, which ends its phase when every consumer has released the stage. A cursor walks the
 //! ring on each side; the phase of a side is the parity of its rounds.
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, invalid_if};
 use crate::mbarrier::{MBarrier, MBarriers};
 use crate::value::{Source, Val, Var};
 
@@ -76,11 +76,8 @@ impl KernelBuilder {
     #[track_caller]
     pub fn pipeline(&self, name: &str, stages: u32, arrivers: u32) -> Pipeline<'_> {
         let warps = self.threads() / 32;
-        if arrivers == 0 || arrivers > warps {
-            self.invalid(format!(
-                "pipeline `{name}` is released by {arrivers} warps; the block has {warps}, and at least one must read"
-            ));
-        }
+        invalid_if!(self, arrivers == 0 || arrivers > warps =>
+            "pipeline `{name}` is released by {arrivers} warps; the block has {warps}, and at least one must read");
         Pipeline {
             k: self,
             full: self.mbarriers(&format!("{name}.full"), stages),
@@ -141,10 +138,7 @@ impl<'k> Pipeline<'k> {
     /// and of several lanes that load the same word, it knows the last one.
     #[track_caller]
     pub fn released_by_lanes(self, lanes: u32) -> Self {
-        if !(2..=32).contains(&lanes) {
-            self.k
-                .invalid(format!("{lanes} lanes of a warp release a stage; 2 to 32 can"));
-        }
+        invalid_if!(self.k, !(2..=32).contains(&lanes) => "{lanes} lanes of a warp release a stage; 2 to 32 can");
         Pipeline { lanes, ..self }
     }
 
@@ -169,12 +163,8 @@ impl<'k> Pipeline<'k> {
     /// no two of which share a stage. `step` divides the number of stages; `first` is less than `step`.
     #[track_caller]
     pub fn consumer_of(&self, first: impl Source<'k, u32>, step: u32) -> Consumer<'k> {
-        if step == 0 || !self.stages.is_multiple_of(step) {
-            self.k.invalid(format!(
-                "a consumer of every {step}th of {} stages; the number must divide them",
-                self.stages
-            ));
-        }
+        invalid_if!(self.k, step == 0 || !self.stages.is_multiple_of(step) =>
+            "a consumer of every {step}th of {} stages; the number must divide them", self.stages);
         Consumer(Cursor {
             place: self.k.var(first),
             step,

@@ -64,15 +64,7 @@ impl Chip {
 impl From<Target> for Chip {
     /// A100, RTX 3090, L4, H100 and H200, B200, RTX 5090.
     fn from(target: Target) -> Chip {
-        let sms = match target {
-            Target::Sm75 => 40,
-            Target::Sm80 => 108,
-            Target::Sm86 => 82,
-            Target::Sm89 => 58,
-            Target::Sm90a => 132,
-            Target::Sm100 => 148,
-            Target::Sm120 => 170,
-        };
+        let sms = target.usual_sms();
         Chip { target, sms }
     }
 }

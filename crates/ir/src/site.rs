@@ -1,6 +1,5 @@
 //! Where in the Rust source an instruction was written.
 
-use std::fmt;
 use std::panic::Location;
 
 /// A line of Rust source.
@@ -27,8 +26,8 @@ impl SourceLine {
     }
 }
 
-impl fmt::Display for SourceLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Display for SourceLine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.file, self.line)
     }
 }

@@ -1,6 +1,5 @@
 //! [`Table`]: numbers that come with a launch.
 
-use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -63,9 +62,9 @@ impl Hash for Table {
     }
 }
 
-/// The numbers: what a launch is told apart by where it is written down.
-impl fmt::Debug for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+// The numbers: what a launch is told apart by where it is written down.
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.words.fmt(f)
     }
 }

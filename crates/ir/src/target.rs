@@ -3,9 +3,9 @@
 //! Limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute
 //! Capability" (CUDA 13), and of the PTX ISA for instruction availability.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
+
+use crate::named::named;
 
 /// What an instruction needs: a PTX ISA version and an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,24 +63,26 @@ impl Requirement {
     }
 }
 
-/// An architecture that kernels are made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Target {
-    /// Turing. Known so that it can be refused by name: it has no cp.async and no bf16.
-    Sm75,
-    /// Ampere, data centre (A100).
-    Sm80,
-    /// Ampere, consumer (RTX 30, A10).
-    Sm86,
-    /// Ada (RTX 40, L4, L40).
-    Sm89,
-    /// Hopper with its architecture-specific instructions (H100, H200).
-    Sm90a,
-    /// Blackwell, data centre (B200).
-    Sm100,
-    /// Blackwell, consumer (RTX 50).
-    Sm120,
+named! {
+    /// An architecture that kernels are made for.
+    #[derive(PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Target {
+        /// Turing. Known so that it can be refused by name: it has no cp.async and no bf16.
+        Sm75 = "sm_75",
+        /// Ampere, data centre (A100).
+        Sm80 = "sm_80",
+        /// Ampere, consumer (RTX 30, A10).
+        Sm86 = "sm_86",
+        /// Ada (RTX 40, L4, L40).
+        Sm89 = "sm_89",
+        /// Hopper with its architecture-specific instructions (H100, H200).
+        Sm90a = "sm_90a",
+        /// Blackwell, data centre (B200).
+        Sm100 = "sm_100",
+        /// Blackwell, consumer (RTX 50).
+        Sm120 = "sm_120",
+    }
 }
 
 /// What a block and an SM of a [`Target`] may use.
@@ -118,39 +120,33 @@ pub struct Limits {
 }
 
 impl Target {
-    /// Every target, oldest first.
-    pub const ALL: [Target; 7] = [
-        Target::Sm75,
-        Target::Sm80,
-        Target::Sm86,
-        Target::Sm89,
-        Target::Sm90a,
-        Target::Sm100,
-        Target::Sm120,
-    ];
-
-    /// What is different of each: its name, compute capability times ten, kilobytes of shared
-    /// memory that a block and an SM may use, threads and blocks of an SM, blocks of a cluster.
-    const fn row(self) -> (&'static str, u32, u32, u32, u32, u32, u32) {
+    /// What is different of each: compute capability times ten, kilobytes of shared memory that a
+    /// block and an SM may use, threads and blocks of an SM, blocks of a cluster, and SMs.
+    const fn row(self) -> (u32, u32, u32, u32, u32, u32, u32) {
         match self {
-            Target::Sm75 => ("sm_75", 75, 64, 64, 1024, 16, 1),
-            Target::Sm80 => ("sm_80", 80, 163, 164, 2048, 32, 1),
-            Target::Sm86 => ("sm_86", 86, 99, 100, 1536, 16, 1),
-            Target::Sm89 => ("sm_89", 89, 99, 100, 1536, 24, 1),
-            Target::Sm90a => ("sm_90a", 90, 227, 228, 2048, 32, 16),
-            Target::Sm100 => ("sm_100", 100, 227, 228, 2048, 32, 16),
-            Target::Sm120 => ("sm_120", 120, 99, 100, 1536, 24, 8),
+            Target::Sm75 => (75, 64, 64, 1024, 16, 1, 40),
+            Target::Sm80 => (80, 163, 164, 2048, 32, 1, 108),
+            Target::Sm86 => (86, 99, 100, 1536, 16, 1, 82),
+            Target::Sm89 => (89, 99, 100, 1536, 24, 1, 58),
+            Target::Sm90a => (90, 227, 228, 2048, 32, 16, 132),
+            Target::Sm100 => (100, 227, 228, 2048, 32, 16, 148),
+            Target::Sm120 => (120, 99, 100, 1536, 24, 8, 170),
         }
+    }
+
+    /// SMs of the card of it that is used most: A100, RTX 3090, L4, H100 and H200, B200, RTX 5090.
+    pub(crate) const fn usual_sms(self) -> u32 {
+        self.row().6
     }
 
     /// Compute capability times ten: 89 for sm_89.
     pub const fn sm(self) -> u32 {
-        self.row().1
+        self.row().0
     }
 
     /// What ptxas calls it.
     pub const fn name(self) -> &'static str {
-        self.row().0
+        self.ptx()
     }
 
     /// The target of a name such as `sm_89`, `sm89`, `8.9`, `89` or `sm_90`.
@@ -189,7 +185,7 @@ impl Target {
 
     /// Its limits.
     pub const fn limits(self) -> Limits {
-        let (_, sm, shared_per_block_kb, shared_per_sm_kb, threads_per_sm, blocks_per_sm, cluster_blocks) = self.row();
+        let (sm, shared_per_block_kb, shared_per_sm_kb, threads_per_sm, blocks_per_sm, cluster_blocks, _) = self.row();
         Limits {
             static_shared_per_block: 48 * 1024,
             shared_per_block: shared_per_block_kb * 1024,
@@ -209,8 +205,8 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
     }
 }

@@ -11,7 +11,7 @@
 //! belong to the thread's bulk group, as tensor stores do: [`KernelBuilder::bulk_commit`] closes it,
 //! and [`KernelBuilder::bulk_wait`] waits for it. One thread starts them.
 
-use crate::builder::{KernelBuilder, instructions};
+use crate::builder::{KernelBuilder, instructions, invalid_if};
 use crate::inst::{Address, BulkInst, Inst, L2Hint, Object, Operand};
 use crate::kernel::{Kernel, ParamKind};
 use crate::launch::TensorBox;
@@ -216,10 +216,8 @@ impl<'k> TensorMap<'k> {
     /// Coordinates outside the tensor (negative ones too, as two's complement) are allowed.
     #[track_caller]
     pub fn at(&self, rows: &[Val<'k, u32>]) -> BoxAt<'k> {
-        if self.boxes.ragged.is_some() {
-            self.k
-                .invalid("a box of a ragged tensor map; say of which sequence, with `rows(first, len)`");
-        }
+        invalid_if!(self.k, self.boxes.ragged.is_some() =>
+            "a box of a ragged tensor map; say of which sequence, with `rows(first, len)`");
         self.box_at(rows.to_vec(), &[])
     }
 
@@ -227,12 +225,8 @@ impl<'k> TensorMap<'k> {
     #[track_caller]
     pub(crate) fn box_at(&self, rows: Vec<Val<'k, u32>>, extra: &[Val<'k, u32>]) -> BoxAt<'k> {
         let outer = self.boxes.rank as usize - 1;
-        if rows.len() != outer {
-            self.k.invalid(format!(
-                "a box at {} coordinates; its tensor map has {outer} without the columns",
-                rows.len()
-            ));
-        }
+        invalid_if!(self.k, rows.len() != outer =>
+            "a box at {} coordinates; its tensor map has {outer} without the columns", rows.len());
         BoxAt {
             map: *self,
             column: Operand::Imm(0),
@@ -257,12 +251,8 @@ impl<'k> TensorMap<'k> {
     /// parts of 64. A tile has one part or more, of `rows` rows each.
     #[track_caller]
     pub fn in_parts_of(self, rows: u32) -> Self {
-        if rows < self.box_rows() {
-            self.k.invalid(format!(
-                "parts of {rows} rows of a tile for boxes of {}; they must have room for a box",
-                self.box_rows()
-            ));
-        }
+        invalid_if!(self.k, rows < self.box_rows() =>
+            "parts of {rows} rows of a tile for boxes of {}; they must have room for a box", self.box_rows());
         TensorMap {
             part_rows: rows,
             ..self
@@ -337,11 +327,12 @@ impl<'k, E: Element> SharedTile<'k, E> {
         } else {
             None
         };
-        if let Some(problem) = problem {
-            let name = self.name();
+        let name = self.name();
+        let tell = |problem| {
             self.k
-                .invalid(format!("tile `{name}` cannot be copied in boxes: {problem}"));
-        }
+                .invalid(format!("tile `{name}` cannot be copied in boxes: {problem}"))
+        };
+        problem.map(tell);
         let mut dims = [1; 5];
         dims[0] = self.slab_cols();
         for (dim, &n) in dims[1..].iter_mut().zip(outer) {
@@ -422,20 +413,11 @@ impl<'k, E: Element> SharedTile<'k, E> {
         let rows = at.map.part_rows;
         let same = boxes.element == E::TYPE && boxes.dims[0] == self.slab_cols() && boxes.swizzle == self.swizzle();
         let fits = rows == self.rows() || !whole && self.rows().is_multiple_of(rows.max(1));
-        if !same || !fits {
-            let name = self.name();
-            self.k.invalid(format!(
-                "tile `{name}` ({} rows, slabs of {} {}, {:?}) does not match the tensor map's boxes of {:?} {} ({:?}) in parts \
-                 of {rows} rows; declare the parameter with the tile's `tensor_box`",
-                self.rows(),
-                self.slab_cols(),
-                E::NAME,
-                self.swizzle(),
-                boxes.dims(),
-                boxes.element.ptx(),
-                boxes.swizzle
-            ));
-        }
+        invalid_if!(self.k, !same || !fits =>
+            "tile `{}` ({} rows, slabs of {} {}, {:?}) does not match the tensor map's boxes of {:?} {} ({:?}) in parts \
+             of {rows} rows; declare the parameter with the tile's `tensor_box`",
+            self.name(), self.rows(), self.slab_cols(), E::NAME, self.swizzle(), boxes.dims(), boxes.element.ptx(),
+            boxes.swizzle);
     }
 
     #[track_caller]

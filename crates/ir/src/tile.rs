@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, invalid_if};
 use crate::inst::{BinOp, Object, Operand};
 use crate::pointer::SharedPtr;
 use crate::shared::{BufferId, SharedBuffer, Swizzle};
@@ -137,18 +137,11 @@ impl KernelBuilder {
         let slab_cols = self.slab_cols::<E>(name, shape);
         let row_stride = slab_cols + shape.pad;
         let row_bytes = row_stride * E::BYTES;
-        if !row_bytes.is_multiple_of(4) {
-            self.invalid(format!(
-                "a row of tile `{name}` takes {row_bytes} bytes; rows must be a multiple of 4 bytes"
-            ));
-        }
-        if shape.swizzle != Swizzle::None
-            && (row_bytes < 128 && 128 % row_bytes != 0 || row_bytes > 128 && !row_bytes.is_multiple_of(128))
-        {
-            self.invalid(format!(
-                "a row of swizzled tile `{name}` takes {row_bytes} bytes; it must divide or be a multiple of 128"
-            ));
-        }
+        invalid_if!(self, !row_bytes.is_multiple_of(4) =>
+            "a row of tile `{name}` takes {row_bytes} bytes; rows must be a multiple of 4 bytes");
+        let is_odd = row_bytes < 128 && 128 % row_bytes != 0 || row_bytes > 128 && !row_bytes.is_multiple_of(128);
+        invalid_if!(self, shape.swizzle != Swizzle::None && is_odd =>
+            "a row of swizzled tile `{name}` takes {row_bytes} bytes; it must divide or be a multiple of 128");
         let align = shape.swizzle.alignment();
         let stage_bytes = (shape.rows * row_bytes * (shape.cols / slab_cols)).next_multiple_of(align);
         let bytes = stage_bytes * shape.stages;
@@ -254,11 +247,8 @@ impl<'k, E: Element> SharedTile<'k, E> {
     pub fn down(&self, at: SharedPtr<'k, E>, rows: u32) -> SharedPtr<'k, E> {
         let bytes = rows * self.row_stride() * E::BYTES;
         let period = self.shape.swizzle.alignment();
-        if self.shape.swizzle != Swizzle::None && !bytes.is_multiple_of(period) {
-            self.k.invalid(format!(
-                "{rows} rows down a swizzled tile are {bytes} bytes; its permutation repeats every {period}"
-            ));
-        }
+        invalid_if!(self.k, self.shape.swizzle != Swizzle::None && !bytes.is_multiple_of(period) =>
+            "{rows} rows down a swizzled tile are {bytes} bytes; its permutation repeats every {period}");
         at.plus((rows * self.row_stride()) as i32)
     }
 
@@ -274,12 +264,9 @@ impl<'k, E: Element> SharedTile<'k, E> {
             return at.plus(cols as i32);
         }
         let (bytes, row_bytes) = (cols * E::BYTES, self.row_stride() * E::BYTES);
-        if !bytes.is_multiple_of(16) || bytes >= row_bytes || row_bytes > 128 {
-            self.k.invalid(format!(
-                "{cols} columns across are {bytes} bytes of a swizzled row of {row_bytes}; allowed are whole chunks of 16 \
-                 bytes within a row of at most 128"
-            ));
-        }
+        invalid_if!(self.k, !bytes.is_multiple_of(16) || bytes >= row_bytes || row_bytes > 128 =>
+            "{cols} columns across are {bytes} bytes of a swizzled row of {row_bytes}; allowed are whole chunks of 16 \
+             bytes within a row of at most 128");
         SharedPtr {
             addr: at.addr ^ bytes,
             ..at

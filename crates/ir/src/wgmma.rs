@@ -14,7 +14,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::builder::{KernelBuilder, instructions};
+use crate::builder::{KernelBuilder, instructions, invalid_if};
 use crate::fragment::{AOperand, Acc, FragmentLayout, layout};
 use crate::inst::{Descriptor, Inst, Major, Operand, WgmmaA, WgmmaInput, WgmmaInst, impossible_warpgroups};
 use crate::shared::{BufferId, Swizzle};
@@ -107,14 +107,9 @@ impl<'k, E: WgmmaElement> SharedTile<'k, E> {
     fn operand(&self, major: Major) -> WgmmaOperand<'k, E> {
         let k = self.k;
         let row_bytes = self.row_stride() * E::BYTES;
-        if self.swizzle().span() != Some(row_bytes) || !self.rows().is_multiple_of(8) {
-            k.invalid(format!(
-                "a tile of {} rows of {row_bytes} bytes ({:?}) is no operand of a warpgroup's product: it needs a swizzle, \
-                 rows as wide as it (`in_slabs`), and a multiple of 8 rows",
-                self.rows(),
-                self.swizzle()
-            ));
-        }
+        invalid_if!(k, self.swizzle().span() != Some(row_bytes) || !self.rows().is_multiple_of(8) =>
+            "a tile of {} rows of {row_bytes} bytes ({:?}) is no operand of a warpgroup's product: it needs a swizzle, \
+             rows as wide as it (`in_slabs`), and a multiple of 8 rows", self.rows(), self.swizzle());
         let span = self.swizzle().span().unwrap_or(128);
         // PTX ISA, "Matrix Descriptor Format". Groups of 8 rows are a stride apart. The leading
         // offset is that between slabs, where the product's columns run over several; along k it
@@ -138,12 +133,8 @@ impl<'k, E: WgmmaElement> SharedTile<'k, E> {
             Major::K => (self.rows(), self.cols()),
             Major::Mn => (self.cols(), self.rows()),
         };
-        if !depth.is_multiple_of(E::INPUT.k()) {
-            k.invalid(format!(
-                "an operand with {depth} of k; a step of the product takes {}",
-                E::INPUT.k()
-            ));
-        }
+        invalid_if!(k, !depth.is_multiple_of(E::INPUT.k()) =>
+            "an operand with {depth} of k; a step of the product takes {}", E::INPUT.k());
         WgmmaOperand {
             k,
             low,
@@ -177,11 +168,8 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
             Major::K => (self.extent, 8),
             Major::Mn => (self.steps * step, step),
         };
-        if rows == 0 || !rows.is_multiple_of(unit) || rows > there {
-            self.k.invalid(format!(
-                "{rows} rows of an operand that has {there}; they are taken {unit} at a time"
-            ));
-        }
+        invalid_if!(self.k, rows == 0 || !rows.is_multiple_of(unit) || rows > there =>
+            "{rows} rows of an operand that has {there}; they are taken {unit} at a time");
         let moved = self.moved(first.operand(), self.span);
         match self.major {
             Major::K => WgmmaOperand { extent: rows, ..moved },
@@ -196,12 +184,9 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
     #[track_caller]
     pub fn slabs(self, first: impl Source<'k, u32>, count: u32) -> Self {
         let columns = self.span / E::BYTES;
-        if self.major != Major::Mn || count == 0 || count * columns > self.extent {
-            self.k.invalid(format!(
-                "{count} slabs of an operand of {} columns, {columns} a slab; only one whose rows are k has any",
-                self.extent
-            ));
-        }
+        invalid_if!(self.k, self.major != Major::Mn || count == 0 || count * columns > self.extent =>
+            "{count} slabs of an operand of {} columns, {columns} a slab; only one whose rows are k has any",
+            self.extent);
         WgmmaOperand {
             extent: count * columns,
             ..self.moved(first.operand(), self.slab_bytes)
@@ -216,12 +201,9 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
     /// Some of its steps of k, where a product is to be made in parts.
     #[track_caller]
     pub fn steps_of(self, steps: Range<u32>) -> Self {
-        if steps.is_empty() || steps.end > self.steps {
-            self.k.invalid(format!(
-                "steps {}..{} of an operand that has {}; a part of a product takes at least one",
-                steps.start, steps.end, self.steps
-            ));
-        }
+        invalid_if!(self.k, steps.is_empty() || steps.end > self.steps =>
+            "steps {}..{} of an operand that has {}; a part of a product takes at least one",
+            steps.start, steps.end, self.steps);
         WgmmaOperand {
             first_step: self.first_step + steps.start,
             steps: steps.end.saturating_sub(steps.start),
@@ -268,12 +250,7 @@ impl KernelBuilder {
         b: WgmmaOperand<'k, E>,
         accumulate: impl Source<'k, bool>,
     ) {
-        if a.extent < 64 {
-            self.invalid(format!(
-                "operand A has {} rows; a warpgroup's product takes 64",
-                a.extent
-            ));
-        }
+        invalid_if!(self, a.extent < 64 => "operand A has {} rows; a warpgroup's product takes 64", a.extent);
         let accumulate = accumulate.operand();
         if !self.check_product(acc, a.steps, &b) {
             return;
@@ -309,12 +286,8 @@ impl KernelBuilder {
     #[track_caller]
     fn check_product<'k, E: WgmmaElement>(&'k self, acc: Acc<'k>, steps: u32, b: &WgmmaOperand<'k, E>) -> bool {
         let n = 8 * acc.tiles();
-        if steps != b.steps {
-            self.invalid(format!("operand A has {steps} steps of k, operand B {}", b.steps));
-        }
-        if n > b.extent {
-            self.invalid(format!("accumulators of {n} columns for an operand B of {}", b.extent));
-        }
+        invalid_if!(self, steps != b.steps => "operand A has {steps} steps of k, operand B {}", b.steps);
+        invalid_if!(self, n > b.extent => "accumulators of {n} columns for an operand B of {}", b.extent);
         // Here the line is the caller's; each step is in a closure.
         if let Some(why) = impossible_warpgroups(self.threads()) {
             self.invalid(why);

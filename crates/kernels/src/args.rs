@@ -366,6 +366,24 @@ impl<R: 'static> Built<R> {
     }
 }
 
+/// Calls a kernel's body for the element that a dtype has: `with_element!(sixteen_bits dtype => body(k, shape))`.
+/// Families refuse what is not among `sixteen_bits`, or among `floats`.
+macro_rules! with_element {
+    (sixteen_bits $dtype:expr => $($body:ident)::+($($arg:expr),*)) => {
+        match $dtype {
+            flashcore_problem::DType::F16 => $($body)::+::<half::f16>($($arg),*),
+            _ => $($body)::+::<half::bf16>($($arg),*),
+        }
+    };
+    (floats $dtype:expr => $($body:ident)::+($($arg:expr),*)) => {
+        match $dtype {
+            flashcore_problem::DType::F32 => $($body)::+::<f32>($($arg),*),
+            dtype => with_element!(sixteen_bits dtype => $($body)::+($($arg),*)),
+        }
+    };
+}
+pub(crate) use with_element;
+
 #[cfg(test)]
 mod tests {
     use flashcore_ir::Target;

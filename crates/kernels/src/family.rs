@@ -19,7 +19,7 @@ mod values;
 pub use described::LeverInfo;
 pub use ids::id_parts;
 use ids::with_words_of_today;
-pub(crate) use values::{LeverValue, levers};
+pub(crate) use values::{LeverValue, constraint, lever_values, levers};
 
 /// The values of a family's levers in their order, 0 beyond the last. For a lever of words, the word's place.
 pub type Values = [u32; 13];

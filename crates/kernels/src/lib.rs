@@ -39,6 +39,7 @@ pub use near::near;
 pub use plan::Plan;
 pub use recent::Recent;
 pub use refusal::Refusal;
+pub(crate) use refusal::refuse;
 pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
 pub use size::Size;
 pub use step::{KernelCache, Step};

@@ -6,11 +6,10 @@
 //! memory.
 
 use flashcore_ir::{Cache, GlobalPtr, Widen};
-use flashcore_problem::{DType, LSES, Lengths, OUTS, Problem};
-use half::{bf16, f16};
+use flashcore_problem::{LSES, Lengths, OUTS, Problem};
 
 use crate::Refusal;
-use crate::args::{Args, Built};
+use crate::args::{Args, Built, with_element};
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, declare_lse, grid, widest_access};
 use crate::attention::score_mod::LOG2_E;
@@ -37,14 +36,11 @@ const THREADS: u32 = 128;
 /// # Errors
 /// A [`Refusal`]: a number of parts that [is none](Problem::check_part_count), or more blocks than a grid can have.
 pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
-    if let Err(error) = problem.check_part_count(parts) {
-        let what = format!("{parts} parts: {error}");
-        return Err(Refusal::unsupported(
-            "merge",
-            what,
-            "check it first (Problem::check_part_count)",
-        ));
-    }
+    let count = problem.check_part_count(parts);
+    count.map_err(|error| {
+        let remedy = "check it first (Problem::check_part_count)";
+        Refusal::unsupported("merge", format!("{parts} parts: {error}"), remedy)
+    })?;
     let (layout, dtype) = (problem.o_layout(), problem.out_dtype());
     let size = dtype.size_bytes();
     let strides = row_strides(layout);
@@ -63,12 +59,7 @@ pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCac
         let (dtype, columns, vector_bytes) = (shape.dtype, shape.head_dim, shape.vector_bytes);
         let lse = if shape.lse { "_lse" } else { "" };
         let name = format!("merge_p{parts}_{dtype}_d{columns}_v{vector_bytes}{lse}");
-        Built::build(name, THREADS, |k| match dtype {
-            DType::F32 => body::<f32>(k, parts, shape),
-            DType::F16 => body::<f16>(k, parts, shape),
-            // No output is of e4m3.
-            DType::BF16 | DType::E4M3 => body::<bf16>(k, parts, shape),
-        })
+        Built::build(name, THREADS, |k| with_element!(floats dtype => body(k, parts, shape)))
     })?;
     let blocks = tasks(problem).div_ceil(THREADS as usize);
     kernel.step(grid("merge", [blocks, 1, 1])?, problem)
@@ -148,7 +139,7 @@ fn body<'k, E: Widen>(k: &'k Args<'k, Problem>, parts: usize, shape: &Shape) {
 #[cfg(test)]
 mod tests {
     use flashcore_problem::rng::Rng;
-    use flashcore_problem::{Layout, MOST_PARTS, POISON, Tensor};
+    use flashcore_problem::{DType, Layout, MOST_PARTS, POISON, Tensor};
     use flashcore_sim::{SimOptions, simulate};
 
     use super::*;

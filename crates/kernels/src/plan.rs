@@ -5,7 +5,7 @@ use flashcore_problem::{Direction, Problem};
 
 use crate::attention::tap::{self, Tap};
 use crate::step::{KernelCache, Step, Steps};
-use crate::{Config, Refusal};
+use crate::{Config, Refusal, refuse};
 
 /// Kernels and their launches, resolved for problem, config and target. It exists only if nothing refuses.
 ///
@@ -103,9 +103,7 @@ impl Plan {
             return Err(Refusal::Target { target });
         }
         let backward = problem.direction() == Direction::Backward;
-        if backward && tap.is_some() {
-            return Err(Refusal::unsupported(config.family(), TAPS, "check its gradients"));
-        }
+        refuse!(backward && tap.is_some() => config.family(), "check its gradients", "{TAPS}");
         tap::check(problem, tap)?;
         let Steps { before, main, then } = match config {
             Config::Ladder(config) => Steps::alone(crate::ladder::plan(problem, config, kernels, tap)?),

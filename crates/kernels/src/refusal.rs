@@ -94,6 +94,22 @@ pub enum Refusal {
     Build(String),
 }
 
+/// Refuses what a family does not serve, `refuse!(when => family, remedy, "what {}", ...)`, or a value of a lever,
+/// `refuse!(when => lever "name" = value, "allowed {}", ...)`.
+macro_rules! refuse {
+    ($when:expr => lever $lever:literal = $given:expr, $($allowed:tt)+) => {
+        if $when {
+            return Err(crate::Refusal::lever($lever, $given, format!($($allowed)+)));
+        }
+    };
+    ($when:expr => $family:expr, $remedy:expr, $($what:tt)+) => {
+        if $when {
+            return Err(crate::Refusal::unsupported($family, format!($($what)+), $remedy));
+        }
+    };
+}
+pub(crate) use refuse;
+
 impl Refusal {
     pub(crate) fn unsupported(family: &'static str, what: impl Into<String>, remedy: &'static str) -> Refusal {
         let what = what.into();

@@ -1,24 +1,24 @@
 //! How much work a problem gives a GPU.
 
-use std::fmt;
-
 use flashcore_ir::Chip;
 use flashcore_problem::{KvLengths, Problem, QLengths};
 use serde::Deserialize;
 
-/// How much work a problem gives the SMs: what decides how large its tiles can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Size {
-    /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys split
-    /// across as many blocks as the SMs ask for ([`split_for`](crate::mma::Config::split_for)).
-    Decode,
-    /// Tiles of 64 rows leave SMs without a block: tiles of 32, their keys shared out among warps.
-    Small,
-    /// Tiles of 64 rows fill the SMs, tiles of 128 not twice.
-    Medium,
-    /// Two blocks of 128 rows for every SM, or more.
-    Large,
+flashcore_problem::words! {
+    /// How much work a problem gives the SMs: what decides how large its tiles can be.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Size {
+        /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys
+        /// split across as many blocks as the SMs ask for ([`split_for`](crate::mma::Config::split_for)).
+        Decode = "decode",
+        /// Tiles of 64 rows leave SMs without a block: tiles of 32, their keys shared out among warps.
+        Small = "small",
+        /// Tiles of 64 rows fill the SMs, tiles of 128 not twice.
+        Medium = "medium",
+        /// Two blocks of 128 rows for every SM, or more.
+        Large = "large",
+    }
 }
 
 impl Size {
@@ -107,17 +107,6 @@ pub(crate) fn is_short_chunk(problem: &Problem, chip: Chip) -> bool {
         && problem.batch_invariant().is_none()
         && problem.seq_len_kv() <= most_keys
         && blocks <= at_once * chip.sms as usize
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Size::Decode => "decode",
-            Size::Small => "small",
-            Size::Medium => "medium",
-            Size::Large => "large",
-        })
-    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::head_values::MIN_ALIBI_SCALE;
 use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN, MAX_SOFTMAX_SCALE, SOFTCAPS};
 use crate::{
     Alibi, DType, Direction, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemError, QLengths, direction,
+    refuse,
 };
 
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
@@ -92,6 +93,69 @@ impl From<&Problem> for ProblemBuilder {
     }
 }
 
+/// A method for each field that sets it.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty) $($field:ident).+ = $set:expr;)*) => {
+        impl ProblemBuilder {
+            $($(#[$doc])*
+            pub fn $name(mut self, $value: $type) -> Self {
+                self.$($field).+ = $set;
+                self
+            })*
+        }
+    };
+}
+
+setters! {
+    /// Sequences in the batch.
+    batch(batch: usize) problem.batch = batch;
+    /// Rows of Q.
+    seq_len_q(seq_len_q: usize) seq_len_q = Some(seq_len_q);
+    /// Rows of K and V.
+    seq_len_kv(seq_len_kv: usize) seq_len_kv = Some(seq_len_kv);
+    /// Columns of Q and K, and of V unless [`head_dim_v`](Self::head_dim_v) is called. Required.
+    head_dim(head_dim: usize) head_dim = Some(head_dim);
+    /// Columns of V and O.
+    head_dim_v(head_dim_v: usize) head_dim_v = Some(head_dim_v);
+    /// Element type.
+    dtype(dtype: DType) problem.dtype = dtype;
+    /// Which keys each row attends to.
+    mask(mask: Mask) problem.mask = mask;
+    /// Factor on `Q·Kᵀ`, above 0 and at most 1e5. Default: `1/√head_dim`.
+    softmax_scale(scale: f32) softmax_scale = Some(scale);
+    /// Applies `cap·tanh(s/cap)` to scaled scores, with a cap from 1e-5 to 1e3.
+    softcap(cap: f32) problem.softcap = Some(cap);
+    /// Gives each query head a sink ([`Problem::sinks`]): f32, fp16 or bf16. Default: none.
+    sinks(dtype: impl Into<Option<DType>>) problem.sinks = dtype.into();
+    /// Adds ALiBi's bias to scores ([`Problem::alibi`]). Default: none.
+    alibi(slopes: impl Into<Option<Alibi>>) problem.alibi = slopes.into();
+    /// Also requests the log-sum-exp.
+    return_lse(yes: bool) problem.return_lse = yes;
+    /// Where the query rows of a sequence lie; `seq_len_q` is then their upper bound. Default: equal lengths.
+    ///
+    /// **Warning.** On a GPU, whose kernels cannot refuse values, rows past the bound are not written, without an
+    /// error, unless values are checked (`FLASHCORE_CHECK=1`).
+    q_lengths(lengths: QLengths) problem.q_lengths = lengths;
+    /// Where the keys of a sequence lie; `seq_len_kv` is then their upper bound. Default: equal
+    /// lengths.
+    kv_lengths(lengths: KvLengths) problem.kv_lengths = lengths;
+    /// Which way the problem is computed. A backward pass reads the log-sum-exp, so that
+    /// [`return_lse`](Self::return_lse) is set. Default: forward.
+    direction(direction: Direction) problem.direction = direction;
+    /// Whether gradients must be the same bits in every run ([`Problem::deterministic`]). Of a forward
+    /// problem, it is that of its backward pass. Default: no.
+    deterministic(deterministic: bool) problem.deterministic = deterministic;
+    /// The bits of an output do not depend on the other sequences of the batch, nor on how many there
+    /// are: keys are split every `split_keys` of them (at least 1; rounded up to whole K blocks), and
+    /// not where the work of the batch is even, and the kernel is chosen as for one sequence. Problems
+    /// that differ in `batch`, in the totals of packed tensors and in pages of a cache alone give the
+    /// same bits; the bounds `seq_len_q` and `seq_len_kv` must be the same. Sequences whose rows fit
+    /// into one tile are split, others are not. A smaller `split_keys` keeps more multiprocessors at
+    /// work on few long caches, and needs more workspace. Forward only. Default: splits follow the
+    /// batch.
+    batch_invariant(split_keys: usize) problem.batch_invariant = Some(split_keys);
+}
+
 impl ProblemBuilder {
     /// Starts from the fields of another problem, but on dense tensors of equal lengths: for a
     /// smaller or larger problem of the same kind.
@@ -143,11 +207,6 @@ impl ProblemBuilder {
         self.mask(Mask::CAUSAL)
     }
 
-    /// Sequences in the batch.
-    pub fn batch(mut self, batch: usize) -> Self {
-        self.problem.batch = batch;
-        self
-    }
     /// Query heads and key/value heads: equal, or `num_heads` a multiple of `num_kv_heads`.
     /// Required.
     pub fn heads(mut self, num_heads: usize, num_kv_heads: usize) -> Self {
@@ -159,64 +218,9 @@ impl ProblemBuilder {
     pub fn seq_len(self, seq_len: usize) -> Self {
         self.seq_len_q(seq_len).seq_len_kv(seq_len)
     }
-    /// Rows of Q.
-    pub fn seq_len_q(mut self, seq_len_q: usize) -> Self {
-        self.seq_len_q = Some(seq_len_q);
-        self
-    }
-    /// Rows of K and V.
-    pub fn seq_len_kv(mut self, seq_len_kv: usize) -> Self {
-        self.seq_len_kv = Some(seq_len_kv);
-        self
-    }
-    /// Columns of Q and K, and of V unless [`head_dim_v`](Self::head_dim_v) is called. Required.
-    pub fn head_dim(mut self, head_dim: usize) -> Self {
-        self.head_dim = Some(head_dim);
-        self
-    }
-    /// Columns of V and O.
-    pub fn head_dim_v(mut self, head_dim_v: usize) -> Self {
-        self.head_dim_v = Some(head_dim_v);
-        self
-    }
-    /// Element type.
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        self.problem.dtype = dtype;
-        self
-    }
-    /// Which keys each row attends to.
-    pub fn mask(mut self, mask: Mask) -> Self {
-        self.problem.mask = mask;
-        self
-    }
     /// Positions of query row 0 and key 0 in their sequences (chunked prefill, context parallel).
     pub fn offsets(mut self, q_offset: i32, kv_offset: i32) -> Self {
         (self.problem.q_offset, self.problem.kv_offset) = (q_offset, kv_offset);
-        self
-    }
-    /// Factor on `Q·Kᵀ`, above 0 and at most 1e5. Default: `1/√head_dim`.
-    pub fn softmax_scale(mut self, scale: f32) -> Self {
-        self.softmax_scale = Some(scale);
-        self
-    }
-    /// Applies `cap·tanh(s/cap)` to scaled scores, with a cap from 1e-5 to 1e3.
-    pub fn softcap(mut self, cap: f32) -> Self {
-        self.problem.softcap = Some(cap);
-        self
-    }
-    /// Gives each query head a sink ([`Problem::sinks`]): f32, fp16 or bf16. Default: none.
-    pub fn sinks(mut self, dtype: impl Into<Option<DType>>) -> Self {
-        self.problem.sinks = dtype.into();
-        self
-    }
-    /// Adds ALiBi's bias to scores ([`Problem::alibi`]). Default: none.
-    pub fn alibi(mut self, slopes: impl Into<Option<Alibi>>) -> Self {
-        self.problem.alibi = slopes.into();
-        self
-    }
-    /// Also requests the log-sum-exp.
-    pub fn return_lse(mut self, yes: bool) -> Self {
-        self.problem.return_lse = yes;
         self
     }
     /// Layout of all four tensors: [`Layout::bshd`] (default) or [`Layout::bhsd`].
@@ -229,48 +233,10 @@ impl ProblemBuilder {
         self.layouts = [Some(q), Some(k), Some(v), Some(o)];
         self
     }
-    /// Where the query rows of a sequence lie; `seq_len_q` is then their upper bound. Default: equal lengths.
-    ///
-    /// **Warning.** On a GPU, whose kernels cannot refuse values, rows past the bound are not written, without an
-    /// error, unless values are checked (`FLASHCORE_CHECK=1`).
-    pub fn q_lengths(mut self, lengths: QLengths) -> Self {
-        self.problem.q_lengths = lengths;
-        self
-    }
-    /// Where the keys of a sequence lie; `seq_len_kv` is then their upper bound. Default: equal
-    /// lengths.
-    pub fn kv_lengths(mut self, lengths: KvLengths) -> Self {
-        self.problem.kv_lengths = lengths;
-        self
-    }
-    /// Which way the problem is computed. A backward pass reads the log-sum-exp, so that
-    /// [`return_lse`](Self::return_lse) is set. Default: forward.
-    pub fn direction(mut self, direction: Direction) -> Self {
-        self.problem.direction = direction;
-        self
-    }
     /// Layouts of dO, dQ, dK and dV, and [`Direction::Backward`]. Default: those of O, Q, K and V, but
     /// dense gradients for inputs whose elements share addresses.
     pub fn gradient_layouts(mut self, layouts: GradientLayouts) -> Self {
         (self.problem.direction, self.problem.gradients) = (Direction::Backward, Some(layouts));
-        self
-    }
-    /// Whether gradients must be the same bits in every run ([`Problem::deterministic`]). Of a forward
-    /// problem, it is that of its backward pass. Default: no.
-    pub fn deterministic(mut self, deterministic: bool) -> Self {
-        self.problem.deterministic = deterministic;
-        self
-    }
-    /// The bits of an output do not depend on the other sequences of the batch, nor on how many there
-    /// are: keys are split every `split_keys` of them (at least 1; rounded up to whole K blocks), and
-    /// not where the work of the batch is even, and the kernel is chosen as for one sequence. Problems
-    /// that differ in `batch`, in the totals of packed tensors and in pages of a cache alone give the
-    /// same bits; the bounds `seq_len_q` and `seq_len_kv` must be the same. Sequences whose rows fit
-    /// into one tile are split, others are not. A smaller `split_keys` keeps more multiprocessors at
-    /// work on few long caches, and needs more workspace. Forward only. Default: splits follow the
-    /// batch.
-    pub fn batch_invariant(mut self, split_keys: usize) -> Self {
-        self.problem.batch_invariant = Some(split_keys);
         self
     }
 
@@ -350,11 +316,8 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
         return ProblemError::value(field, 0, "it must be at least 1");
     }
     for (field, given) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
-        if given % 8 != 0 || given > 256 {
-            let allowed = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next \
-                           multiple of 8)";
-            return ProblemError::value(field, given, allowed);
-        }
+        refuse!(given % 8 != 0 || given > 256 => value(field, given,
+            "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next multiple of 8)"));
     }
     if !problem.num_heads.is_multiple_of(problem.num_kv_heads) {
         return Err(ProblemError::HeadGroups {
@@ -370,23 +333,16 @@ fn check_sizes(problem: &Problem) -> Result<(), ProblemError> {
 
 fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     let scale = problem.softmax_scale;
-    if !(scale > 0.0 && scale <= MAX_SOFTMAX_SCALE) {
-        let allowed = "it must be finite, above 0 and at most 1e5, the largest that is tested";
-        return ProblemError::value("softmax_scale", scale, allowed);
-    }
+    refuse!(!(scale > 0.0 && scale <= MAX_SOFTMAX_SCALE) =>
+        value("softmax_scale", scale, "it must be finite, above 0 and at most 1e5, the largest that is tested"));
     if let Some(cap) = problem.softcap
         && !SOFTCAPS.contains(&cap)
     {
         let allowed = "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)";
         return ProblemError::value("softcap", cap, allowed);
     }
-    if problem.batch_invariant == Some(0) {
-        return ProblemError::value(
-            "batch_invariant",
-            0,
-            "a split has 1 key or more (leave it out where splits may follow the batch)",
-        );
-    }
+    refuse!(problem.batch_invariant == Some(0) =>
+        value("batch_invariant", 0, "a split has 1 key or more (leave it out where splits may follow the batch)"));
     ProblemError::check_size(
         "batch_invariant",
         problem.batch_invariant.unwrap_or(1) as u128,
@@ -396,17 +352,11 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
         let allowed = "it is of the forward pass alone: leave it out of a backward problem";
         return ProblemError::value("batch_invariant", keys, allowed);
     }
-    if problem.sinks == Some(DType::E4M3) {
-        return ProblemError::value("sinks", DType::E4M3, "sinks are f32, fp16 or bf16");
-    }
-    if problem.alibi.is_some() && scale < MIN_ALIBI_SCALE {
-        let allowed = "with ALiBi it must be at least 1e-24: the bias is divided by it";
-        return ProblemError::value("softmax_scale", scale, allowed);
-    }
+    refuse!(problem.sinks == Some(DType::E4M3) => value("sinks", DType::E4M3, "sinks are f32, fp16 or bf16"));
+    refuse!(problem.alibi.is_some() && scale < MIN_ALIBI_SCALE =>
+        value("softmax_scale", scale, "with ALiBi it must be at least 1e-24: the bias is divided by it"));
     for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {
-        if given.unsigned_abs() as usize > MAX_SEQ_LEN {
-            return ProblemError::value(field, given, "it must lie within ±2^28");
-        }
+        refuse!(given.unsigned_abs() as usize > MAX_SEQ_LEN => value(field, given, "it must lie within ±2^28"));
     }
     Ok(())
 }
@@ -449,10 +399,8 @@ fn check_lengths(problem: &Problem) -> Result<(), ProblemError> {
             entries,
             MAX_ELEMENTS as u128 / 2,
         )?;
-        if page_size * max_pages < problem.seq_len_kv {
-            let allowed = "pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv";
-            return ProblemError::value("max_pages", max_pages, allowed);
-        }
+        refuse!(page_size * max_pages < problem.seq_len_kv => value("max_pages", max_pages,
+            "pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv"));
     }
     Ok(())
 }

@@ -387,9 +387,7 @@ pub struct GapWritten {
 /// Checks that a kernel wrote elements only: of a tensor that was
 /// [`poisoned`](crate::Tensor::poisoned), gaps and what follows the last element still are.
 pub fn gaps_untouched(tensor: &TensorView<'_>) -> Result<(), GapWritten> {
-    let [nb, ns, nh, _] = tensor.layout().shape;
-    let rows = (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| [b, h, s])));
-    others_untouched(tensor, rows)
+    others_untouched(tensor, tensor.layout().rows().map(|[b, s, h]| [b, h, s]))
 }
 
 /// The same where only these rows, `[batch, head, row]`, were to be written: others count as gaps.

@@ -12,32 +12,32 @@
 //! a K/V head are summed over the query heads that share it. A row that sees no key has the gradient
 //! zero, and so has a key that no row sees.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, KvLengths, Layout, Problem, ProblemBuilder, ProblemError};
+use crate::{DType, KvLengths, Layout, Problem, ProblemBuilder, ProblemError, refuse, words};
 
-/// Which way a problem is computed.
-///
-/// ```
-/// # use flashcore_problem as flashcore;
-/// use flashcore::{Direction, Problem};
-/// let problem = Problem::builder().heads(8, 2).seq_len(128).head_dim(64).return_lse(true).build()?;
-/// let backward = problem.backward()?;
-/// assert_eq!(backward.direction(), Direction::Backward);
-/// assert_eq!(backward.flops(), 2.5 * problem.flops()); // five products, not two
-/// assert_eq!(backward.forward(), problem);
-/// # Ok::<(), flashcore::ProblemError>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// O, and perhaps the log-sum-exp, from Q, K and V.
-    #[default]
-    Forward,
-    /// The gradients of Q, K and V, from Q, K, V, O, the log-sum-exp and the gradient of O.
-    Backward,
+words! {
+    /// Which way a problem is computed.
+    ///
+    /// ```
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{Direction, Problem};
+    /// let problem = Problem::builder().heads(8, 2).seq_len(128).head_dim(64).return_lse(true).build()?;
+    /// let backward = problem.backward()?;
+    /// assert_eq!(backward.direction(), Direction::Backward);
+    /// assert_eq!(backward.flops(), 2.5 * problem.flops()); // five products, not two
+    /// assert_eq!(backward.forward(), problem);
+    /// # Ok::<(), flashcore::ProblemError>(())
+    /// ```
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Direction {
+        /// O, and perhaps the log-sum-exp, from Q, K and V.
+        #[default]
+        Forward = "forward",
+        /// The gradients of Q, K and V, from Q, K, V, O, the log-sum-exp and the gradient of O.
+        Backward = "backward",
+    }
 }
 
 impl Direction {
@@ -45,15 +45,6 @@ impl Direction {
     /// was another direction read, and print, as they did.
     pub(crate) fn is_forward(&self) -> bool {
         *self == Direction::Forward
-    }
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Direction::Forward => "forward",
-            Direction::Backward => "backward",
-        })
     }
 }
 
@@ -206,10 +197,8 @@ impl Problem {
 
 /// Refuses what has no backward pass.
 pub(crate) fn check_served(problem: &Problem) -> Result<(), ProblemError> {
-    if problem.dtype == DType::E4M3 {
-        let allowed = "the backward pass takes f32, fp16 and bf16 (convert Q, K and V)";
-        return ProblemError::value("dtype", problem.dtype, allowed);
-    }
+    refuse!(problem.dtype == DType::E4M3 =>
+        value("dtype", problem.dtype, "the backward pass takes f32, fp16 and bf16 (convert Q, K and V)"));
     if let Some(dtype) = problem.sinks {
         let allowed = "the backward pass takes none: it does not compute their gradients (leave sinks out)";
         return ProblemError::value("sinks", dtype, allowed);
@@ -218,10 +207,8 @@ pub(crate) fn check_served(problem: &Problem) -> Result<(), ProblemError> {
         let allowed = "the backward pass has no bias (leave alibi out)";
         return ProblemError::value("alibi", slopes.name(), allowed);
     }
-    if let KvLengths::Paged { .. } = problem.kv_lengths {
-        let allowed = "the backward pass takes equal, packed and cached K and V (pages can be shared, and so would be \
-                       their gradients; copy the keys of each sequence into a packed tensor)";
-        return ProblemError::value("kv_lengths", "paged", allowed);
-    }
+    refuse!(matches!(problem.kv_lengths, KvLengths::Paged { .. }) => value("kv_lengths", "paged",
+        "the backward pass takes equal, packed and cached K and V (pages can be shared, and so would be their \
+         gradients; copy the keys of each sequence into a packed tensor)"));
     Ok(())
 }

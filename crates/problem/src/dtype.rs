@@ -1,30 +1,29 @@
 //! Element types of Q, K, V and O.
 
-use std::fmt;
-
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-/// Element type of Q, K and V, and of O except for e4m3 (see [`DType::output`]). Matches over it
-/// are exhaustive on purpose: each backend says what it does with each dtype.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16: the upper 16 bits of binary32.
-    BF16,
-    /// fp8 with 4 exponent and 3 significand bits (OCP e4m3fn): maximum 448, no infinity. Tensors
-    /// have [scales](crate::TensorView::with_scales); outputs are bf16.
-    E4M3,
+use crate::words;
+
+words! {
+    /// Element type of Q, K and V, and of O except for e4m3 (see [`DType::output`]). Matches over it
+    /// are exhaustive on purpose: each backend says what it does with each dtype.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    DType {
+        /// IEEE binary32.
+        F32 = "f32",
+        /// IEEE binary16.
+        F16 = "fp16",
+        /// bfloat16: the upper 16 bits of binary32.
+        BF16 = "bf16",
+        /// fp8 with 4 exponent and 3 significand bits (OCP e4m3fn): maximum 448, no infinity. Tensors
+        /// have [scales](crate::TensorView::with_scales); outputs are bf16.
+        E4M3 = "e4m3",
+    }
 }
 
 impl DType {
-    /// Every dtype, in declaration order.
-    pub const ALL: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::E4M3];
-
     /// Bytes per element.
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -48,16 +47,6 @@ impl DType {
         }
     }
 
-    /// The name in command lines, config ids and evidence: `f32`, `fp16`, `bf16`, `e4m3`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::F16 => "fp16",
-            DType::BF16 => "bf16",
-            DType::E4M3 => "e4m3",
-        }
-    }
-
     /// The dtype with this name. Accepts common spellings (`fp16`, `f16`, `half`, `float16`, …).
     pub fn from_name(name: &str) -> Option<DType> {
         Some(match name.to_ascii_lowercase().as_str() {
@@ -67,12 +56,6 @@ impl DType {
             "e4m3" | "fp8" | "float8_e4m3fn" => DType::E4M3,
             _ => return None,
         })
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

@@ -71,6 +71,16 @@ pub enum ProblemError {
     UnknownName { given: String, known: String },
 }
 
+/// Returns the error that a function of [`ProblemError`] makes: `refuse!(when => value("dtype", dtype, "it is f32"))`.
+macro_rules! refuse {
+    ($when:expr => $error:ident($($of:expr),+)) => {
+        if $when {
+            return crate::ProblemError::$error($($of),+);
+        }
+    };
+}
+pub(crate) use refuse;
+
 /// The message, which `main` prints of an error that it returns.
 impl fmt::Debug for ProblemError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

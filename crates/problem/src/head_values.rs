@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
 use crate::tensor::{read_element, write_element};
-use crate::{DType, Problem, ProblemError, Tensor, TensorView};
+use crate::{DType, Problem, ProblemError, Tensor, TensorView, words};
 
 /// Largest slope. Usual ones are at most 1.
 pub const MAX_ALIBI_SLOPE: f32 = 1e5;
@@ -23,23 +23,15 @@ pub(crate) const MIN_ALIBI_SCALE: f32 = 1e-24;
 /// Largest sink. Kernels multiply it by log2(e).
 const MAX_SINK: f32 = 1e38;
 
-/// Which slopes a problem with ALiBi has, f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Alibi {
-    /// `[num_heads]`: those of a head, for all sequences.
-    Heads,
-    /// `[batch, num_heads]`.
-    BatchHeads,
-}
-
-impl Alibi {
-    /// Its word in the text of a problem.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Alibi::Heads => "alibi",
-            Alibi::BatchHeads => "alibi-batch",
-        }
+words! {
+    /// Which slopes a problem with ALiBi has, f32.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Alibi {
+        /// `[num_heads]`: those of a head, for all sequences.
+        Heads = "alibi",
+        /// `[batch, num_heads]`.
+        BatchHeads = "alibi-batch",
     }
 }
 

@@ -61,10 +61,7 @@ impl<'a> Operands<'a, Host> {
         let Some(sinks) = self.get(Name::Sinks) else {
             return Vec::new();
         };
-        let dtype = match sinks.element() {
-            ElementType::Float(dtype) => dtype,
-            ElementType::I32 | ElementType::I64 => DType::F32, // no checked call has these
-        };
+        let dtype = sinks.element().float().unwrap_or(DType::F32); // no checked call has integers
         let count = sinks.layout().num_elements();
         (0..count)
             .map(|head| read_element(dtype, sinks.memory(), head))

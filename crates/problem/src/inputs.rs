@@ -1,12 +1,10 @@
 //! Test inputs: normal numbers and adversarial patterns, the same bytes on every platform.
 
-use std::fmt;
-
 use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
 use crate::{
     DType, Direction, KvLengths, Layout, Lengths, POISON, Problem, ProblemError, QLengths, Sequence, Tensor,
-    random_lengths, reference_rows,
+    random_lengths, reference_rows, words,
 };
 
 /// Q, K and V of a problem, in its dtype and layouts, its lengths, and what else a backward problem
@@ -47,68 +45,38 @@ pub struct Saved {
     pub dout: Tensor,
 }
 
-/// The pattern of the numbers. All but the first two each target one error in attention kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum InputKind {
-    /// Standard normal Q, K and V.
-    Normal,
-    /// Integers from −2 to 2, exact in every dtype, so that no tolerance hides a wrong index.
-    SmallIntegers,
-    /// All rows of Q and K are equal, so the output is the mean of V.
-    EqualRows,
-    /// One score per row dominates, and a higher one follows every 61 keys. The output is one row
-    /// of V; a stale running maximum overflows.
-    HugeLogit,
-    /// Scores rise along the keys, so that the running maximum changes in every tile.
-    RisingScores,
-    /// All scores are near −110, where `exp` underflows without the maximum. Detects a running
-    /// maximum initialised to 0.
-    NegativeScores,
-    /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals; ordinary scores.
-    Extremes,
-    /// One element of each row of Q and K is not 0. A score is one product, exact in f32, so that no tolerance covers a
-    /// wrong one, and its product with the scale is rounded. Up to the largest numbers of the dtype: rows pass the
-    /// [limits](mod@crate::limits), and scores overflow f32. In a backward problem up to 2⁹.
-    OneHot,
+words! {
+    /// The pattern of the numbers. All but the first two each target one error in attention kernels.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    InputKind {
+        /// Standard normal Q, K and V.
+        Normal = "normal",
+        /// Integers from −2 to 2, exact in every dtype, so that no tolerance hides a wrong index.
+        SmallIntegers = "small-integers",
+        /// All rows of Q and K are equal, so the output is the mean of V.
+        EqualRows = "equal-rows",
+        /// One score per row dominates, and a higher one follows every 61 keys. The output is one row
+        /// of V; a stale running maximum overflows.
+        HugeLogit = "huge-logit",
+        /// Scores rise along the keys, so that the running maximum changes in every tile.
+        RisingScores = "rising-scores",
+        /// All scores are near −110, where `exp` underflows without the maximum. Detects a running
+        /// maximum initialised to 0.
+        NegativeScores = "negative-scores",
+        /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals; ordinary scores.
+        Extremes = "extremes",
+        /// One element of each row of Q and K is not 0. A score is one product, exact in f32, so that no tolerance
+        /// covers a wrong one, and its product with the scale is rounded. Up to the largest numbers of the dtype:
+        /// rows pass the [limits](mod@crate::limits), and scores overflow f32. In a backward problem up to 2⁹.
+        OneHot = "one-hot",
+    }
 }
 
 impl InputKind {
-    /// Every kind, in declaration order.
-    pub const ALL: [InputKind; 8] = [
-        InputKind::Normal,
-        InputKind::SmallIntegers,
-        InputKind::EqualRows,
-        InputKind::HugeLogit,
-        InputKind::RisingScores,
-        InputKind::NegativeScores,
-        InputKind::Extremes,
-        InputKind::OneHot,
-    ];
-
-    /// The name used on the command line and in evidence, such as `huge-logit`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            InputKind::Normal => "normal",
-            InputKind::SmallIntegers => "small-integers",
-            InputKind::EqualRows => "equal-rows",
-            InputKind::HugeLogit => "huge-logit",
-            InputKind::RisingScores => "rising-scores",
-            InputKind::NegativeScores => "negative-scores",
-            InputKind::Extremes => "extremes",
-            InputKind::OneHot => "one-hot",
-        }
-    }
-
     /// The kind with this name.
     pub fn from_name(name: &str) -> Option<InputKind> {
         InputKind::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-impl fmt::Display for InputKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

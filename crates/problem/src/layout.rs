@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ProblemError;
+use crate::{ProblemError, refuse};
 
 /// Shape and strides of a tensor, both as `[batch, seq, heads, head_dim]`, strides in elements.
 ///
@@ -90,6 +90,13 @@ impl Layout {
         last?.checked_add(1)?.checked_mul(size)
     }
 
+    /// The indices of its rows, `[batch, seq, head]`, heads first.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = [usize; 3]> + use<> {
+        let [batch, seq, heads, _] = self.shape;
+        let count = batch.saturating_mul(seq).saturating_mul(heads);
+        (0..count).map(move |i| [i / heads / seq, i / heads % seq, i % heads])
+    }
+
     /// Elements in the shape, without gaps.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
@@ -116,10 +123,8 @@ impl Layout {
     pub fn check_wide(&self, tensor: &'static str) -> Result<(), ProblemError> {
         self.check_form(tensor)?;
         let used = self.shape.into_iter().zip(self.strides).filter(|(n, _)| *n > 1);
-        if used.into_iter().any(|(_, stride)| stride > i64::from(u32::MAX)) {
-            let why = "strides must be below 2^32 elements";
-            return ProblemError::strides(tensor, self, why);
-        }
+        refuse!(used.into_iter().any(|(_, stride)| stride > i64::from(u32::MAX)) =>
+            strides(tensor, self, "strides must be below 2^32 elements"));
         self.check_span(tensor, 1 << 60)
     }
 
@@ -132,10 +137,8 @@ impl Layout {
             );
             return ProblemError::tensor(tensor, message);
         }
-        if self.strides.iter().any(|&s| s < 0) {
-            let why = "a negative stride is not supported; copy the tensor first";
-            return ProblemError::strides(tensor, self, why);
-        }
+        refuse!(self.strides.iter().any(|&s| s < 0) =>
+            strides(tensor, self, "a negative stride is not supported; copy the tensor first"));
         Ok(())
     }
 
@@ -158,10 +161,8 @@ impl Layout {
         dims.sort_unstable();
         let mut reach: i128 = 0;
         for (stride, size) in dims {
-            if i128::from(stride) <= reach {
-                let why = "elements overlap; those of an output must not";
-                return ProblemError::strides(tensor, self, why);
-            }
+            refuse!(i128::from(stride) <= reach =>
+                strides(tensor, self, "elements overlap; those of an output must not"));
             reach = reach.saturating_add(i128::from(stride) * (size as i128 - 1));
         }
         Ok(())

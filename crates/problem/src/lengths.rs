@@ -9,7 +9,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::arrays::{arrays, check_entries};
-use crate::{KeyRange, Problem, ProblemBuilder, ProblemError};
+use crate::{KeyRange, Problem, ProblemBuilder, ProblemError, refuse};
 
 /// Where the query rows of a sequence lie in Q and O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -159,12 +159,10 @@ impl Sequence<'_> {
         let seen = self.seen();
         for (i, &page) in table[..self.len_kv.div_ceil(page_size)].iter().enumerate() {
             let of = format!("has {page} in entry {i} of sequence {b}");
-            if page < -1 || page >= pages as i32 {
-                return ProblemError::lengths("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
-            }
-            if page == -1 && !seen.is_empty() && i * page_size < seen.end && seen.start < (i + 1) * page_size {
-                return ProblemError::lengths("block_table", format!("{of}, no page, but rows see keys of it"));
-            }
+            refuse!(page < -1 || page >= pages as i32 =>
+                lengths("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1)));
+            refuse!(page == -1 && !seen.is_empty() && i * page_size < seen.end && seen.start < (i + 1) * page_size =>
+                lengths("block_table", format!("{of}, no page, but rows see keys of it")));
         }
         Ok(())
     }
@@ -314,24 +312,10 @@ impl Problem {
 
     fn sequence<'a>(&self, b: usize, lengths: &Lengths<&'a [i32]>) -> Result<Sequence<'a>, ProblemError> {
         let (q_shape, [pages, page_size, ..]) = (self.q_layout().shape, self.k_layout().shape);
-        let (starts, used) = (lengths.cu_seqlens_q, lengths.seqused_q);
-        let (q, len_q) = rows(
-            ["cu_seqlens_q", "seqused_q"],
-            starts,
-            used,
-            b,
-            q_shape[1],
-            self.seq_len_q(),
-        )?;
-        let (starts, used) = (lengths.cu_seqlens_k, lengths.seqused_k);
-        let (kv, len_kv) = rows(
-            ["cu_seqlens_k", "seqused_k"],
-            starts,
-            used,
-            b,
-            page_size,
-            self.seq_len_kv(),
-        )?;
+        let names = ["cu_seqlens_q", "seqused_q"];
+        let (q, len_q) = rows(lengths, names, b, [q_shape[1], self.seq_len_q()])?;
+        let names = ["cu_seqlens_k", "seqused_k"];
+        let (kv, len_kv) = rows(lengths, names, b, [page_size, self.seq_len_kv()])?;
         let table = lengths
             .block_table
             .map(|table| table.chunks(table.len() / self.batch()));
@@ -378,15 +362,13 @@ pub(crate) fn packed_rows(starts: &[i32], b: usize, total: usize) -> Result<Rang
 /// Where sequence `b` begins, as the first two indices of its tensors, and its length. `total` are the rows of the
 /// tensors, `most` bounds its length.
 fn rows(
+    lengths: &Lengths<&[i32]>,
     [of_starts, of_used]: [&'static str; 2],
-    starts: Option<&[i32]>,
-    used: Option<&[i32]>,
     b: usize,
-    total: usize,
-    most: usize,
+    [total, most]: [usize; 2],
 ) -> Result<([usize; 2], usize), ProblemError> {
     let (mut at, mut len) = ([b, 0], most);
-    if let Some(starts) = starts {
+    if let Some(starts) = lengths.named(of_starts) {
         let rows = packed_rows(starts, b, total).or_else(|why| ProblemError::lengths(of_starts, why))?;
         if rows.len() > most {
             let many = rows.len();
@@ -395,7 +377,7 @@ fn rows(
         }
         (at, len) = ([0, rows.start], rows.len());
     }
-    match used.map(|used| used[b]) {
+    match lengths.named(of_used).map(|used| used[b]) {
         None => Ok((at, len)),
         Some(used) if usize::try_from(used).is_ok_and(|used| used <= len) => Ok((at, used as usize)),
         Some(used) => ProblemError::lengths(of_used, format!("has {used} for sequence {b}; allowed are 0 to {len}")),

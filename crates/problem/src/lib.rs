@@ -39,6 +39,7 @@ pub mod slack;
 pub mod task;
 pub mod tensor;
 pub mod view;
+mod words;
 
 pub use append::{Append, AppendPlace, AppendValues, Rotary, SlotMapping};
 pub use builder::ProblemBuilder;
@@ -49,6 +50,7 @@ pub use compare::{
 pub use direction::{Direction, GradientLayouts, Gradients};
 pub use dtype::{DType, Element};
 pub use error::ProblemError;
+use error::refuse;
 pub use half::{bf16, f16};
 pub use head_values::{Alibi, MAX_ALIBI_SLOPE};
 pub use host_call::Carried;

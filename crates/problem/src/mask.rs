@@ -31,18 +31,10 @@ pub struct Mask {
 
 impl Mask {
     /// No mask: every query row attends to every key.
-    pub const FULL: Mask = Mask {
-        window_left: None,
-        window_right: None,
-        align: CausalAlign::BottomRight,
-    };
+    pub const FULL: Mask = Mask::window(None, None);
 
     /// Causal, bottom-right aligned.
-    pub const CAUSAL: Mask = Mask {
-        window_left: None,
-        window_right: Some(0),
-        align: CausalAlign::BottomRight,
-    };
+    pub const CAUSAL: Mask = Mask::window(None, Some(0));
 
     /// `left` keys before and `right` keys after the diagonal, bottom-right aligned.
     ///

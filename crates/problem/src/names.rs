@@ -159,9 +159,7 @@ impl fmt::Display for Problem {
             also(true, slopes.name().to_string());
         }
         also(self.return_lse && self.direction.is_forward(), "lse".to_string());
-        let gradients = self.gradients.iter().flat_map(|g| [g.dout, g.dq, g.dk, g.dv]);
-        let mut layouts = [self.q, self.k, self.v, self.o].into_iter().chain(gradients);
-        let dense = layouts.all(|layout| layout == Layout::bshd(layout.shape));
+        let dense = self.layouts().all(|layout| *layout == Layout::bshd(layout.shape));
         also(!dense, "strided".to_string());
         let suffix = |used| if used { "-used" } else { "" };
         if let QLengths::Packed { total, used } = self.q_lengths {

@@ -350,41 +350,44 @@ fn reaches(terms: &[Term], [low, high]: [i128; 2], steps: &mut usize) -> Option<
 /// Checks one, and gives its address.
 fn check<M: Memory>(spec: &TensorSpec, given: &Given<'_, M>) -> Result<u64, ProblemError> {
     let (name, (element, layout, memory)) = (spec.name, given.parts());
-    if spec.is_written() && matches!(given, Given::Read(_)) {
-        return refuse(
-            name,
-            format!("is written by this call: give it by `.with_mut(Name::{name:?}, …)`"),
-        );
+    macro_rules! refuse_if {
+        ($when:expr, $($why:tt)+) => { if $when { return refuse(name, format!($($why)+)); } };
     }
-    if element != spec.element {
-        let needed = spec.element;
-        return refuse(name, format!("holds {element}; this call needs {needed}"));
-    }
-    if !is_same(name, layout, &spec.layout) {
-        let (shape, needed) = (shape_text(name, layout), shape_text(name, &spec.layout));
-        if layout.shape != spec.layout.shape {
-            return refuse(
-                name,
-                format!("has shape {shape}; this call needs {needed}{}", order(name)),
-            );
-        }
-        let (given, needed) = (layout.strides, spec.layout.strides);
-        return refuse(
-            name,
-            format!(
-                "has strides {given:?} for shape {shape}; this call needs {needed:?}: build the task from the layouts of its tensors"
-            ),
-        );
-    }
+    refuse_if!(
+        spec.is_written() && matches!(given, Given::Read(_)),
+        "is written by this call: give it by `.with_mut(Name::{name:?}, …)`"
+    );
+    refuse_if!(
+        element != spec.element,
+        "holds {element}; this call needs {}",
+        spec.element
+    );
+    let (differs, shape) = (!is_same(name, layout, &spec.layout), |layout| shape_text(name, layout));
+    refuse_if!(
+        differs && layout.shape != spec.layout.shape,
+        "has shape {}; this call needs {}{}",
+        shape(layout),
+        shape(&spec.layout),
+        order(name)
+    );
+    refuse_if!(
+        differs,
+        "has strides {:?} for shape {}; this call needs {:?}: build the task from the layouts of its \
+        tensors",
+        layout.strides,
+        shape(layout),
+        spec.layout.strides
+    );
     let ((address, bytes), needed) = (M::extent(memory), spec.bytes());
-    if bytes < needed || (address == 0 && needed > 0) {
-        return refuse(name, format!("has {bytes} bytes; this call needs {needed}"));
-    }
+    refuse_if!(
+        bytes < needed || (address == 0 && needed > 0),
+        "has {bytes} bytes; this call needs {needed}"
+    );
     let size = element.size_bytes();
-    if needed > 0 && !address.is_multiple_of(size as u64) {
-        let why = format!("is not aligned to its {element} elements ({size} bytes): copy it to memory that is");
-        return refuse(name, why);
-    }
+    refuse_if!(
+        needed > 0 && !address.is_multiple_of(size as u64),
+        "is not aligned to its {element} elements ({size} bytes): copy it to memory that is"
+    );
     Ok(address)
 }
 
@@ -437,22 +440,11 @@ impl Name {
     /// Whether it names values, which are dense: lengths, tables, slots, scales, sinks, slopes, the log-sum-exp and
     /// rotary tables. They may be given in one dimension.
     pub fn is_values(self) -> bool {
-        !matches!(
+        use Name::{Dk, Dout, Dq, Dv, K, KCache, KNew, Out, PartOut, Q, QOut, V, VCache, VNew};
+        let is_tensor = matches!(
             self,
-            Name::Q
-                | Name::K
-                | Name::V
-                | Name::Out
-                | Name::Dout
-                | Name::Dq
-                | Name::Dk
-                | Name::Dv
-                | Name::KNew
-                | Name::VNew
-                | Name::KCache
-                | Name::VCache
-                | Name::QOut
-                | Name::PartOut(_)
-        )
+            Q | K | V | Out | Dout | Dq | Dk | Dv | KNew | VNew | KCache | VCache
+        );
+        !is_tensor && !matches!(self, QOut | PartOut(_))
     }
 }

@@ -7,8 +7,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    Alibi, CausalAlign, DType, Direction, ElementType, GradientLayouts, KeyRange, KvLengths, Layout, Mask, Memory,
-    ProblemBuilder, ProblemError, QLengths, TensorView, View,
+    Alibi, CausalAlign, DType, Direction, GradientLayouts, KeyRange, KvLengths, Layout, Mask, Memory, ProblemBuilder,
+    ProblemError, QLengths, TensorView, View, refuse,
 };
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
@@ -232,16 +232,20 @@ impl Problem {
         v: impl Into<View<'a, M>>,
     ) -> ProblemBuilder {
         let q = q.into();
-        let dtype = match q.element() {
-            ElementType::Float(dtype) => dtype,
-            ElementType::I32 | ElementType::I64 => DType::F16,
-        };
+        let dtype = q.element().float().unwrap_or(DType::F16);
         ProblemBuilder::of_layouts(dtype, [*q.layout(), *k.into().layout(), *v.into().layout()])
     }
 
     /// The default factor on `Q·Kᵀ`: `1/√head_dim`.
     pub fn default_scale(head_dim: usize) -> f32 {
         1.0 / (head_dim as f32).sqrt()
+    }
+
+    /// The layouts of all its tensors of rows: Q, K, V, O and, of a backward problem, dO and the gradients.
+    #[doc(hidden)]
+    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
+        let gradients = self.gradients.iter().flat_map(|g| [&g.dout, &g.dq, &g.dk, &g.dv]);
+        [&self.q, &self.k, &self.v, &self.o].into_iter().chain(gradients)
     }
 
     /// Query heads per K/V head (1: MHA; `num_heads`: MQA).
@@ -379,9 +383,7 @@ impl Problem {
         check_tensor("v", self.dtype, &self.v, v)?;
         for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
             let given = view.scales().map_or(0, <[f32]>::len);
-            if given != self.num_scales() {
-                return ProblemError::scales(tensor, given, self.batch, self.num_kv_heads);
-            }
+            refuse!(given != self.num_scales() => scales(tensor, given, self.batch, self.num_kv_heads));
             if given > 0 && view.scaled != self.batch {
                 let (scaled, batch) = (view.scaled, self.batch);
                 let message = format!(
@@ -408,9 +410,7 @@ pub(crate) fn check_tensor(
     let (dtype, given) = (view.dtype(), view.layout());
     ProblemError::check_dtype(tensor, dtype, expected)?;
     ProblemError::check_shape(tensor, &given.shape, &layout.shape)?;
-    if given.strides != layout.strides {
-        let why = "the problem has other strides; build it from the layouts of the tensors";
-        return ProblemError::strides(tensor, given, why);
-    }
+    refuse!(given.strides != layout.strides =>
+        strides(tensor, given, "the problem has other strides; build it from the layouts of the tensors"));
     Ok(())
 }

@@ -16,19 +16,15 @@ use crate::{DType, ProblemError, Tensor, TensorView};
 /// assert_eq!(absmax_scales(&k.view(), 2), [0.1, 1.0]);
 /// ```
 pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
-    let [batch, seq, heads, dim] = values.layout().shape;
+    let [batch, _, heads, dim] = values.layout().shape;
     assert!(
         scale_heads > 0 && heads.is_multiple_of(scale_heads),
         "{heads} heads cannot share {scale_heads} scales"
     );
     let mut largest = vec![0f32; batch * scale_heads];
-    for b in 0..batch {
-        for s in 0..seq {
-            for h in 0..heads {
-                let slot = &mut largest[scale_index(scale_heads, heads, b, h)];
-                *slot = (0..dim).fold(*slot, |most, d| most.max(values.get(b, s, h, d).abs()));
-            }
-        }
+    for [b, s, h] in values.layout().rows() {
+        let slot = &mut largest[scale_index(scale_heads, heads, b, h)];
+        *slot = (0..dim).fold(*slot, |most, d| most.max(values.get(b, s, h, d).abs()));
     }
     let scale = |most: f32| if most == 0.0 { 1.0 } else { most / E4M3_MAX };
     largest.into_iter().map(scale).collect()
@@ -53,17 +49,13 @@ pub fn quantise(tensor: &'static str, values: &TensorView<'_>, scales: Vec<f32>)
     let layout = *values.layout();
     let mut quantised = Tensor::poisoned(DType::E4M3, layout).with_scales(tensor, scales.clone())?;
     let bytes = quantised.bytes_mut();
-    let [batch, seq, heads, dim] = layout.shape;
+    let [batch, _, heads, dim] = layout.shape;
     let scale_heads = scales.len() / batch;
-    for b in 0..batch {
-        for s in 0..seq {
-            for h in 0..heads {
-                let scale = scales[scale_index(scale_heads, heads, b, h)];
-                for d in 0..dim {
-                    let at = layout.offset(b, s, h, d);
-                    write_element(DType::E4M3, bytes, at, values.get(b, s, h, d) / scale);
-                }
-            }
+    for [b, s, h] in layout.rows() {
+        let scale = scales[scale_index(scale_heads, heads, b, h)];
+        for d in 0..dim {
+            let at = layout.offset(b, s, h, d);
+            write_element(DType::E4M3, bytes, at, values.get(b, s, h, d) / scale);
         }
     }
     Ok(quantised)

@@ -260,13 +260,9 @@ fn draw_kinds(rng: &mut Rng, seed: u64, sizes: &Sizes) -> (QLengths, KvLengths) 
     let (used_q, used_kv) = (seed / 15 % 2 == 1, seed / 30 % 2 == 1);
     let q = match seed % 3 {
         0 => QLengths::Equal,
-        1 => QLengths::Packed {
+        kind => QLengths::Packed {
             total: total_q,
-            used: false,
-        },
-        _ => QLengths::Packed {
-            total: total_q,
-            used: used_q,
+            used: used_q && kind == 2,
         },
     };
     let kv = match seed % 5 {

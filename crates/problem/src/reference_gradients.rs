@@ -202,6 +202,7 @@ struct Head<'h> {
 }
 
 /// A query row once its softmax is known.
+#[derive(Default)]
 struct Row {
     index: [usize; 3],
     visible: Range<usize>,
@@ -297,15 +298,8 @@ impl Head<'_> {
                 q: row_of(self.q, Some([b, s]), h),
                 dout_norm: norm(&dout),
                 dout,
-                scores: Vec::new(),
-                errors: Vec::new(),
-                weights: Vec::new(),
                 sum: 1.0,
-                delta: 0.0,
-                delta_size: 0.0,
-                delta_error: 0.0,
-                lse_error: 0.0,
-                past_limit: false,
+                ..Row::default()
             }
         };
         let mut rows: Vec<Row> = block.iter().map(of_row).collect();

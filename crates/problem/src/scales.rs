@@ -1,6 +1,6 @@
 //! Scales of e4m3 tensors: of an entry of the batch, or of a sequence, and a head.
 
-use crate::{DType, Layout, ProblemError, Tensor, TensorView};
+use crate::{DType, Layout, ProblemError, Tensor, TensorView, refuse};
 
 impl Tensor {
     /// Attaches scales: see [`TensorView::with_scales`].
@@ -109,9 +109,8 @@ fn check_scales(
     ProblemError::check_dtype(tensor, dtype, DType::E4M3)?;
     let heads = layout.shape[2];
     let a_batch = scales.len().checked_div(batch).unwrap_or(0);
-    if a_batch == 0 || !scales.len().is_multiple_of(batch) || !heads.is_multiple_of(a_batch) {
-        return ProblemError::scales(tensor, scales.len(), batch, heads);
-    }
+    refuse!(a_batch == 0 || !scales.len().is_multiple_of(batch) || !heads.is_multiple_of(a_batch) =>
+        scales(tensor, scales.len(), batch, heads));
     match scales.iter().position(|scale| !(scale.is_finite() && *scale > 0.0)) {
         None => Ok(()),
         Some(index) => ProblemError::tensor(

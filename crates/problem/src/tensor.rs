@@ -124,14 +124,9 @@ impl Tensor {
 
     /// Sets every element to `value(b, s, h, d)`, in the order batch, seq, head, d. Gaps stay.
     pub(crate) fn set_all(&mut self, value: &mut dyn FnMut(usize, usize, usize, usize) -> f32) {
-        let [nb, ns, nh, nd] = self.layout.shape;
-        for b in 0..nb {
-            for s in 0..ns {
-                for h in 0..nh {
-                    for d in 0..nd {
-                        self.set(b, s, h, d, value(b, s, h, d));
-                    }
-                }
+        for [b, s, h] in self.layout.rows() {
+            for d in 0..self.layout.shape[3] {
+                self.set(b, s, h, d, value(b, s, h, d));
             }
         }
     }

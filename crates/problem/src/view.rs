@@ -28,6 +28,15 @@ impl ElementType {
         }
     }
 
+    /// The dtype of floating-point numbers.
+    #[doc(hidden)]
+    pub const fn float(self) -> Option<DType> {
+        match self {
+            ElementType::Float(dtype) => Some(dtype),
+            ElementType::I32 | ElementType::I64 => None,
+        }
+    }
+
     /// Refuses another Rust type than the elements are of.
     #[doc(hidden)]
     pub fn check_is<T: Scalar>(self) -> Result<(), ProblemError> {
@@ -227,7 +236,12 @@ impl<'a> View<'a, Host> {
     /// # Errors
     /// It holds integers, or as [`TensorView::new`].
     pub fn tensor(&self, name: &'static str) -> Result<TensorView<'a>, ProblemError> {
-        TensorView::new(name, float(name, self.element)?, self.layout, self.memory)
+        let why = || format!("{name} holds {}; it must hold floating-point numbers", self.element);
+        let dtype = self
+            .element
+            .float()
+            .map_or_else(|| ProblemError::tensor(name, why()), Ok)?;
+        TensorView::new(name, dtype, self.layout, self.memory)
     }
 }
 
@@ -273,16 +287,6 @@ pub(crate) fn bytes_needed(
         return Ok(needed);
     };
     ProblemError::tensor(tensor, message)
-}
-
-fn float(tensor: &'static str, element: ElementType) -> Result<DType, ProblemError> {
-    match element {
-        ElementType::Float(dtype) => Ok(dtype),
-        ElementType::I32 | ElementType::I64 => ProblemError::tensor(
-            tensor,
-            format!("{tensor} holds {element}; it must hold floating-point numbers"),
-        ),
-    }
 }
 
 /// What the tensor carries (scales, sinks, slopes) is not of the view: they are operands by their own names.

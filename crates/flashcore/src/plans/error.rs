@@ -1,7 +1,5 @@
 //! What is wrong with a plan table.
 
-use std::fmt;
-
 use thiserror::Error;
 
 /// Why a plan table, or a row of one, is not used. Each message names the file, what is wrong, and
@@ -74,9 +72,9 @@ pub enum PlanError {
     },
 }
 
-/// The message, which `main` prints of an error that it returns.
-impl fmt::Debug for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+// The message, which `main` prints of an error that it returns.
+impl std::fmt::Debug for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }

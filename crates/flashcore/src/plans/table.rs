@@ -108,18 +108,7 @@ impl PlanClass {
     /// # Ok::<(), flashcore::Error>(())
     /// ```
     pub fn of(problem: &Problem) -> Option<PlanClass> {
-        let layouts = [
-            problem.q_layout(),
-            problem.k_layout(),
-            problem.v_layout(),
-            problem.o_layout(),
-        ];
-        let gradients = problem.gradient_layouts();
-        let gradients = gradients
-            .into_iter()
-            .flat_map(|all| [&all.dout, &all.dq, &all.dk, &all.dv]);
-        let layouts: Vec<&Layout> = layouts.into_iter().chain(gradients).collect();
-        let lies = |order: fn([usize; 4]) -> Layout| layouts.iter().all(|layout| **layout == order(layout.shape));
+        let lies = |order: fn([usize; 4]) -> Layout| problem.layouts().all(|layout| *layout == order(layout.shape));
         let bshd = lies(Layout::bshd);
         let direction = problem.direction();
         let plain = problem.q_offset() == 0 && problem.kv_offset() == 0;

@@ -1,8 +1,8 @@
 //! Control flow: conditions, branches, loops, verbs; and the proof that instructions a warp must
 //! execute together stand where it is together.
 
-use super::KernelBuilder;
 use super::value::{Source, Val};
+use super::{KernelBuilder, invalid_if};
 use crate::error::{BuildError, BuildErrorKind};
 use crate::inst::Cmp;
 use crate::kernel::{Condition, Node};
@@ -111,9 +111,7 @@ impl KernelBuilder {
         body: impl FnOnce(Val<'k, T>),
     ) {
         // Not in a closure, so that each instruction carries the caller's line.
-        if step <= T::default() {
-            self.invalid("a counted loop needs a positive step, or it never ends");
-        }
+        invalid_if!(self, step <= T::default() => "a counted loop needs a positive step, or it never ends");
         let counter = self.var(start);
         let end = end.operand();
         let site = self.site();

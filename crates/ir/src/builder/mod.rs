@@ -39,6 +39,16 @@ macro_rules! instructions {
 }
 pub(crate) use instructions;
 
+/// Notes an invalid use at the line of the caller, when it is one: `invalid_if!(k, when => "what {}", ...)`.
+macro_rules! invalid_if {
+    ($k:expr, $when:expr => $($what:tt)+) => {
+        if $when {
+            $k.invalid(format!($($what)+));
+        }
+    };
+}
+pub(crate) use invalid_if;
+
 /// Where a kernel is written down. See [`Kernel::build`].
 #[derive(Debug)]
 pub struct KernelBuilder {
@@ -148,16 +158,10 @@ impl KernelBuilder {
             }),
         };
         let has_valid_chars = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !has_valid_chars || !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            k.invalid(format!(
-                "`{name}` is not a kernel name; use letters, digits and `_`, beginning with a letter"
-            ));
-        }
-        if threads == 0 || threads > 1024 || !threads.is_multiple_of(32) {
-            k.invalid(format!(
-                "{threads} threads a block; allowed are multiples of 32 from 32 to 1024"
-            ));
-        }
+        invalid_if!(k, !has_valid_chars || !name.starts_with(|c: char| c.is_ascii_alphabetic()) =>
+            "`{name}` is not a kernel name; use letters, digits and `_`, beginning with a letter");
+        invalid_if!(k, threads == 0 || threads > 1024 || !threads.is_multiple_of(32) =>
+            "{threads} threads a block; allowed are multiples of 32 from 32 to 1024");
         k
     }
 
@@ -180,20 +184,15 @@ impl KernelBuilder {
     /// Asks the compiler to leave room for this many blocks an SM (`.minnctapersm`).
     #[track_caller]
     pub fn min_blocks_per_sm(&self, blocks: u32) {
-        if blocks == 0 {
-            self.invalid("0 blocks an SM; at least 1 must fit");
-        }
+        invalid_if!(self, blocks == 0 => "0 blocks an SM; at least 1 must fit");
         self.state.borrow_mut().kernel.min_blocks_per_sm = Some(blocks);
     }
 
     /// Lets the compiler use this many registers a thread at most (`.maxnreg`); it spills what does not fit.
     #[track_caller]
     pub fn max_registers(&self, registers: u32) {
-        if !(16..=255).contains(&registers) {
-            self.invalid(format!(
-                "{registers} registers a thread at most; 16 to 255 are possible"
-            ));
-        }
+        invalid_if!(self, !(16..=255).contains(&registers) =>
+            "{registers} registers a thread at most; 16 to 255 are possible");
         self.state.borrow_mut().kernel.max_registers = Some(registers);
     }
 

@@ -1,8 +1,8 @@
 //! Parameters of a kernel.
 
-use super::KernelBuilder;
 use super::pointer::GlobalPtr;
 use super::value::Val;
+use super::{KernelBuilder, invalid_if};
 use crate::inst::{Inst, Object};
 use crate::kernel::{Param, ParamKind};
 use crate::types::{Element, Literal, Reg, RegClass};
@@ -38,11 +38,8 @@ impl KernelBuilder {
     #[track_caller]
     pub(crate) fn declare_param(&self, name: &str, kind: ParamKind, class: RegClass) -> (Reg, u32) {
         let valid = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !valid || self.state.borrow().kernel.params.iter().any(|p| p.name == name) {
-            self.invalid(format!(
-                "`{name}` is no name for a parameter here; use letters, digits and `_`, each name once"
-            ));
-        }
+        invalid_if!(self, !valid || self.state.borrow().kernel.params.iter().any(|p| p.name == name) =>
+            "`{name}` is no name for a parameter here; use letters, digits and `_`, each name once");
         let index = {
             let mut state = self.state.borrow_mut();
             state.kernel.params.push(Param {

@@ -1,7 +1,7 @@
 //! Warp roles: what the warps of a block do once they part, as one branch.
 
-use super::KernelBuilder;
 use super::value::Val;
+use super::{KernelBuilder, invalid_if};
 use crate::inst::Inst;
 use crate::kernel::Node;
 use crate::target::Target;
@@ -55,12 +55,8 @@ impl KernelBuilder {
     pub fn roles(&self, roles: Vec<Role<'_>>) {
         let threads = self.threads();
         let taken: u32 = roles.iter().map(|role| role.warps).sum();
-        if 32 * taken != threads || roles.iter().any(|role| role.warps == 0) {
-            self.invalid(format!(
-                "roles of {taken} warps together; the block has {}, and each role takes at least one",
-                threads / 32
-            ));
-        }
+        invalid_if!(self, 32 * taken != threads || roles.iter().any(|role| role.warps == 0) =>
+            "roles of {taken} warps together; the block has {}, and each role takes at least one", threads / 32);
         self.check_registers(&roles);
         self.role_of(self.warp_idx(), 0, roles.into_iter());
     }
@@ -108,12 +104,9 @@ impl KernelBuilder {
             return;
         }
         // Without it the compiler may aim at any number, and the pool is another.
-        if self.state.borrow().kernel.min_blocks_per_sm.is_none() {
-            self.invalid(
-                "roles with registers in a kernel without `min_blocks_per_sm`, by which the compiler sizes the pool of \
-                 registers",
-            );
-        }
+        invalid_if!(self, self.state.borrow().kernel.min_blocks_per_sm.is_none() =>
+            "roles with registers in a kernel without `min_blocks_per_sm`, by which the compiler sizes the pool of \
+             registers");
         let mut needed = 0;
         for role in roles {
             match role.registers {

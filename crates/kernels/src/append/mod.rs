@@ -9,13 +9,12 @@ pub(crate) mod kinds;
 
 use flashcore_ir::{E4M3, Target};
 use flashcore_problem::{Append, AppendPlace, DType, Lengths};
-use half::{bf16, f16};
 
-use crate::Refusal;
-use crate::args::Built;
+use crate::args::{Built, with_element};
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, grid, widest_access};
 use crate::step::{KernelCache, Step};
+use crate::{Refusal, refuse};
 use kernel::THREADS;
 use kinds::Kinds;
 
@@ -59,16 +58,12 @@ pub fn step(append: &Append, target: Target, alignment: u32, kernels: &KernelCac
         let (dtype, head_dims, vector_bytes) = (shape.dtype, shape.head_dims_name(), shape.vector_bytes);
         let name = format!("append_{dtype}_{head_dims}_v{vector_bytes}{}", kinds.name());
         Built::build(name, THREADS, |k| match dtype {
-            DType::F32 => kernel::body::<f32>(k, kinds, shape),
-            DType::F16 => kernel::body::<f16>(k, kinds, shape),
-            DType::BF16 => kernel::body::<bf16>(k, kinds, shape),
             DType::E4M3 => kernel::body::<E4M3>(k, kinds, shape),
+            dtype => with_element!(floats dtype => kernel::body(k, kinds, shape)),
         })
     })?;
-    if !kernel.kernel().requires().is_met_by(target) {
-        let what = format!("a rotary embedding of {} on {target}", append.dtype);
-        return Err(Refusal::unsupported("append", what, "sm_90 and later do"));
-    }
+    refuse!(!kernel.kernel().requires().is_met_by(target) =>
+        "append", "sm_90 and later do", "a rotary embedding of {} on {target}", append.dtype);
     let request = Request::new(append, &units, &kinds);
     let slices = request.k.slices + request.v.slices + request.q.slices;
     kernel.step(grid("append", [request.across, slices.max(1), 1])?, &request)
@@ -105,15 +100,11 @@ impl Units {
         let starts = starts.map(|start| start * size);
         let vector_bytes = widest_access(starts.chain([alignment as usize]));
         let is_e4m3 = append.dtype == DType::E4M3;
-        if let Some(rotary) = append.rotary.filter(|rotary| is_e4m3 && !rotary.dim.is_multiple_of(8)) {
-            let what = format!("e4m3 rows of which {} columns are rotated", rotary.dim);
-            let remedy = "use a rotary_dim that is a multiple of 8";
-            return Err(Refusal::unsupported("append", what, remedy));
-        }
-        if is_e4m3 && vector_bytes < 4 {
-            let what = format!("e4m3 rows that start at multiples of {vector_bytes} B (it moves 4 B or more)");
-            return Err(Refusal::unsupported("append", what, "pad them to multiples of 4 B"));
-        }
+        let rotated = append.rotary.map_or(0, |rotary| rotary.dim);
+        refuse!(is_e4m3 && !rotated.is_multiple_of(8) => "append", "use a rotary_dim that is a multiple of 8",
+            "e4m3 rows of which {rotated} columns are rotated");
+        refuse!(is_e4m3 && vector_bytes < 4 => "append", "pad them to multiples of 4 B",
+            "e4m3 rows that start at multiples of {vector_bytes} B (it moves 4 B or more)");
         let (dtype, elements) = if is_e4m3 && append.rotary.is_none() {
             (DType::F32, 4) // copied bit by bit
         } else {

@@ -13,7 +13,6 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
 use flashcore_problem::{DType, Problem};
-use half::{bf16, f16};
 
 use super::epilogue::{Sinks, Total};
 use super::forward::Forward;
@@ -23,7 +22,7 @@ use super::softmax::FULLY_MASKED;
 use super::split::{Partial, Partials};
 use super::stream_k::{Combined, Pieces};
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor};
+use crate::args::{Args, Built, Tensor, with_element};
 use crate::step::{KernelCache, Step};
 
 /// Columns of a thread: 16 bytes of a partial.
@@ -100,10 +99,11 @@ pub(crate) fn step(request: &Forward, shape: &Shape, kernels: &KernelCache) -> R
             "combine_g{}_{dtype}_d{}{sinks}{lse}{overlaps}",
             threads.groups, shape.head_dim_v
         );
-        Built::build(name, threads.count(), |k| match shape.dtype {
-            DType::F16 => body::<f16>(k, threads, shape),
-            _ => body::<bf16>(k, threads, shape),
-        })
+        Built::build(
+            name,
+            threads.count(),
+            |k| with_element!(sixteen_bits shape.dtype => body(k, threads, shape)),
+        )
     })?;
     let rows = request.problem.lse_len() as u32;
     kernel.step([rows.div_ceil(threads.rows), 1, 1], request)
@@ -124,10 +124,11 @@ pub(crate) fn listed_step(request: &Forward, shape: &Shape, kernels: &KernelCach
     let kernel = kernels.get_or_build((threads, rows, heads), shape, |(threads, rows, heads), shape| {
         let few = if threads.batch == FEW { "_few" } else { "" };
         let name = shape.kernel_name(&format!("combine_g{}{few}_m{rows}{}", threads.groups, heads.name()));
-        Built::build(name, threads.count(), |k| match shape.dtype {
-            DType::F16 => listed_body::<f16>(k, threads, rows, heads, shape),
-            _ => listed_body::<bf16>(k, threads, rows, heads, shape),
-        })
+        Built::build(
+            name,
+            threads.count(),
+            |k| with_element!(sixteen_bits shape.dtype => listed_body(k, threads, rows, heads, shape)),
+        )
     })?;
     let blocks = schedule.rows(&request.problem).div_ceil(threads.rows);
     kernel.step([blocks, schedule.combined(), 1], request)

@@ -30,8 +30,8 @@ use super::index::Index;
 use super::lengths::{FirstRows, TensorParam};
 use super::params::{RowParams, Shape};
 use super::score_mod::ScoreMod;
-use crate::Refusal;
 use crate::args::{ALIGN, Args, Part, Request, Tensor};
+use crate::{Refusal, refuse};
 
 /// What rows of the statistics are padded to: a multiple of every tile's rows.
 pub(crate) const PADDING: u32 = 128;
@@ -91,14 +91,8 @@ impl Workspace {
             QLengths::Packed { total, .. } => Some(total),
         };
         let (stride, rows) = padded_rows(problem, total, problem.seq_len_q(), problem.num_heads());
-        if rows as u64 > u64::from(u32::MAX) {
-            let what = format!("statistics of {rows} query rows of all heads (at most {})", u32::MAX);
-            return Err(Refusal::unsupported(
-                family,
-                what,
-                "lower batch, num_heads or seq_len_q",
-            ));
-        }
+        refuse!(rows as u64 > u64::from(u32::MAX) => family, "lower batch, num_heads or seq_len_q",
+            "statistics of {rows} query rows of all heads (at most {})", u32::MAX);
         Ok(Workspace {
             stride,
             rows,

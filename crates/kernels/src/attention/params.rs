@@ -13,8 +13,8 @@ use super::query_rows::Packing;
 use super::score_mod::ScoreMod;
 use super::split::Partials;
 use super::tap::{self, Tap, TapParams};
-use crate::Refusal;
 use crate::args::{Args, Request, Tensor};
+use crate::{Refusal, refuse};
 
 /// Alignment of addresses and strides in bytes for kernels whose asynchronous copies move 16 bytes each.
 pub const ALIGNMENT: u32 = 16;
@@ -305,15 +305,10 @@ pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DTy
 /// The grid of a launch, if a GPU can count its blocks: bounds of lengths can be far above what tensors hold.
 pub(crate) fn grid(family: &'static str, blocks: [usize; 3]) -> Result<[u32; 3], Refusal> {
     const MAX_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
-    if blocks.iter().zip(MAX_GRID).all(|(&blocks, most)| blocks <= most) {
-        return Ok(blocks.map(|blocks| blocks as u32));
-    }
-    let what = format!("a grid of {blocks:?} blocks (at most {MAX_GRID:?})");
-    Err(Refusal::unsupported(
-        family,
-        what,
-        "lower the batch, the lengths or the number of heads",
-    ))
+    refuse!(blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most) =>
+        family, "lower the batch, the lengths or the number of heads",
+        "a grid of {blocks:?} blocks (at most {MAX_GRID:?})");
+    Ok(blocks.map(|blocks| blocks as u32))
 }
 
 /// Remedy where every other family serves a problem.
@@ -321,10 +316,7 @@ pub(crate) const OTHER_FAMILIES: &str = "families mma, scalar and on Hopper wgmm
 
 /// Refuses lengths and pages that are values on the device.
 pub(crate) fn check_lengths(problem: &Problem, family: &'static str, remedy: &'static str) -> Result<(), Refusal> {
-    if problem.has_lengths() {
-        let what = "packed sequences, caches with lengths or pages";
-        return Err(Refusal::unsupported(family, what, remedy));
-    }
+    refuse!(problem.has_lengths() => family, remedy, "packed sequences, caches with lengths or pages");
     Ok(())
 }
 
@@ -353,13 +345,5 @@ pub(crate) fn widest_access(starts: impl Iterator<Item = usize>) -> u32 {
 
 /// The [`row_strides`] of all tensors.
 pub(crate) fn all_strides(problem: &Problem) -> impl Iterator<Item = u32> {
-    let layouts = [
-        problem.q_layout(),
-        problem.k_layout(),
-        problem.v_layout(),
-        problem.o_layout(),
-    ];
-    let gradients = problem.gradient_layouts().into_iter();
-    let gradients = gradients.flat_map(|g| [&g.dout, &g.dq, &g.dk, &g.dv]);
-    layouts.into_iter().chain(gradients).flat_map(row_strides)
+    problem.layouts().flat_map(row_strides)
 }

@@ -2,15 +2,14 @@
 //! for the sums of dQ, and for those of dK and dV where there are any.
 
 use flashcore_ir::{Cache, Element, GlobalPtr, Val, Widen};
-use flashcore_problem::{DType, GRADIENT_LIMIT};
-use half::{bf16, f16};
+use flashcore_problem::GRADIENT_LIMIT;
 
 use super::gradients::{Backward, DqSemaphore, PADDING, Statistics, ZeroedSums, declare_array, dq_sums};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, grid};
 use super::score_mod::LOG2_E;
 use crate::Refusal;
-use crate::args::{Args, Built, Request, Tensor};
+use crate::args::{Args, Built, Request, Tensor, with_element};
 use crate::step::{KernelCache, Step};
 
 /// Elements of a row that a thread loads.
@@ -118,12 +117,11 @@ pub(crate) fn step(request: &Backward, shape: &Shape, kernels: &KernelCache) -> 
         };
         let kv = if zeroed.of_keys { "_kv" } else { "" };
         let name = shape.kernel_name(&format!("backward_preprocess_v{}{of_dq}{kv}", shape.vector_bytes));
-        Built::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, zeroed),
-            DType::F16 => prepare::<f16>(k, shape, zeroed),
-            // E4M3 problems have no backward pass.
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, zeroed),
-        })
+        Built::build(
+            name,
+            32 * WARPS,
+            |k| with_element!(floats shape.dtype => prepare(k, shape, zeroed)),
+        )
     })?;
     kernel.step(grid("backward", [blocks(request, &shape), 1, 1])?, request)
 }

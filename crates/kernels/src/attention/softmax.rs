@@ -8,8 +8,8 @@ use flashcore_problem::{DType, score_limit};
 use half::{bf16, f16};
 
 use super::row_tile::{QUAD, RowTile, half_and_column};
-use crate::Refusal;
-use crate::family::LeverValue;
+use crate::family::lever_values;
+use crate::{Refusal, refuse};
 
 /// When the maximum of a row, which its exponentials are relative to, is raised to its largest score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,14 +62,9 @@ impl Rescale {
 
     /// Refuses a softmax without a policy.
     pub(crate) fn check_forward(self, family: &'static str) -> Result<(), Refusal> {
-        match self {
-            Rescale::Never => Err(Refusal::unsupported(
-                family,
-                "a forward pass by a config without a rescale policy",
-                "add -always, -cond or -spec to its id",
-            )),
-            Rescale::Always | Rescale::Conditional | Rescale::Speculative => Ok(()),
-        }
+        refuse!(self == Rescale::Never => family, "add -always, -cond or -spec to its id",
+            "a forward pass by a config without a rescale policy");
+        Ok(())
     }
 }
 
@@ -83,17 +78,8 @@ pub(crate) struct Policy {
     pub max_offset: f32,
 }
 
-/// In the order of the lever's words.
-impl LeverValue for Rescale {
-    fn number(self) -> u32 {
-        self as u32
-    }
-
-    fn of(number: u32) -> Rescale {
-        use Rescale::{Always, Conditional, Never, Speculative};
-        [Always, Conditional, Speculative, Never][number as usize]
-    }
-}
+// In the order of the lever's words.
+lever_values!(Rescale: Always, Conditional, Speculative, Never);
 
 /// The offset of a row that sees no key, in partials.
 pub(crate) const FULLY_MASKED: f32 = f32::MAX;

@@ -13,8 +13,8 @@ use flashcore_ir::{Cache, GlobalPtr, Val};
 use flashcore_problem::Problem;
 
 use super::forward::Forward;
-use crate::Refusal;
 use crate::args::Args;
+use crate::{Refusal, refuse};
 
 /// Most splits of the keys: combining more costs more than the blocks they add gain.
 pub(crate) const MAX_SPLITS: u32 = 256;
@@ -98,11 +98,9 @@ pub fn fewest_splits(blocks: u64, slots: u64, units: u64) -> u32 {
 pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
     let rows = problem.lse_len();
     let most = u64::from(u32::MAX) / (rows as u64).max(1);
-    if u64::from(splits) <= most {
-        return Ok(());
-    }
-    let allowed = format!("1 to {most} with {rows} rows of all heads: partials are counted in 32 bits");
-    Err(Refusal::lever("splits", splits, allowed))
+    refuse!(u64::from(splits) > most => lever "splits" = splits,
+        "1 to {most} with {rows} rows of all heads: partials are counted in 32 bits");
+    Ok(())
 }
 
 #[cfg(test)]

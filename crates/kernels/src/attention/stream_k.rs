@@ -44,9 +44,9 @@ use super::lengths::{SequenceSpan, kinds};
 use super::params::Shape;
 use super::query_rows::TileHeads;
 use super::scheduler::{COUNT_LIMIT, TILE_COST, WORDS};
-use crate::Refusal;
 use crate::args::{ALIGN, Built};
 use crate::step::{KernelCache, Step};
+use crate::{Refusal, refuse};
 
 mod kernel;
 mod reading;
@@ -175,28 +175,16 @@ impl Schedule {
         let row_tiles = row_tiles + batch * (most_splits - 1);
         // Slots are counted from 1.
         let slots = splits.map_or(0, |(_, most)| batch * heads * most);
-        if slots + 1 >= COUNT_LIMIT {
-            let keys = problem.batch_invariant().unwrap_or_default();
-            return Err(Refusal::unsupported(
-                family,
-                format!("{slots} splits of {keys} keys in {batch} sequences of {heads} heads (at most 65534)"),
-                "raise the keys of a split (batch_invariant), or lower batch or seq_len_kv",
-            ));
-        }
+        refuse!(slots + 1 >= COUNT_LIMIT =>
+            family, "raise the keys of a split (batch_invariant), or lower batch or seq_len_kv",
+            "{slots} splits of {} keys in {batch} sequences of {heads} heads (at most 65534)",
+            problem.batch_invariant().unwrap_or_default());
         let most = batch.max(heads).max(of_sequence).max(n_blocks);
         let grid = grid.clamp(1, MAX_BLOCKS);
         let cost = (heads * row_tiles) as u64 * (n_blocks as u64 + TILE_COST) + u64::from(grid * pieces.least.max(1));
-        if most >= COUNT_LIMIT || cost > i32::MAX as u64 {
-            let what = format!(
-                "{batch} sequences of up to {of_sequence} by {n_blocks} tiles in {heads} heads, a cost of {cost} (at most \
-                 65535 of each, and 2147483647)"
-            );
-            return Err(Refusal::unsupported(
-                family,
-                what,
-                "lower seq_len_q, seq_len_kv or batch",
-            ));
-        }
+        refuse!(most >= COUNT_LIMIT || cost > i32::MAX as u64 => family, "lower seq_len_q, seq_len_kv or batch",
+            "{batch} sequences of up to {of_sequence} by {n_blocks} tiles in {heads} heads, a cost of {cost} (at most \
+             65535 of each, and 2147483647)");
         Ok(Schedule {
             pieces,
             grid,

@@ -15,8 +15,6 @@
 //! [`Tap::Values`] needs no build: it is the kernel itself, launched with a scale of 1e-30. All visible keys
 //! then weigh the same whatever Q and K are, and `out` is the mean of the visible rows of V.
 
-use std::fmt;
-
 use flashcore_ir::{GlobalPtr, Val};
 use flashcore_problem::{KeyRange, Problem, ProblemBuilder};
 use serde::{Deserialize, Serialize};
@@ -24,39 +22,29 @@ use serde::{Deserialize, Serialize};
 use super::params::{RowParams, check_lengths};
 use super::row_tile::{half_and_column, lane_column};
 use super::softmax::{Row, RowMax};
-use crate::Refusal;
 use crate::args::{Args, Request};
+use crate::{Refusal, refuse};
 
 /// So small a scale that every score rounds to a weight of 1, and −∞ stays what it is.
 const EVEN_SCALE: f32 = 1e-30;
 
-/// What a build shows of a computation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Tap {
-    /// `S = scale·Q·Kᵀ`, soft-capped, not masked.
-    Scores,
-    /// `P = softmax(S)`, masked.
-    Probabilities,
-    /// `P·V` alone: every visible key weighs the same. In place of stored values, `out` and the log-sum-exp tell.
-    Values,
+flashcore_problem::words! {
+    /// What a build shows of a computation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Tap {
+        /// `S = scale·Q·Kᵀ`, soft-capped, not masked.
+        Scores = "scores",
+        /// `P = softmax(S)`, masked.
+        Probabilities = "probabilities",
+        /// `P·V` alone: every visible key weighs the same. In place of stored values, `out` and the log-sum-exp tell.
+        Values = "values",
+    }
 }
 
 impl Tap {
-    /// Every tap.
-    pub const ALL: [Tap; 3] = [Tap::Scores, Tap::Probabilities, Tap::Values];
-
     /// The taps that a build stores.
     pub const STORED: [Tap; 2] = [Tap::Scores, Tap::Probabilities];
-
-    /// `scores`, `probabilities` or `values`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Tap::Scores => "scores",
-            Tap::Probabilities => "probabilities",
-            Tap::Values => "values",
-        }
-    }
 
     /// Whether a build stores it, in the buffer `tap`.
     pub fn is_stored(self) -> bool {
@@ -66,12 +54,6 @@ impl Tap {
     /// The tap of a name.
     pub fn from_name(name: &str) -> Option<Tap> {
         Tap::ALL.into_iter().find(|tap| tap.name() == name)
-    }
-}
-
-impl fmt::Display for Tap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -100,11 +82,9 @@ pub(crate) fn check(problem: &Problem, tap: Option<Tap>) -> Result<(), Refusal> 
         return Ok(());
     }
     check_lengths(problem, family, "take a problem of equal lengths")?;
-    if u32::try_from(problem.lse_len()).is_ok() {
-        return Ok(());
-    }
-    let what = format!("{} rows", problem.lse_len());
-    Err(Refusal::unsupported(family, what, "take fewer batches or heads"))
+    let rows = problem.lse_len();
+    refuse!(u32::try_from(rows).is_err() => family, "take fewer batches or heads", "{rows} rows");
+    Ok(())
 }
 
 /// The parameters of a tap.

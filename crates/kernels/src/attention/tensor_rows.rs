@@ -23,7 +23,7 @@ use super::lengths::{FirstRows, LengthKinds, Pages, row_strides};
 use super::params::RowParams;
 use super::query_rows::Packing;
 use super::scheduler::WorkItem;
-use crate::Refusal;
+use crate::{Refusal, refuse};
 
 /// Rows of the smallest box of a page: the period of a swizzle.
 pub(crate) const MIN_PAGE_ROWS: u32 = 8;
@@ -105,10 +105,8 @@ pub(crate) fn page_rows(family: &'static str, problem: &Problem, cols: u32) -> R
         return Ok(0);
     };
     let rows = 1u32 << page_size.trailing_zeros().min(cols.trailing_zeros());
-    if rows < MIN_PAGE_ROWS {
-        let what = format!("pages of {page_size} keys (it copies {MIN_PAGE_ROWS} at a time, or more)");
-        return Err(Refusal::unsupported(family, what, "family mma does"));
-    }
+    refuse!(rows < MIN_PAGE_ROWS =>
+        family, "family mma does", "pages of {page_size} keys (it copies {MIN_PAGE_ROWS} at a time, or more)");
     Ok(rows)
 }
 
@@ -329,18 +327,11 @@ impl Flat {
         // A row a batch: they are the rows.
         let stride = if rows > 1 { seq } else { batch };
         let whole = stride != 0 && batch.is_multiple_of(stride);
-        if batches > 1 && !whole {
-            let what = format!(
-                "batches or pages of `{name}` that are {batch} elements apart, no multiple of its rows' {stride}"
-            );
-            return Err(Refusal::unsupported(family, what, remedy));
-        }
+        refuse!(batches > 1 && !whole => family, remedy,
+            "batches or pages of `{name}` that are {batch} elements apart, no multiple of its rows' {stride}");
         let batch_rows = if batches > 1 { batch / stride } else { 0 };
         let count = batches.saturating_sub(1) * u64::from(batch_rows) + rows;
-        if count > MOST_ROWS {
-            let what = format!("`{name}` of {count} rows (at most {MOST_ROWS})");
-            return Err(Refusal::unsupported(family, what, remedy));
-        }
+        refuse!(count > MOST_ROWS => family, remedy, "`{name}` of {count} rows (at most {MOST_ROWS})");
         Ok(Flat {
             stride,
             batch_rows,

@@ -26,6 +26,37 @@ impl LeverValue for bool {
     }
 }
 
+/// Makes an enum a lever's values, in the order of its variants.
+macro_rules! lever_values {
+    ($type:ident: $($variant:ident),+) => {
+        impl $crate::family::LeverValue for $type {
+            fn number(self) -> u32 {
+                self as u32
+            }
+
+            fn of(number: u32) -> $type {
+                [$($type::$variant),+][number as usize]
+            }
+        }
+    };
+}
+pub(crate) use lever_values;
+
+/// `constraint!("lever", "what it says", pattern of a Config => condition)`: a [`Constraint`](super::Constraint).
+macro_rules! constraint {
+    ($lever:literal, $rule:literal, $config:pat => $holds:expr) => {
+        $crate::family::Constraint {
+            lever: $lever,
+            rule: $rule,
+            holds: |&values| {
+                let $config = Config::from(values);
+                $holds
+            },
+        }
+    };
+}
+pub(crate) use constraint;
+
 /// Declares a family's config and its levers, in the order in which ids have them. `field: type = number("m", &[64]),
 /// "what it trades";` is a field of the config, and the lever that `Lever::number` makes of its name and of the rest.
 /// Also makes `Values` of a config and back, and prints its id.

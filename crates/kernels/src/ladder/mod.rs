@@ -11,16 +11,15 @@ mod hybrid;
 mod mma;
 pub mod scores;
 
-use flashcore_problem::{DType, Direction, Problem};
-use half::{bf16, f16};
+use flashcore_problem::{Direction, Problem};
 
-use crate::Refusal;
-use crate::args::Built;
+use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem};
 use crate::attention::tap::Tap;
-use crate::family::{Constraint, Family, LeverValue, Values, levers};
+use crate::family::{Family, Values, constraint, lever_values, levers};
 use crate::step::{KernelCache, Step};
+use crate::{Refusal, refuse};
 use common::WARP_ROWS;
 
 /// The family's name.
@@ -47,25 +46,8 @@ pub enum P {
     F32,
 }
 
-impl LeverValue for Kind {
-    fn number(self) -> u32 {
-        self as u32
-    }
-
-    fn of(number: u32) -> Kind {
-        [Kind::Hybrid, Kind::Mma][number as usize]
-    }
-}
-
-impl LeverValue for P {
-    fn number(self) -> u32 {
-        self as u32
-    }
-
-    fn of(number: u32) -> P {
-        [P::Usual, P::SixteenBits, P::F32][number as usize]
-    }
-}
+lever_values!(Kind: Hybrid, Mma);
+lever_values!(P: Usual, SixteenBits, F32);
 
 levers! {
     /// A rung and the little it lets one choose.
@@ -90,22 +72,10 @@ pub const FAMILY: Family = Family {
     levers: &LEVERS,
     backward: None,
     constraints: &[
-        Constraint {
-            lever: "p",
-            rule: "p16 in hybrid, where P is f32 without it",
-            holds: |&values| {
-                let Config { kind, p, .. } = values.into();
-                p != P::SixteenBits || kind == Kind::Hybrid
-            },
-        },
-        Constraint {
-            lever: "p",
-            rule: "pf32 in mma, where P has 16 bits without it",
-            holds: |&values| {
-                let Config { kind, p, .. } = values.into();
-                p != P::F32 || kind == Kind::Mma
-            },
-        },
+        constraint!("p", "p16 in hybrid, where P is f32 without it",
+            Config { kind, p, .. } => p != P::SixteenBits || kind == Kind::Hybrid),
+        constraint!("p", "pf32 in mma, where P has 16 bits without it",
+            Config { kind, p, .. } => p != P::F32 || kind == Kind::Mma),
     ],
     tile: |&values| {
         let config = Config::from(values);
@@ -136,11 +106,9 @@ fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
         Kind::Hybrid => 192,
         Kind::Mma => 208,
     };
-    if config.cols < 64 || head_dim <= most {
-        return Ok(());
-    }
-    let what = format!("head_dim {head_dim} with 64 keys a tile: registers would spill");
-    Err(Refusal::unsupported(NAME, what, "with 32 keys a tile it does"))
+    refuse!(config.cols >= 64 && head_dim > most => NAME, "with 32 keys a tile it does",
+        "head_dim {head_dim} with 64 keys a tile: registers would spill");
+    Ok(())
 }
 
 pub(crate) fn plan(
@@ -149,9 +117,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<Step, Refusal> {
-    if problem.direction() == Direction::Backward {
-        return Err(Refusal::unsupported(NAME, "the backward pass", OTHER_FAMILIES));
-    }
+    refuse!(problem.direction() == Direction::Backward => NAME, OTHER_FAMILIES, "the backward pass");
     check_lengths(problem, NAME, OTHER_FAMILIES)?;
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
@@ -159,11 +125,9 @@ pub(crate) fn plan(
     let shape = Shape::new(problem, 16, tap);
     let kernel = kernels.get_or_build(*config, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
-        Built::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
-            (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, &config, shape),
-            (Kind::Hybrid, _) => hybrid::body::<bf16>(k, &config, shape),
-            (Kind::Mma, DType::F16) => mma::body::<f16>(k, &config, shape),
-            (Kind::Mma, _) => mma::body::<bf16>(k, &config, shape),
+        Built::build(name, 32 * config.warps, |k| match config.kind {
+            Kind::Hybrid => with_element!(sixteen_bits shape.dtype => hybrid::body(k, &config, shape)),
+            Kind::Mma => with_element!(sixteen_bits shape.dtype => mma::body(k, &config, shape)),
         })
     })?;
     let tiles = problem.seq_len_q().div_ceil(config.rows() as usize);
@@ -176,6 +140,7 @@ mod tests {
     use super::*;
     use crate::Plan;
     use flashcore_ir::Target;
+    use flashcore_problem::DType;
 
     #[test]
     fn what_it_does_not_serve_it_refuses() {

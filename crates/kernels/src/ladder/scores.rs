@@ -9,16 +9,15 @@ use std::fmt;
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, KernelBuilder, Target, Val, Var, Widen};
-use flashcore_problem::{DType, Problem};
-use half::{bf16, f16};
+use flashcore_problem::Problem;
 
 use super::common::{ScoreOperands, WARP_ROWS};
-use crate::Refusal;
-use crate::args::{Args, Built, Tensor};
+use crate::args::{Args, Built, Tensor, with_element};
 use crate::attention::params::{ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, check_lengths, check_problem};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
+use crate::{Refusal, refuse};
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,27 +83,21 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     const FAMILY: &str = "ladder/scores";
     check_lengths(problem, FAMILY, OTHER_FAMILIES)?;
     check_problem(problem, FAMILY, &SIXTEEN_BITS)?;
-    if !TILES.contains(&levers.tile) {
-        return Err(Refusal::lever("tile", levers.tile, "64, 128"));
-    }
-    if problem.softcap().is_some() {
-        return Err(Refusal::unsupported(FAMILY, "a soft cap", "leave it away"));
-    }
-    if problem.alibi().is_some() {
-        return Err(Refusal::unsupported(FAMILY, "ALiBi", "leave it away"));
-    }
-    if !problem.seq_len_kv().is_multiple_of(CHUNK as usize) {
-        let what = format!("{} keys (it stores 8 at a time)", problem.seq_len_kv());
-        return Err(Refusal::unsupported(FAMILY, what, "round them up to a multiple of 8"));
-    }
+    refuse!(!TILES.contains(&levers.tile) => lever "tile" = levers.tile, "64, 128");
+    let keys = problem.seq_len_kv();
+    refuse!(problem.softcap().is_some() => FAMILY, "leave it away", "a soft cap");
+    refuse!(problem.alibi().is_some() => FAMILY, "leave it away", "ALiBi");
+    refuse!(!keys.is_multiple_of(CHUNK as usize) =>
+        FAMILY, "round them up to a multiple of 8", "{keys} keys (it stores 8 at a time)");
     let head_dim = problem.head_dim() as u32;
     let needed = 2 * tile_bytes(levers.tile, head_dim, 1) + tile_bytes(levers.tile, levers.tile, 1);
     Refusal::check_shared_memory(needed, target, || "a tile of 64 needs less".to_string())?;
     let name = format!("{levers}_{}_d{head_dim}", problem.dtype()).replace('-', "_");
-    let kernel = Built::build(&name, 2 * levers.tile, |k| match problem.dtype() {
-        DType::F16 => body::<f16>(k, levers, head_dim),
-        _ => body::<bf16>(k, levers, head_dim),
-    })?;
+    let kernel = Built::build(
+        &name,
+        2 * levers.tile,
+        |k| with_element!(sixteen_bits problem.dtype() => body(k, levers, head_dim)),
+    )?;
     let lengths = [problem.seq_len_q(), problem.seq_len_kv()];
     let tiles = lengths.map(|len| len.div_ceil(levers.tile as usize) as u32);
     let heads = (problem.batch() * problem.num_heads()) as u32;

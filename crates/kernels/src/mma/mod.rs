@@ -14,20 +14,19 @@ mod tests;
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, KvLengths, Problem, QLengths};
-use half::{bf16, f16};
 
-use crate::Refusal;
-use crate::args::Built;
+use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::query_rows::TileHeads;
 use crate::attention::stream_k::{Pieces, Schedule};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
-use crate::family::{Constraint, Family, Values, levers};
+use crate::family::{Family, Values, constraint, levers};
 use crate::size::is_one_cache;
 use crate::step::{KernelCache, Steps};
 use crate::tiles::{padded, tile_bytes};
+use crate::{Refusal, refuse};
 
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
@@ -88,41 +87,18 @@ pub const FAMILY: Family = Family {
     levers: &LEVERS,
     backward: Some(|_| &*backward::LEVERS),
     constraints: &[
-        Constraint {
-            lever: "warps",
-            rule: "16 rows a warp at least",
-            holds: |&values| {
-                let Config { rows, warps, .. } = values.into();
-                rows.is_multiple_of(16 * warps)
-            },
-        },
-        Constraint {
-            lever: "kv_warps",
-            rule: "16 keys of a tile a warp of kv_warps at least",
-            holds: |&values| {
-                let Config { cols, kv_warps, .. } = values.into();
-                cols.is_multiple_of(16 * kv_warps)
-            },
-        },
-        Constraint {
-            lever: "warps",
-            rule: "2 to 16 warps a block, with kv_warps",
-            holds: |&values| {
-                let Config { warps, kv_warps, .. } = values.into();
-                (2..=16).contains(&(warps * kv_warps))
-            },
-        },
-        Constraint {
-            lever: "max_registers",
-            rule: "only with b1: a multiple of 8 below what a thread has without it, and that no min_blocks leaves",
-            holds: |&values| {
-                let config = Config::from(values);
-                let (most, min_blocks) = (config.max_registers, config.min_blocks);
-                let left = |blocks| registers_left(config.threads(), blocks);
-                let is_new = most.is_multiple_of(8) && most < left(1) && !(2..=4).any(|blocks| left(blocks) == most);
-                most == 0 || min_blocks == 1 && is_new
-            },
-        },
+        constraint!("warps", "16 rows a warp at least", Config { rows, warps, .. } => rows.is_multiple_of(16 * warps)),
+        constraint!("kv_warps", "16 keys of a tile a warp of kv_warps at least",
+            Config { cols, kv_warps, .. } => cols.is_multiple_of(16 * kv_warps)),
+        constraint!("warps", "2 to 16 warps a block, with kv_warps",
+            Config { warps, kv_warps, .. } => (2..=16).contains(&(warps * kv_warps))),
+        constraint!("max_registers",
+        "only with b1: a multiple of 8 below what a thread has without it, and that no min_blocks leaves",
+        config => {
+            let (most, left) = (config.max_registers, |blocks| registers_left(config.threads(), blocks));
+            let is_new = most.is_multiple_of(8) && most < left(1) && !(2..=4).any(|blocks| left(blocks) == most);
+            most == 0 || config.min_blocks == 1 && is_new
+        }),
     ],
     tile: |&values| {
         let Config { rows, cols, .. } = values.into();
@@ -303,20 +279,12 @@ pub(crate) fn plan(
     FAMILY.check(&Values::from(*config))?;
     config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
-    if config.f16_scores && problem.dtype() != DType::F16 {
-        let what = format!("accumulation in fp16 (acc16) for {}", problem.dtype());
-        return Err(Refusal::unsupported(
-            NAME,
-            what,
-            "fp16 problems have it; leave acc16 out of the id",
-        ));
-    }
+    refuse!(config.f16_scores && problem.dtype() != DType::F16 =>
+        NAME, "fp16 problems have it; leave acc16 out of the id", "accumulation in fp16 (acc16) for {}", problem.dtype());
     // Each split of a row that exists stores a partial, which `combine` takes.
     let has_all_rows = problem.q_lengths() == QLengths::Equal && problem.batch_invariant().is_none();
-    if problem.has_lengths() && config.splits > 1 && !has_all_rows {
-        let allowed = "1 where sequences have different numbers of queries, and for batch-invariant caches";
-        return Err(Refusal::lever("splits", config.splits, allowed));
-    }
+    refuse!(problem.has_lengths() && config.splits > 1 && !has_all_rows => lever "splits" = config.splits,
+        "1 where sequences have different numbers of queries, and for batch-invariant caches");
     let schedule = config.schedule(problem, chip)?;
     let several = schedule.is_some() || config.splits > 1;
     let whole = Shape::new(problem, ALIGNMENT, tap).overlapping(several, chip.target);
@@ -330,10 +298,11 @@ pub(crate) fn plan(
     // How many splits there are is the grid's to say.
     let kernel = kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
-        Built::build(name, config.threads(), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, &config, shape),
-            _ => kernel::body::<bf16>(k, &config, shape),
-        })
+        Built::build(
+            name,
+            config.threads(),
+            |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, &config, shape)),
+        )
     })?;
 
     let sharing = Sharing::new(schedule, config.splits);

@@ -10,14 +10,13 @@
 //! forward pass.
 
 use flashcore_ir::Widen;
-use flashcore_problem::{DType, Problem};
-use half::{bf16, f16};
+use flashcore_problem::Problem;
 
 use super::common::load_tile;
 use super::threads::{Mine, Threads, operand};
 use super::{Config, NAME};
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor};
+use crate::args::{Args, Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, BackwardParams, Workspace};
 use crate::attention::params::{Shape, grid};
 use crate::attention::preprocess;
@@ -45,20 +44,18 @@ pub(super) fn plan(problem: &Problem, config: &Config, shape: &Shape, kernels: &
         grid(NAME, [blocks, 1, 1])
     };
     let dkdv = kernels.get_or_build(*config, *shape, |config, shape| {
-        Built::build(named(&config, shape, "dkdv"), 32 * config.warps, |k| {
-            match shape.dtype {
-                DType::F32 => keys_body::<f32>(k, &config, shape),
-                DType::F16 => keys_body::<f16>(k, &config, shape),
-                DType::BF16 | DType::E4M3 => keys_body::<bf16>(k, &config, shape),
-            }
-        })
+        Built::build(
+            named(&config, shape, "dkdv"),
+            32 * config.warps,
+            |k| with_element!(floats shape.dtype => keys_body(k, &config, shape)),
+        )
     })?;
     let dq = kernels.get_or_build(*config, *shape, |config, shape| {
-        Built::build(named(&config, shape, "dq"), 32 * config.warps, |k| match shape.dtype {
-            DType::F32 => queries_body::<f32>(k, &config, shape),
-            DType::F16 => queries_body::<f16>(k, &config, shape),
-            DType::BF16 | DType::E4M3 => queries_body::<bf16>(k, &config, shape),
-        })
+        Built::build(
+            named(&config, shape, "dq"),
+            32 * config.warps,
+            |k| with_element!(floats shape.dtype => queries_body(k, &config, shape)),
+        )
     })?;
     let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
     let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;

@@ -10,15 +10,14 @@ mod tiled;
 
 use flashcore_ir::Widen;
 use flashcore_problem::{DType, Direction, Problem};
-use half::{bf16, f16};
 
-use crate::Refusal;
-use crate::args::{Args, Built};
+use crate::args::{Args, Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, widest_access};
 use crate::attention::tap::Tap;
-use crate::family::{Constraint, Family, LeverValue, Values, levers};
+use crate::family::{Family, LeverValue, Values, constraint, levers};
 use crate::step::{KernelCache, Steps};
+use crate::{Refusal, refuse};
 
 /// The family's name.
 pub const NAME: &str = "scalar";
@@ -70,14 +69,7 @@ pub const FAMILY: Family = Family {
     name: NAME,
     levers: &LEVERS,
     backward: None,
-    constraints: &[Constraint {
-        lever: "warps",
-        rule: "4 or 8 warps a tile",
-        holds: |&values| {
-            let Config { tile, warps, .. } = values.into();
-            tile.is_none() || warps > 2
-        },
-    }],
+    constraints: &[constraint!("warps", "4 or 8 warps a tile", config => config.tile.is_none() || config.warps > 2)],
     tile: |&values| Config::from(values).tile.map_or(0, |(rows, cols)| rows * cols),
     repeated: None,
 };
@@ -96,10 +88,7 @@ impl Config {
     fn check_access(&self, problem: &Problem) -> Result<(), Refusal> {
         let (given, allowed) = (self.vector_bytes, widest(problem));
         let element = problem.dtype().size_bytes() as u32;
-        if given < element {
-            let allowed = format!("16, 8, 4, 2, and not less than an element ({element})");
-            return Err(Refusal::lever("vector_bytes", given, allowed));
-        }
+        refuse!(given < element => lever "vector_bytes" = given, "16, 8, 4, 2, and not less than an element ({element})");
         if given > allowed {
             let vector_bytes = allowed;
             let suggestion = FAMILY.id(&Values::from(Config { vector_bytes, ..*self }));
@@ -159,11 +148,11 @@ pub(crate) fn plan(
     }
     let kernel = kernels.get_or_build(*config, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
-        Built::build(name, 32 * config.warps, |k| match shape.dtype {
-            DType::F32 => body::<f32>(k, &config, shape),
-            DType::F16 => body::<f16>(k, &config, shape),
-            DType::BF16 | DType::E4M3 => body::<bf16>(k, &config, shape),
-        })
+        Built::build(
+            name,
+            32 * config.warps,
+            |k| with_element!(floats shape.dtype => body(k, &config, shape)),
+        )
     })?;
     let (rows, slices) = match config.tile {
         Some((rows, _)) => (rows, 1),

@@ -5,12 +5,12 @@ use flashcore_problem::{DType, Direction, Problem};
 
 use super::backward;
 use super::tiles::{self, padded, slab_cols, slab_count, tile_bytes};
-use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
-use crate::family::{Constraint, Family, Values, levers};
+use crate::family::{Family, Values, constraint, levers};
+use crate::{Refusal, refuse};
 
 const ROWS: [u32; 3] = [64, 128, 192];
 const COLS: [u32; 15] = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256];
@@ -85,31 +85,15 @@ pub const FAMILY: Family = Family {
     levers: &LEVERS,
     backward: Some(backward::levers),
     constraints: &[
-        Constraint {
-            lever: "pingpong",
-            rule: "with rows of 128 or more (two warpgroups), or without a rescale policy (the backward pass)",
-            holds: |&values| {
-                let config = Config::from(values);
-                !config.pingpong || config.rows > 64 || config.rescale == Rescale::Never
-            },
-        },
-        Constraint {
-            lever: "min_blocks",
-            rule: "two blocks per SM have 64 rows each: more warpgroups have too few registers",
-            holds: |&values| {
-                let config = Config::from(values);
-                config.min_blocks == 1 || config.rows == 64
-            },
-        },
-        Constraint {
-            lever: "max_registers",
-            rule: "a multiple of 8, less than a consumer thread has without it, by 56 at most",
-            holds: |&values| {
-                let config = Config::from(values);
-                let (most, (_, usual)) = (config.max_registers, role_registers(config.rows, config.min_blocks));
-                most == 0 || most.is_multiple_of(8) && (usual - usual.min(56)..usual).contains(&most)
-            },
-        },
+        constraint!("pingpong",
+            "with rows of 128 or more (two warpgroups), or without a rescale policy (the backward pass)",
+            config => !config.pingpong || config.rows > 64 || config.rescale == Rescale::Never),
+        constraint!("min_blocks", "two blocks per SM have 64 rows each: more warpgroups have too few registers",
+            config => config.min_blocks == 1 || config.rows == 64),
+        constraint!("max_registers", "a multiple of 8, less than a consumer thread has without it, by 56 at most", config => {
+            let (most, (_, usual)) = (config.max_registers, role_registers(config.rows, config.min_blocks));
+            most == 0 || most.is_multiple_of(8) && (usual - usual.min(56)..usual).contains(&most)
+        }),
     ],
     tile: |&values| {
         let Config { rows, cols, .. } = values.into();
@@ -201,12 +185,10 @@ impl Config {
 
     /// Refuses more blocks an SM than its shared memory has room for.
     pub(super) fn check_blocks(&self, shape: &Shape) -> Result<(), Refusal> {
-        if self.min_blocks == 1 || self.fits_shared_memory(shape) {
-            return Ok(());
-        }
         let (needed, room) = (self.shared_bytes(shape, 1), self.room());
-        let allowed = format!("1: a block needs {needed} B of shared memory, and of two each may have {room}");
-        Err(Refusal::lever("min_blocks", self.min_blocks, allowed))
+        refuse!(self.min_blocks > 1 && !self.fits_shared_memory(shape) => lever "min_blocks" = self.min_blocks,
+            "1: a block needs {needed} B of shared memory, and of two each may have {room}");
+        Ok(())
     }
 
     /// Whether a block has room for its tiles.

@@ -5,10 +5,10 @@ use flashcore_ir::{Element, SharedTile};
 use flashcore_problem::{DType, Layout, Problem};
 
 use super::{ALIGNMENT, NAME};
-use crate::Refusal;
 use crate::args::{Args, MappedTensor, Part, Request, Tensor, push_buffer};
 use crate::attention::lengths::row_strides;
 use crate::attention::tensor_rows::{Flat, RowsOf, TensorRows};
+use crate::{Refusal, refuse};
 
 /// Declares the map of a tensor in its own buffer. Boxes have `rows` rows of a tile.
 #[track_caller]
@@ -111,12 +111,8 @@ fn remedy(problem: &Problem) -> &'static str {
 /// Refuses strides of 0, which tensor maps do not have.
 pub(super) fn check_repeated(name: &str, layout: &Layout, remedy: &'static str) -> Result<(), Refusal> {
     let counts = layout.shape.into_iter().take(3);
-    let repeats = counts
-        .zip(row_strides(layout))
-        .any(|(count, stride)| count > 1 && stride == 0);
-    if !repeats {
-        return Ok(());
-    }
-    let what = format!("rows of `{name}` that repeat (a stride of 0)");
-    Err(Refusal::unsupported(NAME, what, remedy))
+    let mut of_rows = counts.zip(row_strides(layout));
+    refuse!(of_rows.any(|(count, stride)| count > 1 && stride == 0) =>
+        NAME, remedy, "rows of `{name}` that repeat (a stride of 0)");
+    Ok(())
 }

@@ -25,10 +25,8 @@ use std::sync::Arc;
 
 use flashcore_ir::{Chip, E4M3, Table, Target};
 use flashcore_problem::{DType, Direction, Problem};
-use half::{bf16, f16};
 
-use crate::Refusal;
-use crate::args::Built;
+use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, check_problem};
 use crate::attention::query_rows::{Packing, TileHeads};
@@ -39,6 +37,7 @@ use crate::attention::tensor_rows::page_rows;
 use crate::attention::{combine, split};
 use crate::family::Values;
 use crate::step::{KernelCache, Steps};
+use crate::{Refusal, refuse};
 use transpose::Transposed;
 
 pub use crate::attention::params::ALIGNMENT;
@@ -139,50 +138,41 @@ pub(crate) fn plan(
 /// Refuses what the family does not serve, whatever its kernel.
 fn check(problem: &Problem, config: &Config, chip: Chip) -> Result<(), Refusal> {
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
-    if chip.target != Target::Sm90a {
-        let remedy = match problem.dtype() {
-            DType::E4M3 => "no family serves e4m3 there: use the CPU",
-            _ => "family mma does",
-        };
-        return Err(Refusal::unsupported(NAME, chip.target.to_string(), remedy));
-    }
+    let remedy = match problem.dtype() {
+        DType::E4M3 => "no family serves e4m3 there: use the CPU",
+        _ => "family mma does",
+    };
+    refuse!(chip.target != Target::Sm90a => NAME, remedy, "{}", chip.target);
     FAMILY.check(&Values::from(*config))?;
     config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
-    if config.pack_heads && problem.group_size() > Packing::MAX_HEADS {
-        let (heads, most) = (problem.group_size(), Packing::MAX_HEADS);
-        let what = format!("{heads} packed heads: a warpgroup has {most} rows");
-        return Err(Refusal::unsupported(NAME, what, "leave out -gqa"));
-    }
+    let (heads, most) = (problem.group_size(), Packing::MAX_HEADS);
+    refuse!(config.pack_heads && heads > most =>
+        NAME, "leave out -gqa", "{heads} packed heads: a warpgroup has {most} rows");
     Ok(())
 }
 
 /// Refuses what a kernel of this shape does not serve.
 fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), Refusal> {
     if shape.listed {
-        check_listed(config)?;
+        refuse!(config.cluster > 1 => lever "cluster" = config.cluster,
+            "1 with lengths: neighbours may have different keys");
+        refuse!(config.splits > 1 => lever "splits" = config.splits,
+            "1 with lengths: the schedule splits keys where blocks would idle");
     }
     if shape.is_fp8() {
-        if !config.cols.is_multiple_of(tiles::step(1)) {
-            return Err(Refusal::lever("cols", config.cols, "multiples of 32 for e4m3"));
-        }
-        if !shape.head_dim_v.is_multiple_of(16) {
-            let what = format!("e4m3 values with head_dim {}", shape.head_dim_v);
-            return Err(Refusal::unsupported(NAME, what, "a multiple of 16 can be served"));
-        }
-        if shape.split {
-            return Err(Refusal::lever("splits", config.splits, "1 for e4m3"));
-        }
+        refuse!(!config.cols.is_multiple_of(tiles::step(1)) => lever "cols" = config.cols, "multiples of 32 for e4m3");
+        refuse!(!shape.head_dim_v.is_multiple_of(16) =>
+            NAME, "a multiple of 16 can be served", "e4m3 values with head_dim {}", shape.head_dim_v);
+        refuse!(shape.split => lever "splits" = config.splits, "1 for e4m3");
     }
     let queries = shape.packing.queries_in(config.rows) as usize;
     let tiles = problem.seq_len_q().div_ceil(queries);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
     let (batch, heads) = (problem.batch(), problem.num_heads());
-    if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::COUNT_LIMIT {
-        let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
-        let remedy = "split the problem: it counts to 65535 of each";
-        return Err(Refusal::unsupported(NAME, what, remedy));
-    }
+    refuse!(batch.max(heads).max(tiles).max(key_tiles) >= scheduler::COUNT_LIMIT =>
+        NAME, "split the problem: it counts to 65535 of each",
+        "{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
     config.check_registers(shape)?;
     config.check_blocks(shape)
 }
@@ -192,22 +182,10 @@ fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Bui
     kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
         Built::build(name, config.threads(), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, &config, shape),
             DType::E4M3 => kernel::body::<E4M3>(k, &config, shape),
-            _ => kernel::body::<bf16>(k, &config, shape),
+            dtype => with_element!(sixteen_bits dtype => kernel::body(k, &config, shape)),
         })
     })
-}
-
-/// Refuses what no work lists made on the device serve.
-fn check_listed(config: &Config) -> Result<(), Refusal> {
-    let neighbours = "1 with lengths: neighbours may have different keys";
-    let scheduled = "1 with lengths: the schedule splits keys where blocks would idle";
-    match (config.cluster, config.splits) {
-        (1, 1) => Ok(()),
-        (1, splits) => Err(Refusal::lever("splits", splits, scheduled)),
-        (cluster, _) => Err(Refusal::lever("cluster", cluster, neighbours)),
-    }
 }
 
 /// The schedule of a problem with lengths, for as many blocks as run at a time.

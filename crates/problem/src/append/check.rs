@@ -1,7 +1,7 @@
 //! Which appends there can be.
 
 use super::{Append, AppendPlace, Rotary};
-use crate::ProblemError;
+use crate::{ProblemError, refuse};
 
 /// Sizes that kernels count with 31 bits.
 const MOST: usize = i32::MAX as usize;
@@ -14,57 +14,35 @@ impl Append {
     pub fn check(&self) -> Result<(), ProblemError> {
         let [pages, page_size, heads, head_dim] = self.k_cache.shape;
         let ([first, rows, ..], head_dim_v) = (self.k_new.shape, self.v_cache.shape[3]);
-        if !(1..=MOST).contains(&self.batch) {
-            return ProblemError::value("batch", self.batch, "there are 1 to 2^31 - 1 sequences");
-        }
+        refuse!(!(1..=MOST).contains(&self.batch) => value("batch", self.batch, "there are 1 to 2^31 - 1 sequences"));
         let of_batch = if self.packed { 1 } else { self.batch };
         ProblemError::check_shape("k_new", &self.k_new.shape, &[of_batch, rows, heads, head_dim])?;
         ProblemError::check_shape("v_new", &self.v_new.shape, &[first, rows, heads, head_dim_v])?;
         ProblemError::check_shape("v_cache", &self.v_cache.shape, &[pages, page_size, heads, head_dim_v])?;
-        if pages.min(page_size).min(heads).min(head_dim).min(head_dim_v) == 0 {
-            return ProblemError::value("k_cache", 0, "no dimension of the caches is 0");
-        }
+        refuse!(pages.min(page_size).min(heads).min(head_dim).min(head_dim_v) == 0 =>
+            value("k_cache", 0, "no dimension of the caches is 0"));
         let capacity = match self.place {
             AppendPlace::Paged { tables, max_pages } => {
-                if tables == 0 || max_pages == 0 || (!self.batch_idx && tables != self.batch) {
-                    let allowed = "the block table has a row for each sequence (any number with cache_batch_idx) and \
-                                   an entry or more in each";
-                    return ProblemError::value("block_table", tables, allowed);
-                }
+                refuse!(tables == 0 || max_pages == 0 || (!self.batch_idx && tables != self.batch) =>
+                    value("block_table", tables, "the block table has a row for each sequence (any number with \
+                        cache_batch_idx) and an entry or more in each"));
                 max_pages.saturating_mul(page_size)
             }
             AppendPlace::Cache => {
-                if !self.batch_idx && pages != self.batch {
-                    return ProblemError::value(
-                        "k_cache",
-                        pages,
-                        "a contiguous cache has one part for each sequence, or cache_batch_idx",
-                    );
-                }
+                refuse!(!self.batch_idx && pages != self.batch =>
+                    value("k_cache", pages, "a contiguous cache has one part for each sequence, or cache_batch_idx"));
                 page_size
             }
             AppendPlace::Slots { .. } => {
-                if self.batch_idx || self.seqused_k || self.leftpad {
-                    let allowed = "slots say where rows go: leave batch_idx, seqused_k and leftpad false";
-                    return ProblemError::value("slot_mapping", 1, allowed);
-                }
+                refuse!(self.batch_idx || self.seqused_k || self.leftpad =>
+                    value("slot_mapping", 1, "slots say where rows go: leave batch_idx, seqused_k and leftpad false"));
                 MOST // of positions
             }
         };
-        if !(1..=capacity.min(MOST)).contains(&self.seq_len_kv) {
-            return ProblemError::value(
-                "seq_len_kv",
-                self.seq_len_kv,
-                "it is 1 or more, and the cache has room for as many keys",
-            );
-        }
-        if self.leftpad && !self.seqused_k {
-            return ProblemError::value(
-                "leftpad_k",
-                1,
-                "padding changes nothing but seqused_k: ask for that, or leave leftpad false",
-            );
-        }
+        refuse!(!(1..=capacity.min(MOST)).contains(&self.seq_len_kv) =>
+            value("seq_len_kv", self.seq_len_kv, "it is 1 or more, and the cache has room for as many keys"));
+        refuse!(self.leftpad && !self.seqused_k =>
+            value("leftpad_k", 1, "padding changes nothing but seqused_k: ask for that, or leave leftpad false"));
         let table = self.entries().block_table.unwrap_or(0);
         let sizes = [self.new_rows(), self.slots(), heads, head_dim, head_dim_v, table];
         check_sizes("a size of new rows, of the cache or of the block table", &sizes)?;
@@ -86,9 +64,8 @@ impl Append {
         let of_batch = if rotary.packed_q { 1 } else { self.batch };
         ProblemError::check_shape("q", &rotary.q.shape, &[of_batch, rows, heads, self.k_cache.shape[3]])?;
         ProblemError::check_shape("q_out", &rotary.q_out.shape, &[first, rows, heads, head_dim])?;
-        if rotary.dim == 0 || !rotary.dim.is_multiple_of(2) || rotary.dim > head_dim {
-            return ProblemError::value("rotary_dim", rotary.dim, "it is even, 2 or more, and at most head_dim");
-        }
+        refuse!(rotary.dim == 0 || !rotary.dim.is_multiple_of(2) || rotary.dim > head_dim =>
+            value("rotary_dim", rotary.dim, "it is even, 2 or more, and at most head_dim"));
         if rotary.positions < self.seq_len_kv {
             let why = format!(
                 "has {} positions; keys can have {} of them: give a longer table, or lower seq_len_kv",
@@ -96,10 +73,8 @@ impl Append {
             );
             return ProblemError::lengths("rotary_cos", why);
         }
-        if matches!(self.place, AppendPlace::Slots { .. }) && !rotary.seqlens {
-            let why = "was not given; slots do not say which positions rows have";
-            return ProblemError::lengths("seqlens_rotary", why);
-        }
+        refuse!(matches!(self.place, AppendPlace::Slots { .. }) && !rotary.seqlens =>
+            lengths("seqlens_rotary", "was not given; slots do not say which positions rows have"));
         let sizes = [rotary.positions, first.saturating_mul(rows), heads];
         check_sizes("a size of Q or of the rotary tables", &sizes)?;
         rotary.q.check_wide("q")?;

@@ -4,8 +4,8 @@ use flashcore_ir::{Cache, GlobalPtr, Val};
 use flashcore_problem::{KvLengths, Problem};
 
 use super::{Backward, Workspace, declare_array, padded_rows};
-use crate::Refusal;
 use crate::args::{Args, Of};
+use crate::{Refusal, refuse};
 
 /// Elements that a thread of `preprocess` zeroes at a time.
 const ZEROED: usize = 4;
@@ -33,10 +33,8 @@ impl Workspace {
             ..self
         };
         let zeroed = (summed.sums_of_keys_bytes() / 4 / ZEROED) as u64;
-        if zeroed > i32::MAX as u64 {
-            let what = format!("sums of dK and dV of {} keys of all heads", summed.kv_rows);
-            return Err(Refusal::unsupported(family, what, "leave out the splits"));
-        }
+        refuse!(zeroed > i32::MAX as u64 =>
+            family, "leave out the splits", "sums of dK and dV of {kv_rows} keys of all heads");
         Ok(summed)
     }
 

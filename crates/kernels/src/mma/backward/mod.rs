@@ -11,13 +11,11 @@ mod warp;
 use std::sync::LazyLock;
 
 use flashcore_ir::{Chip, Target};
-use flashcore_problem::{DType, Direction, Problem};
-use half::{bf16, f16};
+use flashcore_problem::{Direction, Problem};
 use serde::Deserialize;
 
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
-use crate::Refusal;
-use crate::args::{Built, Tensor};
+use crate::args::{Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -26,6 +24,7 @@ use crate::card::{Card, Proposal};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
 use crate::tiles::{STEP, padded, tile_bytes};
+use crate::{Refusal, refuse};
 use postprocess::SumTiles;
 
 /// Registers of a thread for the part of dQ that is computed at a time.
@@ -239,11 +238,11 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
                 Outputs::Dq => "dq",
             };
             let name = shape.kernel_name(&format!("{NAME}/{config}-{what}"));
-            Built::build(name, config.threads(), |k| match shape.dtype {
-                DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
-                // `plan` refuses the others.
-                DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, &config, shape, outputs),
-            })
+            Built::build(
+                name,
+                config.threads(),
+                |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, &config, shape, outputs)),
+            )
         })?;
         kernel.step(grid(NAME, [blocks, 1, 1])?, &request)
     };
@@ -313,10 +312,8 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
     let limits = target.limits();
     let (room, most) = (limits.shared_per_block_of(min_blocks), limits.shared_per_block);
-    if (room + 1..=most).contains(&needed) {
-        let allowed = format!("fewer: a block needs {needed} B of shared memory, and each may have {room}");
-        return Err(Refusal::lever("min_blocks", min_blocks, allowed));
-    }
+    refuse!((room + 1..=most).contains(&needed) => lever "min_blocks" = min_blocks,
+        "fewer: a block needs {needed} B of shared memory, and each may have {room}");
     Refusal::check_shared_memory(needed, target, || match (stages, rows) {
         (3.., _) => format!(
             "stages {stages} to {} saves {} B",

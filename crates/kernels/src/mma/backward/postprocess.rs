@@ -7,11 +7,9 @@
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, TileShape, Widen};
-use flashcore_problem::DType;
-use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor};
+use crate::args::{Args, Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, Statistics, declare_softmax_scale, dq_sums};
 use crate::attention::params::{RowParams, Shape, grid};
 use crate::attention::row_tile::{ACC_COLS, QUAD};
@@ -56,11 +54,11 @@ pub(super) fn step(request: &Backward, shape: &Shape, tiles: SumTiles, kernels: 
         let SumTiles { rows, columns, warps } = tiles;
         let [along, across] = warps;
         let name = shape.kernel_name(&format!("backward_dq_sums_m{rows}c{columns}w{along}x{across}"));
-        Built::build(name, THREADS, |k| match shape.dtype {
-            DType::F16 => body::<f16>(k, tiles, shape),
-            // `plan` refuses the others.
-            DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, tiles, shape),
-        })
+        Built::build(
+            name,
+            THREADS,
+            |k| with_element!(sixteen_bits shape.dtype => body(k, tiles, shape)),
+        )
     })?;
     let problem = &request.problem;
     let blocks = problem.seq_len_q().div_ceil(tiles.rows as usize) * problem.batch() * problem.num_heads();

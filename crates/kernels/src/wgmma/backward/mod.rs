@@ -18,14 +18,12 @@ mod tests;
 use std::sync::LazyLock;
 
 use flashcore_ir::{BuildErrors, Chip, Target};
-use flashcore_problem::{DType, Problem, QLengths};
-use half::{bf16, f16};
+use flashcore_problem::{Problem, QLengths};
 
 use self::ahead::{heads_ahead, prepares_ahead};
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
-use crate::Refusal;
-use crate::args::{Built, Tensor};
+use crate::args::{Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -34,6 +32,7 @@ use crate::attention::softmax::Rescale;
 use crate::card::{Card, Proposal, Row};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
+use crate::{Refusal, refuse};
 
 /// Rows of a `wgmma`: the keys of a warpgroup, and the query rows of its part of dQ.
 const WGMMA_M: u32 = 64;
@@ -129,10 +128,8 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     FAMILY.check(&Values::from(*config))?;
     let shape = Shape::new(problem, ALIGNMENT, None);
     check_levers(config, &shape)?;
-    if problem.deterministic() && config.splits > 1 {
-        let allowed = "1 for a deterministic problem: blocks that share a tile add to dK and dV in any order";
-        return Err(Refusal::lever("splits", config.splits, allowed));
-    }
+    refuse!(problem.deterministic() && config.splits > 1 => lever "splits" = config.splits,
+        "1 for a deterministic problem: blocks that share a tile add to dK and dV in any order");
 
     let first_stores = first_stores(problem.deterministic(), width(&shape));
     let kv_heads = problem.batch() * problem.num_kv_heads();
@@ -187,11 +184,11 @@ fn main_kernel(config: &Config, shape: &Shape, variant: Variant) -> Result<Built
     };
     let name = named(config, shape, what);
     let threads = 128 * (1 + Partition::new(config, shape).warpgroups);
-    Built::build(name, threads, |k| match shape.dtype {
-        DType::F16 => kernel::body::<f16>(k, config, shape, variant),
-        // `plan` refuses the others.
-        DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, config, shape, variant),
-    })
+    Built::build(
+        name,
+        threads,
+        |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, config, shape, variant)),
+    )
 }
 
 fn named(config: &Config, shape: &Shape, what: &str) -> String {
@@ -203,13 +200,9 @@ const TENSORS: [Tensor; 6] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::Dout, Ten
 
 /// Refuses problems that have no kernel.
 fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
-    let refuse = |what: String| Err(Refusal::unsupported(NAME, what, REMEDY));
-    if chip.target != Target::Sm90a {
-        return refuse(format!("the backward pass on {}", chip.target));
-    }
-    if problem.softcap().is_some() {
-        return refuse("the backward pass of scores with a soft cap".to_string());
-    }
+    let target = chip.target;
+    refuse!(target != Target::Sm90a => NAME, REMEDY, "the backward pass on {target}");
+    refuse!(problem.softcap().is_some() => NAME, REMEDY, "the backward pass of scores with a soft cap");
     for tensor in TENSORS {
         check_repeated(tensor.name(), tensor.layout(problem)?, "copy them, or use family mma")?;
     }

@@ -8,12 +8,11 @@
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Widen};
-use flashcore_problem::{DType, Problem};
-use half::{bf16, f16};
+use flashcore_problem::Problem;
 
 use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor};
+use crate::args::{Args, Built, Tensor, with_element};
 use crate::attention::gradients::{Backward, DqSemaphore, KeySums, declare_softmax_scale, dq_sums, head_row};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{RowParams, Shape, grid};
@@ -49,11 +48,11 @@ pub(super) fn step(request: &Backward, config: &Config, shape: &Shape, kernels: 
         let stored = if rounding.stored { "_stored" } else { "" };
         let of_keys = if rounding.split { "_dk_dv" } else { "" };
         let name = named(&rounding.config, shape, &format!("dq{stored}{of_keys}"));
-        Built::build(name, THREADS, |k| match shape.dtype {
-            DType::F16 => body::<f16>(k, rounding, shape),
-            // `plan` refuses the others.
-            DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, rounding, shape),
-        })
+        Built::build(
+            name,
+            THREADS,
+            |k| with_element!(sixteen_bits shape.dtype => body(k, rounding, shape)),
+        )
     })?;
     let dk_blocks = if split { dk_blocks(problem, config.rows) } else { 0 };
     let blocks = dq_blocks(problem, config.rows) + 2 * dk_blocks;

@@ -1,7 +1,7 @@
 //! What the backward pass refuses, and the problems that it is the default of.
 
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{Layout, Mask, ProblemBuilder, QLengths};
+use flashcore_problem::{DType, Layout, Mask, ProblemBuilder, QLengths};
 
 use super::scheduler::q_tiles;
 use super::*;
