@@ -143,20 +143,21 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         .chip
         .filter(|_| !request.elsewhere && setup.device.is_some())
         .map(|_| Compilers::new(&request.program, devices, request.deadlines, compilers_for(2 * window)));
-    let new = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
-    let worker = |device: &String| new(device).with_own(setup.own.templates());
+    let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
     let mut workers: Vec<Worker> = devices.iter().map(worker).collect();
     let header = header(&request, window, hellos(&mut workers)?)?;
     let (journal, before) = match request.resume {
         true => Journal::resume(&request.folder, &header)?,
         false => (Journal::begin(&request.folder, &header)?, Vec::new()),
     };
+    let needed = before.iter().filter(|trial| trial.timed.is_some() || trial.is_undecided());
+    setup.own.restore(needed.map(|trial| trial.id.as_str()), &request.folder)?;
     let tried_before = before.len();
     let of_trials = before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64;
     let seconds_before = read_seconds(&request.folder).unwrap_or(0.0).max(of_trials);
     watcher.begins(&header, tried_before);
     let lock = |device: &DeviceIdentity| DeviceLock::on(device, request.locks.as_deref().filter(|_| header.computes));
-    let judge = match header.inputs {
+    let mut judge = match header.inputs {
         Some(seed) => {
             // Reference outputs take every core for a while, so a search on the host holds it.
             let host = header.devices.iter().find(|device| device.device == "cpu");
@@ -166,6 +167,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         }
         None => Judge::of_nothing(&request.case.problem),
     };
+    judge.to_build = (setup.chip, request.deadlines.to_compile());
     let examiner = |(index, worker): (usize, Worker)| Examiner {
         judge: &judge,
         worker,
@@ -182,6 +184,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let look = setup.chip.map(|_| &look as &Look<'_>);
     let mut strategy = request.strategy;
     let mut search = Search::new(&setup.space, look, &header, journal, before);
+    search.own = setup.own.clone();
     // Earlier trials are part of the run, whatever the budget is now.
     search.trials = request.trials.max(tried_before);
     search.time = request.time;
@@ -295,7 +298,7 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
         default: request.setup.default.clone(),
         rates: request.rates.clone(),
         window,
-        own: request.setup.own.templates().iter().map(identity_of).collect(),
+        own: request.setup.own.templates().map(identity_of).collect(),
         started_at: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
     })
 }

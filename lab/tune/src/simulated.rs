@@ -18,20 +18,15 @@ const SCHEDULES: u32 = 2;
 /// inputs that candidates are judged on, and elects again.
 pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
     board.rows.par_iter_mut().for_each(|row| {
-        let found = match judge.own.find(&row.id) {
-            Some(found) => {
-                let declared = found.and_then(|(template, chosen)| template.build(&chosen, chip.target));
-                match declared {
-                    Ok(declared) => judge_all(judge, true, |problem, options| {
-                        let checked = check_declared(&declared, problem, chip.target, options);
-                        match checked {
-                            Err(OwnError::NotServed(_)) => None,
-                            checked => Some(checked.map_err(|error| error.to_string())),
-                        }
-                    }),
-                    Err(error) => Some(Err(error.to_string())),
+        let found = match judge.built(&row.id) {
+            Some(Ok(declared)) => judge_all(judge, true, |problem, options| {
+                let checked = check_declared(&declared, problem, chip.target, options);
+                match checked {
+                    Err(OwnError::NotServed(_)) => None,
+                    checked => Some(checked.map_err(|error| error.to_string())),
                 }
-            }
+            }),
+            Some(Err((_, why))) => Some(Err(why)),
             None => {
                 let config = row.id.parse().ok();
                 config.and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()))
@@ -163,7 +158,8 @@ mod tests {
         for (name, is_ok) in [("attention.toml", true), ("wrong.toml", false)] {
             let (template, _) = Template::read(&folder.join(name)).unwrap();
             let label = template.label.clone();
-            let judge = Judge::new(&problem, 1, &OwnKernels::new(vec![template]).unwrap()).unwrap();
+            let mut judge = Judge::new(&problem, 1, &OwnKernels::new(vec![template]).unwrap()).unwrap();
+            judge.to_build.0 = Some(Target::Sm89.into());
             let mut board = Board::new("start", None, true, 0.03);
             board.rows = vec![BoardRow::new(&label, 1.0, Interval::UNKNOWN)];
             let board = look(board, &judge, Target::Sm89.into());

@@ -129,7 +129,7 @@ fn result(found: &Found, tour: Option<Budget>, case: &Case) -> Page {
         page.field("budget", format_args!("half of {budget} {text}"));
     }
     if let Some(board) = &found.board {
-        leaderboard::add_board(&mut page, board);
+        leaderboard::add_board(&mut page, board, &found.folder);
     }
     leaderboard::add_failures(&mut page, &found.history);
     if let Some(claims) = &found.claims {
@@ -213,7 +213,9 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         Some(command) => {
             let advisor = setup.advisor.clone();
             let outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE, advisor)?;
-            (Box::new(outside), format!("{OUTSIDE}{command}"))
+            let no_code = "code that a proposer writes is launched on this GPU only with --trust";
+            let no_code = (!args.trust && !devices[0].starts_with(PREDICT)).then_some(no_code);
+            (Box::new(outside.with_own(&setup.own, no_code)), format!("{OUTSIDE}{command}"))
         }
         None => {
             // The best in replays of the shipped space, with a cost model and without. Kernels of the user are not

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use flashcore_bench::process::{Process, Program, Silence};
-use flashcore_check::own::Template;
 use serde::de::DeserializeOwned;
 
 use super::deadlines::{Deadlines, Needs};
@@ -35,6 +34,13 @@ impl From<TuneError> for Stop {
 }
 
 impl Stop {
+    pub(crate) fn of((verdict, reason): (Verdict, String)) -> Stop {
+        match verdict {
+            Verdict::EnvironmentFailed => Stop::Outside(reason),
+            _ => Stop::Verdict(verdict, reason),
+        }
+    }
+
     pub(crate) fn blamed(self) -> Result<(Verdict, String), TuneError> {
         match self {
             Stop::Verdict(verdict, reason) => Ok((verdict, reason)),
@@ -55,8 +61,6 @@ impl Stop {
 pub(crate) struct Worker {
     program: Program,
     pub(crate) device: String,
-    /// Kernels of the user.
-    own: Vec<Template>,
     deadlines: Deadlines,
     live: Option<Process>,
     /// Its identity when it was first started; every later one must be the same.
@@ -72,7 +76,6 @@ impl Worker {
         Worker {
             program,
             device: device.to_string(),
-            own: Vec::new(),
             deadlines,
             live: None,
             hello: None,
@@ -80,12 +83,6 @@ impl Worker {
             started: 0,
             needs: Needs::default(),
         }
-    }
-
-    /// Lets it open kernels of the user, by their labels.
-    pub(crate) fn with_own(mut self, own: Vec<Template>) -> Worker {
-        self.own = own;
-        self
     }
 
     #[cfg(test)]
@@ -126,8 +123,8 @@ impl Worker {
         let process = Process::start(&mut command, LONGEST).map_err(|reason| format!("{path}: {reason}"))?;
         self.live = Some(process);
         self.started += 1;
-        let (protocol, device, own) = (PROTOCOL, self.device.clone(), self.own.clone());
-        let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device, own });
+        let (protocol, device) = (PROTOCOL, self.device.clone());
+        let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device });
         let started = match (hello, &self.hello) {
             (Ok(hello), Some(first)) if *first != hello => Err(changed(first, &hello)),
             (hello, _) => hello.map_err(Stop::reason),
@@ -146,7 +143,7 @@ impl Worker {
     }
 
     fn exchange<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Stop> {
-        if let Command::Open { problem, kernels } = command {
+        if let Command::Open { problem, kernels, .. } = command {
             self.needs = Needs::of(problem, kernels.len(), &self.device);
         }
         let (doing, allowed) = self.deadlines.of(command, &self.needs);
@@ -180,13 +177,12 @@ impl Worker {
             died(format!("it wrote `{shown}`, which is no answer"))
         };
         match answer.map(|answer: Answer| (answer.id, answer.said)) {
-            Some((_, Said::Failed(failed))) if failed.verdict == Verdict::EnvironmentFailed => {
-                Err(Stop::Outside(failed.reason))
+            Some((_, Said::Failed(failed))) if failed.fatal && failed.verdict != Verdict::EnvironmentFailed => {
+                Err(Stop::Died(failed.reason))
             }
-            Some((_, Said::Failed(failed))) if failed.fatal => Err(Stop::Died(failed.reason)),
             Some((_, Said::Failed(failed))) => {
-                self.live = Some(live);
-                Err(Stop::Verdict(failed.verdict, failed.reason))
+                self.live = Some(live).filter(|_| failed.verdict != Verdict::EnvironmentFailed);
+                Err(Stop::of((failed.verdict, failed.reason)))
             }
             Some((_, Said::Unwritten { file, reason })) => {
                 self.live = Some(live);
