@@ -36,7 +36,11 @@ pub(crate) type Bad = (Verdict, String);
 
 /// The user's kernels of a search, and what an outside proposer wrote in their place, which all clones know.
 #[derive(Clone, Debug, Default)]
-pub struct OwnKernels(Arc<Kernels>);
+pub struct OwnKernels {
+    all: Arc<Kernels>,
+    /// Why proposers may not write any, if so.
+    no_code: Option<&'static str>,
+}
 
 #[derive(Debug, Default)]
 struct Kernels {
@@ -121,32 +125,46 @@ impl OwnKernels {
             }
         };
         let all: Result<Vec<_>, _> = templates.into_iter().map(of).collect();
-        Ok(OwnKernels(Arc::new(Kernels {
-            declared: all?,
-            ..Kernels::default()
-        })))
+        let declared = all?;
+        Ok(OwnKernels {
+            all: Arc::new(Kernels {
+                declared,
+                ..Kernels::default()
+            }),
+            no_code: None,
+        })
+    }
+
+    /// The same where proposers may not write code, and why.
+    #[must_use]
+    pub fn without_code(self, why: &'static str) -> OwnKernels {
+        let no_code = Some(why);
+        OwnKernels { no_code, ..self }
     }
 
     /// The declarations.
     pub fn templates(&self) -> impl Iterator<Item = &Template> {
-        self.0.declared.iter().map(|(template, _)| &**template)
+        self.all.declared.iter().map(|(template, _)| &**template)
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.declared.is_empty()
+        self.all.declared.is_empty()
     }
 
     pub(crate) fn families(&self) -> impl Iterator<Item = Family> {
-        self.0.declared.iter().map(|(_, family)| *family)
+        self.all.declared.iter().map(|(_, family)| *family)
     }
 
     fn rewrites(&self) -> MutexGuard<'_, Vec<Arc<Rewrite>>> {
-        self.0.rewrites.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.rewrites.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what a proposer wrote as a candidate: its id, or why it is none.
     pub(crate) fn adopt(&self, code: &Code) -> Result<String, String> {
+        if let Some(why) = self.no_code {
+            return Err(why.to_string());
+        }
         let bytes = code.text.len();
         if bytes > MOST_TEXT {
             return Err(format!("its text has {bytes} B; allowed: {MOST_TEXT}"));
@@ -198,17 +216,22 @@ impl OwnKernels {
     pub(crate) fn restore<'i>(&self, ids: impl Iterator<Item = &'i str>, run: &Path) -> Result<(), TuneError> {
         for id in ids.filter(|id| is_own(id) && self.find(id).is_none()) {
             let (Some((hash, language, file)), Some((kernel, rest))) = (kept_as(id, run), id.rsplit_once('@')) else {
-                return Err(TuneError::file(&run.join(REWRITES), format!("the text of {id} is not there")));
+                return Err(TuneError::file(
+                    &run.join(REWRITES),
+                    format!("the text of {id} is not there"),
+                ));
             };
-            let text = files::read_text_unlinked(&file, MOST_TEXT as u64).map_err(|error| TuneError::file(&file, error))?;
+            let text =
+                files::read_text_unlinked(&file, MOST_TEXT as u64).map_err(|error| TuneError::file(&file, error))?;
             let kernel = format!("{kernel}{}", &rest[DIGITS..]);
             let code = Code { kernel, language, text };
             match self.adopt(&code) {
                 Ok(adopted) if adopted == id => {}
-                _ => {
+                Ok(_) => {
                     let why = format!("it was changed: {id} is of a text whose SHA-256 begins with {hash}");
                     return Err(TuneError::file(&file, why));
                 }
+                Err(why) => return Err(TuneError::Usage(format!("{id}: {why}"))),
             }
         }
         Ok(())
@@ -225,7 +248,7 @@ impl OwnKernels {
     /// A kernel of the user for a chip, each compiled once, by a compiler that is ended at the limit; `None` for other
     /// ids.
     pub(crate) fn build(&self, id: &str, chip: Option<Chip>, limit: Duration) -> Option<Result<Arc<Declared>, Bad>> {
-        let known = || self.0.built.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.all.built.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(built) = known().get(id) {
             return Some(built.clone());
         }
@@ -258,7 +281,7 @@ impl OwnKernels {
             })
         };
         let rewrites = self.rewrites();
-        let declared = self.0.declared.iter().map(|(template, _)| template);
+        let declared = self.all.declared.iter().map(|(template, _)| template);
         let mut found = declared
             .chain(rewrites.iter().map(|rewrite| &rewrite.template))
             .filter_map(|template| Some((template, of(template)?)));
@@ -273,7 +296,11 @@ impl OwnKernels {
     fn named(&self, id: &str) -> Result<(Arc<Template>, Chosen), String> {
         let unknown = || {
             let known: Vec<&str> = self.templates().map(|template| template.label.as_str()).collect();
-            let known = if known.is_empty() { "none (--kernel)".to_string() } else { few(&known) };
+            let known = if known.is_empty() {
+                "none (--kernel)".to_string()
+            } else {
+                few(&known)
+            };
             Err(format!("no kernel of yours is named {id}; there are: {known}"))
         };
         self.find(id)
@@ -315,10 +342,7 @@ pub fn rewritten(id: &str, run: &Path) -> Option<String> {
 
 /// A kernel of the user on the host.
 pub(crate) fn on_gpu() -> Bad {
-    (
-        Verdict::Refused,
-        "it runs on a GPU; ask for a CUDA device".to_string(),
-    )
+    (Verdict::Refused, "it runs on a GPU; ask for a CUDA device".to_string())
 }
 
 /// What an error says of a candidate.

@@ -65,7 +65,12 @@ impl Examiner<'_> {
         let own = built.map(|built| built.map(|declared| (*declared).clone()));
         let own = own.collect::<Result<Vec<_>, _>>().map_err(Stop::of)?;
         let (problem, kernels, seed) = (problem.clone(), kernels.to_vec(), judge.seed_of_simulation());
-        let open = Command::Open { problem, seed, own, kernels };
+        let open = Command::Open {
+            problem,
+            seed,
+            own,
+            kernels,
+        };
         self.worker.ask(&open)
     }
 

@@ -127,8 +127,6 @@ pub struct Outside {
     problem: Problem,
     device: String,
     own: OwnKernels,
-    /// Why it may not write code, if so.
-    no_code: Option<&'static str>,
     queue: VecDeque<(String, String)>,
     turned_down: Vec<(String, String)>,
     told: usize,
@@ -156,7 +154,6 @@ impl Outside {
             problem: problem.clone(),
             device: device.to_string(),
             own: OwnKernels::default(),
-            no_code: None,
             queue: VecDeque::new(),
             turned_down: Vec::new(),
             told: 0,
@@ -175,12 +172,11 @@ impl Outside {
         Ok(outside)
     }
 
-    /// The same for a search among kernels of the user, of which it is told, and for which it may write code unless
-    /// there is a reason against that.
+    /// The same for a search among kernels of the user, of which it is told, and for which it may write code.
     #[must_use]
-    pub fn with_own(self, own: &OwnKernels, no_code: Option<&'static str>) -> Outside {
+    pub fn with_own(self, own: &OwnKernels) -> Outside {
         let own = own.clone();
-        Outside { own, no_code, ..self }
+        Outside { own, ..self }
     }
 
     fn failed(&self, reason: impl ToString) -> TuneError {
@@ -263,8 +259,7 @@ impl Outside {
             let why = Some(reply.why).filter(|why| !why.is_empty());
             let why = why.unwrap_or("proposed".to_string());
             for code in reply.source {
-                let adopted = self.no_code.map_or_else(|| self.own.adopt(&code), |why| Err(why.to_string()));
-                match adopted {
+                match self.own.adopt(&code) {
                     Ok(id) => self.queue.push_back((id, why.clone())),
                     Err(reason) => self.turned_down.push((code.kernel, reason)),
                 }

@@ -82,6 +82,7 @@ impl Deadlines {
                 let of_user = kernels.iter().filter(|id| id.starts_with(PREFIX)).count();
                 ("compiling", self.compile * (1 + 2 * of_user as u32))
             }
+            Command::Simulate { .. } => ("simulating", self.compile * 3),
             // A run may load inputs, poison both outputs and copy one.
             Command::Run { .. } => ("running", self.run + needs.run + 4 * needs.bytes),
             Command::Read { .. } | Command::Outside => ("running", self.run + needs.bytes),
@@ -120,12 +121,17 @@ mod tests {
         let of = |kernels: &[&str]| {
             let kernels = kernels.iter().map(|id| id.to_string()).collect();
             let problem = problem(64);
-            usual.of(&Command::Open {
-                    problem,
-                    seed: 1,
-                    own: Vec::new(),
-                    kernels,
-                }, &Needs::default()).1
+            usual
+                .of(
+                    &Command::Open {
+                        problem,
+                        seed: 1,
+                        own: Vec::new(),
+                        kernels,
+                    },
+                    &Needs::default(),
+                )
+                .1
         };
         assert_eq!(of(&["mma/m64n64", "wgmma/m128n128"]), usual.compile);
         // Compilers alone may take 100 s each.

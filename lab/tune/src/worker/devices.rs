@@ -8,6 +8,7 @@ use flashcore_bench::planted::{Conduct, InFinals};
 use flashcore_bench::{
     BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, SubjectInfo, Trouble, Workbench,
 };
+use flashcore_check::CheckOptions;
 use flashcore_check::own::Declared;
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::{KernelCache, Plan, select};
@@ -31,8 +32,17 @@ pub(super) trait Device {
         Err("only GPUs are measured".to_string())
     }
 
-    /// Opens kernels, of which `own` are the user's, with the seed of the inputs that these are simulated on, and passes
-    /// them to `work`. They are closed when it returns.
+    /// Simulates a kernel of the user.
+    fn simulate(&self, _own: &Declared, _problem: &Problem, _options: &CheckOptions) -> Result<(), Failed> {
+        Err(Failed::new(
+            Verdict::Refused,
+            None,
+            "only kernels for GPUs are simulated",
+        ))
+    }
+
+    /// Opens kernels, of which `own` are the user's, with the seed of the inputs that these are simulated on, and
+    /// passes them to `work`. They are closed when it returns.
     fn open(
         &self,
         problem: &Problem,
@@ -182,6 +192,10 @@ impl Device for Real {
         measured.write(&path).map_err(|error| error.to_string())
     }
 
+    fn simulate(&self, own: &Declared, problem: &Problem, options: &CheckOptions) -> Result<(), Failed> {
+        self.own.simulate(own, problem, options)
+    }
+
     fn compile(&self, problem: &Problem, kernels: &[String]) {
         let Some(gpu) = self.gpu() else { return };
         for id in kernels {
@@ -200,7 +214,9 @@ impl Device for Real {
         (own, seed): (&[Declared], u64),
         work: &mut dyn FnMut(Open<'_>),
     ) -> Result<(), Failed> {
-        let looked = own.iter().try_for_each(|own| self.own.look(own, problem, seed).map(drop));
+        let looked = own
+            .iter()
+            .try_for_each(|own| self.own.look(own, problem, seed).map(drop));
         looked?;
         let own_of = |id: &String| own.iter().find(|own| own.label == *id);
         let ours: Vec<&String> = kernels.iter().filter(|id| own_of(id).is_none()).collect();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use flashcore_bench::process::{Process, Program, Silence};
+use flashcore_check::sandbox::{self, Confinement, Policy};
 use serde::de::DeserializeOwned;
 
 use super::deadlines::{Deadlines, Needs};
@@ -62,6 +63,8 @@ pub(crate) struct Worker {
     program: Program,
     pub(crate) device: String,
     deadlines: Deadlines,
+    /// What confines it, where it handles kernels of users.
+    policy: Option<Policy>,
     live: Option<Process>,
     /// Its identity when it was first started; every later one must be the same.
     hello: Option<Hello>,
@@ -77,12 +80,18 @@ impl Worker {
             program,
             device: device.to_string(),
             deadlines,
+            policy: None,
             live: None,
             hello: None,
             asked: 0,
             started: 0,
             needs: Needs::default(),
         }
+    }
+
+    /// Confines it.
+    pub(crate) fn confined(self, policy: Option<Policy>) -> Worker {
+        Worker { policy, ..self }
     }
 
     #[cfg(test)]
@@ -111,14 +120,15 @@ impl Worker {
             path: running_program(&self.program.path),
             ..self.program.clone()
         };
-        // Not confined: a stranger's source is compiled in `flashcore_check::sandbox`, and none of its host code runs
-        // here.
         let mut command = program.command();
         command.env("RUST_BACKTRACE", "0").stderr(Stdio::piped());
         // Ctrl-C is for the parent: it finishes the current candidate, and the worker ends when its
         // input is closed.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        if let Some(policy) = &self.policy {
+            sandbox::wrap(&mut command, policy, Confinement::Sandboxed).map_err(|error| error.to_string())?;
+        }
         let path = self.program.path.display();
         let process = Process::start(&mut command, LONGEST).map_err(|reason| format!("{path}: {reason}"))?;
         self.live = Some(process);

@@ -13,6 +13,7 @@ use flashcore_sim::FindingKind;
 use super::protocol::Failed;
 use crate::judge::small_problems;
 use crate::own::{Bad, on_gpu, verdict_on};
+use crate::simulated::words;
 use crate::trial::Verdict;
 
 /// What a kernel is simulated on, and schedules of each.
@@ -43,8 +44,30 @@ impl Kernels {
             let simulated = || simulated(declared, (problem, seed), chip);
             all.entry(declared.label.clone()).or_insert_with(simulated).clone()
         };
-        look().map_err(|(verdict, reason)| Failed::new(verdict, Some(&declared.label), reason))
+        look().map_err(|bad| failed(declared, bad))
     }
+
+    /// Simulates one, whatever was found before.
+    pub(super) fn simulate(
+        &self,
+        declared: &Declared,
+        problem: &Problem,
+        options: &CheckOptions,
+    ) -> Result<(), Failed> {
+        let simulate = || -> Result<(), Bad> {
+            let target = self.chip.ok_or_else(on_gpu)?.target;
+            let report = check_declared(declared, problem, target, options).map_err(verdict_on)?;
+            match report.verdict {
+                flashcore_check::Verdict::Clean => Ok(()),
+                _ => Err((Verdict::Wrong, words(&report, options.inputs))),
+            }
+        };
+        simulate().map_err(|bad| failed(declared, bad))
+    }
+}
+
+fn failed(declared: &Declared, (verdict, reason): Bad) -> Failed {
+    Failed::new(verdict, Some(&declared.label), reason)
 }
 
 /// Whether it can be launched on a problem, and simulated: what is not simulated cannot win, so nothing else is done.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use flashcore_bench::{DeviceIdentity, Interval};
+use flashcore_check::CheckOptions;
 use flashcore_check::cost::Observation;
 use flashcore_check::own::Declared;
 use flashcore_check::registers::{Assembler, Unknown, assemble, offline};
@@ -114,6 +115,10 @@ impl Device for Card {
         false
     }
 
+    fn simulate(&self, own: &Declared, problem: &Problem, options: &CheckOptions) -> Result<(), Failed> {
+        self.own.simulate(own, problem, options)
+    }
+
     fn open(
         &self,
         problem: &Problem,
@@ -156,7 +161,9 @@ mod tests {
         card.open(&problem, &served, (&[], 0), &mut work).unwrap();
         assert_eq!(opened.len(), 1);
         let of_hopper = ["wgmma/m128n64-s2-pingpong-spec".to_string()];
-        let failed = card.open(&problem, &of_hopper, (&[], 0), &mut |_| panic!("it is no kernel of an L4"));
+        let failed = card.open(&problem, &of_hopper, (&[], 0), &mut |_| {
+            panic!("it is no kernel of an L4")
+        });
         assert_eq!(failed.unwrap_err().verdict, Verdict::Refused);
     }
 }

@@ -42,6 +42,16 @@ pub(crate) enum Command {
         own: Vec<Declared>,
         kernels: Vec<String>,
     },
+    /// Simulate a kernel of the user on a problem. Nothing need be open. `WRONG`: what was found; `REFUSED`: it does
+    /// not serve the problem.
+    Simulate {
+        problem: Problem,
+        own: Box<Declared>,
+        kind: String,
+        seed: u64,
+        schedules: u32,
+        first_schedule: u64,
+    },
     /// Run a kernel once, as it is timed. `run.load` is the seed of inputs of this kind.
     Run { kernel: usize, kind: String, run: Run },
     /// Read a tensor at a place. The form determines the result.

@@ -9,6 +9,7 @@ use std::thread;
 
 use flashcore_bench::defences::{Output, Rows, census_of};
 use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
+use flashcore_check::CheckOptions;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
 
@@ -167,6 +168,7 @@ impl<W: Write> Session<W> {
         while let Some(ask) = self.next()? {
             let said = match &ask.command {
                 Command::Open { .. } => return Ok(Some(ask)),
+                command @ Command::Simulate { .. } => of_device(device, command),
                 Command::Time {
                     baseline,
                     mode,
@@ -223,6 +225,28 @@ fn of_device(device: &dyn Device, command: &Command) -> Said {
         Command::Compile { problem, kernels } => {
             device.compile(problem, kernels);
             Said::ok(())
+        }
+        Command::Simulate {
+            problem,
+            own,
+            kind,
+            seed,
+            schedules,
+            first_schedule,
+        } => {
+            let Some(inputs) = InputKind::from_name(kind) else {
+                return refused(format!("`{kind}` is no kind of inputs"));
+            };
+            let options = CheckOptions {
+                inputs,
+                seed: *seed,
+                schedules: *schedules,
+                first_schedule: *first_schedule,
+                ..CheckOptions::default()
+            };
+            device
+                .simulate(own, problem, &options)
+                .map_or_else(Said::Failed, Said::ok)
         }
         Command::Rates => device.rates().map_or_else(refused, Said::ok),
         Command::Hello { .. } => refused("a device is already taken"),

@@ -158,23 +158,38 @@ fn source_is_a_candidate_and_what_cannot_be_one_is_turned_down() {
     for (number, answer) in answers.iter().enumerate() {
         std::fs::write(file(number), format!("{answer}\n")).unwrap();
     }
-    let lines = (0..answers.len()).map(|number| format!("read a; echo \"$a\" >> {}; cat {}\n", said.display(), file(number).display()));
+    let lines = (0..answers.len()).map(|number| {
+        format!(
+            "read a; echo \"$a\" >> {}; cat {}\n",
+            said.display(),
+            file(number).display()
+        )
+    });
     let script: String = lines.collect();
-    let mut proposer = outside(&script).with_own(&attention(), None);
+    let mut proposer = outside(&script).with_own(&attention());
     let mut history = History::default();
     let first = proposer.propose(&history, &space).unwrap().unwrap();
-    assert!(first.id.starts_with("own/attention@") && first.origin == "a rewrite", "{first:?}");
+    assert!(
+        first.id.starts_with("own/attention@") && first.origin == "a rewrite",
+        "{first:?}"
+    );
     history.begin(&first.id);
     assert_eq!(proposer.propose(&history, &space).unwrap(), None);
     let told = std::fs::read_to_string(&said).unwrap();
     let told: Vec<serde_json::Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let own = &told[0]["about"]["own"][0];
     assert_eq!(own["label"], "own/attention");
-    assert!(own["texts"]["attention.ptx"].as_str().unwrap().contains(".entry"), "{own}");
+    assert!(
+        own["texts"]["attention.ptx"].as_str().unwrap().contains(".entry"),
+        "{own}"
+    );
     let turned: Vec<(String, String)> = serde_json::from_value(told[1]["turned_down"].clone()).unwrap();
     for ((kernel, why), (of, said)) in turned.iter().zip([
         ("own/attention", "its text is no PTX with a kernel (`.entry`)"),
-        ("own/other", "no kernel of yours is named own/other; there are: own/attention"),
+        (
+            "own/other",
+            "no kernel of yours is named own/other; there are: own/attention",
+        ),
         ("own/attention-M64", "own/attention has no parameters"),
         ("own/attention", "its text has 300007 B; allowed: 262144"),
     ]) {
@@ -196,7 +211,7 @@ fn source_may_be_forbidden_and_is_of_a_known_language() {
         "read a; echo '{answer}'\nread b; case $b in *'[\"own/attention\",\"not here\"]'*) echo '{{\"propose\": [\"cpu/m64n64\"]}}';; \
          esac\n"
     ))
-    .with_own(&attention(), Some("not here"));
+    .with_own(&attention().without_code("not here"));
     let first = forbidden.propose(&History::default(), &space).unwrap().unwrap();
     assert_eq!(first.id, "cpu/m64n64");
     let mut wrong =
