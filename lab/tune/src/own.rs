@@ -45,19 +45,13 @@ pub struct OwnKernels {
 #[derive(Debug, Default)]
 struct Kernels {
     declared: Vec<(Arc<Template>, Family)>,
-    rewrites: Mutex<Vec<Arc<Rewrite>>>,
+    rewrites: Mutex<Vec<Rewrite>>,
     /// By id.
     built: Mutex<BTreeMap<String, Result<Arc<Declared>, Bad>>>,
 }
 
-/// A text in place of that of a declared kernel.
-#[derive(Debug)]
-struct Rewrite {
-    of: Arc<Template>,
-    template: Arc<Template>,
-    language: Language,
-    text: String,
-}
+/// A kernel with a text in place of its own, and the declared one.
+type Rewrite = (Arc<Template>, Arc<Template>);
 
 /// What an outside proposer wrote: a text for the kernel of an id, `own/attention-M64`, whose declaration and values
 /// stay as they are.
@@ -156,7 +150,7 @@ impl OwnKernels {
         self.all.declared.iter().map(|(_, family)| *family)
     }
 
-    fn rewrites(&self) -> MutexGuard<'_, Vec<Arc<Rewrite>>> {
+    fn rewrites(&self) -> MutexGuard<'_, Vec<Rewrite>> {
         self.all.rewrites.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -178,18 +172,12 @@ impl OwnKernels {
         }
         let (template, chosen) = self.named(&code.kernel)?;
         let mut all = self.rewrites();
-        let of = all.iter().find(|known| Arc::ptr_eq(&known.template, &template));
-        let of = of.map_or(template, |known| known.of.clone());
+        let of = all.iter().find(|(known, _)| Arc::ptr_eq(known, &template));
+        let of = of.map_or(template, |(_, of)| of.clone());
         let rewritten = of.rewritten(code.language, &code.text, &sha256(&code.text)[..DIGITS]);
         let id = rewritten.id(&chosen);
-        if !all.iter().any(|known| known.template.label == rewritten.label) {
-            let (template, language, text) = (Arc::new(rewritten), code.language, code.text.clone());
-            all.push(Arc::new(Rewrite {
-                of,
-                template,
-                language,
-                text,
-            }));
+        if !all.iter().any(|(known, _)| known.label == rewritten.label) {
+            all.push((Arc::new(rewritten), of));
         }
         Ok(id)
     }
@@ -197,17 +185,16 @@ impl OwnKernels {
     /// Keeps what a candidate was made of in the folder of a run, if a proposer wrote it: the text, and the declaration
     /// with it, which other commands read.
     pub(crate) fn keep(&self, id: &str, run: &Path) -> Result<(), TuneError> {
-        let Some(Ok((template, _))) = self.find(id) else {
+        let (Some(Ok((template, _))), Some(code)) = (self.find(id), self.source(id)) else {
             return Ok(());
         };
-        let all = self.rewrites();
-        let Some(rewrite) = all.iter().find(|known| Arc::ptr_eq(&known.template, &template)) else {
+        if !self.rewrites().iter().any(|(known, _)| Arc::ptr_eq(known, &template)) {
             return Ok(());
-        };
-        let stem = run.join(REWRITES).join(&sha256(&rewrite.text)[..DIGITS]);
+        }
+        let stem = run.join(REWRITES).join(&sha256(&code.text)[..DIGITS]);
         let declaration = template.to_toml().map_err(|error| TuneError::file(&stem, error))?;
         let kept = std::fs::create_dir_all(run.join(REWRITES))
-            .and_then(|()| std::fs::write(stem.with_extension(rewrite.language.extension()), &rewrite.text))
+            .and_then(|()| std::fs::write(stem.with_extension(code.language.extension()), &code.text))
             .and_then(|()| std::fs::write(stem.with_extension("toml"), declaration));
         kept.map_err(|error| TuneError::file(&stem, error))
     }
@@ -283,7 +270,7 @@ impl OwnKernels {
         let rewrites = self.rewrites();
         let declared = self.all.declared.iter().map(|(template, _)| template);
         let mut found = declared
-            .chain(rewrites.iter().map(|rewrite| &rewrite.template))
+            .chain(rewrites.iter().map(|(rewrite, _)| rewrite))
             .filter_map(|template| Some((template, of(template)?)));
         let first = found.next()?;
         let found = match first.1 {

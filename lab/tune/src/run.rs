@@ -183,7 +183,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         }
         None => Judge::of_nothing(&request.case.problem),
     };
-    judge.to_build = (setup.chip, request.deadlines.to_compile());
+    judge.to_build = (setup.chip, request.deadlines.compiler());
     let folder = room.as_ref().map_or(&*request.folder, |room| room.path());
     let examiner = |(index, worker): (usize, Worker)| Examiner {
         judge: &judge,

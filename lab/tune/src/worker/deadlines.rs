@@ -69,7 +69,7 @@ impl Deadlines {
     }
 
     /// When a compiler of a kernel of the user is ended.
-    pub(crate) fn to_compile(&self) -> Duration {
+    pub(crate) fn compiler(&self) -> Duration {
         self.run * COMPILES
     }
 

@@ -8,7 +8,6 @@ use flashcore_bench::planted::{Conduct, InFinals};
 use flashcore_bench::{
     BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, SubjectInfo, Trouble, Workbench,
 };
-use flashcore_check::CheckOptions;
 use flashcore_check::own::Declared;
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::{KernelCache, Plan, select};
@@ -32,13 +31,9 @@ pub(super) trait Device {
         Err("only GPUs are measured".to_string())
     }
 
-    /// Simulates a kernel of the user.
-    fn simulate(&self, _own: &Declared, _problem: &Problem, _options: &CheckOptions) -> Result<(), Failed> {
-        Err(Failed::new(
-            Verdict::Refused,
-            None,
-            "only kernels for GPUs are simulated",
-        ))
+    /// What simulates kernels of the user.
+    fn own(&self) -> Option<&Kernels> {
+        None
     }
 
     /// Opens kernels, of which `own` are the user's, with the seed of the inputs that these are simulated on, and
@@ -192,8 +187,8 @@ impl Device for Real {
         measured.write(&path).map_err(|error| error.to_string())
     }
 
-    fn simulate(&self, own: &Declared, problem: &Problem, options: &CheckOptions) -> Result<(), Failed> {
-        self.own.simulate(own, problem, options)
+    fn own(&self) -> Option<&Kernels> {
+        Some(&self.own)
     }
 
     fn compile(&self, problem: &Problem, kernels: &[String]) {

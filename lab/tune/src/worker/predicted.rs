@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use flashcore_bench::{DeviceIdentity, Interval};
-use flashcore_check::CheckOptions;
 use flashcore_check::cost::Observation;
 use flashcore_check::own::Declared;
 use flashcore_check::registers::{Assembler, Unknown, assemble, offline};
@@ -115,8 +114,8 @@ impl Device for Card {
         false
     }
 
-    fn simulate(&self, own: &Declared, problem: &Problem, options: &CheckOptions) -> Result<(), Failed> {
-        self.own.simulate(own, problem, options)
+    fn own(&self) -> Option<&Kernels> {
+        Some(&self.own)
     }
 
     fn open(

@@ -234,8 +234,8 @@ fn of_device(device: &dyn Device, command: &Command) -> Said {
             schedules,
             first_schedule,
         } => {
-            let Some(inputs) = InputKind::from_name(kind) else {
-                return refused(format!("`{kind}` is no kind of inputs"));
+            let (Some(own_of), Some(inputs)) = (device.own(), InputKind::from_name(kind)) else {
+                return refused(format!("nothing simulates it here, or `{kind}` is no kind of inputs"));
             };
             let options = CheckOptions {
                 inputs,
@@ -244,9 +244,8 @@ fn of_device(device: &dyn Device, command: &Command) -> Said {
                 first_schedule: *first_schedule,
                 ..CheckOptions::default()
             };
-            device
-                .simulate(own, problem, &options)
-                .map_or_else(Said::Failed, Said::ok)
+            let found = own_of.simulate(own, problem, &options);
+            found.map_or_else(Said::Failed, Said::ok)
         }
         Command::Rates => device.rates().map_or_else(refused, Said::ok),
         Command::Hello { .. } => refused("a device is already taken"),
