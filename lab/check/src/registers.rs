@@ -2,6 +2,7 @@
 //!
 //! `ptxas` must not be redistributed. It is searched at run time: `FLASHCORE_PTXAS`, then `PATH`.
 
+use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,10 +62,19 @@ pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
     assemble(&kernel.to_ptx(), kernel.name(), target, &Assembler::default()).map(|(registers, _)| registers)
 }
 
+fn named() -> Option<OsString> {
+    std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty())
+}
+
+/// The assembler that a variable names, or of `PATH`, if it is there.
+pub fn assembler() -> Option<PathBuf> {
+    programs::find(&named().unwrap_or_else(|| "ptxas".into())).ok()
+}
+
 /// Assembles a PTX text and returns the registers of one of its kernels, and the bytes of static
 /// shared memory that it declares.
 pub fn assemble(ptx: &str, kernel: &str, target: Target, with: &Assembler) -> Result<(Registers, u32), Unknown> {
-    let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
+    let asked = named();
     let of_compiler = with.path.as_ref().map(|path| path.clone().into_os_string());
     let name = asked.clone().or(of_compiler).unwrap_or_else(|| "ptxas".into());
     let assembler = name.display().to_string();

@@ -43,15 +43,15 @@ pub(crate) struct CompileArgs {
 
 /// What the user trusts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trusted {
+pub(crate) enum Trusted {
     File,
-    Compiler,
+    Unsandboxed,
 }
 
-fn trusted(text: &str) -> Result<Trusted, String> {
+pub(crate) fn trusted(text: &str) -> Result<Trusted, String> {
     match text {
         "file" => Ok(Trusted::File),
-        "unsandboxed" => Ok(Trusted::Compiler),
+        "unsandboxed" => Ok(Trusted::Unsandboxed),
         _ => Err("write --trust, or --trust=unsandboxed".to_string()),
     }
 }
@@ -197,7 +197,7 @@ fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, F
         reads: &foreign::named(&options),
         limit: Duration::from_secs(args.compiler_limit),
         confinement: match args.trust {
-            Some(Trusted::Compiler) => Confinement::Unsandboxed,
+            Some(Trusted::Unsandboxed) => Confinement::Unsandboxed,
             Some(Trusted::File) | None => Confinement::Sandboxed,
         },
     };

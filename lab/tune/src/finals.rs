@@ -17,7 +17,7 @@ use crate::rows;
 use crate::run::Watcher;
 use crate::trial::{History, Trial, Verdict};
 use crate::witness::{family, may_witness, output_of_host, witnesses};
-use crate::worker::Stop;
+use crate::worker::{Stop, Worker};
 
 /// A kernel's whole output, which the finalists' outputs are compared with.
 pub(crate) struct Witness {
@@ -42,7 +42,7 @@ pub(crate) fn hold(
     mut board: Board,
     keep: usize,
     gate: &Gatekeeper,
-    simulated: &dyn Fn(Board) -> Board,
+    simulated: &dyn Fn(Board, &mut Worker) -> Board,
     watcher: &mut dyn Watcher,
 ) -> Result<Option<Board>, TuneError> {
     if history.ranked().is_empty() {
@@ -78,7 +78,7 @@ pub(crate) fn hold(
         drop(held);
         let mut met = board.clone();
         met.witness = witness.as_ref().map(|witness| witness.id.clone());
-        let mut met = simulated(met.of_finals(&measurement).with_errors(history));
+        let mut met = simulated(met.of_finals(&measurement).with_errors(history), &mut examiner.worker);
         // A gain is valid only for a candidate that was chosen before the measurement. If the
         // winner has none, the next one is the winner.
         while let Some(winner) = met.unconfirmed().map(str::to_string) {

@@ -13,11 +13,16 @@ use flashcore_bench::{Case, Interval, Mode, date};
 use crate::board::Board;
 use crate::insight::Claims;
 use crate::journal::{Header, board_of, read_claims, read_header, read_trials};
+use crate::own::rewritten;
 use crate::trial::{History, Trial, is_point};
 
-/// What a winner is called after its id.
-fn whose(id: &str) -> &'static str {
-    if is_own(id) { ", a kernel of the user" } else { "" }
+/// What a winner of a run is called after its id.
+fn whose(id: &str, run: &Path) -> String {
+    match rewritten(id, run) {
+        Some(word) => format!(", written by the proposer ({word})"),
+        None if is_own(id) => ", a kernel of the user".to_string(),
+        None => String::new(),
+    }
 }
 
 /// A search that was read from its folder.
@@ -89,13 +94,13 @@ impl Told {
             None => "It has no leaderboard: it was interrupted, or still runs.".to_string(),
             Some(board) => match (board.winner.as_deref(), board.gain_of_winner()) {
                 (None, _) => "No candidate is left that may be used.".to_string(),
-                (Some(winner), None) => format!("The kernel to use is {winner}{}.", whose(winner)),
+                (Some(winner), None) => format!("The kernel to use is {winner}{}.", whose(winner, &self.origin.path)),
                 (Some(winner), Some((gain, ends))) => {
                     let ends = match is_point(ends) {
                         true => String::new(),
                         false => format!(" (interval {:.1} to {:.1} %)", 100.0 * ends.lo, 100.0 * ends.hi),
                     };
-                    let (gain, start, whose) = (100.0 * gain, &board.start, whose(winner));
+                    let (gain, start, whose) = (100.0 * gain, &board.start, whose(winner, &self.origin.path));
                     format!(
                         "The winner is {winner}{whose}. It takes {gain:.1} % less time than the first candidate, \
                          {start}{ends}."
@@ -270,6 +275,12 @@ impl Told {
         };
         let mut recipe = recorded.recipe(id, what, &self.origin);
         recipe.module = timed.module.clone();
+        // What a proposer wrote is named by its file.
+        for id in timed.against.iter().chain([&trial.id]) {
+            if let (Some(command), Some(word)) = (&mut recipe.command, rewritten(id, &self.origin.path)) {
+                *command = command.replacen(id, &word, 1);
+            }
+        }
         Some(recipe)
     }
 }

@@ -1,15 +1,20 @@
 //! Inputs that no candidate has seen and their reference outputs, in a process that runs no
 //! candidate.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use flashcore_bench::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS};
 use flashcore_bench::{Expected, ExpectedOutputs, draw, expected};
+use flashcore_check::own::Declared;
 use flashcore_check::within;
+use flashcore_ir::Chip;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Problem, ProblemBuilder, ProblemError};
 use rayon::prelude::*;
 
 use crate::error::TuneError;
-use crate::own::OwnKernels;
+use crate::own::{Bad, OwnKernels};
 use crate::remote::{Written, floats, size_of_outputs};
 
 /// Sets of inputs for a run. Each candidate is judged on four of them.
@@ -27,6 +32,8 @@ pub(crate) struct Judge {
     /// The same for kernels of the user, which may serve none of those: each is judged on the first that it serves.
     pub(crate) further: Vec<Adversary>,
     pub(crate) own: OwnKernels,
+    /// What they are compiled for, and when their compiler is ended.
+    pub(crate) to_build: (Option<Chip>, Duration),
 }
 
 /// A small problem of another shape with adversarial inputs.
@@ -82,6 +89,7 @@ impl Judge {
             cases,
             further,
             own: own.clone(),
+            to_build: (None, Duration::ZERO),
         })
     }
 
@@ -94,6 +102,7 @@ impl Judge {
             cases: Vec::new(),
             further: Vec::new(),
             own: OwnKernels::default(),
+            to_build: (None, Duration::ZERO),
         }
     }
 
@@ -108,6 +117,17 @@ impl Judge {
         let roles = INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]);
         let role = roles.into_iter().position(|known| known == role).unwrap_or(0);
         self.pool[(number + role) % POOL]
+    }
+
+    /// A kernel of the user, compiled; `None` for other ids.
+    pub(crate) fn built(&self, id: &str) -> Option<Result<Arc<Declared>, Bad>> {
+        let (chip, limit) = self.to_build;
+        self.own.build(id, chip, limit)
+    }
+
+    /// The seed of the inputs that kernels of the user are simulated on before they are timed.
+    pub(crate) fn seed_of_simulation(&self) -> u64 {
+        self.pool[0]
     }
 
     /// Selects a candidate's inputs in the finals: others than in its trial, as far as possible.

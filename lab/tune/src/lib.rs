@@ -53,7 +53,7 @@ pub use error::TuneError;
 pub use gate::Gatekeeper;
 pub use history::Told;
 pub use interrupt::Interrupt;
-pub use own::{OWN, OwnKernels};
+pub use own::{OWN, OwnKernels, rewritten};
 pub use peers::PeerComparison;
 pub use run::{Outcome, Request, Watcher, run};
 pub use setup::{PREDICT, Setup};

@@ -59,9 +59,19 @@ impl Examiner<'_> {
     }
 
     pub(crate) fn open_for(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
-        self.tolerances = kernels.iter().map(|id| self.judge.own.tolerance(id)).collect();
-        let (problem, kernels) = (problem.clone(), kernels.to_vec());
-        self.worker.ask(&Command::Open { problem, kernels })
+        let judge = self.judge;
+        self.tolerances = kernels.iter().map(|id| judge.own.tolerance(id)).collect();
+        let built = kernels.iter().filter_map(|id| judge.built(id));
+        let own = built.map(|built| built.map(|declared| (*declared).clone()));
+        let own = own.collect::<Result<Vec<_>, _>>().map_err(Stop::of)?;
+        let (problem, kernels, seed) = (problem.clone(), kernels.to_vec(), judge.seed_of_simulation());
+        let open = Command::Open {
+            problem,
+            seed,
+            own,
+            kernels,
+        };
+        self.worker.ask(&open)
     }
 
     pub(crate) fn run(&mut self, kernel: usize, kind: InputKind, run: Run) -> Result<(), Stop> {

@@ -2,12 +2,15 @@
 //! the trials, and the finals decide.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
 use flashcore_check::own::Template;
+use flashcore_check::registers::assembler;
+use flashcore_check::sandbox::{self, Confinement, Policy};
+use tempfile::TempDir;
 
 use crate::board::Board;
 use crate::counting::Counting;
@@ -64,6 +67,8 @@ pub struct Request {
     pub resume: bool,
     /// How workers are started.
     pub program: Program,
+    /// Whether those with kernels of users are confined.
+    pub confinement: Confinement,
     /// Whether that starts them on other machines: nothing is compiled for them here.
     pub elsewhere: bool,
     /// How long each stage may take.
@@ -136,27 +141,39 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             allowed,
         ));
     }
+    // What workers with kernels of users write.
+    let room = room(&request)?;
+    let policy = room.as_ref().map(|room| policy(room.path(), &request.setup));
     // They take their devices while the workers do, and while reference outputs are computed.
     let (setup, devices) = (&request.setup, &request.devices);
     let window = setup.window * devices.len();
     let compilers = setup
         .chip
         .filter(|_| !request.elsewhere && setup.device.is_some())
-        .map(|_| Compilers::new(&request.program, devices, request.deadlines, compilers_for(2 * window)));
+        .map(|_| {
+            let limits = (request.deadlines, &policy);
+            Compilers::new(&request.program, devices, limits, compilers_for(2 * window))
+        });
     let new = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
-    let worker = |device: &String| new(device).with_own(setup.own.templates());
+    let worker = |device: &String| new(device).confined(policy.clone());
     let mut workers: Vec<Worker> = devices.iter().map(worker).collect();
     let header = header(&request, window, hellos(&mut workers)?)?;
     let (journal, before) = match request.resume {
         true => Journal::resume(&request.folder, &header)?,
         false => (Journal::begin(&request.folder, &header)?, Vec::new()),
     };
+    let needed = before
+        .iter()
+        .filter(|trial| trial.timed.is_some() || trial.is_undecided());
+    setup
+        .own
+        .restore(needed.map(|trial| trial.id.as_str()), &request.folder)?;
     let tried_before = before.len();
     let of_trials = before.iter().map(|trial| trial.seconds).sum::<f64>() / header.devices.len() as f64;
     let seconds_before = read_seconds(&request.folder).unwrap_or(0.0).max(of_trials);
     watcher.begins(&header, tried_before);
     let lock = |device: &DeviceIdentity| DeviceLock::on(device, request.locks.as_deref().filter(|_| header.computes));
-    let judge = match header.inputs {
+    let mut judge = match header.inputs {
         Some(seed) => {
             // Reference outputs take every core for a while, so a search on the host holds it.
             let host = header.devices.iter().find(|device| device.device == "cpu");
@@ -166,10 +183,12 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         }
         None => Judge::of_nothing(&request.case.problem),
     };
+    judge.to_build = (setup.chip, request.deadlines.compiler());
+    let folder = room.as_ref().map_or(&*request.folder, |room| room.path());
     let examiner = |(index, worker): (usize, Worker)| Examiner {
         judge: &judge,
         worker,
-        scratch: request.folder.join(format!("output-{index}.bin")),
+        scratch: folder.join(format!("output-{index}.bin")),
         canvas: None,
         tolerances: Vec::new(),
         timing: &setup.timing,
@@ -182,6 +201,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let look = setup.chip.map(|_| &look as &Look<'_>);
     let mut strategy = request.strategy;
     let mut search = Search::new(&setup.space, look, &header, journal, before);
+    search.own = setup.own.clone();
     // Earlier trials are part of the run, whatever the budget is now.
     search.trials = request.trials.max(tried_before);
     search.time = request.time;
@@ -209,8 +229,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             let failed = history.trial(&setup.start).filter(|trial| trial.timed.is_none());
             let failed = failed.map(|trial| format!("{}: {}", trial.verdict, trial.reason));
             let board = Board::new(&setup.start, failed, setup.chip.is_some(), setup.timing.gain);
-            let simulated = |board: Board| match setup.chip {
-                Some(chip) => simulated::look(board, &judge, chip),
+            let simulated = |board: Board, worker: &mut Worker| match setup.chip {
+                Some(chip) => simulated::look(board, &judge, chip, worker),
                 None => board,
             };
             let examiner = &mut examiners[0];
@@ -245,6 +265,35 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         claims,
         seconds,
     })
+}
+
+/// The only folder that workers may write which handle kernels of users; `None` if there are none, or workers are not
+/// confined.
+fn room(request: &Request) -> Result<Option<TempDir>, TuneError> {
+    let setup = &request.setup;
+    if setup.own.is_empty() || setup.chip.is_none() || request.confinement == Confinement::Unsandboxed {
+        return Ok(None);
+    }
+    let refused = |why: &dyn std::fmt::Display| {
+        let why = format!("workers with kernels of yours run in a sandbox: {why}");
+        TuneError::Usage(format!("{why}; --trust=unsandboxed runs them with your rights"))
+    };
+    if request.elsewhere {
+        return Err(refused(&"the command of --workers is not confined"));
+    }
+    sandbox::available().map_err(|error| refused(&error))?;
+    let folder = std::path::absolute(&request.folder).and_then(|folder| {
+        std::fs::create_dir_all(&folder)?;
+        tempfile::Builder::new().prefix("worker-").tempdir_in(folder)
+    });
+    folder
+        .map(Some)
+        .map_err(|error| TuneError::file(&request.folder, error))
+}
+
+fn policy(room: &Path, setup: &Setup) -> Policy {
+    let policy = Policy::worker(room, setup.device.is_some());
+    assembler().iter().fold(policy, |policy, path| policy.run(path))
 }
 
 /// Starts workers, all at once, since taking a GPU takes seconds on hosts with several.
@@ -295,7 +344,7 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
         default: request.setup.default.clone(),
         rates: request.rates.clone(),
         window,
-        own: request.setup.own.templates().iter().map(identity_of).collect(),
+        own: request.setup.own.templates().map(identity_of).collect(),
         started_at: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
     })
 }

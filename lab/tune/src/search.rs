@@ -16,6 +16,7 @@ use crate::error::TuneError;
 use crate::examine::{Best, Examiner, Found};
 use crate::interrupt::Interrupt;
 use crate::journal::{Header, Journal};
+use crate::own::OwnKernels;
 use crate::run::Watcher;
 use crate::space::{Fingerprint, Space};
 use crate::strategy::{Proposal, Strategy};
@@ -71,6 +72,7 @@ pub(crate) struct Search<'s> {
     pub(crate) compilers: Option<&'s Compilers>,
     pub(crate) counting: Option<&'s Counting>,
     pub(crate) interrupt: Interrupt,
+    pub(crate) own: OwnKernels,
     pub(crate) history: History,
     /// In order; the first one's number is that of the next trial.
     pending: VecDeque<Pending>,
@@ -115,6 +117,7 @@ impl<'s> Search<'s> {
             compilers: None,
             counting: None,
             interrupt: Interrupt::default(),
+            own: OwnKernels::default(),
             history: History::default(),
             pending: VecDeque::new(),
             exhausted: false,
@@ -256,7 +259,10 @@ impl<'s> Search<'s> {
             let id = proposal.id.clone();
             let (fingerprint, known) = match before {
                 Some(trial) => (trial.fingerprint.clone(), Some(Known::Before(Box::new(trial)))),
-                None => self.look(&id),
+                None => {
+                    self.own.keep(&id, &self.journal.folder)?;
+                    self.look(&id)
+                }
             };
             if known.is_none() {
                 self.give(queue, Job { number, id, best });

@@ -1,6 +1,6 @@
 //! Finalists under the simulator, which finds errors that a GPU tolerates or rarely shows.
 
-use flashcore_check::own::{OwnError, check_declared};
+use flashcore_check::own::Declared;
 use flashcore_check::{CheckOptions, CheckReport, check_plan};
 use flashcore_ir::Chip;
 use flashcore_kernels::Plan;
@@ -9,44 +9,76 @@ use rayon::prelude::*;
 
 use crate::board::{Board, Check};
 use crate::judge::{Adversary, Judge};
+use crate::trial::Verdict;
+use crate::worker::protocol::Command;
+use crate::worker::{Stop, Worker};
 
 const FIRST_SCHEDULE: u64 = 1;
 /// Schedules for each set of inputs: 16 for a kernel, with eight sets.
 const SCHEDULES: u32 = 2;
 
-/// Runs the kernels of a leaderboard under the simulator, on the small problems and adversarial
-/// inputs that candidates are judged on, and elects again.
-pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
+/// Runs the kernels of a leaderboard under the simulator, on the small problems and adversarial inputs that candidates
+/// are judged on, and elects again. Those of users run in the worker.
+pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip, worker: &mut Worker) -> Board {
+    for row in &mut board.rows {
+        let found = judge.built(&row.id).map(|built| match built {
+            Ok(declared) => judge_all(judge, true, |problem, options| {
+                by_worker(&declared, problem, options, worker)
+            }),
+            Err((_, why)) => Some(Err(why)),
+        });
+        row.simulated = found.flatten().map(Check::from);
+    }
     board.rows.par_iter_mut().for_each(|row| {
-        let found = match judge.own.find(&row.id) {
-            Some(found) => {
-                let declared = found.and_then(|(template, chosen)| template.build(&chosen, chip.target));
-                match declared {
-                    Ok(declared) => judge_all(judge, true, |problem, options| {
-                        let checked = check_declared(&declared, problem, chip.target, options);
-                        match checked {
-                            Err(OwnError::NotServed(_)) => None,
-                            checked => Some(checked.map_err(|error| error.to_string())),
-                        }
-                    }),
-                    Err(error) => Some(Err(error.to_string())),
-                }
-            }
-            None => {
-                let config = row.id.parse().ok();
-                config.and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()))
-            }
-        };
-        row.simulated = found.map(Check::from);
+        let config = row.id.parse().ok();
+        let found = config.and_then(|config| judge_plans(judge, |problem| Plan::new(problem, &config, chip).ok()));
+        row.simulated = row.simulated.take().or(found.map(Check::from));
     });
     board.elect();
     board
 }
 
+/// What a worker finds of a kernel of the user; `None` where it does not serve a problem.
+fn by_worker(
+    declared: &Declared,
+    problem: &Problem,
+    options: &CheckOptions,
+    worker: &mut Worker,
+) -> Option<Result<(), String>> {
+    let command = Command::Simulate {
+        problem: problem.clone(),
+        own: Box::new(declared.clone()),
+        kind: options.inputs.name().to_string(),
+        seed: options.seed,
+        schedules: options.schedules,
+        first_schedule: options.first_schedule,
+    };
+    match worker.ask(&command) {
+        Err(Stop::Verdict(Verdict::Refused, _)) => None,
+        // Something may have killed it, so this is tried twice.
+        Err(Stop::Outside(_)) => Some(worker.ask(&command).map_err(Stop::reason)),
+        asked => Some(asked.map_err(Stop::reason)),
+    }
+}
+
+/// What a report says that is not clean.
+pub(crate) fn words(report: &CheckReport, inputs: InputKind) -> String {
+    let first = report.findings.first().map(|found| found.finding.to_string());
+    first.unwrap_or_else(|| format!("{:?} with {inputs} inputs on {}", report.verdict, report.problem))
+}
+
 /// The simulator's finding on the shapes that have a plan; `None` if none has.
 fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option<Result<(), String>> {
     judge_all(judge, false, |problem, options| {
-        Some(check_plan(&plan(problem)?, options).map_err(|error| error.to_string()))
+        let report = check_plan(&plan(problem)?, options);
+        Some(
+            report
+                .map_err(|error| error.to_string())
+                .and_then(|report| match report.verdict {
+                    flashcore_check::Verdict::Clean => Ok(()),
+                    _ => Err(words(&report, options.inputs)),
+                }),
+        )
     })
 }
 
@@ -55,7 +87,7 @@ fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option
 fn judge_all(
     judge: &Judge,
     may_go_further: bool,
-    check: impl Fn(&Problem, &CheckOptions) -> Option<Result<CheckReport, String>>,
+    mut check: impl FnMut(&Problem, &CheckOptions) -> Option<Result<(), String>>,
 ) -> Option<Result<(), String>> {
     let mut looked = None;
     let case = |case: &Adversary| (case.problem.clone(), case.kind, case.seed);
@@ -82,23 +114,17 @@ fn judge_all(
             first_schedule: FIRST_SCHEDULE + index as u64 * u64::from(SCHEDULES),
             ..CheckOptions::default()
         };
-        let report = match check(&problem, &options) {
+        match check(&problem, &options) {
             None => continue,
-            Some(Ok(report)) => report,
+            Some(Ok(())) => looked = Some(Ok(())),
             Some(Err(error)) => return Some(Err(error)),
-        };
-        if report.verdict != flashcore_check::Verdict::Clean {
-            let first = report.findings.first().map(|found| found.finding.to_string());
-            let what = first.unwrap_or_else(|| format!("{:?} with {inputs} inputs on {problem}", report.verdict));
-            return Some(Err(what));
         }
-        looked = Some(Ok(()));
         at = Some(problem);
     }
     looked
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use flashcore_bench::Interval;
     use flashcore_ir::{Profile, Target};
@@ -107,6 +133,8 @@ mod tests {
 
     use super::*;
     use crate::board::BoardRow;
+    use crate::tests::fake::Fake;
+    use crate::worker::Deadlines;
     use flashcore_check::own::Template;
 
     use crate::gate::Gatekeeper;
@@ -152,7 +180,8 @@ mod tests {
         let row = BoardRow::new(&id, 1.0, Interval::UNKNOWN);
         let mut board = Board::new(&id, None, true, 0.03);
         board.rows = vec![row];
-        let board = look(board, &judge, chip);
+        let mut worker = Worker::new(Fake::new().program("none"), "cpu", Deadlines::default());
+        let board = look(board, &judge, chip, &mut worker);
         assert_eq!(board.rows[0].simulated, Some(Ok(()).into()));
     }
 
@@ -160,13 +189,20 @@ mod tests {
     fn kernels_of_the_user_are_simulated_too() {
         let problem = Problem::builder().heads(1, 1).seq_len(64).head_dim(64).build().unwrap();
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
+        let wrong = r#""failed":{"verdict":"WRONG","kernel":null,"reason":"it is wrong","fatal":false}"#;
+        let fake = Fake {
+            first: format!("*'\"simulate\"'*'own/wrong'*) said='{wrong}';;"),
+            ..Fake::new()
+        };
+        let mut worker = Worker::new(fake.program("simulates"), "cpu", Deadlines::default());
         for (name, is_ok) in [("attention.toml", true), ("wrong.toml", false)] {
             let (template, _) = Template::read(&folder.join(name)).unwrap();
             let label = template.label.clone();
-            let judge = Judge::new(&problem, 1, &OwnKernels::new(vec![template]).unwrap()).unwrap();
+            let mut judge = Judge::new(&problem, 1, &OwnKernels::new(vec![template]).unwrap()).unwrap();
+            judge.to_build.0 = Some(Target::Sm89.into());
             let mut board = Board::new("start", None, true, 0.03);
             board.rows = vec![BoardRow::new(&label, 1.0, Interval::UNKNOWN)];
-            let board = look(board, &judge, Target::Sm89.into());
+            let board = look(board, &judge, Target::Sm89.into(), &mut worker);
             let check = board.rows[0].simulated.clone().unwrap();
             assert_eq!(check.ok, is_ok, "{check:?}");
             assert_eq!(board.winner, is_ok.then_some(label));

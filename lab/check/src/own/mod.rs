@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use expression::{Expression, ExpressionError};
-pub use template::{Chosen, Template, Value};
+pub use template::{Chosen, Language, Template, Value};
 
 use declaration::Declaration;
 
@@ -163,7 +163,7 @@ impl Declared {
         let (file, values) = named(word).unwrap_or((word, ""));
         let (template, bytes) = Template::read(Path::new(file))?;
         let chosen = template.chosen(values)?;
-        Ok((template.build(&chosen, target)?, bytes))
+        Ok((template.build(&chosen, target, template::TO_COMPILE)?, bytes))
     }
 
     fn new(template: &Template, chosen: &Chosen, text: String, ptx: String) -> Result<Declared, OwnError> {

@@ -16,8 +16,8 @@ use crate::sandbox::Confinement;
 
 /// Bytes of a text of a declared kernel, which is read and compiled whole.
 const MOST_TEXT: u64 = 8 * files::SMALL;
-/// When a compiler is ended.
-const TO_COMPILE: Duration = Duration::from_secs(100);
+/// When a compiler is ended, unless a command says otherwise.
+pub(super) const TO_COMPILE: Duration = Duration::from_secs(100);
 /// Most parameters, values of one, and combinations of values.
 const MOST_PARAMETERS: usize = 12;
 const MOST_VALUES: usize = 20;
@@ -48,6 +48,26 @@ impl fmt::Display for Value {
 
 /// A value for each parameter.
 pub type Chosen = BTreeMap<String, Value>;
+
+/// What a kernel is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Language {
+    /// CUDA C++.
+    Cuda,
+    /// PTX.
+    Ptx,
+}
+
+impl Language {
+    /// The extension of its files.
+    pub const fn extension(self) -> &'static str {
+        match self {
+            Language::Cuda => "cu",
+            Language::Ptx => "ptx",
+        }
+    }
+}
 
 /// A user's kernel for all values of its parameters: the declaration, and the source or the PTX texts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -269,6 +289,48 @@ impl Template {
         std::iter::once(self.label.clone()).chain(values).collect()
     }
 
+    /// This kernel with another text in place of its files, whatever the values are. `hash` is its name.
+    #[must_use]
+    pub fn rewritten(&self, language: Language, text: &str, hash: &str) -> Template {
+        let mut declaration = self.declaration.clone();
+        let name = self.label[PREFIX.len()..].to_string();
+        declaration.name = Some(format!("{name}@{hash}"));
+        let file = format!("{hash}.{}", language.extension());
+        (declaration.ptx, declaration.source) = match language {
+            Language::Cuda => (None, Some(PathBuf::from(&file))),
+            Language::Ptx => (Some(PathBuf::from(&file)), None),
+        };
+        // Those of a compiler.
+        if language == Language::Ptx {
+            declaration.options.clear();
+        }
+        Template {
+            label: format!("{}@{hash}", self.label),
+            file: self.file.clone(),
+            declaration,
+            texts: BTreeMap::from([(file, text.to_string())]),
+        }
+    }
+
+    /// The declaration as a file.
+    ///
+    /// # Errors
+    /// What TOML cannot say.
+    pub fn to_toml(&self) -> Result<String, OwnError> {
+        toml::to_string(&self.declaration).map_err(|error| OwnError::Declaration(self.file.clone(), error.to_string()))
+    }
+
+    /// The text for values; `None` where its file is missing.
+    pub fn text(&self, chosen: &Chosen) -> Option<(Language, &str)> {
+        let (key, path) = self.declaration.code().ok()?;
+        let language = match key {
+            "ptx" => Language::Ptx,
+            _ => Language::Cuda,
+        };
+        let text = self.texts.get(&filled(&path.display().to_string(), chosen))?;
+        Some((language, text))
+    }
+
     /// Whether one id may be of both.
     pub fn may_share_an_id(&self, other: &Template) -> bool {
         let between_dashes = |of: &Template| -> Vec<Vec<String>> {
@@ -348,18 +410,19 @@ impl Template {
         limits.next()
     }
 
-    /// The kernel with values, for an architecture; a source is compiled in another process.
+    /// The kernel with values, for an architecture; a source is compiled in another process, which is ended at the
+    /// limit.
     ///
     /// # Errors
     /// What the compiler says, PTX that is missing or wrong, and a declaration that does not fit it.
-    pub fn build(&self, chosen: &Chosen, target: Target) -> Result<Declared, OwnError> {
+    pub fn build(&self, chosen: &Chosen, target: Target, limit: Duration) -> Result<Declared, OwnError> {
         let wrong = |reason: String| OwnError::Declaration(self.file.clone(), reason);
         let (key, path) = self.declaration.code().map_err(wrong)?;
         let path = filled(&path.display().to_string(), chosen);
         let missing = || OwnError::NotBuilt(format!("{}: there is no {path}", self.id(chosen)));
         let text = self.texts.get(&path).ok_or_else(missing)?;
         let ptx = match key {
-            "source" => self.compile(chosen, target, &path, text)?,
+            "source" => self.compile(chosen, (target, limit), &path, text)?,
             _ => text.clone(),
         };
         Declared::new(self, chosen, path, ptx)
@@ -373,7 +436,13 @@ impl Template {
     }
 
     /// The PTX of a source. What was read is compiled, whatever the file has become; it includes files next to it.
-    fn compile(&self, chosen: &Chosen, target: Target, path: &str, text: &str) -> Result<String, OwnError> {
+    fn compile(
+        &self,
+        chosen: &Chosen,
+        (target, limit): (Target, Duration),
+        path: &str,
+        text: &str,
+    ) -> Result<String, OwnError> {
         let failed = |why: String| OwnError::NotBuilt(format!("{path}: {why}"));
         let io = |error: std::io::Error| OwnError::Environment(format!("{path}: {error}"));
         let folder = tempfile::Builder::new().prefix("flashcore-").tempdir().map_err(io)?;
@@ -396,7 +465,7 @@ impl Template {
             target,
             options: &options,
             reads: &reads,
-            limit: TO_COMPILE,
+            limit,
             confinement: Confinement::Sandboxed,
         });
         let of_user = |said: String| said.replace(&file.display().to_string(), path);

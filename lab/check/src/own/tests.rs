@@ -247,14 +247,18 @@ fn values_of_parameters_make_kernels() {
     assert_eq!((template.parameters().len(), template.tolerance()), (2, 3.0));
     let chosen = template.chosen("KINDa-ROWS4").unwrap();
     assert_eq!(template.id(&chosen), "own/mine-KINDa-ROWS4");
-    let declared = template.build(&chosen, Target::Sm80).unwrap();
+    let declared = template.build(&chosen, Target::Sm80, template::TO_COMPILE).unwrap();
     let usual = problem().build().unwrap();
     assert_eq!(declared.launch(&usual).unwrap().block, [128, 1, 1]);
     let gate = check(&declared, &usual, InputKind::Normal).gate.unwrap();
     assert!(gate.passed() && (gate.tolerance.atol - 3e-3).abs() < 1e-9, "{gate:?}");
     // Of a text that is missing, and values that are not there or do not go together.
     let missing = template
-        .build(&template.chosen("ROWS8-KINDb").unwrap(), Target::Sm80)
+        .build(
+            &template.chosen("ROWS8-KINDb").unwrap(),
+            Target::Sm80,
+            template::TO_COMPILE,
+        )
         .unwrap_err();
     assert!(
         missing.to_string().contains("own/mine-KINDb-ROWS8: there is no b.ptx"),

@@ -46,6 +46,11 @@ const SYSTEM: &[&str] = &[
     "/sys/devices/system/cpu",
 ];
 const DEVICES: &[&str] = &["/dev/full", "/dev/null", "/dev/zero"];
+/// What the driver of a GPU reads: the topology, its modules, and the maps of the process itself, whose name in `/proc`
+/// is not known before it is there. Of other processes the kernel shows nothing that only their debugger sees.
+const OF_DRIVER: &[&str] = &["/proc", "/sys", "/etc/nvidia", "/run/nvidia-persistenced"];
+/// How names of devices of GPUs begin.
+const GPUS: &str = "nvidia";
 
 /// The first call that no filter here knows, such as those of later kernels and of the x32 interface.
 const UNKNOWN: u32 = 470;
@@ -212,7 +217,7 @@ pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), Sand
     let mut prepared = Prepared {
         limits: Limits::of(policy),
         files: files(policy, command.get_program().as_ref())?,
-        refused: refusals(are_signals_kept)?,
+        refused: refusals(are_signals_kept, policy.starts_groups)?,
         unknown: unknown(),
     };
     // SAFETY: `enter` makes system calls alone between fork and exec. All that it needs was allocated before.
@@ -265,6 +270,12 @@ fn files(policy: &Policy, program: &Path) -> Result<RulesetCreated, SandboxError
     open.extend(policy.reads.iter().map(|path| (path.clone(), read)));
     open.extend(SYSTEM.iter().map(|path| (PathBuf::from(path), read)));
     open.extend(DEVICES.iter().map(|path| (PathBuf::from(path), all)));
+    if policy.uses_gpus {
+        open.extend(OF_DRIVER.iter().map(|path| (PathBuf::from(path), read)));
+        let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+        let gpus = devices.filter(|device| device.file_name().to_string_lossy().starts_with(GPUS));
+        open.extend(gpus.map(|device| (device.path(), all)));
+    }
     let rules = open.into_iter().filter_map(|(path, access)| {
         // What is not there cannot be opened either.
         let opened = PathFd::new(&path).ok()?;
@@ -277,10 +288,13 @@ fn files(policy: &Policy, program: &Path) -> Result<RulesetCreated, SandboxError
 }
 
 /// The filter of calls that are refused.
-fn refusals(are_signals_kept: bool) -> Result<BpfProgram, SandboxError> {
+fn refusals(are_signals_kept: bool, starts_groups: bool) -> Result<BpfProgram, SandboxError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for calls in [REFUSED, OF_THIS_PROCESSOR, LATE] {
         rules.extend(calls.iter().map(|&call| (call, Vec::new())));
+    }
+    if starts_groups {
+        rules.remove(&libc::SYS_setpgid);
     }
     if !are_signals_kept {
         rules.extend(SIGNALS.iter().map(|&call| (call, Vec::new())));

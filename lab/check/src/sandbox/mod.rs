@@ -64,8 +64,8 @@ pub enum Confinement {
 pub enum SandboxError {
     /// The system lacks what confines.
     #[error(
-        "foreign source is compiled in a sandbox, for which this system lacks {0}; `explain` and `check FILE.cu` have \
-         --trust=unsandboxed, which compiles it with your rights; a declaration can name PTX in place of a source"
+        "foreign code runs in a sandbox, for which this system lacks {0}; `explain`, `check FILE.cu` and `tune` have \
+         --trust=unsandboxed; a declaration can name PTX in place of a source"
     )]
     Missing(&'static str),
     /// The sandbox could not be made.
@@ -87,6 +87,10 @@ pub struct Policy {
     /// Most processes and threads at a time, for [`run_few`](crate::programs::run_few): no limit of the system binds
     /// root.
     pub tasks: u32,
+    /// Whether it may start programs in groups of their own, which it then has to end.
+    pub starts_groups: bool,
+    /// Whether it may use GPUs: their devices, and what their driver reads of the system and of processes.
+    pub uses_gpus: bool,
 }
 
 impl Policy {
@@ -98,6 +102,26 @@ impl Policy {
             memory: 16 << 30,
             cpu: limit,
             tasks: 1024,
+            starts_groups: false,
+            uses_gpus: false,
+        }
+    }
+
+    /// For this program as a process that reads, simulates and times kernels, as long as it is asked to. A driver
+    /// reserves more addresses than there is memory.
+    pub fn worker(folder: &Path, uses_gpus: bool) -> Policy {
+        let policy = Policy {
+            tasks: u32::MAX,
+            starts_groups: true,
+            uses_gpus,
+            ..Policy::compiler(folder, Duration::MAX)
+        };
+        match uses_gpus {
+            true => Policy {
+                memory: u64::MAX,
+                ..policy
+            },
+            false => policy,
         }
     }
 
@@ -169,7 +193,7 @@ pub fn wrap(command: &mut Command, policy: &Policy, confinement: Confinement) ->
     for name in dropped {
         command.env_remove(name);
     }
-    for name in ["HOME", "TMPDIR", "CUDA_CACHE_PATH"] {
+    for name in ["HOME", "TMPDIR", "CUDA_CACHE_PATH", "FLASHCORE_CACHE_DIR"] {
         command.env(name, &policy.folder);
     }
     confine(command, policy)

@@ -8,6 +8,7 @@ use clap::Args;
 use flashcore_tune::strategy::Kind;
 
 use crate::ProblemArgs;
+use crate::kernel_file::{Trusted, trusted};
 
 /// Find the fastest correct kernel for a problem on this machine
 ///
@@ -46,9 +47,11 @@ pub(crate) struct TuneArgs {
     /// --family own they are searched alone. They get no place in a plan table
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) kernel: Vec<String>,
-    /// Let the files of --kernel run, and remember their content (docs/own-kernel.md)
-    #[arg(long, help_heading = "Search")]
-    pub(crate) trust: bool,
+    /// Let the files of --kernel run, and remember their content, and let code of --proposer run on a GPU
+    /// (docs/own-kernel.md); with =unsandboxed: in workers that are not confined (SECURITY.md)
+    #[arg(long, value_name = "unsandboxed", num_args = 0..=1, require_equals = true, default_missing_value = "file",
+          value_parser = trusted, help_heading = "Search")]
+    pub(crate) trust: Option<Trusted>,
     /// Families to search (`list levers` names them) [default: those that pay on the device]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) family: Vec<String>,

@@ -11,7 +11,7 @@ use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::{Claims, Score, Scored, Tally};
 use flashcore_tune::journal::{Header, board_of, read_claims, read_header, read_seconds, read_trials};
 use flashcore_tune::runs::{self, Found};
-use flashcore_tune::{History, PeerComparison, Verdict, times_as_long};
+use flashcore_tune::{History, PeerComparison, Verdict, rewritten, times_as_long};
 use serde_json::json;
 
 use crate::args::case;
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         match &board {
             Some(board) => {
                 add_headline(&mut page, &header, board, &history);
-                add_board(&mut page, board);
+                add_board(&mut page, board, &folder);
             }
             None => page.wrap(2, format_args!("  No leaderboard yet: {}", unfinished(&folder))),
         }
@@ -192,8 +192,8 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
     page.fields("trust", &header.trust);
 }
 
-pub(crate) fn add_board(page: &mut Page, board: &Board) {
-    add_rows(page, board);
+pub(crate) fn add_board(page: &mut Page, board: &Board, folder: &Path) {
+    add_rows(page, board, folder);
     for struck in &board.struck {
         let (id, verdict, reason) = (&struck.id, struck.verdict, &struck.reason);
         page.wrap(10, format_args!("  {BAD}struck{BAD:#}  {id}: {verdict}: {reason}"));
@@ -207,7 +207,7 @@ pub(crate) fn add_board(page: &mut Page, board: &Board) {
     }
 }
 
-fn add_rows(page: &mut Page, board: &Board) {
+fn add_rows(page: &mut Page, board: &Board, folder: &Path) {
     let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
     page.heading("Leaderboard", format_args!("× is times as long as {}", board.against));
     for (place, row) in (1..).zip(&board.rows) {
@@ -231,6 +231,9 @@ fn add_rows(page: &mut Page, board: &Board) {
             page.line(format_args!(
                 "      {DIM}{whose}largest error {error:.1e}, within {allowed}{DIM:#}"
             ));
+        }
+        if let Some(word) = rewritten(id, folder) {
+            page.line(format_args!("      {DIM}written by the proposer: {word}{DIM:#}"));
         }
         if let Some(found) = row.simulated.as_ref().and_then(|check| check.why.as_ref()) {
             page.wrap(10, format_args!("      {BAD}the simulator: {found}{BAD:#}"));
@@ -396,14 +399,14 @@ mod tests {
 
     #[test]
     fn rows_are_ratios_first_and_no_wider_than_a_page() {
-        let text = plain(|page| add_rows(page, &board(&["", ""])));
+        let text = plain(|page| add_rows(page, &board(&["", ""]), Path::new("")));
         assert!(
             text.contains("-k4  × 1.071 [1.050, 1.093]     124 µs  AMBIGUOUS\n"),
             "{text}"
         );
         assert!(text.contains("nothing was found"), "{text}");
         let long = "a race of two warps ".repeat(10);
-        let text = plain(|page| add_rows(page, &board(&["", &long])));
+        let text = plain(|page| add_rows(page, &board(&["", &long]), Path::new("")));
         assert!(
             !text.contains("nothing was found") && text.contains("the simulator: a race"),
             "{text}"

@@ -18,6 +18,7 @@ use flashcore_bench::Case;
 use flashcore_bench::profile::{Ncu, Profiler};
 use flashcore_check::own::Template;
 use flashcore_check::programs;
+use flashcore_check::sandbox::Confinement;
 use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
@@ -29,6 +30,7 @@ use flashcore_tune::{
 };
 use serde_json::{Value, json};
 
+use crate::kernel_file::Trusted;
 use crate::own::OwnArgs;
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, quoted, resume_command};
@@ -129,7 +131,7 @@ fn result(found: &Found, tour: Option<Budget>, case: &Case) -> Page {
         page.field("budget", format_args!("half of {budget} {text}"));
     }
     if let Some(board) = &found.board {
-        leaderboard::add_board(&mut page, board);
+        leaderboard::add_board(&mut page, board, &found.folder);
     }
     leaderboard::add_failures(&mut page, &found.history);
     if let Some(claims) = &found.claims {
@@ -197,7 +199,11 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     if args.is_informed() && !args.no_measure && !args.resume {
         worker::measure_once(&devices[0], !args.json)?;
     }
-    let own = OwnArgs::candidates(&args.kernel, args.trust, devices[0].starts_with(PREDICT))?;
+    let (is_trusted, is_predicted) = (args.trust.is_some(), devices[0].starts_with(PREDICT));
+    let mut own = OwnArgs::candidates(&args.kernel, is_trusted, is_predicted)?;
+    if !is_trusted && !is_predicted {
+        own = own.without_code("code that a proposer writes is launched on a GPU only with --trust");
+    }
     let mut setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture, own)?;
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
@@ -213,7 +219,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         Some(command) => {
             let advisor = setup.advisor.clone();
             let outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE, advisor)?;
-            (Box::new(outside), format!("{OUTSIDE}{command}"))
+            (Box::new(outside.with_own(&setup.own)), format!("{OUTSIDE}{command}"))
         }
         None => {
             // The best in replays of the shipped space, with a cost model and without. Kernels of the user are not
@@ -266,6 +272,10 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         folder: folder.clone(),
         resume: args.resume,
         program: program(&folder, args.workers.as_deref())?,
+        confinement: match args.trust {
+            Some(Trusted::Unsandboxed) => Confinement::Unsandboxed,
+            _ => Confinement::Sandboxed,
+        },
         elsewhere: args.workers.is_some(),
         deadlines: Deadlines::of_run(Duration::from_secs(args.deadline)),
         // Names and locks of devices are those of one machine.

@@ -40,7 +40,7 @@ fn held_after(name: &str, first: String, trials: Vec<Trial>, keep: usize) -> Boa
     trials.into_iter().for_each(|trial| history.add(trial));
     let board = Board::new(START, None, false, 0.03);
     let gate = Gatekeeper::new(&problem, None);
-    let simulated = |board| board;
+    let simulated = |board, _: &mut Worker| board;
     let held = hold(&history, &mut examiner, board, keep, &gate, &simulated, &mut ());
     held.unwrap().unwrap()
 }

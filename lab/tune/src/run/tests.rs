@@ -40,6 +40,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
         folder,
         resume: false,
         program,
+        confinement: Confinement::Sandboxed,
         deadlines: Deadlines::default(),
         elsewhere: false,
         locks: None,

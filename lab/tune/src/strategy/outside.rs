@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use flashcore_bench::process::{Process, Silence};
+use flashcore_check::own::Template;
 use flashcore_check::programs;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ mod facts;
 use super::{Proposal, Strategy};
 use crate::error::TuneError;
 use crate::insight::{Advisor, Claim, Insights, Tally};
-use crate::journal::sha256;
+use crate::own::{Code, OwnKernels};
 use crate::space::{Counted, Space};
 use crate::trial::{History, Trial};
 use facts::{Card, Failed, Floor, Incumbent, failures};
@@ -83,6 +84,8 @@ struct About<'a> {
     card: Option<&'a Card>,
     floor_us: Option<Floor>,
     space: &'a [Counted],
+    /// Kernels of the user: their declarations and texts.
+    own: Vec<&'a Template>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -91,47 +94,11 @@ struct Reply {
     /// Ids of configs to try, in order. An answer without one, and without source, ends the search.
     #[serde(default)]
     propose: Vec<String>,
-    /// Code to try.
+    /// Code to try before them.
     #[serde(default)]
     source: Vec<Code>,
     #[serde(default)]
     why: String,
-}
-
-/// A rewrite of a kernel of the user, which `--kernel` names: its declaration stays as it is.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Code {
-    /// Whose text it replaces: `own/attention`.
-    kernel: String,
-    language: Language,
-    text: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Language {
-    Cuda,
-    Ptx,
-}
-
-impl Code {
-    /// The name of the rewrite: the kernel's, and what its text is known by.
-    fn id(&self) -> String {
-        format!("{}@{}", self.kernel, &sha256(&self.text)[..12])
-    }
-
-    /// Why it is not tried.
-    fn refusal(&self) -> String {
-        let (text, what) = match self.language {
-            Language::Cuda => ("__global__", "CUDA C++ with a kernel (`__global__`)"),
-            Language::Ptx => (".entry", "PTX with a kernel (`.entry`)"),
-        };
-        match self.text.contains(text) {
-            false => format!("its text is no {what}"),
-            true => "this version evaluates no source of a proposer: propose configs".to_string(),
-        }
-    }
 }
 
 /// Number of fastest configs whose claims, levers and neighbours a question has.
@@ -159,6 +126,7 @@ pub struct Outside {
     left: Duration,
     problem: Problem,
     device: String,
+    own: OwnKernels,
     queue: VecDeque<(String, String)>,
     turned_down: Vec<(String, String)>,
     told: usize,
@@ -185,6 +153,7 @@ impl Outside {
             left: Duration::MAX,
             problem: problem.clone(),
             device: device.to_string(),
+            own: OwnKernels::default(),
             queue: VecDeque::new(),
             turned_down: Vec::new(),
             told: 0,
@@ -201,6 +170,13 @@ impl Outside {
         let partner = Process::start(Command::new(program).args(words), LONGEST);
         outside.partner = Some(partner.map_err(|reason| outside.failed(reason))?);
         Ok(outside)
+    }
+
+    /// The same for a search among kernels of the user, of which it is told, and for which it may write code.
+    #[must_use]
+    pub fn with_own(self, own: &OwnKernels) -> Outside {
+        let own = own.clone();
+        Outside { own, ..self }
     }
 
     fn failed(&self, reason: impl ToString) -> TuneError {
@@ -231,11 +207,12 @@ impl Outside {
                 floor_us: card.as_ref().map(|card| card.floor(&self.problem)),
                 card: card.as_ref(),
                 space: space.count(),
+                own: self.own.templates().collect(),
             }),
             trials: &history.trials()[self.told..],
             best,
             fastest: &fastest,
-            incumbent: new.map(|trial| Incumbent::of(trial, advisor)),
+            incumbent: new.map(|trial| Incumbent::of(trial, advisor, &self.own)),
             failures: &failures(history),
             turned_down: &self.turned_down,
             claims: &claims,
@@ -279,10 +256,14 @@ impl Outside {
             let Some(reply) = self.ask(history, space)?.filter(is_answer) else {
                 return Ok(None);
             };
-            let refused = reply.source.iter().map(|code| (code.id(), code.refusal()));
-            self.turned_down.extend(refused);
             let why = Some(reply.why).filter(|why| !why.is_empty());
             let why = why.unwrap_or("proposed".to_string());
+            for code in reply.source {
+                match self.own.adopt(&code) {
+                    Ok(id) => self.queue.push_back((id, why.clone())),
+                    Err(reason) => self.turned_down.push((code.kernel, reason)),
+                }
+            }
             self.queue.extend(reply.propose.into_iter().map(|id| (id, why.clone())));
         }
         Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use flashcore_check::sandbox::Policy;
 use flashcore_problem::Problem;
 
 use super::Program;
@@ -45,12 +46,17 @@ impl Shared {
 impl Compilers {
     /// Starts `count` processes, at least one, on devices such as `cuda:0` in turn. One process's
     /// modules serve all.
-    pub fn new(program: &Program, devices: &[String], deadlines: Deadlines, count: usize) -> Compilers {
+    pub fn new(
+        program: &Program,
+        devices: &[String],
+        (deadlines, policy): (Deadlines, &Option<Policy>),
+        count: usize,
+    ) -> Compilers {
         let (tasks, queue) = channel();
         let queue = Arc::new(Mutex::new(queue));
         let shared = Arc::<Shared>::default();
         for device in devices.iter().cycle().take(count.max(1)) {
-            let worker = Worker::new(program.clone(), device, deadlines);
+            let worker = Worker::new(program.clone(), device, deadlines).confined(policy.clone());
             let (queue, shared) = (queue.clone(), shared.clone());
             thread::spawn(move || compile(worker, &queue, &shared));
         }
@@ -135,7 +141,7 @@ mod tests {
             args: Vec::new(),
             env: Vec::new(),
         };
-        let compilers = Compilers::new(&program, &[], Deadlines::default(), 4);
+        let compilers = Compilers::new(&program, &[], (Deadlines::default(), &None), 4);
         compilers.begin(&Problem::named("tiny").unwrap(), ["mma/x".to_string()]);
         compilers.wait_for("mma/x");
     }

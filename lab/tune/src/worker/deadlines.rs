@@ -31,6 +31,8 @@ impl Default for Deadlines {
     }
 }
 
+/// How many times as long as a run a compiler of a kernel of the user may take.
+const COMPILES: u32 = 10;
 /// Fewest runs for timing a kernel, including warm-up.
 const LEAST_RUNS: usize = 16;
 /// Time that the size of the open problem needs.
@@ -66,15 +68,21 @@ impl Deadlines {
         }
     }
 
+    /// When a compiler of a kernel of the user is ended.
+    pub(crate) fn compiler(&self) -> Duration {
+        self.run * COMPILES
+    }
+
     /// What a command does, for messages, and how long it may take.
     pub(super) fn of(&self, command: &Command, needs: &Needs) -> (&'static str, Duration) {
         match command {
             Command::Hello { .. } | Command::Rates => ("starting", self.start),
             Command::Compile { kernels, .. } | Command::Open { kernels, .. } => {
-                // Each of the user's is compiled by another program, which has nearly this time, and simulated.
+                // Each of the user's is simulated.
                 let of_user = kernels.iter().filter(|id| id.starts_with(PREFIX)).count();
                 ("compiling", self.compile * (1 + 2 * of_user as u32))
             }
+            Command::Simulate { .. } => ("simulating", self.compile * 3),
             // A run may load inputs, poison both outputs and copy one.
             Command::Run { .. } => ("running", self.run + needs.run + 4 * needs.bytes),
             Command::Read { .. } | Command::Outside => ("running", self.run + needs.bytes),
@@ -113,7 +121,17 @@ mod tests {
         let of = |kernels: &[&str]| {
             let kernels = kernels.iter().map(|id| id.to_string()).collect();
             let problem = problem(64);
-            usual.of(&Command::Open { problem, kernels }, &Needs::default()).1
+            usual
+                .of(
+                    &Command::Open {
+                        problem,
+                        seed: 1,
+                        own: Vec::new(),
+                        kernels,
+                    },
+                    &Needs::default(),
+                )
+                .1
         };
         assert_eq!(of(&["mma/m64n64", "wgmma/m128n128"]), usual.compile);
         // Compilers alone may take 100 s each.

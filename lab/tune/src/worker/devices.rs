@@ -8,6 +8,7 @@ use flashcore_bench::planted::{Conduct, InFinals};
 use flashcore_bench::{
     BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, SubjectInfo, Trouble, Workbench,
 };
+use flashcore_check::own::Declared;
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::Problem;
@@ -15,7 +16,6 @@ use flashcore_problem::Problem;
 use super::own::Kernels;
 use super::protocol::{Failed, Opened};
 use super::replayed::{self, Replayed};
-use crate::own::OwnKernels;
 use crate::trial::Verdict;
 
 pub(super) trait Device {
@@ -31,8 +31,20 @@ pub(super) trait Device {
         Err("only GPUs are measured".to_string())
     }
 
-    /// Opens kernels and passes them to `work`. They are closed when it returns.
-    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed>;
+    /// What simulates kernels of the user.
+    fn own(&self) -> Option<&Kernels> {
+        None
+    }
+
+    /// Opens kernels, of which `own` are the user's, with the seed of the inputs that these are simulated on, and
+    /// passes them to `work`. They are closed when it returns.
+    fn open(
+        &self,
+        problem: &Problem,
+        kernels: &[String],
+        own: (&[Declared], u64),
+        work: &mut dyn FnMut(Open<'_>),
+    ) -> Result<(), Failed>;
 }
 
 pub(super) enum Open<'a> {
@@ -98,13 +110,13 @@ pub(super) struct Real {
 }
 
 impl Real {
-    pub(super) fn take(device: &flashcore::Device, own: &OwnKernels) -> Result<Real, BenchError> {
+    pub(super) fn take(device: &flashcore::Device) -> Result<Real, BenchError> {
         let stand = Stand::new(device)?;
         let chip = stand.gpu.as_ref().map(|(stream, _)| stream.context().info().chip());
         Ok(Real {
             stand,
             kernels: KernelCache::default(),
-            own: Kernels::new(own, chip),
+            own: Kernels::new(chip),
         })
     }
 
@@ -175,6 +187,10 @@ impl Device for Real {
         measured.write(&path).map_err(|error| error.to_string())
     }
 
+    fn own(&self) -> Option<&Kernels> {
+        Some(&self.own)
+    }
+
     fn compile(&self, problem: &Problem, kernels: &[String]) {
         let Some(gpu) = self.gpu() else { return };
         for id in kernels {
@@ -186,11 +202,19 @@ impl Device for Real {
         }
     }
 
-    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
-        let own = kernels.iter().map(|id| self.own.get(id, problem).transpose());
-        let own = own.collect::<Result<Vec<_>, _>>()?;
-        let ours = kernels.iter().zip(&own).filter(|(_, own)| own.is_none());
-        let ours: Vec<&String> = ours.map(|(id, _)| id).collect();
+    fn open(
+        &self,
+        problem: &Problem,
+        kernels: &[String],
+        (own, seed): (&[Declared], u64),
+        work: &mut dyn FnMut(Open<'_>),
+    ) -> Result<(), Failed> {
+        let looked = own
+            .iter()
+            .try_for_each(|own| self.own.look(own, problem, seed).map(drop));
+        looked?;
+        let own_of = |id: &String| own.iter().find(|own| own.label == *id);
+        let ours: Vec<&String> = kernels.iter().filter(|id| own_of(id).is_none()).collect();
         let built = ours.iter().map(|id| self.built(problem, id));
         let built = built.collect::<Result<Vec<_>, _>>()?;
         let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
@@ -205,9 +229,9 @@ impl Device for Real {
                     return Err(of_bench(ours[*kernel], error));
                 }
                 let bed = bench.bed;
-                for (place, (id, own)) in kernels.iter().zip(&own).enumerate() {
-                    let Some(looked) = own else { continue };
-                    let opened = bed.declared(&looked.declared, Launching::GraphOf(chain));
+                for (place, id) in kernels.iter().enumerate() {
+                    let Some(own) = own_of(id) else { continue };
+                    let opened = bed.declared(own, Launching::GraphOf(chain));
                     bench.insert(place, opened.map_err(|error| of_bench(id, &error))?);
                 }
                 let differs = |built: &&Built| built.plan().is_some_and(|plan| !plan.reproducible);

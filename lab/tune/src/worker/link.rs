@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use flashcore_bench::process::{Process, Program, Silence};
-use flashcore_check::own::Template;
+use flashcore_check::sandbox::{self, Confinement, Policy};
 use serde::de::DeserializeOwned;
 
 use super::deadlines::{Deadlines, Needs};
@@ -35,6 +35,13 @@ impl From<TuneError> for Stop {
 }
 
 impl Stop {
+    pub(crate) fn of((verdict, reason): (Verdict, String)) -> Stop {
+        match verdict {
+            Verdict::EnvironmentFailed => Stop::Outside(reason),
+            _ => Stop::Verdict(verdict, reason),
+        }
+    }
+
     pub(crate) fn blamed(self) -> Result<(Verdict, String), TuneError> {
         match self {
             Stop::Verdict(verdict, reason) => Ok((verdict, reason)),
@@ -55,9 +62,9 @@ impl Stop {
 pub(crate) struct Worker {
     program: Program,
     pub(crate) device: String,
-    /// Kernels of the user.
-    own: Vec<Template>,
     deadlines: Deadlines,
+    /// What confines it, where it handles kernels of users.
+    policy: Option<Policy>,
     live: Option<Process>,
     /// Its identity when it was first started; every later one must be the same.
     hello: Option<Hello>,
@@ -72,8 +79,8 @@ impl Worker {
         Worker {
             program,
             device: device.to_string(),
-            own: Vec::new(),
             deadlines,
+            policy: None,
             live: None,
             hello: None,
             asked: 0,
@@ -82,10 +89,9 @@ impl Worker {
         }
     }
 
-    /// Lets it open kernels of the user, by their labels.
-    pub(crate) fn with_own(mut self, own: Vec<Template>) -> Worker {
-        self.own = own;
-        self
+    /// Confines it.
+    pub(crate) fn confined(self, policy: Option<Policy>) -> Worker {
+        Worker { policy, ..self }
     }
 
     #[cfg(test)]
@@ -114,20 +120,21 @@ impl Worker {
             path: running_program(&self.program.path),
             ..self.program.clone()
         };
-        // Not confined: a stranger's source is compiled in `flashcore_check::sandbox`, and none of its host code runs
-        // here.
         let mut command = program.command();
         command.env("RUST_BACKTRACE", "0").stderr(Stdio::piped());
         // Ctrl-C is for the parent: it finishes the current candidate, and the worker ends when its
         // input is closed.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        if let Some(policy) = &self.policy {
+            sandbox::wrap(&mut command, policy, Confinement::Sandboxed).map_err(|error| error.to_string())?;
+        }
         let path = self.program.path.display();
         let process = Process::start(&mut command, LONGEST).map_err(|reason| format!("{path}: {reason}"))?;
         self.live = Some(process);
         self.started += 1;
-        let (protocol, device, own) = (PROTOCOL, self.device.clone(), self.own.clone());
-        let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device, own });
+        let (protocol, device) = (PROTOCOL, self.device.clone());
+        let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device });
         let started = match (hello, &self.hello) {
             (Ok(hello), Some(first)) if *first != hello => Err(changed(first, &hello)),
             (hello, _) => hello.map_err(Stop::reason),
@@ -146,7 +153,7 @@ impl Worker {
     }
 
     fn exchange<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Stop> {
-        if let Command::Open { problem, kernels } = command {
+        if let Command::Open { problem, kernels, .. } = command {
             self.needs = Needs::of(problem, kernels.len(), &self.device);
         }
         let (doing, allowed) = self.deadlines.of(command, &self.needs);
@@ -180,13 +187,12 @@ impl Worker {
             died(format!("it wrote `{shown}`, which is no answer"))
         };
         match answer.map(|answer: Answer| (answer.id, answer.said)) {
-            Some((_, Said::Failed(failed))) if failed.verdict == Verdict::EnvironmentFailed => {
-                Err(Stop::Outside(failed.reason))
+            Some((_, Said::Failed(failed))) if failed.fatal && failed.verdict != Verdict::EnvironmentFailed => {
+                Err(Stop::Died(failed.reason))
             }
-            Some((_, Said::Failed(failed))) if failed.fatal => Err(Stop::Died(failed.reason)),
             Some((_, Said::Failed(failed))) => {
-                self.live = Some(live);
-                Err(Stop::Verdict(failed.verdict, failed.reason))
+                self.live = Some(live).filter(|_| failed.verdict != Verdict::EnvironmentFailed);
+                Err(Stop::of((failed.verdict, failed.reason)))
             }
             Some((_, Said::Unwritten { file, reason })) => {
                 self.live = Some(live);

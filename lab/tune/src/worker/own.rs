@@ -1,9 +1,7 @@
-//! Kernels of users in a worker: each is built, proved and simulated at a small size before it is launched or
-//! predicted.
+//! Kernels of users in a worker: each is proved and simulated at a small size before it is launched or predicted.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use flashcore_check::own::{Declared, OwnError, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
@@ -14,7 +12,8 @@ use flashcore_sim::FindingKind;
 
 use super::protocol::Failed;
 use crate::judge::small_problems;
-use crate::own::OwnKernels;
+use crate::own::{Bad, on_gpu, verdict_on};
+use crate::simulated::words;
 use crate::trial::Verdict;
 
 /// What a kernel is simulated on, and schedules of each.
@@ -23,64 +22,52 @@ const SCHEDULES: u32 = 2;
 /// Instructions of a warp on a small problem, beyond which it counts as hung.
 const MOST_INSTRUCTIONS: u64 = 2_000_000;
 
-/// A verdict and its reason.
-type Bad = (Verdict, String);
-
-/// A kernel that passed.
-pub(super) struct Looked {
-    pub(super) declared: Rc<Declared>,
-    /// The largest error of the simulated output; `None` where it serves no small problem.
-    pub(super) error: Option<f64>,
-}
-
-struct Known {
-    built: Result<Rc<Declared>, Bad>,
-    simulated: Option<Result<Option<f64>, Bad>>,
-}
-
 pub(super) struct Kernels {
-    own: OwnKernels,
     chip: Option<Chip>,
-    /// By id: the best is opened with every candidate.
-    known: RefCell<BTreeMap<String, Known>>,
+    /// The largest error that the simulator saw, by label: the best is opened with every candidate.
+    simulated: RefCell<BTreeMap<String, Result<Option<f64>, Bad>>>,
 }
 
 impl Kernels {
-    pub(super) fn new(own: &OwnKernels, chip: Option<Chip>) -> Kernels {
-        let (own, known) = (own.clone(), RefCell::default());
-        Kernels { own, chip, known }
+    pub(super) fn new(chip: Option<Chip>) -> Kernels {
+        let simulated = RefCell::default();
+        Kernels { chip, simulated }
     }
 
-    /// The kernel of an id, which can be launched for this problem; `None` for other ids.
-    pub(super) fn get(&self, id: &str, problem: &Problem) -> Option<Result<Looked, Failed>> {
-        let found = self.own.find(id)?;
-        let looked = || -> Result<Looked, Bad> {
-            let on_gpu = || (Verdict::Refused, "it runs on a GPU; ask for a CUDA device".to_string());
+    /// Looks at a kernel before it is launched or predicted for a problem: the largest error of the simulated output on
+    /// inputs of this seed; `None` where it serves no small problem.
+    pub(super) fn look(&self, declared: &Declared, problem: &Problem, seed: u64) -> Result<Option<f64>, Failed> {
+        let look = || -> Result<Option<f64>, Bad> {
             let chip = self.chip.ok_or_else(on_gpu)?;
-            let (template, chosen) = found.map_err(verdict_on)?;
-            let mut all = self.known.borrow_mut();
-            let known = all.entry(id.to_string()).or_insert_with(|| Known {
-                built: template.build(&chosen, chip.target).map(Rc::new).map_err(verdict_on),
-                simulated: None,
-            });
-            let declared = known.built.clone()?;
-            fits(&declared, problem, chip)?;
-            let simulated = || simulated(&declared, problem, chip);
-            let error = known.simulated.get_or_insert_with(simulated).clone()?;
-            Ok(Looked { declared, error })
+            fits(declared, problem, chip)?;
+            let mut all = self.simulated.borrow_mut();
+            let simulated = || simulated(declared, (problem, seed), chip);
+            all.entry(declared.label.clone()).or_insert_with(simulated).clone()
         };
-        Some(looked().map_err(|(verdict, reason)| Failed::new(verdict, Some(id), reason)))
+        look().map_err(|bad| failed(declared, bad))
+    }
+
+    /// Simulates one, whatever was found before.
+    pub(super) fn simulate(
+        &self,
+        declared: &Declared,
+        problem: &Problem,
+        options: &CheckOptions,
+    ) -> Result<(), Failed> {
+        let simulate = || -> Result<(), Bad> {
+            let target = self.chip.ok_or_else(on_gpu)?.target;
+            let report = check_declared(declared, problem, target, options).map_err(verdict_on)?;
+            match report.verdict {
+                flashcore_check::Verdict::Clean => Ok(()),
+                _ => Err((Verdict::Wrong, words(&report, options.inputs))),
+            }
+        };
+        simulate().map_err(|bad| failed(declared, bad))
     }
 }
 
-fn verdict_on(error: OwnError) -> Bad {
-    let verdict = match error {
-        OwnError::NotServed(_) | OwnError::Values(_) => Verdict::Refused,
-        OwnError::Late(_) => Verdict::Hung,
-        OwnError::Environment(_) => Verdict::EnvironmentFailed,
-        _ => Verdict::BuildFailed,
-    };
-    (verdict, error.to_string())
+fn failed(declared: &Declared, (verdict, reason): Bad) -> Failed {
+    Failed::new(verdict, Some(&declared.label), reason)
 }
 
 /// Whether it can be launched on a problem, and simulated: what is not simulated cannot win, so nothing else is done.
@@ -98,7 +85,7 @@ fn fits(declared: &Declared, problem: &Problem, chip: Chip) -> Result<(), Bad> {
 }
 
 /// Simulates it on the first small problem that it serves: the largest error; `None` if it serves none.
-fn simulated(declared: &Declared, problem: &Problem, chip: Chip) -> Result<Option<f64>, Bad> {
+fn simulated(declared: &Declared, (problem, seed): (&Problem, u64), chip: Chip) -> Result<Option<f64>, Bad> {
     let small = small_problems(problem).map_err(|error| (Verdict::EnvironmentFailed, error.to_string()))?;
     let Some(small) = small.iter().find(|small| declared.launch(small).is_ok()) else {
         return Ok(None);
@@ -107,6 +94,7 @@ fn simulated(declared: &Declared, problem: &Problem, chip: Chip) -> Result<Optio
     for inputs in INPUTS {
         let mut options = CheckOptions {
             inputs,
+            seed,
             schedules: SCHEDULES,
             ..CheckOptions::default()
         };
@@ -136,7 +124,6 @@ fn fault(report: &CheckReport) -> Option<Bad> {
 mod tests {
     use std::path::Path;
 
-    use flashcore_check::own::Template;
     use flashcore_ir::Target;
 
     use super::*;
@@ -153,11 +140,10 @@ mod tests {
         std::fs::write(&file, toml).unwrap();
         let got = |ptx: &str| {
             std::fs::write(folder.join("attention.ptx"), ptx).unwrap();
-            let own = OwnKernels::new(vec![Template::read(&file).unwrap().0]).unwrap();
-            let kernels = Kernels::new(&own, Some(Target::Sm80.into()));
-            kernels.get("own/mine", &problem).unwrap()
+            let (declared, _) = Declared::read(&file.display().to_string(), Target::Sm80).unwrap();
+            Kernels::new(Some(Target::Sm80.into())).look(&declared, &problem, 7)
         };
-        assert!(got(&ptx).is_ok_and(|looked| looked.error.is_some_and(|error| error < 1e-2)));
+        assert!(got(&ptx).is_ok_and(|error| error.is_some_and(|error| error < 1e-2)));
         // Registers of 128 bits.
         let wide = ptx.replace(
             "    ret;",
@@ -172,13 +158,5 @@ mod tests {
             assert!(failed.reason.contains(said), "{}", failed.reason);
         }
         std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn a_machine_without_a_compiler_is_asked_again() {
-        let why = || "why".to_string();
-        let verdict = |error| verdict_on(error).0;
-        assert_eq!(verdict(OwnError::Environment(why())), Verdict::EnvironmentFailed);
-        assert_eq!(verdict(OwnError::NotBuilt(why())), Verdict::BuildFailed);
     }
 }

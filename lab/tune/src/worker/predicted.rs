@@ -5,17 +5,17 @@ use std::collections::HashMap;
 
 use flashcore_bench::{DeviceIdentity, Interval};
 use flashcore_check::cost::Observation;
+use flashcore_check::own::Declared;
 use flashcore_check::registers::{Assembler, Unknown, assemble, offline};
 use flashcore_ir::{Chip, Profile};
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::Problem;
 
 use super::devices::{Device, Open};
-use super::own::{Kernels, Looked};
+use super::own::Kernels;
 use super::protocol::Failed;
 use super::replayed::summary;
 use crate::insight::is_to_spill;
-use crate::own::OwnKernels;
 use crate::setup::PREDICT;
 use crate::trial::Verdict;
 
@@ -30,20 +30,19 @@ pub(super) struct Card {
 }
 
 impl Card {
-    pub(super) fn new(profile: &'static Profile, own: &OwnKernels) -> Card {
+    pub(super) fn new(profile: &'static Profile) -> Card {
         Card {
             profile,
             known: RefCell::default(),
-            own: Kernels::new(own, Some(Chip::from(profile))),
+            own: Kernels::new(Some(Chip::from(profile))),
         }
     }
 
-    fn predict(&self, problem: &Problem, id: &str) -> Predicted {
+    fn predict(&self, problem: &Problem, id: &str, (own, seed): (&[Declared], u64)) -> Predicted {
         let refused = |why: &dyn std::fmt::Display| (Verdict::Refused, why.to_string());
         let spills = |why: String| Err((Verdict::BuildFailed, why));
-        if let Some(looked) = self.own.get(id, problem) {
-            let looked = looked.map_err(|failed| (failed.verdict, failed.reason))?;
-            return self.predict_own(problem, &looked);
+        if let Some(own) = own.iter().find(|own| own.label == id) {
+            return self.predict_own(problem, own, seed);
         }
         let config: Config = id.parse().map_err(|why| refused(&why))?;
         let plan = Plan::new(problem, &config, Chip::from(self.profile)).map_err(|why| refused(&why))?;
@@ -75,15 +74,16 @@ impl Card {
     }
 
     /// A kernel of the user, which may spill.
-    fn predict_own(&self, problem: &Problem, looked: &Looked) -> Predicted {
-        let declared = &looked.declared;
+    fn predict_own(&self, problem: &Problem, declared: &Declared, seed: u64) -> Predicted {
+        let looked = self.own.look(declared, problem, seed);
+        let error = looked.map_err(|failed| (failed.verdict, failed.reason))?;
         let with = Assembler::default();
         let registers = match assemble(&declared.ptx, &declared.entry, self.profile.target, &with) {
             Ok((found, _)) => Some(found.per_thread),
             Err(Unknown::NoAssembler) => None,
             Err(why) => return Err((Verdict::BuildFailed, why.to_string())),
         };
-        if looked.error.is_none() {
+        if error.is_none() {
             let why = "nothing judges it here: it serves no small problem".to_string();
             return Err((Verdict::Refused, why));
         }
@@ -92,7 +92,7 @@ impl Card {
         let prediction = observed.predict(self.profile, &[registers]);
         match prediction.does_not_fit() {
             Some(limit) => Err((Verdict::LaunchFailed, format!("no block fits on an SM, by {limit}"))),
-            None => Ok((prediction.micros, looked.error)),
+            None => Ok((prediction.micros, error)),
         }
     }
 }
@@ -114,12 +114,22 @@ impl Device for Card {
         false
     }
 
-    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
+    fn own(&self) -> Option<&Kernels> {
+        Some(&self.own)
+    }
+
+    fn open(
+        &self,
+        problem: &Problem,
+        kernels: &[String],
+        own: (&[Declared], u64),
+        work: &mut dyn FnMut(Open<'_>),
+    ) -> Result<(), Failed> {
         let mut known = self.known.borrow_mut();
         let row = |id: &String| {
             let predicted = known.entry(format!("{problem} {id}"));
             // The model errs alike on like kernels: a ratio of two predictions is taken as it is.
-            match predicted.or_insert_with(|| self.predict(problem, id)) {
+            match predicted.or_insert_with(|| self.predict(problem, id, own)) {
                 Ok((us, error)) => Ok(((id.clone(), summary(*us, Interval::new(*us, *us))), *error)),
                 Err((verdict, why)) => Err(Failed::new(*verdict, Some(id), why)),
             }
@@ -143,14 +153,16 @@ mod tests {
             .head_dim(64)
             .build()
             .unwrap();
-        let card = Card::new(Profile::named("l4").unwrap(), &OwnKernels::default());
+        let card = Card::new(Profile::named("l4").unwrap());
         let served = ["mma/m64n64-w4x1-s2-b1-qreg-xor-cond".to_string()];
         let mut opened = Vec::new();
         let mut work = |open: Open<'_>| opened = open.opened();
-        card.open(&problem, &served, &mut work).unwrap();
+        card.open(&problem, &served, (&[], 0), &mut work).unwrap();
         assert_eq!(opened.len(), 1);
         let of_hopper = ["wgmma/m128n64-s2-pingpong-spec".to_string()];
-        let failed = card.open(&problem, &of_hopper, &mut |_| panic!("it is no kernel of an L4"));
+        let failed = card.open(&problem, &of_hopper, (&[], 0), &mut |_| {
+            panic!("it is no kernel of an L4")
+        });
         assert_eq!(failed.unwrap_err().verdict, Verdict::Refused);
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use flashcore_bench::defences::Run;
 use flashcore_bench::{Attributes, DeviceIdentity, Mode, Options};
-use flashcore_check::own::Template;
+use flashcore_check::own::Declared;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::trial::Verdict;
 
 /// Version of the protocol. Every change that an older program would not understand raises it.
-pub(crate) const PROTOCOL: u32 = 11;
+pub(crate) const PROTOCOL: u32 = 12;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ask {
@@ -27,21 +27,31 @@ pub(crate) struct Ask {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Command {
-    /// Take a device. The first command, sent once. Kernels of the user are known by their labels from then on.
-    /// Result: [`Hello`].
-    Hello {
-        protocol: u32,
-        device: String,
-        #[serde(default)]
-        own: Vec<Template>,
-    },
+    /// Take a device. The first command, sent once. Result: [`Hello`].
+    Hello { protocol: u32, device: String },
     /// Measure the device's rates with microbenchmarks and store them.
     Rates,
     /// Compile kernels into the driver's cache. Errors are reported when a kernel is opened.
     Compile { problem: Problem, kernels: Vec<String> },
     /// Compile kernels, allocate tensors, and bind the kernels to both places. Closes what was open
-    /// before. Result: a list of [`Opened`].
-    Open { problem: Problem, kernels: Vec<String> },
+    /// before. Those of the user among them come as PTX. Result: a list of [`Opened`].
+    Open {
+        problem: Problem,
+        /// Of the inputs that they are simulated on.
+        seed: u64,
+        own: Vec<Declared>,
+        kernels: Vec<String>,
+    },
+    /// Simulate a kernel of the user on a problem. Nothing need be open. `WRONG`: what was found; `REFUSED`: it does
+    /// not serve the problem.
+    Simulate {
+        problem: Problem,
+        own: Box<Declared>,
+        kind: String,
+        seed: u64,
+        schedules: u32,
+        first_schedule: u64,
+    },
     /// Run a kernel once, as it is timed. `run.load` is the seed of inputs of this kind.
     Run { kernel: usize, kind: String, run: Run },
     /// Read a tensor at a place. The form determines the result.

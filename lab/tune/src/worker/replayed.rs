@@ -5,6 +5,7 @@ use flashcore_bench::{
     BenchError, DeviceIdentity, Interval, LaunchMode, Measured, Measurement, Mode, Options, Ratio, Stop, SubjectInfo,
     Summary,
 };
+use flashcore_check::own::Declared;
 use flashcore_problem::Problem;
 
 use super::devices::{Device, Open};
@@ -26,7 +27,13 @@ impl Device for Replay {
         false
     }
 
-    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
+    fn open(
+        &self,
+        problem: &Problem,
+        kernels: &[String],
+        _own: (&[Declared], u64),
+        work: &mut dyn FnMut(Open<'_>),
+    ) -> Result<(), Failed> {
         let refused = |id: Option<&str>, reason: &str| Failed::new(Verdict::Refused, id, reason);
         let table = self.tables.iter().find(|table| table.case.problem == *problem);
         let known = table

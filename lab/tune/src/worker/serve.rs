@@ -9,7 +9,7 @@ use std::thread;
 
 use flashcore_bench::defences::{Output, Rows, census_of};
 use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
-use flashcore_check::own::Template;
+use flashcore_check::CheckOptions;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
 
@@ -17,7 +17,6 @@ use super::devices::{Device, Open, Real};
 use super::predicted::Card;
 use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, What};
 use super::replayed::Replay;
-use crate::own::OwnKernels;
 use crate::setup::{PREDICT, card, read_measured};
 use crate::trial::Verdict;
 
@@ -105,10 +104,15 @@ impl<W: Write> Session<W> {
         let mut next = self.next()?;
         while let Some(Ask { id, command }) = next {
             next = match command {
-                Command::Open { problem, kernels } => {
+                Command::Open {
+                    problem,
+                    seed,
+                    own,
+                    kernels,
+                } => {
                     let mut after = Ok(None);
                     let work = &mut |open: Open<'_>| after = self.work(id, &*device, &problem, open);
-                    match device.open(&problem, &kernels, work) {
+                    match device.open(&problem, &kernels, (&own, seed), work) {
                         Ok(()) => after?,
                         Err(failed) => {
                             self.answer(id, Said::Failed(failed))?;
@@ -128,11 +132,11 @@ impl<W: Write> Session<W> {
     /// Waits for the first command and takes the device; `None` at the end of the input.
     fn take(&mut self) -> std::io::Result<Option<Box<dyn Device>>> {
         while let Some(ask) = self.next()? {
-            let Command::Hello { protocol, device, own } = &ask.command else {
+            let Command::Hello { protocol, device } = &ask.command else {
                 self.answer(ask.id, refused("the first command is `hello`"))?;
                 continue;
             };
-            match take(*protocol, device, own) {
+            match take(*protocol, device) {
                 Ok(device) => {
                     let hello = Hello {
                         protocol: PROTOCOL,
@@ -164,6 +168,7 @@ impl<W: Write> Session<W> {
         while let Some(ask) = self.next()? {
             let said = match &ask.command {
                 Command::Open { .. } => return Ok(Some(ask)),
+                command @ Command::Simulate { .. } => of_device(device, command),
                 Command::Time {
                     baseline,
                     mode,
@@ -220,6 +225,27 @@ fn of_device(device: &dyn Device, command: &Command) -> Said {
         Command::Compile { problem, kernels } => {
             device.compile(problem, kernels);
             Said::ok(())
+        }
+        Command::Simulate {
+            problem,
+            own,
+            kind,
+            seed,
+            schedules,
+            first_schedule,
+        } => {
+            let (Some(own_of), Some(inputs)) = (device.own(), InputKind::from_name(kind)) else {
+                return refused(format!("nothing simulates it here, or `{kind}` is no kind of inputs"));
+            };
+            let options = CheckOptions {
+                inputs,
+                seed: *seed,
+                schedules: *schedules,
+                first_schedule: *first_schedule,
+                ..CheckOptions::default()
+            };
+            let found = own_of.simulate(own, problem, &options);
+            found.map_or_else(Said::Failed, Said::ok)
         }
         Command::Rates => device.rates().map_or_else(refused, Said::ok),
         Command::Hello { .. } => refused("a device is already taken"),
@@ -297,11 +323,10 @@ fn digest(bytes: &[u8]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-fn take(protocol: u32, device: &str, own: &[Template]) -> Result<Box<dyn Device>, String> {
+fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
     if protocol != PROTOCOL {
         return Err(format!("protocol {protocol}; this worker speaks {PROTOCOL}"));
     }
-    let own = OwnKernels::new(own.to_vec()).map_err(|error| error.to_string())?;
     if let Some(file) = device.strip_prefix("replay:") {
         let measured = read_measured(file).map_err(|error| error.to_string())?;
         let mut identity = measured.identity.device;
@@ -313,7 +338,7 @@ fn take(protocol: u32, device: &str, own: &[Template]) -> Result<Box<dyn Device>
     }
     if let Some(name) = device.strip_prefix(PREDICT) {
         let profile = card(name).map_err(|error| error.to_string())?;
-        return Ok(Box::new(Card::new(profile, &own)));
+        return Ok(Box::new(Card::new(profile)));
     }
     let taken = match device.strip_prefix("cuda:").map(str::parse) {
         None if device == "cpu" => flashcore::Device::cpu(),
@@ -324,7 +349,7 @@ fn take(protocol: u32, device: &str, own: &[Template]) -> Result<Box<dyn Device>
             ));
         }
     };
-    let real = Real::take(&taken, &own).map_err(|error| error.to_string())?;
+    let real = Real::take(&taken).map_err(|error| error.to_string())?;
     Ok(Box::new(real))
 }
 

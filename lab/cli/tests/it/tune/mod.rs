@@ -15,6 +15,7 @@ mod plan_files;
 mod plan_rows;
 mod proposer;
 mod resumed;
+mod rewrites;
 mod tour;
 mod workers;
 

@@ -8,6 +8,7 @@ use flashcore_problem::{Problem, Task};
 use serde::Serialize;
 
 use crate::insight::Advisor;
+use crate::own::OwnKernels;
 use crate::trial::{History, Trial, Verdict};
 
 /// Failures that a question has.
@@ -70,7 +71,7 @@ impl Card {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Incumbent<'a> {
     id: &'a str,
-    /// Its main kernel as PTX; null for what is not compiled.
+    /// The text of a kernel of the user, or the main kernel of another as PTX; null for what is not compiled.
     source: Option<String>,
     /// Hardware counters, if the search reads them.
     counters: Option<&'a KernelProfile>,
@@ -79,8 +80,9 @@ pub(super) struct Incumbent<'a> {
 }
 
 impl Incumbent<'_> {
-    pub(super) fn of<'a>(trial: &'a Trial, advisor: Option<&Advisor>) -> Incumbent<'a> {
+    pub(super) fn of<'a>(trial: &'a Trial, advisor: Option<&Advisor>, own: &OwnKernels) -> Incumbent<'a> {
         let (source, predicted) = advisor.and_then(|advisor| advisor.source(&trial.id)).unzip();
+        let source = source.or_else(|| Some(own.source(&trial.id)?.text));
         let predicted = predicted.map(|mut predicted| {
             predicted.lines.truncate(LINES);
             predicted

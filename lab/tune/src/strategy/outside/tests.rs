@@ -131,20 +131,88 @@ fn a_proposer_is_told_what_writing_code_needs() {
     );
 }
 
+fn attention() -> OwnKernels {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
+    OwnKernels::new(vec![Template::read(&path).unwrap().0]).unwrap()
+}
+
 #[test]
-fn source_is_refused_by_name_until_it_is_evaluated() {
+fn source_is_a_candidate_and_what_cannot_be_one_is_turned_down() {
     let (space, _) = valley();
-    let code = |text: &str| format!("{{\"kernel\": \"own/mine\", \"language\": \"cuda\", \"text\": \"{text}\"}}");
-    let answer = format!(
-        "{{\"source\": [{}, {}]}}",
-        code("int x;"),
-        code("__global__ void f() {}")
+    let said = std::env::temp_dir().join(format!("flashcore-source-{}", std::process::id()));
+    let code = |kernel: &str, text: &str| serde_json::json!({"kernel": kernel, "language": "ptx", "text": text});
+    let long = format!(".entry {}", "x".repeat(300_000));
+    let bad = [
+        code("own/attention", "int x;"),
+        code("own/other", ".entry f"),
+        code("own/attention-M64", ".entry f"),
+        code("own/attention", &long),
+    ];
+    let answers = [
+        serde_json::json!({"source": bad}),
+        serde_json::json!({"source": [code("own/attention", ".entry f")], "why": "a rewrite"}),
+        serde_json::json!({"source": [code("own/attention", ".entry f")]}),
+        serde_json::json!({}),
+    ];
+    let file = |number: usize| said.with_extension(number.to_string());
+    for (number, answer) in answers.iter().enumerate() {
+        std::fs::write(file(number), format!("{answer}\n")).unwrap();
+    }
+    let lines = (0..answers.len()).map(|number| {
+        format!(
+            "read a; echo \"$a\" >> {}; cat {}\n",
+            said.display(),
+            file(number).display()
+        )
+    });
+    let script: String = lines.collect();
+    let mut proposer = outside(&script).with_own(&attention());
+    let mut history = History::default();
+    let first = proposer.propose(&history, &space).unwrap().unwrap();
+    assert!(
+        first.id.starts_with("own/attention@") && first.origin == "a rewrite",
+        "{first:?}"
     );
-    let mut proposer = outside(&format!(
-        "read a; echo '{answer}'\nread b; case $b in *'own/mine@'*'its text is no CUDA C++'*'own/mine@'*'evaluates no source'*) \
-         echo '{{\"propose\": [\"cpu/m64n64\"]}}';; esac\n"
-    ));
-    let first = proposer.propose(&History::default(), &space).unwrap().unwrap();
+    history.begin(&first.id);
+    assert_eq!(proposer.propose(&history, &space).unwrap(), None);
+    let told = std::fs::read_to_string(&said).unwrap();
+    let told: Vec<serde_json::Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let own = &told[0]["about"]["own"][0];
+    assert_eq!(own["label"], "own/attention");
+    assert!(
+        own["texts"]["attention.ptx"].as_str().unwrap().contains(".entry"),
+        "{own}"
+    );
+    let turned: Vec<(String, String)> = serde_json::from_value(told[1]["turned_down"].clone()).unwrap();
+    for ((kernel, why), (of, said)) in turned.iter().zip([
+        ("own/attention", "its text is no PTX with a kernel (`.entry`)"),
+        (
+            "own/other",
+            "no kernel of yours is named own/other; there are: own/attention",
+        ),
+        ("own/attention-M64", "own/attention has no parameters"),
+        ("own/attention", "its text has 300007 B; allowed: 262144"),
+    ]) {
+        assert!(kernel == of && why.contains(said), "{kernel}: {why}");
+    }
+    assert_eq!((turned.len(), told.len()), (4, 4));
+    assert_eq!(told[3]["turned_down"][0][1], "it was tried before");
+    for number in 0..answers.len() {
+        std::fs::remove_file(file(number)).unwrap();
+    }
+    std::fs::remove_file(said).unwrap();
+}
+
+#[test]
+fn source_may_be_forbidden_and_is_of_a_known_language() {
+    let (space, _) = valley();
+    let answer = "{\"source\": [{\"kernel\": \"own/attention\", \"language\": \"ptx\", \"text\": \".entry f\"}]}";
+    let mut forbidden = outside(&format!(
+        "read a; echo '{answer}'\nread b; case $b in *'[\"own/attention\",\"not here\"]'*) echo '{{\"propose\": [\"cpu/m64n64\"]}}';; \
+         esac\n"
+    ))
+    .with_own(&attention().without_code("not here"));
+    let first = forbidden.propose(&History::default(), &space).unwrap().unwrap();
     assert_eq!(first.id, "cpu/m64n64");
     let mut wrong =
         outside("read a; echo '{\"source\": [{\"kernel\": \"own/a\", \"language\": \"rust\", \"text\": \"\"}]}'\n");

@@ -15,6 +15,8 @@ fn run() -> Command {
 fn a_worker_that_hangs_is_killed_at_every_stage() {
     let open = Command::Open {
         problem: Problem::named("tiny").unwrap(),
+        seed: 1,
+        own: Vec::new(),
         kernels: vec!["cpu/m16n16".to_string()],
     };
     let time = Command::Time {

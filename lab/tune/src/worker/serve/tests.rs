@@ -1,4 +1,6 @@
 use flashcore_bench::defences::Run;
+use flashcore_check::own::Declared;
+use flashcore_ir::Target;
 use serde_json::Value;
 
 use super::*;
@@ -30,10 +32,11 @@ fn a_session_on_the_host() {
     let hello = Command::Hello {
         protocol: PROTOCOL,
         device: "cpu".to_string(),
-        own: Vec::new(),
     };
     let open = |id: &str| Command::Open {
         problem: problem.clone(),
+        seed: 1,
+        own: Vec::new(),
         kernels: vec![id.to_string()],
     };
     let run = |kernel: usize, load: Option<u64>, poison: bool| Command::Run {
@@ -140,16 +143,9 @@ fn each_set_of_inputs_is_drawn_once_a_run() {
 
 #[test]
 fn another_protocol_or_an_unknown_device_is_refused() {
-    for (protocol, device, said) in [(99, "cpu", "speaks 11"), (PROTOCOL, "tpu", "no device")] {
+    for (protocol, device, said) in [(99, "cpu", "speaks 12"), (PROTOCOL, "tpu", "no device")] {
         let device = device.to_string();
-        let answers = answers(&[ask(
-            1,
-            Command::Hello {
-                protocol,
-                device,
-                own: Vec::new(),
-            },
-        )]);
+        let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
         assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));
     }
 }
@@ -157,14 +153,15 @@ fn another_protocol_or_an_unknown_device_is_refused() {
 #[test]
 fn a_kernel_of_the_user_needs_a_gpu() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
-    let (template, _) = Template::read(&path).unwrap();
+    let (declared, _) = Declared::read(&path.display().to_string(), Target::Sm80).unwrap();
     let hello = Command::Hello {
         protocol: PROTOCOL,
         device: "cpu".to_string(),
-        own: vec![template],
     };
     let open = |id: &str| Command::Open {
         problem: Problem::named("tiny").unwrap(),
+        seed: 1,
+        own: Vec::from_iter((declared.label == id).then(|| declared.clone())),
         kernels: vec![id.to_string(), "cpu/m16n16".to_string()],
     };
     let answers = answers(&[ask(1, hello), ask(2, open("own/attention")), ask(3, open("own/other"))]);
