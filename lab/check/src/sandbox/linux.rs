@@ -46,8 +46,7 @@ const SYSTEM: &[&str] = &[
     "/sys/devices/system/cpu",
 ];
 const DEVICES: &[&str] = &["/dev/full", "/dev/null", "/dev/zero"];
-/// What the driver of a GPU reads: the topology, its modules, and the maps of the process itself, whose name in `/proc`
-/// is not known before it is there. Of other processes the kernel shows nothing that only their debugger sees.
+/// What the driver of a GPU reads: the topology, its modules, and the maps of the process itself. Of other processes the kernel shows nothing that only their debugger sees.
 const OF_DRIVER: &[&str] = &["/proc", "/sys", "/etc/nvidia", "/run/nvidia-persistenced"];
 /// How names of devices of GPUs begin.
 const GPUS: &str = "nvidia";
@@ -205,6 +204,7 @@ fn broken(error: impl ToString) -> SandboxError {
 struct Prepared {
     limits: Limits,
     files: RulesetCreated,
+    uses_gpus: bool,
     refused: BpfProgram,
     unknown: BpfProgram,
 }
@@ -217,7 +217,8 @@ pub(super) fn confine(command: &mut Command, policy: &Policy) -> Result<(), Sand
     let mut prepared = Prepared {
         limits: Limits::of(policy),
         files: files(policy, command.get_program().as_ref())?,
-        refused: refusals(are_signals_kept, policy.starts_groups)?,
+        uses_gpus: policy.uses_gpus,
+        refused: refusals(are_signals_kept, policy)?,
         unknown: unknown(),
     };
     // SAFETY: `enter` makes system calls alone between fork and exec. All that it needs was allocated before.
@@ -241,10 +242,16 @@ impl Prepared {
         held.inheritable = CapabilitySet::empty();
         rustix::thread::set_capabilities(None, held)?;
         rustix::thread::set_no_new_privs(true)?;
-        self.files
-            .try_clone()?
-            .restrict_self()
-            .map_err(|_| io::Error::last_os_error())?;
+        let mut files = self.files.try_clone()?;
+        if self.uses_gpus {
+            // The driver names its threads in `/proc/self/task`. Only here is that this process.
+            let own = PathFd::new("/proc/self").map_err(|_| io::Error::last_os_error())?;
+            let named = AccessFs::WriteFile | AccessFs::Truncate;
+            files = files
+                .add_rule(PathBeneath::new(own, named))
+                .map_err(|_| io::Error::last_os_error())?;
+        }
+        files.restrict_self().map_err(|_| io::Error::last_os_error())?;
         apply_filter(&self.unknown).map_err(last)?;
         apply_filter(&self.refused).map_err(last)
     }
@@ -288,13 +295,17 @@ fn files(policy: &Policy, program: &Path) -> Result<RulesetCreated, SandboxError
 }
 
 /// The filter of calls that are refused.
-fn refusals(are_signals_kept: bool, starts_groups: bool) -> Result<BpfProgram, SandboxError> {
+fn refusals(are_signals_kept: bool, policy: &Policy) -> Result<BpfProgram, SandboxError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for calls in [REFUSED, OF_THIS_PROCESSOR, LATE] {
         rules.extend(calls.iter().map(|&call| (call, Vec::new())));
     }
-    if starts_groups {
+    if policy.starts_groups {
         rules.remove(&libc::SYS_setpgid);
+    }
+    if policy.uses_gpus {
+        rules.remove(&libc::SYS_socket);
+        rules.remove(&libc::SYS_bind);
     }
     if !are_signals_kept {
         rules.extend(SIGNALS.iter().map(|&call| (call, Vec::new())));
@@ -319,15 +330,19 @@ fn refusals(are_signals_kept: bool, starts_groups: bool) -> Result<BpfProgram, S
     for command in OWNERS {
         refuse(libc::SYS_fcntl, 1, SeccompCmpOp::Eq, command)?;
     }
-    refuse(
-        libc::SYS_socketpair,
-        0,
-        SeccompCmpOp::Ne,
-        u64::from(libc::AF_UNIX.cast_unsigned()),
-    )?;
+    let local = u64::from(libc::AF_UNIX.cast_unsigned());
+    refuse(libc::SYS_socketpair, 0, SeccompCmpOp::Ne, local)?;
     let paired = PAIRED.map(|kind| u64::from(kind.cast_unsigned()));
     for kind in (0..=KIND).filter(|kind| !paired.contains(kind)) {
         refuse(libc::SYS_socketpair, 1, SeccompCmpOp::MaskedEq(KIND), kind)?;
+    }
+    if policy.uses_gpus {
+        // The driver makes one socket with a name and connects to none: a program cannot, either.
+        refuse(libc::SYS_socket, 0, SeccompCmpOp::Ne, local)?;
+        let of_driver = u64::from(libc::SOCK_SEQPACKET.cast_unsigned());
+        for kind in (0..=KIND).filter(|kind| *kind != of_driver) {
+            refuse(libc::SYS_socket, 1, SeccompCmpOp::MaskedEq(KIND), kind)?;
+        }
     }
     // An address of a receiver: a comparison of 64 bits.
     let has_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)

@@ -110,18 +110,14 @@ impl Policy {
     /// For this program as a process that reads, simulates and times kernels, as long as it is asked to. A driver
     /// reserves more addresses than there is memory.
     pub fn worker(folder: &Path, uses_gpus: bool) -> Policy {
-        let policy = Policy {
+        let policy = Policy::compiler(folder, Duration::MAX);
+        let memory = if uses_gpus { u64::MAX } else { policy.memory };
+        Policy {
+            memory,
             tasks: u32::MAX,
             starts_groups: true,
             uses_gpus,
-            ..Policy::compiler(folder, Duration::MAX)
-        };
-        match uses_gpus {
-            true => Policy {
-                memory: u64::MAX,
-                ..policy
-            },
-            false => policy,
+            ..policy
         }
     }
 

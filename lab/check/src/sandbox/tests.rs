@@ -18,6 +18,8 @@ use crate::programs::{self, Ran};
 
 /// What the child is to try, and with what.
 const PART: &str = "FLASHCORE_TEST_PART";
+/// How a part begins that may use GPUs.
+const GPU: &str = "gpu ";
 /// Makes it an error that the system has no sandbox.
 const REQUIRE: &str = "FLASHCORE_REQUIRE_SANDBOX";
 const DENIED: &str = "Permission denied (os error 13)";
@@ -55,7 +57,7 @@ fn call(words: &str) -> io::Result<()> {
 #[test]
 fn part() {
     let Ok(part) = std::env::var(PART) else { return };
-    let (what, with) = part.split_once(' ').unwrap();
+    let (what, with) = part.trim_start_matches(GPU).split_once(' ').unwrap();
     let words = |error: io::Error| error.to_string();
     let done = match what {
         "tcp" => TcpListener::bind("127.0.0.1:0").map(drop).map_err(words),
@@ -65,6 +67,10 @@ fn part() {
             .and_then(|socket| Ok(sendto(socket, b"x", SendFlags::empty(), &SocketAddrUnix::new(with)?)?))
             .map(drop)
             .map_err(words),
+        "socket" => rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)
+            .and_then(|socket| rustix::net::bind(socket, &SocketAddrUnix::new_unnamed()))
+            .map_err(|error| words(error.into())),
+        "thread" => fs::write("/proc/thread-self/comm", "named").map_err(words),
         "pairs" => [SocketType::STREAM, SocketType::SEQPACKET]
             .into_iter()
             .try_for_each(|kind| pair(kind).map(drop).map_err(words)),
@@ -122,6 +128,7 @@ fn ran(part: &str, confinement: Confinement) -> io::Result<Ran> {
     let folder = tempfile::tempdir().unwrap();
     let mut policy = Policy::compiler(folder.path(), LONG).run(&program);
     policy.tasks = 20;
+    policy.uses_gpus = part.starts_with(GPU);
     // Without the sandbox what it tries must succeed.
     policy.memory = match (part, confinement) {
         ("memory -", Confinement::Sandboxed) => 1 << 29,
@@ -176,6 +183,27 @@ fn no_network() {
     }
     let none = format!("call {} -1", libc::SYS_sendto);
     assert_eq!(ask(&none, Confinement::Sandboxed), BAD_DESCRIPTOR);
+}
+
+/// Seen on an H200 with driver 580.159.04: without either `cuInit` fails.
+#[test]
+fn a_worker_with_gpus_names_threads_and_one_kind_of_socket() {
+    refused("socket -", NOT_PERMITTED);
+    refused("thread -", DENIED);
+    if is_missing() {
+        return;
+    }
+    for part in ["gpu socket -", "gpu thread -"] {
+        assert_eq!(ask(part, Confinement::Sandboxed), "done", "{part}");
+    }
+    // Nothing of another process, and no connection.
+    let other = format!("gpu write /proc/{}/comm", std::process::id());
+    assert_eq!(ask(&other, Confinement::Sandboxed), DENIED);
+    for part in ["gpu tcp -", "gpu udp -", "gpu unix -", "gpu datagram -"] {
+        assert_eq!(ask(part, Confinement::Sandboxed), NOT_PERMITTED, "{part}");
+    }
+    let connect = format!("gpu call {} -1", libc::SYS_connect);
+    assert_eq!(ask(&connect, Confinement::Sandboxed), NOT_PERMITTED);
 }
 
 /// That calls are refused, which without the sandbox have another error or none.
