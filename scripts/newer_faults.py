@@ -130,10 +130,10 @@ def texts():
 
 
 def assembled(folder, name):
-    """Assembles NAME.ptx of Triton with Triton's ptxas, which knows its version. An error, or none."""
+    """Assembles NAME.ptx of Triton with the newer of Triton's ptxas, which knows its version. An error, or none."""
     import triton
 
-    ptxas = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    ptxas = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
     arch = re.search(r"\.target (\w+)", (folder / f"{name}.ptx").read_text(encoding="utf-8"))[1].replace("sm_80", "sm_90")
     command = [ptxas, f"-arch={arch}", "--generate-line-info", f"{name}.ptx", "-o", f"{name}.cubin"]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)

@@ -27,7 +27,6 @@ import os
 import pathlib
 import random
 import re
-import struct
 import subprocess
 import sys
 import tomllib
@@ -38,6 +37,7 @@ import newer_faults
 
 try:
     import corpus_reference
+    import numpy as np
 except ImportError:  # NumPy
     python = compile_corpus.environment().parents[5] / "bin" / "python"
     os.execv(python, [python, *sys.argv])
@@ -242,9 +242,6 @@ def sources(which):
         yield file.stem, file.read_text(encoding="utf-8"), unseen / f"{file.stem.removesuffix('_twin')}.toml", not is_twin
 
 
-FORMATS = {"f16": "e", "f32": "f", "f64": "d", "i8": "b", "i16": "h", "i32": "i", "i64": "q"}
-
-
 class Launch:
     """A launch file as the driver takes it: the bytes of each parameter, and the buffers that they point to."""
 
@@ -256,7 +253,7 @@ class Launch:
         self.args = []
         for argument, (ty, size) in zip(table.get("args", []), params, strict=True):
             self.args.append(self.argument(argument, ty, int(size or 0)))
-        self.variables = [[v["name"], self.made(v).bytes().hex()] for v in table.get("symbols", [])]
+        self.variables = [[v["name"], self.made(v).stored.tobytes().hex()] for v in table.get("symbols", [])]
 
     def made(self, table):
         self.seed += 1
@@ -274,16 +271,14 @@ class Launch:
             else:
                 pointers.append([len(data), len(self.buffers)])
             data += bytes(128 if "map" in table else 8)
-            stored = stored if buffer is None else None if buffer.fill == "unwritten" else buffer.bytes()
+            stored = stored if buffer is None else None if buffer.fill == "unwritten" else buffer.stored.tobytes()
             kept = None if stored is None else base64.b64encode(zlib.compress(stored)).decode()
             size = len(stored) if buffer is None else buffer.stored.nbytes
             self.buffers.append({"name": table["name"], "bytes": size, "data": kept})
             return
         ty = table.get("type", ty)
-        if ty in ("bf16",):
-            stored = int(corpus_reference.to_bf16(table["value"])).to_bytes(2, "little")
-        elif ty in ("f16", "f32", "f64"):
-            stored = struct.pack(f"<{FORMATS[ty]}", table["value"])
+        if ty in ("bf16", "f16", "f32", "f64"):
+            stored = np.float64(table["value"]).astype(corpus_reference.STORED[ty]).tobytes()
         else:
             size = int(ty[1:]) // 8
             stored = (int(table["value"]) % (1 << 8 * size)).to_bytes(size, "little")
@@ -345,7 +340,7 @@ def ours(folder, program, jobs):
 
     def one(told):
         name = told["name"]
-        command = [program, "check", f"{name}.ptx", "--launch", f"{name}.toml", "--json"]
+        command = [program, "check", f"{name}.ptx", "--launch", f"{name}.toml", "--profile", "h200", "--json"]
         try:
             ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
         except subprocess.TimeoutExpired:
