@@ -156,6 +156,7 @@ impl<'m> Cluster<'m> {
                 let arrivals = read(warp, 0);
                 self.mbarrier_init(warp, pc, address, &arrivals.map(|arrivals| arrivals as u32));
             }
+            What::Mbarrier(Mbarrier::Invalidate, address) => self.mbarrier_invalidate(warp, pc, address),
             What::Mbarrier(Mbarrier::State, address) => {
                 let states = self.mbarrier_states(warp, pc, address);
                 set(machine, warp, cold.writes[0], active, &states);

@@ -31,6 +31,8 @@ pub(crate) struct Mbarrier {
     completed: Option<Clock>,
     /// Thread, epoch and operation of the initialisation.
     made_by: (u32, Epoch, u32),
+    /// Whether its memory may be used in another way, or for a new one.
+    invalid: bool,
     /// Whether the initialising thread has fenced it for copies and the cluster.
     pub(crate) fenced: bool,
     /// Newest bulk copy that has landed.
@@ -136,7 +138,11 @@ impl Cluster<'_> {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
-            if let Some(old) = &self.mbarriers[number as usize] {
+            // Phases of a new one count on, for what warps have waited for.
+            let mut phase = 0;
+            if let Some(old) = &self.mbarriers[number as usize].as_ref().filter(|old| old.invalid) {
+                phase = old.phase + 2 & !1;
+            } else if let Some(old) = &self.mbarriers[number as usize] {
                 let (first, what) = (old.made_by.2, "is initialised a second time");
                 let help = "initialise each mbarrier once; its phases advance automatically";
                 self.mbarrier_misuse(warp.lane(pc, lane), number, Some(first), what, help);
@@ -144,9 +150,22 @@ impl Cluster<'_> {
             self.mbarriers[number as usize] = Some(Mbarrier {
                 expected: arrivals[lane],
                 pending: arrivals[lane],
+                phase,
                 made_by: (warp.lane(pc, lane).thread(), warp.epoch, pc),
                 ..Mbarrier::default()
             });
+        }
+    }
+
+    pub(crate) fn mbarrier_invalidate(&mut self, warp: &Warp, pc: u32, addr: &Address) {
+        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
+        for (lane, number) in numbers.into_iter().enumerate() {
+            let Some(number) = number else { continue };
+            if self.usable(warp.lane(pc, lane), number)
+                && let Some(mbarrier) = &mut self.mbarriers[number as usize]
+            {
+                mbarrier.invalid = true;
+            }
         }
     }
 
@@ -162,7 +181,7 @@ impl Cluster<'_> {
 
     /// Whether a lane may use an mbarrier: its initialisation must be ordered before.
     pub(crate) fn usable(&mut self, by: Lane<'_>, number: u32) -> bool {
-        let Some(mbarrier) = &self.mbarriers[number as usize] else {
+        let Some(mbarrier) = self.mbarriers[number as usize].as_ref().filter(|it| !it.invalid) else {
             let what = "is used before its initialisation";
             self.mbarrier_misuse(by, number, None, what, HELP_MAKE);
             return false;
