@@ -47,7 +47,7 @@ class OnCpu(TorchFunctionMode):
 
 class Launches:
     def __init__(self, target, blocks):
-        self.target, self.blocks, self.rows = target, blocks, []
+        self.target, self.blocks, self.rows, self.understood = target, blocks, [], []
 
     def run(self, kernel, *args, grid, warmup, **named):
         values = {param.name: param.default for param in kernel.params if param.has_default}
@@ -73,6 +73,7 @@ class Launches:
             given = getattr(given, "base", given)
             if isinstance(given, torch.Tensor) and 0 not in given.stride():  # what is expanded is only read
                 given.data.copy_(left)  # unseen by autograd
+        self.understood.append(result.understood)
         forms = [form["form"] for form in result.missing]
         self.add(kernel, grid, result.verdict, *forms)
         if result.findings:
@@ -137,7 +138,9 @@ def main():
         runpy.run_path(given.program, run_name="__main__")
     counts = collections.Counter(verdict for _, verdict in launches.rows)
     kernels = len({name for name, _ in launches.rows})
-    print(json.dumps({"kernels": kernels, "launches": len(launches.rows), "target": given.target, **counts}))
+    understood = round(sum(launches.understood) / max(len(launches.understood), 1), 4)
+    told = {"kernels": kernels, "launches": len(launches.rows), "target": given.target, "understood": understood}
+    print(json.dumps(told | counts))
     if not launches.rows:
         sys.exit(f"{given.program} launched no kernel of Triton: nothing was checked")
     sys.exit(counts["clean"] != len(launches.rows))
