@@ -140,7 +140,9 @@ impl<'m> Cluster<'m> {
                     let leader = self.elected(warp, group);
                     set(machine, warp, cold.writes[0], group, &[leader as u64; 32]);
                     let is_leader = std::array::from_fn(|lane| u64::from(lane == leader));
-                    set(machine, warp, cold.writes[1], group, &is_leader);
+                    if let Some(&p) = cold.writes.get(1) {
+                        set(machine, warp, p, group, &is_leader);
+                    }
                 }
             }
             What::ActiveMask => set(machine, warp, cold.writes[0], active, &[active.into(); 32]),

@@ -327,8 +327,8 @@ impl<'m> Cluster<'m> {
         equal
     }
 
-    /// Whether lanes of one store write the same f32 numbers but for rounding: copies of one sum over lanes, as the text
-    /// shows, or numbers that depend on shuffles and are near each other.
+    /// Whether lanes of one store write the same f32 numbers but for rounding: copies of one sum over lanes, as the
+    /// text shows, or numbers that depend on shuffles and are near each other.
     #[cold]
     #[inline(never)]
     fn differ_by_rounding(&self, warp: &Warp, access: &SharedAccess, store: Option<Stored<'_>>) -> bool {

@@ -29,8 +29,8 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Of a store of floats that depend on shuffles, the bits in which the indices of lanes may differ that have the same
-    /// sums in its registers, but for rounding.
+    /// Of a store of floats that depend on shuffles, the bits in which the indices of lanes may differ that have the
+    /// same sums in its registers, but for rounding.
     pub(super) fn stored(&self, step: &Step) -> Option<u32> {
         let regs = match step {
             Step::Inst(Inst::St {
