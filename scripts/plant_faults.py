@@ -2,9 +2,9 @@
 """Faults in the CUDA kernels of lab/check/corpus, by operators at sites drawn by a seed, for `flashcore check` and
 compute-sanitizer.
 
-usage: scripts/plant_faults.py draw [--races]
-       scripts/plant_faults.py show [--races]
-       scripts/plant_faults.py build FOLDER [--races]
+usage: scripts/plant_faults.py draw [--races | --newer]
+       scripts/plant_faults.py show [--races | --newer]
+       scripts/plant_faults.py build FOLDER [--races | --newer]
        scripts/plant_faults.py ours FOLDER --flashcore PROGRAM
        scripts/plant_faults.py table FOLDER RESULTS
 
@@ -13,7 +13,8 @@ usage: scripts/plant_faults.py draw [--races]
 lab/check/faults/equivalent.json does not exclude, of the faults in lab/check/faults/unseen, and of what they are faults
 of; scripts/run_sanitizer.py runs these on a GPU. `ours` runs `flashcore check` on them. `table` compares the results.
 With --races it is lab/check/faults/races.json, of the operators of races in shared memory, in the corpus and in the
-twins of its faults, and in place of `unseen` the corpus's races.
+twins of its faults, and in place of `unseen` the corpus's races. With --newer it is lab/check/faults/newer.json, of the
+operators of scripts/newer_faults.py, for Hopper and in Triton's PTX; its Python must have Triton 3.9.0 and flashcore_attn.
 
 planted.json was committed before any tool saw a fault, and equivalent.json, which gives the reason for each, too.
 """
@@ -26,25 +27,26 @@ import os
 import pathlib
 import random
 import re
-import struct
 import subprocess
 import sys
 import tomllib
 import zlib
 
 import compile_corpus
+import newer_faults
 
 try:
     import corpus_reference
+    import numpy as np
 except ImportError:  # NumPy
     python = compile_corpus.environment().parents[5] / "bin" / "python"
     os.execv(python, [python, *sys.argv])
 
 ROOT = compile_corpus.ROOT
 FAULTS = ROOT / "lab" / "check" / "faults"
-SEED, SITES = 58, 7
+SEED, SITES, NEWER_SITES = 58, 7, 4
 TARGET = "sm_90"
-LISTS = {False: "planted.json", True: "races.json"}
+PLANTED, IN_SHARED, NEWER = "planted.json", "races.json", "newer.json"
 
 
 def replaced(pattern, by, only=None):
@@ -124,20 +126,33 @@ RACES = {
 }
 
 
+# By list the operators: which texts they are for, and their sites.
+OF = {PLANTED: {name: ("", sites) for name, sites in OPERATORS.items()}, IN_SHARED: RACES}
+OF[NEWER] = {name: (r"__global__", sites) for name, sites in newer_faults.HOPPER.items()}
+OF[NEWER] |= {name: (r"\.visible \.entry", sites) for name, sites in newer_faults.PTX.items()}
+
+
 def kernels(has_twins):
     found = sorted(compile_corpus.CORPUS.glob("*.cu"))
     return found + (sorted((compile_corpus.CORPUS / "faults").glob("*.twin.cu")) if has_twins else [])
 
 
-def mutants(operator, is_race):
+def texts(which):
+    if which == NEWER:
+        return newer_faults.texts()
+    files = kernels(which == IN_SHARED)
+    names = [file.relative_to(compile_corpus.CORPUS).as_posix().removesuffix(".cu") for file in files]
+    return ((name, file.read_text(encoding="utf-8")) for name, file in zip(names, files))
+
+
+def mutants(operator, which):
     """All sites of an operator: kernel, first line, the lines there, those in their place."""
-    only, sites = RACES[operator] if is_race else ("", OPERATORS[operator])
-    for file in kernels(is_race):
-        text = file.read_text(encoding="utf-8")
+    only, sites = OF[which][operator]
+    for kernel, text in texts(which):
         lines = text.split("\n")
         for number, after in sites(lines) if re.search(only, text) else ():
             yield {
-                "kernel": file.relative_to(compile_corpus.CORPUS).as_posix().removesuffix(".cu"),
+                "kernel": kernel,
                 "operator": operator,
                 "line": number + 1,
                 "before": lines[number : number + len(after)],
@@ -145,19 +160,19 @@ def mutants(operator, is_race):
             }
 
 
-def draw(is_race):
+def draw(which):
     drawn = []
-    for operator in RACES if is_race else OPERATORS:
+    for operator in OF[which]:
         rng = random.Random(f"{SEED} {operator}")
-        sites = list(mutants(operator, is_race))
+        sites = list(mutants(operator, which))
         rng.shuffle(sites)
         taken = {}
-        for site in sites:
-            taken.setdefault(site["kernel"], site)
-        drawn += list(taken.values())[:SITES]
+        for site in sites:  # configurations of one kernel of Triton are that kernel
+            taken.setdefault(re.sub(r"-\d+\.sm_\w+$", "", site["kernel"]), site)
+        drawn += list(taken.values())[: SITES if which != NEWER else NEWER_SITES]
         print(f"{operator}: {len(sites)} sites in {len(taken)} kernels")
     text = ",\n".join(json.dumps(one) for one in drawn)
-    (FAULTS / LISTS[is_race]).write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    (FAULTS / which).write_text(f"[\n{text}\n]\n", encoding="utf-8")
     print(f"{len(drawn)} faults of {len({fault['operator'] for fault in drawn})} operators")
 
 
@@ -169,52 +184,57 @@ def name_of(fault):
     return f"{plain(fault['kernel'])}-{fault['operator']}"
 
 
-def planted(is_race):
-    return json.loads((FAULTS / LISTS[is_race]).read_text(encoding="utf-8"))
+def planted(which):
+    return json.loads((FAULTS / which).read_text(encoding="utf-8"))
 
 
 def excluded():
     return json.loads((FAULTS / "equivalent.json").read_text(encoding="utf-8"))
 
 
+def text_of(kernel):
+    if kernel.startswith("triton/"):
+        return newer_faults.triton_cases()[kernel]["kernel.ptx"].decode()
+    return (compile_corpus.CORPUS / f"{kernel}.cu").read_text(encoding="utf-8")
+
+
 def mutated(fault):
-    file = compile_corpus.CORPUS / f"{fault['kernel']}.cu"
-    lines = file.read_text(encoding="utf-8").split("\n")
+    lines = text_of(fault["kernel"]).split("\n")
     at = slice(fault["line"] - 1, fault["line"] - 1 + len(fault["before"]))
     if lines[at] != fault["before"]:
-        raise SystemExit(f"{file.name}: line {fault['line']} is not what it was when it was drawn")
+        raise SystemExit(f"{fault['kernel']}: line {fault['line']} is not what it was when it was drawn")
     lines[at] = fault["after"]
     return "\n".join(lines)
 
 
-def show(is_race):
-    for fault in planted(is_race):
+def show(which):
+    for fault in planted(which):
         print(f"{name_of(fault)}:{fault['line']}")
         for sign, lines in (("-", fault["before"]), ("+", fault["after"])):
             for line in lines:
                 print(f"  {sign} {line.strip()}")
 
 
-def sources(is_race):
-    """Name, text, launch file and whether it is a fault, of each that is built."""
+def sources(which):
+    """Name, text, launch file and whether it is a fault, of each that is built; of Triton's kernels, the kernel for the
+    launch file."""
     out = set(excluded())
-    used = []
+    used = {}
 
-    def whole(file, is_fault):
-        return plain(file.stem), file.read_text(encoding="utf-8"), compile_corpus.declaration(file), is_fault
+    def launch_of(kernel):
+        return kernel if kernel.startswith("triton/") else compile_corpus.declaration(compile_corpus.CORPUS / f"{kernel}.cu")
 
-    for fault in planted(is_race):
+    for fault in planted(which):
         if name_of(fault) not in out:
-            file = compile_corpus.CORPUS / f"{fault['kernel']}.cu"
-            yield name_of(fault), mutated(fault), compile_corpus.declaration(file), True
-            used.append(file)
-    for file in sorted((compile_corpus.CORPUS / "faults").glob("*.cu")) if is_race else ():
+            yield name_of(fault), mutated(fault), launch_of(fault["kernel"]), True
+            used[fault["kernel"]] = None
+    for file in sorted((compile_corpus.CORPUS / "faults").glob("*.cu")) if which == IN_SHARED else ():
         if file.read_text(encoding="utf-8").startswith("// fault: shared-race"):
-            yield whole(file, True)
-            used.append(file.with_suffix(".twin.cu"))
-    for file in sorted(set(used)):
-        yield whole(file, False)
-    if is_race:
+            yield plain(file.stem), file.read_text(encoding="utf-8"), compile_corpus.declaration(file), True
+            used[f"faults/{file.stem}.twin"] = None
+    for kernel in sorted(used):
+        yield plain(kernel), text_of(kernel), launch_of(kernel), False
+    if which != PLANTED:
         return
     unseen = FAULTS / "unseen"
     for file in sorted(unseen.glob("*.cu")):
@@ -222,20 +242,18 @@ def sources(is_race):
         yield file.stem, file.read_text(encoding="utf-8"), unseen / f"{file.stem.removesuffix('_twin')}.toml", not is_twin
 
 
-FORMATS = {"f16": "e", "f32": "f", "f64": "d", "i8": "b", "i16": "h", "i32": "i", "i64": "q"}
-
-
 class Launch:
     """A launch file as the driver takes it: the bytes of each parameter, and the buffers that they point to."""
 
-    def __init__(self, table, ptx):
-        self.buffers, self.seed = [], 0
+    def __init__(self, folder, table, ptx):
+        self.folder, self.buffers, self.maps, self.seed = folder, [], [], 0
         head = re.search(r"\.visible \.entry (\w+)\s*\((.*?)\)", ptx, re.DOTALL)
         params = re.findall(r"\.param (?:\.align \d+ )?\.(\w+)[^,\[]*(?:\[(\d+)\])?", head[2])
         self.entry = head[1]
-        given = zip(table.get("args", []), params, strict=True)
-        self.args = [self.argument(argument, ty, int(size or 0)) for argument, (ty, size) in given]
-        self.variables = [[v["name"], self.made(v).bytes().hex()] for v in table.get("symbols", [])]
+        self.args = []
+        for argument, (ty, size) in zip(table.get("args", []), params, strict=True):
+            self.args.append(self.argument(argument, ty, int(size or 0)))
+        self.variables = [[v["name"], self.made(v).stored.tobytes().hex()] for v in table.get("symbols", [])]
 
     def made(self, table):
         self.seed += 1
@@ -245,18 +263,22 @@ class Launch:
     def field(self, table, ty, data, pointers):
         """Appends an argument, or a field of one, aligned to its size."""
         if "value" not in table:
-            buffer = self.made(table)
+            stored = (self.folder / table["file"]).read_bytes() if "file" in table else None
+            buffer = self.made(table) if stored is None else None
             data += bytes(-len(data) % 8)
-            pointers.append([len(data), len(self.buffers)])
-            data += bytes(8)
-            kept = None if buffer.fill == "unwritten" else base64.b64encode(zlib.compress(buffer.bytes())).decode()
-            self.buffers.append({"name": table["name"], "bytes": buffer.stored.nbytes, "data": kept})
+            if "map" in table:  # in place of a pointer
+                self.maps.append([len(self.args), len(self.buffers), table["type"], table["map"]])
+            else:
+                pointers.append([len(data), len(self.buffers)])
+            data += bytes(128 if "map" in table else 8)
+            stored = stored if buffer is None else None if buffer.fill == "unwritten" else buffer.stored.tobytes()
+            kept = None if stored is None else base64.b64encode(zlib.compress(stored)).decode()
+            size = len(stored) if buffer is None else buffer.stored.nbytes
+            self.buffers.append({"name": table["name"], "bytes": size, "data": kept})
             return
         ty = table.get("type", ty)
-        if ty in ("bf16",):
-            stored = int(corpus_reference.to_bf16(table["value"])).to_bytes(2, "little")
-        elif ty in ("f16", "f32", "f64"):
-            stored = struct.pack(f"<{FORMATS[ty]}", table["value"])
+        if ty in ("bf16", "f16", "f32", "f64"):
+            stored = np.float64(table["value"]).astype(corpus_reference.STORED[ty]).tobytes()
         else:
             size = int(ty[1:]) // 8
             stored = (int(table["value"]) % (1 << 8 * size)).to_bytes(size, "little")
@@ -272,28 +294,31 @@ class Launch:
 
 def case(folder, name, is_fault):
     table = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
-    launch = Launch(table, (folder / f"{name}.ptx").read_text(encoding="utf-8"))
+    launch = Launch(folder, table, (folder / f"{name}.ptx").read_text(encoding="utf-8"))
     axes = {key: (table[key] + [1, 1])[:3] for key in ("grid", "block")}
     told = {"name": name, "fault": is_fault, "entry": launch.entry, "shared": table.get("shared", 0)}
-    return told | axes | {"args": launch.args, "variables": launch.variables, "buffers": launch.buffers}
+    return told | axes | {"args": launch.args, "maps": launch.maps, "variables": launch.variables, "buffers": launch.buffers}
 
 
-def build(folder, jobs, is_race):
+def build(folder, jobs, which):
     """Leaves NAME.cu, NAME.toml, NAME.ptx, NAME.cubin, built.json with what did not compile, and cases.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tools = compile_corpus.environment()
 
     def one(given):
         name, text, declaration, is_fault = given
+        told = {"name": name, "fault": is_fault, "why": None}
+        if isinstance(declaration, str):
+            newer_faults.written(folder, name, declaration, text)
+            return told | {"why": newer_faults.assembled(folder, name)}
         source = folder / f"{name}.cu"
         launch = declaration.read_text(encoding="utf-8")
         (folder / f"{name}.toml").write_text(launch, encoding="utf-8")
         source.write_text(text, encoding="utf-8")
         arch = tomllib.loads(launch).get("arch", "sm_80")
-        told = {"name": name, "fault": is_fault, "why": None}
         for command in (
             [tools / "nvcc", *compile_corpus.FLAGS, f"-arch={arch}", source.name, "-o", f"{name}.ptx"],
-            [tools / "ptxas", f"-arch={TARGET}", "--generate-line-info", f"{name}.ptx", "-o", f"{name}.cubin"],
+            [tools / "ptxas", f"-arch={max(arch, TARGET)}", "--generate-line-info", f"{name}.ptx", "-o", f"{name}.cubin"],
         ):
             ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
             if ran.returncode:
@@ -301,7 +326,7 @@ def build(folder, jobs, is_race):
         return told
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        told = list(pool.map(one, sources(is_race)))
+        told = list(pool.map(one, sources(which)))
     for failed in (t for t in told if t["why"]):
         print(f"{failed['name']}: {failed['why']}", file=sys.stderr)
     (folder / "built.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -315,7 +340,7 @@ def ours(folder, program, jobs):
 
     def one(told):
         name = told["name"]
-        command = [program, "check", f"{name}.ptx", "--launch", f"{name}.toml", "--json"]
+        command = [program, "check", f"{name}.ptx", "--launch", f"{name}.toml", "--profile", "h200", "--json"]
         try:
             ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
         except subprocess.TimeoutExpired:
@@ -339,14 +364,16 @@ def main():
     usage.add_argument("results", type=pathlib.Path, nargs="?")
     usage.add_argument("--flashcore", type=pathlib.Path, metavar="PROGRAM")
     usage.add_argument("--jobs", type=int, default=2, metavar="N")
-    usage.add_argument("--races", action="store_true", help="races in shared memory")
+    usage.add_argument("--races", dest="of", action="store_const", const=IN_SHARED, help="races in shared memory")
+    usage.add_argument("--newer", dest="of", action="store_const", const=NEWER, help="for Hopper, and in Triton's PTX")
+    usage.set_defaults(of=PLANTED)
     options = usage.parse_args()
     if options.what == "draw":
-        draw(options.races)
+        draw(options.of)
     elif options.what == "show":
-        show(options.races)
+        show(options.of)
     elif options.what == "build" and options.folder:
-        build(options.folder, options.jobs, options.races)
+        build(options.folder, options.jobs, options.of)
     elif options.what == "ours" and options.folder and options.flashcore:
         ours(options.folder, options.flashcore.resolve(), options.jobs)
     elif options.what == "table" and options.results:

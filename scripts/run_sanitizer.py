@@ -44,6 +44,9 @@ MOST, MOST_BYTES = 12, 700
 RUNNING = set()
 # Kernels of these names may wait for ever: they have processes of their own, last.
 SLOW = ("barrier-in-branch", "plain-exchange", "lookback", "lock", "grid_barrier", "chained", "queue")
+SLOW += ("fewer-arrivals", "other-bytes", "other-stage", "one-tile-more", "other-parity")
+# Types of the elements of a tensor map, with their bytes (cuda.h, CUtensorMapDataType).
+ELEMENTS = {"u8": (0, 1), "i8": (0, 1), "e4m3": (0, 1), "f16": (6, 2), "f32": (7, 4), "bf16": (9, 2)}
 
 
 class Driver:
@@ -61,6 +64,24 @@ class Driver:
         error = getattr(self.lib, function)(*arguments)
         if error:
             raise RuntimeError(f"{function}: {error}")
+
+    def tensor_map(self, address, kind, told):
+        """A map as a launch file has it, encoded; it begins at a multiple of 64 bytes."""
+        code, size = ELEMENTS[kind]
+        dims, rank = told["dims"], len(told["dims"])
+        dense = [size]
+        for dim in dims[:-1]:
+            dense.append(dense[-1] * dim)
+        room = ctypes.create_string_buffer(192)
+        encoded = (ctypes.c_char * 128).from_buffer(room, -ctypes.addressof(room) % 64)
+        wide, narrow = (ctypes.c_uint64 * rank), (ctypes.c_uint32 * rank)
+        strides = (ctypes.c_uint64 * max(rank - 1, 1))(*told.get("strides", dense[1:]))
+        swizzle = {0: 0, 32: 1, 64: 2, 128: 3}[told.get("swizzle", 0)]
+        self(
+            "cuTensorMapEncodeTiled", encoded, code, rank, address, wide(*dims), strides, narrow(*told["box"]),
+            narrow(*[1] * rank), 0, swizzle, 0, 0,
+        )  # fmt: skip
+        return encoded
 
     def run(self, case, cubin):
         module, function, held = ctypes.c_void_p(), ctypes.c_void_p(), []
@@ -84,6 +105,10 @@ class Driver:
             for at, slot in pointers:
                 data[at : at + 8] = held[slot].value.to_bytes(8, "little")
             arguments.append(ctypes.create_string_buffer(bytes(data), len(data)))
+        for place, slot, kind, told in case.get("maps", ()):
+            arguments[place] = self.tensor_map(held[slot], kind, told)
+        if case["shared"] > 48 << 10:
+            self("cuFuncSetAttribute", function, 8, ctypes.c_int(case["shared"]))
         pointers = (ctypes.c_void_p * max(len(arguments), 1))(*(ctypes.addressof(a) for a in arguments))
         self("cuLaunchKernel", function, *case["grid"], *case["block"], case["shared"], None, pointers, None)
         self("cuCtxSynchronize")

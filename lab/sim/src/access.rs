@@ -140,7 +140,9 @@ impl<'m> Cluster<'m> {
                     let leader = self.elected(warp, group);
                     set(machine, warp, cold.writes[0], group, &[leader as u64; 32]);
                     let is_leader = std::array::from_fn(|lane| u64::from(lane == leader));
-                    set(machine, warp, cold.writes[1], group, &is_leader);
+                    if let Some(&p) = cold.writes.get(1) {
+                        set(machine, warp, p, group, &is_leader);
+                    }
                 }
             }
             What::ActiveMask => set(machine, warp, cold.writes[0], active, &[active.into(); 32]),
@@ -156,6 +158,7 @@ impl<'m> Cluster<'m> {
                 let arrivals = read(warp, 0);
                 self.mbarrier_init(warp, pc, address, &arrivals.map(|arrivals| arrivals as u32));
             }
+            What::Mbarrier(Mbarrier::Invalidate, address) => self.mbarrier_invalidate(warp, pc, address),
             What::Mbarrier(Mbarrier::State, address) => {
                 let states = self.mbarrier_states(warp, pc, address);
                 set(machine, warp, cold.writes[0], active, &states);

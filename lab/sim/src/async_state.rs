@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 
+use flashcore_ir::inst::{Address, Space};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Epoch;
+use crate::cluster::Cluster;
+use crate::warp::Warp;
 
 /// Registers that products use together: an accumulator, or operand A of one k step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,4 +54,29 @@ pub(crate) struct AsyncState {
     pub(crate) peers_started: bool,
     /// The last store to another block that is not yet ordered at cluster scope.
     pub(crate) remote_store: Option<u32>,
+}
+
+impl Cluster<'_> {
+    /// `mbarrier.inval`: its memory may be used in another way.
+    pub(crate) fn mbarrier_invalidate(&mut self, warp: &Warp, pc: u32, addr: &Address) {
+        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
+        for (lane, number) in numbers.into_iter().enumerate() {
+            let Some(number) = number else { continue };
+            if self.usable(warp.lane(pc, lane), number)
+                && let Some(mbarrier) = &mut self.mbarriers[number as usize]
+            {
+                mbarrier.invalid = true;
+            }
+        }
+    }
+
+    /// `fence.mbarrier_init`, and the effect of `fence.proxy.async` on mbarriers.
+    pub(crate) fn fence_mbarriers(&mut self, warp: &Warp) {
+        let mine = 32 * warp.index as u32;
+        for mbarrier in self.mbarriers.iter_mut().flatten() {
+            let maker = mbarrier.made_by.0;
+            let lane = maker.wrapping_sub(mine);
+            mbarrier.fenced |= lane < 32 && warp.active >> lane & 1 != 0;
+        }
+    }
 }

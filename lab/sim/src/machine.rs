@@ -175,7 +175,9 @@ impl<'a> Machine<'a> {
             shared_bytes: kernel.ledger().total_bytes().next_multiple_of(1024),
             launch_registers: {
                 let blocks = kernel.min_blocks_per_sm().unwrap_or(1);
-                Target::Sm90a.limits().launch_registers(blocks * kernel.threads())
+                Target::Sm90a
+                    .limits()
+                    .launch_registers(blocks.saturating_mul(kernel.threads()))
             },
             communicates,
         })

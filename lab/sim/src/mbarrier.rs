@@ -30,7 +30,9 @@ pub(crate) struct Mbarrier {
     /// Clock at the end of the last phase.
     completed: Option<Clock>,
     /// Thread, epoch and operation of the initialisation.
-    made_by: (u32, Epoch, u32),
+    pub(crate) made_by: (u32, Epoch, u32),
+    /// Whether its memory may be used in another way, or for a new one.
+    pub(crate) invalid: bool,
     /// Whether the initialising thread has fenced it for copies and the cluster.
     pub(crate) fenced: bool,
     /// Newest bulk copy that has landed.
@@ -94,7 +96,7 @@ impl Cluster<'_> {
     }
 
     /// By lane: the number in the cluster of the mbarrier it names. Reports invalid addresses.
-    fn mbarriers_of(&mut self, warp: &Warp, pc: u32, addr: &Address, space: Space) -> [Option<u32>; 32] {
+    pub(crate) fn mbarriers_of(&mut self, warp: &Warp, pc: u32, addr: &Address, space: Space) -> [Option<u32>; 32] {
         let base = warp.value(self.machine, addr.base);
         let access = self.shared_access(warp, pc, warp.active, &base, At::of(addr, space), 8);
         let mut numbers = [None; 32];
@@ -136,7 +138,11 @@ impl Cluster<'_> {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
-            if let Some(old) = &self.mbarriers[number as usize] {
+            // Phases of a new one count on, for what warps have waited for.
+            let mut phase = 0;
+            if let Some(old) = &self.mbarriers[number as usize].as_ref().filter(|old| old.invalid) {
+                phase = (old.phase + 2) & !1;
+            } else if let Some(old) = &self.mbarriers[number as usize] {
                 let (first, what) = (old.made_by.2, "is initialised a second time");
                 let help = "initialise each mbarrier once; its phases advance automatically";
                 self.mbarrier_misuse(warp.lane(pc, lane), number, Some(first), what, help);
@@ -144,25 +150,16 @@ impl Cluster<'_> {
             self.mbarriers[number as usize] = Some(Mbarrier {
                 expected: arrivals[lane],
                 pending: arrivals[lane],
+                phase,
                 made_by: (warp.lane(pc, lane).thread(), warp.epoch, pc),
                 ..Mbarrier::default()
             });
         }
     }
 
-    /// `fence.mbarrier_init`, and the effect of `fence.proxy.async` on mbarriers.
-    pub(crate) fn fence_mbarriers(&mut self, warp: &Warp) {
-        let mine = 32 * warp.index as u32;
-        for mbarrier in self.mbarriers.iter_mut().flatten() {
-            let maker = mbarrier.made_by.0;
-            let lane = maker.wrapping_sub(mine);
-            mbarrier.fenced |= lane < 32 && warp.active >> lane & 1 != 0;
-        }
-    }
-
     /// Whether a lane may use an mbarrier: its initialisation must be ordered before.
     pub(crate) fn usable(&mut self, by: Lane<'_>, number: u32) -> bool {
-        let Some(mbarrier) = &self.mbarriers[number as usize] else {
+        let Some(mbarrier) = self.mbarriers[number as usize].as_ref().filter(|it| !it.invalid) else {
             let what = "is used before its initialisation";
             self.mbarrier_misuse(by, number, None, what, HELP_MAKE);
             return false;

@@ -240,6 +240,9 @@ pub(crate) struct Program<'k> {
     pub(crate) tracked: Vec<Reg>,
     /// How what is not defined moves.
     pub(crate) flows: Vec<Flow<'k>>,
+    /// By store of floats that shuffled numbers are part of: the bits in which the indices of lanes may differ that
+    /// have the same sums but for rounding.
+    pub(crate) sums: FxHashMap<u32, u32>,
     /// log2 of the bytes per shadow cell of shared memory: the narrowest access.
     pub(crate) granule_shift: u32,
     /// The same for global memory, whose cells have 2 bytes or 1.

@@ -327,14 +327,24 @@ impl<'m> Cluster<'m> {
         equal
     }
 
-    /// Whether lanes of one store write the same f32 numbers but for rounding. Triton sums over a warp by shuffles,
-    /// which leaves the sum in several lanes, and each stores it; where a product and a sum are fused, copies differ.
+    /// Whether lanes of one store write the same f32 numbers but for rounding: copies of one sum over lanes, as the
+    /// text shows, or numbers that depend on shuffles and are near each other.
     #[cold]
     #[inline(never)]
     fn differ_by_rounding(&self, warp: &Warp, access: &SharedAccess, store: Option<Stored<'_>>) -> bool {
-        let Some(store) = store.filter(|_| warp.exchanged.is_normal() && access.bytes.is_multiple_of(4)) else {
+        let Some((store, joined)) = store.zip(self.machine.program.sums.get(&access.pc)) else {
             return false;
         };
+        let mut lanes_of: FxHashMap<u32, usize> = FxHashMap::default();
+        if lanes(access.mask).all(|lane| {
+            let first = *lanes_of.entry(access.offsets[lane]).or_insert(lane);
+            (first ^ lane) as u32 & !joined == 0
+        }) {
+            return true;
+        }
+        if !warp.exchanged.is_normal() || !access.bytes.is_multiple_of(4) {
+            return false;
+        }
         let mut first: FxHashMap<u32, f32> = FxHashMap::default();
         lanes(access.mask).all(|lane| {
             let words = access.bytes as usize / 4;

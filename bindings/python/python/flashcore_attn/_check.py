@@ -116,7 +116,9 @@ def check(
             made = compile_triton(kernel, passed, constexprs, options, target, math.prod(grid))
             (file := folder / "kernel.ptx").write_text(made["ptx"])
             names, entry, launch["shared"] = made["names"], made["entry"], made["shared"]
-            given = [value for value, is_kept in zip(passed, made["kept"]) if is_kept]
+            given, maps = [], iter(made["maps"])
+            for value in (value for value, is_kept in zip(passed, made["kept"]) if is_kept):
+                given += value.parts(next(maps, None)) if isinstance(value, Descriptor) else [value]
             given += [Array(0, Uninit(size, "uint8")) if size else 0 for size in made["scratch"]]
         else:
             file, flags = _file(kernel, folder, constexprs, options)
@@ -206,6 +208,34 @@ class Array:
         return _numpy().lib.stride_tricks.as_strided(flat, self.array.shape, self.array.strides)
 
 
+class Descriptor(Array):
+    """A `TensorDescriptor` of Triton."""
+
+    def __init__(self, number, value):
+        super().__init__(number, value.base)
+        self.tensor, self.map = value, None
+
+    def count(self, has_map):
+        """Of its parameters."""
+        return (1 if has_map else 3) + (2 if has_map else 4) * len(self.tensor.shape)
+
+    def parts(self, meta):
+        """The parameters that it becomes: a tensor map as the compiler wants it, or its fields where it makes none."""
+        shape, strides = list(self.tensor.shape), list(self.tensor.strides)
+        if not meta:
+            flags = [self.tensor.padding == "nan", self.tensor.round_f32_to_tf32]
+            return [self, *shape, *strides, *flags, *shape, *strides]
+        if meta.get("is_im2col") or meta["fp4_padded"] or self.tensor.padding == "nan":
+            raise ValueError("a descriptor with im2col, padded fp4 or NaN outside of its tensor is not simulated")
+        if self.owner is not self or self.span != self.bytes:
+            raise ValueError("the tensor of a descriptor overlaps another argument; give each its own memory")
+        self.map = (
+            f"map = {{ dims = {shape[::-1]}, box = {list(meta['block_size'])[::-1]}, "
+            f"strides = {[self.size * stride for stride in strides[-2::-1]]}, swizzle = {(0, 32, 64, 128)[meta['swizzle']]} }}\n"
+        )
+        return [self, *shape, *strides]
+
+
 def _given(number, value):
     """An argument as an `Array`, a number or None."""
     numpy = _numpy()
@@ -213,10 +243,12 @@ def _given(number, value):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float)):
         return value
+    if type(value).__name__ == "TensorDescriptor" and hasattr(value, "base"):
+        return Descriptor(number, value)
     torch = sys.modules.get("torch")
     if isinstance(value, (Uninit, numpy.ndarray)) or (torch and isinstance(value, torch.Tensor)):
         return Array(number, value)
-    allowed = "NumPy arrays, CPU tensors of PyTorch, numbers, Uninit(shape, dtype)"
+    allowed = "NumPy arrays, CPU tensors of PyTorch, numbers, Uninit(shape, dtype), Triton's TensorDescriptor"
     raise TypeError(f"argument {number} is of type {type(value).__name__}; allowed: {allowed}")
 
 
@@ -245,7 +277,7 @@ def _argument(value, given, file):
     file.write_bytes(ctypes.string_at(value.address, value.span))
     # What arrays that overlap have in common may be no whole number of elements.
     kind = "u8" if value.span % value.size else value.type
-    return f"type = {json.dumps(kind)}\nfile = {json.dumps(file.name)}\n"
+    return f"type = {json.dumps(kind)}\nfile = {json.dumps(file.name)}\n" + (getattr(value, "map", None) or "")
 
 
 def _outputs(passed, given, folder):

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 
-from ._check import TYPES, Array, is_triton
+from ._check import TYPES, Array, Descriptor, is_triton
 
 # Types of launch files in Triton's signatures. Several dtypes are bytes there, and u8 means those that are numbers.
 POINTERS = {**dict(TYPES.values()), "u8": "u8"}
@@ -48,7 +48,7 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
         names.append(name)
         types[name] = getattr(params[name], "annotation_type", "") or _triton_type(name, value)
         place = value.address - value.owner.address if isinstance(value, Array) else value
-        if special and type(place) is int and place % 16 == 0:
+        if special and type(place) is int and place % 16 == 0 and not isinstance(value, Descriptor):
             aligned[(kernel.arg_names.index(name),)] = [["tt.divisibility", 16]]
     signature = {name: types.get(name, "constexpr") for name in params}
     source = ASTSource(kernel, signature, fixed, aligned)
@@ -57,6 +57,9 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
     # LLVM counts the lines of inline assembly as lines of the Python file, from that of the statement on.
     of_asm = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
     ptx = of_asm.sub(lambda block: re.sub(r"(?m)^\s*\.loc\s.*$", "", block[0]), ptx)
+    maps = list(getattr(meta, "tensordesc_meta", None) or [])
+    values = dict(zip(rest, args))
+    names = [name for name in names for _ in range(values[name].count(maps) if isinstance(values[name], Descriptor) else 1)]
     # Scratch memory comes last.
     count = re.search(r"\.entry\s+[\w$]+\s*\((.*?)\)", ptx, re.DOTALL)[1].count(".param")
     scratch = ["global_scratch", "profile_scratch"][: count - len(names)]
@@ -66,6 +69,7 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
         "shared": meta.shared,
         "names": names + scratch,
         "kept": [name in types for name in rest],
+        "maps": maps,
         "scratch": [min((getattr(meta, f"{name}_size", 0) or 0) * programs, 2**64 - 1) for name in scratch],
     }
 
@@ -76,6 +80,8 @@ def _plain(kernel):
 
 
 def _triton_type(name, value):
+    if isinstance(value, Descriptor):
+        return f"tensordesc<{value.triton}[{','.join(str(size) for size in value.tensor.block_shape)}]>"
     if isinstance(value, Array):
         return f"*{value.triton}"
     if isinstance(value, (bool, float)):

@@ -72,7 +72,10 @@ impl Reader<'_> {
                 let reads = vec![self.operand(count, Ty::Int(32, false))?];
                 self.cold(What::Mbarrier(Mbarrier::Init, address), Class::Sync, Vec::new(), reads);
             }
-            (Some(&"inval"), _) => self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new()),
+            (Some(&"inval"), [address]) => {
+                let inval = What::Mbarrier(Mbarrier::Invalidate, self.shared_address(address)?);
+                self.cold(inval, Class::Sync, Vec::new(), Vec::new());
+            }
             (Some(&"pending_count"), [d, state]) => {
                 let (writes, reads) = (vec![self.register(d)?], vec![self.operand(state, Ty::Int(64, false))?]);
                 self.cold(What::Scalar(Box::new(|v| v[0] >> 32)), Class::Alu, writes, reads);

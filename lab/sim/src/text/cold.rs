@@ -104,6 +104,8 @@ pub(crate) enum What {
 pub(crate) enum Mbarrier {
     /// Makes it, of as many arrivals as the first operand says.
     Init,
+    /// Ends its use.
+    Invalidate,
     /// Gives its phase, and the arrivals that are outstanding.
     State,
     /// As many arrivals as the first operand says. Whether later phases have so many fewer, and whether these may end

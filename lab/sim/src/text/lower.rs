@@ -35,6 +35,7 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
     });
     lowering.find_fragments(products.flatten().collect());
     let places = Places::of(code);
+    let sums = is_foreign.then(|| code.sums());
     // By label the operation that a jump ahead goes to, and that of a jump back.
     let (mut ahead, mut back) = (vec![NOWHERE; code.labels.len()], vec![NOWHERE; code.labels.len()]);
     let mut jumps = Vec::new();
@@ -113,6 +114,12 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
                 });
                 jumps.push(lowering.push(op, Class::Control, *site));
             }
+        }
+        if let Some(bits) = sums.as_ref().and_then(|sums| sums.stored(step)) {
+            lowering
+                .program
+                .sums
+                .insert(lowering.program.ops.len() as u32 - 1, bits);
         }
     }
     for at in jumps {

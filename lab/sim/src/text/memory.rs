@@ -26,8 +26,13 @@ impl Reader<'_> {
             let is_map = |map: &u32| base == Some(&Origin::One(Object::Param(*map)));
             if self.maps.values().any(is_map) {
                 window = 0;
-            } else if self.parameter_addresses.contains_key(register) {
-                return Err("parameters of kernels have no generic addresses here".to_string());
+            } else if let Some(byte) = self.parameter_addresses.get(register) {
+                let map = self.maps.get(byte).copied();
+                let map = map.ok_or("parameters of kernels have no generic addresses here")?;
+                self.base(dst, Object::Param(map));
+                let src = Operand::Imm(map_address(map as usize));
+                self.out.push(Inst::Mov { dst, src });
+                return Ok(());
             }
         }
         let a = match a {
@@ -87,8 +92,9 @@ impl Reader<'_> {
     /// Reads a `mov` of a variable's address, or of a parameter's, which loads of parameters alone may use.
     pub(super) fn address_of(&mut self, d: &Written, name: &str, offset: i64) -> Filled<()> {
         if let Some(start) = self.parameter(name) {
-            let dst = self.reg(d, RegClass::B64)?;
-            let map = self.maps.get(&start).copied();
+            let dst = self.reg(d, RegClass::B64).or_else(|_| self.reg(d, RegClass::B32))?;
+            // Of a map the upper half comes with its generic address.
+            let map = self.maps.get(&start).copied().filter(|_| dst.class == RegClass::B64);
             if let Some(map) = map {
                 self.base(dst, Object::Param(map));
             }
@@ -260,6 +266,9 @@ impl Reader<'_> {
                     self.parameter(name)
                         .map(|byte| byte.wrapping_add_signed(*offset as i32)),
                 ),
+                ("cvt", [Written::Register(to), Written::Register(from)]) if form.has("u64") && form.has("u32") => {
+                    (*to, self.parameter_addresses.get(from).copied())
+                }
                 ("add", [Written::Register(to), Written::Register(from), Written::Integer(bytes)]) => {
                     let byte = self.parameter_addresses.get(from);
                     (*to, byte.map(|byte| byte.wrapping_add(*bytes as u32)))

@@ -22,6 +22,7 @@ mod round_trip;
 mod scalar;
 mod simplify;
 mod sites;
+mod sums;
 #[cfg(test)]
 mod tests;
 

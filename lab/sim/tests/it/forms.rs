@@ -189,6 +189,24 @@ fn with_mbarrier(count: &str, arrive: &str, then: &str) -> String {
 }
 
 #[test]
+fn an_mbarrier_that_is_invalidated_may_be_made_again() {
+    let again = |inval: &str| {
+        with_mbarrier(
+            "32",
+            "mbarrier.arrive.shared.b64 %d3, [bars];",
+            &format!(
+                "bar.sync 0; {inval} bar.sync 0; @!%p1 mbarrier.init.shared.b64 [bars], 32; bar.sync 0;
+                 mbarrier.arrive.shared.b64 %d3, [bars];
+                 AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p3, [bars], 0; @!%p3 bra AGAIN;"
+            ),
+        )
+    };
+    let inval = "@!%p1 mbarrier.inval.shared.b64 [bars];";
+    assert_eq!(kinds(32, &again(inval), &[0]), []);
+    assert_eq!(kinds(32, &again(""), &[0])[0], FindingKind::Mbarrier);
+}
+
+#[test]
 fn mbarriers_count_arrivals_and_drop_them() {
     // Two of each thread; the states say what was outstanding.
     let body = with_mbarrier(

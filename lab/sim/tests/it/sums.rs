@@ -25,20 +25,40 @@ fn numbers_far_smaller_than_those_shuffled_are_no_copies_of_a_sum() {
     // Each is another one: they differ by less than 2^-18 of a million.
     let thousandths = "mul.f32 %f0, %f0, 0f3A83126F; add.f32 %f0, %f0, 0f3A83126F; st.shared.f32 [s], %f0;";
     assert_eq!(after_a_shuffle_of(million, thousandths), [FindingKind::Race]);
-    // They differ in their last bits, but are less than 2^-30 of a million.
-    let tiny = "add.u32 %r4, %r1, 0x358637bd; st.shared.b32 [s], %r4;";
-    assert_eq!(after_a_shuffle_of(million, tiny), [FindingKind::Race]);
-    assert_eq!(after_a_shuffle_of(1e-6f32.to_bits(), tiny), []);
+    // They differ in their last bits, but are no floats.
+    let near = "add.u32 %r4, %r1, 0x358637bd; st.shared.b32 [s], %r4;";
+    assert_eq!(after_a_shuffle_of(1e-6f32.to_bits(), near), [FindingKind::Race]);
 }
 
-/// As Triton's kernels do: lanes 0 and 16 store a² + b², of which each has rounded the other's square.
+/// Lanes store what they have of a product, which nearly cancels with that of a lane at a distance of 16.
+fn sum_that_cancels(with: &str, lanes: u32) -> Vec<FindingKind> {
+    let body = format!(
+        ".reg .f32 %f<5>; setp.lt.u32 %p0, %r1, 16; selp.f32 %f0, 0f3DCCCCCD, 0fBDCCCCCE, %p0; mov.f32 %f4, 0f3DCCCCCD;
+        mul.f32 %f1, %f0, %f4; mov.b32 %r2, %f1; shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1; mov.b32 %f2, %r3; {with}
+        and.b32 %r4, %r1, {lanes}; setp.eq.u32 %p1, %r4, 0; @%p1 st.shared.f32 [s], %f3;"
+    );
+    kinds(32, &body, &[0])
+}
+
+#[test]
+fn copies_of_a_sum_may_cancel_in_lanes_that_its_shuffles_join() {
+    let fused = "fma.rn.f32 %f3, %f0, %f4, %f2;";
+    assert_eq!(sum_that_cancels(fused, 15), []);
+    assert_eq!(sum_that_cancels(fused, 7), [FindingKind::Race]); // lanes 0, 8, 16, 24
+    assert_eq!(
+        sum_that_cancels("fma.rn.f32 %f3, %f0, %f0, %f2;", 15),
+        [FindingKind::Race]
+    ); // another product
+}
+
+/// Lanes 0 and 16 store a half of a² + b², of which each has rounded the other's square.
 fn sum_stored_after(barriers: &str) -> Vec<FindingKind> {
     let body = format!(
         ".reg .f32 %f<5>; setp.lt.u32 %p0, %r1, 16; selp.f32 %f0, 0f3DCCCCCD, 0f3FAF5C29, %p0;
         mul.rn.f32 %f1, %f0, %f0; mov.b32 %r2, %f1;
         shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1; mov.b32 %f2, %r3; fma.rn.f32 %f3, %f0, %f0, %f2;
         and.b32 %r4, %r1, 15; setp.eq.u32 %p1, %r4, 0; {barriers}
-        @%p1 st.shared.f32 [s], %f3;"
+        mul.f32 %f4, %f3, 0f3F000000; @%p1 st.shared.f32 [s], %f4;"
     );
     kinds(32, &body, &[0])
 }
