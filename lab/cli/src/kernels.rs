@@ -60,16 +60,20 @@ pub(crate) fn rungs(problem: &Problem, card: Card) -> Result<Vec<(String, &'stat
 }
 
 /// The ids of a command line: ids, prefixes that end in `*`, `ladder` for its rungs on the mission
-/// problem, [words](KERNEL_WORDS) such as `near`, and files with one id per line (`#` begins a comment,
+/// problem on a card, [words](KERNEL_WORDS) such as `near`, and files with one id per line (`#` begins a comment,
 /// `=` a name). Ids of a file are checked where they are used, so that an unknown one does not stop the
 /// others.
-pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
+pub(crate) fn ids(given: &[String], card: Option<Card>) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::new();
     for word in given {
         let is_word = KERNEL_WORDS.contains(&word.as_str());
         if word == "ladder" {
             let problem = Problem::named("mission")?;
-            ids.extend(rungs(&problem, Card::default())?.into_iter().map(|(id, _)| id));
+            ids.extend(
+                rungs(&problem, card.unwrap_or_else(Card::default))?
+                    .into_iter()
+                    .map(|(id, _)| id),
+            );
         } else if let Some(prefix) = word.strip_suffix('*') {
             ids.extend(begin_with(prefix)?);
         } else if !is_word && word.parse::<KernelId>().is_err() && Path::new(word).is_file() {

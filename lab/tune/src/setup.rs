@@ -6,7 +6,7 @@ use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::unstable::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
-use flashcore_check::cost::Observation;
+use flashcore_check::cost::{Observation, predicted_card};
 use flashcore_check::registers::{Unknown, offline};
 use flashcore_ir::{Chip, Profile, Target, files};
 use flashcore_kernels::{Config, FAMILIES, Family, Plan};
@@ -50,9 +50,6 @@ pub struct Setup {
     pub own: OwnKernels,
 }
 
-/// What begins the name of a device whose times are predicted; its card follows.
-pub const PREDICT: &str = "predict:";
-
 const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
      does so once, in some seconds";
 
@@ -76,7 +73,7 @@ impl Setup {
                        look; use `bench`, which takes `sequences`";
             return Err(TuneError::Usage(format!("{problem}: {why}")));
         }
-        let card = device.strip_prefix(PREDICT).map(card).transpose()?;
+        let card = card(device)?;
         let replayed = device.strip_prefix("replay:");
         if torture && (card.is_some() || replayed.is_some()) {
             let allowed = "none on a replay or a prediction, where nothing runs";
@@ -161,9 +158,9 @@ impl Setup {
     }
 }
 
-/// The card of a name, for predictions.
-pub(crate) fn card(name: &str) -> Result<&'static Profile, TuneError> {
-    Profile::named(name).ok_or_else(|| TuneError::bad("card", name, Profile::names()))
+/// The card of a device whose times are predicted; `None` of others.
+pub(crate) fn card(device: &str) -> Result<Option<&'static Profile>, TuneError> {
+    predicted_card(device).transpose().map_err(TuneError::Usage)
 }
 
 /// How far predictions for a card may be off, and why.
