@@ -14,8 +14,8 @@ use crate::{
     Report, Request, Result, RunIdentity, Stop, Store, SubjectInfo, Watcher,
 };
 
-/// Predicts the time of each kernel of a request on a card, from its profile. Nothing runs, so there are no peers and no
-/// inspections; registers are those of a `ptxas`, where there is one.
+/// Predicts the time of each kernel of a request on a card, from its profile. Nothing runs, so there are no peers and
+/// no inspections; registers are those of a `ptxas`, where there is one.
 ///
 /// # Errors
 /// Modes that the model does not cover, plan tables that cannot be read, a store that cannot be written. A kernel whose
@@ -137,19 +137,22 @@ fn measured(info: SubjectInfo, forecast: &Forecast) -> Measured {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_problem::Problem;
+
     use super::*;
-    use crate::{Options, problems, table};
+    use crate::{Options, table};
 
     #[test]
     fn predictions_are_marked_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
+        let small = Problem::builder().heads(2, 2).seq_len(128).head_dim(64);
         let ids = [
             "mma/m64n64-w4x1-s2-b1-qreg-xor-cond",
             "mma/m64n64-w4x1-s2-b1-qreg-lin-cond",
         ];
         let request = Request {
-            cases: problems::cases("tiny", None).unwrap(),
+            cases: vec![Case::new("small", small.build().unwrap())],
             kernels: ids.map(String::from).to_vec(),
             ..Request::default()
         };
@@ -160,7 +163,11 @@ mod tests {
         // Bank conflicts cost time.
         assert!(fast.p50 < slow.p50 && fast.interval.lo < fast.p50 && fast.p90 > fast.p50);
         let text = table::text(&report);
-        for said in ["NVIDIA L4 (PREDICTED)", "hot (PREDICTED), by the cost model", " PREDICTED\n"] {
+        for said in [
+            "NVIDIA L4 (PREDICTED)",
+            "hot (PREDICTED), by the cost model",
+            " PREDICTED\n",
+        ] {
             assert!(text.contains(said), "{said}\n{text}");
         }
         assert!(table::csv(&report).contains(",PREDICTED,"), "{}", table::csv(&report));
