@@ -10,8 +10,8 @@ use crate::own::Code;
 use crate::session::check_caches;
 use crate::stand::{For, built, left_out};
 use crate::{
-    Absent, BenchError, Case, CaseResult, DeviceIdentity, Interval, LaunchMode, Measured, Measurement, Mode, Predicted,
-    Report, Request, Result, RunIdentity, Stop, Store, SubjectInfo, Watcher,
+    Absent, BenchError, Case, CaseResult, DeviceIdentity, Interval, LaunchMode, Measured, Measurement, Mode, Options,
+    Predicted, Report, Request, Result, RunIdentity, Stop, Store, SubjectInfo, Watcher,
 };
 
 /// Predicts the time of each kernel of a request on a card, from its profile. Nothing runs, so there are no peers and
@@ -112,26 +112,19 @@ fn subjects(
     (subjects, absent)
 }
 
-fn measured(info: SubjectInfo, forecast: &Forecast) -> Measured {
+fn measured(mut info: SubjectInfo, forecast: &Forecast) -> Measured {
     let prediction = &forecast.prediction;
     let registers = prediction.steps.iter().map(|step| step.registers.to_string());
-    let (registers, by) = (
-        Vec::from_iter(registers).join(" + "),
-        forecast.assembler.as_deref().unwrap_or("an estimate"),
-    );
-    let mut measured = Measured::untimed(
-        SubjectInfo {
-            options: format!("{registers} registers a thread by {by}"),
-            predicted: Some(Predicted {
-                us: prediction.micros,
-                interval: Interval::new(prediction.low_micros, prediction.high_micros),
-            }),
-            ..info
-        },
-        None,
-    );
+    let registers = Vec::from_iter(registers).join(" + ");
+    let by = forecast.assembler.as_deref().unwrap_or("an estimate");
+    info.options = format!("{registers} registers a thread by {by}");
+    info.predicted = Some(Predicted {
+        us: prediction.micros,
+        interval: Interval::new(prediction.low_micros, prediction.high_micros),
+    });
+    let mut measured = Measured::untimed(info, None);
     measured.settled = true;
-    measured.evaluate(&[], 0, 0, &crate::Options::default());
+    measured.evaluate(&[], 0, 0, &Options::default());
     measured
 }
 
@@ -140,7 +133,7 @@ mod tests {
     use flashcore_problem::Problem;
 
     use super::*;
-    use crate::{Options, table};
+    use crate::table;
 
     #[test]
     fn predictions_are_marked_and_kept() {

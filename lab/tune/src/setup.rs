@@ -6,10 +6,9 @@ use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::unstable::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
-use flashcore_check::cost::{Observation, predicted_card};
-use flashcore_check::registers::{Unknown, offline};
+use flashcore_check::cost::{Forecast, predicted_card};
 use flashcore_ir::{Chip, Profile, Target, files};
-use flashcore_kernels::{Config, FAMILIES, Family, Plan};
+use flashcore_kernels::{Config, FAMILIES, Family, KernelCache, Plan};
 use flashcore_problem::Problem;
 
 use crate::default::DefaultKernel;
@@ -164,25 +163,18 @@ pub(crate) fn card(device: &str) -> Result<Option<&'static Profile>, TuneError> 
 }
 
 /// How far predictions for a card may be off, and why.
-fn trust(problem: &Problem, default: &str, profile: &Profile) -> Result<String, TuneError> {
+fn trust(problem: &Problem, default: &str, profile: &'static Profile) -> Result<String, TuneError> {
     let nothing = |why: &dyn std::fmt::Display| TuneError::nothing(format!("{default}: {why}"));
     let config: Config = default.parse().map_err(|why| nothing(&why))?;
     let plan = Plan::new(problem, &config, Chip::from(profile)).map_err(|why| nothing(&why))?;
-    let prediction = Observation::of(&plan)
-        .map_err(|why| nothing(&why))?
-        .predict(profile, &[]);
-    let trust = prediction.trust;
+    let forecast = Forecast::of(&plan, &KernelCache::default(), profile).map_err(|why| nothing(&why))?;
+    let trust = forecast.prediction.trust;
     let [low, high] = [trust.low, trust.high].map(|end| (end - 1.0) * 100.0);
-    let words = format!(
-        "times are predicted; measured ones may differ by {low:+.0} to {high:+.0} %: {}",
-        trust.words()
-    );
-    let assembled = plan.steps().next().map(|step| offline(&step.kernel, profile.target));
-    Ok(match assembled {
-        Some(Err(Unknown::NoAssembler)) => {
-            format!("{words}; registers and spills are estimated: set FLASHCORE_PTXAS to a ptxas")
-        }
-        _ => words,
+    let words = trust.words();
+    let words = format!("times are predicted; measured ones may differ by {low:+.0} to {high:+.0} %: {words}");
+    Ok(match forecast.assembler {
+        None => format!("{words}; registers and spills are estimated: set FLASHCORE_PTXAS to a ptxas"),
+        Some(_) => words,
     })
 }
 

@@ -46,7 +46,7 @@ pub enum CheckName {
     /// No kernel is slower than the baseline's.
     Speed,
     /// No kernel is predicted to be slower, or has more to do, than the baseline's.
-    Prediction,
+    Predicted,
 }
 
 /// How a check ended.
@@ -148,7 +148,7 @@ pub fn judge(state: &State, evidence: Option<&Evidence>, baseline: Option<&Basel
     let mut checks = vec![builds(state), findings(state)];
     let errors = errors(state, baseline, allowed.error);
     match &state.predicted {
-        Some(rows) => checks.extend([errors, prediction(rows, baseline, allowed.slower)]),
+        Some(rows) => checks.extend([errors, predicted(rows, baseline, allowed.slower)]),
         None => checks.extend([
             parity(state),
             errors,
@@ -333,8 +333,8 @@ fn speed(evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: f64)
     check(CheckName::Speed, summary, slower)
 }
 
-fn prediction(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
-    let not = |why: &str| not_judged(CheckName::Prediction, why);
+fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
+    let not = |why: &str| not_judged(CheckName::Predicted, why);
     let Some(baseline) = baseline else {
         return not("there is no baseline");
     };
@@ -366,5 +366,5 @@ fn prediction(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check 
     let (bad, percent) = (worse.len(), allowed * 100.0);
     let text =
         format!("{judged} predictions, {bad} with more than {percent:.1} % more time or work; registers by {by}");
-    check(CheckName::Prediction, text, worse)
+    check(CheckName::Predicted, text, worse)
 }

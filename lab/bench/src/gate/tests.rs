@@ -308,7 +308,7 @@ fn a_kernel_with_more_work_than_the_baseline() {
         let check = judged
             .checks
             .into_iter()
-            .find(|check| check.name == CheckName::Prediction);
+            .find(|check| check.name == CheckName::Predicted);
         check.unwrap()
     };
     let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";

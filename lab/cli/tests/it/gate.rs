@@ -85,7 +85,7 @@ fn a_kernel_that_became_slower_fails_without_a_gpu() {
     assert!(same.words().contains("1 predictions, 0 with more"), "{}", same.stdout);
 
     let ptx = std::fs::read_to_string(file("attention.ptx")).expect("the kernel");
-    let slower = ptx.replace(LOOP_END, &format!("{}{LOOP_END}", MORE.repeat(2)));
+    let slower = ptx.replace(LOOP_END, &format!("{}{LOOP_END}", MORE.repeat(3)));
     assert_ne!(ptx, slower);
     std::fs::write(file("attention.ptx"), slower).expect("a file");
     let ran = gate(&format!("{judge} --json"));
@@ -93,13 +93,13 @@ fn a_kernel_that_became_slower_fails_without_a_gpu() {
     let found: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     let checks = found["judged"]["checks"].as_array().expect("checks");
     let failed: Vec<&Value> = checks.iter().filter(|check| check["outcome"] == "failed").collect();
-    assert!(failed.len() == 1 && failed[0]["name"] == "prediction", "{found}");
+    assert!(failed.len() == 1 && failed[0]["name"] == "predicted", "{found}");
     let said = failed[0]["details"][0].as_str().expect("what grew");
     for part in [
         "small on l4 by own/attention: PREDICTED ",
         "; f32 instructions ",
         "; special functions ",
-        "2.000 × the baseline's",
+        "× the baseline's",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
@@ -132,7 +132,7 @@ fn another_kernel_of_ours_is_judged_by_its_time() {
     let slower = gate("lin", &format!("--baseline {base}"));
     assert_eq!(slower.code, 1, "{}{}", slower.stdout, slower.stderr);
     for part in [
-        "prediction FAILED",
+        "predicted FAILED",
         "(it was mma/m64n64-w4x1-s2-b1-qreg-xor-cond): PREDICTED",
     ] {
         assert!(slower.words().contains(part), "{part}: {}", slower.stdout);
