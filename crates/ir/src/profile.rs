@@ -149,7 +149,7 @@ const A10: Profile = Profile {
     source: "NVIDIA A10 datasheet; GA102 whitepaper for L2, and for f32 sums at the full rate (A40)",
 };
 
-// Dense rates are printed as 362.05, and those with sparsity as 733: half of that is 366.
+// Dense rates are printed as 362.05, and those with sparsity as 733: half of that is 366. No datasheet has the L2.
 const L40S: Profile = Profile {
     name: "l40s",
     title: "NVIDIA L40S",
@@ -164,7 +164,7 @@ const L40S: Profile = Profile {
     f32_tflops: 91.6,
     mufu_per_clock_per_sm: 16,
     tdp_watts: 350,
-    source: "NVIDIA L40S datasheet; Ada whitepaper for the boost clock and L2 of AD102",
+    source: "NVIDIA L40S datasheet; Ada whitepaper for the boost clock, and L2 of a whole AD102",
 };
 
 const RTX3090: Profile = Profile {

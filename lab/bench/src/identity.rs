@@ -70,7 +70,7 @@ pub struct SubjectInfo {
     #[serde(default)]
     pub versions: BTreeMap<String, String>,
     /// Its time, where it is predicted and not measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub predicted: Option<Predicted>,
 }
 

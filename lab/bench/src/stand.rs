@@ -180,6 +180,11 @@ impl For<'_> {
     }
 }
 
+/// The library's choice for a card that need not be here, by its plan tables.
+pub(crate) fn chosen_by(plans: &Plans, problem: &Problem, chip: Chip, cache: &KernelCache) -> Result<Choice, NoPlan> {
+    select_among(problem, chip, 16, &plans.suggestions(problem), cache)
+}
+
 /// The kernels to time on a problem, each once, built on all cores; and those that cannot be built.
 pub(crate) fn built(
     request: &Request,
@@ -225,7 +230,6 @@ pub(crate) fn built(
 
 /// The kernels that a word of [`KERNEL_WORDS`] or an id stands for.
 fn ids_of(word: &str, problem: &Problem, place: &For<'_>, cache: &KernelCache) -> Result<Vec<KernelId>, String> {
-    // Allocations of the bench begin at multiples of 256 bytes, so an alignment of 16 holds.
     let of = |chosen: Result<Choice, _>| {
         let choice = chosen.map_err(|error: NoPlan| error.to_string())?;
         Ok(vec![KernelId::Gpu(choice.plan.config)])
@@ -236,14 +240,9 @@ fn ids_of(word: &str, problem: &Problem, place: &For<'_>, cache: &KernelCache) -
                 let plan = attention.plan(problem).map_err(|error| error.to_string())?;
                 Ok(vec![plan.kernel()])
             }
-            For::Card(profile, plans) => of(select_among(
-                problem,
-                Chip::from(*profile),
-                16,
-                &plans.suggestions(problem),
-                cache,
-            )),
+            For::Card(profile, plans) => of(chosen_by(plans, problem, Chip::from(*profile), cache)),
         },
+        // Allocations of the bench begin at multiples of 256 bytes, so an alignment of 16 holds.
         ("heuristics", Some(chip)) => of(select(problem, chip, 16, cache)),
         ("near", Some(chip)) => {
             let configs = near(problem, chip, cache);

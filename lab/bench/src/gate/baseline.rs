@@ -25,7 +25,7 @@ pub struct Baseline {
     /// Times, with every sample; `None` if none were read.
     pub speed: Option<Evidence>,
     /// What is predicted; `None` if nothing was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub predicted: Option<Vec<Row>>,
 }
 

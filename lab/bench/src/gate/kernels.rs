@@ -6,14 +6,15 @@ use std::sync::Arc;
 use flashcore::unstable::plans::{Plan, PlanTarget, Plans};
 use flashcore_check::mutate::plant;
 use flashcore_check::own::{Declared, OwnError};
-use flashcore_check::registers::{self, Assembler, Registers, Unknown};
-use flashcore_ir::{Kernel, Target};
-use flashcore_kernels::{KernelCache, select_among};
+use flashcore_check::registers::{self, Registers, Unknown};
+use flashcore_ir::Target;
+use flashcore_kernels::KernelCache;
 use flashcore_problem::{InputKind, Problem, ProblemBuilder};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::{Card, Computed, Named, Options, SEED};
+use crate::stand::chosen_by;
 use crate::{BenchError, Case, Result, parity};
 
 /// The kernel of a problem on a card, or why there is none.
@@ -37,37 +38,22 @@ impl Chose {
             Chose::Own(declared) => declared.label.clone(),
         }
     }
-}
 
-/// A part of a kernel that is assembled by itself.
-#[derive(Clone, Copy)]
-enum Part<'a> {
-    Ours(&'a Kernel),
-    Own(&'a Declared),
-}
-
-impl<'a> Part<'a> {
-    fn of(kernel: &'a Chose) -> Vec<Part<'a>> {
-        match kernel {
-            Chose::Ours(plan) => plan.steps().map(|step| Part::Ours(&step.kernel)).collect(),
-            Chose::Own(declared) => vec![Part::Own(declared)],
+    /// The names of its parts, each of which is assembled by itself.
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Chose::Ours(plan) => plan.steps().map(|step| step.kernel.name()).collect(),
+            Chose::Own(declared) => vec![&declared.label],
         }
     }
 
-    fn name(self) -> &'a str {
+    fn assemble(&self, part: usize, target: Target) -> Result<Registers, Unknown> {
         match self {
-            Part::Ours(kernel) => kernel.name(),
-            Part::Own(declared) => &declared.label,
-        }
-    }
-
-    fn assemble(self, target: Target) -> Result<Registers, Unknown> {
-        match self {
-            Part::Ours(kernel) => registers::offline(kernel, target),
-            Part::Own(declared) => {
-                let with = Assembler::default();
-                registers::assemble(&declared.ptx, &declared.entry, target, &with).map(|(found, _)| found)
+            Chose::Ours(plan) => {
+                let step = plan.steps().nth(part).unwrap_or(&plan.main);
+                registers::offline(&step.kernel, target)
             }
+            Chose::Own(declared) => declared.registers(target),
         }
     }
 }
@@ -115,8 +101,7 @@ pub(super) fn choose(options: &Options) -> Result<(Vec<Chosen<'_>>, Option<Strin
                     .map(|plan| Chose::Ours(Box::new(plan)))
                     .map_err(|refusal| refusal.to_string()),
                 _ => {
-                    let rows = plans.suggestions(&case.problem);
-                    let choice = select_among(&case.problem, card.chip, 16, &rows, &KernelCache::default());
+                    let choice = chosen_by(&plans, &case.problem, card.chip, &KernelCache::default());
                     let choice = choice.map(|choice| Chose::Ours(Box::new(choice.plan)));
                     choice.map_err(|why| why.to_string())
                 }
@@ -141,13 +126,13 @@ fn declared(word: &str, target: Target) -> Result<Declared> {
 /// Prints and assembles each kernel once, and why spills are unknown where there is no assembler.
 pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
     let mut built = Vec::new();
-    let mut kernels: BTreeMap<(&str, Target), (Part<'_>, &Chosen<'_>)> = BTreeMap::new();
+    let mut kernels: BTreeMap<(&str, Target), (&Chose, usize, &Chosen<'_>)> = BTreeMap::new();
     for one in chosen {
         match &one.kernel {
             Ok(kernel) => {
-                for part in Part::of(kernel) {
-                    let key = (part.name(), one.card.chip.target);
-                    kernels.entry(key).or_insert((part, one));
+                for (part, name) in kernel.names().into_iter().enumerate() {
+                    let key = (name, one.card.chip.target);
+                    kernels.entry(key).or_insert((kernel, part, one));
                 }
             }
             Err(why) => built.push(Built {
@@ -160,7 +145,7 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
             }),
         }
     }
-    let assembled = kernels.into_par_iter().map(|((name, target), (part, one))| {
+    let assembled = kernels.into_par_iter().map(|((name, target), (kernel, part, one))| {
         let mut found = Built {
             card: one.card.name.clone(),
             case: one.case.name.clone(),
@@ -170,11 +155,11 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
             wrong: None,
         };
         let mut unknown = None;
-        match part.assemble(target) {
+        match kernel.assemble(part, target) {
             Ok(used) => {
                 (found.registers, found.spilled_bytes) = (Some(used.per_thread), Some(used.spilled_bytes));
                 // A user's kernel may spill: a prediction says how much.
-                if used.spilled_bytes > 0 && matches!(part, Part::Ours(_)) {
+                if used.spilled_bytes > 0 && matches!(kernel, Chose::Ours(_)) {
                     let (bytes, registers) = (used.spilled_bytes, used.per_thread);
                     found.wrong = Some(format!(
                         "spills {bytes} B a thread, with {registers} registers ({})",
@@ -198,10 +183,9 @@ pub(super) fn simulate(options: &Options, chosen: &[Chosen<'_>], at: &(dyn Fn(&s
     let mut kernels: BTreeMap<(&str, String, String), (&Chose, &Chosen<'_>)> = BTreeMap::new();
     for one in chosen {
         let Ok(kernel) = &one.kernel else { continue };
-        let names: Vec<&str> = Part::of(kernel).into_iter().map(Part::name).collect();
         let key = (
             one.card.name.as_str(),
-            names.join(" "),
+            kernel.names().join(" "),
             one.case.problem.mask().to_string(),
         );
         kernels.entry(key).or_insert((kernel, one));

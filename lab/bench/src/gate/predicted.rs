@@ -28,7 +28,7 @@ pub struct Row {
     /// The kernel.
     pub kernel: String,
     /// Why nothing is predicted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub unknown: Option<String>,
     /// Time, µs.
     pub micros: f64,

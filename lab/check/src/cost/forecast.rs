@@ -8,8 +8,8 @@ use flashcore_problem::Problem;
 use super::observe::Observation;
 use super::predict::Prediction;
 use super::work::Unit;
-use crate::own::{Declared, OwnError};
-use crate::registers::{Assembler, Registers, Unknown, assemble, offline};
+use crate::own::Declared;
+use crate::registers::{Registers, Unknown, offline};
 
 /// What begins the name of a device whose times are predicted; its card follows.
 pub const PREDICT: &str = "predict:";
@@ -90,9 +90,8 @@ impl Forecast {
         profile: &'static Profile,
     ) -> Result<Forecast, NoForecast> {
         let observed = Observation::of_declared(declared, problem);
-        let observed = observed.map_err(|why: OwnError| NoForecast::Unknown(why.to_string()))?;
-        let assembled = assemble(&declared.ptx, &declared.entry, profile.target, &Assembler::default());
-        Forecast::new(&observed, [assembled.map(|(found, _)| found)].into_iter(), profile)
+        let observed = observed.map_err(|why| NoForecast::Unknown(why.to_string()))?;
+        Forecast::new(&observed, [declared.registers(profile.target)].into_iter(), profile)
     }
 
     /// Why it is no kernel to run: it spills, or is likely to by the estimate.
