@@ -310,7 +310,7 @@ impl Profile {
             .collect();
         let named = |profile: &&Profile| {
             let name = profile.name.replace('-', "");
-            words.iter().any(|word| *word == name) || words.windows(2).any(|pair| pair.concat() == name)
+            words.contains(&name) || words.windows(2).any(|pair| pair.concat() == name)
         };
         PROFILES.iter().find(|profile| profile.sms == sms && named(profile))
     }

@@ -146,19 +146,19 @@ mod tests {
         let path = folder.path().join("ids.txt");
         std::fs::write(&path, "# tiles\nscalar/a=first\n\n  scalar/b # the second\nnonsense\n").expect("a file");
         let name = path.to_str().expect("a name").to_string();
-        let read = ids(&["cpu/m64n64".to_string(), name.clone()]).expect("ids");
+        let read = ids(&["cpu/m64n64".to_string(), name.clone()], None).expect("ids");
         assert_eq!(read, ["cpu/m64n64", "scalar/a", "scalar/b", "nonsense"]);
         std::fs::write(&path, "# nothing\n").expect("a file");
-        assert!(ids(&[name]).is_err());
-        let ladder = ids(&["ladder".to_string()]).expect("ids");
+        assert!(ids(&[name], None).is_err());
+        let ladder = ids(&["ladder".to_string()], None).expect("ids");
         assert!(
             ladder.len() == 8 && ladder[3] == "ladder/hybrid-m64n64-w4",
             "{ladder:?}"
         );
-        let naive = ids(&["scalar/naive*".to_string()]).expect("ids");
+        let naive = ids(&["scalar/naive*".to_string()], None).expect("ids");
         assert!(naive.len() > 3 && naive.iter().all(|id| id.starts_with("scalar/naive")));
         for wrong in ["wgmma/none*", "foo", "cpu/m7n3"] {
-            assert!(ids(&[wrong.to_string()]).is_err(), "{wrong}");
+            assert!(ids(&[wrong.to_string()], None).is_err(), "{wrong}");
         }
     }
 }
