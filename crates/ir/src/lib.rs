@@ -57,7 +57,7 @@ pub use mbarrier::{MBarrier, MBarriers};
 pub use memory::Widen;
 pub use pipeline::Pipeline;
 pub use pointer::{ClusterPtr, GlobalPtr, Ptr, SharedPtr};
-pub use profile::{Chip, PROFILES, Profile};
+pub use profile::{Chip, Clocks, PROFILES, Profile};
 pub use shared::{BufferId, Ledger, SharedBuffer, Swizzle};
 pub use site::{Site, SiteId, SourceLine};
 pub use table::Table;

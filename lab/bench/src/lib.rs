@@ -8,6 +8,7 @@
 //! - [`own`] kernels of users are timed with ours, in a [`child`] process that they may hang or crash.
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
 //!   number carries its identity into a [`Report`] and, sample by sample, into the evidence [`store`].
+//! - [`predict()`] predicts the times of a request for a card that need not be here.
 //! - [`kbench`] writes problems as robust-kbench tasks, and judges kernels for such tasks.
 //! - [`parity`] compares kernels with float64 on random and adversarial problems.
 //! - [`gate`] judges a build against a baseline: kernels, findings, errors, times.
@@ -61,6 +62,7 @@ pub mod parity;
 mod patience;
 pub mod peers;
 pub mod planted;
+mod predict;
 pub mod problem_file;
 pub mod problems;
 pub mod process;
@@ -91,14 +93,15 @@ pub use error::{BenchError, Result};
 pub use expected::Expected;
 pub use flashcore::unstable::plans::date;
 pub use identity::{
-    Attributes, Build, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, executable, host_name,
-    revision, set_revision,
+    Attributes, Build, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, Predicted, RunIdentity, SubjectInfo, executable,
+    host_name, revision, set_revision,
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};
 pub use options::{Mode, Options, Turns};
 pub use own::Own;
 pub use patience::Needs;
 pub use peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors, PeerType};
+pub use predict::predict;
 pub use problems::Case;
 pub use protocol::Stop;
 pub use reference::{ExpectedOutputs, draw, draw_with, expected};

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::{Batch, Protocol, Purpose, Step};
 use crate::stats::RESAMPLES;
 use crate::{
-    BenchError, Mode, Options, Ratio, Reading, Result, Stop, Stopwatch, Subject, SubjectInfo, Summary, Telemetry,
-    Trouble, Turns, Verdict,
+    BenchError, Mode, Options, Predicted, Ratio, Reading, Result, Stop, Stopwatch, Subject, SubjectInfo, Summary,
+    Telemetry, Trouble, Turns, Verdict,
 };
 
 /// One timed batch.
@@ -105,10 +105,11 @@ impl Measurement {
         }
     }
 
-    /// Mode and kind of turns, as it stands in tables: `hot (steady turns)`, `cold`.
+    /// Mode and kind of turns, as it stands in tables: `hot (steady turns)`, `cold`, `hot (PREDICTED)`.
     pub fn how(&self) -> String {
         match self.turns {
             Some(turns) if self.mode == Mode::Hot => format!("{} ({turns} turns)", self.mode),
+            None if self.stop == Stop::Predicted => format!("{} (PREDICTED)", self.mode),
             _ => self.mode.to_string(),
         }
     }
@@ -217,6 +218,10 @@ impl Measured {
 
     /// What these samples say of it, subject `index` of them; it is compared over the rounds that have the baseline.
     pub(crate) fn evaluate(&mut self, samples: &[Sample], index: usize, baseline: usize, options: &Options) {
+        if let Some(Predicted { us, interval }) = self.info.predicted {
+            self.summary = Some(Summary::predicted(us, interval));
+            return;
+        }
         let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
         let times: Vec<f64> = of(index).map(Sample::run_us).collect();
         self.summary = Summary::of(&times, options.confidence);

@@ -57,6 +57,8 @@ pub enum Stop {
     Rounds,
     /// No subject is left that can be run.
     Failed,
+    /// Nothing was run: times are predicted.
+    Predicted,
     /// The process ended before the measurement did. Only of measurements in the evidence store.
     #[serde(rename = "cut_off")]
     CutOff,
@@ -70,6 +72,7 @@ impl Stop {
             Stop::Budget => "time budget spent",
             Stop::Rounds => "most rounds made",
             Stop::Failed => "no subject left",
+            Stop::Predicted => "by the cost model: nothing was run",
             Stop::CutOff => "cut off before it ended",
         }
     }

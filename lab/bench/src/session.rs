@@ -9,7 +9,7 @@ use crate::child::Doing;
 use crate::gpu::{self, Launching};
 use crate::own::{Code, is_own};
 use crate::planted::InFinals;
-use crate::stand::{built, left_out};
+use crate::stand::{For, built, left_out};
 use crate::store::RunWriter;
 use crate::{
     Absent, BenchError, Case, CaseResult, Mode, Options, Own, PeerSource, Report, Result, RunIdentity, Sample, Stand,
@@ -159,7 +159,7 @@ pub fn run(
             session.scores(case, (stream, tools), peers)?;
             continue;
         }
-        let (kernels, mut absent) = built(request, &case.problem, &attention, &cache);
+        let (kernels, mut absent) = built(request, &case.problem, &For::Here(&attention), &cache);
         let in_finals = InFinals::default();
         let opened = stand.open(&case.problem, &kernels, launching, &in_finals, |bench, failed| {
             // Peers live for as long as this closure runs, which is shorter than the tensors.
@@ -213,7 +213,7 @@ pub fn run(
 }
 
 /// Refuses copies of K and V where no run would take turns with them.
-fn check_caches(request: &Request, on_gpu: bool) -> Result<()> {
+pub(crate) fn check_caches(request: &Request, on_gpu: bool) -> Result<()> {
     let why = match request.options.caches {
         0 | 1 => return Ok(()),
         _ if request.scores => "`bench scores` always reads the same K; leave out --caches",

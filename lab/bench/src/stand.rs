@@ -2,10 +2,12 @@
 
 use std::fmt::Display;
 
+use flashcore::unstable::plans::Plans;
 use flashcore::{Attention, Device, KernelId};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::Stream;
-use flashcore_kernels::{KernelCache, Plan, near, select};
+use flashcore_ir::{Chip, Profile};
+use flashcore_kernels::{Choice, KernelCache, NoPlan, Plan, near, select, select_among};
 use flashcore_problem::Problem;
 use rayon::iter::Either;
 use rayon::prelude::*;
@@ -161,15 +163,36 @@ fn other_device(kernel: &Built, device: &str, suggestion: &'static str) -> Bench
     })
 }
 
+/// What kernels are built for.
+pub(crate) enum For<'a> {
+    Here(&'a Attention),
+    /// A card that need not be here, with its plan tables.
+    Card(&'static Profile, &'a Plans),
+}
+
+impl For<'_> {
+    /// `None`: the host.
+    fn chip(&self) -> Option<Chip> {
+        match self {
+            For::Here(attention) => attention.device().context().map(|context| context.info().chip()),
+            For::Card(profile, _) => Some(Chip::from(*profile)),
+        }
+    }
+}
+
+/// The library's choice for a card that need not be here, by its plan tables.
+pub(crate) fn chosen_by(plans: &Plans, problem: &Problem, chip: Chip, cache: &KernelCache) -> Result<Choice, NoPlan> {
+    select_among(problem, chip, 16, &plans.suggestions(problem), cache)
+}
+
 /// The kernels to time on a problem, each once, built on all cores; and those that cannot be built.
 pub(crate) fn built(
     request: &Request,
     problem: &Problem,
-    attention: &Attention,
+    place: &For<'_>,
     cache: &KernelCache,
 ) -> (Vec<Built>, Vec<Absent>) {
-    let device = attention.device();
-    let words = match (device.context(), request.kernels.as_slice()) {
+    let words = match (place.chip(), request.kernels.as_slice()) {
         (None, []) => &["default".to_string(), "near".to_string()][..],
         (Some(_), []) => &["default".to_string()],
         (_, words) => words,
@@ -177,7 +200,7 @@ pub(crate) fn built(
     let mut ids: Vec<Result<KernelId, Absent>> = Vec::new();
     // Kernels of the user are opened on the workbench.
     for word in words.iter().filter(|word| !is_own(word)) {
-        match ids_of(word, problem, attention, cache) {
+        match ids_of(word, problem, place, cache) {
             // Labels are unique within a measurement.
             Ok(found) => found.into_iter().map(Ok).for_each(|id| {
                 if !ids.contains(&id) {
@@ -187,10 +210,10 @@ pub(crate) fn built(
             Err(reason) => ids.push(Err(left_out(word, &reason))),
         }
     }
-    let build = |id: &Result<KernelId, Absent>| match (id, device.context()) {
+    let build = |id: &Result<KernelId, Absent>| match (id, place.chip()) {
         (Err(missing), _) => Err(missing.clone()),
-        (Ok(KernelId::Gpu(config)), Some(context)) => {
-            let plan = Plan::with_cache(problem, config, context.info().chip(), cache);
+        (Ok(KernelId::Gpu(config)), Some(chip)) => {
+            let plan = Plan::with_cache(problem, config, chip, cache);
             let plan = plan.map(|plan| Built::Gpu(Box::new(plan)));
             plan.map_err(|refusal| left_out(&config.to_string(), &refusal))
         }
@@ -206,19 +229,23 @@ pub(crate) fn built(
 }
 
 /// The kernels that a word of [`KERNEL_WORDS`] or an id stands for.
-fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCache) -> Result<Vec<KernelId>, String> {
-    match (word, attention.device().context()) {
-        ("default", _) => {
-            let plan = attention.plan(problem).map_err(|error| error.to_string())?;
-            Ok(vec![plan.kernel()])
-        }
-        ("heuristics", Some(context)) => {
-            // Allocations of the bench begin at multiples of 256 bytes, so an alignment of 16 holds.
-            let choice = select(problem, context.info().chip(), 16, cache).map_err(|error| error.to_string())?;
-            Ok(vec![KernelId::Gpu(choice.plan.config)])
-        }
-        ("near", Some(context)) => {
-            let configs = near(problem, context.info().chip(), cache);
+fn ids_of(word: &str, problem: &Problem, place: &For<'_>, cache: &KernelCache) -> Result<Vec<KernelId>, String> {
+    let of = |chosen: Result<Choice, _>| {
+        let choice = chosen.map_err(|error: NoPlan| error.to_string())?;
+        Ok(vec![KernelId::Gpu(choice.plan.config)])
+    };
+    match (word, place.chip()) {
+        ("default", _) => match place {
+            For::Here(attention) => {
+                let plan = attention.plan(problem).map_err(|error| error.to_string())?;
+                Ok(vec![plan.kernel()])
+            }
+            For::Card(profile, plans) => of(chosen_by(plans, problem, Chip::from(*profile), cache)),
+        },
+        // Allocations of the bench begin at multiples of 256 bytes, so an alignment of 16 holds.
+        ("heuristics", Some(chip)) => of(select(problem, chip, 16, cache)),
+        ("near", Some(chip)) => {
+            let configs = near(problem, chip, cache);
             Ok(configs.into_iter().map(KernelId::Gpu).collect())
         }
         ("heuristics" | "near", None) => {
@@ -272,7 +299,8 @@ mod tests {
         let name = "mine.json".to_string();
         let plans = Plans::of_tables(vec![NamedTable { name, table }]);
         let attention = Attention::with(Device::cpu(), plans).unwrap();
-        let (kernels, absent) = built(&Request::default(), &problem, &attention, &KernelCache::default());
+        let place = For::Here(&attention);
+        let (kernels, absent) = built(&Request::default(), &problem, &place, &KernelCache::default());
         let ids: Vec<String> = kernels.iter().map(Built::id).collect();
         assert_eq!((ids[0].as_str(), absent.len()), (ROW, 0), "{ids:?}");
         let chosen = default_config(&problem, rayon::current_num_threads()).to_string();

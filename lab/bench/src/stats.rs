@@ -113,6 +113,22 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// Of a time that is predicted: its interval is the model's, from the 10 to the 90 % quantile of what was measured.
+    pub fn predicted(time: f64, interval: Interval) -> Summary {
+        Summary {
+            count: 0,
+            min: interval.lo,
+            p10: interval.lo,
+            p50: time,
+            p90: interval.hi,
+            max: interval.hi,
+            mad: 0.0,
+            interval,
+        }
+    }
+}
+
 /// Time of a subject relative to a baseline; below 1 the subject is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {

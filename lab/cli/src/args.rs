@@ -352,7 +352,7 @@ impl Card {
         Target::from_name(name).map(architecture).ok_or_else(unknown)
     }
 
-    fn of(profile: &'static Profile) -> Card {
+    pub(crate) fn of(profile: &'static Profile) -> Card {
         Card {
             chip: profile.into(),
             profile: Some(profile),

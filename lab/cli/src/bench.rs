@@ -15,11 +15,11 @@ use flashcore_bench::{
 };
 use serde_json::json;
 
-use crate::machine::Besides;
+use crate::machine::{Besides, Place};
 use crate::own::OwnArgs;
 use crate::protocol::ProtocolArgs;
 use crate::style::Spinner;
-use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
+use crate::{BAD, Card, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///
@@ -43,7 +43,7 @@ pub(crate) struct BenchArgs {
     /// Of backward passes: gradients that are the same bits in every run
     #[arg(long)]
     deterministic: bool,
-    /// best, cpu, cuda or cuda:N
+    /// best, cpu, cuda, cuda:N; predict:CARD predicts times for a card that is not here (`list profiles`)
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
     /// Kernels [default: the library's choice; on the CPU also near]: ids (`flashcore list kernels`), prefixes of
@@ -135,11 +135,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     }
     // Before minutes of measuring.
     style::check_files(args.markdown.iter().chain(&args.csv))?;
-    let device = match (scores, args.device.as_str()) {
+    let place = match (scores, args.device.as_str()) {
         // A product by itself is a GPU's: without one, the error says what is missing.
-        (true, "best") => machine::device("cuda", Besides::Nothing)?,
-        (true, name) => machine::device(name, Besides::Nothing)?,
-        (false, name) => machine::device(name, Besides::Cpu)?,
+        (true, "best") => machine::place("cuda", Besides::Nothing)?,
+        (true, name) => machine::place(name, Besides::Nothing)?,
+        (false, name) => machine::place(name, Besides::CpuAndCards)?,
+    };
+    let card = match &place {
+        Place::Card(profile) => Some(*profile),
+        Place::Here(_) | Place::Simulator => None,
     };
     let problems = match args.problems.as_slice() {
         [_] if scores => vec!["mission".to_string()],
@@ -154,18 +158,32 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     if args.deterministic {
         cases = cases.iter().map(Case::deterministic).collect::<Result<_, _>>()?;
     }
-    let (kernels, own) = args.own.ids(&args.kernel)?;
+    let (kernels, own) = args.own.ids_for(&args.kernel, card.map(Card::of))?;
     let request = Request {
         cases,
         kernels,
         baseline: args.baseline.clone(),
         own,
         scores,
-        ..args.protocol.request(&device)
+        ..match &place {
+            Place::Here(device) => args.protocol.request(device),
+            Place::Card(_) | Place::Simulator => args.protocol.request_with(Options::default()),
+        }
     };
     let store = args.keep.path()?.filter(|_| !scores);
     let deadline = args.own.deadline();
-    let mut report = bench(&device, &request, &args.peers, deadline, store.as_deref(), args.json)?;
+    let store = store.as_deref();
+    let mut report = match &place {
+        Place::Here(device) => bench(device, &request, &args.peers, deadline, store, args.json)?,
+        Place::Card(profile) => {
+            let mut progress = Progress::new(args.json);
+            let opened = store.map(Store::open).transpose()?;
+            let report = flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress);
+            drop(progress);
+            shown(report?, store, args.json)
+        }
+        Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
+    };
     if let Some(note) = args.baseline.as_deref().and_then(|label| report.lacks(label)) {
         style::note(&note);
         report.notes.push(note);
@@ -240,11 +258,7 @@ pub(crate) fn bench(
     store: Option<&Path>,
     quiet: bool,
 ) -> Result<Report, Failure> {
-    let mut progress = Progress {
-        spinner: style::spinner("starting"),
-        tables: !quiet,
-        at: String::new(),
-    };
+    let mut progress = Progress::new(quiet);
     let python = find_peers(peers);
     if let Err(absence) = &python {
         progress.note(absence);
@@ -253,6 +267,11 @@ pub(crate) fn bench(
     drop(progress);
     let mut report = report?;
     report.notes.extend(python.err());
+    Ok(shown(report, store, quiet))
+}
+
+/// Prints what follows the tables, unless `quiet`.
+fn shown(report: Report, store: Option<&Path>, quiet: bool) -> Report {
     if !quiet {
         let mut page = Page::default();
         page.add(standings_text(&standings(&report)));
@@ -265,7 +284,7 @@ pub(crate) fn bench(
         }
         page.print();
     }
-    Ok(report)
+    report
 }
 
 /// The Python with peers, or why there is none; `None` if no peers are wanted.
@@ -322,6 +341,16 @@ struct Progress {
     spinner: Spinner,
     tables: bool,
     at: String,
+}
+
+impl Progress {
+    fn new(quiet: bool) -> Progress {
+        Progress {
+            spinner: style::spinner("starting"),
+            tables: !quiet,
+            at: String::new(),
+        }
+    }
 }
 
 impl Watcher for Progress {

@@ -3,29 +3,36 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use flashcore::Device;
-use flashcore_bench::gate::{Allowed, Baseline, Card as GateCard, Evidence, Judged, Options, Outcome as Ended};
-use flashcore_bench::gate::{examine, judge};
+use flashcore_bench::gate::{ACCEPTANCE, Allowed, Baseline, Card as GateCard, Evidence, Judged, Named, Options};
+use flashcore_bench::gate::{Outcome as Ended, examine, judge};
 use flashcore_check::mutate::Operator;
+use flashcore_check::own::is_declaration;
 use serde_json::json;
 
-use crate::machine::Besides;
+use crate::machine::{Besides, Place};
 use crate::protocol::share;
-use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, StoreArgs, check, kernels, machine, style};
+use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, StoreArgs, bench, check, kernels, machine, style};
 
 /// Cards whose kernels are judged: one without warpgroup instructions, one with them.
-const CARDS: &str = "l4,h200";
+const CARDS: [&str; 2] = ["l4", "h200"];
 
-/// Judge this build on the acceptance set, against a baseline
+/// Judge this build, or a kernel of your own, against a baseline
 ///
 /// The acceptance set is five shapes of 512 rows and keys, each full and causal (`bench acceptance`). The
 /// library's kernel for each of them must exist on each card and not spill, have no finding under the
 /// checking simulator, and compute the right output on the device. Its error must not be larger than the
 /// baseline's, its measured time not 3 % longer, and the evidence of that time must be complete. What
 /// could not be judged here, without a GPU, an assembler or evidence, is listed as not judged.
+///
+/// With `--device predict:CARD` nothing is measured: predicted times, instructions by pipe, wavefronts of
+/// shared memory and registers must not be larger than the baseline's by more than --slower. They are the
+/// same in every run, so a CI without a GPU can guard speed.
 #[derive(Args)]
 #[command(after_help = GATE_HELP)]
 pub(crate) struct GateArgs {
+    /// Problem sets, named problems, or files of problems
+    #[arg(value_name = "PROBLEMS", default_value = ACCEPTANCE)]
+    problems: Vec<String>,
     /// The baseline to judge against, from `gate --write`
     #[arg(long, value_name = "FILE", required_unless_present = "write")]
     baseline: Option<PathBuf>,
@@ -35,20 +42,22 @@ pub(crate) struct GateArgs {
     /// The measured times of this build: a run's key or revision in the store, `latest`, a file or a folder
     #[arg(long, value_name = "RUN")]
     evidence: Option<String>,
-    /// What computes the set: best, cpu, cuda, cuda:N; sim is the simulator alone
+    /// What computes the set: best, cpu, cuda, cuda:N; sim is the simulator alone; predict:CARD also predicts times and
+    /// work on a card
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// Cards whose kernels are built and simulated (`list profiles`)
-    #[arg(long, value_name = "CARDS", value_delimiter = ',', default_value = CARDS, value_parser = Card::parse)]
+    /// Cards whose kernels are built and simulated (`list profiles`) [default: l4,h200, or that of predict:CARD]
+    #[arg(long, value_name = "CARDS", value_delimiter = ',', value_parser = Card::parse)]
     profile: Vec<Card>,
-    /// The kernel to judge in place of the library's choice, by id
+    /// The kernel to judge in place of the library's choice: an id, or FILE.toml, a kernel of your own, which
+    /// needs --device sim or predict:CARD
     #[arg(long, value_name = "ID")]
     kernel: Option<String>,
     /// Plant a mistake into each simulated kernel that has a place for it, to see the gate fail, as `check
     /// --plant`
     #[arg(long, value_name = "MISTAKE", value_parser = planted)]
     plant: Option<Operator>,
-    /// Most that a time may be longer than the baseline's, such as 3%
+    /// Most that a time, or what is predicted, may be larger than the baseline's, such as 3%
     #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share, allow_hyphen_values = true)]
     slower: f64,
     /// Most that a relative error may be larger than the baseline's
@@ -83,35 +92,50 @@ Examples:
   flashcore gate --baseline base.json                   on a change
   flashcore bench acceptance --peers none               on a GPU: the times of a build, then
   flashcore gate --baseline base.json --evidence latest
+  flashcore gate --device predict:l4 --baseline base.json           speed without a GPU
+  flashcore gate tiny --kernel mine.toml --device predict:l4 --write base.json
 
 Environment:
-  FLASHCORE_PTXAS   an offline ptxas, which tells spills
+  FLASHCORE_PTXAS   an offline ptxas, which tells spills and registers; without one, registers are estimated
 
 Exit codes: 0 nothing failed, 1 a check failed, 2 usage, 3 environment, or --strict and a check
   that could not be judged";
 
 pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
+    let place = machine::place(&args.device, Besides::CpuSimAndCards)?;
+    args.check(&place)?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     style::check_files(args.markdown.iter().chain(&args.write))?;
+    let cases = bench::cases(&args.problems, None)?;
     let store = args.keep.path()?.unwrap_or_default();
-    let evidence = args
-        .evidence
-        .as_deref()
-        .map(|name| Evidence::read(name, &store))
-        .transpose()?;
-    let device: Option<Device> = match args.device.as_str() {
-        "sim" => None,
-        name => Some(machine::device(name, Besides::CpuAndSim)?),
+    let evidence = args.evidence.as_deref();
+    let evidence = evidence.map(|name| Evidence::read(name, &store, &cases)).transpose()?;
+    let named = |word: &str| match is_declaration(word) {
+        true => Ok(Named::Own(word.to_string())),
+        false => kernels::gpu(word).map(Named::Config),
     };
+    let usual = || CARDS.into_iter().filter_map(|name| Card::parse(name).ok());
     let options = Options {
-        cards: args.profile.iter().map(of_gate).collect(),
-        device,
-        kernel: args.kernel.as_deref().map(kernels::gpu).transpose()?,
+        cases,
+        cards: match (&place, args.profile.as_slice()) {
+            (Place::Card(profile), _) => vec![of_gate(&Card::of(profile))],
+            (_, []) => usual().map(|card| of_gate(&card)).collect(),
+            (_, cards) => cards.iter().map(of_gate).collect(),
+        },
+        predicts: matches!(place, Place::Card(_)),
+        device: match place {
+            Place::Here(device) => Some(device),
+            Place::Simulator | Place::Card(_) => None,
+        },
+        kernel: args.kernel.as_deref().map(named).transpose()?,
         plant: args.plant,
     };
     let spinner = style::spinner("choosing kernels");
     let state = examine(&options, &|what| spinner.say(what))?;
     drop(spinner);
+    if let Some(baseline) = &baseline {
+        baseline.check_registers(&state)?;
+    }
     let allowed = Allowed {
         slower: args.slower,
         error: args.error,
@@ -136,6 +160,27 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
         true => Err(Failure::environment(
             "a check could not be judged, and --strict asks for all of them",
         )),
+    }
+}
+
+impl GateArgs {
+    /// Refuses flags that say nothing there.
+    fn check(&self, place: &Place) -> Result<(), Failure> {
+        let own = self.kernel.as_deref().is_some_and(is_declaration);
+        let device = &self.device;
+        let why = match place {
+            Place::Card(_) if !self.profile.is_empty() => format!("{device} names the card; leave out --profile"),
+            Place::Card(_) if self.evidence.is_some() => {
+                format!("--evidence has measured times, and {device} predicts them; leave out one of them")
+            }
+            Place::Here(_) if own => {
+                let why = "a kernel of your own is judged by --device sim, and predict:CARD";
+                format!("--device is {device}; {why}; `flashcore bench` runs it")
+            }
+            _ if own && self.plant.is_some() => "--plant is for kernels of this project; leave it out".to_string(),
+            _ => return Ok(()),
+        };
+        Err(Failure::usage(why))
     }
 }
 

@@ -60,16 +60,20 @@ pub(crate) fn rungs(problem: &Problem, card: Card) -> Result<Vec<(String, &'stat
 }
 
 /// The ids of a command line: ids, prefixes that end in `*`, `ladder` for its rungs on the mission
-/// problem, [words](KERNEL_WORDS) such as `near`, and files with one id per line (`#` begins a comment,
+/// problem on a card, [words](KERNEL_WORDS) such as `near`, and files with one id per line (`#` begins a comment,
 /// `=` a name). Ids of a file are checked where they are used, so that an unknown one does not stop the
 /// others.
-pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
+pub(crate) fn ids(given: &[String], card: Option<Card>) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::new();
     for word in given {
         let is_word = KERNEL_WORDS.contains(&word.as_str());
         if word == "ladder" {
             let problem = Problem::named("mission")?;
-            ids.extend(rungs(&problem, Card::default())?.into_iter().map(|(id, _)| id));
+            ids.extend(
+                rungs(&problem, card.unwrap_or_else(Card::default))?
+                    .into_iter()
+                    .map(|(id, _)| id),
+            );
         } else if let Some(prefix) = word.strip_suffix('*') {
             ids.extend(begin_with(prefix)?);
         } else if !is_word && word.parse::<KernelId>().is_err() && Path::new(word).is_file() {
@@ -142,19 +146,19 @@ mod tests {
         let path = folder.path().join("ids.txt");
         std::fs::write(&path, "# tiles\nscalar/a=first\n\n  scalar/b # the second\nnonsense\n").expect("a file");
         let name = path.to_str().expect("a name").to_string();
-        let read = ids(&["cpu/m64n64".to_string(), name.clone()]).expect("ids");
+        let read = ids(&["cpu/m64n64".to_string(), name.clone()], None).expect("ids");
         assert_eq!(read, ["cpu/m64n64", "scalar/a", "scalar/b", "nonsense"]);
         std::fs::write(&path, "# nothing\n").expect("a file");
-        assert!(ids(&[name]).is_err());
-        let ladder = ids(&["ladder".to_string()]).expect("ids");
+        assert!(ids(&[name], None).is_err());
+        let ladder = ids(&["ladder".to_string()], None).expect("ids");
         assert!(
             ladder.len() == 8 && ladder[3] == "ladder/hybrid-m64n64-w4",
             "{ladder:?}"
         );
-        let naive = ids(&["scalar/naive*".to_string()]).expect("ids");
+        let naive = ids(&["scalar/naive*".to_string()], None).expect("ids");
         assert!(naive.len() > 3 && naive.iter().all(|id| id.starts_with("scalar/naive")));
         for wrong in ["wgmma/none*", "foo", "cpu/m7n3"] {
-            assert!(ids(&[wrong.to_string()]).is_err(), "{wrong}");
+            assert!(ids(&[wrong.to_string()], None).is_err(), "{wrong}");
         }
     }
 }

@@ -4,10 +4,11 @@ use std::sync::Once;
 
 use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::{Device, Error};
+use flashcore_check::cost::predicted_card;
 use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
 use flashcore_cuda::{CudaError, Function, ModuleOptions};
-use flashcore_ir::{Kernel, Target};
+use flashcore_ir::{Kernel, Profile, Target};
 use serde_json::{Value, json};
 
 use crate::{Failure, style};
@@ -70,12 +71,34 @@ pub(crate) fn is_supported(info: &DeviceInfo) -> bool {
 }
 
 /// The devices that a command takes besides GPUs, which its errors name.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Besides {
     /// The command has the simulator as `sim`, too.
     CpuAndSim,
+    /// It predicts for cards, too.
+    CpuAndCards,
+    CpuSimAndCards,
     Cpu,
     Nothing,
+}
+
+/// Where a command computes.
+pub(crate) enum Place {
+    Here(Device),
+    Simulator,
+    /// Nowhere: times are predicted for this card.
+    Card(&'static Profile),
+}
+
+/// A place by the name of a device.
+pub(crate) fn place(name: &str, besides: Besides) -> Result<Place, Failure> {
+    let simulates = matches!(besides, Besides::CpuAndSim | Besides::CpuSimAndCards);
+    let predicts = matches!(besides, Besides::CpuAndCards | Besides::CpuSimAndCards);
+    match predicted_card(name).filter(|_| predicts) {
+        Some(card) => card.map(Place::Card).map_err(Failure::usage),
+        None if simulates && name == "sim" => Ok(Place::Simulator),
+        None => device(name, besides).map(Place::Here),
+    }
 }
 
 /// A device by name. A note says why `best` is the CPU, unless there simply is no driver.
@@ -84,6 +107,14 @@ pub(crate) fn device(name: &str, besides: Besides) -> Result<Device, Failure> {
         Besides::CpuAndSim => (
             "best, cpu, cuda, cuda:N, and sim (the simulator)",
             Some("`--device cpu` and `--device sim` need no GPU"),
+        ),
+        Besides::CpuAndCards => (
+            "best, cpu, cuda, cuda:N, predict:CARD",
+            Some("`--device cpu` and `--device predict:CARD` need no GPU"),
+        ),
+        Besides::CpuSimAndCards => (
+            "best, cpu, cuda, cuda:N, sim (the simulator), predict:CARD",
+            Some("`--device cpu`, `--device sim` and `--device predict:CARD` need no GPU"),
         ),
         Besides::Cpu => ("best, cpu, cuda, cuda:N", Some("`--device cpu` needs no GPU")),
         Besides::Nothing => ("best, cuda, cuda:N", None),

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use flashcore::Device;
-use flashcore_bench::{Mode, Request};
+use flashcore_bench::{Mode, Options, Request};
 
 use crate::bench::options;
 
@@ -41,7 +41,11 @@ pub(crate) struct ProtocolArgs {
 
 impl ProtocolArgs {
     pub(crate) fn request(&self, device: &Device) -> Request {
-        let mut options = options(device);
+        self.request_with(options(device))
+    }
+
+    /// With these settings where no flag says otherwise.
+    pub(crate) fn request_with(&self, mut options: Options) -> Request {
         if let Some(threshold) = self.threshold {
             options.threshold = threshold;
             options.precision = threshold / 2.0;

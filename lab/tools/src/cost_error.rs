@@ -4,6 +4,7 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use flashcore_bench::Agreement;
+use flashcore_bench::micro::DeviceRates;
 use flashcore_check::cost::{Observation, Prediction, Resource};
 use flashcore_check::registers;
 use flashcore_ir::{Profile, files};
@@ -23,6 +24,9 @@ pub(crate) struct Options {
     /// The card that the times are of.
     #[arg(long, default_value = "h200")]
     profile: String,
+    /// Predict with the rates that were measured on it (`flashcore device --out FILE`).
+    #[arg(long)]
+    rates: Option<PathBuf>,
     /// Print a line for each kernel.
     #[arg(long)]
     kernels: bool,
@@ -39,6 +43,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let name = &options.profile;
     let profile =
         Profile::named(name).ok_or_else(|| format!("no card is named `{name}`; there are {}", Profile::names()))?;
+    let rates = options.rates.as_deref().map(DeviceRates::read).transpose()?;
+    let rates = rates.map(|rates| rates.card());
     let mut measured = Vec::new();
     for file in &options.files {
         let text =
@@ -50,7 +56,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let plan = Plan::with_cache(&case.shape, &case.config, profile.target, &cache)?;
         let offline = |step: &Step| Some(registers::offline(&step.kernel, profile.target).ok()?.per_thread);
         let known: Vec<Option<u32>> = plan.steps().map(offline).collect();
-        Ok(Observation::with_cache(&plan, &cache)?.predict(profile, &known))
+        Ok(Observation::with_cache(&plan, &cache)?.predict_measured(profile, rates.as_ref(), &known))
     };
     let predictions = measured.iter().map(predict).collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<_> = measured.iter().zip(&predictions).collect();

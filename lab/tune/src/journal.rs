@@ -17,7 +17,6 @@ use crate::board::Board;
 use crate::default::DefaultKernel;
 use crate::error::TuneError;
 use crate::insight::Claims;
-use crate::setup::PREDICT;
 use crate::space::Space;
 use crate::trial::Trial;
 
@@ -110,7 +109,7 @@ impl Header {
 
     /// Whether its times are the cost model's.
     pub fn is_predicted(&self) -> bool {
-        self.devices.iter().any(|device| device.device.starts_with(PREDICT))
+        self.devices.iter().any(|device| device.is_predicted())
     }
 
     /// Whether the run says something about its devices.

@@ -56,7 +56,7 @@ pub use interrupt::Interrupt;
 pub use own::{OWN, OwnKernels, rewritten};
 pub use peers::PeerComparison;
 pub use run::{Outcome, Request, Watcher, run};
-pub use setup::{PREDICT, Setup};
+pub use setup::Setup;
 pub use space::Space;
 pub use trial::{History, Timed, Trial, Verdict, times_as_long};
 

@@ -6,10 +6,9 @@ use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::unstable::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
-use flashcore_check::cost::Observation;
-use flashcore_check::registers::{Unknown, offline};
+use flashcore_check::cost::{Forecast, predicted_card};
 use flashcore_ir::{Chip, Profile, Target, files};
-use flashcore_kernels::{Config, FAMILIES, Family, Plan};
+use flashcore_kernels::{Config, FAMILIES, Family, KernelCache, Plan};
 use flashcore_problem::Problem;
 
 use crate::default::DefaultKernel;
@@ -50,9 +49,6 @@ pub struct Setup {
     pub own: OwnKernels,
 }
 
-/// What begins the name of a device whose times are predicted; its card follows.
-pub const PREDICT: &str = "predict:";
-
 const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
      does so once, in some seconds";
 
@@ -76,7 +72,7 @@ impl Setup {
                        look; use `bench`, which takes `sequences`";
             return Err(TuneError::Usage(format!("{problem}: {why}")));
         }
-        let card = device.strip_prefix(PREDICT).map(card).transpose()?;
+        let card = card(device)?;
         let replayed = device.strip_prefix("replay:");
         if torture && (card.is_some() || replayed.is_some()) {
             let allowed = "none on a replay or a prediction, where nothing runs";
@@ -161,31 +157,24 @@ impl Setup {
     }
 }
 
-/// The card of a name, for predictions.
-pub(crate) fn card(name: &str) -> Result<&'static Profile, TuneError> {
-    Profile::named(name).ok_or_else(|| TuneError::bad("card", name, Profile::names()))
+/// The card of a device whose times are predicted; `None` of others.
+pub(crate) fn card(device: &str) -> Result<Option<&'static Profile>, TuneError> {
+    predicted_card(device).transpose().map_err(TuneError::Usage)
 }
 
 /// How far predictions for a card may be off, and why.
-fn trust(problem: &Problem, default: &str, profile: &Profile) -> Result<String, TuneError> {
+fn trust(problem: &Problem, default: &str, profile: &'static Profile) -> Result<String, TuneError> {
     let nothing = |why: &dyn std::fmt::Display| TuneError::nothing(format!("{default}: {why}"));
     let config: Config = default.parse().map_err(|why| nothing(&why))?;
     let plan = Plan::new(problem, &config, Chip::from(profile)).map_err(|why| nothing(&why))?;
-    let prediction = Observation::of(&plan)
-        .map_err(|why| nothing(&why))?
-        .predict(profile, &[]);
-    let trust = prediction.trust;
+    let forecast = Forecast::of(&plan, &KernelCache::default(), profile).map_err(|why| nothing(&why))?;
+    let trust = forecast.prediction.trust;
     let [low, high] = [trust.low, trust.high].map(|end| (end - 1.0) * 100.0);
-    let words = format!(
-        "times are predicted; measured ones may differ by {low:+.0} to {high:+.0} %: {}",
-        trust.words()
-    );
-    let assembled = plan.steps().next().map(|step| offline(&step.kernel, profile.target));
-    Ok(match assembled {
-        Some(Err(Unknown::NoAssembler)) => {
-            format!("{words}; registers and spills are estimated: set FLASHCORE_PTXAS to a ptxas")
-        }
-        _ => words,
+    let words = trust.words();
+    let words = format!("times are predicted; measured ones may differ by {low:+.0} to {high:+.0} %: {words}");
+    Ok(match forecast.assembler {
+        None => format!("{words}; registers and spills are estimated: set FLASHCORE_PTXAS to a ptxas"),
+        Some(_) => words,
     })
 }
 

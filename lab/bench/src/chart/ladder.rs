@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::{Chart, Drawing, MAX_PX, WIDTH, identity, round};
 use crate::table::{clip_to, number, span, times};
-use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report, Result};
+use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report, Result, Stop};
 
 /// Height of a rung: its name, its id, its bar.
 const RUNG: f64 = 46.0;
@@ -63,7 +63,7 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
         ]
     };
     let columns = ["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"];
-    let drawing = draw(&title(case), &rungs);
+    let drawing = draw(&title(result), &rungs);
     Ok(Chart::new(drawing, about, &columns, rungs.iter().map(row).collect()))
 }
 
@@ -75,11 +75,15 @@ pub(crate) fn ladder_of(result: &CaseResult, name: impl Fn(&str) -> Option<Strin
             rung.id = Some(std::mem::replace(&mut rung.name, name));
         }
     }
-    draw(&title(&result.case.name), &rungs)
+    draw(&title(result), &rungs)
 }
 
-fn title(case: &str) -> String {
-    format!("{case}: µs a run")
+fn title(result: &CaseResult) -> String {
+    let predicted = match result.measurement.stop {
+        Stop::Predicted => ", PREDICTED",
+        _ => "",
+    };
+    format!("{}: µs a run{predicted}", result.case.name)
 }
 
 /// Over the first rung.

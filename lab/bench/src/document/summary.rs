@@ -22,7 +22,8 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     } else {
         format!("{first} to {last}")
     };
-    let board = chapter.uuid.map_or(String::new(), |uuid| format!(" ({uuid})"));
+    let board = chapter.uuid.filter(|uuid| !uuid.is_empty());
+    let board = board.map_or(String::new(), |uuid| format!(" ({uuid})"));
     let card = match chapter.profile() {
         Some(profile) => format!(" Its limits are those of profile {} ({}).", profile.name, profile.title),
         None => String::new(),

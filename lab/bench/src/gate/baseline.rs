@@ -5,7 +5,7 @@ use std::path::Path;
 use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Evidence, State};
+use super::{Error, Evidence, Row, State};
 use crate::{BenchError, Result, json_file};
 
 /// What a baseline's file says it is.
@@ -24,6 +24,9 @@ pub struct Baseline {
     pub errors: Vec<Error>,
     /// Times, with every sample; `None` if none were read.
     pub speed: Option<Evidence>,
+    /// What is predicted; `None` if nothing was.
+    #[serde(default)]
+    pub predicted: Option<Vec<Row>>,
 }
 
 impl Baseline {
@@ -39,6 +42,7 @@ impl Baseline {
             revision: state.revision.clone(),
             errors: state.errors().cloned().collect(),
             speed: evidence,
+            predicted: state.predicted.clone(),
         }
     }
 
@@ -76,6 +80,6 @@ impl Baseline {
 }
 
 /// A time to five digits: finer than any clock, and a third of the file.
-fn rounded(time: f64) -> f64 {
+pub(super) fn rounded(time: f64) -> f64 {
     format!("{time:.4e}").parse().unwrap_or(time)
 }

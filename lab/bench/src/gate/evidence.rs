@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::ACCEPTANCE;
 use crate::compare::{Entry, Side, named};
-use crate::{BenchError, DeviceIdentity, Mode, PROTOCOL_VERSION, Result, problems};
+use crate::{BenchError, Case, DeviceIdentity, Mode, PROTOCOL_VERSION, Result};
 
 /// Samples that a time has at least: the protocol makes three rounds, whatever the budget.
 const LEAST_SAMPLES: usize = 3;
@@ -29,11 +28,12 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// The runs of a name: an export, a folder of runs, a key or revision in the store, or `latest`.
+    /// The times of problems in the runs of a name: an export, a folder of runs, a key or revision in the store, or
+    /// `latest`.
     ///
     /// # Errors
     /// There are no such runs, or they cannot be read.
-    pub fn read(name: &str, store: &Path) -> Result<Evidence> {
+    pub fn read(name: &str, store: &Path, cases: &[Case]) -> Result<Evidence> {
         let (store, selector) = named(name, store)?;
         let runs = store.runs(&selector)?;
         let side = Side::of_store(&store, &selector, name)?;
@@ -42,7 +42,7 @@ impl Evidence {
         };
         let mut missing = Vec::new();
         let mut times = Vec::new();
-        for case in problems::cases(ACCEPTANCE, None)? {
+        for case in cases {
             let problem = case.problem.to_string();
             let mut ours = side
                 .entries

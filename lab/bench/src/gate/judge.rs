@@ -5,7 +5,7 @@ use std::fmt;
 use flashcore_check::render;
 use serde::Serialize;
 
-use super::{Baseline, Computed, Error, Evidence, State};
+use super::{Baseline, Computed, Error, Evidence, Row, State};
 use crate::Options as Protocol;
 use crate::compare::compare;
 use crate::document::in_markdown;
@@ -45,6 +45,8 @@ pub enum CheckName {
     Evidence,
     /// No kernel is slower than the baseline's.
     Speed,
+    /// No kernel is predicted to be slower, or has more to do, than the baseline's.
+    Predicted,
 }
 
 /// How a check ended.
@@ -143,18 +145,22 @@ impl Judged {
 
 /// Judges what was found. Without a baseline, errors and times are not judged.
 pub fn judge(state: &State, evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: Allowed) -> Judged {
+    let mut checks = vec![builds(state), findings(state)];
+    let errors = errors(state, baseline, allowed.error);
+    match &state.predicted {
+        Some(rows) => checks.extend([errors, predicted(rows, baseline, allowed.slower)]),
+        None => checks.extend([
+            parity(state),
+            errors,
+            complete(state, evidence),
+            speed(evidence, baseline, allowed.slower),
+        ]),
+    }
     Judged {
         revision: state.revision.clone(),
         baseline: baseline.map(|baseline| baseline.revision.clone()),
         allowed,
-        checks: vec![
-            builds(state),
-            findings(state),
-            parity(state),
-            errors(state, baseline, allowed.error),
-            complete(state, evidence),
-            speed(evidence, baseline, allowed.slower),
-        ],
+        checks,
     }
 }
 
@@ -197,6 +203,11 @@ fn builds(state: &State) -> Check {
             (found.outcome, found.summary) = (Outcome::NotJudged, format!("{count} kernels print; spills are {why}"));
         }
         _ => found.summary = format!("{count} kernels, {} wrong or spilling", found.details.len()),
+    }
+    if let Some(why) = &state.left_out {
+        found
+            .summary
+            .push_str(&format!("; problems are left out, such as {why}"));
     }
     found
 }
@@ -320,4 +331,40 @@ fn speed(evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: f64)
         slower.len()
     );
     check(CheckName::Speed, summary, slower)
+}
+
+fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
+    let not = |why: &str| not_judged(CheckName::Predicted, why);
+    let Some(baseline) = baseline else {
+        return not("there is no baseline");
+    };
+    let Some(old) = &baseline.predicted else {
+        return not("the baseline has no predictions: write one with the same --device");
+    };
+    let (mut judged, mut worse) = (0, Vec::new());
+    for row in rows {
+        let known = baseline.of_row(row).filter(|old| old.unknown.is_none());
+        match (known, &row.unknown) {
+            (Some(_), Some(why)) => {
+                let (case, card, kernel) = (&row.case, &row.card, &row.kernel);
+                worse.push(format!(
+                    "{case} on {card} by {kernel}: nothing is predicted any more: {why}"
+                ));
+            }
+            (Some(old), None) => worse.extend(row.worse_than(old, allowed)),
+            (None, _) => continue,
+        }
+        judged += 1;
+    }
+    let is_gone = |old: &&Row| !rows.iter().any(|row| row.card == old.card && row.case == old.case);
+    let gone = old.iter().filter(is_gone);
+    worse.extend(gone.map(|old| format!("{} on {}: no kernel is predicted any more", old.case, old.card)));
+    if judged == 0 && worse.is_empty() {
+        return not("the baseline has predictions of other cards and problems alone");
+    }
+    let by = rows.first().map_or("", |row| &row.registers_by);
+    let (bad, percent) = (worse.len(), allowed * 100.0);
+    let text =
+        format!("{judged} predictions, {bad} with more than {percent:.1} % more time or work; registers by {by}");
+    check(CheckName::Predicted, text, worse)
 }

@@ -1,24 +1,61 @@
 //! The kernels of the set: chosen, assembled, simulated.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use flashcore::unstable::plans::{Plan, PlanTarget, Plans};
 use flashcore_check::mutate::plant;
-use flashcore_check::registers::{self, Unknown};
-use flashcore_ir::{Kernel, Target};
-use flashcore_kernels::{KernelCache, select_among};
-use flashcore_problem::{InputKind, ProblemBuilder};
+use flashcore_check::own::{Declared, OwnError};
+use flashcore_check::registers::{self, Registers, Unknown};
+use flashcore_ir::Target;
+use flashcore_kernels::KernelCache;
+use flashcore_problem::{InputKind, Problem, ProblemBuilder};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{Card, Computed, Options, SEED};
-use crate::{Case, Result, parity};
+use super::{Card, Computed, Named, Options, SEED};
+use crate::stand::chosen_by;
+use crate::{BenchError, Case, Result, parity};
 
-/// The plan of a problem on a card, or why there is none.
+/// The kernel of a problem on a card, or why there is none.
 pub(super) struct Chosen<'a> {
-    card: &'a Card,
-    case: &'a Case,
-    plan: Result<Plan, String>,
+    pub(super) card: &'a Card,
+    pub(super) case: &'a Case,
+    pub(super) kernel: Result<Chose, String>,
+}
+
+/// A kernel that is judged.
+pub(super) enum Chose {
+    Ours(Box<Plan>),
+    Own(Arc<Declared>),
+}
+
+impl Chose {
+    /// Its id, or the label of a user's.
+    pub(super) fn label(&self) -> String {
+        match self {
+            Chose::Ours(plan) => plan.config.to_string(),
+            Chose::Own(declared) => declared.label.clone(),
+        }
+    }
+
+    /// The names of its parts, each of which is assembled by itself.
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Chose::Ours(plan) => plan.steps().map(|step| step.kernel.name()).collect(),
+            Chose::Own(declared) => vec![&declared.label],
+        }
+    }
+
+    fn assemble(&self, part: usize, target: Target) -> Result<Registers, Unknown> {
+        match self {
+            Chose::Ours(plan) => {
+                let step = plan.steps().nth(part).unwrap_or(&plan.main);
+                registers::offline(&step.kernel, target)
+            }
+            Chose::Own(declared) => declared.registers(target),
+        }
+    }
 }
 
 /// A kernel, assembled.
@@ -38,40 +75,64 @@ pub struct Built {
     pub wrong: Option<String>,
 }
 
-/// The library's choice for each problem on each card, or the kernel that was named.
-pub(super) fn choose<'a>(options: &'a Options, cases: &'a [Case]) -> Result<Vec<Chosen<'a>>> {
-    let mut chosen = Vec::new();
+/// The library's choice for each problem on each card, or the kernel that was named. Problems that a user's kernel does
+/// not serve are left out: what it says of the first of them comes back.
+pub(super) fn choose(options: &Options) -> Result<(Vec<Chosen<'_>>, Option<String>)> {
+    let (mut chosen, mut left_out) = (Vec::new(), None);
     for card in &options.cards {
         let plans = match card.profile {
             Some(profile) => Plans::load(&PlanTarget::Card(profile)).map_err(flashcore::Error::from)?,
             None => Plans::none(),
         };
-        for case in cases {
-            let plan = match &options.kernel {
-                Some(config) => Plan::new(&case.problem, config, card.chip).map_err(|refusal| refusal.to_string()),
-                None => {
-                    let rows = plans.suggestions(&case.problem);
-                    let choice = select_among(&case.problem, card.chip, 16, &rows, &KernelCache::default());
-                    choice.map(|choice| choice.plan).map_err(|why| why.to_string())
+        let own = match &options.kernel {
+            Some(Named::Own(word)) => Some(Arc::new(declared(word, card.chip.target)?)),
+            _ => None,
+        };
+        for case in &options.cases {
+            let kernel = match (&options.kernel, &own) {
+                (_, Some(own)) => match own.launch(&case.problem) {
+                    Ok(_) => Ok(Chose::Own(own.clone())),
+                    Err(why) => {
+                        left_out.get_or_insert(format!("{}: {}: {why}", own.label, case.name));
+                        continue;
+                    }
+                },
+                (Some(Named::Config(config)), _) => Plan::new(&case.problem, config, card.chip)
+                    .map(|plan| Chose::Ours(Box::new(plan)))
+                    .map_err(|refusal| refusal.to_string()),
+                _ => {
+                    let choice = chosen_by(&plans, &case.problem, card.chip, &KernelCache::default());
+                    let choice = choice.map(|choice| Chose::Ours(Box::new(choice.plan)));
+                    choice.map_err(|why| why.to_string())
                 }
             };
-            chosen.push(Chosen { card, case, plan });
+            chosen.push(Chosen { card, case, kernel });
         }
     }
-    Ok(chosen)
+    match left_out {
+        Some(why) if chosen.is_empty() => Err(BenchError::Given(format!("it serves none of the problems; {why}"))),
+        left_out => Ok((chosen, left_out)),
+    }
+}
+
+fn declared(word: &str, target: Target) -> Result<Declared> {
+    let read = Declared::read(word, target).map_err(|error| match error {
+        OwnError::Environment(why) => BenchError::Machine(why),
+        error => BenchError::Given(error.to_string()),
+    });
+    Ok(read?.0)
 }
 
 /// Prints and assembles each kernel once, and why spills are unknown where there is no assembler.
 pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
     let mut built = Vec::new();
-    let mut kernels: BTreeMap<(&str, Target), (&Kernel, &Chosen<'_>)> = BTreeMap::new();
+    let mut kernels: BTreeMap<(&str, Target), (&Chose, usize, &Chosen<'_>)> = BTreeMap::new();
     for one in chosen {
-        match &one.plan {
-            Ok(plan) => {
-                for step in plan.steps() {
-                    kernels
-                        .entry((step.kernel.name(), plan.target))
-                        .or_insert((&step.kernel, one));
+        match &one.kernel {
+            Ok(kernel) => {
+                for (part, name) in kernel.names().into_iter().enumerate() {
+                    let key = (name, one.card.chip.target);
+                    kernels.entry(key).or_insert((kernel, part, one));
                 }
             }
             Err(why) => built.push(Built {
@@ -84,7 +145,7 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
             }),
         }
     }
-    let assembled = kernels.into_par_iter().map(|((name, target), (kernel, one))| {
+    let assembled = kernels.into_par_iter().map(|((name, target), (kernel, part, one))| {
         let mut found = Built {
             card: one.card.name.clone(),
             case: one.case.name.clone(),
@@ -94,10 +155,11 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
             wrong: None,
         };
         let mut unknown = None;
-        match registers::offline(kernel, target) {
+        match kernel.assemble(part, target) {
             Ok(used) => {
                 (found.registers, found.spilled_bytes) = (Some(used.per_thread), Some(used.spilled_bytes));
-                if used.spilled_bytes > 0 {
+                // A user's kernel may spill: a prediction says how much.
+                if used.spilled_bytes > 0 && matches!(kernel, Chose::Ours(_)) {
                     let (bytes, registers) = (used.spilled_bytes, used.per_thread);
                     found.wrong = Some(format!(
                         "spills {bytes} B a thread, with {registers} registers ({})",
@@ -118,37 +180,39 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
 /// Simulates each kernel once with each mask, on one sequence of two heads: lengths, batch and heads are no part of a
 /// kernel.
 pub(super) fn simulate(options: &Options, chosen: &[Chosen<'_>], at: &(dyn Fn(&str) + Sync)) -> Vec<Computed> {
-    let mut kernels: BTreeMap<(&str, String, String), (&Plan, &Chosen<'_>)> = BTreeMap::new();
+    let mut kernels: BTreeMap<(&str, String, String), (&Chose, &Chosen<'_>)> = BTreeMap::new();
     for one in chosen {
-        let Ok(plan) = &one.plan else { continue };
-        let names: Vec<&str> = plan.steps().map(|step| step.kernel.name()).collect();
-        let key = (one.card.name.as_str(), names.join(" "), plan.problem.mask().to_string());
-        kernels.entry(key).or_insert((plan, one));
+        let Ok(kernel) = &one.kernel else { continue };
+        let key = (
+            one.card.name.as_str(),
+            kernel.names().join(" "),
+            one.case.problem.mask().to_string(),
+        );
+        kernels.entry(key).or_insert((kernel, one));
     }
     let count = kernels.len();
     let all = kernels.into_values().enumerate();
-    all.map(|(index, (plan, one))| {
+    all.map(|(index, (kernel, one))| {
         at(&format!(
             "simulating {} of {count}: {} for {}",
             index + 1,
             one.case.name,
             one.card.name
         ));
-        simulate_one(options, plan, one)
+        simulate_one(options, kernel, one)
     })
     .collect()
 }
 
-/// The same kernel with less to do: one sequence of two heads, so that blocks still are of more than one. Where it does
-/// not serve that, it is simulated as it is.
-fn reduced(plan: &Plan, card: &Card) -> Plan {
-    let group = plan.problem.group_size();
-    let small = ProblemBuilder::from(&plan.problem)
-        .batch(1)
-        .heads(2 * group, 2)
-        .build()
-        .ok();
-    let small = small.and_then(|small| Plan::new(&small, &plan.config, card.chip).ok());
+/// The same problem with less to do: one sequence of two heads, so that blocks still are of more than one.
+fn reduced(problem: &Problem) -> Option<Problem> {
+    let heads = 2 * problem.group_size();
+    ProblemBuilder::from(problem).batch(1).heads(heads, 2).build().ok()
+}
+
+/// The same kernel with less to do. Where it does not serve that, it is simulated as it is.
+fn reduced_plan(plan: &Plan, card: &Card) -> Plan {
+    let small = reduced(&plan.problem).and_then(|small| Plan::new(&small, &plan.config, card.chip).ok());
     let names = |plan: &Plan| {
         plan.steps()
             .map(|step| step.kernel.name().to_string())
@@ -159,13 +223,23 @@ fn reduced(plan: &Plan, card: &Card) -> Plan {
         .unwrap_or_else(|| plan.clone())
 }
 
-fn simulate_one(options: &Options, plan: &Plan, one: &Chosen<'_>) -> Computed {
-    let mut plan = reduced(plan, one.card);
-    if let Some(operator) = options.plant {
-        // A kernel without such a place stays as it is.
-        let _ = plant(&mut plan, operator, 1);
-    }
-    let found = parity::simulate(&plan, one.card.chip, InputKind::Normal, SEED);
+fn simulate_one(options: &Options, kernel: &Chose, one: &Chosen<'_>) -> Computed {
+    let chip = one.card.chip;
+    let found = match kernel {
+        Chose::Ours(plan) => {
+            let mut plan = reduced_plan(plan, one.card);
+            if let Some(operator) = options.plant {
+                // A kernel without such a place stays as it is.
+                let _ = plant(&mut plan, operator, 1);
+            }
+            parity::simulate(&plan, chip, InputKind::Normal, SEED)
+        }
+        Chose::Own(declared) => {
+            let small = reduced(&one.case.problem).filter(|small| declared.launch(small).is_ok());
+            let small = small.as_ref().unwrap_or(&one.case.problem);
+            parity::simulate_own(declared, small, chip, SEED)
+        }
+    };
     let on = format!("sim {}", one.card.name);
-    Computed::new(on, one.case, Some(plan.config.to_string()), found)
+    Computed::new(on, one.case, Some(kernel.label()), found)
 }

@@ -1,14 +1,16 @@
-//! The gate: whether a build may be merged. It examines the [acceptance set](ACCEPTANCE) and judges what it finds
-//! against a [`Baseline`] that an earlier build wrote.
+//! The gate: whether a build, or a user's kernel, may be merged. It examines problems, by default the [acceptance
+//! set](ACCEPTANCE), and judges what it finds against a [`Baseline`] that was written before.
 //!
 //! [`examine`] chooses the kernel of each problem on each card, assembles it where there is a `ptxas`, simulates it,
-//! and computes the problems on a device; [`Evidence::read`] reads measured times from the evidence store. [`judge`]
-//! touches nothing: it says of each [`Check`] whether it passed, failed, or could not be judged, and why.
+//! and computes the problems on a device, or predicts times and work on a card that need not be here;
+//! [`Evidence::read`] reads measured times from the evidence store. [`judge`] touches nothing: it says of each
+//! [`Check`] whether it passed, failed, or could not be judged, and why.
 
 mod baseline;
 mod evidence;
 mod judge;
 mod kernels;
+mod predicted;
 #[cfg(test)]
 mod tests;
 
@@ -21,14 +23,15 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::parity::{Engine, Wrong};
-use crate::{Case, Result, problems};
+use crate::{Case, Result};
 
 pub use baseline::Baseline;
 pub use evidence::Evidence;
 pub use judge::{Allowed, Check, CheckName, Judged, Outcome, judge};
 pub use kernels::Built;
+pub use predicted::Row;
 
-/// The problem set that is examined.
+/// The problem set that is examined unless others are named.
 pub const ACCEPTANCE: &str = "acceptance";
 /// Seed of the inputs: errors of two builds are of the same numbers.
 const SEED: u64 = 1;
@@ -47,14 +50,27 @@ pub struct Card {
 /// What to examine.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The problems.
+    pub cases: Vec<Case>,
     /// Cards whose kernels are built and simulated.
     pub cards: Vec<Card>,
     /// The device that computes the problems; `None`: the simulator alone.
     pub device: Option<Device>,
+    /// Whether times and work are predicted, on cards that have a profile.
+    pub predicts: bool,
     /// The kernel, in place of the library's choice.
-    pub kernel: Option<Config>,
+    pub kernel: Option<Named>,
     /// A mistake to plant into each simulated kernel, at the first place that it has.
     pub plant: Option<Operator>,
+}
+
+/// A kernel that was named.
+#[derive(Clone, Debug)]
+pub enum Named {
+    /// One of this project.
+    Config(Config),
+    /// A user's: `mine.toml`, `mine.toml:M64-WARPS4`. It is judged where no device computes.
+    Own(String),
 }
 
 /// What a build was found to be.
@@ -72,6 +88,10 @@ pub struct State {
     pub computed: Vec<Computed>,
     /// The device; `None` if there was none.
     pub device: Option<String>,
+    /// What is predicted of each problem; `None` if nothing was to be.
+    pub predicted: Option<Vec<Row>>,
+    /// The first problem that the user's kernel does not serve, and why; such problems are left out.
+    pub left_out: Option<String>,
 }
 
 /// A kernel that computed a problem.
@@ -137,17 +157,19 @@ impl State {
 /// # Errors
 /// Plan tables that cannot be read. What is wrong with a kernel is part of the [`State`].
 pub fn examine(options: &Options, at: &(dyn Fn(&str) + Sync)) -> Result<State> {
-    let cases = problems::cases(ACCEPTANCE, None)?;
     at("choosing kernels");
-    let chosen = kernels::choose(options, &cases)?;
+    let (chosen, left_out) = kernels::choose(options)?;
     at("assembling kernels");
     let (built, unassembled) = kernels::build(&chosen);
     let simulated = kernels::simulate(options, &chosen, at);
+    let predicted = options.predicts.then(|| predicted::predict(&chosen, at));
     at("computing on the device");
-    let computed = options
-        .device
-        .iter()
-        .flat_map(|device| compute(device, options.kernel, &cases));
+    let kernel = match options.kernel {
+        Some(Named::Config(config)) => Some(config),
+        _ => None,
+    };
+    let devices = options.device.iter();
+    let computed = devices.flat_map(|device| compute(device, kernel, &options.cases));
     Ok(State {
         revision: crate::revision().to_string(),
         built,
@@ -155,6 +177,8 @@ pub fn examine(options: &Options, at: &(dyn Fn(&str) + Sync)) -> Result<State> {
         simulated,
         computed: computed.collect(),
         device: options.device.as_ref().map(Device::to_string),
+        predicted,
+        left_out,
     })
 }
 

@@ -10,12 +10,14 @@ use super::judge::{CheckName, Outcome};
 use super::*;
 use crate::defences::Inspection;
 use crate::store::Store;
-use crate::{DeviceIdentity, LaunchMode, Options as Protocol, RunIdentity, Sample, SubjectInfo};
+use crate::{DeviceIdentity, LaunchMode, Options as Protocol, RunIdentity, Sample, SubjectInfo, problems};
 
 /// The kernels of an L4, without a device.
 fn options() -> Options {
     let profile = Profile::named("l4").unwrap();
     Options {
+        cases: problems::cases(ACCEPTANCE, None).unwrap(),
+        predicts: false,
         cards: vec![Card {
             name: "l4".to_string(),
             chip: profile.into(),
@@ -25,6 +27,17 @@ fn options() -> Options {
         kernel: None,
         plant: None,
     }
+}
+
+/// The same of one problem.
+fn options_of(case: usize) -> Options {
+    let mut options = options();
+    options.cases = vec![options.cases.swap_remove(case)];
+    options
+}
+
+fn named(id: &str) -> Option<Named> {
+    Some(Named::Config(id.parse().unwrap()))
 }
 
 /// What is found here, with an assembler that finds no spill: tests of others say whether it does.
@@ -77,7 +90,7 @@ fn record(folder: &Path, factor: f64, without: Without) -> Evidence {
     if !without.end {
         run.finish().unwrap();
     }
-    Evidence::read(folder.to_str().unwrap(), folder).unwrap()
+    Evidence::read(folder.to_str().unwrap(), folder, &options().cases).unwrap()
 }
 
 fn evidence(factor: f64, without: Without) -> Evidence {
@@ -161,10 +174,9 @@ fn an_error_half_as_large_again() {
 fn a_race() {
     let options = Options {
         plant: Operator::from_name("drop-barrier"),
-        ..options()
+        ..options_of(0)
     };
-    let cases = problems::cases(ACCEPTANCE, None).unwrap();
-    let chosen = kernels::choose(&options, &cases[..1]).unwrap();
+    let chosen = kernels::choose(&options).unwrap().0;
     let state = State {
         simulated: kernels::simulate(&options, &chosen, &|_| ()),
         ..state()
@@ -185,11 +197,10 @@ mod with_ptxas {
     #[ignore = "needs a ptxas: FLASHCORE_PTXAS, or on PATH"]
     fn a_kernel_that_spills() {
         let options = Options {
-            kernel: Some("mma/m128n32-w4x1-s2-b1-qreg-xor-cond".parse().unwrap()),
-            ..options()
+            kernel: named("mma/m128n32-w4x1-s2-b1-qreg-xor-cond"),
+            ..options_of(8)
         };
-        let cases = problems::cases(ACCEPTANCE, None).unwrap();
-        let chosen = kernels::choose(&options, &cases[8..9]).unwrap();
+        let chosen = kernels::choose(&options).unwrap().0;
         let (built, unassembled) = kernels::build(&chosen);
         assert_eq!(unassembled, None);
         let state = State { built, ..state() };
@@ -204,11 +215,10 @@ mod with_ptxas {
 #[test]
 fn a_problem_that_no_kernel_serves() {
     let options = Options {
-        kernel: Some("wgmma/m128n128-s2-free-spec".parse().unwrap()),
-        ..options()
+        kernel: named("wgmma/m128n128-s2-free-spec"),
+        ..options_of(0)
     };
-    let cases = problems::cases(ACCEPTANCE, None).unwrap();
-    let (built, _) = kernels::build(&kernels::choose(&options, &cases[..1]).unwrap());
+    let (built, _) = kernels::build(&kernels::choose(&options).unwrap().0);
     assert!(built[0].wrong.is_some(), "an L4 has no wgmma: {built:?}");
 }
 
@@ -275,5 +285,72 @@ fn a_baseline_comes_back_from_its_file() {
             .unwrap_err()
             .to_string()
             .contains("No such file")
+    );
+}
+
+/// Two kernels with the same name on the command line are the same kernel, with other work in it.
+#[test]
+fn a_kernel_with_more_work_than_the_baseline() {
+    let predicted = |id: &str| {
+        let options = Options {
+            predicts: true,
+            kernel: named(id),
+            ..options_of(0)
+        };
+        let chosen = kernels::choose(&options).unwrap().0;
+        State {
+            predicted: Some(predicted::predict(&chosen, &|_| ())),
+            ..state()
+        }
+    };
+    let found = |now: &State, old: &Baseline| {
+        let judged = judge(now, None, Some(old), Allowed::default());
+        let check = judged
+            .checks
+            .into_iter()
+            .find(|check| check.name == CheckName::Predicted);
+        check.unwrap()
+    };
+    let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
+    let (state, again) = (predicted(id), predicted(id));
+    assert_eq!(state, again);
+    let baseline = Baseline::of(&state, None);
+    let same = found(&again, &baseline);
+    assert_eq!((same.outcome, same.details.len()), (Outcome::Passed, 0), "{same:?}");
+    baseline.check_registers(&again).unwrap();
+
+    // Without the swizzle there are bank conflicts: it is another kernel, whose time alone is compared.
+    let slower = found(&predicted("mma/m64n64-w4x1-s2-b1-qreg-lin-cond"), &baseline);
+    assert_eq!(slower.outcome, Outcome::Failed);
+    assert!(
+        slower.details[0].contains(&format!("(it was {id}): PREDICTED ")),
+        "{slower:?}"
+    );
+    // The same kernel with more to do says what has grown.
+    let mut more = again.clone();
+    let row = &mut more.predicted.as_mut().unwrap()[0];
+    row.micros *= 1.05;
+    *row.counts.get_mut("special functions").unwrap() *= 1.25;
+    let slower = found(&more, &baseline);
+    for said in [
+        "1.050 × the baseline's",
+        "; special functions ",
+        "1.250 × the baseline's",
+    ] {
+        assert!(
+            slower.details.len() == 1 && slower.details[0].contains(said),
+            "{slower:?}"
+        );
+    }
+    // A problem that the baseline has is still served.
+    more.predicted = Some(Vec::new());
+    assert!(found(&more, &baseline).details[0].contains("no kernel is predicted any more"));
+
+    let mut assembled = again;
+    assembled.predicted.as_mut().unwrap()[0].registers_by = "ptxas 13.0 for sm_89".to_string();
+    let why = baseline.check_registers(&assembled).unwrap_err();
+    assert!(
+        why.is_environment() && why.to_string().contains("here by ptxas 13.0 for sm_89"),
+        "{why}"
     );
 }

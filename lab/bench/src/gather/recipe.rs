@@ -1,6 +1,8 @@
 //! Recipes: how a number is measured again, and what it was measured with.
 
+use flashcore_check::cost::PREDICT;
 use flashcore_check::render;
+use flashcore_ir::Profile;
 use flashcore_problem::Problem;
 use serde::Serialize;
 
@@ -145,6 +147,14 @@ fn said(text: &str) -> &str {
     if text.is_empty() { "none" } else { text }
 }
 
+/// A time with its interval.
+fn value(us: f64, interval: Option<Interval>) -> String {
+    let interval = interval.map_or(String::new(), |Interval { lo, hi }| {
+        format!(", between {} and {}", render::time(lo, 4), render::time(hi, 4))
+    });
+    format!("{}{interval}", render::time(us, 4))
+}
+
 impl Recorded {
     /// Whether a time that was measured again agrees: the two intervals have a time in common. `None` where no interval
     /// was recorded.
@@ -184,10 +194,7 @@ impl Recorded {
     /// The recipe of a time of a run.
     pub fn recipe(self, id: EvidenceId, what: String, origin: &Origin) -> Recipe {
         let mut recipe = Recipe::of_run(id, what, origin).with_command("bench", &self.case, &self.flags());
-        let interval = self.interval.map_or(String::new(), |Interval { lo, hi }| {
-            format!(", between {} and {}", render::time(lo, 4), render::time(hi, 4))
-        });
-        recipe.value = Some(format!("{}{interval}", render::time(self.us, 4)));
+        recipe.value = Some(value(self.us, self.interval));
         recipe.time = Some(self);
         recipe
     }
@@ -238,6 +245,14 @@ impl Gathered {
                         "{label} is a kernel of the user: bench --kernel with its file times it"
                     ));
                     return Some(recipe);
+                }
+                if subject.info.predicted.is_some() {
+                    let card = Profile::of_device(&origin.device, origin.units.unwrap_or(0));
+                    let name = card.map_or("CARD", |card| card.name);
+                    let flags = format!("--device {PREDICT}{name} --kernel {}", subject.info.label);
+                    (recipe.device, recipe.uuid) = (None, None);
+                    recipe.value = Some(format!("{} (PREDICTED)", value(us, interval)));
+                    return Some(recipe.with_command("bench", &timing.result.case, &flags));
                 }
                 let recorded = Recorded {
                     case: timing.result.case.clone(),

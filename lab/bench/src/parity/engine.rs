@@ -6,7 +6,8 @@ use flashcore::unstable::plans::{Config, Plan, PlanSummary};
 use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference_rows};
 use flashcore::{Attention, Device, Error, KernelId, Problem, Tensor};
 use flashcore_check::mutate::{Operator, plant};
-use flashcore_check::{CheckError, CheckOptions, check_plan, gate_gradients};
+use flashcore_check::own::{Declared, check_declared};
+use flashcore_check::{CheckError, CheckOptions, CheckReport, check_plan, gate_gradients};
 use flashcore_cpu::CpuConfig;
 use flashcore_cuda::{CudaError, ModuleRefusal};
 use flashcore_ir::Chip;
@@ -356,13 +357,27 @@ fn backward(attention: &Attention, problem: &Problem, inputs: &Inputs, seed: u64
 
 /// Simulates a plan under one schedule.
 pub(crate) fn simulate(plan: &Plan, chip: Chip, inputs: InputKind, seed: u64) -> Result<Comparison, Wrong> {
+    judged(check_plan(plan, &check_options(chip, inputs, seed))?)
+}
+
+/// The same of a user's kernel.
+pub(crate) fn simulate_own(declared: &Declared, problem: &Problem, chip: Chip, seed: u64) -> Result<Comparison, Wrong> {
+    let options = check_options(chip, InputKind::Normal, seed);
+    let report = check_declared(declared, problem, chip.target, &options);
+    judged(report.map_err(|error| Wrong::Simulated(error.to_string()))?)
+}
+
+fn check_options(chip: Chip, inputs: InputKind, seed: u64) -> CheckOptions {
     let mut options = CheckOptions {
         inputs,
         seed,
         ..CheckOptions::default()
     };
     options.sim.chip = chip;
-    let report = check_plan(plan, &options)?;
+    options
+}
+
+fn judged(report: CheckReport) -> Result<Comparison, Wrong> {
     match (report.fault(), report.gate) {
         (None, Some(gate)) => Ok(gate.out),
         (fault, _) => Err(Wrong::Simulated(fault.unwrap_or_default())),

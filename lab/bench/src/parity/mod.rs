@@ -23,8 +23,8 @@ use flashcore_problem::{RandomLimits, random_backward, random_problem};
 use rayon::prelude::*;
 use serde::Serialize;
 
-pub(crate) use engine::simulate;
 pub use engine::{Engine, Wrong};
+pub(crate) use engine::{simulate, simulate_own};
 pub use own::problem_served;
 pub use tally::{OfFamily, Report, Worst};
 pub use witness::{Sdpa, Witnessed};

@@ -214,7 +214,7 @@ impl Store {
         let mut lines = Vec::new();
         let timed = recorded
             .iter()
-            .filter(|recorded| recorded.measurement.stop != Stop::CutOff);
+            .filter(|recorded| !matches!(recorded.measurement.stop, Stop::CutOff | Stop::Predicted));
         for recorded in timed {
             let row = Row::of(recorded).map_err(refused)?;
             lines.push(line_of(&Line::Row(Box::new(row))).map_err(|error| failed(run.path(), error))?);

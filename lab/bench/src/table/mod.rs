@@ -7,13 +7,15 @@ use flashcore_check::render;
 use crate::compare::Comparison;
 use crate::standing::{Geomean, Standing};
 use crate::store::csv_line;
-use crate::{CaseResult, Interval, Measured, Ratio, Reading, Report, Turns};
+use crate::{CaseResult, Interval, Measured, Ratio, Reading, Report, Stop, Turns};
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
 const LABEL: usize = 32;
 /// Columns of a kind of problem.
 const GROUP: usize = 28;
+/// The verdict on a time that nothing measured.
+const PREDICTED: &str = "PREDICTED";
 /// Names of problems without a figure that are listed.
 const NAMES: usize = 6;
 /// Times below this many empty kernels are shown with the time of one.
@@ -48,21 +50,27 @@ pub fn device_line(report: &Report) -> String {
 /// One problem in one mode.
 pub fn case_text(result: &CaseResult) -> String {
     let measurement = &result.measurement;
-    let mut circumstances = vec![
-        measurement.how(),
-        format!("{} rounds", measurement.rounds),
-        measurement.stop.words().to_string(),
-    ];
+    let mut circumstances = vec![measurement.how()];
+    if measurement.stop != Stop::Predicted {
+        circumstances.push(format!("{} rounds", measurement.rounds));
+    }
+    circumstances.push(measurement.stop.words().to_string());
     circumstances.extend(state(&measurement.readings));
     let rate = if result.is_memory_bound() { "GB/s" } else { "TFLOP/s" };
     // One unit for the rows of a table: that of the quickest.
     let smallest = result.quickest(|_| true).and_then(|subject| subject.summary);
     let unit = render::unit_of_time(smallest.map_or(0.0, |summary| summary.p50));
-    let [p50, p90] = ["p50", "p90"].map(|name| format!("{name} {}", unit.1));
+    let [p50, p90, of_time] = ["p50", "p90", "interval"].map(|name| format!("{name} {}", unit.1));
+    // That of a predicted time is the model's.
+    let interval = if measurement.stop == Stop::Predicted {
+        &of_time
+    } else {
+        "interval"
+    };
     let mut out = vec![
         format!("{}  {}", result.case.name, result.case.problem),
         format!("  {}", circumstances.join(", ")),
-        row(["subject", &p50, &p90, rate, "× base", "interval", "verdict"]),
+        row(["subject", &p50, &p90, rate, "× base", interval, "verdict"]),
     ];
     for (index, subject) in measurement.subjects.iter().enumerate() {
         out.push(subject_line(result, subject, index == measurement.baseline, unit.0));
@@ -120,11 +128,20 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool, unit
         false => result.tflops(summary.p50),
     };
     let [p50, p90, rate] = [summary.p50 / unit, summary.p90 / unit, rate].map(number);
-    let (ratio, interval) = match subject.ratio {
-        Some(ratio) => (times(ratio.value), span(ratio.interval, times)),
-        None => (String::new(), String::new()),
+    let (ratio, interval) = match (subject.ratio, subject.info.predicted) {
+        (_, Some(predicted)) => {
+            let base = result.baseline().filter(|_| !is_baseline).and_then(|base| base.summary);
+            let ratio = base.map(|base| times(summary.p50 / base.p50));
+            (
+                ratio.unwrap_or_default(),
+                span(predicted.interval, |us| number(us / unit)),
+            )
+        }
+        (Some(ratio), None) => (times(ratio.value), span(ratio.interval, times)),
+        (None, None) => (String::new(), String::new()),
     };
     let verdict = match subject.verdict {
+        _ if subject.info.predicted.is_some() => PREDICTED.to_string(),
         Some(verdict) => verdict.to_string(),
         None if is_baseline => "(base)".to_string(),
         None => String::new(),
@@ -259,6 +276,7 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
     let summary = subject.summary;
     let ratio = subject.ratio;
     let verdict = match (subject.verdict, &subject.trouble) {
+        _ if subject.info.predicted.is_some() => PREDICTED.to_string(),
         (Some(verdict), _) => verdict.to_string(),
         (None, Some(trouble)) => trouble.clone(),
         (None, None) => String::new(),

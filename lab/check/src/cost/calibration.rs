@@ -49,43 +49,6 @@ pub(crate) fn together(resources: &[f64], chain: f64) -> f64 {
     FACTOR * norm(&mut [busy, chain].into_iter(), OVERLAP_WITH_LATENCY)
 }
 
-/// The SM clocks of a card.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Clocks {
-    /// Clock in short or light work, MHz.
-    pub highest: f64,
-    /// Clock at the power limit in sustained tensor-core work, MHz.
-    pub sustained: f64,
-    /// Source of the numbers.
-    pub source: &'static str,
-}
-
-pub(crate) fn clocks(profile: &Profile) -> Clocks {
-    let boost = f64::from(profile.boost_mhz);
-    match profile.name {
-        "h200" => Clocks {
-            highest: 1980.0,
-            sustained: 1550.0,
-            source: "observed on an H200: 1,980 MHz in short kernels, 1.5 to 1.6 GHz in sustained attention",
-        },
-        "h100" => Clocks {
-            highest: 1980.0,
-            sustained: 1550.0,
-            source: "assumed to equal the H200, which has the same processor and power limit",
-        },
-        "l4" => Clocks {
-            highest: boost,
-            sustained: 0.6 * boost,
-            source: "boost clock of the datasheet; 60 % of it at 72 W in tensor-core work is an assumption",
-        },
-        _ => Clocks {
-            highest: boost,
-            sustained: 0.85 * boost,
-            source: "boost clock of the datasheet; 85 % of it at the power limit is an assumption",
-        },
-    }
-}
-
 /// What the interval of a prediction is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Trust {
@@ -114,7 +77,7 @@ impl Trust {
             (low, high) = (low / STEP, high * STEP);
             if tensor {
                 // Those times were measured at the clock of the power limit, which may be lower here.
-                let clocks = clocks(profile);
+                let clocks = profile.clocks;
                 high *= clocks.highest / clocks.sustained;
             }
         }

@@ -24,6 +24,7 @@
 
 mod calibration;
 mod code;
+mod forecast;
 mod lines;
 mod observe;
 mod predict;
@@ -35,7 +36,8 @@ mod span;
 mod text;
 mod work;
 
-pub use calibration::{Clocks, LAUNCH_MICROS, Trust};
+pub use calibration::{LAUNCH_MICROS, Trust};
+pub use forecast::{Forecast, NoForecast, PREDICT, is_to_spill, predicted_card};
 pub use lines::{Accesses, LineShare};
 pub use observe::Observation;
 pub use predict::{Bound, Prediction, StepFit, Use};

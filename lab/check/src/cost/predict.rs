@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::{Occupancy, Profile, Target};
+use flashcore_ir::{Clocks, Occupancy, Profile, Target};
 use serde::Serialize;
 
-use super::calibration::{self, Clockings, Clocks, LAUNCH_MICROS, Trust, together};
+use super::calibration::{self, Clockings, LAUNCH_MICROS, Trust, together};
 use super::observe::{Observation, Sample, SeenStep};
 use super::rates::{MeasuredCard, replace};
 use super::sm::{Resource, Sm};
@@ -131,7 +131,7 @@ impl Observation {
         registers: &[Option<u32>],
     ) -> Prediction {
         let sm = Sm::of(profile, measured);
-        let (mut clocks, mut launch) = (calibration::clocks(profile), LAUNCH_MICROS);
+        let (mut clocks, mut launch) = (profile.clocks, LAUNCH_MICROS);
         let mut dram_gbps = calibration::DRAM_REACHED * profile.dram_gbps;
         if let Some(measured) = measured {
             replace(&mut clocks.highest, measured.mhz);

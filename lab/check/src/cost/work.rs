@@ -40,6 +40,26 @@ pub enum Unit {
     L2Bytes,
 }
 
+impl Unit {
+    /// What is counted, by name.
+    pub(crate) const NAMED: [(&'static str, Unit); UNITS] = [
+        ("instructions", Unit::Issue),
+        ("f32 instructions", Unit::Fma),
+        ("integer products", Unit::IntMul),
+        ("f64 instructions", Unit::Double),
+        ("packed 16-bit instructions", Unit::Half),
+        ("integer and logic instructions", Unit::Alu),
+        ("conversions", Unit::Convert),
+        ("special functions", Unit::Mufu),
+        ("FLOPs of mma with f32 sums", Unit::TensorF32),
+        ("FLOPs of mma with f16 sums", Unit::TensorF16),
+        ("FLOPs of wgmma", Unit::TensorWgmma),
+        ("FLOPs of wgmma of e4m3", Unit::TensorE4m3),
+        ("passes of shared memory and L1", Unit::Passes),
+        ("bytes from and to L2", Unit::L2Bytes),
+    ];
+}
+
 /// The number of [`Unit`]s.
 pub(crate) const UNITS: usize = Unit::L2Bytes as usize + 1;
 

@@ -31,6 +31,7 @@ use declaration::Declaration;
 use crate::check::check_steps;
 use crate::checked::{Checked, Work};
 use crate::foreign::{is_called, readable};
+use crate::registers::{Assembler, Registers, Unknown, assemble};
 use crate::render::few;
 use crate::{CheckError, CheckOptions, CheckReport};
 
@@ -350,6 +351,14 @@ pub fn check_declared(
 }
 
 impl Declared {
+    /// Its registers on an architecture, by the offline assembler.
+    ///
+    /// # Errors
+    /// Why they are not known.
+    pub fn registers(&self, target: Target) -> Result<Registers, Unknown> {
+        assemble(&self.ptx, &self.entry, target, &Assembler::default()).map(|(registers, _)| registers)
+    }
+
     /// Why a card cannot launch it for a problem, if so.
     ///
     /// # Errors

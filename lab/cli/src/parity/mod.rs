@@ -15,7 +15,7 @@ use serde_json::json;
 
 mod own;
 
-use crate::machine::Besides;
+use crate::machine::{Besides, Place};
 use crate::own::OwnArgs;
 use crate::{BAD, CODE, Card, Failure, GOOD, Outcome, Page, args, check, machine, progress, style};
 
@@ -192,16 +192,17 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
 
 /// Where kernels compute: a device by name, or the simulator for a card.
 pub(crate) fn engine(device: &str, profile: Option<Card>) -> Result<Engine, Failure> {
-    match (device, profile) {
-        ("sim", profile) => {
-            let card = profile.unwrap_or_else(Card::default);
-            Ok(Engine::sim(card.name(), card.chip))
-        }
-        (_, Some(_)) => Err(Failure::usage(
-            "--profile is for --device sim; other devices have their own profile",
-        )),
-        (name, None) => Ok(Engine::Device(machine::device(name, Besides::CpuAndSim)?)),
+    if device != "sim" && profile.is_some() {
+        let why = "--profile is for --device sim; other devices have their own profile";
+        return Err(Failure::usage(why));
     }
+    Ok(match machine::place(device, Besides::CpuAndSim)? {
+        Place::Here(device) => Engine::Device(device),
+        Place::Simulator | Place::Card(_) => {
+            let card = profile.unwrap_or_else(Card::default);
+            Engine::sim(card.name(), card.chip)
+        }
+    })
 }
 
 fn line(done: u64, wrong: u64, total: u64, elapsed: Duration) -> String {

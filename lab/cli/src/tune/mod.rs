@@ -16,6 +16,7 @@ use std::time::Duration;
 use flashcore::Problem;
 use flashcore_bench::Case;
 use flashcore_bench::profile::{Ncu, Profiler};
+use flashcore_check::cost::predicted_card;
 use flashcore_check::own::Template;
 use flashcore_check::programs;
 use flashcore_check::sandbox::Confinement;
@@ -26,7 +27,7 @@ use flashcore_tune::strategy::{Kind, Outside, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program};
 use flashcore_tune::{
-    Counting, Gatekeeper, OWN, Outcome as Found, PREDICT, PeerComparison, Request, Setup, TuneError, device_lock, runs,
+    Counting, Gatekeeper, OWN, Outcome as Found, PeerComparison, Request, Setup, TuneError, device_lock, runs,
 };
 use serde_json::{Value, json};
 
@@ -164,7 +165,7 @@ fn gpu(name: &str) -> Option<u32> {
 
 /// Whether a device runs nothing: its times are known, or predicted.
 fn is_told(device: &str) -> bool {
-    device.starts_with("replay:") || device.starts_with(PREDICT)
+    device.starts_with("replay:") || predicted_card(device).is_some()
 }
 
 /// The devices of a list. Workers that run elsewhere may be of any kind, and have devices of the same name.
@@ -199,7 +200,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     if args.is_informed() && !args.no_measure && !args.resume {
         worker::measure_once(&devices[0], !args.json)?;
     }
-    let (is_trusted, is_predicted) = (args.trust.is_some(), devices[0].starts_with(PREDICT));
+    let (is_trusted, is_predicted) = (args.trust.is_some(), predicted_card(&devices[0]).is_some());
     let mut own = OwnArgs::candidates(&args.kernel, is_trusted, is_predicted)?;
     if !is_trusted && !is_predicted {
         own = own.without_code("code that a proposer writes is launched on a GPU only with --trust");
@@ -297,7 +298,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
 
 /// What reads the counters of each new best; `None`, with a note, where there is no ncu.
 fn counting(args: &TuneArgs, case: &Case, devices: &[String], setup: &Setup) -> Result<Option<Counting>, Failure> {
-    if devices == ["cpu"] || devices[0].starts_with(PREDICT) {
+    if devices == ["cpu"] || predicted_card(&devices[0]).is_some() {
         let device = devices[0].replace("cpu", "the CPU");
         let why = format!("--counters reads those of a GPU, and the device is {device}");
         return Err(Failure::usage(why).help("leave --counters out, or name a device such as cuda:0"));

@@ -255,7 +255,7 @@ const USAGE: &[(&str, &str)] = &[
     ("run --device cuda:x", "no device is named `cuda:x`"),
     (
         "explain --profile gtx480",
-        "known are l4, a100, rtx4090, h100, h200, and architectures such as sm_89",
+        "known are l4, a10, l40s, rtx3090, rtx4090, rtx5090, a100, h100-pcie, h100, h200, and architectures",
     ),
     ("run --device cpu --profile l4", "--profile is for --device sim"),
     // Flags.

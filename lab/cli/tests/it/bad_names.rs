@@ -74,7 +74,10 @@ fn what_needs_no_gpu_is_said_only_where_it_is_true() {
             "parity 1 --device cuda",
             "help: `--device cpu` and `--device sim` need no GPU",
         ),
-        ("bench tiny --device cuda", "help: `--device cpu` needs no GPU"),
+        (
+            "bench tiny --device cuda",
+            "help: `--device cpu` and `--device predict:CARD` need no GPU",
+        ),
         ("device", ""),
         ("bench scores", ""),
     ] {

@@ -9,6 +9,12 @@ use crate::common::{flashcore, words};
 /// One card, no device: some seconds.
 const QUICK: &str = "--profile l4 --device sim";
 
+/// A problem that takes little to simulate.
+const SMALL: &str = "[[problems]]\nname = \"small\"\nheads = 2\nseq = 96\n";
+/// What the loop of the user's kernel ends with, and 2^0 as a factor before it: more to do, and the same output.
+const LOOP_END: &str = "    add.u32 %r21, %r21, 1;";
+const MORE: &str = "    ex2.approx.ftz.f32 %f17, 0f00000000;\n    mul.f32 %f6, %f6, %f17;\n";
+
 fn edit(path: &Path, change: impl Fn(&mut Value)) {
     let mut value: Value = serde_json::from_slice(&std::fs::read(path).expect("a baseline")).expect("JSON");
     change(&mut value);
@@ -49,4 +55,123 @@ fn a_baseline_is_written_and_judged_against() {
     let failed: Vec<&Value> = checks.iter().filter(|check| check["outcome"] == "failed").collect();
     assert!(failed.len() == 1 && failed[0]["name"] == "findings", "{races}");
     assert!(races["state"]["device"].is_null());
+}
+
+#[test]
+fn a_kernel_that_became_slower_fails_without_a_gpu() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| folder.path().join(name);
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
+    for name in ["attention.toml", "attention.ptx"] {
+        std::fs::copy(example.join(name), file(name)).expect("a copy");
+    }
+    std::fs::write(file("problems.toml"), SMALL).expect("a file");
+    let at = |name: &str| file(name).display().to_string();
+    let gate = |flags: &str| {
+        let (problems, kernel) = (at("problems.toml"), at("attention.toml"));
+        flashcore(&format!(
+            "gate {problems} --device predict:l4 --kernel {kernel} {flags}"
+        ))
+    };
+    for base in ["base.json", "again.json"] {
+        let written = gate(&format!("--write {}", at(base)));
+        assert_eq!((written.code, written.stderr.as_str()), (0, ""), "{}", written.stdout);
+    }
+    let read = |name: &str| std::fs::read(file(name)).expect("a baseline");
+    assert_eq!(read("base.json"), read("again.json"));
+    let judge = format!("--baseline {}", at("base.json"));
+    let same = gate(&format!("{judge} --slower 0.1%"));
+    assert_eq!(same.code, 0, "{}{}", same.stdout, same.stderr);
+    assert!(same.words().contains("1 predictions, 0 with more"), "{}", same.stdout);
+
+    let ptx = std::fs::read_to_string(file("attention.ptx")).expect("the kernel");
+    let slower = ptx.replace(LOOP_END, &format!("{}{LOOP_END}", MORE.repeat(3)));
+    assert_ne!(ptx, slower);
+    std::fs::write(file("attention.ptx"), slower).expect("a file");
+    let ran = gate(&format!("{judge} --json"));
+    assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+    let found: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let checks = found["judged"]["checks"].as_array().expect("checks");
+    let failed: Vec<&Value> = checks.iter().filter(|check| check["outcome"] == "failed").collect();
+    assert!(failed.len() == 1 && failed[0]["name"] == "predicted", "{found}");
+    let said = failed[0]["details"][0].as_str().expect("what grew");
+    for part in [
+        "small on l4 by own/attention: PREDICTED ",
+        "; f32 instructions ",
+        "; special functions ",
+        "× the baseline's",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let base: Value = serde_json::from_slice(&read("base.json")).expect("JSON");
+    let micros = |found: &Value| found[0]["micros"].as_f64().expect("a time");
+    let ratio = micros(&found["state"]["predicted"]) / micros(&base["predicted"]);
+    assert!((1.03..1.08).contains(&ratio), "{ratio}: {said}");
+
+    edit(&file("base.json"), |baseline| {
+        baseline["predicted"][0]["registers_by"] = "ptxas 13.0 for sm_89".into();
+    });
+    let ran = gate(&judge);
+    let why = "the baseline's registers are by ptxas 13.0 for sm_89, and here by an estimate";
+    assert!(ran.code == 3 && ran.words().contains(why), "{}", ran.stderr);
+}
+
+#[test]
+fn another_kernel_of_ours_is_judged_by_its_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [base, problems] = ["base.json", "problems.toml"].map(|name| folder.path().join(name).display().to_string());
+    std::fs::write(&problems, SMALL).expect("a file");
+    let gate = |kernel: &str, flags: &str| {
+        let kernel = format!("mma/m64n64-w4x1-s2-b1-qreg-{kernel}-cond");
+        flashcore(&format!(
+            "gate {problems} --device predict:l4 --kernel {kernel} {flags}"
+        ))
+    };
+    assert_eq!(gate("xor", &format!("--write {base}")).code, 0);
+    // Without a swizzle there are bank conflicts.
+    let slower = gate("lin", &format!("--baseline {base}"));
+    assert_eq!(slower.code, 1, "{}{}", slower.stdout, slower.stderr);
+    for part in [
+        "predicted FAILED",
+        "(it was mma/m64n64-w4x1-s2-b1-qreg-xor-cond): PREDICTED",
+    ] {
+        assert!(slower.words().contains(part), "{part}: {}", slower.stdout);
+    }
+}
+
+#[test]
+fn what_a_predicted_device_does_not_take_is_said() {
+    for (arguments, said) in [
+        ("gate --write x --device predict:l5", "card is l5; allowed: l4"),
+        (
+            "gate --write x --device predict:l4 --profile h200",
+            "leave out --profile",
+        ),
+        (
+            "gate --write x --device predict:l4 --evidence latest",
+            "--evidence has measured times",
+        ),
+        (
+            "gate --write x --device cpu --kernel mine.toml",
+            "is judged by --device sim",
+        ),
+        (
+            "gate --write x --device sim --kernel no-such.toml",
+            "no-such.toml: No such file",
+        ),
+        ("gate no-such-set --write x", "`no-such-set` is no problem set"),
+        (
+            "bench tiny --device predict:l4 --mode cold",
+            "times are predicted for warm caches",
+        ),
+        ("bench tiny --device predict:l5", "card is l5; allowed: l4"),
+        ("run tiny --device predict:l4", "no device is named `predict:l4`"),
+    ] {
+        let ran = flashcore(arguments);
+        assert!(
+            ran.code == 2 && ran.words().contains(said),
+            "{arguments}: {}",
+            ran.stderr
+        );
+    }
 }

@@ -96,6 +96,51 @@ fn the_store_makes_a_report_whose_numbers_are_reproduced() {
 }
 
 #[test]
+fn a_predicted_device_is_in_reports_and_charts() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(
+        at.join("p.toml"),
+        "[[problems]]\nname = \"small\"\nheads = 2\nseq = 128\n",
+    )
+    .unwrap();
+    let kernels = "scalar/naive-t128-v16,scalar/tiled-m32n32-w4-v16,mma/m64n64-w4x1-s2-b1-qsh-xor-always,default";
+    let bench = format!("bench p.toml --device predict:l4 --kernel {kernels}");
+    let ran = run(&mut there(at, &bench));
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{}", ran.stdout);
+    assert_fits("bench", &ran.stdout);
+    for said in [
+        "hot (PREDICTED), by the cost model",
+        "NVIDIA L4 (PREDICTED) (predict:l4, sm_89)",
+    ] {
+        assert!(ran.stdout.contains(said), "{said}\n{}", ran.stdout);
+    }
+    let rows = ran.stdout.lines().filter(|line| line.ends_with(" PREDICTED"));
+    assert_eq!(rows.count(), 4, "{}", ran.stdout);
+    let ran = run(&mut there(at, "report"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{}", ran.stdout);
+    for said in [
+        "## NVIDIA L4 (PREDICTED)",
+        "The ladder",
+        "| small | `scalar/naive-t128-v16` |",
+    ] {
+        assert!(ran.stdout.contains(said), "{said}\n{}", ran.stdout);
+    }
+    let id = id_of(&ran.stdout, "| small | `scalar/naive-t128-v16` |");
+    let words = run(&mut there(at, &format!("reproduce {id}"))).words();
+    for said in ["(PREDICTED)", "--device predict:l4 --kernel scalar/naive-t128-v16"] {
+        assert!(words.contains(said), "{said}: {words}");
+    }
+    let ran = run(&mut there(
+        at,
+        "evidence chart ladder latest --problem small -o ladder.svg",
+    ));
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let svg = std::fs::read_to_string(at.join("ladder.svg")).unwrap();
+    assert!(svg.contains("small: µs a run, PREDICTED"), "{svg}");
+}
+
+#[test]
 fn reports_of_files_name_their_form_and_what_is_in_them() {
     let folder = benched();
     let at = folder.path();

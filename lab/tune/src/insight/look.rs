@@ -12,7 +12,7 @@ use flashcore_problem::Problem;
 use flashcore_sim::{Class, MemorySite};
 use rayon::prelude::*;
 
-use super::rules::is_to_spill;
+use super::is_to_spill;
 use crate::journal::sha256;
 
 /// Accesses of a line that use more passes or sectors than necessary.

@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 pub use claim::{Claim, ClaimKind, Score, Source};
+pub use flashcore_check::cost::is_to_spill;
 pub use look::{Advisor, Predicted};
-pub use rules::is_to_spill;
 
 use crate::space::Space;
 use crate::trial::{History, Trial};

@@ -2,7 +2,7 @@
 //! changed candidate; a rule alone makes no claim.
 
 use flashcore_bench::profile::KernelProfile;
-use flashcore_check::cost::{Bound, Resource};
+use flashcore_check::cost::{Bound, Resource, is_to_spill};
 
 use super::claim::{Claim, ClaimKind, Source};
 use super::counters;
@@ -30,8 +30,6 @@ const BUSY: f64 = 0.85;
 const MANY_WAVES: f64 = 6.0;
 /// Share of its registers that a candidate's values need, above which a change may spill.
 const FULL: f64 = 0.5;
-/// Relative error of the estimated registers, for most of 48 kernels (docs/cost-model.md).
-const OFF_BY: f64 = 0.1;
 
 /// `registers` are the compiler's per thread, if known. Candidates that are `tried` need no claim.
 pub(super) fn claims(
@@ -118,15 +116,6 @@ fn spills(before: &Look, after: &Look) -> Option<String> {
     let (needed, left) = after.registers?;
     let spills = is_to_spill((needed, left), Some(before.registers?));
     spills.then(|| format!("its values would need {needed} registers a thread where {left} are left"))
-}
-
-/// Whether a kernel is likely to spill, by the registers per thread that its values need and those
-/// that its launch leaves ([`registers`](flashcore_check::cost::Observation::registers)): it needs
-/// more, by more than the error of the estimate. The estimate of a similar kernel that was `built`
-/// corrects it.
-pub fn is_to_spill(registers: (u32, u32), built: Option<(u32, u32)>) -> bool {
-    let part = |(needed, left): (u32, u32)| f64::from(needed) / f64::from(left);
-    part(registers) > built.map_or(1.0, part).max(1.0) + OFF_BY
 }
 
 impl ClaimKind {

@@ -4,19 +4,16 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use flashcore_bench::{DeviceIdentity, Interval};
-use flashcore_check::cost::Observation;
+use flashcore_check::cost::{Forecast, NoForecast};
 use flashcore_check::own::Declared;
-use flashcore_check::registers::{Assembler, Unknown, assemble, offline};
 use flashcore_ir::{Chip, Profile};
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
 
 use super::devices::{Device, Open};
 use super::own::Kernels;
 use super::protocol::Failed;
 use super::replayed::summary;
-use crate::insight::is_to_spill;
-use crate::setup::PREDICT;
 use crate::trial::Verdict;
 
 /// A predicted time, µs, with the error that the simulator saw of a kernel of the user; or why there is none.
@@ -40,74 +37,38 @@ impl Card {
 
     fn predict(&self, problem: &Problem, id: &str, (own, seed): (&[Declared], u64)) -> Predicted {
         let refused = |why: &dyn std::fmt::Display| (Verdict::Refused, why.to_string());
-        let spills = |why: String| Err((Verdict::BuildFailed, why));
-        if let Some(own) = own.iter().find(|own| own.label == id) {
-            return self.predict_own(problem, own, seed);
+        if let Some(declared) = own.iter().find(|own| own.label == id) {
+            let looked = self.own.look(declared, problem, seed);
+            let error = looked.map_err(|failed| (failed.verdict, failed.reason))?;
+            if error.is_none() {
+                return Err(refused(&"nothing judges it here: it serves no small problem"));
+            }
+            // It may spill.
+            let forecast = Forecast::of_declared(declared, problem, self.profile).map_err(verdict)?;
+            return Ok((forecast.prediction.micros, error));
         }
         let config: Config = id.parse().map_err(|why| refused(&why))?;
         let plan = Plan::new(problem, &config, Chip::from(self.profile)).map_err(|why| refused(&why))?;
-        let observed = Observation::of(&plan).map_err(|why| refused(&why))?;
-        let mut registers = Vec::new();
-        for step in plan.steps() {
-            registers.push(match offline(&step.kernel, self.profile.target) {
-                Ok(found) if found.spilled_bytes > 0 => {
-                    return spills(format!("{} spills {} B", found.compiler, found.spilled_bytes));
-                }
-                Ok(found) => Some(found.per_thread),
-                Err(Unknown::NoAssembler) => None,
-                Err(why) => return spills(why.to_string()),
-            });
-        }
-        let needed = observed
-            .registers(self.profile.target)
-            .filter(|_| registers.contains(&None));
-        if let Some((needed, left)) = needed.filter(|registers| is_to_spill(*registers, None)) {
-            return spills(format!(
-                "it would spill: it needs about {needed} registers a thread, where {left} are left"
-            ));
-        }
-        let prediction = observed.predict(self.profile, &registers);
-        match prediction.does_not_fit() {
-            Some(limit) => Err((Verdict::LaunchFailed, format!("no block fits on an SM, by {limit}"))),
-            None => Ok((prediction.micros, None)),
-        }
-    }
-
-    /// A kernel of the user, which may spill.
-    fn predict_own(&self, problem: &Problem, declared: &Declared, seed: u64) -> Predicted {
-        let looked = self.own.look(declared, problem, seed);
-        let error = looked.map_err(|failed| (failed.verdict, failed.reason))?;
-        let with = Assembler::default();
-        let registers = match assemble(&declared.ptx, &declared.entry, self.profile.target, &with) {
-            Ok((found, _)) => Some(found.per_thread),
-            Err(Unknown::NoAssembler) => None,
-            Err(why) => return Err((Verdict::BuildFailed, why.to_string())),
-        };
-        if error.is_none() {
-            let why = "nothing judges it here: it serves no small problem".to_string();
-            return Err((Verdict::Refused, why));
-        }
-        let observed = Observation::of_declared(declared, problem);
-        let observed = observed.map_err(|why| (Verdict::Refused, why.to_string()))?;
-        let prediction = observed.predict(self.profile, &[registers]);
-        match prediction.does_not_fit() {
-            Some(limit) => Err((Verdict::LaunchFailed, format!("no block fits on an SM, by {limit}"))),
-            None => Ok((prediction.micros, error)),
+        let forecast = Forecast::of(&plan, &KernelCache::default(), self.profile).map_err(verdict)?;
+        match forecast.spills() {
+            Some(why) => Err((Verdict::BuildFailed, why)),
+            None => Ok((forecast.prediction.micros, None)),
         }
     }
 }
 
+fn verdict(why: NoForecast) -> (Verdict, String) {
+    let verdict = match why {
+        NoForecast::Unknown(_) => Verdict::Refused,
+        NoForecast::NotBuilt(_) => Verdict::BuildFailed,
+        NoForecast::TooLarge(_) => Verdict::LaunchFailed,
+    };
+    (verdict, why.to_string())
+}
+
 impl Device for Card {
     fn identity(&self) -> DeviceIdentity {
-        DeviceIdentity {
-            device: format!("{PREDICT}{}", self.profile.name),
-            name: self.profile.title.to_string(),
-            uuid: String::new(),
-            driver: String::new(),
-            architecture: self.profile.target.name().to_string(),
-            units: self.profile.sms,
-            l2_bytes: self.profile.l2_bytes,
-        }
+        DeviceIdentity::predicted(self.profile)
     }
 
     fn computes(&self) -> bool {

@@ -17,7 +17,7 @@ use super::devices::{Device, Open, Real};
 use super::predicted::Card;
 use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, What};
 use super::replayed::Replay;
-use crate::setup::{PREDICT, card, read_measured};
+use crate::setup::{card, read_measured};
 use crate::trial::Verdict;
 
 /// Serves a parent on these streams until the input ends or the output cannot be written. `gone` is
@@ -336,8 +336,7 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
             tables: measured.tables,
         }));
     }
-    if let Some(name) = device.strip_prefix(PREDICT) {
-        let profile = card(name).map_err(|error| error.to_string())?;
+    if let Some(profile) = card(device).map_err(|error| error.to_string())? {
         return Ok(Box::new(Card::new(profile)));
     }
     let taken = match device.strip_prefix("cuda:").map(str::parse) {
