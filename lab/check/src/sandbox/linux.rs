@@ -46,7 +46,8 @@ const SYSTEM: &[&str] = &[
     "/sys/devices/system/cpu",
 ];
 const DEVICES: &[&str] = &["/dev/full", "/dev/null", "/dev/zero"];
-/// What the driver of a GPU reads: the topology, its modules, and the maps of the process itself. Of other processes the kernel shows nothing that only their debugger sees.
+/// What the driver of a GPU reads: the topology, its modules, and the maps of the process itself. Of other processes
+/// the kernel shows nothing that only their debugger sees.
 const OF_DRIVER: &[&str] = &["/proc", "/sys", "/etc/nvidia", "/run/nvidia-persistenced"];
 /// How names of devices of GPUs begin.
 const GPUS: &str = "nvidia";
