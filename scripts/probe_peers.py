@@ -6,7 +6,8 @@
 Each FOLDER has an unpacked wheel (fa4: flash-attn-4, flashinfer: flashinfer-python, cudnn: nvidia-cudnn-frontend), or for
 fa3 FlashAttention's sources, with their commit in a file COMMIT. A cell with a probe is a text, a file, and a regular expression that must
 be found there; where it is not, the script ends and says so: the library has changed, and the cell must be read again.
-A cell without a probe is from a project's documentation; a row without any says so. --check writes nothing."""
+A cell without a probe is from a project's documentation; a row without any says so. --check writes nothing, and ends
+with an error where the page has another table or other versions."""
 import datetime
 import re
 import subprocess
@@ -47,7 +48,7 @@ ROWS = {
         "fa3": ("no", API3, r"\A(?!.*alibi)"),
         "fa4": ("modifiers, not on sm_80", API4, r"score_mod is not supported on SM8x"),
         "flashinfer": ("ALiBi, custom", PREFILL, r"maybe_alibi_slopes"),
-        "cudnn": ("ALiBi; modifiers and block masks (FlexAttention)", NODE, r"attention_score_modifier"), "candle": "ALiBi"}),
+        "cudnn": ("ALiBi; modifiers and block masks (FlexAttention)", NODE, r"(?=.*attention_score_modifier).*block_mask"), "candle": "ALiBi"}),
     "attention sinks": ("forward", {
         "fa3": ("no", API3, r"\A(?!.*sink)"),
         "fa4": ("yes; gradient on Hopper and sm_100", API4, r"Learnable sink backward is supported on SM90 and SM100"),
@@ -113,8 +114,12 @@ def main():
     text = "\n".join(["", f"Cells with an asterisk were read on {day}:\n{', '.join(named)}.", "", *lines, ""])
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
+    known, after = rest.split(END)
+    undated = lambda text: re.sub(r"read on \d{4}-\d\d-\d\d", "", text).strip()
     if "--check" not in sys.argv:
-        PAGE.write_text(before + BEGIN + "\n" + text + END + rest.split(END)[1], encoding="utf-8")
+        PAGE.write_text(before + BEGIN + "\n" + text + END + after, encoding="utf-8")
+    elif undated(known) != undated(text):
+        sys.exit(f"{PAGE} has another table; without --check it is written")
 
 
 main()

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use flashcore_ir::files;
 use serde::Deserialize;
+use textwrap::{Options, WordSeparator, WordSplitter};
 
 pub use verify::whole_revision;
 
@@ -32,6 +33,8 @@ const CONFIDENCE: f64 = 0.99;
 const COLUMNS: usize = 100;
 /// Digits of a revision that a page shows.
 const REVISION: usize = 12;
+/// Problems that [`Form::Slowest`] names.
+const SLOWEST: usize = 3;
 
 /// `evidence/current.toml`.
 #[derive(Debug, Deserialize)]
@@ -75,6 +78,8 @@ enum Form {
     Geomean,
     /// On how many problems it is faster than all of the peers.
     Count,
+    /// The smallest speed-ups over the best of the peers.
+    Slowest,
     /// TFLOP/s by length, as an SVG file.
     Chart,
 }
@@ -214,11 +219,21 @@ impl Figure {
                 let faster = worst.values().filter(|shape| shape.speedup > 1.0).count();
                 format!("{faster} of {all} (the intervals of {unsure} include 1.00)")
             }
+            Form::Slowest => {
+                let mut shapes: Vec<&Shape> = worst.values().collect();
+                shapes.sort_by(|a, b| a.speedup.total_cmp(&b.speedup));
+                let shown = |shape: &&Shape| {
+                    let (value, interval) = (times(shape.speedup), bracketed(Some(shape.interval)));
+                    format!("{} {value} {interval}", shape.case)
+                };
+                let shown: Vec<String> = shapes.iter().take(SLOWEST).map(shown).collect();
+                shown.join(", ")
+            }
             Form::Chart => {
                 let results = compared.iter().map(|(result, _)| *result);
-                let device = taken().map(|(header, _)| header.identity.device.name.clone()).next();
+                let about = taken().map(|(header, _)| measured_on(header).join(", ")).next();
                 Speed::of_results(results)?
-                    .on(&device.unwrap_or_default())
+                    .on(&about.unwrap_or_default())
                     .chart()
                     .svg()
             }
@@ -272,17 +287,27 @@ impl Figure {
             CONFIDENCE * 100.0,
             where_from.join("; ")
         );
-        format!("{text}\n{}\n", textwrap::fill(&below, COLUMNS))
+        // A date stays on one line.
+        let options = Options::new(COLUMNS)
+            .word_separator(WordSeparator::AsciiSpace)
+            .word_splitter(WordSplitter::NoHyphenation);
+        format!("{text}\n{}\n", textwrap::fill(&below, options))
     }
 }
 
-fn where_measured(header: &BundleHeader) -> String {
+/// Device, driver, day and revision.
+fn measured_on(header: &BundleHeader) -> Vec<String> {
     let identity = &header.identity;
     let mut parts = vec![identity.device.name.clone()];
     parts.extend((!identity.device.driver.is_empty()).then(|| format!("driver {}", identity.device.driver)));
     parts.push(date(identity.started_at));
     let revision = identity.revision.chars().take(REVISION);
     parts.push(format!("revision {}", revision.collect::<String>()));
+    parts
+}
+
+fn where_measured(header: &BundleHeader) -> String {
+    let mut parts = measured_on(header);
     let versions: BTreeSet<(&String, &String)> = header.peers.values().flatten().collect();
     parts.extend(versions.into_iter().map(|(name, version)| format!("{name} {version}")));
     parts.join(", ")

@@ -15,9 +15,11 @@ const LIST: &str = "checked = [\"README.md\"]\n
 [[figure]]\nid = \"times\"\nbundles = [\"small\"]\nform = \"table\"\n
 [[figure]]\nid = \"all\"\nbundles = [\"small\"]\nform = \"geomean\"\npeers = [\"torch/cudnn\", \"fa3\"]\n
 [[figure]]\nid = \"count\"\nbundles = [\"small\"]\nform = \"count\"\nproblems = [\"mission*\"]\n
+[[figure]]\nid = \"slowest\"\nbundles = [\"small\"]\nform = \"slowest\"\n
 [[figure]]\nid = \"chart\"\nbundles = [\"small\"]\nform = \"chart\"\nproblems = [\"mission\"]\nto = \"docs/small.svg\"\n";
 const README: &str = "# R\n\n<!-- figure times -->old<!-- /figure -->\n\nIt is <!-- figure all --><!-- /figure -->,\n\
-    faster on <!-- figure count -->2 ×<!-- /figure -->. Version 3 is 4 times\n";
+    faster on <!-- figure count -->2 ×<!-- /figure -->,\n\
+    <!-- figure slowest --><!-- /figure -->. Version 3 is 4 times\n";
 const OURS: &str = "mma/m32n128-w2x2-s5-b1-qreg-xor-cond";
 
 fn run_git(root: &Path, words: &[&str]) {
@@ -158,7 +160,8 @@ fn pages_say_what_the_bundles_say() {
         "| mission | 10.01 | 11.01 | 20.01 | 1.099 [1.099, 1.102] |\n",
         "It is <!-- figure all -->1.048 × [1.048, 1.050] over 2 problems, worst 0.999 [0.999, 1.002] (mission-causal); \
          1 of 2 intervals include 1.00<!-- /figure -->,",
-        "faster on <!-- figure count -->1 of 2 (the intervals of 1 include 1.00)<!-- /figure -->.",
+        "faster on <!-- figure count -->1 of 2 (the intervals of 1 include 1.00)<!-- /figure -->,",
+        "<!-- figure slowest -->mission-causal 0.999 [0.999, 1.002], mission 1.099 [1.099, 1.102]<!-- /figure -->.",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }

@@ -1,29 +1,6 @@
-//! The chart of speeds: what the README shows is what the committed numbers draw.
-
-use std::path::Path;
+//! The chart of speeds, and its numbers as CSV.
 
 use flashcore_bench::chart::Speed;
-
-fn committed(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// `flashcore evidence chart lines docs/speed.csv -o docs/speed.svg` draws it again.
-#[test]
-fn the_committed_chart_is_drawn_from_the_committed_numbers() {
-    let numbers = committed("docs/speed.csv");
-    let speed = Speed::of_csv(&numbers).unwrap();
-    assert!(
-        speed.chart().svg() == committed("docs/speed.svg"),
-        "draw it again: flashcore evidence chart lines docs/speed.csv -o docs/speed.svg"
-    );
-    assert_eq!(
-        speed.csv(),
-        numbers,
-        "numbers that are read and written again are the same"
-    );
-}
 
 const HEAD: &str = "# A card\nhead_dim,mask,seq_len,series,subject,tflops,low,high\n";
 
@@ -34,7 +11,10 @@ fn names_of_lines_that_end_together_do_not_overlap() {
         .iter()
         .flat_map(|name| [512, 1024].map(|seq| format!("64,full,{seq},{name},x,100.0,99.0,101.0\n")))
         .collect();
-    let svg = Speed::of_csv(&format!("{HEAD}{rows}")).unwrap().chart().svg();
+    let numbers = format!("{HEAD}{rows}");
+    let speed = Speed::of_csv(&numbers).unwrap();
+    assert_eq!(speed.csv(), numbers);
+    let svg = speed.chart().svg();
     // The four names end in the value at the last point.
     let mut heights: Vec<f64> = svg
         .split("<text")

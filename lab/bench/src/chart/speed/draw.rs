@@ -7,7 +7,7 @@ use super::{Point, SERIES, Speed};
 
 /// Width of the chart, of the space for the scale, and of that for the names right of a panel.
 const WIDTH: f64 = 740.0;
-const SCALE: f64 = 34.0;
+const SCALE: f64 = 46.0;
 const NAMES: f64 = 100.0;
 /// Width at which it is shown, pixels.
 const PIXELS: u32 = 900;
@@ -15,7 +15,7 @@ const PIXELS: u32 = 900;
 const HEAD: f64 = 66.0;
 const PLOT: f64 = 150.0;
 const TITLE: f64 = 26.0;
-const BELOW: f64 = 34.0;
+const BELOW: f64 = 44.0;
 const NOTE: f64 = 16.0;
 const APART: f64 = 14.0;
 /// Width of a small letter in the widest common font.
@@ -51,6 +51,25 @@ impl Speed {
         standing
     }
 
+    /// The lines that the chart has.
+    fn legend(&self) -> Markup {
+        let mut x = 0.0;
+        let is_drawn = |series: &usize| self.points.iter().any(|point| point.series == *series);
+        let entries = (0..SERIES.len()).filter(is_drawn).map(|series| {
+            let (at, (_, class, words)) = (x, SERIES[series]);
+            x += 24.0 + LETTER * words.chars().count() as f64 + 18.0;
+            (at, class, words)
+        });
+        let entries: Vec<_> = entries.collect();
+        html! {
+            @for (x, class, words) in &entries {
+                line class={ "curve l" (class) } x1=(round(*x)) x2=(round(x + 18.0)) y1="46" y2="46" {}
+                path class={ "m" (class) } d={ "M" (round(x + 9.0)) " 46" (shape(class)) } {}
+                text.small.ink.bold[*class == "a"] x=(round(x + 24.0)) y="50" { (words) }
+            }
+        }
+    }
+
     fn heading(&self) -> String {
         // What it is about begins with the device.
         let device = self.about.first().and_then(|about| about.split(',').next());
@@ -82,13 +101,13 @@ impl Speed {
         let bottom = HEAD + row_height * rows.len() as f64;
         let [won, all] = self.standing();
         let notes = [
-            format!("FlashCore is the fastest on {won} of {all} problems."),
+            format!("FlashCore's median is the fastest on {won} of {all} problems."),
             "Points are medians over rounds; bars reach from the 10th to the 90th percentile.".to_string(),
             self.about.join(" · "),
         ];
         let body = html! {
             text.ink.bold x="0" y="20" { (self.heading()) }
-            (legend())
+            (self.legend())
             @for (r, row) in rows.iter().enumerate() {
                 @for (c, panel) in row.iter().enumerate() {
                     @let x = round(SCALE + c as f64 * (axes.width + NAMES));
@@ -114,22 +133,6 @@ fn step(most: f64) -> f64 {
     let least = most / 5.0;
     let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * decade);
     steps.into_iter().find(|step| *step >= least).unwrap_or(10.0 * decade)
-}
-
-fn legend() -> Markup {
-    let mut x = 0.0;
-    let entries = SERIES.map(|(_, class, words)| {
-        let at = x;
-        x += 24.0 + LETTER * words.chars().count() as f64 + 18.0;
-        (at, class, words)
-    });
-    html! {
-        @for (x, class, words) in &entries {
-            line class={ "curve l" (class) } x1=(round(*x)) x2=(round(x + 18.0)) y1="46" y2="46" {}
-            path class={ "m" (class) } d={ "M" (round(x + 9.0)) " 46" (shape(class)) } {}
-            text.small.ink.bold[*class == "a"] x=(round(x + 24.0)) y="50" { (words) }
-        }
-    }
 }
 
 /// The shape of a line's points, drawn around where the path is: a disc, a square, a triangle, a diamond.
@@ -187,6 +190,7 @@ impl Axes {
             text.ink.bold x="0" y="-9" { "head_dim " (panel[0].head_dim) ", " (panel[0].mask()) }
             path.line d=(levels.iter().map(|level| format!("M0 {}H{}", self.y(*level), round(self.width))).collect::<String>()) {}
             @if is_first {
+                text.soft.small x="-7" y="-9" text-anchor="end" { "TFLOP/s" }
                 @for level in &levels {
                     text.soft.small x="-7" y=(self.y(*level) + 4.0) text-anchor="end" { (round(level * 100.0) / 100.0) }
                 }
@@ -194,6 +198,7 @@ impl Axes {
             @for keys in &lengths {
                 text.soft.small x=(self.x(*keys)) y=(PLOT + 15.0) text-anchor="middle" { (length(*keys)) }
             }
+            text.soft.small x=(round(self.width / 2.0)) y=(PLOT + 29.0) text-anchor="middle" { "sequence length" }
             @for index in order.into_iter().filter(|series| !line(panel, *series).is_empty()) {
                 @let (_, class, _) = SERIES[index];
                 @let line = line(panel, index);
