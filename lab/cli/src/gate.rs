@@ -96,7 +96,7 @@ Examples:
   flashcore gate tiny --kernel mine.toml --device predict:l4 --write base.json
 
 Environment:
-  FLASHCORE_PTXAS   an offline ptxas, which tells spills and registers; without one, registers are estimated
+  FLASHCORE_PTXAS   an offline ptxas, which tells spills and registers [default: an estimate]
 
 Exit codes: 0 nothing failed, 1 a check failed, 2 usage, 3 environment, or --strict and a check
   that could not be judged";
