@@ -159,7 +159,7 @@ enum Color {
 }
 
 /// Flags of earlier versions, and what replaced each.
-const GONE: [(&str, &str); 2] = [
+const GONE: [(&str, &str); 3] = [
     (
         "--sweep",
         "`bench --sweep` is gone: `tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
@@ -167,6 +167,10 @@ const GONE: [(&str, &str); 2] = [
     (
         "--predicted",
         "`tune --predicted --profile CARD` is `tune --device predict:CARD`",
+    ),
+    (
+        "--no-simulation",
+        "it is the default; `--simulate` adds what is simulated",
     ),
 ];
 

@@ -12,11 +12,11 @@ use crate::{Failure, Outcome, Page, style};
 
 /// Write what was measured as one file, in HTML or Markdown
 ///
-/// For each device: a summary in words, speed against length with peers and intervals, ratios to a peer, the roofline,
-/// busy shares of the card's units (counters of `flashcore profile`, else the cost model's predictions, which are
-/// marked), shared memory over time, errors, the ladder of kernels, searches, and where each number comes from. An HTML
-/// file has its pictures in it and needs no network and no script. Each number has an id, which `flashcore reproduce`
-/// resolves.
+/// For each device: a verdict, a bar with its interval for each problem, and folded below speed against length with
+/// peers, the roofline, busy shares of the card's units (counters of `flashcore profile`; with --simulate the cost
+/// model's predictions, too, which are marked), errors, the ladder of kernels, searches, and where each number comes
+/// from. An HTML file has its pictures in it and needs no network and no script. Each number has an id, which
+/// `flashcore reproduce` resolves.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -43,9 +43,9 @@ pub(crate) struct ReportArgs {
     /// Print one JSON object: what the file has
     #[arg(long, requires = "output", help_heading = "Output")]
     json: bool,
-    /// Leave out what is simulated: predicted shares, and shared memory over time
+    /// Add what is simulated: predicted shares of units, and shared memory over time
     #[arg(long, help_heading = "Output")]
-    no_simulation: bool,
+    simulate: bool,
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
@@ -147,11 +147,11 @@ impl ReportArgs {
             .about
             .extend(gathered.notes.iter().map(|note| format!("Note: {note}.")));
         for chapter in &chapters {
-            let mut predictions = match self.no_simulation {
-                true => Vec::new(),
-                false => Prediction::wanted(chapter),
-            };
+            let mut predictions = Vec::new();
             let spinner = style::spinner(&format!("simulating kernels for {}", chapter.title()));
+            if self.simulate {
+                predictions = Prediction::wanted(chapter);
+            }
             predictions.iter_mut().for_each(Prediction::compute);
             // A map is large, and the others are of the same kind.
             if let Some(first) = predictions.first_mut() {

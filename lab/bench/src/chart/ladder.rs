@@ -63,7 +63,7 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
         ]
     };
     let columns = ["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"];
-    let drawing = draw(&title(result), &rungs);
+    let drawing = draw(&title(case, Some(result)), &rungs, &speedup_over(&rungs));
     Ok(Chart::new(drawing, about, &columns, rungs.iter().map(row).collect()))
 }
 
@@ -75,15 +75,26 @@ pub(crate) fn ladder_of(result: &CaseResult, name: impl Fn(&str) -> Option<Strin
             rung.id = Some(std::mem::replace(&mut rung.name, name));
         }
     }
-    draw(&title(result), &rungs)
+    draw(&title(&result.case.name, Some(result)), &rungs, &speedup_over(&rungs))
 }
 
-fn title(result: &CaseResult) -> String {
-    let predicted = match result.measurement.stop {
-        Stop::Predicted => ", PREDICTED",
-        _ => "",
-    };
-    format!("{}: µs a run{predicted}", result.case.name)
+/// The drawing of a kernel's time on each of several problems, with its rate.
+pub(crate) fn problems(how: &str, timed: &[(&CaseResult, &Measured)]) -> Drawing {
+    let rungs = timed
+        .iter()
+        .filter_map(|(result, subject)| rung(result, subject, Some(&result.case.name)));
+    let rungs: Vec<Rung> = rungs.collect();
+    let title = title(how, timed.first().map(|(result, _)| *result));
+    draw(&title, &rungs, &|rung| format!("{} TFLOP/s", number(rung.tflops)))
+}
+
+fn title(of: &str, result: Option<&CaseResult>) -> String {
+    let is_predicted = result.is_some_and(|result| matches!(result.measurement.stop, Stop::Predicted));
+    format!("{of}: µs a run{}", if is_predicted { ", PREDICTED" } else { "" })
+}
+
+fn speedup_over(rungs: &[Rung]) -> impl Fn(&Rung) -> String {
+    move |rung| speedup(rungs, rung)
 }
 
 /// Over the first rung.
@@ -92,7 +103,8 @@ fn speedup(rungs: &[Rung], rung: &Rung) -> String {
     format!("{}×", times(first / rung.us))
 }
 
-fn draw(title: &str, rungs: &[Rung]) -> Drawing {
+/// `said` is what stands below a rung's time.
+fn draw(title: &str, rungs: &[Rung], said: &dyn Fn(&Rung) -> String) -> Drawing {
     let scale = Scale::of(rungs.iter().map(|rung| rung.us));
     let bottom = RUNG * rungs.len() as f64;
     let peers = rungs.iter().filter(|rung| !rung.ours).map(|rung| rung.us);
@@ -105,7 +117,7 @@ fn draw(title: &str, rungs: &[Rung]) -> Drawing {
             }
         }
         @for (index, rung) in rungs.iter().enumerate() {
-            g transform={ "translate(0 " (RUNG * index as f64) ")" } { (draw_rung(rung, &speedup(rungs, rung), &scale)) }
+            g transform={ "translate(0 " (RUNG * index as f64) ")" } { (draw_rung(rung, &said(rung), &scale)) }
         }
         // Only at the bars, so that names stay legible.
         @for index in 0..rungs.len() {

@@ -14,8 +14,8 @@ use maud::{Markup, PreEscaped, html};
 
 pub(crate) use bars::{Shares, bars};
 pub use history::history;
-pub(crate) use ladder::ladder_of;
 pub use ladder::{RungName, ladder};
+pub(crate) use ladder::{ladder_of, problems};
 pub(crate) use roofline::{Point, Roof, roofline};
 pub use speed::Speed;
 pub(crate) use speed::{is_drawn, work_of};

@@ -16,8 +16,6 @@ const TOP: f64 = 26.0;
 /// A rate on a problem.
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
-    /// Problem and subject, shown where the pointer is.
-    pub(crate) name: String,
     /// Operations for each byte that must move.
     pub(crate) intensity: f64,
     /// TFLOP/s.
@@ -72,10 +70,11 @@ pub(crate) fn roofline(title: &str, roof: Roof, points: &[Point]) -> Drawing {
             (format!("{:.0} TFLOP/s", roof.tflops))
         }
         text.soft.small x=(WIDTH) y=(TOP + HEIGHT + 30.0) text-anchor="end" { "operations per byte that must move" }
-        text.soft.small x="0" y=(TOP + HEIGHT + 30.0) { (format!("up: TFLOP/s; memory: {:.0} GB/s", roof.gbps)) }
+        text.soft.small x="0" y=(TOP + HEIGHT + 30.0) { (format!("roof of memory: {:.0} GB/s", roof.gbps)) }
+        text.soft.small x=(LEFT - 5.0) y=(TOP - 2.0) text-anchor="end" { "TFLOP/s" }
         // Ours are drawn last: nothing lies over them.
-        @for point in points.iter().filter(|point| !point.ours).chain(points.iter().filter(|point| point.ours)) {
-            (axes.point(point))
+        @for (class, shape, ours) in [("mb", "m-2.8-2.8h5.6v5.6h-5.6z", false), ("ma", "m-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0", true)] {
+            path class=(class) d=(points.iter().filter(|point| point.ours == ours).map(|point| axes.mark(point, shape)).collect::<String>()) {}
         }
     };
     Drawing::new(title, [WIDTH, TOP + HEIGHT + BOTTOM], PIXELS, body)
@@ -121,13 +120,8 @@ impl Axes {
         }
     }
 
-    fn point(&self, point: &Point) -> Markup {
-        let (x, y) = (self.x_at(point.intensity), self.y_at(point.tflops));
-        let title = html! { title { (point.name) ": " (format!("{:.1}", point.tflops)) " TFLOP/s" } };
-        match point.ours {
-            true => html! { circle.ma cx=(x) cy=(y) r="3.4" { (title) } },
-            false => html! { path.mb d={ "M" (x) " " (y) "m-2.8-2.8h5.6v5.6h-5.6z" } { (title) } },
-        }
+    fn mark(&self, point: &Point, shape: &str) -> String {
+        format!("M{} {}{shape}", self.x_at(point.intensity), self.y_at(point.tflops))
     }
 }
 

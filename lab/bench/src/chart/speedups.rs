@@ -8,14 +8,16 @@ use crate::table::{bracketed, geomean_text, times, worst_text};
 use crate::{BenchError, Interval, Mode, Report, Result};
 
 /// Space for the names, and for the numbers at the right.
-const NAMES: f64 = 138.0;
-const NUMBERS: f64 = 104.0;
+const NAMES: f64 = 160.0;
+const NUMBERS: f64 = 114.0;
 const HEAD: f64 = 34.0;
 const ROW: f64 = 14.0;
 const BAR: f64 = 7.0;
 /// Ends of the axis at most: a bar that is longer ends there, and its number says how long it is.
 const LEAST: f64 = 0.5;
 const MOST: f64 = 2.5;
+/// Room that a mark of the axis needs.
+const APART: f64 = 20.0;
 /// Letters of a name that there is room for.
 const LETTERS: usize = 27;
 
@@ -66,7 +68,7 @@ pub(crate) fn speedups(how: &str, shapes: &[Shape]) -> Drawing {
     let bottom = HEAD + ROW * shapes.len() as f64;
     let marks = [0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5]
         .into_iter()
-        .filter(|mark| (low..=high).contains(mark));
+        .filter(|mark| (low..=high).contains(mark) && (*mark == 1.0 || (x(*mark) - x(1.0)).abs() >= APART));
     let short = |name: &str| -> String { name.chars().take(LETTERS).collect() };
     let rows = || {
         shapes

@@ -10,6 +10,9 @@ use super::{Section, errors, hardware, origins, speeds, summary};
 use crate::gather::{EvidenceId, Gathered, Origin, Profiled, Timing};
 use crate::{Measured, Mode};
 
+/// Letters of a board's identity that a heading has: `GPU-` and eight digits.
+const BOARD: usize = 12;
+
 /// What was measured on a device.
 #[derive(Clone, Debug)]
 pub struct Chapter<'g> {
@@ -81,12 +84,15 @@ impl<'g> Chapter<'g> {
         sections
     }
 
-    /// Its heading.
+    /// Its heading. Two boards of a kind have different ones.
     pub fn title(&self) -> String {
-        match self.driver {
-            "" => self.device.to_string(),
-            driver => format!("{}, driver {driver}", self.device),
-        }
+        let driver = match self.driver {
+            "" => String::new(),
+            driver => format!(", driver {driver}"),
+        };
+        let board = self.uuid.filter(|uuid| uuid.starts_with("GPU-"));
+        let board = board.and_then(|uuid| Some(format!(", {}", uuid.get(..BOARD)?)));
+        format!("{}{driver}{}", self.device, board.unwrap_or_default())
     }
 
     /// Whether a run belongs here.

@@ -11,7 +11,6 @@ use super::{Cell, Section, Table, count};
 use crate::chart::{Point, Roof, Shares, bars, roofline};
 use crate::gather::{EvidenceId, Origin, Recipe, Timing};
 use crate::profile::{Goals, Predicted, Row, rows, verdicts};
-use crate::table::number;
 use crate::{Case, Measured, Mode};
 
 /// Keys that the kernels are predicted for are nearest to.
@@ -178,42 +177,21 @@ fn roofs(chapter: &Chapter<'_>) -> Section {
         gbps: card.dram_gbps,
     };
     let how = how(timings[0]);
-    let mut table = Table::new(
-        format!(
-            "Rates below the roof, {how}. The roof is what the datasheet says of {}: {} TFLOP/s, {} GB/s. Hot inputs may lie \
-             in L2 and pass the roof of memory.",
-            card.title, roof.tflops, roof.gbps
-        ),
-        &["problem", "subject", "FLOP/B", "TFLOP/s", "% of the roof", "evidence"],
-    );
     let mut points = Vec::new();
     for timing in &timings {
         let result = &timing.result;
         let intensity = result.flops / result.bytes;
-        for (subject, is_ours) in [(ours(timing), true), (peer(timing), false)] {
-            let Some((subject, summary)) = subject.and_then(|subject| Some((subject, subject.summary?))) else {
-                continue;
-            };
-            let (label, tflops) = (&subject.info.label, result.tflops(summary.p50));
-            points.push(Point {
-                name: format!("{}, {label}", result.case.name),
+        for (subject, ours) in [(ours(timing), true), (peer(timing), false)] {
+            points.extend(subject.and_then(|subject| subject.summary).map(|summary| Point {
                 intensity,
-                tflops,
-                ours: is_ours,
-            });
-            table.rows.push(vec![
-                Cell::text(&result.case.name),
-                Cell::code(label),
-                Cell::number(number(intensity)),
-                Cell::number(number(tflops)),
-                Cell::number(format!("{:.0}", 100.0 * tflops / roof.at(intensity))),
-                Cell::Evidence(timing.id_of(label).cloned().unwrap_or_else(|| timing.ids[0].clone())),
-            ]);
+                tflops: result.tflops(summary.p50),
+                ours,
+            }));
         }
     }
     let description = format!(
         "TFLOP/s against operations per byte that must move, both logarithmic, {how}: FlashCore and the quickest peer on \
-         {}, below the limits of {}.",
+         {}, below the limits of {} by its datasheet. Hot inputs may lie in L2 and pass the roof of memory.",
         count(timings.len(), "problem"),
         card.title
     );
@@ -221,7 +199,6 @@ fn roofs(chapter: &Chapter<'_>) -> Section {
         roofline(&format!("Roofline of {}, {how}", card.title), roof, &points),
         description,
     );
-    section.tabulate(table);
     section
 }
 

@@ -23,7 +23,7 @@ ul{padding-left:1.2rem;margin:.5rem 0;max-width:46rem}li{margin:.25rem 0}nav ul{
 a{color:var(--link)}\
 code,pre{font:.85em/1.4 ui-monospace,monospace}\
 pre{background:var(--code);padding:.6rem .8rem;border-radius:4px;white-space:pre-wrap}\
-.id{color:var(--soft);white-space:nowrap}td.id{font:.85em/1.4 ui-monospace,monospace}\
+.id,.e td:last-child{color:var(--soft);white-space:nowrap}.e td:last-child{font:.85em/1.4 ui-monospace,monospace}\
 figure{margin:1rem 0;break-inside:avoid}figcaption{color:var(--soft);font-size:.85rem;max-width:46rem}\
 .wide{overflow-x:auto;margin:.75rem 0}.long{max-height:26rem;overflow-y:auto;border:1px solid var(--line)}\
 figure svg{display:block;width:100%;height:auto}\
@@ -139,14 +139,15 @@ fn table(table: &Table) -> Markup {
         matches!(cell, Some(Cell::Number(_)))
     };
     // A class for each of the columns is shorter than one for each of the cells.
-    let numbers: Vec<String> = (0..table.columns.len())
+    let numbers = (0..table.columns.len())
         .filter(|at| is_number(*at))
-        .map(|at| format!("n{at}"))
-        .collect();
-    let numbers = numbers.join(" ");
+        .map(|at| format!("n{at}"));
+    let evidence = table.rows.first().and_then(|row| row.last());
+    let evidence = matches!(evidence, Some(Cell::Evidence(_))).then(|| "e".to_string());
+    let classes = numbers.chain(evidence).collect::<Vec<_>>().join(" ");
     html! {
         div.wide.long[is_long] tabindex="0" role="region" aria-label=(table.caption) {
-            table class=[(!numbers.is_empty()).then_some(&numbers)] {
+            table class=[(!classes.is_empty()).then_some(&classes)] {
                 caption { (table.caption) }
                 thead {
                     tr {
@@ -167,9 +168,9 @@ fn table(table: &Table) -> Markup {
 
 fn draw_cell(cell: &Cell) -> Markup {
     match cell {
-        Cell::Text(text) => html! { td class=[(text.len() > 24).then_some("t")] { (text) } },
+        Cell::Text(text) => html! { td class=[(text.len() > 40).then_some("t")] { (text) } },
         Cell::Number(text) => html! { td { (text) } },
         Cell::Code(text) => html! { td { code { (text) } } },
-        Cell::Evidence(id) => html! { td.id { (id) } },
+        Cell::Evidence(id) => html! { td { (id) } },
     }
 }

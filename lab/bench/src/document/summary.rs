@@ -4,10 +4,14 @@ use flashcore_check::render::few;
 
 use super::chapter::{Chapter, how, ours, peer};
 use super::{Block, Section, count};
-use crate::chart::speedups;
+use crate::chart::{problems, speedups};
 use crate::gather::{EvidenceId, Gathered, Timing};
 use crate::standing::{Geomean, Group, Shape};
 use crate::table::{bracketed, times, worst_text};
+
+/// What bars of the first section say.
+const SPEEDUPS: &str = "A bar for each problem: how many times as fast FlashCore is, with its 99 % interval.";
+const TIMES: &str = "A bar for each problem: the median time of our quickest kernel, on a logarithmic scale.";
 
 pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     let mut section = Section::chapter(chapter.title());
@@ -36,12 +40,19 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         let how = how(timings[0]);
         let runs = chapter.runs_of(gathered, &timings);
         let shapes: Vec<Shape> = timings.iter().filter_map(|timing| against_others(timing)).collect();
-        if let Some(verdict) = verdict(&how, &shapes) {
-            sentences.push((verdict, runs.clone()));
-            bars.push(speedups(&how, &shapes));
+        match verdict(&how, &shapes) {
+            Some(verdict) => {
+                sentences.push((verdict, runs.clone()));
+                bars.push((speedups(&how, &shapes), SPEEDUPS));
+            }
+            None => {
+                let timed = timings
+                    .iter()
+                    .filter_map(|timing| Some((&timing.result, ours(timing)?)));
+                bars.push((problems(&how, &timed.collect::<Vec<_>>()), TIMES));
+            }
         }
-        let compared = timings.iter().any(|timing| peer(timing).is_some());
-        if !compared {
+        if timings.iter().all(|timing| peer(timing).is_none()) {
             let problems = count(timings.len(), "problem");
             sentences.push((
                 format!("{how}: {problems} timed, without a peer to compare with."),
@@ -54,8 +65,8 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         true => section.say("No kernel was timed on a problem here."),
         false => section.blocks.push(Block::Sentences(sentences)),
     }
-    let description = "A bar for each problem: how many times as fast FlashCore is, with its 99 % interval.";
-    bars.into_iter().for_each(|drawing| section.draw(drawing, description));
+    bars.into_iter()
+        .for_each(|(drawing, description)| section.draw(drawing, description));
     section
 }
 

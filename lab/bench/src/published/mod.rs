@@ -227,15 +227,12 @@ impl Figure {
                     format!("{} {value} {interval}", shape.case)
                 };
                 let shown: Vec<String> = shapes.iter().take(SLOWEST).map(shown).collect();
-                shown.join(", ")
+                shown.join("; ")
             }
             Form::Chart => {
                 let results = compared.iter().map(|(result, _)| *result);
                 let about = taken().map(|(header, _)| measured_on(header).join(", ")).next();
-                Speed::of_results(results)?
-                    .on(&about.unwrap_or_default())
-                    .chart()
-                    .svg()
+                Speed::of_results(results)?.on(&about.unwrap_or_default()).chart().svg()
             }
         })
     }

@@ -161,7 +161,7 @@ fn pages_say_what_the_bundles_say() {
         "It is <!-- figure all -->1.048 × [1.048, 1.050] over 2 problems, worst 0.999 [0.999, 1.002] (mission-causal); \
          1 of 2 intervals include 1.00<!-- /figure -->,",
         "faster on <!-- figure count -->1 of 2 (the intervals of 1 include 1.00)<!-- /figure -->,",
-        "<!-- figure slowest -->mission-causal 0.999 [0.999, 1.002], mission 1.099 [1.099, 1.102]<!-- /figure -->.",
+        "<!-- figure slowest -->mission-causal 0.999 [0.999, 1.002]; mission 1.099 [1.099, 1.102]<!-- /figure -->.",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }

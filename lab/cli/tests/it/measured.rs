@@ -236,11 +236,7 @@ fn runs_are_told_apart() {
     let import = format!("evidence import {} --store {} --json", at("all.jsonl"), at("other"));
     let added = json(&import);
     assert_eq!((&added["runs"], &added["known"]), (&2.into(), &0.into()), "{added}");
-    let report = json(&format!(
-        "report {} --no-simulation -o {} --json",
-        at("all.jsonl"),
-        at("r.md")
-    ));
+    let report = json(&format!("report {} -o {} --json", at("all.jsonl"), at("r.md")));
     assert_eq!(report["has"]["runs"], 2, "{report}");
     // `--no-store` is for what keeps evidence.
     assert!(!shown("evidence --help").contains("--no-store"));

@@ -74,7 +74,9 @@ impl Speed {
         // What it is about begins with the device.
         let device = self.about.first().and_then(|about| about.split(',').next());
         let device = device.unwrap_or("unknown device");
-        format!("Attention forward, {device}: TFLOP/s by sequence length (higher is better)")
+        let is_backward = self.about.iter().any(|about| about.contains("backward"));
+        let pass = if is_backward { "backward" } else { "forward" };
+        format!("Attention {pass}, {device}: TFLOP/s by sequence length (higher is better)")
     }
 
     pub(crate) fn draw<'s>(&'s self) -> Drawing {
@@ -191,14 +193,19 @@ impl Axes {
             path.line d=(levels.iter().map(|level| format!("M0 {}H{}", self.y(*level), round(self.width))).collect::<String>()) {}
             @if is_first {
                 text.soft.small x="-7" y="-9" text-anchor="end" { "TFLOP/s" }
-                @for level in &levels {
-                    text.soft.small x="-7" y=(self.y(*level) + 4.0) text-anchor="end" { (round(level * 100.0) / 100.0) }
+                // What labels have in common stands once.
+                text.soft.small text-anchor="end" {
+                    @for level in &levels {
+                        tspan x="-7" y=(self.y(*level) + 4.0) { (round(level * 100.0) / 100.0) }
+                    }
                 }
             }
-            @for keys in &lengths {
-                text.soft.small x=(self.x(*keys)) y=(PLOT + 15.0) text-anchor="middle" { (length(*keys)) }
+            text.soft.small text-anchor="middle" {
+                @for keys in &lengths {
+                    tspan x=(self.x(*keys)) y=(PLOT + 15.0) { (length(*keys)) }
+                }
+                tspan x=(round(self.width / 2.0)) y=(PLOT + 29.0) { "sequence length" }
             }
-            text.soft.small x=(round(self.width / 2.0)) y=(PLOT + 29.0) text-anchor="middle" { "sequence length" }
             @for index in order.into_iter().filter(|series| !line(panel, *series).is_empty()) {
                 @let (_, class, _) = SERIES[index];
                 @let line = line(panel, index);
