@@ -459,18 +459,15 @@ fn long_commands_show_their_progress() {
         "{}",
         wrong.stderr
     );
-    let told = |arguments: &str| {
-        let ran = run(command(arguments).env("FLASHCORE_PROGRESS", "1"));
-        assert_eq!(ran.code, 0, "{arguments}: {}", ran.stderr);
-        ran.stderr
-    };
-    let of_run = told("run mission --device cpu");
-    assert!(of_run.contains(" so far") || of_run.contains("timing, "), "{of_run}");
+    // A time that it takes on any machine.
     let folder = tempfile::tempdir().expect("a folder");
-    let of_tune = told(&format!(
+    let tune = format!(
         "tune tiny --device cpu --budget 3s --no-plan --peers none --folder {}",
         folder.path().join("run").display()
-    ));
+    );
+    let ran = run(command(&tune).env("FLASHCORE_PROGRESS", "1"));
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let of_tune = ran.stderr;
     assert!(
         ["starting", "computing the reference", " trials, ", "head to head"]
             .iter()
