@@ -226,9 +226,14 @@ assemble_all() {
 }
 
 # What needs no GPU, with the command that the tests built. The host computes in its own way on each machine, so that its errors
-# are not in the baseline.
+# are not in the baseline. What is predicted of two cards guards the speed of their kernels.
 gate() {
-    FLASHCORE_PTXAS="$PWD/.bin/ptxas" FLASHCORE_PLANS=shipped "$built/debug/flashcore" gate --baseline .ci/gate.json --device cpu
+    export FLASHCORE_PTXAS="$PWD/.bin/ptxas" FLASHCORE_PLANS=shipped
+    local card
+    "$built/debug/flashcore" gate --baseline .ci/gate.json --device cpu
+    for card in l4 h200; do
+        "$built/debug/flashcore" gate --baseline ".ci/gate-$card.json" --device "predict:$card" --strict
+    done
 }
 
 # What README and docs say of speed, and the bundles that it is computed from.
@@ -321,7 +326,7 @@ step run 120 "a dependent" scripts/test-dependent.sh
 step run 90 "crate in debug" crate_in_debug
 step run 60 "print kernels" print_kernels debug target/ptx
 step run 120 "assemble kernels" assemble_sample
-step run 10 "gate" gate
+step run 15 "gate" gate
 step run 5 "figures" figures
 end "candle bindings"
 step run 5 "dependencies" dependencies
