@@ -72,45 +72,58 @@ impl Sums {
         }
     }
 
-    /// What a step computes from operands that are known.
-    fn value(&self, step: &Step) -> Option<Value> {
-        let with_taken = |taken: Operand, is_its: &dyn Fn(Operand) -> bool| match self.get(taken) {
+    /// What a step computes from operands that are known. `is_steady` says that an operand's one write stands before
+    /// this step, `is_here` that what is known of it was computed in the same straight run: no lane has an older value.
+    fn value(&self, step: &Step, is_steady: Is<'_>, is_here: Is<'_>) -> Option<Value> {
+        let root = |operand| {
+            let root = if is_here(operand) { self.root(operand) } else { operand };
+            is_steady(root).then_some(root)
+        };
+        let with_taken = |taken: Operand, is_its: Is<'_>| match self.get(taken).filter(|_| is_here(taken)) {
             Some(Value::Taken(from, bit)) if is_its(*from) => Some(Value::Sum(self.bits(*from) | bit)),
             _ => None,
         };
-        Some(match step {
-            Step::Inst(Inst::Mov { src, .. }) => Value::Copy(self.root(*src)),
+        match step {
+            Step::Inst(Inst::Mov { src, .. }) => {
+                let is_older = self.get(*src).is_some() && !is_here(*src);
+                root(*src).filter(|_| !is_older).map(Value::Copy)
+            }
             Step::Inst(Inst::Bin {
                 op, ty: T::F32, a, b, ..
-            }) => match (op, [*a, *b].map(|operand| self.root(operand))) {
-                (BinOp::Mul, factors) => Value::Product(factors),
-                (BinOp::Add, [a, b]) => {
-                    with_taken(b, &|from| from == a).or_else(|| with_taken(a, &|from| from == b))?
-                }
-                _ => return None,
+            }) => match (op, root(*a)?, root(*b)?) {
+                (BinOp::Mul, a, b) => Some(Value::Product([a, b])),
+                (BinOp::Add, a, b) => with_taken(b, &|from| from == a).or_else(|| with_taken(a, &|from| from == b)),
+                _ => None,
             },
             Step::Inst(Inst::Fma {
                 ty: T::F32, a, b, c, ..
             }) => {
-                let factors = [self.root(*a), self.root(*b)];
-                let is_product = |from| matches!(self.get(from), Some(Value::Product([x, y])) if factors == [*x, *y] || factors == [*y, *x]);
-                with_taken(self.root(*c), &is_product)?
+                let factors = [root(*a)?, root(*b)?];
+                let is_product = |from| {
+                    let product = self.get(from).filter(|_| is_here(from));
+                    matches!(product, Some(Value::Product([x, y])) if factors == [*x, *y] || factors == [*y, *x])
+                };
+                with_taken(root(*c)?, &is_product)
             }
             Step::Cold(Cold {
                 what: What::Shfl(ShflMode::Bfly),
                 reads,
                 ..
             }) => match reads[..] {
-                // Of all lanes.
-                [from, Operand::Imm(by), Operand::Imm(31), Operand::Imm(members)] if members as u32 == FULL => {
-                    Value::Taken(self.root(from), by as u32)
+                // Of all lanes, and the lane that one bit names.
+                [from, Operand::Imm(by), Operand::Imm(31), Operand::Imm(members)]
+                    if members as u32 == FULL && [1, 2, 4, 8, 16].contains(&by) =>
+                {
+                    Some(Value::Taken(root(from)?, by as u32))
                 }
-                _ => return None,
+                _ => None,
             },
-            _ => return None,
-        })
+            _ => None,
+        }
     }
 }
+
+type Is<'a> = &'a dyn Fn(Operand) -> bool;
 
 impl Code {
     pub(crate) fn sums(&self) -> Sums {
@@ -121,7 +134,29 @@ impl Code {
                 *writes.entry(*reg).or_default() += 1;
             }
         }
+        // Compilers label lines for debuggers, too.
+        let jumps = self.items.iter().filter_map(|item| match &item.step {
+            Step::Jump(jump) => Some(jump.label),
+            _ => None,
+        });
+        let targets: FxHashSet<u32> = jumps.collect();
+        // The straight runs of the text, those around a guard, and in which a register was written.
+        let (mut run, mut runs, mut outer) = (0, 1, Vec::new());
+        let mut written_in: FxHashMap<Reg, u32> = FxHashMap::default();
         for Item { step, .. } in &self.items {
+            match step {
+                Step::Guard(..) => outer.push(run),
+                Step::GuardEnd => {
+                    run = outer.pop().unwrap_or(runs);
+                    continue;
+                }
+                Step::Label(label) if !targets.contains(label) => continue,
+                _ => {}
+            }
+            if matches!(step, Step::Guard(..) | Step::Label(_) | Step::Jump(_) | Step::Exit(_)) {
+                (run, runs) = (runs, runs + 1);
+                continue;
+            }
             let [reads, written] = Code::accessed(step);
             let Some(to) = written.first() else { continue };
             let is_shuffle = matches!(
@@ -134,11 +169,17 @@ impl Code {
             if is_shuffle || keeps_floats(step) && reads.iter().any(|reg| sums.depend.contains(reg)) {
                 sums.depend.extend(&written);
             }
+            let is_steady = |operand| match operand {
+                Operand::Reg(reg) => writes.get(&reg) == Some(&1) && written_in.contains_key(&reg),
+                Operand::Imm(_) => true,
+            };
+            let is_here = |operand| matches!(operand, Operand::Reg(reg) if written_in.get(&reg) == Some(&run));
             if writes[to] == 1
-                && let Some(value) = sums.value(step)
+                && let Some(value) = sums.value(step, &is_steady, &is_here)
             {
                 sums.known.insert(*to, value);
             }
+            written_in.extend(written.iter().map(|reg| (*reg, run)));
         }
         sums
     }

@@ -69,3 +69,36 @@ fn what_was_shuffled_counts_until_the_second_barrier() {
     assert_eq!(sum_stored_after("bar.sync 0;"), []);
     assert_eq!(sum_stored_after("bar.sync 0; bar.sync 0;"), [FindingKind::Race]);
 }
+
+/// Lanes `stored` store a sum of what lanes at a distance have, where all numbers differ.
+fn sum_of(computed: &str, stored: u32) -> Vec<FindingKind> {
+    let body = format!(
+        ".reg .f32 %f<6>; cvt.rn.f32.u32 %f0, %r1; mul.f32 %f1, %f0, %f0; {computed}
+        mov.u32 %r4, {stored}; shr.u32 %r4, %r4, %r1; and.b32 %r4, %r4, 1; setp.eq.u32 %p1, %r4, 1; @%p1 st.shared.f32 [s], %f3;"
+    );
+    kinds(32, &body, &[0])
+}
+
+#[test]
+fn lanes_that_a_shuffle_does_not_join_have_no_copies() {
+    let by = |by: u32| {
+        format!("mov.b32 %r2, %f1; shfl.sync.bfly.b32 %r3, %r2, {by}, 31, -1; mov.b32 %f2, %r3; add.f32 %f3, %f1, %f2;")
+    };
+    assert_eq!(sum_of(&by(1), 0b11), []);
+    // Lane 0 has its number and that of lane 3, lane 1 those of 1 and 2.
+    assert_eq!(sum_of(&by(3), 0b11), [FindingKind::Race]);
+}
+
+#[test]
+fn a_number_that_changed_since_the_shuffle_makes_no_sum() {
+    let changed = "mov.f32 %f4, %f1; mov.b32 %r2, %f4; shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1; mov.b32 %f2, %r3;
+        add.f32 %f4, %f4, %f0; add.f32 %f3, %f4, %f2;";
+    assert_eq!(sum_of(changed, 1 | 1 << 16), [FindingKind::Race]);
+    // In a loop each lane may have the sum of another round.
+    let later = "mov.u32 %r5, 0;
+        AGAIN: cvt.rn.f32.u32 %f5, %r5; add.f32 %f4, %f1, %f5; mov.b32 %r2, %f4;
+        shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1; mov.b32 %f2, %r3;
+        shr.u32 %r6, %r1, 4; setp.eq.u32 %p0, %r6, %r5; @%p0 bra SKIP; add.f32 %f3, %f4, %f2;
+        SKIP: add.u32 %r5, %r5, 1; setp.lt.u32 %p0, %r5, 2; @%p0 bra AGAIN;";
+    assert_eq!(sum_of(later, 1 | 1 << 16), [FindingKind::Race]);
+}
