@@ -123,7 +123,9 @@ fn read(text: &str) -> Vec<Measured> {
     let from_csv = |line: &str| {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |name: &str| fields.get(header.iter().position(|column| *column == name)?).copied();
-        (field("mode")? == "hot").then_some(())?;
+        // "hot (short turns)", and not "hot (PREDICTED)".
+        let how = field("mode")?;
+        (how == "hot" || how.starts_with("hot (") && how.ends_with(" turns)")).then_some(())?;
         Some(Measured {
             problem: field("problem")?.to_string(),
             shape: problem(field("shape")?)?,
@@ -190,5 +192,8 @@ mod tests {
                 .filter(|line| line.contains(",hot,mma/") || line.contains(",hot,wgmma/"));
             assert_eq!(read(text).len(), ours.count());
         }
+        let [turns, predicted] =
+            ["hot (short turns)", "hot (PREDICTED)"].map(|how| tensor.replace(",hot,", &format!(",{how},")));
+        assert_eq!((read(&turns).len(), read(&predicted).len()), (read(tensor).len(), 0));
     }
 }
