@@ -341,7 +341,11 @@ fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
     let Some(old) = &baseline.predicted else {
         return not("the baseline has no predictions: write one with the same --device");
     };
-    let (mut judged, mut worse) = (0, Vec::new());
+    let is_of = |row: &Row, old: &Row| row.card == old.card && row.case == old.case;
+    if !rows.iter().any(|row| old.iter().any(|old| is_of(row, old))) {
+        return not("the baseline has predictions of other cards and problems alone");
+    }
+    let (mut judged, mut worse, mut new) = (0, Vec::new(), Vec::new());
     for row in rows {
         let known = baseline.of_row(row).filter(|old| old.unknown.is_none());
         match (known, &row.unknown) {
@@ -352,15 +356,21 @@ fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
                 ));
             }
             (Some(old), None) => worse.extend(row.worse_than(old, allowed)),
-            (None, _) => continue,
+            (None, _) => {
+                new.push(format!("{} on {}", row.case, row.card));
+                continue;
+            }
         }
         judged += 1;
     }
-    let is_gone = |old: &&Row| !rows.iter().any(|row| row.card == old.card && row.case == old.case);
+    let is_gone = |old: &&Row| !rows.iter().any(|row| is_of(row, old));
     let gone = old.iter().filter(is_gone);
     worse.extend(gone.map(|old| format!("{} on {}: no kernel is predicted any more", old.case, old.card)));
-    if judged == 0 && worse.is_empty() {
-        return not("the baseline has predictions of other cards and problems alone");
+    if let (Some(first), true) = (new.first(), worse.is_empty()) {
+        let (count, of) = (new.len(), rows.len());
+        return not(&format!(
+            "{count} of {of} are not in the baseline, such as {first}; {judged} are no worse"
+        ));
     }
     let by = rows.first().map_or("", |row| &row.registers_by);
     let (bad, percent) = (worse.len(), allowed * 100.0);
