@@ -201,7 +201,8 @@ fn broken(error: impl ToString) -> SandboxError {
     SandboxError::Broken(error.to_string())
 }
 
-/// All that the child does, made before the fork: it allocates nothing.
+/// All that the child does, made before the fork: it allocates nothing. (A rule for its own `/proc/self` is one `open`
+/// of a short path and one call.)
 struct Prepared {
     limits: Limits,
     files: RulesetCreated,
@@ -348,12 +349,15 @@ fn refusals(are_signals_kept: bool, policy: &Policy) -> Result<BpfProgram, Sandb
     // An address of a receiver: a comparison of 64 bits.
     let has_address = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)
         .and_then(|condition| SeccompRule::new(vec![condition]));
-    // What is opened to be read is truncated, too, which Landlock refuses only since Linux 6.2.
-    let truncates = u64::from(libc::O_TRUNC.cast_unsigned());
-    let flags = SeccompCmpOp::MaskedEq(truncates | u64::from(libc::O_ACCMODE.cast_unsigned()));
-    refuse(libc::SYS_openat, 2, flags.clone(), truncates)?;
-    #[cfg(target_arch = "x86_64")]
-    refuse(libc::SYS_open, 1, flags, truncates)?;
+    // What is opened to be read, or in mode 3, which asks for no right, is truncated, too.
+    // Landlock refuses that only since Linux 6.2.
+    let [truncates, mode] = [libc::O_TRUNC, libc::O_ACCMODE].map(|flags| u64::from(flags.cast_unsigned()));
+    let flags = SeccompCmpOp::MaskedEq(truncates | mode);
+    for value in [truncates, truncates | mode] {
+        refuse(libc::SYS_openat, 2, flags.clone(), value)?;
+        #[cfg(target_arch = "x86_64")]
+        refuse(libc::SYS_open, 1, flags.clone(), value)?;
+    }
     rules.insert(libc::SYS_sendto, vec![has_address.map_err(broken)?]);
     let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
     let arch = std::env::consts::ARCH.try_into().map_err(broken)?;

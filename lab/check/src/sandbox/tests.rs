@@ -55,6 +55,7 @@ fn call(words: &str) -> io::Result<()> {
 
 /// The child: tries what it is told, and prints what came of it.
 #[test]
+#[allow(unsafe_code)]
 fn part() {
     let Ok(part) = std::env::var(PART) else { return };
     let (what, with) = part.trim_start_matches(GPU).split_once(' ').unwrap();
@@ -83,6 +84,13 @@ fn part() {
             let mut options = fs::OpenOptions::new();
             let opened = options.read(true).custom_flags(libc::O_TRUNC).open(with);
             opened.map(drop).map_err(words)
+        }
+        "mode-3" => {
+            let path = std::ffi::CString::new(with).unwrap();
+            // SAFETY: the path ends with a zero, and outlives the call.
+            let opened = unsafe { libc::open(path.as_ptr(), libc::O_ACCMODE | libc::O_TRUNC) };
+            let is_opened = opened >= 0;
+            is_opened.then_some(()).ok_or_else(|| words(io::Error::last_os_error()))
         }
         "own" => {
             let file = std::env::temp_dir().join("own");
@@ -270,7 +278,12 @@ fn no_change_outside_its_folder() {
     }
     // The folder of its own is not this.
     let new = format!("write {}", folder.path().join("new").display());
-    for (part, why) in [("write", DENIED), ("mode", NOT_PERMITTED), ("truncate", NOT_PERMITTED)] {
+    for (part, why) in [
+        ("write", DENIED),
+        ("mode", NOT_PERMITTED),
+        ("truncate", NOT_PERMITTED),
+        ("mode-3", NOT_PERMITTED),
+    ] {
         assert_eq!(
             ask(&format!("{part} {}", file.display()), Confinement::Sandboxed),
             why,
