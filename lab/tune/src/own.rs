@@ -26,7 +26,7 @@ const MEANING: &str = "a parameter of the user's kernel";
 const REWRITES: &str = "rewrites";
 /// Bytes of a proposer's text at most: a long kernel has a tenth.
 const MOST_TEXT: usize = 256 << 10;
-/// Digits of a text's SHA-256 in ids.
+/// Digits of a hash in ids.
 const DIGITS: usize = 12;
 /// Characters of a reason that are kept: compilers write any number.
 const MOST_REASON: usize = 4000;
@@ -50,7 +50,7 @@ struct Kernels {
     built: Mutex<BTreeMap<String, Result<Arc<Declared>, Bad>>>,
 }
 
-/// A kernel with a text in place of its own, and the declared one.
+/// A kernel with the text that a proposer wrote, and the declared kernel.
 type Rewrite = (Arc<Template>, Arc<Template>);
 
 /// What an outside proposer wrote: a text for the kernel of an id, `own/attention-M64`, whose declaration and values
@@ -110,13 +110,11 @@ impl OwnKernels {
         let of = |template: Template| {
             let family = family(&template);
             let first = family.first();
-            match family.read(&family.id(&first)) == Some(first) {
-                true => Ok((Arc::new(template), family)),
-                false => {
-                    let allowed = "names that do not look like old words of ids (turns, eager, lazy, bold): rename it";
-                    Err(TuneError::bad("a kernel of yours", family.id(&first), allowed))
-                }
+            if family.read(&family.id(&first)) == Some(first) {
+                return Ok((Arc::new(template), family));
             }
+            let allowed = "names that do not look like old words of ids (turns, eager, lazy, bold): rename it";
+            Err(TuneError::bad("a kernel of yours", family.id(&first), allowed))
         };
         let all: Result<Vec<_>, _> = templates.into_iter().map(of).collect();
         let declared = all?;
@@ -174,7 +172,8 @@ impl OwnKernels {
         let mut all = self.rewrites();
         let of = all.iter().find(|(known, _)| Arc::ptr_eq(known, &template));
         let of = of.map_or(template, |(_, of)| of.clone());
-        let rewritten = of.rewritten(code.language, &code.text, &sha256(&code.text)[..DIGITS]);
+        let hash = sha256(&format!("{} {}\n{}", of.label, code.language.extension(), code.text));
+        let rewritten = of.rewritten(code.language, &code.text, &hash[..DIGITS]);
         let id = rewritten.id(&chosen);
         if !all.iter().any(|(known, _)| known.label == rewritten.label) {
             all.push((Arc::new(rewritten), of));
@@ -188,10 +187,13 @@ impl OwnKernels {
         let (Some(Ok((template, _))), Some(code)) = (self.find(id), self.source(id)) else {
             return Ok(());
         };
+        let Some((_, hash)) = template.label.rsplit_once('@') else {
+            return Ok(());
+        };
         if !self.rewrites().iter().any(|(known, _)| Arc::ptr_eq(known, &template)) {
             return Ok(());
         }
-        let stem = run.join(REWRITES).join(&sha256(&code.text)[..DIGITS]);
+        let stem = run.join(REWRITES).join(hash);
         let declaration = template.to_toml().map_err(|error| TuneError::file(&stem, error))?;
         let kept = std::fs::create_dir_all(run.join(REWRITES))
             .and_then(|()| std::fs::write(stem.with_extension(code.language.extension()), &code.text))
@@ -215,7 +217,9 @@ impl OwnKernels {
             match self.adopt(&code) {
                 Ok(adopted) if adopted == id => {}
                 Ok(_) => {
-                    let why = format!("it was changed: {id} is of a text whose SHA-256 begins with {hash}");
+                    let why = format!(
+                        "it was changed: {id} is of a kernel, language and text whose SHA-256 begins with {hash}"
+                    );
                     return Err(TuneError::file(&file, why));
                 }
                 Err(why) => return Err(TuneError::Usage(format!("{id}: {why}"))),
@@ -427,6 +431,18 @@ mod tests {
         let (label, hash) = id.strip_suffix(values).unwrap().split_once('@').unwrap();
         assert_eq!((label, hash.len()), ("own/sweep", DIGITS));
         assert_eq!(own.adopt(&code("own/sweep", "f")), Ok(id.clone()));
+        // The same text in another language is another candidate.
+        let text = format!("{} // .entry", code("own/sweep", "f").text);
+        let both = [Language::Cuda, Language::Ptx].map(|language| {
+            let text = text.clone();
+            own.adopt(&Code {
+                language,
+                text,
+                ..code("own/sweep", "")
+            })
+            .unwrap()
+        });
+        assert_ne!(both[0], both[1]);
         // One of a rewrite is of the declared kernel, and other values are candidates too.
         let other = own.adopt(&code(&format!("own/sweep@{hash}"), "g")).unwrap();
         assert_eq!((other.matches('@').count(), other == id), (1, false));
