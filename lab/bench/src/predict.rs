@@ -66,10 +66,7 @@ pub fn predict(
         report.results.push(result);
     }
     if let Some(run) = kept {
-        match report.is_empty() {
-            true => run.discard()?,
-            false => run.finish()?,
-        }
+        run.finish_with(&report)?;
     }
     Ok(report)
 }

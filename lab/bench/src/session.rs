@@ -203,11 +203,7 @@ pub fn run(
     }
     // A run that ends by an error stays without its closing line.
     if let Some(run) = session.kept {
-        // A run in which nothing was inspected or timed would be the latest, and show nothing.
-        match session.report.is_empty() {
-            true => run.discard()?,
-            false => run.finish()?,
-        }
+        run.finish_with(&session.report)?;
     }
     Ok(session.report)
 }

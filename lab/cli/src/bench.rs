@@ -176,6 +176,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     let mut report = match &place {
         Place::Here(device) => bench(device, &request, &args.peers, deadline, store, args.json)?,
         Place::Card(profile) => {
+            if !matches!(args.peers.as_slice(), [one] if one == "all" || one == "none") {
+                return Err(Failure::usage(format!(
+                    "{} is not predicted: leave --peers out",
+                    args.peers.join(", ")
+                )));
+            }
             let mut progress = Progress::new(args.json);
             let opened = store.map(Store::open).transpose()?;
             let report = flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress);

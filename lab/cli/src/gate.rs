@@ -110,9 +110,11 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
     let store = args.keep.path()?.unwrap_or_default();
     let evidence = args.evidence.as_deref();
     let evidence = evidence.map(|name| Evidence::read(name, &store, &cases)).transpose()?;
-    let named = |word: &str| match is_declaration(word) {
-        true => Ok(Named::Own(word.to_string())),
-        false => kernels::gpu(word).map(Named::Config),
+    let named = |word: &str| {
+        if is_declaration(word) {
+            return Ok(Named::Own(word.to_string()));
+        }
+        kernels::gpu(word).map(Named::Config)
     };
     let usual = || CARDS.into_iter().filter_map(|name| Card::parse(name).ok());
     let options = Options {

@@ -156,6 +156,10 @@ pub fn judge(state: &State, evidence: Option<&Evidence>, baseline: Option<&Basel
             speed(evidence, baseline, allowed.slower),
         ]),
     }
+    if state.predicted.is_none() && baseline.is_some_and(|baseline| baseline.predicted.is_some()) {
+        let why = "the baseline has predictions: they are judged with `--device predict:CARD`";
+        checks.push(not_judged(CheckName::Predicted, why));
+    }
     Judged {
         revision: state.revision.clone(),
         baseline: baseline.map(|baseline| baseline.revision.clone()),

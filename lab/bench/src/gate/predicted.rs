@@ -17,6 +17,7 @@ use crate::{BenchError, Result};
 
 /// Registers that no assembler says.
 const ESTIMATED: &str = "an estimate";
+const SPILLED: &str = "bytes a thread spilled";
 
 /// What is predicted of a kernel on a problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,17 +90,20 @@ impl Row {
         if let Some(assembler) = forecast.assembler {
             row.registers_by = assembler;
             let spilled = f64::from(forecast.spilled_bytes);
-            row.counts.insert("bytes a thread spilled".to_string(), spilled);
+            row.counts.insert(SPILLED.to_string(), spilled);
         }
         row
     }
 
-    /// What is worse than it was by more than a share, in a sentence. Of another kernel only the time is compared.
+    /// What is worse than it was by more than a share, in a sentence. Of another kernel only the time is compared, and
+    /// what it spills, which the time does not have.
     pub(super) fn worse_than(&self, old: &Row, allowed: f64) -> Option<String> {
         let grew = |now: f64, old: f64| now > old * (1.0 + allowed);
-        let times = |now: f64, old: f64| match old > 0.0 {
-            true => format!("{:.3} × the baseline's", now / old),
-            false => "the baseline has".to_string(),
+        let times = |now: f64, old: f64| {
+            if old > 0.0 {
+                return format!("{:.3} × the baseline's", now / old);
+            }
+            "the baseline has".to_string()
         };
         let mut parts = Vec::new();
         if grew(self.micros, old.micros) {
@@ -107,15 +111,16 @@ impl Row {
             parts.push(format!("PREDICTED {now}, {} {was}", times(self.micros, old.micros)));
         }
         let same = self.kernel == old.kernel;
-        for (name, &now) in self.counts.iter().filter(|_| same) {
+        for (name, &now) in self.counts.iter().filter(|(name, _)| same || *name == SPILLED) {
             let was = old.counts.get(name).copied().unwrap_or(0.0);
             if grew(now, was) {
                 parts.push(format!("{name} {now}, {} {was}", times(now, was)));
             }
         }
-        let was = match same {
-            true => String::new(),
-            false => format!(" (it was {})", old.kernel),
+        let was = if same {
+            String::new()
+        } else {
+            format!(" (it was {})", old.kernel)
         };
         let (case, card, kernel) = (&self.case, &self.card, &self.kernel);
         (!parts.is_empty()).then(|| format!("{case} on {card} by {kernel}{was}: {}", parts.join("; ")))

@@ -342,6 +342,25 @@ fn a_kernel_with_more_work_than_the_baseline() {
             "{slower:?}"
         );
     }
+    // What another kernel spills is compared, too.
+    let mut spilled = again.clone();
+    let row = &mut spilled.predicted.as_mut().unwrap()[0];
+    row.kernel = "another".to_string();
+    row.counts.insert("bytes a thread spilled".to_string(), 8.0);
+    let spilled = found(&spilled, &baseline);
+    assert!(spilled.details[0].contains("bytes a thread spilled 8, "), "{spilled:?}");
+    // Problems that the baseline lacks, and predictions that were not asked for, are not judged.
+    let mut with_new = again.clone();
+    let rows = with_new.predicted.as_mut().unwrap();
+    let mut new = rows[0].clone();
+    new.case = "another".to_string();
+    rows.push(new);
+    assert_eq!(found(&with_new, &baseline).outcome, Outcome::NotJudged);
+    let without = State {
+        predicted: None,
+        ..again.clone()
+    };
+    assert_eq!(found(&without, &baseline).outcome, Outcome::NotJudged);
     // A problem that the baseline has is still served.
     more.predicted = Some(Vec::new());
     assert!(found(&more, &baseline).details[0].contains("no kernel is predicted any more"));

@@ -10,7 +10,7 @@ use super::line::{Begun, Ended, Entered, FORMAT, Header, Left, Line, SCHEMA_VERS
 use super::{Store, failed, inaccessible};
 use crate::defences::Inspection;
 use crate::profile::ProfileRecord;
-use crate::{Case, Measurement, Mode, Options, Reading, Result, RunIdentity, Sample, SubjectInfo};
+use crate::{Case, Measurement, Mode, Options, Reading, Report, Result, RunIdentity, Sample, SubjectInfo};
 
 /// A run that is being written. A line is in the file when the method that wrote it returns: if the process is killed,
 /// at most the line in flight is lost.
@@ -130,9 +130,12 @@ impl RunWriter {
         self.line(&Line::Finished { measurements })
     }
 
-    /// Removes the run's file.
-    pub fn discard(self) -> Result<()> {
-        std::fs::remove_file(&self.path).map_err(inaccessible(&self.path))
+    /// Closes the run, or removes its file if nothing was measured: it would be the latest, and show nothing.
+    pub fn finish_with(self, report: &Report) -> Result<()> {
+        if report.is_empty() {
+            return std::fs::remove_file(&self.path).map_err(inaccessible(&self.path));
+        }
+        self.finish()
     }
 
     /// One write for each line, so that a kill leaves whole lines and at most one torn one.

@@ -166,6 +166,10 @@ fn what_a_predicted_device_does_not_take_is_said() {
         ),
         ("bench tiny --device predict:l5", "card is l5; allowed: l4"),
         ("run tiny --device predict:l4", "no device is named `predict:l4`"),
+        (
+            "bench tiny --device predict:l4 --peers fa3",
+            "fa3 is not predicted: leave --peers out",
+        ),
     ] {
         let ran = flashcore(arguments);
         assert!(
