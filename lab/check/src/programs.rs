@@ -19,6 +19,23 @@ pub const TO_ANSWER: Duration = Duration::from_secs(60);
 /// Most bytes that are read of what a program wrote.
 const MOST_WORDS: u64 = 64 << 20;
 
+/// A word as it is typed to a shell.
+///
+/// ```
+/// use flashcore_check::programs::quoted;
+///
+/// let typed = ["runs/a", "my run's"].map(|word| quoted(word.as_ref()));
+/// assert_eq!(typed, ["runs/a", r"'my run'\''s'"]);
+/// ```
+pub fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+%@".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.into_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// Where a system without `PATH` looks.
 const USUAL: &str = "/usr/local/bin:/usr/bin:/bin";
 

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_bench::gather::{Gathered, NOT_READ};
+use flashcore_check::programs::quoted;
 use flashcore_check::render::few;
 use flashcore_tune::{Told, runs};
 
 use crate::evidence::{opened, selector};
-use crate::tune::interrupt::quoted;
 use crate::{Failure, StoreArgs, style};
 
 /// Name of the file that makes a folder one of a search.

@@ -9,6 +9,7 @@ use flashcore_bench::gather::{EvidenceId, Origin, Recipe, Recorded};
 use flashcore_bench::own::is_own;
 use flashcore_bench::table::span;
 use flashcore_bench::{Case, Interval, Mode, date};
+use flashcore_check::programs::quoted;
 
 use crate::board::Board;
 use crate::insight::Claims;
@@ -278,7 +279,7 @@ impl Told {
         // What a proposer wrote is named by its file.
         for id in timed.against.iter().chain([&trial.id]) {
             if let (Some(command), Some(word)) = (&mut recipe.command, rewritten(id, &self.origin.path)) {
-                *command = command.replacen(id, &word, 1);
+                *command = command.replacen(id, &quoted(word.as_ref()), 1);
             }
         }
         Some(recipe)

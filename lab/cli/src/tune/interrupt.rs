@@ -1,12 +1,13 @@
 //! Ctrl-C and other signals that end a search: the first one ends it after the candidates in progress, a
 //! second one at once. The message says what was kept and how to continue.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use flashcore_check::programs::quoted;
 use flashcore_ir::files;
 use flashcore_tune::Interrupt;
 use flashcore_tune::journal::read_trials;
@@ -132,15 +133,6 @@ fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path, budget: Opt
     }
     kept.extend(["--resume".into(), "--folder".into(), folder.as_os_str().to_os_string()]);
     kept
-}
-
-pub(crate) fn quoted(word: &OsStr) -> String {
-    let word = word.to_string_lossy();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+%@".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.into_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use clap::Args;
 use flashcore_bench::own::is_own;
 use flashcore_bench::problem_file;
 use flashcore_bench::table::clip_to;
+use flashcore_check::programs::quoted;
 use flashcore_problem::{Direction, Tolerance};
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::{Claims, Score, Scored, Tally};
@@ -16,7 +17,6 @@ use serde_json::json;
 
 use crate::args::case;
 use crate::tune::args::OUTSIDE;
-use crate::tune::interrupt::quoted;
 use crate::tune::{live, overview, peers};
 use crate::{BAD, DIM, Failure, GOOD, Outcome, Page, style};
 

@@ -18,7 +18,7 @@ use flashcore_bench::Case;
 use flashcore_bench::profile::{Ncu, Profiler};
 use flashcore_check::cost::predicted_card;
 use flashcore_check::own::Template;
-use flashcore_check::programs;
+use flashcore_check::programs::{self, quoted};
 use flashcore_check::sandbox::Confinement;
 use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
@@ -34,7 +34,7 @@ use serde_json::{Value, json};
 use crate::kernel_file::Trusted;
 use crate::own::OwnArgs;
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
-use crate::tune::interrupt::{CtrlC, quoted, resume_command};
+use crate::tune::interrupt::{CtrlC, resume_command};
 use crate::tune::live::Live;
 use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, worker};
 

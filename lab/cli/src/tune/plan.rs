@@ -4,11 +4,12 @@ use std::path::Path;
 
 use flashcore::Problem;
 use flashcore::unstable::plans::{PlanClass, PlanDevice, PlanSetting, user_plans_folder};
+use flashcore_check::programs::quoted;
 use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans;
 use serde_json::{Value, json};
 
-use crate::tune::interrupt::{quoted, resume_command};
+use crate::tune::interrupt::resume_command;
 use crate::{CODE, style};
 
 pub(crate) enum Kept {
