@@ -75,7 +75,6 @@ mod report;
 mod rungs;
 mod scores;
 pub mod sequences;
-mod serving;
 mod session;
 mod stand;
 pub mod standing;

@@ -1,12 +1,12 @@
 //! Sets of problems that are benched together.
 
 use flashcore_problem::{
-    BACKWARD, DType, Direction, KvLengths, Lengths, Mask, Problem, ProblemBuilder, ProblemError, Sequence,
+    BACKWARD, DType, Direction, KvLengths, Lengths, Problem, ProblemBuilder, ProblemError, Sequence,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::sequences::{self, Sequences, Values};
-use crate::{BenchError, Result, problem_file, serving};
+use crate::{BenchError, Result, problem_file};
 
 /// A problem with the name it has in tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -108,28 +108,58 @@ impl Case {
     }
 }
 
-type Set = fn(DType) -> Result<Vec<Case>, ProblemError>;
+/// The files of sets: problem files, of which `dtype` is left out.
+const MISSION: &str = include_str!("sets/mission.toml");
+const ACCEPTANCE: &str = include_str!("sets/acceptance.toml");
+const CANONICAL: &str = include_str!("sets/canonical.toml");
+const LLAMA: &str = include_str!("sets/llama.toml");
+const DECODE: &str = include_str!("sets/decode.toml");
+const HEAD_SIZES: &str = include_str!("sets/head-sizes.toml");
+const VARLEN: &str = include_str!("sets/varlen.toml");
+const PAGED: &str = include_str!("sets/paged.toml");
+const MIXED: &str = include_str!("sets/mixed.toml");
+const DOCUMENTS: &str = include_str!("sets/documents.toml");
 
-/// Sets there are.
-pub(crate) const SETS: [(&str, Set); 12] = [
-    ("mission", mission),
-    ("acceptance", acceptance),
-    ("canonical", canonical),
-    ("llama", llama),
-    ("decode", decode),
-    ("all", all),
-    ("fp8", fp8),
-    ("head-sizes", head_sizes),
-    ("varlen", serving::varlen),
-    ("paged", serving::paged),
-    ("mixed", serving::mixed),
-    ("backward", backward),
+/// Sets there are, and the files whose problems they have: all of them but in [`FP8`] and in [`TRAINING`].
+pub(crate) const SETS: [(&str, &[&str]); 12] = [
+    ("mission", &[MISSION]),
+    ("acceptance", &[ACCEPTANCE]),
+    ("canonical", &[CANONICAL]),
+    ("llama", &[LLAMA]),
+    ("decode", &[DECODE]),
+    ("all", &[MISSION, CANONICAL, LLAMA, DECODE]),
+    (FP8, &[CANONICAL]),
+    ("head-sizes", &[HEAD_SIZES]),
+    ("varlen", &[VARLEN]),
+    ("paged", &[PAGED]),
+    ("mixed", &[MIXED]),
+    (TRAINING, &[CANONICAL, LLAMA, DOCUMENTS]),
 ];
 
-/// Tokens a canonical problem has in all.
-const CANONICAL_TOKENS: usize = 16_384;
-/// Heads times head_dim of a canonical problem.
-const CANONICAL_HIDDEN: usize = 2_048;
+/// The set of the long problems with large heads: where fp8 pays.
+const FP8: &str = "fp8";
+/// The set of backward passes of training: of the canonical grid those at 512, 2k, 8k and 16k.
+const TRAINING: &str = "backward";
+
+fn set(name: &str, files: &[&str], dtype: DType) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for text in files {
+        cases.extend(problem_file::cases(text, true, Some(dtype)).map_err(BenchError::Given)?);
+    }
+    match name {
+        FP8 => {
+            cases.retain(|Case { problem, .. }| problem.head_dim() >= 128 && problem.seq_len_q() >= 8192);
+            let renamed = cases.iter_mut();
+            renamed.for_each(|case| case.name = format!("{dtype}-{}", case.name));
+            Ok(cases)
+        }
+        TRAINING => {
+            cases.retain(|case| ![1024, 4096].contains(&case.problem.seq_len_q()));
+            Ok(cases.iter().map(Case::backward).collect::<Result<_, _>>()?)
+        }
+        _ => Ok(cases),
+    }
+}
 
 /// The problems of a name: a set, a named problem, or a file (`.json`, `.toml`). `dtype` replaces the fp16 of the
 /// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The name of a set with
@@ -142,9 +172,9 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
         Some(of) => (of, true),
         None => (name, false),
     };
-    if let Some((_, set)) = SETS.into_iter().find(|(known, _)| *known == of) {
-        let usual = if of == "fp8" { DType::E4M3 } else { DType::F16 };
-        let forward = set(dtype.unwrap_or(usual))?;
+    if let Some((_, files)) = SETS.into_iter().find(|(known, _)| *known == of) {
+        let usual = if of == FP8 { DType::E4M3 } else { DType::F16 };
+        let forward = set(of, files, dtype.unwrap_or(usual))?;
         return match is_backward {
             true => {
                 let trained = forward.iter().filter(|case| !has_cache(&case.problem));
@@ -155,7 +185,7 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     }
     if let Ok(named) = Problem::named(name) {
         let builder = ProblemBuilder::from(&named).dtype(dtype.unwrap_or(named.dtype()));
-        return Ok(vec![case(name, builder)?]);
+        return Ok(vec![Case::new(name, builder.build()?)]);
     }
     if problem_file::is_file(name) {
         return problem_file::read(name, dtype);
@@ -185,135 +215,6 @@ fn member(name: &str, dtype: Option<DType>) -> Result<Option<Case>> {
 /// Whether keys are in caches, which are read and not trained.
 fn has_cache(problem: &Problem) -> bool {
     !matches!(problem.kv_lengths(), KvLengths::Equal | KvLengths::Packed { .. })
-}
-
-fn case(name: impl Into<String>, builder: ProblemBuilder) -> Result<Case, ProblemError> {
-    Ok(Case::new(name, builder.build()?))
-}
-
-/// B1 and B2 H8 S512 D64, full and causal: where the project began.
-fn mission(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let names = ["mission", "mission-causal", "mission-b2", "mission-b2-causal"].into_iter();
-    let named = |name| case(name, ProblemBuilder::from(&Problem::named(name)?).dtype(dtype));
-    names.map(named).collect()
-}
-
-/// Five shapes of 512 rows and keys, each full and causal: what the gate judges ([`crate::gate`]). The mission's two,
-/// and three that change one size each: more heads, GPT-2's heads in a batch, larger heads.
-fn acceptance(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let mut cases = Vec::new();
-    for (batch, heads, head_dim) in [(1, 8, 64), (2, 8, 64), (1, 16, 64), (4, 12, 64), (1, 8, 128)] {
-        for (mask, suffix) in [(Mask::FULL, ""), (Mask::CAUSAL, "-causal")] {
-            let builder = Problem::builder()
-                .batch(batch)
-                .heads(heads, heads)
-                .seq_len(512)
-                .head_dim(head_dim)
-                .mask(mask)
-                .dtype(dtype);
-            cases.push(case(format!("s512-b{batch}-h{heads}-d{head_dim}{suffix}"), builder)?);
-        }
-    }
-    Ok(cases)
-}
-
-/// A grid of problems without grouped heads: head_dim, that of the values, heads and lengths; each full, then causal.
-fn grid(
-    dtype: DType,
-    rows: impl IntoIterator<Item = (usize, usize, usize, &'static [usize])>,
-) -> Result<Vec<Case>, ProblemError> {
-    let mut cases = Vec::new();
-    for (head_dim, head_dim_v, heads, lengths) in rows {
-        let values = match head_dim_v == head_dim {
-            true => String::new(),
-            false => format!("v{head_dim_v}"),
-        };
-        for (mask, suffix) in [(Mask::FULL, ""), (Mask::CAUSAL, "-causal")] {
-            for seq_len in lengths {
-                let builder = Problem::builder()
-                    .batch(CANONICAL_TOKENS / seq_len)
-                    .heads(heads, heads)
-                    .seq_len(*seq_len)
-                    .head_dim(head_dim)
-                    .head_dim_v(head_dim_v)
-                    .mask(mask)
-                    .dtype(dtype);
-                cases.push(case(format!("d{head_dim}{values}-s{seq_len}{suffix}"), builder)?);
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// head_dim 64, 128, 256 × 512 to 16k × full and causal, 16,384 tokens, hidden 2,048.
-fn canonical(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    const LENGTHS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
-    let row = |head_dim| (head_dim, head_dim, CANONICAL_HIDDEN / head_dim, LENGTHS.as_slice());
-    grid(dtype, [64, 128, 256].map(row))
-}
-
-/// The long problems of the canonical grid with large heads: where fp8 pays.
-fn fp8(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let mut cases = canonical(dtype)?;
-    cases.retain(|Case { problem, .. }| problem.head_dim() >= 128 && problem.seq_len_q() >= 8192);
-    cases
-        .iter_mut()
-        .for_each(|case| case.name = format!("{dtype}-{}", case.name));
-    Ok(cases)
-}
-
-/// Head sizes between those of the canonical grid, 16 heads each: 96 (Phi-3), and 192 with values of 192, or of 128 as
-/// in DeepSeek-V3's prefill.
-fn head_sizes(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let (long, longer): (&[usize], &[usize]) = (&[4096], &[8192]);
-    let rows = [
-        (96, 96, 16, long),
-        (192, 192, 16, long),
-        (192, 128, 16, long),
-        (192, 128, 16, longer),
-    ];
-    grid(dtype, rows)
-}
-
-fn all(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let sets = [mission(dtype), canonical(dtype), llama(dtype), decode(dtype)];
-    Ok(sets.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
-}
-
-/// Backward passes of training: the canonical grid at 512, 2k, 8k and 16k, Llama's prefill of 8k, and packed documents.
-fn backward(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    const LENGTHS: [usize; 4] = [512, 2048, 8192, 16_384];
-    let row = |head_dim| (head_dim, head_dim, CANONICAL_HIDDEN / head_dim, LENGTHS.as_slice());
-    let mut cases = grid(dtype, [64, 128, 256].map(row))?;
-    cases.extend(llama(dtype)?);
-    for head_dim in [64, 128, 256] {
-        let heads = CANONICAL_HIDDEN / head_dim;
-        let layer = Problem::builder().heads(heads, heads).head_dim(head_dim).dtype(dtype);
-        cases.push(serving::documents(format!("documents-d{head_dim}"), layer)?);
-    }
-    cases.push(serving::documents("documents-llama8b".to_string(), llama_layer(dtype))?);
-    cases.iter().map(Case::backward).collect()
-}
-
-pub(crate) fn llama_layer(dtype: DType) -> ProblemBuilder {
-    Problem::builder().heads(32, 8).head_dim(128).dtype(dtype)
-}
-
-/// Causal prefill of 8k.
-fn llama(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let prefill = llama_layer(dtype).seq_len(8192).mask(Mask::CAUSAL);
-    Ok(vec![case("llama8b-prefill-8k", prefill)?])
-}
-
-/// One row against 4k to 128k keys of equal lengths, then against caches with lengths on the device.
-fn decode(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let equal = [(64, 4), (1, 4), (1, 32), (1, 128)].into_iter().map(|(batch, kilo)| {
-        let builder = llama_layer(dtype).batch(batch).seq_len_q(1).seq_len_kv(kilo * 1024);
-        case(format!("llama8b-decode-b{batch}-{kilo}k"), builder)
-    });
-    let mut cases = equal.collect::<Result<Vec<_>, _>>()?;
-    cases.extend(serving::caches(dtype)?);
-    Ok(cases)
 }
 
 /// What a run of a problem takes at the very least.
@@ -370,6 +271,33 @@ fn gradient_bytes(forward: f64, rows: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sets_have_the_lengths_of_their_names() {
+        let work = |set: &str, name: &str| {
+            let cases = cases(set, Some(DType::BF16)).unwrap();
+            let case = cases.into_iter().find(|case| case.name == name).unwrap();
+            (case.work().unwrap(), case)
+        };
+        let (packed, _) = work("varlen", "varlen-4x8k");
+        let (dense, case) = work("varlen", "dense-4x8k");
+        assert_eq!(packed, dense);
+        assert_eq!(dense, Work::of_bounds(&case.problem));
+        let (decode, case) = work("paged", "paged64-b64-4k");
+        assert_eq!(
+            decode.bytes,
+            (64u64 * 4096 * 8 * 256 * 2 + 2 * 64 * 32 * 128 * 2) as f64
+        );
+        assert_eq!(decode.flops, 4.0 * (64 * 32) as f64 * (4096 * 128) as f64);
+        assert_eq!(case.lengths().unwrap().block_table.unwrap().len(), 64 * 64);
+        // Lengths that differ count as they are, not as their bounds.
+        let (cache, case) = work("decode", "cache-b64-1k-8k");
+        let of_bounds = Work::of_bounds(&case.problem).bytes;
+        assert!(cache.bytes < 0.62 * of_bounds && cache.bytes > 0.5 * of_bounds);
+        let (mixed, _) = work("mixed", "mixed16-2k-at-8k-63x1-at-4k");
+        let pairs = 2048.0 * (6144.0 + 2049.0 / 2.0) + 63.0 * 4096.0;
+        assert!((mixed.flops / (4.0 * 128.0 * 32.0 * pairs) - 1.0).abs() < 1e-12);
+    }
 
     #[test]
     fn the_canonical_grid_has_the_same_tokens_and_hidden_everywhere() {

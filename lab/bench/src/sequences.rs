@@ -94,7 +94,7 @@ impl Values {
 }
 
 /// Rows and keys of each sequence of some groups, `None` where a group does not say.
-pub(crate) fn each(groups: &[Sequences]) -> impl Iterator<Item = [Option<usize>; 2]> {
+fn each(groups: &[Sequences]) -> impl Iterator<Item = [Option<usize>; 2]> {
     groups.iter().flat_map(|group| {
         let of = |i| [group.rows, group.keys].map(|span| span.map(|span| span.of(i)));
         (0..group.count).map(of)
