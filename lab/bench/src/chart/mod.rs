@@ -31,41 +31,15 @@ const EDGE: f64 = 6.0;
 /// Widest that such a chart is shown, pixels.
 const MAX_PX: u32 = 680;
 
-/// What a class of an SVG colours, on light paper and on dark. No CSS variables: many viewers of SVG lack them.
-const COLOURS: [(&str, &str, &str, &str); 17] = [
-    ("paper", "fill", "#ffffff", "#14171a"),
-    ("ink", "fill", "#1b1f24", "#e8ebee"),
-    ("soft", "fill", "#5c6670", "#a3adb8"),
-    ("line", "stroke", "#d5dae0", "#353c44"),
-    ("best", "stroke", "#5c6670", "#a3adb8"),
-    ("mark", "stroke", "#1b1f24", "#e8ebee"),
-    ("ours", "fill", "#1f77b4", "#4ea3de"),
-    ("peer", "fill", "#9aa5b1", "#67727e"),
-    ("s2", "fill", "#e08a4f", "#9c5425"),
-    // Lines and their markers, from the palette of Okabe and Ito, which colour-blind readers can tell apart.
-    ("la", "stroke", "#0060a8", "#56b4e9"),
-    ("ma", "fill", "#0060a8", "#56b4e9"),
-    ("lb", "stroke", "#d55e00", "#f08a3c"),
-    ("mb", "fill", "#d55e00", "#f08a3c"),
-    ("lc", "stroke", "#00805f", "#1fb58a"),
-    ("mc", "fill", "#00805f", "#1fb58a"),
-    ("ld", "stroke", "#69717a", "#9aa4ae"),
-    ("md", "fill", "#69717a", "#9aa4ae"),
-];
-
-const SHAPES: &str = ".line{stroke-width:1}.best{stroke-width:1;stroke-dasharray:3 3}.mark{stroke-width:1.5}\
-.curve{fill:none;stroke-width:1.6}.la{stroke-width:3}.bar{stroke-width:1.5}\
-text{font-family:system-ui,sans-serif;font-size:12px}.small{font-size:10px}.bold{font-weight:600}";
+/// What classes of an SVG look like on light paper, and other colours on dark; a rule a line. No CSS variables: many
+/// viewers of SVG lack them. Lines and their markers (`la` to `md`) are from the palette of Okabe and Ito, which
+/// colour-blind readers can tell apart.
+const LIGHT: &str = include_str!("light.css");
+const DARK: &str = include_str!("dark.css");
 
 fn style(if_dark: &str) -> String {
-    let rules = |dark: bool| -> String {
-        let rule = |(class, property, on_light, on_dark): &(&str, &str, &str, &str)| {
-            format!(".{class}{{{property}:{}}}", if dark { on_dark } else { on_light })
-        };
-        COLOURS.iter().map(rule).collect()
-    };
-    let (light, dark) = (rules(false), rules(true));
-    format!("{SHAPES}{light}{if_dark}{{{dark}}}")
+    let [light, dark] = [LIGHT, DARK].map(|rules| rules.lines().collect::<String>());
+    format!("{light}{if_dark}{{{dark}}}")
 }
 
 /// A picture: what is inside of an SVG element, and its size.

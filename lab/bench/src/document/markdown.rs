@@ -31,9 +31,6 @@ fn add(out: &mut String, block: &Block) {
                 let _ = writeln!(out, "- {}{from}", escaped(text));
             }
         }
-        Block::Command(text) => {
-            let _ = writeln!(out, "```sh\n{text}\n```");
-        }
         Block::Picture(picture) => {
             let _ = writeln!(out, "*Picture in the HTML form: {}*", escaped(&picture.description));
         }

@@ -53,8 +53,6 @@ pub enum Block {
     Prose(String),
     /// A list of sentences, each with the evidence that it is about.
     Sentences(Vec<(String, Vec<EvidenceId>)>),
-    /// A command, or several lines of them.
-    Command(String),
     /// A picture. Markdown says in its place that it is in the HTML form.
     Picture(Box<Picture>),
     /// A table.
@@ -192,7 +190,7 @@ impl Document {
                     Cell::Evidence(id) => Some(id),
                     _ => None,
                 })),
-                Block::Prose(_) | Block::Command(_) | Block::Picture(_) => {}
+                Block::Prose(_) | Block::Picture(_) => {}
             }
         }
         ids
