@@ -4,10 +4,12 @@
 //!
 //! [`flashcore tune`]: https://docs.rs/flashcore-tune
 
-use flashcore_check::render::thousands;
-use serde::Serialize;
+use std::sync::LazyLock;
 
-use super::{Goals, KernelProfile};
+use flashcore_check::render::thousands;
+use serde::{Deserialize, Serialize};
+
+use super::{Goals, KernelProfile, listed};
 
 /// A bottleneck, and what may remove it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,7 +23,7 @@ pub struct Insight {
 }
 
 /// A reason to wait. Meaning: Nsight Compute documentation, "Warp Stall Reasons".
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Wait {
     /// ncu's name of it for a launch, and for a line.
     pub names: [&'static str; 2],
@@ -33,66 +35,8 @@ pub struct Wait {
     pub turns: &'static str,
 }
 
-const fn wait(names: [&'static str; 2], what: &'static str, helps: &'static str, turns: &'static str) -> Wait {
-    Wait {
-        names,
-        what,
-        helps,
-        turns,
-    }
-}
-
 /// Every known reason.
-pub const WAITS: [Wait; 8] = [
-    wait(
-        ["long_scoreboard", "long_sb"],
-        "global memory",
-        "load earlier: more stages of cp.async or TMA, more warps or blocks, wider loads (levers stages, warps, splits)",
-        "stages+ min_blocks+ warps+ kv_warps+ splits+ vector_bytes+",
-    ),
-    wait(
-        ["short_scoreboard", "short_sb"],
-        "shared memory or exponentials",
-        "keep Q in registers, read with ldmatrix, exponentiate a K block earlier (levers q, stages, rescale)",
-        "q_in_registers+ cols+ min_blocks+ rescale+",
-    ),
-    wait(
-        ["mio_throttle", "mio"],
-        "the queue of shared memory",
-        "fewer and wider accesses: Q in registers, ldmatrix.x4, larger tiles (levers q, tile)",
-        "q_in_registers+ warps- kv_warps- rows+ tile+",
-    ),
-    wait(
-        ["barrier", "barrier"],
-        "other warps at a barrier",
-        "fewer warps a barrier, or more K columns a step (levers warps, tile, stages)",
-        "warps- kv_warps- min_blocks+ pingpong- cols+ stages+",
-    ),
-    wait(
-        ["math_pipe_throttle", "math"],
-        "a busy pipe",
-        "fewer instructions there: rescale the output only if the maximum rises (lever rescale)",
-        "rescale+ cols+ rows+ warps-",
-    ),
-    wait(
-        ["wait", "wait"],
-        "the instruction before",
-        "more independent work: another warp or block on the SM, two tiles in turn (levers warps, pingpong)",
-        "min_blocks+ warps+ pingpong+ rescale+ rows+",
-    ),
-    wait(
-        ["lg_throttle", "lg"],
-        "the queue of global memory",
-        "wider loads of neighbouring addresses (levers vector width, tile)",
-        "vector_bytes+ tile+",
-    ),
-    wait(
-        ["membar", "membar"],
-        "a memory barrier",
-        "fewer fences: partial results without atomics (lever splits)",
-        "splits-",
-    ),
-];
+pub static WAITS: LazyLock<Vec<Wait>> = LazyLock::new(|| listed(include_str!("waits.json")));
 
 /// Share of samples from which on a reason to wait is a bottleneck, per cent.
 pub const WAITING: f64 = 15.0;

@@ -23,48 +23,48 @@ pub use profiler::{Peers, Profiler};
 pub use record::ProfileRecord;
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-/// Counters that are shares of the most the device can sustain over the launch, per cent, in the order of the table of
-/// `flashcore profile`: key in JSON, ncu's name of the metric with `%` for `pct_of_peak_sustained`,
-/// title. If the cost model has a resource of that title, the counter measures it.
-const SHARES: [(&str, &str, &str); 11] = [
-    ("sm_busy", "sm__throughput.avg.%_elapsed", "SM, busiest unit"),
-    ("tensor", "sm__pipe_tensor_cycles_active.avg.%_elapsed", "tensor cores"),
-    ("mufu", "sm__inst_executed_pipe_xu.avg.%_elapsed", "exponentials (MUFU)"),
-    ("fma", "sm__pipe_fma_cycles_active.avg.%_elapsed", "FMA pipe"),
-    ("alu", "sm__pipe_alu_cycles_active.avg.%_elapsed", "ALU pipe"),
-    ("issue", "sm__issue_active.avg.%_elapsed", "issue slots"),
-    (
-        "shared",
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.%_elapsed",
-        "shared memory",
-    ),
-    ("l2_read", "l1tex__m_xbar2l1tex_read_bytes.sum.%_elapsed", "L2 to SM"),
-    ("l2", "lts__throughput.avg.%_elapsed", "L2, busiest unit"),
-    ("dram", "gpu__dram_throughput.avg.%_elapsed", "device memory"),
-    ("occupancy", "sm__warps_active.avg.%_active", "warps active"),
-];
+/// A counter that is read, and ncu's names of the metrics that say it.
+#[derive(Debug, Deserialize)]
+struct Counter {
+    /// Its key in JSON.
+    key: &'static str,
+    /// ncu's name of the metric, with `%` for `pct_of_peak_sustained`.
+    metric: &'static str,
+    /// Of a share of the most that the device can sustain over the launch, per cent: its title in the table of
+    /// `flashcore profile`. If the cost model has a resource of that title, the counter measures it.
+    title: Option<&'static str>,
+    /// Other metrics that measure the same, the best first, or labels of ncu's details page. Of a share they are bases
+    /// of names (`dram__throughput` of `dram__throughput.avg.pct_of_peak_sustained_elapsed`). Those of older chips and of
+    /// ncu before 2022 are among them.
+    #[serde(default)]
+    also: Vec<&'static str>,
+    /// The two metrics by which ncu gives it for loads and for stores.
+    parts: Option<[&'static str; 2]>,
+}
 
-/// The other counters that are read: key in JSON, ncu's name of the metric.
-const NUMBERS: [(&str, &str); 8] = [
-    ("time_ns", "gpu__time_duration.sum"),
-    ("registers", "launch__registers_per_thread"),
-    ("shared_bytes", "launch__shared_mem_per_block_dynamic"),
-    ("wavefronts", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"),
-    ("wavefronts_excess", "derived__memory_l1_wavefronts_shared_excessive"),
-    ("bank_conflicts", "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"),
-    ("dram_bytes", "dram__bytes_read.sum"),
-    ("instructions", "smsp__inst_executed.sum"),
-];
+/// Every counter that is read, shares first, in the order of the table of `flashcore profile`.
+static COUNTERS: LazyLock<Vec<Counter>> = LazyLock::new(|| listed(include_str!("counters.json")));
+
+/// What a file of this folder lists.
+fn listed<T: Deserialize<'static>>(text: &'static str) -> Vec<T> {
+    serde_json::from_str(text).unwrap_or_else(|error| unreachable!("a list of this crate is wrong: {error}"))
+}
 
 /// Every counter that is read: its key, and ncu's name of the metric.
 fn counters() -> impl Iterator<Item = (&'static str, String)> {
-    let shares = SHARES.map(|(key, metric, _)| (key, metric.replace('%', "pct_of_peak_sustained")));
-    shares
-        .into_iter()
-        .chain(NUMBERS.map(|(key, metric)| (key, metric.to_string())))
+    let named = |counter: &Counter| (counter.key, counter.metric.replace('%', "pct_of_peak_sustained"));
+    COUNTERS.iter().map(named)
+}
+
+/// The keys and titles of those that are shares.
+fn shares() -> impl Iterator<Item = (&'static str, &'static str)> {
+    COUNTERS
+        .iter()
+        .filter_map(|counter| Some((counter.key, counter.title?)))
 }
 
 /// What ncu calls the samples of warps that wait for a reason: the reason follows.
@@ -146,14 +146,15 @@ pub struct Row {
 
 /// The shares of a launch: measured, predicted, or both.
 pub fn rows(launch: Option<&KernelProfile>, predicted: Option<&Predicted>) -> Vec<Row> {
-    let row = |(key, _, title)| Row {
+    let row = |(key, title)| Row {
         key,
         title,
         measured: launch.and_then(|launch| launch.get(key)),
         predicted: predicted.and_then(|predicted| predicted.shares.get(key).copied()),
     };
-    let rows = SHARES.into_iter().map(row);
-    rows.filter(|row| row.measured.is_some() || row.predicted.is_some())
+    shares()
+        .map(row)
+        .filter(|row| row.measured.is_some() || row.predicted.is_some())
         .collect()
 }
 

@@ -6,7 +6,7 @@ use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, Resour
 use flashcore_ir::Profile;
 use serde::{Deserialize, Serialize};
 
-use super::SHARES;
+use super::shares;
 
 /// What the simulator and the cost model predict of a call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -57,10 +57,8 @@ impl Predicted {
                 .find(|(resource, _)| resource.title() == title)
                 .map(|(_, share)| *share)
         };
-        let mut shares: BTreeMap<String, f64> = SHARES
-            .iter()
-            .filter_map(|(key, _, title)| Some((key.to_string(), of(title)?)))
-            .collect();
+        let shares = shares().filter_map(|(key, title)| Some((key.to_string(), of(title)?)));
+        let mut shares: BTreeMap<String, f64> = shares.collect();
         // The busiest unit of the SM; shared memory is not among those that ncu takes for it.
         let units = ["tensor", "mufu", "fma", "alu", "issue"];
         let busiest = units

@@ -37,7 +37,7 @@ pub(super) fn reasons(counters: &KernelProfile) -> Vec<Reason> {
             costs: Some(100.0 - dram),
         });
     } else {
-        for wait in WAITS {
+        for wait in WAITS.iter() {
             let [reason, of_line] = wait.names;
             let share = counters.stalls.get(reason).copied().unwrap_or(0.0);
             let Some(kind) = kind(reason).filter(|_| share >= WAITING) else {
