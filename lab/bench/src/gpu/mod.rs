@@ -11,7 +11,6 @@ mod tools;
 pub use bed::{ForwardPass, GpuBed, TensorSet};
 pub use buffers::Buffers;
 pub use step::run_step;
-pub(crate) use subject::info_of;
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools};
 pub(crate) use tools::{empty_kernel, one_warp, one_warp_on};

@@ -84,15 +84,9 @@ impl<'a> KernelSubject<'a> {
         others: &[Buffers<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
-        let kernels = KernelSubject::load(stream, plan)?;
-        let subject = KernelSubject::bound(
-            stream,
-            &kernels,
-            plan.before.len(),
-            [in_turn, others],
-            launching,
-            &ModuleOptions::default(),
-        )?;
+        let options = ModuleOptions::default();
+        let (kernels, main) = (KernelSubject::load(stream, plan, &options)?, plan.before.len());
+        let subject = KernelSubject::bound(stream, &kernels, main, [in_turn, others], launching, &options)?;
         Ok(subject.of_plan(plan, ""))
     }
 
@@ -107,21 +101,36 @@ impl<'a> KernelSubject<'a> {
         in_turn: &[Buffers<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
-        let kernels = KernelSubject::load(stream, plan)?;
+        let options = ModuleOptions::default();
+        let kernels = KernelSubject::load(stream, plan, &options)?;
         let (schedule, others) = kernels.split_at(plan.schedule_steps());
         let launches = schedule.iter().map(|(launch, function)| (launch, function));
         if let Some(first) = in_turn.first() {
             PreparedPlan::of(launches, first)?.enqueue(stream)?;
         }
         let main = plan.before.len() - schedule.len();
-        let options = ModuleOptions::default();
         let subject = KernelSubject::bound(stream, others, main, [in_turn, &[]], launching, &options)?;
         Ok(subject.of_plan(plan, " (schedule kept)"))
     }
 
-    fn load(stream: &Stream, plan: &Plan) -> Result<Vec<(Launch, Function)>> {
+    /// The same with line information and launched one by one, for a profiler. Its identity is that of the modules
+    /// without.
+    ///
+    /// # Errors
+    /// As [`KernelSubject::new`].
+    pub(crate) fn with_lines(stream: &'a Stream, plan: &Plan, sets: &[Buffers<'a>]) -> Result<KernelSubject<'a>> {
+        let options = ModuleOptions {
+            line_info: true,
+            ..ModuleOptions::default()
+        };
+        let (kernels, main) = (KernelSubject::load(stream, plan, &options)?, plan.before.len());
+        let subject = KernelSubject::bound(stream, &kernels, main, [sets, &[]], Launching::Plain, &options)?;
+        Ok(subject.of_plan(plan, ""))
+    }
+
+    fn load(stream: &Stream, plan: &Plan, options: &ModuleOptions) -> Result<Vec<(Launch, Function)>> {
         let load = |step: &Step| {
-            let function = Function::load(stream.context(), &step.kernel, &ModuleOptions::default())?;
+            let function = Function::load(stream.context(), &step.kernel, options)?;
             check_attributes(plan, step, function.attributes())?;
             Ok((step.launch.clone(), function))
         };
@@ -225,16 +234,6 @@ impl<'a> KernelSubject<'a> {
     pub fn labelled(mut self, label: impl Into<String>) -> KernelSubject<'a> {
         self.info.label = label.into();
         self
-    }
-}
-
-/// The identity of a plan whose kernels are loaded, in the order of its steps.
-pub(crate) fn info_of(plan: &Plan, functions: &[Function], options: &ModuleOptions, launch: LaunchMode) -> SubjectInfo {
-    let id = plan.config.to_string();
-    SubjectInfo {
-        kernel: Some(id.clone()),
-        label: id,
-        ..described(Some(&plan.main.launch), functions, options, launch)
     }
 }
 

@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 
 use flashcore::unstable::testing::{InputKind, Inputs};
 use flashcore::{Device, KernelId};
-use flashcore_cuda::{Function, ModuleOptions, Stream};
-use flashcore_kernels::{Plan, Step};
-use flashcore_problem::{Layout, Problem};
+use flashcore_check::own::Declared;
+use flashcore_cuda::Stream;
+use flashcore_kernels::Plan;
+use flashcore_problem::{DType, Layout, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::gpu::{ForwardPass, KernelSubject, Launching, PreparedPlan, TensorSet, info_of};
+use crate::gpu::{ForwardPass, KernelSubject, Launching, TensorSet};
 use crate::own::{Code, Own};
-use crate::{BenchError, LaunchMode, Result, Subject, SubjectInfo, sequences};
+use crate::{BenchError, Result, Subject, SubjectInfo, sequences};
 
 /// Calls before the one that is profiled: the first loads code, the others warm caches.
 pub(super) const WARM_UP: usize = 3;
@@ -41,70 +42,42 @@ impl Launch {
     /// # Errors
     /// A kernel that does not run on GPUs, a device that is none, a refusal, and what the driver says.
     pub fn run(&self) -> Result<SubjectInfo> {
-        if let Some((file, sha256)) = &self.own {
-            return self.run_own(file, sha256);
-        }
-        let (device, kernel) = (self.device.parse::<Device>()?, self.kernel.parse()?);
-        let (Device::Cuda(context), KernelId::Gpu(config)) = (&device, &kernel) else {
-            let why = format!(
-                "{} on {}: ncu profiles GPU kernels on a CUDA device",
-                self.kernel, self.device
-            );
-            return Err(BenchError::Given(why));
+        let device = self.device.parse::<Device>()?;
+        let no_gpu = || {
+            let (kernel, device) = (&self.kernel, &self.device);
+            BenchError::Given(format!(
+                "{kernel} on {device}: ncu profiles GPU kernels on a CUDA device"
+            ))
+        };
+        let context = device.context().ok_or_else(no_gpu)?;
+        let (plan, declared) = match (&self.own, self.kernel.parse()) {
+            (Some((file, sha256)), _) => (None, Some(allowed(file, sha256)?)),
+            (None, Ok(KernelId::Gpu(config))) => {
+                let refused = |why| BenchError::Given(format!("{config} cannot serve {}: {why}", self.problem));
+                let plan = Plan::new(&self.problem, &config, context.info().chip());
+                (Some(plan.map_err(refused)?), None)
+            }
+            (None, Ok(_)) => return Err(no_gpu()),
+            (None, Err(error)) => return Err(error.into()),
         };
         let stream = Stream::new(context)?;
-        let refused = |why| BenchError::Given(format!("{config} cannot serve {}: {why}", self.problem));
-        let plan = Plan::new(&self.problem, config, context.info().chip()).map_err(refused)?;
-        let tensors = TensorSet::new(&stream, &self.problem, plan.workspace_bytes())?;
+        let workspace = plan.as_ref().map_or(0, Plan::workspace_bytes);
+        let tensors = TensorSet::new(&stream, &self.problem, workspace)?;
         let lengths = sequences::lengths(&self.problem, &[])?;
         let inputs = Inputs::with_lengths_before_forward(&self.problem, lengths, InputKind::Normal, SEED)?;
         tensors.upload(&stream, &inputs)?;
         if let Some(forward) = ForwardPass::new(&stream, &self.problem)? {
             forward.run(&stream, &tensors.tensors())?;
         }
-        let options = ModuleOptions {
-            line_info: true,
-            ..ModuleOptions::default()
-        };
-        let load = |step: &Step| Function::load(context, &step.kernel, &options);
-        let functions = plan.steps().map(load).collect::<std::result::Result<Vec<_>, _>>()?;
-        let prepared = PreparedPlan::new(&plan, &functions, &tensors.tensors())?;
-        for _ in 0..=WARM_UP {
-            prepared.enqueue(&stream)?;
-        }
-        stream.synchronize()?;
-        Ok(info_of(&plan, &functions, &options, LaunchMode::Plain))
-    }
-
-    fn run_own(&self, file: &Path, sha256: &str) -> Result<SubjectInfo> {
-        let own = Own::read(&file.display().to_string())?;
-        let Code::Ptx(declared) = own.code else {
-            return Err(BenchError::Given(format!(
-                "{} is not the declaration of a kernel",
-                file.display()
-            )));
-        };
-        if own.sha256 != sha256 {
-            let why = format!("{} has changed since it was allowed to run", file.display());
-            return Err(BenchError::Given(why));
-        }
-        let device = self.device.parse::<Device>()?;
-        let Some(context) = device.context() else {
-            return Err(BenchError::Given(format!(
-                "{}: ncu profiles GPU kernels on a CUDA device",
-                self.device
-            )));
-        };
-        let stream = Stream::new(context)?;
-        let tensors = TensorSet::new(&stream, &self.problem, 0)?;
-        let lengths = sequences::lengths(&self.problem, &[])?;
-        tensors.upload(
-            &stream,
-            &Inputs::with_lengths(&self.problem, lengths, InputKind::Normal, SEED)?,
-        )?;
         let sets = [tensors.tensors()];
         // Bound and not yet launched.
-        let mut kernel = KernelSubject::declared(&stream, &declared, &self.problem, &sets, Launching::Plain)?;
+        let mut kernel = match (&plan, &declared) {
+            (Some(plan), _) => KernelSubject::with_lines(&stream, plan, &sets)?,
+            (None, Some(declared)) => {
+                KernelSubject::declared(&stream, declared, &self.problem, &sets, Launching::Plain)?
+            }
+            (None, None) => return Err(no_gpu()),
+        };
         for _ in 0..=WARM_UP {
             kernel.call().map_err(|trouble| trouble.of(&self.kernel))?;
         }
@@ -113,30 +86,35 @@ impl Launch {
     }
 }
 
-/// The argument of `python -m flashcore_attn._profile`, which calls a function of the user.
-pub(super) fn of_own(problem: &Problem, own: &Own, device: &str) -> Value {
-    let mut job = of_peer(problem, &own.label, device);
-    let layout = problem.o_layout();
-    let dtype = problem.out_dtype().name();
-    job["tensors"]["out"] = json!({ "dtype": dtype, "shape": layout.shape, "strides": layout.strides });
-    job["own"] = json!(own);
-    job
+/// The user's kernel in a file, if that is still what was allowed to run.
+fn allowed(file: &Path, sha256: &str) -> Result<Box<Declared>> {
+    let own = Own::read(&file.display().to_string())?;
+    let why = match own.code {
+        Code::Ptx(declared) if own.sha256 == sha256 => return Ok(declared),
+        Code::Ptx(_) => "has changed since it was allowed to run",
+        Code::Python(_) => "is not the declaration of a kernel",
+    };
+    Err(BenchError::Given(format!("{} {why}", file.display())))
 }
 
-/// The argument of `python -m flashcore_attn._profile`, which calls a peer.
-pub(super) fn of_peer(problem: &Problem, peer: &str, device: &str) -> Value {
-    let tensor = |layout: &Layout| {
-        let (shape, strides) = (&layout.shape, &layout.strides);
-        json!({ "dtype": problem.dtype().name(), "shape": shape, "strides": strides })
-    };
-    let (q, k, v) = (problem.q_layout(), problem.k_layout(), problem.v_layout());
-    json!({
+/// The argument of `python -m flashcore_attn._profile`, which calls a peer, or a function of the user: that writes an
+/// output of ours.
+pub(super) fn of_python(problem: &Problem, label: &str, own: Option<&Own>, device: &str) -> Value {
+    let tensor = |dtype: DType, layout: &Layout| json!({ "dtype": dtype.name(), "shape": layout.shape, "strides": layout.strides });
+    let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
+    let [q, k, v] = layouts.map(|layout| tensor(problem.dtype(), layout));
+    let mut job = json!({
         "problem": problem,
-        "peer": peer,
+        "peer": label,
         "device": device,
         "warm_up": WARM_UP,
-        "tensors": { "q": tensor(q), "k": tensor(k), "v": tensor(v) },
-    })
+        "tensors": { "q": q, "k": k, "v": v },
+    });
+    if let Some(own) = own {
+        job["tensors"]["out"] = tensor(problem.out_dtype(), problem.o_layout());
+        job["own"] = json!(own);
+    }
+    job
 }
 
 /// What the process says of itself: a line of its output.

@@ -5,9 +5,8 @@ use std::process::Stdio;
 
 use flashcore_kernels::Plan;
 use serde::Deserialize;
-use serde_json::Value;
 
-use super::child::{Launch, Said, WARM_UP, of_own, of_peer};
+use super::child::{Launch, Said, WARM_UP, of_python};
 use super::ncu::{Ncu, NcuError, Range};
 use super::{KernelProfile, ProfileRecord};
 use crate::process::Program;
@@ -67,7 +66,7 @@ impl Profiler {
     ) -> Result<ProfileRecord, NcuError> {
         if own.is_python() {
             let python = python.ok_or_else(|| NcuError::Failed("there is no Python for it".to_string()))?;
-            return self.called(python, case, &own.label, &of_own(&case.problem, own, device));
+            return self.called(python, case, &own.label, Some(own), device);
         }
         let launch = Launch {
             problem: case.problem.clone(),
@@ -110,13 +109,21 @@ impl Profiler {
     /// # Errors
     /// As [`kernel`](Profiler::kernel), and the reason of a peer that does not serve the problem.
     pub fn peer(&self, python: &Python, case: &Case, peer: &str, device: &str) -> Result<ProfileRecord, NcuError> {
-        self.called(python, case, peer, &of_peer(&case.problem, peer, device))
+        self.called(python, case, peer, None, device)
     }
 
-    fn called(&self, python: &Python, case: &Case, peer: &str, job: &Value) -> Result<ProfileRecord, NcuError> {
+    fn called(
+        &self,
+        python: &Python,
+        case: &Case,
+        label: &str,
+        own: Option<&Own>,
+        device: &str,
+    ) -> Result<ProfileRecord, NcuError> {
+        let job = of_python(&case.problem, label, own, device);
         let program = python.child(PEER_MODULE, [job.to_string()]);
         let (launches, said) = self.ncu.profile(&Range::Marked, &program)?;
-        self.record(case, launches, &said, || SubjectInfo::new(peer, LaunchMode::Plain))
+        self.record(case, launches, &said, || SubjectInfo::new(label, LaunchMode::Plain))
     }
 
     fn record(
