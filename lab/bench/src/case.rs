@@ -50,10 +50,7 @@ impl Session<'_> {
         if request.inspect {
             self.inspect_afterwards(&mut field, drawn, &mut results)?;
         }
-        for (_, result) in results {
-            self.watcher.result(&result);
-            self.report.results.push(result);
-        }
+        results.into_iter().for_each(|(_, result)| self.add(result));
         Ok(())
     }
 
@@ -162,7 +159,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn baseline(&self, infos: &[SubjectInfo]) -> usize {
+    pub(crate) fn baseline(&self, infos: &[SubjectInfo]) -> usize {
         let place = |wanted: &dyn Fn(&SubjectInfo) -> bool| infos.iter().position(wanted);
         let named = self.request.baseline.as_ref().and_then(|name| {
             place(&|info| info.label == *name).or_else(|| place(&|info| info.label.starts_with(name.as_str())))

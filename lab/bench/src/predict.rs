@@ -7,11 +7,11 @@ use flashcore_ir::Profile;
 use flashcore_kernels::KernelCache;
 
 use crate::own::Code;
-use crate::session::check_caches;
+use crate::session::{Session, check_caches};
 use crate::stand::{For, built, left_out};
 use crate::{
     Absent, BenchError, Case, CaseResult, DeviceIdentity, Interval, LaunchMode, Measured, Measurement, Mode, Options,
-    Predicted, Report, Request, Result, RunIdentity, Stop, Store, SubjectInfo, Watcher,
+    Predicted, Report, Request, Result, Stop, Store, SubjectInfo, Watcher,
 };
 
 /// Predicts the time of each kernel of a request on a card, from its profile. Nothing runs, so there are no peers and
@@ -33,42 +33,26 @@ pub fn predict(
         return Err(BenchError::Given(format!("mode is {mode}: {why}")));
     }
     let plans = Plans::load(&PlanTarget::Card(profile)).map_err(flashcore::Error::from)?;
-    let identity = RunIdentity {
-        command: request.command.clone(),
-        ..RunIdentity::now(DeviceIdentity::predicted(profile))
-    };
-    let kept = store
-        .map(|store| store.begin_run(&identity, &request.options, None))
-        .transpose()?;
-    let mut report = Report::new(identity, request.options.clone(), None);
+    let mut session = Session::begin(request, DeviceIdentity::predicted(profile), None, store, watcher)?;
     let cache = KernelCache::default();
     for (index, case) in request.cases.iter().enumerate() {
-        watcher.case(case, index, request.cases.len());
+        session.watcher.case(case, index, request.cases.len());
         let (subjects, absent) = subjects(request, case, (profile, &plans), &cache);
         for (label, reason) in &absent {
-            watcher.inspected(label, reason);
+            session.watcher.inspected(label, reason);
         }
-        let is_baseline = |subject: &Measured| {
-            let begins = |label: &String| subject.info.label.starts_with(label);
-            request.baseline.as_ref().is_some_and(begins)
-        };
-        let baseline = subjects.iter().position(is_baseline).unwrap_or(0);
+        let infos: Vec<SubjectInfo> = subjects.iter().map(|subject| subject.info.clone()).collect();
+        let baseline = session.baseline(&infos);
         let measurement = Measurement::without_rounds(Mode::Hot, baseline, subjects, Stop::Predicted);
-        if let Some(run) = &kept {
-            let subjects = measurement.subjects.iter();
-            let subjects: Vec<_> = subjects.map(|subject| (subject.info.clone(), None)).collect();
-            run.begin_measurement(case, Mode::Hot, baseline, &subjects)?;
+        let inspections = vec![None; infos.len()];
+        if let Some(run) = &session.kept {
+            let rows: Vec<_> = infos.into_iter().map(|info| (info, None)).collect();
+            run.begin_measurement(case, Mode::Hot, baseline, &rows)?;
             run.end_measurement(&measurement)?;
         }
-        let inspections = vec![None; measurement.subjects.len()];
-        let result = CaseResult::new(case.clone(), measurement, inspections, absent, None);
-        watcher.result(&result);
-        report.results.push(result);
+        session.add(CaseResult::new(case.clone(), measurement, inspections, absent, None));
     }
-    if let Some(run) = kept {
-        run.finish_with(&report)?;
-    }
-    Ok(report)
+    session.finish()
 }
 
 fn subjects(

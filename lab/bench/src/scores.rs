@@ -99,8 +99,7 @@ impl Session<'_> {
             let mut result = CaseResult::new(case.clone(), measured, inspections, absent.clone(), floor_us);
             result.flops = 2.0 * problem.head_dim() as f64 * want.len() as f64;
             result.bytes = (inputs.q.bytes().len() + inputs.k.bytes().len() + scores.len()) as f64;
-            self.watcher.result(&result);
-            self.report.results.push(result);
+            self.add(result);
         }
         Ok(())
     }

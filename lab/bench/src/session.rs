@@ -12,8 +12,8 @@ use crate::planted::InFinals;
 use crate::stand::{For, built, left_out};
 use crate::store::RunWriter;
 use crate::{
-    Absent, BenchError, Case, CaseResult, Mode, Options, Own, PeerSource, Report, Result, RunIdentity, Sample, Stand,
-    Store, Telemetry, Workbench,
+    Absent, BenchError, Case, CaseResult, DeviceIdentity, Mode, Options, Own, PeerSource, Report, Result, RunIdentity,
+    Sample, Stand, Store, Telemetry, Workbench,
 };
 
 /// What to bench.
@@ -119,22 +119,9 @@ pub fn run(
         None => None,
     };
     let floor_us = floor.map(|summary| summary.p50);
-    let command = request.command.clone();
-    let identity = RunIdentity {
-        command,
-        ..RunIdentity::now(stand.identity())
-    };
-    let kept = store
-        .map(|store| store.begin_run(&identity, &request.options, floor_us))
-        .transpose()?;
-    let uuid = identity.device.uuid.clone();
-    let mut session = Session {
-        request,
-        kept,
-        report: Report::new(identity, request.options.clone(), floor_us),
-        telemetry: None,
-        watcher,
-    };
+    let device_identity = stand.identity();
+    let uuid = device_identity.uuid.clone();
+    let mut session = Session::begin(request, device_identity, floor_us, store, watcher)?;
     for absence in peers.absences() {
         session.note(absence);
     }
@@ -201,11 +188,7 @@ pub fn run(
             Ok(Err(error)) | Err(error) => session.note(format!("{} was left out: {error}", case.name)),
         }
     }
-    // A run that ends by an error stays without its closing line.
-    if let Some(run) = session.kept {
-        run.finish_with(&session.report)?;
-    }
-    Ok(session.report)
+    session.finish()
 }
 
 /// Refuses copies of K and V where no run would take turns with them.
@@ -234,7 +217,43 @@ pub(crate) struct Session<'s> {
     pub(crate) watcher: &'s mut dyn Watcher,
 }
 
-impl Session<'_> {
+impl<'s> Session<'s> {
+    /// Begins a run on a device, in the store if there is one.
+    pub(crate) fn begin(
+        request: &'s Request,
+        device: DeviceIdentity,
+        floor_us: Option<f64>,
+        store: Option<&Store>,
+        watcher: &'s mut dyn Watcher,
+    ) -> Result<Session<'s>> {
+        let identity = RunIdentity {
+            command: request.command.clone(),
+            ..RunIdentity::now(device)
+        };
+        let kept = store.map(|store| store.begin_run(&identity, &request.options, floor_us));
+        Ok(Session {
+            request,
+            kept: kept.transpose()?,
+            report: Report::new(identity, request.options.clone(), floor_us),
+            telemetry: None,
+            watcher,
+        })
+    }
+
+    /// Tells a result, and adds it to the report.
+    pub(crate) fn add(&mut self, result: CaseResult) {
+        self.watcher.result(&result);
+        self.report.results.push(result);
+    }
+
+    /// Ends the run. One that ends by an error stays without its closing line.
+    pub(crate) fn finish(self) -> Result<Report> {
+        if let Some(run) = self.kept {
+            run.finish_with(&self.report)?;
+        }
+        Ok(self.report)
+    }
+
     /// Opens the user's PTX kernels on a workbench. Those that cannot be opened are absent.
     fn open_own<'a>(
         &mut self,
