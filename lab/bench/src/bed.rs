@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use flashcore_check::own::Declared;
 use flashcore_kernels::Plan;
-use flashcore_problem::{InputKind, Inputs, Lengths, Problem, Tensor};
+use flashcore_problem::{Host, InputKind, Inputs, Lengths, Name, Operands, Problem, Tensor};
 
 use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Rows, Run, Seen};
 use crate::gpu::Launching;
@@ -83,6 +83,30 @@ pub trait Bed {
             "{label} runs on a GPU; ask for a CUDA device"
         )))
     }
+}
+
+/// Tensors for what a problem writes besides the log-sum-exp, as poison, in the order of [`Problem::outputs`].
+pub(crate) fn poisoned_outputs(problem: &Problem) -> Vec<Tensor> {
+    let outputs = problem.outputs().into_iter();
+    outputs
+        .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
+        .collect()
+}
+
+/// The operands of a call on the host with what it writes: outputs in the order of [`Problem::outputs`], and the
+/// log-sum-exp where the problem writes one.
+pub(crate) fn with_outputs<'a>(
+    mut operands: Operands<'a, Host>,
+    problem: &Problem,
+    outs: &'a mut [Tensor],
+    lse: &'a mut [f32],
+) -> Operands<'a, Host> {
+    if problem.writes_lse() {
+        operands = operands.with_mut(Name::Lse, lse);
+    }
+    let named = problem.outputs().into_iter().zip(outs);
+    let named = named.filter_map(|((word, ..), out)| Some((Name::from_word(word)?, out)));
+    named.fold(operands, |operands, (name, out)| operands.with_mut(name, out))
 }
 
 /// Inputs for the seeds that inspections ask for, and the right expected. Where the problem has lengths, all have the

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use flashcore_cpu::{CpuConfig, CpuError, Options as CpuOptions};
-use flashcore_problem::{InputKind, Inputs, Name, POISON, Problem, Saved, Tensor};
+use flashcore_problem::{Carried, InputKind, Inputs, Name, POISON, Problem, Saved, Tensor};
 
+use crate::bed::{poisoned_outputs, with_outputs};
 use crate::defences::{INSPECTION_SEEDS, Output};
 use crate::host_clock::{called, now_us};
 use crate::planted::{Spoil, Spoiler};
@@ -34,15 +35,10 @@ impl CpuBed {
     /// Allocates the tensors and fills them with normal inputs; O and the log-sum-exp of a backward problem are
     /// computed where inputs are loaded.
     pub fn new(problem: &Problem) -> CpuBed {
-        let place = |seed: u64| {
-            let outputs = problem.outputs().into_iter();
-            Place {
-                inputs: draw(problem, InputKind::Normal, seed),
-                outs: outputs
-                    .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
-                    .collect(),
-                lse: vec![f32::NAN; if problem.writes_lse() { problem.lse_len() } else { 0 }],
-            }
+        let place = |seed: u64| Place {
+            inputs: draw(problem, InputKind::Normal, seed),
+            outs: poisoned_outputs(problem),
+            lse: vec![f32::NAN; if problem.writes_lse() { problem.lse_len() } else { 0 }],
         };
         CpuBed {
             problem: problem.clone(),
@@ -77,16 +73,7 @@ fn run(
     lse: &mut [f32],
 ) -> Result<(), CpuError> {
     let carried = inputs.carried(problem)?;
-    let mut operands = carried.operands();
-    if problem.writes_lse() {
-        operands = operands.with_mut(Name::Lse, lse);
-    }
-    for ((word, ..), out) in problem.outputs().into_iter().zip(outs) {
-        if let Some(name) = Name::from_word(word) {
-            operands = operands.with_mut(name, out);
-        }
-    }
-    flashcore_cpu::run(options, problem, operands)
+    flashcore_cpu::run(options, problem, with_outputs(carried.operands(), problem, outs, lse))
 }
 
 /// A config of the CPU backend on a [`CpuBed`].
@@ -185,26 +172,18 @@ impl Bed for CpuBed {
 
     fn peer_tensors(&self) -> PeerTensors {
         let Place { inputs, outs, .. } = &self.places.borrow()[0];
-        let of_bytes = |bytes: &[u8]| (bytes.as_ptr().addr() as u64, bytes.len());
-        let of_scales = |tensor: &Tensor| tensor.scales().map(|scales| of_bytes(bytemuck::cast_slice(scales)));
-        let saved = inputs.saved.as_ref();
-        let outputs = || self.problem.outputs().into_iter().zip(outs);
-        let address = |name: &str| match name {
-            "q" => Some(of_bytes(inputs.q.bytes())),
-            "k" => Some(of_bytes(inputs.k.bytes())),
-            "v" => Some(of_bytes(inputs.v.bytes())),
-            "q_scale" => of_scales(&inputs.q),
-            "k_scale" => of_scales(&inputs.k),
-            "v_scale" => of_scales(&inputs.v),
-            "out" if saved.is_some() => saved.map(|saved| of_bytes(saved.out.bytes())),
-            "lse" => saved.map(|saved| of_bytes(bytemuck::cast_slice(&saved.lse))),
-            "dout" => saved.map(|saved| of_bytes(saved.dout.bytes())),
-            name => match inputs.lengths.named(name) {
-                Some(values) => Some(of_bytes(bytemuck::cast_slice(values))),
-                None => outputs()
-                    .find(|((output, ..), _)| *output == name)
-                    .map(|(_, tensor)| of_bytes(tensor.bytes())),
-            },
+        let carried = inputs.carried(&self.problem).ok();
+        let operands = carried.as_ref().map(Carried::operands);
+        let address = |word: &str| {
+            let read = operands.as_ref().and_then(|read| read.memory(Name::from_word(word)?));
+            let mut outputs = self.problem.outputs().into_iter().zip(outs);
+            let written = || {
+                outputs
+                    .find(|((name, ..), _)| *name == word)
+                    .map(|(_, out)| out.bytes())
+            };
+            let memory: &[u8] = read.or_else(written)?;
+            Some((memory.as_ptr().addr() as u64, memory.len()))
         };
         PeerTensors::new(PeerPlace::Cpu, &self.problem, &address)
     }

@@ -13,7 +13,7 @@ pub use recipe::{Recipe, Recorded};
 
 use crate::profile::ProfileRecord;
 use crate::standing::Shape;
-use crate::store::Selector;
+use crate::store::{Selector, files_in};
 use crate::{BenchError, CaseResult, Interval, Measured, Mode, Options, Result, Store};
 
 /// Where a number comes from: a run of a command, on a device, by a build.
@@ -67,13 +67,6 @@ impl Timing {
     /// The mode.
     pub fn mode(&self) -> Mode {
         self.result.measurement.mode
-    }
-
-    /// The id of a subject of the measurement, by its label.
-    pub fn id_of(&self, label: &str) -> Option<&EvidenceId> {
-        self.subjects()
-            .find(|(_, subject)| subject.info.label == label)
-            .map(|(id, _)| id)
     }
 }
 
@@ -219,11 +212,7 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
         return Ok(vec![path.to_path_buf()]);
     }
     let unread = |error| BenchError::Given(format!("{}: {error}", path.display()));
-    let entries = std::fs::read_dir(path).map_err(unread)?;
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut files: Vec<PathBuf> = paths.collect::<std::io::Result<_>>().map_err(unread)?;
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "jsonl"));
-    files.sort();
+    let files = files_in(path, "jsonl").map_err(unread)?;
     match files.is_empty() {
         true => Err(BenchError::Given(format!(
             "{} has no evidence: no file in it ends in .jsonl",

@@ -12,6 +12,7 @@ use super::buffers::Buffers;
 use super::guarded::Guarded;
 use super::subject::{KernelSubject, Launching};
 use super::tools::GpuTools;
+use crate::bed::poisoned_outputs;
 use crate::defences::Output;
 use crate::{Bed, PeerPlace, PeerTensors, Result, Subject, Trouble};
 
@@ -274,8 +275,7 @@ impl Bed for GpuBed<'_> {
     fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&[Tensor])) -> Result<(), Trouble> {
         let mut shown = self.shown.borrow_mut();
         if shown.is_empty() {
-            let outputs = self.problem.outputs().into_iter();
-            shown.extend(outputs.map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout)));
+            shown.extend(poisoned_outputs(&self.problem));
         }
         let from = match what {
             Output::Final => self.places[place % 2].outputs(),

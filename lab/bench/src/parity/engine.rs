@@ -4,7 +4,7 @@ use std::fmt;
 
 use flashcore::unstable::plans::{Config, Plan, PlanSummary};
 use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference_rows};
-use flashcore::{Attention, Device, Error, KernelId, Problem, Tensor};
+use flashcore::{Attention, Device, Error, KernelId, Problem};
 use flashcore_check::mutate::{Operator, plant};
 use flashcore_check::own::{Declared, check_declared};
 use flashcore_check::{CheckError, CheckOptions, CheckReport, check_plan, gate_gradients};
@@ -13,10 +13,11 @@ use flashcore_cuda::{CudaError, ModuleRefusal};
 use flashcore_ir::Chip;
 use flashcore_kernels::{FAMILIES, Family, KernelCache, NoPlan, select_among};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{Comparison, GapWritten, Name, POISON, ProblemError, ReferenceRow, Sequence, others_untouched};
+use flashcore_problem::{Comparison, GapWritten, ProblemError, ReferenceRow, Sequence, others_untouched};
 use thiserror::Error as ThisError;
 
 use super::witness::{Sdpa, Seen};
+use crate::bed::{poisoned_outputs, with_outputs};
 
 /// Configs that are drawn of a family until one serves a problem.
 const TRIES: usize = 1000;
@@ -164,12 +165,7 @@ impl Engine {
 
     /// Whether some kernel serves a problem.
     pub(super) fn serves(&self, problem: &Problem) -> bool {
-        match self {
-            Engine::Device(device) => {
-                Attention::new(device.clone()).is_ok_and(|attention| attention.plan(problem).is_ok())
-            }
-            Engine::Sim { chip, .. } => select_among(problem, *chip, 16, &[], &KernelCache::default()).is_ok(),
-        }
+        self.choice(problem).is_ok()
     }
 
     /// The kernel that the library chooses; on the simulator without plan tables.
@@ -254,37 +250,33 @@ impl Engine {
         witness: Option<&Sdpa>,
     ) -> Result<Found, Wrong> {
         let inputs = Inputs::generate(problem, kind, seed);
-        let sequences = problem.sequences(&inputs.lengths.as_slices())?;
-        let mixes_keys = sequences.iter().any(Sequence::mixes_keys);
-        if let Some(saved) = &inputs.saved {
-            let out = match &drawn.run {
-                Runs::With(attention) => backward(attention, problem, &inputs, seed)?,
-                Runs::Simulated(plan, chip) => simulate(plan, *chip, kind, seed)?,
-            };
-            let why = "gradients are compared with float64 alone";
-            return Ok(Found {
-                out,
-                is_trivial: !mixes_keys && problem.sinks().is_none() || out.zeros_pass,
-                masked_rows: saved.lse.contains(&f32::NEG_INFINITY),
-                seen: witness.map(|_| Seen::Not(why.to_string())),
-            });
-        }
         let lengths = inputs.lengths.as_slices();
-        let rows = problem.query_rows(&lengths)?;
-        let [q, k, v] = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
-        let want = reference_rows(problem, &q, &k, &v, &lengths, &rows)?;
+        let mixes_keys = problem.sequences(&lengths)?.iter().any(Sequence::mixes_keys);
+        let want = match &inputs.saved {
+            None => {
+                let [q, k, v] = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
+                reference_rows(problem, &q, &k, &v, &lengths, &problem.query_rows(&lengths)?)?
+            }
+            Some(_) => Vec::new(),
+        };
         let out = match &drawn.run {
-            Runs::With(attention) => forward(attention, problem, &inputs, &rows, &want)?,
+            Runs::With(attention) => on_device(attention, problem, &inputs, &want, seed)?,
             Runs::Simulated(plan, chip) => simulate(plan, *chip, kind, seed)?,
         };
-        let seen = witness.map(|sdpa| sdpa.look(problem, &inputs, &want));
+        let seen = witness.map(|sdpa| match &inputs.saved {
+            None => sdpa.look(problem, &inputs, &want),
+            Some(_) => Seen::Not("gradients are compared with float64 alone".to_string()),
+        });
         if let Some(Seen::Differs(most)) = seen {
             return Err(Wrong::Reference(most));
         }
         Ok(Found {
             out,
             is_trivial: !mixes_keys && problem.sinks().is_none() || out.zeros_pass,
-            masked_rows: want.iter().any(|row| row.lse == f64::NEG_INFINITY),
+            masked_rows: match &inputs.saved {
+                None => want.iter().any(|row| row.lse == f64::NEG_INFINITY),
+                Some(saved) => saved.lse.contains(&f32::NEG_INFINITY),
+            },
             seen,
         })
     }
@@ -307,52 +299,40 @@ fn simulated(plan: Plan, chip: Chip) -> Drawn {
     }
 }
 
-/// Computes on a device, over poison.
-fn forward(
+/// Computes on a device, over poison: the output against the right rows, or of gradients the one that is furthest from
+/// float64.
+fn on_device(
     attention: &Attention,
     problem: &Problem,
     inputs: &Inputs,
-    rows: &[[usize; 3]],
     want: &[ReferenceRow],
+    seed: u64,
 ) -> Result<Comparison, Wrong> {
-    let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
-    let mut lse = vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }];
+    let mut outs = poisoned_outputs(problem);
+    let mut lse = vec![f32::NAN; if problem.writes_lse() { problem.lse_len() } else { 0 }];
     let carried = inputs.carried(problem)?;
-    let mut operands = carried.operands().with_mut(Name::Out, &mut out);
-    if problem.return_lse() {
-        operands = operands.with_mut(Name::Lse, &mut lse);
+    attention.run(problem, with_outputs(carried.operands(), problem, &mut outs, &mut lse))?;
+    if inputs.saved.is_some() {
+        let gate = gate_gradients(problem, inputs, &outs, seed)?;
+        return match (gate.passed(), gate.gaps) {
+            (true, _) => Ok(gate.out),
+            (false, Some(gap)) => Err(gap.into()),
+            (false, None) => Err(Wrong::Gradient(gate.gradient.unwrap_or_default(), Box::new(gate.out))),
+        };
     }
-    attention.run(problem, operands)?;
-    let result = compare(problem, &out.view(), want, Tolerance::of(problem.dtype()))?;
-    if !result.passed && !rows.is_empty() {
+    let out = outs[0].view();
+    let result = compare(problem, &out, want, Tolerance::of(problem.dtype()))?;
+    if !result.passed && !want.is_empty() {
         return Err(Wrong::Output(Box::new(result)));
     }
-    others_untouched(&out.view(), rows.iter().copied())?;
-    if problem.return_lse() {
+    others_untouched(&out, want.iter().map(|row| row.index))?;
+    if problem.writes_lse() {
         let found = compare_lse(problem, &lse, want, LSE)?;
         if !found.passed && !want.is_empty() {
             return Err(Wrong::LogSumExp(Box::new(found)));
         }
     }
     Ok(result)
-}
-
-/// Computes gradients on a device, over poison: the one that is furthest from float64.
-fn backward(attention: &Attention, problem: &Problem, inputs: &Inputs, seed: u64) -> Result<Comparison, Wrong> {
-    let outputs = problem.outputs().into_iter();
-    let mut outs: Vec<Tensor> = outputs
-        .map(|(_, dtype, layout)| Tensor::filled(dtype, layout, POISON))
-        .collect();
-    let carried = inputs.carried(problem)?;
-    let names = [Name::Dq, Name::Dk, Name::Dv].into_iter().zip(&mut outs);
-    let operands = names.fold(carried.operands(), |operands, (name, out)| operands.with_mut(name, out));
-    attention.run(problem, operands)?;
-    let gate = gate_gradients(problem, inputs, &outs, seed)?;
-    match (gate.passed(), gate.gaps) {
-        (true, _) => Ok(gate.out),
-        (false, Some(gap)) => Err(gap.into()),
-        (false, None) => Err(Wrong::Gradient(gate.gradient.unwrap_or_default(), Box::new(gate.out))),
-    }
 }
 
 /// Simulates a plan under one schedule.

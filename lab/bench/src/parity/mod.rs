@@ -29,7 +29,7 @@ pub use own::problem_served;
 pub use tally::{OfFamily, Report, Worst};
 pub use witness::{Sdpa, Witnessed};
 
-use engine::Outcome;
+use engine::{Drawn, Outcome};
 
 /// What to draw. [`Options::default`] draws from everything.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +83,7 @@ pub struct Mismatch {
     pub number: u64,
     /// The seed of its inputs.
     pub seed: u64,
-    /// The problem, in one line; `None` if it could not be drawn.
+    /// The problem, in one line.
     pub problem: Option<String>,
     /// Its inputs.
     pub inputs: Option<&'static str>,
@@ -128,46 +128,37 @@ enum Failed {
 
 fn one(engine: &Engine, options: &Options, number: u64, witness: Option<&Sdpa>) -> Result<Outcome, Failed> {
     let seed = options.seed_of(number);
-    let mut mismatch = Box::new(Mismatch {
-        number,
-        seed,
-        problem: None,
-        inputs: None,
-        kernel: None,
-        what: String::new(),
-        command: options.command(engine, number),
-    });
-    let failed = |mut mismatch: Box<Mismatch>, what: String| {
-        mismatch.what = what;
-        Failed::Mismatch(mismatch)
-    };
     let (problem, redrawn) = options.problem(engine, seed).map_err(Failed::NotDrawn)?;
-    let kind = options.inputs_of(seed);
-    (mismatch.problem, mismatch.inputs) = (Some(problem.to_string()), Some(kind.name()));
-    let family = options.family();
+    let inputs = options.inputs_of(seed);
+    let mismatch = |kernel: Option<&Drawn>, wrong: Wrong| {
+        Failed::Mismatch(Box::new(Mismatch {
+            number,
+            seed,
+            problem: Some(problem.to_string()),
+            inputs: Some(inputs.name()),
+            kernel: kernel.map(|drawn| drawn.kernel.to_string()),
+            what: wrong.to_string(),
+            command: options.command(engine, number),
+        }))
+    };
     let drawn = match number.is_multiple_of(4) {
         true => engine.choice(&problem),
-        false => engine.draw(&problem, seed, family.as_ref()),
+        false => engine.draw(&problem, seed, options.family().as_ref()),
     };
-    let mut drawn = match drawn {
-        Ok(drawn) => drawn,
-        Err(error) => return Err(failed(mismatch, error.to_string())),
-    };
-    mismatch.kernel = Some(drawn.kernel.to_string());
+    let mut drawn = drawn.map_err(|wrong| mismatch(None, wrong))?;
     if let Some(operator) = options.plant {
         drawn.plant(operator);
     }
-    match engine.compute(&drawn, &problem, (kind, seed), witness) {
-        Ok(found) => Ok(Outcome {
-            problem,
-            kernel: drawn.kernel,
-            inputs: kind,
-            found,
-            spilled: drawn.spilled,
-            redrawn,
-        }),
-        Err(wrong) => Err(failed(mismatch, wrong.to_string())),
-    }
+    let found = engine.compute(&drawn, &problem, (inputs, seed), witness);
+    let found = found.map_err(|wrong| mismatch(Some(&drawn), wrong))?;
+    Ok(Outcome {
+        kernel: drawn.kernel,
+        spilled: drawn.spilled,
+        problem,
+        inputs,
+        found,
+        redrawn,
+    })
 }
 
 impl Options {

@@ -5,6 +5,7 @@ use flashcore_ir::{BuildErrors, Kernel};
 use flashcore_problem::{Problem, Tensor};
 
 use super::{Spoil, Spoiler};
+use crate::bed::poisoned_outputs;
 use crate::gpu::{GpuBed, launch, one_warp_on};
 use crate::{Bed, Trouble};
 
@@ -60,10 +61,7 @@ impl Spoil for GpuBed<'_> {
                 .with_scales_of("q", problem.batch(), values)
                 .map_err(|error| Trouble::new(error.to_string()))?;
         }
-        let outputs = problem.outputs().into_iter();
-        let mut outs: Vec<Tensor> = outputs
-            .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
-            .collect();
+        let mut outs = poisoned_outputs(problem);
         for (from, out) in self.outputs(place).into_iter().zip(&mut outs) {
             from.copy_to_host(self.stream, out.bytes_mut())?;
         }

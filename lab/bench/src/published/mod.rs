@@ -347,13 +347,7 @@ fn in_page<'t>(
 
 /// The files of a folder whose names end so, sorted.
 fn files_in(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(folder).map_err(|error| given(folder, &error.to_string()))?;
-    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut paths: Vec<PathBuf> = paths
-        .filter(|path| path.extension().is_some_and(|end| end == extension))
-        .collect();
-    paths.sort();
-    Ok(paths)
+    crate::store::files_in(folder, extension).map_err(|error| given(folder, &error.to_string()))
 }
 
 /// Whether a bundle may be named so: the name is that of a file in [`FOLDER`], without its ending.

@@ -163,21 +163,20 @@ impl Store {
         if self.path.is_file() {
             return Ok(vec![self.path.clone()]);
         }
-        let entries = match std::fs::read_dir(&self.path) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(inaccessible(&self.path)(error)),
-        };
-        let mut files = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(inaccessible(&self.path))?.path();
-            if path.extension().is_some_and(|extension| extension == "jsonl") {
-                files.push(path);
-            }
+        match files_in(&self.path, "jsonl") {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            files => files.map_err(inaccessible(&self.path)),
         }
-        files.sort();
-        Ok(files)
     }
+}
+
+/// The files of a folder whose names end so, sorted.
+pub(crate) fn files_in(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
+    let paths = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths: Vec<PathBuf> = paths.collect::<Result<_, _>>()?;
+    paths.retain(|path| path.extension().is_some_and(|end| end == extension));
+    paths.sort();
+    Ok(paths)
 }
 
 /// The runs in the bytes of a file, with the number of their first line: each begins with a header. What stands before
