@@ -13,7 +13,7 @@ pub use buffers::Buffers;
 pub use step::run_step;
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools};
-pub(crate) use tools::{empty_kernel, one_warp, one_warp_on};
+pub(crate) use tools::{empty_kernel, one_warp_on};
 
 use flashcore_cuda::Stream;
 

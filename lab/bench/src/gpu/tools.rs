@@ -40,7 +40,7 @@ fn built(kernel: Result<Kernel, BuildErrors>) -> Result<Kernel> {
     kernel.map_err(|errors| BenchError::Device(format!("a kernel of the bench itself does not build: {errors}")))
 }
 
-pub(crate) fn one_warp(buffers: Vec<BufferSpec>, args: Vec<Arg>) -> Launch {
+fn one_warp(buffers: Vec<BufferSpec>, args: Vec<Arg>) -> Launch {
     Launch {
         grid: [1; 3],
         block: [32, 1, 1],

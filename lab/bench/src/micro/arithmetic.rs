@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Arg, BuildErrors, Kernel};
 
-use super::{Micro, Scale, Spec, Unit};
+use super::{Micro, Scale, Unit};
 
 const THREADS: u32 = 256;
 /// Blocks an SM: with [`CHAINS`] chains a thread, enough to hide every latency.
@@ -37,9 +37,9 @@ fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
         f32::from_bits(word) == sum as f32
     };
     let work = (STEPS * CHAINS, Unit::LanesPerClock);
-    let mut spec = Spec::of_threads(["fma", "f32 fused products"], kernel, [blocks, rounds], work);
-    spec.args.extend([Arg::F32(1.0), Arg::F32(1.0)]);
-    Ok(spec.micro(right))
+    let mut micro = Micro::of_threads(["fma", "f32 fused products"], kernel, [blocks, rounds], work);
+    micro.launch.args.extend([Arg::F32(1.0), Arg::F32(1.0)]);
+    Ok(micro.checked(right))
 }
 
 /// `x = 2^-x`, which comes to rest at 0.6412; the sum of all x counts the steps.
@@ -80,5 +80,5 @@ fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
     // A step too few in one chain is off by twice as much.
     let right = move |index: usize, word: u32| (f64::from(f32::from_bits(word)) - sums[index % 32]).abs() < 0.3;
     let work = (STEPS * CHAINS, Unit::LanesPerClock);
-    Ok(Spec::of_threads(["ex2", "exponentials"], kernel, [blocks, rounds], work).micro(right))
+    Ok(Micro::of_threads(["ex2", "exponentials"], kernel, [blocks, rounds], work).checked(right))
 }

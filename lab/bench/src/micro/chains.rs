@@ -5,8 +5,8 @@
 use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, TileShape, Val};
 
 use super::tensor::{load_operands, mma_operands, mma_sum};
-use super::{Micro, Scale, Spec, Unit, bytes, held};
-use crate::gpu::{empty_kernel, one_warp};
+use super::{Micro, Scale, Unit, bytes, held};
+use crate::gpu::empty_kernel;
 
 /// Clocks from one dependent f32 FMA to the next.
 pub(super) const FMA_CLOCKS: f64 = 4.0;
@@ -28,21 +28,15 @@ pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
 
 /// An empty kernel in a graph: what a launch costs.
 fn launch_only() -> Result<Micro, BuildErrors> {
-    Ok(Micro {
-        name: "launch",
-        about: "an empty kernel in a graph",
-        launch: one_warp(Vec::new(), Vec::new()),
-        kernel: empty_kernel()?,
-        contents: Vec::new(),
-        amount: 1.0,
-        unit: Unit::Micros,
-        right: Box::new(|_, _| true),
-    })
+    let work = (1.0, Unit::Micros);
+    let mut micro = Micro::new(["launch", "an empty kernel in a graph"], empty_kernel()?, [1, 0], work);
+    micro.launch.args.clear();
+    Ok(micro)
 }
 
-fn chain(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Spec {
+fn chain(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Micro {
     let links = f64::from(rounds) * f64::from(links);
-    Spec::new([name, about], kernel, [1, rounds], (links, Unit::Clocks))
+    Micro::new([name, about], kernel, [1, rounds], (links, Unit::Clocks))
 }
 
 fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -56,9 +50,9 @@ fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(x.get());
     })?;
     let rounds = scale.rounds(110);
-    let mut spec = chain(CLOCK, "f32 fused products; tells the clock", kernel, [rounds, LINKS]);
-    spec.args.extend([Arg::F32(1.0), Arg::F32(1.0)]);
-    Ok(spec.micro(move |index, word| f32::from_bits(word) == (index as u32 + rounds * LINKS) as f32))
+    let mut micro = chain(CLOCK, "f32 fused products; tells the clock", kernel, [rounds, LINKS]);
+    micro.launch.args.extend([Arg::F32(1.0), Arg::F32(1.0)]);
+    Ok(micro.checked(move |index, word| f32::from_bits(word) == (index as u32 + rounds * LINKS) as f32))
 }
 
 fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -71,8 +65,8 @@ fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(x.get());
     })?;
     let rounds = scale.rounds(900);
-    let spec = chain("ex2-chain", "exponentials", kernel, [rounds, LINKS]);
-    Ok(spec.micro(move |index, word| {
+    let micro = chain("ex2-chain", "exponentials", kernel, [rounds, LINKS]);
+    Ok(micro.checked(move |index, word| {
         let last = (0..rounds * LINKS).fold(index as f64 / 32.0, |x, _| (-x).exp2());
         (f64::from(f32::from_bits(word)) - last).abs() < 1e-6
     }))
@@ -110,9 +104,9 @@ fn shared(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(900);
     let about = "loads from shared memory, with an address each";
-    let spec = chain("shared-chain", about, kernel, [rounds, LINKS]);
-    let spec = spec.reading([held("in", places(WORDS, NEXT_SHARED))]);
-    Ok(spec.micro(move |index, word| word == (index as u32 + rounds * LINKS * NEXT_SHARED) % WORDS))
+    let micro = chain("shared-chain", about, kernel, [rounds, LINKS]);
+    let micro = micro.reading([held("in", places(WORDS, NEXT_SHARED))]);
+    Ok(micro.checked(move |index, word| word == (index as u32 + rounds * LINKS * NEXT_SHARED) % WORDS))
 }
 
 fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -128,9 +122,9 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(200);
     let about = "loads from L2, with an address each";
-    let spec = chain("l2-chain", about, kernel, [rounds, LINKS]);
-    let spec = spec.reading([held("in", places(L2_WORDS, NEXT_L2))]);
-    Ok(spec.micro(move |_, word| word == (rounds * LINKS * NEXT_L2) % L2_WORDS))
+    let micro = chain("l2-chain", about, kernel, [rounds, LINKS]);
+    let micro = micro.reading([held("in", places(L2_WORDS, NEXT_L2))]);
+    Ok(micro.checked(move |_, word| word == (rounds * LINKS * NEXT_L2) % L2_WORDS))
 }
 
 fn mma(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -145,9 +139,9 @@ fn mma(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(sum);
     })?;
     let rounds = scale.rounds(1600);
-    let spec = chain("mma-chain", "mma.sync m16n8k16, f32 sums", kernel, [rounds, LINKS]);
-    let spec = spec.reading(mma_operands());
-    Ok(spec.micro(move |index, word| {
+    let micro = chain("mma-chain", "mma.sync m16n8k16, f32 sums", kernel, [rounds, LINKS]);
+    let micro = micro.reading(mma_operands());
+    Ok(micro.checked(move |index, word| {
         let sum = mma_sum(index as u32) * (rounds * LINKS) as i32;
         f32::from_bits(word) == sum as f32
     }))
@@ -161,8 +155,8 @@ fn barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
     const LINKS: u32 = 8;
     let kernel = Kernel::build("micro_barrier", WAITING, |k| waits(k, LINKS, || k.barrier()))?;
     let rounds = scale.rounds(1800);
-    let spec = chain("barrier", "barriers of 8 warps", kernel, [rounds, LINKS]);
-    Ok(spec.micro(move |index, word| word == rounds + index as u32))
+    let micro = chain("barrier", "barriers of 8 warps", kernel, [rounds, LINKS]);
+    Ok(micro.checked(move |index, word| word == rounds + index as u32))
 }
 
 fn cluster_barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -173,9 +167,9 @@ fn cluster_barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(300);
     let about = "barriers of two blocks of 8 warps";
-    let mut spec = chain("cluster-barrier", about, kernel, [rounds, LINKS]);
-    spec.blocks = 2;
-    Ok(spec.micro(move |index, word| word == rounds + index as u32 % WAITING))
+    let mut micro = chain("cluster-barrier", about, kernel, [rounds, LINKS]);
+    micro.launch.grid = [2, 1, 1];
+    Ok(micro.checked(move |index, word| word == rounds + index as u32 % WAITING))
 }
 
 fn waits(k: &KernelBuilder, links: u32, wait: impl Fn()) {

@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, TileShape, Val, Var};
 
-use super::{Content, Micro, Scale, Spec, Unit, pattern};
+use super::{Content, Micro, Scale, Unit, pattern};
 
 const THREADS: u32 = 256;
 /// Accesses of 16 bytes that a thread has under way at a time.
@@ -38,10 +38,10 @@ fn copy(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let blocks = (scale.copy_bytes / 4 / u64::from(CHUNK_WORDS)) as u32;
     let work = (2.0 * scale.copy_bytes as f64, Unit::GigabytesPerSecond);
-    let mut spec = Spec::new(["copy", "device memory, read and written"], kernel, [blocks, 1], work);
-    spec.args.clear();
-    let spec = spec.reading([("in", scale.copy_bytes, Content::Pattern)]);
-    Ok(spec.writing(scale.copy_bytes, |index, word| word == pattern(index)))
+    let mut micro = Micro::new(["copy", "device memory, read and written"], kernel, [blocks, 1], work);
+    micro.launch.args.clear();
+    let micro = micro.reading([("in", scale.copy_bytes, Content::Pattern)]);
+    Ok(micro.writing(scale.copy_bytes, |index, word| word == pattern(index)))
 }
 
 fn add_all<'k>(sum: Var<'k, u32>, words: &[Val<'k, u32>]) {
@@ -84,11 +84,11 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
         word == sum
     };
     let work = (ACCESSES * 16, Unit::BytesPerClock);
-    let mut spec = Spec::of_threads(["l2", "L2, read past L1"], kernel, [blocks, rounds], work);
-    spec.args.insert(0, Arg::U32(chunks as u32 - 1));
-    Ok(spec
+    let mut micro = Micro::of_threads(["l2", "L2, read past L1"], kernel, [blocks, rounds], work);
+    micro.launch.args.insert(0, Arg::U32(chunks as u32 - 1));
+    Ok(micro
         .reading([("in", scale.cached_bytes, Content::Pattern)])
-        .micro(right))
+        .checked(right))
 }
 
 const SHARED_WORDS: u32 = 4096;
@@ -134,7 +134,7 @@ fn shared(scale: &Scale, [name, about]: [&'static str; 2], [words, stride]: [u32
     };
     let sums: Vec<u32> = (0..32).map(of_lane).collect();
     let work = (SHARED_LOADS * words * 4, Unit::BytesPerClock);
-    let spec = Spec::of_threads([name, about], kernel, [blocks, rounds], work);
-    let spec = spec.reading([("in", u64::from(SHARED_WORDS) * 4, Content::Pattern)]);
-    Ok(spec.micro(move |index, word| word == sums[index % 32]))
+    let micro = Micro::of_threads([name, about], kernel, [blocks, rounds], work);
+    let micro = micro.reading([("in", u64::from(SHARED_WORDS) * 4, Content::Pattern)]);
+    Ok(micro.checked(move |index, word| word == sums[index % 32]))
 }

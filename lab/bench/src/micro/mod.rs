@@ -178,6 +178,65 @@ fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
 }
 
 impl Micro {
+    /// A kernel that makes `rounds` rounds, its only number; `amount` is the work of all threads. What it reads and
+    /// writes is still to be said.
+    fn new(
+        [name, about]: [&'static str; 2],
+        kernel: Kernel,
+        [blocks, rounds]: [u32; 2],
+        (amount, unit): (f64, Unit),
+    ) -> Micro {
+        Micro {
+            name,
+            about,
+            launch: Launch {
+                args: vec![Arg::U32(rounds)],
+                ..Launch::of(&kernel, [blocks, 1, 1])
+            },
+            kernel,
+            contents: Vec::new(),
+            amount,
+            unit,
+            right: Box::new(|_, _| true),
+        }
+    }
+
+    /// The same of a kernel whose threads all do `work` in a round.
+    fn of_threads(words: [&'static str; 2], kernel: Kernel, [blocks, rounds]: [u32; 2], work: (u32, Unit)) -> Micro {
+        let threads = f64::from(blocks * kernel.threads());
+        let amount = threads * f64::from(rounds) * f64::from(work.0);
+        Micro::new(words, kernel, [blocks, rounds], (amount, work.1))
+    }
+
+    /// Reads buffers of these names, bytes and contents.
+    fn reading(mut self, inputs: impl IntoIterator<Item = (&'static str, u64, Content)>) -> Micro {
+        for (name, bytes, content) in inputs {
+            self.launch.buffers.push(BufferSpec {
+                name,
+                bytes,
+                written: content == Content::Output,
+                align: 16,
+            });
+            self.contents.push(content);
+        }
+        self
+    }
+
+    /// Writes a word for each thread.
+    fn checked(self, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
+        let bytes = self.launch.blocks() * u64::from(self.kernel.threads()) * 4;
+        self.writing(bytes, right)
+    }
+
+    /// Writes so many bytes. The kernel takes a pointer to each buffer, the output last, and then its numbers.
+    fn writing(self, bytes: u64, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
+        let mut micro = self.reading([("out", bytes, Content::Output)]);
+        let pointers = (0..micro.contents.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
+        micro.launch.args.splice(0..0, pointers);
+        micro.right = Box::new(right);
+        micro
+    }
+
     /// Slot of the buffer that is written; `None` for a kernel that does nothing.
     fn output(&self) -> Option<usize> {
         self.contents.iter().position(|content| *content == Content::Output)
@@ -210,86 +269,6 @@ fn pattern(i: usize) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
     x = (x ^ (x >> 13)).wrapping_mul(0xc2b2_ae35);
     x ^ (x >> 16)
-}
-
-/// A microbenchmark before it is put together. The kernel takes a pointer to each input, one to the output, and `args`.
-struct Spec {
-    name: &'static str,
-    about: &'static str,
-    kernel: Kernel,
-    blocks: u32,
-    /// Names, bytes and contents of what is read.
-    inputs: Vec<(&'static str, u64, Content)>,
-    args: Vec<Arg>,
-    amount: f64,
-    unit: Unit,
-}
-
-impl Spec {
-    /// A kernel that makes `rounds` rounds, its only number; `amount` is the work of all threads.
-    fn new(
-        [name, about]: [&'static str; 2],
-        kernel: Kernel,
-        [blocks, rounds]: [u32; 2],
-        (amount, unit): (f64, Unit),
-    ) -> Spec {
-        Spec {
-            name,
-            about,
-            kernel,
-            blocks,
-            inputs: Vec::new(),
-            args: vec![Arg::U32(rounds)],
-            amount,
-            unit,
-        }
-    }
-
-    /// The same of a kernel whose threads all do `work` in a round.
-    fn of_threads(words: [&'static str; 2], kernel: Kernel, [blocks, rounds]: [u32; 2], work: (u32, Unit)) -> Spec {
-        let threads = f64::from(blocks * kernel.threads());
-        let amount = threads * f64::from(rounds) * f64::from(work.0);
-        Spec::new(words, kernel, [blocks, rounds], (amount, work.1))
-    }
-
-    fn reading(self, inputs: impl Into<Vec<(&'static str, u64, Content)>>) -> Spec {
-        let inputs = inputs.into();
-        Spec { inputs, ..self }
-    }
-
-    fn micro(self, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
-        let bytes = u64::from(self.blocks * self.kernel.threads()) * 4;
-        self.writing(bytes, right)
-    }
-
-    fn writing(self, bytes: u64, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
-        let (mut buffers, mut contents) = (Vec::new(), Vec::new());
-        for (name, bytes, content) in self.inputs.into_iter().chain([("out", bytes, Content::Output)]) {
-            let (written, align) = (content == Content::Output, 16);
-            buffers.push(BufferSpec {
-                name,
-                bytes,
-                written,
-                align,
-            });
-            contents.push(content);
-        }
-        let pointers = (0..buffers.len()).map(|slot| Arg::Buffer { slot, byte_offset: 0 });
-        Micro {
-            name: self.name,
-            about: self.about,
-            launch: Launch {
-                args: pointers.chain(self.args).collect(),
-                buffers,
-                ..Launch::of(&self.kernel, [self.blocks, 1, 1])
-            },
-            kernel: self.kernel,
-            contents,
-            amount: self.amount,
-            unit: self.unit,
-            right: Box::new(right),
-        }
-    }
 }
 
 fn held(name: &'static str, bytes: Vec<u8>) -> (&'static str, u64, Content) {

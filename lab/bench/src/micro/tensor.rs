@@ -9,7 +9,7 @@ use flashcore_ir::wgmma::{WGMMA_M64N8_ACC, WgmmaElement};
 use flashcore_ir::{BuildErrors, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, SharedTile, Swizzle, TileShape};
 use half::f16;
 
-use super::{Content, Micro, Scale, Spec, Unit, bytes, held, pattern};
+use super::{Content, Micro, Scale, Unit, bytes, held, pattern};
 
 /// Threads a block: eight warps, two warpgroups.
 const THREADS: u32 = 256;
@@ -129,8 +129,8 @@ fn mma(scale: &Scale, kernel: Kernel, names: [&'static str; 2], rounds: u32) -> 
         .collect();
     // A warp's product of 16 × 8 × 16, counted by thread.
     let work = (STEPS * TILES * 2 * 16 * 8 * 16 / 32, Unit::FlopsPerClock);
-    let spec = Spec::of_threads(names, kernel, [blocks, rounds], work).reading(mma_operands());
-    Ok(spec.micro(move |index, word| f32::from_bits(word) == sums[index % 32] as f32))
+    let micro = Micro::of_threads(names, kernel, [blocks, rounds], work).reading(mma_operands());
+    Ok(micro.checked(move |index, word| f32::from_bits(word) == sums[index % 32] as f32))
 }
 
 /// Rows of A a warpgroup, and columns of B.
@@ -189,9 +189,9 @@ fn wgmma<E: WgmmaElement>(
     let rows_b = matrix(COLS, &|col, at| b(at, col));
     // A warpgroup's product, counted by thread.
     let work = (PRODUCTS * 2 * ROWS * COLS * depth / 128, Unit::FlopsPerClock);
-    let spec = Spec::of_threads([name, about], kernel, [blocks, rounds], work);
-    let spec = spec.reading([held("a", rows_a), held("b", rows_b)]);
-    Ok(spec.micro(move |index, word| f32::from_bits(word) == sums[index % THREADS as usize] as f32))
+    let micro = Micro::of_threads([name, about], kernel, [blocks, rounds], work);
+    let micro = micro.reading([held("a", rows_a), held("b", rows_b)]);
+    Ok(micro.checked(move |index, word| f32::from_bits(word) == sums[index % THREADS as usize] as f32))
 }
 
 /// A tile from a matrix of rows as wide as it, 16 bytes a thread at a time.
