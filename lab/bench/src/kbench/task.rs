@@ -1,8 +1,9 @@
 //! A task in robust-kbench's format.
 
 use flashcore_kernels::Plan;
-use flashcore_problem::{CausalAlign, DType, Direction, Layout, Mask, Problem, ProblemBuilder};
+use flashcore_problem::{CausalAlign, DType, Direction, Layout, Problem, ProblemBuilder};
 use serde_json::{Value, json};
+use textwrap::{Options, WordSeparator, WordSplitter};
 
 use super::source;
 use crate::{BenchError, Result};
@@ -183,10 +184,30 @@ impl Task {
             false => format!("(batch, {seq}, {heads}, {columns})"),
         };
         let is_backward = problem.direction() == Direction::Backward;
-        let autograd = if is_backward { self.autograd() } else { String::new() };
-        let pairs = match problem.mask().is_full() {
-            true => "seq_q * seq_kv",
-            false => "int(visible(seq_q, seq_kv, torch.device(\"cpu\")).sum())",
+        let is_masked = !problem.mask().is_full();
+        let holds = [
+            ("bshd", !self.is_bhsd),
+            ("masked", is_masked),
+            ("causal", is_plainly_causal(problem)),
+            ("bottom-right", is_bottom_right(problem)),
+            ("empty-rows", has_masked_rows(problem)),
+            ("capped", problem.softcap().is_some()),
+            ("grouped", problem.group_size() > 1),
+        ];
+        // What the benchmark calls a backward pass by: a function whose gradients a kernel computes, and the
+        // log-sum-exp that it saves for it, a part of the rows at a time: all scores of long rows are more than memory.
+        let autograd = match is_backward {
+            true => lines_that_hold(include_str!("func_autograd.py.txt"), &holds),
+            false => String::new(),
+        };
+        let pairs = match is_masked {
+            false => "seq_q * seq_kv",
+            true => "int(visible(seq_q, seq_kv, torch.device(\"cpu\")).sum())",
+        };
+        let gqa = if problem.group_size() > 1 {
+            ", enable_gqa=True"
+        } else {
+            ""
         };
         let replaced = [
             ("@AUTOGRAD@", autograd),
@@ -197,101 +218,39 @@ impl Task {
             ("@TITLE@", problem.to_string()),
             ("@SUMMARY@", summary(problem)),
             ("@DTYPE@", dtype.to_string()),
-            ("@BODY@", self.body()),
-            ("@VISIBLE@", visible(problem)),
+            ("@CAP@", shortest(problem.softcap().unwrap_or_default()).to_string()),
+            ("@GQA@", gqa.to_string()),
+            ("@DIAGONAL@", diagonal(problem)),
+            ("@CONDITIONS@", conditions(problem)),
             ("@Q_SHAPE@", axes("seq_q", "heads", "head_dim")),
             ("@K_SHAPE@", axes("seq_kv", "kv_heads", "head_dim")),
             ("@V_SHAPE@", axes("seq_kv", "kv_heads", "head_dim_v")),
             ("@O_SHAPE@", axes("seq_q", "heads", "head_dim_v")),
             ("@SCALE@", shortest(problem.softmax_scale()).to_string()),
         ];
-        let template = include_str!("func_forward.py.txt").to_string();
+        let template = lines_that_hold(include_str!("func_forward.py.txt"), &holds);
         replaced
             .iter()
             .fold(template, |text, (name, value)| text.replace(name, value))
     }
+}
 
-    /// What the benchmark calls a backward pass by: a function whose gradients a kernel computes, and the log-sum-exp
-    /// that it saves for it.
-    fn autograd(&self) -> String {
-        let problem = self.problem();
-        let mut scores = Vec::new();
-        if !self.is_bhsd {
-            scores.push("q, k = q.transpose(1, 2), k.transpose(1, 2)".to_string());
-        }
-        scores.push("k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).float()".to_string());
-        if !problem.mask().is_full() {
-            scores.push("seen = visible(q.shape[-2], k.shape[-2], q.device)".to_string());
-        }
-        scores.push("parts = []".to_string());
-        // A part of the rows at a time: all scores of long rows are more than memory.
-        scores.push("for first in range(0, q.shape[2], 256):".to_string());
-        scores.push("    rows = slice(first, first + 256)".to_string());
-        scores.push("    scores = torch.matmul(q[:, :, rows].float(), k.transpose(-2, -1)) * scale".to_string());
-        if let Some(cap) = problem.softcap() {
-            let cap = shortest(cap);
-            scores.push(format!("    scores = {cap} * torch.tanh(scores / {cap})"));
-        }
-        if !problem.mask().is_full() {
-            scores.push("    scores = scores.masked_fill(~seen[rows], float(\"-inf\"))".to_string());
-        }
-        scores.push("    parts.append(torch.logsumexp(scores, -1))".to_string());
-        scores.push("return torch.cat(parts, -1).contiguous()".to_string());
-        let scores: String = scores.iter().map(|line| format!("    {line}\n")).collect();
-        include_str!("func_autograd.py.txt").replace("@SCORES@", &scores)
-    }
-
-    /// The body of `forward_fn`, indented.
-    fn body(&self) -> String {
-        let problem = self.problem();
-        let mut lines = Vec::new();
-        if !self.is_bhsd {
-            lines.push("q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)".to_string());
-        }
-        let grouped = problem.group_size() > 1;
-        let gqa = if grouped { ", enable_gqa=True" } else { "" };
-        let is_full = problem.mask().is_full();
-        let mask = "visible(q.shape[-2], k.shape[-2], q.device)";
-        let attention = "F.scaled_dot_product_attention(q, k, v";
-        if let Some(cap) = problem.softcap() {
-            let cap = shortest(cap);
-            if grouped {
-                lines.push("groups = q.shape[1] // k.shape[1]".to_string());
-                lines.push("k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)".to_string());
-            }
-            lines.push("scores = torch.matmul(q.float(), k.float().transpose(-2, -1)) * scale".to_string());
-            lines.push(format!("scores = {cap} * torch.tanh(scores / {cap})"));
-            if !is_full {
-                lines.push(format!("scores = scores.masked_fill(~{mask}, float(\"-inf\"))"));
-            }
-            lines.push("out = torch.matmul(torch.softmax(scores, -1), v.float()).to(q.dtype)".to_string());
-        } else if is_full {
-            lines.push(format!("out = {attention}, scale=scale{gqa})"));
-        } else if is_plainly_causal(problem) && is_bottom_right(problem) {
-            lines.push("if q.shape[-2] == 1:".to_string());
-            lines.push(format!("    out = {attention}, scale=scale{gqa})"));
-            lines.push("elif q.shape[-2] == k.shape[-2]:".to_string());
-            lines.push(format!("    out = {attention}, is_causal=True, scale=scale{gqa})"));
-            lines.push("else:".to_string());
-            lines.push(format!("    mask = {mask}"));
-            lines.push(format!("    out = {attention}, attn_mask=mask, scale=scale{gqa})"));
-        } else if is_plainly_causal(problem) {
-            lines.push(format!("out = {attention}, is_causal=True, scale=scale{gqa})"));
-        } else {
-            lines.push(format!("mask = {mask}"));
-            lines.push(format!("out = {attention}, attn_mask=mask, scale=scale{gqa})"));
-        }
-        if has_masked_rows(problem) {
-            lines.push("# A row that sees no key is 0.".to_string());
-            lines.push(format!("seen = {mask}.any(-1, keepdim=True)"));
-            lines.push("out = torch.where(seen, out, torch.zeros_like(out))".to_string());
-        }
-        lines.push(match self.is_bhsd {
-            true => "return out".to_string(),
-            false => "return out.transpose(1, 2)".to_string(),
-        });
-        lines.iter().map(|line| format!("    {line}\n")).collect()
-    }
+/// The lines of a template. One that begins with `@if`, words and a colon is there only where all of the words hold, and
+/// those with `!` before them do not.
+fn lines_that_hold(template: &str, holds: &[(&str, bool)]) -> String {
+    let is_so = |word: &str| match word.strip_prefix('!') {
+        Some(word) => holds.contains(&(word, false)),
+        None => holds.contains(&(word, true)),
+    };
+    let kept = template.lines().filter_map(|line| {
+        let Some(rest) = line.strip_prefix("@if ") else {
+            return Some(line);
+        };
+        let (words, line) = rest.split_once(':')?;
+        let is_kept = words.split(' ').all(is_so);
+        is_kept.then(|| line.strip_prefix(' ').unwrap_or(line))
+    });
+    kept.map(|line| format!("{line}\n")).collect()
 }
 
 /// Causal, and nothing else: what PyTorch has a faster path for, where there are as many rows as
@@ -346,19 +305,10 @@ fn summary(problem: &Problem) -> String {
         None => String::new(),
         Some(cap) => format!(" Scores s become {cap} * tanh(s / {cap}) before softmax."),
     };
-    let text = format!("{heads} {mask}{cap}");
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let last = lines.last_mut().map_or(0, |line| line.chars().count());
-        if last + word.chars().count() > 90 {
-            lines.push(String::new());
-        }
-        if let Some(line) = lines.last_mut() {
-            line.push_str(if line.is_empty() { "" } else { " " });
-            line.push_str(word);
-        }
-    }
-    lines.join("\n    ")
+    let options = Options::new(90)
+        .word_separator(WordSeparator::AsciiSpace)
+        .word_splitter(WordSplitter::NoHyphenation);
+    textwrap::wrap(&format!("{heads} {mask}{cap}"), options).join("\n    ")
 }
 
 /// The key at row 0's position, as an expression of the lengths.
@@ -371,29 +321,14 @@ fn diagonal(problem: &Problem) -> String {
     }
 }
 
-/// The function that makes the mask, if the problem has one.
-fn visible(problem: &Problem) -> String {
-    let Mask {
-        window_left,
-        window_right,
-        ..
-    } = problem.mask();
-    if problem.mask().is_full() {
-        return String::new();
-    }
+/// Which keys a row sees, as an expression of `row` and `key`.
+fn conditions(problem: &Problem) -> String {
+    let mask = problem.mask();
     let mut conditions = Vec::new();
-    conditions.extend(window_left.map(|keys| format!("(key >= row - {keys})")));
-    conditions.extend(window_right.map(|keys| match keys {
+    conditions.extend(mask.window_left.map(|keys| format!("(key >= row - {keys})")));
+    conditions.extend(mask.window_right.map(|keys| match keys {
         0 => "(key <= row)".to_string(),
         keys => format!("(key <= row + {keys})"),
     }));
-    let (diagonal, conditions) = (diagonal(problem), conditions.join(" & "));
-    format!(
-        "\n\n@functools.lru_cache(maxsize=16)\n\
-         def visible(seq_q: int, seq_kv: int, device: torch.device) -> torch.Tensor:\n    \
-         \"\"\"Which keys each row sees, (seq_q, seq_kv).\"\"\"\n    \
-         row = torch.arange(seq_q, device=device)[:, None] + {diagonal}\n    \
-         key = torch.arange(seq_kv, device=device)[None, :]\n    \
-         return {conditions}\n"
-    )
+    conditions.join(" & ")
 }
