@@ -35,7 +35,6 @@
 // Tests read what they wrote, and what lies in the repository.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
-mod agreement;
 pub mod bed;
 mod case;
 pub mod chart;
@@ -86,7 +85,6 @@ mod telemetry;
 pub mod trial;
 mod verdict;
 
-pub use agreement::Agreement;
 pub use bed::{Bed, Workbench};
 pub use error::{BenchError, Result};
 pub use expected::Expected;

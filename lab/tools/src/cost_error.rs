@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use flashcore_bench::Agreement;
+use crate::Agreement;
 use flashcore_bench::micro::DeviceRates;
 use flashcore_check::cost::{Observation, Prediction, Resource};
 use flashcore_check::registers;

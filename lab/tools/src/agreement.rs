@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::stats::{quantile, sorted};
+use flashcore_bench::stats::{quantile, sorted};
 
 /// How well predictions agree with measurements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,7 +25,7 @@ impl Agreement {
     /// Compares pairs of predicted and measured times; `None` without any, or where one is no positive number.
     ///
     /// ```
-    /// use flashcore_bench::Agreement;
+    /// use flashcore_tools::Agreement;
     /// let agreement = Agreement::of(&[(10.0, 12.0), (20.0, 22.0), (30.0, 33.0)]).unwrap();
     /// assert_eq!((agreement.spearman, agreement.median_ratio, agreement.regret), (1.0, 1.1, 0.0));
     /// ```
