@@ -4,14 +4,14 @@
 use std::path::PathBuf;
 
 use flashcore::{DType, Device, Host, Layout, Problem, Tensor, View};
-use flashcore_bench::child::Doing;
 use flashcore_bench::{
-    Absent, BenchError, Build, Case, CaseResult, Mode, PeerPlace, PeerSource, PeerTensors, Request, Sample, Store,
-    Subject, SubjectInfo, Trouble, Watcher,
+    Absent, BenchError, Build, Case, Event, PeerPlace, PeerSource, PeerTensors, Request, Store, Subject, SubjectInfo,
+    Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::dlpack::Request as TensorRequest;
 use crate::error::{raise, value};
@@ -227,38 +227,14 @@ struct PyWatcher<'py> {
     callable: Option<Bound<'py, PyAny>>,
 }
 
-impl PyWatcher<'_> {
-    /// Watching must not end a bench: what fails is left.
-    fn tell(&self, kind: &str, what: &impl Serialize) {
-        if let (Some(callable), Ok(what)) = (&self.callable, json(what)) {
-            let _ = callable.call1((kind, what));
-        }
-    }
-}
-
 impl Watcher for PyWatcher<'_> {
-    fn note(&mut self, note: &str) {
-        self.tell("note", &note);
-    }
-
-    fn case(&mut self, case: &Case, index: usize, count: usize) {
-        self.tell("case", &(case, index, count));
-    }
-
-    fn running(&mut self, own: Option<(&str, Doing)>) {
-        self.tell("running", &own);
-    }
-
-    fn inspected(&mut self, label: &str, outcome: &str) {
-        self.tell("inspected", &(label, outcome));
-    }
-
-    fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
-        self.tell("sample", &(mode, label, sample));
-    }
-
-    fn result(&mut self, result: &CaseResult) {
-        self.tell("result", result);
+    /// Watching must not end a bench: what fails is left.
+    fn see(&mut self, event: Event) {
+        if let (Some(callable), Ok(Value::Object(said))) = (&self.callable, serde_json::to_value(event)) {
+            for (kind, what) in said {
+                let _ = callable.call1((kind, what.to_string()));
+            }
+        }
     }
 }
 

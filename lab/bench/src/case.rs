@@ -4,7 +4,7 @@ use crate::bed::Drawn;
 use crate::child::Doing;
 use crate::defences::{Inspection, inspect, inspect_again};
 use crate::own::is_own;
-use crate::session::Session;
+use crate::session::{Event, Session};
 use crate::stand::left_out;
 use crate::store::RunWriter;
 use crate::{
@@ -38,7 +38,7 @@ impl Session<'_> {
             self.inspect(&mut field, drawn)?;
         }
         for (label, reason) in &field.absent {
-            self.watcher.inspected(label, reason);
+            self.inspected(label, reason);
         }
         if field.bench.subjects.is_empty() {
             self.note(format!("{}: nothing is left to time", case.name));
@@ -65,7 +65,7 @@ impl Session<'_> {
             }
             match inspected {
                 Ok(found) => {
-                    self.watcher.inspected(&info.label, &found.to_string());
+                    self.inspected(&info.label, &found);
                     *keep = found.passed();
                     field.inspections[index] = Some(found.clone());
                     if !found.passed() {
@@ -135,7 +135,7 @@ impl Session<'_> {
             match inspected {
                 Ok(found) if found.passed() => {}
                 Ok(found) => {
-                    self.watcher.inspected(&label, &found.to_string());
+                    self.inspected(&label, &found);
                     self.reject(&label, &found, results)?;
                 }
                 Err(trouble) => lost(&label, &trouble)?,
@@ -209,10 +209,9 @@ impl Recorder<'_> {
         let own = subject.filter(|subject| self.infos.get(*subject).is_some_and(|info| is_own(&info.label)));
         if own != self.running {
             self.running = own;
-            let label = own
-                .and_then(|subject| self.infos.get(subject))
-                .map(|info| info.label.as_str());
-            self.watcher.running(label.map(|label| (label, Doing::Timing)));
+            let info = own.and_then(|subject| self.infos.get(subject));
+            let running = info.map(|info| (info.label.clone(), Doing::Timing));
+            self.watcher.see(Event::Running(running));
         }
     }
 }
@@ -227,7 +226,8 @@ impl Observer for Recorder<'_> {
             run.add_sample(sample)?;
         }
         if let Some(info) = self.infos.get(sample.subject) {
-            self.watcher.sample(self.mode, &info.label, sample);
+            let event = Event::Sample(self.mode, info.label.clone(), *sample);
+            self.watcher.see(event);
         }
         Ok(())
     }

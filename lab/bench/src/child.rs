@@ -10,11 +10,10 @@ use std::time::Duration;
 use flashcore::Device;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use crate::patience::Needs;
 use crate::process::{Process, Program, Silence};
-use crate::{BenchError, Build, Case, CaseResult, Mode, Report, Request, Result, Sample, Store, Watcher};
+use crate::{BenchError, Build, CaseResult, Event, Report, Request, Result, Store, Watcher};
 
 /// Seconds that a run of a user's kernel may take, in addition to what the problem's size needs.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -92,17 +91,13 @@ impl Doing {
 }
 
 /// A line that comes back.
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Event {
-    Note(String),
-    Case(Box<(Case, usize, usize)>),
-    Running(Option<(String, Doing)>),
-    Inspected(String, String),
-    Sample(Mode, String, Sample),
-    Result(Box<CaseResult>),
+enum Said {
     Report(Box<Report>),
     Failed(String),
+    #[serde(untagged)]
+    Event(Event),
 }
 
 /// How a child ended.
@@ -165,7 +160,7 @@ impl Program {
                         let why = format!("{label} was run again after it had failed ({reason})");
                         return Err(BenchError::Device(why));
                     }
-                    progress.watcher.inspected(&label, &reason);
+                    progress.watcher.see(Event::Inspected(label.clone(), reason.clone()));
                     job.request.failed.push((label, reason));
                     progress.finished.append(&mut progress.results);
                     job.request.cases.drain(..progress.at);
@@ -196,10 +191,10 @@ impl Program {
             let allowed = own.as_ref().map(|(_, doing)| progress.allowed(*doing));
             match (process.next(allowed), &own) {
                 (Ok(line), _) => match serde_json::from_str(&line) {
-                    Ok(Event::Running(now)) => own = now,
-                    Ok(Event::Report(report)) => outcome = Some(End::Report(report)),
-                    Ok(Event::Failed(reason)) => said_why = Some(reason),
-                    Ok(event) => progress.pass_on(event),
+                    Ok(Said::Report(report)) => outcome = Some(End::Report(report)),
+                    Ok(Said::Failed(reason)) => said_why = Some(reason),
+                    Ok(Said::Event(Event::Running(now))) => own = now,
+                    Ok(Said::Event(event)) => progress.pass_on(event),
                     // Libraries print what they like; only events are ours.
                     Err(_) => {}
                 },
@@ -236,26 +231,18 @@ impl Progress<'_> {
         doing.allowed(self.deadline, needs.unwrap_or_default())
     }
 
-    fn pass_on(&mut self, event: Event) {
-        match event {
-            Event::Note(note) if self.notes.contains(&note) => {}
-            Event::Note(note) => {
-                self.watcher.note(&note);
-                self.notes.push(note);
-            }
+    fn pass_on(&mut self, mut event: Event) {
+        match &mut event {
+            Event::Note(note) if self.notes.contains(note) => return,
+            Event::Note(note) => self.notes.push(note.clone()),
             Event::Case(case) => {
-                self.at = case.1;
-                self.watcher.case(&case.0, self.before + case.1, self.count);
-                self.problem = Some(case.0.problem);
+                (self.at, self.problem) = (case.1, Some(case.0.problem.clone()));
+                (case.1, case.2) = (self.before + case.1, self.count);
             }
-            Event::Inspected(label, what) => self.watcher.inspected(&label, &what),
-            Event::Sample(mode, label, sample) => self.watcher.sample(mode, &label, &sample),
-            Event::Result(result) => {
-                self.watcher.result(&result);
-                self.results.push(*result);
-            }
-            Event::Running(_) | Event::Report(_) | Event::Failed(_) => {}
+            Event::Result(result) => self.results.push((**result).clone()),
+            Event::Inspected(..) | Event::Sample(..) | Event::Running(_) => {}
         }
+        self.watcher.see(event);
     }
 }
 
@@ -273,13 +260,13 @@ pub fn serve(input: impl Read + Send + 'static, output: impl Write) -> std::io::
     }
     let mut lines = Lines { output, failed: None };
     let said = match serde_json::from_str(&line) {
-        Err(error) => json!({ "failed": format!("the job cannot be read: {error}") }),
+        Err(error) => Said::Failed(format!("the job cannot be read: {error}")),
         Ok(Asked { device, store, request }) => {
             // Only a bench may hang. What ends before is answered, whether the input has ended or not.
             abort_at_end_of(input);
             match run(&device, store, &request, &mut lines) {
-                Ok(report) => json!({ "report": report }),
-                Err(error) => json!({ "failed": error.to_string() }),
+                Ok(report) => Said::Report(Box::new(report)),
+                Err(error) => Said::Failed(error.to_string()),
             }
         }
     };
@@ -309,35 +296,17 @@ struct Lines<W> {
 }
 
 impl<W: Write> Lines<W> {
-    fn say(&mut self, what: &Value) {
-        let written = writeln!(self.output, "{what}").and_then(|()| self.output.flush());
+    fn say(&mut self, what: &impl Serialize) {
+        let line = serde_json::to_string(what).map_err(std::io::Error::from);
+        let written = line.and_then(|line| writeln!(self.output, "{line}"));
+        let written = written.and_then(|()| self.output.flush());
         self.failed = self.failed.take().or(written.err());
     }
 }
 
 impl<W: Write> Watcher for Lines<W> {
-    fn note(&mut self, note: &str) {
-        self.say(&json!({ "note": note }));
-    }
-
-    fn case(&mut self, case: &Case, index: usize, count: usize) {
-        self.say(&json!({ "case": (case, index, count) }));
-    }
-
-    fn running(&mut self, own: Option<(&str, Doing)>) {
-        self.say(&json!({ "running": own }));
-    }
-
-    fn inspected(&mut self, label: &str, outcome: &str) {
-        self.say(&json!({ "inspected": (label, outcome) }));
-    }
-
-    fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
-        self.say(&json!({ "sample": (mode, label, sample) }));
-    }
-
-    fn result(&mut self, result: &CaseResult) {
-        self.say(&json!({ "result": result }));
+    fn see(&mut self, event: Event) {
+        self.say(&event);
     }
 }
 

@@ -1,6 +1,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use super::*;
 use crate::identity::{DeviceIdentity, RunIdentity};
 use crate::own::Code;
@@ -15,11 +17,12 @@ struct Seen {
 }
 
 impl Watcher for Seen {
-    fn case(&mut self, _: &Case, index: usize, count: usize) {
-        self.cases.push((index, count));
-    }
-    fn inspected(&mut self, label: &str, outcome: &str) {
-        self.inspected.push(format!("{label} {outcome}"));
+    fn see(&mut self, event: Event) {
+        match event {
+            Event::Case(case) => self.cases.push((case.1, case.2)),
+            Event::Inspected(label, outcome) => self.inspected.push(format!("{label} {outcome}")),
+            _ => {}
+        }
     }
 }
 
@@ -188,7 +191,7 @@ fn a_served_job_ends_in_a_report_or_says_why_not() {
     };
     let text = served(&serde_json::to_string(&job).unwrap());
     let last = text.lines().last().unwrap();
-    let Ok(Event::Report(report)) = serde_json::from_str(last) else {
+    let Ok(Said::Report(report)) = serde_json::from_str(last) else {
         panic!("{last}")
     };
     assert_eq!(report.results[0].measurement.subjects.len(), 1);

@@ -104,7 +104,7 @@ pub use protocol::Stop;
 pub use reference::{ExpectedOutputs, draw, draw_with, expected};
 pub use report::{CaseResult, Report, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, SeedsShape};
 pub use rungs::{Rung, rungs};
-pub use session::{Request, Watcher, run};
+pub use session::{Event, Request, Watcher, run};
 pub use stand::{Built, KERNEL_WORDS, Stand};
 pub use stats::{Interval, Ratio, Summary};
 pub use store::Store;

@@ -36,10 +36,10 @@ pub fn predict(
     let mut session = Session::begin(request, DeviceIdentity::predicted(profile), None, store, watcher)?;
     let cache = KernelCache::default();
     for (index, case) in request.cases.iter().enumerate() {
-        session.watcher.case(case, index, request.cases.len());
+        session.begins(case, index);
         let (subjects, absent) = subjects(request, case, (profile, &plans), &cache);
         for (label, reason) in &absent {
-            session.watcher.inspected(label, reason);
+            session.inspected(label, reason);
         }
         let infos: Vec<SubjectInfo> = subjects.iter().map(|subject| subject.info.clone()).collect();
         let baseline = session.baseline(&infos);

@@ -294,11 +294,12 @@ mod tests {
     struct Notes(Vec<String>);
 
     impl Watcher for Notes {
-        fn note(&mut self, note: &str) {
-            self.0.push(note.into());
-        }
-        fn inspected(&mut self, label: &str, outcome: &str) {
-            self.0.push(format!("{label} {outcome}"));
+        fn see(&mut self, event: crate::Event) {
+            match event {
+                crate::Event::Note(note) => self.0.push(note),
+                crate::Event::Inspected(label, outcome) => self.0.push(format!("{label} {outcome}")),
+                _ => {}
+            }
         }
     }
 

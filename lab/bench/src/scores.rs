@@ -79,7 +79,7 @@ impl Session<'_> {
         for mut subject in found {
             let label = subject.info().label.clone();
             let compared = compared(stream, problem, subject.as_mut(), &scores, &want)?;
-            self.watcher.inspected(&label, &compared.to_string());
+            self.inspected(&label, &compared);
             match compared.passed {
                 true => subjects.push(subject),
                 false => {

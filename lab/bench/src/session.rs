@@ -67,24 +67,34 @@ impl Default for Request {
     }
 }
 
+/// What happens in a bench; in JSON an object with one key, as a child process says it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Event {
+    /// Something is missing or odd; said once.
+    Note(String),
+    /// A kernel of the user begins to do something, from which it may not come back; or `None`: it has come back.
+    Running(Option<(String, Doing)>),
+    /// A problem begins: its number from 0, of so many.
+    Case(Box<(Case, usize, usize)>),
+    /// A subject is inspected, or was left out: its label, and what came of it.
+    Inspected(String, String),
+    /// A sample was taken of the subject with this label.
+    Sample(Mode, String, Sample),
+    /// A problem is done in one mode.
+    Result(Box<CaseResult>),
+}
+
 /// Is told how a bench goes along.
 pub trait Watcher {
-    /// Something is missing or odd; said once.
-    fn note(&mut self, _note: &str) {}
-    /// A kernel of the user begins to do something, from which it may not come back; or `None`: it has come back.
-    fn running(&mut self, _own: Option<(&str, Doing)>) {}
-    /// A problem begins: number `index` of `count`.
-    fn case(&mut self, _case: &Case, _index: usize, _count: usize) {}
-    /// A subject is inspected, or was left out (`outcome`).
-    fn inspected(&mut self, _label: &str, _outcome: &str) {}
-    /// A sample was taken.
-    fn sample(&mut self, _mode: Mode, _label: &str, _sample: &Sample) {}
-    /// A problem is done in one mode.
-    fn result(&mut self, _result: &CaseResult) {}
+    /// What happens now.
+    fn see(&mut self, event: Event);
 }
 
 /// Watches nothing.
-impl Watcher for () {}
+impl Watcher for () {
+    fn see(&mut self, _: Event) {}
+}
 
 /// Benches on a device.
 ///
@@ -141,7 +151,7 @@ pub fn run(
     };
     let cache = KernelCache::default();
     for (index, case) in request.cases.iter().enumerate() {
-        session.watcher.case(case, index, request.cases.len());
+        session.begins(case, index);
         if let (true, Some((stream, tools))) = (request.scores, &stand.gpu) {
             session.scores(case, (stream, tools), peers)?;
             continue;
@@ -240,9 +250,21 @@ impl<'s> Session<'s> {
         })
     }
 
+    /// Tells that a problem begins.
+    pub(crate) fn begins(&mut self, case: &Case, index: usize) {
+        let begins = (case.clone(), index, self.request.cases.len());
+        self.watcher.see(Event::Case(Box::new(begins)));
+    }
+
+    /// Tells what came of the inspection of a subject, or why it was left out.
+    pub(crate) fn inspected(&mut self, label: &str, outcome: &impl ToString) {
+        let event = Event::Inspected(label.to_string(), outcome.to_string());
+        self.watcher.see(event);
+    }
+
     /// Tells a result, and adds it to the report.
     pub(crate) fn add(&mut self, result: CaseResult) {
-        self.watcher.result(&result);
+        self.watcher.see(Event::Result(Box::new(result.clone())));
         self.report.results.push(result);
     }
 
@@ -281,20 +303,20 @@ impl<'s> Session<'s> {
     /// Tells that a kernel runs, if it is the user's.
     pub(crate) fn running(&mut self, label: &str, doing: Doing) {
         if is_own(label) {
-            self.watcher.running(Some((label, doing)));
+            self.watcher.see(Event::Running(Some((label.to_string(), doing))));
         }
     }
 
     /// Tells that it has come back.
     pub(crate) fn idle(&mut self, label: &str) {
         if is_own(label) {
-            self.watcher.running(None);
+            self.watcher.see(Event::Running(None));
         }
     }
 
     pub(crate) fn note(&mut self, note: String) {
         if !self.report.notes.contains(&note) {
-            self.watcher.note(&note);
+            self.watcher.see(Event::Note(note.clone()));
             self.report.notes.push(note);
         }
     }

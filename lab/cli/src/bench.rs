@@ -10,8 +10,8 @@ use flashcore_bench::child::Job;
 use flashcore_bench::python::{self, Python};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
-    BenchError, Build, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule,
-    Store, Watcher, problems, table,
+    BenchError, Build, Case, CaseResult, Event, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, Store,
+    Watcher, problems, table,
 };
 use serde_json::json;
 
@@ -267,7 +267,7 @@ pub(crate) fn bench(
     let mut progress = Progress::new(quiet);
     let python = find_peers(peers);
     if let Err(absence) = &python {
-        progress.note(absence);
+        progress.see(Event::Note(absence.clone()));
     }
     let report = measure(&python, device, request, (peers, deadline), store, &mut progress);
     drop(progress);
@@ -360,29 +360,25 @@ impl Progress {
 }
 
 impl Watcher for Progress {
-    fn note(&mut self, note: &str) {
-        self.spinner.0.suspend(|| style::note(note));
-    }
-
-    fn case(&mut self, case: &Case, index: usize, count: usize) {
-        self.at = format!("{}/{count} {}", index + 1, case.name);
-        self.spinner.say(&format!("{}: inputs and reference", self.at));
-    }
-
-    fn inspected(&mut self, label: &str, _outcome: &str) {
-        self.spinner.say(&format!("{}: inspected {label}", self.at));
-    }
-
-    fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
-        let (at, round, time) = (&self.at, sample.round + 1, style::micros(sample.run_us()));
-        let message = format!("{at}: {mode}, round {round}, {label} {time}");
-        self.spinner.say(&message);
-    }
-
-    fn result(&mut self, result: &CaseResult) {
-        if self.tables {
-            let text = format!("\n{}", table::case_text(result));
-            self.spinner.0.suspend(|| style::print(&text));
+    fn see(&mut self, event: Event) {
+        match event {
+            Event::Note(note) => self.spinner.0.suspend(|| style::note(note)),
+            Event::Case(case) => {
+                let (case, index, count) = *case;
+                self.at = format!("{}/{count} {}", index + 1, case.name);
+                self.spinner.say(&format!("{}: inputs and reference", self.at));
+            }
+            Event::Inspected(label, _) => self.spinner.say(&format!("{}: inspected {label}", self.at)),
+            Event::Sample(mode, label, sample) => {
+                let (at, round, time) = (&self.at, sample.round + 1, style::micros(sample.run_us()));
+                self.spinner
+                    .say(&format!("{at}: {mode}, round {round}, {label} {time}"));
+            }
+            Event::Result(result) if self.tables => {
+                let text = format!("\n{}", table::case_text(&result));
+                self.spinner.0.suspend(|| style::print(&text));
+            }
+            Event::Result(_) | Event::Running(_) => {}
         }
     }
 }

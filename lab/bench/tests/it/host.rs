@@ -5,7 +5,7 @@ use flashcore_bench::problems::Case;
 use flashcore_bench::sequences::{Sequences, Span};
 use flashcore_bench::store::{Selector, Store};
 use flashcore_bench::{
-    Absent, BenchError, LaunchMode, Mode, Options, PeerPlace, PeerSource, PeerTensors, Report, Request, Subject,
+    Absent, BenchError, Event, LaunchMode, Mode, Options, PeerPlace, PeerSource, PeerTensors, Report, Request, Subject,
     SubjectInfo, Trouble, Watcher, run, table,
 };
 use flashcore_problem::{KvLengths, Problem, Tensor};
@@ -84,14 +84,13 @@ struct Seen {
 }
 
 impl Watcher for Seen {
-    fn note(&mut self, note: &str) {
-        self.notes.push(note.into());
-    }
-    fn inspected(&mut self, label: &str, outcome: &str) {
-        self.outcomes.push((label.into(), outcome.into()));
-    }
-    fn sample(&mut self, _: Mode, _: &str, _: &flashcore_bench::Sample) {
-        self.samples += 1;
+    fn see(&mut self, event: Event) {
+        match event {
+            Event::Note(note) => self.notes.push(note),
+            Event::Inspected(label, outcome) => self.outcomes.push((label, outcome)),
+            Event::Sample(..) => self.samples += 1,
+            _ => {}
+        }
     }
 }
 
