@@ -1,5 +1,7 @@
 //! Runs the protocol on real subjects with a real clock.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::{Batch, Protocol, Purpose, Step};
@@ -222,12 +224,12 @@ impl Measured {
             self.summary = Some(Summary::predicted(us, interval));
             return;
         }
-        let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
-        let times: Vec<f64> = of(index).map(Sample::run_us).collect();
+        let times: Vec<f64> = times_of(samples, index).map(|(_, us)| us).collect();
         self.summary = Summary::of(&times, options.confidence);
-        let in_round = |round: u32| of(baseline).find(|sample| sample.round == round).map(Sample::run_us);
-        let pairs = of(index).filter_map(|sample| Some((sample.run_us(), in_round(sample.round)?)));
-        let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.filter(|_| index != baseline).unzip();
+        let (ours, theirs) = match index == baseline {
+            true => Default::default(),
+            false => in_common(samples, index, baseline),
+        };
         self.ratio = Ratio::paired(&ours, &theirs, options.confidence, RESAMPLES);
         self.verdict = self.ratio.map(|ratio| Verdict::of(&ratio, options.threshold));
     }
@@ -236,6 +238,19 @@ impl Measured {
         self.trouble = Some(why);
         (self.summary, self.ratio, self.verdict) = (None, None, None);
     }
+}
+
+/// The rounds of a subject, and its times in them.
+fn times_of(samples: &[Sample], subject: usize) -> impl Iterator<Item = (u32, f64)> {
+    let of = samples.iter().filter(move |sample| sample.subject == subject);
+    of.map(|sample| (sample.round, sample.run_us()))
+}
+
+/// The times of two subjects in the rounds that both have.
+pub(crate) fn in_common(samples: &[Sample], one: usize, other: usize) -> (Vec<f64>, Vec<f64>) {
+    let others: BTreeMap<u32, f64> = times_of(samples, other).collect();
+    let pairs = times_of(samples, one).filter_map(|(round, us)| Some((us, *others.get(&round)?)));
+    pairs.unzip()
 }
 
 /// Times one batch: total µs, the runs made, and the state of the device meanwhile if it is watched.

@@ -8,6 +8,7 @@ use flashcore_problem::{Direction, Mask, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
+use crate::measure::in_common;
 use crate::stats::RESAMPLES;
 use crate::{Case, CaseResult, Interval, Measured, Mode, Ratio, Report, Sample};
 
@@ -207,19 +208,13 @@ impl<'r> Against<'r> {
     pub(crate) fn of(result: &'r CaseResult, samples: &[Sample], confidence: f64, wanted: &[String]) -> Option<Self> {
         let ours = result.quickest(|subject| subject.info.is_ours())?;
         let subjects = &result.measurement.subjects;
-        let by_round = |subject: &Measured| -> Option<BTreeMap<u32, f64>> {
-            let place = subjects
-                .iter()
-                .position(|known| known.info.label == subject.info.label)?;
-            let of = samples.iter().filter(|sample| sample.subject == place);
-            Some(of.map(|sample| (sample.round, sample.run_us())).collect())
+        let place = |subject: &Measured| {
+            let mut labels = subjects.iter().map(|known| &known.info.label);
+            labels.position(|label| *label == subject.info.label)
         };
-        let mine = by_round(ours)?;
         let is_wanted = |label: &String| wanted.is_empty() || wanted.contains(label);
         let ratio = |peer: &'r Measured| {
-            let theirs = by_round(peer)?;
-            let pairs = mine.iter().filter_map(|(round, us)| Some((*us, *theirs.get(round)?)));
-            let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.unzip();
+            let (ours, theirs) = in_common(samples, place(ours)?, place(peer)?);
             Some((peer, Ratio::paired(&ours, &theirs, confidence, RESAMPLES)?))
         };
         let peers = subjects
