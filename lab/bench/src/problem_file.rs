@@ -269,10 +269,20 @@ impl Wrong {
     }
 }
 
-fn dtype_named(key: &'static str, name: &str) -> Result<DType, Wrong> {
+fn dtype_named(key: &'static str, name: &Option<String>) -> Result<Option<DType>, Wrong> {
+    let Some(name) = name else { return Ok(None) };
     let known = || DType::ALL.map(DType::name).join(", ");
     let unknown = || Wrong::new(&[key], format!("no dtype is named `{name}`; allowed: {}", known()));
-    DType::from_name(name).ok_or_else(unknown)
+    DType::from_name(name).ok_or_else(unknown).map(Some)
+}
+
+/// What a word is that a key has, one of two.
+fn one_of<T: Copy>(key: &'static str, word: &Option<String>, known: [(&str, T); 2]) -> Result<Option<T>, Wrong> {
+    let Some(word) = word else { return Ok(None) };
+    let allowed = known.map(|(name, _)| name).join(", ");
+    let unknown = || Wrong::new(&[key], format!("no {key} is named `{word}`; allowed: {allowed}"));
+    let found = known.into_iter().find(|(name, _)| name == word);
+    found.ok_or_else(unknown).map(|(_, value)| Some(value))
 }
 
 impl Entry {
@@ -321,16 +331,9 @@ impl Entry {
             let heads = self.heads.or(like.as_ref().map(Problem::num_heads)).unwrap_or(1);
             builder = builder.heads(heads, self.kv_heads.unwrap_or(heads));
         }
-        let of_file = self
-            .dtype
-            .as_deref()
-            .map(|name| dtype_named("dtype", name))
-            .transpose()?;
-        let sinks = self
-            .sinks
-            .as_deref()
-            .map(|name| dtype_named("sinks", name))
-            .transpose()?;
+        let (of_file, sinks) = (dtype_named("dtype", &self.dtype)?, dtype_named("sinks", &self.sinks)?);
+        let layouts: [(&str, fn([usize; 4]) -> Layout); 2] = [("bshd", Layout::bshd), ("bhsd", Layout::bhsd)];
+        let directions = [("forward", Direction::Forward), ("backward", Direction::Backward)];
         macro_rules! set {
             ($($given:expr => $method:ident),* $(,)?) => {
                 $(if let Some(value) = $given { builder = builder.$method(value); })*
@@ -354,25 +357,9 @@ impl Entry {
             self.kv_lengths => kv_lengths,
             self.deterministic => deterministic,
             self.batch_invariant => batch_invariant,
+            one_of("layout", &self.layout, layouts)? => layout,
+            one_of("direction", &self.direction, directions)? => direction,
         }
-        builder = match self.layout.as_deref() {
-            None => builder,
-            Some("bshd") => builder.layout(Layout::bshd),
-            Some("bhsd") => builder.layout(Layout::bhsd),
-            Some(other) => {
-                let reason = format!("no layout is named `{other}`; allowed: bshd, bhsd");
-                return Err(Wrong::new(&["layout"], reason));
-            }
-        };
-        builder = match self.direction.as_deref() {
-            None => builder,
-            Some("forward") => builder.direction(Direction::Forward),
-            Some("backward") => builder.direction(Direction::Backward),
-            Some(other) => {
-                let reason = format!("no direction is named `{other}`; allowed: forward, backward");
-                return Err(Wrong::new(&["direction"], reason));
-            }
-        };
         let problem = builder.build();
         let problem = problem.map_err(|error| Wrong::of_problem(&error, sizes, self.name.as_deref()))?;
         let mut case = Case::new(self.name.unwrap_or_else(|| problem.to_string()), problem);

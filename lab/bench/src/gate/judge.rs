@@ -184,10 +184,8 @@ fn check(name: CheckName, summary: String, details: Vec<String>) -> Check {
 
 fn not_judged(name: CheckName, why: impl Into<String>) -> Check {
     Check {
-        name,
         outcome: Outcome::NotJudged,
-        summary: why.into(),
-        details: Vec::new(),
+        ..check(name, why.into(), Vec::new())
     }
 }
 

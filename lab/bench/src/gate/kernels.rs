@@ -75,6 +75,19 @@ pub struct Built {
     pub wrong: Option<String>,
 }
 
+impl Built {
+    fn of(one: &Chosen<'_>, kernel: String) -> Built {
+        Built {
+            card: one.card.name.clone(),
+            case: one.case.name.clone(),
+            kernel,
+            registers: None,
+            spilled_bytes: None,
+            wrong: None,
+        }
+    }
+}
+
 /// The library's choice for each problem on each card, or the kernel that was named. Problems that a user's kernel does
 /// not serve are left out: what it says of the first of them comes back.
 pub(super) fn choose(options: &Options) -> Result<(Vec<Chosen<'_>>, Option<String>)> {
@@ -136,24 +149,13 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
                 }
             }
             Err(why) => built.push(Built {
-                card: one.card.name.clone(),
-                case: one.case.name.clone(),
-                kernel: one.case.problem.to_string(),
-                registers: None,
-                spilled_bytes: None,
                 wrong: Some(why.clone()),
+                ..Built::of(one, one.case.problem.to_string())
             }),
         }
     }
     let assembled = kernels.into_par_iter().map(|((name, target), (kernel, part, one))| {
-        let mut found = Built {
-            card: one.card.name.clone(),
-            case: one.case.name.clone(),
-            kernel: name.to_string(),
-            registers: None,
-            spilled_bytes: None,
-            wrong: None,
-        };
+        let mut found = Built::of(one, name.to_string());
         let mut unknown = None;
         match kernel.assemble(part, target) {
             Ok(used) => {

@@ -305,7 +305,7 @@ fn summary(problem: &Problem) -> String {
         None => String::new(),
         Some(cap) => format!(" Scores s become {cap} * tanh(s / {cap}) before softmax."),
     };
-    let options = Options::new(90)
+    let options = Options::new(91)
         .word_separator(WordSeparator::AsciiSpace)
         .word_splitter(WordSplitter::NoHyphenation);
     textwrap::wrap(&format!("{heads} {mask}{cap}"), options).join("\n    ")

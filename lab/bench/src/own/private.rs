@@ -32,28 +32,24 @@ fn check_as(file: &Path, user: u32) -> Result<(), String> {
     };
     let is_mine = |owner: u32| owner == user || owner == 0;
     let shown = |path: &Path| format!("'{}'", path.display());
-    match seen(file) {
-        Ok(found) if found.is_symlink() => {
-            let path = shown(file);
-            return Err(format!(
-                "it is a link, and whoever owns its target could change it; `rm {path}` removes the link"
-            ));
-        }
-        Ok(found) if !is_mine(found.uid()) => {
-            let (path, owner) = (shown(file), found.uid());
-            let why = format!("it belongs to user {owner}, and you are user {user}");
-            return Err(format!(
-                "{why}; `rm -f {path}` removes it, `sudo chown {user} {path}` makes it yours"
-            ));
-        }
-        Ok(found) if found.mode() & WRITE != 0 => {
-            let path = shown(file);
-            let why = format!("other users can write it (its mode is {:o})", found.mode() & 0o7777);
-            return Err(format!(
-                "{why}; `rm {path}` removes it, `chmod go-w {path}` keeps what it lists"
-            ));
-        }
-        _ => {}
+    let path = shown(file);
+    let wrong = match seen(file) {
+        Ok(found) if found.is_symlink() => Some(format!(
+            "it is a link, and whoever owns its target could change it; `rm {path}` removes the link"
+        )),
+        Ok(found) if !is_mine(found.uid()) => Some(format!(
+            "it belongs to user {}, and you are user {user}; `rm -f {path}` removes it, `sudo chown {user} {path}` makes \
+             it yours",
+            found.uid()
+        )),
+        Ok(found) if found.mode() & WRITE != 0 => Some(format!(
+            "other users can write it (its mode is {:o}); `rm {path}` removes it, `chmod go-w {path}` keeps what it lists",
+            found.mode() & 0o7777
+        )),
+        _ => None,
+    };
+    if let Some(wrong) = wrong {
+        return Err(wrong);
     }
     // As it is written, and where the links in that lead.
     let folder = file.parent().unwrap_or(Path::new("/"));

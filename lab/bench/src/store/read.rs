@@ -113,35 +113,29 @@ impl RunRow {
             first,
             bytes: part[..whole].to_vec(),
         };
-        for line in lines {
-            if line.starts_with(MEASUREMENT) || line.starts_with(PROFILE) {
-                run.add_case(line);
-            }
-            if line.starts_with(ROW) {
-                run.add_row(line);
-            }
-            run.measurements += u32::from(line.starts_with(MEASUREMENT) || line.starts_with(ROW));
-            run.samples += u32::from(line.starts_with(SAMPLE));
-            run.profiles += u32::from(line.starts_with(PROFILE));
-            run.finished = run.bundle.is_some() || line.starts_with(FINISHED);
-        }
+        lines.for_each(|line| run.count(line));
         Ok(Some(run))
     }
 
-    /// Adds the problem of a row, and its samples.
-    fn add_row(&mut self, line: &[u8]) {
-        if let Ok(Line::Row(row)) = serde_json::from_slice(line) {
-            let times = row.subjects.iter().flat_map(|subject| &subject.round_ns);
-            self.samples += times.flatten().count() as u32;
-            self.cases.extend(row.problem["name"].as_str().map(str::to_string));
+    /// Counts a line, and adds the problem that it is about. Others are not parsed; a wrong one is an error only where it
+    /// is read.
+    fn count(&mut self, line: &[u8]) {
+        self.samples += u32::from(line.starts_with(SAMPLE));
+        self.finished = self.bundle.is_some() || line.starts_with(FINISHED);
+        let [is_measurement, is_row, is_profile] = [MEASUREMENT, ROW, PROFILE].map(|kind| line.starts_with(kind));
+        self.measurements += u32::from(is_measurement || is_row);
+        self.profiles += u32::from(is_profile);
+        if !(is_measurement || is_row || is_profile) {
+            return;
         }
-    }
-
-    /// Adds the problem of a line that has one; a wrong line is an error only where it is read.
-    fn add_case(&mut self, line: &[u8]) {
         let case = match serde_json::from_slice(line) {
             Ok(Line::Measurement(begun)) => begun.case.name,
             Ok(Line::Profile(profile)) => profile.case.name,
+            Ok(Line::Row(row)) => {
+                let times = row.subjects.iter().flat_map(|subject| &subject.round_ns);
+                self.samples += times.flatten().count() as u32;
+                row.problem["name"].as_str().unwrap_or_default().to_string()
+            }
             _ => return,
         };
         if !self.cases.contains(&case) {

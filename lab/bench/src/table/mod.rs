@@ -291,13 +291,9 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
         of(summary.map(|s| result.tflops(s.p50))),
         of(summary.map(|s| result.gbps(s.p50))),
         of(ratio.map(|r| r.value)),
-        ratio.map_or(
-            String::new(),
-            |Ratio {
-                 interval: Interval { lo, hi },
-                 ..
-             }| format!("{lo:.4}{dash}{hi:.4}"),
-        ),
+        ratio.map_or(String::new(), |Ratio { interval, .. }| {
+            format!("{:.4}{dash}{:.4}", interval.lo, interval.hi)
+        }),
         verdict,
     ]
 }
