@@ -17,8 +17,6 @@ pub use chapter::{Chapter, chapters};
 pub use hardware::Prediction;
 pub(crate) use markdown::escaped as in_markdown;
 
-use std::collections::BTreeSet;
-
 use flashcore_check::render;
 
 use crate::chart::Drawing;
@@ -180,22 +178,6 @@ impl Cell {
 }
 
 impl Document {
-    /// The ids in it.
-    pub fn evidence(&self) -> BTreeSet<&EvidenceId> {
-        let mut ids = BTreeSet::new();
-        for block in self.sections.iter().flat_map(|section| &section.blocks) {
-            match block {
-                Block::Sentences(all) => ids.extend(all.iter().flat_map(|(_, from)| from)),
-                Block::Table(table) => ids.extend(table.rows.iter().flatten().filter_map(|cell| match cell {
-                    Cell::Evidence(id) => Some(id),
-                    _ => None,
-                })),
-                Block::Prose(_) | Block::Picture(_) => {}
-            }
-        }
-        ids
-    }
-
     /// As one HTML file.
     pub fn html(&self) -> String {
         html::page(self)

@@ -39,11 +39,6 @@ pub struct PreparedPlan<'a> {
 }
 
 impl<'a> PreparedPlan<'a> {
-    /// Binds a plan's kernels, loaded in the order of its steps, to tensors.
-    pub fn new(plan: &Plan, functions: &[Function], tensors: &Buffers<'a>) -> Result<Self> {
-        PreparedPlan::of(plan.steps().map(|step| &step.launch).zip(functions), tensors)
-    }
-
     /// Binds kernels and their launches to tensors.
     pub fn of<'l>(launches: impl Iterator<Item = (&'l Launch, &'l Function)>, tensors: &Buffers<'a>) -> Result<Self> {
         let mut steps = Vec::new();

@@ -139,16 +139,6 @@ impl Scale {
         }
     }
 
-    /// For the simulator: one or two blocks of each kernel.
-    pub const fn small() -> Scale {
-        Scale {
-            sms: 1,
-            copy_bytes: 2 * CHUNK,
-            cached_bytes: 2 * CHUNK,
-            full: false,
-        }
-    }
-
     /// Rounds of a loop that makes `full` of them on a device.
     fn rounds(&self, full: u32) -> u32 {
         if self.full { full } else { 2 }

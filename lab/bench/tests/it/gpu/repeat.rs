@@ -65,7 +65,8 @@ fn differing(
     let load = |kernel| Function::load(context, kernel, &ModuleOptions::default());
     let functions = plan.steps().map(|step| load(&step.kernel));
     let functions = functions.collect::<Result<Vec<_>, _>>()?;
-    let prepared = PreparedPlan::new(plan, &functions, &set.tensors())?;
+    let launches = plan.steps().map(|step| &step.launch).zip(&functions);
+    let prepared = PreparedPlan::of(launches, &set.tensors())?;
     let run = || -> Result<Output, Box<dyn Error>> {
         set.poison(stream)?;
         prepared.enqueue(stream)?;

@@ -78,7 +78,8 @@ fn on_gpu(context: &Context, trials: u32, case: &Case, kernel: Option<&Config>) 
         let other: Box<dyn Subject + '_> = if slowdown == 0.0 {
             Box::new(subject(1, Launching::GraphOf(chain))?.labelled("itself"))
         } else {
-            let run = PreparedPlan::new(&plan, &functions, &bed.tensors(1))?;
+            let launches = plan.steps().map(|step| &step.launch).zip(&functions);
+            let run = PreparedPlan::of(launches, &bed.tensors(1))?;
             let turns = tools.turns(planted_us);
             let tools = &tools;
             let work = move |stream: &Stream| {
