@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 
 use super::chapter::Chapter;
 use super::{Cell, Section, Table};
+use crate::SubjectInfo;
 use crate::defences::Inspection;
 use crate::gather::{EvidenceId, Gathered, Timing};
 
-/// Every subject that was inspected.
-fn inspected<'g>(chapter: &Chapter<'g>) -> impl Iterator<Item = (&'g Timing, usize, &'g Inspection)> {
+/// Every subject that was inspected: its measurement, its place there, and what was found.
+fn inspected<'g>(chapter: &Chapter<'g>) -> impl Iterator<Item = (&'g Timing, usize, &'g SubjectInfo, &'g Inspection)> {
     let timings = chapter.timings.clone().into_iter();
     timings.flat_map(|timing| {
-        let found = timing.result.inspections.iter().enumerate();
-        found.filter_map(move |(place, found)| Some((timing, place, found.as_ref()?)))
+        let subjects = timing.result.measurement.subjects.iter();
+        let found = subjects.zip(&timing.result.inspections).enumerate();
+        found.filter_map(move |(place, (subject, found))| Some((timing, place, &subject.info, found.as_ref()?)))
     })
 }
 
@@ -25,20 +27,18 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
             "problem", "mode", "subject", "largest", "relative", "verdict", "run", "evidence",
         ],
     );
-    let label = |timing: &Timing, place: usize| timing.result.measurement.subjects[place].info.label.clone();
-    let mut largest: BTreeMap<String, f64> = BTreeMap::new();
-    for (timing, place, found) in inspected(chapter).filter(|(.., found)| found.passed()) {
-        let most = largest.entry(label(timing, place)).or_default();
+    let mut largest: BTreeMap<&str, f64> = BTreeMap::new();
+    for (.., info, found) in inspected(chapter).filter(|(.., found)| found.passed()) {
+        let most = largest.entry(&info.label).or_default();
         *most = most.max(found.max_abs);
     }
-    for (timing, place, found) in inspected(chapter) {
-        let label = label(timing, place);
-        if found.passed() && largest.get(&label) != Some(&found.max_abs) {
+    for (timing, place, SubjectInfo { label, .. }, found) in inspected(chapter) {
+        if found.passed() && largest.get(label.as_str()) != Some(&found.max_abs) {
             continue;
         }
         if found.passed() {
             // Of equals the first.
-            largest.remove(&label);
+            largest.remove(label.as_str());
         }
         let verdict = match found.rejected {
             None => "passed".to_string(),
@@ -47,7 +47,7 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         table.rows.push(vec![
             Cell::text(&timing.result.case.name),
             Cell::text(timing.mode().to_string()),
-            Cell::code(&label),
+            Cell::code(label),
             Cell::number(format!("{:.2e}", found.max_abs)),
             Cell::number(format!("{:.2e}", found.frobenius)),
             Cell::text(verdict),
@@ -67,21 +67,19 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
 
 /// The largest error of a kernel of ours, and whether any was rejected, as sentences.
 pub(super) fn largest(chapter: &Chapter<'_>) -> Vec<(String, Vec<EvidenceId>)> {
-    let ours =
-        || inspected(chapter).filter(|(timing, place, _)| timing.result.measurement.subjects[*place].info.is_ours());
-    let label = |timing: &Timing, place: usize| timing.result.measurement.subjects[place].info.label.clone();
+    let ours = || inspected(chapter).filter(|(.., info, _)| info.is_ours());
     let mut sentences = Vec::new();
     let passed = ours().filter(|(.., found)| found.passed());
-    if let Some((timing, place, found)) = passed.max_by(|a, b| a.2.max_abs.total_cmp(&b.2.max_abs)) {
-        let (name, label) = (&timing.result.case.name, label(timing, place));
+    if let Some((timing, place, info, found)) = passed.max_by(|a, b| a.3.max_abs.total_cmp(&b.3.max_abs)) {
+        let (name, label) = (&timing.result.case.name, &info.label);
         let text = format!(
             "The largest error of a kernel of ours against float64 is {:.2e} ({name}, {label}).",
             found.max_abs
         );
         sentences.push((text, vec![timing.ids[place].clone()]));
     }
-    for (timing, place, found) in ours().filter(|(.., found)| !found.passed()) {
-        let (name, label) = (&timing.result.case.name, label(timing, place));
+    for (timing, place, info, found) in ours().filter(|(.., found)| !found.passed()) {
+        let (name, label) = (&timing.result.case.name, &info.label);
         let text = format!(
             "{label} was rejected on {name}: {}.",
             found.detail.trim_end_matches('.')

@@ -99,9 +99,18 @@ pub const NOT_READ: &str = "not read: ";
 
 /// What an id names.
 #[derive(Clone, Copy, Debug)]
-pub enum Found<'g> {
-    /// A whole run.
-    Run(&'g Origin),
+pub struct Found<'g> {
+    /// The id.
+    pub id: &'g EvidenceId,
+    /// Where it comes from.
+    pub origin: &'g Origin,
+    pub(crate) number: Number<'g>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Number<'g> {
+    /// All of a run.
+    Run,
     /// The time of a subject: its measurement, and its place there.
     Time(&'g Timing, usize),
     /// Counters of a kernel.
@@ -145,17 +154,16 @@ impl Gathered {
 
     /// What an id, or its first digits, names: one thing, or none, or several.
     pub fn find(&self, id: &str) -> Vec<Found<'_>> {
-        let runs = self
-            .origins
-            .iter()
-            .filter(|origin| origin.id.begins(id))
-            .map(Found::Run);
+        let runs = self.origins.iter().map(|origin| (&origin.id, origin, Number::Run));
         let times = self.timings.iter().flat_map(|timing| {
-            let found = timing.ids.iter().enumerate().filter(|(_, known)| known.begins(id));
-            found.map(move |(place, _)| Found::Time(timing, place))
+            let origin = &self.origins[timing.origin];
+            let each = timing.ids.iter().enumerate();
+            each.map(move |(place, id)| (id, origin, Number::Time(timing, place)))
         });
-        let profiles = self.profiles.iter().filter(|profiled| profiled.id.begins(id));
-        runs.chain(times).chain(profiles.map(Found::Profile)).collect()
+        let profiles = self.profiles.iter();
+        let profiles = profiles.map(|of| (&of.id, &self.origins[of.origin], Number::Profile(of)));
+        let all = runs.chain(times).chain(profiles).filter(|(known, ..)| known.begins(id));
+        all.map(|(id, origin, number)| Found { id, origin, number }).collect()
     }
 
     /// Whether there is no number at all.
@@ -165,37 +173,18 @@ impl Gathered {
 }
 
 impl Found<'_> {
-    /// The id.
-    pub fn id(&self) -> &EvidenceId {
-        match self {
-            Found::Run(origin) => &origin.id,
-            Found::Time(timing, place) => &timing.ids[*place],
-            Found::Profile(profiled) => &profiled.id,
-        }
-    }
-
     /// What it names, in a line.
     pub fn what(&self) -> String {
-        match self {
-            Found::Run(origin) => format!("run {}", origin.key),
-            Found::Time(timing, place) => {
-                let label = &timing.result.measurement.subjects[*place].info.label;
+        match self.number {
+            Number::Run => format!("run {}", self.origin.key),
+            Number::Time(timing, place) => {
+                let label = &timing.result.measurement.subjects[place].info.label;
                 format!("{}, {}, {label}", timing.result.case.name, timing.mode())
             }
-            Found::Profile(Profiled { record, .. }) => {
+            Number::Profile(Profiled { record, .. }) => {
                 format!("counters of {} on {}", record.subject.label, record.case.name)
             }
         }
-    }
-
-    /// Where it comes from.
-    pub fn origin<'g>(&self, gathered: &'g Gathered) -> Option<&'g Origin> {
-        let place = match self {
-            Found::Run(origin) => return gathered.origins.iter().find(|known| known.id == origin.id),
-            Found::Time(timing, _) => timing.origin,
-            Found::Profile(profiled) => profiled.origin,
-        };
-        gathered.origins.get(place)
     }
 }
 

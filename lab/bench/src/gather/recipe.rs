@@ -6,7 +6,7 @@ use flashcore_ir::Profile;
 use flashcore_problem::Problem;
 use serde::Serialize;
 
-use super::{EvidenceId, Found, Gathered, Origin, Profiled, Timing, time_of};
+use super::{EvidenceId, Found, Gathered, Number, Origin, Profiled, Timing, time_of};
 use crate::{Case, DeviceIdentity, Interval, Mode, Options, problem_file, problems};
 
 /// Digits of a revision that two builds must have in common.
@@ -203,11 +203,10 @@ impl Recorded {
 impl Gathered {
     /// The recipe of what was found; `None` if that is of other sources.
     pub fn recipe(&self, found: &Found<'_>) -> Option<Recipe> {
-        let origin = found.origin(self)?;
-        let (id, what) = (found.id().clone(), found.what());
+        let (origin, id, what) = (found.origin, found.id.clone(), found.what());
         let mut recipe = Recipe::of_run(id.clone(), what.clone(), origin);
-        match found {
-            Found::Run(_) => {
+        match found.number {
+            Number::Run => {
                 let of_run = |timing: &&Timing| self.origins[timing.origin].id == origin.id;
                 let numbers: usize = self.timings.iter().filter(of_run).map(|timing| timing.ids.len()).sum();
                 if numbers > 0 {
@@ -217,7 +216,7 @@ impl Gathered {
                 }
                 Some(recipe)
             }
-            Found::Profile(Profiled { record, .. }) => {
+            Number::Profile(Profiled { record, .. }) => {
                 recipe.module = record.subject.module.clone();
                 recipe.notes.push(format!("counters by {}", record.tool));
                 let flag = if record.subject.is_ours() {
@@ -227,13 +226,13 @@ impl Gathered {
                 };
                 Some(recipe.with_command("profile", &record.case, &format!("{flag} {}", record.subject.label)))
             }
-            Found::Time(timing, place) => {
+            Number::Time(timing, place) => {
                 let measurement = &timing.result.measurement;
-                let subject = measurement.subjects.get(*place)?;
+                let subject = measurement.subjects.get(place)?;
                 let baseline = measurement
                     .subjects
                     .get(measurement.baseline)
-                    .filter(|_| *place != measurement.baseline);
+                    .filter(|_| place != measurement.baseline);
                 let Some((us, interval)) = time_of(subject) else {
                     let why = subject.trouble.as_deref().unwrap_or("it was not timed");
                     recipe.notes.push(why.to_string());

@@ -58,36 +58,34 @@ pub fn page(text: &str) -> Result<Page, String> {
         let at = names.iter().position(|known| known == name);
         at.map_or(String::new(), |at| values[at].clone())
     };
-    let about = |values: &[String]| ["Kernel Name", "Grid Size", "Block Size"].map(|name| text_of(values, name));
-    let mut add = |about: [String; 3], metrics: &[Metric<'_>]| {
+    // The metrics of each launch, after a row that is about it: names, units and values.
+    let listed: Vec<(&Vec<String>, Vec<[String; 3]>)> = if is_details {
+        let id = |values: &Vec<String>| (text_of(values, "ID"), text_of(values, "Kernel Name"));
+        let of_row = |row: &Vec<String>| ["Metric Name", "Metric Unit", "Metric Value"].map(|name| text_of(row, name));
+        // Rows of rules have no metric.
+        let of_launch = |rows: &[Vec<String>]| rows.iter().map(of_row).filter(|[name, ..]| !name.is_empty()).collect();
+        let launches = rows.chunk_by(|a, b| id(a) == id(b));
+        launches.map(|rows| (&rows[0], of_launch(rows))).collect()
+    } else {
+        let of_launch = |values: &Vec<String>| {
+            let units = units.iter().chain(std::iter::repeat(&EMPTY));
+            let columns = names.iter().zip(units).zip(values);
+            let metrics = columns.filter(|((name, _), _)| name.contains("__"));
+            metrics
+                .map(|((name, unit), value)| [name, unit, value].map(String::clone))
+                .collect()
+        };
+        rows.iter().map(|values| (values, of_launch(values))).collect()
+    };
+    for (values, metrics) in &listed {
+        let about = ["Kernel Name", "Grid Size", "Block Size"].map(|name| text_of(values, name));
+        let metrics: Vec<Metric<'_>> = metrics
+            .iter()
+            .map(|[name, unit, value]| metric(name, unit, value))
+            .collect();
         seen += metrics.len();
         let about = about.each_ref().map(String::as_str);
-        launches.push(KernelProfile::from_metrics(about, metrics, &mut ignored));
-    };
-    if is_details {
-        let id = |values: &Vec<String>| (text_of(values, "ID"), text_of(values, "Kernel Name"));
-        for launch in rows.chunk_by(|a, b| id(a) == id(b)) {
-            // Rows of rules have no metric.
-            let named = launch
-                .iter()
-                .map(|row| ["Metric Name", "Metric Unit", "Metric Value"].map(|name| text_of(row, name)));
-            let named: Vec<[String; 3]> = named.filter(|[name, ..]| !name.is_empty()).collect();
-            let metrics: Vec<Metric<'_>> = named
-                .iter()
-                .map(|[name, unit, value]| metric(name, unit, value))
-                .collect();
-            add(about(&launch[0]), &metrics);
-        }
-    } else {
-        for values in &rows {
-            let columns = names
-                .iter()
-                .zip(units.iter().chain(std::iter::repeat(&EMPTY)))
-                .zip(values);
-            let metrics = columns.filter(|((name, _), _)| name.contains("__"));
-            let metrics: Vec<Metric<'_>> = metrics.map(|((name, unit), value)| metric(name, unit, value)).collect();
-            add(about(values), &metrics);
-        }
+        launches.push(KernelProfile::from_metrics(about, &metrics, &mut ignored));
     }
     let ignored: Vec<String> = ignored.into_iter().collect();
     if launches
