@@ -276,6 +276,9 @@ fn dtype_named(key: &'static str, name: &Option<String>) -> Result<Option<DType>
     DType::from_name(name).ok_or_else(unknown).map(Some)
 }
 
+/// A dense layout of a shape.
+type Dense = fn([usize; 4]) -> Layout;
+
 /// What a word is that a key has, one of two.
 fn one_of<T: Copy>(key: &'static str, word: &Option<String>, known: [(&str, T); 2]) -> Result<Option<T>, Wrong> {
     let Some(word) = word else { return Ok(None) };
@@ -332,7 +335,7 @@ impl Entry {
             builder = builder.heads(heads, self.kv_heads.unwrap_or(heads));
         }
         let (of_file, sinks) = (dtype_named("dtype", &self.dtype)?, dtype_named("sinks", &self.sinks)?);
-        let layouts: [(&str, fn([usize; 4]) -> Layout); 2] = [("bshd", Layout::bshd), ("bhsd", Layout::bhsd)];
+        let layouts: [(&str, Dense); 2] = [("bshd", Layout::bshd), ("bhsd", Layout::bhsd)];
         let directions = [("forward", Direction::Forward), ("backward", Direction::Backward)];
         macro_rules! set {
             ($($given:expr => $method:ident),* $(,)?) => {

@@ -235,8 +235,8 @@ impl Task {
     }
 }
 
-/// The lines of a template. One that begins with `@if`, words and a colon is there only where all of the words hold, and
-/// those with `!` before them do not.
+/// The lines of a template. One that begins with `@if`, words and a colon is there only where all of the words hold,
+/// and those with `!` before them do not.
 fn lines_that_hold(template: &str, holds: &[(&str, bool)]) -> String {
     let is_so = |word: &str| match word.strip_prefix('!') {
         Some(word) => holds.contains(&(word, false)),

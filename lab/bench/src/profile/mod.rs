@@ -38,8 +38,8 @@ struct Counter {
     /// `flashcore profile`. If the cost model has a resource of that title, the counter measures it.
     title: Option<&'static str>,
     /// Other metrics that measure the same, the best first, or labels of ncu's details page. Of a share they are bases
-    /// of names (`dram__throughput` of `dram__throughput.avg.pct_of_peak_sustained_elapsed`). Those of older chips and of
-    /// ncu before 2022 are among them.
+    /// of names (`dram__throughput` of `dram__throughput.avg.pct_of_peak_sustained_elapsed`). Those of older chips and
+    /// of ncu before 2022 are among them.
     #[serde(default)]
     also: Vec<&'static str>,
     /// The two metrics by which ncu gives it for loads and for stores.

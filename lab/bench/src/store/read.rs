@@ -117,8 +117,8 @@ impl RunRow {
         Ok(Some(run))
     }
 
-    /// Counts a line, and adds the problem that it is about. Others are not parsed; a wrong one is an error only where it
-    /// is read.
+    /// Counts a line, and adds the problem that it is about. Others are not parsed; a wrong one is an error only where
+    /// it is read.
     fn count(&mut self, line: &[u8]) {
         self.samples += u32::from(line.starts_with(SAMPLE));
         self.finished = self.bundle.is_some() || line.starts_with(FINISHED);
