@@ -107,12 +107,8 @@ impl CaseResult {
         if let Some((_, reason)) = self.absent.iter().find(|(absent, _)| absent == label) {
             return Some(reason.clone());
         }
-        match self
-            .measurement
-            .subjects
-            .iter()
-            .find(|subject| subject.info.label == label)
-        {
+        let mut subjects = self.measurement.subjects.iter();
+        match subjects.find(|subject| subject.info.label == label) {
             None => Some("it was not there".to_string()),
             Some(subject) if subject.summary.is_some() && subject.trouble.is_none() => None,
             Some(subject) => Some(subject.trouble.clone().unwrap_or("it was not timed".to_string())),

@@ -3,7 +3,7 @@
 use flashcore_check::render;
 use flashcore_kernels::Config;
 
-use super::chapter::{Chapter, how, ours};
+use super::chapter::{Chapter, how};
 use super::{Cell, Section, Table, count};
 use crate::CaseResult;
 use crate::chart::{Speed, is_drawn, ladder_of, work_of};
@@ -136,20 +136,14 @@ pub(super) fn ladder(chapter: &Chapter<'_>) -> Section {
         return section;
     };
     let result = &timing.result;
-    let steps = ours(timing).and_then(|last| last.summary).map(|last| last.p50);
-    let first = result
-        .measurement
-        .subjects
-        .iter()
-        .filter(|subject| subject.info.is_ours());
-    let first = first
-        .filter_map(|subject| subject.summary)
-        .map(|summary| summary.p50)
-        .fold(0.0, f64::max);
-    if let Some(last) = steps {
+    let subjects = result.measurement.subjects.iter();
+    let ours = subjects.filter(|subject| subject.info.is_ours());
+    let times_of_ours: Vec<f64> = ours.filter_map(|subject| Some(subject.summary?.p50)).collect();
+    let [first, last] = [f64::max, f64::min].map(|end| times_of_ours.iter().copied().reduce(end));
+    if let (Some(first), Some(last)) = (first, last) {
         section.say(format!(
             "{} kernels of ours on {} ({}), from {} to {}: {} times as fast.",
-            kernels(timing),
+            times_of_ours.len(),
             result.case.name,
             result.case.problem,
             render::time(first, 4),

@@ -55,22 +55,19 @@ impl Evidence {
                 ));
                 continue;
             };
-            let count = entry.times.len();
-            if !entry.inspected {
-                missing.push(format!("{}: {} was timed and not inspected", case.name, entry.label));
-            } else if let Some(trouble) = &entry.trouble {
-                missing.push(format!(
-                    "{}: {} failed while it was timed: {trouble}",
-                    case.name, entry.label
-                ));
-            } else if count < LEAST_SAMPLES {
-                missing.push(format!(
-                    "{}: {} has {count} samples of at least {LEAST_SAMPLES}",
-                    case.name, entry.label
-                ));
-            } else {
-                times.push(entry.clone());
-            }
+            let (label, count) = (&entry.label, entry.times.len());
+            let wrong = match &entry.trouble {
+                _ if !entry.inspected => format!("{label} was timed and not inspected"),
+                Some(trouble) => format!("{label} failed while it was timed: {trouble}"),
+                None if count < LEAST_SAMPLES => {
+                    format!("{label} has {count} samples of at least {LEAST_SAMPLES}")
+                }
+                None => {
+                    times.push(entry.clone());
+                    continue;
+                }
+            };
+            missing.push(format!("{}: {wrong}", case.name));
         }
         Ok(Evidence {
             revision: last.identity.revision.clone(),
