@@ -19,8 +19,11 @@ use crate::trial::Verdict;
 /// What a kernel is simulated on, and schedules of each.
 const INPUTS: [InputKind; 2] = [InputKind::Normal, InputKind::RisingScores];
 const SCHEDULES: u32 = 2;
-/// Instructions of a warp on a small problem, beyond which it counts as hung.
-const MOST_INSTRUCTIONS: u64 = 2_000_000;
+/// Instructions of a warp on a small problem, beyond which it counts as hung: what a warp needs that computes all of it
+/// alone, with ten for each operation of 32 lanes. A loop that spins takes all of them, with a race in each turn.
+fn most_instructions(small: &Problem) -> u64 {
+    100_000 + (small.flops() * 10.0 / 32.0) as u64
+}
 
 pub(super) struct Kernels {
     chip: Option<Chip>,
@@ -99,7 +102,7 @@ fn simulated(declared: &Declared, (problem, seed): (&Problem, u64), chip: Chip) 
             ..CheckOptions::default()
         };
         if small != problem {
-            options.sim.max_instructions = MOST_INSTRUCTIONS;
+            options.sim.max_instructions = most_instructions(small);
         }
         let report = check_declared(declared, small, chip.target, &options).map_err(verdict_on)?;
         fault(&report).map_or(Ok(()), Err)?;
