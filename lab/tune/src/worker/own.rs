@@ -101,9 +101,7 @@ fn simulated(declared: &Declared, (problem, seed): (&Problem, u64), chip: Chip) 
             schedules: SCHEDULES,
             ..CheckOptions::default()
         };
-        if small != problem {
-            options.sim.max_instructions = most_instructions(small);
-        }
+        options.sim.max_instructions = most_instructions(small);
         let report = check_declared(declared, small, chip.target, &options).map_err(verdict_on)?;
         fault(&report).map_or(Ok(()), Err)?;
         error = report.gate.iter().map(|gate| gate.out.max_abs).fold(error, f64::max);
@@ -132,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_simulator_executes_is_a_candidate() {
+    fn only_what_the_simulator_executes_to_its_end_is_a_candidate() {
         let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
         let folder = crate::tests::folder("own-not-simulated");
         std::fs::create_dir(&folder).unwrap();
@@ -160,6 +158,10 @@ mod tests {
         for said in ["attention.ptx cannot be simulated: ", "`flashcore bench` times it"] {
             assert!(failed.reason.contains(said), "{}", failed.reason);
         }
+        // On a problem that is small itself, too.
+        let endless = ptx.replace("    ret;", "FOR_EVER:\n    bra FOR_EVER;\n    ret;");
+        let Err(failed) = got(&endless) else { panic!("it ended") };
+        assert_eq!(failed.verdict, Verdict::Hung, "{}", failed.reason);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
