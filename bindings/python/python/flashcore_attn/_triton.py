@@ -69,6 +69,7 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
         "ptx": ptx,
         "entry": meta.name,
         "shared": meta.shared,
+        "warps": meta.num_warps,
         "names": names + scratch,
         "kept": [name in types for name in rest],
         "maps": maps,
