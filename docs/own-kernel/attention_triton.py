@@ -1,5 +1,6 @@
 """Attention in Triton: fp16 or bf16, head_dim 16 to 128 (a power of 2), any strides, grouped heads, causal or not."""
 
+import flashcore_attn
 import torch
 import triton
 import triton.language as tl
@@ -7,6 +8,16 @@ import triton.language as tl
 ROWS, KEYS = 64, 64
 
 
+@flashcore_attn.declared(
+    dtype=["fp16"],
+    args=["q", "k", "v", "out", "scale * 1.4426950408889634",
+          "q_batch_stride", "q_seq_stride", "q_head_stride", "k_batch_stride", "k_seq_stride", "k_head_stride",
+          "v_batch_stride", "v_seq_stride", "v_head_stride", "out_batch_stride", "out_seq_stride", "out_head_stride",
+          "heads", "group", "seq_q", "seq_kv"],
+    grid=["ceil(seq_q / M)", "batch * heads"],
+    requires=["head_dim == 64", "head_dim_v == 64", "causal == 0"],
+    parameters={"M": [32, 64, 128], "N": [32, 64], "D": [64], "CAUSAL": [0], "num_warps": [4, 8], "num_stages": [2, 3]},
+)
 @triton.jit
 def attend(Q, K, V, O, scale, q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, o_b, o_s, o_h, heads, group, seq_q, seq_kv,
            CAUSAL: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr):

@@ -195,14 +195,10 @@ impl Foreign {
 
     /// The same, dense; of at most four dimensions.
     pub(crate) fn fresh_dense(name: &'static str, element: Element, place: Place, shape: &[usize]) -> Foreign {
-        let (mut strides, mut step) = ([1; 4], 1);
-        for (stride, &size) in strides.iter_mut().zip(shape.iter().rev()) {
-            *stride = step;
-            step = i64::saturating_mul(step, size as i64);
-        }
-        let strides = &mut strides[..shape.len()];
-        strides.reverse();
-        Foreign::fresh(name, element, place, shape, strides)
+        let mut of_four = [1; 4];
+        of_four[4 - shape.len()..].copy_from_slice(shape);
+        let strides = Layout::bshd(of_four).strides;
+        Foreign::fresh(name, element, place, shape, &strides[4 - shape.len()..])
     }
 
     pub(crate) fn is_given(&self) -> bool {

@@ -1,5 +1,6 @@
 """`flashcore_attn.check` with Triton: the kernels of lab/check/corpus/triton are clean and compute what float64 does."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -161,3 +162,66 @@ def test_the_command_runs_a_file_that_is_trusted(tmp_path):
     assert said("shift")[0] == 1  # its content is trusted
     code, text = said("NUMBER")
     assert code == 2 and "has no function NUMBER; it has shift" in text
+
+
+ROWS = '''
+import flashcore_attn
+import triton
+import triton.language as tl
+
+
+@flashcore_attn.declared(
+    dtype=["fp16"],
+    args=["q", "k", "v", "out", "q_seq_stride", "q_head_stride", "scale", "seq_q"],
+    grid=["seq_q", "heads"],
+    requires=["head_dim == D", "head_dim_v == D"],
+    parameters={"D": [64], "FACTOR": [1, 2], "num_warps": [1], "N": [16, 24]},
+)
+@triton.jit
+def attend(Q, K, V, O, of_row, of_head, scale, rows, D: tl.constexpr, N: tl.constexpr, FACTOR: tl.constexpr):
+    at = tl.program_id(1) * of_head + tl.arange(0, D)
+    q = tl.load(Q + tl.program_id(0) * of_row + at).to(tl.float32) * scale * FACTOR
+    most, total, sums = -1e30, 0.0, tl.zeros([D], tl.float32)
+    for first in range(0, rows, N):
+        keys = first + tl.arange(0, N)
+        there, place = (keys < rows)[:, None], keys[:, None] * of_row + at
+        scores = tl.sum(tl.load(K + place, mask=there, other=0.0) * q, 1)
+        scores = tl.where(keys < rows, scores, -1e30)
+        higher = tl.maximum(most, tl.max(scores, 0))
+        weights, rescale = tl.exp(scores - higher), tl.exp(most - higher)
+        sums = sums * rescale + tl.sum(weights[:, None] * tl.load(V + place, mask=there, other=0.0), 0)
+        most, total = higher, total * rescale + tl.sum(weights, 0)
+    tl.store(O + tl.program_id(0) * of_row + at, (sums / total).to(tl.float16))
+
+
+@triton.jit
+def plain(X):
+    pass
+'''
+
+
+def test_the_search_takes_a_function_with_its_parameters(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(ROWS)
+    environment = {**os.environ, "FLASHCORE_PYTHON": sys.executable, "FLASHCORE_CACHE_DIR": str(tmp_path)}
+
+    def tuned(function, *flags):
+        line = [os.environ.get("FLASHCORE_COMMAND") or command(), "tune", f"{file}:{function}", *flags]
+        line += ["--device", "predict:l4", "--strategy", "exhaustive", "--budget", "5", "--folder", str(tmp_path / "run")]
+        ran = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
+
+    code, text = tuned("plain")
+    if "this system lacks" in text:
+        pytest.skip("NOT CHECKED: this system has no sandbox")
+    assert code == 2 and "mine.py: " in text and "plain has no declaration (@flashcore_attn.declared)" in text, text
+    code, text = tuned("attend")
+    assert code == 0, text
+    trials = [json.loads(line) for line in (tmp_path / "run" / "trials.jsonl").read_text().splitlines()]
+    found = {trial["id"]: trial for trial in trials}
+    right, wrong = (found[f"own/attend-D64-FACTOR{factor}-N16-num_warps1"] for factor in (1, 2))
+    assert right["verdict"] == "SLOWER" and right["timed"]["error"] < 1e-3, right
+    assert wrong["verdict"] == "WRONG", wrong
+    # Triton's arange takes powers of 2.
+    refused = found["own/attend-D64-FACTOR1-N24-num_warps1"]
+    assert refused["verdict"] == "BUILD_FAILED" and "mine.py" in refused["reason"], refused

@@ -26,8 +26,8 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::thread;
 
-    use flashcore_problem::append::random_append;
     use flashcore_problem::{Combine, Problem, ProblemBuilder};
+    use flashcore_testkit::random_append;
     use quick_cache::sync::Cache;
 
     use super::*;

@@ -13,7 +13,7 @@ use flashcore_ir::types::Literal;
 use flashcore_ir::{
     Arg, BufferSpec, BuildErrors, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Table, TensorBox, TensorMap, Val,
 };
-use flashcore_problem::{Layout, Problem};
+use flashcore_problem::{Layout, Name, Problem};
 
 use crate::Refusal;
 use crate::attention::divisor::{Divisor, ParamDivisor};
@@ -34,52 +34,24 @@ impl Request for Problem {
     }
 }
 
-/// A tensor of a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tensor {
-    Q,
-    K,
-    V,
-    Out,
-    Dout,
-    Dq,
-    Dk,
-    Dv,
-}
-
-impl Tensor {
-    /// Of its buffer and of its parameter.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Tensor::Q => "q",
-            Tensor::K => "k",
-            Tensor::V => "v",
-            Tensor::Out => "out",
-            Tensor::Dout => "dout",
-            Tensor::Dq => "dq",
-            Tensor::Dk => "dk",
-            Tensor::Dv => "dv",
-        }
-    }
-
-    /// # Errors
-    /// A gradient of a forward pass.
-    pub(crate) fn layout(self, problem: &Problem) -> Result<&Layout, Refusal> {
-        let gradients = || {
-            let why = || Refusal::Build(format!("a forward pass has no `{}`", self.name()));
-            problem.gradient_layouts().ok_or_else(why)
-        };
-        Ok(match self {
-            Tensor::Q => problem.q_layout(),
-            Tensor::K => problem.k_layout(),
-            Tensor::V => problem.v_layout(),
-            Tensor::Out => problem.o_layout(),
-            Tensor::Dout => &gradients()?.dout,
-            Tensor::Dq => &gradients()?.dq,
-            Tensor::Dk => &gradients()?.dk,
-            Tensor::Dv => &gradients()?.dv,
-        })
-    }
+/// The layout of q, k, v, the output or a gradient.
+///
+/// # Errors
+/// A gradient of a forward pass.
+pub(crate) fn layout_of(problem: &Problem, tensor: Name) -> Result<&Layout, Refusal> {
+    let gradients = problem.gradient_layouts();
+    let layout = match tensor {
+        Name::Q => Some(problem.q_layout()),
+        Name::K => Some(problem.k_layout()),
+        Name::V => Some(problem.v_layout()),
+        Name::Out => Some(problem.o_layout()),
+        Name::Dout => gradients.map(|of| &of.dout),
+        Name::Dq => gradients.map(|of| &of.dq),
+        Name::Dk => gradients.map(|of| &of.dk),
+        Name::Dv => gradients.map(|of| &of.dv),
+        _ => None,
+    };
+    layout.ok_or_else(|| Refusal::Build(format!("a forward pass has no `{tensor}`")))
 }
 
 /// A part of the workspace: bytes of all of it, and where the part begins.
@@ -290,14 +262,14 @@ impl<'k, R: Request> Args<'k, R> {
 
     /// A tensor of the problem that the kernel only reads.
     #[track_caller]
-    pub(crate) fn reads<E: Element>(&self, tensor: Tensor, align: u32) -> TensorParam<'k, E> {
-        self.tensor(tensor.name(), tensor, align, false)
+    pub(crate) fn reads<E: Element>(&self, tensor: Name, align: u32) -> TensorParam<'k, E> {
+        self.tensor(tensor.as_str(), tensor, align, false)
     }
 
     /// A tensor of the problem that the kernel writes.
     #[track_caller]
-    pub(crate) fn writes<E: Element>(&self, tensor: Tensor, align: u32) -> TensorParam<'k, E> {
-        self.tensor(tensor.name(), tensor, align, true)
+    pub(crate) fn writes<E: Element>(&self, tensor: Name, align: u32) -> TensorParam<'k, E> {
+        self.tensor(tensor.as_str(), tensor, align, true)
     }
 
     /// The same by a parameter of another name.
@@ -305,12 +277,12 @@ impl<'k, R: Request> Args<'k, R> {
     pub(crate) fn tensor<E: Element>(
         &self,
         name: &'static str,
-        tensor: Tensor,
+        tensor: Name,
         align: u32,
         written: bool,
     ) -> TensorParam<'k, E> {
-        self.strided([name, tensor.name()], align, written, move |request| {
-            let layout = tensor.layout(request.problem())?;
+        self.strided([name, tensor.as_str()], align, written, move |request| {
+            let layout = layout_of(request.problem(), tensor)?;
             Ok((layout.span() * E::BYTES as usize, row_strides(layout)))
         })
     }
@@ -420,7 +392,7 @@ mod tests {
                 })
                 .store(heads);
                 k.number("scale", Problem::softmax_scale);
-                k.writes::<f32>(Tensor::Out, 4);
+                k.writes::<f32>(Name::Out, 4);
             };
             Built::build("swapped", 32, body).unwrap()
         };
@@ -460,7 +432,7 @@ mod tests {
             "{refusal}"
         );
         let gradient = Built::build("gradient", 32, |k: &Args<'_, Problem>| {
-            k.writes::<f32>(Tensor::Dq, 4);
+            k.writes::<f32>(Name::Dq, 4);
         });
         let refusal = gradient.unwrap().step([1, 1, 1], &problem(1)).unwrap_err().to_string();
         assert!(refusal.contains("a forward pass has no `dq`"), "{refusal}");

@@ -48,13 +48,13 @@ fn draw(problem: &Problem, rng: &mut Rng) -> Lengths<Vec<i32>> {
             let (starts, rows) = draw_packed(rng, batch, total, most_kv, used);
             (lengths.cu_seqlens_k, lengths.seqused_k) = (Some(starts), used.then_some(rows));
         }
-        KvLengths::Cache => lengths.seqused_k = Some((0..batch).map(|_| draw_used(rng, most_kv) as i32).collect()),
+        KvLengths::Cache => lengths.seqused_k = Some((0..batch).map(|_| rng.up_to(most_kv) as i32).collect()),
         KvLengths::Paged {
             page_size,
             pages,
             max_pages,
         } => {
-            let used: Vec<i32> = (0..batch).map(|_| draw_used(rng, most_kv) as i32).collect();
+            let used: Vec<i32> = (0..batch).map(|_| rng.up_to(most_kv) as i32).collect();
             let filled = |b: usize| (used[b] as usize).div_ceil(page_size);
             let needed: usize = (0..batch).map(filled).sum();
             let mut free: Vec<usize> = if needed <= pages {
@@ -91,23 +91,13 @@ fn remove_unseen(problem: &Problem, lengths: &mut Lengths<Vec<i32>>, page_size: 
     }
 }
 
-/// A number up to `most`, often 0, 1 or the last.
-pub(crate) fn draw_used(rng: &mut Rng, most: usize) -> usize {
-    match rng.below(8) {
-        0 => 0,
-        1 => 1.min(most),
-        2 => most,
-        _ => rng.between(0, most),
-    }
-}
-
 /// Starts of packed sequences in `total` rows, and how many rows each uses.
 fn draw_packed(rng: &mut Rng, batch: usize, total: usize, most: usize, used: bool) -> (Vec<i32>, Vec<i32>) {
     let (mut starts, mut rows) = (vec![0], Vec::new());
     for b in 0..batch {
-        let room = draw_used(rng, most.min(total - starts[b] as usize));
+        let room = rng.up_to(most.min(total - starts[b] as usize));
         starts.push(starts[b] + room as i32);
-        rows.push(if used { draw_used(rng, room) } else { room } as i32);
+        rows.push(if used { rng.up_to(room) } else { room } as i32);
     }
     (starts, rows)
 }

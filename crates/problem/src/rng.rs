@@ -39,6 +39,16 @@ impl Rng {
         low + self.below(high.saturating_sub(low).saturating_add(1))
     }
 
+    /// A number in `0..=most`, often 0, 1 or the last: a length where both ends are worth a test.
+    pub fn up_to(&mut self, most: usize) -> usize {
+        match self.below(8) {
+            0 => 0,
+            1 => 1.min(most),
+            2 => most,
+            _ => self.between(0, most),
+        }
+    }
+
     /// A number in `0.0..1.0`, a multiple of 2⁻²⁴.
     pub fn unit(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 / (1 << 24) as f32

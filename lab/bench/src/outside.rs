@@ -44,7 +44,8 @@ fn signal_of(status: ExitStatus) -> Option<i32> {
     status.code().map(|code| code - SHELL).filter(|signal| *signal > 0)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 

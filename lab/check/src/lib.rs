@@ -4,7 +4,6 @@
 //! - [`check_plan`]: the launch proof ([`flashcore_ir::proof`]), then the simulator under several
 //!   schedules, then the gate. [`render`] prints its [`CheckReport`] like compiler messages, with
 //!   quoted [`source`] lines.
-//! - [`check_append`]: the same of an append to a cache.
 //! - [`mutate`]: planted mistakes, to test the checks.
 //! - [`foreign`]: kernels of other compilers, from PTX and cubins.
 //! - [`own`]: kernels of users, from PTX and a declaration of its arguments.
@@ -19,7 +18,6 @@
 // Tests read what they wrote, and what lies in the repository.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
-mod append;
 mod check;
 mod checked;
 pub mod cost;
@@ -41,7 +39,6 @@ mod svg;
 mod taps;
 pub mod watch;
 
-pub use append::{AppendReport, check_append};
 pub use check::{CheckError, CheckOptions, check_plan, judge_elsewhere, log_of};
 pub use gate::{Gate, gate, gate_gradients, right_gradients, within};
 pub use report::{CheckReport, Found, StepSize, Verdict};

@@ -79,19 +79,18 @@ impl OwnArgs {
     pub(crate) fn candidates(words: &[String], trust: bool, only_simulated: bool) -> Result<OwnKernels, Failure> {
         let mut templates = Vec::<Template>::new();
         for word in words {
-            let Some((file, "")) = own::named(word) else {
-                let why = match Own::is_named(word) && own::named(word).is_none() {
-                    true => format!("{word} is a Python function, which `tune` cannot examine; allowed: FILE.toml"),
-                    false => {
-                        format!("--kernel {word}: allowed is FILE.toml, the declaration of a kernel of your own")
-                    }
-                };
-                let help = "--start ID names the first candidate of the search; `flashcore bench` and `compare` time Python \
-                            functions";
-                return Err(Failure::usage(why).help(help));
+            let (file, (template, bytes)) = match (own::named(word), own::function(word)) {
+                (Some((file, "")), _) => (file, Template::read(Path::new(file))?),
+                (_, Some((file, name))) if !name.is_empty() => (file, Template::of_function(Path::new(file), name)?),
+                _ => {
+                    let why = format!(
+                        "--kernel {word}: allowed are FILE.toml, the declaration of a kernel of your own, and \
+                         FILE.py:FUNCTION, a function of Triton that has one"
+                    );
+                    return Err(Failure::usage(why).help("--start ID names the first candidate of the search"));
+                }
             };
             let file = Path::new(file);
-            let (template, bytes) = Template::read(file)?;
             if !only_simulated {
                 let file = std::path::absolute(file).map_err(Failure::failed)?;
                 let does = format!("compiles what {} names, and launches it on the GPU", file.display());

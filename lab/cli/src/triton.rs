@@ -5,38 +5,14 @@ use std::path::Path;
 
 use flashcore_bench::Own;
 use flashcore_bench::python::Python;
+use flashcore_check::foreign::triton::{MODULE, Made, answered};
 use flashcore_check::foreign::{Fill, Given, LaunchFile};
 use flashcore_check::own::is_declaration;
 use flashcore_check::registers::Assembler;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::kernel_file::KernelFile;
 use crate::{Card, Failure, own, style};
-
-/// The module that compiles: `bindings/python/python/flashcore_attn/_triton.py`.
-const MODULE: &str = "flashcore_attn._triton";
-
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Answer {
-    Error(String),
-    #[serde(untagged)]
-    Compiled(Compiled),
-}
-
-#[derive(Deserialize)]
-struct Compiled {
-    ptx: String,
-    entry: String,
-    shared: u32,
-    /// Names of the kernel's parameters.
-    names: Vec<String>,
-    /// Of each argument: whether it is one. None and 1 are constants.
-    kept: Vec<bool>,
-    /// Bytes of the buffers that Triton adds.
-    scratch: Vec<u64>,
-}
 
 /// A file's path if it is the word `FILE.py:FUNCTION`.
 pub(crate) fn named(file: &Path) -> Option<&str> {
@@ -82,11 +58,7 @@ pub(crate) fn compile(
     let python = Python::find_for_own().map_err(Failure::environment)?;
     style::note(format_args!("{word} runs in {}", python.executable().display()));
     let answer = python.ask(MODULE, question.to_string()).map_err(Failure::failed)?;
-    let unclear = |error| Failure::failed(format!("{MODULE} gave an unclear answer: {error}"));
-    let made = match serde_json::from_str(&answer).map_err(unclear)? {
-        Answer::Error(why) => return Err(Failure::usage(format!("{word}: {why}"))),
-        Answer::Compiled(made) => made,
-    };
+    let made: Made = answered(&answer).map_err(|why| Failure::usage(format!("{word}: {why}")))?;
     launch.args = keep(std::mem::take(&mut launch.args), &made.kept).map_err(|(number, of)| {
         Failure::usage(format!(
             "{word}: argument {number} points into argument {of}, no buffer"

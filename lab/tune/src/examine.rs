@@ -294,6 +294,8 @@ impl Examiner<'_> {
             verdict.map_err(|wrong| Stop::Verdict(Verdict::Wrong, wrong))?;
         }
         if open.is_none() && !unjudged.is_empty() {
+            // The plainest shape is the last, and says most of the kernel.
+            unjudged.reverse();
             let reason = format!("it serves no small shape to judge it on; {}", unjudged.join("; "));
             return Err(Stop::Verdict(Verdict::Refused, reason));
         }

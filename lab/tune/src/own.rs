@@ -164,6 +164,7 @@ impl OwnKernels {
         let (word, what) = match code.language {
             Language::Cuda => ("__global__", "CUDA C++ with a kernel (`__global__`)"),
             Language::Ptx => (".entry", "PTX with a kernel (`.entry`)"),
+            Language::Triton => ("triton", "function of Triton"),
         };
         if !code.text.contains(word) {
             return Err(format!("its text is no {what}"));
@@ -319,7 +320,7 @@ fn kept_as<'i>(id: &'i str, run: &Path) -> Option<(&'i str, Language, PathBuf)> 
     let hash = id.rsplit_once('@').filter(|_| is_own(id))?.1.get(..DIGITS)?;
     let stem = run.join(REWRITES).join(hash);
     let is_hash = hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let mut languages = [Language::Cuda, Language::Ptx].into_iter();
+    let mut languages = Language::ALL.into_iter();
     let language = languages.find(|language| is_hash && stem.with_extension(language.extension()).is_file())?;
     Some((hash, language, stem.with_extension(language.extension())))
 }
@@ -432,8 +433,8 @@ mod tests {
         assert_eq!((label, hash.len()), ("own/sweep", DIGITS));
         assert_eq!(own.adopt(&code("own/sweep", "f")), Ok(id.clone()));
         // The same text in another language is another candidate.
-        let text = format!("{} // .entry", code("own/sweep", "f").text);
-        let both = [Language::Cuda, Language::Ptx].map(|language| {
+        let text = format!("{} // .entry triton", code("own/sweep", "f").text);
+        let ids = Language::ALL.map(|language| {
             let text = text.clone();
             own.adopt(&Code {
                 language,
@@ -442,7 +443,7 @@ mod tests {
             })
             .unwrap()
         });
-        assert_ne!(both[0], both[1]);
+        assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[2] != ids[0]);
         // One of a rewrite is of the declared kernel, and other values are candidates too.
         let other = own.adopt(&code(&format!("own/sweep@{hash}"), "g")).unwrap();
         assert_eq!((other.matches('@').count(), other == id), (1, false));

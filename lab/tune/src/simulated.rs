@@ -124,7 +124,8 @@ fn judge_all(
     looked
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use flashcore_bench::Interval;
     use flashcore_ir::{Profile, Target};

@@ -15,6 +15,7 @@ Modules that need PyTorch are imported by name: `flashcore_attn.flash_attn_inter
 
 from ._check import CheckFailed, CheckResult, Uninit, check
 from ._native import __version__, attention, devices, plan, why_not_cuda
+from ._triton import declared
 
 __all__ = [
     "CheckFailed",
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "attention",
     "check",
+    "declared",
     "devices",
     "explain",
     "plan",

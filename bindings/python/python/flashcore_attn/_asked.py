@@ -16,6 +16,11 @@ class NotServed(ValueError):
     """The peer does not support this problem."""
 
 
+def first_line(error):
+    """What an error says first, or its kind if it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def kinds(problem):
     """The kinds of lengths of Q and of K and V: `equal`, `packed`, `cache` or `paged`."""
     axes = (problem.get(name, "equal") for name in ("q_lengths", "kv_lengths"))

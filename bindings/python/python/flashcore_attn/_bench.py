@@ -18,7 +18,7 @@ import sys
 
 from . import __version__, _asked, _own
 from . import peers as _peers
-from ._asked import Asked, NotServed
+from ._asked import Asked, NotServed, first_line
 from ._native import abort_at_end_of_input as _abort_at_end_of_input
 from ._native import check_build as _check_build
 from ._native import run_bench as _run_bench
@@ -51,13 +51,13 @@ def run(request, *, device="cuda", peers="all", store=None, watcher=None):
 class Subject:
     """A function without arguments, and who it is."""
 
-    def __init__(self, label, call, *, launch="plain", runs_per_call=1, kernel=None, versions=None):
+    def __init__(self, label, call, *, launch="plain", runs_per_call=1, versions=None):
         how = {"kind": "graph", "runs": runs_per_call} if launch == "graph" else {"kind": launch}
         self.label, self.call, self.runs_per_call = label, call, runs_per_call
         self.info = json.dumps(
             {
                 "label": label,
-                "kernel": kernel,
+                "kernel": None,
                 "module": None,
                 "launch": how,
                 "options": "",
@@ -126,7 +126,7 @@ class PeerSource:
                 run = of(k, v) if self.caches == 1 else _InTurn(of, k, v, self.caches)
                 made.append(self._maker(place is not None)(torch, name, run))
             except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
-                made.append((name, (str(error) or type(error).__name__).splitlines()[0]))
+                made.append((name, first_line(error)))
         views = lambda: {name: _wrapped(torch, tensors[name], place) for name in ("q", "k", "v", "out")}
         for own in self.own:
             made.append(self._made_own(own, problem, views, torch, on_gpu=place is not None))
@@ -148,7 +148,7 @@ class PeerSource:
             run = lambda: torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)
             return self._maker(True)(torch, label, run, versions={"torch": torch.__version__})
         except Exception as error:  # as for every peer
-            return (label, (str(error) or type(error).__name__).splitlines()[0])
+            return (label, first_line(error))
 
     def _made_own(self, own, problem, views, torch, on_gpu=False):
         """A function of the user as a subject that has run once, or its label and why it does not serve the problem."""

@@ -12,16 +12,11 @@ from . import _checks
 _INSTEAD = "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
 
 
-def has_tangents(inputs: tuple[Any, ...]) -> bool:
-    """Whether one of the tensors among these inputs has a derivative in forward mode."""
-    if forward_ad._current_level < 0:
-        return False
-    return any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs)
-
-
 def refuse_tangents(inputs: tuple[Any, ...]) -> None:
-    """Raises for a derivative in forward mode."""
-    if has_tangents(inputs):
+    """Raises where one of the tensors among these inputs has a derivative in forward mode."""
+    if forward_ad._current_level < 0:
+        return
+    if any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs):
         raise NotImplementedError(
             "a derivative in forward mode is asked for, such as by torch.func.jvp, which flashcore does not compute: "
             + _INSTEAD

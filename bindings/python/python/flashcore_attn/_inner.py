@@ -98,10 +98,7 @@ def common_options(
     cache_leftpad="leftpad_k",
     cache_seqlens="seqused_k",
     k_cache="k",
-    k_scale="k_descale",
-    q_scale="q_descale",
     v_cache="v",
-    v_scale="v_descale",
 )
 def _flash_attn_forward(
     q: torch.Tensor,

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from . import _checks, _kvcache
+from . import _checks, _kvcache, _names
 from ._operators import forward
 
 Results = tuple[torch.Tensor, torch.Tensor]
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
 
 
+@_names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -157,7 +157,7 @@ def _check_bound_of_equal(q: torch.Tensor, max_seqlen_q: Any) -> None:
 
 def _no_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Results:
     """The results where there is no query or no key."""
-    if q.dtype not in _DTYPES:
+    if q.dtype not in (*_checks.FLOATS, torch.float8_e4m3fn):
         raise ValueError(f"q holds {q.dtype}; allowed are float16, bfloat16, float32 and float8_e4m3fn")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype or x.device != q.device:

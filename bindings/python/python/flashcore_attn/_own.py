@@ -15,7 +15,7 @@ import pathlib
 import sys
 
 from . import _asked
-from ._asked import NotServed
+from ._asked import NotServed, first_line
 
 # How the reason of an end is told before the process ends; a bench in this process has no one to tell.
 FAILED = None
@@ -106,7 +106,7 @@ def loaded(own):
 
 def described(error):
     """What went wrong, in one line, with the place in the user's file."""
-    text = (str(error) or type(error).__name__).splitlines()[0]
+    text = first_line(error)
     if isinstance(error, NotServed):
         return text
     frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []

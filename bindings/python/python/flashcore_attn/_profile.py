@@ -22,7 +22,7 @@ def main():
     try:
         subject = call(job)
     except Exception as error:  # whatever a library raises is the reason
-        print(json.dumps({"failed": (str(error) or type(error).__name__).splitlines()[0]}))
+        print(json.dumps({"failed": _asked.first_line(error)}))
         return 1
     print(json.dumps({"subject": subject}))
     return 0

@@ -1,10 +1,12 @@
 """Compiles Triton functions to PTX, for `check`. Triton is imported when one is compiled; no GPU is needed.
 
-`python -m flashcore_attn._triton` does it for `flashcore check FILE.py:FUNCTION`: it reads a line of JSON and writes one.
+`python -m flashcore_attn._triton [FILE]` does it for `flashcore check FILE.py:FUNCTION` and for declarations: it reads a
+line of JSON, or a file, and writes a line.
 """
 
 import dataclasses
 import json
+import pathlib
 import re
 import sys
 
@@ -67,11 +69,32 @@ def compile_triton(kernel, args, constexprs, options, target, programs):
         "ptx": ptx,
         "entry": meta.name,
         "shared": meta.shared,
+        "warps": meta.num_warps,
         "names": names + scratch,
         "kept": [name in types for name in rest],
         "maps": maps,
         "scratch": [min((getattr(meta, f"{name}_size", 0) or 0) * programs, 2**64 - 1) for name in scratch],
     }
+
+
+def declared(**declaration):
+    """Decorates a function of Triton with a declaration: `flashcore tune FILE.py:FUNCTION` searches its parameters.
+
+    The keywords are the keys of a declaration in TOML but `source` and `entry`: `dtype`, `args`, `grid`, `requires`,
+    `parameters`, `constraints`, `tolerance`, `name` (docs/own-kernel.md). Write it above `@triton.jit`.
+
+    >>> @flashcore_attn.declared(dtype=["fp16"], args=["q", "k", "v", "out", "heads", "seq_q", "scale"],
+    ...                          grid=["ceil(seq_q / M)", "batch * heads"], requires=["head_dim == D"],
+    ...                          parameters={"M": [32, 64], "D": [64], "num_warps": [4, 8]})
+    ... @triton.jit
+    ... def attend(Q, K, V, O, heads, rows, scale, M: tl.constexpr, D: tl.constexpr): ...
+    """
+
+    def decorated(function):
+        function.flashcore_declaration = declaration
+        return function
+
+    return decorated
 
 
 def _plain(kernel):
@@ -105,9 +128,15 @@ class _Pointer(Array):
 def _answer(asked):
     from . import _own
 
-    kernel = _own.loaded(asked["own"])
+    # Imports of what lies next to the file, of which a copy runs.
+    sys.path[:0] = [asked["beside"]] if "beside" in asked else []
+    kernel, name = _own.loaded(asked["own"]), asked["own"]["code"]["python"]
     if not is_triton(kernel):
-        raise TypeError(f"{asked['own']['code']['python']} is no Triton function (@triton.jit)")
+        raise TypeError(f"{name} is no Triton function (@triton.jit)")
+    if asked.get("declaration"):
+        if not hasattr(kernel, "flashcore_declaration"):
+            raise TypeError(f"{name} has no declaration (@flashcore_attn.declared)")
+        return kernel.flashcore_declaration
     names, constants = _plain(kernel).arg_names, asked["constants"]
     constexprs = {name: value for name, value in constants.items() if name in names}
     options = {name: value for name, value in constants.items() if name not in names}
@@ -116,7 +145,7 @@ def _answer(asked):
 
 
 if __name__ == "__main__":
-    question = json.loads(sys.stdin.readline())
+    question = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8") if sys.argv[1:] else sys.stdin.readline())
     answers, sys.stdout = sys.stdout, sys.stderr  # what the file prints is no answer
     try:
         answer = _answer(question)

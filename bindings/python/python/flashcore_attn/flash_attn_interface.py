@@ -38,7 +38,7 @@ from ._inner import (
     forward_cached,
     get_scheduler_metadata,
 )
-from ._operators import _FAR, direct, forward
+from ._operators import _FAR, direct
 
 __all__ = [
     "_flash_attn_backward",
@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 
-_of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
 _attend_by_offsets = _names.rename(seqused_k="cu_seqlens_k.diff()")(_lengths.attend)
 
 
@@ -155,34 +154,14 @@ def flash_attn_func(
         results = direct((q, k, v), first, return_attn_probs, (deterministic, sm_margin, batch_invariant or 0))
         if results is not None:
             return tuple(results) if return_attn_probs else results[0]
-    scales = (q_descale, k_descale, v_descale)
-    options = (softmax_scale, causal, window_size, softcap, sm_margin, alibi_slopes)
-    wishes = (qv, attention_chunk, num_splits, dropout_p)
-    out, lse = _equal_lengths(q, k, v, scales, wishes, options, deterministic, batch_invariant)
+    _names.check_tensors(q, k, v, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    check(qv, attention_chunk, num_splits, dropout_p)
+    options = common_options(softmax_scale, causal, window_size, softcap, sm_margin, alibi_slopes)
+    options |= {"deterministic": deterministic, "batch_invariant": batch_invariant}
+    out, lse = _lengths.attend(q, k, v, scales=(q_descale, k_descale, v_descale), **options)
     return (out, lse) if return_attn_probs else out
 
 
-@_of_scales
-def _equal_lengths(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-    wishes: tuple[Any, int, int, float],
-    options: tuple[Any, ...],
-    deterministic: bool,
-    batch_invariant: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The results of `flash_attn_func`, for all that it serves."""
-    _names.check_tensors(q, k, v, **dict(zip(("q_descale", "k_descale", "v_descale"), scales)))
-    check(*wishes)
-    how = common_options(*options) | {"deterministic": deterministic, "batch_invariant": batch_invariant}
-    # Nothing is asked of lengths where there are none.
-    full = torch.compiler.is_compiling() or (q.numel() > 0 and k.numel() > 0)
-    return (forward if full else _lengths.attend)(q, k, v, scales=scales, **how)
-
-
-@_of_scales
 @_names.signature_with("softmax_scale")
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
@@ -241,7 +220,6 @@ def flash_attn_qkvpacked_func(
 
 
 @_names.rename(page_table="block_table")
-@_of_scales
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,

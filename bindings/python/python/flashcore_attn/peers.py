@@ -19,7 +19,7 @@ import pathlib
 import re
 
 from . import _peers_backward, _peers_serving
-from ._asked import Asked, NotServed
+from ._asked import Asked, NotServed, first_line
 
 __all__ = ["NAMES", "NotServed", "find", "versions"]
 
@@ -84,7 +84,7 @@ def find(device, wanted=None):
         try:
             found[name] = _sdpa(torch, SDPA[name]) if name in SDPA else LIBRARIES[name](torch)
         except Exception as error:  # whatever a library raises while it is loaded, it costs this peer and no more
-            absent[name] = _first_line(error)
+            absent[name] = first_line(error)
     return found, absent
 
 
@@ -105,10 +105,6 @@ def versions(name=None):
     return {name: version for name, version in known.items() if version}
 
 
-def _first_line(error):
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 def _import(module, what, install):
     """A module of a peer, or an `OSError` that says what is missing and how to install it."""
     try:
@@ -119,7 +115,7 @@ def _import(module, what, install):
             raise OSError(f"{what} is not installed: {install}") from error
         raise OSError(f"{what} is installed without {error.name}, which it imports: {install}") from error
     except Exception as error:
-        raise OSError(f"{what} cannot be imported ({_first_line(error)}): {install}") from error
+        raise OSError(f"{what} cannot be imported ({first_line(error)}): {install}") from error
 
 
 def _sdpa(torch, backend):

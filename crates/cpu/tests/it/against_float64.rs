@@ -2,9 +2,10 @@
 
 use flashcore_cpu::{CpuConfig, Options, SimdLevel};
 use flashcore_problem::{
-    DType, InputKind, Inputs, KvLengths, MAX_SOFTMAX_SCALE, Mask, POISON, Problem, RandomLimits, SOFTCAPS, Tensor,
-    Tolerance, compare, compare_lse, others_untouched, random_problem, reference, reference_rows,
+    DType, InputKind, Inputs, KvLengths, MAX_SOFTMAX_SCALE, Mask, POISON, Problem, SOFTCAPS, Tensor, Tolerance,
+    compare, compare_lse, others_untouched, reference, reference_rows,
 };
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::attention;
 

@@ -1,10 +1,10 @@
 //! Appending to caches against float64, and what is refused.
 
 use flashcore_cpu::{CpuError, Options, run};
-use flashcore_problem::append::{AppendCase, AppendReference, random_append};
 use flashcore_problem::{
     Append, AppendPlace, AppendValues, DType, Host, Layout, Name, Operands, Rotary, SlotMapping, Tensor, View,
 };
+use flashcore_testkit::{AppendCase, AppendReference, random_append};
 
 /// Runs a case, Q in place or not.
 fn run_case(case: &mut AppendCase, in_place: bool) -> (Result<(), CpuError>, Option<Tensor>, Vec<i32>) {

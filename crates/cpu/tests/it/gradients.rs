@@ -2,9 +2,10 @@
 
 use flashcore_cpu::{CpuConfig, Options, SimdLevel, run};
 use flashcore_problem::{
-    DType, Gradients, InputKind, Inputs, KvLengths, Mask, Name, Operands, Problem, QLengths, RandomLimits, Tensor,
-    Tolerance, View, ViewMut, compare_gradient, others_untouched, random_backward, reference_gradients,
+    DType, Gradients, InputKind, Inputs, KvLengths, Mask, Name, Operands, Problem, QLengths, Tensor, Tolerance, View,
+    ViewMut, compare_gradient, others_untouched, reference_gradients,
 };
+use flashcore_testkit::{RandomLimits, random_backward};
 
 fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> Gradients<Tensor> {
     let layouts = problem.gradient_layouts().unwrap();

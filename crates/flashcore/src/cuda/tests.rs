@@ -3,7 +3,8 @@ use std::collections::HashSet;
 
 use flashcore_ir::Target;
 use flashcore_kernels::select;
-use flashcore_problem::{Combine, DType, Mask, RandomLimits, random_backward, random_problem};
+use flashcore_problem::{Combine, DType, Mask};
+use flashcore_testkit::{RandomLimits, random_backward, random_problem};
 
 use super::*;
 
@@ -65,7 +66,7 @@ fn launches_touch_what_tasks_describe() {
             AnyTask::Combine(&merge),
             &merge_states::step(&problem, merge.parts(), 16, &kernels).unwrap(),
         );
-        let append = flashcore_problem::append::random_append(seed).append;
+        let append = flashcore_testkit::random_append(seed).append;
         if let Ok(step) = append::step(&append, Target::Sm90a, 4, &kernels) {
             check(AnyTask::Append(&append), &step);
         }
@@ -87,7 +88,7 @@ fn the_environment_asks_for_checks() {
 fn what_is_checked_is_what_calls_have() {
     let kernels = KernelCache::default();
     for seed in 0..200 {
-        let append = flashcore_problem::append::random_append(seed).append;
+        let append = flashcore_testkit::random_append(seed).append;
         let check = flashcore_kernels::checks::of_append(&append, &kernels).unwrap();
         let own = append::step(&append, Target::Sm90a, 4, &kernels);
         let Ok(own) = own.or_else(|_| append::step(&append, Target::Sm90a, 2, &kernels)) else {

@@ -4,7 +4,7 @@
 //! `FLASHCORE_SEED` moves to other appends, `FLASHCORE_PROBLEMS` sets how many (300).
 
 use flashcore::{Append, AppendValues, Attention, DType, Device, Error, Host, Name, Operands, SlotMapping, Tensor};
-use flashcore_problem::append::{AppendCase, AppendReference, Expected, e4m3_pairs, random_append};
+use flashcore_testkit::{AppendCase, AppendReference, Expected, e4m3_pairs, random_append};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name)

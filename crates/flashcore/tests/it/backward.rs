@@ -9,9 +9,10 @@ use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare_gradien
 use flashcore::{Attention, DType, Device, Gradients, Mask, Name, Options, Problem, ProblemBuilder, Tensor};
 #[cfg(feature = "cuda")]
 use flashcore_ir::Target;
+use flashcore_problem::others_untouched;
 #[cfg(feature = "cuda")]
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{RandomLimits, others_untouched, random_backward};
+use flashcore_testkit::{RandomLimits, random_backward};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name)

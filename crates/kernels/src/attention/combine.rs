@@ -12,7 +12,7 @@
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Name, Problem};
 
 use super::epilogue::{Sinks, Total};
 use super::forward::Forward;
@@ -22,7 +22,7 @@ use super::softmax::FULLY_MASKED;
 use super::split::{Partial, Partials};
 use super::stream_k::{Combined, Pieces};
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor, with_element};
+use crate::args::{Args, Built, with_element};
 use crate::step::{KernelCache, Step};
 
 /// Columns of a thread: 16 bytes of a partial.
@@ -135,7 +135,7 @@ pub(crate) fn listed_step(request: &Forward, shape: &Shape, kernels: &KernelCach
 }
 
 fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Forward>, threads: Threads, shape: &Shape) {
-    let out = k.writes::<E>(Tensor::Out, shape.vector_bytes);
+    let out = k.writes::<E>(Name::Out, shape.vector_bytes);
     let lse = shape.lse.then(|| declare_lse(k));
     let partials = Partials::declare(k, shape.head_dim_v, false);
     let seq_len_q = k.count("seq_len_q", Problem::seq_len_q);
@@ -171,7 +171,7 @@ fn listed_body<'k, E: MmaElement + Widen>(
     heads: TileHeads,
     shape: &Shape,
 ) {
-    let out = k.writes::<E>(Tensor::Out, shape.vector_bytes);
+    let out = k.writes::<E>(Name::Out, shape.vector_bytes);
     let params = RowParams::declare(k, shape);
     let partials = Partials::declare(k, shape.head_dim_v, false);
     shape.wait_for_launch_before(k);

@@ -23,14 +23,14 @@
 mod keys;
 
 use flashcore_ir::{Cache, Element, GlobalPtr, Val};
-use flashcore_problem::{Problem, QLengths};
+use flashcore_problem::{Name, Problem, QLengths};
 
 pub(crate) use self::keys::{KeySums, ZeroedSums};
 use super::index::Index;
 use super::lengths::{FirstRows, TensorParam};
 use super::params::{RowParams, Shape};
 use super::score_mod::ScoreMod;
-use crate::args::{ALIGN, Args, Part, Request, Tensor};
+use crate::args::{ALIGN, Args, Part, Request};
 use crate::{Refusal, refuse};
 
 /// What rows of the statistics are padded to: a multiple of every tile's rows.
@@ -344,10 +344,10 @@ impl<'k, E: Element> BackwardParams<'k, E> {
     pub(crate) fn declare(k: &'k Args<'k, Backward>, shape: &Shape) -> Self {
         let align = shape.vector_bytes;
         BackwardParams {
-            q: k.reads(Tensor::Q, align),
-            k: k.reads(Tensor::K, align),
-            v: k.reads(Tensor::V, align),
-            dout: k.reads(Tensor::Dout, align),
+            q: k.reads(Name::Q, align),
+            k: k.reads(Name::K, align),
+            v: k.reads(Name::V, align),
+            dout: k.reads(Name::Dout, align),
             statistics: Statistics::declare(k, false),
             softmax_scale: declare_softmax_scale(k),
             rows: RowParams::declare(k, shape),

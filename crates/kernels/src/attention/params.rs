@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Target, Val};
-use flashcore_problem::{DType, Direction, KeyRange, Lengths, Problem};
+use flashcore_problem::{DType, Direction, KeyRange, Lengths, Name, Problem};
 
 use super::block_range::Band;
 use super::epilogue::Sinks;
@@ -13,7 +13,7 @@ use super::query_rows::Packing;
 use super::score_mod::ScoreMod;
 use super::split::Partials;
 use super::tap::{self, Tap, TapParams};
-use crate::args::{Args, Request, Tensor};
+use crate::args::{Args, Request};
 use crate::{Refusal, refuse};
 
 /// Alignment of addresses and strides in bytes for kernels whose asynchronous copies move 16 bytes each.
@@ -231,10 +231,10 @@ impl<'k, E: Element> Params<'k, E> {
     pub(crate) fn declare(k: &'k Args<'k, Forward>, shape: &Shape) -> Self {
         let align = shape.vector_bytes;
         Params {
-            q: k.reads(Tensor::Q, align),
-            k: k.reads(Tensor::K, align),
-            v: k.reads(Tensor::V, align),
-            out: k.writes(Tensor::Out, align),
+            q: k.reads(Name::Q, align),
+            k: k.reads(Name::K, align),
+            v: k.reads(Name::V, align),
+            out: k.writes(Name::Out, align),
             rows: RowParams::declare(k, shape),
             partials: (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true)),
         }

@@ -2,14 +2,14 @@
 //! for the sums of dQ, and for those of dK and dV where there are any.
 
 use flashcore_ir::{Cache, Element, GlobalPtr, Val, Widen};
-use flashcore_problem::GRADIENT_LIMIT;
+use flashcore_problem::{GRADIENT_LIMIT, Name};
 
 use super::gradients::{Backward, DqSemaphore, PADDING, Statistics, ZeroedSums, declare_array, dq_sums};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, grid};
 use super::score_mod::LOG2_E;
 use crate::Refusal;
-use crate::args::{Args, Built, Request, Tensor, with_element};
+use crate::args::{Args, Built, Request, with_element};
 use crate::step::{KernelCache, Step};
 
 /// Elements of a row that a thread loads.
@@ -38,8 +38,8 @@ impl<'k, E: Element> RowInputs<'k, E> {
     /// The parameter of dO has this name.
     pub(crate) fn declare(k: &'k Args<'k, Backward>, dout: &'static str, align: u32) -> Self {
         RowInputs {
-            out: k.reads(Tensor::Out, align),
-            dout: k.tensor(dout, Tensor::Dout, align, false),
+            out: k.reads(Name::Out, align),
+            dout: k.tensor(dout, Name::Dout, align, false),
             lse: k.input("lse", 4, |request| request.problem().lse_len()),
         }
     }

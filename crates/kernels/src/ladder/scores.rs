@@ -9,10 +9,10 @@ use std::fmt;
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, KernelBuilder, Target, Val, Var, Widen};
-use flashcore_problem::Problem;
+use flashcore_problem::{Name, Problem};
 
 use super::common::{ScoreOperands, WARP_ROWS};
-use crate::args::{Args, Built, Tensor, with_element};
+use crate::args::{Args, Built, with_element};
 use crate::attention::params::{ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, check_lengths, check_problem};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::step::Step;
@@ -106,7 +106,7 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
 
 fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Problem>, levers: Levers, head_dim: u32) {
     k.min_blocks_per_sm(1);
-    let [q, keys] = [Tensor::Q, Tensor::K].map(|tensor| k.reads::<E>(tensor, ALIGNMENT));
+    let [q, keys] = [Name::Q, Name::K].map(|tensor| k.reads::<E>(tensor, ALIGNMENT));
     let all_scores = k.output::<E>("scores", ALIGNMENT, |problem| problem.lse_len() * problem.seq_len_kv());
     let seq_len_q = k.count("seq_len_q", Problem::seq_len_q);
     let seq_len_kv = k.count("seq_len_kv", Problem::seq_len_kv);

@@ -10,13 +10,13 @@
 //! forward pass.
 
 use flashcore_ir::Widen;
-use flashcore_problem::Problem;
+use flashcore_problem::{Name, Problem};
 
 use super::common::load_tile;
 use super::threads::{Mine, Threads, operand};
 use super::{Config, NAME};
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor, with_element};
+use crate::args::{Args, Built, with_element};
 use crate::attention::gradients::{Backward, BackwardParams, Workspace};
 use crate::attention::params::{Shape, grid};
 use crate::attention::preprocess;
@@ -87,7 +87,7 @@ fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &S
     k.min_blocks_per_sm(1);
     let threads = Threads::keys(config);
     let params = BackwardParams::<E>::declare(k, shape);
-    let [dk, dv] = [Tensor::Dk, Tensor::Dv].map(|tensor| k.writes::<E>(tensor, shape.vector_bytes));
+    let [dk, dv] = [Name::Dk, Name::Dv].map(|tensor| k.writes::<E>(tensor, shape.vector_bytes));
 
     let k_tile = operand(k, "k_tile", threads.own, shape.head_dim);
     let v_tile = operand(k, "v_tile", threads.own, shape.head_dim_v);
@@ -165,7 +165,7 @@ fn queries_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape:
     k.min_blocks_per_sm(1);
     let threads = Threads::queries(config);
     let params = BackwardParams::<E>::declare(k, shape);
-    let dq = k.writes::<E>(Tensor::Dq, shape.vector_bytes);
+    let dq = k.writes::<E>(Name::Dq, shape.vector_bytes);
 
     let q_tile = operand(k, "q_tile", threads.own, shape.head_dim);
     let dout_tile = operand(k, "dout_tile", threads.own, shape.head_dim_v);

@@ -7,6 +7,7 @@
 
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
+use flashcore_problem::Name;
 
 use super::consumer::{TileRows, Warpgroup, release_and_advance, skip};
 use super::q_consumer::QRead;
@@ -14,7 +15,7 @@ use super::tiles::{one_slab, padded, slabs, zero_rows};
 use super::transpose::Transposed;
 use super::{Config, PRODUCER_WARPS, Request, maps};
 use crate::Refusal;
-use crate::args::{Args, Tensor};
+use crate::args::Args;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::WARPGROUP_ROWS;
 use crate::attention::scheduler::WorkItem;
@@ -73,15 +74,15 @@ pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Confi
     // Boxes of copies: the blocks of a cluster copy a part of K and V each, and a warp stores its own rows.
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let out_rows = shape.packing.stored_rows();
-    let q_rows = maps::declare(k, Tensor::Q, q_tile, stage_rows, queries);
+    let q_rows = maps::declare(k, Name::Q, q_tile, stage_rows, queries);
     let gathered = |request: &Request| request.more.values.gathered_keys();
-    let k_rows = maps::declare_at(k, Tensor::K, k_tile, cols / levers.cluster, keys, gathered);
+    let k_rows = maps::declare_at(k, Name::K, k_tile, cols / levers.cluster, keys, gathered);
     let v_rows = if shape.is_fp8() {
         Transposed::declare(k, v_tile, v_rows / levers.cluster)
     } else {
-        maps::declare(k, Tensor::V, v_tile, v_rows / levers.cluster, keys)
+        maps::declare(k, Name::V, v_tile, v_rows / levers.cluster, keys)
     };
-    let out = out_tile.map(|tile| (tile, maps::declare(k, Tensor::Out, tile, out_rows, queries)));
+    let out = out_tile.map(|tile| (tile, maps::declare(k, Name::Out, tile, out_rows, queries)));
     let partials = (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true));
     let splits = shape.split.then(|| k.try_number("splits", Request::splits));
     let listed = shape.listed.then(|| Work::listed(k));

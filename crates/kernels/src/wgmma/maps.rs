@@ -2,10 +2,10 @@
 //! rows, heads) of a ragged one; with packed heads, heads come before rows.
 
 use flashcore_ir::{Element, SharedTile};
-use flashcore_problem::{DType, Layout, Problem};
+use flashcore_problem::{DType, Layout, Name, Problem};
 
 use super::{ALIGNMENT, NAME};
-use crate::args::{Args, MappedTensor, Part, Request, Tensor, push_buffer};
+use crate::args::{Args, MappedTensor, Part, Request, layout_of, push_buffer};
 use crate::attention::lengths::row_strides;
 use crate::attention::tensor_rows::{Flat, RowsOf, TensorRows};
 use crate::{Refusal, refuse};
@@ -14,7 +14,7 @@ use crate::{Refusal, refuse};
 #[track_caller]
 pub(super) fn declare<'k, E: Element, R: Request>(
     k: &'k Args<'k, R>,
-    tensor: Tensor,
+    tensor: Name,
     tile: SharedTile<'_, E>,
     rows: u32,
     of: RowsOf,
@@ -26,17 +26,17 @@ pub(super) fn declare<'k, E: Element, R: Request>(
 #[track_caller]
 pub(super) fn declare_at<'k, E: Element, R: Request>(
     k: &'k Args<'k, R>,
-    tensor: Tensor,
+    tensor: Name,
     tile: SharedTile<'_, E>,
     rows: u32,
     of: RowsOf,
     place: fn(&R) -> Option<Part>,
 ) -> TensorRows<'k> {
-    let written = matches!(tensor, Tensor::Out | Tensor::Dk | Tensor::Dv);
-    let name = tensor.name();
+    let written = matches!(tensor, Name::Out | Name::Dk | Name::Dv);
+    let name = tensor.as_str();
     let map = k.tensor_map(name, written, of.boxes(tile, rows), move |launch, request| {
         let problem = request.problem();
-        let layout = tensor.layout(problem)?;
+        let layout = layout_of(problem, tensor)?;
         let (slot, byte_offset) = match place(request) {
             Some(part) => (part.push(launch, written), part.offset),
             None => {
@@ -62,12 +62,12 @@ pub(super) fn declare_at<'k, E: Element, R: Request>(
 }
 
 fn sizes_and_strides(
-    tensor: Tensor,
+    tensor: Name,
     problem: &Problem,
     of: RowsOf,
     element: u32,
 ) -> Result<(Vec<u64>, Vec<u64>), Refusal> {
-    let layout = tensor.layout(problem)?;
+    let layout = layout_of(problem, tensor)?;
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
     let bytes = u64::from(element);
@@ -97,8 +97,8 @@ fn sizes_and_strides(
     Ok((sizes, strides))
 }
 
-fn flat(tensor: Tensor, problem: &Problem) -> Result<Flat, Refusal> {
-    Flat::new(NAME, tensor.name(), tensor.layout(problem)?, remedy(problem))
+fn flat(tensor: Name, problem: &Problem) -> Result<Flat, Refusal> {
+    Flat::new(NAME, tensor.as_str(), layout_of(problem, tensor)?, remedy(problem))
 }
 
 fn remedy(problem: &Problem) -> &'static str {

@@ -17,12 +17,12 @@
 //! to a contiguous cache `[batch, kv_heads, seq_len_kv, head_dim]` after the tiles of V.
 
 use flashcore_ir::{Cache, E4M3, Element, GlobalPtr, KernelBuilder, SharedTile, Val, Var};
-use flashcore_problem::{DType, KvLengths, Layout, Problem, ProblemBuilder};
+use flashcore_problem::{DType, KvLengths, Layout, Name, Problem, ProblemBuilder};
 
 use super::maps::check_repeated;
 use super::{NAME, Request};
 use crate::Refusal;
-use crate::args::{Args, Built, MappedTensor, Part, Tensor};
+use crate::args::{Args, Built, MappedTensor, Part};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::lengths::{LengthKinds, TensorParam, kinds};
 use crate::attention::params::{RowParams, Shape};
@@ -175,7 +175,7 @@ impl Transposed {
         rows: u32,
     ) -> TensorRows<'k> {
         let of = RowsOf::Transposed;
-        let map = k.tensor_map(Tensor::V.name(), false, of.boxes(tile, rows), |launch, request| {
+        let map = k.tensor_map(Name::V.as_str(), false, of.boxes(tile, rows), |launch, request| {
             let values = &request.more.values;
             let part = values.part(values.offset);
             let tile = values.cols * values.head_dim_v;
@@ -241,7 +241,7 @@ pub(super) fn tile_at<'k>(
 /// A block transposes tiles of a head and sequence: one, or with lengths every `grid_dim`th of those that rows see.
 /// Where K is gathered, every second block copies the tiles of K that the one before it transposes of V.
 fn body<'k>(k: &'k Args<'k, Forward<Transposed>>, cols: u32, shape: &Shape) {
-    let v = k.reads::<E4M3>(Tensor::V, CHUNK);
+    let v = k.reads::<E4M3>(Name::V, CHUNK);
     let out = k.part::<E4M3>("workspace", true, |request| Ok(request.more.part(request.more.offset)));
     let tile_size = cols * shape.head_dim_v;
     if shape.lengths == LengthKinds::default() {
@@ -254,7 +254,7 @@ fn body<'k>(k: &'k Args<'k, Forward<Transposed>>, cols: u32, shape: &Shape) {
     }
     let gathers = shape.head_dim > 0;
     let keys_to = gathers.then(|| {
-        let keys = k.reads::<E4M3>(Tensor::K, CHUNK);
+        let keys = k.reads::<E4M3>(Name::K, CHUNK);
         let to = k.part::<E4M3>("gathered_k", true, |request| Ok(request.more.part(request.more.end())));
         (keys, to)
     });

@@ -5,12 +5,8 @@
 //! device for kernels, and [`SlotMapping`]. Plans and kernels do not depend on them.
 
 mod check;
-mod random;
-mod reference;
 mod rows;
 
-pub use random::{AppendCase, e4m3_pairs, random_append};
-pub use reference::{AppendReference, Expected};
 pub use rows::{NewRow, QueryRow, Rows};
 
 use crate::arrays::{arrays, check_entries};

@@ -1,10 +1,11 @@
 //! Tests of the reference and of the comparison.
 
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Lengths, Mask, POISON, Problem, QLengths, RandomLimits, ReferenceRow, Slack,
-    Tensor, Tolerance, compare, compare_lse, gaps_untouched, random_lengths, random_problem, reference,
-    reference_probabilities, reference_rows, reference_scores,
+    DType, InputKind, Inputs, Layout, Lengths, Mask, POISON, Problem, QLengths, ReferenceRow, Slack, Tensor, Tolerance,
+    compare, compare_lse, gaps_untouched, random_lengths, reference, reference_probabilities, reference_rows,
+    reference_scores,
 };
+use flashcore_testkit::{RandomLimits, random_problem};
 
 pub(crate) fn answer(problem: &Problem, inputs: &Inputs) -> Vec<ReferenceRow> {
     reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap()

@@ -2,9 +2,10 @@
 //! ones exceed it.
 
 use flashcore_problem::{
-    Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemBuilder, ProblemError, RandomLimits, Tensor,
-    TensorView, Tolerance, absmax_scales, compare, compare_lse, quantise, random_problem, reference,
+    Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemBuilder, ProblemError, Tensor, TensorView,
+    Tolerance, absmax_scales, compare, compare_lse, quantise, reference,
 };
+use flashcore_testkit::{RandomLimits, random_problem};
 
 fn problem(with: impl Fn(ProblemBuilder) -> ProblemBuilder) -> Problem {
     with(

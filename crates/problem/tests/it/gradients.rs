@@ -3,9 +3,10 @@
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
     DType, Direction, GradientRow, Gradients, InputKind, Inputs, KvLengths, Layout, Mask, Problem, ProblemBuilder,
-    QLengths, RandomLimits, Tensor, TensorView, Tolerance, compare_gradient, random_backward, reference_gradient_rows,
-    reference_gradients, reference_rows,
+    QLengths, Tensor, TensorView, Tolerance, compare_gradient, reference_gradient_rows, reference_gradients,
+    reference_rows,
 };
+use flashcore_testkit::{RandomLimits, random_backward};
 
 fn small() -> RandomLimits {
     RandomLimits {

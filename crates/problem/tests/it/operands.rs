@@ -1,11 +1,12 @@
 //! Operands of random tasks: the right ones are accepted, and each change of one is refused by its name.
 
-use flashcore_problem::append::random_append;
 use flashcore_problem::view::sealed::Sealed;
 use flashcore_problem::{
-    Access, Combine, DType, ElementType, Layout, Memory, Name, Operands, Problem, ProblemError, RandomLimits, Task,
-    TensorSpec, View, ViewMut, random_backward, random_problem,
+    Access, Combine, DType, ElementType, Layout, Memory, Name, Operands, Problem, ProblemError, Task, TensorSpec, View,
+    ViewMut,
 };
+use flashcore_testkit::random_append;
+use flashcore_testkit::{RandomLimits, random_backward, random_problem};
 use proptest::prelude::*;
 
 /// Memory that is an address and a number of bytes, as another library's is.

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use flashcore_problem::tensor::{read_element, write_element};
 use flashcore_problem::{
-    CausalAlign, DType, InputKind, Inputs, Layout, Mask, Problem, RandomLimits, ReferenceRow, Slack, Tensor, Tolerance,
-    compare, gaps_untouched, random_problem,
+    CausalAlign, DType, InputKind, Inputs, Layout, Mask, Problem, ReferenceRow, Slack, Tensor, Tolerance, compare,
+    gaps_untouched,
 };
+use flashcore_testkit::{RandomLimits, random_problem};
 use proptest::prelude::*;
 
 /// Whether a key is visible, by definition.

@@ -1,9 +1,7 @@
 //! Problems that test little: no row sees two keys, or an output of zeros would pass.
 
-use flashcore_problem::{
-    DType, InputKind, Inputs, Problem, RandomLimits, Tensor, Tolerance, compare, random_lengths, random_problem,
-    reference,
-};
+use flashcore_problem::{DType, InputKind, Inputs, Problem, Tensor, Tolerance, compare, random_lengths, reference};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 /// Outputs of problems without a row that sees two keys are zeros or rows of V, whatever a kernel computes.
 #[test]

@@ -6,7 +6,7 @@ mod trust;
 
 use std::path::{Path, PathBuf};
 
-use flashcore_check::own::{Declared, PREFIX, is_declaration};
+use flashcore_check::own::{Declared, PREFIX, function, is_declaration};
 use flashcore_ir::{Target, files};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -38,15 +38,6 @@ pub enum Code {
     Python(String),
 }
 
-/// The file and the function of `mine.py:attention`.
-fn python(word: &str) -> Option<(&str, &str)> {
-    match word.rsplit_once(':') {
-        Some((file, function)) if file.ends_with(".py") => Some((file, function)),
-        None if word.ends_with(".py") => Some((word, "")),
-        _ => None,
-    }
-}
-
 /// Whether a label is that of a user's kernel.
 pub fn is_own(label: &str) -> bool {
     label.starts_with(PREFIX)
@@ -55,7 +46,7 @@ pub fn is_own(label: &str) -> bool {
 impl Own {
     /// Whether a word of a command line is a user's kernel: `FILE.toml`, `FILE.toml:VALUES`, `FILE.py:FUNCTION`.
     pub fn is_named(word: &str) -> bool {
-        is_declaration(word) || python(word).is_some()
+        is_declaration(word) || function(word).is_some()
     }
 
     /// Reads the kernel that a word names. Nothing of it runs.
@@ -65,7 +56,7 @@ impl Own {
     pub fn read(word: &str) -> Result<Own> {
         let given = |reason: String| BenchError::Given(reason);
         let absolute = |file: &str| std::path::absolute(file).map_err(|error| given(format!("{file}: {error}")));
-        let Some((file, function)) = python(word) else {
+        let Some((file, name)) = function(word) else {
             // A source is compiled for what every card serves, unless its options say more.
             let declared = Declared::read(word, Target::Sm80).map_err(|error| given(error.to_string()));
             let (declared, bytes) = declared?;
@@ -77,7 +68,7 @@ impl Own {
             });
         };
         let is_part = |c: char| c.is_alphanumeric() || c == '_';
-        if function.is_empty() || !function.chars().all(is_part) || function.starts_with(|c: char| c.is_numeric()) {
+        if name.is_empty() || !name.chars().all(is_part) || name.starts_with(|c: char| c.is_numeric()) {
             return Err(given(format!("`{word}` names no function; write {file}:FUNCTION")));
         }
         let bytes =
@@ -88,10 +79,10 @@ impl Own {
             .to_string_lossy()
             .into_owned();
         Ok(Own {
-            label: format!("{PREFIX}{stem}:{function}"),
+            label: format!("{PREFIX}{stem}:{name}"),
             file: absolute(file)?,
             sha256: hex(&bytes),
-            code: Code::Python(function.to_string()),
+            code: Code::Python(name.to_string()),
         })
     }
 

@@ -19,7 +19,7 @@ use flashcore::{DType, Problem, ProblemBuilder};
 use flashcore_check::mutate::Operator;
 use flashcore_kernels::{FAMILIES, Family, ladder, mma, scalar, wgmma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{RandomLimits, random_backward, random_problem};
+use flashcore_testkit::{RandomLimits, random_backward, random_problem};
 use rayon::prelude::*;
 use serde::Serialize;
 

@@ -2,7 +2,7 @@
 
 use flashcore::{DType, Mask, Problem};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{RandomLimits, random_problem};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 /// Problems that are drawn for one that is served.
 const TRIES: usize = 4000;

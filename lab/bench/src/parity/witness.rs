@@ -209,7 +209,8 @@ fn dense(view: &TensorView<'_>) -> String {
         .collect()
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
     use flashcore::unstable::testing::{InputKind, reference_rows};

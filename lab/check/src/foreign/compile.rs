@@ -251,7 +251,7 @@ pub fn names_arch(option: &str) -> bool {
 }
 
 /// The interpreter of the user's environment.
-fn python() -> Result<Option<PathBuf>, CompileError> {
+pub(super) fn python() -> Result<Option<PathBuf>, CompileError> {
     let named = std::env::var_os("FLASHCORE_PYTHON").filter(|name| !name.is_empty());
     let of_environment = || {
         let folder = std::env::var_os("VIRTUAL_ENV").filter(|folder| !folder.is_empty())?;
@@ -298,36 +298,8 @@ fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, Co
     let to = folder.path().join("kernel.ptx");
     let mut command = compiler.command(source, &to);
     let policy = compiler.policy(source, folder.path());
-    sandbox::wrap(&mut command, &policy, source.confinement)?;
-    let most = match source.confinement {
-        Confinement::Sandboxed => policy.tasks,
-        Confinement::Unsandboxed => u32::MAX,
-    };
-    let ran = programs::run_few(&mut command, source.limit, most).map_err(|error| match error.kind() {
-        ErrorKind::TimedOut => CompileError::Late {
-            compiler: name.clone(),
-            limit: source.limit,
-        },
-        ErrorKind::QuotaExceeded => CompileError::Refused {
-            compiler: name.clone(),
-            messages: error.to_string(),
-        },
-        _ => broken(error),
-    })?;
-    let mut messages = (ran.stdout + &ran.stderr).trim().to_string();
-    if !ran.status.success() {
-        if source.confinement == Confinement::Sandboxed {
-            let advice = sandbox::advice(&messages).map(|advice| format!("\n{advice}"));
-            messages.extend(advice);
-        }
-        let messages = if messages.is_empty() {
-            ran.status.to_string()
-        } else {
-            messages
-        };
-        let compiler = name;
-        return Err(CompileError::Refused { compiler, messages });
-    }
+    let messages = ran(&mut command, &name, &policy, source.confinement)?;
+    let messages = messages.trim().to_string();
     // The compiler may have left a link to what it could not read.
     let ptx = files::read_text_unlinked(&to, files::LARGE).map_err(broken)?;
     Ok(Compiled {
@@ -339,6 +311,42 @@ fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, Co
         compiler: version(&ptx).map_or(name.clone(), |version| format!("{name} ({version})")),
         messages,
     })
+}
+
+/// What a compiler says that was confined, and ended well.
+pub(super) fn ran(
+    command: &mut Command,
+    name: &str,
+    policy: &Policy,
+    confinement: Confinement,
+) -> Result<String, CompileError> {
+    let compiler = name.to_string();
+    sandbox::wrap(command, policy, confinement)?;
+    let (limit, most) = match confinement {
+        Confinement::Sandboxed => (policy.cpu, policy.tasks),
+        Confinement::Unsandboxed => (policy.cpu, u32::MAX),
+    };
+    let ran = match programs::run_few(command, limit, most) {
+        Ok(ran) => ran,
+        Err(error) if error.kind() == ErrorKind::TimedOut => return Err(CompileError::Late { compiler, limit }),
+        Err(error) if error.kind() == ErrorKind::QuotaExceeded => {
+            let messages = error.to_string();
+            return Err(CompileError::Refused { compiler, messages });
+        }
+        Err(error) => return Err(CompileError::Broken(compiler, error.to_string())),
+    };
+    let mut messages = (ran.stdout + &ran.stderr).trim().to_string();
+    if ran.status.success() {
+        return Ok(messages);
+    }
+    if confinement == Confinement::Sandboxed {
+        let advice = sandbox::advice(&messages).map(|advice| format!("\n{advice}"));
+        messages.extend(advice);
+    }
+    if messages.is_empty() {
+        messages = ran.status.to_string();
+    }
+    Err(CompileError::Refused { compiler, messages })
 }
 
 /// The PTX with the path of the source as the user gave it: compilers make it absolute.

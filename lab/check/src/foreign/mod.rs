@@ -17,6 +17,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 mod time;
+pub mod triton;
 mod words;
 
 use flashcore_ir::Target;

@@ -7,7 +7,7 @@ use flashcore_ir::ptx::read::PtxEntry;
 use flashcore_problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
-use super::template::{Chosen, Value};
+use super::value::{Chosen, Language, Value};
 use super::{Expression, buffer, served};
 
 /// A declaration as it is written. What it does not name, it does not serve.
@@ -16,7 +16,8 @@ use super::{Expression, buffer, served};
 pub(super) struct Declaration {
     /// Name in tables; by default that of the file.
     pub(super) name: Option<String>,
-    /// The PTX file, or the CUDA C++ file, relative to the declaration. `{NAME}` stands for a parameter's value.
+    /// The PTX file, or that of CUDA C++ or Triton (`.py`), relative to the declaration. `{NAME}` stands for a
+    /// parameter's value.
     pub(super) ptx: Option<PathBuf>,
     pub(super) source: Option<PathBuf>,
     /// Options of the compiler, in the spelling of nvcc.
@@ -53,8 +54,13 @@ impl Declaration {
         match (&self.ptx, &self.source) {
             (Some(ptx), None) => Ok(("ptx", ptx)),
             (None, Some(source)) => Ok(("source", source)),
-            _ => Err("it needs one of ptx = \"FILE.ptx\" and source = \"FILE.cu\"".to_string()),
+            _ => Err("it needs one of ptx = \"FILE.ptx\" and source = \"FILE.cu\" (or FILE.py)".to_string()),
         }
+    }
+
+    /// What its code is written in.
+    pub(super) fn language(&self) -> Result<Language, String> {
+        self.code().map(|(key, path)| Language::of(key, path))
     }
 
     /// The parameter of a name in expressions, and the word whose choice it is about: `LAYOUT.xor` is 1 where LAYOUT is

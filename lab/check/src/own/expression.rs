@@ -100,6 +100,11 @@ impl Expression {
         }
     }
 
+    /// Whether a number with a fraction is in it.
+    pub(super) fn has_fraction(&self) -> bool {
+        self.root.has_fraction()
+    }
+
     pub(super) fn wrong(&self, why: String) -> ExpressionError {
         let text = self.text.clone();
         ExpressionError { text, why }
@@ -109,6 +114,15 @@ impl Expression {
 impl fmt::Display for Expression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
+    }
+}
+
+impl From<u32> for Expression {
+    fn from(number: u32) -> Expression {
+        Expression {
+            text: number.to_string(),
+            root: Node::Number(number.into()),
+        }
     }
 }
 
@@ -151,6 +165,15 @@ impl std::str::FromStr for Expression {
 }
 
 impl Node {
+    fn has_fraction(&self) -> bool {
+        match self {
+            Node::Number(number) => number.fract() != 0.0,
+            Node::Name(_) | Node::Rounded(..) => false,
+            Node::Negated(of) => of.has_fraction(),
+            Node::Of(_, left, right) => left.has_fraction() || right.has_fraction(),
+        }
+    }
+
     fn add_names<'n>(&'n self, names: &mut Vec<&'n str>) {
         match self {
             Node::Number(_) => {}

@@ -11,6 +11,8 @@ mod served;
 mod template;
 #[cfg(test)]
 mod tests;
+mod triton;
+mod value;
 
 use std::path::Path;
 
@@ -24,7 +26,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use expression::{Expression, ExpressionError};
-pub use template::{Chosen, Language, Template, Value};
+pub use template::Template;
+pub use value::{Chosen, Language, Value};
 
 use declaration::Declaration;
 
@@ -146,6 +149,15 @@ pub fn named(word: &str) -> Option<(&str, &str)> {
     match word.rsplit_once(':') {
         Some((file, values)) if is_toml(file) => Some((file, values)),
         _ => is_toml(word).then_some((word, "")),
+    }
+}
+
+/// The file and the function of `mine.py:attention`.
+pub fn function(word: &str) -> Option<(&str, &str)> {
+    match word.rsplit_once(':') {
+        Some((file, function)) if file.ends_with(".py") => Some((file, function)),
+        None if word.ends_with(".py") => Some((word, "")),
+        _ => None,
     }
 }
 

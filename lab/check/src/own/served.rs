@@ -3,7 +3,7 @@
 use flashcore_problem::{CausalAlign, DType, Direction, Layout, Mask, Problem};
 
 use super::declaration::Declaration;
-use super::template::Chosen;
+use super::value::Chosen;
 
 /// Names in expressions, but for strides.
 const NAMES: [&str; 16] = [

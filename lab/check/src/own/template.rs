@@ -1,15 +1,16 @@
 //! [`Template`]: a declaration before its parameters have values, with the texts that it names.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use flashcore_ir::{Target, files};
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
 
-use super::{BUFFERS, Declaration, Declared, OwnError, PREFIX, of_toml, served};
+use super::value::{Chosen, Language, Value};
+use super::{BUFFERS, Declaration, Declared, OwnError, PREFIX, of_toml, served, triton};
 use crate::foreign::{self, CompileError, Source};
 use crate::render::few;
 use crate::sandbox::Confinement;
@@ -26,48 +27,6 @@ const MOST_COMBINATIONS: usize = 100_000;
 const MOST_TOLERANCE: f64 = 1000.0;
 /// Options that limit the registers of a thread, which compilers to PTX ignore.
 const REGISTERS: [&str; 2] = ["--maxrregcount=", "-maxrregcount="];
-
-/// A value of a parameter.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected a whole number from 0 to 4294967295 or a word")]
-pub enum Value {
-    /// A number.
-    Number(u32),
-    /// A word.
-    Word(String),
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Number(number) => number.fmt(f),
-            Value::Word(word) => word.fmt(f),
-        }
-    }
-}
-
-/// A value for each parameter.
-pub type Chosen = BTreeMap<String, Value>;
-
-/// What a kernel is written in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Language {
-    /// CUDA C++.
-    Cuda,
-    /// PTX.
-    Ptx,
-}
-
-impl Language {
-    /// The extension of its files.
-    pub const fn extension(self) -> &'static str {
-        match self {
-            Language::Cuda => "cu",
-            Language::Ptx => "ptx",
-        }
-    }
-}
 
 /// A user's kernel for all values of its parameters: the declaration, and the source or the PTX texts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -135,6 +94,43 @@ impl Template {
         let text = files::read_text_capped(path, files::SMALL).map_err(|error| wrong(error.to_string()))?;
         let declaration: Declaration = toml::from_str(&text).map_err(|error| wrong(of_toml(&text, &error)))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let template = Template::of(path, declaration, stem)?;
+        let texts = template.texts.values().map(String::as_bytes);
+        let bytes = std::iter::once(text.as_bytes())
+            .chain(texts)
+            .collect::<Vec<_>>()
+            .concat();
+        Ok((template, bytes))
+    }
+
+    /// Reads what `@flashcore_attn.declared` says of a function of Triton, with the bytes of its file, which runs in a
+    /// sandbox.
+    ///
+    /// # Errors
+    /// A file that cannot be read or does not run, no declaration, and mistakes in it.
+    pub fn of_function(path: &Path, function: &str) -> Result<(Template, Vec<u8>), OwnError> {
+        let wrong = |reason: String| OwnError::Declaration(path.display().to_string(), reason);
+        let text = files::read_text_capped(path, MOST_TEXT).map_err(|error| wrong(error.to_string()))?;
+        let asked = json!({ "declaration": true });
+        let value: Json = triton::ask(path, &text, function, asked, TO_COMPILE).map_err(|error| match error {
+            CompileError::Refused { messages, .. } => wrong(messages),
+            error => triton::refused(&error, path.display()),
+        })?;
+        let mut declaration: Declaration = serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?;
+        if declaration.code().is_ok() || declaration.entry.is_some() {
+            let why = "declared(…) has ptx, source or entry, which are the function's";
+            return Err(wrong(why.to_string()));
+        }
+        declaration.source = path.file_name().map(PathBuf::from);
+        declaration.entry = Some(function.to_string());
+        let template = Template::of(path, declaration, function.to_string())?;
+        Ok((template, text.into_bytes()))
+    }
+
+    /// A declaration in a file, with the texts that it names.
+    fn of(path: &Path, declaration: Declaration, stem: String) -> Result<Template, OwnError> {
+        let file = path.display().to_string();
+        let wrong = |reason: String| OwnError::Declaration(file.clone(), reason);
         let name = declaration.name.clone().unwrap_or(stem);
         let mut template = Template {
             label: format!("{PREFIX}{name}"),
@@ -159,15 +155,8 @@ impl Template {
             }
         }
         // A file may be missing of some values: these are refused when they are built.
-        if let Some(missing) = missing.filter(|_| template.texts.is_empty()) {
-            return Err(wrong(missing));
-        }
-        let texts = template.texts.values().map(String::as_bytes);
-        let bytes = std::iter::once(text.as_bytes())
-            .chain(texts)
-            .collect::<Vec<_>>()
-            .concat();
-        Ok((template, bytes))
+        let missing = missing.filter(|_| template.texts.is_empty());
+        missing.map_or(Ok(template), |missing| Err(wrong(missing)))
     }
 
     /// What is wrong whatever the values are.
@@ -176,8 +165,12 @@ impl Template {
         if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c == ',' || c.is_control()) {
             return Err(format!("name is `{name}`; allowed: characters but spaces and commas"));
         }
-        if declaration.code()?.0 == "ptx" && !declaration.options.is_empty() {
-            return Err("options are those of a compiler, and there is no source".to_string());
+        match declaration.language()? {
+            Language::Ptx if !declaration.options.is_empty() => {
+                return Err("options are those of a compiler, and there is no source".to_string());
+            }
+            Language::Triton => triton::check(declaration)?,
+            Language::Ptx | Language::Cuda => {}
         }
         let is_bad = |factor: &f64| !(*factor > 0.0 && *factor <= MOST_TOLERANCE);
         if let Some(wrong) = declaration.tolerance.filter(is_bad) {
@@ -297,11 +290,11 @@ impl Template {
         declaration.name = Some(format!("{name}@{hash}"));
         let file = format!("{hash}.{}", language.extension());
         (declaration.ptx, declaration.source) = match language {
-            Language::Cuda => (None, Some(PathBuf::from(&file))),
+            Language::Cuda | Language::Triton => (None, Some(PathBuf::from(&file))),
             Language::Ptx => (Some(PathBuf::from(&file)), None),
         };
-        // Those of a compiler.
-        if language == Language::Ptx {
+        // Those of nvcc.
+        if language != Language::Cuda {
             declaration.options.clear();
         }
         Template {
@@ -322,13 +315,9 @@ impl Template {
 
     /// The text for values; `None` where its file is missing.
     pub fn text(&self, chosen: &Chosen) -> Option<(Language, &str)> {
-        let (key, path) = self.declaration.code().ok()?;
-        let language = match key {
-            "ptx" => Language::Ptx,
-            _ => Language::Cuda,
-        };
+        let (_, path) = self.declaration.code().ok()?;
         let text = self.texts.get(&filled(&path.display().to_string(), chosen))?;
-        Some((language, text))
+        Some((self.declaration.language().ok()?, text))
     }
 
     /// Whether one id may be of both.
@@ -417,13 +406,22 @@ impl Template {
     /// What the compiler says, PTX that is missing or wrong, and a declaration that does not fit it.
     pub fn build(&self, chosen: &Chosen, target: Target, limit: Duration) -> Result<Declared, OwnError> {
         let wrong = |reason: String| OwnError::Declaration(self.file.clone(), reason);
-        let (key, path) = self.declaration.code().map_err(wrong)?;
+        let (_, path) = self.declaration.code().map_err(wrong)?;
         let path = filled(&path.display().to_string(), chosen);
         let missing = || OwnError::NotBuilt(format!("{}: there is no {path}", self.id(chosen)));
         let text = self.texts.get(&path).ok_or_else(missing)?;
-        let ptx = match key {
-            "source" => self.compile(chosen, (target, limit), &path, text)?,
-            _ => text.clone(),
+        let ptx = match self.declaration.language().map_err(wrong)? {
+            Language::Ptx => text.clone(),
+            Language::Cuda => self.compile(chosen, (target, limit), &path, text)?,
+            Language::Triton => {
+                let file = folder_of(Path::new(&self.file)).join(&path);
+                let (declaration, ptx) = triton::compile(&self.declaration, chosen, (target, limit), &file, text)?;
+                let made = Template {
+                    declaration,
+                    ..self.clone()
+                };
+                return Declared::new(&made, chosen, path, ptx);
+            }
         };
         Declared::new(self, chosen, path, ptx)
     }

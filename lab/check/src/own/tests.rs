@@ -401,3 +401,52 @@ fn a_declaration_is_known_by_the_end_of_its_name() {
         assert_eq!(Template::is_one(&folder.path().join(name)), is_one, "{name}");
     }
 }
+
+/// A declaration of a function of Triton with more lines, and what is wrong with it.
+fn of_triton(dtype: &str, more: &str) -> String {
+    let temporary = tempfile::tempdir().unwrap();
+    std::fs::write(temporary.path().join("mine.py"), "").unwrap();
+    let path = temporary.path().join("mine.toml");
+    let rest = "args = [\"q\", \"out\", \"head_dim\"]\ngrid = [1]";
+    std::fs::write(
+        &path,
+        format!("source = \"mine.py\"\ndtype = {dtype}\n{rest}\n{more}\n"),
+    )
+    .unwrap();
+    match Template::read(&path) {
+        Ok((template, _)) => format!("{:?}", template.text(&Chosen::new()).unwrap().0),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_function_of_triton_is_declared_without_what_triton_decides() {
+    let entry = "entry = \"attend\"";
+    for (dtype, more, said) in [
+        ("[\"fp16\"]", entry, "Triton"),
+        (
+            "[\"fp16\"]",
+            "",
+            "which function of Triton is meant; write entry = \"NAME\"",
+        ),
+        ("[\"fp16\", \"bf16\"]", entry, "it has 2 dtypes; allowed: one"),
+        (
+            "[\"fp16\"]",
+            "entry = \"f\"\nblock = [128]",
+            "it has block; Triton decides on threads",
+        ),
+        (
+            "[\"fp16\"]",
+            "entry = \"f\"\nshared = 64",
+            "it has shared; Triton decides",
+        ),
+        (
+            "[\"fp16\"]",
+            "entry = \"f\"\noptions = [\"-O3\"]",
+            "it has options; Triton decides",
+        ),
+    ] {
+        let got = of_triton(dtype, more);
+        assert!(got.contains(said), "{more}: {got}");
+    }
+}

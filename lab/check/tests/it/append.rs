@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use flashcore_check::mutate::{Operator, mutations};
-use flashcore_check::{AppendReport, check_append};
 use flashcore_ir::Target;
 use flashcore_kernels::{KernelCache, Refusal, Step, append};
-use flashcore_problem::append::{AppendCase, e4m3_pairs, random_append};
 use flashcore_problem::{Append, AppendPlace, AppendValues, DType, Layout, Rotary};
 use flashcore_sim::{FindingKind, SimOptions};
+use flashcore_testkit::{AppendCase, e4m3_pairs, random_append};
 
+use crate::append_report::{AppendReport, check_append};
 use crate::common::number;
 use crate::planted::quoted;
 

@@ -7,8 +7,9 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{Arg, Chip, Target};
 use flashcore_kernels::{Config, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
+use flashcore_problem::{DType, InputKind, Problem};
 use flashcore_sim::TensorSums;
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_none, failure, seeded};
 

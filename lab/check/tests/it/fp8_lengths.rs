@@ -9,10 +9,9 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{BufferSpec, Chip, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{
-    DType, InputKind, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
-};
+use flashcore_problem::{DType, InputKind, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, QLengths};
 use flashcore_sim::FindingKind;
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_clean, inputs_of, number};
 use crate::lengths::{PACKED, PAGED, PAGED_BOXES, is_found_in_step, run_steps};

@@ -10,8 +10,9 @@ use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, Tap, scalar, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, QLengths, RandomLimits, random_backward};
+use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, QLengths};
 use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
+use flashcore_testkit::{RandomLimits, random_backward};
 
 use crate::common::{assert_clean, inputs_of, number, seeded};
 use crate::planted::quoted;

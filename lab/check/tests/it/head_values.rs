@@ -8,9 +8,10 @@ use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, FAMILIES, KernelCache, Plan};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Alibi, DType, InputKind, Inputs, KvLengths, Mask, Problem, ProblemBuilder, RandomLimits, Tensor, Tolerance,
-    compare, compare_lse, random_problem, reference,
+    Alibi, DType, InputKind, Inputs, KvLengths, Mask, Problem, ProblemBuilder, Tensor, Tolerance, compare, compare_lse,
+    reference,
 };
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_clean, inputs_of, number};
 use crate::planted::{check_with, quoted};

@@ -11,11 +11,11 @@ use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Tensor, Tolerance, compare_tap,
-    random_problem, reference_scores,
+    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, Tensor, Tolerance, compare_tap, reference_scores,
 };
 use flashcore_sim::FindingKind::{NeverWritten, OutOfBounds, Race};
 use flashcore_sim::{SimOptions, simulate};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_none, failure, number};
 use crate::planted::{Fault, find_all};

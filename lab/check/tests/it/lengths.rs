@@ -12,10 +12,9 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{BufferSpec, Chip, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, mma, wgmma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{
-    DType, InputKind, KvLengths, Lengths, Mask, POISON, Problem, QLengths, RandomLimits, random_problem,
-};
+use flashcore_problem::{DType, InputKind, KvLengths, Lengths, Mask, POISON, Problem, QLengths};
 use flashcore_sim::{Finding, SimOptions, Written, simulate};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_clean, number};
 use crate::planted::{check_with, quoted};

@@ -10,7 +10,8 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, Plan, Refusal, mma, wgmma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
+use flashcore_problem::{DType, InputKind, Problem};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_none, failure, number};
 

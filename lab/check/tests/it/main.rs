@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod append;
+mod append_report;
 mod async_copies;
 mod backward_schedules;
 mod bank_conflicts;

@@ -8,8 +8,9 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, mma, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, Direction, Mask, Problem, RandomLimits, random_backward};
+use flashcore_problem::{DType, Direction, Mask, Problem};
 use flashcore_sim::FindingKind;
+use flashcore_testkit::{RandomLimits, random_backward};
 
 use crate::common::{assert_clean, inputs_of, number};
 use crate::planted::{Fault, find_all, find_all_in};

@@ -8,13 +8,14 @@ use std::collections::BTreeSet;
 use flashcore_ir::{BufferSpec, Target};
 use flashcore_kernels::checks::{RECORD_WORDS, of_append, of_problem, violation};
 use flashcore_kernels::{KernelCache, Step};
-use flashcore_problem::append::{AppendCase, random_append};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Append, AppendPlace, AppendValues, KvLengths, Lengths, Mask, Problem, ProblemError, QLengths, RandomLimits,
-    SlotMapping, random_lengths, random_problem,
+    Append, AppendPlace, AppendValues, KvLengths, Lengths, Mask, Problem, ProblemError, QLengths, SlotMapping,
+    random_lengths,
 };
 use flashcore_sim::{SimOptions, simulate};
+use flashcore_testkit::{AppendCase, random_append};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::number;
 

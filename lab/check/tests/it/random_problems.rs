@@ -8,7 +8,8 @@ use std::time::Instant;
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{InputKind, Mask, RandomLimits, random_problem};
+use flashcore_problem::{InputKind, Mask};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_none, failure, number};
 

@@ -8,10 +8,9 @@ use flashcore_ir::Target;
 use flashcore_ir::proof::LaunchRefusal;
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{
-    DType, InputKind, KvLengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
-};
+use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, ProblemBuilder, QLengths};
 use flashcore_sim::{FindingKind, SimError, SimOptions, simulate};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::splits::{assert_missing_partials_are_found, assert_plan_clean, check};
 

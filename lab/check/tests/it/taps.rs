@@ -10,7 +10,8 @@ use flashcore_check::{CheckOptions, Verdict, check_plan, source};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, Plan, Tap};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Mask, Problem, RandomLimits, random_problem};
+use flashcore_problem::{DType, InputKind, Mask, Problem};
+use flashcore_testkit::{RandomLimits, random_problem};
 
 use crate::common::{assert_none, failure, number};
 

@@ -17,7 +17,7 @@ use flashcore::Problem;
 use flashcore_bench::Case;
 use flashcore_bench::profile::{Ncu, Profiler};
 use flashcore_check::cost::predicted_card;
-use flashcore_check::own::Template;
+use flashcore_check::own::{Template, function};
 use flashcore_check::programs::{self, quoted};
 use flashcore_check::sandbox::Confinement;
 use flashcore_tune::board::Board;
@@ -43,9 +43,10 @@ pub(crate) const USUAL: &str = "mission";
 
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
-/// `tune mine.toml`: a search among the values of a declaration alone, on the usual problem.
+/// `tune mine.toml`, `tune mine.py:attend`: a search among the values of a declaration alone, on the usual problem.
 fn of_declaration(args: &TuneArgs) -> Option<TuneArgs> {
-    let is_one = Template::is_one(Path::new(&args.problem.name));
+    let name = &args.problem.name;
+    let is_one = Template::is_one(Path::new(name)) || function(name).is_some();
     let mut args = is_one.then(|| args.clone())?;
     args.kernel
         .push(std::mem::replace(&mut args.problem.name, USUAL.to_string()));

@@ -232,11 +232,11 @@ fn bad_names_of_own_kernels_are_refused() {
     for (arguments, said) in [
         (
             "--kernel cpu/m16n16".to_string(),
-            "--kernel cpu/m16n16: allowed is FILE.toml",
+            "--kernel cpu/m16n16: allowed are FILE.toml",
         ),
         (
-            format!("--kernel {mine}:f --trust"),
-            "a Python function, which `tune` cannot examine",
+            format!("--kernel {mine} --trust"),
+            "FILE.py:FUNCTION, a function of Triton that has one",
         ),
         (
             format!("--kernel {}", example("attention.toml")),

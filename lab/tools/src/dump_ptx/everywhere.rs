@@ -3,8 +3,8 @@
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Tap, append, checks, scalar};
-use flashcore_problem::append::random_append;
 use flashcore_problem::{Append, DType, KvLengths, Layout, Problem, ProblemBuilder, QLengths, Rotary};
+use flashcore_testkit::random_append;
 
 use super::Kernels;
 use crate::shipped::one_head;

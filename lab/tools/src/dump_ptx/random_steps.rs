@@ -5,9 +5,9 @@ use flashcore_ir::{Arg, Chip, Launch, Table, Target};
 use flashcore_kernels::{
     Config, KernelCache, Plan, Refusal, Step, Tap, append, checks, merge_states, mma, scalar, wgmma,
 };
-use flashcore_problem::append::random_append;
-use flashcore_problem::random::{RandomLimits, random_backward, random_problem};
 use flashcore_problem::{DType, Direction, KvLengths, Problem};
+use flashcore_testkit::random_append;
+use flashcore_testkit::{RandomLimits, random_backward, random_problem};
 
 /// Configs of what few problems choose: splits, clusters, packed heads, other rungs.
 const IDS: [&str; 10] = [

@@ -19,8 +19,11 @@ use crate::trial::Verdict;
 /// What a kernel is simulated on, and schedules of each.
 const INPUTS: [InputKind; 2] = [InputKind::Normal, InputKind::RisingScores];
 const SCHEDULES: u32 = 2;
-/// Instructions of a warp on a small problem, beyond which it counts as hung.
-const MOST_INSTRUCTIONS: u64 = 2_000_000;
+/// Instructions of a warp on a small problem, beyond which it counts as hung: what a warp needs that computes all of it
+/// alone, with ten for each operation of 32 lanes. A loop that spins takes all of them, with a race in each turn.
+fn most_instructions(small: &Problem) -> u64 {
+    100_000 + (small.flops() * 10.0 / 32.0) as u64
+}
 
 pub(super) struct Kernels {
     chip: Option<Chip>,
@@ -98,9 +101,7 @@ fn simulated(declared: &Declared, (problem, seed): (&Problem, u64), chip: Chip) 
             schedules: SCHEDULES,
             ..CheckOptions::default()
         };
-        if small != problem {
-            options.sim.max_instructions = MOST_INSTRUCTIONS;
-        }
+        options.sim.max_instructions = most_instructions(small);
         let report = check_declared(declared, small, chip.target, &options).map_err(verdict_on)?;
         fault(&report).map_or(Ok(()), Err)?;
         error = report.gate.iter().map(|gate| gate.out.max_abs).fold(error, f64::max);
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_simulator_executes_is_a_candidate() {
+    fn only_what_the_simulator_executes_to_its_end_is_a_candidate() {
         let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
         let folder = crate::tests::folder("own-not-simulated");
         std::fs::create_dir(&folder).unwrap();
@@ -157,6 +158,10 @@ mod tests {
         for said in ["attention.ptx cannot be simulated: ", "`flashcore bench` times it"] {
             assert!(failed.reason.contains(said), "{}", failed.reason);
         }
+        // On a problem that is small itself, too.
+        let endless = ptx.replace("    ret;", "FOR_EVER:\n    bra FOR_EVER;\n    ret;");
+        let Err(failed) = got(&endless) else { panic!("it ended") };
+        assert_eq!(failed.verdict, Verdict::Hung, "{}", failed.reason);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -11,11 +11,11 @@ mod warp;
 use std::sync::LazyLock;
 
 use flashcore_ir::{Chip, Target};
-use flashcore_problem::{Direction, Problem};
+use flashcore_problem::{Direction, Name, Problem};
 use serde::Deserialize;
 
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
-use crate::args::{Built, Tensor, with_element};
+use crate::args::{Built, with_element};
 use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -110,11 +110,11 @@ impl Outputs {
     }
 
     /// The gradients that it stores.
-    fn written(self) -> &'static [Tensor] {
+    fn written(self) -> &'static [Name] {
         if self.owns_keys() {
-            &[Tensor::Dk, Tensor::Dv]
+            &[Name::Dk, Name::Dv]
         } else {
-            &[Tensor::Dq]
+            &[Name::Dq]
         }
     }
 

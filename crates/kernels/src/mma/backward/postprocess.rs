@@ -7,9 +7,10 @@
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, TileShape, Widen};
+use flashcore_problem::Name;
 
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor, with_element};
+use crate::args::{Args, Built, with_element};
 use crate::attention::gradients::{Backward, Statistics, declare_softmax_scale, dq_sums};
 use crate::attention::params::{RowParams, Shape, grid};
 use crate::attention::row_tile::{ACC_COLS, QUAD};
@@ -66,7 +67,7 @@ pub(super) fn step(request: &Backward, shape: &Shape, tiles: SumTiles, kernels: 
 }
 
 fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Backward>, tiles: SumTiles, shape: &Shape) {
-    let dq = k.writes::<E>(Tensor::Dq, shape.vector_bytes);
+    let dq = k.writes::<E>(Name::Dq, shape.vector_bytes);
     let (statistics, sums) = (Statistics::declare(k, false), dq_sums(k, false));
     let softmax_scale = declare_softmax_scale(k);
     let params = RowParams::declare(k, shape);

@@ -13,6 +13,7 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
+use flashcore_problem::Name;
 
 use super::ahead::Ahead;
 use super::consumer::Warpgroup;
@@ -21,7 +22,7 @@ use super::pingpong::Pingpong;
 use super::scheduler::take_ticket;
 use super::split::Split;
 use super::{DS_STAGES, Partition, SLAB_COLS, Variant, dout_stages, first_stores, heads_at_once, registers};
-use crate::args::{Args, Tensor};
+use crate::args::Args;
 use crate::attention::gradients::{Backward, DqSemaphore, Statistics, declare_softmax_scale, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -106,15 +107,15 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
     let key_rows = RowsOf::keys(&shape.lengths, 0);
     // Each block of a cluster copies a part of the rows of Q and dO to all of them.
     let operands = [
-        (Tensor::Q, q_tile, queries, cluster),
-        (Tensor::K, k_tile, key_rows, 1),
-        (Tensor::V, v_tile, key_rows, 1),
-        (Tensor::Dout, dout_tile, queries, cluster),
+        (Name::Q, q_tile, queries, cluster),
+        (Name::K, k_tile, key_rows, 1),
+        (Name::V, v_tile, key_rows, 1),
+        (Name::Dout, dout_tile, queries, cluster),
     ];
     let [q, keys, values, dout] = operands.map(|(tensor, tile, of, blocks)| {
         // The statistics that come with Q and dO are read by loads, each of them by all quads of a warp.
         let pipeline = k
-            .pipeline(tensor.name(), tile.stages(), consumers)
+            .pipeline(tensor.as_str(), tile.stages(), consumers)
             .released_by_lanes(QUAD);
         Operand {
             tile,
@@ -134,8 +135,7 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
     let gradients = match variant {
         Variant::Split => Gradients::Added(Split::declare(k)),
         _ => Gradients::Stored(
-            [(Tensor::Dk, k_tile), (Tensor::Dv, v_tile)]
-                .map(|(tensor, tile)| maps::declare(k, tensor, tile, 16, key_rows)),
+            [(Name::Dk, k_tile), (Name::Dv, v_tile)].map(|(tensor, tile)| maps::declare(k, tensor, tile, 16, key_rows)),
         ),
     };
     let statistics = Statistics::declare(k, ahead);

@@ -18,12 +18,12 @@ mod tests;
 use std::sync::LazyLock;
 
 use flashcore_ir::{BuildErrors, Chip, Target};
-use flashcore_problem::{Problem, QLengths};
+use flashcore_problem::{Name, Problem, QLengths};
 
 use self::ahead::{heads_ahead, prepares_ahead};
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
-use crate::args::{Built, Tensor, with_element};
+use crate::args::{Built, layout_of, with_element};
 use crate::attention::gradients::{Backward, PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -196,7 +196,7 @@ fn named(config: &Config, shape: &Shape, what: &str) -> String {
 }
 
 /// The tensors of the main kernel, those that it reads and those that it writes.
-const TENSORS: [Tensor; 6] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::Dout, Tensor::Dk, Tensor::Dv];
+const TENSORS: [Name; 6] = [Name::Q, Name::K, Name::V, Name::Dout, Name::Dk, Name::Dv];
 
 /// Refuses problems that have no kernel.
 fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
@@ -204,7 +204,11 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
     refuse!(target != Target::Sm90a => NAME, REMEDY, "the backward pass on {target}");
     refuse!(problem.softcap().is_some() => NAME, REMEDY, "the backward pass of scores with a soft cap");
     for tensor in TENSORS {
-        check_repeated(tensor.name(), tensor.layout(problem)?, "copy them, or use family mma")?;
+        check_repeated(
+            tensor.as_str(),
+            layout_of(problem, tensor)?,
+            "copy them, or use family mma",
+        )?;
     }
     Ok(())
 }

@@ -8,11 +8,11 @@
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Widen};
-use flashcore_problem::Problem;
+use flashcore_problem::{Name, Problem};
 
 use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
-use crate::args::{Args, Built, Tensor, with_element};
+use crate::args::{Args, Built, with_element};
 use crate::attention::gradients::{Backward, DqSemaphore, KeySums, declare_softmax_scale, dq_sums, head_row};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{RowParams, Shape, grid};
@@ -81,7 +81,7 @@ struct KeyGradients<'k, E> {
 impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
     fn declare(k: &'k Args<'k, Backward>, rows: u32) -> Self {
         KeyGradients {
-            gradients: [Tensor::Dk, Tensor::Dv].map(|tensor| k.writes(tensor, ALIGNMENT)),
+            gradients: [Name::Dk, Name::Dv].map(|tensor| k.writes(tensor, ALIGNMENT)),
             sums: KeySums::declare(k, false),
             dq_blocks: k.count("dq_blocks", move |problem| dq_blocks(problem, rows)),
             dk_blocks: k.count("dk_blocks", move |problem| dk_blocks(problem, rows)),
@@ -124,7 +124,7 @@ fn body<'k, E: MmaElement + Widen>(
     shape: &Shape,
 ) {
     let (rows, partition) = (config.rows, Partition::new(&config, shape));
-    let dq = k.writes::<E>(Tensor::Dq, ALIGNMENT);
+    let dq = k.writes::<E>(Name::Dq, ALIGNMENT);
     let sums = dq_sums(k, false);
     let semaphore = stored.then(|| DqSemaphore::declare(k, false));
     let stride = k.number("sums_stride", |request| request.workspace.stride as u32);

@@ -218,7 +218,7 @@ fn source_may_be_forbidden_and_is_of_a_known_language() {
         outside("read a; echo '{\"source\": [{\"kernel\": \"own/a\", \"language\": \"rust\", \"text\": \"\"}]}'\n");
     let error = wrong.propose(&History::default(), &space).unwrap_err().to_string();
     assert!(
-        error.contains("unknown variant `rust`, expected `cuda` or `ptx`"),
+        error.contains("unknown variant `rust`, expected one of `cuda`, `ptx`, `triton`"),
         "{error}"
     );
 }

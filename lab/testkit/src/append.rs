@@ -1,9 +1,9 @@
 //! Random appends for fuzz tests: shapes, strides, kinds, values and data of a seed.
 
-use super::{Append, AppendPlace, AppendReference, AppendValues, Rotary, SlotMapping};
-use crate::random_lengths::draw_used;
-use crate::rng::Rng;
-use crate::{DType, Layout, Tensor};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{Append, AppendPlace, AppendValues, DType, Layout, Rotary, SlotMapping, Tensor};
+
+use crate::AppendReference;
 
 /// An append with all that it takes.
 #[derive(Clone, Debug)]
@@ -47,9 +47,7 @@ impl AppendCase {
 
     /// What it must leave.
     pub fn reference(&self) -> AppendReference {
-        let rotary = self.rotary.as_ref().map(|tensors| tensors.each_ref().map(Tensor::view));
-        let inputs = ([self.k_new.view(), self.v_new.view()], rotary);
-        AppendReference::new(&self.append, &self.values(), self.slots(), inputs)
+        AppendReference::new(self)
     }
 
     /// Replaces some of its values by those that contradict the append: lengths, parts, pages, slots
@@ -102,7 +100,7 @@ impl AppendCase {
 /// with holes, slots of −1; infinities and NaN.
 ///
 /// ```
-/// use flashcore_problem::append::random_append;
+/// use flashcore_testkit::random_append;
 /// let case = random_append(1);
 /// assert!(case.append.findings(&case.values(), case.slots()).is_empty());
 /// ```
@@ -119,10 +117,8 @@ pub fn random_append(seed: u64) -> AppendCase {
     let (head_dim, head_dim_v) = (dim(), dim());
     let head_dim_v = if rng.chance(0.5) { head_dim } else { head_dim_v };
     let packed = rng.chance(0.5);
-    let counts: Vec<usize> = (0..batch)
-        .map(|_| if packed { draw_used(&mut rng, 9) } else { 0 })
-        .collect();
-    let equal = draw_used(&mut rng, 9);
+    let counts: Vec<usize> = (0..batch).map(|_| if packed { rng.up_to(9) } else { 0 }).collect();
+    let equal = rng.up_to(9);
     let counts = if packed { counts } else { vec![equal; batch] };
     let rows: usize = counts.iter().sum();
     let [first, seq_new] = if packed {
@@ -174,10 +170,7 @@ pub fn random_append(seed: u64) -> AppendCase {
         });
         std::iter::once(0).chain(ends).collect::<Vec<_>>()
     };
-    let lengths: Vec<usize> = counts
-        .iter()
-        .map(|count| draw_used(&mut rng, capacity - count))
-        .collect();
+    let lengths: Vec<usize> = counts.iter().map(|count| rng.up_to(capacity - count)).collect();
     let as_i32 = |values: &[usize]| values.iter().map(|&value| value as i32).collect::<Vec<_>>();
     if rng.chance(0.6) {
         append.rotary = Some(draw_rotary(&mut rng, &append));
@@ -209,7 +202,7 @@ pub fn random_append(seed: u64) -> AppendCase {
     let parts = shuffled(&mut rng, tables);
     values.cache_batch_idx = entries.cache_batch_idx.map(|_| as_i32(&parts[..batch]));
     values.leftpad_k = entries.leftpad_k.map(|_| {
-        let paddings = lengths.iter().map(|&len| draw_used(&mut rng, len) as i32);
+        let paddings = lengths.iter().map(|&len| rng.up_to(len) as i32);
         paddings.collect()
     });
     values.block_table = entries.block_table.map(|entries| {

@@ -1,8 +1,11 @@
 //! The float64 reference of an append: what every element of the caches and of Q must hold afterwards.
 
-use super::{Append, AppendPlace, AppendValues, SlotMapping};
-use crate::e4m3::{e4m3_to_f32, f32_to_e4m3};
-use crate::{DType, Layout, TensorView};
+use std::ops::Range;
+
+use flashcore_problem::tensor::{read_element, write_element};
+use flashcore_problem::{AppendPlace, DType, Layout, Rotary, Tensor};
+
+use crate::AppendCase;
 
 /// An element that is written: its value, and how far off it may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,18 +30,11 @@ pub struct AppendReference {
     pub seqused_k: Vec<i32>,
 }
 
-/// The tensors that an append reads: `k_new`, `v_new`, and with a rotary embedding `cos`, `sin` and `q`.
-type Inputs<'i> = ([TensorView<'i>; 2], Option<[TensorView<'i>; 3]>);
-
 impl AppendReference {
     /// Of any values: a length is cut to its bounds, and a row without a place in the cache is not
     /// written. Two writers of a slot are not expected.
-    pub fn new(
-        append: &Append,
-        values: &AppendValues<&[i32]>,
-        slots: Option<SlotMapping<'_>>,
-        ([k_new, v_new], rotary): Inputs<'_>,
-    ) -> AppendReference {
+    pub(crate) fn new(case: &AppendCase) -> AppendReference {
+        let (append, values) = (&case.append, case.values());
         let nothing = |layout: &Layout| vec![None; layout.num_elements()];
         let mut after = AppendReference {
             k_cache: nothing(&append.k_cache),
@@ -47,27 +43,23 @@ impl AppendReference {
             seqused_k: Vec::new(),
         };
         let bound = append.seq_len_kv as i64;
-        let length = |b: usize| {
-            values
-                .cache_seqlens
-                .map_or(0, |lengths| i64::from(lengths[b]).clamp(0, bound))
+        let entry = |array: Option<&[i32]>, b: usize| array.map(|values| i64::from(values[b]));
+        let length = |b| entry(values.cache_seqlens, b).map_or(0, |length| length.clamp(0, bound));
+        let rotary = append.rotary.zip(case.rotary.as_ref());
+        let turn = |b, i| {
+            let first = entry(values.seqlens_rotary, b).map_or(length(b), |first| first.max(0));
+            rotary.map(|(how, [cos, sin, _])| (how, [cos, sin], first + i))
         };
-        let first_position = |b: usize| {
-            values
-                .seqlens_rotary
-                .map_or(length(b), |first| i64::from(first[b]).max(0))
-        };
-        let [_, new_rows, heads, head_dim] = append.k_new.shape;
-        for b in 0..append.batch {
-            if append.seqused_k {
+        let new_rows = append.k_new.shape[1];
+        if append.seqused_k {
+            let keys = |b| {
                 let (_, rows) = sequence_rows(b, new_rows, values.cu_seqlens_k_new);
                 let count = rows.end.min(new_rows as i64) - rows.start.clamp(0, new_rows as i64);
                 let keys = (length(b) + count.max(0)).min(bound);
-                let padding = values
-                    .leftpad_k
-                    .map_or(0, |padding| i64::from(padding[b]).clamp(0, keys));
-                after.seqused_k.push((keys - padding) as i32);
-            }
+                let padding = entry(values.leftpad_k, b).map_or(0, |padding| padding.clamp(0, keys));
+                (keys - padding) as i32
+            };
+            after.seqused_k = (0..append.batch).map(keys).collect();
         }
         // Of a row: its sequence, its number there, and where it is. Slots without a rotary embedding need no
         // sequences.
@@ -76,40 +68,21 @@ impl AppendReference {
             new.extend((0..new_rows).map(|row| (0, 0, [0, row])));
         } else {
             for b in 0..append.batch {
-                let (part, rows) = sequence_rows(b, new_rows, values.cu_seqlens_k_new);
-                let inside = rows.start.max(0)..rows.end.min(new_rows as i64);
-                new.extend(inside.map(|row| (b, row - rows.start, [part, row as usize])));
+                new.extend(rows_inside(b, new_rows, values.cu_seqlens_k_new).map(|(i, from)| (b, i, from)));
             }
         }
         for (b, i, from) in new {
-            let Some(to) = place(append, values, slots, b, length(b) + i, from) else {
+            let Some(to) = place(case, b, length(b) + i, from) else {
                 continue;
             };
-            for h in 0..heads {
-                for d in 0..head_dim {
-                    let rotary = append.rotary.as_ref().zip(rotary.as_ref());
-                    let turn = rotary.map(|(how, [cos, sin, _])| (how, cos, sin, first_position(b) + i));
-                    let value = rotated(append.dtype, &k_new, [from[0], from[1], h, d], turn);
-                    after.k_cache[index(&append.k_cache, [to[0], to[1], h, d])] = Some(value);
-                }
-                for d in 0..append.v_new.shape[3] {
-                    let value = rotated(append.dtype, &v_new, [from[0], from[1], h, d], None);
-                    after.v_cache[index(&append.v_cache, [to[0], to[1], h, d])] = Some(value);
-                }
-            }
+            write_row((&mut after.k_cache, &append.k_cache), to, &case.k_new, from, turn(b, i));
+            write_row((&mut after.v_cache, &append.v_cache), to, &case.v_new, from, None);
         }
-        for b in 0..append.batch {
-            let Some((how, [cos, sin, q])) = append.rotary.as_ref().zip(rotary.as_ref()) else {
-                continue;
-            };
-            let [_, rows_q, heads_q, _] = how.q.shape;
-            let (part, rows) = sequence_rows(b, rows_q, values.cu_seqlens_q);
-            for row in rows.start.max(0)..rows.end.min(rows_q as i64) {
-                let i = if how.q_at_one_position { 0 } else { row - rows.start };
-                for (h, d) in (0..heads_q).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
-                    let at = [part, row as usize, h, d];
-                    let turn = Some((how, cos, sin, first_position(b) + i));
-                    after.q[index(&how.q, at)] = Some(rotated(append.dtype, q, at, turn));
+        if let Some((how, [_, _, q])) = rotary {
+            for b in 0..append.batch {
+                for (i, at) in rows_inside(b, how.q.shape[1], values.cu_seqlens_q) {
+                    let i = if how.q_at_one_position { 0 } else { i };
+                    write_row((&mut after.q, &how.q), at, q, at, turn(b, i));
                 }
             }
         }
@@ -138,7 +111,7 @@ impl AppendReference {
             };
             let at = layout.offset(b, s, h, d);
             written[at] = true;
-            let got = f64::from(crate::tensor::read_element(dtype, after, at));
+            let got = f64::from(read_element(dtype, after, at));
             let same = match allowed {
                 _ if got.is_nan() && value.is_nan() => true,
                 0.0 => got.to_bits() == value.to_bits(),
@@ -159,54 +132,68 @@ impl AppendReference {
 }
 
 /// First index of a sequence's rows, and the second ones.
-fn sequence_rows(b: usize, rows: usize, starts: Option<&[i32]>) -> (usize, std::ops::Range<i64>) {
+fn sequence_rows(b: usize, rows: usize, starts: Option<&[i32]>) -> (usize, Range<i64>) {
     match starts {
         None => (b, 0..rows as i64),
         Some(starts) => (0, i64::from(starts[b])..i64::from(starts[b + 1])),
     }
 }
 
+/// Those rows of a sequence that are in their tensor: number in the sequence, and place.
+fn rows_inside(b: usize, rows: usize, starts: Option<&[i32]>) -> impl Iterator<Item = (i64, [usize; 2])> + use<> {
+    let (part, Range { start, end }) = sequence_rows(b, rows, starts);
+    let inside = start.max(0)..end.min(rows as i64);
+    inside.map(move |row| (row - start, [part, row as usize]))
+}
+
 /// Where key `key` of sequence `b` goes, or the row at `from` by its slot.
-fn place(
-    append: &Append,
-    values: &AppendValues<&[i32]>,
-    slots: Option<SlotMapping<'_>>,
-    b: usize,
-    key: i64,
-    from: [usize; 2],
-) -> Option<[usize; 2]> {
+fn place(case: &AppendCase, b: usize, key: i64, from: [usize; 2]) -> Option<[usize; 2]> {
+    let (append, values) = (&case.append, case.values());
     let [pages, page_size, ..] = append.k_cache.shape;
-    if let Some(slots) = slots {
+    if let Some(slots) = case.slots() {
         let slot = usize::try_from(slots.get(from[0] * append.k_new.shape[1] + from[1])).ok()?;
         return (slot < pages * page_size).then_some([slot / page_size, slot % page_size]);
     }
     if key >= append.seq_len_kv as i64 {
         return None;
     }
-    let (key, part) = (
-        key as usize,
-        values.cache_batch_idx.map_or(b as i64, |parts| i64::from(parts[b])),
-    );
+    let key = key as usize;
+    let part = values
+        .cache_batch_idx
+        .map_or(Ok(b), |parts| usize::try_from(parts[b]))
+        .ok()?;
     match append.place {
         AppendPlace::Paged { tables, max_pages } => {
-            let part = usize::try_from(part).ok().filter(|part| *part < tables)?;
-            let page = usize::try_from(values.block_table?[part * max_pages + key / page_size]).ok()?;
+            let entry = (part < tables).then_some(part * max_pages + key / page_size)?;
+            let page = usize::try_from(values.block_table?[entry]).ok()?;
             (page < pages).then_some([page, key % page_size])
         }
-        AppendPlace::Cache | AppendPlace::Slots { .. } => {
-            let part = usize::try_from(part).ok().filter(|part| *part < pages)?;
-            Some([part, key])
-        }
+        AppendPlace::Cache | AppendPlace::Slots { .. } => (part < pages).then_some([part, key]),
     }
 }
 
 /// How a row is rotated: the embedding, its tables, and the row's position.
-type Turn<'t> = (&'t super::Rotary, &'t TensorView<'t>, &'t TensorView<'t>, i64);
+type Turn<'t> = (Rotary, [&'t Tensor; 2], i64);
+
+/// Writes a row of all heads.
+fn write_row(
+    (after, layout): (&mut [Option<Expected>], &Layout),
+    to: [usize; 2],
+    x: &Tensor,
+    from: [usize; 2],
+    turn: Option<Turn<'_>>,
+) {
+    let dense = Layout::bshd(layout.shape);
+    let [_, _, heads, columns] = layout.shape;
+    for (h, d) in (0..heads).flat_map(|h| (0..columns).map(move |d| (h, d))) {
+        after[dense.offset(to[0], to[1], h, d)] = Some(rotated(x, [from[0], from[1], h, d], turn));
+    }
+}
 
 /// An element, rotated if it is in a pair.
-fn rotated(dtype: DType, x: &TensorView<'_>, [b, s, h, d]: [usize; 4], turn: Option<Turn<'_>>) -> Expected {
-    let value = |d| x.value(b, s, h, d);
-    let Some((rotary, cos, sin, position)) = turn.filter(|(rotary, ..)| d < rotary.dim) else {
+fn rotated(x: &Tensor, [b, s, h, d]: [usize; 4], turn: Option<Turn<'_>>) -> Expected {
+    let (dtype, value) = (x.dtype(), |d| x.view().value(b, s, h, d));
+    let Some((rotary, [cos, sin], position)) = turn.filter(|(rotary, ..)| d < rotary.dim) else {
         return Expected {
             value: value(d),
             allowed: 0.0,
@@ -224,7 +211,7 @@ fn rotated(dtype: DType, x: &TensorView<'_>, [b, s, h, d]: [usize; 4], turn: Opt
         [pair, pair + half]
     };
     let at = position.min(rotary.positions as i64 - 1) as usize;
-    let (cos, sin) = (cos.value(0, at, 0, pair), sin.value(0, at, 0, pair));
+    let [cos, sin] = [cos, sin].map(|table| table.view().value(0, at, 0, pair));
     let (a, b) = (value(first), value(second));
     let terms = if is_second {
         [a * sin, b * cos]
@@ -234,7 +221,9 @@ fn rotated(dtype: DType, x: &TensorView<'_>, [b, s, h, d]: [usize; 4], turn: Opt
     let value = terms[0] + terms[1];
     if dtype == DType::E4M3 {
         // Products have 8 significant bits and these sums at most 36, so f32 rounds once, and then e4m3.
-        let value = f64::from(e4m3_to_f32(f32_to_e4m3(value as f32)));
+        let mut byte = [0];
+        write_element(dtype, &mut byte, 0, value as f32);
+        let value = f64::from(read_element(dtype, &byte, 0));
         return Expected { value, allowed: 0.0 };
     }
     // Both products and their sum are rounded to f32, then the sum to the dtype: half a unit in the last place, or half
@@ -263,9 +252,4 @@ fn largest(dtype: DType) -> f64 {
         DType::F16 => 65_520.0,
         DType::F32 | DType::BF16 | DType::E4M3 => f64::from(f32::MAX),
     }
-}
-
-fn index(layout: &Layout, [b, s, h, d]: [usize; 4]) -> usize {
-    let [_, ns, nh, nd] = layout.shape;
-    ((b * ns + s) * nh + h) * nd + d
 }

@@ -1,19 +1,17 @@
-//! [`check_append`]: simulates an append, and compares what it leaves with float64.
+//! Simulates an append, and compares what it leaves with float64.
 
 use std::fmt;
 
 use flashcore_ir::proof::prove_launch;
 use flashcore_ir::{Arg, BufferSpec, Launch, Target};
 use flashcore_kernels::Step;
-use flashcore_problem::append::{AppendCase, AppendReference, Expected};
 use flashcore_problem::{Layout, POISON, ProblemError, SlotMapping, Tensor};
 use flashcore_sim::{Finding, SimError, SimOptions, simulate};
-
-use crate::report::VALUES;
+use flashcore_testkit::{AppendCase, AppendReference, Expected};
 
 /// What was found in an append.
 #[derive(Clone, Debug, Default)]
-pub struct AppendReport {
+pub(crate) struct AppendReport {
     /// Lengths, pages, slots and positions that contradict it, with array, sequence and entry: the
     /// kernel cuts lengths to their bounds, and writes no row that has no place in the cache.
     pub values: Vec<ProblemError>,
@@ -27,7 +25,7 @@ pub struct AppendReport {
 
 impl AppendReport {
     /// Whether the kernel did what it must. Its values may still contradict the append.
-    pub fn is_right(&self) -> bool {
+    pub(crate) fn is_right(&self) -> bool {
         self.refusals.is_empty() && self.findings.is_empty() && self.wrong.is_none()
     }
 }
@@ -36,7 +34,7 @@ impl fmt::Display for AppendReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.values
             .iter()
-            .try_for_each(|error| writeln!(f, "error[{VALUES}]: {error}"))?;
+            .try_for_each(|error| writeln!(f, "error[values]: {error}"))?;
         self.refusals
             .iter()
             .try_for_each(|refusal| writeln!(f, "error[launch]: {refusal}"))?;
@@ -50,22 +48,7 @@ impl fmt::Display for AppendReport {
 
 /// Simulates an append on a case. Caches and `q_out` begin as poison, so that every byte that is
 /// written is seen; with `in_place`, Q is rotated where it is.
-///
-/// ```
-/// use flashcore_check::check_append;
-/// use flashcore_ir::Target;
-/// use flashcore_kernels::{KernelCache, append};
-/// use flashcore_problem::append::random_append;
-/// let case = random_append(5);
-/// let step = append::step(&case.append, Target::Sm90a, 16, &KernelCache::default())?;
-/// let report = check_append(&case, &step, false, &Default::default())?;
-/// assert!(report.is_right() && report.values.is_empty(), "{report}");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// The simulator cannot run it.
-pub fn check_append(
+pub(crate) fn check_append(
     case: &AppendCase,
     step: &Step,
     in_place: bool,

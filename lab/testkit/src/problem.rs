@@ -1,7 +1,9 @@
 //! Random problems for fuzz tests.
 
-use crate::rng::Rng;
-use crate::{Alibi, DType, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{
+    Alibi, DType, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
+};
 
 /// Limits of [`random_problem`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,7 +59,7 @@ const LONG: usize = 256;
 /// top-left, left window, right window, two-sided window, sliding causal).
 ///
 /// ```
-/// use flashcore_problem::random::{RandomLimits, random_problem};
+/// use flashcore_testkit::{RandomLimits, random_problem};
 /// let problem = random_problem(1, &RandomLimits::default())?;
 /// assert_eq!(problem, random_problem(1, &RandomLimits::default())?);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
@@ -288,7 +290,13 @@ fn draw_kinds(rng: &mut Rng, seed: u64, sizes: &Sizes) -> (QLengths, KvLengths) 
 
 /// Layouts of Q, K, V and O; those of the problem are dense.
 fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, problem: &Problem) -> [Layout; 4] {
-    let shapes = [&problem.q, &problem.k, &problem.v, &problem.o].map(|layout| layout.shape);
+    let shapes = [
+        problem.q_layout(),
+        problem.k_layout(),
+        problem.v_layout(),
+        problem.o_layout(),
+    ]
+    .map(|layout| layout.shape);
     match rng.below(5) {
         0 => shapes.map(Layout::bshd),
         1 => shapes.map(Layout::bhsd),
@@ -345,7 +353,7 @@ fn padded(rng: &mut Rng, odd: bool, shape: [usize; 4]) -> Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CausalAlign;
+    use flashcore_problem::CausalAlign;
 
     const SEEDS: u64 = 1400;
 
