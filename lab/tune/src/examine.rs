@@ -262,14 +262,8 @@ impl Examiner<'_> {
         let mut open: Option<&Problem> = None;
         let mut refused: Option<&Problem> = None;
         let mut unjudged = Vec::new();
-        let further = judge.further.iter().filter(|_| is_own(id));
-        for (case, is_further) in judge
-            .cases
-            .iter()
-            .map(|case| (case, false))
-            .chain(further.map(|case| (case, true)))
-        {
-            if is_further && open.is_some_and(|open| *open != case.problem) {
+        for case in judge.cases(is_own(id)) {
+            if case.is_further && open.is_some_and(|open| *open != case.problem) {
                 break;
             }
             if refused == Some(&case.problem) {
