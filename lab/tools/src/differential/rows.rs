@@ -44,12 +44,8 @@ impl Rows {
                 let opcode = print(&form);
                 let mut writer = Writer::new(Rng::stream(options.seed, number as u64));
                 if !executes(&opcode) {
-                    rows.missing.entry(number).or_default().push(opcode.clone());
-                }
-                if !options.by_row && !executes(&opcode) {
-                    continue;
-                }
-                if !write(&mut writer, &form) {
+                    rows.missing.entry(number).or_default().push(opcode);
+                } else if write(&mut writer, &form).is_none() {
                     rows.unwritten.entry(number).or_default().push(opcode);
                 } else {
                     snippets.push((number, kept.len(), writer.snippet()));
