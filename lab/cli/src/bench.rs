@@ -29,7 +29,7 @@ use crate::{BAD, Card, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, 
 /// build and the kernel; `flashcore evidence` shows them. Peers (PyTorch's SDPA, FlashAttention-3 and -4,
 /// FlashInfer) are used if a Python with PyTorch and the flashcore package is found.
 #[derive(Args)]
-#[command(after_help = BENCH_HELP)]
+#[command(after_help = include_str!("help/bench.txt"))]
 pub(crate) struct BenchArgs {
     /// Problem sets, named problems, or files of problems (.json, .toml)
     #[arg(value_name = "PROBLEMS", default_value = "mission")]
@@ -78,48 +78,6 @@ pub(crate) struct BenchArgs {
     #[arg(long, help_heading = "Output")]
     seeds_rule: bool,
 }
-
-const BENCH_HELP: &str = "\
-Sets:
-  mission     B1 and B2 H8 S512 D64, full and causal
-  acceptance  B1/2 H8, B1 H16, B4 H12 D64 and B1 H8 D128, S512, full and causal: what `gate` judges
-  canonical   head_dim 64, 128, 256 × 512 to 16k × full and causal; 16,384 tokens, hidden 2,048
-  llama       32/8 heads, D128, causal prefill of 8k
-  decode      32/8 heads, D128, one row against 4k to 128k keys; the same as `paged` in contiguous
-              caches
-  all         mission, acceptance, canonical, llama, and contiguous decode
-  fp8         e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal
-  varlen      packed prompts, 32/8 heads, D128: 16 of 100 to 4,000, 128 of 16 to 512, 4 of 8k,
-              16 of 2k
-  paged       one row of 1 to 256 sequences against caches of 512 to 32k keys, pages of 16, 64, 128
-  mixed       a chunk of 2k rows at 8k keys with 63 rows at 4k, in one call; chunks alone
-  head-sizes  head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k
-              too
-  backward    backward passes: canonical at 512, 2k, 8k, 16k, llama, and packed documents of 200 to
-              3,446
-
-Q*K alone:
-  flashcore bench scores [PROBLEMS]   scale * Q*K^T by tensor cores, by FMAs and by cuBLAS, scores
-                                      written, every key, without attention; nothing is kept
-
-Kernels that depend on the problem:
-  default     the library's choice: a row of a plan table, or the heuristics
-  heuristics  the choice of the heuristics, without plan tables
-  near        the same, and kernels that differ from it a little: 12 to 24 on a GPU, 2 on the CPU
-
-Verdicts compare the interval of the ratio with a difference of 1 % (--threshold): SAME, FASTER,
-  SLOWER, or AMBIGUOUS if the interval crosses an edge. `~` marks a subject whose time had not
-  settled after warming up.
-
-Kernels of your own run in another process: one that hangs, crashes or is wrong is left out, and the
-  others are timed without it.
-
-Environment:
-  FLASHCORE_PYTHON   the Python with PyTorch and flashcore [default: python3]
-  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it [default: in xformers]
-
-Exit codes: 0 done, 1 a kernel was rejected, hung or crashed, or the rule does not hold, 2 usage,
-  3 environment, or the rule cannot be judged";
 
 pub(crate) fn options(device: &Device) -> Options {
     match device.context() {

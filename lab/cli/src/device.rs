@@ -19,7 +19,7 @@ use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, style};
 /// `explain` and `tune --strategy ranked` predict with them. Rates that are already kept are shown; they
 /// are measured again after a change of driver or kernels.
 #[derive(Args)]
-#[command(after_help = DEVICE_HELP)]
+#[command(after_help = include_str!("help/device.txt"))]
 pub(crate) struct DeviceArgs {
     /// best or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
@@ -40,14 +40,6 @@ pub(crate) struct DeviceArgs {
     #[arg(long)]
     json: bool,
 }
-
-const DEVICE_HELP: &str = "\
-Examples:
-  flashcore device                           measures the first time, shows later
-  flashcore device --measure                 measures again
-  flashcore device --rates lab/check/data/h200-rates.json
-
-Exit codes: 0 done, 1 a kernel's result was wrong, 2 usage, 3 environment";
 
 pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
     if let Some(path) = &args.rates {

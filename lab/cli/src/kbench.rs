@@ -72,12 +72,7 @@ struct ExportArgs {
 /// with a function `forward`. It and the task run in Python processes with your rights and without a
 /// sandbox: read them first, then give --trust, once for their content.
 #[derive(Args)]
-#[command(after_help = "\
-Environment:
-  FLASHCORE_PYTHON   the Python to use, with PyTorch [default: python3]
-
-Exit codes: 0 passes, 1 fails a check, hangs or faults, 2 usage or a task that cannot be judged,
-  3 environment")]
+#[command(after_help = include_str!("help/kbench-verify.txt"))]
 struct VerifyArgs {
     /// Folder of the task
     #[arg(value_name = "DIR")]

@@ -63,7 +63,7 @@ use style::{BAD, CODE, DIM, GOOD, HEAD, Page, micros, whole};
 /// with float64 and times it. Without a GPU it also predicts the time on an L4 and runs the GPU kernel
 /// under the checking simulator.
 #[derive(Parser)]
-#[command(name = "flashcore", version, max_term_width = 100, after_long_help = MANUAL)]
+#[command(name = "flashcore", version, max_term_width = 100, after_long_help = include_str!("help/manual.txt"))]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -74,56 +74,6 @@ struct Cli {
     #[arg(long)]
     json: bool,
 }
-
-const MANUAL: &str = "\
-Examples:
-  flashcore                                        is it correct here, and how fast?
-  flashcore run llama8b-prefill-2k                 a named problem on the best device
-  flashcore run --heads 32 --kv-heads 8 --seq 4096 --head-dim 128 --dtype bf16 --causal
-  flashcore run --device cuda:1 --kernel scalar/tiled-m64n32-w8-v16 --json
-  flashcore check mission --schedules 50           races, bounds, waits, barriers; no GPU needed
-  flashcore explain mission --profile l4           plan, shared memory, registers, occupancy
-  flashcore explain mission --ptx > mission.ptx    the PTX that the driver would compile
-  flashcore explain theirs.ptx --smem 76800        what a foreign kernel uses, and whether it fits
-  flashcore list problems                          problems by name
-  flashcore list levers                            what the parts of kernel ids mean
-  flashcore bench mission --peers all              kernels and peers timed against each other
-  flashcore parity 200 --lengths                   random problems against float64
-  flashcore profile mission                        hardware counters (ncu), and the prediction
-  flashcore report -o report.html                  what was measured here, as one file
-  flashcore tune mission --budget 5m               search the fastest correct kernel here
-
-Problems:
-  A problem is a name (`flashcore list problems`; default `mission`) or a file (FILE.toml,
-  FILE.json, FILE.toml:NAME; docs/cli.md has the format). Flags override its fields: --seq 1024.
-
-Output:
-  Plain text, coloured on a terminal only (not with NO_COLOR or --color never). --json prints one
-  JSON object instead; `evidence export` and `chart` write files and have no such flag. Findings
-  name the Rust line of the kernel.
-
-Exit codes:
-  0  everything is correct
-  1  findings, a wrong output, a refusal or a failure
-  2  usage: a flag, a name, a file or a shape that is not valid
-  3  environment: no driver, no such device
-  4  not judged: forms of the PTX are missing, and are listed
-  130  a signal ended a search
-  141  everything is correct, and the reader of standard output went away before it had all
-
-Environment:
-  CUDA_VISIBLE_DEVICES   GPUs to use, as for every CUDA program
-  CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable
-  FLASHCORE_PLANS        plan tables to use: shipped, user, none or a file
-  FLASHCORE_PTXAS        an offline ptxas, for register counts where there is no GPU
-  FLASHCORE_PYTHON       the Python that has PyTorch and flashcore, for peers (python3)
-  FLASHCORE_FA3          FlashAttention-3's library, or the folder that it is in
-  FLASHCORE_NCU          ncu, if it is not on PATH
-  FLASHCORE_CACHE_DIR    where trusted files are listed (~/.cache/flashcore)
-  RAYON_NUM_THREADS      threads of the CPU device and of the simulator, at most 1,024 or one a core
-  FLASHCORE_PROGRESS     seconds between progress lines of long commands if stderr is not a
-                         terminal (30); 0 for none
-  NO_COLOR               no colours";
 
 #[derive(Subcommand)]
 enum Command {

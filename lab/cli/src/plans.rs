@@ -23,7 +23,7 @@ use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, machine, simulated, st
 /// and errors, and which of them are used on this machine. With --of: makes a table from the output of
 /// `flashcore bench --json`.
 #[derive(Args)]
-#[command(after_help = PLANS_HELP)]
+#[command(after_help = include_str!("help/plans.txt"))]
 pub(crate) struct PlansArgs {
     /// Make a table from these reports of `flashcore bench --json` or folders of `flashcore tune`
     #[arg(long, value_name = "FILES", num_args = 1.., requires = "out")]
@@ -61,19 +61,6 @@ fn dropped(text: &str) -> Result<Dropped, String> {
                  `flashcore plans` shows them";
     of(text, None).or_else(with_kernel).ok_or_else(|| wrong.to_string())
 }
-
-const PLANS_HELP: &str = "\
-Environment:
-  FLASHCORE_PLANS  shipped, user, none or a file: the tables that kernels are chosen by, in place of
-                   the user's tables, then the shipped ones, then heuristics
-
-Tables from measurements:
-  flashcore bench canonical --kernel near --peers none --json > near.json
-  flashcore plans --of near.json --out table.json
-  A problem gets a row if the fastest kernel was at least 1 % faster than the choice of the
-  heuristics, in the same rounds, and the 99 % interval of the gain excludes 0.
-
-Exit codes: 0 done, 1 a table that is used here has an error, 2 usage, 3 environment";
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     if let Some(Dropped { file, row, kernel }) = &args.drop {

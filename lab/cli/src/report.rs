@@ -18,14 +18,7 @@ use crate::{Failure, Outcome, Page, style};
 /// from. An HTML file has its pictures in it and needs no network and no script. Each number has an id, which
 /// `flashcore reproduce` resolves.
 #[derive(Args)]
-#[command(after_help = "\
-Examples:
-  flashcore report -o report.html                       all that the store has
-  flashcore report latest -o report.md                  the latest run, in Markdown
-  flashcore report evidence -o report.html              what is published (in the repository)
-  flashcore report runs.jsonl tune/mission-cuda-0-1     an export, and a search
-
-Exit codes: 0 written, 1 the file cannot be written, 2 usage, 3 the store cannot be read")]
+#[command(after_help = include_str!("help/report.txt"))]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     sources: SourceArgs,

@@ -22,14 +22,7 @@ use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
 /// --run measures it again by the same protocol, keeps the samples in the store as `bench` does, and compares the
 /// medians' intervals.
 #[derive(Args)]
-#[command(after_help = "\
-Examples:
-  flashcore reproduce 3f0a9c1d2e                       a number of the store
-  flashcore reproduce 3f0a9c1d2e evidence --json       a published one (in the repository)
-  flashcore reproduce 3f0a9c1d2e --run                 measured again here
-
-Exit codes: 0 shown, or measured and the intervals overlap or cannot be compared; 1 they do not, or
-  it cannot be measured; 2 usage; 3 no such device")]
+#[command(after_help = include_str!("help/reproduce.txt"))]
 pub(crate) struct ReproduceArgs {
     /// An evidence id of a report, or its first digits
     #[arg(value_name = "EVIDENCE_ID")]

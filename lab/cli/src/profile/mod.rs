@@ -35,17 +35,7 @@ use crate::{
 /// --set full PROGRAM > FILE.csv`, or `ncu --csv --metrics NAMES PROGRAM > FILE.csv`. What measured
 /// counters point to is listed with a lever and the time that it saves at most.
 #[derive(Args)]
-#[command(after_help = "\
-Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM,
-  device memory >= 65 %
-
-Environment:
-  FLASHCORE_NCU      the ncu to use, in place of the one on PATH
-  FLASHCORE_PYTHON   the Python with PyTorch and flashcore, for --peers [default: python3]
-  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
-
-Exit codes: 0 profiled or predicted, 1 failed or a kernel of your own is not right, 2 usage,
-  3 no such device or no permission")]
+#[command(after_help = include_str!("../help/profile.txt"))]
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     problem: ProblemArgs,
