@@ -139,11 +139,6 @@ fn problem(text: &str) -> Option<Problem> {
     };
     let number = |text: &str, prefix: &str| text.strip_prefix(prefix)?.parse::<usize>().ok();
     let (heads, kv_heads) = heads.strip_prefix('H')?.split_once('/')?;
-    let mask = match mask {
-        "full" => Mask::FULL,
-        "causal" => Mask::CAUSAL,
-        _ => return None,
-    };
     let built = Problem::builder()
         .batch(number(batch, "B")?)
         .heads(heads.parse().ok()?, kv_heads.parse().ok()?)
@@ -151,7 +146,7 @@ fn problem(text: &str) -> Option<Problem> {
         .seq_len_q(number(seq_q, "Sq")?)
         .head_dim(number(head_dim, "D")?)
         .dtype(DType::from_name(dtype)?)
-        .mask(mask)
+        .mask(Mask::from_name(mask)?)
         .build()
         .ok()?;
     (built.to_string() == text).then_some(built)

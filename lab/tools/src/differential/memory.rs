@@ -253,17 +253,14 @@ impl Writer {
             self.keep(Kind::Pred, &p, Bound::default());
             return Some(());
         }
-        let (space, generic, own) = if has("global") {
-            ("global", "%gin", "%in")
-        } else if has("shared") || has("shared::cta") {
-            ("shared", "%gsh", "")
-        } else if has("local") {
-            ("local", "", "%loc")
-        } else if has("const") {
-            ("const", "", "%con")
-        } else {
-            return None;
-        };
+        let spaces = [
+            ("global", "%gin", "%in"),
+            ("shared", "%gsh", ""),
+            ("local", "", "%loc"),
+            ("const", "", "%con"),
+        ];
+        let is_own = |space: &str| has(space) || space == "shared" && has("shared::cta");
+        let (space, generic, own) = spaces.into_iter().find(|(space, ..)| is_own(space))?;
         let (converted, found) = (self.register(Kind::Int(64)), self.register(Kind::Int(32)));
         if has("to") {
             let from = if generic.is_empty() {

@@ -23,7 +23,7 @@ use flashcore_sim::{PtxArg, PtxBuffer, PtxLaunch, SimOptions};
 use serde::Serialize;
 
 use case::{Case, Data};
-use rows::{Rows, assembled, told};
+use rows::{LeftOut, Rows, assembled};
 use writer::{Area, BLOCK, COMMON, OWN, TABLE, THREADS, Writer};
 
 /// Writes programs and kernels with what the simulator computes, for a GPU (`scripts/run_differential.py`).
@@ -48,9 +48,6 @@ pub(crate) struct Options {
     /// An assembler: forms that it refuses for the architecture are left out.
     #[arg(long, default_value = "ptxas")]
     ptxas: PathBuf,
-    /// Programs of the forms of one row each, of all rows.
-    #[arg(long)]
-    by_row: bool,
     /// A folder of PTX as scripts/compile_corpus.py leaves it, or with a launch file for each; its kernels are written,
     /// too.
     #[arg(long)]
@@ -63,11 +60,8 @@ struct Told<'a> {
     target: &'a str,
     /// How often each opcode is in the programs.
     opcodes: BTreeMap<&'a str, u64>,
-    /// Forms that the simulator does not execute, that the generator does not write, and that the assembler refuses:
-    /// by row of the table, an example and the number of forms that were tried.
-    missing: Vec<(String, usize)>,
-    unwritten: Vec<(String, usize)>,
-    refused: Vec<(String, usize)>,
+    #[serde(flatten)]
+    left_out: &'a LeftOut,
     cases: Vec<Case>,
 }
 
@@ -99,14 +93,6 @@ fn write(writer: &mut Writer, form: &Spelled) -> Option<()> {
 fn program(options: &Options, rows: &Rows, number: u64) -> Writer {
     let mut writer = Writer::new(Rng::stream(options.seed, number));
     let mut order: Vec<usize> = (0..rows.rows.len()).collect();
-    if options.by_row {
-        let forms = &rows.rows[(number % order.len() as u64) as usize];
-        for place in 0..options.length {
-            let turn = number as usize / order.len() * options.length + place;
-            write(&mut writer, &forms[turn % forms.len()]);
-        }
-        return writer;
-    }
     for place in 0..options.length as u64 {
         let turn = number * options.length as u64 + place;
         // Each deck of all rows has its own order.
@@ -256,9 +242,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let report = Told {
         seed: options.seed,
         target: &options.target,
-        missing: told(&rows.missing),
-        unwritten: told(&rows.unwritten),
-        refused: told(&rows.refused),
+        left_out: &rows.left_out,
         opcodes,
         cases,
     };
@@ -267,9 +251,9 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         rows.rows.len(),
         report.opcodes.len(),
         report.cases.len() - programs,
-        report.missing.len(),
-        report.unwritten.len(),
-        report.refused.len()
+        rows.left_out.missing.len(),
+        rows.left_out.unwritten.len(),
+        rows.left_out.refused.len()
     );
     std::fs::write(options.out.join("data.bin"), &data.0)?;
     std::fs::write(options.out.join("cases.json"), serde_json::to_string(&report)?)?;
