@@ -50,7 +50,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     everywhere::split_kernels(&mut all);
     everywhere::tap_kernels(&mut all)?;
     let random = if *full { 400 } else { 40 };
-    let [problems, plans] = random_steps::each(random, &mut |step| all.add_launch(step))?;
+    let [problems, plans] = random_steps::add(&mut all, random)?;
     println!("launches of {plans} plans of {problems} random problems");
     all.write(folder)?;
     let rows = plan_rows()?;
