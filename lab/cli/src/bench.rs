@@ -13,6 +13,7 @@ use flashcore_bench::{
     BenchError, Build, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule,
     Store, Watcher, problems, table,
 };
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::machine::{Besides, Place};
@@ -343,6 +344,22 @@ impl Watcher for Progress {
             self.spinner.0.suspend(|| style::print(&text));
         }
     }
+}
+
+/// The report in a file that `bench --json` printed.
+pub(crate) fn printed(file: &Path) -> Result<Report, Failure> {
+    #[derive(Deserialize)]
+    struct Printed {
+        report: Report,
+    }
+    let printed = serde_json::from_str(&style::read(file)?).map(|Printed { report }| report);
+    let wrong = |error| {
+        format!(
+            "{} is not the output of `flashcore bench --json`: {error}",
+            file.display()
+        )
+    };
+    printed.map_err(|error| Failure::usage(wrong(error)))
 }
 
 pub(crate) fn standings(report: &Report) -> Vec<Standing> {

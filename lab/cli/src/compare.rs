@@ -48,20 +48,7 @@ pub(crate) struct CompareArgs {
 }
 
 /// Flags that say how kernels are timed: evidence was.
-const OF_KERNELS: &[&str] = &[
-    "on",
-    "device",
-    "mode",
-    "budget",
-    "steady_lead",
-    "sustained_rounds",
-    "caches",
-    "threshold",
-    "plain",
-    "seed",
-    "trust",
-    "deadline",
-];
+const OF_KERNELS: &[&str] = &["on", "device", "ProtocolArgs", "OwnArgs"];
 
 pub(crate) fn run(args: &CompareArgs, given: &Given) -> Result<Outcome, Failure> {
     let store = args.keep.path()?;

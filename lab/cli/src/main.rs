@@ -48,7 +48,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 // What most subcommands use.
 use args::{Card, InputArgs, ProblemArgs};
@@ -69,7 +69,7 @@ struct Cli {
     command: Option<Command>,
     /// When to use colours
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", global = true)]
-    color: Color,
+    color: ColorChoice,
     /// Print one JSON object: of the command without a subcommand
     #[arg(long)]
     json: bool,
@@ -99,13 +99,6 @@ enum Command {
     /// Reads one JSON object per line from standard input (a device first) and writes one reply per line to
     /// standard output, until the input ends. docs/tune-protocols.md has the protocol.
     Worker(worker::WorkerArgs),
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Color {
-    Auto,
-    Always,
-    Never,
 }
 
 /// Flags of earlier versions, and what replaced each.
@@ -193,17 +186,18 @@ fn as_flag(arg: OsString) -> OsString {
 fn main() -> ExitCode {
     outlive_limits();
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
-    let parsed = commands(Cli::command(), style::width())
-        .try_get_matches_from(std::env::args_os().map(as_flag))
-        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&matches))));
+    let mut command = commands(Cli::command(), style::width());
+    let parsed = command
+        .try_get_matches_from_mut(std::env::args_os().map(as_flag))
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&command, &matches))));
     let (cli, given) = match parsed {
         Ok(parsed) => parsed,
         Err(message) => return not_parsed(&message),
     };
     match cli.color {
-        Color::Auto => {}
-        Color::Always => anstream::ColorChoice::Always.write_global(),
-        Color::Never => anstream::ColorChoice::Never.write_global(),
+        ColorChoice::Auto => {}
+        ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
+        ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
     }
     let outcome: Result<Outcome, Failure> = progress::check()
         .and_then(|()| machine::check_threads())

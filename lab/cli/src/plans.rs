@@ -8,14 +8,12 @@ use flashcore::unstable::plans::{
     NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanRow, PlanTable, PlanTarget, Plans, read_table,
     shipped_tables, table_files, user_plans_folder,
 };
-use flashcore_bench::Report;
-use flashcore_ir::files;
 use flashcore_tune::journal::{board_of, read_header};
 use flashcore_tune::plans::{self, Judged};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, machine, simulated, style};
+use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, bench, machine, simulated, style};
 
 /// Show or make plan tables: the best measured kernels by problem
 ///
@@ -235,7 +233,6 @@ fn judged_line(one: &Judged) -> String {
 
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
     let bad = |reason: String| Failure::usage(format!("{}: {reason}", file.display()));
-    let other = |reason: String| bad(format!("{reason}; give the output of `flashcore bench --json`"));
     if file.is_dir() {
         let header = read_header(file)?;
         let board = board_of(file)?.ok_or_else(|| bad("there is no leaderboard: resume the run".to_string()))?;
@@ -243,12 +240,7 @@ fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
         let device = device.ok_or_else(|| bad("the run names no device".to_string()))?;
         return Ok((device, vec![plans::judge_board(&header, &board)]));
     }
-    let text = files::read_text_capped(file, style::MOST_READ).map_err(|error| bad(error.to_string()))?;
-    let mut value: Value = serde_json::from_str(&text).map_err(|error| other(format!("not JSON: {error}")))?;
-    let report = value.get_mut("report").map(Value::take);
-    let report = report.ok_or_else(|| other("it has no report".to_string()))?;
-    let report: Report =
-        serde_json::from_value(report).map_err(|error| other(format!("not a report of this version: {error}")))?;
+    let report = bench::printed(file)?;
     Ok((plans::device_of(&report.run.device), plans::of_report(&report)))
 }
 

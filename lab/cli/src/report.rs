@@ -42,12 +42,14 @@ pub(crate) struct ReportArgs {
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
-    let form = args.form()?;
+    // Before anything is read.
+    let output = args.output.as_deref();
+    let ending = output.map(|path| style::ending(path, &["html", "md"])).transpose()?;
     let sources = args.sources.read()?;
     let document = args.document(&sources);
-    let text = match form {
-        Form::Html => document.html(),
-        Form::Markdown => document.markdown(),
+    let text = match ending {
+        Some("html") => document.html(),
+        _ => document.markdown(),
     };
     match &args.output {
         None => style::print(&text),
@@ -81,28 +83,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Clean)
 }
 
-enum Form {
-    Html,
-    Markdown,
-}
-
 impl ReportArgs {
-    /// The form that the file's name asks for, checked before anything is read.
-    fn form(&self) -> Result<Form, Failure> {
-        let Some(path) = &self.output else {
-            return Ok(Form::Markdown);
-        };
-        let form = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("html") => Form::Html,
-            Some("md") => Form::Markdown,
-            _ => {
-                let why = format!("{} names no form of a report; allowed: .html, .md", path.display());
-                return Err(Failure::usage(why));
-            }
-        };
-        style::check_folder(path).map(|()| form)
-    }
-
     fn document(&self, Sources { gathered, searches }: &Sources) -> Document {
         let words = self.sources.words();
         let mut document = Document {

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 pub(crate) use self::shown::add_kept;
 use self::shown::{LINES, Shown};
 use crate::machine::Besides;
-use crate::own::OwnArgs;
+use crate::own::{Judged, OwnArgs};
 use crate::{
     Card, Failure, HEAD, Outcome, Page, ProblemArgs, StoreArgs, args, cost, kernels, machine, simulated, style, worker,
 };
@@ -147,14 +147,14 @@ fn add_own(
     own: &[Own],
     all: &mut Vec<Shown>,
 ) -> Result<bool, Failure> {
-    let spinner = style::spinner("judging your own kernels");
-    let judged = args.own.judged(device, case, own)?;
-    drop(spinner);
     let python = own.iter().any(Own::is_python).then(Python::find_for_own);
     let python = python.transpose().map_err(Failure::environment)?;
     let mut all_right = true;
-    for (own, why) in own.iter().zip(judged) {
-        if let Some(why) = why {
+    for own in own {
+        let spinner = style::spinner(&format!("judging {}", own.label));
+        let judged = args.own.judged(device, std::slice::from_ref(case), own)?;
+        drop(spinner);
+        if let Some(Judged::NotServed(why) | Judged::Wrong(why)) = judged.first() {
             style::note(format_args!("{}: {why}", own.label));
             all_right = false;
             continue;

@@ -35,7 +35,7 @@ const USAGE: &[(&str, &str)] = &[
         "no mistake is named `drop-everything`; known are",
     ),
     ("device --rates x.json --measure", "cannot be used with"),
-    ("device --device cpu", "`cpu`: only GPUs are measured, as in cuda:0"),
+    ("device --device cpu", "--device is cpu; allowed: cuda, cuda:N"),
     (
         "explain --smem 100",
         "--smem is not for a problem; it needs a FILE.ptx or FILE.cubin in place of a problem",
