@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use flashcore_bench::Agreement;
 use flashcore_bench::micro::DeviceRates;
-use flashcore_check::cost::{Observation, Prediction, Resource};
+use flashcore_check::cost::{Observation, Prediction};
 use flashcore_check::registers;
 use flashcore_ir::{Profile, files};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
@@ -25,9 +25,6 @@ pub(crate) struct Options {
     /// Predict with the rates that were measured on it (`flashcore device --out FILE`).
     #[arg(long)]
     rates: Option<PathBuf>,
-    /// Print a line for each kernel.
-    #[arg(long)]
-    kernels: bool,
 }
 
 struct Measured {
@@ -58,12 +55,6 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     };
     let predictions = measured.iter().map(predict).collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<_> = measured.iter().zip(&predictions).collect();
-    if options.kernels {
-        for (case, prediction) in &rows {
-            println!("{}", line(case, prediction));
-        }
-        println!();
-    }
     println!(
         "{:<24} kernels  Spearman  measured/predicted: median   10 %   90 %  regret",
         profile.name
@@ -92,24 +83,6 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     names.into_iter().for_each(|name| print(name, Some(name)));
     print("all", None);
     crate::verdict(!rows.is_empty())
-}
-
-/// One kernel: measured and predicted time, their ratio, and the time of each resource alone.
-fn line(case: &Measured, prediction: &Prediction) -> String {
-    let mut line = format!(
-        "{} {} {:.1} {:.1} {:.3} latency {:.1}",
-        case.problem,
-        case.config,
-        case.micros,
-        prediction.micros,
-        case.micros / prediction.micros,
-        prediction.latency_micros
-    );
-    for resource in Resource::ALL {
-        let used = prediction.uses.iter().find(|used| used.resource == resource);
-        line.push_str(&format!(" {resource:?} {:.1}", used.map_or(0.0, |used| used.micros)));
-    }
-    line
 }
 
 /// The measured times in a file; other lines are skipped.

@@ -92,16 +92,14 @@ fn write(writer: &mut Writer, form: &Spelled) -> Option<()> {
 /// A program: its forms are those of as many rows, in an order that comes to each row equally often.
 fn program(options: &Options, rows: &Rows, number: u64) -> Writer {
     let mut writer = Writer::new(Rng::stream(options.seed, number));
-    let mut order: Vec<usize> = (0..rows.rows.len()).collect();
+    let all = rows.rows.len() as u64;
+    let mut order: Vec<u64> = (0..all).collect();
     for place in 0..options.length as u64 {
         let turn = number * options.length as u64 + place;
         // Each deck of all rows has its own order.
-        let mut deck = Rng::stream(!options.seed, turn / order.len() as u64);
-        order.sort_unstable();
-        for at in (1..order.len()).rev() {
-            order.swap(at, deck.below(at + 1));
-        }
-        let forms = &rows.rows[order[(turn % order.len() as u64) as usize]];
+        let (deck, at) = (turn / all, turn % all);
+        order.sort_by_cached_key(|row| Rng::stream(!options.seed, deck * all + row).next_u64());
+        let forms = &rows.rows[order[at as usize] as usize];
         if let Some(form) = writer.rng.clone().pick(forms) {
             writer.rng.next_u64();
             write(&mut writer, form);

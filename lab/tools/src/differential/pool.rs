@@ -121,7 +121,9 @@ fn word(kind: Kind, rng: &mut Rng) -> u64 {
         Kind::F16 => floats(16, &F16_EDGES, 6, |x| f16::from_f64(x).to_bits().into(), rng),
         Kind::BF16 => floats(16, &BF16_EDGES, 20, |x| bf16::from_f64(x).to_bits().into(), rng),
         Kind::Mid | Kind::Angle => filled(32, || match rng.below(32) {
-            0 => *rng.pick(&F32_EDGES[..if kind == Kind::Mid { 5 } else { 6 }]).unwrap_or(&0),
+            0 => *rng
+                .pick(&F32_EDGES[..if kind == Kind::Mid { 5 } else { 6 }])
+                .unwrap_or(&0),
             _ if kind == Kind::Mid => u64::from((float(rng, 40) as f32).to_bits()),
             _ => u64::from(((2.0 * rng.unit() - 1.0) * std::f32::consts::TAU).to_bits()),
         }),
@@ -171,12 +173,8 @@ fn float(rng: &mut Rng, exponent: i32) -> f64 {
     let bits = rng.next_u64();
     let exponent = rng.between(0, 2 * exponent as usize) as i32 - exponent;
     // Some have few bits, so that sums and quotients are exact or halfway.
-    let fraction = if rng.below(4) == 0 {
-        bits & 0x800f_0000_0000_0000
-    } else {
-        bits & 0x800f_ffff_ffff_ffff
-    };
-    f64::from_bits(fraction | 0x3ff0_0000_0000_0000) * 2f64.powi(exponent)
+    let kept: u64 = [0x800f_0000_0000_0000, 0x800f_ffff_ffff_ffff][rng.below(4).min(1)];
+    f64::from_bits(bits & kept | 0x3ff0_0000_0000_0000) * 2f64.powi(exponent)
 }
 
 /// An element of a matrix as it is stored.
@@ -208,16 +206,10 @@ fn stored(element: Element, values: Values, rng: &mut Rng) -> u64 {
     }
 }
 
-/// A number within ±4 as e4m3, truncated.
+/// A number within ±4 as e4m3, truncated: in that range it has the leading bits of an f16 of 1/256 of it.
 fn e4m3(value: f64) -> u8 {
-    let sign = u8::from(value.is_sign_negative()) << 7;
-    let magnitude = value.abs();
-    if magnitude < 2f64.powi(-6) {
-        return sign | (magnitude * 512.0) as u8;
-    }
-    let bits = magnitude.to_bits();
-    let exponent = (bits >> 52) as i32 - 1023;
-    sign | ((exponent + 7) as u8) << 3 | (bits >> 49 & 7) as u8
+    let bits = f16::from_f64(value / 256.0).to_bits();
+    (bits >> 8 & 0x80 | bits >> 7 & 0x7f) as u8
 }
 
 /// ±0, ±∞, NaN, the smallest, ±1, the largest, subnormal numbers, those halfway between narrower ones, the bounds of

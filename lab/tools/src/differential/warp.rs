@@ -67,16 +67,8 @@ impl Writer {
     /// An mbarrier at which all threads arrive, and wait.
     pub(super) fn mbarriers(&mut self, form: &Spelled) -> Option<()> {
         let has = |word: &str| form.has(word);
-        let excluded = [
-            "shared::cluster",
-            "cluster",
-            "expect_tx",
-            "complete_tx",
-            "arrive_drop",
-            "pending_count",
-            "relaxed",
-        ];
-        if excluded.iter().any(|word| has(word)) || self.barriers >= 32 {
+        let excluded = "shared::cluster cluster expect_tx complete_tx arrive_drop pending_count relaxed";
+        if excluded.split(' ').any(has) || self.barriers >= 32 {
             return None;
         }
         let (at, token) = (8 * self.barriers, self.register(Kind::Int(64)));
@@ -303,11 +295,8 @@ impl Writer {
         let texts: Vec<String> = lists.iter().map(|list| braced(list)).collect();
         self.instruction(form, &texts);
         // Each warp has its own matrix of 2 KiB at most.
-        let (place, base, warp) = (
-            self.place(32),
-            self.register(Kind::Int(64)),
-            self.register(Kind::Int(32)),
-        );
+        let place = self.place(32);
+        let [base, warp] = [64, 32].map(|bits| self.register(Kind::Int(bits)));
         let size = m * n * bytes(parts[0].0);
         self.line(format!(
             "shr.u32 {warp}, %me, 5; ld.param.u64 {base}, [output]; cvta.to.global.u64 {base}, {base};"
