@@ -132,11 +132,10 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.refuse(OF_SOURCES, "a FILE.cu")?;
-    given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));
     if declared.is_some() {
-        given.forbid(&[OF_PLANS, watch::OF_TRACES].concat(), "the declaration of a kernel")?;
+        given.forbid(OF_PLANS, "the declaration of a kernel")?;
     }
     if args.device.is_some() {
         given.forbid(OF_SIMULATOR, "--device")?;

@@ -49,16 +49,6 @@ impl Given {
         Err(Failure::usage(why))
     }
 
-    /// Refuses these flags without the one that they are about.
-    pub(crate) fn require(&self, other: &str, flags: &[&str]) -> Result<(), Failure> {
-        match self.find(flags) {
-            Some(given) if self.find(&[other]).is_none() => {
-                Err(Failure::usage(format!("{} needs {}", flag(given), flag(other))))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Refuses these flags for a subject that they are not about.
     pub(crate) fn forbid(&self, forbidden: &[&str], subject: &str) -> Result<(), Failure> {
         match self.find(forbidden) {
@@ -69,11 +59,7 @@ impl Given {
 
     /// Refuses these flags for a problem: they are about such a file.
     pub(crate) fn refuse(&self, refused: &[&str], file: &str) -> Result<(), Failure> {
-        let Some(given) = self.find(refused) else { return Ok(()) };
-        let given = flag(given);
-        Err(Failure::usage(format!(
-            "{given} is not for a problem; it needs {file} in place of a problem"
-        )))
+        self.forbid(refused, &format!("a problem; it needs {file} in place of a problem"))
     }
 
     fn find(&self, flags: &[&str]) -> Option<&String> {

@@ -55,13 +55,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
         None => style::print(&text),
         Some(path) => {
             style::write(path, text)?;
-            let times = sources
-                .gathered
-                .timings
-                .iter()
-                .map(|timing| timing.ids.len())
-                .sum::<usize>();
             let gathered = &sources.gathered;
+            let times: usize = gathered.timings.iter().map(|timing| timing.ids.len()).sum();
             let counts = [
                 ("run", gathered.origins.len()),
                 ("time", times),

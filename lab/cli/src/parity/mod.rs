@@ -199,10 +199,7 @@ fn line(done: u64, wrong: u64, total: u64, elapsed: Duration) -> String {
     };
     let left = match done {
         0 => String::new(),
-        _ => {
-            let seconds = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
-            format!(", about {} left", progress::span(seconds))
-        }
+        _ => format!(", {}", progress::left(done, total, elapsed)),
     };
     format!(
         "{} of {} problems{wrong}{left}",
