@@ -10,8 +10,7 @@ use flashcore_bench::child::Job;
 use flashcore_bench::python::{self, Python};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
-    BenchError, Build, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule,
-    Store, Watcher, problems, table,
+    BenchError, Build, Case, CaseResult, Mode, Options, Report, Request, Sample, Store, Watcher, problems, table,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -20,7 +19,7 @@ use crate::machine::{Besides, Place};
 use crate::own::OwnArgs;
 use crate::protocol::ProtocolArgs;
 use crate::style::Spinner;
-use crate::{BAD, Card, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
+use crate::{Card, Failure, Given, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///
@@ -74,10 +73,6 @@ pub(crate) struct BenchArgs {
     /// Write one line per subject and problem as CSV
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     csv: Option<PathBuf>,
-    /// The goal of the reports that this project began with: exit with 1 unless FlashCore is at least 10 %
-    /// faster than PyTorch's best on two shapes or more, with 3 if a peer was timed on fewer
-    #[arg(long, help_heading = "Output")]
-    seeds_rule: bool,
 }
 
 pub(crate) fn options(device: &Device) -> Options {
@@ -87,10 +82,11 @@ pub(crate) fn options(device: &Device) -> Options {
     }
 }
 
-pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
     let scores = args.problems.first().is_some_and(|word| word == SCORES);
     if scores {
-        check_scores(args)?;
+        let flags = ["kernel", "baseline", "caches", "backward"];
+        given.forbid(&flags, "`bench scores`, which times the same kernels whatever it says")?;
     }
     // Before minutes of measuring.
     style::check_files(args.markdown.iter().chain(&args.csv))?;
@@ -130,10 +126,21 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         }
     };
     let store = args.keep.path()?.filter(|_| !scores);
-    let deadline = args.own.deadline();
     let store = store.as_deref();
-    let mut report = match &place {
-        Place::Here(device) => bench(device, &request, &args.peers, deadline, store, args.json)?,
+    let mut progress = Progress::new(args.json);
+    let report = match &place {
+        Place::Here(device) => {
+            let python = find_peers(&args.peers);
+            if let Err(absence) = &python {
+                progress.note(absence);
+            }
+            let peers = (&args.peers[..], args.own.deadline());
+            let report = measure(&python, device, &request, peers, store, &mut progress);
+            report.map(|mut report| {
+                report.notes.extend(python.err());
+                report
+            })
+        }
         Place::Card(profile) => {
             if !matches!(args.peers.as_slice(), [one] if one == "all" || one == "none") {
                 return Err(Failure::usage(format!(
@@ -141,14 +148,16 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
                     args.peers.join(", ")
                 )));
             }
-            let mut progress = Progress::new(args.json);
             let opened = store.map(Store::open).transpose()?;
-            let report = flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress);
-            drop(progress);
-            shown(report?, store, args.json)
+            flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress).map_err(Failure::from)
         }
         Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
     };
+    drop(progress);
+    let mut report = report?;
+    if !args.json {
+        show_end(&report, store);
+    }
     if let Some(note) = args.baseline.as_deref().and_then(|label| report.lacks(label)) {
         style::note(&note);
         report.notes.push(note);
@@ -159,52 +168,20 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     if let Some(path) = &args.csv {
         style::write(path, table::csv(&report))?;
     }
-    let rule = args.seeds_rule.then(|| report.seeds_rule(SEEDS_GAIN, SEEDS_SHAPES));
-    let json = || {
-        let standings = standings(&report);
-        json!({ "report": report, "seeds_rule": rule, "standings": standings })
-    };
-    style::show(args.json, json, || rule.as_ref().map(rule_text).unwrap_or_default());
+    if args.json {
+        style::print_json(&json!({ "report": report, "standings": standings(&report) }));
+    }
     check_build(&report)?;
     let is_rejected = |result: &CaseResult| {
         let mut inspected = result.inspections.iter().flatten();
         result.measurement.subjects.is_empty() || inspected.any(|found| !found.passed())
     };
-    if report.results.is_empty() || report.results.iter().any(is_rejected) || !report.failed.is_empty() {
-        return Ok(Outcome::Findings);
-    }
-    match rule {
-        Some(rule) => rule.passed.map(Outcome::of).ok_or_else(|| not_judged(&rule)),
-        None => Ok(Outcome::Clean),
-    }
-}
-
-fn not_judged(rule: &SeedsRule) -> Failure {
-    let (shapes, needed) = (style::count(rule.shapes.len(), "shape"), rule.needed);
-    let why = format!("the rule cannot be judged: a peer was timed on {shapes}, and the rule needs {needed}");
-    Failure::environment(why).help("bench two or more problems with `--peers all` and a Python with PyTorch")
+    let is_clean = !report.results.is_empty() && !report.results.iter().any(is_rejected) && report.failed.is_empty();
+    Ok(Outcome::of(is_clean))
 }
 
 /// In place of a problem: the product of queries and keys alone.
 const SCORES: &str = "scores";
-
-/// Refuses flags that `bench scores` has no use for.
-fn check_scores(args: &BenchArgs) -> Result<(), Failure> {
-    let given = [
-        ("--kernel", !args.kernel.is_empty()),
-        ("--baseline", args.baseline.is_some()),
-        ("--caches", args.protocol.caches.is_some()),
-        ("--seeds-rule", args.seeds_rule),
-        ("--backward", args.backward),
-    ];
-    match given.into_iter().find(|(_, given)| *given) {
-        None => Ok(()),
-        Some((flag, _)) => {
-            let why = format!("`bench scores` times the same kernels whatever {flag} says: leave {flag} out");
-            Err(Failure::usage(why))
-        }
-    }
-}
 
 pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>, Failure> {
     let mut cases = Vec::new();
@@ -214,42 +191,18 @@ pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>,
     Ok(cases)
 }
 
-/// Benches, and prints the tables unless `quiet`. If there are no peers, the report says why.
-pub(crate) fn bench(
-    device: &Device,
-    request: &Request,
-    peers: &[String],
-    deadline: Duration,
-    store: Option<&Path>,
-    quiet: bool,
-) -> Result<Report, Failure> {
-    let mut progress = Progress::new(quiet);
-    let python = find_peers(peers);
-    if let Err(absence) = &python {
-        progress.note(absence);
+/// Prints what follows the tables.
+fn show_end(report: &Report, store: Option<&Path>) {
+    let mut page = Page::default();
+    page.add(standings_text(&standings(report)));
+    page.line(format_args!("\n{}", table::device_line(report)));
+    for line in table::turns_lines(report) {
+        page.line(line);
     }
-    let report = measure(&python, device, request, (peers, deadline), store, &mut progress);
-    drop(progress);
-    let mut report = report?;
-    report.notes.extend(python.err());
-    Ok(shown(report, store, quiet))
-}
-
-/// Prints what follows the tables, unless `quiet`.
-fn shown(report: Report, store: Option<&Path>, quiet: bool) -> Report {
-    if !quiet {
-        let mut page = Page::default();
-        page.add(standings_text(&standings(&report)));
-        page.line(format_args!("\n{}", table::device_line(&report)));
-        for line in table::turns_lines(&report) {
-            page.line(line);
-        }
-        if let Some(store) = store.filter(|_| !report.is_empty()) {
-            page.wrap(2, format_args!("evidence in {}", store.display()));
-        }
-        page.print();
+    if let Some(store) = store.filter(|_| !report.is_empty()) {
+        page.wrap(2, format_args!("evidence in {}", store.display()));
     }
-    report
+    page.print();
 }
 
 /// The Python with peers, or why there is none; `None` if no peers are wanted.
@@ -375,22 +328,6 @@ pub(crate) fn standings_text(standings: &[Standing]) -> String {
         .collect()
 }
 
-fn rule_text(rule: &SeedsRule) -> Page {
-    let mut page = Page::default();
-    for shape in &rule.shapes {
-        let colour = if shape.met { GOOD } else { BAD };
-        let gain = format!("{:+.1} %", shape.gain * 100.0);
-        let (case, ours, peer) = (&shape.case, &shape.ours, &shape.peer);
-        let text = format!("{colour}{gain:>8}{colour:#} {case}: {ours} against {peer}");
-        page.wrap(9, text);
-    }
-    let met = rule.shapes.iter().filter(|shape| shape.met).count();
-    let (percent, needed) = (rule.gain * 100.0, rule.needed);
-    let text = format!("at least {percent:.0} % faster on {met} shapes; {needed} are needed");
-    page.line(text);
-    page
-}
-
 impl From<BenchError> for Failure {
     fn from(error: BenchError) -> Failure {
         match error {
@@ -401,7 +338,7 @@ impl From<BenchError> for Failure {
             },
             BenchError::Given(_) => Failure::usage(error),
             BenchError::Store { .. } => Failure::environment(error)
-                .help("name another folder with --store; `bench` and `compare` keep nothing with --no-store"),
+                .help("name another folder with --store; `bench` keeps nothing with --no-store"),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
         }

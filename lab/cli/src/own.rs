@@ -86,8 +86,8 @@ impl OwnArgs {
                         format!("--kernel {word}: allowed is FILE.toml, the declaration of a kernel of your own")
                     }
                 };
-                let help = "--start ID names the first candidate of the search; `flashcore bench` and `compare` time Python \
-                            functions";
+                let help =
+                    "--start ID names the first candidate of the search; `flashcore bench` times Python functions";
                 return Err(Failure::usage(why).help(help));
             };
             let file = Path::new(file);
