@@ -132,6 +132,9 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.refuse(OF_SOURCES, "a FILE.cu")?;
+    if args.watch.trace.is_none() {
+        given.forbid(watch::OF_TRACES, "a check without --trace")?;
+    }
     let problem = args.problem.problem()?;
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));
     if declared.is_some() {

@@ -17,25 +17,27 @@ pub(crate) struct WatchArgs {
     /// Print the values of a line (`[FILE:]LINE`; with :VALUE those of this variable or instruction),
     /// in place of checking; `kernel` adds those that the kernel traces (`KernelBuilder::trace`)
     #[arg(long, value_name = "LINE[:VALUE]")]
-    trace: Option<String>,
+    pub(crate) trace: Option<String>,
     /// Of this block
-    #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", requires = "trace",
-          value_parser = |text: &str| args::axes(text, 0))]
+    #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", value_parser = |text: &str| args::axes(text, 0))]
     block: [u32; 3],
     /// Of this warp of the block
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "trace")]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     warp: u32,
     /// Of this lane only
-    #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(..32))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..32))]
     lane: Option<u32>,
     /// Print at most this many values
-    #[arg(long, value_name = "N", default_value_t = 32, requires = "trace")]
+    #[arg(long, value_name = "N", default_value_t = 32)]
     limit: usize,
     /// Print the largest error of each tap (scores, probabilities, values, output), and the first
     /// NaN and infinity with their lines, in place of checking
     #[arg(long, conflicts_with_all = ["trace", "tap", "plant"])]
     numerics: bool,
 }
+
+/// Flags that say which values are traced.
+pub(crate) const OF_TRACES: &[&str] = &["block", "warp", "lane", "limit"];
 
 impl WatchArgs {
     pub(crate) fn own_traces(&self) -> bool {

@@ -13,8 +13,8 @@ use flashcore_problem::{DType, Mask, Problem};
 
 /// Compares the cost model with measured times.
 ///
-/// A file is the CSV of `flashcore bench` (columns `problem`, `mode`, `subject`, `p50_us`, `shape`); hot rows of our own
-/// kernels are taken. Registers come from `FLASHCORE_PTXAS`.
+/// A file is the CSV of `flashcore bench` (columns `problem`, `mode`, `subject`, `p50_us`, `shape`); hot rows of our
+/// own kernels are taken. Registers come from `FLASHCORE_PTXAS`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[arg(required = true)]

@@ -70,10 +70,7 @@ const USAGE: &[(&str, &str)] = &[
         "--kernel is not for museum/NAME",
     ),
     ("check tiny --opted-in", "--opted-in is not for a problem"),
-    (
-        "check tiny --block 1,0,0",
-        "the following required arguments were not provided: --trace",
-    ),
+    ("check tiny --block 1,0,0", "--block is not for a check without --trace"),
     ("check x.ptx --block 1,0,0", "--block is not for a file of kernels"),
     (
         "check x.ptx --threads abc",
