@@ -43,7 +43,7 @@ pub(super) fn claims(
         return Vec::new();
     };
     let expects = |claim, _, after: Option<&Look>| expected(claim, &look, after?);
-    claimed(about, reasons(&look, registers), (advisor, space, tried), expects)
+    claimed(about, reasons(&look, registers), advisor, (space, tried), expects)
 }
 
 /// Claims from measured counters. What a change gains is what the cost model predicts of it, at most what the
@@ -69,7 +69,7 @@ pub(super) fn claims_of_counters(
         let builds = both.is_none_or(|(before, after)| spills(before, after).is_none());
         (expected <= -LEAST && builds).then_some(claim)
     };
-    claimed(about, counters::reasons(counters), (advisor, space, tried), expects)
+    claimed(about, counters::reasons(counters), advisor, (space, tried), expects)
 }
 
 /// The claims of changes that reasons name, of which none is tried. `expects` completes one, or drops it, by what its
@@ -77,7 +77,8 @@ pub(super) fn claims_of_counters(
 fn claimed(
     about: &str,
     reasons: Vec<Reason>,
-    (advisor, space, tried): (&Advisor, &Space, &dyn Fn(&str) -> bool),
+    advisor: &Advisor,
+    (space, tried): (&Space, &dyn Fn(&str) -> bool),
     expects: impl Fn(Claim, f64, Option<&Look>) -> Option<Claim>,
 ) -> Vec<Claim> {
     let mut changes = Vec::new();
