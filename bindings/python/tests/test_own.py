@@ -145,9 +145,10 @@ def test_a_hanging_a_crashing_and_a_wrong_one_cost_one_candidate_each(tmp_path):
 
 
 def test_a_kernel_of_the_user_is_compared_with_ours(tmp_path):
-    attention = f"{EXAMPLES / 'attention_numpy.py'}:attention"
-    compare = ["compare", "cpu/m16n128", attention, "--on", "tiny", "--device", "cpu", "--no-store", "--budget", "0.2"]
-    code, output, errors = flashcore(tmp_path, *compare, "--trust", "--json")
+    kernels = f"cpu/m16n128,{EXAMPLES / 'attention_numpy.py'}:attention"
+    bench = ["bench", "tiny", "--kernel", kernels, "--baseline", "cpu/m16n128", "--peers", "none", "--device", "cpu"]
+    code, output, errors = flashcore(tmp_path, *bench, "--no-store", "--budget", "0.2", "--trust", "--json")
     assert code == 0, errors
-    comparison = json.loads(output)["comparison"]
-    assert comparison["b"] == "own/attention_numpy:attention" and comparison["rows"]
+    [result] = json.loads(output)["report"]["results"]
+    subjects = {subject["info"]["label"]: subject for subject in result["measurement"]["subjects"]}
+    assert subjects["own/attention_numpy:attention"]["ratio"]["value"] > 0

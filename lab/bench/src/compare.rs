@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::standing::Group;
 use crate::stats::{RESAMPLES, median};
 use crate::store::Selector;
-use crate::{BenchError, CaseResult, Mode, Options, Ratio, Report, Result, Sample, Store, Turns, Verdict};
+use crate::{BenchError, Mode, Options, Ratio, Result, Sample, Store, Turns, Verdict};
 
 /// The times of one subject on one problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,8 +69,6 @@ pub struct Row {
 pub struct Comparison {
     pub(crate) a: String,
     pub(crate) b: String,
-    /// Whether both were timed in the same rounds.
-    pub(crate) paired: bool,
     /// What both have.
     pub(crate) rows: Vec<Row>,
 }
@@ -191,41 +189,18 @@ pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison> {
             verdict: Verdict::of(&ratio, options.threshold),
         });
     }
-    Comparison::new(&a.name, &b.name, false, rows)
+    if rows.is_empty() {
+        let (a, b) = (&a.name, &b.name);
+        return Err(BenchError::Given(format!(
+            "{a} and {b} have no problem in common to compare, in the same mode with the same turns and --caches; bench \
+             both on the same problems with the same build first"
+        )));
+    }
+    let (a, b) = (a.name.clone(), b.name.clone());
+    Ok(Comparison { a, b, rows })
 }
 
 impl Comparison {
-    fn new(a: &str, b: &str, paired: bool, rows: Vec<Row>) -> Result<Comparison> {
-        if rows.is_empty() {
-            return Err(BenchError::Given(format!(
-                "{a} and {b} have no problem in common to compare, in the same mode with the same turns and --caches; bench \
-                 both on the same problems with the same build first"
-            )));
-        }
-        let (a, b) = (a.to_string(), b.to_string());
-        Ok(Comparison { a, b, paired, rows })
-    }
-
-    /// Two subjects of one report, `a` being its baseline: measured side by side, round by round.
-    pub fn of_report(report: &Report, a: &str, b: &str) -> Result<Comparison> {
-        let row = |result: &CaseResult| {
-            let base = result.baseline().filter(|base| base.info.label == a)?;
-            let mut subjects = result.measurement.subjects.iter();
-            let subject = subjects.find(|subject| subject.info.label == b)?;
-            Some(Row {
-                case: result.case.name.clone(),
-                group: Group::of(&result.case.problem),
-                mode: result.measurement.mode,
-                label: b.to_string(),
-                a_us: base.summary?.p50,
-                b_us: subject.summary?.p50,
-                ratio: subject.ratio?,
-                verdict: subject.verdict?,
-            })
-        };
-        Comparison::new(a, b, true, report.results.iter().filter_map(row).collect())
-    }
-
     /// The rows on which B is a regression: slower by more than `gate` (0.03 for 3 %) by its value, and slower at all
     /// by the whole interval.
     pub fn regressions(&self, gate: f64) -> Vec<&Row> {
@@ -239,7 +214,6 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::report;
     use crate::standing::Length;
 
     fn entry(case: &str, label: &str, us: f64) -> Entry {
@@ -341,12 +315,17 @@ mod tests {
     }
 
     #[test]
-    fn subjects_of_one_report_are_paired() {
-        let report = report(&[&[("mma/a", 10.0), ("mma/b", 9.0)]]);
-        let comparison = Comparison::of_report(&report, "mma/a", "mma/b").unwrap();
-        assert!(comparison.paired);
-        assert_eq!(comparison.rows[0].verdict, Verdict::Faster);
-        // Not against something that was not the baseline of the rounds.
-        assert!(Comparison::of_report(&report, "mma/b", "mma/a").is_err());
+    fn two_sides_stand_beside_each_other_too() {
+        let of = |name: &str, us: [f64; 2]| side(name, vec![entry("x", "mma/a", us[0]), entry("y", "mma/a", us[1])]);
+        let comparison = compare(&of("a", [10.0, 10.0]), &of("b", [8.0, 20.0]), &Options::default()).unwrap();
+        let standings = comparison.standings();
+        let [standing] = &standings[..] else {
+            panic!("{standings:?}")
+        };
+        assert!(
+            (standing.all.value - 0.625f64.sqrt()).abs() < 1e-3,
+            "{}",
+            standing.all.value
+        );
     }
 }

@@ -102,7 +102,7 @@ pub use predict::predict;
 pub use problems::Case;
 pub use protocol::Stop;
 pub use reference::{ExpectedOutputs, draw, draw_with, expected};
-pub use report::{CaseResult, Report, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, SeedsShape};
+pub use report::{CaseResult, Report};
 pub use rungs::{Rung, rungs};
 pub use session::{Event, Request, Watcher, run};
 pub use stand::{Built, KERNEL_WORDS, Stand};

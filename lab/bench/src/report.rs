@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::defences::Inspection;
 use crate::problems::Work;
 use crate::store::{Recorded, RunRow};
-use crate::{Absent, Case, Measured, Measurement, Mode, Options, RunIdentity};
+use crate::{Absent, Case, Measured, Measurement, Options, RunIdentity};
 
 /// Everything of one bench.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,39 +130,6 @@ fn median_us(subject: &Measured) -> f64 {
     subject.summary.map_or(f64::INFINITY, |summary| summary.p50)
 }
 
-/// Whether the seeds' rule holds: at least so much faster than PyTorch on so many shapes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SeedsRule {
-    /// Whether it does; `None` where fewer shapes were compared than it takes.
-    pub passed: Option<bool>,
-    /// Shapes that it takes.
-    pub needed: usize,
-    /// By how much, relative.
-    pub gain: f64,
-    /// The shapes compared.
-    pub shapes: Vec<SeedsShape>,
-}
-
-/// One shape of [`SeedsRule`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SeedsShape {
-    /// The problem.
-    pub case: String,
-    /// Our quickest.
-    pub ours: String,
-    /// The quickest peer.
-    pub peer: String,
-    /// Peer's time over ours, less 1: 0.1 is 10 % faster.
-    pub gain: f64,
-    /// Whether it is enough, and the intervals of the two medians are that far apart as well.
-    pub met: bool,
-}
-
-/// Gain of the seeds' rule.
-pub const SEEDS_GAIN: f64 = 0.10;
-/// Shapes of the seeds' rule.
-pub const SEEDS_SHAPES: usize = 2;
-
 impl Report {
     /// Whether nothing was inspected and nothing timed.
     pub fn is_empty(&self) -> bool {
@@ -207,37 +174,6 @@ impl Report {
             report.results.push(result);
         }
         report
-    }
-
-    /// The seeds' rule: at least `gain` faster than the quickest SDPA backend of PyTorch (label `torch/…`; where
-    /// there is none, than the quickest peer) on `needed` shapes or more, in the hot mode.
-    pub fn seeds_rule(&self, gain: f64, needed: usize) -> SeedsRule {
-        let shape = |result: &CaseResult| {
-            let ours = result.quickest(|subject| subject.info.is_ours())?;
-            let torch = result.quickest(|subject| subject.info.label.starts_with("torch/"));
-            let peer = torch.or_else(|| result.quickest(|subject| subject.info.is_peer()))?;
-            let (o, p) = (ours.summary?, peer.summary?);
-            let apart = p.interval.lo >= o.interval.hi;
-            Some(SeedsShape {
-                case: result.case.name.clone(),
-                ours: ours.info.label.clone(),
-                peer: peer.info.label.clone(),
-                gain: p.p50 / o.p50 - 1.0,
-                met: p.p50 / o.p50 - 1.0 >= gain && apart,
-            })
-        };
-        let hot = self
-            .results
-            .iter()
-            .filter(|result| result.measurement.mode == Mode::Hot);
-        let shapes: Vec<SeedsShape> = hot.filter_map(shape).collect();
-        let met = shapes.iter().filter(|shape| shape.met).count();
-        SeedsRule {
-            passed: (shapes.len() >= needed).then_some(met >= needed),
-            needed,
-            gain,
-            shapes,
-        }
     }
 }
 

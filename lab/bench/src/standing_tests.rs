@@ -133,15 +133,3 @@ fn a_report_stands_beside_its_baseline_by_kind_of_problem() {
     // Not compared with something that was no baseline.
     assert!(report.standings("fa3").is_empty());
 }
-
-#[test]
-fn two_sides_stand_beside_each_other_too() {
-    let report = report(&[&[("mma/a", 10.0), ("mma/b", 8.0)], &[("mma/a", 10.0), ("mma/b", 20.0)]]);
-    let comparison = Comparison::of_report(&report, "mma/a", "mma/b").unwrap();
-    let standings = comparison.standings();
-    let [standing] = &standings[..] else {
-        panic!("{standings:?}")
-    };
-    assert!((standing.all.value - 0.625f64.sqrt()).abs() < 1e-9);
-    assert_eq!((standing.base.as_str(), standing.subject.as_str()), ("mma/a", "mma/b"));
-}

@@ -243,6 +243,9 @@ impl ProblemArgs {
             flags.sinks => sinks,
             flags.alibi.map(Alibi::from) => alibi,
             flags.lse.then_some(true) => return_lse,
+            flags.backward.then_some(Direction::Backward) => direction,
+            flags.deterministic.then_some(true) => deterministic,
+            flags.batch_invariant => batch_invariant,
         }
         let mut mask = match flags.window {
             _ if flags.full => Mask::FULL,
@@ -261,15 +264,6 @@ impl ProblemArgs {
             Some(LayoutArg::Bshd) => builder.layout(Layout::bshd),
             Some(LayoutArg::Bhsd) => builder.layout(Layout::bhsd),
         };
-        if flags.backward {
-            builder = builder.direction(Direction::Backward);
-        }
-        if flags.deterministic {
-            builder = builder.deterministic(true);
-        }
-        if let Some(keys) = flags.batch_invariant {
-            builder = builder.batch_invariant(keys);
-        }
         let problem = builder.build()?;
         // Flags that would change nothing: what was meant is something else.
         if flags.deterministic && problem.direction() == Direction::Forward {

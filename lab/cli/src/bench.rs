@@ -10,16 +10,16 @@ use flashcore_bench::child::Job;
 use flashcore_bench::python::{self, Python};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
-    BenchError, Build, Case, CaseResult, Event, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, Store,
-    Watcher, problems, table,
+    BenchError, Build, Case, CaseResult, Event, Options, Report, Request, Store, Watcher, problems, table,
 };
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::machine::{Besides, Place};
 use crate::own::OwnArgs;
 use crate::protocol::ProtocolArgs;
 use crate::style::Spinner;
-use crate::{BAD, Card, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
+use crate::{Card, Failure, Given, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///
@@ -29,7 +29,7 @@ use crate::{BAD, Card, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, 
 /// build and the kernel; `flashcore evidence` shows them. Peers (PyTorch's SDPA, FlashAttention-3 and -4,
 /// FlashInfer) are used if a Python with PyTorch and the flashcore package is found.
 #[derive(Args)]
-#[command(after_help = BENCH_HELP)]
+#[command(after_help = include_str!("help/bench.txt"))]
 pub(crate) struct BenchArgs {
     /// Problem sets, named problems, or files of problems (.json, .toml)
     #[arg(value_name = "PROBLEMS", default_value = "mission")]
@@ -73,53 +73,7 @@ pub(crate) struct BenchArgs {
     /// Write one line per subject and problem as CSV
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     csv: Option<PathBuf>,
-    /// The goal of the reports that this project began with: exit with 1 unless FlashCore is at least 10 %
-    /// faster than PyTorch's best on two shapes or more, with 3 if a peer was timed on fewer
-    #[arg(long, help_heading = "Output")]
-    seeds_rule: bool,
 }
-
-const BENCH_HELP: &str = "\
-Sets:
-  mission     B1 and B2 H8 S512 D64, full and causal
-  acceptance  B1/2 H8, B1 H16, B4 H12 D64 and B1 H8 D128, S512, full and causal: what `gate` judges
-  canonical   head_dim 64, 128, 256 × 512 to 16k × full and causal; 16,384 tokens, hidden 2,048
-  llama       32/8 heads, D128, causal prefill of 8k
-  decode      32/8 heads, D128, one row against 4k to 128k keys; the same as `paged` in contiguous
-              caches
-  all         mission, acceptance, canonical, llama, and contiguous decode
-  fp8         e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal
-  varlen      packed prompts, 32/8 heads, D128: 16 of 100 to 4,000, 128 of 16 to 512, 4 of 8k,
-              16 of 2k
-  paged       one row of 1 to 256 sequences against caches of 512 to 32k keys, pages of 16, 64, 128
-  mixed       a chunk of 2k rows at 8k keys with 63 rows at 4k, in one call; chunks alone
-  head-sizes  head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k
-              too
-  backward    backward passes: canonical at 512, 2k, 8k, 16k, llama, and packed documents of 200 to
-              3,446
-
-Q*K alone:
-  flashcore bench scores [PROBLEMS]   scale * Q*K^T by tensor cores, by FMAs and by cuBLAS, scores
-                                      written, every key, without attention; nothing is kept
-
-Kernels that depend on the problem:
-  default     the library's choice: a row of a plan table, or the heuristics
-  heuristics  the choice of the heuristics, without plan tables
-  near        the same, and kernels that differ from it a little: 12 to 24 on a GPU, 2 on the CPU
-
-Verdicts compare the interval of the ratio with a difference of 1 % (--threshold): SAME, FASTER,
-  SLOWER, or AMBIGUOUS if the interval crosses an edge. `~` marks a subject whose time had not
-  settled after warming up.
-
-Kernels of your own run in another process: one that hangs, crashes or is wrong is left out, and the
-  others are timed without it.
-
-Environment:
-  FLASHCORE_PYTHON   the Python with PyTorch and flashcore [default: python3]
-  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it [default: in xformers]
-
-Exit codes: 0 done, 1 a kernel was rejected, hung or crashed, or the rule does not hold, 2 usage,
-  3 environment, or the rule cannot be judged";
 
 pub(crate) fn options(device: &Device) -> Options {
     match device.context() {
@@ -128,10 +82,11 @@ pub(crate) fn options(device: &Device) -> Options {
     }
 }
 
-pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
     let scores = args.problems.first().is_some_and(|word| word == SCORES);
     if scores {
-        check_scores(args)?;
+        let flags = ["kernel", "baseline", "caches", "backward"];
+        given.forbid(&flags, "`bench scores`, which times the same kernels whatever it says")?;
     }
     // Before minutes of measuring.
     style::check_files(args.markdown.iter().chain(&args.csv))?;
@@ -171,10 +126,21 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         }
     };
     let store = args.keep.path()?.filter(|_| !scores);
-    let deadline = args.own.deadline();
     let store = store.as_deref();
-    let mut report = match &place {
-        Place::Here(device) => bench(device, &request, &args.peers, deadline, store, args.json)?,
+    let mut progress = Progress::new(args.json);
+    let report = match &place {
+        Place::Here(device) => {
+            let python = find_peers(&args.peers);
+            if let Err(absence) = &python {
+                progress.see(Event::Note(absence.clone()));
+            }
+            let peers = (&args.peers[..], args.own.deadline());
+            let report = measure(&python, device, &request, peers, store, &mut progress);
+            report.map(|mut report| {
+                report.notes.extend(python.err());
+                report
+            })
+        }
         Place::Card(profile) => {
             if !matches!(args.peers.as_slice(), [one] if one == "all" || one == "none") {
                 return Err(Failure::usage(format!(
@@ -182,14 +148,16 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
                     args.peers.join(", ")
                 )));
             }
-            let mut progress = Progress::new(args.json);
             let opened = store.map(Store::open).transpose()?;
-            let report = flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress);
-            drop(progress);
-            shown(report?, store, args.json)
+            flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress).map_err(Failure::from)
         }
         Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
     };
+    drop(progress);
+    let mut report = report?;
+    if !args.json {
+        show_end(&report, store);
+    }
     if let Some(note) = args.baseline.as_deref().and_then(|label| report.lacks(label)) {
         style::note(&note);
         report.notes.push(note);
@@ -200,52 +168,20 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     if let Some(path) = &args.csv {
         style::write(path, table::csv(&report))?;
     }
-    let rule = args.seeds_rule.then(|| report.seeds_rule(SEEDS_GAIN, SEEDS_SHAPES));
-    let json = || {
-        let standings = standings(&report);
-        json!({ "report": report, "seeds_rule": rule, "standings": standings })
-    };
-    style::show(args.json, json, || rule.as_ref().map(rule_text).unwrap_or_default());
+    if args.json {
+        style::print_json(&json!({ "report": report, "standings": standings(&report) }));
+    }
     check_build(&report)?;
     let is_rejected = |result: &CaseResult| {
         let mut inspected = result.inspections.iter().flatten();
         result.measurement.subjects.is_empty() || inspected.any(|found| !found.passed())
     };
-    if report.results.is_empty() || report.results.iter().any(is_rejected) || !report.failed.is_empty() {
-        return Ok(Outcome::Findings);
-    }
-    match rule {
-        Some(rule) => rule.passed.map(Outcome::of).ok_or_else(|| not_judged(&rule)),
-        None => Ok(Outcome::Clean),
-    }
-}
-
-fn not_judged(rule: &SeedsRule) -> Failure {
-    let (shapes, needed) = (style::count(rule.shapes.len(), "shape"), rule.needed);
-    let why = format!("the rule cannot be judged: a peer was timed on {shapes}, and the rule needs {needed}");
-    Failure::environment(why).help("bench two or more problems with `--peers all` and a Python with PyTorch")
+    let is_clean = !report.results.is_empty() && !report.results.iter().any(is_rejected) && report.failed.is_empty();
+    Ok(Outcome::of(is_clean))
 }
 
 /// In place of a problem: the product of queries and keys alone.
 const SCORES: &str = "scores";
-
-/// Refuses flags that `bench scores` has no use for.
-fn check_scores(args: &BenchArgs) -> Result<(), Failure> {
-    let given = [
-        ("--kernel", !args.kernel.is_empty()),
-        ("--baseline", args.baseline.is_some()),
-        ("--caches", args.protocol.caches.is_some()),
-        ("--seeds-rule", args.seeds_rule),
-        ("--backward", args.backward),
-    ];
-    match given.into_iter().find(|(_, given)| *given) {
-        None => Ok(()),
-        Some((flag, _)) => {
-            let why = format!("`bench scores` times the same kernels whatever {flag} says: leave {flag} out");
-            Err(Failure::usage(why))
-        }
-    }
-}
 
 pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>, Failure> {
     let mut cases = Vec::new();
@@ -255,42 +191,18 @@ pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>,
     Ok(cases)
 }
 
-/// Benches, and prints the tables unless `quiet`. If there are no peers, the report says why.
-pub(crate) fn bench(
-    device: &Device,
-    request: &Request,
-    peers: &[String],
-    deadline: Duration,
-    store: Option<&Path>,
-    quiet: bool,
-) -> Result<Report, Failure> {
-    let mut progress = Progress::new(quiet);
-    let python = find_peers(peers);
-    if let Err(absence) = &python {
-        progress.see(Event::Note(absence.clone()));
+/// Prints what follows the tables.
+fn show_end(report: &Report, store: Option<&Path>) {
+    let mut page = Page::default();
+    page.add(standings_text(&standings(report)));
+    page.line(format_args!("\n{}", table::device_line(report)));
+    for line in table::turns_lines(report) {
+        page.line(line);
     }
-    let report = measure(&python, device, request, (peers, deadline), store, &mut progress);
-    drop(progress);
-    let mut report = report?;
-    report.notes.extend(python.err());
-    Ok(shown(report, store, quiet))
-}
-
-/// Prints what follows the tables, unless `quiet`.
-fn shown(report: Report, store: Option<&Path>, quiet: bool) -> Report {
-    if !quiet {
-        let mut page = Page::default();
-        page.add(standings_text(&standings(&report)));
-        page.line(format_args!("\n{}", table::device_line(&report)));
-        for line in table::turns_lines(&report) {
-            page.line(line);
-        }
-        if let Some(store) = store.filter(|_| !report.is_empty()) {
-            page.wrap(2, format_args!("evidence in {}", store.display()));
-        }
-        page.print();
+    if let Some(store) = store.filter(|_| !report.is_empty()) {
+        page.wrap(2, format_args!("evidence in {}", store.display()));
     }
-    report
+    page.print();
 }
 
 /// The Python with peers, or why there is none; `None` if no peers are wanted.
@@ -383,6 +295,22 @@ impl Watcher for Progress {
     }
 }
 
+/// The report in a file that `bench --json` printed.
+pub(crate) fn printed(file: &Path) -> Result<Report, Failure> {
+    #[derive(Deserialize)]
+    struct Printed {
+        report: Report,
+    }
+    let printed = serde_json::from_str(&style::read(file)?).map(|Printed { report }| report);
+    let wrong = |error| {
+        format!(
+            "{} is not the output of `flashcore bench --json`: {error}",
+            file.display()
+        )
+    };
+    printed.map_err(|error| Failure::usage(wrong(error)))
+}
+
 pub(crate) fn standings(report: &Report) -> Vec<Standing> {
     let peer = report.main_peer();
     peer.map(|peer| report.standings(peer)).unwrap_or_default()
@@ -396,22 +324,6 @@ pub(crate) fn standings_text(standings: &[Standing]) -> String {
         .collect()
 }
 
-fn rule_text(rule: &SeedsRule) -> Page {
-    let mut page = Page::default();
-    for shape in &rule.shapes {
-        let colour = if shape.met { GOOD } else { BAD };
-        let gain = format!("{:+.1} %", shape.gain * 100.0);
-        let (case, ours, peer) = (&shape.case, &shape.ours, &shape.peer);
-        let text = format!("{colour}{gain:>8}{colour:#} {case}: {ours} against {peer}");
-        page.wrap(9, text);
-    }
-    let met = rule.shapes.iter().filter(|shape| shape.met).count();
-    let (percent, needed) = (rule.gain * 100.0, rule.needed);
-    let text = format!("at least {percent:.0} % faster on {met} shapes; {needed} are needed");
-    page.line(text);
-    page
-}
-
 impl From<BenchError> for Failure {
     fn from(error: BenchError) -> Failure {
         match error {
@@ -422,7 +334,7 @@ impl From<BenchError> for Failure {
             },
             BenchError::Given(_) => Failure::usage(error),
             BenchError::Store { .. } => Failure::environment(error)
-                .help("name another folder with --store; `bench` and `compare` keep nothing with --no-store"),
+                .help("name another folder with --store; `bench` keeps nothing with --no-store"),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
         }

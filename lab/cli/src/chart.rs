@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use flashcore_bench::chart::{self, Chart, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
-use serde::Deserialize;
 
+use crate::bench::printed;
 use crate::evidence::{opened, report};
 use crate::{Failure, StoreArgs, style};
 
@@ -104,10 +104,6 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
 
 /// The report of a run in the store, of the latest run of an export, or in the output of `bench --json`.
 fn of_run(keep: &StoreArgs, run: &str, baseline: Option<&str>) -> Result<Report, Failure> {
-    #[derive(Deserialize)]
-    struct Printed {
-        report: Report,
-    }
     let path = Path::new(run);
     if !path.is_file() {
         return report(&opened(keep)?, run, baseline);
@@ -120,9 +116,7 @@ fn of_run(keep: &StoreArgs, run: &str, baseline: Option<&str>) -> Result<Report,
         let why = format!("{run} has no samples to compute --baseline from");
         return Err(Failure::usage(why).help("name the run or an export of it"));
     }
-    let wrong = |error| Failure::usage(format!("{run} is not the output of `bench --json`: {error}"));
-    let printed: Printed = serde_json::from_str(&style::read(path)?).map_err(wrong)?;
-    Ok(printed.report)
+    printed(path)
 }
 
 fn rung_name(text: &str) -> RungName {
@@ -154,16 +148,12 @@ impl WhatArgs {
             style::print(&chart.html());
             return Ok(());
         };
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        let text = match (extension, csv) {
-            (Some("html"), _) => chart.html(),
-            (Some("svg"), _) => chart.svg(),
-            (Some("csv"), Some(csv)) => csv,
-            (_, csv) => {
-                let csv = if csv.is_some() { ", .csv" } else { "" };
-                let message = format!("{} ends in none of .html, .svg{csv}", path.display());
-                return Err(Failure::usage(message));
-            }
+        let allowed = ["html", "svg", "csv"];
+        let allowed = if csv.is_some() { &allowed[..] } else { &allowed[..2] };
+        let text = match style::ending(path, allowed)? {
+            "html" => chart.html(),
+            "svg" => chart.svg(),
+            _ => csv.unwrap_or_default(),
         };
         style::write(path, text)
     }

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flashcore::Device;
 use flashcore_bench::gpu;
 use flashcore_check::mutate::{self, Mutation, Operator};
 use flashcore_check::own::is_declaration;
@@ -17,7 +16,6 @@ use serde_json::json;
 use crate::foreign::{RunArgs, Runs};
 use crate::given::Given;
 use crate::kernel_file::{OF_SOURCES, is_source};
-use crate::machine::Besides;
 use crate::watch::WatchArgs;
 use crate::{
     BAD, Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, judged_run, kernels, machine, memory, museum, own,
@@ -107,9 +105,7 @@ const OF_SIMULATOR: &[&str] = &[
     "numerics",
     "plant",
 ];
-const OF_FILES: &[&str] = &[
-    "grid", "threads", "smem", "opted_in", "arg", "launch", "outputs", "entry",
-];
+const OF_FILES: &[&str] = &["grid", "LaunchArgs", "arg", "launch", "outputs"];
 
 pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let name = &args.problem.name;
@@ -136,16 +132,18 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.refuse(OF_SOURCES, "a FILE.cu")?;
-    given.require("trace", watch::OF_TRACES)?;
+    if args.watch.trace.is_none() {
+        given.forbid(watch::OF_TRACES, "a check without --trace")?;
+    }
     let problem = args.problem.problem()?;
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));
     if declared.is_some() {
-        given.forbid(&[OF_PLANS, watch::OF_TRACES].concat(), "the declaration of a kernel")?;
+        given.forbid(OF_PLANS, "the declaration of a kernel")?;
     }
     if args.device.is_some() {
         given.forbid(OF_SIMULATOR, "--device")?;
     }
-    let context = args.device.as_deref().map(gpu_of).transpose()?;
+    let context = args.device.as_deref().map(machine::gpu).transpose()?;
     let mut card = context
         .as_ref()
         .map_or_else(card, |context| Card::of_device(context.info()));
@@ -186,13 +184,6 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         memory::add_advice(&mut advice, &plan, &options)?;
     }
     Ok(show(args, &report, card, planted, advice))
-}
-
-fn gpu_of(name: &str) -> Result<Context, Failure> {
-    match machine::device(name, Besides::Nothing)? {
-        Device::Cuda(context) => Ok(context),
-        _ => Err(Failure::usage(format!("--device is {name}; allowed: cuda, cuda:N"))),
-    }
 }
 
 /// Runs the steps once on a GPU, and compares what they leave there.

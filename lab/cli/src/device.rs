@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use flashcore::Device;
-use flashcore::unstable::cuda::DeviceInfo;
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::{DeviceRates, device, rates};
 use flashcore_ir::Profile;
 use serde_json::json;
 
-use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, style};
+use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, machine, style};
 
 /// Measure a GPU's rates: bandwidths, tensor cores, exponentials, latencies
 ///
@@ -19,7 +17,7 @@ use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, style};
 /// `explain` and `tune --strategy ranked` predict with them. Rates that are already kept are shown; they
 /// are measured again after a change of driver or kernels.
 #[derive(Args)]
-#[command(after_help = DEVICE_HELP)]
+#[command(after_help = include_str!("help/device.txt"))]
 pub(crate) struct DeviceArgs {
     /// best or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
@@ -41,14 +39,6 @@ pub(crate) struct DeviceArgs {
     json: bool,
 }
 
-const DEVICE_HELP: &str = "\
-Examples:
-  flashcore device                           measures the first time, shows later
-  flashcore device --measure                 measures again
-  flashcore device --rates lab/check/data/h200-rates.json
-
-Exit codes: 0 done, 1 a kernel's result was wrong, 2 usage, 3 environment";
-
 pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
     if let Some(path) = &args.rates {
         return show(
@@ -57,8 +47,11 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
             args.json,
         );
     }
-    let info = chosen(&args.device)?;
-    let identity = DeviceIdentity::cuda(&info);
+    let context = machine::gpu(match args.device.as_str() {
+        "best" => "cuda",
+        name => name,
+    })?;
+    let identity = DeviceIdentity::cuda(context.info());
     let nowhere = || {
         Failure::usage("there is no place for the rates: neither XDG_DATA_HOME nor HOME is set")
             .help("name a file with --out")
@@ -77,9 +70,6 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
             Err(_) => {}
         }
     }
-    let Device::Cuda(context) = Device::cuda(info.ordinal)? else {
-        return Err(Failure::environment("the device is not a GPU"));
-    };
     let spinner = style::spinner("measuring");
     let measured = device::measured(&context, &args.only);
     drop(spinner);
@@ -89,19 +79,6 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
     }
     measured.write(&path)?;
     show(&measured, &place, args.json)
-}
-
-fn chosen(name: &str) -> Result<DeviceInfo, Failure> {
-    let number = name.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-    let ordinal = match name {
-        "best" | "cuda" => 0,
-        name => number.ok_or_else(|| Failure::usage(format!("`{name}`: only GPUs are measured, as in cuda:0")))?,
-    };
-    let gpus = flashcore_cuda::devices()?;
-    let known = style::list(gpus.iter().map(|info| format!("cuda:{}", info.ordinal)));
-    let missing = || Failure::environment(format!("there is no cuda:{ordinal}; there are {known}"));
-    let found = gpus.into_iter().find(|info| info.ordinal == ordinal);
-    found.ok_or_else(missing)
 }
 
 fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, Failure> {

@@ -75,7 +75,7 @@ pub(crate) struct ExplainArgs {
     foreign: ForeignArgs,
 }
 
-const OF_FILES: &[&str] = &["smem", "threads", "opted_in", "claim", "entry"];
+const OF_FILES: &[&str] = &["LaunchArgs", "claim"];
 
 pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure> {
     let card = || args.profile.unwrap_or_else(Card::default);

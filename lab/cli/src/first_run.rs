@@ -30,15 +30,13 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
         run.add(&mut page);
         page.print();
     }
-    let simulated = (!has_gpu).then(|| -> Result<_, Failure> {
+    let mut simulated = None;
+    if !has_gpu {
         let card = Card::default();
         let plan = simulated::plan(&problem, card, None)?.plan;
-        Ok((
-            card,
-            simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?,
-        ))
-    });
-    let simulated = simulated.transpose()?;
+        let options = simulated::options(InputKind::Normal, 0);
+        simulated = Some((card, simulated::check(&plan, &options)?));
+    }
     let outcome = match (&simulated, Outcome::of(run.gate.passed())) {
         (Some((_, report)), Outcome::Clean) => simulated::outcome(report),
         (_, outcome) => outcome,

@@ -28,7 +28,7 @@ const CARDS: [&str; 2] = ["l4", "h200"];
 /// shared memory and registers must not be larger than the baseline's by more than --slower. They are the
 /// same in every run, so a CI without a GPU can guard speed.
 #[derive(Args)]
-#[command(after_help = GATE_HELP)]
+#[command(after_help = include_str!("help/gate.txt"))]
 pub(crate) struct GateArgs {
     /// Problem sets, named problems, or files of problems
     #[arg(value_name = "PROBLEMS", default_value = ACCEPTANCE)]
@@ -85,21 +85,6 @@ fn planted(name: &str) -> Result<Operator, String> {
         _ => check::operator(name),
     }
 }
-
-const GATE_HELP: &str = "\
-Examples:
-  flashcore gate --write base.json                      on the main branch, without times
-  flashcore gate --baseline base.json                   on a change
-  flashcore bench acceptance --peers none               on a GPU: the times of a build, then
-  flashcore gate --baseline base.json --evidence latest
-  flashcore gate --device predict:l4 --baseline base.json           speed without a GPU
-  flashcore gate tiny --kernel mine.toml --device predict:l4 --write base.json
-
-Environment:
-  FLASHCORE_PTXAS   an offline ptxas, which tells spills and registers [default: an estimate]
-
-Exit codes: 0 nothing failed, 1 a check failed, 2 usage, 3 environment, or --strict and a check
-  that could not be judged";
 
 pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
     let place = machine::place(&args.device, Besides::CpuSimAndCards)?;

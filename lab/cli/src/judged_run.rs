@@ -128,16 +128,24 @@ impl JudgedRun {
     }
 }
 
+/// What an output, or a gradient, may differ by.
+pub(crate) fn allowed(Tolerance { atol, rtol }: Tolerance, is_gradient: bool) -> String {
+    match is_gradient {
+        _ if atol == 0.0 => "the rounding of fp8".to_string(),
+        true => format!("{rtol:.0e}·|x| and the rounding of P, dS and O"),
+        false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
+    }
+}
+
 /// Whether an output is right. `details` of a wrong one are left out where a finding has them.
 pub(crate) fn add_gate(page: &mut Page, gate: &Gate, details: bool) {
     // The gate has counted in what rounding inside the kernel adds, row by row.
-    let Tolerance { atol, rtol } = gate.tolerance;
-    let used = gate.out.of_allowed;
-    let allowed = match atol == 0.0 {
-        true => format!("the rounding of fp8, of which it uses at most {used:.2}"),
-        false if gate.gradient.is_some() => format!("{rtol:.0e}·|x| and the rounding of P, dS and O"),
-        false if gate.out.max_abs > 2.0 * atol => format!("{atol:.0e} + {rtol:.0e}·|x| and the rounding of scores"),
-        false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
+    let (atol, used) = (gate.tolerance.atol, gate.out.of_allowed);
+    let allowed = allowed(gate.tolerance, gate.gradient.is_some());
+    let allowed = match gate.gradient {
+        _ if atol == 0.0 => format!("{allowed}, of which it uses at most {used:.2}"),
+        None if gate.out.max_abs > 2.0 * atol => format!("{allowed} and the rounding of scores"),
+        _ => allowed,
     };
     let rows = match gate.rows < gate.all_rows {
         true => format!(", {} of {} rows compared", whole(gate.rows), whole(gate.all_rows)),

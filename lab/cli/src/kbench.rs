@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::{Args, Subcommand};
 use flashcore_bench::BenchError;
 use flashcore_bench::kbench::{Floor, Group, Job, Report, Status, Task, verify};
-use flashcore_bench::own::{self, Trust};
+use flashcore_bench::own::hex;
 use flashcore_bench::python::PYTHON_VARIABLE;
 use flashcore_ir::files;
 use flashcore_kernels::Plan;
 use serde_json::json;
 
-use crate::{BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, kernels, simulated, style};
+use crate::{BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, kernels, own, simulated, style};
 
 /// Write problems as robust-kbench tasks, and judge kernels for such tasks
 ///
@@ -72,12 +72,7 @@ struct ExportArgs {
 /// with a function `forward`. It and the task run in Python processes with your rights and without a
 /// sandbox: read them first, then give --trust, once for their content.
 #[derive(Args)]
-#[command(after_help = "\
-Environment:
-  FLASHCORE_PYTHON   the Python to use, with PyTorch [default: python3]
-
-Exit codes: 0 passes, 1 fails a check, hangs or faults, 2 usage or a task that cannot be judged,
-  3 environment")]
+#[command(after_help = include_str!("help/kbench-verify.txt"))]
 struct VerifyArgs {
     /// Folder of the task
     #[arg(value_name = "DIR")]
@@ -288,27 +283,16 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
 }
 
 /// Whether files may run with their present content.
-fn may_run(files: [&Path; 2], trusted: bool) -> Result<(), Failure> {
-    let trust = Trust::of_user()?;
+fn may_run(files: [&Path; 2], is_trusted: bool) -> Result<(), Failure> {
     let sum = |file: &Path| match files::read_capped(file, files::SMALL) {
-        Ok(bytes) => Ok((own::hex(&bytes), std::path::absolute(file).map_err(Failure::failed)?)),
+        Ok(bytes) => Ok((hex(&bytes), std::path::absolute(file).map_err(Failure::failed)?)),
         Err(error) => Err(Failure::usage(format!("{}: {error}", file.display()))),
     };
     let sums = [sum(files[0])?, sum(files[1])?];
-    for (sum, file) in &sums {
-        if trusted {
-            trust.add(sum, file)?;
-        } else if !trust.knows(sum)? {
-            let why = format!(
-                "{} is not trusted: this command runs it with your rights",
-                file.display()
-            );
-            let list = trust.file().display();
-            let help = format!("read it, then add --trust, once for this content, which is remembered in {list}");
-            return Err(Failure::usage(why).help(help));
-        }
-    }
-    Ok(())
+    sums.iter().try_for_each(|(sum, file)| {
+        let label = file.display().to_string();
+        own::may_run(is_trusted, (&label, sum), file, "runs it with your rights")
+    })
 }
 
 fn page(title: &str, job: &Job, report: &Report) -> Page {

@@ -56,25 +56,15 @@ pub(crate) fn trusted(text: &str) -> Result<Trusted, String> {
     }
 }
 
+/// The flags of a file that is compiled.
+pub(crate) const OF_SOURCES: &[&str] = &["CompileArgs"];
+
 impl CompileArgs {
     /// Whether the program that has the kernel may run.
     pub(crate) fn trusts_file(&self) -> bool {
         self.trust == Some(Trusted::File)
     }
-}
 
-/// The flags of a file that is compiled.
-pub(crate) const OF_SOURCES: &[&str] = &[
-    "include",
-    "define",
-    "std",
-    "maxrregcount",
-    "compiler_limit",
-    "trust",
-    "options",
-];
-
-impl CompileArgs {
     /// For an architecture, unless the options name one.
     pub(crate) fn for_arch(&self, arch: Option<String>) -> CompileArgs {
         let mut args = self.clone();

@@ -48,8 +48,8 @@ enum What {
 }
 
 pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
-    if args.kernel.is_some() && args.what != Some(What::Levers) {
-        return Err(Failure::usage("--kernel is for `list levers`"));
+    if args.what != Some(What::Levers) {
+        given.forbid(&["kernel"], "this list; it is for `list levers`")?;
     }
     if args.what != Some(What::Ladder) {
         given.forbid(&["problem", "profile"], "this list; it is for `list ladder`")?;

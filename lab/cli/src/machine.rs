@@ -2,7 +2,7 @@
 
 use std::sync::Once;
 
-use flashcore::unstable::cuda::DeviceInfo;
+use flashcore::unstable::cuda::{Context, DeviceInfo};
 use flashcore::{Device, Error};
 use flashcore_check::cost::predicted_card;
 use flashcore_check::registers::Registers;
@@ -134,6 +134,14 @@ pub(crate) fn device(name: &str, besides: Besides) -> Result<Device, Failure> {
         note_why_none(&why);
     }
     Ok(device)
+}
+
+/// A GPU by name.
+pub(crate) fn gpu(name: &str) -> Result<Context, Failure> {
+    match device(name, Besides::Nothing)? {
+        Device::Cuda(context) => Ok(context),
+        _ => Err(Failure::usage(format!("--device is {name}; allowed: cuda, cuda:N"))),
+    }
 }
 
 static NOTED: Once = Once::new();

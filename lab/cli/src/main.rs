@@ -48,7 +48,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 // What most subcommands use.
 use args::{Card, InputArgs, ProblemArgs};
@@ -63,67 +63,17 @@ use style::{BAD, CODE, DIM, GOOD, HEAD, Page, micros, whole};
 /// with float64 and times it. Without a GPU it also predicts the time on an L4 and runs the GPU kernel
 /// under the checking simulator.
 #[derive(Parser)]
-#[command(name = "flashcore", version, max_term_width = 100, after_long_help = MANUAL)]
+#[command(name = "flashcore", version, max_term_width = 100, after_long_help = include_str!("help/manual.txt"))]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// When to use colours
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", global = true)]
-    color: Color,
+    color: ColorChoice,
     /// Print one JSON object: of the command without a subcommand
     #[arg(long)]
     json: bool,
 }
-
-const MANUAL: &str = "\
-Examples:
-  flashcore                                        is it correct here, and how fast?
-  flashcore run llama8b-prefill-2k                 a named problem on the best device
-  flashcore run --heads 32 --kv-heads 8 --seq 4096 --head-dim 128 --dtype bf16 --causal
-  flashcore run --device cuda:1 --kernel scalar/tiled-m64n32-w8-v16 --json
-  flashcore check mission --schedules 50           races, bounds, waits, barriers; no GPU needed
-  flashcore explain mission --profile l4           plan, shared memory, registers, occupancy
-  flashcore explain mission --ptx > mission.ptx    the PTX that the driver would compile
-  flashcore explain theirs.ptx --smem 76800        what a foreign kernel uses, and whether it fits
-  flashcore list problems                          problems by name
-  flashcore list levers                            what the parts of kernel ids mean
-  flashcore bench mission --peers all              kernels and peers timed against each other
-  flashcore parity 200 --lengths                   random problems against float64
-  flashcore profile mission                        hardware counters (ncu), and the prediction
-  flashcore report -o report.html                  what was measured here, as one file
-  flashcore tune mission --budget 5m               search the fastest correct kernel here
-
-Problems:
-  A problem is a name (`flashcore list problems`; default `mission`) or a file (FILE.toml,
-  FILE.json, FILE.toml:NAME; docs/cli.md has the format). Flags override its fields: --seq 1024.
-
-Output:
-  Plain text, coloured on a terminal only (not with NO_COLOR or --color never). --json prints one
-  JSON object instead; `evidence export` and `chart` write files and have no such flag. Findings
-  name the Rust line of the kernel.
-
-Exit codes:
-  0  everything is correct
-  1  findings, a wrong output, a refusal or a failure
-  2  usage: a flag, a name, a file or a shape that is not valid
-  3  environment: no driver, no such device
-  4  not judged: forms of the PTX are missing, and are listed
-  130  a signal ended a search
-  141  everything is correct, and the reader of standard output went away before it had all
-
-Environment:
-  CUDA_VISIBLE_DEVICES   GPUs to use, as for every CUDA program
-  CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable
-  FLASHCORE_PLANS        plan tables to use: shipped, user, none or a file
-  FLASHCORE_PTXAS        an offline ptxas, for register counts where there is no GPU
-  FLASHCORE_PYTHON       the Python that has PyTorch and flashcore, for peers (python3)
-  FLASHCORE_FA3          FlashAttention-3's library, or the folder that it is in
-  FLASHCORE_NCU          ncu, if it is not on PATH
-  FLASHCORE_CACHE_DIR    where trusted files are listed (~/.cache/flashcore)
-  RAYON_NUM_THREADS      threads of the CPU device and of the simulator, at most 1,024 or one a core
-  FLASHCORE_PROGRESS     seconds between progress lines of long commands if stderr is not a
-                         terminal (30); 0 for none
-  NO_COLOR               no colours";
 
 #[derive(Subcommand)]
 enum Command {
@@ -149,13 +99,6 @@ enum Command {
     /// Reads one JSON object per line from standard input (a device first) and writes one reply per line to
     /// standard output, until the input ends. docs/tune-protocols.md has the protocol.
     Worker(worker::WorkerArgs),
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Color {
-    Auto,
-    Always,
-    Never,
 }
 
 /// Flags of earlier versions, and what replaced each.
@@ -243,17 +186,18 @@ fn as_flag(arg: OsString) -> OsString {
 fn main() -> ExitCode {
     outlive_limits();
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
-    let parsed = commands(Cli::command(), style::width())
-        .try_get_matches_from(std::env::args_os().map(as_flag))
-        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&matches))));
+    let mut command = commands(Cli::command(), style::width());
+    let parsed = command
+        .try_get_matches_from_mut(std::env::args_os().map(as_flag))
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&command, &matches))));
     let (cli, given) = match parsed {
         Ok(parsed) => parsed,
         Err(message) => return not_parsed(&message),
     };
     match cli.color {
-        Color::Auto => {}
-        Color::Always => anstream::ColorChoice::Always.write_global(),
-        Color::Never => anstream::ColorChoice::Never.write_global(),
+        ColorChoice::Auto => {}
+        ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
+        ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
     }
     let outcome: Result<Outcome, Failure> = progress::check()
         .and_then(|()| machine::check_threads())
@@ -266,10 +210,10 @@ fn main() -> ExitCode {
             Some(Command::Check(args)) => check::run(&args, &given),
             Some(Command::Explain(args)) => explain::run(&args, &given),
             Some(Command::List(args)) => list::run(&args, &given),
-            Some(Command::Bench(args)) => bench::run(&args),
+            Some(Command::Bench(args)) => bench::run(&args, &given),
             Some(Command::Parity(args)) => parity::run(&args),
             Some(Command::Gate(args)) => gate::run(&args),
-            Some(Command::Compare(args)) => compare::run(&args, &given),
+            Some(Command::Compare(args)) => compare::run(&args),
             Some(Command::Evidence(args)) => evidence::run(&args),
             Some(Command::Report(args)) => report::run(&args),
             Some(Command::Reproduce(args)) => reproduce::run(&args),

@@ -8,7 +8,7 @@ use clap::Args;
 use flashcore::{Device, Problem};
 use flashcore_bench::own::Trust;
 use flashcore_bench::process::Program;
-use flashcore_bench::{Case, Options, Own, Report, Request};
+use flashcore_bench::{Case, Options, Own, Request};
 use flashcore_check::own::{self, Declared, OwnError, Template, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
 use flashcore_tune::OwnKernels;
@@ -110,22 +110,19 @@ impl OwnArgs {
         Ok(OwnKernels::new(templates)?)
     }
 
-    /// Judges kernels in another process, which they may hang or crash: why each is not right, if it is not.
-    pub(crate) fn judged(&self, device: &Device, case: &Case, own: &[Own]) -> Result<Vec<Option<String>>, Failure> {
-        let report = self.judge(device, std::slice::from_ref(case), own)?;
-        let not_judged = || Some(style::list(&report.notes));
-        let why = |own: &Own| {
-            report
-                .results
-                .first()
-                .map_or_else(not_judged, |result| result.why_not(&own.label))
+    /// Judges a kernel in another process, which it may hang or crash, on problems up to the one on which it does so.
+    pub(crate) fn judged(&self, device: &Device, cases: &[Case], own: &Own) -> Result<Vec<Judged>, Failure> {
+        let request = Request {
+            cases: cases.to_vec(),
+            kernels: vec![own.label.clone()],
+            options: Options {
+                budget_ms: JUDGING_MS,
+                ..Options::default()
+            },
+            own: vec![own.clone()],
+            ..Request::default()
         };
-        Ok(own.iter().map(why).collect())
-    }
-
-    /// The same of one kernel on many problems, up to the one on which it hung or crashed.
-    pub(crate) fn judged_on(&self, device: &Device, cases: &[Case], own: &Own) -> Result<Vec<Judged>, Failure> {
-        let report = self.judge(device, cases, std::slice::from_ref(own))?;
+        let report = bench::measure(&Ok(None), device, &request, (&[], self.deadline()), None, &mut ())?;
         let mut all = Vec::new();
         for case in cases {
             let result = report.results.iter().find(|result| result.case == *case);
@@ -142,20 +139,6 @@ impl OwnArgs {
             }
         }
         Ok(all)
-    }
-
-    fn judge(&self, device: &Device, cases: &[Case], own: &[Own]) -> Result<Report, Failure> {
-        let request = Request {
-            cases: cases.to_vec(),
-            kernels: own.iter().map(|own| own.label.clone()).collect(),
-            options: Options {
-                budget_ms: JUDGING_MS,
-                ..Options::default()
-            },
-            own: own.to_vec(),
-            ..Request::default()
-        };
-        bench::measure(&Ok(None), device, &request, (&[], self.deadline()), None, &mut ())
     }
 }
 

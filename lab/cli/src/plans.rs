@@ -8,14 +8,12 @@ use flashcore::unstable::plans::{
     NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanRow, PlanTable, PlanTarget, Plans, read_table,
     shipped_tables, table_files, user_plans_folder,
 };
-use flashcore_bench::Report;
-use flashcore_ir::files;
 use flashcore_tune::journal::{board_of, read_header};
 use flashcore_tune::plans::{self, Judged};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, machine, simulated, style};
+use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, bench, machine, simulated, style};
 
 /// Show or make plan tables: the best measured kernels by problem
 ///
@@ -23,7 +21,7 @@ use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, machine, simulated, st
 /// and errors, and which of them are used on this machine. With --of: makes a table from the output of
 /// `flashcore bench --json`.
 #[derive(Args)]
-#[command(after_help = PLANS_HELP)]
+#[command(after_help = include_str!("help/plans.txt"))]
 pub(crate) struct PlansArgs {
     /// Make a table from these reports of `flashcore bench --json` or folders of `flashcore tune`
     #[arg(long, value_name = "FILES", num_args = 1.., requires = "out")]
@@ -61,19 +59,6 @@ fn dropped(text: &str) -> Result<Dropped, String> {
                  `flashcore plans` shows them";
     of(text, None).or_else(with_kernel).ok_or_else(|| wrong.to_string())
 }
-
-const PLANS_HELP: &str = "\
-Environment:
-  FLASHCORE_PLANS  shipped, user, none or a file: the tables that kernels are chosen by, in place of
-                   the user's tables, then the shipped ones, then heuristics
-
-Tables from measurements:
-  flashcore bench canonical --kernel near --peers none --json > near.json
-  flashcore plans --of near.json --out table.json
-  A problem gets a row if the fastest kernel was at least 1 % faster than the choice of the
-  heuristics, in the same rounds, and the 99 % interval of the gain excludes 0.
-
-Exit codes: 0 done, 1 a table that is used here has an error, 2 usage, 3 environment";
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     if let Some(Dropped { file, row, kernel }) = &args.drop {
@@ -248,7 +233,6 @@ fn judged_line(one: &Judged) -> String {
 
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
     let bad = |reason: String| Failure::usage(format!("{}: {reason}", file.display()));
-    let other = |reason: String| bad(format!("{reason}; give the output of `flashcore bench --json`"));
     if file.is_dir() {
         let header = read_header(file)?;
         let board = board_of(file)?.ok_or_else(|| bad("there is no leaderboard: resume the run".to_string()))?;
@@ -256,12 +240,7 @@ fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
         let device = device.ok_or_else(|| bad("the run names no device".to_string()))?;
         return Ok((device, vec![plans::judge_board(&header, &board)]));
     }
-    let text = files::read_text_capped(file, style::MOST_READ).map_err(|error| bad(error.to_string()))?;
-    let mut value: Value = serde_json::from_str(&text).map_err(|error| other(format!("not JSON: {error}")))?;
-    let report = value.get_mut("report").map(Value::take);
-    let report = report.ok_or_else(|| other("it has no report".to_string()))?;
-    let report: Report =
-        serde_json::from_value(report).map_err(|error| other(format!("not a report of this version: {error}")))?;
+    let report = bench::printed(file)?;
     Ok((plans::device_of(&report.run.device), plans::of_report(&report)))
 }
 

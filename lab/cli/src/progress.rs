@@ -101,11 +101,14 @@ fn line(what: &str, done: u64, total: u64, elapsed: Duration, estimate: Option<f
     match (done, estimate) {
         (0, None) => format!("simulating {what}: {blocks}"),
         (0, Some(seconds)) => format!("simulating {what}: {blocks}, very roughly {} in all", span(seconds)),
-        _ => {
-            let left = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
-            format!("simulating {what}: {blocks}, about {} left", span(left))
-        }
+        _ => format!("simulating {what}: {blocks}, {}", left(done, total, elapsed)),
     }
+}
+
+/// How long the rest of `total` will take.
+pub(crate) fn left(done: u64, total: u64, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
+    format!("about {} left", span(seconds))
 }
 
 pub(crate) fn span(seconds: f64) -> String {

@@ -1,4 +1,4 @@
-//! The flags that say how to measure, which `bench` and `compare` have.
+//! The flags of `bench` that say how to measure.
 
 use clap::Args;
 use flashcore::Device;

@@ -18,14 +18,7 @@ use crate::{Failure, Outcome, Page, style};
 /// from. An HTML file has its pictures in it and needs no network and no script. Each number has an id, which
 /// `flashcore reproduce` resolves.
 #[derive(Args)]
-#[command(after_help = "\
-Examples:
-  flashcore report -o report.html                       all that the store has
-  flashcore report latest -o report.md                  the latest run, in Markdown
-  flashcore report evidence -o report.html              what is published (in the repository)
-  flashcore report runs.jsonl tune/mission-cuda-0-1     an export, and a search
-
-Exit codes: 0 written, 1 the file cannot be written, 2 usage, 3 the store cannot be read")]
+#[command(after_help = include_str!("help/report.txt"))]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     sources: SourceArgs,
@@ -49,24 +42,21 @@ pub(crate) struct ReportArgs {
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
-    let form = args.form()?;
+    // Before anything is read.
+    let output = args.output.as_deref();
+    let ending = output.map(|path| style::ending(path, &["html", "md"])).transpose()?;
     let sources = args.sources.read()?;
     let document = args.document(&sources);
-    let text = match form {
-        Form::Html => document.html(),
-        Form::Markdown => document.markdown(),
+    let text = match ending {
+        Some("html") => document.html(),
+        _ => document.markdown(),
     };
     match &args.output {
         None => style::print(&text),
         Some(path) => {
             style::write(path, text)?;
-            let times = sources
-                .gathered
-                .timings
-                .iter()
-                .map(|timing| timing.ids.len())
-                .sum::<usize>();
             let gathered = &sources.gathered;
+            let times: usize = gathered.timings.iter().map(|timing| timing.ids.len()).sum();
             let counts = [
                 ("run", gathered.origins.len()),
                 ("time", times),
@@ -88,28 +78,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Clean)
 }
 
-enum Form {
-    Html,
-    Markdown,
-}
-
 impl ReportArgs {
-    /// The form that the file's name asks for, checked before anything is read.
-    fn form(&self) -> Result<Form, Failure> {
-        let Some(path) = &self.output else {
-            return Ok(Form::Markdown);
-        };
-        let form = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("html") => Form::Html,
-            Some("md") => Form::Markdown,
-            _ => {
-                let why = format!("{} names no form of a report; allowed: .html, .md", path.display());
-                return Err(Failure::usage(why));
-            }
-        };
-        style::check_folder(path).map(|()| form)
-    }
-
     fn document(&self, Sources { gathered, searches }: &Sources) -> Document {
         let words = self.sources.words();
         let mut document = Document {

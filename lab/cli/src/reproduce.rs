@@ -5,7 +5,7 @@ use flashcore::{Device, KernelId};
 use flashcore_bench::child::DEADLINE;
 use flashcore_bench::document::{Prediction, chapters};
 use flashcore_bench::gather::{FEWEST_DIGITS, Found, Recipe, Recorded};
-use flashcore_bench::{DeviceIdentity, Interval, Options, Request, revision};
+use flashcore_bench::{DeviceIdentity, Interval, Request, revision};
 use flashcore_check::render;
 use serde::Serialize;
 use serde_json::json;
@@ -22,14 +22,7 @@ use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
 /// --run measures it again by the same protocol, keeps the samples in the store as `bench` does, and compares the
 /// medians' intervals.
 #[derive(Args)]
-#[command(after_help = "\
-Examples:
-  flashcore reproduce 3f0a9c1d2e                       a number of the store
-  flashcore reproduce 3f0a9c1d2e evidence --json       a published one (in the repository)
-  flashcore reproduce 3f0a9c1d2e --run                 measured again here
-
-Exit codes: 0 shown, or measured and the intervals overlap or cannot be compared; 1 they do not, or
-  it cannot be measured; 2 usage; 3 no such device")]
+#[command(after_help = include_str!("help/reproduce.txt"))]
 pub(crate) struct ReproduceArgs {
     /// An evidence id of a report, or its first digits
     #[arg(value_name = "EVIDENCE_ID")]
@@ -71,7 +64,9 @@ pub(crate) fn run(args: &ReproduceArgs) -> Result<Outcome, Failure> {
     let sources = args.sources.read()?;
     let recipe = resolve(&args.id, &sources)?;
     let device = machine::device(&args.device, Besides::Cpu)?;
-    let here = identity(&device);
+    let here = device
+        .context()
+        .map_or_else(DeviceIdentity::cpu, |gpu| DeviceIdentity::cuda(gpu.info()));
     // A prediction is of no machine.
     let differences = match recipe.device {
         Some(_) => recipe.differences(&here, revision()),
@@ -89,13 +84,6 @@ pub(crate) fn run(args: &ReproduceArgs) -> Result<Outcome, Failure> {
     let json = || json!({ "recipe": recipe, "here": here, "differences": differences, "again": again });
     style::show(args.json, json, || page(&recipe, &differences, again.as_ref()));
     Ok(Outcome::of(again.is_none_or(|again| again.agrees != Some(false))))
-}
-
-fn identity(device: &Device) -> DeviceIdentity {
-    match device.context() {
-        Some(context) => DeviceIdentity::cuda(context.info()),
-        None => DeviceIdentity::cpu(),
-    }
 }
 
 /// The one recipe that an id names.
@@ -142,32 +130,19 @@ fn measure(args: &ReproduceArgs, recipe: &Recipe, device: &Device) -> Result<Aga
             None => failure,
         });
     };
-    let mut options = match (&then.options, device.context()) {
-        (Some(options), _) => options.clone(),
-        (None, Some(_)) => Options::default(),
-        (None, None) => Options::for_cpu(),
-    };
+    let mut options = then.options.clone().unwrap_or_else(|| bench::options(device));
     if let Some(seconds) = args.budget {
         options.budget_ms = seconds * 1e3;
     }
-    let subjects = || {
-        let baseline = then.baseline.iter().map(|(label, ours)| (label, *ours));
-        baseline.chain([(&then.label, then.ours)])
-    };
-    let kernels: Vec<String> = subjects()
-        .filter(|subject| subject.1)
-        .map(|subject| current(subject.0))
-        .collect();
-    let mut peers: Vec<String> = subjects()
-        .filter(|subject| !subject.1)
-        .map(|subject| subject.0.clone())
-        .collect();
+    let baseline = then.baseline.iter().map(|(label, ours)| (label, *ours));
+    let subjects = baseline.chain([(&then.label, then.ours)]);
+    let (ours, theirs): (Vec<_>, Vec<_>) = subjects.partition(|(_, is_ours)| *is_ours);
+    let kernels = ours.into_iter().map(|(label, _)| current(label)).collect();
+    let mut peers: Vec<String> = theirs.into_iter().map(|(label, _)| label.clone()).collect();
     peers.dedup();
-    let peers = if peers.is_empty() {
-        vec!["none".to_string()]
-    } else {
-        peers
-    };
+    if peers.is_empty() {
+        peers.push("none".to_string());
+    }
     let request = Request {
         cases: vec![then.case.clone()],
         kernels,

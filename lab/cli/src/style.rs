@@ -99,14 +99,20 @@ pub(crate) fn wrap(text: &str, indent: usize) -> String {
 
 fn wrap_to(text: &str, indent: usize, width: usize) -> String {
     let indent = " ".repeat(indent);
-    let options = Options::new(width)
-        .subsequent_indent(&indent)
+    let lines = text
+        .lines()
+        .flat_map(|line| textwrap::wrap(line, between_words(width, &indent)));
+    lines.fold(String::new(), |out, line| out + &line + "\n")
+}
+
+/// Breaks lines at spaces alone.
+fn between_words(width: usize, indent: &str) -> Options<'_> {
+    Options::new(width)
+        .subsequent_indent(indent)
         .break_words(false)
         .word_separator(WordSeparator::AsciiSpace)
         .word_splitter(WordSplitter::NoHyphenation)
-        .wrap_algorithm(WrapAlgorithm::FirstFit);
-    let lines = text.lines().flat_map(|line| textwrap::wrap(line, &options));
-    lines.fold(String::new(), |out, line| out + &line + "\n")
+        .wrap_algorithm(WrapAlgorithm::FirstFit)
 }
 
 /// Lines that were laid out by hand, for terminals that are narrower: what does not fit goes on in the column of the
@@ -120,13 +126,7 @@ pub(crate) fn relaid(text: &str, width: usize) -> String {
         let described = body.rfind("  ").map(|at| margin + body[..at].chars().count() + 2);
         let indent = described.filter(|column| column + LEAST <= width);
         let indent = " ".repeat(indent.unwrap_or(margin + 2));
-        let options = Options::new(width)
-            .subsequent_indent(&indent)
-            .break_words(false)
-            .word_separator(WordSeparator::AsciiSpace)
-            .word_splitter(WordSplitter::NoHyphenation)
-            .wrap_algorithm(WrapAlgorithm::FirstFit);
-        textwrap::wrap(line, &options).join("\n")
+        textwrap::wrap(line, between_words(width, &indent)).join("\n")
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -223,6 +223,18 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
         Some(folder) => Err(Failure::usage(format!("there is no folder {}", folder.display()))
             .help("make it first, or name a file in another folder")),
         None => Ok(()),
+    }
+}
+
+/// The ending of a file to write, which says what it is to hold.
+pub(crate) fn ending<'a>(path: &'a Path, allowed: &[&str]) -> Result<&'a str, Failure> {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    match ending.filter(|ending| allowed.contains(ending)) {
+        Some(ending) => check_folder(path).map(|()| ending),
+        None => {
+            let why = format!("{} ends in none of .{}", path.display(), allowed.join(", ."));
+            Err(Failure::usage(why))
+        }
     }
 }
 

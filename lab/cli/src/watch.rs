@@ -17,7 +17,7 @@ pub(crate) struct WatchArgs {
     /// Print the values of a line (`[FILE:]LINE`; with :VALUE those of this variable or instruction),
     /// in place of checking; `kernel` adds those that the kernel traces (`KernelBuilder::trace`)
     #[arg(long, value_name = "LINE[:VALUE]")]
-    trace: Option<String>,
+    pub(crate) trace: Option<String>,
     /// Of this block
     #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", value_parser = |text: &str| args::axes(text, 0))]
     block: [u32; 3],
@@ -36,6 +36,7 @@ pub(crate) struct WatchArgs {
     numerics: bool,
 }
 
+/// Flags that say which values are traced.
 pub(crate) const OF_TRACES: &[&str] = &["block", "warp", "lane", "limit"];
 
 impl WatchArgs {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::Agreement;
 use flashcore_bench::micro::DeviceRates;
-use flashcore_check::cost::{Observation, Prediction, Resource};
+use flashcore_check::cost::{Observation, Prediction};
 use flashcore_check::registers;
 use flashcore_ir::{Profile, files};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
@@ -13,10 +13,8 @@ use flashcore_problem::{DType, Mask, Problem};
 
 /// Compares the cost model with measured times.
 ///
-/// A file is either the CSV of `flashcore bench` (columns `problem`, `mode`, `subject`, `p50_us`,
-/// `shape`; hot rows of our own kernels are taken) or lines of `problem kernel microseconds`, where
-/// the kernel is an id, or one without its family and access width as in
-/// `lab/check/data/scalar-times.txt`. Registers come from `FLASHCORE_PTXAS`.
+/// A file is the CSV of `flashcore bench` (columns `problem`, `mode`, `subject`, `p50_us`, `shape`); hot rows of our
+/// own kernels are taken. Registers come from `FLASHCORE_PTXAS`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[arg(required = true)]
@@ -27,9 +25,6 @@ pub(crate) struct Options {
     /// Predict with the rates that were measured on it (`flashcore device --out FILE`).
     #[arg(long)]
     rates: Option<PathBuf>,
-    /// Print a line for each kernel.
-    #[arg(long)]
-    kernels: bool,
 }
 
 struct Measured {
@@ -60,12 +55,6 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     };
     let predictions = measured.iter().map(predict).collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<_> = measured.iter().zip(&predictions).collect();
-    if options.kernels {
-        for (case, prediction) in &rows {
-            println!("{}", line(case, prediction));
-        }
-        println!();
-    }
     println!(
         "{:<24} kernels  Spearman  measured/predicted: median   10 %   90 %  regret",
         profile.name
@@ -96,30 +85,9 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     crate::verdict(!rows.is_empty())
 }
 
-/// One kernel: measured and predicted time, their ratio, and the time of each resource alone.
-fn line(case: &Measured, prediction: &Prediction) -> String {
-    let mut line = format!(
-        "{} {} {:.1} {:.1} {:.3} latency {:.1}",
-        case.problem,
-        case.config,
-        case.micros,
-        prediction.micros,
-        case.micros / prediction.micros,
-        prediction.latency_micros
-    );
-    for resource in Resource::ALL {
-        let used = prediction.uses.iter().find(|used| used.resource == resource);
-        line.push_str(&format!(" {resource:?} {:.1}", used.map_or(0.0, |used| used.micros)));
-    }
-    line
-}
-
 /// The measured times in a file; other lines are skipped.
 fn read(text: &str) -> Vec<Measured> {
     let header: Vec<&str> = text.lines().next().unwrap_or_default().split(',').collect();
-    if !header.contains(&"p50_us") {
-        return text.lines().filter_map(from_words).collect();
-    }
     let from_csv = |line: &str| {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |name: &str| fields.get(header.iter().position(|column| *column == name)?).copied();
@@ -128,28 +96,12 @@ fn read(text: &str) -> Vec<Measured> {
         (how == "hot" || how.starts_with("hot (") && how.ends_with(" turns)")).then_some(())?;
         Some(Measured {
             problem: field("problem")?.to_string(),
-            shape: problem(field("shape")?)?,
+            shape: problem(field("shape")?).or(Problem::named(field("problem")?).ok())?,
             config: field("subject")?.parse().ok()?,
             micros: field("p50_us")?.parse().ok()?,
         })
     };
     text.lines().skip(1).filter_map(from_csv).collect()
-}
-
-fn from_words(line: &str) -> Option<Measured> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let (problem, id) = (*words.first()?, *words.get(1)?);
-    let id = match id {
-        "naive" => "scalar/naive-t128-v16".to_string(),
-        id if id.contains('/') => id.to_string(),
-        tile => format!("scalar/tiled-{tile}-v16"),
-    };
-    Some(Measured {
-        problem: problem.to_string(),
-        shape: Problem::named(problem).ok()?,
-        config: id.parse().ok()?,
-        micros: words.get(2)?.parse().ok()?,
-    })
 }
 
 /// Reads what a problem with a full or a causal mask prints; `None` for any other text.
@@ -160,11 +112,6 @@ fn problem(text: &str) -> Option<Problem> {
     };
     let number = |text: &str, prefix: &str| text.strip_prefix(prefix)?.parse::<usize>().ok();
     let (heads, kv_heads) = heads.strip_prefix('H')?.split_once('/')?;
-    let mask = match mask {
-        "full" => Mask::FULL,
-        "causal" => Mask::CAUSAL,
-        _ => return None,
-    };
     let built = Problem::builder()
         .batch(number(batch, "B")?)
         .heads(heads.parse().ok()?, kv_heads.parse().ok()?)
@@ -172,7 +119,7 @@ fn problem(text: &str) -> Option<Problem> {
         .seq_len_q(number(seq_q, "Sq")?)
         .head_dim(number(head_dim, "D")?)
         .dtype(DType::from_name(dtype)?)
-        .mask(mask)
+        .mask(Mask::from_name(mask)?)
         .build()
         .ok()?;
     (built.to_string() == text).then_some(built)
@@ -186,11 +133,14 @@ mod tests {
     fn every_time_that_is_kept_is_read() {
         let tensor = include_str!("../../check/data/tensor-times.csv");
         let e4m3 = include_str!("../../check/data/e4m3-times.csv");
-        for text in [tensor, e4m3] {
-            let ours = text
-                .lines()
-                .filter(|line| line.contains(",hot,mma/") || line.contains(",hot,wgmma/"));
-            assert_eq!(read(text).len(), ours.count());
+        let scalar = include_str!("../../check/data/scalar-times.csv");
+        for text in [tensor, e4m3, scalar] {
+            let of_family = |line: &&str| {
+                ["mma", "wgmma", "scalar"]
+                    .iter()
+                    .any(|name| line.contains(&format!(",hot,{name}/")))
+            };
+            assert_eq!(read(text).len(), text.lines().filter(of_family).count());
         }
         let [turns, predicted] =
             ["hot (short turns)", "hot (PREDICTED)"].map(|how| tensor.replace(",hot,", &format!(",{how},")));

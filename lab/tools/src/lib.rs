@@ -14,7 +14,6 @@ mod differential;
 mod dump_ptx;
 pub mod files;
 pub mod shipped;
-mod sim_speed;
 
 /// How a tool ends: `FAILURE` where it ran and found something wrong.
 type Ran = Result<ExitCode, Box<dyn Error>>;
@@ -32,8 +31,6 @@ enum Tool {
     Differential(differential::Options),
     DumpPtx(dump_ptx::Options),
     FuzzFiles(files::Options),
-    /// Times the simulator on kernels of the mission problem, with one host thread.
-    SimSpeed,
 }
 
 /// Runs the tool that the arguments of this process name.
@@ -43,7 +40,6 @@ pub fn run() -> ExitCode {
         Tool::Differential(options) => differential::main(&options),
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::FuzzFiles(options) => files::main(&options),
-        Tool::SimSpeed => sim_speed::main(),
     };
     ran.unwrap_or_else(|error| {
         eprintln!("error: {error}");

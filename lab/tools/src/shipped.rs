@@ -69,6 +69,19 @@ pub fn plan_rows() -> Result<Vec<PlanRow>, Box<dyn Error>> {
     Ok(rows)
 }
 
+/// What family `wgmma` proposes for a problem, the best first. Tiles with too little room leave it to the next ones.
+pub fn of_wgmma(problem: &Problem, target: Target) -> impl Iterator<Item = Config> {
+    let configs = wgmma::proposals(problem, target).into_iter();
+    let configs = configs.map(|proposal| Config::Wgmma(proposal.config));
+    configs.filter(move |config| Plan::new(problem, config, target).is_ok())
+}
+
+/// The same of family `mma`.
+pub fn of_mma(problem: &Problem, target: Target) -> impl Iterator<Item = Config> {
+    let configs = mma::proposals(problem, target).map(|proposal| Config::Mma(proposal.config));
+    configs.filter(move |config| Plan::new(problem, config, target).is_ok())
+}
+
 /// Batch, heads, rows and keys of decoding, of small, medium and large problems, and of large ones
 /// with shorter rows.
 const SIZES: [[usize; 4]; 7] = [
@@ -91,12 +104,10 @@ pub fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
             let Ok(problem) = builder.seq_len_q(rows).seq_len_kv(keys).build() else {
                 continue;
             };
-            let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
-            let of_wgmma = wgmma::proposals(&problem, target).into_iter();
-            let of_mma = mma::proposals(&problem, target);
-            let of_wgmma = of_wgmma.map(|proposal| Config::Wgmma(proposal.config)).find(fits);
-            let of_mma = of_mma.map(|proposal| Config::Mma(proposal.config)).find(fits);
-            for config in of_wgmma.into_iter().chain(of_mma) {
+            for config in of_wgmma(&problem, target)
+                .take(1)
+                .chain(of_mma(&problem, target).take(1))
+            {
                 if !taken.contains(&config) {
                     taken.push(config);
                 }

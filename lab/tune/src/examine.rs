@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::RemoteRig;
 use crate::rows::differing;
-use crate::trial::{History, Timed, Verdict, times_as_long};
+use crate::trial::{Timed, Trial, Verdict, times_as_long};
 use crate::worker::protocol::{Opened, What};
 use crate::worker::{Stop, Worker};
 
@@ -70,23 +70,6 @@ impl Timing {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Best {
-    pub(crate) id: String,
-    pub(crate) score: f64,
-    /// Its time when it was tried, µs.
-    pub(crate) us: f64,
-}
-
-impl Best {
-    pub(crate) fn of(history: &History) -> Option<Best> {
-        let trial = history.best()?;
-        let timed = trial.timed.as_ref()?;
-        let (id, score, us) = (trial.id.clone(), timed.score, timed.us);
-        Some(Best { id, score, us })
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Found {
     pub(crate) verdict: Verdict,
     pub(crate) reason: String,
@@ -126,7 +109,7 @@ pub(crate) struct Examiner<'j> {
 
 impl Examiner<'_> {
     /// Sends one candidate through the gates. The caller holds the device.
-    pub(crate) fn examine(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, TuneError> {
+    pub(crate) fn examine(&mut self, number: usize, id: &str, best: Option<&Trial>) -> Result<Found, TuneError> {
         match self.attempt(|this| this.gates(number, id, best)) {
             Ok(found) => Ok(found.unwrap_or_else(|(verdict, reason)| Found::failed(verdict, reason))),
             Err(TuneError::Environment(reason)) => Ok(Found::failed(Verdict::EnvironmentFailed, reason)),
@@ -165,7 +148,7 @@ impl Examiner<'_> {
         self.lock.wait(&self.interrupt, &mut |waits| told(device, waits))
     }
 
-    fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
+    fn gates(&mut self, number: usize, id: &str, best: Option<&Trial>) -> Result<Found, Stop> {
         let computes = self.computes()?;
         let unjudged = match computes {
             true => self.adversaries(id)?,
@@ -262,14 +245,8 @@ impl Examiner<'_> {
         let mut open: Option<&Problem> = None;
         let mut refused: Option<&Problem> = None;
         let mut unjudged = Vec::new();
-        let further = judge.further.iter().filter(|_| is_own(id));
-        for (case, is_further) in judge
-            .cases
-            .iter()
-            .map(|case| (case, false))
-            .chain(further.map(|case| (case, true)))
-        {
-            if is_further && open.is_some_and(|open| *open != case.problem) {
+        for case in judge.cases(is_own(id)) {
+            if case.is_further && open.is_some_and(|open| *open != case.problem) {
                 break;
             }
             if refused == Some(&case.problem) {
@@ -366,29 +343,28 @@ impl Examiner<'_> {
     }
 }
 
-fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -> Result<Found, Stop> {
+fn judged(measurement: &Measurement, id: &str, best: Option<&Trial>, gain: f64) -> Result<Found, Stop> {
     let subject = &measurement.subjects[0];
     let Some(summary) = subject.summary else {
         let trouble = subject.trouble.clone().unwrap_or("it was never timed".to_string());
         return Err(Stop::Verdict(Verdict::LaunchFailed, trouble));
     };
-    let base_score = best.map_or(1.0, |best| best.score);
+    let base_score = best.and_then(Trial::score).unwrap_or(1.0);
     let (verdict, reason, score) = match (&subject.ratio, best) {
         (Some(ratio), Some(best)) => {
             let reason = format!("{} the time of {}", times_as_long(ratio.value, ratio.interval), best.id);
             (Verdict::of(ratio, gain), reason, ratio.value * base_score)
         }
         // The best is to blame. Times from two moments do not compare, so nothing is decided.
-        (None, Some(best)) if best.id != id => (
-            Verdict::Ambiguous,
-            format!(
-                "{} could not be timed with it; it took {} then, this one {} alone",
-                best.id,
-                render::time(best.us, 4),
-                render::time(summary.p50, 4)
-            ),
-            base_score * summary.p50 / best.us,
-        ),
+        (None, Some(best)) if best.id != id => {
+            let then = best.timed.as_ref().map_or(f64::NAN, |timed| timed.us);
+            let [took, takes] = [then, summary.p50].map(|us| render::time(us, 4));
+            let reason = format!(
+                "{} could not be timed with it; it took {took} then, this one {takes} alone",
+                best.id
+            );
+            (Verdict::Ambiguous, reason, base_score * summary.p50 / then)
+        }
         _ => (
             Verdict::Ambiguous,
             "the first, that others are compared with".to_string(),
@@ -396,8 +372,6 @@ fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -
         ),
     };
     Ok(Found {
-        verdict,
-        reason,
         timed: Some(Timed {
             us: summary.p50,
             interval: summary.interval,
@@ -409,8 +383,7 @@ fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -
             error: None,
             tolerance: None,
         }),
-        unjudged: Vec::new(),
-        counters: None,
+        ..Found::failed(verdict, reason)
     })
 }
 

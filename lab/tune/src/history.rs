@@ -33,9 +33,12 @@ pub struct Told {
     pub header: Header,
     /// Where it comes from.
     pub origin: Origin,
-    history: History,
-    board: Option<Board>,
-    claims: Option<Claims>,
+    /// Its trials.
+    pub history: History,
+    /// Its leaderboard, if it came to an end.
+    pub board: Option<Board>,
+    /// The claims that were made, if it made any.
+    pub claims: Option<Claims>,
 }
 
 impl Told {

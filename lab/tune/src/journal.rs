@@ -6,12 +6,12 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flashcore_bench::own::hex;
 use flashcore_bench::{DeviceIdentity, json_file};
 use flashcore_ir::files;
 use flashcore_problem::Problem;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::board::Board;
 use crate::default::DefaultKernel;
@@ -89,7 +89,7 @@ pub(crate) fn digest(space: &Space) -> String {
 }
 
 pub(crate) fn sha256(text: &str) -> String {
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(text.as_bytes())
 }
 
 impl Header {

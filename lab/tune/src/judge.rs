@@ -27,10 +27,8 @@ pub(crate) struct Judge {
     /// Seed of inputs that no candidate gets before the finals.
     pub(crate) of_finals: u64,
     outputs: ExpectedOutputs,
-    /// Of other shapes, grouped by shape.
-    pub(crate) cases: Vec<Adversary>,
-    /// The same for kernels of the user, which may serve none of those: each is judged on the first that it serves.
-    pub(crate) further: Vec<Adversary>,
+    /// Of other shapes, grouped by shape; further ones last.
+    cases: Vec<Adversary>,
     pub(crate) own: OwnKernels,
     /// What they are compiled for, and when their compiler is ended.
     pub(crate) to_build: (Option<Chip>, Duration),
@@ -42,6 +40,8 @@ pub(crate) struct Adversary {
     pub(crate) problem: Problem,
     pub(crate) kind: InputKind,
     pub(crate) seed: u64,
+    /// For kernels of the user, which may serve none of the others: each is judged on the first shape that it serves.
+    pub(crate) is_further: bool,
     right: Expected,
 }
 
@@ -53,43 +53,37 @@ impl Judge {
         outputs.add_all(problem, &pool, |seed| draw(problem, InputKind::Normal, seed))?;
         let mut hard = Vec::new();
         for (shape, kinds) in shapes(problem)? {
-            let seeded = kinds.iter().map(|&kind| (shape.clone(), kind, rng.next_u64() >> 8));
+            let seeded = kinds
+                .iter()
+                .map(|&kind| (shape.clone(), kind, rng.next_u64() >> 8, false));
             hard.extend(seeded);
         }
         let of_finals = rng.next_u64() >> 8;
-        let mut further = Vec::new();
         if !own.is_empty() {
             let standard = hard.iter().map(|(shape, ..)| shape.clone()).collect::<Vec<_>>();
-            let small = small_problems(problem)?
-                .into_iter()
-                .filter(|small| !standard.contains(small));
+            let mut small = small_problems(problem)?;
+            small.retain(|small| !standard.contains(small));
             for small in small {
-                further.extend(FURTHER.map(|kind| (small.clone(), kind, rng.next_u64() >> 8)));
+                hard.extend(FURTHER.map(|kind| (small.clone(), kind, rng.next_u64() >> 8, true)));
             }
         }
-        let adversary = |(shape, kind, seed): (Problem, InputKind, u64)| {
-            let inputs = draw(&shape, kind, seed);
+        let adversary = |(problem, kind, seed, is_further): (Problem, InputKind, u64, bool)| {
+            let right = expected(&problem, seed, &draw(&problem, kind, seed))?;
             Ok(Adversary {
-                right: expected(&shape, seed, &inputs)?,
-                problem: shape,
+                problem,
                 kind,
                 seed,
+                is_further,
+                right,
             })
         };
-        let cases = hard.into_par_iter().map(adversary).collect::<Result<_, TuneError>>()?;
-        let further = further
-            .into_par_iter()
-            .map(adversary)
-            .collect::<Result<_, TuneError>>()?;
         Ok(Judge {
-            problem: problem.clone(),
             pool,
             of_finals,
             outputs,
-            cases,
-            further,
+            cases: hard.into_par_iter().map(adversary).collect::<Result<_, TuneError>>()?,
             own: own.clone(),
-            to_build: (None, Duration::ZERO),
+            ..Judge::of_nothing(problem)
         })
     }
 
@@ -100,16 +94,21 @@ impl Judge {
             of_finals: 0,
             outputs: ExpectedOutputs::default(),
             cases: Vec::new(),
-            further: Vec::new(),
             own: OwnKernels::default(),
             to_build: (None, Duration::ZERO),
         }
     }
 
     pub(crate) fn shapes(&self) -> Vec<&Problem> {
-        let mut shapes: Vec<&Problem> = self.cases.iter().map(|case| &case.problem).collect();
+        let mut shapes: Vec<&Problem> = self.cases(false).map(|case| &case.problem).collect();
         shapes.dedup();
         shapes
+    }
+
+    /// Adversarial inputs, with those of further shapes or without.
+    pub(crate) fn cases(&self, may_go_further: bool) -> impl Iterator<Item = &Adversary> {
+        let cases = self.cases.iter();
+        cases.filter(move |case| may_go_further || !case.is_further)
     }
 
     /// The seed of the run's inputs that a candidate gets in place of a seed of an inspection.

@@ -17,11 +17,7 @@ pub fn folder() -> Option<PathBuf> {
 pub fn new_folder(runs: &Path, case: &str, device: &str) -> Result<PathBuf, TuneError> {
     let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let part = |text: &str| text.replace(|c| !is_kept(c), "-");
-    let device = if device.starts_with("replay:") {
-        "replay"
-    } else {
-        device
-    };
+    let device = device.strip_prefix("replay:").map_or(device, |_| "replay");
     let base = format!("{}-{}", part(case), part(device));
     std::fs::create_dir_all(runs).map_err(|error| TuneError::file(runs, error))?;
     let mut number = 1_u64;

@@ -13,7 +13,7 @@ use flashcore_bench::own::is_own;
 use crate::counting::Counting;
 use crate::device_lock::Waits;
 use crate::error::TuneError;
-use crate::examine::{Best, Examiner, Found};
+use crate::examine::{Examiner, Found};
 use crate::interrupt::Interrupt;
 use crate::journal::{Header, Journal};
 use crate::own::OwnKernels;
@@ -32,7 +32,7 @@ const IN_A_ROW: usize = 3;
 struct Job {
     number: usize,
     id: String,
-    best: Option<Best>,
+    best: Option<Trial>,
 }
 
 enum News {
@@ -240,7 +240,7 @@ impl<'s> Search<'s> {
         loop {
             let number = self.history.trials().len() + self.pending.len();
             // Others are compared with the first, so it is tried alone.
-            let best = self.best();
+            let best = self.history.best().cloned();
             let window = if best.is_some() { self.header.window } else { 1 };
             let spent = self.spent.saturating_add(began.elapsed());
             // Trials that say nothing are made again whatever the budget in trials.
@@ -402,10 +402,6 @@ impl<'s> Search<'s> {
     fn add(&mut self, trial: Trial, watcher: &mut dyn Watcher) {
         self.history.add(trial.clone());
         watcher.trial(&trial, &self.history);
-    }
-
-    fn best(&self) -> Option<Best> {
-        Best::of(&self.history)
     }
 }
 

@@ -23,7 +23,7 @@ const SCRATCH_REGISTERS: u32 = 40;
 const LARGE_TILE_BLOCKS: usize = 256;
 
 /// Default (rows, cols, warps), best first. Measured on an H200
-/// (`lab/check/data/scalar-times.txt`).
+/// (`lab/check/data/scalar-times.csv`).
 pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
     let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();
     match problem.head_dim().max(problem.head_dim_v()) {

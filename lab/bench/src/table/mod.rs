@@ -301,17 +301,11 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
 /// A comparison of two sides.
 pub fn comparison_text(comparison: &Comparison) -> String {
     let mut out = vec![format!("A: {}", comparison.a), format!("B: {}", comparison.b)];
-    if !comparison.paired {
-        out.push("measured in different runs: differences of clock and temperature are part of the ratio".to_string());
-    }
+    out.push("measured in different runs: differences of clock and temperature are part of the ratio".to_string());
     let line = |[case, mode, label, a, b, ratio, interval, verdict]: [&str; 8]| {
         format!("{case:<22} {mode:<9} {label:<17} {a:>8} {b:>8} {ratio:>7} {interval:<13} {verdict}")
     };
-    let of = match comparison.paired {
-        true => "the median over the rounds, not that of the medians",
-        false => "that of the medians",
-    };
-    out.push(format!("B / A: ratio of times, {of}; below 1 is faster"));
+    out.push("B / A: ratio of times, that of the medians; below 1 is faster".to_string());
     out.push(line([
         "problem", "mode", "subject", "A", "B", "B / A", "interval", "verdict",
     ]));

@@ -1,6 +1,6 @@
 //! Fitted constants of the model, and its error.
 //!
-//! Calibrated on `lab/check/data/scalar-times.txt`: 53 kernels of family `scalar`, 41 µs to 93 ms,
+//! Calibrated on `lab/check/data/scalar-times.csv`: 53 kernels of family `scalar`, 41 µs to 93 ms,
 //! on an H200. Two exponents, one factor and the L2 rate of sm_90 were fitted; all else is data of
 //! [`super::rates`]. Method and error on other kernels: `docs/cost-model.md`.
 

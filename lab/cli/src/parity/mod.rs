@@ -33,7 +33,7 @@ const SIMULATED: u64 = 20;
 /// problems that SDPA has. A mismatch is printed with its problem, its seed and the command that repeats
 /// it alone.
 #[derive(Args)]
-#[command(after_help = PARITY_HELP)]
+#[command(after_help = include_str!("../help/parity.txt"))]
 pub(crate) struct ParityArgs {
     /// How many problems [default: 200, or 20 with --device sim or --kernel]
     #[arg(value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -93,20 +93,6 @@ pub(crate) struct ParityArgs {
     #[arg(long)]
     json: bool,
 }
-
-const PARITY_HELP: &str = "\
-Examples:
-  flashcore parity                                  200 problems on the best device
-  flashcore parity 1000 --family wgmma --seed 7     one family, other problems
-  flashcore parity 20 --device sim --profile h200   kernels for an H200, without one
-  flashcore parity 50 --lengths                     packed sequences, caches and pages
-  flashcore parity 50 --backward                    gradients
-  flashcore parity --kernel mine.toml --trust       a kernel of your own (docs/own-kernel.md)
-
-Environment:
-  FLASHCORE_PYTHON   the Python with PyTorch [default: python3]
-
-Exit codes: 0 all are right, 1 a mismatch, 2 usage, 3 no driver or no such device";
 
 pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
     if !args.kernel.is_empty() {
@@ -213,10 +199,7 @@ fn line(done: u64, wrong: u64, total: u64, elapsed: Duration) -> String {
     };
     let left = match done {
         0 => String::new(),
-        _ => {
-            let seconds = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
-            format!(", about {} left", progress::span(seconds))
-        }
+        _ => format!(", {}", progress::left(done, total, elapsed)),
     };
     format!(
         "{} of {} problems{wrong}{left}",

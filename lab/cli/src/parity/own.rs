@@ -1,11 +1,12 @@
 //! `flashcore parity --kernel FILE`: kernels of the user, on random problems that they serve.
 
-use flashcore::{Device, Problem};
+use flashcore::Problem;
 use flashcore_bench::own::Code;
 use flashcore_bench::parity::{Engine, problem_served};
 use flashcore_bench::{Case, Own};
 use flashcore_check::CheckOptions;
 use flashcore_check::own::{Declared, check_declared};
+use flashcore_ir::Chip;
 use serde::Serialize;
 use serde_json::json;
 
@@ -56,10 +57,10 @@ pub(super) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
 }
 
 fn of_kernel(args: &ParityArgs, engine: &Engine, word: &str) -> Result<Found, Failure> {
-    let (own, declared) = match engine {
+    let own = match engine {
         // A simulated kernel harms nothing: it needs no trust.
-        Engine::Sim { .. } => (Own::read(word)?, None),
-        Engine::Device(device) => (args.own.ids(&[word.to_string()])?.1.remove(0), Some(device)),
+        Engine::Sim { .. } => Own::read(word)?,
+        Engine::Device(_) => args.own.ids(&[word.to_string()])?.1.remove(0),
     };
     let ptx = match &own.code {
         Code::Ptx(ptx) => Some(ptx.as_ref()),
@@ -77,10 +78,13 @@ fn of_kernel(args: &ParityArgs, engine: &Engine, word: &str) -> Result<Found, Fa
         let name = format!("number {number}");
         cases.push(Case::new(name, problem));
     }
-    let judged = match (declared, ptx) {
-        (Some(device), _) => on_device(args, device, &cases, &own)?,
-        (None, Some(ptx)) => simulated(engine, &cases, ptx)?,
-        (None, None) => {
+    let judged = match (engine, ptx) {
+        (Engine::Device(device), _) => {
+            let _spinner = style::spinner(&format!("judging {}", own.label));
+            args.own.judged(device, &cases, &own)?
+        }
+        (Engine::Sim { chip, .. }, Some(ptx)) => simulated(*chip, &cases, ptx)?,
+        (Engine::Sim { .. }, None) => {
             let why = format!("{} is a Python function, which cannot be simulated", own.label);
             return Err(Failure::usage(why).help("leave out --device sim: it runs on the host or a GPU"));
         }
@@ -115,15 +119,7 @@ fn of_kernel(args: &ParityArgs, engine: &Engine, word: &str) -> Result<Found, Fa
     Ok(found)
 }
 
-fn on_device(args: &ParityArgs, device: &Device, cases: &[Case], own: &Own) -> Result<Vec<Judged>, Failure> {
-    let _spinner = style::spinner(&format!("judging {}", own.label));
-    args.own.judged_on(device, cases, own)
-}
-
-fn simulated(engine: &Engine, cases: &[Case], declared: &Declared) -> Result<Vec<Judged>, Failure> {
-    let Engine::Sim { chip, .. } = engine else {
-        return Ok(Vec::new());
-    };
+fn simulated(chip: Chip, cases: &[Case], declared: &Declared) -> Result<Vec<Judged>, Failure> {
     let judge = |case: &Case| {
         let report = check_declared(declared, &case.problem, chip.target, &CheckOptions::default())?;
         Ok(report.fault().map_or(Judged::Right, Judged::Wrong))

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 pub(crate) use self::shown::add_kept;
 use self::shown::{LINES, Shown};
 use crate::machine::Besides;
-use crate::own::OwnArgs;
+use crate::own::{Judged, OwnArgs};
 use crate::{
     Card, Failure, HEAD, Outcome, Page, ProblemArgs, StoreArgs, args, cost, kernels, machine, simulated, style, worker,
 };
@@ -35,17 +35,7 @@ use crate::{
 /// --set full PROGRAM > FILE.csv`, or `ncu --csv --metrics NAMES PROGRAM > FILE.csv`. What measured
 /// counters point to is listed with a lever and the time that it saves at most.
 #[derive(Args)]
-#[command(after_help = "\
-Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM,
-  device memory >= 65 %
-
-Environment:
-  FLASHCORE_NCU      the ncu to use, in place of the one on PATH
-  FLASHCORE_PYTHON   the Python with PyTorch and flashcore, for --peers [default: python3]
-  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
-
-Exit codes: 0 profiled or predicted, 1 failed or a kernel of your own is not right, 2 usage,
-  3 no such device or no permission")]
+#[command(after_help = include_str!("../help/profile.txt"))]
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     problem: ProblemArgs,
@@ -157,14 +147,14 @@ fn add_own(
     own: &[Own],
     all: &mut Vec<Shown>,
 ) -> Result<bool, Failure> {
-    let spinner = style::spinner("judging your own kernels");
-    let judged = args.own.judged(device, case, own)?;
-    drop(spinner);
     let python = own.iter().any(Own::is_python).then(Python::find_for_own);
     let python = python.transpose().map_err(Failure::environment)?;
     let mut all_right = true;
-    for (own, why) in own.iter().zip(judged) {
-        if let Some(why) = why {
+    for own in own {
+        let spinner = style::spinner(&format!("judging {}", own.label));
+        let judged = args.own.judged(device, std::slice::from_ref(case), own)?;
+        drop(spinner);
+        if let Some(Judged::NotServed(why) | Judged::Wrong(why)) = judged.first() {
             style::note(format_args!("{}: {why}", own.label));
             all_right = false;
             continue;

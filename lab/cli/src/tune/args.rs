@@ -17,7 +17,7 @@ use crate::kernel_file::{Trusted, trusted};
 /// and at the end the best against each other. Every trial is kept at once, with its reason. Without a
 /// GPU it tunes the CPU's kernels and checks the GPU's kernel under the simulator.
 #[derive(Args, Clone)]
-#[command(after_help = TUNE_HELP)]
+#[command(after_help = include_str!("../help/tune.txt"))]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(crate) problem: ProblemArgs,
@@ -95,32 +95,6 @@ pub(crate) struct TuneArgs {
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 }
-
-const TUNE_HELP: &str = "\
-Examples:
-  flashcore tune                                      a minute on the best device
-  flashcore tune llama8b-prefill-2k --budget 10m
-  flashcore tune --resume                             continues a run that was interrupted
-  flashcore tune --device replay:shipped --budget 100 a search without a device
-  flashcore tune mission --peers none                 without PyTorch at the end
-  flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
-  flashcore tune mission --kernel mine.toml --trust   with a kernel of your own, and its parameters
-  flashcore tune mine.toml --device predict:l4        its parameters alone
-  flashcore tune --device predict:l4                  for a card that is not here
-  flashcore tune --proposer 'python3 scripts/propose.py'
-  flashcore tune --device cuda:0 --workers 'ssh HOST flashcore worker'
-
-Verdicts, in the order of the gates:
-  REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by time SLOWER, AMBIGUOUS (no
-  clear gain) or FASTER: at least 3 % faster than the best when it was proposed, and the interval
-  excludes 0. ENVIRONMENT_FAILED: killed from outside, or memory, disk or files ran out; --resume
-  tries it again, and three in a row end the search.
-
-Ctrl-C ends the search after the candidates in progress and prints how to continue; a second Ctrl-C
-ends it at once. SIGTERM and SIGHUP (not under nohup) do the same.
-
-Exit codes: 0 done; 1 nothing could be timed, the default failed, the proposer died or the plan
-  table could not be written; 2 usage; 3 environment; 130 interrupted by one of these signals";
 
 /// The strategy's name of a run with a proposer: this prefix and the command.
 pub(crate) const OUTSIDE: &str = "outside: ";

@@ -10,12 +10,13 @@ use flashcore_check::programs::quoted;
 use flashcore_problem::{Direction, Tolerance};
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::{Claims, Score, Scored, Tally};
-use flashcore_tune::journal::{Header, board_of, read_claims, read_header, read_seconds, read_trials};
+use flashcore_tune::journal::{Header, read_seconds};
 use flashcore_tune::runs::{self, Found};
-use flashcore_tune::{History, PeerComparison, Verdict, rewritten, times_as_long};
+use flashcore_tune::{History, PeerComparison, Told, Verdict, rewritten, times_as_long};
 use serde_json::json;
 
 use crate::args::case;
+use crate::judged_run::allowed;
 use crate::tune::args::OUTSIDE;
 use crate::tune::{live, overview, peers};
 use crate::{BAD, DIM, Failure, GOOD, Outcome, Page, style};
@@ -51,14 +52,15 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         false if problem_file::is_file(wanted) => latest(&found()?, &case(wanted)?.name)?,
         false => latest(&found()?, wanted)?,
     };
-    let header = read_header(&folder)?;
-    let mut history = History::default();
-    for trial in read_trials(&folder)? {
-        history.add(trial);
-    }
-    let board = board_of(&folder)?;
+    let told = Told::read(&folder)?;
+    let Told {
+        header,
+        history,
+        board,
+        claims,
+        ..
+    } = &told;
     let comparison = board.as_ref().and_then(|board| PeerComparison::read(&folder, board));
-    let claims = read_claims(&folder);
     let seconds = read_seconds(&folder);
     let json = || {
         let trials = history.trials();
@@ -68,23 +70,23 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     };
     style::show(args.json, json, || {
         let mut page = Page::default();
-        page.heading(title(&header), &header.problem);
-        match &board {
+        page.heading(title(header), &header.problem);
+        match board {
             Some(board) => {
-                add_headline(&mut page, &header, board, &history);
+                add_headline(&mut page, header, board, history);
                 add_board(&mut page, board, &folder);
             }
             None => page.wrap(2, format_args!("  No leaderboard yet: {}", unfinished(&folder))),
         }
-        add_summary(&mut page, &history, seconds);
+        add_summary(&mut page, history, seconds);
         match args.all {
             true => {
                 page.heading("Candidates", live::LIST);
                 history.trials().iter().for_each(|trial| page.line(live::line(trial)));
             }
-            false => add_failures(&mut page, &history),
+            false => add_failures(&mut page, history),
         }
-        if let Some(claims) = &claims {
+        if let Some(claims) = claims {
             add_claims(&mut page, claims);
         }
         if let Some(comparison) = &comparison {
@@ -146,14 +148,8 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
             format!("{factor} times the default tolerance, as its file asks: ")
         });
         let allowed = match header.problem.direction() {
-            Direction::Backward => format!(
-                "{:.0e}·|x| and the rounding of P, dS and O",
-                Tolerance::of_gradient(dtype).rtol
-            ),
-            Direction::Forward => match Tolerance::of(dtype) {
-                Tolerance { atol: 0.0, .. } => "the rounding of fp8".to_string(),
-                Tolerance { atol, rtol } => format!("{atol:.0e} + {rtol:.0e}·|x|"),
-            },
+            Direction::Backward => allowed(Tolerance::of_gradient(dtype), true),
+            Direction::Forward => allowed(Tolerance::of(dtype), false),
         };
         let simulated = match board.rows.iter().any(|row| row.id == id && is_clean(row)) {
             true => ", and clean under the simulator",

@@ -184,7 +184,11 @@ fn what_has_no_backward_pass_is_refused_by_name() {
             2,
             "the backward pass takes f32, fp16 and bf16",
         ),
-        ("bench scores --backward --device cpu", 2, "leave --backward out"),
+        (
+            "bench scores --backward --device cpu",
+            2,
+            "--backward is not for `bench scores`",
+        ),
         (
             "check --backward --head-dim 128 --kernel wgmma/m64n128-s2-free --profile h100",
             1,

@@ -168,10 +168,6 @@ fn no_code_of_the_current_folder_runs() {
             "bench tiny --device cpu --no-store --budget 0.01 --peers none --kernel HOME/mine.py:attention --trust",
             "__main__",
         ),
-        (
-            "compare HOME/mine.py:attention cpu/m16n16 --on tiny --device cpu --no-store --budget 0.01 --trust",
-            "__main__",
-        ),
         ("parity 1 --device cpu", "torch"),
         (
             "parity 1 --device cpu --kernel HOME/mine.py:attention --trust",

@@ -153,7 +153,7 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
                 at("notes.md/x")
             ),
             3,
-            "help: name another folder with --store; `bench` and `compare` keep nothing with --no-store",
+            "help: name another folder with --store; `bench` keeps nothing with --no-store",
         ),
     ] {
         let ran = flashcore(&arguments);
@@ -245,10 +245,12 @@ fn runs_are_told_apart() {
 /// Ratios of times and of speeds are told apart.
 #[test]
 fn a_comparison_says_which_way_its_ratios_go() {
-    let text = shown_whatever_is_noted("compare cpu/m16n16 cpu/m32n32 --on tiny --device cpu --no-store --budget 0.01");
-    assert!(
-        text.contains("B / A: ratio of times, the median over the rounds"),
-        "{text}"
-    );
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = folder.path().display();
+    shown_whatever_is_noted(&format!(
+        "bench tiny --device cpu --kernel cpu/m16n16 --peers none --budget 0.01 --store {store}"
+    ));
+    let text = shown_whatever_is_noted(&format!("compare latest latest --store {store}"));
+    assert!(text.contains("B / A: ratio of times, that of the medians"), "{text}");
     assert!(text.contains("below 1 is faster"), "{text}");
 }

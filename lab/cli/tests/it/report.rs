@@ -257,11 +257,7 @@ fn what_cannot_be_reported_is_said() {
         ("report torn.jsonl -o torn.md", 2, "no number is in torn.jsonl"),
         ("report row.jsonl", 2, "row.jsonl is not an evidence file"),
         ("report empty", 2, "empty has no evidence: no file in it ends in .jsonl"),
-        (
-            "report -o report.pdf",
-            2,
-            "report.pdf names no form of a report; allowed: .html, .md",
-        ),
+        ("report -o report.pdf", 2, "report.pdf ends in none of .html, .md"),
         ("report -o no/such/report.html", 2, "there is no folder no/such"),
         (
             "report --store other",

@@ -1,13 +1,13 @@
-//! A case as it is written and read again: a kernel, its launch, and what its buffers hold before it and after it.
+//! A case as it is written: a kernel, its launch, and what its buffers hold before it and after it.
 
 use flashcore_ptx::Module;
-use flashcore_sim::{PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimOptions, TensorSums};
-use serde::{Deserialize, Serialize};
+use flashcore_sim::{PtxKernel, PtxLaunch, SimOptions, TensorSums};
+use serde::Serialize;
 
 use super::writer::Area;
 
 /// A launch with its buffers, before and after.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 pub(super) struct Case {
     pub(super) name: String,
     /// The file of its PTX.
@@ -22,15 +22,12 @@ pub(super) struct Case {
     pub(super) buffers: Vec<Held>,
     /// The launch file of a kernel of the corpus.
     pub(super) declaration: Option<String>,
-    /// Whether the simulator does not execute it, so that there are no results.
-    pub(super) pending: bool,
     /// What the simulator finds in a kernel.
-    #[serde(default)]
     pub(super) findings: Vec<String>,
 }
 
 /// A buffer.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 pub(super) struct Held {
     pub(super) name: String,
     pub(super) bytes: u64,
@@ -54,11 +51,6 @@ impl Data {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(digits: &str) -> Vec<u8> {
-    let byte = |two: &[u8]| u8::from_str_radix(std::str::from_utf8(two).unwrap_or(""), 16).unwrap_or(0);
-    digits.as_bytes().chunks(2).map(byte).collect()
 }
 
 impl Case {
@@ -94,33 +86,7 @@ impl Case {
             variables: variables.collect(),
             buffers: buffers.collect(),
             declaration: None,
-            pending: false,
             findings: Vec::new(),
-        }
-    }
-
-    /// The launch that it was made of.
-    pub(super) fn launch(&self) -> PtxLaunch {
-        let buffers = self.buffers.iter().map(|held| PtxBuffer {
-            name: held.name.clone(),
-            bytes: held.bytes,
-            element: 4,
-            written: true,
-        });
-        let args = self.args.iter().map(|(bytes, pointers)| PtxArg {
-            bytes: unhex(bytes),
-            pointers: pointers.clone(),
-            ..PtxArg::default()
-        });
-        let variables = self.variables.iter().map(|(name, bytes)| (name.clone(), unhex(bytes)));
-        PtxLaunch {
-            file: self.module.clone(),
-            grid: self.grid,
-            block: self.block,
-            dynamic_shared: self.shared,
-            buffers: buffers.collect(),
-            args: args.collect(),
-            variables: variables.collect(),
         }
     }
 }

@@ -4,7 +4,7 @@ use flashcore_ptx::{Bound, Spelled, print};
 
 use super::pool::{Kind, section};
 use super::scalar::kind_of;
-use super::writer::{BLOCK, COMMON, OWN, REACH, TABLE, THREADS, Writer};
+use super::writer::{BLOCK, COMMON, OWN, REACH, TABLE, THREADS, Writer, braced};
 
 /// Bytes of one element.
 fn bytes(kind: Kind) -> u32 {
@@ -13,6 +13,14 @@ fn bytes(kind: Kind) -> u32 {
         Kind::F64 => 8,
         Kind::F16 | Kind::BF16 => 2,
         _ => 4,
+    }
+}
+
+/// A register, or several as a vector.
+fn one_or_list(registers: &[String]) -> String {
+    match registers {
+        [one] => one.clone(),
+        all => braced(all),
     }
 }
 
@@ -61,44 +69,32 @@ impl Writer {
             .unwrap_or(1)
     }
 
-    /// A load. False if its memory is none that programs have.
-    pub(super) fn loads(&mut self, form: &Spelled) -> bool {
+    /// A load. None if its memory is none that programs have.
+    pub(super) fn loads(&mut self, form: &Spelled) -> Option<()> {
         let words: Vec<&str> = form.modifiers().collect();
-        let Some(kind) = words.last().and_then(|word| kind_of(word)) else {
-            return false;
-        };
+        let kind = kind_of(words.last()?)?;
         let count = Writer::vector(&words);
-        let Some(address) = self.address(&words, count * bytes(kind), false) else {
-            return false;
-        };
+        let address = self.address(&words, count * bytes(kind), false)?;
         // Registers may be wider than what is loaded.
         let wide = match kind {
             Kind::Int(8 | 16) if self.one_in(4) => Kind::Int(32),
             Kind::Int(8 | 16 | 32) if self.one_in(6) => Kind::Int(64),
             other => other,
         };
-        let registers: Vec<String> = (0..count).map(|_| self.register(wide)).collect();
-        let list = match &registers[..] {
-            [one] => one.clone(),
-            all => format!("{{{}}}", all.join(", ")),
-        };
-        let mut operands = vec![list, address];
+        let registers = self.registers(count, wide);
+        let mut operands = vec![one_or_list(&registers), address];
         self.hint(form, &mut operands);
         self.instruction(form, &operands);
-        for register in registers {
-            self.keep(wide, &register, Bound::default());
-        }
-        true
+        self.keep_all(wide, &registers);
+        Some(())
     }
 
     /// A store, and what it wrote.
-    pub(super) fn stores(&mut self, form: &Spelled) -> bool {
+    pub(super) fn stores(&mut self, form: &Spelled) -> Option<()> {
         let words: Vec<&str> = form.modifiers().collect();
-        let Some(kind) = words.last().and_then(|word| kind_of(word)) else {
-            return false;
-        };
+        let kind = kind_of(words.last()?)?;
         if words.iter().any(|word| word.starts_with("param") || *word == "async") {
-            return false;
+            return None;
         }
         let count = Writer::vector(&words);
         let wide = match kind {
@@ -120,16 +116,9 @@ impl Writer {
             self.area(place, u64::from(16 * THREADS), Kind::Int(8), Bound::default());
             format!("[%out16+{place}]")
         } else {
-            let Some(address) = self.address(&words, size, true) else {
-                return false;
-            };
-            address
+            self.address(&words, size, true)?
         };
-        let list = match &values[..] {
-            [one] => one.clone(),
-            all => format!("{{{}}}", all.join(", ")),
-        };
-        let mut operands = vec![address, list];
+        let mut operands = vec![address, one_or_list(&values)];
         self.hint(form, &mut operands);
         self.instruction(form, &operands);
         if !is_global {
@@ -141,46 +130,34 @@ impl Writer {
             };
             self.own(space, base);
         }
-        true
+        Some(())
     }
 
     /// Stores a thread's own memory of a space to the output.
     fn own(&mut self, space: &str, base: &str) {
         for part in (0..OWN).step_by(16) {
-            let all: Vec<String> = (0..4).map(|_| self.register(Kind::Int(32))).collect();
-            let (all, place) = (all.join(", "), self.place(16));
-            self.line(format!("ld.{space}.v4.b32 {{{all}}}, [{base}+{part}];"));
-            self.line(format!("st.global.v4.b32 [%out16+{place}], {{{all}}};"));
+            let all = braced(&self.registers(4, Kind::Int(32)));
+            let place = self.place(16);
+            self.line(format!("ld.{space}.v4.b32 {all}, [{base}+{part}];"));
+            self.line(format!("st.global.v4.b32 [%out16+{place}], {all};"));
             self.area(place, u64::from(16 * THREADS), Kind::Int(8), Bound::default());
         }
     }
 
     /// An atomic operation: on a thread's own memory, or, where the order does not matter and nothing is returned, on
     /// memory of all threads.
-    pub(super) fn atomics(&mut self, form: &Spelled) -> bool {
+    pub(super) fn atomics(&mut self, form: &Spelled) -> Option<()> {
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
-        let Some(kind) = words.last().and_then(|word| kind_of(word)) else {
-            return false;
-        };
+        let kind = kind_of(words.last()?)?;
         // Vectors are added in order, element by element: as the scalar form.
         if has("shared::cluster") || has("v2") || has("v4") || has("v8") {
-            return false;
+            return None;
         }
         let is_shared = has("shared") || has("shared::cta");
         let is_float = !matches!(kind, Kind::Int(_));
         let (size, ordered) = (bytes(kind).max(4), is_float || has("inc") || has("dec"));
-        let value = self.value(kind);
-        let width = match bytes(kind) {
-            2 => "b16",
-            8 => "b64",
-            _ => "b32",
-        };
-        let ty = match kind {
-            Kind::F32 => "f32",
-            Kind::F64 => "f64",
-            _ => width,
-        };
+        let (value, ty) = (self.value(kind), self.moved(kind));
         if form.name() == "red" && !ordered && self.common + 8 <= COMMON && self.one_in(2) {
             let at = self.common;
             self.common += 8;
@@ -195,7 +172,7 @@ impl Writer {
                 // Read by the host.
                 self.instruction(form, &[format!("[%com+{}]", OWN * THREADS + at), value]);
             }
-            return true;
+            return Some(());
         }
         let at = size * self.rng.below((OWN / size) as usize) as u32;
         let (space, base) = if is_shared {
@@ -210,16 +187,9 @@ impl Writer {
             operands.push(if self.one_in(2) { before } else { self.value(kind) });
         }
         operands.push(value);
-        let mut result = None;
-        if form.name() == "atom" {
-            let register = self.register(kind);
-            operands.insert(0, register.clone());
-            result = Some(register);
-        }
-        self.instruction(form, &operands);
-        if let Some(register) = result {
-            self.keep(kind, &register, Bound::default());
-        }
+        let results = self.registers(u32::from(form.name() == "atom"), kind);
+        self.instruction(form, &[results.as_slice(), &operands].concat());
+        self.keep_all(kind, &results);
         let after = self.register(kind);
         self.line(format!("ld.{space}.{ty} {after}, [{base}+{at}];"));
         self.keep(kind, &after, Bound::default());
@@ -231,14 +201,14 @@ impl Writer {
                 self.line(format!("st.{space}.b32 [{base}+{}], {zero};", at + 4));
             }
         }
-        true
+        Some(())
     }
 
     /// A copy in the background to a thread's own shared memory, waited for.
-    pub(super) fn copies(&mut self, form: &Spelled) -> bool {
+    pub(super) fn copies(&mut self, form: &Spelled) -> Option<()> {
         let words: Vec<&str> = form.modifiers().collect();
         if ["bulk", "mbarrier", "reduce"].iter().any(|word| words.contains(word)) {
-            return false;
+            return None;
         }
         let size = if words.contains(&"cg") || !words.contains(&"ca") {
             16
@@ -270,30 +240,27 @@ impl Writer {
             self.opcode("cp.async.wait_group".to_string(), &["0".to_string()]);
         }
         self.own("shared", "%sh");
-        true
+        Some(())
     }
 
     /// Conversions of addresses, and which space they are of.
-    pub(super) fn addresses(&mut self, form: &Spelled) -> bool {
+    pub(super) fn addresses(&mut self, form: &Spelled) -> Option<()> {
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
         if form.name() == "isspacep" {
             let (p, address) = (self.register(Kind::Pred), if self.one_in(2) { "%gin" } else { "%gsh" });
             self.instruction(form, &[p.clone(), address.to_string()]);
             self.keep(Kind::Pred, &p, Bound::default());
-            return true;
+            return Some(());
         }
-        let (space, generic, own) = if has("global") {
-            ("global", "%gin", "%in")
-        } else if has("shared") || has("shared::cta") {
-            ("shared", "%gsh", "")
-        } else if has("local") {
-            ("local", "", "%loc")
-        } else if has("const") {
-            ("const", "", "%con")
-        } else {
-            return false;
-        };
+        let spaces = [
+            ("global", "%gin", "%in"),
+            ("shared", "%gsh", ""),
+            ("local", "", "%loc"),
+            ("const", "", "%con"),
+        ];
+        let is_own = |space: &str| has(space) || space == "shared" && has("shared::cta");
+        let (space, generic, own) = spaces.into_iter().find(|(space, ..)| is_own(space))?;
         let (converted, found) = (self.register(Kind::Int(64)), self.register(Kind::Int(32)));
         if has("to") {
             let from = if generic.is_empty() {
@@ -317,6 +284,6 @@ impl Writer {
             self.line(format!("ld.b32 {found}, [{converted}];"));
         }
         self.keep(Kind::Int(32), &found, Bound::default());
-        true
+        Some(())
     }
 }

@@ -5,7 +5,6 @@
 //! before it; each result is stored, so that the first that differs names its instruction. It is made from a seed.
 //! What is not exact is stored and not computed with.
 
-mod again;
 mod case;
 mod corpus;
 mod memory;
@@ -16,7 +15,7 @@ mod warp;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Spelled, print};
@@ -24,7 +23,7 @@ use flashcore_sim::{PtxArg, PtxBuffer, PtxLaunch, SimOptions};
 use serde::Serialize;
 
 use case::{Case, Data};
-use rows::{Rows, assembled, told};
+use rows::{LeftOut, Rows, assembled};
 use writer::{Area, BLOCK, COMMON, OWN, TABLE, THREADS, Writer};
 
 /// Writes programs and kernels with what the simulator computes, for a GPU (`scripts/run_differential.py`).
@@ -34,9 +33,6 @@ use writer::{Area, BLOCK, COMMON, OWN, TABLE, THREADS, Writer};
 pub(crate) struct Options {
     /// The folder to write to.
     out: PathBuf,
-    /// Simulates what is in the folder again, and writes nothing else.
-    #[arg(long)]
-    again: bool,
     /// Seed of the programs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -52,10 +48,6 @@ pub(crate) struct Options {
     /// An assembler: forms that it refuses for the architecture are left out.
     #[arg(long, default_value = "ptxas")]
     ptxas: PathBuf,
-    /// Programs of the forms of one row each, of all rows: what the simulator does not execute yet is written without
-    /// results, for a comparison with what a GPU has recorded once it does.
-    #[arg(long)]
-    by_row: bool,
     /// A folder of PTX as scripts/compile_corpus.py leaves it, or with a launch file for each; its kernels are written,
     /// too.
     #[arg(long)]
@@ -68,19 +60,16 @@ struct Told<'a> {
     target: &'a str,
     /// How often each opcode is in the programs.
     opcodes: BTreeMap<&'a str, u64>,
-    /// Forms that the simulator does not execute, that the generator does not write, and that the assembler refuses:
-    /// by row of the table, an example and the number of forms that were tried.
-    missing: Vec<(String, usize)>,
-    unwritten: Vec<(String, usize)>,
-    refused: Vec<(String, usize)>,
+    #[serde(flatten)]
+    left_out: &'a LeftOut,
     cases: Vec<Case>,
 }
 
 /// Programs of a module: a GPU's driver compiles them at once.
 const A_MODULE: usize = 32;
 
-/// Writes one instruction with what it needs around it. False if programs cannot have it.
-fn write(writer: &mut Writer, form: &Spelled) -> bool {
+/// Writes one instruction with what it needs around it. None if programs cannot have it.
+fn write(writer: &mut Writer, form: &Spelled) -> Option<()> {
     writer.form = print(form);
     match form.name() {
         "ld" | "ldu" => writer.loads(form),
@@ -88,14 +77,13 @@ fn write(writer: &mut Writer, form: &Spelled) -> bool {
         "atom" | "red" => writer.atomics(form),
         "cp" => writer.copies(form),
         "cvta" | "isspacep" => writer.addresses(form),
-        "shfl" | "vote" | "match" | "redux" | "activemask" => writer.exchanges(form),
         "bar" | "barrier" => writer.barriers(form),
         "membar" | "fence" | "nanosleep" | "pmevent" | "prefetch" | "prefetchu" => writer.orders(form),
         "mbarrier" => writer.mbarriers(form),
-        "ldmatrix" | "stmatrix" | "movmatrix" => writer.tiles(form),
+        "ldmatrix" | "stmatrix" => writer.tiles(form),
         "mma" | "wmma" => writer.products(form),
         // Of clusters.
-        "mapa" | "getctarank" => false,
+        "mapa" | "getctarank" => None,
         "mov" => writer.moves(form),
         _ => writer.scalar(form),
     }
@@ -104,24 +92,14 @@ fn write(writer: &mut Writer, form: &Spelled) -> bool {
 /// A program: its forms are those of as many rows, in an order that comes to each row equally often.
 fn program(options: &Options, rows: &Rows, number: u64) -> Writer {
     let mut writer = Writer::new(Rng::stream(options.seed, number));
-    let mut order: Vec<usize> = (0..rows.rows.len()).collect();
-    if options.by_row {
-        let forms = &rows.rows[(number % order.len() as u64) as usize];
-        for place in 0..options.length {
-            let turn = number as usize / order.len() * options.length + place;
-            write(&mut writer, &forms[turn % forms.len()]);
-        }
-        return writer;
-    }
+    let all = rows.rows.len() as u64;
+    let mut order: Vec<u64> = (0..all).collect();
     for place in 0..options.length as u64 {
         let turn = number * options.length as u64 + place;
         // Each deck of all rows has its own order.
-        let mut deck = Rng::stream(!options.seed, turn / order.len() as u64);
-        order.sort_unstable();
-        for at in (1..order.len()).rev() {
-            order.swap(at, deck.below(at + 1));
-        }
-        let forms = &rows.rows[order[(turn % order.len() as u64) as usize]];
+        let (deck, at) = (turn / all, turn % all);
+        order.sort_by_cached_key(|row| Rng::stream(!options.seed, deck * all + row).next_u64());
+        let forms = &rows.rows[order[at as usize] as usize];
         if let Some(form) = writer.rng.clone().pick(forms) {
             writer.rng.next_u64();
             write(&mut writer, form);
@@ -201,9 +179,6 @@ fn in_order<T: Sync, R: Send>(items: &[T], of: impl Fn(usize, &T) -> R + Sync) -
 }
 
 pub(crate) fn main(options: &Options) -> crate::Ran {
-    if options.again {
-        return crate::verdict(again::again(&options.out)? == 0);
-    }
     std::fs::create_dir_all(&options.out)?;
     let pool = pool::pool(options.seed);
     let rows = Rows::new(options)?;
@@ -223,14 +198,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let module = format!("programs_{at}.ptx");
         let mut text = head.clone();
         for ((entry, kernel, ran), writer) in chunk.iter().zip(&programs[at * A_MODULE..]) {
-            let nothing = vec![Vec::new(), vec![0; writer.out_bytes.max(16) as usize], scratch(&pool)];
-            let is_pending = options.by_row && matches!(ran, Err(why) if why.contains("not execute"));
             let (launch, after) = match ran {
-                Ok((launch, after)) => (launch.clone(), after),
-                Err(_) if is_pending => {
-                    let buffers = [std::slice::from_ref(&pool), &nothing[1..]].concat();
-                    (launch(&buffers, &pool), &nothing)
-                }
+                Ok(ran) => ran,
                 Err(why) => {
                     failed += 1;
                     println!("{entry}: {why}");
@@ -244,13 +213,11 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
             }
             let outputs = [data.add(&after[1]), data.add(&after[2])];
             let whole = Area::whole(after[2].len() as u64, "scratch memory");
-            let mut case = Case::new(entry, &module, entry, &launch, |slot| match slot {
+            cases.push(Case::new(entry, &module, entry, launch, |slot| match slot {
                 0 => (Some(pool_at), None, Vec::new()),
                 1 => (None, Some(outputs[0]), writer.areas.clone()),
                 _ => (Some(scratch_at), Some(outputs[1]), vec![whole.clone()]),
-            });
-            case.pending = is_pending;
-            cases.push(case);
+            }));
         }
         std::fs::write(options.out.join(&module), text)?;
     }
@@ -273,9 +240,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let report = Told {
         seed: options.seed,
         target: &options.target,
-        missing: told(&rows.missing),
-        unwritten: told(&rows.unwritten),
-        refused: told(&rows.refused),
+        left_out: &rows.left_out,
         opcodes,
         cases,
     };
@@ -284,17 +249,13 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         rows.rows.len(),
         report.opcodes.len(),
         report.cases.len() - programs,
-        report.missing.len(),
-        report.unwritten.len(),
-        report.refused.len()
+        rows.left_out.missing.len(),
+        rows.left_out.unwritten.len(),
+        rows.left_out.refused.len()
     );
     std::fs::write(options.out.join("data.bin"), &data.0)?;
-    write_cases(&options.out, &report)?;
+    std::fs::write(options.out.join("cases.json"), serde_json::to_string(&report)?)?;
     crate::verdict(failed == 0)
-}
-
-fn write_cases(out: &Path, told: &Told) -> Result<(), Box<dyn std::error::Error>> {
-    Ok(std::fs::write(out.join("cases.json"), serde_json::to_string(told)?)?)
 }
 
 #[cfg(test)]
@@ -312,7 +273,7 @@ mod tests {
             .filter(|(_, form)| executes(&print(form)))
             .filter_map(|(row, form)| {
                 let mut writer = Writer::new(Rng::stream(1, row));
-                write(&mut writer, &form).then(|| (print(&form), writer))
+                write(&mut writer, &form).map(|()| (print(&form), writer))
             });
         written.collect()
     }
@@ -353,7 +314,7 @@ mod tests {
             let form = flashcore_ptx::read(opcode).unwrap();
             let mut writer = Writer::new(Rng::stream(1, 0));
             for _ in 0..8 {
-                assert!(write(&mut writer, &form));
+                assert!(write(&mut writer, &form).is_some());
             }
             let text = head.clone() + &writer.kernel("k");
             let ran = simulated(&text, "k", &writer, &pool);
@@ -375,7 +336,7 @@ mod tests {
             let form = flashcore_ptx::read(opcode).unwrap();
             for seed in 0..16 {
                 let mut writer = Writer::new(Rng::stream(1, seed));
-                assert!(write(&mut writer, &form));
+                assert!(write(&mut writer, &form).is_some());
                 let module = Module::read(&(head.clone() + &writer.kernel("k"))).unwrap();
                 let buffers = [pool.clone(), vec![0; writer.out_bytes as usize], scratch(&pool)];
                 let kernel = PtxKernel::read(&module, "k", &launch(&buffers, &pool)).unwrap();

@@ -106,61 +106,52 @@ pub(super) fn pool(seed: u64) -> Vec<u8> {
 /// An entry of 8 bytes; narrower values fill it.
 fn word(kind: Kind, rng: &mut Rng) -> u64 {
     match kind {
-        Kind::Int(bits) => (0..64 / bits).fold(0, |all, at| all | integer(bits, rng) << (bits * at)),
+        Kind::Int(bits) => filled(bits, || integer(bits, rng)),
         Kind::Shift => match rng.below(16) {
             0 => 255,
             1 => u64::from(u32::MAX),
             2 => rng.next_u64(),
             _ => rng.below(72) as u64,
         },
-        Kind::F64 => match rng.below(4) {
-            0 => float64_edge(rng),
-            1 => rng.next_u64(),
-            _ => float(rng, 40).to_bits(),
-        },
-        Kind::F32 => two(|| match rng.below(4) {
-            0 => *rng.pick(&F32_EDGES).unwrap_or(&0),
-            1 => rng.next_u64() as u32,
-            _ => (float(rng, 40) as f32).to_bits(),
-        }),
-        Kind::Mid => two(|| match rng.below(32) {
+        Kind::F64 => {
+            let wide = F32_EDGES.map(|bits| f64::from(f32::from_bits(bits as u32)).to_bits());
+            floats(64, &[&F64_EDGES[..], &wide].concat(), 40, f64::to_bits, rng)
+        }
+        Kind::F32 => floats(32, &F32_EDGES, 40, |x| u64::from((x as f32).to_bits()), rng),
+        Kind::F16 => floats(16, &F16_EDGES, 6, |x| f16::from_f64(x).to_bits().into(), rng),
+        Kind::BF16 => floats(16, &BF16_EDGES, 20, |x| bf16::from_f64(x).to_bits().into(), rng),
+        Kind::Mid | Kind::Angle => filled(32, || match rng.below(32) {
             0 => *rng
-                .pick(&[0, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fff_ffff])
+                .pick(&F32_EDGES[..if kind == Kind::Mid { 5 } else { 6 }])
                 .unwrap_or(&0),
-            _ => (float(rng, 40) as f32).to_bits(),
+            _ if kind == Kind::Mid => u64::from((float(rng, 40) as f32).to_bits()),
+            _ => u64::from(((2.0 * rng.unit() - 1.0) * std::f32::consts::TAU).to_bits()),
         }),
-        Kind::Angle => two(|| match rng.below(32) {
-            0 => *rng
-                .pick(&[0, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fff_ffff, 1])
-                .unwrap_or(&0),
-            _ => ((2.0 * rng.unit() - 1.0) * std::f32::consts::TAU).to_bits(),
-        }),
-        Kind::F16 => four(|| match rng.below(4) {
-            0 => *rng.pick(&F16_EDGES).unwrap_or(&0),
-            1 => rng.next_u64() as u16,
-            _ => f16::from_f64(float(rng, 6)).to_bits(),
-        }),
-        Kind::BF16 => four(|| match rng.below(4) {
-            0 => *rng.pick(&BF16_EDGES).unwrap_or(&0),
-            1 => rng.next_u64() as u16,
-            _ => bf16::from_f64(float(rng, 20)).to_bits(),
-        }),
-        Kind::Matrix(element, values) => match element {
-            Element::F64 => stored(element, values, rng),
-            Element::F32 => two(|| stored(element, values, rng) as u32),
-            Element::F16 | Element::BF16 => four(|| stored(element, values, rng) as u16),
-            Element::E4M3 | Element::E5M2 => (0..8).fold(0, |all, at| all | stored(element, values, rng) << (8 * at)),
-        },
+        Kind::Matrix(element, values) => {
+            let bits = match element {
+                Element::F64 => 64,
+                Element::F32 => 32,
+                Element::F16 | Element::BF16 => 16,
+                Element::E4M3 | Element::E5M2 => 8,
+            };
+            filled(bits, || stored(element, values, rng))
+        }
         Kind::Pred | Kind::F16x2 | Kind::BF16x2 => 0,
     }
 }
 
-fn two(mut each: impl FnMut() -> u32) -> u64 {
-    u64::from(each()) | u64::from(each()) << 32
+/// An entry of values of so many bits.
+fn filled(bits: u32, mut each: impl FnMut() -> u64) -> u64 {
+    (0..64 / bits).fold(0, |all, at| all | each() << (bits * at))
 }
 
-fn four(mut each: impl FnMut() -> u16) -> u64 {
-    (0..4).fold(0, |all, at| all | u64::from(each()) << (16 * at))
+/// Edges, any bits, and numbers with an exponent of at most so much.
+fn floats(bits: u32, edges: &[u64], exponent: i32, bits_of: fn(f64) -> u64, rng: &mut Rng) -> u64 {
+    filled(bits, || match rng.below(4) {
+        0 => *rng.pick(edges).unwrap_or(&0),
+        1 => rng.next_u64() >> (64 - bits),
+        _ => bits_of(float(rng, exponent)),
+    })
 }
 
 fn integer(bits: u32, rng: &mut Rng) -> u64 {
@@ -182,20 +173,8 @@ fn float(rng: &mut Rng, exponent: i32) -> f64 {
     let bits = rng.next_u64();
     let exponent = rng.between(0, 2 * exponent as usize) as i32 - exponent;
     // Some have few bits, so that sums and quotients are exact or halfway.
-    let fraction = if rng.below(4) == 0 {
-        bits & 0x800f_0000_0000_0000
-    } else {
-        bits & 0x800f_ffff_ffff_ffff
-    };
-    f64::from_bits(fraction | 0x3ff0_0000_0000_0000) * 2f64.powi(exponent)
-}
-
-fn float64_edge(rng: &mut Rng) -> u64 {
-    if rng.below(2) == 0 {
-        let narrow = f32::from_bits(*rng.pick(&F32_EDGES).unwrap_or(&0));
-        return f64::from(narrow).to_bits();
-    }
-    *rng.pick(&F64_EDGES).unwrap_or(&0)
+    let kept: u64 = [0x800f_0000_0000_0000, 0x800f_ffff_ffff_ffff][rng.below(4).min(1)];
+    f64::from_bits(bits & kept | 0x3ff0_0000_0000_0000) * 2f64.powi(exponent)
 }
 
 /// An element of a matrix as it is stored.
@@ -227,24 +206,18 @@ fn stored(element: Element, values: Values, rng: &mut Rng) -> u64 {
     }
 }
 
-/// A number within ±4 as e4m3, truncated.
+/// A number within ±4 as e4m3, truncated: in that range it has the leading bits of an f16 of 1/256 of it.
 fn e4m3(value: f64) -> u8 {
-    let sign = u8::from(value.is_sign_negative()) << 7;
-    let magnitude = value.abs();
-    if magnitude < 2f64.powi(-6) {
-        return sign | (magnitude * 512.0) as u8;
-    }
-    let bits = magnitude.to_bits();
-    let exponent = (bits >> 52) as i32 - 1023;
-    sign | ((exponent + 7) as u8) << 3 | (bits >> 49 & 7) as u8
+    let bits = f16::from_f64(value / 256.0).to_bits();
+    (bits >> 8 & 0x80 | bits >> 7 & 0x7f) as u8
 }
 
-/// ±0, ±∞, NaN, ±1, the largest, the smallest, subnormal numbers, those halfway between narrower ones, the bounds of
+/// ±0, ±∞, NaN, the smallest, ±1, the largest, subnormal numbers, those halfway between narrower ones, the bounds of
 /// integers.
 #[rustfmt::skip]
-const F32_EDGES: [u32; 27] = [
-    0x0000_0000, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fff_ffff, 0x7f7f_ffff, 0xff7f_ffff, 0x0080_0000, 0x007f_ffff,
-    0x0000_0001, 0x8000_0001, 0x3f80_0000, 0xbf80_0000, 0x3f00_0000, 0x3fc0_0000, 0x4020_0000, 0xbf00_0000,
+const F32_EDGES: [u64; 27] = [
+    0x0000_0000, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fff_ffff, 0x0000_0001, 0x7f7f_ffff, 0xff7f_ffff, 0x0080_0000,
+    0x007f_ffff, 0x8000_0001, 0x3f80_0000, 0xbf80_0000, 0x3f00_0000, 0x3fc0_0000, 0x4020_0000, 0xbf00_0000,
     0x3f80_1000, 0x3f80_3000, 0x3f80_8000, 0x3f81_8000, 0x477f_e000, 0x477f_f000, 0x43e0_0000, 0x43e8_0001,
     0x4f00_0000, 0xcf00_0001,
 ];
@@ -254,10 +227,10 @@ const F64_EDGES: [u64; 13] = [
     0x0010_0000_0000_0000, 0x000f_ffff_ffff_ffff, 0x43e0_0000_0000_0000, 0xc3e0_0000_0000_0000,
     0x43f0_0000_0000_0000, 0x41e0_0000_0000_0000, 0x3ff0_0000_0000_0001, 0x3ff0_0000_1000_0000,
 ];
-const F16_EDGES: [u16; 12] = [
+const F16_EDGES: [u64; 12] = [
     0x0000, 0x8000, 0x7c00, 0xfc00, 0x7fff, 0x7bff, 0xfbff, 0x0400, 0x0001, 0x83ff, 0x3c00, 0xbc00,
 ];
-const BF16_EDGES: [u16; 12] = [
+const BF16_EDGES: [u64; 12] = [
     0x0000, 0x8000, 0x7f80, 0xff80, 0x7fff, 0x7f7f, 0xff7f, 0x0080, 0x0001, 0x807f, 0x3f80, 0xbf80,
 ];
 

@@ -10,6 +10,7 @@ use flashcore_check::programs;
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Spelled, print, spellings};
 use flashcore_sim::executes;
+use serde::Serialize;
 
 use super::writer::{self, TABLE, Writer};
 use super::{Options, write};
@@ -18,59 +19,55 @@ use super::{Options, write};
 const TO_ASSEMBLE: Duration = Duration::from_secs(3600);
 /// Forms of each row that are tried.
 const A_ROW: usize = 96;
-/// An example of a row, and how many of its forms these are.
-pub(super) fn told(rows: &BTreeMap<usize, Vec<String>>) -> Vec<(String, usize)> {
-    rows.values()
-        .filter_map(|forms| Some((forms.first()?.clone(), forms.len())))
-        .collect()
+
+/// Forms that programs do not have: by row of the table an example, and how many there are.
+#[derive(Default, Serialize)]
+pub(super) struct LeftOut {
+    /// The simulator does not execute them.
+    pub(super) missing: BTreeMap<usize, (String, usize)>,
+    /// The generator does not write them.
+    pub(super) unwritten: BTreeMap<usize, (String, usize)>,
+    /// The assembler does not take them.
+    pub(super) refused: BTreeMap<usize, (String, usize)>,
+}
+
+fn count(rows: &mut BTreeMap<usize, (String, usize)>, row: usize, form: &Spelled) {
+    rows.entry(row).or_insert_with(|| (print(form), 0)).1 += 1;
 }
 
 /// The rows that programs are made of, each with its forms.
-#[derive(Default)]
 pub(super) struct Rows {
     pub(super) rows: Vec<Vec<Spelled>>,
-    pub(super) missing: BTreeMap<usize, Vec<String>>,
-    pub(super) unwritten: BTreeMap<usize, Vec<String>>,
-    pub(super) refused: BTreeMap<usize, Vec<String>>,
+    pub(super) left_out: LeftOut,
 }
 
 impl Rows {
     pub(super) fn new(options: &Options) -> Result<Rows, Box<dyn std::error::Error>> {
-        let mut rows = Rows::default();
-        let mut snippets = Vec::new();
-        for (number, forms) in spellings(A_ROW).into_iter().enumerate() {
-            let mut kept = Vec::new();
+        let (mut left_out, mut tried) = (LeftOut::default(), Vec::new());
+        for (row, forms) in spellings(A_ROW).into_iter().enumerate() {
             for form in forms {
-                let opcode = print(&form);
-                let mut writer = Writer::new(Rng::stream(options.seed, number as u64));
-                if !executes(&opcode) {
-                    rows.missing.entry(number).or_default().push(opcode.clone());
-                }
-                if !options.by_row && !executes(&opcode) {
-                    continue;
-                }
-                if !write(&mut writer, &form) {
-                    rows.unwritten.entry(number).or_default().push(opcode);
+                let mut writer = Writer::new(Rng::stream(options.seed, row as u64));
+                if !executes(&print(&form)) {
+                    count(&mut left_out.missing, row, &form);
+                } else if write(&mut writer, &form).is_none() {
+                    count(&mut left_out.unwritten, row, &form);
                 } else {
-                    snippets.push((number, kept.len(), writer.snippet()));
-                    kept.push(form);
+                    tried.push((row, form, writer.snippet()));
                 }
             }
-            rows.rows.push(kept);
         }
-        let lines: Vec<&str> = snippets.iter().map(|(_, _, text)| text.as_str()).collect();
-        let refused: BTreeSet<usize> = refused(options, &lines)?.into_iter().collect();
-        let mut kept: Vec<Vec<Spelled>> = rows.rows.iter().map(|_| Vec::new()).collect();
-        for (at, (row, place, _)) in snippets.iter().enumerate() {
-            let form = &rows.rows[*row][*place];
+        let lines: Vec<&str> = tried.iter().map(|(_, _, text)| text.as_str()).collect();
+        let refused = refused(options, &lines)?;
+        let mut rows = BTreeMap::<usize, Vec<Spelled>>::new();
+        for (at, (row, form, _)) in tried.into_iter().enumerate() {
             if refused.contains(&at) {
-                rows.refused.entry(*row).or_default().push(print(form));
+                count(&mut left_out.refused, row, &form);
             } else {
-                kept[*row].push(form.clone());
+                rows.entry(row).or_default().push(form);
             }
         }
-        rows.rows = kept.into_iter().filter(|forms| !forms.is_empty()).collect();
-        Ok(rows)
+        let rows = rows.into_values().collect();
+        Ok(Rows { rows, left_out })
     }
 }
 
@@ -88,7 +85,7 @@ pub(super) fn assembled(options: &Options, file: &Path) -> std::io::Result<Strin
 }
 
 /// Which of some lines of a kernel the assembler refuses.
-fn refused(options: &Options, lines: &[&str]) -> Result<Vec<usize>, Box<dyn std::error::Error>> {
+fn refused(options: &Options, lines: &[&str]) -> Result<BTreeSet<usize>, Box<dyn std::error::Error>> {
     // Labels are unique in a kernel. The last line stops the assembler after it has read all.
     let numbered = lines
         .iter()
@@ -103,31 +100,14 @@ fn refused(options: &Options, lines: &[&str]) -> Result<Vec<usize>, Box<dyn std:
     let said = assembled(options, &file)?;
     std::fs::remove_file(&file)?;
     let number = |line: &str| {
-        line.split("line ")
-            .nth(1)?
-            .split([';', ','])
-            .next()?
-            .trim()
-            .parse::<usize>()
-            .ok()
+        let number = line.split("line ").nth(1)?.split([';', ',']).next()?;
+        number.trim().parse::<usize>().ok()?.checked_sub(first + 1)
     };
-    let all: Vec<usize> = said
-        .lines()
-        .filter(|line| line.contains("error"))
-        .filter_map(number)
-        .collect();
-    if all.iter().any(|&line| line == first + lines.len() + 1) {
-        Ok(all
-            .into_iter()
-            .filter(|line| *line > first && *line <= first + lines.len())
-            .map(|line| line - 1 - first)
-            .collect())
-    } else {
-        Err(format!(
-            "{} says nothing of the last line: {}",
-            options.ptxas.display(),
-            said.lines().take(5).collect::<Vec<_>>().join("\n")
-        )
-        .into())
+    let errors = said.lines().filter(|line| line.contains("error"));
+    let mut refused: BTreeSet<usize> = errors.filter_map(number).collect();
+    if refused.remove(&lines.len()) {
+        return Ok(refused);
     }
+    let said = said.lines().take(5).collect::<Vec<_>>().join("\n");
+    Err(format!("{} says nothing of the last line: {said}", options.ptxas.display()).into())
 }

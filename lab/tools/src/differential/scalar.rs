@@ -3,7 +3,7 @@
 use flashcore_ptx::{Bound, Spelled};
 
 use super::pool::Kind;
-use super::writer::Writer;
+use super::writer::{THREADS, Writer};
 
 /// What a word of an opcode says of a value, if it is a type.
 pub(super) fn kind_of(word: &str) -> Option<Kind> {
@@ -24,12 +24,25 @@ pub(super) fn kind_of(word: &str) -> Option<Kind> {
     })
 }
 
+/// Instructions that all threads of a warp or block execute together.
+const TOGETHER: [&str; 8] = [
+    "activemask",
+    "bar",
+    "barrier",
+    "match",
+    "movmatrix",
+    "redux",
+    "shfl",
+    "vote",
+];
+
 impl Writer {
-    /// Writes an instruction with results in registers. False if its operands are of other kinds.
-    pub(super) fn scalar(&mut self, form: &Spelled) -> bool {
+    /// Writes an instruction with results in registers, and operands as its row has them. None if they are of other
+    /// kinds.
+    pub(super) fn scalar(&mut self, form: &Spelled) -> Option<()> {
         let words: Vec<&str> = form.modifiers().collect();
         let types: Vec<Kind> = words.iter().filter_map(|word| kind_of(word)).collect();
-        let Some(&last) = types.last() else { return false };
+        let &last = types.last()?;
         let has = |word: &str| words.contains(&word);
         let is_pair = matches!(last, Kind::F16x2 | Kind::BF16x2);
         let is_joined = ["and", "or", "xor"].iter().any(|word| has(word));
@@ -39,14 +52,14 @@ impl Writer {
         // Neither zeros to divide by nor numbers for pairs.
         let is_packed = is_quotient || has("s16x2") || has("u16x2");
         let (mut operands, mut results) = (Vec::new(), Vec::new());
-        let mut is_guarded = !bound_is_loose(bound) && self.one_in(8);
+        let mut is_guarded = bound.is_exact() && self.one_in(8);
         if ["addc", "subc", "madc"].contains(&form.name()) {
             self.carry();
             is_guarded = false;
         }
         // Of a guarded `set` ptxas 13.0 converts the old value where the guard does not hold, against PTX ISA 9.0,
         // "Predicated Execution".
-        is_guarded &= !has("cc") && form.name() != "set";
+        is_guarded &= !has("cc") && form.name() != "set" && !TOGETHER.contains(&form.name());
         for (at, pattern) in form.operands().iter().enumerate() {
             let kind = match (pattern.ty, form.name()) {
                 (None, _) => last,
@@ -56,22 +69,24 @@ impl Writer {
                     Kind::Int(bits) => Kind::Int(2 * bits),
                     other => other,
                 },
-                (Some("u32"), name) if pattern.letter == 'a' && name != "redux" => Kind::Shift,
-                (Some(ty), _) => match kind_of(ty) {
-                    Some(kind) => kind,
-                    None => return false,
-                },
+                (Some("u32"), _) if pattern.letter == 'a' => Kind::Shift,
+                (Some(ty), _) => kind_of(ty)?,
             };
             let kind = match (form.name(), kind) {
                 ("sin" | "cos", Kind::F32) if pattern.letter == 'a' => Kind::Angle,
                 ("div", Kind::F32) if pattern.letter == 'a' && !bound.is_exact() => Kind::Mid,
                 (_, kind) => kind,
             };
+            if TOGETHER.contains(&form.name()) && pattern.letter == 'a' {
+                let is_there = !pattern.is_optional || self.one_in(2);
+                operands.extend(is_there.then(|| self.together(form, at, kind)));
+                continue;
+            }
             match pattern.letter {
                 'p' if pattern.is_optional && !(is_joined && ["set", "setp"].contains(&form.name())) => {}
                 'p' => {
                     let p = self.value(Kind::Pred);
-                    let is_negated = form.name() == "setp" && self.one_in(2);
+                    let is_negated = (form.name() == "setp" || TOGETHER.contains(&form.name())) && self.one_in(2);
                     operands.push(if is_negated { format!("!{p}") } else { p });
                 }
                 _ if pattern.is_optional => {}
@@ -111,11 +126,11 @@ impl Writer {
                     results.extend(other.map(|other| (Kind::Pred, other)));
                 }
                 'i' => operands.push(self.rng.below(256).to_string()),
-                _ => return false,
+                _ => return None,
             }
         }
         if results.is_empty() {
-            return false;
+            return None;
         }
         if is_guarded && results.iter().all(|(kind, _)| *kind != Kind::Pred) {
             for (kind, register) in results.clone() {
@@ -138,18 +153,40 @@ impl Writer {
         }
         // What a policy is, PTX leaves open: nothing may depend on it ("createpolicy": "opaque").
         if form.name() == "createpolicy" {
-            return true;
+            return Some(());
         }
         for (kind, register) in results {
             self.keep(kind, &register, rounded(bound, kind));
         }
-        true
+        Some(())
+    }
+
+    /// A value that threads pass together: who takes part, a barrier's number and its threads, lanes of a segment.
+    fn together(&mut self, form: &Spelled, at: usize, kind: Kind) -> String {
+        match (form.name(), at) {
+            ("bar" | "barrier", 1) => "1".to_string(),
+            ("bar" | "barrier", _) => THREADS.to_string(),
+            ("match" | "redux" | "shfl" | "vote", _) if at + 1 == form.operands().len() => "0xffffffff".to_string(),
+            ("shfl", 2) if self.one_in(2) => self.rng.below(32).to_string(),
+            ("shfl", 2) => self.value(Kind::Shift),
+            ("shfl", 3) => {
+                let segment = 32u32 >> self.rng.below(4);
+                let clamp = (32 - segment) << 8 | if form.has("up") { 0 } else { 31 };
+                clamp.to_string()
+            }
+            // Few values, so that lanes have equal ones.
+            ("match", _) => {
+                let mask = [0, 1, 3][self.rng.below(3)];
+                self.masked(kind, mask)
+            }
+            _ => self.value(kind),
+        }
     }
 
     /// Some bits of a value.
     fn masked(&mut self, kind: Kind, mask: u32) -> String {
-        let (whole, part) = (self.value(kind), self.register(kind));
-        self.line(format!("and.b32 {part}, {whole}, {mask};"));
+        let (whole, part, ty) = (self.value(kind), self.register(kind), self.moved(kind));
+        self.line(format!("and.{ty} {part}, {whole}, {mask};"));
         part
     }
 
@@ -173,7 +210,7 @@ impl Writer {
     }
 
     /// The type of a move between registers of a kind.
-    fn moved(&self, kind: Kind) -> &'static str {
+    pub(super) fn moved(&self, kind: Kind) -> &'static str {
         match kind {
             Kind::Pred => "pred",
             Kind::Int(8 | 16) | Kind::F16 | Kind::BF16 => "b16",
@@ -185,10 +222,8 @@ impl Writer {
     }
 
     /// `mov` between registers, joining and splitting them.
-    pub(super) fn moves(&mut self, form: &Spelled) -> bool {
-        let Some(kind) = form.modifiers().last().and_then(kind_of) else {
-            return false;
-        };
+    pub(super) fn moves(&mut self, form: &Spelled) -> Option<()> {
+        let kind = form.modifiers().last().and_then(kind_of)?;
         // Lists are of untyped registers.
         let part = match form.modifiers().last() {
             Some("b32") => Kind::Int(16),
@@ -216,12 +251,8 @@ impl Writer {
                 self.keep(kind, &d, Bound::default());
             }
         }
-        true
+        Some(())
     }
-}
-
-fn bound_is_loose(bound: Bound) -> bool {
-    !bound.is_exact()
 }
 
 /// A bound with half a unit for the simulator's own rounding, and the smallest numbers, where a unit is larger.

@@ -1,9 +1,9 @@
-//! What threads do together: exchanges, barriers, fences, products of matrices.
+//! What threads do together: barriers, fences, products of matrices.
 
 use flashcore_ptx::{Bound, Spelled};
 
 use super::pool::{Element, Kind, Values, section};
-use super::writer::{MATRIX, THREADS, Writer};
+use super::writer::{MATRIX, THREADS, Writer, braced};
 
 /// What an instruction's sums of fp16 and bf16 products may differ by from exact ones, of the sum of magnitudes
 /// (`docs/simulator.md`). Of 17 terms each loses less than 2^-25 of the largest on Hopper, 2^-24 where one bit fewer is
@@ -15,88 +15,17 @@ const PRODUCT_BOUND: f64 = 1.0 / (1u64 << 19) as f64;
 const E4M3_PRODUCT_BOUND: f64 = 34.0 / (1u64 << 13) as f64;
 
 impl Writer {
-    pub(super) fn exchanges(&mut self, form: &Spelled) -> bool {
-        let words: Vec<&str> = form.modifiers().collect();
-        let has = |word: &str| words.contains(&word);
-        let all = "0xffffffff".to_string();
-        let exact = Bound::default();
-        match form.name() {
-            "shfl" => {
-                let (d, a) = (self.register(Kind::Int(32)), self.value(Kind::Int(32)));
-                let p = self.one_in(2).then(|| self.register(Kind::Pred));
-                let by = if self.one_in(2) {
-                    self.rng.below(32).to_string()
-                } else {
-                    self.value(Kind::Shift)
-                };
-                let segment = 32u32 >> self.rng.below(4);
-                let clamp = (32 - segment) << 8 | if has("up") { 0 } else { 31 };
-                let to = p.as_ref().map_or(d.clone(), |p| format!("{d}|{p}"));
-                self.instruction(form, &[to, a, by, clamp.to_string(), all]);
-                self.keep(Kind::Int(32), &d, exact);
-                if let Some(p) = p {
-                    self.keep(Kind::Pred, &p, exact);
-                }
-            }
-            "vote" => {
-                let kind = if has("ballot") { Kind::Int(32) } else { Kind::Pred };
-                let (d, p) = (self.register(kind), self.value(Kind::Pred));
-                let negated = if self.one_in(3) { "!" } else { "" };
-                self.instruction(form, &[d.clone(), format!("{negated}{p}"), all]);
-                self.keep(kind, &d, exact);
-            }
-            "match" => {
-                let kind = if has("b64") { Kind::Int(64) } else { Kind::Int(32) };
-                let (d, whole, few) = (self.register(Kind::Int(32)), self.value(kind), self.register(kind));
-                // Of few values, so that some are equal.
-                let ty = if has("b64") { "b64" } else { "b32" };
-                let mask = [0, 1, 3][self.rng.below(3)];
-                self.line(format!("and.{ty} {few}, {whole}, {mask};"));
-                let p = has("all").then(|| self.register(Kind::Pred));
-                let to = p.as_ref().map_or(d.clone(), |p| format!("{d}|{p}"));
-                self.instruction(form, &[to, few, all]);
-                self.keep(Kind::Int(32), &d, exact);
-                if let Some(p) = p {
-                    self.keep(Kind::Pred, &p, exact);
-                }
-            }
-            "redux" => {
-                let (d, a) = (self.register(Kind::Int(32)), self.value(Kind::Int(32)));
-                self.instruction(form, &[d.clone(), a, all]);
-                self.keep(Kind::Int(32), &d, exact);
-            }
-            "activemask" => {
-                let d = self.register(Kind::Int(32));
-                self.instruction(form, std::slice::from_ref(&d));
-                self.keep(Kind::Int(32), &d, exact);
-            }
-            _ => return false,
-        }
-        true
-    }
-
     /// Barriers of a block and a warp: what is stored before them is read after them.
-    pub(super) fn barriers(&mut self, form: &Spelled) -> bool {
-        let words: Vec<&str> = form.modifiers().collect();
-        let has = |word: &str| words.contains(&word);
-        if has("cluster") {
-            return false;
+    pub(super) fn barriers(&mut self, form: &Spelled) -> Option<()> {
+        if form.has("cluster") {
+            return None;
         }
-        if has("warp") {
+        if form.has("red") {
+            return self.scalar(form);
+        }
+        if form.has("warp") {
             self.instruction(form, &["0xffffffff".to_string()]);
-        } else if has("red") {
-            let kind = if has("popc") { Kind::Int(32) } else { Kind::Pred };
-            let (d, p) = (self.register(kind), self.value(Kind::Pred));
-            let negated = if self.one_in(2) { "!" } else { "" };
-            let mut operands = vec![d.clone(), "1".to_string()];
-            if self.one_in(2) {
-                operands.push(THREADS.to_string());
-            }
-            operands.push(format!("{negated}{p}"));
-            self.instruction(form, &operands);
-            self.keep(kind, &d, Bound::default());
-            return true;
-        } else if has("arrive") {
+        } else if form.has("arrive") {
             let opcode = flashcore_ptx::print(form);
             self.line(format!("@%warp0 {opcode} 2, {THREADS};"));
             self.line(format!("@!%warp0 bar.sync 2, {THREADS};"));
@@ -104,84 +33,57 @@ impl Writer {
             // two arrivals of one warp would complete the barrier.
             self.line("bar.sync 0;".to_string());
             self.opcodes.push(opcode);
-            return true;
         } else {
             // Each thread's word is read by its neighbour.
-            let (mine, theirs, found) = (
-                self.value(Kind::Int(32)),
-                self.register(Kind::Int(32)),
-                self.register(Kind::Int(32)),
-            );
+            let mine = self.value(Kind::Int(32));
             self.line(format!("bar.sync 0; st.shared.b32 [%sh], {mine};"));
-            let operands = if self.one_in(2) {
-                vec!["3".to_string()]
-            } else {
-                vec!["3".to_string(), THREADS.to_string()]
-            };
+            let mut operands = vec!["3".to_string()];
+            operands.extend(self.one_in(2).then(|| THREADS.to_string()));
             self.instruction(form, &operands);
-            self.line(format!(
-                "xor.b32 {theirs}, %me, 32; shl.b32 {theirs}, {theirs}, 6; add.u32 {theirs}, {theirs}, %shall;"
-            ));
-            self.line(format!("ld.shared.b32 {found}, [{theirs}]; bar.sync 0;"));
+            let found = self.neighbours(32);
+            self.line("bar.sync 0;");
             self.keep(Kind::Int(32), &found, Bound::default());
         }
-        true
+        Some(())
     }
 
     /// What changes no value.
-    pub(super) fn orders(&mut self, form: &Spelled) -> bool {
+    pub(super) fn orders(&mut self, form: &Spelled) -> Option<()> {
         let has = |word: &str| form.has(word);
         if has("proxy") || has("mbarrier_init") || has("tensormap") {
-            return false;
+            return None;
         }
         let operands = match form.name() {
             "membar" | "fence" => vec![],
             "nanosleep" => vec!["20".to_string()],
             "pmevent" => vec!["1".to_string()],
             "prefetch" | "prefetchu" => vec![if has("global") { "[%in]" } else { "[%gin]" }.to_string()],
-            _ => return false,
+            _ => return None,
         };
         self.instruction(form, &operands);
-        true
+        Some(())
     }
 
     /// An mbarrier at which all threads arrive, and wait.
-    pub(super) fn mbarriers(&mut self, form: &Spelled) -> bool {
+    pub(super) fn mbarriers(&mut self, form: &Spelled) -> Option<()> {
         let has = |word: &str| form.has(word);
-        let excluded = [
-            "shared::cluster",
-            "cluster",
-            "expect_tx",
-            "complete_tx",
-            "arrive_drop",
-            "pending_count",
-            "relaxed",
-        ];
-        if excluded.iter().any(|word| has(word)) || self.barriers >= 32 {
-            return false;
+        let excluded = "shared::cluster cluster expect_tx complete_tx arrive_drop pending_count relaxed";
+        if excluded.split(' ').any(has) || self.barriers >= 32 {
+            return None;
         }
         let (at, token) = (8 * self.barriers, self.register(Kind::Int(64)));
         self.barriers += 1;
         let done = self.register(Kind::Pred);
-        let own = |role: &str, usual: &str| {
-            if has(role) {
-                flashcore_ptx::print(form)
-            } else {
-                usual.to_string()
-            }
+        let opcode = flashcore_ptx::print(form);
+        // The form in its role, and usual ones in the others.
+        let own = |is_own: bool, role: &str| match is_own {
+            true => opcode.clone(),
+            false => format!("mbarrier.{role}.shared.b64"),
         };
-        let init = own("init", "mbarrier.init.shared.b64");
-        let arrive = if has("noComplete") {
-            "mbarrier.arrive.shared.b64".to_string()
-        } else {
-            own("arrive", "mbarrier.arrive.shared.b64")
-        };
-        let inval = own("inval", "mbarrier.inval.shared.b64");
-        let wait = if has("test_wait") || has("try_wait") {
-            flashcore_ptx::print(form)
-        } else {
-            "mbarrier.test_wait.shared.b64".to_string()
-        };
+        let init = own(has("init"), "init");
+        let arrive = own(has("arrive") && !has("noComplete"), "arrive");
+        let inval = own(has("inval"), "inval");
+        let wait = own(has("test_wait") || has("try_wait"), "test_wait");
         let base = self.register(Kind::Int(32));
         self.line(format!("mov.u32 {base}, barriers; add.u32 {base}, {base}, {at};"));
         let address = |opcode: &str, writer: &mut Writer| {
@@ -189,19 +91,13 @@ impl Writer {
             if opcode.contains("shared") {
                 return format!("[{base}]");
             }
-            let wide = writer.register(Kind::Int(64));
-            writer.line(format!("cvt.u64.u32 {wide}, {base}; cvta.shared.u64 {wide}, {wide};"));
-            format!("[{wide}]")
+            format!("[{}]", writer.generic(&base))
         };
         let arrivals = THREADS * if has("noComplete") { 2 } else { 1 };
         let place = address(&init, self);
         self.line(format!("@%first {init} {place}, {arrivals}; bar.sync 0;"));
         if has("noComplete") {
-            let (first, place, opcode) = (
-                self.register(Kind::Int(64)),
-                address(&flashcore_ptx::print(form), self),
-                flashcore_ptx::print(form),
-            );
+            let (first, place) = (self.register(Kind::Int(64)), address(&opcode, self));
             self.line(format!("{opcode} {first}, {place}, 1;"));
         }
         let mine = self.value(Kind::Int(32));
@@ -218,50 +114,51 @@ impl Writer {
         self.line(format!(
             "{label}: {wait} {done}, {place}, {last}; @!{done} bra {label};"
         ));
-        let (theirs, found) = (self.register(Kind::Int(32)), self.register(Kind::Int(32)));
-        self.line(format!(
-            "xor.b32 {theirs}, %me, 33; shl.b32 {theirs}, {theirs}, 6; add.u32 {theirs}, {theirs}, %shall;"
-        ));
+        let found = self.neighbours(33);
         let place = address(&inval, self);
-        self.line(format!(
-            "ld.shared.b32 {found}, [{theirs}]; bar.sync 0; @%first {inval} {place};"
-        ));
+        self.line(format!("bar.sync 0; @%first {inval} {place};"));
         self.keep(Kind::Int(32), &found, Bound::default());
-        self.opcodes
-            .extend([init, arrive, wait, inval, flashcore_ptx::print(form)]);
-        true
+        self.opcodes.extend([init, arrive, wait, inval, opcode]);
+        Some(())
+    }
+
+    /// The word that another thread has stored in shared memory.
+    fn neighbours(&mut self, by: u32) -> String {
+        let [theirs, found] = [self.register(Kind::Int(32)), self.register(Kind::Int(32))];
+        self.line(format!(
+            "xor.b32 {theirs}, %me, {by}; shl.b32 {theirs}, {theirs}, 6; add.u32 {theirs}, {theirs}, %shall;"
+        ));
+        self.line(format!("ld.shared.b32 {found}, [{theirs}];"));
+        found
+    }
+
+    /// The generic address of one of shared memory.
+    fn generic(&mut self, address: &str) -> String {
+        let wide = self.register(Kind::Int(64));
+        self.line(format!(
+            "cvt.u64.u32 {wide}, {address}; cvta.shared.u64 {wide}, {wide};"
+        ));
+        wide
     }
 
     /// Matrices of 8 by 8 between lanes and shared memory.
-    pub(super) fn tiles(&mut self, form: &Spelled) -> bool {
-        if form.name() == "movmatrix" {
-            let (d, a) = (self.register(Kind::Int(32)), self.value(Kind::Int(32)));
-            self.instruction(form, &[d.clone(), a]);
-            self.keep(Kind::Int(32), &d, Bound::default());
-            return true;
-        }
-        let Some(count) = form
-            .modifiers()
-            .find_map(|word| word.strip_prefix('x')?.parse::<u32>().ok())
-        else {
-            return false;
-        };
+    pub(super) fn tiles(&mut self, form: &Spelled) -> Option<()> {
+        let mut words = form.modifiers();
+        let count = words.find_map(|word| word.strip_prefix('x')?.parse::<u32>().ok())?;
         if form.name() == "stmatrix" {
             // Each lane's row is in its own memory, which it reads afterwards.
             let values: Vec<String> = (0..count).map(|_| self.value(Kind::Int(32))).collect();
             let of_space = form.has("shared") || form.has("shared::cta");
             let row = if of_space { "[%sh]" } else { "[%gsh]" };
             self.line("bar.warp.sync 0xffffffff;");
-            self.instruction(form, &[row.to_string(), format!("{{{}}}", values.join(", "))]);
-            let found: Vec<String> = (0..4).map(|_| self.register(Kind::Int(32))).collect();
-            let list = found.join(", ");
-            self.line(format!("bar.warp.sync 0xffffffff; ld.shared.v4.b32 {{{list}}}, [%sh];"));
-            for d in found {
-                self.keep(Kind::Int(32), &d, Bound::default());
-            }
-            return true;
+            self.instruction(form, &[row.to_string(), braced(&values)]);
+            let found = self.registers(4, Kind::Int(32));
+            let list = braced(&found);
+            self.line(format!("bar.warp.sync 0xffffffff; ld.shared.v4.b32 {list}, [%sh];"));
+            self.keep_all(Kind::Int(32), &found);
+            return Some(());
         }
-        let all: Vec<String> = (0..count).map(|_| self.register(Kind::Int(32))).collect();
+        let all = self.registers(count, Kind::Int(32));
         let row = self.register(Kind::Int(32));
         // Rows of the warp's own, in another order for each lane.
         let turn = self.rng.below(32);
@@ -274,19 +171,15 @@ impl Writer {
         let address = if form.has("shared") || form.has("shared::cta") {
             row
         } else {
-            let wide = self.register(Kind::Int(64));
-            self.line(format!("cvt.u64.u32 {wide}, {row}; cvta.shared.u64 {wide}, {wide};"));
-            wide
+            self.generic(&row)
         };
-        self.instruction(form, &[format!("{{{}}}", all.join(", ")), format!("[{address}]")]);
-        for d in all {
-            self.keep(Kind::Int(32), &d, Bound::default());
-        }
-        true
+        self.instruction(form, &[braced(&all), format!("[{address}]")]);
+        self.keep_all(Kind::Int(32), &all);
+        Some(())
     }
 
     /// `mma` and `wmma.mma`, the latter with loads and stores around it.
-    pub(super) fn products(&mut self, form: &Spelled) -> bool {
+    pub(super) fn products(&mut self, form: &Spelled) -> Option<()> {
         let words: Vec<&str> = form.modifiers().collect();
         let types: Vec<&str> = words
             .iter()
@@ -296,15 +189,11 @@ impl Writer {
         let [d, a, b, c] = match types[..] {
             [d, a, b, c] => [d, a, b, c],
             [d, c] => [d, "f16", "f16", c],
-            _ => return false,
+            _ => return None,
         };
-        let Some(shape) = words.iter().find(|word| word.starts_with('m') && word.contains('n')) else {
-            return false;
-        };
+        let shape = words.iter().find(|word| word.starts_with('m') && word.contains('n'))?;
         let mut numbers = shape[1..].split(['n', 'k']).filter_map(|number| number.parse().ok());
-        let [Some(m), Some(n), Some(k)] = [numbers.next(), numbers.next(), numbers.next()] else {
-            return false;
-        };
+        let [m, n, k] = [numbers.next()?, numbers.next()?, numbers.next()?];
         let values = [Values::Small, Values::Unit, Values::Unit, Values::Odd][self.rng.below(4)];
         let kind = |ty: &str| match operand_type(ty) {
             Some(Some(element)) => Kind::Matrix(element, values),
@@ -325,7 +214,8 @@ impl Writer {
             _ => Kind::Int(32),
         };
         if form.name() == "wmma" {
-            return self.opaque(form, [m, n, k], [d, a, b, c].map(|ty| (ty, kind(ty))), (result, bound));
+            let parts = [d, a, b, c].map(|ty| (ty, kind(ty)));
+            return self.opaque(form, (shape, [m, n, k]), parts, (result, bound));
         }
         let parts: Vec<(Kind, u32, bool)> = form
             .operands()
@@ -345,40 +235,35 @@ impl Writer {
                 (0..count).map(one).collect()
             })
             .collect();
-        let texts: Vec<String> = lists.iter().map(|list| format!("{{{}}}", list.join(", "))).collect();
+        let texts: Vec<String> = lists.iter().map(|list| braced(list)).collect();
         self.instruction(form, &texts);
         for register in &lists[0] {
             self.store(result, register, bound);
         }
-        true
+        Some(())
     }
 
     /// `wmma`: fragments are loaded from the pool and stored to the output.
     fn opaque(
         &mut self,
         form: &Spelled,
-        [m, n, k]: [u32; 3],
+        (shape, [m, n, k]): (&str, [u32; 3]),
         parts: [(&str, Kind); 4],
         (result, bound): (Kind, Bound),
-    ) -> bool {
-        let words: Vec<&str> = form.modifiers().collect();
-        let Some(shape) = words.iter().find(|word| word.starts_with('m') && word.contains('n')) else {
-            return false;
-        };
-        let layouts: Vec<&str> = words
-            .iter()
-            .copied()
-            .filter(|word| ["row", "col"].contains(word))
-            .collect();
-        let [a_layout, b_layout] = layouts[..] else {
-            return false;
-        };
+    ) -> Option<()> {
+        let mut layouts = form.modifiers().filter(|word| ["row", "col"].contains(word));
+        let [a_layout, b_layout] = [layouts.next()?, layouts.next()?];
         let counts: Vec<u32> = form.operands().iter().map(|pattern| pattern.count).collect();
         let bytes = |ty: &str| match ty {
             "f64" => 8,
             "f32" | "s32" | "tf32" => 4,
             "f16" | "bf16" => 2,
             _ => 1,
+        };
+        // Fragments of integers and of halves are words.
+        let held = |ty: &str, kind| match ty {
+            "f32" | "f64" => kind,
+            _ => Kind::Int(32),
         };
         let c_layout = ["row", "col"][self.rng.below(2)];
         let dims = [[m, k], [k, n], [m, n]];
@@ -390,15 +275,7 @@ impl Writer {
             // A stride is a multiple of 16 bytes, and addresses of 32.
             let stride = width.next_multiple_of(16 / bytes(ty)) + 16 / bytes(ty) * self.rng.below(3) as u32;
             let at_least = section(kind) + 32 * self.rng.below(64) as u32;
-            let registers: Vec<String> = (0..counts[at])
-                .map(|_| {
-                    self.register(if matches!(ty, "f32" | "f64") {
-                        kind
-                    } else {
-                        Kind::Int(32)
-                    })
-                })
-                .collect();
+            let registers = self.registers(counts[at], held(ty, kind));
             let base = self.register(Kind::Int(64));
             let is_generic = self.one_in(2);
             self.line(format!("ld.param.u64 {base}, [pool];"));
@@ -407,31 +284,19 @@ impl Writer {
             }
             let space = if is_generic { "" } else { ".global" };
             let opcode = format!("wmma.load.{name}.sync.aligned.{layout}.{shape}{space}.{ty}");
-            let mut operands = vec![format!("{{{}}}", registers.join(", ")), format!("[{base}+{at_least}]")];
+            let mut operands = vec![braced(&registers), format!("[{base}+{at_least}]")];
             if stride != width || self.one_in(2) {
                 operands.push(stride.to_string());
             }
             self.opcode(opcode, &operands);
             lists.push(registers);
         }
-        let d: Vec<String> = (0..counts[0])
-            .map(|_| {
-                self.register(if matches!(parts[0].0, "f32" | "f64") {
-                    result
-                } else {
-                    Kind::Int(32)
-                })
-            })
-            .collect();
-        lists.insert(0, d);
-        let texts: Vec<String> = lists.iter().map(|list| format!("{{{}}}", list.join(", "))).collect();
+        lists.insert(0, self.registers(counts[0], held(parts[0].0, result)));
+        let texts: Vec<String> = lists.iter().map(|list| braced(list)).collect();
         self.instruction(form, &texts);
         // Each warp has its own matrix of 2 KiB at most.
-        let (place, base, warp) = (
-            self.place(32),
-            self.register(Kind::Int(64)),
-            self.register(Kind::Int(32)),
-        );
+        let place = self.place(32);
+        let [base, warp] = [64, 32].map(|bits| self.register(Kind::Int(bits)));
         let size = m * n * bytes(parts[0].0);
         self.line(format!(
             "shr.u32 {warp}, %me, 5; ld.param.u64 {base}, [output]; cvta.to.global.u64 {base}, {base};"
@@ -445,7 +310,7 @@ impl Writer {
             &[format!("[{base}+{place}]"), texts[0].clone(), width.to_string()],
         );
         self.area(place, u64::from(2 * size), result, bound);
-        true
+        Some(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Bound, Spelled};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::pool::{ENTRIES, Kind, SECTION, section};
 
@@ -16,7 +16,7 @@ pub(super) const COMMON: u32 = 256;
 pub(super) const MATRIX: u32 = 16;
 
 /// Bytes of the output that are compared alike.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Area {
     pub(super) at: u64,
     pub(super) bytes: u64,
@@ -47,7 +47,7 @@ pub(super) struct Writer {
     pub(super) rng: Rng,
     pub(super) body: Vec<String>,
     /// Registers by class: p, h, r, d, f, g.
-    registers: [u32; 6],
+    taken: [u32; 6],
     /// Exact results that other instructions may take.
     values: Vec<(Kind, String)>,
     pub(super) areas: Vec<Area>,
@@ -80,7 +80,7 @@ impl Writer {
             is_typed: rng.below(2) == 0,
             rng,
             body: Vec::new(),
-            registers: [0; 6],
+            taken: [0; 6],
             values: Vec::new(),
             areas: Vec::new(),
             out_bytes: 0,
@@ -115,11 +115,16 @@ impl Writer {
     /// A new register.
     pub(super) fn register(&mut self, kind: Kind) -> String {
         let class = self.class(kind);
-        self.registers[class] += 1;
-        format!("%{}{}", CLASSES[class].0, self.registers[class])
+        self.taken[class] += 1;
+        format!("%{}{}", CLASSES[class].0, self.taken[class])
     }
 
     /// The type of a load or store of a whole register.
+    /// New registers of a kind.
+    pub(super) fn registers(&mut self, count: u32, kind: Kind) -> Vec<String> {
+        (0..count).map(|_| self.register(kind)).collect()
+    }
+
     fn width(&self, kind: Kind) -> &'static str {
         CLASSES[self.class(kind)].1
     }
@@ -212,6 +217,13 @@ impl Writer {
         }
     }
 
+    /// Stores exact results, and keeps them as operands.
+    pub(super) fn keep_all(&mut self, kind: Kind, registers: &[String]) {
+        for register in registers {
+            self.keep(kind, register, Bound::default());
+        }
+    }
+
     /// Writes an instruction.
     pub(super) fn instruction(&mut self, form: &Spelled, operands: &[String]) {
         let opcode = flashcore_ptx::print(form);
@@ -224,7 +236,7 @@ impl Writer {
     }
 
     fn declarations(&self) -> String {
-        let all = CLASSES.iter().zip(self.registers);
+        let all = CLASSES.iter().zip(self.taken);
         all.map(|((class, ty), count)| format!(".reg .{ty} %{class}<{}>; ", count + 1))
             .collect()
     }
@@ -242,6 +254,11 @@ impl Writer {
             self.body.join("\n")
         )
     }
+}
+
+/// Registers as one operand.
+pub(super) fn braced(registers: &[String]) -> String {
+    format!("{{{}}}", registers.join(", "))
 }
 
 /// What a module begins with, `.target` excepted.
@@ -264,34 +281,7 @@ pub(super) const PARAMETERS: &str =
 
 /// Registers by name: the thread, its places in the pool (8 and 16 bytes apart), in the output, in scratch memory of
 /// each space and in the constant table. Shared and local memory begin with values of the pool.
-pub(super) const PROLOGUE: &str = "\
-.reg .b32 %me, %lane, %sh, %shall, %mat, %t; .reg .b64 %in, %in16, %out, %out16, %scr, %com, %loc, %con, %gin, %gsh, %w;
-.reg .b32 %v<4>; .reg .pred %first, %warp0;
-.shared .align 16 .b8 own[4096]; .shared .align 16 .b8 matrix[1024]; .shared .align 8 .b8 barriers[256];
-.shared .align 16 .b8 common[256]; .local .align 16 .b8 local[64];
-mov.u32 %me, %tid.x; and.b32 %lane, %me, 31; setp.eq.u32 %first, %me, 0; setp.lt.u32 %warp0, %me, 32;
-ld.param.u64 %gin, [pool]; cvta.to.global.u64 %in, %gin;
-ld.param.u64 %out, [output]; cvta.to.global.u64 %out, %out;
-ld.param.u64 %com, [scratch]; cvta.to.global.u64 %com, %com;
-mad.wide.u32 %in16, %me, 16, %in; mad.wide.u32 %in, %me, 8, %in; mad.wide.u32 %gin, %me, 8, %gin;
-mad.wide.u32 %out16, %me, 16, %out; mad.wide.u32 %out, %me, 8, %out;
-mad.wide.u32 %scr, %me, 64, %com;
-mov.u64 %con, table; mad.wide.u32 %con, %me, 16, %con;
-mov.u64 %loc, local;
-mov.u32 %shall, own; shl.b32 %t, %me, 6; add.u32 %sh, %shall, %t; cvt.u64.u32 %w, %sh; cvta.shared.u64 %gsh, %w;
-mov.u32 %mat, matrix; shl.b32 %t, %me, 4; add.u32 %mat, %mat, %t;
-ld.global.v4.b32 {%v0, %v1, %v2, %v3}, [%in16+0]; st.shared.v4.b32 [%mat], {%v0, %v1, %v2, %v3};
-st.shared.v4.b32 [%sh], {%v0, %v1, %v2, %v3}; st.local.v4.b32 [local], {%v0, %v1, %v2, %v3};
-ld.global.v4.b32 {%v0, %v1, %v2, %v3}, [%in16+16384]; st.shared.v4.b32 [%sh+16], {%v0, %v1, %v2, %v3};
-st.local.v4.b32 [local+16], {%v0, %v1, %v2, %v3};
-ld.global.v4.b32 {%v0, %v1, %v2, %v3}, [%in16+32768]; st.shared.v4.b32 [%sh+32], {%v0, %v1, %v2, %v3};
-st.local.v4.b32 [local+32], {%v0, %v1, %v2, %v3};
-ld.global.v4.b32 {%v0, %v1, %v2, %v3}, [%in16+49152]; st.shared.v4.b32 [%sh+48], {%v0, %v1, %v2, %v3};
-st.local.v4.b32 [local+48], {%v0, %v1, %v2, %v3};
-setp.lt.u32 %first, %me, 64; shl.b32 %t, %me, 2; mov.u32 %v0, common; add.u32 %t, %t, %v0; mov.u32 %v1, 0;
-st.shared.b32 [%t], %v1; setp.eq.u32 %first, %me, 0;
-bar.sync 0;
-";
+pub(super) const PROLOGUE: &str = include_str!("prologue.ptx");
 
 /// Bytes of the pool that programs may reach from a section's begin.
 pub(super) const REACH: u32 = SECTION;

@@ -34,15 +34,14 @@ use crate::shipped::{one_head, plan_rows};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     folder: PathBuf,
-    /// Write all. Otherwise a seventh of `varied` is written, and defaults at one head size and
-    /// dtype each in turn, which takes a minute.
+    /// Write all. Otherwise of those of a target some are written, in turn, which takes a minute.
     #[arg(long)]
     full: bool,
 }
 
 pub(crate) fn main(options: &Options) -> crate::Ran {
     let Options { folder, full } = options;
-    let mut all = Kernels::default();
+    let mut all = Kernels::one_of(1);
     everywhere::scalar_kernels(&mut all);
     everywhere::backward_kernels(&mut all);
     everywhere::append_kernels(&mut all)?;
@@ -51,16 +50,24 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     everywhere::split_kernels(&mut all);
     everywhere::tap_kernels(&mut all)?;
     let random = if *full { 400 } else { 40 };
-    let [problems, plans] = random_steps::each(random, &mut |step| all.add_launch(step))?;
+    let [problems, plans] = random_steps::add(&mut all, random)?;
     println!("launches of {plans} plans of {problems} random problems");
     all.write(folder)?;
     let rows = plan_rows()?;
     for target in TARGETS {
-        let mut defaults = Kernels::default();
-        let mut varied = Kernels::default();
-        of_target::mma_kernels(&mut defaults, &mut varied, target, *full);
-        of_target::backward_tensor_core_kernels(&mut defaults, target, *full);
-        of_target::listed_kernels(&mut defaults, &mut varied, target, *full);
+        // The numbers have no factor in common with those of dtypes and options, which take turns.
+        let [mut defaults, mut varied] = [3, 5].map(|some| Kernels::one_of(if *full { 1 } else { some }));
+        of_target::mma_kernels(&mut defaults, &mut varied, target);
+        of_target::backward_tensor_core_kernels(&mut defaults, target);
+        of_target::listed_kernels(&mut defaults, &mut varied, target);
+        if target == Target::Sm90a {
+            of_target::split_wgmma_kernels(&mut defaults);
+            of_target::packed_wgmma_kernels(&mut defaults);
+            of_target::backward_of_other_head_dim_v(&mut defaults);
+            of_target::backward_tiles_of_64_columns(&mut defaults)?;
+        }
+        defaults.one_of = 1;
+        varied.one_of = 1;
         // With log-sum-exp, and with a soft cap too.
         for row in rows.iter().filter(|row| row.target == target) {
             let shape = one_head(row.head_dims).dtype(row.dtype);
@@ -68,12 +75,6 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
             let shape = shape.return_lse(true);
             varied.add_shape(&shape, row.config, row.target);
             varied.add_shape(&shape.softcap(30.0), row.config, row.target);
-        }
-        if target == Target::Sm90a {
-            of_target::split_wgmma_kernels(&mut defaults, *full);
-            of_target::packed_wgmma_kernels(&mut defaults, *full);
-            of_target::backward_of_other_head_dim_v(&mut defaults, *full);
-            of_target::backward_tiles_of_64_columns(&mut defaults)?;
         }
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
@@ -86,14 +87,27 @@ const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target:
 /// Distinct kernels by name: problems that differ only in lengths and strides share one.
 #[derive(Default)]
 struct Kernels {
+    /// Of so many that are asked for one is taken.
+    one_of: usize,
+    asked: usize,
     by_name: BTreeMap<String, String>,
     refused: BTreeSet<String>,
     launches: BTreeSet<String>,
 }
 
 impl Kernels {
-    fn add(&mut self, problem: &Problem, config: Config, target: Target) {
-        self.add_plan(problem, &config, Plan::new(problem, &config, target));
+    fn one_of(one_of: usize) -> Kernels {
+        Kernels {
+            one_of,
+            ..Kernels::default()
+        }
+    }
+
+    fn add(&mut self, problem: &Problem, config: Config, target: impl Into<Chip>) {
+        self.asked += 1;
+        if self.asked.is_multiple_of(self.one_of) {
+            self.add_plan(problem, &config, Plan::new(problem, &config, target.into()));
+        }
     }
 
     /// The same for a shape, if there is such a problem.
@@ -112,7 +126,7 @@ impl Kernels {
             sms: 1,
         };
         if let Ok(problem) = shape.clone().seq_len_q(levers.rows as usize / group).build() {
-            self.add_plan(&problem, &config, Plan::new(&problem, &config, chip));
+            self.add(&problem, config, chip);
         }
     }
 

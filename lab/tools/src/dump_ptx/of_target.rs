@@ -1,12 +1,11 @@
-//! Kernels of one target: the defaults of `mma` and `wgmma`, their backward passes, and split-KV of `wgmma`. Without
-//! `full` some of them, in turn.
+//! Kernels of one target: the defaults of `mma` and `wgmma`, their backward passes, and split-KV of `wgmma`.
 
 use flashcore_ir::Target;
-use flashcore_kernels::{Config, Plan, UnknownConfig, mma, wgmma};
+use flashcore_kernels::{Config, UnknownConfig, mma, wgmma};
 use flashcore_problem::{Alibi, DType, Direction, KvLengths, ProblemBuilder, QLengths};
 
 use super::Kernels;
-use crate::shipped::{HEAD_DIMS, one_head, proposed};
+use crate::shipped::{HEAD_DIMS, of_mma, of_wgmma, one_head, proposed};
 
 /// Kinds of lengths on the device.
 const LENGTHS: [(QLengths, KvLengths); 3] = [
@@ -26,7 +25,7 @@ const LENGTHS: [(QLengths, KvLengths); 3] = [
 ];
 
 /// Lengths on the device: the defaults of `mma` with packed heads and those of `wgmma`, their schedules and `combine`.
-pub(super) fn listed_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
+pub(super) fn listed_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target) {
     for (i, head_dims) in HEAD_DIMS.into_iter().enumerate() {
         for (j, (q, kv)) in LENGTHS.into_iter().enumerate() {
             let dtype = [DType::F16, DType::BF16][(i + j) % 2];
@@ -43,41 +42,27 @@ pub(super) fn listed_kernels(defaults: &mut Kernels, varied: &mut Kernels, targe
                 fits && config.cluster == 1 && config.splits == 1 && target == Target::Sm90a
             });
             for config in proposals.chain(tall.map(|(config, _)| Config::Wgmma(config))) {
-                if full || (i + j).is_multiple_of(3) {
-                    defaults.add_shape(&shape, config, target);
-                }
-                if full || (i + j) % 3 == 1 {
-                    varied.add_shape(&shape.clone().softcap(30.0).return_lse(true), config, target);
-                }
+                defaults.add_shape(&shape, config, target);
+                varied.add_shape(&shape.clone().softcap(30.0).return_lse(true), config, target);
             }
         }
     }
 }
 
-pub(super) fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
-    let mut turn = 0;
+pub(super) fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target) {
     for head_dims in HEAD_DIMS {
         let shape = one_head(head_dims);
         for config in proposed(&shape, target) {
-            for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+            for dtype in [DType::F16, DType::BF16] {
                 let shape = shape.clone().dtype(dtype);
-                if full || turn % 2 == i {
-                    defaults.add_shape(&shape, config, target);
-                }
+                defaults.add_shape(&shape, config, target);
                 // With log-sum-exp, and with a soft cap too.
-                if full || turn % 4 == i {
-                    varied.add_shape(&shape.clone().return_lse(true), config, target);
-                }
-                if full || turn % 4 == i + 2 {
-                    varied.add_shape(&shape.clone().softcap(30.0).return_lse(true), config, target);
-                }
+                varied.add_shape(&shape.clone().return_lse(true), config, target);
+                varied.add_shape(&shape.clone().softcap(30.0).return_lse(true), config, target);
                 // With sinks, and with ALiBi.
-                if full || turn % 4 == i {
-                    varied.add_shape(&shape.clone().sinks(dtype).return_lse(true), config, target);
-                    varied.add_shape(&shape.alibi(Alibi::Heads), config, target);
-                }
+                varied.add_shape(&shape.clone().sinks(dtype).return_lse(true), config, target);
+                varied.add_shape(&shape.alibi(Alibi::Heads), config, target);
             }
-            turn += 1;
         }
         let of = |(q, kv)| shape.clone().dtype(DType::E4M3).q_lengths(q).kv_lengths(kv);
         for narrow in LENGTHS.into_iter().chain([Default::default()]).map(of) {
@@ -95,20 +80,17 @@ pub(super) fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: 
             let Ok(problem) = of((LENGTHS[1].0, kv)).build() else {
                 continue;
             };
-            let configs = wgmma::proposals(&problem, target).into_iter();
-            let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
-            let config = configs.map(|proposal| Config::Wgmma(proposal.config)).find(fits);
-            config.iter().for_each(|config| defaults.add(&problem, *config, target));
+            for config in of_wgmma(&problem, target).take(1) {
+                defaults.add(&problem, config, target);
+            }
         }
         // About the default of a large problem.
         let mut all = proposed(&shape, target).into_iter();
         let Some(Config::Mma(default)) = all.rfind(|config| matches!(config, Config::Mma(_))) else {
             continue;
         };
-        for (i, config) in mma::FAMILY.neighbours(&default.into()).into_iter().enumerate() {
-            if full || i % HEAD_DIMS.len() == turn % HEAD_DIMS.len() {
-                varied.add_shape(&shape, Config::Mma(config.into()), target);
-            }
+        for config in mma::FAMILY.neighbours(&default.into()) {
+            varied.add_shape(&shape, Config::Mma(config.into()), target);
         }
     }
 }
@@ -123,7 +105,7 @@ const SPLIT_WGMMA: [(&str, usize); 5] = [
     ("wgmma/m192n128-s2-pingpong-spec-k2", 64),
 ];
 
-pub(super) fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
+pub(super) fn split_wgmma_kernels(kernels: &mut Kernels) {
     let defaults = wgmma::defaults(DType::F16).into_iter();
     let defaults: Vec<_> = defaults.filter(|(config, _)| config.splits > 1).collect();
     let mut turn = 0;
@@ -134,17 +116,12 @@ pub(super) fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
             turn += 1;
             kernels.add_shape(&shape.clone().dtype(dtype(turn)), Config::Wgmma(config), Target::Sm90a);
         }
-        let others = SPLIT_WGMMA.iter().enumerate();
-        for (i, (id, _)) in others.filter(|(_, (_, most))| head_dims.0 <= *most) {
+        for (id, _) in SPLIT_WGMMA.iter().filter(|(_, most)| head_dims.0 <= *most) {
             let Ok(config) = id.parse() else { continue };
             turn += 1;
-            for (j, capped) in [false, true].into_iter().enumerate() {
-                let shape = shape.clone().dtype(dtype(turn));
-                let shape = if capped { shape.softcap(30.0) } else { shape };
-                if full || turn % 8 == i % 4 + 4 * j {
-                    kernels.add_shape(&shape, config, Target::Sm90a);
-                }
-            }
+            let shape = shape.clone().dtype(dtype(turn));
+            kernels.add_shape(&shape, config, Target::Sm90a);
+            kernels.add_shape(&shape.softcap(30.0), config, Target::Sm90a);
         }
     }
 }
@@ -163,16 +140,13 @@ const PACKED_WGMMA: [(&str, usize); 6] = [
 /// Query heads per K/V head that are packed: warps store their rows, or warpgroups.
 const PACKED: [usize; 3] = [4, 5, 16];
 
-pub(super) fn packed_wgmma_kernels(kernels: &mut Kernels, full: bool) {
+pub(super) fn packed_wgmma_kernels(kernels: &mut Kernels) {
     let mut turn = 0;
     for head_dims in HEAD_DIMS {
         for (id, _) in PACKED_WGMMA.iter().filter(|(_, most)| head_dims.0 <= *most) {
             let Ok(config) = id.parse() else { continue };
             for group in PACKED {
                 turn += 1;
-                if !full && turn % 4 != 0 {
-                    continue;
-                }
                 let dtype = [DType::F16, DType::BF16][turn / 4 % 2];
                 let shape = one_head(head_dims).heads(group, 1).dtype(dtype);
                 let shape = shape.return_lse(turn % 3 == 0);
@@ -188,10 +162,9 @@ pub(super) fn packed_wgmma_kernels(kernels: &mut Kernels, full: bool) {
 }
 
 /// The backward passes of families `wgmma` and `mma` that a target gets: with a soft cap, deterministic, and of packed
-/// lengths. Without `full` a third of them.
-pub(super) fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target, full: bool) {
+/// lengths.
+pub(super) fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target) {
     let (q, kv) = LENGTHS[2];
-    let mut turn = 0;
     for head_dims in HEAD_DIMS {
         for dtype in [DType::F16, DType::BF16] {
             // Few tiles of keys, each of many rows: the first proposal of `wgmma` shares them, the second one does not.
@@ -206,19 +179,10 @@ pub(super) fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target
                 shape.clone().softcap(30.0),
                 packed.softcap(30.0).deterministic(true),
             ];
-            turn += 1; // a shape has twelve, a multiple of three: each begins one further
             for problem in variants.into_iter().flat_map(ProblemBuilder::build) {
-                let of_wgmma = wgmma::proposals(&problem, target).into_iter();
-                let of_wgmma = of_wgmma.map(|proposal| Config::Wgmma(proposal.config));
-                let of_mma = mma::proposals(&problem, target).map(|proposal| Config::Mma(proposal.config));
-                for (mut configs, most) in [(of_wgmma.collect::<Vec<_>>(), 2), (of_mma.collect(), 1)] {
-                    turn += 1;
-                    // Tiles with too little room leave the problem to the next ones.
-                    configs.retain(|config| Plan::new(&problem, config, target).is_ok());
-                    if full || turn % 3 == 0 {
-                        configs.truncate(most);
-                        configs.iter().for_each(|config| kernels.add(&problem, *config, target));
-                    }
+                let of_wgmma = of_wgmma(&problem, target).take(2);
+                for config in of_wgmma.chain(of_mma(&problem, target).take(1)) {
+                    kernels.add(&problem, config, target);
                 }
             }
         }
@@ -239,26 +203,18 @@ const OTHER_HEAD_DIM_V: [(usize, usize); 9] = [
     (128, 192),
 ];
 
-/// Its backward passes of these, in order and not. Without `full` each with one dtype, of equal or packed lengths.
-pub(super) fn backward_of_other_head_dim_v(kernels: &mut Kernels, full: bool) {
+/// Its backward passes of these, in order and not.
+pub(super) fn backward_of_other_head_dim_v(kernels: &mut Kernels) {
     let (q, kv) = LENGTHS[2];
-    for (i, head_dims) in OTHER_HEAD_DIM_V.into_iter().enumerate() {
+    for head_dims in OTHER_HEAD_DIM_V {
         let shape = one_head(head_dims).direction(Direction::Backward);
         let packed = shape.clone().seq_len_q(4).q_lengths(q).kv_lengths(kv);
         let variants = [shape, packed].into_iter();
         let variants = variants.flat_map(|shape| [DType::F16, DType::BF16].map(|dtype| shape.clone().dtype(dtype)));
-        for (j, shape) in variants.enumerate() {
-            for ordered in [false, true] {
-                if !full && (i + usize::from(ordered)) % 4 != j {
-                    continue;
-                }
-                let Ok(problem) = shape.clone().deterministic(ordered).build() else {
-                    continue;
-                };
-                let configs = wgmma::proposals(&problem, Target::Sm90a).into_iter();
-                let mut configs = configs.map(|proposal| Config::Wgmma(proposal.config));
-                // Tiles with too little room leave the problem to the next ones.
-                if let Some(config) = configs.find(|config| Plan::new(&problem, config, Target::Sm90a).is_ok()) {
+        for shape in variants {
+            let both = [false, true].map(|ordered| shape.clone().deterministic(ordered).build());
+            for problem in both.into_iter().flatten() {
+                for config in of_wgmma(&problem, Target::Sm90a).take(1) {
                     kernels.add(&problem, config, Target::Sm90a);
                 }
             }

@@ -9,6 +9,8 @@ use flashcore_problem::{DType, Direction, KvLengths, Problem};
 use flashcore_testkit::random_append;
 use flashcore_testkit::{RandomLimits, random_backward, random_problem};
 
+use super::Kernels;
+
 /// Configs of what few problems choose: splits, clusters, packed heads, other rungs.
 const IDS: [&str; 10] = [
     "mma/m16n64-w1x4-s3-b2-qreg-xor-cond-gqa",
@@ -23,14 +25,17 @@ const IDS: [&str; 10] = [
     "ladder/mma-m64n64-w4",
 ];
 
+/// Configs that are built with a tap, too.
+const TAPPED: [&str; 2] = ["scalar/tiled-m32n32-w4-v2", "mma/m64n64-w4x1-s2-b1-qreg-xor-cond"];
+
 /// Dtypes to choose from, in turn; none stands for those of all families.
 const DTYPES: [&[DType]; 3] = [&[], &[DType::E4M3], &[DType::F16, DType::BF16]];
 
 /// SMs of the cards that plans are made for: many and few.
 const SMS: [u32; 2] = [132, 20];
 
-/// Calls `visit` for every step of `count` random problems. Returns how many problems and plans they are of.
-pub(super) fn each(count: u64, visit: &mut dyn FnMut(&Step)) -> Result<[usize; 2], Refusal> {
+/// Adds every launch of `count` random problems. Returns how many problems and plans they are of.
+pub(super) fn add(all: &mut Kernels, count: u64) -> Result<[usize; 2], Refusal> {
     let cache = KernelCache::default();
     let (mut problems, mut plans) = (0, 0);
     for seed in 0..count {
@@ -47,47 +52,34 @@ pub(super) fn each(count: u64, visit: &mut dyn FnMut(&Step)) -> Result<[usize; 2
         let forward = random_problem(seed, &limits);
         let limits = RandomLimits { dtypes: &[], ..limits };
         let drawn = [forward, random_backward(seed, &limits)].into_iter().flatten();
-        let mut all: Vec<Problem> = drawn.collect();
-        all.extend(if seed % 8 == 0 {
-            rare(seed as usize / 8)
-        } else {
-            Vec::new()
-        });
-        for problem in all {
+        let rare = (seed % 8 == 0).then(|| rare(seed as usize / 8));
+        for problem in drawn.chain(rare.into_iter().flatten()) {
             problems += 1;
+            let mut drawn = Vec::new();
             for sms in SMS {
                 let target = Target::Sm90a;
                 let chip = Chip { target, sms };
-                for config in configs(&problem, chip) {
-                    if let Ok(plan) = Plan::with_cache(&problem, &config, chip, &cache) {
-                        plans += 1;
-                        plan.steps().for_each(&mut *visit);
-                    }
-                }
+                let plan = |config| Plan::with_cache(&problem, &config, chip, &cache);
+                drawn.extend(configs(&problem, chip).into_iter().map(plan));
             }
-            for id in ["scalar/tiled-m32n32-w4-v2", "mma/m64n64-w4x1-s2-b1-qreg-xor-cond"] {
-                for tap in Tap::ALL {
-                    let Ok(config) = id.parse() else { continue };
-                    if let Ok(plan) = Plan::with_tap(&problem, &config, Target::Sm90a, tap) {
-                        plans += 1;
-                        plan.steps().for_each(&mut *visit);
-                    }
-                }
+            for config in TAPPED.iter().flat_map(|id| id.parse()) {
+                drawn.extend(Tap::ALL.map(|tap| Plan::with_tap(&problem, &config, Target::Sm90a, tap)));
+            }
+            for plan in drawn.iter().flatten() {
+                plans += 1;
+                plan.steps().for_each(|step| all.add_launch(step));
             }
             for pages in [false, true] {
-                checks::of_problem(&problem, pages, &cache)?
-                    .iter()
-                    .for_each(&mut *visit);
+                let steps = checks::of_problem(&problem, pages, &cache)?;
+                steps.iter().for_each(|step| all.add_launch(step));
             }
-            if let Ok(step) = merge_states::step(&problem, 2 + seed as usize % 7, 16, &cache) {
-                visit(&step);
-            }
+            let merged = merge_states::step(&problem, 2 + seed as usize % 7, 16, &cache);
+            merged.iter().for_each(|step| all.add_launch(step));
         }
         let append = random_append(seed).append;
-        visit(&checks::of_append(&append, &cache)?);
-        if let Ok(step) = append::step(&append, Target::Sm90a, 16, &cache) {
-            visit(&step);
-        }
+        all.add_launch(&checks::of_append(&append, &cache)?);
+        let step = append::step(&append, Target::Sm90a, 16, &cache);
+        step.iter().for_each(|step| all.add_launch(step));
     }
     Ok([problems, plans])
 }

@@ -65,23 +65,12 @@ const COUNTERS: &str = include_str!("../../../bench/tests/data/ncu-h200.csv");
 const RATES: &str = include_str!("../../../check/data/h200-rates.json");
 const CUBIN: &[u8] = include_bytes!("../../../check/src/foreign/fixtures/two_buffers-13.0-sm_89.cubin");
 const BASELINE: &str = include_str!("../../../../.ci/gate.json");
-const PROBLEM: &str = "[[problems]]\nname = \"mine\"\nheads = 16\nkv_heads = 4\nseq = 366\nhead_dim = 80\ndtype = \"bf16\"\n\
-    causal = true\n\n[[problems]]\nname = \"chunk\"\nlike = \"llama8b-chunk-8k\"\nseq_q = 64\nseq_kv = 500\n\
-    window = [255, 0]\nlayout = \"bhsd\"\n";
-const LENGTHS: &str = "[[problems]]\nbatch = 2\nseq_q = 1\nseq_kv = 64\n\
-    kv_lengths = { paged = { page_size = 16, pages = 8, max_pages = 4 } }\n\
-    values = { seqused_k = [40, 64], block_table = [[5, 4, 2, -1], [0, 1, 6, 3]] }\n";
-const DRAWN: &str = "[[problems]]\nname = \"draw\"\nbatch = 9\nheads = 8\nkv_heads = 2\nseq_q = 100\nseq_kv = 700\ncausal = true\n\
-    q_lengths = { packed = { total = 108, used = false } }\n\
-    kv_lengths = { paged = { page_size = 16, pages = 400, max_pages = 44 } }\n\
-    sequences = [{ count = 1, rows = 100, keys = 700 }, { count = 8, rows = 1, keys = [300, 700] }]\n";
-const PROBLEM_JSON: &str =
-    "[{\"name\": \"short\", \"heads\": 4, \"seq\": 77, \"window\": [null, 16], \"softcap\": 50.0}]";
-const SOURCE_PAGE: &str = "\"File Path\",\"a.rs\"\n\"Function Name\",\"f\"\n\"Line No\",\"Source\",\"Address\",\"Source\",\"# Samples\",\
-    \"Instructions Executed\",\"L1 Wavefronts Shared Excessive\",\"L1 Wavefronts Shared\",\"stall_wait\"\n\
-    \"10\",\"let a = b(\"\"c\"\");\",\"-\",\"-\",\"3\",\"1,024\",\"0\",\"2048\",\"1\"\n";
-const IDS: &str = "# ids\ncpu/m16n16\nmma/m64n64-w4x1-s2-b1-qreg-xor-cond = fast\nscalar/naive-t128-v16\n\
-    wgmma/m64n128-s2-pingpong\n";
+const PROBLEM: &str = include_str!("seeds/problem.toml");
+const LENGTHS: &str = include_str!("seeds/lengths.toml");
+const DRAWN: &str = include_str!("seeds/drawn.toml");
+const PROBLEM_JSON: &str = include_str!("seeds/problem.json");
+const SOURCE_PAGE: &str = include_str!("seeds/source.csv");
+const IDS: &str = include_str!("seeds/ids.txt");
 
 impl Bench {
     /// A bench in the given folder, or else in a temporary one.

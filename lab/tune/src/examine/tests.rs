@@ -24,11 +24,8 @@ fn examined(name: &str, first: &str) -> Found {
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
     };
-    let best = Best {
-        id: "cpu/m16n16".to_string(),
-        score: 0.5,
-        us: 20.0,
-    };
+    let mut best = crate::tests::trial(0, "cpu/m16n16", Some(0.5));
+    best.timed.as_mut().unwrap().us = 20.0;
     examiner.examine(1, "cpu/m32n32", Some(&best)).unwrap()
 }
 

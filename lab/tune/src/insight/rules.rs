@@ -42,17 +42,8 @@ pub(super) fn claims(
     let Some(look) = advisor.look(&[about.to_string()]).remove(0) else {
         return Vec::new();
     };
-    let asked = changes(about, reasons(&look, registers), space, tried);
-    let ids: Vec<String> = asked.iter().map(|(claim, _)| claim.proposes.clone()).collect();
-    let mut claims: Vec<Claim> = Vec::new();
-    for ((claim, _), after) in asked.into_iter().zip(advisor.look(&ids)) {
-        // If several reasons name a change, the first one counts.
-        let is_new = claims.iter().all(|other| other.proposes != claim.proposes);
-        if let Some(after) = after.filter(|_| is_new) {
-            claims.extend(expected(claim, &look, &after));
-        }
-    }
-    claims
+    let expects = |claim, _, after: Option<&Look>| expected(claim, &look, after?);
+    claimed(about, reasons(&look, registers), advisor, (space, tried), expects)
 }
 
 /// Claims from measured counters. What a change gains is what the cost model predicts of it, at most what the
@@ -65,16 +56,9 @@ pub(super) fn claims_of_counters(
     tried: &dyn Fn(&str) -> bool,
 ) -> Vec<Claim> {
     let before = advisor.look(&[about.to_string()]).remove(0);
-    let asked = changes(about, counters::reasons(counters), space, tried);
-    let ids: Vec<String> = asked.iter().map(|(claim, _)| claim.proposes.clone()).collect();
-    let mut claims: Vec<Claim> = Vec::new();
-    for ((mut claim, costs), after) in asked.into_iter().zip(advisor.look(&ids)) {
-        let spills = before
-            .as_ref()
-            .zip(after.as_ref())
-            .is_some_and(|(before, after)| spills(before, after).is_some());
-        let predicted = before.as_ref().zip(after.as_ref());
-        let predicted = predicted.map_or(0.0, |(before, after)| 100.0 * (after.micros / before.micros - 1.0));
+    let expects = |mut claim: Claim, costs: f64, after: Option<&Look>| {
+        let both = before.as_deref().zip(after);
+        let predicted = both.map_or(0.0, |(before, after)| 100.0 * (after.micros / before.micros - 1.0));
         let expected = match predicted {
             slower if slower >= LEAST => 0.0,
             faster if faster <= -LEAST => faster.max(-costs),
@@ -82,15 +66,21 @@ pub(super) fn claims_of_counters(
         };
         claim.source = Source::Counters;
         claim.expected = Some(expected);
-        if expected <= -LEAST && !spills && claims.iter().all(|other| other.proposes != claim.proposes) {
-            claims.push(claim);
-        }
-    }
-    claims
+        let builds = both.is_none_or(|(before, after)| spills(before, after).is_none());
+        (expected <= -LEAST && builds).then_some(claim)
+    };
+    claimed(about, counters::reasons(counters), advisor, (space, tried), expects)
 }
 
-/// The changes that reasons name, of which none is tried, each with what its reason costs.
-fn changes(about: &str, reasons: Vec<Reason>, space: &Space, tried: &dyn Fn(&str) -> bool) -> Vec<(Claim, f64)> {
+/// The claims of changes that reasons name, of which none is tried. `expects` completes one, or drops it, by what its
+/// reason costs and how the changed candidate looks. If several reasons name a change, the first one counts.
+fn claimed(
+    about: &str,
+    reasons: Vec<Reason>,
+    advisor: &Advisor,
+    (space, tried): (&Space, &dyn Fn(&str) -> bool),
+    expects: impl Fn(Claim, f64, Option<&Look>) -> Option<Claim>,
+) -> Vec<Claim> {
     let mut changes = Vec::new();
     for reason in reasons {
         let turns = reason.turns.split(' ');
@@ -98,7 +88,14 @@ fn changes(about: &str, reasons: Vec<Reason>, space: &Space, tried: &dyn Fn(&str
         let fresh = of_reason.filter(|claim| !tried(&claim.proposes));
         changes.extend(fresh.map(|claim| (claim, reason.costs.unwrap_or(0.0))));
     }
-    changes
+    let ids: Vec<String> = changes.iter().map(|(claim, _)| claim.proposes.clone()).collect();
+    let mut claims: Vec<Claim> = Vec::new();
+    for ((claim, costs), after) in changes.into_iter().zip(advisor.look(&ids)) {
+        if claims.iter().all(|other| other.proposes != claim.proposes) {
+            claims.extend(expects(claim, costs, after.as_deref()));
+        }
+    }
+    claims
 }
 
 /// The claim with its expectation: that the change does not build, or that it pays; otherwise none.

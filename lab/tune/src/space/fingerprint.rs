@@ -1,8 +1,8 @@
 //! Identity of a candidate's machine program and launch.
 
+use flashcore_bench::own::hex;
 use flashcore_kernels::Plan;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 /// SHA-256 of a plan's PTX, without debug lines and kernel names, and of its launches, in hex.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -10,15 +10,14 @@ use sha2::{Digest, Sha256};
 pub struct Fingerprint(pub String);
 
 pub(crate) fn fingerprint(plan: &Plan) -> Fingerprint {
-    let mut hash = Sha256::new();
+    let mut bytes = Vec::new();
     for step in plan.steps() {
         let ptx = step.kernel.to_ptx().replace(step.kernel.name(), "kernel");
-        hash.update((ptx.len() as u64).to_le_bytes());
-        hash.update(ptx);
-        hash.update(format!("{:?}", step.launch));
+        bytes.extend((ptx.len() as u64).to_le_bytes());
+        bytes.extend(ptx.into_bytes());
+        bytes.extend(format!("{:?}", step.launch).into_bytes());
     }
-    let digits = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Fingerprint(digits)
+    Fingerprint(hex(&bytes))
 }
 
 #[cfg(test)]

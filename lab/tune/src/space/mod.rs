@@ -99,12 +99,8 @@ impl Space {
 
     /// Of each kernel of the user the first config that may be proposed, or the first if none may.
     pub(crate) fn yours(&self) -> &[String] {
-        let first = |family: &Family| {
-            family
-                .ids()
-                .find(|id| self.admits(id).is_ok())
-                .or_else(|| family.ids().next())
-        };
+        let admitted = |family: &Family| family.ids().find(|id| self.admits(id).is_ok());
+        let first = |family: &Family| admitted(family).or_else(|| family.ids().next());
         let own = || self.families().filter(|family| family.name == OWN);
         self.yours.get_or_init(|| own().filter_map(first).collect())
     }

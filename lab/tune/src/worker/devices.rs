@@ -6,7 +6,7 @@ use flashcore_bench::gpu::Launching;
 use flashcore_bench::micro::{device, rates};
 use flashcore_bench::planted::{Conduct, InFinals};
 use flashcore_bench::{
-    BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, SubjectInfo, Trouble, Workbench,
+    BenchError, Built, DeviceIdentity, Interval, Measurement, Mode, Options, Stand, SubjectInfo, Trouble, Workbench,
 };
 use flashcore_check::own::Declared;
 use flashcore_cuda::{Function, ModuleOptions};
@@ -15,14 +15,21 @@ use flashcore_problem::Problem;
 
 use super::own::Kernels;
 use super::protocol::{Failed, Opened};
-use super::replayed::{self, Replayed};
+use super::replayed::{self, Replayed, summary};
+use crate::own::Bad;
 use crate::trial::Verdict;
 
 pub(super) trait Device {
     fn identity(&self) -> DeviceIdentity;
 
+    /// Whether kernels run on it; if not, it is [told](Device::told) their times.
     fn computes(&self) -> bool {
-        true
+        false
+    }
+
+    /// The time of a kernel in µs with its interval, and the error that the simulator saw of one of the user's.
+    fn told(&self, _problem: &Problem, _id: &str, _own: (&[Declared], u64)) -> Result<Told, Bad> {
+        Err((Verdict::Refused, "its times are not known".to_string()))
     }
 
     fn compile(&self, _problem: &Problem, _kernels: &[String]) {}
@@ -44,8 +51,19 @@ pub(super) trait Device {
         kernels: &[String],
         own: (&[Declared], u64),
         work: &mut dyn FnMut(Open<'_>),
-    ) -> Result<(), Failed>;
+    ) -> Result<(), Failed> {
+        let row = |id: &String| match self.told(problem, id, own) {
+            Ok((us, interval, error)) => Ok(((id.clone(), summary(us, interval)), error)),
+            Err((verdict, reason)) => Err(Failed::new(verdict, Some(id), reason)),
+        };
+        let rows: Vec<_> = kernels.iter().map(row).collect::<Result<_, _>>()?;
+        let (rows, errors) = rows.into_iter().unzip();
+        work(Open::Replayed(rows, errors));
+        Ok(())
+    }
 }
+
+pub(super) type Told = (f64, Interval, Option<f64>);
 
 pub(super) enum Open<'a> {
     /// The flag is set when the kernels are timed as finalists, for planted candidates. The labels are of kernels whose
@@ -177,6 +195,10 @@ fn of_bench(id: &str, error: &BenchError) -> Failed {
 impl Device for Real {
     fn identity(&self) -> DeviceIdentity {
         self.stand.identity()
+    }
+
+    fn computes(&self) -> bool {
+        true
     }
 
     fn rates(&self) -> Result<(), String> {

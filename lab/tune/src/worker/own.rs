@@ -13,7 +13,7 @@ use flashcore_sim::FindingKind;
 use super::protocol::Failed;
 use crate::judge::small_problems;
 use crate::own::{Bad, on_gpu, verdict_on};
-use crate::simulated::words;
+use crate::simulated::clean;
 use crate::trial::Verdict;
 
 /// What a kernel is simulated on, and schedules of each.
@@ -60,10 +60,7 @@ impl Kernels {
         let simulate = || -> Result<(), Bad> {
             let target = self.chip.ok_or_else(on_gpu)?.target;
             let report = check_declared(declared, problem, target, options).map_err(verdict_on)?;
-            match report.verdict {
-                flashcore_check::Verdict::Clean => Ok(()),
-                _ => Err((Verdict::Wrong, words(&report, options.inputs))),
-            }
+            clean(&report, options.inputs).map_err(|why| (Verdict::Wrong, why))
         };
         simulate().map_err(|bad| failed(declared, bad))
     }

@@ -10,10 +10,9 @@ use flashcore_ir::{Chip, Profile};
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
 
-use super::devices::{Device, Open};
+use super::devices::{Device, Told};
 use super::own::Kernels;
-use super::protocol::Failed;
-use super::replayed::summary;
+use crate::own::Bad;
 use crate::trial::Verdict;
 
 /// A predicted time, µs, with the error that the simulator saw of a kernel of the user; or why there is none.
@@ -71,39 +70,22 @@ impl Device for Card {
         DeviceIdentity::predicted(self.profile)
     }
 
-    fn computes(&self) -> bool {
-        false
-    }
-
     fn own(&self) -> Option<&Kernels> {
         Some(&self.own)
     }
 
-    fn open(
-        &self,
-        problem: &Problem,
-        kernels: &[String],
-        own: (&[Declared], u64),
-        work: &mut dyn FnMut(Open<'_>),
-    ) -> Result<(), Failed> {
+    fn told(&self, problem: &Problem, id: &str, own: (&[Declared], u64)) -> Result<Told, Bad> {
         let mut known = self.known.borrow_mut();
-        let row = |id: &String| {
-            let predicted = known.entry(format!("{problem} {id}"));
-            // The model errs alike on like kernels: a ratio of two predictions is taken as it is.
-            match predicted.or_insert_with(|| self.predict(problem, id, own)) {
-                Ok((us, error)) => Ok(((id.clone(), summary(*us, Interval::new(*us, *us))), *error)),
-                Err((verdict, why)) => Err(Failed::new(*verdict, Some(id), why)),
-            }
-        };
-        let rows: Vec<_> = kernels.iter().map(row).collect::<Result<_, _>>()?;
-        let (rows, errors) = rows.into_iter().unzip();
-        work(Open::Replayed(rows, errors));
-        Ok(())
+        let predicted = known.entry(format!("{problem} {id}"));
+        let (us, error) = predicted.or_insert_with(|| self.predict(problem, id, own)).clone()?;
+        // The model errs alike on like kernels: a ratio of two predictions is taken as it is.
+        Ok((us, Interval::new(us, us), error))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::devices::Open;
     use super::*;
 
     #[test]

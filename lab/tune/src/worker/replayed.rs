@@ -8,8 +8,8 @@ use flashcore_bench::{
 use flashcore_check::own::Declared;
 use flashcore_problem::Problem;
 
-use super::devices::{Device, Open};
-use super::protocol::Failed;
+use super::devices::{Device, Told};
+use crate::own::Bad;
 use crate::replay::{Known, Table};
 use crate::trial::Verdict;
 
@@ -23,31 +23,16 @@ impl Device for Replay {
         self.identity.clone()
     }
 
-    fn computes(&self) -> bool {
-        false
-    }
-
-    fn open(
-        &self,
-        problem: &Problem,
-        kernels: &[String],
-        _own: (&[Declared], u64),
-        work: &mut dyn FnMut(Open<'_>),
-    ) -> Result<(), Failed> {
-        let refused = |id: Option<&str>, reason: &str| Failed::new(Verdict::Refused, id, reason);
-        let table = self.tables.iter().find(|table| table.case.problem == *problem);
-        let known = table
-            .ok_or_else(|| refused(None, "this problem was not measured"))?
-            .by_id();
-        let row = |id: &String| match known.get(id) {
-            None => Err(refused(Some(id), "it was not measured")),
-            Some(Known::Failed(verdict, reason)) => Err(Failed::new(*verdict, Some(id), reason)),
-            Some(Known::Timed(us, interval)) => Ok((id.clone(), summary(*us, *interval))),
+    fn told(&self, problem: &Problem, id: &str, _own: (&[Declared], u64)) -> Result<Told, Bad> {
+        let refused = |reason: &str| Err((Verdict::Refused, reason.to_string()));
+        let Some(table) = self.tables.iter().find(|table| table.case.problem == *problem) else {
+            return refused("this problem was not measured");
         };
-        let rows: Vec<_> = kernels.iter().map(row).collect::<Result<_, _>>()?;
-        let errors = vec![None; rows.len()];
-        work(Open::Replayed(rows, errors));
-        Ok(())
+        match table.by_id().remove(id) {
+            None => refused("it was not measured"),
+            Some(Known::Failed(verdict, reason)) => Err((verdict, reason)),
+            Some(Known::Timed(us, interval)) => Ok((us, interval, None)),
+        }
     }
 }
 

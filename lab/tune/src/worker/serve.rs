@@ -168,7 +168,6 @@ impl<W: Write> Session<W> {
         while let Some(ask) = self.next()? {
             let said = match &ask.command {
                 Command::Open { .. } => return Ok(Some(ask)),
-                command @ Command::Simulate { .. } => of_device(device, command),
                 Command::Time {
                     baseline,
                     mode,
@@ -180,27 +179,22 @@ impl<W: Write> Session<W> {
                         Said::Failed(Failed::new(Verdict::LaunchFailed, None, error).fatal(fatal))
                     }
                 },
-                command => match open.bench() {
-                    Ok(bench) => self.on_bench(device, problem, bench, command),
-                    Err(trouble) => Err(trouble),
+                Command::Run { .. } | Command::Read { .. } | Command::Outside => {
+                    let bench = open.bench();
+                    let said = bench.and_then(|bench| self.on_bench(problem, bench, &ask.command));
+                    said.unwrap_or_else(|trouble| {
+                        let fatal = trouble.fatal;
+                        Said::Failed(Failed::new(Verdict::LaunchFailed, None, trouble).fatal(fatal))
+                    })
                 }
-                .unwrap_or_else(|trouble| {
-                    let fatal = trouble.fatal;
-                    Said::Failed(Failed::new(Verdict::LaunchFailed, None, trouble).fatal(fatal))
-                }),
+                command => of_device(device, command),
             };
             self.answer(ask.id, said)?;
         }
         Ok(None)
     }
 
-    fn on_bench(
-        &mut self,
-        device: &dyn Device,
-        problem: &Problem,
-        bench: &mut Workbench<'_>,
-        command: &Command,
-    ) -> Result<Said, Trouble> {
+    fn on_bench(&mut self, problem: &Problem, bench: &mut Workbench<'_>, command: &Command) -> Result<Said, Trouble> {
         Ok(match command {
             Command::Run { kernel, kind, run } => {
                 let kind =
@@ -211,7 +205,7 @@ impl<W: Write> Session<W> {
             }
             Command::Read { place, what, form } => read(bench, *place, *what, form)?,
             Command::Outside => Said::ok(bench.bed.outside()?),
-            command => of_device(device, command),
+            _ => refused("it needs no kernel"),
         })
     }
 }

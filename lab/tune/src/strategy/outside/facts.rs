@@ -109,14 +109,10 @@ pub(super) struct Failed<'a> {
 pub(super) fn failures(history: &History) -> Vec<Failed<'_>> {
     let failed = |trial: &&Trial| !trial.verdict.is_timed() && !trial.is_undecided() && trial.same_as.is_none();
     let last = history.trials().iter().rev().filter(failed).take(FAILURES);
-    let told = last.map(
-        |Trial {
-             id, verdict, reason, ..
-         }| Failed {
-            id,
-            verdict: *verdict,
-            reason,
-        },
-    );
+    let told = last.map(|trial| Failed {
+        id: &trial.id,
+        verdict: trial.verdict,
+        reason: &trial.reason,
+    });
     told.collect()
 }
