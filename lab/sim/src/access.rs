@@ -62,6 +62,16 @@ pub(crate) fn set(machine: &Machine<'_>, warp: &mut Warp, reg: Reg, mask: u32, v
     }
 }
 
+/// Notes the largest f32 that lanes take from others.
+fn note_exchanged(warp: &mut Warp, sources: u32, values: &[u64; 32]) {
+    if std::mem::take(&mut warp.exchanged_before) {
+        warp.exchanged = 0.0;
+    }
+    let numbers = lanes(sources).map(|lane| f32::from_bits(values[lane] as u32).abs());
+    let finite = numbers.filter(|number| number.is_finite());
+    warp.exchanged = finite.fold(warp.exchanged, f32::max);
+}
+
 impl<'m> Cluster<'m> {
     /// Returns why the time slice ends, if it does.
     #[inline(never)]
@@ -98,8 +108,8 @@ impl<'m> Cluster<'m> {
             }
             What::Shfl(mode) => self.shuffle(warp, pc, *mode, cold),
             What::Vote(vote) => {
-                let (holds, members) = (read(warp, 0), read(warp, 1));
-                for (voters, _) in self.groups(warp, pc, &members, "vote.sync") {
+                let holds = read(warp, 0);
+                for voters in self.groups(warp, pc, cold.reads[1], "vote.sync") {
                     let ballot = lanes(voters).fold(0u32, |all, lane| all | ((holds[lane] as u32 & 1) << lane));
                     let value = match vote {
                         Vote::All => u64::from(ballot == voters),
@@ -111,16 +121,16 @@ impl<'m> Cluster<'m> {
                 }
             }
             What::Redux(op, signed) => {
-                let (values, members) = (read(warp, 0), read(warp, 1));
-                for (group, _) in self.groups(warp, pc, &members, "redux.sync") {
+                let values = read(warp, 0);
+                for group in self.groups(warp, pc, cold.reads[1], "redux.sync") {
                     let all = lanes(group).map(|lane| values[lane] as u32);
                     let all = all.reduce(|a, b| exchange::combine(*op, *signed, a, b)).unwrap_or(0);
                     set(machine, warp, cold.writes[0], group, &[all.into(); 32]);
                 }
             }
             What::Match(all) => {
-                let (values, members) = (read(warp, 0), read(warp, 1));
-                for (voters, _) in self.groups(warp, pc, &members, "match.sync") {
+                let values = read(warp, 0);
+                for voters in self.groups(warp, pc, cold.reads[1], "match.sync") {
                     let is_same = |lane: usize, other: usize| u64::from(values[other] == values[lane]) << other;
                     let same = |lane: usize| lanes(voters).fold(0, |all, other| all | is_same(lane, other));
                     let mut masks: [u64; 32] = std::array::from_fn(same);
@@ -135,8 +145,7 @@ impl<'m> Cluster<'m> {
                 }
             }
             What::Elect => {
-                let members = read(warp, 0);
-                for (group, _) in self.groups(warp, pc, &members, "elect.sync") {
+                for group in self.groups(warp, pc, cold.reads[0], "elect.sync") {
                     let leader = self.elected(warp, group);
                     set(machine, warp, cold.writes[0], group, &[leader as u64; 32]);
                     let is_leader = std::array::from_fn(|lane| u64::from(lane == leader));
@@ -191,8 +200,7 @@ impl<'m> Cluster<'m> {
                 return Some(self.arrive_of(warp, pc, &ids, &counts, *waits));
             }
             What::WarpSync => {
-                let members = read(warp, 0);
-                for (lanes, _) in self.groups(warp, pc, &members, "bar.warp.sync") {
+                for lanes in self.groups(warp, pc, cold.reads[0], "bar.warp.sync") {
                     self.join_lanes(warp, lanes);
                 }
             }
@@ -206,7 +214,12 @@ impl<'m> Cluster<'m> {
     }
 
     /// The active lanes by their member masks, which must name just them.
-    fn groups(&mut self, warp: &mut Warp, pc: u32, members: &[u64; 32], name: &'static str) -> Vec<(u32, u32)> {
+    fn groups(&mut self, warp: &mut Warp, pc: u32, members: Operand, name: &'static str) -> Vec<u32> {
+        if let Operand::Imm(mask) = members {
+            self.check_members(warp, pc, mask as u32, name);
+            return vec![warp.active];
+        }
+        let members = bits(self.machine, warp, members);
         let mut groups: Vec<(u32, u32)> = Vec::new();
         for lane in lanes(warp.active) {
             let mask = members[lane] as u32;
@@ -221,35 +234,32 @@ impl<'m> Cluster<'m> {
             self.check_members(warp, pc, mask, name);
         }
         warp.active = all;
-        groups
+        groups.into_iter().map(|(lanes, _)| lanes).collect()
     }
 
     /// `shfl.sync` in segments of a warp (PTX ISA, `shfl`).
     fn shuffle(&mut self, warp: &mut Warp, pc: u32, mode: ShflMode, cold: &Cold) {
         let machine = self.machine;
         let active = warp.active;
-        let [values, by, clamps, members] = [0, 1, 2, 3].map(|at| bits(machine, warp, cold.reads[at]));
-        self.groups(warp, pc, &members, "shfl.sync");
+        let [values, by, clamps] = [0, 1, 2].map(|at| bits(machine, warp, cold.reads[at]));
+        self.groups(warp, pc, cold.reads[3], "shfl.sync");
         let (mut out, mut exists, mut sources) = ([0; 32], [0; 32], 0u32);
-        if std::mem::take(&mut warp.exchanged_before) {
-            warp.exchanged = 0.0;
-        }
         for lane in lanes(active) {
             let (source, is_there) = source_of(mode, lane, by[lane], clamps[lane]);
             sources |= 1 << source;
             (out[lane], exists[lane]) = (values[source], u64::from(is_there));
-            let number = f32::from_bits(values[source] as u32).abs();
-            if number.is_finite() {
-                warp.exchanged = warp.exchanged.max(number);
-            }
+        }
+        if machine.is_foreign {
+            note_exchanged(warp, sources, &values);
         }
         set(machine, warp, cold.writes[0], active, &out);
         if let Some(&p) = cold.writes.get(1) {
             set(machine, warp, p, active, &exists);
         }
-        // What is tracked is reported where it is used.
+        // What is tracked in kernels of other compilers is reported where it is used.
         let absent = sources & !active;
-        if absent != 0 && !machine.program.tracked.contains(&cold.writes[0]) {
+        let is_tracked = || machine.is_foreign && machine.program.tracked.contains(&cold.writes[0]);
+        if absent != 0 && !is_tracked() {
             self.report(FindingKind::MissingLanes, pc, None, |cluster| {
                 let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not active");
                 Details::new(message, cluster.actor(warp.index, active))

@@ -226,13 +226,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// `bar.warp.sync`: the lanes learn each other's accesses.
-    pub(crate) fn sync_lanes(&mut self, warp: &mut Warp, pc: u32, members: u32) {
-        self.check_members(warp, pc, members, "bar.warp.sync");
-        self.join_lanes(warp, members & warp.active);
-    }
-
-    /// Some lanes learn each other's accesses.
+    /// `bar.warp.sync`: some lanes learn each other's accesses.
     pub(crate) fn join_lanes(&mut self, warp: &mut Warp, lanes: u32) {
         let mut clock = warp.joined(lanes);
         self.publish(&mut clock, warp, lanes);

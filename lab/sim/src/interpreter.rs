@@ -1,7 +1,7 @@
 //! The interpreter loop.
 
 use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, MbarInst, Scope, Space};
-use flashcore_ir::{RegClass, ScalarType};
+use flashcore_ir::RegClass;
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
@@ -376,11 +376,6 @@ fn instruction<'m>(
             let base = warp.shared_start.wrapping_add(warp.shared_first);
             warp.registers.set(first, active, &[base; 32]);
         }
-        Inst::Shfl { mode, members, .. } => cluster.shfl(warp, pc, mode, [first, second, third], members),
-        Inst::Vote { mode, members, .. } => cluster.vote(warp, pc, mode, [first, second], members),
-        Inst::Redux { op, ty, members, .. } => {
-            cluster.redux(warp, pc, op, ty == ScalarType::S32, [first, second], members)
-        }
         Inst::Elect { .. } => cluster.elect(warp, pc, first),
         Inst::BarSync { threads, .. } => {
             let ids = *warp.registers.get(&machine.constants, first);
@@ -390,7 +385,6 @@ fn instruction<'m>(
             let ids = *warp.registers.get(&machine.constants, first);
             return Some(cluster.arrive(warp, pc, &ids, Some(threads), false));
         }
-        Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.
         Inst::Fence(FenceInst::Memory(Scope::Block)) => cluster.fence_here(warp),
         Inst::Fence(FenceInst::Memory(scope)) => {
@@ -421,6 +415,8 @@ fn instruction<'m>(
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
+        // Read as cold steps.
+        Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } | Inst::BarWarp { .. } => {}
         // Decoded.
         Inst::Mov { .. }
         | Inst::Bin { .. }

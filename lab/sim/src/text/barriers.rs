@@ -29,7 +29,7 @@ impl Reader<'_> {
                 let writes = vec![self.result(d, class)?];
                 self.cold(What::Given(vote), Class::Exchange, writes, Vec::new());
             }
-            [members @ Written::Register(_)] if has("warp") => {
+            [members] if has("warp") => {
                 let reads = vec![self.operand(members, Ty::Int(32, false))?];
                 self.cold(What::WarpSync, Class::Sync, Vec::new(), reads);
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use super::{Reader, UNKNOWN, class_of};
 use flashcore_ir::inst::{
     Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, FlagInst, Inst, L2Hint,
-    Major, MbarInst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special, StoreSource, UnOp, VoteMode, WgmmaA,
+    Major, MbarInst, MmaAcc, MmaInput, Operand, Scope, Space, Special, StoreSource, UnOp, WgmmaA,
     WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::ptx::{Notes, mnemonic};
@@ -281,33 +281,9 @@ fn of_words(opcode: &str) -> Vec<Inst> {
         let (a, b, c) = (word, word, d);
         all.push(Inst::Mma { input, acc, d, a, b, c });
     }
-    let (src, lane, members) = (IMM, IMM, 0);
-    all.extend(ShflMode::ALL.map(|mode| Inst::Shfl {
-        mode,
-        dst,
-        src,
-        lane,
-        members,
-    }));
-    all.extend(BinOp::ALL.map(|op| Inst::Redux {
-        op,
-        ty,
-        dst,
-        src,
-        members,
-    }));
-    for mode in VoteMode::ALL {
-        let dst = if mode == VoteMode::Ballot { word } else { pred };
-        all.push(Inst::Vote {
-            mode,
-            dst,
-            pred,
-            members,
-        });
-    }
     let (id, threads) = (Operand::Imm(0), 32);
     all.extend([None, Some(threads)].map(|threads| Inst::BarSync { id, threads }));
-    all.extend([Inst::BarArrive { id, threads }, Inst::BarWarp { members }]);
+    all.push(Inst::BarArrive { id, threads });
     all.extend([Inst::Elect { dst: pred }, Inst::DependencyWait, Inst::DependencyTrigger]);
     all.extend([ProxyAsync, ProxyAsyncGlobal, MbarrierInit].map(Inst::Fence));
     all.extend(Scope::ALL.map(|scope| Inst::Fence(FenceInst::Memory(scope))));

@@ -64,8 +64,8 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
             }
             Step::Cold(cold) => {
                 lowering.begin(step, *site);
-                lowering.note_cold(cold);
-                lowering.push(Op::Cold(cold), cold.class, *site);
+                lowering.cold(cold, *site);
+                lowering.end(step, *site);
             }
             Step::Guard(pred, negated) => {
                 lowering.check_reads(&[*pred], *site);
@@ -214,10 +214,6 @@ impl Step {
         let all = Operand::Imm(u64::from(FULL));
         match self {
             Step::Inst(inst) => match inst {
-                Inst::BarWarp { members }
-                | Inst::Shfl { members, .. }
-                | Inst::Vote { members, .. }
-                | Inst::Redux { members, .. } => Some(Operand::Imm(u64::from(*members))),
                 Inst::BarSync { .. }
                 | Inst::BarArrive { .. }
                 | Inst::Mma { .. }

@@ -129,8 +129,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads what the kernel language has not. False if it is not known either.
-    pub(super) fn foreign(&mut self, form: &Spelled, operands: &[Written]) -> Filled<bool> {
+    /// Reads what is executed as a cold step. False if it is not known either.
+    pub(super) fn cold_step(&mut self, form: &Spelled, operands: &[Written]) -> Filled<bool> {
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
         match (form.name(), operands) {

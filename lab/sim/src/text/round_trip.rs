@@ -5,6 +5,7 @@ use flashcore_ir::ptx::mnemonic;
 
 use super::{Code, Step};
 use crate::assigned::accessed;
+use crate::report::Class;
 
 #[path = "../../../../crates/ir/tests/it/every_instruction/kernels.rs"]
 mod every_instruction;
@@ -18,13 +19,14 @@ fn is_plain(inst: &Inst) -> bool {
 fn every_instruction_reads_back() {
     for kernel in every_instruction::kernels() {
         let code = Code::of(&kernel).unwrap();
-        let mut read = code.items.iter().filter_map(|item| match &item.step {
-            Step::Inst(inst) => Some(inst),
-            _ => None,
-        });
+        let mut read = code.items.iter().map(|item| &item.step);
         kernel.for_each_inst(&mut |inst, _| {
-            // Types that print the same are one.
-            let is_same = |other: &Inst| (mnemonic(other), accessed(other)) == (mnemonic(inst), accessed(inst));
+            let is_same = |step: &Step| match step {
+                // Types that print the same are one.
+                Step::Inst(other) => (mnemonic(other), accessed(other)) == (mnemonic(inst), accessed(inst)),
+                Step::Cold(cold) => cold.class == Class::of(inst) && cold.accessed() == accessed(inst),
+                _ => false,
+            };
             let found = !is_plain(inst) || read.by_ref().any(is_same);
             assert!(found, "{}: {inst:?}", kernel.name());
         });
