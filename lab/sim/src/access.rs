@@ -13,7 +13,7 @@ use crate::mbarrier::Arrival;
 use crate::program::{self, At};
 use crate::record::Details;
 use crate::registers::lanes;
-use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Strength, Vote, What};
+use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Vote, What};
 use crate::warp::Warp;
 
 /// The bits of an operand in each lane.
@@ -325,31 +325,32 @@ impl<'m> Cluster<'m> {
         let all = warp.active;
         let regs = cold.values(access);
         let rows: Vec<program::Row> = regs.iter().map(|&reg| machine.program.rows.row(reg)).collect();
-        let [narrow, wide] = access.scratch.map(|reg| machine.program.rows.row(reg));
+        let scratch = access.scratch.map(|regs| regs.map(|reg| machine.program.rows.row(reg)));
         for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
             match memory {
                 Memory::Global => {
-                    warp.registers.set(wide, mask, &addresses);
                     for (object, mask) in self.buffers(warp, pc, &addresses, mask, access.object) {
                         warp.active = mask;
-                        let at = At::start(object);
+                        let (at, how) = (At::start(object), (access.size, access.strength));
+                        let Some([_, wide]) = scratch else {
+                            if access.writes {
+                                let values = bits(machine, warp, cold.reads[1]);
+                                self.strong_store(warp, pc, how, at, &addresses, &values);
+                            } else if !self.strong_load(warp, pc, how, at, &addresses, regs[0]) {
+                                warp.active = all;
+                                warp.pc = pc;
+                                return Some(Stop::SliceEnd);
+                            }
+                            continue;
+                        };
+                        warp.registers.set(wide, mask, &addresses);
                         let plain = program::Access {
                             regs: &rows,
                             size: access.size,
                             base: wide,
                             at,
                         };
-                        if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
-                            let how = (access.size, access.strength);
-                            let values = bits(machine, warp, Operand::Reg(regs[0]));
-                            if access.writes {
-                                self.strong_store(warp, pc, how, at, &addresses, &values);
-                            } else if !self.strong_load(warp, pc, how, at, &addresses, rows[0]) {
-                                warp.active = all;
-                                warp.pc = pc;
-                                return Some(Stop::SliceEnd);
-                            }
-                        } else if access.writes {
+                        if access.writes {
                             self.store_global(warp, pc, plain);
                         } else {
                             let cache = if access.read_only {
@@ -366,19 +367,21 @@ impl<'m> Cluster<'m> {
                         self.global.changes += 1;
                     }
                     let narrowed = addresses.map(|address| address as u32);
-                    warp.registers.set(narrow, mask, &narrowed);
                     let blocks = self.blocks_of(&addresses, mask, access.object);
                     for (at, mask) in blocks.into_iter().filter(|(_, lanes)| *lanes != 0) {
                         warp.active = mask;
+                        let Some([narrow, _]) = scratch else {
+                            self.strong_shared(warp, pc, (cold, access), at, &narrowed);
+                            continue;
+                        };
+                        warp.registers.set(narrow, mask, &narrowed);
                         let plain = program::Access {
                             regs: &rows,
                             size: access.size,
                             base: narrow,
                             at,
                         };
-                        if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
-                            self.strong_shared(warp, pc, access, (plain.at, rows[0]), &narrowed);
-                        } else if access.writes {
+                        if access.writes {
                             self.store_shared(warp, pc, plain)
                         } else {
                             self.load_shared(warp, pc, plain)

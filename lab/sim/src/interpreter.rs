@@ -1,13 +1,12 @@
 //! The interpreter loop.
 
-use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, MbarInst, Scope, Space};
 use flashcore_ir::RegClass;
+use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, MbarInst, Scope, Space};
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
 use crate::cluster::Cluster;
 use crate::cold::{division_by_zero, never_written, not_uniform, record, special};
-use crate::flags::Order;
 use crate::float::{f, result};
 use crate::machine::Machine;
 use crate::program::{Access, At, NOTHING, OPERANDS, Op, Row};
@@ -333,28 +332,6 @@ fn instruction<'m>(
         }
         Inst::CpAsyncCommit => cluster.cp_async_commit(warp),
         Inst::CpAsyncWait { pending } => cluster.cp_async_wait(warp, pending),
-        Inst::Atom {
-            op,
-            ty,
-            space,
-            dst,
-            ref addr,
-            ..
-        } => {
-            let (base, value) = dst.map_or((first, second), |_| (second, third));
-            let at = At::of(addr, space);
-            if space == Space::Global {
-                let (r, k) = (&warp.registers, &machine.constants);
-                let (base, value) = (*r.get(k, base), *r.get(k, value));
-                let dst = dst.map(|_| first);
-                let done = cluster.atomic_global(warp, pc, (op, ty, Order::Relaxed), at, (&base, &value), dst);
-                return stop_unless(done, warp, pc);
-            }
-            let old = cluster.atomic_shared(warp, pc, (op, ty), at, (base, value));
-            if dst.is_some() {
-                warp.registers.set(first, active, &old);
-            }
-        }
         Inst::AddFour { ref addr, .. } => {
             let (r, k) = (&warp.registers, &machine.constants);
             let base = *r.get(k, first);
@@ -407,7 +384,6 @@ fn instruction<'m>(
                 record(cluster, warp, label, src.class, first);
             }
         }
-        Inst::Flag(ref inst) => return stop_unless(cluster.flag(warp, pc, inst), warp, pc),
         Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
         Inst::Mbar(ref inst) => return stop_unless(cluster.mbarrier(warp, pc, inst), warp, pc),
         Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),
@@ -416,7 +392,12 @@ fn instruction<'m>(
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
         // Read as cold steps.
-        Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } | Inst::BarWarp { .. } => {}
+        Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Redux { .. }
+        | Inst::BarWarp { .. }
+        | Inst::Atom { .. }
+        | Inst::Flag(_) => {}
         // Decoded.
         Inst::Mov { .. }
         | Inst::Bin { .. }

@@ -36,7 +36,7 @@ pub(crate) struct Lowering<'a> {
     consts64: FxHashMap<u64, Row>,
     unproven: FxHashSet<Reg>,
     /// Whether what is not defined moves with values, and by local memory.
-    moves: bool,
+    pub(crate) moves: bool,
     has_local: bool,
     tracked: FxHashMap<Reg, u32>,
     /// Fragments read or written since products last started or ended.

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::swap;
 use std::ops::Range;
 
-use flashcore_ir::inst::{BulkInst, Inst, MbarInst, Space};
+use flashcore_ir::inst::{BulkInst, Inst, MbarInst};
 
 use crate::barrier::waits_at;
 use crate::cluster::{Cluster, Outcome, Running};
@@ -218,7 +218,6 @@ impl Cluster<'_> {
 /// are counted word by word.
 pub(crate) fn changes_the_block(inst: &Inst) -> bool {
     match inst {
-        Inst::Atom { space, .. } => *space != Space::Global,
         Inst::Wgmma(_) => true,
         // These change what a warp knows itself.
         Inst::BarWarp { .. }

@@ -44,10 +44,10 @@ impl Cold {
         let reads = self.reads.iter().chain(&base).filter_map(of_register);
         let mut writes = self.writes.clone();
         match &self.what {
-            What::Access(access) => writes.extend(access.scratch),
+            What::Access(access) => writes.extend(access.scratch.iter().flatten()),
             What::Move(movement) => {
                 writes.extend(movement.scratch);
-                writes.extend(movement.access.scratch);
+                writes.extend(movement.access.scratch.iter().flatten());
             }
             _ => {}
         }
@@ -165,8 +165,8 @@ pub(crate) struct Access {
     pub(crate) strength: Strength,
     /// Whether a loop goes on or not as a strong load says.
     pub(crate) polls: bool,
-    /// Registers for addresses of 4 and of 8 bytes.
-    pub(crate) scratch: [Reg; 2],
+    /// Registers for addresses of 4 and of 8 bytes; none of a strong access of one word.
+    pub(crate) scratch: Option<[Reg; 2]>,
 }
 
 impl Access {
@@ -201,12 +201,28 @@ pub(crate) enum Float {
     Halves(bool),
 }
 
-/// A read-modify-write of a word; its operands are the address and one or two values.
+/// What is done to a word of so many bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Atomic {
+pub(crate) struct Update {
     pub(crate) change: Change,
     pub(crate) signed: bool,
     pub(crate) float: Float,
+    pub(crate) size: u32,
+}
+
+impl Update {
+    pub(crate) const ADD_F32: Update = Update {
+        change: Change::Add,
+        signed: false,
+        float: Float::One,
+        size: 4,
+    };
+}
+
+/// A read-modify-write of a word; its operands are the address and one or two values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Atomic {
+    pub(crate) update: Update,
     pub(crate) access: Access,
 }
 

@@ -5,9 +5,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use super::{Reader, UNKNOWN, class_of};
 use flashcore_ir::inst::{
-    Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, FlagInst, Inst, L2Hint,
-    Major, MbarInst, MmaAcc, MmaInput, Operand, Scope, Space, Special, StoreSource, UnOp, WgmmaA,
-    WgmmaInput, WgmmaInst,
+    Address, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, Inst, L2Hint, Major, MbarInst,
+    MmaAcc, MmaInput, Operand, Scope, Space, Special, StoreSource, UnOp, WgmmaA, WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::ptx::{Notes, mnemonic};
 use flashcore_ir::shared::BufferId;
@@ -213,7 +212,7 @@ fn of_words(opcode: &str) -> Vec<Inst> {
     let (dst, b, c, table) = (word, Operand::Imm(1), Operand::Imm(2), 0);
     all.push(Inst::Lop3 { dst, a, b, c, table });
 
-    let (addr, value, dst, src) = (ADDRESS, IMM, reg(class), reg(class));
+    let (addr, dst, src) = (ADDRESS, reg(class), reg(class));
     let count = number("v").or(number("x")).unwrap_or(1);
     let space = Space::ALL.into_iter().find(|space| has(space.ptx()));
     if let Some(space) = space.filter(|_| class != RegClass::Pred) {
@@ -236,30 +235,6 @@ fn of_words(opcode: &str) -> Vec<Inst> {
         }
     }
     let release = has("release");
-    if [RegClass::B32, RegClass::F32].contains(&class) {
-        all.push(Inst::Flag(FlagInst::LoadAcquire { dst, addr }));
-        let ty = class.scalar();
-        all.push(Inst::Flag(FlagInst::StoreRelease { ty, addr, value }));
-    }
-    if [ScalarType::U32, ScalarType::S32, ScalarType::F32].contains(&ty) {
-        all.push(Inst::Flag(FlagInst::Add {
-            release,
-            ty,
-            addr,
-            value,
-        }));
-    }
-    if let (Some(space), RegClass::B32 | RegClass::F32) = (space, class) {
-        let dst = has("atom").then_some(reg(ty.class()));
-        all.extend(AtomOp::ALL.map(|op| Inst::Atom {
-            op,
-            ty,
-            space,
-            dst,
-            addr,
-            value,
-        }));
-    }
     let src = float;
     all.push(Inst::AddFour { addr, src });
 

@@ -377,13 +377,12 @@ impl<'a> Reader<'a> {
         }
         let is_first = match (form.name(), operands) {
             ("mov", [d, Written::Symbol(name, offset)]) if is_foreign => return self.address_of(d, name, *offset),
-            ("ld" | "st" | "atom" | "red", _) if form.has("shared::cluster") => false,
+            ("ld" | "st", _) if form.has("shared::cluster") => false,
+            ("ld" | "st", _) => is_foreign || form.has("acquire") || form.has("release"),
             ("shfl" | "vote" | "redux", _) => true,
+            ("atom" | "red", _) => is_foreign || !form.has("v4"),
             ("bar", _) => form.has("warp"),
-            (
-                "ld" | "st" | "cvta" | "atom" | "red" | "membar" | "nanosleep" | "mbarrier" | "prefetch" | "elect",
-                _,
-            ) => is_foreign,
+            ("cvta" | "membar" | "nanosleep" | "mbarrier" | "prefetch" | "elect", _) => is_foreign,
             _ => false,
         };
         if is_first && self.cold_step(form, operands)? {

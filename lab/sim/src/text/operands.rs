@@ -82,7 +82,7 @@ impl Reader<'_> {
     }
 
     /// The object of the next address, as the notes have it.
-    fn object(&mut self) -> Object {
+    pub(super) fn object(&mut self) -> Object {
         self.objects.next().unwrap_or(UNKNOWN)
     }
 
