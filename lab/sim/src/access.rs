@@ -13,6 +13,7 @@ use crate::mbarrier::Arrival;
 use crate::program::{self, At};
 use crate::record::Details;
 use crate::registers::lanes;
+use crate::resident::changes_the_block;
 use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Vote, What};
 use crate::warp::Warp;
 
@@ -78,6 +79,9 @@ impl<'m> Cluster<'m> {
     pub(crate) fn cold(&mut self, warp: &mut Warp, pc: u32, cold: &Cold) -> Option<Stop> {
         let machine = self.machine;
         let active = warp.active;
+        if machine.communicates && changes_the_block(&cold.what) {
+            self.global.changes += 1;
+        }
         let read = |warp: &Warp, at: usize| bits(machine, warp, cold.reads[at]);
         match &cold.what {
             What::Scalar(compute) => {
@@ -172,14 +176,42 @@ impl<'m> Cluster<'m> {
                 let states = self.mbarrier_states(warp, pc, address);
                 set(machine, warp, cold.writes[0], active, &states);
             }
-            What::Mbarrier(Mbarrier::Arrive { drops, ends }, address) => {
+            What::Mbarrier(
+                Mbarrier::Arrive {
+                    drops,
+                    ends,
+                    announces,
+                    is_remote,
+                    of_cluster,
+                },
+                address,
+            ) => {
+                let given = read(warp, 0).map(|count| count as u32);
                 let arrival = Arrival {
-                    counts: read(warp, 0).map(|count| count as u32),
+                    tx: announces.then_some(given),
+                    counts: if *announces { [1; 32] } else { given },
                     drops: *drops,
                     ends: *ends,
-                    ..Arrival::ONE
                 };
-                self.mbarrier_arrive(warp, pc, (address, Space::Shared), false, &arrival);
+                let space = if *is_remote { Space::Cluster } else { Space::Shared };
+                self.mbarrier_arrive(warp, pc, (address, space), *of_cluster, &arrival);
+            }
+            What::Mbarrier(Mbarrier::Expect, address) => {
+                let bytes = read(warp, 0).map(|bytes| bytes as u32);
+                self.mbarrier_expect(warp, pc, address, &bytes);
+            }
+            What::Mbarrier(Mbarrier::Test { blocks, of_state }, address) => {
+                let phases = read(warp, 0).map(|phase| phase as u32);
+                let parities = if *of_state {
+                    phases.map(|phase| phase & 1)
+                } else {
+                    phases
+                };
+                let d = machine.program.rows.row(cold.writes[0]);
+                if !self.mbarrier_test(warp, pc, d, address, &parities, *blocks) {
+                    warp.pc = pc;
+                    return Some(Stop::SliceEnd);
+                }
             }
             What::Mbarrier(Mbarrier::Copies(counts), address) => self.mbarrier_copies(warp, pc, address, *counts),
             What::Give => {
@@ -196,8 +228,10 @@ impl<'m> Cluster<'m> {
                 set(machine, warp, cold.writes[0], active, &[value; 32]);
             }
             What::Barrier(waits) => {
-                let [ids, counts] = [0, 1].map(|at| read(warp, at).map(|bits| bits as u32));
-                return Some(self.arrive_of(warp, pc, &ids, &counts, *waits));
+                let ids = read(warp, 0).map(|id| id as u32);
+                let counts = cold.reads.get(1).map(|counts| bits(machine, warp, *counts));
+                let threads = counts.map(|counts| self.threads_named(warp, pc, &counts));
+                return Some(self.arrive(warp, pc, &ids, threads, *waits));
             }
             What::WarpSync => {
                 for lanes in self.groups(warp, pc, cold.reads[0], "bar.warp.sync") {

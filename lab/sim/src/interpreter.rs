@@ -1,7 +1,7 @@
 //! The interpreter loop.
 
 use flashcore_ir::RegClass;
-use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, MbarInst, Scope, Space};
+use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, Scope, Space};
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
@@ -11,7 +11,8 @@ use crate::float::{f, result};
 use crate::machine::Machine;
 use crate::program::{Access, At, NOTHING, OPERANDS, Op, Row};
 use crate::registers::{Word, lanes, map1, map2, map3, select, test2};
-use crate::resident::changes_the_block;
+use crate::resident::inst_changes_the_block;
+use crate::text::cold::{Mbarrier, What};
 use crate::undefined;
 use crate::warp::Warp;
 
@@ -50,10 +51,10 @@ impl<const PATH: bool> WithSimd for TimeSlice<'_, '_, PATH> {
 
 /// Notes an operation in a warp's path.
 fn record_path(machine: &Machine<'_>, warp: &mut Warp, at: u32) {
-    let is_test = matches!(
-        machine.program.ops[at as usize],
-        Op::Inst(Inst::Mbar(MbarInst::Test { .. }), _)
-    );
+    let is_test = match machine.program.ops[at as usize] {
+        Op::Cold(cold) => matches!(cold.what, What::Mbarrier(Mbarrier::Test { .. }, _)),
+        _ => false,
+    };
     match machine.program.counts[at as usize] {
         NOTHING => {}
         _ if warp.path.len() >= machine.options.path => warp.unrecorded += 1,
@@ -252,7 +253,7 @@ fn instruction<'m>(
     let machine = cluster.machine;
     let active = warp.active;
     let [first, second, third, ..] = *rows;
-    if machine.communicates && changes_the_block(inst) {
+    if machine.communicates && inst_changes_the_block(inst) {
         cluster.global.changes += 1;
     }
     match *inst {
@@ -354,14 +355,6 @@ fn instruction<'m>(
             warp.registers.set(first, active, &[base; 32]);
         }
         Inst::Elect { .. } => cluster.elect(warp, pc, first),
-        Inst::BarSync { threads, .. } => {
-            let ids = *warp.registers.get(&machine.constants, first);
-            return Some(cluster.arrive(warp, pc, &ids, threads, true));
-        }
-        Inst::BarArrive { threads, .. } => {
-            let ids = *warp.registers.get(&machine.constants, first);
-            return Some(cluster.arrive(warp, pc, &ids, Some(threads), false));
-        }
         // The simulator never reorders a thread's own accesses.
         Inst::Fence(FenceInst::Memory(Scope::Block)) => cluster.fence_here(warp),
         Inst::Fence(FenceInst::Memory(scope)) => {
@@ -385,7 +378,6 @@ fn instruction<'m>(
             }
         }
         Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
-        Inst::Mbar(ref inst) => return stop_unless(cluster.mbarrier(warp, pc, inst), warp, pc),
         Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),
         Inst::Cluster(ref inst) => return stop_unless(cluster.across_blocks(warp, pc, inst), warp, pc),
         Inst::SetMaxRegs { regs, raise } => {
@@ -396,8 +388,11 @@ fn instruction<'m>(
         | Inst::Vote { .. }
         | Inst::Redux { .. }
         | Inst::BarWarp { .. }
+        | Inst::BarSync { .. }
+        | Inst::BarArrive { .. }
         | Inst::Atom { .. }
-        | Inst::Flag(_) => {}
+        | Inst::Flag(_)
+        | Inst::Mbar(_) => {}
         // Decoded.
         Inst::Mov { .. }
         | Inst::Bin { .. }

@@ -85,7 +85,7 @@ pub(crate) enum What {
     /// What a warp gives to the next barrier that it comes to, a predicate of each thread; and what all gave together.
     Give,
     Given(Vote),
-    /// A barrier of so many threads as the second operand says; if true, a warp waits there.
+    /// The barrier of a number, of so many threads as the second operand says or of all; if true, a warp waits there.
     Barrier(bool),
     /// `bar.warp.sync` of the lanes that a register has.
     WarpSync,
@@ -108,9 +108,22 @@ pub(crate) enum Mbarrier {
     Invalidate,
     /// Gives its phase, and the arrivals that are outstanding.
     State,
-    /// As many arrivals as the first operand says. Whether later phases have so many fewer, and whether these may end
-    /// the phase.
-    Arrive { drops: bool, ends: bool },
+    /// As many arrivals as the operand says, or one that announces so many bytes.
+    Arrive {
+        /// Whether later phases have so many fewer.
+        drops: bool,
+        /// Whether these may end the phase.
+        ends: bool,
+        announces: bool,
+        /// Whether the address may be in any block of the cluster.
+        is_remote: bool,
+        /// Whether threads of the cluster learn what this one did before.
+        of_cluster: bool,
+    },
+    /// Announces bytes.
+    Expect,
+    /// Whether a phase has ended: that of a parity, or of what [`Mbarrier::State`] gave. Whether it waits first.
+    Test { blocks: bool, of_state: bool },
     /// Copies of the thread become part of the phase; if true, they are one of its arrivals.
     Copies(bool),
 }

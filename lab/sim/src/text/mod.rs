@@ -381,8 +381,8 @@ impl<'a> Reader<'a> {
             ("ld" | "st", _) => is_foreign || form.has("acquire") || form.has("release"),
             ("shfl" | "vote" | "redux", _) => true,
             ("atom" | "red", _) => is_foreign || !form.has("v4"),
-            ("bar", _) => form.has("warp"),
-            ("cvta" | "membar" | "nanosleep" | "mbarrier" | "prefetch" | "elect", _) => is_foreign,
+            ("bar" | "barrier" | "mbarrier", _) => true,
+            ("cvta" | "membar" | "nanosleep" | "prefetch" | "elect", _) => is_foreign,
             _ => false,
         };
         if is_first && self.cold_step(form, operands)? {

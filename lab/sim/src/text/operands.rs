@@ -275,13 +275,9 @@ pub(super) fn error(opcode: &str, why: impl Into<String>, line: u32) -> PtxError
     PtxError::not_understood(format!("`{opcode}`"), why, line)
 }
 
-/// Why no GPU executes an instruction of another compiler, such as a barrier of a part of a warp.
+/// Why no GPU executes an instruction of another compiler, such as a copy of a number of bytes that there is not.
 pub(super) fn no_gpu_has(inst: &Inst) -> Option<String> {
-    let is_limited = matches!(
-        inst,
-        Inst::BarSync { .. } | Inst::BarArrive { .. } | Inst::CpAsync { .. }
-    );
-    inst.impossible().filter(|_| is_limited)
+    inst.impossible().filter(|_| matches!(inst, Inst::CpAsync { .. }))
 }
 
 fn small(bits: u64, most: u32) -> Filled<u32> {

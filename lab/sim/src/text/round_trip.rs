@@ -2,6 +2,7 @@
 
 use flashcore_ir::inst::Inst;
 use flashcore_ir::ptx::mnemonic;
+use flashcore_ir::types::Reg;
 
 use super::{Code, Step};
 use crate::assigned::accessed;
@@ -24,7 +25,15 @@ fn every_instruction_reads_back() {
             let is_same = |step: &Step| match step {
                 // Types that print the same are one.
                 Step::Inst(other) => (mnemonic(other), accessed(other)) == (mnemonic(inst), accessed(inst)),
-                Step::Cold(cold) => cold.class == Class::of(inst) && cold.accessed() == accessed(inst),
+                Step::Cold(cold) => {
+                    let sorted = |all: [Vec<Reg>; 2]| {
+                        all.map(|mut regs| {
+                            regs.sort_unstable_by_key(|reg| (reg.class, reg.index));
+                            regs
+                        })
+                    };
+                    cold.class == Class::of(inst) && sorted(cold.accessed()) == sorted(accessed(inst))
+                }
                 _ => false,
             };
             let found = !is_plain(inst) || read.by_ref().any(is_same);
