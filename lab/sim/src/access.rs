@@ -304,7 +304,8 @@ impl<'m> Cluster<'m> {
     /// The addresses of an access, and the lanes of each kind of memory.
     pub(crate) fn addresses(&self, warp: &Warp, cold: &Cold, access: &Access) -> ([u64; 32], [(Memory, u32); 3]) {
         let base = bits(self.machine, warp, cold.reads[0]);
-        let addresses = base.map(|base| base.wrapping_add_signed(access.offset));
+        let window = if access.is_remote { CLUSTER_WINDOW } else { 0 };
+        let addresses = base.map(|base| base.wrapping_add_signed(access.offset).wrapping_add(window));
         let kinds = [Memory::Global, Memory::Shared, Memory::Local].map(|memory| {
             let is_there = |lane: &usize| match access.memory {
                 Memory::Generic => Memory::of(addresses[*lane]) == memory,

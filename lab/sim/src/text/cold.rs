@@ -169,6 +169,8 @@ pub(crate) enum Strength {
 pub(crate) struct Access {
     pub(crate) writes: bool,
     pub(crate) memory: Memory,
+    /// Whether it is of shared memory of any block of the cluster.
+    pub(crate) is_remote: bool,
     /// Bytes of each register in memory.
     pub(crate) size: u32,
     pub(crate) signed: bool,

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use super::{Reader, UNKNOWN, class_of};
 use flashcore_ir::inst::{
     Address, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, Inst, L2Hint, Major, MmaAcc,
-    MmaInput, Operand, Scope, Space, Special, StoreSource, UnOp, WgmmaA, WgmmaInput, WgmmaInst,
+    MmaInput, Operand, Scope, Special, UnOp, WgmmaA, WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::ptx::{Notes, mnemonic};
 use flashcore_ir::shared::BufferId;
@@ -196,29 +196,8 @@ fn of_words(opcode: &str) -> Vec<Inst> {
     let (dst, b, c, table) = (word, Operand::Imm(1), Operand::Imm(2), 0);
     all.push(Inst::Lop3 { dst, a, b, c, table });
 
-    let (addr, dst, src) = (ADDRESS, reg(class), reg(class));
-    let count = number("v").or(number("x")).unwrap_or(1);
-    let space = Space::ALL.into_iter().find(|space| has(space.ptx()));
-    if let Some(space) = space.filter(|_| class != RegClass::Pred) {
-        let src = StoreSource::Regs(src);
-        for cache in Cache::ALL {
-            all.push(Inst::Ld {
-                space,
-                dst,
-                count,
-                addr,
-                cache,
-            });
-            all.push(Inst::St {
-                space,
-                src,
-                count,
-                addr,
-                cache,
-            });
-        }
-    }
-    let release = has("release");
+    let addr = ADDRESS;
+    let count = number("x").unwrap_or(1);
     let src = float;
     all.push(Inst::AddFour { addr, src });
 
@@ -281,7 +260,7 @@ fn of_words(opcode: &str) -> Vec<Inst> {
     bulk.push(BulkInst::Store { map, at, src });
     all.extend(bulk.into_iter().map(Inst::Bulk));
 
-    let (aligned, dst, addr, rank) = (has("aligned"), word, IMM, IMM);
+    let (release, aligned, dst, addr, rank) = (has("release"), has("aligned"), word, IMM, IMM);
     let of_clusters = [
         ClusterInst::Mapa { dst, addr, rank },
         ClusterInst::Arrive { release, aligned },

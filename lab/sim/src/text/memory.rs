@@ -169,12 +169,6 @@ impl Reader<'_> {
 
     pub(super) fn access_of(&mut self, words: &[&str], writes: bool, offset: i64) -> Filled<Access> {
         let has = |word: &str| words.contains(&word);
-        // Addresses of shared memory of other blocks begin there.
-        let window = if has("shared::cluster") {
-            CLUSTER_WINDOW as i64
-        } else {
-            0
-        };
         // Matrices have their own types.
         let ty = words.last().and_then(|word| Ty::of(word)).unwrap_or(Ty::F32);
         let strength = if has("acquire") {
@@ -189,10 +183,11 @@ impl Reader<'_> {
         Ok(Access {
             writes,
             memory: memory_of(words),
+            is_remote: has("shared::cluster"),
             size: ty.bytes(),
             signed: matches!(ty, Ty::Int(_, true)),
             read_only: has("nc"),
-            offset: offset + window,
+            offset,
             object: self.places.is_none().then(|| self.object()),
             strength,
             polls: false,
@@ -338,7 +333,7 @@ impl Reader<'_> {
                     Operand::Reg(dst)
                 }
                 Operand::Reg(_) => value,
-                Operand::Imm(_) if access.scratch.is_none() => value,
+                Operand::Imm(_) if access.scratch.is_none() || self.places.is_none() => value,
                 Operand::Imm(_) => {
                     let dst = self.fresh(if access.size == 8 { RegClass::B64 } else { RegClass::B32 }, 1);
                     self.out.push(Inst::Mov { dst, src: value });

@@ -118,7 +118,9 @@ impl Code {
         let mut symbols = HashMap::new();
         // Its objects come from the notes.
         symbols.insert("shared_memory".to_string(), (Object::Shared(BufferId(0)), 0));
-        Reader::new(&module, function, params, symbols).read(&notes)
+        let mut code = Reader::new(&module, function, params, symbols).read(&notes)?;
+        code.simplify();
+        Ok(code)
     }
 }
 
@@ -377,11 +379,8 @@ impl<'a> Reader<'a> {
         }
         let is_first = match (form.name(), operands) {
             ("mov", [d, Written::Symbol(name, offset)]) if is_foreign => return self.address_of(d, name, *offset),
-            ("ld" | "st", _) if form.has("shared::cluster") => false,
-            ("ld" | "st", _) => is_foreign || form.has("acquire") || form.has("release"),
-            ("shfl" | "vote" | "redux", _) => true,
+            ("ld" | "st" | "shfl" | "vote" | "redux" | "bar" | "barrier" | "mbarrier", _) => true,
             ("atom" | "red", _) => is_foreign || !form.has("v4"),
-            ("bar" | "barrier" | "mbarrier", _) => true,
             ("cvta" | "membar" | "nanosleep" | "prefetch" | "elect", _) => is_foreign,
             _ => false,
         };

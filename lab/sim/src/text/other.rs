@@ -289,9 +289,9 @@ impl Reader<'_> {
                 self.cold(What::Scalar(Box::new(compute)), Class::Alu, writes, reads);
             }
             ("ld" | "ldu", [d, address, ..]) => self.load(d, address, &words)?,
-            ("st", [address, a, ..]) => self.store(address, a, &words)?,
+            ("st", [address, a, ..]) if !has("async") => self.store(address, a, &words)?,
             ("atom", [d, address, values @ ..]) => self.atomic(Some(d), address, values, &words)?,
-            ("red", [address, values @ ..]) => self.atomic(None, address, values, &words)?,
+            ("red", [address, values @ ..]) if !has("async") => self.atomic(None, address, values, &words)?,
             _ => {
                 let Some(known) = scalar::read(form) else {
                     return Ok(false);
