@@ -1,6 +1,6 @@
 //! Instructions that the kernel language has not: scalars, exchanges, and accesses whose object only the address says.
 
-use flashcore_ir::inst::{Cache, Object, ShflMode, Space};
+use flashcore_ir::inst::{Object, ShflMode, Space};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ir::{BufferId, Operand};
 
@@ -200,13 +200,8 @@ impl<'m> Cluster<'m> {
                 let bytes = read(warp, 0).map(|bytes| bytes as u32);
                 self.mbarrier_expect(warp, pc, address, &bytes);
             }
-            What::Mbarrier(Mbarrier::Test { blocks, of_state }, address) => {
-                let phases = read(warp, 0).map(|phase| phase as u32);
-                let parities = if *of_state {
-                    phases.map(|phase| phase & 1)
-                } else {
-                    phases
-                };
+            What::Mbarrier(Mbarrier::Test(blocks), address) => {
+                let parities = read(warp, 0).map(|parity| parity as u32);
                 let d = machine.program.rows.row(cold.writes[0]);
                 if !self.mbarrier_test(warp, pc, d, address, &parities, *blocks) {
                     warp.pc = pc;
@@ -388,12 +383,7 @@ impl<'m> Cluster<'m> {
                         if access.writes {
                             self.store_global(warp, pc, plain);
                         } else {
-                            let cache = if access.read_only {
-                                Cache::ReadOnly
-                            } else {
-                                Cache::Default
-                            };
-                            self.load_global(warp, pc, plain, cache);
+                            self.load_global(warp, pc, plain, access.cache);
                         }
                     }
                 }

@@ -52,7 +52,7 @@ impl<const PATH: bool> WithSimd for TimeSlice<'_, '_, PATH> {
 /// Notes an operation in a warp's path.
 fn record_path(machine: &Machine<'_>, warp: &mut Warp, at: u32) {
     let is_test = match machine.program.ops[at as usize] {
-        Op::Cold(cold) => matches!(cold.what, What::Mbarrier(Mbarrier::Test { .. }, _)),
+        Op::Cold(cold) => matches!(cold.what, What::Mbarrier(Mbarrier::Test(_), _)),
         _ => false,
     };
     match machine.program.counts[at as usize] {

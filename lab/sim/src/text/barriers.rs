@@ -1,8 +1,8 @@
 //! Barriers.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Address, Inst, Space};
-use flashcore_ir::types::RegClass;
+use flashcore_ir::inst::{Address, BinOp, Cvt, Inst, Space};
+use flashcore_ir::types::{RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
 
 use super::Reader;
@@ -101,19 +101,39 @@ impl Reader<'_> {
                 if dst.class != RegClass::Pred {
                     return Err("its result is a predicate".to_string());
                 }
-                let (blocks, of_state) = (first == "try_wait", !has("parity"));
-                let phase = if of_state {
-                    Operand::Reg(self.reg(phase, RegClass::B64)?)
-                } else {
+                let phase = if has("parity") {
                     self.operand(phase, word)?
+                } else {
+                    self.parity_of(phase)?
                 };
-                (Mbarrier::Test { blocks, of_state }, address, vec![dst], vec![phase])
+                let test = Mbarrier::Test(first == "try_wait");
+                (test, address, vec![dst], vec![phase])
             }
             _ => return Ok(false),
         };
         let address = self.shared_address(address)?;
         self.cold(What::Mbarrier(what, address), Class::Sync, writes, reads);
         Ok(true)
+    }
+
+    /// The parity of the phase of a state, which is its lowest bit.
+    fn parity_of(&mut self, state: &Written) -> Filled<Operand> {
+        let src = Operand::Reg(self.reg(state, RegClass::B64)?);
+        let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
+        let cvt = Inst::Cvt {
+            op: Cvt::U32FromU64,
+            dst: low,
+            src,
+        };
+        let and = Inst::Bin {
+            op: BinOp::And,
+            ty: ScalarType::B32,
+            dst: parity,
+            a: Operand::Reg(low),
+            b: Operand::Imm(1),
+        };
+        self.out.extend([cvt, and]);
+        Ok(Operand::Reg(parity))
     }
 
     /// The address of an mbarrier, in shared memory though it may be generic.

@@ -2,7 +2,7 @@
 //! operands each time.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Address, Object};
+use flashcore_ir::inst::{Address, Cache, Object};
 use flashcore_ir::types::Reg;
 
 use super::matrix::{Move, Product};
@@ -122,8 +122,8 @@ pub(crate) enum Mbarrier {
     },
     /// Announces bytes.
     Expect,
-    /// Whether a phase has ended: that of a parity, or of what [`Mbarrier::State`] gave. Whether it waits first.
-    Test { blocks: bool, of_state: bool },
+    /// Whether a phase of a parity has ended; if true, it waits first.
+    Test(bool),
     /// Copies of the thread become part of the phase; if true, they are one of its arrivals.
     Copies(bool),
 }
@@ -174,7 +174,7 @@ pub(crate) struct Access {
     /// Bytes of each register in memory.
     pub(crate) size: u32,
     pub(crate) signed: bool,
-    pub(crate) read_only: bool,
+    pub(crate) cache: Cache,
     pub(crate) offset: i64,
     pub(crate) object: Option<Object>,
     pub(crate) strength: Strength,

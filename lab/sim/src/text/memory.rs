@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Inst, Object};
+use flashcore_ir::inst::{Cache, Inst, Object};
 use flashcore_ir::ptx::read::SharedSymbol;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::{Operand as Written, Register};
@@ -180,13 +180,15 @@ impl Reader<'_> {
         } else {
             Strength::Weak
         };
+        let is_named = |cache: &Cache| has(cache.ptx().trim_start_matches('.'));
+        let cache = Cache::ALL.into_iter().find(is_named).unwrap_or(Cache::Default);
         Ok(Access {
             writes,
             memory: memory_of(words),
             is_remote: has("shared::cluster"),
             size: ty.bytes(),
             signed: matches!(ty, Ty::Int(_, true)),
-            read_only: has("nc"),
+            cache,
             offset,
             object: self.places.is_none().then(|| self.object()),
             strength,

@@ -67,8 +67,8 @@ fn simple(cold: &Cold) -> Option<Inst> {
         offset: i32::try_from(access.offset).ok()?,
         object,
     };
-    let cache = if access.read_only {
-        Cache::ReadOnly
+    let cache = if space == Space::Global {
+        access.cache
     } else {
         Cache::Default
     };
@@ -86,7 +86,7 @@ fn simple(cold: &Cold) -> Option<Inst> {
             src: StoreSource::Imm(ty, *bits),
             count: values.len() as u32,
             addr,
-            cache: Cache::Default,
+            cache,
         });
     }
     let regs = cold.values(access);
@@ -101,7 +101,7 @@ fn simple(cold: &Cold) -> Option<Inst> {
             src: StoreSource::Regs(first),
             count,
             addr,
-            cache: Cache::Default,
+            cache,
         }
     } else {
         Inst::Ld {
@@ -109,7 +109,7 @@ fn simple(cold: &Cold) -> Option<Inst> {
             dst: first,
             count,
             addr,
-            cache: if space == Space::Global { cache } else { Cache::Default },
+            cache,
         }
     })
 }
