@@ -1,4 +1,5 @@
-//! Instructions that the kernel language has not: scalars, exchanges, and accesses whose object only the address says.
+//! Cold steps: scalars that the kernel language has not, exchanges, barriers, and accesses whose object only the
+//! address says.
 
 use flashcore_ir::inst::{Object, ShflMode, Space};
 use flashcore_ir::types::{Reg, RegClass};

@@ -366,7 +366,8 @@ impl Cluster<'_> {
         !retries
     }
 
-    /// Changes a lane's word and returns the old one. Deferred until all blocks have finished if they do not communicate.
+    /// Changes a lane's word and returns the old one. Deferred until all blocks have finished if they do not
+    /// communicate.
     pub(crate) fn update_word(
         &mut self,
         by: Lane<'_>,

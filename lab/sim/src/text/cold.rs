@@ -1,5 +1,5 @@
-//! Instructions that the kernel language has not, as the simulator executes them: seldom enough to look up their
-//! operands each time.
+//! Cold steps: instructions that are executed seldom enough to look up their operands each time, those that the kernel
+//! language has not among them.
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, Cache, Object};

@@ -211,16 +211,15 @@ impl Step {
     fn members(&self) -> Option<Operand> {
         let all = Operand::Imm(u64::from(FULL));
         match self {
-            Step::Inst(inst) => match inst {
+            Step::Inst(
                 Inst::Mma { .. }
                 | Inst::LdMatrix { .. }
                 | Inst::StMatrix { .. }
                 | Inst::Elect { .. }
                 | Inst::Wgmma(_)
                 | Inst::Cluster(ClusterInst::Arrive { aligned: true, .. } | ClusterInst::Wait { aligned: true })
-                | Inst::SetMaxRegs { .. } => Some(all),
-                _ => None,
-            },
+                | Inst::SetMaxRegs { .. },
+            ) => Some(all),
             Step::Cold(cold) => match cold.what {
                 What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) | What::Elect | What::WarpSync => {
                     cold.reads.last().copied()

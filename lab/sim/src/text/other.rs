@@ -1,4 +1,4 @@
-//! Instructions that the kernel language has not.
+//! Instructions that are read as cold steps.
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{FenceInst, Inst, ShflMode};

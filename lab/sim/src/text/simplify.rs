@@ -81,13 +81,14 @@ fn simple(cold: &Cold) -> Option<Inst> {
             _ => ScalarType::B64,
         };
         let is_one = values.iter().all(|value| *value == Operand::Imm(*bits));
-        return is_one.then(|| Inst::St {
+        let store = Inst::St {
             space,
             src: StoreSource::Imm(ty, *bits),
             count: values.len() as u32,
             addr,
             cache,
-        });
+        };
+        return is_one.then_some(store);
     }
     let regs = cold.values(access);
     let (first, count) = (*regs.first()?, regs.len() as u32);
