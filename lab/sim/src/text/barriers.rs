@@ -8,7 +8,7 @@ use flashcore_ptx::Operand as Written;
 use super::Reader;
 use super::cold::{Mbarrier, Vote, What};
 use super::numbers::Ty;
-use super::operands::Filled;
+use super::operands::{Filled, small};
 use crate::report::Class;
 
 impl Reader<'_> {
@@ -40,6 +40,9 @@ impl Reader<'_> {
     }
 
     fn barrier_of(&mut self, id: &Written, threads: Option<&Written>, waits: bool) -> Filled<()> {
+        if let Some(Written::Integer(threads)) = threads {
+            small(*threads, u32::MAX)?;
+        }
         let all = std::iter::once(id).chain(threads);
         let reads = all.map(|operand| self.operand(operand, Ty::Int(32, false)));
         let reads = reads.collect::<Filled<Vec<Operand>>>()?;

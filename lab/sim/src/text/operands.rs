@@ -248,7 +248,7 @@ pub(super) fn no_gpu_has(inst: &Inst) -> Option<String> {
     inst.impossible().filter(|_| matches!(inst, Inst::CpAsync { .. }))
 }
 
-fn small(bits: u64, most: u32) -> Filled<u32> {
+pub(super) fn small(bits: u64, most: u32) -> Filled<u32> {
     let small = u32::try_from(bits).ok().filter(|small| *small <= most);
     small.ok_or_else(|| format!("{bits} in place of a number from 0 to {most}"))
 }
