@@ -1,6 +1,7 @@
-//! Instructions that the kernel language has not: scalars, exchanges, and accesses whose object only the address says.
+//! Cold steps: scalars that the kernel language has not, exchanges, barriers, and accesses whose object only the
+//! address says.
 
-use flashcore_ir::inst::{Cache, Object, ShflMode, Space};
+use flashcore_ir::inst::{Object, ShflMode, Space};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ir::{BufferId, Operand};
 
@@ -13,7 +14,8 @@ use crate::mbarrier::Arrival;
 use crate::program::{self, At};
 use crate::record::Details;
 use crate::registers::lanes;
-use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Strength, Vote, What};
+use crate::resident::changes_the_block;
+use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Vote, What};
 use crate::warp::Warp;
 
 /// The bits of an operand in each lane.
@@ -62,12 +64,25 @@ pub(crate) fn set(machine: &Machine<'_>, warp: &mut Warp, reg: Reg, mask: u32, v
     }
 }
 
+/// Notes the largest f32 that lanes take from others.
+fn note_exchanged(warp: &mut Warp, sources: u32, values: &[u64; 32]) {
+    if std::mem::take(&mut warp.exchanged_before) {
+        warp.exchanged = 0.0;
+    }
+    let numbers = lanes(sources).map(|lane| f32::from_bits(values[lane] as u32).abs());
+    let finite = numbers.filter(|number| number.is_finite());
+    warp.exchanged = finite.fold(warp.exchanged, f32::max);
+}
+
 impl<'m> Cluster<'m> {
     /// Returns why the time slice ends, if it does.
     #[inline(never)]
     pub(crate) fn cold(&mut self, warp: &mut Warp, pc: u32, cold: &Cold) -> Option<Stop> {
         let machine = self.machine;
         let active = warp.active;
+        if machine.communicates && changes_the_block(&cold.what) {
+            self.global.changes += 1;
+        }
         let read = |warp: &Warp, at: usize| bits(machine, warp, cold.reads[at]);
         match &cold.what {
             What::Scalar(compute) => {
@@ -98,8 +113,8 @@ impl<'m> Cluster<'m> {
             }
             What::Shfl(mode) => self.shuffle(warp, pc, *mode, cold),
             What::Vote(vote) => {
-                let (holds, members) = (read(warp, 0), read(warp, 1));
-                for (voters, _) in self.groups(warp, pc, &members, "vote.sync") {
+                let holds = read(warp, 0);
+                for voters in self.groups(warp, pc, cold.reads[1], "vote.sync") {
                     let ballot = lanes(voters).fold(0u32, |all, lane| all | ((holds[lane] as u32 & 1) << lane));
                     let value = match vote {
                         Vote::All => u64::from(ballot == voters),
@@ -111,16 +126,16 @@ impl<'m> Cluster<'m> {
                 }
             }
             What::Redux(op, signed) => {
-                let (values, members) = (read(warp, 0), read(warp, 1));
-                for (group, _) in self.groups(warp, pc, &members, "redux.sync") {
+                let values = read(warp, 0);
+                for group in self.groups(warp, pc, cold.reads[1], "redux.sync") {
                     let all = lanes(group).map(|lane| values[lane] as u32);
                     let all = all.reduce(|a, b| exchange::combine(*op, *signed, a, b)).unwrap_or(0);
                     set(machine, warp, cold.writes[0], group, &[all.into(); 32]);
                 }
             }
             What::Match(all) => {
-                let (values, members) = (read(warp, 0), read(warp, 1));
-                for (voters, _) in self.groups(warp, pc, &members, "match.sync") {
+                let values = read(warp, 0);
+                for voters in self.groups(warp, pc, cold.reads[1], "match.sync") {
                     let is_same = |lane: usize, other: usize| u64::from(values[other] == values[lane]) << other;
                     let same = |lane: usize| lanes(voters).fold(0, |all, other| all | is_same(lane, other));
                     let mut masks: [u64; 32] = std::array::from_fn(same);
@@ -135,8 +150,7 @@ impl<'m> Cluster<'m> {
                 }
             }
             What::Elect => {
-                let members = read(warp, 0);
-                for (group, _) in self.groups(warp, pc, &members, "elect.sync") {
+                for group in self.groups(warp, pc, cold.reads[0], "elect.sync") {
                     let leader = self.elected(warp, group);
                     set(machine, warp, cold.writes[0], group, &[leader as u64; 32]);
                     let is_leader = std::array::from_fn(|lane| u64::from(lane == leader));
@@ -163,14 +177,37 @@ impl<'m> Cluster<'m> {
                 let states = self.mbarrier_states(warp, pc, address);
                 set(machine, warp, cold.writes[0], active, &states);
             }
-            What::Mbarrier(Mbarrier::Arrive { drops, ends }, address) => {
+            What::Mbarrier(
+                Mbarrier::Arrive {
+                    drops,
+                    ends,
+                    announces,
+                    is_remote,
+                    of_cluster,
+                },
+                address,
+            ) => {
+                let given = read(warp, 0).map(|count| count as u32);
                 let arrival = Arrival {
-                    counts: read(warp, 0).map(|count| count as u32),
+                    tx: announces.then_some(given),
+                    counts: if *announces { [1; 32] } else { given },
                     drops: *drops,
                     ends: *ends,
-                    ..Arrival::ONE
                 };
-                self.mbarrier_arrive(warp, pc, (address, Space::Shared), false, &arrival);
+                let space = if *is_remote { Space::Cluster } else { Space::Shared };
+                self.mbarrier_arrive(warp, pc, (address, space), *of_cluster, &arrival);
+            }
+            What::Mbarrier(Mbarrier::Expect, address) => {
+                let bytes = read(warp, 0).map(|bytes| bytes as u32);
+                self.mbarrier_expect(warp, pc, address, &bytes);
+            }
+            What::Mbarrier(Mbarrier::Test(blocks), address) => {
+                let parities = read(warp, 0).map(|parity| parity as u32);
+                let d = machine.program.rows.row(cold.writes[0]);
+                if !self.mbarrier_test(warp, pc, d, address, &parities, *blocks) {
+                    warp.pc = pc;
+                    return Some(Stop::SliceEnd);
+                }
             }
             What::Mbarrier(Mbarrier::Copies(counts), address) => self.mbarrier_copies(warp, pc, address, *counts),
             What::Give => {
@@ -187,12 +224,13 @@ impl<'m> Cluster<'m> {
                 set(machine, warp, cold.writes[0], active, &[value; 32]);
             }
             What::Barrier(waits) => {
-                let [ids, counts] = [0, 1].map(|at| read(warp, at).map(|bits| bits as u32));
-                return Some(self.arrive_of(warp, pc, &ids, &counts, *waits));
+                let ids = read(warp, 0).map(|id| id as u32);
+                let counts = cold.reads.get(1).map(|counts| bits(machine, warp, *counts));
+                let threads = counts.map(|counts| self.threads_named(warp, pc, &counts));
+                return Some(self.arrive(warp, pc, &ids, threads, *waits));
             }
             What::WarpSync => {
-                let members = read(warp, 0);
-                for (lanes, _) in self.groups(warp, pc, &members, "bar.warp.sync") {
+                for lanes in self.groups(warp, pc, cold.reads[0], "bar.warp.sync") {
                     self.join_lanes(warp, lanes);
                 }
             }
@@ -206,7 +244,12 @@ impl<'m> Cluster<'m> {
     }
 
     /// The active lanes by their member masks, which must name just them.
-    fn groups(&mut self, warp: &mut Warp, pc: u32, members: &[u64; 32], name: &'static str) -> Vec<(u32, u32)> {
+    fn groups(&mut self, warp: &mut Warp, pc: u32, members: Operand, name: &'static str) -> Vec<u32> {
+        if let Operand::Imm(mask) = members {
+            self.check_members(warp, pc, mask as u32, name);
+            return vec![warp.active];
+        }
+        let members = bits(self.machine, warp, members);
         let mut groups: Vec<(u32, u32)> = Vec::new();
         for lane in lanes(warp.active) {
             let mask = members[lane] as u32;
@@ -221,35 +264,32 @@ impl<'m> Cluster<'m> {
             self.check_members(warp, pc, mask, name);
         }
         warp.active = all;
-        groups
+        groups.into_iter().map(|(lanes, _)| lanes).collect()
     }
 
     /// `shfl.sync` in segments of a warp (PTX ISA, `shfl`).
     fn shuffle(&mut self, warp: &mut Warp, pc: u32, mode: ShflMode, cold: &Cold) {
         let machine = self.machine;
         let active = warp.active;
-        let [values, by, clamps, members] = [0, 1, 2, 3].map(|at| bits(machine, warp, cold.reads[at]));
-        self.groups(warp, pc, &members, "shfl.sync");
+        let [values, by, clamps] = [0, 1, 2].map(|at| bits(machine, warp, cold.reads[at]));
+        self.groups(warp, pc, cold.reads[3], "shfl.sync");
         let (mut out, mut exists, mut sources) = ([0; 32], [0; 32], 0u32);
-        if std::mem::take(&mut warp.exchanged_before) {
-            warp.exchanged = 0.0;
-        }
         for lane in lanes(active) {
             let (source, is_there) = source_of(mode, lane, by[lane], clamps[lane]);
             sources |= 1 << source;
             (out[lane], exists[lane]) = (values[source], u64::from(is_there));
-            let number = f32::from_bits(values[source] as u32).abs();
-            if number.is_finite() {
-                warp.exchanged = warp.exchanged.max(number);
-            }
+        }
+        if machine.is_foreign {
+            note_exchanged(warp, sources, &values);
         }
         set(machine, warp, cold.writes[0], active, &out);
         if let Some(&p) = cold.writes.get(1) {
             set(machine, warp, p, active, &exists);
         }
-        // What is tracked is reported where it is used.
+        // What is tracked in kernels of other compilers is reported where it is used.
         let absent = sources & !active;
-        if absent != 0 && !machine.program.tracked.contains(&cold.writes[0]) {
+        let is_tracked = || machine.is_foreign && machine.program.tracked.contains(&cold.writes[0]);
+        if absent != 0 && !is_tracked() {
             self.report(FindingKind::MissingLanes, pc, None, |cluster| {
                 let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not active");
                 Details::new(message, cluster.actor(warp.index, active))
@@ -260,7 +300,8 @@ impl<'m> Cluster<'m> {
     /// The addresses of an access, and the lanes of each kind of memory.
     pub(crate) fn addresses(&self, warp: &Warp, cold: &Cold, access: &Access) -> ([u64; 32], [(Memory, u32); 3]) {
         let base = bits(self.machine, warp, cold.reads[0]);
-        let addresses = base.map(|base| base.wrapping_add_signed(access.offset));
+        let window = if access.is_remote { CLUSTER_WINDOW } else { 0 };
+        let addresses = base.map(|base| base.wrapping_add_signed(access.offset).wrapping_add(window));
         let kinds = [Memory::Global, Memory::Shared, Memory::Local].map(|memory| {
             let is_there = |lane: &usize| match access.memory {
                 Memory::Generic => Memory::of(addresses[*lane]) == memory,
@@ -315,39 +356,35 @@ impl<'m> Cluster<'m> {
         let all = warp.active;
         let regs = cold.values(access);
         let rows: Vec<program::Row> = regs.iter().map(|&reg| machine.program.rows.row(reg)).collect();
-        let [narrow, wide] = access.scratch.map(|reg| machine.program.rows.row(reg));
+        let scratch = access.scratch.map(|regs| regs.map(|reg| machine.program.rows.row(reg)));
         for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
             match memory {
                 Memory::Global => {
-                    warp.registers.set(wide, mask, &addresses);
                     for (object, mask) in self.buffers(warp, pc, &addresses, mask, access.object) {
                         warp.active = mask;
-                        let at = At::start(object);
+                        let (at, how) = (At::start(object), (access.size, access.strength));
+                        let Some([_, wide]) = scratch else {
+                            if access.writes {
+                                let values = bits(machine, warp, cold.reads[1]);
+                                self.strong_store(warp, pc, how, at, &addresses, &values);
+                            } else if !self.strong_load(warp, pc, how, at, &addresses, regs[0]) {
+                                warp.active = all;
+                                warp.pc = pc;
+                                return Some(Stop::SliceEnd);
+                            }
+                            continue;
+                        };
+                        warp.registers.set(wide, mask, &addresses);
                         let plain = program::Access {
                             regs: &rows,
                             size: access.size,
                             base: wide,
                             at,
                         };
-                        if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
-                            let how = (access.size, access.strength);
-                            let values = bits(machine, warp, Operand::Reg(regs[0]));
-                            if access.writes {
-                                self.strong_store(warp, pc, how, at, &addresses, &values);
-                            } else if !self.strong_load(warp, pc, how, at, &addresses, rows[0]) {
-                                warp.active = all;
-                                warp.pc = pc;
-                                return Some(Stop::SliceEnd);
-                            }
-                        } else if access.writes {
+                        if access.writes {
                             self.store_global(warp, pc, plain);
                         } else {
-                            let cache = if access.read_only {
-                                Cache::ReadOnly
-                            } else {
-                                Cache::Default
-                            };
-                            self.load_global(warp, pc, plain, cache);
+                            self.load_global(warp, pc, plain, access.cache);
                         }
                     }
                 }
@@ -356,19 +393,21 @@ impl<'m> Cluster<'m> {
                         self.global.changes += 1;
                     }
                     let narrowed = addresses.map(|address| address as u32);
-                    warp.registers.set(narrow, mask, &narrowed);
                     let blocks = self.blocks_of(&addresses, mask, access.object);
                     for (at, mask) in blocks.into_iter().filter(|(_, lanes)| *lanes != 0) {
                         warp.active = mask;
+                        let Some([narrow, _]) = scratch else {
+                            self.strong_shared(warp, pc, (cold, access), at, &narrowed);
+                            continue;
+                        };
+                        warp.registers.set(narrow, mask, &narrowed);
                         let plain = program::Access {
                             regs: &rows,
                             size: access.size,
                             base: narrow,
                             at,
                         };
-                        if access.strength != Strength::Weak && access.size >= 4 && regs.len() == 1 {
-                            self.strong_shared(warp, pc, access, (plain.at, rows[0]), &narrowed);
-                        } else if access.writes {
+                        if access.writes {
                             self.store_shared(warp, pc, plain)
                         } else {
                             self.load_shared(warp, pc, plain)

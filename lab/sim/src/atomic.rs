@@ -1,29 +1,44 @@
 //! Results of read-modify-write operations.
 
-use flashcore_ir::ScalarType;
-use flashcore_ir::inst::AtomOp;
-
 use crate::float::{self, f, result};
+use crate::program::Half;
+use crate::text::cold::{Change, Float, Update};
 
-/// The new value of a 4-byte element.
-pub(crate) fn apply(op: AtomOp, ty: ScalarType, old: u32, value: u32) -> u32 {
-    match (op, ty) {
-        (AtomOp::Exch, _) => value,
-        (AtomOp::Add, ScalarType::F32) => result(f(old) + f(value)),
-        (AtomOp::Add, _) => old.wrapping_add(value),
-        (AtomOp::Max, ScalarType::S32) => (old as i32).max(value as i32) as u32,
-        (AtomOp::Min, ScalarType::S32) => (old as i32).min(value as i32) as u32,
-        (AtomOp::Max, ScalarType::F32) => float::max_f32(old, value),
-        (AtomOp::Min, ScalarType::F32) => float::min_f32(old, value),
-        (AtomOp::Max, _) => old.max(value),
-        (AtomOp::Min, _) => old.min(value),
-    }
-}
-
-/// As [`apply`] for global memory, where f32 sums flush subnormals (PTX ISA, `atom`).
-pub(crate) fn apply_global(op: AtomOp, ty: ScalarType, old: u32, value: u32) -> u32 {
-    match (op, ty) {
-        (AtomOp::Add, ScalarType::F32) => float::flush(apply(op, ty, float::flush(old), float::flush(value))),
-        _ => apply(op, ty, old, value),
+/// The new value of a word. In global memory f32 sums flush subnormals (PTX ISA, `atom`).
+pub(crate) fn changed(update: Update, old: u64, [value, other]: [u64; 2], is_global: bool) -> u64 {
+    let signed = |bits: u64| {
+        if update.size == 4 {
+            i64::from(bits as u32 as i32)
+        } else {
+            bits as i64
+        }
+    };
+    match update.change {
+        Change::Exchange => value,
+        Change::Compare if old == value => other,
+        Change::Compare => old,
+        Change::Add => match (update.float, update.size) {
+            (Float::Halves(is_bf16), _) => {
+                let ty = if is_bf16 { Half::BF16 } else { Half::F16 };
+                float::halves(ty, [old as u32, value as u32, 0], |a, b, _| float::add_odd(a, b)).into()
+            }
+            (Float::One, 4) => {
+                let flush = |bits: u32| if is_global { float::flush(bits) } else { bits };
+                flush(result(f(flush(old as u32)) + f(flush(value as u32)))).into()
+            }
+            (Float::One, _) => (f64::from_bits(old) + f64::from_bits(value)).to_bits(),
+            (Float::No, _) => old.wrapping_add(value),
+        },
+        Change::Min if update.signed => signed(old).min(signed(value)) as u64,
+        Change::Max if update.signed => signed(old).max(signed(value)) as u64,
+        Change::Min => old.min(value),
+        Change::Max => old.max(value),
+        Change::Inc if old >= value => 0,
+        Change::Inc => old + 1,
+        Change::Dec if old == 0 || old > value => value,
+        Change::Dec => old - 1,
+        Change::And => old & value,
+        Change::Or => old | value,
+        Change::Xor => old ^ value,
     }
 }

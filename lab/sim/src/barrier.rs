@@ -150,17 +150,10 @@ impl Cluster<'_> {
         released
     }
 
-    /// As [`Self::arrive`] for a number of threads that each lane has in a register.
-    pub(crate) fn arrive_of(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        ids: &[u32; 32],
-        counts: &[u32; 32],
-        waits: bool,
-    ) -> Stop {
-        let threads = counts[warp.active.trailing_zeros() as usize & 31];
-        let one = lanes(warp.active).all(|lane| counts[lane] == threads);
+    /// The number of threads that the lanes name for a barrier.
+    pub(crate) fn threads_named(&mut self, warp: &Warp, pc: u32, counts: &[u64; 32]) -> u32 {
+        let threads = counts[warp.active.trailing_zeros() as usize & 31] as u32;
+        let one = lanes(warp.active).all(|lane| counts[lane] as u32 == threads);
         if !one || threads == 0 || !threads.is_multiple_of(32) {
             self.report(FindingKind::BarrierMismatch, pc, None, |cluster| {
                 let message = format!(
@@ -171,7 +164,7 @@ impl Cluster<'_> {
                 Details::new(message, cluster.actor(warp.index, warp.active))
             });
         }
-        self.arrive(warp, pc, ids, Some(threads), waits)
+        threads
     }
 
     /// Adds some lanes' accesses and completed asynchronous operations up to now to a clock.
@@ -226,13 +219,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// `bar.warp.sync`: the lanes learn each other's accesses.
-    pub(crate) fn sync_lanes(&mut self, warp: &mut Warp, pc: u32, members: u32) {
-        self.check_members(warp, pc, members, "bar.warp.sync");
-        self.join_lanes(warp, members & warp.active);
-    }
-
-    /// Some lanes learn each other's accesses.
+    /// `bar.warp.sync`: some lanes learn each other's accesses.
     pub(crate) fn join_lanes(&mut self, warp: &mut Warp, lanes: u32) {
         let mut clock = warp.joined(lanes);
         self.publish(&mut clock, warp, lanes);

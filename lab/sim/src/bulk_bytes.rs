@@ -4,8 +4,8 @@
 //! The actors are those of tensor copies: a load is a write by the actor of its mbarrier, a store or
 //! a sum is a read of shared memory and a write of global memory by two actors of its thread.
 
-use flashcore_ir::inst::{Address, AtomOp, Space};
-use flashcore_ir::{Operand, ScalarType, Swizzle};
+use flashcore_ir::inst::{Address, Space};
+use flashcore_ir::{Operand, Swizzle};
 
 use crate::clock::WriterKind;
 use crate::cluster::Cluster;
@@ -13,6 +13,7 @@ use crate::finding::FindingKind;
 use crate::global::{Sum, words};
 use crate::program::At;
 use crate::record::Details;
+use crate::text::cold::Update;
 use crate::warp::Lane;
 
 /// Alignment of addresses and numbers of bytes (PTX ISA, "cp.async.bulk").
@@ -66,7 +67,7 @@ impl Cluster<'_> {
                 let old = self.global.word((region.slot, offset)).to_le_bytes();
                 self.write_lane(by, region, offset, &old, (WriterKind::Atomic, actor));
             } else {
-                self.change_word(by, (AtomOp::Add, ScalarType::F32), region, offset, *word);
+                self.update_word(by, Update::ADD_F32, region, offset, [(*word).into(), 0]);
             }
         }
         if adds && machine.communicates {

@@ -84,17 +84,6 @@ impl<'k> Lowering<'k> {
                 self.program.uses_cp_async = true;
                 as_it_is
             }
-            Inst::Flag(ref flag) => {
-                self.program.uses_flags |= match flag {
-                    FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. } => true,
-                    FlagInst::Add { release, .. } => *release,
-                };
-                as_it_is
-            }
-            Inst::Atom { space, dst, .. } => {
-                self.program.uses_flags |= space == Space::Global && dst.is_some();
-                as_it_is
-            }
             Inst::Wgmma(_) => {
                 (self.program.uses_async_proxy, self.program.uses_products) = (true, true);
                 as_it_is
@@ -106,6 +95,8 @@ impl<'k> Lowering<'k> {
             Inst::LdMatrix { .. }
             | Inst::StMatrix { .. }
             | Inst::AddFour { .. }
+            | Inst::Atom { .. }
+            | Inst::Flag(_)
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
             | Inst::BarWarp { .. }
@@ -209,7 +200,7 @@ impl<'k> Lowering<'k> {
         }
     }
 
-    /// Notes what an instruction that the kernel language has not needs.
+    /// Notes what a cold step needs.
     pub(crate) fn note_cold(&mut self, cold: &Cold) {
         let (access, is_atomic) = match &cold.what {
             What::Access(access) => (access, false),
@@ -218,13 +209,19 @@ impl<'k> Lowering<'k> {
             _ => return,
         };
         let program = &mut self.program;
+        // In our own kernels it must acquire or release, or give the old value.
+        let orders = if self.moves {
+            is_atomic || access.strength != Strength::Weak
+        } else {
+            is_atomic && !cold.writes.is_empty() || matches!(access.strength, Strength::Acquire | Strength::Release)
+        };
         if matches!(access.memory, Memory::Shared | Memory::Generic) {
             program.granule_shift = program.granule_shift.min(access.size.trailing_zeros());
-            program.orders_here |= is_atomic || access.strength != Strength::Weak;
+            program.orders_here |= orders && self.moves;
         }
         if matches!(access.memory, Memory::Global | Memory::Generic) {
             program.bytewise |= access.size == 1;
-            program.uses_flags |= is_atomic || access.strength != Strength::Weak;
+            program.uses_flags |= orders;
             let object = access.object;
             let is_used = |slot: usize| object.is_none_or(|object| object == Object::Param(slot as u32));
             let used = program.used.iter_mut().enumerate().filter(|(slot, _)| is_used(*slot));

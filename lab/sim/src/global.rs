@@ -6,12 +6,11 @@
 
 use std::rc::Rc;
 
-use flashcore_ir::ScalarType;
-use flashcore_ir::inst::AtomOp;
 use rustc_hash::FxHashMap;
 
-use crate::atomic;
+use crate::atomic::changed;
 use crate::clock::{ActorId, Clock, Clocks, Epoch, Stamp};
+use crate::text::cold::Update;
 
 pub(crate) const PAGE_SHIFT: u32 = 11;
 pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;
@@ -23,9 +22,8 @@ pub(crate) const CELLS: usize = PAGE / 2;
 pub(crate) struct AtomicRecord {
     pub(crate) slot: usize,
     pub(crate) offset: u64,
-    pub(crate) op: AtomOp,
-    pub(crate) ty: ScalarType,
-    pub(crate) value: u32,
+    pub(crate) update: Update,
+    pub(crate) value: u64,
     pub(crate) pc: u32,
 }
 
@@ -216,7 +214,7 @@ impl<'m> Global<'m> {
         let Sum { to, words, .. } = self.sums.swap_remove(which);
         for (i, &word) in words.iter().enumerate() {
             let to = (to.0, to.1 + 4 * i as u64);
-            let sum = atomic::apply_global(AtomOp::Add, ScalarType::F32, self.word(to), word);
+            let sum = changed(Update::ADD_F32, self.word(to).into(), [word.into(), 0], true) as u32;
             let within = to.1 as usize % PAGE;
             self.page(to.0, to.1).data[within..within + 4].copy_from_slice(&sum.to_le_bytes());
             self.changed(to, 4);

@@ -1,13 +1,11 @@
 //! Loads and stores of global memory.
 
-use flashcore_ir::ScalarType;
-use flashcore_ir::inst::{AtomOp, Cache};
+use flashcore_ir::inst::Cache;
 
-use crate::atomic;
 use crate::clock::{ActorId, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::global::{AtomicRecord, Cell, PAGE, Past, keep};
+use crate::global::{Cell, PAGE, Past, keep};
 use crate::global_races::place;
 use crate::machine::Region;
 use crate::program::{Access, At};
@@ -351,34 +349,6 @@ impl<'m> Cluster<'m> {
             let by = warp.lane(pc, lane);
             self.write_lane(by, region, offsets[lane], data, (WriterKind::Thread, by.thread()));
         }
-    }
-
-    /// Changes a lane's word as a write of `writer` and returns the old word. Deferred until all
-    /// blocks have finished if they do not communicate.
-    pub(crate) fn change_word(
-        &mut self,
-        by: Lane<'_>,
-        (op, ty): (AtomOp, ScalarType),
-        region: &Region,
-        offset: u64,
-        value: u32,
-    ) -> u32 {
-        let slot = region.slot;
-        if !self.machine.communicates {
-            self.atomics.push(AtomicRecord {
-                slot,
-                offset,
-                op,
-                ty,
-                value,
-                pc: by.pc,
-            });
-            return POISON;
-        }
-        let old = self.global.word((slot, offset));
-        let new = atomic::apply_global(op, ty, old, value).to_le_bytes();
-        self.write_lane(by, region, offset, &new, (WriterKind::Atomic, by.thread()));
-        old
     }
 }
 

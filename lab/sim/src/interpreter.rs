@@ -1,18 +1,18 @@
 //! The interpreter loop.
 
-use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, MbarInst, Scope, Space};
-use flashcore_ir::{RegClass, ScalarType};
+use flashcore_ir::RegClass;
+use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, Scope, Space};
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
 use crate::cluster::Cluster;
 use crate::cold::{division_by_zero, never_written, not_uniform, record, special};
-use crate::flags::Order;
 use crate::float::{f, result};
 use crate::machine::Machine;
 use crate::program::{Access, At, NOTHING, OPERANDS, Op, Row};
 use crate::registers::{Word, lanes, map1, map2, map3, select, test2};
-use crate::resident::changes_the_block;
+use crate::resident::inst_changes_the_block;
+use crate::text::cold::{Mbarrier, What};
 use crate::undefined;
 use crate::warp::Warp;
 
@@ -51,10 +51,10 @@ impl<const PATH: bool> WithSimd for TimeSlice<'_, '_, PATH> {
 
 /// Notes an operation in a warp's path.
 fn record_path(machine: &Machine<'_>, warp: &mut Warp, at: u32) {
-    let is_test = matches!(
-        machine.program.ops[at as usize],
-        Op::Inst(Inst::Mbar(MbarInst::Test { .. }), _)
-    );
+    let is_test = match machine.program.ops[at as usize] {
+        Op::Cold(cold) => matches!(cold.what, What::Mbarrier(Mbarrier::Test(_), _)),
+        _ => false,
+    };
     match machine.program.counts[at as usize] {
         NOTHING => {}
         _ if warp.path.len() >= machine.options.path => warp.unrecorded += 1,
@@ -253,7 +253,7 @@ fn instruction<'m>(
     let machine = cluster.machine;
     let active = warp.active;
     let [first, second, third, ..] = *rows;
-    if machine.communicates && changes_the_block(inst) {
+    if machine.communicates && inst_changes_the_block(inst) {
         cluster.global.changes += 1;
     }
     match *inst {
@@ -333,28 +333,6 @@ fn instruction<'m>(
         }
         Inst::CpAsyncCommit => cluster.cp_async_commit(warp),
         Inst::CpAsyncWait { pending } => cluster.cp_async_wait(warp, pending),
-        Inst::Atom {
-            op,
-            ty,
-            space,
-            dst,
-            ref addr,
-            ..
-        } => {
-            let (base, value) = dst.map_or((first, second), |_| (second, third));
-            let at = At::of(addr, space);
-            if space == Space::Global {
-                let (r, k) = (&warp.registers, &machine.constants);
-                let (base, value) = (*r.get(k, base), *r.get(k, value));
-                let dst = dst.map(|_| first);
-                let done = cluster.atomic_global(warp, pc, (op, ty, Order::Relaxed), at, (&base, &value), dst);
-                return stop_unless(done, warp, pc);
-            }
-            let old = cluster.atomic_shared(warp, pc, (op, ty), at, (base, value));
-            if dst.is_some() {
-                warp.registers.set(first, active, &old);
-            }
-        }
         Inst::AddFour { ref addr, .. } => {
             let (r, k) = (&warp.registers, &machine.constants);
             let base = *r.get(k, first);
@@ -376,21 +354,7 @@ fn instruction<'m>(
             let base = warp.shared_start.wrapping_add(warp.shared_first);
             warp.registers.set(first, active, &[base; 32]);
         }
-        Inst::Shfl { mode, members, .. } => cluster.shfl(warp, pc, mode, [first, second, third], members),
-        Inst::Vote { mode, members, .. } => cluster.vote(warp, pc, mode, [first, second], members),
-        Inst::Redux { op, ty, members, .. } => {
-            cluster.redux(warp, pc, op, ty == ScalarType::S32, [first, second], members)
-        }
         Inst::Elect { .. } => cluster.elect(warp, pc, first),
-        Inst::BarSync { threads, .. } => {
-            let ids = *warp.registers.get(&machine.constants, first);
-            return Some(cluster.arrive(warp, pc, &ids, threads, true));
-        }
-        Inst::BarArrive { threads, .. } => {
-            let ids = *warp.registers.get(&machine.constants, first);
-            return Some(cluster.arrive(warp, pc, &ids, Some(threads), false));
-        }
-        Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.
         Inst::Fence(FenceInst::Memory(Scope::Block)) => cluster.fence_here(warp),
         Inst::Fence(FenceInst::Memory(scope)) => {
@@ -413,14 +377,22 @@ fn instruction<'m>(
                 record(cluster, warp, label, src.class, first);
             }
         }
-        Inst::Flag(ref inst) => return stop_unless(cluster.flag(warp, pc, inst), warp, pc),
         Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
-        Inst::Mbar(ref inst) => return stop_unless(cluster.mbarrier(warp, pc, inst), warp, pc),
         Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),
         Inst::Cluster(ref inst) => return stop_unless(cluster.across_blocks(warp, pc, inst), warp, pc),
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
+        // Read as cold steps.
+        Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Redux { .. }
+        | Inst::BarWarp { .. }
+        | Inst::BarSync { .. }
+        | Inst::BarArrive { .. }
+        | Inst::Atom { .. }
+        | Inst::Flag(_)
+        | Inst::Mbar(_) => {}
         // Decoded.
         Inst::Mov { .. }
         | Inst::Bin { .. }

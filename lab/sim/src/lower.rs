@@ -11,6 +11,7 @@ use crate::error::SimError;
 use crate::program::{CONST, NOTHING, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
+use crate::text::cold::Cold;
 use crate::text::{Code, Step};
 use crate::undefined::{self, Flow, Moves};
 
@@ -35,7 +36,7 @@ pub(crate) struct Lowering<'a> {
     consts64: FxHashMap<u64, Row>,
     unproven: FxHashSet<Reg>,
     /// Whether what is not defined moves with values, and by local memory.
-    moves: bool,
+    pub(crate) moves: bool,
     has_local: bool,
     tracked: FxHashMap<Reg, u32>,
     /// Fragments read or written since products last started or ended.
@@ -107,6 +108,13 @@ impl<'a> Lowering<'a> {
         })?;
         self.push(op, Class::of(inst), site);
         Ok(())
+    }
+
+    pub(crate) fn cold(&mut self, cold: &'a Cold, site: SiteId) {
+        let [reads, writes] = cold.accessed();
+        self.touch(&reads, &writes, site);
+        self.note_cold(cold);
+        self.push(Op::Cold(cold), cold.class, site);
     }
 
     /// Before the operation of a step: checks what it reads, and moves what is not defined.

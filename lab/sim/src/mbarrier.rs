@@ -4,8 +4,7 @@
 //! mbarrier are one actor; the end of a phase covers those that have landed. A lane that observes
 //! the end of a phase joins this clock.
 
-use flashcore_ir::Operand;
-use flashcore_ir::inst::{Address, MbarInst, Scope, Space};
+use flashcore_ir::inst::{Address, Space};
 
 use crate::bulk::InFlight;
 use crate::clock::{Clock, Epoch};
@@ -47,7 +46,7 @@ pub(crate) struct Mbarrier {
 /// How each lane arrives.
 pub(crate) struct Arrival {
     /// Bytes that it announces.
-    pub(crate) tx: Option<Operand>,
+    pub(crate) tx: Option<[u32; 32]>,
     /// By lane: how many arrivals it is.
     pub(crate) counts: [u32; 32],
     /// Whether later phases expect so many fewer.
@@ -56,45 +55,7 @@ pub(crate) struct Arrival {
     pub(crate) ends: bool,
 }
 
-impl Arrival {
-    pub(crate) const ONE: Arrival = Arrival {
-        tx: None,
-        counts: [1; 32],
-        drops: false,
-        ends: true,
-    };
-}
-
 impl Cluster<'_> {
-    /// Executes an instruction on an mbarrier. Returns false if the warp must retry.
-    pub(crate) fn mbarrier(&mut self, warp: &mut Warp, pc: u32, inst: &MbarInst) -> bool {
-        match *inst {
-            MbarInst::Init { ref addr, arrivals } => self.mbarrier_init(warp, pc, addr, &[arrivals; 32]),
-            MbarInst::Arrive {
-                ref addr,
-                remote,
-                scope,
-                tx,
-            } => {
-                let space = if remote { Space::Cluster } else { Space::Shared };
-                let arrival = Arrival { tx, ..Arrival::ONE };
-                self.mbarrier_arrive(warp, pc, (addr, space), scope == Scope::Cluster, &arrival);
-            }
-            MbarInst::ExpectTx { ref addr, tx } => self.mbarrier_expect(warp, pc, addr, tx),
-            MbarInst::Test {
-                dst,
-                ref addr,
-                parity,
-                blocking,
-                ..
-            } => {
-                let d = self.machine.program.rows.row(dst);
-                return self.mbarrier_test(warp, pc, d, addr, parity, blocking);
-            }
-        }
-        true
-    }
-
     /// By lane: the number in the cluster of the mbarrier it names. Reports invalid addresses.
     pub(crate) fn mbarriers_of(&mut self, warp: &Warp, pc: u32, addr: &Address, space: Space) -> [Option<u32>; 32] {
         let base = warp.value(self.machine, addr.base);
@@ -195,7 +156,6 @@ impl Cluster<'_> {
         arrival: &Arrival,
     ) {
         let numbers = self.mbarriers_of(warp, pc, addr, space);
-        let bytes: Option<[u32; 32]> = arrival.tx.map(|tx| warp.value(self.machine, tx));
         if space == Space::Cluster && !cluster {
             self.check_remote_release(warp, pc);
         }
@@ -216,7 +176,7 @@ impl Cluster<'_> {
             let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
                 continue;
             };
-            if let Some(bytes) = bytes {
+            if let Some(bytes) = arrival.tx {
                 mbarrier.tx += i64::from(bytes[lane]);
             }
             clock.join_to(&mut mbarrier.arrived);
@@ -305,9 +265,8 @@ impl Cluster<'_> {
     }
 
     /// Announces bytes without arriving.
-    fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, addr: &Address, tx: Operand) {
+    pub(crate) fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, addr: &Address, bytes: &[u32; 32]) {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
-        let bytes: [u32; 32] = warp.value(self.machine, tx);
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
             if self.usable(warp.lane(pc, lane), number)
@@ -372,17 +331,16 @@ impl Cluster<'_> {
     }
 
     /// Tests whether a phase has ended. Returns false if a blocking test must retry.
-    fn mbarrier_test(
+    pub(crate) fn mbarrier_test(
         &mut self,
         warp: &mut Warp,
         pc: u32,
         d: Row,
         addr: &Address,
-        parity: Operand,
+        parities: &[u32; 32],
         blocking: bool,
     ) -> bool {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
-        let parities: [u32; 32] = warp.value(self.machine, parity);
         let mut ended = 0;
         if let Some(lane) = lanes(warp.active).find(|&lane| parities[lane] > 1) {
             // PTX ISA, `mbarrier.test_wait`: "the valid values of phaseParity operand are 0 and 1".

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use crate::atomic;
+use crate::atomic::changed;
 use crate::finding::FindingKind;
 use crate::global::{AtomicRecord, Cell, PAGE, PAGE_SHIFT, Pages, copy_of};
 use crate::machine::Machine;
@@ -128,7 +128,7 @@ impl Merged {
             let within = record.offset as usize % PAGE;
             let word = &mut merged.data[within..within + 4];
             let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-            let new = atomic::apply_global(record.op, record.ty, old, record.value);
+            let new = changed(record.update, old.into(), [record.value, 0], true) as u32;
             word.copy_from_slice(&new.to_le_bytes());
             merged.owners[within / unit..(within + 4) / unit].fill(owner);
         }

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::swap;
 use std::ops::Range;
 
-use flashcore_ir::inst::{BulkInst, Inst, MbarInst, Space};
+use flashcore_ir::inst::{BulkInst, Inst};
 
 use crate::barrier::waits_at;
 use crate::cluster::{Cluster, Outcome, Running};
@@ -21,6 +21,7 @@ use crate::record::Details;
 use crate::registers::{FULL, lanes};
 use crate::report::Class;
 use crate::rng::Rng;
+use crate::text::cold::{Mbarrier, What};
 use crate::warp::{State, Wait, Warp};
 
 /// Waits that the report of a deadlock describes.
@@ -214,19 +215,25 @@ impl Cluster<'_> {
     }
 }
 
-/// Whether an instruction changes what other warps of the cluster may see, other than in global memory, where changes
-/// are counted word by word.
-pub(crate) fn changes_the_block(inst: &Inst) -> bool {
+/// Whether a step changes what other warps of the cluster may see, other than memory, where changes are counted word by
+/// word.
+pub(crate) fn changes_the_block(what: &What) -> bool {
+    match what {
+        What::Barrier(_) => true,
+        What::Mbarrier(what, _) => !matches!(what, Mbarrier::Test(_) | Mbarrier::State),
+        _ => false,
+    }
+}
+
+/// As [`changes_the_block`] for an instruction of the kernel language.
+pub(crate) fn inst_changes_the_block(inst: &Inst) -> bool {
     match inst {
-        Inst::Atom { space, .. } => *space != Space::Global,
         Inst::Wgmma(_) => true,
         // These change what a warp knows itself.
-        Inst::BarWarp { .. }
-        | Inst::Fence(_)
+        Inst::Fence(_)
         | Inst::DependencyWait
         | Inst::DependencyTrigger
-        | Inst::Bulk(BulkInst::Wait { .. } | BulkInst::Prefetch { .. })
-        | Inst::Mbar(MbarInst::Test { .. }) => false,
+        | Inst::Bulk(BulkInst::Wait { .. } | BulkInst::Prefetch { .. }) => false,
         _ => matches!(Class::of(inst), Class::StoreShared | Class::Sync | Class::CopyAsync),
     }
 }

@@ -1,15 +1,13 @@
 //! Loads and stores of shared memory.
 
-use flashcore_ir::inst::AtomOp;
-use flashcore_ir::{BufferId, ScalarType, SharedBuffer};
+use flashcore_ir::{BufferId, SharedBuffer};
 use rustc_hash::FxHashMap;
 
-use crate::atomic;
 use crate::clock::{ActorId, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::machine::{RANK_SHIFT, SHARED_BASE};
-use crate::program::{Access, At, Row};
+use crate::program::{Access, At};
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shadow::{Pattern, SharedAccess};
@@ -98,7 +96,7 @@ impl<'m> Cluster<'m> {
     /// Records accesses to other blocks' memory.
     #[cold]
     #[inline(never)]
-    fn note_remotes(&mut self, warp: &mut Warp, access: &SharedAccess, writes: bool) {
+    pub(crate) fn note_remotes(&mut self, warp: &mut Warp, access: &SharedAccess, writes: bool) {
         for lane in lanes(access.mask) {
             let rank = (access.offsets[lane] / self.machine.shared_bytes) as usize;
             self.note_remote(warp, access.pc, 1 << lane, rank);
@@ -387,34 +385,5 @@ impl<'m> Cluster<'m> {
                 self.shadow.note_equals(access, actor.1);
             }
         }
-    }
-
-    /// Returns the old values.
-    pub(crate) fn atomic_shared(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        (op, ty): (AtomOp, ScalarType),
-        at: At,
-        (base, value): (Row, Row),
-    ) -> [u32; 32] {
-        let constants = &self.machine.constants;
-        let base = *warp.registers.get(constants, base);
-        let value: [u32; 32] = *warp.registers.get(constants, value);
-        let access = self.shared_access(warp, pc, warp.active, &base, at, 4);
-        self.count_strong_shared(warp.index, &access);
-        if at.remote {
-            self.note_remotes(warp, &access, true);
-        }
-        self.check_writes(warp, &access, WriterKind::Atomic, 0);
-        let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
-        self.shadow.write(&warp.who(pc), &access, Pattern::Scattered, actor);
-        let mut old = [POISON; 32];
-        for lane in lanes(access.mask) {
-            let word = &mut self.words[access.offsets[lane] as usize / 4];
-            old[lane] = *word;
-            *word = atomic::apply(op, ty, *word, value[lane]);
-        }
-        old
     }
 }

@@ -1,68 +1,28 @@
-//! Volatile, relaxed, acquiring and releasing accesses, and atomic operations, of kernels of other compilers.
+//! Volatile, relaxed, acquiring and releasing accesses, and atomic operations.
 //!
 //! A strong access orders nothing by itself: a fence before a strong write, and one after a strong read of it, do. So
 //! do a release and an acquire.
 
 use std::rc::Rc;
 
-use flashcore_ir::ScalarType;
-use flashcore_ir::inst::AtomOp;
+use flashcore_ir::types::Reg;
 
 use crate::access::{bits, set};
-use crate::atomic;
+use crate::atomic::changed;
 use crate::clock::{ActorId, Clock, Stamp, WriterKind, join_clocks};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::flags::{ByLane, Fences};
-use crate::float;
+use crate::global::{AtomicRecord, PAGE};
 use crate::interpreter::Stop;
 use crate::machine::Region;
-use crate::program::{At, Half, Op, Row};
+use crate::program::{At, Op};
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shadow::{Pattern, SharedAccess};
-use crate::text::cold::{Access, Atomic, Change, Cold, Float, Memory, Strength, What};
-use crate::warp::Warp;
-
-/// The new value of a word.
-fn changed(atomic: &Atomic, old: u64, [value, other]: [u64; 2], is_global: bool) -> u64 {
-    let size = atomic.access.size;
-    let signed = |bits: u64| {
-        if size == 4 {
-            i64::from(bits as u32 as i32)
-        } else {
-            bits as i64
-        }
-    };
-    match atomic.change {
-        Change::Exchange => value,
-        Change::Compare if old == value => other,
-        Change::Compare => old,
-        Change::Add => match (atomic.float, size) {
-            (Float::Halves(is_bf16), _) => {
-                let ty = if is_bf16 { Half::BF16 } else { Half::F16 };
-                float::halves(ty, [old as u32, value as u32, 0], |a, b, _| float::add_odd(a, b)).into()
-            }
-            (Float::One, 4) => {
-                let apply = if is_global { atomic::apply_global } else { atomic::apply };
-                apply(AtomOp::Add, ScalarType::F32, old as u32, value as u32).into()
-            }
-            (Float::One, _) => (f64::from_bits(old) + f64::from_bits(value)).to_bits(),
-            (Float::No, _) => old.wrapping_add(value),
-        },
-        Change::Min if atomic.signed => signed(old).min(signed(value)) as u64,
-        Change::Max if atomic.signed => signed(old).max(signed(value)) as u64,
-        Change::Min => old.min(value),
-        Change::Max => old.max(value),
-        Change::Inc if old >= value => 0,
-        Change::Inc => old + 1,
-        Change::Dec if old == 0 || old > value => value,
-        Change::Dec => old - 1,
-        Change::And => old & value,
-        Change::Or => old | value,
-        Change::Xor => old ^ value,
-    }
-}
+use crate::shared_memory::POISON;
+use crate::text::cold::{Access, Atomic, Change, Cold, Memory, Strength, Update, What};
+use crate::warp::{Lane, Warp};
 
 impl Cluster<'_> {
     /// A strong store to global memory by the active lanes, of so many bytes each.
@@ -101,7 +61,7 @@ impl Cluster<'_> {
         (size, strength): (u32, Strength),
         at: At,
         addresses: &[u64; 32],
-        row: Row,
+        reg: Reg,
     ) -> bool {
         let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, size);
         let region = self.region(at.object);
@@ -135,10 +95,7 @@ impl Cluster<'_> {
             }
         }
         self.acquire_word(warp, region, acquired);
-        match size {
-            8 => warp.registers.set(row, warp.active, &loaded),
-            _ => warp.registers.set(row, warp.active, &loaded.map(|bits| bits as u32)),
-        }
+        set(self.machine, warp, reg, warp.active, &loaded);
         let retries = self.spins(warp, pc, region.slot, (&offsets, mask));
         if !retries {
             self.count_strong(pc, &offsets, mask, size);
@@ -259,8 +216,8 @@ impl Cluster<'_> {
         &mut self,
         warp: &mut Warp,
         pc: u32,
-        access: &Access,
-        (at, row): (At, Row),
+        (cold, access): (&Cold, &Access),
+        at: At,
         addresses: &[u32; 32],
     ) {
         let mut found = self.shared_access(warp, pc, warp.active, addresses, at, access.size);
@@ -270,13 +227,12 @@ impl Cluster<'_> {
             self.check_writes(warp, &found, WriterKind::Atomic, 0);
             let actor = (WriterKind::Atomic, 32 * warp.index as ActorId);
             self.shadow.write(&warp.who(pc), &found, Pattern::Scattered, actor);
+            let values = bits(self.machine, warp, cold.reads[1]);
             for lane in lanes(mask) {
                 let (offset, word) = (found.offsets[lane], found.offsets[lane] as usize / 4);
+                self.words[word] = values[lane] as u32;
                 if is_wide {
-                    let value = warp.registers.own::<u64>(row)[lane];
-                    (self.words[word], self.words[word + 1]) = (value as u32, (value >> 32) as u32);
-                } else {
-                    self.words[word] = warp.registers.own::<u32>(row)[lane];
+                    self.words[word + 1] = (values[lane] >> 32) as u32;
                 }
                 self.release_word(warp, lane, offset, access.strength == Strength::Release, false);
             }
@@ -301,11 +257,7 @@ impl Cluster<'_> {
             value[lane] = u64::from(self.words[word]) | u64::from(high) << 32;
             self.see_word(warp, lane, found.offsets[lane], access.strength == Strength::Acquire);
         }
-        if is_wide {
-            warp.registers.set(row, warp.active, &value)
-        } else {
-            warp.registers.set(row, warp.active, &value.map(|bits| bits as u32))
-        }
+        set(self.machine, warp, cold.writes[0], warp.active, &value);
     }
 
     /// An atomic operation, a lane after the other.
@@ -321,7 +273,8 @@ impl Cluster<'_> {
         let values = [value(1), value(2)];
         let all = warp.active;
         let mut old = [0; 32];
-        warp.polls += u32::from(!cold.writes.is_empty());
+        // Lanes of own kernels do not part.
+        warp.polls += u32::from(machine.is_foreign && !cold.writes.is_empty());
         for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
             match memory {
                 Memory::Global => {
@@ -377,42 +330,28 @@ impl Cluster<'_> {
         values: &[[u64; 32]; 2],
         old: &mut [u64; 32],
     ) -> bool {
-        let size = atomic.access.size as usize;
         let (offsets, mask) = self.global_offsets(warp, pc, addresses, at, atomic.access.size);
         let region = self.region(at.object);
         let releases = atomic.access.strength == Strength::Release;
         for lane in lanes(mask) {
             let place = (region.slot, offsets[lane]);
-            let carried = self.carried(place);
-            if let Some(carried) = carried.as_ref().filter(|_| reads) {
-                match atomic.access.strength {
-                    Strength::Acquire | Strength::Release => self.acquire(warp, 1 << lane, carried),
-                    _ => join_clocks(warp.fences.seen[lane].get_or_insert_default(), carried),
+            if self.machine.communicates {
+                let carried = self.carried(place);
+                if let Some(carried) = carried.as_ref().filter(|_| reads) {
+                    match atomic.access.strength {
+                        Strength::Acquire | Strength::Release => self.acquire(warp, 1 << lane, carried),
+                        _ => join_clocks(warp.fences.seen[lane].get_or_insert_default(), carried),
+                    }
                 }
+                let released = if releases {
+                    Some(self.now(warp, lane))
+                } else {
+                    warp.fences.released[lane].clone()
+                };
+                self.carry(place, carried, released);
             }
-            let released = if releases {
-                Some(self.now(warp, lane))
-            } else {
-                warp.fences.released[lane].clone()
-            };
-            self.carry(place, carried, released);
-            let within = offsets[lane] as usize % crate::global::PAGE;
-            let mut raw = [0; 8];
-            raw[..size].copy_from_slice(&self.global.page(region.slot, offsets[lane]).data[within..within + size]);
-            old[lane] = u64::from_le_bytes(raw);
-            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]], true).to_le_bytes();
-            let by = warp.lane(pc, lane);
-            if self.machine.uninitialized[region.slot] && atomic.change != Change::Exchange {
-                // For what it finds: the word that is changed is read first.
-                self.read_lane(by, region, offsets[lane], &mut raw[..size], true);
-            }
-            self.write_lane(
-                by,
-                region,
-                offsets[lane],
-                &new[..size],
-                (WriterKind::Atomic, by.thread()),
-            );
+            let (by, values) = (warp.lane(pc, lane), values.map(|value| value[lane]));
+            old[lane] = self.update_word(by, atomic.update, region, offsets[lane], values);
             if reads {
                 self.observe(warp.lane(pc, lane), place);
             }
@@ -425,6 +364,41 @@ impl Cluster<'_> {
             self.count_strong(pc, &offsets, mask, atomic.access.size);
         }
         !retries
+    }
+
+    /// Changes a lane's word and returns the old one. Deferred until all blocks have finished if they do not
+    /// communicate.
+    pub(crate) fn update_word(
+        &mut self,
+        by: Lane<'_>,
+        update: Update,
+        region: &Region,
+        offset: u64,
+        values: [u64; 2],
+    ) -> u64 {
+        let slot = region.slot;
+        if !self.machine.communicates {
+            self.atomics.push(AtomicRecord {
+                slot,
+                offset,
+                update,
+                value: values[0],
+                pc: by.pc,
+            });
+            return POISON.into();
+        }
+        let (within, mut raw) = (offset as usize % PAGE, [0; 8]);
+        let bytes = &mut raw[..update.size as usize];
+        bytes.copy_from_slice(&self.global.page(slot, offset).data[within..within + bytes.len()]);
+        if self.machine.is_foreign && self.machine.uninitialized[slot] && update.change != Change::Exchange {
+            // For what it finds: the word that is changed is read first.
+            self.read_lane(by, region, offset, bytes, true);
+        }
+        let old = u64::from_le_bytes(raw);
+        let new = changed(update, old, values, true).to_le_bytes();
+        let written = &new[..update.size as usize];
+        self.write_lane(by, region, offset, written, (WriterKind::Atomic, by.thread()));
+        old
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -441,7 +415,10 @@ impl Cluster<'_> {
         let narrow = addresses.map(|address| address as u32);
         let mut found: SharedAccess = self.shared_access(warp, pc, warp.active, &narrow, at, atomic.access.size);
         self.count_strong_shared(warp.index, &found);
-        if atomic.change != Change::Exchange {
+        if at.remote {
+            self.note_remotes(warp, &found, true);
+        }
+        if self.machine.is_foreign && atomic.update.change != Change::Exchange {
             let mask = found.mask;
             let is_new = |lane: &usize| {
                 let mut cells = self.shadow.cells(&found, *lane);
@@ -472,7 +449,7 @@ impl Cluster<'_> {
             };
             let kept = if atomic.access.size == 2 { !(0xffff << shift) } else { 0 };
             old[lane] = (u64::from(self.words[word] & !kept) | u64::from(high) << 32) >> shift;
-            let new = changed(atomic, old[lane], [values[0][lane], values[1][lane]], false);
+            let new = changed(atomic.update, old[lane], values.map(|value| value[lane]), false);
             self.words[word] = self.words[word] & kept | (new as u32) << shift & !kept;
             let (offset, strength) = (found.offsets[lane], atomic.access.strength);
             self.see_word(

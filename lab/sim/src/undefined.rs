@@ -92,7 +92,7 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
                 checked: Vec::new(),
                 to,
             },
-            Inst::Mma { .. } | Inst::Redux { .. } => all(Moves::Together, reads, to),
+            Inst::Mma { .. } => all(Moves::Together, reads, to),
             // Whether old sums count, the predicate says when it runs.
             Inst::Wgmma(WgmmaInst::Mma {
                 d,

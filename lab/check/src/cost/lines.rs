@@ -3,6 +3,7 @@
 use flashcore_ir::{Profile, SourceLine};
 use flashcore_sim::{Class, Line, MemorySite};
 
+use super::code::Code;
 use super::observe::Observation;
 use super::sm::{Resource, Sm};
 
@@ -105,23 +106,17 @@ impl Observation {
             return Vec::new();
         };
         let sm = Sm::of(profile, None);
-        let mut by_line: Vec<(SourceLine, f64)> = Vec::new();
-        for (at, ran) in middle.runs.iter().enumerate().filter(|(_, ran)| ran.runs > 0.0) {
-            let clocks = ran.runs * sm.clocks(&step.code.work_once(at, ran, middle.misses), resource);
-            let line = step.code.line(at);
-            match by_line.iter_mut().find(|(seen, _)| *seen == line) {
-                Some((_, sum)) => *sum += clocks,
-                None => by_line.push((line, clocks)),
-            }
-        }
-        let all: f64 = by_line.iter().map(|(_, clocks)| clocks).sum();
-        by_line.retain(|(_, clocks)| *clocks > 0.0);
-        by_line.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let share = |(line, clocks)| LineShare {
-            line,
-            share: clocks / all,
-        };
-        by_line.into_iter().map(share).collect()
+        let ran = middle.runs.iter().enumerate().filter(|(_, ran)| ran.runs > 0.0);
+        let clocks = ran.map(|(at, ran)| {
+            let work = step.code.work_once(at, ran, middle.misses);
+            (at, ran.runs * sm.clocks(&work, resource))
+        });
+        let mut lines = by_line(&step.code, clocks);
+        let all: f64 = lines.iter().map(|line| line.share).sum();
+        lines.retain(|line| line.share > 0.0);
+        lines.sort_by(|a, b| b.share.total_cmp(&a.share));
+        lines.iter_mut().for_each(|line| line.share /= all);
+        lines
     }
 
     /// Memory accesses by line and kind, of all blocks of the main step, in program order.
@@ -145,6 +140,19 @@ impl Observation {
     pub fn memory(&self) -> &[MemorySite] {
         self.steps.first().map_or(&[], |step| &step.seen.memory)
     }
+}
+
+/// What instructions have of something, by line.
+pub(super) fn by_line(code: &Code, parts: impl Iterator<Item = (usize, f64)>) -> Vec<LineShare> {
+    let mut lines: Vec<LineShare> = Vec::new();
+    for (at, share) in parts {
+        let line = code.line(at);
+        match lines.iter_mut().find(|known| known.line == line) {
+            Some(known) => known.share += share,
+            None => lines.push(LineShare { line, share }),
+        }
+    }
+    lines
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use flashcore_ptx::Module;
 use flashcore_sim::{FindingKind, PtxKernel, SimOptions};
 
 use super::code::Code;
-use super::lines::LineShare;
+use super::lines::{LineShare, by_line};
 use super::observe::{LONGEST_PATH, Observation, Sample, SeenStep, Simulated};
 use super::sm::Sm;
 use super::span;
@@ -95,21 +95,17 @@ impl Observation {
     /// The lines at which a warp of the main step's middle block waits on a card, as shares of its time, most of it
     /// first.
     pub fn waits(&self, profile: &Profile) -> Vec<LineShare> {
-        let mut lines: Vec<LineShare> = Vec::new();
-        let Some(step) = self.steps.first() else { return lines };
-        let samples = &step.seen.samples;
-        let Some(sample) = samples.get(samples.len() / 2) else {
-            return lines;
+        let middle = self.steps.first().and_then(|step| {
+            let samples = &step.seen.samples;
+            let sample = samples.get(samples.len() / 2)?;
+            Some((step, sample, sample.paths.first()?))
+        });
+        let Some((step, sample, path)) = middle else {
+            return Vec::new();
         };
-        let Some(path) = sample.paths.first() else { return lines };
         let waits = span::waits(&step.code, path, sample.misses, &Sm::of(profile, None));
-        for (at, clocks) in waits.waited.iter().enumerate().filter(|(_, clocks)| **clocks > 0.0) {
-            let (line, share) = (step.code.line(at), clocks / waits.clocks);
-            match lines.iter_mut().find(|known| known.line == line) {
-                Some(known) => known.share += share,
-                None => lines.push(LineShare { line, share }),
-            }
-        }
+        let waited = waits.waited.iter().enumerate().filter(|(_, clocks)| **clocks > 0.0);
+        let mut lines = by_line(&step.code, waited.map(|(at, clocks)| (at, clocks / waits.clocks)));
         lines.sort_by(|a, b| b.share.total_cmp(&a.share));
         lines
     }

@@ -99,40 +99,33 @@ struct Buffer {
     bytes: fn(&Problem) -> usize,
 }
 
-const fn scales(name: &'static str) -> Buffer {
+const fn read(name: &'static str, bytes: fn(&Problem) -> usize) -> Buffer {
     Buffer {
         name,
         is_written: false,
-        bytes: |problem| problem.num_scales() * size_of::<f32>(),
+        bytes,
     }
 }
 
+const fn written(name: &'static str, bytes: fn(&Problem) -> usize) -> Buffer {
+    Buffer {
+        is_written: true,
+        ..read(name, bytes)
+    }
+}
+
+const fn scales(name: &'static str) -> Buffer {
+    read(name, |problem| problem.num_scales() * size_of::<f32>())
+}
+
 const BUFFERS: [Buffer; 8] = [
-    Buffer {
-        name: "q",
-        is_written: false,
-        bytes: |problem| problem.q_layout().span() * problem.dtype().size_bytes(),
-    },
-    Buffer {
-        name: "k",
-        is_written: false,
-        bytes: |problem| problem.k_layout().span() * problem.dtype().size_bytes(),
-    },
-    Buffer {
-        name: "v",
-        is_written: false,
-        bytes: |problem| problem.v_layout().span() * problem.dtype().size_bytes(),
-    },
-    Buffer {
-        name: "out",
-        is_written: true,
-        bytes: |problem| problem.o_layout().span() * problem.out_dtype().size_bytes(),
-    },
-    Buffer {
-        name: "lse",
-        is_written: true,
-        bytes: |problem| problem.lse_len() * size_of::<f32>(),
-    },
+    read("q", |problem| problem.q_layout().span() * problem.dtype().size_bytes()),
+    read("k", |problem| problem.k_layout().span() * problem.dtype().size_bytes()),
+    read("v", |problem| problem.v_layout().span() * problem.dtype().size_bytes()),
+    written("out", |problem| {
+        problem.o_layout().span() * problem.out_dtype().size_bytes()
+    }),
+    written("lse", |problem| problem.lse_len() * size_of::<f32>()),
     scales("q_scale"),
     scales("k_scale"),
     scales("v_scale"),

@@ -5,25 +5,39 @@ use flashcore_problem::{CausalAlign, DType, Direction, Layout, Mask, Problem};
 use super::declaration::Declaration;
 use super::value::Chosen;
 
+/// What a name stands for.
+type Value = fn(&Problem) -> f64;
+
 /// Names in expressions, but for strides.
-const NAMES: [&str; 16] = [
-    "batch",
-    "heads",
-    "kv_heads",
-    "group",
-    "seq_q",
-    "seq_kv",
-    "head_dim",
-    "head_dim_v",
-    "scale",
-    "softcap",
-    "causal",
-    "window_left",
-    "window_right",
-    "top_left",
-    "q_offset",
-    "kv_offset",
+const NAMES: [(&str, Value); 16] = [
+    ("batch", |problem| problem.batch() as f64),
+    ("heads", |problem| problem.num_heads() as f64),
+    ("kv_heads", |problem| problem.num_kv_heads() as f64),
+    ("group", |problem| problem.group_size() as f64),
+    ("seq_q", |problem| problem.seq_len_q() as f64),
+    ("seq_kv", |problem| problem.seq_len_kv() as f64),
+    ("head_dim", |problem| problem.head_dim() as f64),
+    ("head_dim_v", |problem| problem.head_dim_v() as f64),
+    ("scale", |problem| f64::from(problem.softmax_scale())),
+    ("softcap", |problem| problem.softcap().map_or(0.0, f64::from)),
+    ("causal", |problem| f64::from(is_causal(&problem.mask()))),
+    ("window_left", |problem| {
+        problem.mask().window_left.map_or(-1.0, f64::from)
+    }),
+    ("window_right", |problem| {
+        problem.mask().window_right.map_or(-1.0, f64::from)
+    }),
+    ("top_left", |problem| {
+        f64::from(problem.mask().align == CausalAlign::TopLeft)
+    }),
+    ("q_offset", |problem| f64::from(problem.q_offset())),
+    ("kv_offset", |problem| f64::from(problem.kv_offset())),
 ];
+
+fn named(name: &str) -> Option<Value> {
+    let (_, value) = NAMES.into_iter().find(|(known, _)| *known == name)?;
+    Some(value)
+}
 
 /// Strides are in elements: `q_seq_stride`.
 const STRIDED: [&str; 4] = ["q", "k", "v", "out"];
@@ -48,31 +62,11 @@ fn stride(name: &str) -> Option<(&'static str, usize)> {
 
 /// The value of a name.
 pub(super) fn value(problem: &Problem, name: &str) -> Option<f64> {
-    let size = |size: usize| size as f64;
-    let side = |keys: Option<u32>| keys.map_or(-1.0, f64::from);
-    let mask = problem.mask();
-    Some(match name {
-        "batch" => size(problem.batch()),
-        "heads" => size(problem.num_heads()),
-        "kv_heads" => size(problem.num_kv_heads()),
-        "group" => size(problem.group_size()),
-        "seq_q" => size(problem.seq_len_q()),
-        "seq_kv" => size(problem.seq_len_kv()),
-        "head_dim" => size(problem.head_dim()),
-        "head_dim_v" => size(problem.head_dim_v()),
-        "scale" => f64::from(problem.softmax_scale()),
-        "softcap" => problem.softcap().map_or(0.0, f64::from),
-        "causal" => f64::from(is_causal(&mask)),
-        "window_left" => side(mask.window_left),
-        "window_right" => side(mask.window_right),
-        "top_left" => f64::from(mask.align == CausalAlign::TopLeft),
-        "q_offset" => f64::from(problem.q_offset()),
-        "kv_offset" => f64::from(problem.kv_offset()),
-        name => {
-            let (tensor, axis) = stride(name)?;
-            layout(problem, tensor)?.strides[axis] as f64
-        }
-    })
+    if let Some(value) = named(name) {
+        return Some(value(problem));
+    }
+    let (tensor, axis) = stride(name)?;
+    Some(layout(problem, tensor)?.strides[axis] as f64)
 }
 
 fn is_causal(mask: &Mask) -> bool {
@@ -81,13 +75,13 @@ fn is_causal(mask: &Mask) -> bool {
 
 /// Whether expressions may have a name.
 pub(super) fn is_name(name: &str) -> bool {
-    NAMES.contains(&name) || stride(name).is_some()
+    named(name).is_some() || stride(name).is_some()
 }
 
 /// For messages.
 pub(super) fn names() -> String {
     let strided = "and strides in elements as q_seq_stride (q, k, v, out; batch, seq, head)";
-    format!("{}, {strided}", NAMES.join(", "))
+    format!("{}, {strided}", NAMES.map(|(name, _)| name).join(", "))
 }
 
 impl Declaration {

@@ -1,19 +1,18 @@
-//! Barriers that the kernel language has not, or has in another way.
+//! Barriers.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Address, BinOp, Cvt, Inst, MbarInst, Scope, Space};
+use flashcore_ir::inst::{Address, BinOp, Cvt, Inst, Space};
 use flashcore_ir::types::{RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
 
 use super::Reader;
 use super::cold::{Mbarrier, Vote, What};
 use super::numbers::Ty;
-use super::operands::Filled;
+use super::operands::{Filled, small};
 use crate::report::Class;
 
 impl Reader<'_> {
-    /// Reads barriers that reduce predicates, those whose number of threads a register has, and those of the lanes that
-    /// one has.
+    /// Reads barriers of a block, of some of its threads, and of lanes.
     pub(super) fn barrier(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
         let has = |word: &str| words.contains(&word);
         match operands {
@@ -29,130 +28,115 @@ impl Reader<'_> {
                 let writes = vec![self.result(d, class)?];
                 self.cold(What::Given(vote), Class::Exchange, writes, Vec::new());
             }
-            [members @ Written::Register(_)] if has("warp") => {
+            [members] if has("warp") => {
                 let reads = vec![self.operand(members, Ty::Int(32, false))?];
                 self.cold(What::WarpSync, Class::Sync, Vec::new(), reads);
             }
-            [id, threads @ Written::Register(_)] if !has("cluster") => {
-                self.barrier_of(id, Some(threads), !has("arrive"))?;
-            }
+            [id] if !has("cluster") => self.barrier_of(id, None, true)?,
+            [id, threads] if !has("cluster") => self.barrier_of(id, Some(threads), !has("arrive"))?,
             _ => return Ok(false),
         }
         Ok(true)
     }
 
     fn barrier_of(&mut self, id: &Written, threads: Option<&Written>, waits: bool) -> Filled<()> {
-        let id = self.operand(id, Ty::Int(32, false))?;
+        if let Some(Written::Integer(threads)) = threads {
+            small(*threads, u32::MAX)?;
+        }
+        let all = std::iter::once(id).chain(threads);
+        let reads = all.map(|operand| self.operand(operand, Ty::Int(32, false)));
+        let reads = reads.collect::<Filled<Vec<Operand>>>()?;
+        let (id, threads) = (reads[0], reads.get(1).copied());
         let threads = match threads {
-            None => None,
-            Some(Written::Integer(threads)) => Some(u32::try_from(*threads).unwrap_or(u32::MAX)),
-            Some(register) => {
-                let reads = vec![id, self.operand(register, Ty::Int(32, false))?];
-                self.cold(What::Barrier(waits), Class::Sync, Vec::new(), reads);
-                return Ok(());
-            }
+            Some(Operand::Imm(threads)) => Some(threads as u32),
+            // What a register has is judged when it runs.
+            None | Some(Operand::Reg(_)) => None,
         };
         let barrier = Inst::BarSync { id, threads };
         barrier.impossible().map_or(Ok(()), Err)?;
-        self.out.push(barrier);
+        self.cold(What::Barrier(waits), Class::Sync, Vec::new(), reads);
         Ok(())
     }
 
-    /// Reads what the kernel language has of mbarriers in another way: counts in registers, and tokens.
+    /// Reads instructions on mbarriers.
     pub(super) fn mbarrier(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
         let has = |word: &str| words.contains(&word);
-        // What orders nothing, and other blocks' barriers unless the kernel language has it: of sm_90.
-        if has("relaxed") {
+        let (is_remote, of_cluster) = (has("shared::cluster"), has("cluster"));
+        let (first, word) = (words.first().copied().unwrap_or(""), Ty::Int(32, false));
+        // What orders nothing is not executed, but for what announces bytes.
+        if has("relaxed") && first != "expect_tx" || first == "expect_tx" && (is_remote || of_cluster) {
             return Ok(false);
         }
-        let scope = if has("cluster") { Scope::Cluster } else { Scope::Block };
-        match (words.first(), operands) {
-            (Some(&"init"), [address, count]) => {
-                let address = self.shared_address(address)?;
-                let reads = vec![self.operand(count, Ty::Int(32, false))?];
-                self.cold(What::Mbarrier(Mbarrier::Init, address), Class::Sync, Vec::new(), reads);
-            }
-            (Some(&"inval"), [address]) => {
-                let inval = What::Mbarrier(Mbarrier::Invalidate, self.shared_address(address)?);
-                self.cold(inval, Class::Sync, Vec::new(), Vec::new());
-            }
-            (Some(&"pending_count"), [d, state]) => {
+        let (what, address, writes, reads) = match (first, operands) {
+            ("init", [address, count]) => (Mbarrier::Init, address, Vec::new(), vec![self.operand(count, word)?]),
+            ("inval", [address]) => (Mbarrier::Invalidate, address, Vec::new(), Vec::new()),
+            ("pending_count", [d, state]) => {
                 let (writes, reads) = (vec![self.register(d)?], vec![self.operand(state, Ty::Int(64, false))?]);
                 self.cold(What::Scalar(Box::new(|v| v[0] >> 32)), Class::Alu, writes, reads);
+                return Ok(true);
             }
-            (Some(&("arrive" | "arrive_drop")), [d, address, rest @ ..]) if !has("shared::cluster") => {
-                let addr = self.shared_address(address)?;
-                if *d != Written::Sink {
-                    let writes = vec![self.register(d)?];
-                    self.cold(What::Mbarrier(Mbarrier::State, addr), Class::Sync, writes, Vec::new());
-                }
-                let count = rest
-                    .first()
-                    .map(|count| self.operand(count, Ty::Int(32, false)))
-                    .transpose()?;
-                let tx = count.filter(|_| has("expect_tx"));
-                let (drops, ends) = (has("arrive_drop"), !has("noComplete"));
-                if drops && tx.is_some() || scope == Scope::Cluster && (drops || count.is_some() && tx.is_none()) {
+            ("expect_tx", [address, bytes]) => {
+                (Mbarrier::Expect, address, Vec::new(), vec![self.operand(bytes, word)?])
+            }
+            ("arrive" | "arrive_drop", [d, address, rest @ ..]) => {
+                let (drops, ends, announces) = (first == "arrive_drop", !has("noComplete"), has("expect_tx"));
+                let is_counted = !rest.is_empty() && !announces;
+                let is_plain = *d == Written::Sink && ends && !drops && !is_counted;
+                if drops && announces || of_cluster && (drops || is_counted) || is_remote && !is_plain {
                     return Ok(false);
                 }
-                if drops || !ends || tx.is_none() && count.is_some_and(|count| count != Operand::Imm(1)) {
-                    let arrive = What::Mbarrier(Mbarrier::Arrive { drops, ends }, addr);
-                    self.cold(arrive, Class::Sync, Vec::new(), vec![count.unwrap_or(Operand::Imm(1))]);
-                    return Ok(true);
+                if *d != Written::Sink {
+                    let (writes, addr) = (vec![self.register(d)?], self.shared_address(address)?);
+                    self.cold(What::Mbarrier(Mbarrier::State, addr), Class::Sync, writes, Vec::new());
                 }
-                self.out.push(Inst::Mbar(MbarInst::Arrive {
-                    addr,
-                    remote: false,
-                    scope,
-                    tx,
-                }));
+                let count = rest.first().map(|count| self.operand(count, word)).transpose()?;
+                let arrive = Mbarrier::Arrive {
+                    drops,
+                    ends,
+                    announces,
+                    is_remote,
+                    of_cluster,
+                };
+                (arrive, address, Vec::new(), vec![count.unwrap_or(Operand::Imm(1))])
             }
-            (Some(&"test_wait" | &"try_wait"), [d, address, token, ..]) => {
+            ("test_wait" | "try_wait", [d, address, phase, ..]) => {
                 let dst = self.result(d, RegClass::Pred)?;
                 if dst.class != RegClass::Pred {
                     return Err("its result is a predicate".to_string());
                 }
-                let addr = self.shared_address(address)?;
-                let blocking = has("try_wait");
-                if has("parity") {
-                    let parity = self.operand(token, Ty::Int(32, false))?;
-                    self.out.push(Inst::Mbar(MbarInst::Test {
-                        dst,
-                        addr,
-                        parity,
-                        blocking,
-                        scope,
-                    }));
-                    return Ok(true);
-                }
-                let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
-                let src = Operand::Reg(self.reg(token, RegClass::B64)?);
-                let (op, ty, a, b) = (BinOp::And, ScalarType::B32, Operand::Reg(low), Operand::Imm(1));
-                self.out.extend([
-                    Inst::Cvt {
-                        op: Cvt::U32FromU64,
-                        dst: low,
-                        src,
-                    },
-                    Inst::Bin {
-                        op,
-                        ty,
-                        dst: parity,
-                        a,
-                        b,
-                    },
-                    Inst::Mbar(MbarInst::Test {
-                        dst,
-                        addr,
-                        parity: Operand::Reg(parity),
-                        blocking,
-                        scope,
-                    }),
-                ]);
+                let phase = if has("parity") {
+                    self.operand(phase, word)?
+                } else {
+                    self.parity_of(phase)?
+                };
+                let test = Mbarrier::Test(first == "try_wait");
+                (test, address, vec![dst], vec![phase])
             }
             _ => return Ok(false),
-        }
+        };
+        let address = self.shared_address(address)?;
+        self.cold(What::Mbarrier(what, address), Class::Sync, writes, reads);
         Ok(true)
+    }
+
+    /// The parity of the phase of a state, which is its lowest bit.
+    fn parity_of(&mut self, state: &Written) -> Filled<Operand> {
+        let src = Operand::Reg(self.reg(state, RegClass::B64)?);
+        let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
+        let cvt = Inst::Cvt {
+            op: Cvt::U32FromU64,
+            dst: low,
+            src,
+        };
+        let and = Inst::Bin {
+            op: BinOp::And,
+            ty: ScalarType::B32,
+            dst: parity,
+            a: Operand::Reg(low),
+            b: Operand::Imm(1),
+        };
+        self.out.extend([cvt, and]);
+        Ok(Operand::Reg(parity))
     }
 
     /// The address of an mbarrier, in shared memory though it may be generic.

@@ -1,8 +1,8 @@
-//! Instructions that the kernel language has not, as the simulator executes them: seldom enough to look up their
-//! operands each time.
+//! Cold steps: instructions that are executed seldom enough to look up their operands each time, those that the kernel
+//! language has not among them.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Address, Object};
+use flashcore_ir::inst::{Address, Cache, Object};
 use flashcore_ir::types::Reg;
 
 use super::matrix::{Move, Product};
@@ -44,10 +44,10 @@ impl Cold {
         let reads = self.reads.iter().chain(&base).filter_map(of_register);
         let mut writes = self.writes.clone();
         match &self.what {
-            What::Access(access) => writes.extend(access.scratch),
+            What::Access(access) => writes.extend(access.scratch.iter().flatten()),
             What::Move(movement) => {
                 writes.extend(movement.scratch);
-                writes.extend(movement.access.scratch);
+                writes.extend(movement.access.scratch.iter().flatten());
             }
             _ => {}
         }
@@ -85,7 +85,7 @@ pub(crate) enum What {
     /// What a warp gives to the next barrier that it comes to, a predicate of each thread; and what all gave together.
     Give,
     Given(Vote),
-    /// A barrier of so many threads as the second operand says; if true, a warp waits there.
+    /// The barrier of a number, of so many threads as the second operand says or of all; if true, a warp waits there.
     Barrier(bool),
     /// `bar.warp.sync` of the lanes that a register has.
     WarpSync,
@@ -108,9 +108,22 @@ pub(crate) enum Mbarrier {
     Invalidate,
     /// Gives its phase, and the arrivals that are outstanding.
     State,
-    /// As many arrivals as the first operand says. Whether later phases have so many fewer, and whether these may end
-    /// the phase.
-    Arrive { drops: bool, ends: bool },
+    /// As many arrivals as the operand says, or one that announces so many bytes.
+    Arrive {
+        /// Whether later phases have so many fewer.
+        drops: bool,
+        /// Whether these may end the phase.
+        ends: bool,
+        announces: bool,
+        /// Whether the address may be in any block of the cluster.
+        is_remote: bool,
+        /// Whether threads of the cluster learn what this one did before.
+        of_cluster: bool,
+    },
+    /// Announces bytes.
+    Expect,
+    /// Whether a phase of a parity has ended; if true, it waits first.
+    Test(bool),
     /// Copies of the thread become part of the phase; if true, they are one of its arrivals.
     Copies(bool),
 }
@@ -156,17 +169,19 @@ pub(crate) enum Strength {
 pub(crate) struct Access {
     pub(crate) writes: bool,
     pub(crate) memory: Memory,
+    /// Whether it is of shared memory of any block of the cluster.
+    pub(crate) is_remote: bool,
     /// Bytes of each register in memory.
     pub(crate) size: u32,
     pub(crate) signed: bool,
-    pub(crate) read_only: bool,
+    pub(crate) cache: Cache,
     pub(crate) offset: i64,
     pub(crate) object: Option<Object>,
     pub(crate) strength: Strength,
     /// Whether a loop goes on or not as a strong load says.
     pub(crate) polls: bool,
-    /// Registers for addresses of 4 and of 8 bytes.
-    pub(crate) scratch: [Reg; 2],
+    /// Registers for addresses of 4 and of 8 bytes; none of a strong access of one word.
+    pub(crate) scratch: Option<[Reg; 2]>,
 }
 
 impl Access {
@@ -201,12 +216,28 @@ pub(crate) enum Float {
     Halves(bool),
 }
 
-/// A read-modify-write of a word; its operands are the address and one or two values.
+/// What is done to a word of so many bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Atomic {
+pub(crate) struct Update {
     pub(crate) change: Change,
     pub(crate) signed: bool,
     pub(crate) float: Float,
+    pub(crate) size: u32,
+}
+
+impl Update {
+    pub(crate) const ADD_F32: Update = Update {
+        change: Change::Add,
+        signed: false,
+        float: Float::One,
+        size: 4,
+    };
+}
+
+/// A read-modify-write of a word; its operands are the address and one or two values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Atomic {
+    pub(crate) update: Update,
     pub(crate) access: Access,
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use flashcore_ir::inst::{BulkInst, Inst, MbarInst, Object};
+use flashcore_ir::inst::{BulkInst, Inst, Object};
 use flashcore_ir::kernel::{KernelParts, Param, ParamKind};
 use flashcore_ir::ptx::Notes;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, SharedSymbol};
@@ -310,12 +310,6 @@ fn mbarrier(step: &mut Step) -> Option<&mut Object> {
             what: What::Mbarrier(_, address),
             ..
         }) => address,
-        Step::Inst(Inst::Mbar(inst)) => match inst {
-            MbarInst::Init { addr, .. }
-            | MbarInst::Arrive { addr, .. }
-            | MbarInst::ExpectTx { addr, .. }
-            | MbarInst::Test { addr, .. } => addr,
-        },
         Step::Inst(Inst::Bulk(
             BulkInst::Load { bar, .. } | BulkInst::LoadBytes { bar, .. } | BulkInst::Send { bar, .. },
         )) => bar,

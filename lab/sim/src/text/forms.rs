@@ -5,9 +5,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use super::{Reader, UNKNOWN, class_of};
 use flashcore_ir::inst::{
-    Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, FlagInst, Inst, L2Hint,
-    Major, MbarInst, MmaAcc, MmaInput, Operand, Scope, ShflMode, Space, Special, StoreSource, UnOp, VoteMode, WgmmaA,
-    WgmmaInput, WgmmaInst,
+    Address, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, Inst, L2Hint, Major, MmaAcc,
+    MmaInput, Operand, Scope, Special, UnOp, WgmmaA, WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::ptx::{Notes, mnemonic};
 use flashcore_ir::shared::BufferId;
@@ -30,23 +29,8 @@ pub(super) fn candidates(form: &Spelled) -> Arc<[Inst]> {
 /// One opcode for all that mean the same: with explicit rounding, without `::cta` and hints, with the space that alone
 /// is possible, and with types of bits where the type does not matter.
 fn normal(opcode: &str) -> String {
-    let mut opcode = opcode.replace("::cta", "");
-    if opcode.starts_with("mbarrier") {
-        // The defaults; what announces bytes alone is relaxed by default.
-        opcode = opcode.replace(".release.cta", "").replace(".acquire.cta", "");
-        if opcode.starts_with("mbarrier.expect_tx") {
-            opcode = opcode.replace(".relaxed.cta", "");
-        }
-    }
+    let opcode = opcode.replace("::cta", "");
     match opcode.as_str() {
-        "barrier.sync" | "barrier.cta.sync" | "barrier.sync.aligned" | "barrier.cta.sync.aligned" | "bar.cta.sync" => {
-            return "bar.sync".to_string();
-        }
-        "barrier.arrive"
-        | "barrier.cta.arrive"
-        | "barrier.arrive.aligned"
-        | "barrier.cta.arrive.aligned"
-        | "bar.cta.arrive" => return "bar.arrive".to_string(),
         copy if copy.starts_with("cp.async.c") && copy.contains(".L2::") => {
             let words: Vec<&str> = copy.split('.').filter(|word| !word.starts_with("L2::")).collect();
             return words.join(".");
@@ -68,7 +52,6 @@ fn normal(opcode: &str) -> String {
             return opcode.replace(".arrive", ".arrive.release");
         }
         "barrier.cluster.wait" | "barrier.cluster.wait.aligned" => return opcode.replace(".wait", ".wait.acquire"),
-        "mbarrier.expect_tx.b64" => return "mbarrier.expect_tx.shared.b64".to_string(),
         "membar.cta" => return "fence.acq_rel.cta".to_string(),
         "membar.gl" => return "fence.acq_rel.gpu".to_string(),
         _ => {}
@@ -213,53 +196,8 @@ fn of_words(opcode: &str) -> Vec<Inst> {
     let (dst, b, c, table) = (word, Operand::Imm(1), Operand::Imm(2), 0);
     all.push(Inst::Lop3 { dst, a, b, c, table });
 
-    let (addr, value, dst, src) = (ADDRESS, IMM, reg(class), reg(class));
-    let count = number("v").or(number("x")).unwrap_or(1);
-    let space = Space::ALL.into_iter().find(|space| has(space.ptx()));
-    if let Some(space) = space.filter(|_| class != RegClass::Pred) {
-        let src = StoreSource::Regs(src);
-        for cache in Cache::ALL {
-            all.push(Inst::Ld {
-                space,
-                dst,
-                count,
-                addr,
-                cache,
-            });
-            all.push(Inst::St {
-                space,
-                src,
-                count,
-                addr,
-                cache,
-            });
-        }
-    }
-    let release = has("release");
-    if [RegClass::B32, RegClass::F32].contains(&class) {
-        all.push(Inst::Flag(FlagInst::LoadAcquire { dst, addr }));
-        let ty = class.scalar();
-        all.push(Inst::Flag(FlagInst::StoreRelease { ty, addr, value }));
-    }
-    if [ScalarType::U32, ScalarType::S32, ScalarType::F32].contains(&ty) {
-        all.push(Inst::Flag(FlagInst::Add {
-            release,
-            ty,
-            addr,
-            value,
-        }));
-    }
-    if let (Some(space), RegClass::B32 | RegClass::F32) = (space, class) {
-        let dst = has("atom").then_some(reg(ty.class()));
-        all.extend(AtomOp::ALL.map(|op| Inst::Atom {
-            op,
-            ty,
-            space,
-            dst,
-            addr,
-            value,
-        }));
-    }
+    let addr = ADDRESS;
+    let count = number("x").unwrap_or(1);
     let src = float;
     all.push(Inst::AddFour { addr, src });
 
@@ -281,33 +219,6 @@ fn of_words(opcode: &str) -> Vec<Inst> {
         let (a, b, c) = (word, word, d);
         all.push(Inst::Mma { input, acc, d, a, b, c });
     }
-    let (src, lane, members) = (IMM, IMM, 0);
-    all.extend(ShflMode::ALL.map(|mode| Inst::Shfl {
-        mode,
-        dst,
-        src,
-        lane,
-        members,
-    }));
-    all.extend(BinOp::ALL.map(|op| Inst::Redux {
-        op,
-        ty,
-        dst,
-        src,
-        members,
-    }));
-    for mode in VoteMode::ALL {
-        let dst = if mode == VoteMode::Ballot { word } else { pred };
-        all.push(Inst::Vote {
-            mode,
-            dst,
-            pred,
-            members,
-        });
-    }
-    let (id, threads) = (Operand::Imm(0), 32);
-    all.extend([None, Some(threads)].map(|threads| Inst::BarSync { id, threads }));
-    all.extend([Inst::BarArrive { id, threads }, Inst::BarWarp { members }]);
     all.extend([Inst::Elect { dst: pred }, Inst::DependencyWait, Inst::DependencyTrigger]);
     all.extend([ProxyAsync, ProxyAsyncGlobal, MbarrierInit].map(Inst::Fence));
     all.extend(Scope::ALL.map(|scope| Inst::Fence(FenceInst::Memory(scope))));
@@ -349,28 +260,7 @@ fn of_words(opcode: &str) -> Vec<Inst> {
     bulk.push(BulkInst::Store { map, at, src });
     all.extend(bulk.into_iter().map(Inst::Bulk));
 
-    let (remote, blocking, dst, parity) = (has("shared::cluster"), has("try_wait"), pred, IMM);
-    let scope = if has("cluster") { Scope::Cluster } else { Scope::Block };
-    let tx = has("expect_tx").then_some(IMM);
-    let barriers = [
-        MbarInst::Init { addr, arrivals: 1 },
-        MbarInst::ExpectTx { addr, tx: IMM },
-        MbarInst::Arrive {
-            addr,
-            remote,
-            scope,
-            tx,
-        },
-        MbarInst::Test {
-            dst,
-            addr,
-            parity,
-            blocking,
-            scope,
-        },
-    ];
-    all.extend(barriers.map(Inst::Mbar));
-    let (aligned, dst, addr, rank) = (has("aligned"), word, IMM, IMM);
+    let (release, aligned, dst, addr, rank) = (has("release"), has("aligned"), word, IMM, IMM);
     let of_clusters = [
         ClusterInst::Mapa { dst, addr, rank },
         ClusterInst::Arrive { release, aligned },

@@ -1,7 +1,5 @@
 //! From steps to a [`Program`].
 
-use std::collections::VecDeque;
-
 use flashcore_ir::inst::{ClusterInst, Inst};
 use flashcore_ir::types::Reg;
 use flashcore_ir::{Kernel, Operand};
@@ -64,8 +62,8 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
             }
             Step::Cold(cold) => {
                 lowering.begin(step, *site);
-                lowering.note_cold(cold);
-                lowering.push(Op::Cold(cold), cold.class, *site);
+                lowering.cold(cold, *site);
+                lowering.end(step, *site);
             }
             Step::Guard(pred, negated) => {
                 lowering.check_reads(&[*pred], *site);
@@ -213,22 +211,15 @@ impl Step {
     fn members(&self) -> Option<Operand> {
         let all = Operand::Imm(u64::from(FULL));
         match self {
-            Step::Inst(inst) => match inst {
-                Inst::BarWarp { members }
-                | Inst::Shfl { members, .. }
-                | Inst::Vote { members, .. }
-                | Inst::Redux { members, .. } => Some(Operand::Imm(u64::from(*members))),
-                Inst::BarSync { .. }
-                | Inst::BarArrive { .. }
-                | Inst::Mma { .. }
+            Step::Inst(
+                Inst::Mma { .. }
                 | Inst::LdMatrix { .. }
                 | Inst::StMatrix { .. }
                 | Inst::Elect { .. }
                 | Inst::Wgmma(_)
                 | Inst::Cluster(ClusterInst::Arrive { aligned: true, .. } | ClusterInst::Wait { aligned: true })
-                | Inst::SetMaxRegs { .. } => Some(all),
-                _ => None,
-            },
+                | Inst::SetMaxRegs { .. },
+            ) => Some(all),
             Step::Cold(cold) => match cold.what {
                 What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) | What::Elect | What::WarpSync => {
                     cold.reads.last().copied()
@@ -336,42 +327,12 @@ impl Code {
     }
 
     /// Those of some registers that may be read before they are written.
-    fn unproven(&self, suspects: FxHashSet<Reg>) -> FxHashSet<Reg> {
-        let mut unproven = FxHashSet::default();
-        if suspects.is_empty() {
-            return unproven;
+    fn unproven(&self, mut suspects: FxHashSet<Reg>) -> FxHashSet<Reg> {
+        if !suspects.is_empty() {
+            let unwritten = self.live(&mut Lives::default());
+            suspects.retain(|reg| unwritten.contains(reg));
         }
-        // By block what every path to it has written; none before one is known.
-        let mut written: Vec<Option<FxHashSet<Reg>>> = vec![None; self.flow.len()];
-        let mut open = VecDeque::from([0]);
-        if let Some(first) = written.first_mut() {
-            *first = Some(FxHashSet::default());
-        }
-        while let Some(number) = open.pop_front() {
-            let block = &self.flow[number];
-            let Some(mut now) = written[number].clone() else {
-                continue;
-            };
-            let [from, to] = [block.instructions.start, block.instructions.end].map(|at| self.begins[at as usize]);
-            for item in &self.items[from as usize..to as usize] {
-                let [reads, writes] = Code::accessed(&item.step);
-                let is_new = |reg: &&Reg| suspects.contains(*reg) && !now.contains(*reg);
-                unproven.extend(reads.iter().filter(is_new));
-                now.extend(writes.into_iter().filter(|reg| suspects.contains(reg)));
-            }
-            for next in block.next.iter().flatten().map(|&next| next as usize) {
-                let Some(known) = written.get_mut(next) else { continue };
-                let both = match known {
-                    None => now.clone(),
-                    Some(known) => known.intersection(&now).copied().collect(),
-                };
-                if known.as_ref() != Some(&both) {
-                    *known = Some(both);
-                    open.push_back(next);
-                }
-            }
-        }
-        unproven
+        suspects
     }
 }
 

@@ -221,6 +221,7 @@ impl Reader<'_> {
         let (base, offset) = self.place(address)?;
         let mut access = self.access_of(words, writes, offset)?;
         (access.size, access.signed) = (element.bytes(), false);
+        access.scratch = self.scratch(&access, registers.len());
         let stride = match operands.get(2) {
             Some(stride) => self.operand(stride, Ty::Int(32, false))?,
             None => Operand::Imm(u64::from(fragment.dims()[usize::from(is_row_major)])),

@@ -1,15 +1,15 @@
-//! Memory of kernels of other compilers: which instruction accesses what.
+//! Memory: which instruction accesses what.
 
 use std::collections::HashMap;
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Inst, Object};
+use flashcore_ir::inst::{Cache, Inst, Object};
 use flashcore_ir::ptx::read::SharedSymbol;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::{Operand as Written, Register};
 
 use super::Reader;
-use super::cold::{Access, Atomic, CLUSTER_WINDOW, Change, Float, Memory, Strength, What};
+use super::cold::{Access, Atomic, CLUSTER_WINDOW, Change, Float, Memory, Strength, Update, What};
 use super::numbers::Ty;
 use super::operands::Filled;
 use super::origins::Origin;
@@ -169,9 +169,6 @@ impl Reader<'_> {
 
     pub(super) fn access_of(&mut self, words: &[&str], writes: bool, offset: i64) -> Filled<Access> {
         let has = |word: &str| words.contains(&word);
-        if has("shared::cluster") {
-            return Err("shared memory of other blocks is not executed".to_string());
-        }
         // Matrices have their own types.
         let ty = words.last().and_then(|word| Ty::of(word)).unwrap_or(Ty::F32);
         let strength = if has("acquire") {
@@ -183,18 +180,27 @@ impl Reader<'_> {
         } else {
             Strength::Weak
         };
+        let is_named = |cache: &Cache| has(cache.ptx().trim_start_matches('.'));
+        let cache = Cache::ALL.into_iter().find(is_named).unwrap_or(Cache::Default);
         Ok(Access {
             writes,
             memory: memory_of(words),
+            is_remote: has("shared::cluster"),
             size: ty.bytes(),
             signed: matches!(ty, Ty::Int(_, true)),
-            read_only: has("nc"),
+            cache,
             offset,
-            object: None,
+            object: self.places.is_none().then(|| self.object()),
             strength,
             polls: false,
-            scratch: [self.fresh(RegClass::B32, 1), self.fresh(RegClass::B64, 1)],
+            scratch: None,
         })
+    }
+
+    /// Registers for addresses, unless the access is a strong one of a word.
+    pub(super) fn scratch(&mut self, access: &Access, count: usize) -> Option<[Reg; 2]> {
+        let is_word = access.strength != Strength::Weak && access.size >= 4 && count == 1;
+        (!is_word).then(|| [self.fresh(RegClass::B32, 1), self.fresh(RegClass::B64, 1)])
     }
 
     pub(super) fn load(&mut self, d: &Written, address: &Written, words: &[&str]) -> Filled<()> {
@@ -203,7 +209,8 @@ impl Reader<'_> {
             return self.load_param(&items, address, words);
         }
         let (base, offset) = self.place(address)?;
-        let access = self.access_of(words, false, offset)?;
+        let mut access = self.access_of(words, false, offset)?;
+        access.scratch = self.scratch(&access, items.len());
         let class = RegClass::B32;
         let class = if access.size == 8 { RegClass::B64 } else { class };
         let (mut writes, mut widened) = (Vec::new(), Vec::new());
@@ -312,7 +319,8 @@ impl Reader<'_> {
         let items = items(a, words)?;
         let ty = Ty::last(words)?;
         let (base, offset) = self.place(address)?;
-        let access = self.access_of(words, true, offset)?;
+        let mut access = self.access_of(words, true, offset)?;
+        access.scratch = self.scratch(&access, items.len());
         let mut reads = vec![base];
         for item in &items {
             let value = self.operand(item, ty)?;
@@ -327,6 +335,7 @@ impl Reader<'_> {
                     Operand::Reg(dst)
                 }
                 Operand::Reg(_) => value,
+                Operand::Imm(_) if access.scratch.is_none() || self.places.is_none() => value,
                 Operand::Imm(_) => {
                     let dst = self.fresh(if access.size == 8 { RegClass::B64 } else { RegClass::B32 }, 1);
                     self.out.push(Inst::Mov { dst, src: value });
@@ -409,7 +418,7 @@ impl Reader<'_> {
         for value in values {
             reads.push(self.operand(value, ty)?);
         }
-        let atomic = Atomic {
+        let update = Update {
             change,
             signed: matches!(ty, Ty::Int(_, true)),
             float: match ty {
@@ -417,9 +426,9 @@ impl Reader<'_> {
                 Ty::Half(is_bf16) | Ty::Halves(is_bf16) => Float::Halves(is_bf16),
                 _ => Float::No,
             },
-            access,
+            size: access.size,
         };
-        self.cold(What::Atomic(atomic), Class::Atomic, writes, reads);
+        self.cold(What::Atomic(Atomic { update, access }), Class::Atomic, writes, reads);
         Ok(())
     }
 }

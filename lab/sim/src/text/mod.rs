@@ -118,7 +118,9 @@ impl Code {
         let mut symbols = HashMap::new();
         // Its objects come from the notes.
         symbols.insert("shared_memory".to_string(), (Object::Shared(BufferId(0)), 0));
-        Reader::new(&module, function, params, symbols).read(&notes)
+        let mut code = Reader::new(&module, function, params, symbols).read(&notes)?;
+        code.simplify();
+        Ok(code)
     }
 }
 
@@ -371,22 +373,18 @@ impl<'a> Reader<'a> {
         let is_hinted =
             form.name() == "cp" && form.has("L2::cache_hint") && (self.places.is_some() || !form.has("bulk"));
         let operands = &inst.operands[..inst.operands.len() - usize::from(is_hinted)];
-        if self.places.is_some() {
-            let is_of_cluster = form.has("shared::cluster");
-            let is_first = match (form.name(), operands) {
-                ("ld" | "st" | "atom" | "red", _) if is_of_cluster => false,
-                ("mov", [d, Written::Symbol(name, offset)]) => return self.address_of(d, name, *offset),
-                (
-                    "ld" | "st" | "cvta" | "shfl" | "vote" | "atom" | "red" | "membar" | "nanosleep" | "mbarrier"
-                    | "prefetch" | "elect",
-                    _,
-                ) => true,
-                _ => false,
-            };
-            if is_first && self.foreign(form, operands)? {
-                return Ok(());
-            }
-        } else if self.own(form, operands)? {
+        let is_foreign = self.places.is_some();
+        if !is_foreign && self.own(form, operands)? {
+            return Ok(());
+        }
+        let is_first = match (form.name(), operands) {
+            ("mov", [d, Written::Symbol(name, offset)]) if is_foreign => return self.address_of(d, name, *offset),
+            ("ld" | "st" | "shfl" | "vote" | "redux" | "bar" | "barrier" | "mbarrier", _) => true,
+            ("atom" | "red", _) => is_foreign || !form.has("v4"),
+            ("cvta" | "membar" | "nanosleep" | "prefetch" | "elect", _) => is_foreign,
+            _ => false,
+        };
+        if is_first && self.cold_step(form, operands)? {
             return Ok(());
         }
         let mut why = None;
@@ -406,7 +404,7 @@ impl<'a> Reader<'a> {
             self.out.clear();
             self.after.clear();
         }
-        if self.places.is_some() && self.foreign(form, operands)? {
+        if self.places.is_some() && self.cold_step(form, operands)? {
             return Ok(());
         }
         Err(why.unwrap_or("the simulator does not execute it yet".to_string()))

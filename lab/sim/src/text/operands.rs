@@ -2,9 +2,7 @@
 
 use std::collections::HashSet;
 
-use flashcore_ir::inst::{
-    Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, Special, StoreSource, WgmmaA,
-};
+use flashcore_ir::inst::{Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, Special, WgmmaA};
 use flashcore_ir::inst::{Space, WgmmaInst};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::shared::BufferId;
@@ -82,7 +80,7 @@ impl Reader<'_> {
     }
 
     /// The object of the next address, as the notes have it.
-    fn object(&mut self) -> Object {
+    pub(super) fn object(&mut self) -> Object {
         self.objects.next().unwrap_or(UNKNOWN)
     }
 
@@ -92,12 +90,6 @@ impl Reader<'_> {
             (Slot::Regs(first, count, access) | Slot::Matrices(first, count, access), _) => {
                 *first = self.run(written, first.class, count, access)?;
             }
-            (Slot::Stored(StoreSource::Regs(first), count), _)
-                if items(written).iter().all(|it| matches!(it, Written::Register(_))) =>
-            {
-                *first = self.run(written, first.class, count, Access::Read)?;
-            }
-            (Slot::Stored(source, count), _) => *source = self.stored(written, source, count)?,
             (Slot::Halves(lo, hi), Written::List(list)) if list.len() == 2 => {
                 *lo = self.reg(&list[0], lo.class)?;
                 *hi = self.reg(&list[1], hi.class)?;
@@ -245,46 +237,18 @@ impl Reader<'_> {
         }
         Ok(first)
     }
-
-    /// What a store writes where immediates are among it.
-    fn stored(&mut self, written: &Written, source: &StoreSource, count: u32) -> Filled<StoreSource> {
-        let ty = match source {
-            StoreSource::Regs(first) => first.class.scalar(),
-            StoreSource::Imm(ty, _) => *ty,
-        };
-        let values = items(written).iter().map(|item| self.value(item, ty));
-        let values = values.collect::<Filled<Vec<Operand>>>()?;
-        if values.len() != count as usize {
-            return Err(format!("{} values; {count} are needed", values.len()));
-        }
-        if let Operand::Imm(bits) = values[0]
-            && values.iter().all(|other| *other == values[0])
-        {
-            return Ok(StoreSource::Imm(ty, bits));
-        }
-        let first = self.fresh(ty.class(), count);
-        for (i, &src) in (0u32..).zip(&values) {
-            let dst = first.plus(i);
-            self.out.push(Inst::Mov { dst, src });
-        }
-        Ok(StoreSource::Regs(first))
-    }
 }
 
 pub(super) fn error(opcode: &str, why: impl Into<String>, line: u32) -> PtxError {
     PtxError::not_understood(format!("`{opcode}`"), why, line)
 }
 
-/// Why no GPU executes an instruction of another compiler, such as a barrier of a part of a warp.
+/// Why no GPU executes an instruction of another compiler, such as a copy of a number of bytes that there is not.
 pub(super) fn no_gpu_has(inst: &Inst) -> Option<String> {
-    let is_limited = matches!(
-        inst,
-        Inst::BarSync { .. } | Inst::BarArrive { .. } | Inst::CpAsync { .. }
-    );
-    inst.impossible().filter(|_| is_limited)
+    inst.impossible().filter(|_| matches!(inst, Inst::CpAsync { .. }))
 }
 
-fn small(bits: u64, most: u32) -> Filled<u32> {
+pub(super) fn small(bits: u64, most: u32) -> Filled<u32> {
     let small = u32::try_from(bits).ok().filter(|small| *small <= most);
     small.ok_or_else(|| format!("{bits} in place of a number from 0 to {most}"))
 }

@@ -1,4 +1,4 @@
-//! Instructions that the kernel language has not.
+//! Instructions that are read as cold steps.
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{FenceInst, Inst, ShflMode};
@@ -129,8 +129,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads what the kernel language has not. False if it is not known either.
-    pub(super) fn foreign(&mut self, form: &Spelled, operands: &[Written]) -> Filled<bool> {
+    /// Reads what is executed as a cold step. False if it is not known either.
+    pub(super) fn cold_step(&mut self, form: &Spelled, operands: &[Written]) -> Filled<bool> {
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
         match (form.name(), operands) {
@@ -289,9 +289,9 @@ impl Reader<'_> {
                 self.cold(What::Scalar(Box::new(compute)), Class::Alu, writes, reads);
             }
             ("ld" | "ldu", [d, address, ..]) => self.load(d, address, &words)?,
-            ("st", [address, a, ..]) => self.store(address, a, &words)?,
+            ("st", [address, a, ..]) if !has("async") => self.store(address, a, &words)?,
             ("atom", [d, address, values @ ..]) => self.atomic(Some(d), address, values, &words)?,
-            ("red", [address, values @ ..]) => self.atomic(None, address, values, &words)?,
+            ("red", [address, values @ ..]) if !has("async") => self.atomic(None, address, values, &words)?,
             _ => {
                 let Some(known) = scalar::read(form) else {
                     return Ok(false);

@@ -2,6 +2,7 @@
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, Cache, Inst, Object, Space, StoreSource};
+use flashcore_ir::types::ScalarType;
 
 use super::cold::{Atomic, Cold, Memory, Strength, What};
 use super::matrix::Move;
@@ -44,42 +45,64 @@ fn simple(cold: &Cold) -> Option<Inst> {
     let What::Access(access) = &cold.what else { return None };
     let space = match access.memory {
         Memory::Global => Space::Global,
+        Memory::Shared if access.is_remote => Space::Cluster,
         Memory::Shared => Space::Shared,
         Memory::Local | Memory::Generic => return None,
     };
-    let object = access.object?;
-    let Operand::Reg(base) = cold.reads[0] else { return None };
-    let size = if space == Space::Global { 8 } else { 4 };
+    let (object, base) = (access.object?, cold.reads[0]);
+    let width = if space == Space::Global { 8 } else { 4 };
+    let is_of_width = match base {
+        Operand::Reg(base) => base.class.bytes() == width,
+        Operand::Imm(_) => true,
+    };
     let signed = access.signed && access.size < 4 && !access.writes;
-    if access.strength != Strength::Weak || access.size < 2 || signed || base.class.bytes() != size {
+    if access.strength != Strength::Weak || access.size < 2 || signed || !is_of_width {
         return None;
     }
     if matches!(object, Object::Param(_)) != (space == Space::Global) {
         return None;
     }
     let addr = Address {
-        base: Operand::Reg(base),
+        base,
         offset: i32::try_from(access.offset).ok()?,
         object,
     };
+    let cache = if space == Space::Global {
+        access.cache
+    } else {
+        Cache::Default
+    };
+    if let [_, values @ ..] = &cold.reads[..]
+        && let Some(Operand::Imm(bits)) = values.first()
+    {
+        let ty = match access.size {
+            2 => ScalarType::B16,
+            4 => ScalarType::B32,
+            _ => ScalarType::B64,
+        };
+        let is_one = values.iter().all(|value| *value == Operand::Imm(*bits));
+        let store = Inst::St {
+            space,
+            src: StoreSource::Imm(ty, *bits),
+            count: values.len() as u32,
+            addr,
+            cache,
+        };
+        return is_one.then_some(store);
+    }
     let regs = cold.values(access);
     let (first, count) = (*regs.first()?, regs.len() as u32);
     let is_run = (0..count).zip(&regs).all(|(i, reg)| *reg == first.plus(i));
     if !is_run || first.class.bytes() != access.size {
         return None;
     }
-    let cache = if access.read_only {
-        Cache::ReadOnly
-    } else {
-        Cache::Default
-    };
     Some(if access.writes {
         Inst::St {
             space,
             src: StoreSource::Regs(first),
             count,
             addr,
-            cache: Cache::Default,
+            cache,
         }
     } else {
         Inst::Ld {
@@ -87,7 +110,7 @@ fn simple(cold: &Cold) -> Option<Inst> {
             dst: first,
             count,
             addr,
-            cache: if space == Space::Global { cache } else { Cache::Default },
+            cache,
         }
     })
 }

@@ -46,7 +46,7 @@ impl Sums {
             ) if access.writes => cold.values(access),
             _ => return None,
         };
-        let all_depend = regs.iter().all(|reg| self.depend.contains(reg));
+        let all_depend = !regs.is_empty() && regs.iter().all(|reg| self.depend.contains(reg));
         let bits = |reg: &Reg| self.bits(self.root(Operand::Reg(*reg)));
         all_depend.then(|| regs.iter().map(bits).fold(FULL, |all, bits| all & bits))
     }
