@@ -46,13 +46,13 @@ pub(crate) enum ChartArgs {
 #[derive(Args)]
 pub(crate) struct WhatArgs {
     /// A run's key or revision, or a prefix of it; or a file: an export (.jsonl) of which the latest run
-    /// counts, the output of `bench --json` (.json), or for `lines` the chart's own numbers (.csv)
+    /// counts, or the output of `bench --json` (.json)
     #[arg(default_value = "latest")]
     run: String,
     /// hot, cold, sustained or screen
     #[arg(long, default_value = "hot")]
     mode: Mode,
-    /// The file to write: .html, .svg or for `lines` .csv [default: HTML to standard output]
+    /// The file to write: .html or .svg [default: HTML to standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -70,7 +70,7 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                 None => rung.iter().map(|rung| rung_name(rung)).collect(),
             };
             let ladder = chart::ladder(&of_run(keep, &what.run, None)?, problem, what.mode, &names)?;
-            what.write(&ladder, None)
+            what.write(&ladder)
         }
         ChartArgs::Ratio { what, baseline } => {
             let report = of_run(keep, &what.run, baseline.as_deref())?;
@@ -88,16 +88,11 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                     .help("name one of its subjects with --baseline")
             };
             let grid = chart::ratio(&report, base.ok_or_else(missing)?, what.mode)?;
-            what.write(&grid, None)
+            what.write(&grid)
         }
         ChartArgs::Lines { what } => {
-            let path = Path::new(&what.run);
-            let wrong = |error| Failure::usage(format!("{}: {error}", what.run));
-            let speed = match path.extension().is_some_and(|extension| extension == "csv") {
-                true => Speed::of_csv(&style::read(path)?).map_err(wrong)?,
-                false => Speed::of_report(&of_run(keep, &what.run, None)?, what.mode)?,
-            };
-            what.write(&speed.chart(), Some(speed.csv()))
+            let speed = Speed::of_report(&of_run(keep, &what.run, None)?, what.mode)?;
+            what.write(&speed.chart())
         }
     }
 }
@@ -143,17 +138,14 @@ fn rungs_of(path: &Path) -> Result<Vec<RungName>, Failure> {
 
 impl WhatArgs {
     /// Writes the form that the file's extension names; HTML to standard output.
-    fn write(&self, chart: &Chart, csv: Option<String>) -> Result<(), Failure> {
+    fn write(&self, chart: &Chart) -> Result<(), Failure> {
         let Some(path) = &self.output else {
             style::print(&chart.html());
             return Ok(());
         };
-        let allowed = ["html", "svg", "csv"];
-        let allowed = if csv.is_some() { &allowed[..] } else { &allowed[..2] };
-        let text = match style::ending(path, allowed)? {
+        let text = match style::ending(path, &["html", "svg"])? {
             "html" => chart.html(),
-            "svg" => chart.svg(),
-            _ => csv.unwrap_or_default(),
+            _ => chart.svg(),
         };
         style::write(path, text)
     }

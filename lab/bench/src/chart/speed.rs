@@ -2,15 +2,9 @@
 
 mod draw;
 
-use std::fmt::Write;
-
 use flashcore_problem::{Direction, Mask, Problem};
 
 use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, date};
-
-const COLUMNS: [&str; 8] = [
-    "head_dim", "mask", "seq_len", "series", "subject", "tflops", "low", "high",
-];
 
 /// The lines, in the order of the legend: what a line is called, its class in the SVG, and its words in the legend.
 const SERIES: [(&str, &str, &str); 4] = [
@@ -120,82 +114,6 @@ impl Speed {
         self
     }
 
-    /// Reads what [`csv`](Speed::csv) wrote.
-    pub fn of_csv(text: &str) -> Result<Speed> {
-        let mut chart = Speed::default();
-        let mut has_columns = false;
-        for (index, line) in text.lines().enumerate() {
-            let wrong = |what: &str| BenchError::Given(format!("line {}: {what}", index + 1));
-            if let Some(about) = line.strip_prefix("# ") {
-                chart.about.push(about.to_string());
-                continue;
-            }
-            let fields: Vec<&str> = line.split(',').collect();
-            if !has_columns {
-                if fields != COLUMNS {
-                    return Err(wrong(&format!("the columns are {}", COLUMNS.join(","))));
-                }
-                has_columns = true;
-                continue;
-            }
-            let [head_dim, mask, seq_len, name, subject, tflops, low, high] = fields[..] else {
-                return Err(wrong("eight fields are needed"));
-            };
-            let whole = |text: &str| {
-                text.parse::<usize>()
-                    .map_err(|_| wrong(&format!("`{text}` is no number")))
-            };
-            let number = |text: &str| match text.parse::<f64>() {
-                Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-                _ => Err(wrong(&format!("`{text}` is no number above 0"))),
-            };
-            let causal = match mask {
-                "full" => false,
-                "causal" => true,
-                _ => return Err(wrong(&format!("mask is `{mask}`; allowed: full, causal"))),
-            };
-            let names = SERIES.map(|(name, ..)| name);
-            let known = names.iter().position(|known| *known == name);
-            let series = known.ok_or_else(|| wrong(&format!("series is `{name}`; allowed: {}", names.join(", "))))?;
-            chart.add(Point {
-                seq_len: whole(seq_len)?.max(1),
-                subject: subject.to_string(),
-                tflops: number(tflops)?,
-                range: [number(low)?, number(high)?],
-                head_dim: whole(head_dim)?,
-                causal,
-                series,
-            })?;
-        }
-        if chart.points.is_empty() {
-            return Err(BenchError::Given("line 1: there is no point to draw".to_string()));
-        }
-        Ok(chart)
-    }
-
-    /// The numbers as CSV, small enough to be committed; lines that begin with `#` say what they are about.
-    pub fn csv(&self) -> String {
-        let mut out: String = self.about.iter().map(|about| format!("# {about}\n")).collect();
-        out.push_str(&COLUMNS.join(","));
-        out.push('\n');
-        for point in &self.points {
-            let Point {
-                head_dim,
-                seq_len,
-                subject,
-                tflops,
-                range: [low, high],
-                ..
-            } = point;
-            let (mask, name) = (point.mask(), SERIES[point.series].0);
-            let _ = writeln!(
-                out,
-                "{head_dim},{mask},{seq_len},{name},{subject},{tflops:.1},{low:.1},{high:.1}"
-            );
-        }
-        out
-    }
-
     fn add(&mut self, point: Point) -> Result<()> {
         match self.points.binary_search_by_key(&point.place(), Point::place) {
             Ok(_) => Err(BenchError::bad_option(
@@ -254,3 +172,7 @@ fn best(result: &CaseResult, of: usize) -> Option<Point> {
         range: [result.tflops(summary.p90), result.tflops(summary.p10)],
     })
 }
+
+#[cfg(test)]
+#[path = "speed_tests.rs"]
+mod tests;

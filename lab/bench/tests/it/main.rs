@@ -12,4 +12,3 @@ mod host;
 mod kbench;
 mod selfcheck;
 mod simulate;
-mod speed;

@@ -18,7 +18,7 @@ mod origins;
 mod other;
 mod polling;
 #[cfg(test)]
-mod round_trip;
+mod round_trip_tests;
 mod scalar;
 mod simplify;
 mod sites;
