@@ -115,9 +115,6 @@ impl Bench {
     pub fn formats(&self) -> Result<Vec<Format>, Refused> {
         let (evidence, bundle, report) = self.measured()?;
         let report_text = serde_json::to_string(&serde_json::json!({ "report": report }))?;
-        let speed = Speed::of_report(&report, Mode::Hot)?.csv();
-        // The rate of a small problem is rounded to nothing.
-        let speed = speed.replace(",0.0", ",1.5");
         let mut space: serde_json::Value = serde_json::from_str(include_str!("../../../tune/data/h200-space.json"))?;
         if let Some(tables) = space["tables"].as_array_mut() {
             tables.truncate(1);
@@ -142,7 +139,6 @@ impl Bench {
             of("baseline", "baseline.json", &[BASELINE], baseline),
             of("counters", "counters.csv", &[COUNTERS], counters),
             of("source page", "source.csv", &[SOURCE_PAGE], source_page),
-            of("speed", "speed.csv", &[&speed], speed_of),
             of("own", "own.toml", &[OWN, &WRONG.replace("../", "")], own),
             of("rates", "rates.json", &[RATES], rates),
             of("space", "space.json", &[&space.to_string()], measured_space),
@@ -250,11 +246,6 @@ fn counters(_: &Bench, path: &Path) -> Result<Fate, Refused> {
 
 fn source_page(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     csv::lines(&text(path)?);
-    Ok(Fate::Read)
-}
-
-fn speed_of(_: &Bench, path: &Path) -> Result<Fate, Refused> {
-    Speed::of_csv(&text(path)?)?.csv();
     Ok(Fate::Read)
 }
 
