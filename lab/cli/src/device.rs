@@ -42,7 +42,8 @@ pub(crate) struct DeviceArgs {
     /// Show a file of rates of any device; needs no GPU
     #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "measure", "only"])]
     rates: Option<PathBuf>,
-    /// Keep the rates in this file [default: one in the XDG data folder]; of calibrate [default: NAME.json here]
+    /// File of the rates [default: one in the XDG data folder], or of `calibrate` [default: by the card's
+    /// name, here]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "only"])]
     out: Option<PathBuf>,
     /// Print one JSON object
@@ -60,9 +61,9 @@ Examples:
   flashcore device                           measures the first time, shows later
   flashcore device --measure                 measures again
   flashcore device --rates lab/check/data/h200-rates.json
-  flashcore device calibrate --out mine.json then, anywhere:
-  flashcore explain mission --profile mine.json
-  flashcore tune mission --device predict:mine.json
+  flashcore device calibrate --out l4.json   makes a file that stands for the card, as in
+  flashcore explain mission --profile l4.json
+  flashcore tune mission --device predict:l4.json
 
 Exit codes: 0 done, 1 a kernel's result was wrong, 2 usage, 3 environment";
 
@@ -135,10 +136,10 @@ fn calibrated(info: &DeviceInfo, identity: &DeviceIdentity, args: &DeviceArgs) -
     if let Some(kept) = rates::path(identity) {
         found.microbenchmarks.write(&kept)?;
     }
-    let place = path.display();
+    let place = path.display().to_string();
     style::show(
         args.json,
-        || json!({ "calibrated": found, "file": place.to_string() }),
+        || json!({ "calibrated": found, "file": place }),
         || {
             let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#}", info.name));
             page.line(Agreement::head("kernels, predicted by"));
@@ -146,7 +147,7 @@ fn calibrated(info: &DeviceInfo, identity: &DeviceIdentity, args: &DeviceArgs) -
                 page.line(agreement.row(name));
             }
             page.fields("assumed", &found.assumed);
-            page.field("kept", place);
+            page.field("kept", &place);
             page.field("", format_args!("{CODE}flashcore explain --profile {place}{CODE:#}"));
             page
         },
