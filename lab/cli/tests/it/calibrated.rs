@@ -61,7 +61,7 @@ fn a_file_is_a_card_of_every_command_that_predicts() {
         bench.stdout
     );
     let tune = ran(&format!(
-        "tune {problems} --device predict:{mine} --budget 2 --folder {}",
+        "tune {problems} --device predict:{mine} --strategy elite --budget 2 --folder {}",
         at("run")
     ));
     assert!(
