@@ -38,6 +38,9 @@ const FEWEST: usize = 5;
 /// Milliseconds for the rounds of a problem, so that all take a few minutes.
 const BUDGET_MS: f64 = 2_000.0;
 
+/// Comparisons, each with its name.
+type Named = Vec<(String, Agreement)>;
+
 /// What a calibration gives, and writes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calibrated {
@@ -48,7 +51,7 @@ pub struct Calibrated {
     /// profile is built in.
     pub assumed: Option<String>,
     /// By kind of kernels and source of the rates.
-    pub agreement: Vec<(String, Agreement)>,
+    pub agreement: Named,
     /// The kernels.
     pub kernels: Vec<HeldOut>,
     /// The rates as they were measured.
@@ -213,7 +216,7 @@ fn drawn(problem: &Problem, index: usize, chip: Chip, cache: &KernelCache) -> Ve
 }
 
 /// The errors by kind of kernels and source of rates, and the intervals with measured rates: scalar, tensor cores.
-fn compared(kernels: &[HeldOut]) -> Result<(Vec<(String, Agreement)>, [Seen; 2])> {
+fn compared(kernels: &[HeldOut]) -> Result<(Named, [Seen; 2])> {
     type Predicted = fn(&HeldOut) -> f64;
     let sources: [(&str, Predicted); 2] = [("profile", |one| one.by_profile), ("rates", |one| one.by_rates)];
     let mut agreement = Vec::new();

@@ -119,7 +119,7 @@ fn calibrated(info: &DeviceInfo, identity: &DeviceIdentity, args: &DeviceArgs) -
     let path = args.out.clone().unwrap_or_else(usual);
     // Before minutes of measuring.
     style::check_files([&path])?;
-    if !path.extension().is_some_and(|end| end == "json") {
+    if path.extension().is_none_or(|end| !end.eq_ignore_ascii_case("json")) {
         return Err(Failure::usage("the name of a card's file ends in .json").help("--out mine.json"));
     }
     let doing = Arc::new(Mutex::new("calibrating".to_string()));
