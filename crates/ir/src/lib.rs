@@ -10,7 +10,8 @@
 //! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`ragged`], [`wgmma`],
 //!   [`cluster`], [`Role`].
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
-//! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
+//! - [`shared`]: the ledger of shared memory. [`target`], [`profile`], [`calibration`]:
+//!   architectures and cards.
 //!   [`launch`], [`table`]: everything it takes to run a kernel. [`proof`]: whether it can be
 //!   launched.
 //! - [`files`]: reading files of strangers, for every crate above.
@@ -19,6 +20,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 pub mod builder;
+pub mod calibration;
 pub mod cluster;
 mod convert;
 mod divide;
@@ -48,6 +50,7 @@ pub mod types;
 pub mod wgmma;
 
 pub use builder::{Cond, KernelBuilder, Role, pointer, value};
+pub use calibration::{Calibration, MeasuredCard, Seen};
 pub use error::{BuildError, BuildErrorKind, BuildErrors};
 pub use inst::{Cache, Inst, Operand};
 pub use kernel::{Condition, Kernel, Node, Param, ParamKind};

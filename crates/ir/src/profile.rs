@@ -1,19 +1,25 @@
 //! Named cards: a [`Target`] with clocks, widths and rates, so that plans and predictions need no
 //! such card in the machine.
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::calibration::{Calibration, MeasuredCard};
 use crate::target::Target;
 
+/// Words of a profile. Those of a file are kept until the process ends. By another name than `&str`, which serde would
+/// borrow from the file.
+type Text = &'static str;
+
 /// The SM clocks of a card.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Clocks {
     /// Clock in short or light work, MHz.
     pub highest: f64,
     /// Clock at the power limit in sustained tensor-core work, MHz.
     pub sustained: f64,
     /// Source of the numbers.
-    pub source: &'static str,
+    #[serde(deserialize_with = "kept")]
+    pub source: Text,
 }
 
 impl Clocks {
@@ -28,12 +34,14 @@ impl Clocks {
 }
 
 /// A named card. Rates are dense, at boost clock, from the source given.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// Name on the command line.
-    pub name: &'static str,
+    #[serde(deserialize_with = "kept")]
+    pub name: Text,
     /// Name on the box.
-    pub title: &'static str,
+    #[serde(deserialize_with = "kept")]
+    pub title: Text,
     /// Architecture.
     pub target: Target,
     /// Streaming multiprocessors.
@@ -57,7 +65,15 @@ pub struct Profile {
     /// Power limit, watts.
     pub tdp_watts: u32,
     /// Where the figures come from.
-    pub source: &'static str,
+    #[serde(deserialize_with = "kept")]
+    pub source: Text,
+    /// What was measured on the card, which predictions then take; `None` of every profile that is built in.
+    #[serde(skip)]
+    pub calibration: Option<&'static Calibration>,
+}
+
+fn kept<'de, D: Deserializer<'de>>(from: D) -> Result<Text, D::Error> {
+    Ok(String::deserialize(from)?.leak())
 }
 
 /// What kernels are chosen for and resolved for: an architecture, and how many SMs the card has.
@@ -121,6 +137,7 @@ const L4: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 72,
     source: "NVIDIA L4 datasheet (tensor rates there are with sparsity: halved); Ada whitepaper for SM rates",
+    calibration: None,
 };
 
 // 1,024 FLOPs a clock of each of 72 SMs, with sums of either kind: GA102 of the data centre is not halved.
@@ -139,6 +156,7 @@ const A10: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 150,
     source: "NVIDIA A10 datasheet; GA102 whitepaper for L2, and for f32 sums at the full rate (A40)",
+    calibration: None,
 };
 
 // Dense rates are printed as 362.05, and those with sparsity as 733: half of that is 366. No datasheet has the L2.
@@ -157,6 +175,7 @@ const L40S: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 350,
     source: "NVIDIA L40S datasheet; Ada whitepaper for the boost clock, and L2 of a whole AD102",
+    calibration: None,
 };
 
 const RTX3090: Profile = Profile {
@@ -174,6 +193,7 @@ const RTX3090: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 350,
     source: "NVIDIA Ampere GA102 GPU architecture whitepaper",
+    calibration: None,
 };
 
 const RTX4090: Profile = Profile {
@@ -191,6 +211,7 @@ const RTX4090: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 450,
     source: "NVIDIA Ada GPU architecture whitepaper, table 2",
+    calibration: None,
 };
 
 const RTX5090: Profile = Profile {
@@ -208,6 +229,7 @@ const RTX5090: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 575,
     source: "NVIDIA RTX Blackwell GPU architecture whitepaper",
+    calibration: None,
 };
 
 const A100: Profile = Profile {
@@ -225,6 +247,7 @@ const A100: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 400,
     source: "NVIDIA A100 datasheet; A100 whitepaper",
+    calibration: None,
 };
 
 const H100_PCIE: Profile = Profile {
@@ -246,6 +269,7 @@ const H100_PCIE: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 350,
     source: "NVIDIA H100 datasheet; H100 whitepaper, table 2",
+    calibration: None,
 };
 
 const H100: Profile = Profile {
@@ -266,6 +290,7 @@ const H100: Profile = Profile {
     mufu_per_clock_per_sm: 16,
     tdp_watts: 700,
     source: "NVIDIA H100 datasheet; H100 whitepaper, table 2",
+    calibration: None,
 };
 
 const H200_CLOCKS: Clocks = Clocks {
@@ -305,6 +330,11 @@ impl Profile {
             words.contains(&name) || words.windows(2).any(|pair| pair.concat() == name)
         };
         PROFILES.iter().find(|profile| profile.sms == sms && named(profile))
+    }
+
+    /// The rates that were measured on the card, if it was calibrated.
+    pub fn rates(&self) -> Option<&'static MeasuredCard> {
+        self.calibration.map(|seen| &seen.rates)
     }
 
     /// All names, comma-separated, for messages.

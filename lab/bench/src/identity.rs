@@ -129,6 +129,9 @@ pub struct DeviceIdentity {
     pub l2_bytes: u64,
 }
 
+/// What the name of a predicted card has after its title if the card was calibrated.
+pub(crate) const CALIBRATED: &str = ", calibrated";
+
 impl DeviceIdentity {
     /// A CUDA device.
     pub fn cuda(info: &flashcore_cuda::DeviceInfo) -> DeviceIdentity {
@@ -146,9 +149,10 @@ impl DeviceIdentity {
 
     /// A card whose times are predicted.
     pub fn predicted(profile: &Profile) -> DeviceIdentity {
+        let how = profile.calibration.map_or("", |_| CALIBRATED);
         DeviceIdentity {
             device: format!("{PREDICT}{}", profile.name),
-            name: format!("{} (PREDICTED)", profile.title),
+            name: format!("{}{how} (PREDICTED)", profile.title),
             uuid: String::new(),
             driver: String::new(),
             architecture: profile.target.name().to_string(),

@@ -9,6 +9,7 @@
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
 //!   number carries its identity into a [`Report`] and, sample by sample, into the evidence [`store`].
 //! - [`predict()`] predicts the times of a request for a card that need not be here.
+//! - [`calibrate`] compares what is predicted for a GPU with times of kernels there.
 //! - [`kbench`] writes problems as robust-kbench tasks, and judges kernels for such tasks.
 //! - [`parity`] compares kernels with float64 on random and adversarial problems.
 //! - [`gate`] judges a build against a baseline: kernels, findings, errors, times.
@@ -35,7 +36,9 @@
 // Tests read what they wrote, and what lies in the repository.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+mod agreement;
 pub mod bed;
+pub mod calibrate;
 mod case;
 pub mod chart;
 pub mod child;
@@ -85,6 +88,7 @@ mod telemetry;
 pub mod trial;
 mod verdict;
 
+pub use agreement::{Agreement, Timed};
 pub use bed::{Bed, Workbench};
 pub use error::{BenchError, Result};
 pub use expected::Expected;

@@ -9,6 +9,7 @@ use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::unstable::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
+use flashcore_check::cost::{self, CARD_FILE};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder};
 
@@ -331,8 +332,8 @@ impl Card {
     }
 
     pub(crate) fn parse(name: &str) -> Result<Card, String> {
-        if let Some(profile) = Profile::named(name) {
-            return Ok(Card::of(profile));
+        if let Some(card) = cost::card(name) {
+            return card.map(Card::of);
         }
         let architecture = |target: Target| Card {
             chip: target.into(),
@@ -341,7 +342,7 @@ impl Card {
         };
         let unknown = || {
             let names = Profile::names();
-            format!("known are {names}, and architectures such as sm_89 (`flashcore list profiles`)")
+            format!("known are {names}, and architectures such as sm_89 (`flashcore list profiles`), {CARD_FILE}")
         };
         Target::from_name(name).map(architecture).ok_or_else(unknown)
     }

@@ -43,7 +43,8 @@ pub(crate) struct BenchArgs {
     /// Of backward passes: gradients that are the same bits in every run
     #[arg(long)]
     deterministic: bool,
-    /// best, cpu, cuda, cuda:N; predict:CARD predicts times for a card that is not here (`list profiles`)
+    /// best, cpu, cuda, cuda:N; predict:CARD predicts times for a card that is not here (`list profiles`, or
+    /// FILE.json of `device calibrate`)
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
     /// Kernels [default: the library's choice; on the CPU also near]: ids (`flashcore list kernels`), prefixes of

@@ -1,24 +1,35 @@
-//! `flashcore device`: the rates of a GPU, measured once by small kernels.
+//! `flashcore device`: the rates of a GPU, measured once by small kernels, and how far predictions with them are off.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use clap::Args;
-use flashcore_bench::DeviceIdentity;
+use clap::{Args, ValueEnum};
+use flashcore::Device;
+use flashcore::unstable::cuda::DeviceInfo;
+use flashcore_bench::calibrate::calibrate;
 use flashcore_bench::micro::{DeviceRates, device, rates};
+use flashcore_bench::{Agreement, DeviceIdentity, json_file};
 use flashcore_ir::Profile;
 use serde_json::json;
 
-use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, machine, style};
+use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, machine, progress, style};
 
 /// Measure a GPU's rates: bandwidths, tensor cores, exponentials, latencies
 ///
 /// Small kernels measure one rate each and check their results. The rates are kept for the device:
 /// `explain` and `tune --strategy ranked` predict with them. Rates that are already kept are shown; they
 /// are measured again after a change of driver or kernels.
+///
+/// `calibrate` also times some fifty kernels, which takes a few minutes, and compares them with what is
+/// predicted. It writes a file that stands for the card elsewhere: its predictions have the error seen here.
 #[derive(Args)]
 #[command(after_help = include_str!("help/device.txt"))]
 pub(crate) struct DeviceArgs {
+    /// Make a file that stands for the card: `--device predict:FILE.json`, `--profile FILE.json`
+    #[arg(value_enum, value_name = "calibrate", hide_possible_values = true)]
+    #[arg(conflicts_with_all = ["measure", "only", "rates"])]
+    action: Option<Action>,
     /// best or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
@@ -31,12 +42,18 @@ pub(crate) struct DeviceArgs {
     /// Show a file of rates of any device; needs no GPU
     #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "measure", "only"])]
     rates: Option<PathBuf>,
-    /// Keep the rates in this file [default: one in the XDG data folder]
+    /// File of the rates [default: one in the XDG data folder], or of `calibrate` [default: by the card's
+    /// name, here]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "only"])]
     out: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Action {
+    Calibrate,
 }
 
 pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
@@ -52,6 +69,9 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
         name => name,
     })?;
     let identity = DeviceIdentity::cuda(context.info());
+    if args.action.is_some() {
+        return calibrated(context.info(), &identity, args);
+    }
     let nowhere = || {
         Failure::usage("there is no place for the rates: neither XDG_DATA_HOME nor HOME is set")
             .help("name a file with --out")
@@ -79,6 +99,49 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
     }
     measured.write(&path)?;
     show(&measured, &place, args.json)
+}
+
+fn calibrated(info: &DeviceInfo, identity: &DeviceIdentity, args: &DeviceArgs) -> Result<Outcome, Failure> {
+    let words = info.name.to_ascii_lowercase();
+    let words = words.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let usual = || PathBuf::from(format!("{words}.json"));
+    let path = args.out.clone().unwrap_or_else(usual);
+    // Before minutes of measuring.
+    style::check_files([&path])?;
+    if path.extension().is_none_or(|end| !end.eq_ignore_ascii_case("json")) {
+        return Err(Failure::usage("the name of a card's file ends in .json").help("--out mine.json"));
+    }
+    let doing = Arc::new(Mutex::new("calibrating".to_string()));
+    let said = Arc::clone(&doing);
+    let shown = progress::watch("calibrating", move |_| {
+        said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    });
+    let found = calibrate(&Device::cuda(info.ordinal)?, &|what| {
+        *doing.lock().unwrap_or_else(PoisonError::into_inner) = what.to_string();
+    });
+    drop(shown);
+    let found = found?;
+    json_file::write(&path, &found).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+    if let Some(kept) = rates::path(identity) {
+        found.microbenchmarks.write(&kept)?;
+    }
+    let place = path.display().to_string();
+    style::show(
+        args.json,
+        || json!({ "calibrated": found, "file": place }),
+        || {
+            let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#}", info.name));
+            page.line(Agreement::head("kernels, predicted by"));
+            for (name, agreement) in &found.agreement {
+                page.line(agreement.row(name));
+            }
+            page.fields("assumed", &found.assumed);
+            page.field("kept", &place);
+            page.field("", format_args!("{CODE}flashcore explain --profile {place}{CODE:#}"));
+            page
+        },
+    );
+    Ok(Outcome::Clean)
 }
 
 fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, Failure> {

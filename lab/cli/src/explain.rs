@@ -43,7 +43,7 @@ pub(crate) struct ExplainArgs {
     /// Kernel by id (`list levers` explains ids) [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// Card to plan for (`list profiles`) [default: this machine's, else l4]
+    /// Card to plan for (`list profiles`, or FILE.json of `device calibrate`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
     /// Predict with the rates in this file (`flashcore device`), in place of those of this machine's GPU

@@ -1,14 +1,12 @@
 //! The cost model against measured times.
 
-use std::error::Error;
 use std::path::PathBuf;
 
-use crate::Agreement;
 use flashcore_bench::micro::DeviceRates;
-use flashcore_check::cost::{Observation, Prediction};
-use flashcore_check::registers;
+use flashcore_bench::{Agreement, Timed};
+use flashcore_check::cost::card;
 use flashcore_ir::{Profile, files};
-use flashcore_kernels::{Config, KernelCache, Plan, Step};
+use flashcore_kernels::KernelCache;
 use flashcore_problem::{DType, Mask, Problem};
 
 /// Compares the cost model with measured times.
@@ -19,7 +17,7 @@ use flashcore_problem::{DType, Mask, Problem};
 pub(crate) struct Options {
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// The card that the times are of.
+    /// The card that the times are of, or a file of `flashcore device calibrate`.
     #[arg(long, default_value = "h200")]
     profile: String,
     /// Predict with the rates that were measured on it (`flashcore device --out FILE`).
@@ -27,17 +25,9 @@ pub(crate) struct Options {
     rates: Option<PathBuf>,
 }
 
-struct Measured {
-    problem: String,
-    shape: Problem,
-    config: Config,
-    micros: f64,
-}
-
 pub(crate) fn main(options: &Options) -> crate::Ran {
     let name = &options.profile;
-    let profile =
-        Profile::named(name).ok_or_else(|| format!("no card is named `{name}`; there are {}", Profile::names()))?;
+    let profile = card(name).ok_or_else(|| format!("no card is named `{name}`; there are {}", Profile::names()))??;
     let rates = options.rates.as_deref().map(DeviceRates::read).transpose()?;
     let rates = rates.map(|rates| rates.card());
     let mut measured = Vec::new();
@@ -47,18 +37,11 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         measured.extend(read(&text));
     }
     let cache = KernelCache::default();
-    let predict = |case: &Measured| -> Result<Prediction, Box<dyn Error>> {
-        let plan = Plan::with_cache(&case.shape, &case.config, profile.target, &cache)?;
-        let offline = |step: &Step| Some(registers::offline(&step.kernel, profile.target).ok()?.per_thread);
-        let known: Vec<Option<u32>> = plan.steps().map(offline).collect();
-        Ok(Observation::with_cache(&plan, &cache)?.predict_measured(profile, rates.as_ref(), &known))
-    };
+    let predict = |case: &Timed| case.predictions(profile, &[rates.as_ref()], &cache);
     let predictions = measured.iter().map(predict).collect::<Result<Vec<_>, _>>()?;
+    let predictions = predictions.concat();
     let rows: Vec<_> = measured.iter().zip(&predictions).collect();
-    println!(
-        "{:<24} kernels  Spearman  measured/predicted: median   10 %   90 %  regret",
-        profile.name
-    );
+    println!("{}", Agreement::head(profile.name));
     // Of one problem, or of all.
     let print = |name: &str, problem: Option<&str>| {
         let rows = rows
@@ -66,15 +49,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
             .filter(|(case, _)| problem.is_none_or(|problem| case.problem == problem));
         let pairs: Vec<(f64, f64)> = rows.map(|(case, p)| (p.micros, case.micros)).collect();
         if let Some(a) = Agreement::of(&pairs).filter(|a| a.count > 1) {
-            println!(
-                "{name:<24} {:>7}  {:>8.3}  {:>26.3}  {:>5.2}  {:>5.2}  {:>5.1}%",
-                a.count,
-                a.spearman,
-                a.median_ratio,
-                a.p10_ratio,
-                a.p90_ratio,
-                100.0 * a.regret
-            );
+            println!("{}", a.row(name));
         }
     };
     let mut names: Vec<&str> = measured.iter().map(|case| case.problem.as_str()).collect();
@@ -86,7 +61,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
 }
 
 /// The measured times in a file; other lines are skipped.
-fn read(text: &str) -> Vec<Measured> {
+fn read(text: &str) -> Vec<Timed> {
     let header: Vec<&str> = text.lines().next().unwrap_or_default().split(',').collect();
     let from_csv = |line: &str| {
         let fields: Vec<&str> = line.split(',').collect();
@@ -94,7 +69,7 @@ fn read(text: &str) -> Vec<Measured> {
         // "hot (short turns)", and not "hot (PREDICTED)".
         let how = field("mode")?;
         (how == "hot" || how.starts_with("hot (") && how.ends_with(" turns)")).then_some(())?;
-        Some(Measured {
+        Some(Timed {
             problem: field("problem")?.to_string(),
             shape: problem(field("shape")?).or(Problem::named(field("problem")?).ok())?,
             config: field("subject")?.parse().ok()?,

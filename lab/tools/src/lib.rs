@@ -6,9 +6,6 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-pub use agreement::Agreement;
-
-mod agreement;
 mod cost_error;
 mod differential;
 mod dump_ptx;

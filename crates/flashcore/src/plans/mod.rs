@@ -106,7 +106,8 @@ impl PlanTarget {
     fn is(&self, name: &str, units: u32) -> bool {
         match self {
             PlanTarget::Device(device) => device.name == name && device.units == units,
-            PlanTarget::Card(profile) => Profile::of_device(name, units) == Some(profile),
+            // A calibrated card has other values and the same title.
+            PlanTarget::Card(profile) => Profile::of_device(name, units).is_some_and(|of| of.title == profile.title),
         }
     }
 

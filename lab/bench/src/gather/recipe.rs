@@ -7,6 +7,7 @@ use flashcore_problem::Problem;
 use serde::Serialize;
 
 use super::{EvidenceId, Found, Gathered, Number, Origin, Profiled, Timing, time_of};
+use crate::identity::CALIBRATED;
 use crate::{Case, DeviceIdentity, Interval, Mode, Options, problem_file, problems};
 
 /// Digits of a revision that two builds must have in common.
@@ -246,7 +247,9 @@ impl Gathered {
                     return Some(recipe);
                 }
                 if subject.info.predicted.is_some() {
-                    let card = Profile::of_device(&origin.device, origin.units.unwrap_or(0));
+                    // The file of a calibrated card is not known.
+                    let card = Profile::of_device(&origin.device, origin.units.unwrap_or(0))
+                        .filter(|_| !origin.device.contains(CALIBRATED));
                     let name = card.map_or("CARD", |card| card.name);
                     let flags = format!("--device {PREDICT}{name} --kernel {}", subject.info.label);
                     (recipe.device, recipe.uuid) = (None, None);

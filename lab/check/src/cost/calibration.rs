@@ -4,7 +4,7 @@
 //! on an H200. Two exponents, one factor and the L2 rate of sm_90 were fitted; all else is data of
 //! [`super::rates`]. Method and error on other kernels: `docs/cost-model.md`.
 
-use flashcore_ir::{Profile, Target};
+use flashcore_ir::{Profile, Seen, Target};
 use serde::Serialize;
 
 use super::sm::Resource;
@@ -62,12 +62,17 @@ pub struct Trust {
     pub low: f64,
     /// Upper end of the interval, relative to the predicted time.
     pub high: f64,
+    /// The kernels that were timed on this card, if it was calibrated: the interval is theirs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seen: Option<Seen>,
 }
 
 impl Trust {
     pub(crate) fn of(profile: &Profile, work: &Work, is_foreign: bool) -> Trust {
-        let card_measured = profile.target == Target::Sm90a;
         let tensor = work.tensor_flops() > 0.0;
+        let of_kind = profile.calibration.filter(|_| !is_foreign);
+        let seen = of_kind.map(|card| if tensor { card.tensor } else { card.scalar });
+        let card_measured = profile.target == Target::Sm90a || profile.calibration.is_some();
         let (mut low, mut high) = match (is_foreign, tensor) {
             (true, _) => MEASURED_FOREIGN,
             (false, true) => MEASURED_TENSOR,
@@ -85,13 +90,22 @@ impl Trust {
             card_measured,
             on_tensor_cores: tensor,
             is_foreign,
-            low,
-            high,
+            low: seen.map_or(low, |seen| seen.low),
+            high: seen.map_or(high, |seen| seen.high),
+            seen,
         }
     }
 
     /// The basis as text.
     pub fn words(&self) -> String {
+        if let Some(Seen { kernels, low, high }) = self.seen {
+            let kind = if self.on_tensor_cores { "tensor-core" } else { "scalar" };
+            let [low, high] = [low, high].map(|end| (end - 1.0) * 100.0);
+            return format!(
+                "compared with {kernels} {kind} kernels on this card, to which nothing was fitted (80 % of the times \
+                 within {low:+.0} and {high:+.0} %)"
+            );
+        }
         let basis = match (self.is_foreign, self.on_tensor_cores) {
             (true, _) => {
                 "compared with 47 kernels of other compilers on an H200 (80 % of the times within -40 and +135 %)"

@@ -1,10 +1,11 @@
 //! [`Forecast`]: what is predicted of a kernel on a card that need not be here. All commands that take the device
-//! `predict:CARD` predict by it, from the card's profile alone.
+//! `predict:CARD` predict by it, from the card's profile, and what it was calibrated with.
 
 use flashcore_ir::Profile;
 use flashcore_kernels::{KernelCache, Plan};
 use flashcore_problem::Problem;
 
+use super::card::{CARD_FILE, card};
 use super::observe::Observation;
 use super::predict::Prediction;
 use super::work::Unit;
@@ -14,11 +15,11 @@ use crate::registers::{Registers, Unknown, offline};
 /// What begins the name of a device whose times are predicted; its card follows.
 pub const PREDICT: &str = "predict:";
 
-/// The card of `predict:CARD`, or what is wrong with its name; `None` of other devices.
+/// The card of `predict:CARD` or `predict:FILE.json`, or what is wrong with it; `None` of other devices.
 pub fn predicted_card(device: &str) -> Option<Result<&'static Profile, String>> {
     let name = device.strip_prefix(PREDICT)?;
-    let unknown = || format!("card is {name}; allowed: {}", Profile::names());
-    Some(Profile::named(name).ok_or_else(unknown))
+    let unknown = || format!("card is {name}; allowed: {}, {CARD_FILE}", Profile::names());
+    Some(card(name).unwrap_or_else(|| Err(unknown())))
 }
 
 /// What is predicted of a kernel on a problem.

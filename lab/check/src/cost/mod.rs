@@ -23,6 +23,7 @@
 //! ```
 
 mod calibration;
+mod card;
 mod code;
 mod forecast;
 mod lines;
@@ -37,10 +38,12 @@ mod text;
 mod work;
 
 pub use calibration::{LAUNCH_MICROS, Trust};
+pub use card::{CARD_FILE, CARD_SCHEMA, CardFile, card};
+pub use flashcore_ir::MeasuredCard;
 pub use forecast::{Forecast, NoForecast, PREDICT, is_to_spill, predicted_card};
 pub use lines::{Accesses, LineShare};
 pub use observe::Observation;
 pub use predict::{Bound, Prediction, StepFit, Use};
-pub use rates::{Latencies, MeasuredCard, Rates};
+pub use rates::{Latencies, Rates};
 pub use sm::Resource;
 pub use work::{Unit, Work};

@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::{Clocks, Occupancy, Profile, Target};
+use flashcore_ir::{Clocks, MeasuredCard, Occupancy, Profile, Target};
 use serde::Serialize;
 
 use super::calibration::{self, Clockings, LAUNCH_MICROS, Trust, together};
 use super::observe::{Observation, Sample, SeenStep};
-use super::rates::{MeasuredCard, replace};
+use super::rates::replace;
 use super::sm::{Resource, Sm};
 use super::work::{Unit, Work};
 
@@ -123,13 +123,14 @@ impl Observation {
         self.predict_measured(profile, None, registers)
     }
 
-    /// As [`Self::predict`] with measured rates in place of those of the profile.
+    /// As [`Self::predict`] with measured rates in place of those of the profile, or of its calibration.
     pub fn predict_measured(
         &self,
         profile: &Profile,
         measured: Option<&MeasuredCard>,
         registers: &[Option<u32>],
     ) -> Prediction {
+        let measured = measured.or(profile.rates());
         let sm = Sm::of(profile, measured);
         let (mut clocks, mut launch) = (profile.clocks, LAUNCH_MICROS);
         let mut dram_gbps = calibration::DRAM_REACHED * profile.dram_gbps;

@@ -1,11 +1,10 @@
 //! Busy shares as hardware counters count them: in clocks of the launch, averaged over the SMs. The
 //! times of [`Prediction::uses`] are those of the busiest SM at the highest clock instead.
 
-use flashcore_ir::Profile;
+use flashcore_ir::{MeasuredCard, Profile};
 
 use super::observe::{Observation, Runs, Sample, SeenStep};
 use super::predict::Prediction;
-use super::rates::MeasuredCard;
 use super::sm::{Resource, Sm};
 use super::work::Unit;
 

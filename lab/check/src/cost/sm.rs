@@ -1,9 +1,9 @@
 //! [`Resource`]s of a card, and the clocks that [`Work`] takes each of them.
 
-use flashcore_ir::Profile;
+use flashcore_ir::{MeasuredCard, Profile};
 use serde::Serialize;
 
-use super::rates::{Latencies, MeasuredCard, Rates, replace};
+use super::rates::{Latencies, Rates, replace};
 use super::work::{UNITS, Unit, Work};
 
 /// A resource that can bind a kernel.
@@ -83,7 +83,7 @@ impl Sm {
         let mut e4m3 = 2.0 * wgmma;
         let mut f32 = rates.mma_sync * wgmma;
         let mut f16 = rates.mma_sync * flops(profile.tensor_f16_f16acc_tflops);
-        if let Some(measured) = measured {
+        if let Some(measured) = measured.or(profile.rates()) {
             let latency = &mut rates.latency;
             for (assumed, measured) in [
                 (&mut rates.l2_bytes, measured.l2_bytes),

@@ -22,7 +22,7 @@ pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(crate) problem: ProblemArgs,
     /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, predict:CARD for the cost model's times of a card that
-    /// need not be here (`list profiles`), or replay:FILE (replay:shipped)
+    /// need not be here (`list profiles`, or FILE.json of `device calibrate`), or replay:FILE (replay:shipped)
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
     /// A command that starts a worker, in place of this program: `ssh HOST flashcore worker` or

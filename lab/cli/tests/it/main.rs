@@ -6,6 +6,7 @@
 mod backward;
 mod bad_input;
 mod bad_names;
+mod calibrated;
 mod cheats;
 mod checked;
 mod closed_pipe;

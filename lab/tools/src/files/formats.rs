@@ -12,9 +12,10 @@ use flashcore_bench::micro::DeviceRates;
 use flashcore_bench::profile::csv;
 use flashcore_bench::store::Selector;
 use flashcore_bench::{Case, Mode, Options, Report, Request, Store, problem_file, problems, table};
+use flashcore_check::cost::{self, CARD_SCHEMA, CardFile};
 use flashcore_check::foreign;
 use flashcore_check::own::Declared;
-use flashcore_ir::{Target, files};
+use flashcore_ir::{Calibration, PROFILES, Seen, Target, files};
 use flashcore_tune::journal::{board_of, read_claims, read_header, read_seconds, read_trials};
 use flashcore_tune::plans::of_report;
 use flashcore_tune::replay::Measured;
@@ -123,6 +124,20 @@ impl Bench {
                 rows.into_iter().for_each(|rows| rows.truncate(3));
             }
         }
+        let seen = Seen {
+            kernels: 9,
+            low: 0.9,
+            high: 1.2,
+        };
+        let card = serde_json::to_string(&CardFile {
+            schema: CARD_SCHEMA,
+            profile: PROFILES[0],
+            calibration: Calibration {
+                rates: serde_json::from_str::<DeviceRates>(RATES)?.card(),
+                tensor: seen,
+                scalar: seen,
+            },
+        })?;
         let of = |name, file, seeds: &[&str], read| Format {
             name,
             file,
@@ -141,6 +156,7 @@ impl Bench {
             of("source page", "source.csv", &[SOURCE_PAGE], source_page),
             of("own", "own.toml", &[OWN, &WRONG.replace("../", "")], own),
             of("rates", "rates.json", &[RATES], rates),
+            of("card", "card.json", &[&card], card_of),
             of("space", "space.json", &[&space.to_string()], measured_space),
             of("kernel ids", "ids.txt", &[IDS], ids),
             Format {
@@ -257,6 +273,11 @@ fn own(bench: &Bench, path: &Path) -> Result<Fate, Refused> {
 
 fn rates(_: &Bench, path: &Path) -> Result<Fate, Refused> {
     DeviceRates::read(path)?.card();
+    Ok(Fate::Read)
+}
+
+fn card_of(_: &Bench, path: &Path) -> Result<Fate, Refused> {
+    cost::card(&path.display().to_string()).ok_or("it is no card")??;
     Ok(Fate::Read)
 }
 

@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
+use flashcore_bench::Agreement;
 use flashcore_check::cost::Observation;
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
-use flashcore_tools::Agreement;
 use flashcore_tune::insight::is_to_spill;
 use flashcore_tune::replay::{Measured, Row, Table};
 use rayon::prelude::*;

@@ -122,7 +122,7 @@ impl Advisor {
         Advisor {
             problem: problem.clone(),
             profile,
-            measured: None,
+            measured: profile.rates().cloned(),
             seen: Arc::default(),
         }
     }

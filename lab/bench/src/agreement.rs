@@ -1,8 +1,53 @@
 //! [`Agreement`]: predictions compared with measurements.
 
+use flashcore_check::cost::{MeasuredCard, Observation, Prediction};
+use flashcore_check::registers;
+use flashcore_ir::{Chip, Profile};
+use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_problem::Problem;
 use serde::Serialize;
 
-use flashcore_bench::stats::{quantile, sorted};
+use crate::stats::{quantile, sorted};
+use crate::{BenchError, Result};
+
+/// A measured time of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timed {
+    /// Name of the problem.
+    pub problem: String,
+    /// The problem.
+    pub shape: Problem,
+    /// The kernel.
+    pub config: Config,
+    /// Its time.
+    pub micros: f64,
+}
+
+impl Timed {
+    /// What the cost model says of it on a card, from each of these rates; `None` are those of the card's profile.
+    /// Registers come from an offline `ptxas`, where there is one.
+    ///
+    /// # Errors
+    /// A kernel that does not serve the problem there, or that the model does not cover.
+    pub fn predictions(
+        &self,
+        profile: &Profile,
+        rates: &[Option<&MeasuredCard>],
+        cache: &KernelCache,
+    ) -> Result<Vec<Prediction>> {
+        let Timed { problem, config, .. } = self;
+        let failed = |why: &dyn std::fmt::Display| BenchError::Failed(format!("{problem} {config}: {why}"));
+        let plan = Plan::with_cache(&self.shape, config, Chip::from(profile), cache).map_err(|why| failed(&why))?;
+        let registers = plan.steps().map(|step| {
+            let offline = registers::offline(&step.kernel, profile.target).ok();
+            offline.map(|registers| registers.per_thread)
+        });
+        let registers: Vec<Option<u32>> = registers.collect();
+        let observed = Observation::with_cache(&plan, cache).map_err(|why| failed(&why))?;
+        let predict = |rates: &Option<&MeasuredCard>| observed.predict_measured(profile, *rates, &registers);
+        Ok(rates.iter().map(predict).collect())
+    }
+}
 
 /// How well predictions agree with measurements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,7 +70,7 @@ impl Agreement {
     /// Compares pairs of predicted and measured times; `None` without any, or where one is no positive number.
     ///
     /// ```
-    /// use flashcore_tools::Agreement;
+    /// use flashcore_bench::Agreement;
     /// let agreement = Agreement::of(&[(10.0, 12.0), (20.0, 22.0), (30.0, 33.0)]).unwrap();
     /// assert_eq!((agreement.spearman, agreement.median_ratio, agreement.regret), (1.0, 1.1, 0.0));
     /// ```
@@ -47,6 +92,24 @@ impl Agreement {
             p90_ratio: quantile(&ratios, 0.9),
             regret: chosen / fastest - 1.0,
         })
+    }
+
+    /// The head of a table of [`Self::row`]s.
+    pub fn head(title: &str) -> String {
+        format!("{title:<24} kernels  Spearman  measured/predicted: median   10 %   90 %  regret")
+    }
+
+    /// As a row of a table.
+    pub fn row(&self, name: &str) -> String {
+        format!(
+            "{name:<24} {:>7}  {:>8.3}  {:>26.3}  {:>5.2}  {:>5.2}  {:>5.1}%",
+            self.count,
+            self.spearman,
+            self.median_ratio,
+            self.p10_ratio,
+            self.p90_ratio,
+            100.0 * self.regret
+        )
     }
 }
 
