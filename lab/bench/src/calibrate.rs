@@ -14,7 +14,7 @@ use crate::agreement::{Agreement, Timed};
 use crate::micro::{DeviceRates, device};
 use crate::{BenchError, Case, DeviceIdentity, Options, Request, Result, run, rungs};
 
-/// The problems, none of which the model's constants were fitted to (`lab/check/data/scalar-times.txt`).
+/// The problems, none of which the model's constants were fitted to (`lab/check/data/scalar-times.csv`).
 const PROBLEMS: [&str; 12] = [
     "mission-b2-causal",
     "mission-f32",
