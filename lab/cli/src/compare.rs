@@ -38,8 +38,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
     let names = [&args.a, &args.b];
     let is_kernel = |name: &&&String| name.parse::<KernelId>().is_ok() || Own::is_named(name);
     if let Some(kernel) = names.iter().find(is_kernel) {
-        let [a, b] = names;
         let why = format!("{kernel} is a kernel, and evidence is compared");
+        let [a, b] = if names.iter().all(|name| is_kernel(&name)) {
+            names.map(String::as_str)
+        } else {
+            ["A", "B"]
+        };
         let help = format!("`flashcore bench --kernel {a},{b} --baseline {a}` times kernels against each other");
         return Err(Failure::usage(why).help(help));
     }

@@ -154,10 +154,11 @@ pub(crate) fn may_run(is_trusted: bool, (label, sha256): (&str, &str), file: &Pa
     }
     let why = format!("{label} is not trusted: this command {does}");
     let (sum, list) = (&sha256[..12], trust.file().display());
-    let help = format!(
-        "read it, then add --trust, once for this content (SHA-256 {sum}…), which is remembered in {list}; `flashcore \
-         check --kernel FILE.toml` simulates PTX without that"
-    );
+    let mut help =
+        format!("read it, then add --trust, once for this content (SHA-256 {sum}…), which is remembered in {list}");
+    if file.extension().is_some_and(|extension| extension == "toml") {
+        help += "; `flashcore check --kernel FILE.toml` simulates PTX without that";
+    }
     Err(Failure::usage(why).help(help))
 }
 

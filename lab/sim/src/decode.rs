@@ -95,11 +95,8 @@ impl<'k> Lowering<'k> {
             Inst::LdMatrix { .. }
             | Inst::StMatrix { .. }
             | Inst::AddFour { .. }
-            | Inst::Atom { .. }
-            | Inst::Flag(_)
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
-            | Inst::BarWarp { .. }
             | Inst::Fence(_)
             | Inst::SharedBase { .. }
             | Inst::TrapIf { .. }
@@ -107,17 +104,21 @@ impl<'k> Lowering<'k> {
             | Inst::DependencyTrigger
             | Inst::Trace { .. }
             | Inst::SetMaxRegs { .. }
-            | Inst::Mbar(_)
             | Inst::Cluster(_)
-            | Inst::BarSync { .. }
-            | Inst::BarArrive { .. }
             | Inst::Special { .. }
             | Inst::Param { .. }
             | Inst::Mma { .. }
-            | Inst::Shfl { .. }
+            | Inst::Elect { .. } => as_it_is,
+            // Read as cold steps.
+            Inst::Shfl { .. }
             | Inst::Vote { .. }
             | Inst::Redux { .. }
-            | Inst::Elect { .. } => as_it_is,
+            | Inst::BarWarp { .. }
+            | Inst::BarSync { .. }
+            | Inst::BarArrive { .. }
+            | Inst::Atom { .. }
+            | Inst::Flag(_)
+            | Inst::Mbar(_) => return None,
         })
     }
 

@@ -222,6 +222,9 @@ impl Cluster<'_> {
     ) {
         let mut found = self.shared_access(warp, pc, warp.active, addresses, at, access.size);
         self.count_strong_shared(warp.index, &found);
+        if at.remote {
+            self.note_remotes(warp, &found, access.writes);
+        }
         let (mask, is_wide) = (found.mask, access.size == 8);
         if access.writes {
             self.check_writes(warp, &found, WriterKind::Atomic, 0);

@@ -71,12 +71,17 @@ fn read(text: &str) -> Vec<Timed> {
         (how == "hot" || how.starts_with("hot (") && how.ends_with(" turns)")).then_some(())?;
         Some(Timed {
             problem: field("problem")?.to_string(),
-            shape: problem(field("shape")?).or(Problem::named(field("problem")?).ok())?,
+            shape: problem(field("shape")?).or_else(|| named(field("problem")?, field("shape")?))?,
             config: field("subject")?.parse().ok()?,
             micros: field("p50_us")?.parse().ok()?,
         })
     };
     text.lines().skip(1).filter_map(from_csv).collect()
+}
+
+/// The problem of a name, if this is what it prints.
+fn named(name: &str, text: &str) -> Option<Problem> {
+    Problem::named(name).ok().filter(|problem| problem.to_string() == text)
 }
 
 /// Reads what a problem with a full or a causal mask prints; `None` for any other text.

@@ -174,7 +174,7 @@ impl OwnKernels {
         let of = all.iter().find(|(known, _)| Arc::ptr_eq(known, &template));
         let of = of.map_or(template, |(_, of)| of.clone());
         let hash = sha256(&format!("{} {}\n{}", of.label, code.language.extension(), code.text));
-        let rewritten = of.rewritten(code.language, &code.text, &hash[..DIGITS]);
+        let rewritten = of.rewritten(code.language, &code.text, &hash[..DIGITS])?;
         let id = rewritten.id(&chosen);
         if !all.iter().any(|(known, _)| known.label == rewritten.label) {
             all.push((Arc::new(rewritten), of));

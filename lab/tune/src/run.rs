@@ -143,7 +143,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     }
     // What workers with kernels of users write.
     let room = room(&request)?;
-    let policy = room.as_ref().map(|room| policy(room.path(), &request.setup));
+    let policy = room.as_ref().map(|room| policy(room.path(), &request));
     // They take their devices while the workers do, and while reference outputs are computed.
     let (setup, devices) = (&request.setup, &request.devices);
     let window = setup.window * devices.len();
@@ -291,8 +291,14 @@ fn room(request: &Request) -> Result<Option<TempDir>, TuneError> {
         .map_err(|error| TuneError::file(&request.folder, error))
 }
 
-fn policy(room: &Path, setup: &Setup) -> Policy {
-    let policy = Policy::worker(room, setup.device.is_some());
+fn policy(room: &Path, request: &Request) -> Policy {
+    let policy = Policy::worker(room, request.setup.device.is_some());
+    // A card's file, which the worker reads itself.
+    let cards = request
+        .devices
+        .iter()
+        .filter_map(|device| device.strip_prefix("predict:"));
+    let policy = cards.filter(|card| card.ends_with(".json")).fold(policy, Policy::read);
     assembler().iter().fold(policy, |policy, path| policy.run(path))
 }
 

@@ -14,8 +14,8 @@ Modules that need PyTorch are imported by name: `flashcore_attn.flash_attn_inter
 """
 
 from ._check import CheckFailed, CheckResult, Uninit, check
+from ._declared import declared
 from ._native import __version__, attention, devices, plan, why_not_cuda
-from ._triton import declared
 
 __all__ = [
     "CheckFailed",

@@ -8,7 +8,7 @@ from ._check import CheckFailed as CheckFailed
 from ._check import CheckResult as CheckResult
 from ._check import Uninit as Uninit
 from ._check import check as check
-from ._triton import declared as declared
+from ._declared import declared as declared
 
 __version__: str
 

@@ -49,7 +49,7 @@ impl Own {
         is_declaration(word) || function(word).is_some()
     }
 
-    /// Reads the kernel that a word names. Nothing of it runs.
+    /// Reads the kernel that a word names. A source is compiled in the sandbox; nothing else of it runs.
     ///
     /// # Errors
     /// [`BenchError::Given`]: a file that cannot be read, or a mistake in it.

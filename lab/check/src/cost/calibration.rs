@@ -63,7 +63,6 @@ pub struct Trust {
     /// Upper end of the interval, relative to the predicted time.
     pub high: f64,
     /// The kernels that were timed on this card, if it was calibrated: the interval is theirs.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub seen: Option<Seen>,
 }
 

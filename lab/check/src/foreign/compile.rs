@@ -272,7 +272,7 @@ pub(super) fn python() -> Result<Option<PathBuf>, CompileError> {
 }
 
 /// The packages of a Python environment, and its interpreter.
-fn packages_of(python: &Path) -> Option<(PathBuf, PathBuf)> {
+pub(super) fn packages_of(python: &Path) -> Option<(PathBuf, PathBuf)> {
     let mut asked = Command::new(python);
     asked.args(["-I", "-c", ASK_FOR_PACKAGES]);
     let ran = programs::run(&mut asked, programs::TO_ANSWER).ok()?;

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::CompileError;
-use super::compile::{python, ran};
+use super::compile::{packages_of, python, ran};
 use crate::sandbox::{Confinement, Policy};
 
 /// The module that compiles: `bindings/python/python/flashcore_attn/_triton.py`.
@@ -67,7 +67,9 @@ pub(crate) fn ask<T: DeserializeOwned>(
             "Triton and flashcore_attn are needed in the Python that FLASHCORE_PYTHON names, VIRTUAL_ENV or PATH";
         CompileError::Broken("Python".to_string(), format!("{why}; {needs}"))
     };
-    let program = python()?.ok_or_else(|| lacks("there is none".to_string()))?;
+    let named = python()?.ok_or_else(|| lacks("there is none".to_string()))?;
+    // The name may be that of a script, and packages may lie elsewhere.
+    let (site, program) = packages_of(&named).unwrap_or_else(|| (named.clone(), named));
     let compiler = program.display().to_string();
     let asked = folder.join("question.json");
     std::fs::write(&asked, question.to_string())
@@ -79,16 +81,24 @@ pub(crate) fn ask<T: DeserializeOwned>(
     let packages = std::env::split_paths(&packages).filter(|folder| folder.is_absolute());
     let policy = packages
         .chain(reads.iter().cloned())
+        .chain([site])
         .fold(Policy::compiler(folder, limit).run(&program), Policy::read);
     let said = ran(&mut command, &compiler, &policy, Confinement::Sandboxed).map_err(|error| match error {
         CompileError::Refused { messages, .. } if messages.contains("No module named") => lacks(last_line(&messages)),
         error => error,
     })?;
+    // The file is a copy, which nobody else can look at.
+    let said = said.replace(&format!("{}/", source_in(folder).display()), "");
     let line = said.lines().find(|line| line.starts_with('{')).unwrap_or(&said);
     answered(line).map_err(|messages| match messages.contains("No module named 'triton'") {
         true => lacks(messages),
         false => CompileError::Refused { compiler, messages },
     })
+}
+
+/// The folder of the file's copy.
+pub(crate) fn source_in(folder: &Path) -> PathBuf {
+    folder.join("source")
 }
 
 fn last_line(text: &str) -> String {

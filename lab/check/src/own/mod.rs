@@ -256,13 +256,14 @@ impl Declared {
             buffers: Vec::new(),
             args: Vec::new(),
         };
+        let is_triton = declaration.language() == Ok(Language::Triton);
         for (argument, param) in declaration.args.iter().zip(&entry.params) {
             let arg = match buffer(argument) {
                 Some(buffer) => Arg::Buffer {
                     slot: slot(&mut launch.buffers, buffer, problem),
                     byte_offset: 0,
                 },
-                None => number(argument, &param.ty, &value).map_err(not_served)?,
+                None => number(argument, &param.ty, is_triton, &value).map_err(not_served)?,
             };
             launch.args.push(arg);
         }
@@ -284,14 +285,19 @@ fn slot(buffers: &mut Vec<BufferSpec>, buffer: Buffer, problem: &Problem) -> usi
     })
 }
 
-/// A number for a parameter of this type. One of 32 bits without a type gets an integer if the value is whole.
-fn number(argument: &Expression, ty: &str, value: &dyn Fn(&str) -> Option<f64>) -> Result<Arg, ExpressionError> {
+/// A number for a parameter of this type. PTX calls an `int` u32, too; one of Triton has a sign.
+fn number(
+    argument: &Expression,
+    ty: &str,
+    is_triton: bool,
+    value: &dyn Fn(&str) -> Option<f64>,
+) -> Result<Arg, ExpressionError> {
     let found = argument.value(value)?;
     let [least, most] = match ty {
         "f32" => return Ok(Arg::F32(found as f32)),
         "s32" => [f64::from(i32::MIN), f64::from(i32::MAX)],
-        "b32" => [f64::from(i32::MIN), f64::from(u32::MAX)],
-        "u32" => [0.0, f64::from(u32::MAX)],
+        "u32" | "b32" if is_triton => [f64::from(i32::MIN), f64::from(i32::MAX)],
+        "u32" | "b32" => [f64::from(i32::MIN), f64::from(u32::MAX)],
         // Beyond 2^53 not every number is a f64.
         _ => [-9_007_199_254_740_992.0, 9_007_199_254_740_992.0],
     };

@@ -60,6 +60,11 @@ fn stride(name: &str) -> Option<(&'static str, usize)> {
     Some((STRIDED.into_iter().find(|known| *known == tensor)?, axis))
 }
 
+/// Whether this is a stride's name.
+pub(super) fn is_stride(name: &str) -> bool {
+    stride(name).is_some()
+}
+
 /// The value of a name.
 pub(super) fn value(problem: &Problem, name: &str) -> Option<f64> {
     if let Some(value) = named(name) {

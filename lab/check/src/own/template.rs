@@ -121,9 +121,17 @@ impl Template {
             let why = "declared(…) has ptx, source or entry, which are the function's";
             return Err(wrong(why.to_string()));
         }
-        declaration.source = path.file_name().map(PathBuf::from);
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.contains('{') {
+            return Err(wrong(
+                "its name has a `{`, which stands for a parameter's value; rename it".to_string(),
+            ));
+        }
+        declaration.source = Some(PathBuf::from(&name));
         declaration.entry = Some(function.to_string());
-        let template = Template::of(path, declaration, function.to_string())?;
+        let mut template = Template::of(path, declaration, function.to_string())?;
+        // What was declared is what is compiled, whatever the file has become meanwhile.
+        template.texts = BTreeMap::from([(name, text.clone())]);
         Ok((template, text.into_bytes()))
     }
 
@@ -283,8 +291,10 @@ impl Template {
     }
 
     /// This kernel with another text in place of its files, whatever the values are. `hash` is its name.
-    #[must_use]
-    pub fn rewritten(&self, language: Language, text: &str, hash: &str) -> Template {
+    ///
+    /// # Errors
+    /// What the declaration lacks for this language.
+    pub fn rewritten(&self, language: Language, text: &str, hash: &str) -> Result<Template, String> {
         let mut declaration = self.declaration.clone();
         let name = self.label[PREFIX.len()..].to_string();
         declaration.name = Some(format!("{name}@{hash}"));
@@ -297,12 +307,16 @@ impl Template {
         if language != Language::Cuda {
             declaration.options.clear();
         }
-        Template {
+        if language == Language::Triton {
+            (declaration.block, declaration.shared) = (None, None);
+            triton::check(&declaration)?;
+        }
+        Ok(Template {
             label: format!("{}@{hash}", self.label),
             file: self.file.clone(),
             declaration,
             texts: BTreeMap::from([(file, text.to_string())]),
-        }
+        })
     }
 
     /// The declaration as a file.

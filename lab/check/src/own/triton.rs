@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::template::not_compiled;
 use super::value::Chosen;
-use super::{Declaration, Expression, ExpressionError, OwnError, buffer};
+use super::{Declaration, Expression, ExpressionError, OwnError, buffer, served};
 use crate::foreign::CompileError;
 use crate::foreign::triton::{self, Made};
 
@@ -26,7 +26,7 @@ const MULTIPLE: u32 = 16;
 const ANY: u32 = 3;
 
 fn is_stride(argument: &Expression) -> bool {
-    argument.to_string().trim().ends_with("_stride")
+    served::is_stride(argument.to_string().trim())
 }
 
 /// What is wrong whatever the values are.
@@ -43,6 +43,9 @@ pub(super) fn check(declaration: &Declaration) -> Result<(), String> {
         let allowed =
             "Triton decides on threads and shared memory, and its options are parameters, as num_warps = [4, 8]";
         return Err(format!("it has {key}; {allowed}"));
+    }
+    if declaration.parameters.contains_key("num_ctas") {
+        return Err("it has the parameter num_ctas; blocks of a cluster are not launched as Triton does".to_string());
     }
     match declaration.dtype.len() {
         1 => Ok(()),
@@ -84,7 +87,7 @@ pub(super) fn ask<T: DeserializeOwned>(
         .prefix("flashcore-")
         .tempdir()
         .map_err(broken)?;
-    let place = folder.path().join("source");
+    let place = triton::source_in(folder.path());
     std::fs::create_dir(&place).map_err(broken)?;
     let copy = place.join(file.file_name().unwrap_or_default());
     std::fs::write(&copy, text).map_err(broken)?;
@@ -121,10 +124,11 @@ pub(super) fn compile(
         return Err(OwnError::NotBuilt(format!("{name}: {why}")));
     }
     let mut declaration = declaration.clone();
+    declaration.entry = Some(made.entry);
     declaration.shared = Some(made.shared.into());
     for stride in declaration.args.iter().filter(|argument| is_stride(argument)) {
         let wrong = |error: ExpressionError| OwnError::NotBuilt(format!("{name}: {error}"));
-        let condition = format!("{stride} % {MULTIPLE} == 0").parse().map_err(wrong)?;
+        let condition = format!("({stride}) % {MULTIPLE} == 0").parse().map_err(wrong)?;
         declaration.requires.push(condition);
     }
     declaration.args.extend(made.scratch.iter().map(|_| 0.into()));

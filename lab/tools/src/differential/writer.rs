@@ -119,12 +119,12 @@ impl Writer {
         format!("%{}{}", CLASSES[class].0, self.taken[class])
     }
 
-    /// The type of a load or store of a whole register.
     /// New registers of a kind.
     pub(super) fn registers(&mut self, count: u32, kind: Kind) -> Vec<String> {
         (0..count).map(|_| self.register(kind)).collect()
     }
 
+    /// The type of a load or store of a whole register.
     fn width(&self, kind: Kind) -> &'static str {
         CLASSES[self.class(kind)].1
     }

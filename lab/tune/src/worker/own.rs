@@ -20,9 +20,12 @@ use crate::trial::Verdict;
 const INPUTS: [InputKind; 2] = [InputKind::Normal, InputKind::RisingScores];
 const SCHEDULES: u32 = 2;
 /// Instructions of a warp on a small problem, beyond which it counts as hung: what a warp needs that computes all of it
-/// alone, with ten for each operation of 32 lanes. A loop that spins takes all of them, with a race in each turn.
+/// alone, masked keys too, with ten for each operation of 32 lanes. A loop that spins takes all of them, with a race in
+/// each turn.
 fn most_instructions(small: &Problem) -> u64 {
-    100_000 + (small.flops() * 10.0 / 32.0) as u64
+    let pairs = small.batch() * small.num_heads() * small.seq_len_q() * small.seq_len_kv();
+    let operations = 2 * pairs * (small.head_dim() + small.head_dim_v());
+    (100_000 + operations as u64 * 10 / 32).min(CheckOptions::default().sim.max_instructions)
 }
 
 pub(super) struct Kernels {
