@@ -69,6 +69,15 @@ fn a_file_is_a_card_of_every_command_that_predicts() {
         "{}",
         tune.stdout
     );
+    // A worker with a kernel of the user is confined, and reads the card's file, too.
+    if flashcore_check::sandbox::available().is_ok() {
+        let own = format!("{}/../../docs/own-kernel/attention.toml", env!("CARGO_MANIFEST_DIR"));
+        let tune = ran(&format!(
+            "tune tiny --kernel {own} --device predict:{mine} --strategy elite --budget 2 --folder {}",
+            at("own")
+        ));
+        assert!(words(&tune.stdout).contains("own/attention"), "{}", tune.stdout);
+    }
     ran(&format!(
         "gate {problems} --device predict:{mine} --write {}",
         at("base.json")
