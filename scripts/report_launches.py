@@ -145,10 +145,8 @@ def compare(folder):
             if types[name] == "u8":
                 # Their stand-in for fp8.
                 found = stored / 255 * 896 - 448
-            elif types[name] == "e4m3":
-                found = corpus_reference.of_e4m3(stored)
             else:
-                found = stored.view({"f16": "<f2", "f32": "<f4"}[types[name]]).astype(np.float64)
+                found = stored.view(corpus_reference.STORED[types[name]]).astype(np.float64)
             scale = f"{name}_scale" if f"{name}_scale" in buffers else None
             lower = values.get(f"{name.lower()}_scale")
             found = found.reshape(values.get("heads", 1), -1, values.get("dim", DIM)) if name in "QKV" else found

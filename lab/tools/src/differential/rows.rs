@@ -77,7 +77,13 @@ pub(super) fn assembled(options: &Options, file: &Path) -> std::io::Result<Strin
     let cubin = file.with_extension("cubin");
     let mut command = Command::new(&options.ptxas);
     command.args([arch.as_str(), "-O0", "-o"]).arg(&cubin).arg(file);
-    let ran = programs::run(&mut command, TO_ASSEMBLE)?;
+    let wrong = |error: std::io::Error| {
+        std::io::Error::new(
+            error.kind(),
+            format!("{}: {error}; --ptxas names one", options.ptxas.display()),
+        )
+    };
+    let ran = programs::run(&mut command, TO_ASSEMBLE).map_err(wrong)?;
     if cubin.exists() {
         std::fs::remove_file(&cubin)?;
     }
