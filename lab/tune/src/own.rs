@@ -434,16 +434,18 @@ mod tests {
         assert_eq!(own.adopt(&code("own/sweep", "f")), Ok(id.clone()));
         // The same text in another language is another candidate.
         let text = format!("{} // .entry triton", code("own/sweep", "f").text);
-        let ids = Language::ALL.map(|language| {
-            let text = text.clone();
+        let of = |language| {
             own.adopt(&Code {
                 language,
-                text,
+                text: text.clone(),
                 ..code("own/sweep", "")
             })
-            .unwrap()
-        });
-        assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[2] != ids[0]);
+        };
+        let [cuda, ptx] = [Language::Cuda, Language::Ptx].map(|language| of(language).unwrap());
+        assert_ne!(cuda, ptx);
+        // The declaration names no function.
+        let error = of(Language::Triton).unwrap_err();
+        assert!(error.contains("write entry = "), "{error}");
         // One of a rewrite is of the declared kernel, and other values are candidates too.
         let other = own.adopt(&code(&format!("own/sweep@{hash}"), "g")).unwrap();
         assert_eq!((other.matches('@').count(), other == id), (1, false));
