@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::CompileError;
 use super::compile::{packages_of, python, ran};
+use crate::programs;
 use crate::sandbox::{Confinement, Policy};
 
 /// The module that compiles: `bindings/python/python/flashcore_attn/_triton.py`.
@@ -77,9 +78,8 @@ pub(crate) fn ask<T: DeserializeOwned>(
     let mut command = Command::new(&program);
     // Modules are looked for in this folder first, which has none.
     command.args(["-m", MODULE]).arg(&asked).current_dir(folder);
-    let packages = std::env::var_os("PYTHONPATH").unwrap_or_default();
-    let packages = std::env::split_paths(&packages).filter(|folder| folder.is_absolute());
-    let policy = packages
+    let policy = modules(&program, folder)
+        .into_iter()
         .chain(reads.iter().cloned())
         .chain([site])
         .fold(Policy::compiler(folder, limit).run(&program), Policy::read);
@@ -94,6 +94,20 @@ pub(crate) fn ask<T: DeserializeOwned>(
         true => lacks(messages),
         false => CompileError::Refused { compiler, messages },
     })
+}
+
+/// Where an interpreter looks for modules: an environment may take those of another.
+fn modules(program: &Path, folder: &Path) -> Vec<PathBuf> {
+    let mut asked = Command::new(program);
+    asked
+        .args(["-c", "import sys; print('\\n'.join(sys.path))"])
+        .current_dir(folder);
+    let said = programs::run(&mut asked, programs::TO_ANSWER).map(|ran| ran.stdout);
+    let said = said.unwrap_or_default();
+    said.lines()
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .collect()
 }
 
 /// The folder of the file's copy.
