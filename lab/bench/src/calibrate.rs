@@ -128,6 +128,10 @@ fn profile_of(device: &DeviceIdentity, target: Target, mhz: u32) -> Result<(Prof
     if let Some(known) = Profile::of_device(name, sms) {
         return Ok((*known, None));
     }
+    if mhz == 0 || sms == 0 {
+        let why = format!("the driver says {sms} SMs at {mhz} MHz of {name}, of which no profile can be made");
+        return Err(BenchError::Failed(why));
+    }
     let alike = PROFILES.iter().filter(|profile| profile.target == target);
     let nearest = alike.min_by_key(|profile| profile.sms.abs_diff(sms));
     let nothing = || {
@@ -281,6 +285,10 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("a card like NVIDIA T4 (sm_75)"), "{error}");
+        let error = profile_of(&device("NVIDIA L2", 29), Target::Sm89, 0)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("29 SMs at 0 MHz"), "{error}");
     }
 
     #[test]

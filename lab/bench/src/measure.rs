@@ -226,9 +226,10 @@ impl Measured {
         }
         let times: Vec<f64> = times_of(samples, index).map(|(_, us)| us).collect();
         self.summary = Summary::of(&times, options.confidence);
-        let (ours, theirs) = match index == baseline {
-            true => Default::default(),
-            false => in_common(samples, index, baseline),
+        let (ours, theirs) = if index == baseline {
+            Default::default()
+        } else {
+            in_common(samples, index, baseline)
         };
         self.ratio = Ratio::paired(&ours, &theirs, options.confidence, RESAMPLES);
         self.verdict = self.ratio.map(|ratio| Verdict::of(&ratio, options.threshold));

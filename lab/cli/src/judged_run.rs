@@ -130,10 +130,12 @@ impl JudgedRun {
 
 /// What an output, or a gradient, may differ by.
 pub(crate) fn allowed(Tolerance { atol, rtol }: Tolerance, is_gradient: bool) -> String {
-    match is_gradient {
-        _ if atol == 0.0 => "the rounding of fp8".to_string(),
-        true => format!("{rtol:.0e}·|x| and the rounding of P, dS and O"),
-        false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
+    if atol == 0.0 {
+        "the rounding of fp8".to_string()
+    } else if is_gradient {
+        format!("{rtol:.0e}·|x| and the rounding of P, dS and O")
+    } else {
+        format!("{atol:.0e} + {rtol:.0e}·|x|")
     }
 }
 

@@ -383,17 +383,7 @@ fn instruction<'m>(
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
-        // Read as cold steps.
-        Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::BarWarp { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::Atom { .. }
-        | Inst::Flag(_)
-        | Inst::Mbar(_) => {}
-        // Decoded.
+        // Decoded, or nothing that `decode` takes: cold steps.
         Inst::Mov { .. }
         | Inst::Bin { .. }
         | Inst::Un { .. }
@@ -406,7 +396,16 @@ fn instruction<'m>(
         | Inst::Lop3 { .. }
         | Inst::Prmt { .. }
         | Inst::Setp { .. }
-        | Inst::Selp { .. } => {}
+        | Inst::Selp { .. }
+        | Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Redux { .. }
+        | Inst::BarWarp { .. }
+        | Inst::BarSync { .. }
+        | Inst::BarArrive { .. }
+        | Inst::Atom { .. }
+        | Inst::Flag(_)
+        | Inst::Mbar(_) => {}
     }
     None
 }

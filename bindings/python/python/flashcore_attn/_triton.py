@@ -108,8 +108,9 @@ class _Pointer(Array):
 def _answer(asked):
     from . import _own
 
-    # Imports of what lies next to the file, of which a copy runs.
-    sys.path[:0] = [asked["beside"]] if "beside" in asked else []
+    # A copy of the file runs, which imports what lies next to the file.
+    if "next_to" in asked:
+        sys.path.insert(0, asked["next_to"])
     kernel, name = _own.loaded(asked["own"]), asked["own"]["code"]["python"]
     if not is_triton(kernel):
         raise TypeError(f"{name} is no Triton function (@triton.jit)")

@@ -196,13 +196,15 @@ impl Task {
         ];
         // What the benchmark calls a backward pass by: a function whose gradients a kernel computes, and the
         // log-sum-exp that it saves for it, a part of the rows at a time: all scores of long rows are more than memory.
-        let autograd = match is_backward {
-            true => lines_that_hold(include_str!("func_autograd.py.txt"), &holds),
-            false => String::new(),
+        let autograd = if is_backward {
+            lines_that_hold(include_str!("func_autograd.py.txt"), &holds)
+        } else {
+            String::new()
         };
-        let pairs = match is_masked {
-            false => "seq_q * seq_kv",
-            true => "int(visible(seq_q, seq_kv, torch.device(\"cpu\")).sum())",
+        let pairs = if is_masked {
+            "int(visible(seq_q, seq_kv, torch.device(\"cpu\")).sum())"
+        } else {
+            "seq_q * seq_kv"
         };
         let gqa = if problem.group_size() > 1 {
             ", enable_gqa=True"

@@ -141,9 +141,10 @@ fn one(engine: &Engine, options: &Options, number: u64, witness: Option<&Sdpa>) 
             command: options.command(engine, number),
         }))
     };
-    let drawn = match number.is_multiple_of(4) {
-        true => engine.choice(&problem),
-        false => engine.draw(&problem, seed, options.family().as_ref()),
+    let drawn = if number.is_multiple_of(4) {
+        engine.choice(&problem)
+    } else {
+        engine.draw(&problem, seed, options.family().as_ref())
     };
     let mut drawn = drawn.map_err(|wrong| mismatch(None, wrong))?;
     if let Some(operator) = options.plant {

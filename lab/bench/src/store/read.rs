@@ -134,7 +134,10 @@ impl RunRow {
             Ok(Line::Row(row)) => {
                 let times = row.subjects.iter().flat_map(|subject| &subject.round_ns);
                 self.samples += times.flatten().count() as u32;
-                row.problem["name"].as_str().unwrap_or_default().to_string()
+                let Some(name) = row.problem["name"].as_str() else {
+                    return;
+                };
+                name.to_string()
             }
             _ => return,
         };

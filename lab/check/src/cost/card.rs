@@ -58,10 +58,10 @@ impl CardFile {
         }
         let not_this = |error| wrong(&format!("it is no calibrated card: {error}"));
         let file: CardFile = serde_json::from_value(value).map_err(not_this)?;
-        match file.is_sound() {
-            true => Ok(file),
-            false => Err(wrong(&"a value of the card that makes no sense")),
+        if !file.is_sound() {
+            return Err(wrong(&"a value of the card that makes no sense"));
         }
+        Ok(file)
     }
 
     /// The card by the name of its file, kept until the process ends, as those that are built in.

@@ -87,12 +87,14 @@ pub(crate) fn ask<T: DeserializeOwned>(
         CompileError::Refused { messages, .. } if messages.contains("No module named") => lacks(last_line(&messages)),
         error => error,
     })?;
-    // The file is a copy, which nobody else can look at.
+    // What ran is a copy of the file in a folder that is removed: messages name the file alone.
     let said = said.replace(&format!("{}/", source_in(folder).display()), "");
     let line = said.lines().find(|line| line.starts_with('{')).unwrap_or(&said);
-    answered(line).map_err(|messages| match messages.contains("No module named 'triton'") {
-        true => lacks(messages),
-        false => CompileError::Refused { compiler, messages },
+    answered(line).map_err(|messages| {
+        if messages.contains("No module named 'triton'") {
+            return lacks(messages);
+        }
+        CompileError::Refused { compiler, messages }
     })
 }
 

@@ -95,7 +95,7 @@ pub(super) fn ask<T: DeserializeOwned>(
     let next_to = next_to.parent().unwrap_or(&next_to).to_path_buf();
     let sha256: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
     asked["own"] = json!({ "file": copy, "sha256": sha256, "code": { "python": function } });
-    asked["beside"] = json!(next_to);
+    asked["next_to"] = json!(next_to);
     triton::ask(&asked, folder.path(), &[next_to], limit)
 }
 

@@ -79,12 +79,11 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
             None => page.wrap(2, format_args!("  No leaderboard yet: {}", unfinished(&folder))),
         }
         add_summary(&mut page, history, seconds);
-        match args.all {
-            true => {
-                page.heading("Candidates", live::LIST);
-                history.trials().iter().for_each(|trial| page.line(live::line(trial)));
-            }
-            false => add_failures(&mut page, history),
+        if args.all {
+            page.heading("Candidates", live::LIST);
+            history.trials().iter().for_each(|trial| page.line(live::line(trial)));
+        } else {
+            add_failures(&mut page, history);
         }
         if let Some(claims) = claims {
             add_claims(&mut page, claims);

@@ -76,9 +76,12 @@ impl Writer {
         let done = self.register(Kind::Pred);
         let opcode = flashcore_ptx::print(form);
         // The form in its role, and usual ones in the others.
-        let own = |is_own: bool, role: &str| match is_own {
-            true => opcode.clone(),
-            false => format!("mbarrier.{role}.shared.b64"),
+        let own = |is_own: bool, role: &str| {
+            if is_own {
+                opcode.clone()
+            } else {
+                format!("mbarrier.{role}.shared.b64")
+            }
         };
         let init = own(has("init"), "init");
         let arrive = own(has("arrive") && !has("noComplete"), "arrive");
