@@ -219,8 +219,7 @@ impl<'a, M: Memory> Operands<'a, M> {
         for spec in specs {
             match self.given.iter_mut().find(|(name, _)| *name == spec.name) {
                 Some((_, given)) => {
-                    let at = check(spec, given)?;
-                    placed.push((spec, at..at + spec.bytes()));
+                    placed.push((spec, check(spec, given)?));
                     given.set_layout(spec.layout);
                 }
                 None if spec.required => return missing(spec),
@@ -347,8 +346,8 @@ fn reaches(terms: &[Term], [low, high]: [i128; 2], steps: &mut usize) -> Option<
     Some(false)
 }
 
-/// Checks one, and gives its address.
-fn check<M: Memory>(spec: &TensorSpec, given: &Given<'_, M>) -> Result<u64, ProblemError> {
+/// Checks one, and gives the addresses of its bytes.
+fn check<M: Memory>(spec: &TensorSpec, given: &Given<'_, M>) -> Result<Range<u64>, ProblemError> {
     let (name, (element, layout, memory)) = (spec.name, given.parts());
     macro_rules! refuse_if {
         ($when:expr, $($why:tt)+) => { if $when { return refuse(name, format!($($why)+)); } };
@@ -388,7 +387,7 @@ fn check<M: Memory>(spec: &TensorSpec, given: &Given<'_, M>) -> Result<u64, Prob
         needed > 0 && !address.is_multiple_of(size as u64),
         "is not aligned to its {element} elements ({size} bytes): copy it to memory that is"
     );
-    Ok(address)
+    Ok(address..address + needed)
 }
 
 /// Whether a layout is the one that is needed. Values are dense, and may be given in one dimension, or with other
