@@ -70,7 +70,6 @@ pub struct SubjectInfo {
     #[serde(default)]
     pub versions: BTreeMap<String, String>,
     /// Its time, where it is predicted and not measured.
-    #[serde(default)]
     pub predicted: Option<Predicted>,
 }
 

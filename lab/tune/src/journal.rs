@@ -59,7 +59,6 @@ pub struct Header {
     /// Whether the devices compute. A replay does not; its times say nothing about this machine.
     pub computes: bool,
     /// How far its times may be off, if they are predicted.
-    #[serde(default)]
     pub trust: Option<String>,
     /// Seed of the inputs, drawn for each run unless it was given; `None` if nothing is computed.
     pub inputs: Option<u64>,
@@ -68,11 +67,9 @@ pub struct Header {
     /// The first candidate.
     pub start: String,
     /// The kernel that the library ran for the problem when the run began; `None` for a replay.
-    #[serde(default)]
     pub default: Option<DefaultKernel>,
     /// Source of the rates for predictions and claims: `profile`, or the SHA-256 of measured rates;
     /// `None` if nothing is predicted.
-    #[serde(default)]
     pub rates: Option<String>,
     /// Candidates that are proposed before the first of them is judged.
     pub window: usize,
