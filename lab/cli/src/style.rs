@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
-use flashcore_check::render;
+use flashcore_check::render::{self, between_words};
 use flashcore_ir::files;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
-use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 use crate::Failure;
 pub(crate) use crate::stdout::print;
@@ -103,16 +102,6 @@ fn wrap_to(text: &str, indent: usize, width: usize) -> String {
         .lines()
         .flat_map(|line| textwrap::wrap(line, between_words(width, &indent)));
     lines.fold(String::new(), |out, line| out + &line + "\n")
-}
-
-/// Breaks lines at spaces alone.
-fn between_words(width: usize, indent: &str) -> Options<'_> {
-    Options::new(width)
-        .subsequent_indent(indent)
-        .break_words(false)
-        .word_separator(WordSeparator::AsciiSpace)
-        .word_splitter(WordSplitter::NoHyphenation)
-        .wrap_algorithm(WrapAlgorithm::FirstFit)
 }
 
 /// Lines that were laid out by hand, for terminals that are narrower: what does not fit goes on in the column of the

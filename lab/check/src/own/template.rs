@@ -189,7 +189,7 @@ impl Template {
         for expression in declaration.constraints.iter().chain(declaration.expressions()) {
             let is_known = |name: &str| declaration.is_parameter(name) || served::is_name(name);
             if let Some(name) = expression.names().into_iter().find(|name| !is_known(name)) {
-                let (names, tensors) = (served::names(), BUFFERS.map(|buffer| buffer.name).join(", "));
+                let (names, tensors) = (served::names(), BUFFERS.join(", "));
                 let own: Vec<&String> = declaration.parameters.keys().collect();
                 let own = match own.as_slice() {
                     [] => String::new(),
@@ -228,7 +228,7 @@ impl Template {
                     "a parameter is named `{name}`; allowed: a letter, then letters, digits and _"
                 ));
             }
-            if served::is_name(name) || BUFFERS.iter().any(|buffer| buffer.name == name) {
+            if served::is_name(name) || BUFFERS.contains(&name.as_str()) {
                 return Err(format!(
                     "a parameter is named `{name}`, as something of a problem is; rename it"
                 ));

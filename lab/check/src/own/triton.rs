@@ -61,7 +61,7 @@ fn argument(argument: &Expression, dtype: &str) -> Json {
         "fp16" => "f16".to_string(),
         other => other.to_string(),
     };
-    match buffer(argument).map(|buffer| buffer.name) {
+    match buffer(argument) {
         Some("q" | "k" | "v") => json!({ "type": of_launch_files(dtype) }),
         Some("out") if dtype == "e4m3" => json!({ "type": "bf16" }),
         Some("out") => json!({ "type": of_launch_files(dtype) }),
