@@ -6,8 +6,8 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flashcore_bench::own::hex;
 use flashcore_bench::{DeviceIdentity, json_file};
+use flashcore_check::own::sha256;
 use flashcore_ir::files;
 use flashcore_problem::Problem;
 use serde::de::DeserializeOwned;
@@ -82,11 +82,7 @@ pub struct Header {
 
 pub(crate) fn digest(space: &Space) -> String {
     let counted = serde_json::to_string(&space.count()).unwrap_or_default();
-    sha256(&(counted + space.measured.as_deref().unwrap_or_default()))
-}
-
-pub(crate) fn sha256(text: &str) -> String {
-    hex(text.as_bytes())
+    sha256(counted + space.measured.as_deref().unwrap_or_default())
 }
 
 impl Header {

@@ -23,6 +23,7 @@ use flashcore_problem::Problem;
 use flashcore_ptx::Module;
 use flashcore_sim::{PtxKernel, PtxLaunch, SimError};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 pub use expression::{Expression, ExpressionError};
@@ -40,6 +41,14 @@ use crate::{CheckError, CheckOptions, CheckReport};
 
 /// How labels of users' kernels begin.
 pub const PREFIX: &str = "own/";
+
+/// SHA-256 in hexadecimal digits, by which content is known that may run.
+pub fn sha256(content: impl AsRef<[u8]>) -> String {
+    Sha256::digest(content)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
 
 /// The alignment that kernels may rely on, that of `cuMemAlloc`.
 const ALIGN: u32 = 256;

@@ -12,6 +12,7 @@ use serde_json::{Value as Json, json};
 use super::value::{Chosen, Language, Value};
 use super::{BUFFERS, Declaration, Declared, OwnError, PREFIX, of_toml, served, triton};
 use crate::foreign::{self, CompileError, Source};
+use crate::programs;
 use crate::render::few;
 use crate::sandbox::Confinement;
 
@@ -457,7 +458,7 @@ impl Template {
     ) -> Result<String, OwnError> {
         let failed = |why: String| OwnError::NotBuilt(format!("{path}: {why}"));
         let io = |error: std::io::Error| OwnError::Environment(format!("{path}: {error}"));
-        let folder = tempfile::Builder::new().prefix("flashcore-").tempdir().map_err(io)?;
+        let folder = programs::scratch_folder().map_err(io)?;
         let own = Path::new(path)
             .file_name()
             .ok_or_else(|| failed("it names no file".to_string()))?;

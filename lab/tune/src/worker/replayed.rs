@@ -67,10 +67,7 @@ pub(super) fn time(
             of_medians: value,
             rounds: summary.count,
         });
-        let info = SubjectInfo {
-            kernel: Some(id.clone()),
-            ..SubjectInfo::new(id.clone(), LaunchMode::Host)
-        };
+        let info = SubjectInfo::ours(id.clone(), LaunchMode::Host);
         Measured {
             summary: Some(*summary),
             ratio,
