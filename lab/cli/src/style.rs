@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use flashcore_check::render::{self, between_words};
+pub(crate) use flashcore_check::render::{BAD, GOOD};
 use flashcore_ir::files;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
@@ -18,8 +19,6 @@ pub(crate) use crate::stdout::print;
 
 pub(crate) const HEAD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
-pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 pub(crate) const CODE: Style = AnsiColor::Cyan.on_default();
 
 /// The widest line printed, however wide the terminal.
