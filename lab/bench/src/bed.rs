@@ -86,7 +86,7 @@ pub trait Bed {
 }
 
 /// Tensors for what a problem writes besides the log-sum-exp, as poison, in the order of [`Problem::outputs`].
-pub(crate) fn poisoned_outputs(problem: &Problem) -> Vec<Tensor> {
+pub fn poisoned_outputs(problem: &Problem) -> Vec<Tensor> {
     let outputs = problem.outputs().into_iter();
     outputs
         .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))

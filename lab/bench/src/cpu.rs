@@ -88,12 +88,10 @@ pub struct CpuSubject<'a> {
 impl<'a> CpuSubject<'a> {
     /// A config bound to a place: 0 is the one that is timed.
     pub fn new(bed: &'a CpuBed, config: CpuConfig, place: usize) -> CpuSubject<'a> {
-        let id = config.to_string();
         CpuSubject {
             info: SubjectInfo {
-                kernel: Some(id.clone()),
                 options: format!("{} threads", rayon::current_num_threads()),
-                ..SubjectInfo::new(id, LaunchMode::Host)
+                ..SubjectInfo::ours(config.to_string(), LaunchMode::Host)
             },
             bed,
             config,

@@ -8,10 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use flashcore_check::cost::PREDICT;
 use flashcore_ir::{Profile, files};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::Interval;
-use crate::own::is_own;
+use crate::own::{is_own, sha256};
 
 /// Version of the measuring protocol. Raised when a change makes old and new numbers incomparable.
 ///
@@ -70,7 +69,6 @@ pub struct SubjectInfo {
     #[serde(default)]
     pub versions: BTreeMap<String, String>,
     /// Its time, where it is predicted and not measured.
-    #[serde(default)]
     pub predicted: Option<Predicted>,
 }
 
@@ -95,6 +93,15 @@ impl SubjectInfo {
             attributes: None,
             versions: BTreeMap::new(),
             predicted: None,
+        }
+    }
+
+    /// The same of a kernel of this project, whose label is its id.
+    pub fn ours(id: impl Into<String>, launch: LaunchMode) -> SubjectInfo {
+        let info = SubjectInfo::new(id, launch);
+        SubjectInfo {
+            kernel: Some(info.label.clone()),
+            ..info
         }
     }
 
@@ -286,9 +293,7 @@ pub fn executable() -> &'static str {
         // On Linux that is the file that runs, whatever has taken its place meanwhile.
         let bytes = files::read_capped(Path::new("/proc/self/exe"), files::LARGE);
         let bytes = bytes.or_else(|_| files::read_capped(&std::env::current_exe()?, files::LARGE));
-        bytes.map_or("unknown".to_string(), |bytes| {
-            Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-        })
+        bytes.map_or("unknown".to_string(), sha256)
     })
 }
 

@@ -95,7 +95,7 @@ pub struct Measurement {
 
 impl Measurement {
     /// A measurement in which no round was made.
-    pub(crate) fn without_rounds(mode: Mode, baseline: usize, subjects: Vec<Measured>, stop: Stop) -> Measurement {
+    pub fn without_rounds(mode: Mode, baseline: usize, subjects: Vec<Measured>, stop: Stop) -> Measurement {
         Measurement {
             mode,
             turns: None,
@@ -207,7 +207,8 @@ pub fn measure(
 }
 
 impl Measured {
-    pub(crate) fn untimed(info: SubjectInfo, trouble: Option<String>) -> Measured {
+    /// One that has no time yet, or never gets one.
+    pub fn untimed(info: SubjectInfo, trouble: Option<String>) -> Measured {
         Measured {
             info,
             summary: None,

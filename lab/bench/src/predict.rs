@@ -74,10 +74,7 @@ fn subjects(
     };
     for kernel in &kernels {
         let Some(plan) = kernel.plan() else { continue };
-        let info = SubjectInfo {
-            kernel: Some(kernel.id()),
-            ..SubjectInfo::new(kernel.id(), LaunchMode::Graph(1))
-        };
+        let info = SubjectInfo::ours(kernel.id(), LaunchMode::Graph(1));
         add(info, Forecast::of(plan, cache, profile));
     }
     for own in &request.own {

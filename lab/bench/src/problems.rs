@@ -19,7 +19,6 @@ pub struct Case {
     #[serde(default)]
     pub sequences: Vec<Sequences>,
     /// The values of its lengths, in place of those that `sequences` stand for.
-    #[serde(default)]
     pub values: Option<Values>,
 }
 

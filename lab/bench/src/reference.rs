@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flashcore_check::right_gradients;
+use flashcore_check::gate::{right_gradients, some_of};
 use flashcore_problem::bulk::fill_normal;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
@@ -239,15 +239,11 @@ pub fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expecte
 
 fn sampled_rows(problem: &Problem, seed: u64) -> Vec<Vec<[usize; 3]>> {
     let mut rng = Rng::stream(seed, 77);
-    let last = problem.seq_len_q() - 1;
     (0..ROW_HEADS)
         .map(|_| {
             let (b, h) = (rng.below(problem.batch()), rng.below(problem.num_heads()));
-            let between = (2..ROWS_A_HEAD).map(|_| rng.below(last + 1)).collect::<Vec<_>>();
-            let mut rows: Vec<usize> = [0, last].into_iter().chain(between).collect();
-            rows.sort_unstable();
-            rows.dedup();
-            rows.into_iter().map(|row| [b, h, row]).collect()
+            let rows = some_of(problem.seq_len_q(), ROWS_A_HEAD, &mut rng).into_iter();
+            rows.map(|row| [b, h, row]).collect()
         })
         .collect()
 }

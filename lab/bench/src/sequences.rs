@@ -16,10 +16,8 @@ pub struct Sequences {
     /// How many.
     pub count: usize,
     /// Query rows of each. Without it, as many as bound and tensors allow if all sequences have as many.
-    #[serde(default)]
     pub rows: Option<Span>,
     /// Keys of each. Without it, as many as bound and tensors allow if all sequences have as many.
-    #[serde(default)]
     pub keys: Option<Span>,
 }
 

@@ -256,7 +256,7 @@ pub fn right_gradients(
 }
 
 /// So many of `0..len`: the first, the last, and random others.
-fn some_of(len: usize, count: usize, rng: &mut Rng) -> Vec<usize> {
+pub fn some_of(len: usize, count: usize, rng: &mut Rng) -> Vec<usize> {
     let others = (2..count).map(|_| rng.below(len));
     let mut places: Vec<usize> = [0, len - 1].into_iter().chain(others).collect();
     places.sort_unstable();

@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use flashcore_ir::files::read_text_capped;
+use tempfile::TempDir;
 
 /// Bytes of what the system tells of a process, at most: 52 numbers.
 const LONGEST_STAT: u64 = 4096;
@@ -58,6 +59,11 @@ pub fn find_named(name: &OsStr) -> Result<PathBuf, Error> {
         true => find(name),
         false => std::path::absolute(name),
     }
+}
+
+/// A new folder for what a program reads and writes, which is removed when it goes out of scope.
+pub(crate) fn scratch_folder() -> Result<TempDir, Error> {
+    tempfile::Builder::new().prefix("flashcore-").tempdir()
 }
 
 fn is_name(name: &OsStr) -> bool {

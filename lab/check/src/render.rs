@@ -3,59 +3,44 @@
 
 use std::fmt::{self, Write};
 
+use anstream::adapter::strip_str;
 use anstyle::{AnsiColor, Style};
 use flashcore_sim::{Actor, Line};
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 use crate::foreign::Problem;
 use crate::report::{CheckReport, Found, VALUES, Verdict};
 use crate::source;
 
-/// The styles of the parts of a report.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Palette {
-    /// Errors.
-    pub bad: Style,
-    /// Success and help.
-    pub good: Style,
-    /// Arrows, bars and line numbers.
-    pub rule: Style,
-    /// Messages.
-    pub strong: Style,
-}
-
-impl Palette {
-    /// No styles, for files and pipes.
-    pub const PLAIN: Palette = Palette {
-        bad: Style::new(),
-        good: Style::new(),
-        rule: Style::new(),
-        strong: Style::new(),
-    };
-
-    /// Colours, for terminals.
-    pub const COLOUR: Palette = Palette {
-        bad: AnsiColor::Red.on_default().bold(),
-        good: AnsiColor::Green.on_default().bold(),
-        rule: AnsiColor::Blue.on_default().bold(),
-        strong: Style::new().bold(),
-    };
-}
+/// The style of errors.
+pub const BAD: Style = AnsiColor::Red.on_default().bold();
+/// Of success and help.
+pub const GOOD: Style = AnsiColor::Green.on_default().bold();
+/// Of arrows, bars and line numbers.
+const RULE: Style = AnsiColor::Blue.on_default().bold();
+/// Of messages.
+const STRONG: Style = Style::new().bold();
 
 /// Default width of messages.
 pub const WIDTH: usize = 100;
 
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&findings(self, Palette::PLAIN, WIDTH))?;
-        f.write_str(&summary(self, Palette::PLAIN))
+        f.write_str(&plain(&findings(self, WIDTH)))?;
+        f.write_str(&plain(&summary(self)))
     }
 }
 
+/// Text without its styles, for files and pipes.
+pub fn plain(styled: &str) -> String {
+    strip_str(styled).to_string()
+}
+
 /// Refusals, findings and errors of the output, one paragraph each; empty for a clean report.
-pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String {
+pub fn findings(report: &CheckReport, width: usize) -> String {
     let titled = |kind: &str, message: &str| {
         let mut out = String::new();
-        title(&mut out, kind, message, palette, width);
+        title(&mut out, kind, message, width);
         out
     };
     let mut all = Vec::new();
@@ -65,10 +50,10 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
     all.extend(left_out(report.values.len()).map(|text| titled(VALUES, &text)));
     if let Some(last) = all.last_mut().filter(|_| !report.values.is_empty()) {
         let text = "kernels cut lengths to bounds and read such pages as zeros; the output was not compared";
-        help(last, text, 1, palette, width);
+        help(last, text, 1, width);
     }
     let found = report.findings.iter().take(FEW);
-    all.extend(found.map(|found| finding(found, report.schedules.len(), palette, width)));
+    all.extend(found.map(|found| finding(found, report.schedules.len(), width)));
     all.extend(left_out(report.findings.len()).map(|text| titled("findings", &text)));
     if let Some(gate) = report.gate.as_ref().filter(|gate| !gate.passed()) {
         all.push(titled("wrong-output", &gate.to_string()));
@@ -154,34 +139,33 @@ pub fn time(us: f64, digits: i32) -> String {
 }
 
 /// The verdict in one line.
-pub fn summary(report: &CheckReport, palette: Palette) -> String {
-    let Palette { good, bad, .. } = palette;
+pub fn summary(report: &CheckReport) -> String {
     let schedules = count(report.schedules.len() as u64, "schedule");
     match report.verdict {
         Verdict::Clean => {
             let Some(blocks) = report.only_blocks.map(thousands) else {
-                return format!("{good}clean{good:#} under {schedules}");
+                return format!("{GOOD}clean{GOOD:#} under {schedules}");
             };
             let all = thousands(report.steps.iter().map(|step| step.blocks).max().unwrap_or(0));
-            format!("{good}clean{good:#} in {blocks} of {all} blocks under {schedules}; the output was not compared")
+            format!("{GOOD}clean{GOOD:#} in {blocks} of {all} blocks under {schedules}; the output was not compared")
         }
-        Verdict::Refused => format!("{bad}refused{bad:#}: it cannot be launched and was not simulated"),
+        Verdict::Refused => format!("{BAD}refused{BAD:#}: it cannot be launched and was not simulated"),
         Verdict::Findings => {
             let findings = count((report.values.len() + report.findings.len()) as u64, "finding");
-            format!("{bad}{findings}{bad:#} under {schedules}")
+            format!("{BAD}{findings}{BAD:#} under {schedules}")
         }
-        Verdict::Wrong => format!("{bad}wrong{bad:#} under {schedules}"),
+        Verdict::Wrong => format!("{BAD}wrong{BAD:#} under {schedules}"),
     }
 }
 
 /// One finding as [`findings`] prints it, after a number of schedules.
-pub fn finding(found: &Found, schedules: usize, palette: Palette, width: usize) -> String {
+pub fn finding(found: &Found, schedules: usize, width: usize) -> String {
     let mut out = String::new();
     let finding = &found.finding;
-    title(&mut out, finding.kind.name(), &finding.message, palette, width);
+    title(&mut out, finding.kind.name(), &finding.message, width);
     let lines = [finding.line(), finding.other_line()].into_iter().flatten();
     let margin = lines.map(|line| line.line.to_string().len()).max().unwrap_or(1);
-    let side = Side { palette, margin };
+    let side = Side(margin);
     side.place(&mut out, "-->", &finding.lines, found.source.as_deref(), &finding.actor);
     if let Some(other) = &finding.other {
         let source = found.other_source.as_deref();
@@ -201,64 +185,58 @@ pub fn finding(found: &Found, schedules: usize, palette: Palette, width: usize) 
     };
     side.note(&mut out, &format!("seen {times}, {under}"));
     if let Some(text) = &finding.help {
-        help(&mut out, text, margin, palette, width);
+        help(&mut out, text, margin, width);
     }
     out
 }
 
 /// A problem of a kernel of a file, with the quoted line if the file is found.
-pub fn problem(problem: &Problem, file: &str, palette: Palette, width: usize) -> String {
+pub fn problem(problem: &Problem, file: &str, width: usize) -> String {
     let mut out = String::new();
     let kind = problem.kind;
     let (label, style) = match problem.kind.is_warning() {
-        true => (format!("warning[{kind}]"), palette.strong),
-        false => (format!("error[{kind}]"), palette.bad),
+        true => (format!("warning[{kind}]"), STRONG),
+        false => (format!("error[{kind}]"), BAD),
     };
-    labelled(&mut out, &label, &problem.message, style, palette, width);
+    labelled(&mut out, &label, &problem.message, style, width);
     let margin = problem.line.map_or(1, |line| line.to_string().len());
-    let side = Side { palette, margin };
+    let side = Side(margin);
     if let Some(line) = problem.line {
-        let rule = palette.rule;
-        let _ = writeln!(out, "{:margin$}{rule}-->{rule:#} {file}:{line}", "");
+        let _ = writeln!(out, "{:margin$}{RULE}-->{RULE:#} {file}:{line}", "");
         side.quote(&mut out, line, source::quote(file, line).as_deref());
     }
     if let Some(cuda) = problem.cuda {
         let text = wrap(&format!("CUDA says: {cuda}"), margin + 3, margin + 3, width);
         side.note(&mut out, &text);
     }
-    help(&mut out, &problem.help, margin, palette, width);
+    help(&mut out, &problem.help, margin, width);
     out
 }
 
-fn help(out: &mut String, text: &str, margin: usize, palette: Palette, width: usize) {
-    let good = palette.good;
+fn help(out: &mut String, text: &str, margin: usize, width: usize) {
     let text = wrap(text, margin + 7, margin + 3, width);
-    let _ = writeln!(out, "{:margin$} {good}help{good:#}: {text}", "");
+    let _ = writeln!(out, "{:margin$} {GOOD}help{GOOD:#}: {text}", "");
 }
 
-fn title(out: &mut String, kind: &str, message: &str, palette: Palette, width: usize) {
-    labelled(out, &format!("error[{kind}]"), message, palette.bad, palette, width);
+fn title(out: &mut String, kind: &str, message: &str, width: usize) {
+    labelled(out, &format!("error[{kind}]"), message, BAD, width);
 }
 
-fn labelled(out: &mut String, label: &str, message: &str, style: Style, palette: Palette, width: usize) {
-    let strong = palette.strong;
+fn labelled(out: &mut String, label: &str, message: &str, style: Style, width: usize) {
     let text = wrap(message, label.len() + 2, 2, width);
-    let _ = writeln!(out, "{style}{label}{style:#}: {strong}{text}{strong:#}");
+    let _ = writeln!(out, "{style}{label}{style:#}: {STRONG}{text}{STRONG:#}");
 }
 
-/// The layout of the lines below a title.
-struct Side {
-    palette: Palette,
-    margin: usize,
-}
+/// The lines below a title, with a margin of so many columns.
+struct Side(usize);
 
 impl Side {
     fn place(&self, out: &mut String, arrow: &str, lines: &[Line], source: Option<&str>, actor: &Actor) {
-        let (rule, margin) = (self.palette.rule, self.margin);
+        let Side(margin) = self;
         let Some(kernel) = lines.first() else { return };
         let _ = writeln!(
             out,
-            "{:margin$}{rule}{arrow}{rule:#} {}:{}:{}",
+            "{:margin$}{RULE}{arrow}{RULE:#} {}:{}:{}",
             "", kernel.file, kernel.line, kernel.column
         );
         self.quote(out, kernel.line, source);
@@ -275,37 +253,35 @@ impl Side {
     }
 
     fn quote(&self, out: &mut String, line: u32, source: Option<&str>) {
-        let (rule, margin) = (self.palette.rule, self.margin);
+        let Side(margin) = self;
         if let Some(source) = source {
-            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
-            let _ = writeln!(out, "{rule}{line:margin$} |{rule:#}     {source}");
-            let _ = writeln!(out, "{rule}{:margin$} |{rule:#}", "");
+            let _ = writeln!(out, "{RULE}{:margin$} |{RULE:#}", "");
+            let _ = writeln!(out, "{RULE}{line:margin$} |{RULE:#}     {source}");
+            let _ = writeln!(out, "{RULE}{:margin$} |{RULE:#}", "");
         }
     }
 
     fn note(&self, out: &mut String, text: &str) {
-        let (rule, margin) = (self.palette.rule, self.margin);
-        let _ = writeln!(out, "{:margin$} {rule}={rule:#} {text}", "");
+        let Side(margin) = self;
+        let _ = writeln!(out, "{:margin$} {RULE}={RULE:#} {text}", "");
     }
 }
 
 /// Wraps text between words. `used` columns of the first line are taken; the others are indented.
 fn wrap(text: &str, used: usize, indent: usize, width: usize) -> String {
-    let (mut out, mut column) = (String::new(), used);
-    for (i, word) in text.split(' ').enumerate() {
-        let needed = word.chars().count();
-        if i > 0 && column + 1 + needed > width {
-            out.push('\n');
-            out.push_str(&" ".repeat(indent));
-            column = indent;
-        } else if i > 0 {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += needed;
-    }
-    out
+    let [taken, indent] = [used, indent].map(|columns| " ".repeat(columns));
+    let lines = textwrap::wrap(text, between_words(width, &indent).initial_indent(&taken)).join("\n");
+    lines.strip_prefix(&taken).unwrap_or(&lines).to_string()
+}
+
+/// How texts are wrapped: at spaces alone, wherever a date or an id has a hyphen. Later lines are indented.
+pub fn between_words(width: usize, indent: &str) -> Options<'_> {
+    Options::new(width)
+        .subsequent_indent(indent)
+        .break_words(false)
+        .word_separator(WordSeparator::AsciiSpace)
+        .word_splitter(WordSplitter::NoHyphenation)
+        .wrap_algorithm(WrapAlgorithm::FirstFit)
 }
 
 #[cfg(test)]
@@ -374,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_finding_reads_like_a_compilers() {
-        let text = finding(&found(), 50, Palette::PLAIN, 60);
+        let text = plain(&finding(&found(), 50, 60));
         let expected = "\
 error[race]: reads `p_tile` row 3 column 0, which warp 0
   lane 5 wrote; nothing orders the two accesses
@@ -395,7 +371,7 @@ error[race]: reads `p_tile` row 3 column 0, which warp 0
 
     #[test]
     fn colours_are_only_where_they_are_asked_for() {
-        let text = finding(&found(), 1, Palette::COLOUR, 100);
+        let text = finding(&found(), 1, 100);
         assert!(text.contains("\u{1b}["));
         assert!(text.contains("under schedule 4"));
     }

@@ -9,7 +9,7 @@ use flashcore_check::Found;
 use flashcore_check::foreign::{
     self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, LaunchFile, Problem, Ran, RunError, Verdict,
 };
-use flashcore_check::render::{self, Palette};
+use flashcore_check::render;
 use flashcore_ir::Occupancy;
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ptx::{Line, MissingForm};
@@ -148,14 +148,14 @@ impl Judged {
 
 pub(crate) fn add_problems(page: &mut Page, problems: &[Problem], file: &str) {
     for problem in problems {
-        let text = render::problem(problem, file, Palette::COLOUR, style::width());
+        let text = render::problem(problem, file, style::width());
         page.add(format_args!("\n{text}"));
     }
 }
 
 pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
     for found in found {
-        let text = render::finding(found, runs.schedules as usize, Palette::COLOUR, style::width());
+        let text = render::finding(found, runs.schedules as usize, style::width());
         page.add(format_args!("\n{text}"));
     }
 }
@@ -324,12 +324,8 @@ impl RunArgs {
 /// A finding with its text, as it is printed without colours.
 fn rendered(found: &Found, runs: &Runs) -> Value {
     let mut value = json!(found);
-    value["rendered"] = json!(render::finding(
-        found,
-        runs.schedules as usize,
-        Palette::PLAIN,
-        render::WIDTH
-    ));
+    let text = render::finding(found, runs.schedules as usize, render::WIDTH);
+    value["rendered"] = json!(render::plain(&text));
     value
 }
 

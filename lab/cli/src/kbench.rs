@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::{Args, Subcommand};
 use flashcore_bench::BenchError;
 use flashcore_bench::kbench::{Floor, Group, Job, Report, Status, Task, verify};
-use flashcore_bench::own::hex;
 use flashcore_bench::python::PYTHON_VARIABLE;
+use flashcore_check::own::sha256;
 use flashcore_ir::files;
 use flashcore_kernels::Plan;
 use serde_json::json;
@@ -285,7 +285,7 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
 /// Whether files may run with their present content.
 fn may_run(files: [&Path; 2], is_trusted: bool) -> Result<(), Failure> {
     let sum = |file: &Path| match files::read_capped(file, files::SMALL) {
-        Ok(bytes) => Ok((hex(&bytes), std::path::absolute(file).map_err(Failure::failed)?)),
+        Ok(bytes) => Ok((sha256(bytes), std::path::absolute(file).map_err(Failure::failed)?)),
         Err(error) => Err(Failure::usage(format!("{}: {error}", file.display()))),
     };
     let sums = [sum(files[0])?, sum(files[1])?];

@@ -94,12 +94,7 @@ impl OwnArgs {
             if !only_simulated {
                 let file = std::path::absolute(file).map_err(Failure::failed)?;
                 let does = format!("compiles what {} names, and launches it on the GPU", file.display());
-                may_run(
-                    trust,
-                    (&template.label, &flashcore_bench::own::hex(&bytes)),
-                    &file,
-                    &does,
-                )?;
+                may_run(trust, (&template.label, &own::sha256(bytes)), &file, &does)?;
             }
             if templates.iter().any(|other| other.label == template.label) {
                 let why = format!("two kernels have one name, {}", template.label);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flashcore::Problem;
 use flashcore::unstable::plans::{PlanTarget, Plans};
 use flashcore::unstable::testing::InputKind;
-use flashcore_check::render::{self, Palette};
+use flashcore_check::render;
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Tap, select_among};
 use flashcore_sim::{Class, Progress};
@@ -104,7 +104,7 @@ pub(crate) fn add_tap(page: &mut Page, tap: Option<Tap>) {
 pub(crate) fn add(page: &mut Page, report: &CheckReport) {
     page.field("kernel", format_args!("{} for {}", report.kernel, report.target));
     add_tap(page, report.tap);
-    page.field("verdict", render::summary(report, Palette::COLOUR));
+    page.field("verdict", render::summary(report));
     if let Some(gate) = &report.gate {
         judged_run::add_gate(page, gate, false);
         let sizes = report.steps.iter().map(|step| {
@@ -121,7 +121,7 @@ pub(crate) fn add(page: &mut Page, report: &CheckReport) {
         let text = format!("{warps} warp instructions: {}", shares(report));
         page.field("executed", text);
     }
-    let findings = render::findings(report, Palette::COLOUR, style::width());
+    let findings = render::findings(report, style::width());
     if !findings.is_empty() {
         page.add(format_args!("\n{findings}"));
     }

@@ -8,19 +8,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
-use flashcore_check::render;
+use flashcore_check::render::{self, between_words};
+pub(crate) use flashcore_check::render::{BAD, GOOD};
 use flashcore_ir::files;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
-use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 use crate::Failure;
 pub(crate) use crate::stdout::print;
 
 pub(crate) const HEAD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
-pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 pub(crate) const CODE: Style = AnsiColor::Cyan.on_default();
 
 /// The widest line printed, however wide the terminal.
@@ -103,16 +101,6 @@ fn wrap_to(text: &str, indent: usize, width: usize) -> String {
         .lines()
         .flat_map(|line| textwrap::wrap(line, between_words(width, &indent)));
     lines.fold(String::new(), |out, line| out + &line + "\n")
-}
-
-/// Breaks lines at spaces alone.
-fn between_words(width: usize, indent: &str) -> Options<'_> {
-    Options::new(width)
-        .subsequent_indent(indent)
-        .break_words(false)
-        .word_separator(WordSeparator::AsciiSpace)
-        .word_splitter(WordSplitter::NoHyphenation)
-        .wrap_algorithm(WrapAlgorithm::FirstFit)
 }
 
 /// Lines that were laid out by hand, for terminals that are narrower: what does not fit goes on in the column of the

@@ -44,17 +44,14 @@ pub struct BoardRow {
     pub ratio: Option<Ratio>,
     /// For a winner: its ratio among all finalists. It was then timed against the first candidate
     /// alone, and that ratio counts, because the leader of several is also the luckiest.
-    #[serde(default)]
     pub first_ratio: Option<Ratio>,
     /// Verdict on the ratio, as in the search.
     pub verdict: Option<Verdict>,
     /// The simulator's finding on small problems, or that there is none. `None` if it did not run.
     pub simulated: Option<Check>,
     /// The largest error of an element that was seen in the search.
-    #[serde(default)]
     pub error: Option<f64>,
     /// How many times the default tolerance an error may be, if that is not 1.
-    #[serde(default)]
     pub tolerance: Option<f64>,
 }
 
@@ -236,7 +233,6 @@ pub struct Check {
     /// Whether it passed.
     pub ok: bool,
     /// Why not.
-    #[serde(default)]
     pub why: Option<String>,
 }
 

@@ -72,9 +72,8 @@ impl Told {
             units: device.map(|device| device.units),
             revision: Some(header.revision.clone()),
             date: date(header.started_at),
-            command: None,
-            options: None,
             notes: untimed.into_iter().chain(planted).collect(),
+            ..Origin::default()
         };
         Ok(Told {
             origin,

@@ -6,8 +6,8 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flashcore_bench::own::hex;
 use flashcore_bench::{DeviceIdentity, json_file};
+use flashcore_check::own::sha256;
 use flashcore_ir::files;
 use flashcore_problem::Problem;
 use serde::de::DeserializeOwned;
@@ -59,7 +59,6 @@ pub struct Header {
     /// Whether the devices compute. A replay does not; its times say nothing about this machine.
     pub computes: bool,
     /// How far its times may be off, if they are predicted.
-    #[serde(default)]
     pub trust: Option<String>,
     /// Seed of the inputs, drawn for each run unless it was given; `None` if nothing is computed.
     pub inputs: Option<u64>,
@@ -68,11 +67,9 @@ pub struct Header {
     /// The first candidate.
     pub start: String,
     /// The kernel that the library ran for the problem when the run began; `None` for a replay.
-    #[serde(default)]
     pub default: Option<DefaultKernel>,
     /// Source of the rates for predictions and claims: `profile`, or the SHA-256 of measured rates;
     /// `None` if nothing is predicted.
-    #[serde(default)]
     pub rates: Option<String>,
     /// Candidates that are proposed before the first of them is judged.
     pub window: usize,
@@ -85,11 +82,7 @@ pub struct Header {
 
 pub(crate) fn digest(space: &Space) -> String {
     let counted = serde_json::to_string(&space.count()).unwrap_or_default();
-    sha256(&(counted + space.measured.as_deref().unwrap_or_default()))
-}
-
-pub(crate) fn sha256(text: &str) -> String {
-    hex(text.as_bytes())
+    sha256(counted + space.measured.as_deref().unwrap_or_default())
 }
 
 impl Header {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use flashcore_bench::own::is_own;
-use flashcore_check::own::{Chosen, Declared, Language, OwnError, PREFIX, Template, Value};
+use flashcore_check::own::{Chosen, Declared, Language, OwnError, PREFIX, Template, Value, sha256};
 use flashcore_check::render::few;
 use flashcore_ir::{Chip, files};
 use flashcore_kernels::Family;
@@ -16,7 +16,6 @@ use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
-use crate::journal::sha256;
 use crate::trial::Verdict;
 
 /// The family of kernels of users.
@@ -173,7 +172,7 @@ impl OwnKernels {
         let mut all = self.rewrites();
         let of = all.iter().find(|(known, _)| Arc::ptr_eq(known, &template));
         let of = of.map_or(template, |(_, of)| of.clone());
-        let hash = sha256(&format!("{} {}\n{}", of.label, code.language.extension(), code.text));
+        let hash = sha256(format!("{} {}\n{}", of.label, code.language.extension(), code.text));
         let rewritten = of.rewritten(code.language, &code.text, &hash[..DIGITS])?;
         let id = rewritten.id(&chosen);
         if !all.iter().any(|(known, _)| known.label == rewritten.label) {

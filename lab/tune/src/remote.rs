@@ -1,6 +1,7 @@
 //! An examiner's kernels and tensors, which are in a worker. The reference outputs are in this
 //! process, where no candidate can reach them.
 
+use flashcore_bench::bed::poisoned_outputs;
 use flashcore_bench::defences::{Census, Output, Rig, Rows, Run, Seen};
 use flashcore_bench::{Expected, Measurement, Mode, Options, Trouble};
 use flashcore_check::within;
@@ -26,7 +27,7 @@ pub(crate) struct Written {
 impl Written {
     /// The outputs; missing bytes are poison.
     pub(crate) fn tensors(&self, problem: &Problem) -> Vec<Tensor> {
-        let (mut tensors, mut bytes) = (poisoned(problem), &self.out[..]);
+        let (mut tensors, mut bytes) = (poisoned_outputs(problem), &self.out[..]);
         for tensor in &mut tensors {
             let given = bytes
                 .split_off(..tensor.bytes().len().min(bytes.len()))
@@ -35,14 +36,6 @@ impl Written {
         }
         tensors
     }
-}
-
-/// The outputs of a problem before anything is written.
-pub(crate) fn poisoned(problem: &Problem) -> Vec<Tensor> {
-    let outputs = problem.outputs().into_iter();
-    outputs
-        .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
-        .collect()
 }
 
 /// Bytes of all outputs.
@@ -203,7 +196,7 @@ impl Rig for RemoteRig<'_, '_> {
         let rows = expected.indices();
         let found = self.examiner.rows(place, what, rows.clone());
         let (census, bytes) = self.kept(found)?;
-        let mut canvas = self.examiner.canvas.take().unwrap_or_else(|| poisoned(problem));
+        let mut canvas = self.examiner.canvas.take().unwrap_or_else(|| poisoned_outputs(problem));
         put_rows(&mut canvas, &rows, &bytes)?;
         let compared = expected.compare(problem, &canvas);
         self.examiner.canvas = Some(canvas);

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use flashcore_bench::{Case, Interval, RunIdentity};
+use flashcore_check::own::sha256;
 use flashcore_ir::Profile;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TuneError;
 use crate::insight::Advisor;
-use crate::journal::{read_header, read_trials, sha256};
+use crate::journal::{read_header, read_trials};
 use crate::space::{ALL, Space};
 use crate::trial::{Timed, Trial, Verdict};
 
@@ -153,7 +154,7 @@ impl Table {
     }
 
     pub(crate) fn digest(&self) -> String {
-        sha256(&serde_json::to_string(self).unwrap_or_default())
+        sha256(serde_json::to_string(self).unwrap_or_default())
     }
 
     /// The space of the measured configs.

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
-use flashcore_check::own::Template;
+use flashcore_check::own::{Template, sha256};
 use flashcore_check::registers::assembler;
 use flashcore_check::sandbox::{self, Confinement, Policy};
 use tempfile::TempDir;
@@ -21,9 +21,7 @@ use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
-use crate::journal::{
-    BOARD, CLAIMS, Header, Journal, SCHEMA, SECONDS, board_of, digest, read_header, read_seconds, sha256,
-};
+use crate::journal::{BOARD, CLAIMS, Header, Journal, SCHEMA, SECONDS, board_of, digest, read_header, read_seconds};
 use crate::judge::Judge;
 use crate::search::{Look, Search};
 use crate::setup::Setup;
@@ -358,7 +356,7 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
 /// Its label, and the sum of its declaration and what that names.
 fn identity_of(template: &Template) -> String {
     let content = serde_json::to_string(template).unwrap_or_default();
-    format!("{} {}", template.label, sha256(&content))
+    format!("{} {}", template.label, sha256(content))
 }
 
 /// Devices of one run must be of one kind, so that a module serves all and times can be compared.

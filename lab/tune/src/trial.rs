@@ -92,16 +92,12 @@ pub struct Timed {
     /// Its time relative to the run's first candidate, by the chain of ratios.
     pub score: f64,
     /// Registers per thread from the compiler, if anything was compiled.
-    #[serde(default)]
     pub registers: Option<u32>,
     /// Identity of the timed module, if anything was compiled.
-    #[serde(default)]
     pub module: Option<String>,
     /// Largest error of an element that the inspections or, of a predicted kernel of the user, the simulator saw.
-    #[serde(default)]
     pub error: Option<f64>,
     /// How many times the default tolerance an error may be, if that is not 1.
-    #[serde(default)]
     pub tolerance: Option<f64>,
 }
 
@@ -130,7 +126,6 @@ pub struct Trial {
     /// Seconds that it took.
     pub seconds: f64,
     /// Hardware counters of its main launch, if the search reads them and this was the best.
-    #[serde(default)]
     pub counters: Option<Box<KernelProfile>>,
 }
 

@@ -2,10 +2,8 @@
 
 use maud::{Markup, html};
 
-use super::{Drawing, round};
+use super::{Drawing, PIXELS, WIDTH, round};
 
-const WIDTH: f64 = 420.0;
-const PIXELS: u32 = 620;
 /// Space for the names, and for the numbers at the right.
 const NAMES: f64 = 112.0;
 const NUMBERS: f64 = 58.0;

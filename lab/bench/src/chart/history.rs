@@ -2,12 +2,10 @@
 
 use maud::html;
 
-use super::{Drawing, round};
+use super::{Drawing, PIXELS, WIDTH, round};
 use crate::table::number;
 
-const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 160.0;
-const PIXELS: u32 = 620;
 const LEFT: f64 = 44.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 34.0;

@@ -30,6 +30,8 @@ const WIDTH: f64 = 420.0;
 const EDGE: f64 = 6.0;
 /// Widest that such a chart is shown, pixels.
 const MAX_PX: u32 = 680;
+/// Width at which the drawings of a report alone are shown, pixels.
+const PIXELS: u32 = 620;
 
 /// What classes of an SVG look like on light paper, and other colours on dark; a rule a line. No CSS variables: many
 /// viewers of SVG lack them. Lines and their markers (`la` to `md`) are from the palette of Okabe and Ito, which

@@ -3,11 +3,9 @@
 
 use maud::{Markup, html};
 
-use super::{Drawing, round};
+use super::{Drawing, PIXELS, WIDTH, round};
 
-const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 260.0;
-const PIXELS: u32 = 620;
 /// Space for the scale at the left and at the bottom, and for the heading.
 const LEFT: f64 = 44.0;
 const BOTTOM: f64 = 34.0;

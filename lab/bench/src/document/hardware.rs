@@ -98,19 +98,11 @@ impl Prediction {
             "prediction of {} on {}, {}",
             self.kernel, self.case.name, self.card.title
         );
+        let computed = "it is computed by the program that makes the report: cost model and simulator";
         let nothing = Origin {
-            id: self.id.clone(),
             key: "prediction".to_string(),
-            path: Default::default(),
-            device: String::new(),
-            driver: String::new(),
-            uuid: None,
-            units: None,
-            revision: None,
-            date: String::new(),
-            command: None,
-            options: None,
-            notes: vec!["it is computed by the program that makes the report: cost model and simulator".to_string()],
+            notes: vec![computed.to_string()],
+            ..Origin::default()
         };
         let flags = format!("--kernel {} --profile {}", self.kernel, self.card.name);
         Recipe::of_run(self.id.clone(), what, &nothing).with_command("explain", &self.case, &flags)

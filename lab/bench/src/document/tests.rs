@@ -22,9 +22,7 @@ fn origin(key: &str, device: [&str; 3], units: u32) -> Origin {
         units: Some(units),
         revision: Some("0123456789ab".to_string()),
         date: "2026-11-23".to_string(),
-        command: None,
-        options: None,
-        notes: Vec::new(),
+        ..Origin::default()
     }
 }
 

@@ -25,7 +25,6 @@ pub struct Baseline {
     /// Times, with every sample; `None` if none were read.
     pub speed: Option<Evidence>,
     /// What is predicted; `None` if nothing was.
-    #[serde(default)]
     pub predicted: Option<Vec<Row>>,
 }
 

@@ -29,7 +29,6 @@ pub struct Row {
     /// The kernel.
     pub kernel: String,
     /// Why nothing is predicted.
-    #[serde(default)]
     pub unknown: Option<String>,
     /// Time, µs.
     pub micros: f64,

@@ -12,7 +12,7 @@ pub const FEWEST_DIGITS: usize = 4;
 
 /// The id of a number: the beginning of the SHA-256 of what the number is. The same number has the same id in every
 /// report, on every machine.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct EvidenceId(String);
 

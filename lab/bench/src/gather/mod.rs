@@ -17,7 +17,7 @@ use crate::store::{Selector, files_in};
 use crate::{BenchError, CaseResult, Interval, Measured, Mode, Options, Result, Store};
 
 /// Where a number comes from: a run of a command, on a device, by a build.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Origin {
     /// Its id: that of all its numbers together.
     pub id: EvidenceId,

@@ -14,7 +14,7 @@ use crate::{Case, DeviceIdentity, Interval, Mode, Options, problem_file, problem
 const REVISION: usize = 7;
 
 /// How a number is measured again.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Recipe {
     /// The number's id.
     pub id: EvidenceId,
@@ -85,13 +85,9 @@ impl Recipe {
             driver: known(&origin.driver),
             uuid: origin.uuid.clone(),
             revision: origin.revision.clone(),
-            module: None,
             run_command: origin.command.clone(),
-            command: None,
-            problem_file: None,
-            value: None,
-            time: None,
             notes: origin.notes.clone(),
+            ..Recipe::default()
         }
     }
 

@@ -1,9 +1,9 @@
 //! A task in robust-kbench's format.
 
+use flashcore_check::render::between_words;
 use flashcore_kernels::Plan;
 use flashcore_problem::{CausalAlign, DType, Direction, Layout, Problem, ProblemBuilder};
 use serde_json::{Value, json};
-use textwrap::{Options, WordSeparator, WordSplitter};
 
 use super::source;
 use crate::{BenchError, Result};
@@ -307,10 +307,7 @@ fn summary(problem: &Problem) -> String {
         None => String::new(),
         Some(cap) => format!(" Scores s become {cap} * tanh(s / {cap}) before softmax."),
     };
-    let options = Options::new(91)
-        .word_separator(WordSeparator::AsciiSpace)
-        .word_splitter(WordSplitter::NoHyphenation);
-    textwrap::wrap(&format!("{heads} {mask}{cap}"), options).join("\n    ")
+    textwrap::wrap(&format!("{heads} {mask}{cap}"), between_words(91, "")).join("\n    ")
 }
 
 /// The key at row 0's position, as an expression of the lengths.

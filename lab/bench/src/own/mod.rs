@@ -6,10 +6,10 @@ mod trust;
 
 use std::path::{Path, PathBuf};
 
+pub use flashcore_check::own::sha256;
 use flashcore_check::own::{Declared, PREFIX, function, is_declaration};
 use flashcore_ir::{Target, files};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 pub use trust::Trust;
 
@@ -63,7 +63,7 @@ impl Own {
             return Ok(Own {
                 label: declared.label.clone(),
                 file: absolute(&declared.file)?,
-                sha256: hex(&bytes),
+                sha256: sha256(&bytes),
                 code: Code::Ptx(Box::new(declared)),
             });
         };
@@ -81,7 +81,7 @@ impl Own {
         Ok(Own {
             label: format!("{PREFIX}{stem}:{name}"),
             file: absolute(file)?,
-            sha256: hex(&bytes),
+            sha256: sha256(&bytes),
             code: Code::Python(name.to_string()),
         })
     }
@@ -99,11 +99,6 @@ impl Own {
             Code::Python(_) => format!("runs {file}, and what that imports, as a Python program with your rights"),
         }
     }
-}
-
-/// SHA-256 in hexadecimal digits, as [`Trust`] knows content.
-pub fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::{Engine, Mismatch, Options, Witnessed};
 const LONG: usize = 256;
 
 /// What came of a run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Where kernels computed: `cuda:0`, `the simulator for l4`.
     pub device: String,
@@ -72,14 +72,7 @@ impl Report {
         Report {
             device: engine.to_string(),
             seed: options.seed,
-            passed: 0,
-            mismatches: Vec::new(),
-            trivial: 0,
-            redrawn: 0,
-            not_drawn: Vec::new(),
-            families: BTreeMap::new(),
-            counts: BTreeMap::new(),
-            sdpa: Witnessed::default(),
+            ..Report::default()
         }
     }
 

@@ -62,10 +62,7 @@ impl<'a> Planted<'a> {
             _ => LaunchMode::Plain,
         };
         Planted {
-            info: SubjectInfo {
-                kernel: Some(conduct.to_string()),
-                ..SubjectInfo::new(conduct.to_string(), launch)
-            },
+            info: SubjectInfo::ours(conduct.to_string(), launch),
             conduct,
             honest: Box::new(honest),
             bed,

@@ -31,7 +31,6 @@ pub struct Launch {
     /// `cuda:0`.
     pub device: String,
     /// The declaration of a kernel of the user in place of a config, and the SHA-256 of its content.
-    #[serde(default)]
     pub own: Option<(PathBuf, String)>,
 }
 

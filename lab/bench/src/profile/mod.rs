@@ -127,7 +127,6 @@ pub struct LineProfile {
     pub wavefronts_excess: f64,
     /// What most of the sampled warps waited for, in ncu's word (`long_sb`, `wait`, `math`); `None` where ncu says
     /// nothing of it.
-    #[serde(default)]
     pub waits_for: Option<String>,
 }
 

@@ -6,9 +6,9 @@ mod verify;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use flashcore_check::render::between_words;
 use flashcore_ir::files;
 use serde::Deserialize;
-use textwrap::{Options, WordSeparator, WordSplitter};
 
 pub use verify::whole_revision;
 
@@ -284,11 +284,7 @@ impl Figure {
             CONFIDENCE * 100.0,
             where_from.join("; ")
         );
-        // A date stays on one line.
-        let options = Options::new(COLUMNS)
-            .word_separator(WordSeparator::AsciiSpace)
-            .word_splitter(WordSplitter::NoHyphenation);
-        format!("{text}\n{}\n", textwrap::fill(&below, options))
+        format!("{text}\n{}\n", textwrap::fill(&below, between_words(COLUMNS, "")))
     }
 }
 

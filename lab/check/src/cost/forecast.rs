@@ -4,6 +4,7 @@
 use flashcore_ir::Profile;
 use flashcore_kernels::{KernelCache, Plan};
 use flashcore_problem::Problem;
+use thiserror::Error;
 
 use super::card::{CARD_FILE, card};
 use super::observe::Observation;
@@ -38,23 +39,17 @@ pub struct Forecast {
 }
 
 /// Why nothing is predicted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NoForecast {
     /// The model does not cover the kernel or the problem.
+    #[error("{0}")]
     Unknown(String),
     /// The assembler refuses the kernel, or could not be run.
+    #[error("{0}")]
     NotBuilt(String),
     /// No block fits on an SM, by this limit.
+    #[error("no block fits on an SM, by {0}")]
     TooLarge(&'static str),
-}
-
-impl std::fmt::Display for NoForecast {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            NoForecast::Unknown(why) | NoForecast::NotBuilt(why) => write!(f, "{why}"),
-            NoForecast::TooLarge(limit) => write!(f, "no block fits on an SM, by {limit}"),
-        }
-    }
 }
 
 /// Relative error of the estimated registers, for most of 48 kernels (docs/cost-model.md).

@@ -291,10 +291,7 @@ pub fn compile(source: &Source<'_>) -> Result<Compiled, CompileError> {
 fn compile_with(compiler: &Compiler, source: &Source<'_>) -> Result<Compiled, CompileError> {
     let name = compiler.to_string();
     let broken = |error: std::io::Error| CompileError::Broken(name.clone(), error.to_string());
-    let folder = tempfile::Builder::new()
-        .prefix("flashcore-")
-        .tempdir()
-        .map_err(broken)?;
+    let folder = programs::scratch_folder().map_err(broken)?;
     let to = folder.path().join("kernel.ptx");
     let mut command = compiler.command(source, &to);
     let policy = compiler.policy(source, folder.path());

@@ -190,10 +190,8 @@ fn shared(parts: &Parts<'_, '_>, name: &str) -> Vec<Shared> {
         };
         found.push(Shared {
             name: name.to_string(),
-            declared: None,
             bytes: symbol.size(),
-            is_dynamic: false,
-            line: None,
+            ..Shared::default()
         });
     }
     found

@@ -116,13 +116,6 @@ impl Map {
     }
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(untagged)]
-enum Number {
-    Integer(i64),
-    Float(f64),
-}
-
 /// The launch of a file, and the architecture that it names. By default a block.
 #[derive(Clone, Debug)]
 pub struct LaunchFile {
@@ -265,17 +258,12 @@ impl Argument {
             return Ok(Given::Into { argument, offset });
         }
         if let Some(value) = self.value {
-            let float = match value {
-                Number::Integer(x) => x as f64,
-                Number::Float(x) => x,
-            };
             return Ok(match (value, self.r#type.as_deref()) {
                 // PTX passes them as bits.
-                (_, Some("f16")) => Given::Integer(half::f16::from_f64(float).to_bits().into()),
-                (_, Some("bf16")) => Given::Integer(half::bf16::from_f64(float).to_bits().into()),
-                (Number::Integer(x), Some("f32" | "f64")) => Given::Float(x as f64),
-                (Number::Integer(x), _) => Given::Integer(x),
-                (Number::Float(x), _) => Given::Float(x),
+                (_, Some("f16")) => Given::Integer(half::f16::from_f64(value.float()).to_bits().into()),
+                (_, Some("bf16")) => Given::Integer(half::bf16::from_f64(value.float()).to_bits().into()),
+                (_, Some("f32" | "f64")) | (Number::Float(_), _) => Given::Float(value.float()),
+                (Number::Integer(bits), _) | (Number::Bits(bits), _) => Given::Integer(bits),
             });
         }
         let ty = self.r#type.as_deref().unwrap_or("f32");
@@ -330,7 +318,7 @@ impl Argument {
         Ok(Some(out))
     }
 
-    fn elements(&self, fill: &str, seed: u64, count: usize) -> Result<Vec<Element>, LaunchFileError> {
+    fn elements(&self, fill: &str, seed: u64, count: usize) -> Result<Vec<Number>, LaunchFileError> {
         let (kind, numbers) = fill.split_once(':').unwrap_or((fill, ""));
         let numbers = numbers.split(':').filter(|text| !text.is_empty()).map(str::parse);
         let unknown = || {
@@ -339,27 +327,29 @@ impl Argument {
             LaunchFileError(format!("`{}` has the fill `{fill}`; allowed: {known}", self.name))
         };
         let numbers: Vec<i64> = numbers.collect::<Result<_, _>>().map_err(|_| unknown())?;
-        let floats = |of: &dyn Fn(u64) -> f64| (0..count as u64).map(|i| Element::Float(of(i))).collect();
+        let floats = |of: &dyn Fn(u64) -> f64| (0..count as u64).map(|i| Number::Float(of(i))).collect();
         let uniform = |i| 2.0 * unit(word(seed, 0, i)) - 1.0;
         let added = |n: u64, is_there: bool| if is_there { n as f64 } else { 0.0 };
         let within = |i, lo: i64, hi: i64| lo.wrapping_add((word(seed, 0, i) % hi.abs_diff(lo)) as i64);
         Ok(match (kind, &numbers[..]) {
-            ("zero", []) => vec![Element::Integer(0); count],
+            ("zero", []) => vec![Number::Integer(0); count],
             ("unit", []) => floats(&|i| unit(word(seed, 0, i))),
             ("uniform", []) => floats(&uniform),
             ("bell", []) => floats(&|i| (0..12).map(|draw| unit(word(seed, draw, i))).sum::<f64>() - 6.0),
-            ("bits", []) => (0..count as u64).map(|i| Element::Bits(word(seed, 0, i))).collect(),
-            ("ints", &[lo, hi]) if lo < hi => (0..count as u64).map(|i| Element::Integer(within(i, lo, hi))).collect(),
+            ("bits", []) => (0..count as u64)
+                .map(|i| Number::Bits(word(seed, 0, i) as i64))
+                .collect(),
+            ("ints", &[lo, hi]) if lo < hi => (0..count as u64).map(|i| Number::Integer(within(i, lo, hi))).collect(),
             ("offsets", &[lo, hi]) if lo < hi => {
                 let (mut steps, mut sum) = (Vec::with_capacity(count), 0i64);
                 for i in 0..count as u64 {
-                    steps.push(Element::Integer(sum));
+                    steps.push(Number::Integer(sum));
                     sum = sum.checked_add(within(i, lo, hi)).ok_or_else(unknown)?;
                 }
                 steps
             }
             ("iota", []) => {
-                let mut values: Vec<Element> = (0..count as i64).map(Element::Integer).collect();
+                let mut values: Vec<Number> = (0..count as i64).map(Number::Integer).collect();
                 for &[a, b] in &self.swaps {
                     if a.max(b) >= count {
                         return wrong(format!("`{}` swaps {a} and {b}; it has {count} elements", self.name));
@@ -371,7 +361,7 @@ impl Argument {
             ("permutation", []) => {
                 let mut order: Vec<i64> = (0..count as i64).collect();
                 order.sort_by_key(|&i| word(seed, 0, i as u64));
-                order.into_iter().map(Element::Integer).collect()
+                order.into_iter().map(Number::Integer).collect()
             }
             ("antidiagonal", &[n]) if (1..=MAX_SIDE).contains(&n) => {
                 let n = n as u64;
@@ -392,11 +382,7 @@ impl Argument {
                     .ok_or_else(unknown)?;
                 let rest = self.rest.as_ref().map_or(values, std::slice::from_ref);
                 let value = |i: usize| *values.get(i).unwrap_or(&rest[i % rest.len()]);
-                let element = |number| match number {
-                    Number::Integer(x) => Element::Integer(x),
-                    Number::Float(x) => Element::Float(x),
-                };
-                (0..count).map(|i| element(value(i))).collect()
+                (0..count).map(value).collect()
             }
             _ => return Err(unknown()),
         })
@@ -406,12 +392,23 @@ impl Argument {
 /// The most rows of a matrix whose elements are counted in 64 bits.
 const MAX_SIDE: i64 = 1 << 31;
 
-#[derive(Clone, Copy)]
-enum Element {
-    Float(f64),
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Number {
     Integer(i64),
-    /// Its lowest bits, as they are.
-    Bits(u64),
+    Float(f64),
+    /// The lowest bits, as they are, of whatever type.
+    #[serde(skip)]
+    Bits(i64),
+}
+
+impl Number {
+    fn float(self) -> f64 {
+        match self {
+            Number::Float(x) => x,
+            Number::Integer(x) | Number::Bits(x) => x as f64,
+        }
+    }
 }
 
 /// The output function of SplitMix64.
@@ -444,21 +441,20 @@ fn size_of(name: &str, ty: &str) -> Result<usize, LaunchFileError> {
     })
 }
 
+fn bytes_of(ty: &str, integer: i64) -> impl Iterator<Item = u8> {
+    let size = size_of("", ty).unwrap_or(8);
+    integer.to_le_bytes().into_iter().take(size)
+}
+
 /// Appends an element, rounded to a known type.
-fn store(ty: &str, element: Element, out: &mut Vec<u8>) {
-    let float = match element {
-        Element::Float(x) => x,
-        Element::Integer(x) => x as f64,
-        Element::Bits(bits) => {
-            let size = size_of("", ty).unwrap_or(8);
-            return out.extend_from_slice(&bits.to_le_bytes()[..size]);
-        }
-    };
+fn store(ty: &str, element: Number, out: &mut Vec<u8>) {
+    let float = element.float();
     let integer = match element {
-        Element::Integer(x) => x,
-        _ => float as i64,
+        Number::Integer(x) | Number::Bits(x) => x,
+        Number::Float(x) => x as i64,
     };
     match ty {
+        _ if matches!(element, Number::Bits(_)) => out.extend(bytes_of(ty, integer)),
         "f64" => out.extend(float.to_le_bytes()),
         "f32" => out.extend((float as f32).to_le_bytes()),
         "f16" => out.extend(half::f16::from_f64(float).to_le_bytes()),
@@ -468,7 +464,7 @@ fn store(ty: &str, element: Element, out: &mut Vec<u8>) {
             write_element(DType::E4M3, &mut byte, 0, float as f32);
             out.extend(byte);
         }
-        _ => out.extend_from_slice(&integer.to_le_bytes()[..size_of("", ty).unwrap_or(8)]),
+        _ => out.extend(bytes_of(ty, integer)),
     }
 }
 

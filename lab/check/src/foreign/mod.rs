@@ -69,7 +69,7 @@ pub enum ForeignError {
 }
 
 /// A symbol in a kernel's shared memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Shared {
     /// Its name.
     pub name: String,

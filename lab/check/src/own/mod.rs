@@ -23,6 +23,7 @@ use flashcore_problem::Problem;
 use flashcore_ptx::Module;
 use flashcore_sim::{PtxKernel, PtxLaunch, SimError};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 pub use expression::{Expression, ExpressionError};
@@ -40,6 +41,14 @@ use crate::{CheckError, CheckOptions, CheckReport};
 
 /// How labels of users' kernels begin.
 pub const PREFIX: &str = "own/";
+
+/// SHA-256 in hexadecimal digits, by which content is known that may run.
+pub fn sha256(content: impl AsRef<[u8]>) -> String {
+    Sha256::digest(content)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
 
 /// The alignment that kernels may rely on, that of `cuMemAlloc`.
 const ALIGN: u32 = 256;
@@ -91,49 +100,23 @@ pub struct Declared {
     declaration: Declaration,
 }
 
-/// A tensor that an argument may name.
-#[derive(Clone, Copy)]
-struct Buffer {
-    name: &'static str,
-    is_written: bool,
-    bytes: fn(&Problem) -> usize,
-}
+/// The tensors that arguments may name.
+const BUFFERS: [&str; 8] = ["q", "k", "v", "out", "lse", "q_scale", "k_scale", "v_scale"];
+/// Those of them that a kernel writes.
+const WRITTEN: [&str; 2] = ["out", "lse"];
 
-const fn read(name: &'static str, bytes: fn(&Problem) -> usize) -> Buffer {
-    Buffer {
-        name,
-        is_written: false,
-        bytes,
-    }
-}
-
-const fn written(name: &'static str, bytes: fn(&Problem) -> usize) -> Buffer {
-    Buffer {
-        is_written: true,
-        ..read(name, bytes)
-    }
-}
-
-const fn scales(name: &'static str) -> Buffer {
-    read(name, |problem| problem.num_scales() * size_of::<f32>())
-}
-
-const BUFFERS: [Buffer; 8] = [
-    read("q", |problem| problem.q_layout().span() * problem.dtype().size_bytes()),
-    read("k", |problem| problem.k_layout().span() * problem.dtype().size_bytes()),
-    read("v", |problem| problem.v_layout().span() * problem.dtype().size_bytes()),
-    written("out", |problem| {
-        problem.o_layout().span() * problem.out_dtype().size_bytes()
-    }),
-    written("lse", |problem| problem.lse_len() * size_of::<f32>()),
-    scales("q_scale"),
-    scales("k_scale"),
-    scales("v_scale"),
-];
-
-fn buffer(argument: &Expression) -> Option<Buffer> {
+fn buffer(argument: &Expression) -> Option<&'static str> {
     let text = argument.to_string();
-    BUFFERS.into_iter().find(|buffer| buffer.name == text.trim())
+    BUFFERS.into_iter().find(|name| *name == text.trim())
+}
+
+fn bytes_of(problem: &Problem, name: &str) -> usize {
+    match (name, served::layout(problem, name)) {
+        ("out", Some(layout)) => layout.span() * problem.out_dtype().size_bytes(),
+        (_, Some(layout)) => layout.span() * problem.dtype().size_bytes(),
+        ("lse", None) => problem.lse_len() * size_of::<f32>(),
+        (_, None) => problem.num_scales() * size_of::<f32>(),
+    }
 }
 
 /// The file and the values of `mine.toml` or `mine.toml:M64-WARPS4`.
@@ -259,8 +242,8 @@ impl Declared {
         let is_triton = declaration.language() == Ok(Language::Triton);
         for (argument, param) in declaration.args.iter().zip(&entry.params) {
             let arg = match buffer(argument) {
-                Some(buffer) => Arg::Buffer {
-                    slot: slot(&mut launch.buffers, buffer, problem),
+                Some(name) => Arg::Buffer {
+                    slot: slot(&mut launch.buffers, name, problem),
                     byte_offset: 0,
                 },
                 None => number(argument, &param.ty, is_triton, &value).map_err(not_served)?,
@@ -272,13 +255,13 @@ impl Declared {
 }
 
 /// The slot of a tensor, which several arguments may name.
-fn slot(buffers: &mut Vec<BufferSpec>, buffer: Buffer, problem: &Problem) -> usize {
-    let known = buffers.iter().position(|spec| spec.name == buffer.name);
+fn slot(buffers: &mut Vec<BufferSpec>, name: &'static str, problem: &Problem) -> usize {
+    let known = buffers.iter().position(|spec| spec.name == name);
     known.unwrap_or_else(|| {
         buffers.push(BufferSpec {
-            name: buffer.name,
-            bytes: (buffer.bytes)(problem) as u64,
-            written: buffer.is_written,
+            name,
+            bytes: bytes_of(problem, name) as u64,
+            written: WRITTEN.contains(&name),
             align: ALIGN,
         });
         buffers.len() - 1

@@ -43,7 +43,7 @@ fn named(name: &str) -> Option<Value> {
 const STRIDED: [&str; 4] = ["q", "k", "v", "out"];
 const AXES: [&str; 3] = ["batch", "seq", "head"];
 
-fn layout<'p>(problem: &'p Problem, tensor: &str) -> Option<&'p Layout> {
+pub(super) fn layout<'p>(problem: &'p Problem, tensor: &str) -> Option<&'p Layout> {
     Some(match tensor {
         "q" => problem.q_layout(),
         "k" => problem.k_layout(),

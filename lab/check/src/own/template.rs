@@ -12,6 +12,7 @@ use serde_json::{Value as Json, json};
 use super::value::{Chosen, Language, Value};
 use super::{BUFFERS, Declaration, Declared, OwnError, PREFIX, of_toml, served, triton};
 use crate::foreign::{self, CompileError, Source};
+use crate::programs;
 use crate::render::few;
 use crate::sandbox::Confinement;
 
@@ -189,7 +190,7 @@ impl Template {
         for expression in declaration.constraints.iter().chain(declaration.expressions()) {
             let is_known = |name: &str| declaration.is_parameter(name) || served::is_name(name);
             if let Some(name) = expression.names().into_iter().find(|name| !is_known(name)) {
-                let (names, tensors) = (served::names(), BUFFERS.map(|buffer| buffer.name).join(", "));
+                let (names, tensors) = (served::names(), BUFFERS.join(", "));
                 let own: Vec<&String> = declaration.parameters.keys().collect();
                 let own = match own.as_slice() {
                     [] => String::new(),
@@ -228,7 +229,7 @@ impl Template {
                     "a parameter is named `{name}`; allowed: a letter, then letters, digits and _"
                 ));
             }
-            if served::is_name(name) || BUFFERS.iter().any(|buffer| buffer.name == name) {
+            if served::is_name(name) || BUFFERS.contains(&name.as_str()) {
                 return Err(format!(
                     "a parameter is named `{name}`, as something of a problem is; rename it"
                 ));
@@ -457,7 +458,7 @@ impl Template {
     ) -> Result<String, OwnError> {
         let failed = |why: String| OwnError::NotBuilt(format!("{path}: {why}"));
         let io = |error: std::io::Error| OwnError::Environment(format!("{path}: {error}"));
-        let folder = tempfile::Builder::new().prefix("flashcore-").tempdir().map_err(io)?;
+        let folder = programs::scratch_folder().map_err(io)?;
         let own = Path::new(path)
             .file_name()
             .ok_or_else(|| failed("it names no file".to_string()))?;

@@ -11,13 +11,13 @@ use std::time::Duration;
 use flashcore_ir::Target;
 use serde::de::DeserializeOwned;
 use serde_json::{Value as Json, json};
-use sha2::{Digest, Sha256};
 
 use super::template::not_compiled;
 use super::value::Chosen;
-use super::{Declaration, Expression, ExpressionError, OwnError, buffer, served};
+use super::{Declaration, Expression, ExpressionError, OwnError, buffer, served, sha256};
 use crate::foreign::CompileError;
 use crate::foreign::triton::{self, Made};
+use crate::programs;
 
 /// Names whose values have fractions.
 const REAL: [&str; 2] = ["scale", "softcap"];
@@ -61,7 +61,7 @@ fn argument(argument: &Expression, dtype: &str) -> Json {
         "fp16" => "f16".to_string(),
         other => other.to_string(),
     };
-    match buffer(argument).map(|buffer| buffer.name) {
+    match buffer(argument) {
         Some("q" | "k" | "v") => json!({ "type": of_launch_files(dtype) }),
         Some("out") if dtype == "e4m3" => json!({ "type": "bf16" }),
         Some("out") => json!({ "type": of_launch_files(dtype) }),
@@ -83,18 +83,14 @@ pub(super) fn ask<T: DeserializeOwned>(
     limit: Duration,
 ) -> Result<T, CompileError> {
     let broken = |error: std::io::Error| CompileError::Broken(file.display().to_string(), error.to_string());
-    let folder = tempfile::Builder::new()
-        .prefix("flashcore-")
-        .tempdir()
-        .map_err(broken)?;
+    let folder = programs::scratch_folder().map_err(broken)?;
     let place = triton::source_in(folder.path());
     std::fs::create_dir(&place).map_err(broken)?;
     let copy = place.join(file.file_name().unwrap_or_default());
     std::fs::write(&copy, text).map_err(broken)?;
     let next_to = std::path::absolute(file).map_err(broken)?;
     let next_to = next_to.parent().unwrap_or(&next_to).to_path_buf();
-    let sha256: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
-    asked["own"] = json!({ "file": copy, "sha256": sha256, "code": { "python": function } });
+    asked["own"] = json!({ "file": copy, "sha256": sha256(text), "code": { "python": function } });
     asked["next_to"] = json!(next_to);
     triton::ask(&asked, folder.path(), &[next_to], limit)
 }

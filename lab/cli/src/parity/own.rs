@@ -18,7 +18,7 @@ use crate::{BAD, CODE, Failure, GOOD, Outcome, Page, style};
 const PROBLEMS: u64 = 20;
 
 /// What was found of a kernel.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Found {
     kernel: String,
     right: usize,
@@ -91,11 +91,8 @@ fn of_kernel(args: &ParityArgs, engine: &Engine, word: &str) -> Result<Found, Fa
     };
     let mut found = Found {
         kernel: own.label.clone(),
-        right: 0,
-        not_served: 0,
-        why_not: None,
         not_run: cases.len() - judged.len(),
-        wrong: Vec::new(),
+        ..Found::default()
     };
     for ((number, case), judged) in numbers.zip(&cases).zip(judged) {
         match judged {

@@ -202,11 +202,7 @@ fn plans(args: &ProfileArgs, ids: &[String], problem: &Problem, device: &Device)
 
 /// A plan before anything is measured.
 fn predicted(plan: &Plan, card: Card) -> Shown {
-    let label = plan.config.to_string();
-    let subject = SubjectInfo {
-        kernel: Some(label.clone()),
-        ..SubjectInfo::new(label, LaunchMode::Plain)
-    };
+    let subject = SubjectInfo::ours(plan.config.to_string(), LaunchMode::Plain);
     Shown::predicted(subject, cost::counters(plan, card, cost::kept_rates(card).as_ref()))
 }
 

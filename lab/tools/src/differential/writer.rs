@@ -16,7 +16,7 @@ pub(super) const COMMON: u32 = 256;
 pub(super) const MATRIX: u32 = 16;
 
 /// Bytes of the output that are compared alike.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Area {
     pub(super) at: u64,
     pub(super) bytes: u64,
@@ -32,12 +32,10 @@ impl Area {
     /// All bytes of a buffer.
     pub(super) fn whole(bytes: u64, form: &str) -> Area {
         Area {
-            at: 0,
             bytes,
             kind: "u".to_string(),
-            absolute: 0.0,
-            relative: 0.0,
             form: form.to_string(),
+            ..Area::default()
         }
     }
 }

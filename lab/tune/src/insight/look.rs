@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flashcore_bench::profile;
 use flashcore_check::cost::{Bound, MeasuredCard, Observation, StepFit};
+use flashcore_check::own::sha256;
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
@@ -13,7 +14,6 @@ use flashcore_sim::{Class, MemorySite};
 use rayon::prelude::*;
 
 use super::is_to_spill;
-use crate::journal::sha256;
 
 /// Accesses of a line that use more passes or sectors than necessary.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,7 +141,7 @@ impl Advisor {
     pub fn rates(&self) -> String {
         match &self.measured {
             None => "profile".to_string(),
-            Some(card) => sha256(&format!("{card:?}")),
+            Some(card) => sha256(format!("{card:?}")),
         }
     }
 

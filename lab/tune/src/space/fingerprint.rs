@@ -1,6 +1,6 @@
 //! Identity of a candidate's machine program and launch.
 
-use flashcore_bench::own::hex;
+use flashcore_check::own::sha256;
 use flashcore_kernels::Plan;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub(crate) fn fingerprint(plan: &Plan) -> Fingerprint {
         bytes.extend(ptx.into_bytes());
         bytes.extend(format!("{:?}", step.launch).into_bytes());
     }
-    Fingerprint(hex(&bytes))
+    Fingerprint(sha256(bytes))
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use flashcore_bench::Needs;
 use flashcore_check::own::PREFIX;
-use flashcore_problem::Problem;
 
 use super::protocol::Command;
 
@@ -35,24 +35,6 @@ impl Default for Deadlines {
 const COMPILES: u32 = 10;
 /// Fewest runs for timing a kernel, including warm-up.
 const LEAST_RUNS: usize = 16;
-/// Time that the size of the open problem needs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Needs {
-    run: Duration,
-    bytes: Duration,
-    time: Duration,
-}
-
-impl Needs {
-    pub(super) fn of(problem: &Problem, kernels: usize, device: &str) -> Needs {
-        let needs = flashcore_bench::Needs::of(problem, device);
-        Needs {
-            run: needs.runs(1),
-            bytes: needs.copies(1),
-            time: needs.runs(LEAST_RUNS * kernels),
-        }
-    }
-}
 
 impl Deadlines {
     /// Deadlines for a user's limit on one run. The others are extended in proportion if the limit
@@ -74,7 +56,7 @@ impl Deadlines {
     }
 
     /// What a command does, for messages, and how long it may take.
-    pub(super) fn of(&self, command: &Command, needs: &Needs) -> (&'static str, Duration) {
+    pub(super) fn of(&self, command: &Command, (needs, kernels): (Needs, usize)) -> (&'static str, Duration) {
         match command {
             Command::Hello { .. } | Command::Rates => ("starting", self.start),
             Command::Compile { kernels, .. } | Command::Open { kernels, .. } => {
@@ -84,13 +66,13 @@ impl Deadlines {
             }
             Command::Simulate { .. } => ("simulating", self.compile * 3),
             // A run may load inputs, poison both outputs and copy one.
-            Command::Run { .. } => ("running", self.run + needs.run + 4 * needs.bytes),
-            Command::Read { .. } | Command::Outside => ("running", self.run + needs.bytes),
+            Command::Run { .. } => ("running", self.run + needs.runs(1) + 4 * needs.copies(1)),
+            Command::Read { .. } | Command::Outside => ("running", self.run + needs.copies(1)),
             Command::Time { options, .. } => {
                 // Warm-up comes on top of the rounds, and so does the round that exceeds the budget.
                 let budget = options.budget_ms / 1e3 + options.warm_up_max_us * 4.0 / 1e6;
                 let budget = Duration::from_secs_f64(budget.clamp(0.0, 3600.0));
-                ("timing", self.time + needs.time + budget)
+                ("timing", self.time + needs.runs(LEAST_RUNS * kernels) + budget)
             }
         }
     }
@@ -99,6 +81,7 @@ impl Deadlines {
 #[cfg(test)]
 mod tests {
     use flashcore_bench::defences::Run;
+    use flashcore_problem::Problem;
 
     use super::*;
 
@@ -129,7 +112,7 @@ mod tests {
                         own: Vec::new(),
                         kernels,
                     },
-                    &Needs::default(),
+                    Default::default(),
                 )
                 .1
         };
@@ -145,7 +128,7 @@ mod tests {
         let of = |seq: usize, device: &str| {
             let (kernel, kind, run) = (0, "normal".to_string(), Run::default());
             let run = Command::Run { kernel, kind, run };
-            usual.of(&run, &Needs::of(&problem(seq), 2, device)).1
+            usual.of(&run, (Needs::of(&problem(seq), device), 2)).1
         };
         assert!(of(64, "cpu") < usual.run + Duration::from_secs(1));
         // 4.4 T operations.

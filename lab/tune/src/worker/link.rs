@@ -4,11 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use flashcore_bench::Needs;
 use flashcore_bench::process::{Process, Program, Silence};
 use flashcore_check::sandbox::{self, Confinement, Policy};
 use serde::de::DeserializeOwned;
 
-use super::deadlines::{Deadlines, Needs};
+use super::deadlines::Deadlines;
 use super::protocol::{Answer, Ask, Command, Hello, PROTOCOL, Said};
 use crate::error::TuneError;
 use crate::trial::Verdict;
@@ -70,7 +71,8 @@ pub(crate) struct Worker {
     hello: Option<Hello>,
     asked: u64,
     pub(crate) started: usize,
-    needs: Needs,
+    /// Of the open problem, and how many kernels are open.
+    needs: (Needs, usize),
 }
 
 impl Worker {
@@ -85,7 +87,7 @@ impl Worker {
             hello: None,
             asked: 0,
             started: 0,
-            needs: Needs::default(),
+            needs: Default::default(),
         }
     }
 
@@ -154,9 +156,9 @@ impl Worker {
 
     fn exchange<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Stop> {
         if let Command::Open { problem, kernels, .. } = command {
-            self.needs = Needs::of(problem, kernels.len(), &self.device);
+            self.needs = (Needs::of(problem, &self.device), kernels.len());
         }
-        let (doing, allowed) = self.deadlines.of(command, &self.needs);
+        let (doing, allowed) = self.deadlines.of(command, self.needs);
         let died = |how: String| Stop::Died(format!("its worker died while {doing}: {how}"));
         self.asked += 1;
         let ask = Ask {

@@ -140,7 +140,6 @@ pub(crate) struct Opened {
     /// Whether all its runs write the same bits, as its plan declares.
     pub(crate) reproducible: bool,
     /// Largest error that the simulator saw, of a kernel of the user.
-    #[serde(default)]
     pub(crate) error: Option<f64>,
 }
 

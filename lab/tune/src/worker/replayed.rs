@@ -37,16 +37,11 @@ impl Device for Replay {
 }
 
 /// A summary of which only the median and its interval are known.
-pub(super) fn summary(us: f64, Interval { lo, hi }: Interval) -> Summary {
+pub(super) fn summary(us: f64, interval: Interval) -> Summary {
     Summary {
         count: 1,
-        min: lo,
-        p10: lo,
-        p50: us,
-        p90: hi,
-        max: hi,
-        mad: (hi - lo) / 2.0,
-        interval: Interval { lo, hi },
+        mad: (interval.hi - interval.lo) / 2.0,
+        ..Summary::predicted(us, interval)
     }
 }
 
@@ -72,25 +67,18 @@ pub(super) fn time(
             of_medians: value,
             rounds: summary.count,
         });
+        let info = SubjectInfo::ours(id.clone(), LaunchMode::Host);
         Measured {
-            info: SubjectInfo {
-                kernel: Some(id.clone()),
-                ..SubjectInfo::new(id.clone(), LaunchMode::Host)
-            },
             summary: Some(*summary),
             ratio,
             verdict: ratio.map(|ratio| flashcore_bench::Verdict::of(&ratio, options.threshold)),
             settled: true,
-            trouble: None,
+            ..Measured::untimed(info, None)
         }
     };
+    let subjects = rows.iter().enumerate().map(subject).collect();
     Ok(Measurement {
-        mode,
-        turns: None,
-        baseline,
-        subjects: rows.iter().enumerate().map(subject).collect(),
-        stop: Stop::Rounds,
         rounds: 1,
-        readings: Vec::new(),
+        ..Measurement::without_rounds(mode, baseline, subjects, Stop::Rounds)
     })
 }
