@@ -97,10 +97,6 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
         (true, name) => machine::place(name, Besides::Nothing)?,
         (false, name) => machine::place(name, Besides::CpuAndCards)?,
     };
-    let card = match &place {
-        Place::Card(profile) => Some(*profile),
-        Place::Here(_) | Place::Simulator => None,
-    };
     let problems = match args.problems.as_slice() {
         [_] if scores => vec!["mission".to_string()],
         [_, named @ ..] if scores => named.to_vec(),
@@ -114,7 +110,11 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
     if args.deterministic {
         cases = cases.iter().map(Case::deterministic).collect::<Result<_, _>>()?;
     }
-    let (kernels, own) = args.own.ids_for(&args.kernel, card.map(Card::of))?;
+    let (kernels, own) = match &place {
+        Place::Here(device) => args.own.ids(&args.kernel, device)?,
+        Place::Card(profile) => args.own.ids_for_card(&args.kernel, Card::of(profile))?,
+        Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
+    };
     let request = Request {
         cases,
         kernels,

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use clap::Args;
 use flashcore::{Device, Problem};
-use flashcore_bench::own::Trust;
+use flashcore_bench::own::{Trust, target_of};
 use flashcore_bench::process::Program;
 use flashcore_bench::{Case, Options, Own, Request};
 use flashcore_check::own::{self, Declared, OwnError, Template, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
+use flashcore_ir::Target;
 use flashcore_tune::OwnKernels;
 
 use crate::{Card, Failure, bench, kernels, simulated, style, worker};
@@ -46,19 +47,28 @@ impl OwnArgs {
     }
 
     /// Words of a command line as ids, and the kernels of the user among them, which may run.
-    pub(crate) fn ids(&self, words: &[String]) -> Result<(Vec<String>, Vec<Own>), Failure> {
-        self.ids_for(words, None)
+    pub(crate) fn ids(&self, words: &[String], device: &Device) -> Result<(Vec<String>, Vec<Own>), Failure> {
+        self.ids_for(words, None, target_of(device))
     }
 
     /// The same for a card that is not here, for which nothing runs.
-    pub(crate) fn ids_for(&self, words: &[String], card: Option<Card>) -> Result<(Vec<String>, Vec<Own>), Failure> {
+    pub(crate) fn ids_for_card(&self, words: &[String], card: Card) -> Result<(Vec<String>, Vec<Own>), Failure> {
+        self.ids_for(words, Some(card), card.chip.target)
+    }
+
+    fn ids_for(
+        &self,
+        words: &[String],
+        card: Option<Card>,
+        target: Target,
+    ) -> Result<(Vec<String>, Vec<Own>), Failure> {
         let (mut ids, mut all) = (Vec::new(), Vec::<Own>::new());
         for word in words {
             if !Own::is_named(word) {
                 ids.extend(kernels::ids(std::slice::from_ref(word), card)?);
                 continue;
             }
-            let own = Own::read(word)?;
+            let own = Own::read(word, target)?;
             if card.is_none() {
                 may_run(self.trust, (&own.label, &own.sha256), &own.file, &own.does())?;
             }

@@ -28,7 +28,7 @@ pub(crate) fn compile(
     given: &mut LaunchFile,
     card: Card,
 ) -> Result<(KernelFile, String), Failure> {
-    let own = Own::read(word)?;
+    let own = Own::read(word, card.chip.target)?;
     own::may_run(is_trusted, (&own.label, &own.sha256), &own.file, &own.does())?;
     let launch = &mut given.launch;
     let types = given.types.iter().map(Option::as_deref).chain(std::iter::repeat(None));

@@ -6,6 +6,7 @@ mod trust;
 
 use std::path::{Path, PathBuf};
 
+use flashcore::Device;
 pub use flashcore_check::own::sha256;
 use flashcore_check::own::{Declared, PREFIX, function, is_declaration};
 use flashcore_ir::{Target, files};
@@ -43,22 +44,28 @@ pub fn is_own(label: &str) -> bool {
     label.starts_with(PREFIX)
 }
 
+/// What sources are compiled for that are to run on a device. On the host they do not: it is what every card serves.
+pub fn target_of(device: &Device) -> Target {
+    device
+        .context()
+        .map_or(Target::Sm80, |context| context.info().chip().target)
+}
+
 impl Own {
     /// Whether a word of a command line is a user's kernel: `FILE.toml`, `FILE.toml:VALUES`, `FILE.py:FUNCTION`.
     pub fn is_named(word: &str) -> bool {
         is_declaration(word) || function(word).is_some()
     }
 
-    /// Reads the kernel that a word names. A source is compiled in the sandbox; nothing else of it runs.
+    /// Reads the kernel that a word names. A source is compiled for the target, in the sandbox; nothing else of it runs.
     ///
     /// # Errors
     /// [`BenchError::Given`]: a file that cannot be read, or a mistake in it.
-    pub fn read(word: &str) -> Result<Own> {
+    pub fn read(word: &str, target: Target) -> Result<Own> {
         let given = |reason: String| BenchError::Given(reason);
         let absolute = |file: &str| std::path::absolute(file).map_err(|error| given(format!("{file}: {error}")));
         let Some((file, name)) = function(word) else {
-            // A source is compiled for what every card serves, unless its options say more.
-            let declared = Declared::read(word, Target::Sm80).map_err(|error| given(error.to_string()));
+            let declared = Declared::read(word, target).map_err(|error| given(error.to_string()));
             let (declared, bytes) = declared?;
             return Ok(Own {
                 label: declared.label.clone(),
@@ -123,7 +130,7 @@ mod tests {
             ("none.py:attention", "none.py: No such file"),
             ("none.toml", "none.toml: No such file"),
         ] {
-            let error = Own::read(word).unwrap_err().to_string();
+            let error = Own::read(word, Target::Sm80).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         }
     }
@@ -134,11 +141,12 @@ mod tests {
         let file = folder.path().join("mine.py");
         std::fs::write(&file, "def attention(q, k, v): return q\n").unwrap();
         let word = format!("{}:attention", file.display());
-        let own = Own::read(&word).unwrap();
+        let read = || Own::read(&word, Target::Sm80).unwrap();
+        let own = read();
         assert_eq!((own.label.as_str(), own.sha256.len()), ("own/mine:attention", 64));
         assert!(own.is_python() && own.does().contains("with your rights"));
         std::fs::write(&file, "def attention(q, k, v): return v\n").unwrap();
-        assert_ne!(Own::read(&word).unwrap().sha256, own.sha256);
+        assert_ne!(read().sha256, own.sha256);
         let text = serde_json::to_string(&own).unwrap();
         assert_eq!(serde_json::from_str::<Own>(&text).unwrap(), own);
     }

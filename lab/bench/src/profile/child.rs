@@ -7,6 +7,7 @@ use flashcore::unstable::testing::{InputKind, Inputs};
 use flashcore::{Device, KernelId};
 use flashcore_check::own::Declared;
 use flashcore_cuda::Stream;
+use flashcore_ir::Target;
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Layout, Problem};
 use serde::{Deserialize, Serialize};
@@ -50,7 +51,7 @@ impl Launch {
         };
         let context = device.context().ok_or_else(no_gpu)?;
         let (plan, declared) = match (&self.own, self.kernel.parse()) {
-            (Some((file, sha256)), _) => (None, Some(allowed(file, sha256)?)),
+            (Some((file, sha256)), _) => (None, Some(allowed(file, sha256, context.info().chip().target)?)),
             (None, Ok(KernelId::Gpu(config))) => {
                 let refused = |why| BenchError::Given(format!("{config} cannot serve {}: {why}", self.problem));
                 let plan = Plan::new(&self.problem, &config, context.info().chip());
@@ -86,8 +87,8 @@ impl Launch {
 }
 
 /// The user's kernel in a file, if that is still what was allowed to run.
-fn allowed(file: &Path, sha256: &str) -> Result<Box<Declared>> {
-    let own = Own::read(&file.display().to_string())?;
+fn allowed(file: &Path, sha256: &str, target: Target) -> Result<Box<Declared>> {
+    let own = Own::read(&file.display().to_string(), target)?;
     let why = match own.code {
         Code::Ptx(declared) if own.sha256 == sha256 => return Ok(declared),
         Code::Ptx(_) => "has changed since it was allowed to run",

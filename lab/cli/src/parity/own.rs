@@ -59,8 +59,8 @@ pub(super) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
 fn of_kernel(args: &ParityArgs, engine: &Engine, word: &str) -> Result<Found, Failure> {
     let own = match engine {
         // A simulated kernel harms nothing: it needs no trust.
-        Engine::Sim { .. } => Own::read(word)?,
-        Engine::Device(_) => args.own.ids(&[word.to_string()])?.1.remove(0),
+        Engine::Sim { chip, .. } => Own::read(word, chip.target)?,
+        Engine::Device(device) => args.own.ids(&[word.to_string()], device)?.1.remove(0),
     };
     let ptx = match &own.code {
         Code::Ptx(ptx) => Some(ptx.as_ref()),

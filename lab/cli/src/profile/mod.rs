@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
     let case = args.problem.case(&problem);
     let device = machine::device(&args.device, Besides::Cpu)?;
-    let (ids, own) = args.own.ids(&args.kernel)?;
+    let (ids, own) = args.own.ids(&args.kernel, &device)?;
     let (card, chosen) = plans(args, &ids, &problem, &device)?;
     let ncu = match device.context() {
         None => Err("the device is the CPU".to_string()),
