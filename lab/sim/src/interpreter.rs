@@ -383,7 +383,7 @@ fn instruction<'m>(
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
-        // Decoded, or nothing that `decode` takes: cold steps.
+        // Read as cold steps.
         Inst::Mov { .. }
         | Inst::Bin { .. }
         | Inst::Un { .. }

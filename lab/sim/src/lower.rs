@@ -11,7 +11,7 @@ use crate::error::SimError;
 use crate::program::{CONST, NOTHING, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
-use crate::text::cold::Cold;
+use crate::text::cold::{Cold, What};
 use crate::text::{Code, Step};
 use crate::undefined::{self, Flow, Moves};
 
@@ -113,8 +113,12 @@ impl<'a> Lowering<'a> {
     pub(crate) fn cold(&mut self, cold: &'a Cold, site: SiteId) {
         let [reads, writes] = cold.accessed();
         self.touch(&reads, &writes, site);
+        let op = match &cold.what {
+            What::Fast(op, types) => self.numbered(*op, types, cold),
+            _ => Op::Cold(cold),
+        };
         self.note_cold(cold);
-        self.push(Op::Cold(cold), cold.class, site);
+        self.push(op, cold.class, site);
     }
 
     /// Before the operation of a step: checks what it reads, and moves what is not defined.

@@ -6,6 +6,7 @@
 mod barriers;
 pub(crate) mod cold;
 mod convert;
+mod fast;
 mod foreign;
 mod forms;
 mod launch;
@@ -29,13 +30,13 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use flashcore_ir::Kernel;
 use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::ptx::{Notes, TraceNote};
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ir::{Kernel, Operand};
 use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Register, Spelled};
 
 use cold::Cold;
@@ -139,9 +140,9 @@ struct Reader<'a> {
     forms: Vec<Option<Arc<[Inst]>>>,
     /// Objects of the instruction that is being read.
     objects: std::vec::IntoIter<Object>,
-    /// Instructions of the statement that is being read, and those that belong after it.
+    /// Instructions of the statement that is being read, and the registers that are copied to others after it.
     out: Vec<Inst>,
-    after: Vec<Inst>,
+    after: Vec<(Reg, Reg)>,
     items: Vec<Item>,
     site: SiteId,
     /// Of kernels of other compilers: the first byte of each parameter; registers with the address of a byte of them;
@@ -316,6 +317,9 @@ impl<'a> Reader<'a> {
                 }
                 self.instruction(inst, form).map_err(wrong)?;
                 self.flush();
+                for (dst, src) in std::mem::take(&mut self.after) {
+                    self.mov(dst, Operand::Reg(src));
+                }
                 if guard.is_some() {
                     self.push(Step::GuardEnd);
                 }
@@ -353,8 +357,7 @@ impl<'a> Reader<'a> {
     /// Moves the instructions of the statement that is being read to the items.
     fn flush(&mut self) {
         let site = self.site;
-        let all = self.out.drain(..).chain(self.after.drain(..));
-        self.items.extend(all.map(|inst| Item {
+        self.items.extend(self.out.drain(..).map(|inst| Item {
             step: Step::Inst(inst),
             site,
         }));
@@ -367,7 +370,7 @@ impl<'a> Reader<'a> {
         *known = origins::join(*known, one);
     }
 
-    /// Reads an instruction that is not a jump into `out` and `after`.
+    /// Reads an instruction that is not a jump.
     fn instruction(&mut self, inst: &Instruction, form: &Spelled) -> Result<(), String> {
         // What a hint says is not needed.
         let is_hinted =
@@ -379,16 +382,18 @@ impl<'a> Reader<'a> {
         }
         let is_first = match (form.name(), operands) {
             ("mov", [d, Written::Symbol(name, offset)]) if is_foreign => return self.address_of(d, name, *offset),
-            ("ld" | "st" | "shfl" | "vote" | "redux" | "bar" | "barrier" | "mbarrier", _) => true,
             ("atom" | "red", _) => is_foreign || !form.has("v4"),
-            ("cvta" | "membar" | "nanosleep" | "prefetch" | "elect", _) => is_foreign,
-            _ => false,
+            ("prefetch" | "elect", _) => is_foreign,
+            // What the kernel language has of these is an instruction of it.
+            ("cp" | "fence" | "griddepcontrol" | "ldmatrix" | "mapa" | "mma" | "setmaxnreg", _) => false,
+            ("stmatrix" | "wgmma", _) => false,
+            _ => true,
         };
         if is_first && self.cold_step(form, operands)? {
             return Ok(());
         }
         let mut why = None;
-        let objects = self.objects.clone();
+        let (objects, first) = (self.objects.clone(), self.items.len());
         let known = self.forms[inst.form as usize].get_or_insert_with(|| forms::candidates(form));
         for candidate in known.clone().iter() {
             self.objects = objects.clone();
@@ -401,6 +406,7 @@ impl<'a> Reader<'a> {
                 Err(reason) if candidate.clone().slots().len() == operands.len() => why = Some(reason),
                 Err(reason) => why = why.or(Some(reason)),
             }
+            self.items.truncate(first);
             self.out.clear();
             self.after.clear();
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use flashcore_ir::inst::{Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, Special, WgmmaA};
+use flashcore_ir::inst::{Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, WgmmaA};
 use flashcore_ir::inst::{Space, WgmmaInst};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::shared::BufferId;
@@ -90,14 +90,6 @@ impl Reader<'_> {
             (Slot::Regs(first, count, access) | Slot::Matrices(first, count, access), _) => {
                 *first = self.run(written, first.class, count, access)?;
             }
-            (Slot::Halves(lo, hi), Written::List(list)) if list.len() == 2 => {
-                *lo = self.reg(&list[0], lo.class)?;
-                *hi = self.reg(&list[1], hi.class)?;
-            }
-            (Slot::Pair(lo, hi, ty), Written::List(list)) if list.len() == 2 => {
-                *lo = self.value(&list[0], ty)?;
-                *hi = self.value(&list[1], ty)?;
-            }
             (Slot::Value(value, ty), _) => *value = self.value(written, ty)?,
             (Slot::Memory(addr, space, _), Written::Memory(base, offset)) => {
                 *addr = self.address(base, *offset, space)?;
@@ -120,7 +112,6 @@ impl Reader<'_> {
                 Ok(signed) => *mask = signed as u32,
                 Err(_) => *mask = small(*bits, u32::MAX)?,
             },
-            (Slot::Table(table), Written::Integer(bits)) => *table = small(*bits, u32::from(u8::MAX))? as u8,
             (Slot::Transposed(major), Written::Integer(bits)) => {
                 *major = if small(*bits, 1)? == 1 { Major::Mn } else { Major::K };
             }
@@ -131,10 +122,6 @@ impl Reader<'_> {
             }
             (Slot::Unused, Written::Sink) => {}
             (Slot::Elected(pred), Written::Pair(both)) => *pred = self.reg(&both[1], pred.class)?,
-            (Slot::Special(which), Written::Special(name)) => {
-                let found = Special::all().find(|special| special.ptx() == *name);
-                *which = found.ok_or_else(|| format!("`{name}` is not read"))?;
-            }
             _ => return Err("a number or a list is needed in place of another operand".to_string()),
         }
         Ok(())
@@ -196,8 +183,8 @@ impl Reader<'_> {
         let base = match wide {
             None => self.value(base, ty)?,
             Some(wide) => {
-                let (op, dst, src) = (Cvt::U32FromU64, self.fresh(RegClass::B32, 1), Operand::Reg(wide));
-                self.out.push(Inst::Cvt { op, dst, src });
+                let dst = self.fresh(RegClass::B32, 1);
+                self.convert(Cvt::U32FromU64, dst, Operand::Reg(wide));
                 Operand::Reg(dst)
             }
         };
@@ -224,15 +211,11 @@ impl Reader<'_> {
         }
         let first = self.fresh(class, count);
         for (i, &reg) in (0u32..).zip(&regs) {
-            let mov = |dst, src| Inst::Mov {
-                dst,
-                src: Operand::Reg(src),
-            };
             if access.reads() {
-                self.out.push(mov(first.plus(i), reg));
+                self.mov(first.plus(i), Operand::Reg(reg));
             }
             if access.writes() {
-                self.after.push(mov(reg, first.plus(i)));
+                self.after.push((reg, first.plus(i)));
             }
         }
         Ok(first)

@@ -1,15 +1,20 @@
 //! Instructions that are read as cold steps.
 
+use std::slice;
+
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{FenceInst, Inst, ShflMode};
-use flashcore_ir::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::inst::{Cvt, FenceInst, Inst, ShflMode};
+use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Operand as Written, Spelled};
 
 use super::cold::{Cold, Join, Mbarrier, Memory, Vote, What};
+use super::fast::{self, Fast};
 use super::memory::memory_of;
 use super::numbers::Ty;
-use super::operands::{Filled, narrowed};
-use super::{Reader, Step, scalar};
+use super::operands::{Filled, narrowed, small};
+use super::scalar::{self, U32};
+use super::{Reader, Step};
+use crate::program::Op;
 use crate::report::Class;
 
 impl Reader<'_> {
@@ -55,8 +60,8 @@ impl Reader<'_> {
             Written::Not(register) => {
                 let a = Operand::Reg(self.register(&Written::Register(*register))?);
                 let dst = self.fresh(RegClass::Pred, 1);
-                let (op, ty) = (flashcore_ir::inst::UnOp::Not, ScalarType::Pred);
-                self.out.push(Inst::Un { op, ty, dst, a });
+                let reads = vec![a, Operand::Imm(1)];
+                self.operation(Op::PredXor([0, 1, 2]), vec![Ty::Pred; 2], vec![dst], reads);
                 Operand::Reg(dst)
             }
             Written::Integer(bits) if ty == Ty::F64 => Operand::Imm((*bits as i64 as f64).to_bits()),
@@ -78,6 +83,11 @@ impl Reader<'_> {
             }
             _ => return Err("a register or a number is needed in place of another operand".to_string()),
         })
+    }
+
+    pub(super) fn operands(&mut self, all: &[Written], types: &[Ty]) -> Filled<Vec<Operand>> {
+        let operands = all.iter().zip(types).map(|(written, ty)| self.operand(written, *ty));
+        operands.collect()
     }
 
     pub(super) fn special(&mut self, dst: Reg, written: &Written) -> Filled<()> {
@@ -113,8 +123,11 @@ impl Reader<'_> {
                     dst,
                     which: Special::Tid(0),
                 });
-                let (op, ty, a, b) = (BinOp::Shr, ScalarType::U32, Operand::Reg(dst), Operand::Imm(5));
-                self.out.push(Inst::Bin { op, ty, dst, a, b });
+                let (shift, reads) = (
+                    Op::Int32(BinOp::Shr, false, [0, 1, 2]),
+                    vec![Operand::Reg(dst), Operand::Imm(5)],
+                );
+                self.operation(shift, vec![U32; 2], vec![dst], reads);
                 return Ok(());
             }
             _ => {
@@ -131,6 +144,11 @@ impl Reader<'_> {
 
     /// Reads what is executed as a cold step. False if it is not known either.
     pub(super) fn cold_step(&mut self, form: &Spelled, operands: &[Written]) -> Filled<bool> {
+        if let (Some(fast), [d, sources @ ..]) = (fast::read(form), operands)
+            && self.fast(fast, slice::from_ref(d), sources)?
+        {
+            return Ok(true);
+        }
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
         match (form.name(), operands) {
@@ -144,10 +162,9 @@ impl Reader<'_> {
                     self.fresh(RegClass::B32, 1)
                 };
                 self.special(narrow, a)?;
-                let (op, src) = (flashcore_ir::inst::Cvt::U64FromU32, Operand::Reg(narrow));
                 match dst.class {
                     RegClass::B32 => {}
-                    RegClass::B64 => self.out.push(Inst::Cvt { op, dst, src }),
+                    RegClass::B64 => self.convert(Cvt::U64FromU32, dst, Operand::Reg(narrow)),
                     _ => return Err("special registers have 32 or 64 bits".to_string()),
                 }
             }
@@ -160,7 +177,12 @@ impl Reader<'_> {
                 {
                     return Err("registers of different sizes".to_string());
                 }
-                self.out.push(Inst::Mov { dst, src });
+                self.mov(dst, src);
+            }
+            ("lop3", [d, sources @ .., Written::Integer(table)]) => {
+                let table = small(*table, u32::from(u8::MAX))? as u8;
+                let fast = Fast::new(Op::Lop3(table, [0, 1, 2, 3]), U32, &[U32; 3]);
+                return self.fast(fast, slice::from_ref(d), sources);
             }
             ("setp", [d, a, b, rest @ ..]) => {
                 let writes = self.results(d, RegClass::Pred)?;
@@ -300,12 +322,7 @@ impl Reader<'_> {
                 if sources.len() != known.from.len() {
                     return Ok(false);
                 }
-                let writes = vec![self.register(d)?];
-                let reads = sources
-                    .iter()
-                    .zip(&known.from)
-                    .map(|(source, ty)| self.operand(source, *ty));
-                let reads = reads.collect::<Filled<Vec<Operand>>>()?;
+                let (writes, reads) = (vec![self.register(d)?], self.operands(sources, &known.from)?);
                 self.cold(What::Scalar(known.compute), Class::Alu, writes, reads);
             }
         }
@@ -345,8 +362,18 @@ impl Reader<'_> {
         let dst = self.register(d)?;
         let whole = Ty::last(words)?;
         let bits = part_bits(whole, parts)?;
-        let reads = parts.iter().map(|part| self.operand(part, Ty::Int(bits, false)));
-        let reads = reads.collect::<Filled<Vec<Operand>>>()?;
+        let types = vec![Ty::Int(bits, false); parts.len()];
+        let fast = match (parts.len(), bits) {
+            (2, 16) => Some(Op::Pack16([0, 1, 2])),
+            (2, 32) => Some(Op::Pack64([0, 1, 2])),
+            _ => None,
+        };
+        if let Some(op) = fast
+            && self.fast(Fast::new(op, whole, &types), slice::from_ref(d), parts)?
+        {
+            return Ok(());
+        }
+        let reads = self.operands(parts, &types)?;
         let mask = super::numbers::mask(bits);
         let compute = move |v: &[u64; 4]| {
             (0u32..).zip(v).fold(0, |all, (i, part)| {
@@ -360,6 +387,16 @@ impl Reader<'_> {
     fn unpack(&mut self, parts: &[Written], a: &Written, words: &[&str]) -> Filled<()> {
         let whole = Ty::last(words)?;
         let bits = part_bits(whole, parts)?;
+        let fast = match (parts.len(), bits) {
+            (2, 16) => Some(Op::Unpack16([0, 1, 2])),
+            (2, 32) => Some(Op::Unpack64([0, 1, 2])),
+            _ => None,
+        };
+        if let Some(op) = fast
+            && self.fast(Fast::new(op, Ty::Int(bits, false), &[whole]), parts, slice::from_ref(a))?
+        {
+            return Ok(());
+        }
         let (mask, read) = (super::numbers::mask(bits), self.operand(a, whole)?);
         for (i, part) in (0u32..).zip(parts) {
             if *part == Written::Sink {
@@ -396,11 +433,9 @@ impl Reader<'_> {
             let test = What::Test(Box::new(move |a, b| compare(part(a), part(b))), join);
             self.cold(test, Class::Alu, vec![result], reads.clone());
         }
-        let moves = writes.into_iter().zip(results);
-        self.out.extend(moves.map(|(dst, result)| Inst::Mov {
-            dst,
-            src: Operand::Reg(result),
-        }));
+        for (dst, result) in writes.into_iter().zip(results) {
+            self.mov(dst, Operand::Reg(result));
+        }
         Ok(())
     }
 
@@ -446,10 +481,7 @@ impl Reader<'_> {
         if sources.len() != value.from.len() {
             return Err(format!("{} operands; {} are needed", sources.len(), value.from.len()));
         }
-        let mut reads = Vec::new();
-        for (source, ty) in sources.iter().zip(&value.from) {
-            reads.push(self.operand(source, *ty)?);
-        }
+        let mut reads = self.operands(sources, &value.from)?;
         reads.resize(3, Operand::Imm(0));
         reads.push(if takes { Operand::Reg(kept) } else { Operand::Imm(0) });
         // The result may be a source, so the carry is computed first, and kept last.
@@ -459,8 +491,7 @@ impl Reader<'_> {
         }
         self.cold(What::Scalar(value.compute), Class::Alu, vec![dst], reads);
         if form.has("cc") {
-            let src = Operand::Reg(next);
-            self.out.push(Inst::Mov { dst: kept, src });
+            self.mov(kept, Operand::Reg(next));
         }
         Ok(())
     }
