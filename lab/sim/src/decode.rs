@@ -10,55 +10,20 @@ use crate::text::cold::{Cold, Memory, Strength, What};
 use crate::text::numbers::Ty;
 
 impl<'k> Lowering<'k> {
-    /// An instruction as an operation; `None` if no machine instruction has its types.
-    pub(crate) fn decode(&mut self, inst: &'k Inst) -> Option<Op<'k>> {
+    /// An instruction as an operation, with its class; `None` if no machine instruction has its types.
+    pub(crate) fn decode(&mut self, inst: &'k Inst) -> Option<(Op<'k>, Class)> {
         self.note_parameters(inst);
-        let rows = self.operands(inst);
-        let as_it_is = Op::Inst(inst, rows);
-        Some(match *inst {
-            // Some are features that the simulator must be ready for.
-            Inst::Ld { space, dst, count, .. } => {
-                self.note_access(space, dst.class.bytes(), count)?;
-                as_it_is
-            }
+        match *inst {
+            Inst::Ld { space, dst, count, .. } => self.note_access(space, dst.class.bytes(), count)?,
             Inst::St {
                 space, ref src, count, ..
-            } => {
-                self.note_access(space, src.bytes(), count)?;
-                as_it_is
-            }
-            Inst::CpAsync { .. } => {
-                self.program.uses_cp_async = true;
-                as_it_is
-            }
-            Inst::Wgmma(_) => {
-                (self.program.uses_async_proxy, self.program.uses_products) = (true, true);
-                as_it_is
-            }
-            Inst::Bulk(ref bulk) => {
-                self.note_bulk(bulk);
-                as_it_is
-            }
-            Inst::LdMatrix { .. }
-            | Inst::StMatrix { .. }
-            | Inst::AddFour { .. }
-            | Inst::CpAsyncCommit
-            | Inst::CpAsyncWait { .. }
-            | Inst::Fence(_)
-            | Inst::SharedBase { .. }
-            | Inst::TrapIf { .. }
-            | Inst::DependencyWait
-            | Inst::DependencyTrigger
-            | Inst::Trace { .. }
-            | Inst::SetMaxRegs { .. }
-            | Inst::Cluster(_)
-            | Inst::Special { .. }
-            | Inst::Param { .. }
-            | Inst::Mma { .. }
-            | Inst::Elect { .. } => as_it_is,
-            // Read as cold steps.
-            _ => return None,
-        })
+            } => self.note_access(space, src.bytes(), count)?,
+            Inst::CpAsync { .. } => self.program.uses_cp_async = true,
+            Inst::Wgmma(_) => (self.program.uses_async_proxy, self.program.uses_products) = (true, true),
+            Inst::Bulk(ref bulk) => self.note_bulk(bulk),
+            _ => {}
+        }
+        Some((Op::Inst(inst, self.operands(inst)), Class::of(inst)?))
     }
 
     /// The rows of the operands in the order of [`Inst::slots`], as many as an operation holds.
@@ -82,18 +47,7 @@ impl<'k> Lowering<'k> {
                 Slot::Memory(addr, Space::Shared | Space::Cluster, _) => rows.push(self.bits32(addr.base)),
                 Slot::Elected(reg) | Slot::Guard(reg) | Slot::Traced(_, reg) => rows.push(self.reg(*reg)),
                 // Boxes have operands that are looked up when a copy runs; the others have none.
-                Slot::TensorBox(..)
-                | Slot::Halves(..)
-                | Slot::Pair(..)
-                | Slot::Number(_)
-                | Slot::Mask(_)
-                | Slot::Table(_)
-                | Slot::Transposed(_)
-                | Slot::Fixed(_)
-                | Slot::Unused
-                | Slot::Special(_)
-                | Slot::Param(_)
-                | Slot::SharedBase => {}
+                _ => {}
             }
         }
         rows.resize(OPERANDS, 0);
@@ -197,10 +151,12 @@ impl<'k> Lowering<'k> {
 }
 
 impl Class {
-    /// The class of an instruction that is executed as it is.
-    pub(crate) fn of(inst: &Inst) -> Class {
+    /// The class of an instruction; none of those that are read as cold steps.
+    pub(crate) fn of(inst: &Inst) -> Option<Class> {
         let memory = |space: Space, shared, global| if space == Space::Global { global } else { shared };
-        match inst {
+        Some(match inst {
+            Inst::Special { .. } | Inst::Param { .. } | Inst::SharedBase { .. } => Class::Alu,
+            Inst::Cluster(ClusterInst::Mapa { .. }) => Class::Alu,
             Inst::Ld { space, .. } => memory(*space, Class::LoadShared, Class::LoadGlobal),
             Inst::St { space, .. } => memory(*space, Class::StoreShared, Class::StoreGlobal),
             Inst::LdMatrix { .. } => Class::LoadShared,
@@ -220,8 +176,7 @@ impl Class {
             | Inst::DependencyWait
             | Inst::DependencyTrigger => Class::Sync,
             Inst::CpAsync { .. } | Inst::Bulk(_) => Class::CopyAsync,
-            // Special registers and addresses. Others are no instructions here.
-            _ => Class::Alu,
-        }
+            _ => return None,
+        })
     }
 }

@@ -383,29 +383,8 @@ fn instruction<'m>(
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
-        // Read as cold steps.
-        Inst::Mov { .. }
-        | Inst::Bin { .. }
-        | Inst::Un { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Cvt { .. }
-        | Inst::CvtPack { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::BarWarp { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::Atom { .. }
-        | Inst::Flag(_)
-        | Inst::Mbar(_) => {}
+        // Those that have no class are no operations.
+        _ => {}
     }
     None
 }

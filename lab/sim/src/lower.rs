@@ -103,10 +103,10 @@ impl<'a> Lowering<'a> {
         } else {
             self.touch(&reads, &writes, site);
         }
-        let op = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
+        let (op, class) = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
-        self.push(op, Class::of(inst), site);
+        self.push(op, class, site);
         Ok(())
     }
 

@@ -98,7 +98,7 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
                 let is_sum = |reg: &Reg| reg.class == d.class && (d.index..d.index + n / 2).contains(&reg.index);
                 decides(reads.into_iter().filter(|reg| !is_sum(reg)).collect(), to)
             }
-            _ if Class::of(inst) == Class::Alu => all(Moves::Each, reads, to),
+            _ if Class::of(inst) == Some(Class::Alu) => all(Moves::Each, reads, to),
             _ => decides(reads, to),
         },
         Step::Cold(cold) => match (&cold.what, &cold.reads[..]) {

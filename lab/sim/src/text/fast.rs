@@ -173,6 +173,15 @@ fn convert(words: &[&str], from: Ty) -> Option<Fast> {
     Some(Fast::new(op, to, &[from; 2]))
 }
 
+/// The operations that join two parts of so many bits each, and that split into them.
+pub(super) fn of_two(parts: &[Written], bits: u32) -> Option<[Op<'static>; 2]> {
+    match (parts.len(), bits) {
+        (2, 16) => Some([Op::Pack16(THREE), Op::Unpack16(THREE)]),
+        (2, 32) => Some([Op::Pack64(THREE), Op::Unpack64(THREE)]),
+        _ => None,
+    }
+}
+
 /// The class of an operation, given the types of what it reads.
 fn class(op: Op<'static>, from: &[Ty]) -> Class {
     match op {
@@ -187,32 +196,27 @@ fn class(op: Op<'static>, from: &[Ty]) -> Class {
 impl Reader<'_> {
     /// Reads what has an operation of its own. False where registers have other widths than its operands.
     pub(super) fn fast(&mut self, fast: Fast, results: &[Written], sources: &[Written]) -> Filled<bool> {
-        let Fast {
-            op,
-            to,
-            mut from,
-            constant,
-        } = fast;
+        let mut from = fast.from;
         let is_of = |written: &Written, ty: Ty| match written {
             Written::Integer(_) | Written::Float { .. } => true,
             Written::Special(_) => ty.bytes() == 4,
             Written::Not(_) => ty == Ty::Pred,
             _ => self.register(written).is_ok_and(|reg| reg.class.bytes() == ty.bytes()),
         };
-        let is_one = sources.len() == from.len() && sources.iter().zip(&from).all(|(source, ty)| is_of(source, *ty));
-        let writes = results.iter().map(|result| self.register(result));
-        let Ok(writes) = writes.collect::<Filled<Vec<Reg>>>() else {
-            return Ok(false);
-        };
-        if !is_one || writes.iter().any(|reg| reg.class.bytes() != to.bytes()) {
+        if sources.len() != from.len() || !sources.iter().zip(&from).all(|(source, ty)| is_of(source, *ty)) {
             return Ok(false);
         }
+        let writes = results.iter().map(|result| self.register(result).ok());
+        let writes = writes.map(|reg| reg.filter(|reg| reg.class.bytes() == fast.to.bytes()));
+        let Some(writes) = writes.collect() else {
+            return Ok(false);
+        };
         let mut reads = self.operands(sources, &from)?;
-        if let Some(bits) = constant {
+        if let Some(bits) = fast.constant {
             reads.push(Operand::Imm(bits));
             from.push(from[0]);
         }
-        self.operation(op, from, writes, reads);
+        self.operation(fast.op, from, writes, reads);
         Ok(true)
     }
 

@@ -60,7 +60,7 @@ impl Reader<'_> {
         let narrow = self.fresh(RegClass::B32, 1);
         let addr = Operand::Reg(narrow);
         self.convert(Cvt::U32FromU64, narrow, src);
-        self.out.push(Inst::Cluster(ClusterInst::Mapa {
+        self.inst(Inst::Cluster(ClusterInst::Mapa {
             dst: narrow,
             addr,
             rank,
@@ -109,7 +109,7 @@ impl Reader<'_> {
             return Err(format!("`{name}` is no variable that is read"));
         };
         let narrow = self.fresh(RegClass::B32, 1);
-        self.out.push(Inst::SharedBase { dst: narrow });
+        self.inst(Inst::SharedBase { dst: narrow });
         self.base(narrow, object);
         self.convert(Cvt::U64FromU32, dst, Operand::Reg(narrow));
         self.add(dst, Operand::Reg(dst), u64::from(start).wrapping_add_signed(offset));

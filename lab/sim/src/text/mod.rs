@@ -28,7 +28,6 @@ mod sums;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::ptx::read::PtxError;
@@ -136,12 +135,9 @@ struct Reader<'a> {
     params: HashMap<&'a str, u32>,
     /// Shared symbols: their objects, and their first bytes.
     symbols: HashMap<String, (Object, u32)>,
-    /// By form of the text the instructions that may be meant, once it was looked for.
-    forms: Vec<Option<Arc<[Inst]>>>,
     /// Objects of the instruction that is being read.
     objects: std::vec::IntoIter<Object>,
-    /// Instructions of the statement that is being read, and the registers that are copied to others after it.
-    out: Vec<Inst>,
+    /// What is copied to registers after the statement that is being read.
     after: Vec<(Reg, Reg)>,
     items: Vec<Item>,
     site: SiteId,
@@ -189,8 +185,6 @@ impl<'a> Reader<'a> {
             params,
             symbols,
             objects: Vec::new().into_iter(),
-            forms: vec![None; module.forms().len()],
-            out: Vec::new(),
             after: Vec::new(),
             items: Vec::new(),
             site: SiteId(0),
@@ -316,7 +310,6 @@ impl<'a> Reader<'a> {
                     self.push(Step::Guard(pred, negated));
                 }
                 self.instruction(inst, form).map_err(wrong)?;
-                self.flush();
                 for (dst, src) in std::mem::take(&mut self.after) {
                     self.mov(dst, Operand::Reg(src));
                 }
@@ -336,6 +329,10 @@ impl<'a> Reader<'a> {
         self.items.push(Item { step, site });
     }
 
+    fn inst(&mut self, inst: Inst) {
+        self.push(Step::Inst(inst));
+    }
+
     /// Whether a label stands after an instruction.
     fn stands_after(&self, label: u32, inst: &Instruction) -> bool {
         let before = (self.function.labels[label as usize] as usize).checked_sub(1);
@@ -352,15 +349,6 @@ impl<'a> Reader<'a> {
             .filter(|inst| inst.guard.is_none())
             .map(|inst| &self.module.forms()[inst.form as usize]);
         matches!(form, Some(Ok(form)) if ["ret", "exit"].contains(&form.name()))
-    }
-
-    /// Moves the instructions of the statement that is being read to the items.
-    fn flush(&mut self) {
-        let site = self.site;
-        self.items.extend(self.out.drain(..).map(|inst| Item {
-            step: Step::Inst(inst),
-            site,
-        }));
     }
 
     /// Notes that a register is given the address of an object.
@@ -394,20 +382,18 @@ impl<'a> Reader<'a> {
         }
         let mut why = None;
         let (objects, first) = (self.objects.clone(), self.items.len());
-        let known = self.forms[inst.form as usize].get_or_insert_with(|| forms::candidates(form));
-        for candidate in known.clone().iter() {
+        for candidate in forms::candidates(form).iter() {
             self.objects = objects.clone();
             match self.fill(candidate, operands) {
                 Ok(inst) => {
                     let impossible = operands::no_gpu_has(&inst).filter(|_| self.places.is_some());
-                    self.out.push(inst);
+                    self.inst(inst);
                     return impossible.map_or(Ok(()), Err);
                 }
                 Err(reason) if candidate.clone().slots().len() == operands.len() => why = Some(reason),
                 Err(reason) => why = why.or(Some(reason)),
             }
             self.items.truncate(first);
-            self.out.clear();
             self.after.clear();
         }
         if self.places.is_some() && self.cold_step(form, operands)? {
@@ -429,7 +415,7 @@ impl<'a> Reader<'a> {
             ("mov", [d, Written::Symbol(name, 0)]) if self.params.contains_key(name.as_str()) => self.param(d, name)?,
             ("mov", [d, Written::Symbol(name, 0)]) if self.symbols.contains_key(name.as_str()) => {
                 let dst = self.reg(d, RegClass::B32)?;
-                self.out.push(Inst::SharedBase { dst });
+                self.inst(Inst::SharedBase { dst });
             }
             _ => return Ok(false),
         }
@@ -481,7 +467,7 @@ impl<'a> Reader<'a> {
             return Err("a register is needed".to_string());
         };
         let dst = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
-        self.out.push(Inst::Param { dst, index });
+        self.inst(Inst::Param { dst, index });
         Ok(())
     }
 }

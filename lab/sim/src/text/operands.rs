@@ -9,6 +9,7 @@ use flashcore_ir::shared::BufferId;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
 
+use super::numbers::Ty;
 use super::{Reader, UNKNOWN};
 
 /// Why an instruction is not read, without its line.
@@ -140,22 +141,11 @@ impl Reader<'_> {
         Err(format!("a register of {given} B where the instruction takes {taken} B"))
     }
 
-    pub(super) fn value(&self, written: &Written, ty: ScalarType) -> Filled<Operand> {
-        Ok(match written {
-            Written::Integer(bits) => {
-                let narrow = narrowed(*bits, 8 * ty.bytes());
-                narrow.map(Operand::Imm).ok_or_else(|| {
-                    let (number, bytes) = (*bits as i64, ty.bytes());
-                    format!("{number} does not fit into the {bytes} B of a number")
-                })?
-            }
-            Written::Float { bits, width: 32 } => Operand::Imm(*bits),
-            Written::Float { bits, .. } if ty == ScalarType::F32 => {
-                Operand::Imm(u64::from((f64::from_bits(*bits) as f32).to_bits()))
-            }
-            Written::Float { bits, .. } => Operand::Imm(*bits),
-            _ => Operand::Reg(self.reg(written, ty.class())?),
-        })
+    pub(super) fn value(&mut self, written: &Written, ty: ScalarType) -> Filled<Operand> {
+        match written {
+            Written::Integer(_) | Written::Float { .. } => self.operand(written, Ty::Int(8 * ty.bytes(), false)),
+            _ => Ok(Operand::Reg(self.reg(written, ty.class())?)),
+        }
     }
 
     /// An address in brackets; a symbol's is read into a new register.
@@ -166,7 +156,7 @@ impl Reader<'_> {
                 return Err(format!("`{name}` is no shared variable"));
             };
             let dst = self.fresh(RegClass::B32, 1);
-            self.out.push(Inst::SharedBase { dst });
+            self.inst(Inst::SharedBase { dst });
             self.base(dst, object);
             let offset = offset
                 .checked_add_unsigned(start)
@@ -246,8 +236,6 @@ fn items(written: &Written) -> &[Written] {
 /// The bits of a number in a width, which has them with or without a sign; none where they do not fit.
 pub(super) fn narrowed(bits: u64, width: u32) -> Option<u64> {
     match width {
-        // Predicates: 0 and 1, and -1 for true.
-        8 => Some(bits & 1),
         64.. => Some(bits),
         _ => {
             let (mask, signed) = ((1 << width) - 1, bits as i64);

@@ -19,7 +19,6 @@ use crate::report::Class;
 
 impl Reader<'_> {
     pub(super) fn cold(&mut self, what: What, class: Class, writes: Vec<Reg>, reads: Vec<Operand>) {
-        self.flush();
         self.push(Step::Cold(Cold {
             what,
             class,
@@ -97,7 +96,7 @@ impl Reader<'_> {
         };
         let lane = |reader: &mut Self| {
             let dst = reader.fresh(RegClass::B32, 1);
-            reader.out.push(Inst::Special {
+            reader.inst(Inst::Special {
                 dst,
                 which: Special::LaneId,
             });
@@ -119,7 +118,7 @@ impl Reader<'_> {
             // Time does not pass; a value that no kernel may rely on.
             "clock" | "clock64" | "globaltimer" | "smid" | "gridid" => Box::new(|_| 0),
             "warpid" => {
-                self.out.push(Inst::Special {
+                self.inst(Inst::Special {
                     dst,
                     which: Special::Tid(0),
                 });
@@ -133,7 +132,7 @@ impl Reader<'_> {
             _ => {
                 let found = Special::all().find(|special| special.ptx() == *name);
                 let which = found.ok_or_else(|| format!("`{name}` is not read"))?;
-                self.out.push(Inst::Special { dst, which });
+                self.inst(Inst::Special { dst, which });
                 return Ok(());
             }
         };
@@ -268,14 +267,15 @@ impl Reader<'_> {
             // Of both kinds of memory.
             ("fence", []) if form.modifiers().eq(["proxy", "async"]) => {
                 let both = [FenceInst::ProxyAsync, FenceInst::ProxyAsyncGlobal];
-                self.out.extend(both.map(Inst::Fence));
+                both.into_iter().for_each(|fence| self.inst(Inst::Fence(fence)));
             }
             ("mapa", [d, a, rank]) if has("u64") => self.mapa(d, a, rank)?,
             ("mbarrier", _) => return self.mbarrier(operands, &words),
             ("call", _) => self.call(operands)?,
             ("mma" | "wmma", _) => self.matrix(form.name(), &words, operands)?,
             ("cp", []) if has("wait_all") => {
-                self.out.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);
+                self.inst(Inst::CpAsyncCommit);
+                self.inst(Inst::CpAsyncWait { pending: 0 });
             }
             ("activemask", [d]) => {
                 let writes = vec![self.result(d, RegClass::B32)?];
@@ -290,7 +290,7 @@ impl Reader<'_> {
                 } else {
                     Scope::Device
                 };
-                self.out.push(Inst::Fence(FenceInst::Memory(scope)));
+                self.inst(Inst::Fence(FenceInst::Memory(scope)));
             }
             ("nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority", _) => {
                 self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new());
@@ -363,12 +363,7 @@ impl Reader<'_> {
         let whole = Ty::last(words)?;
         let bits = part_bits(whole, parts)?;
         let types = vec![Ty::Int(bits, false); parts.len()];
-        let fast = match (parts.len(), bits) {
-            (2, 16) => Some(Op::Pack16([0, 1, 2])),
-            (2, 32) => Some(Op::Pack64([0, 1, 2])),
-            _ => None,
-        };
-        if let Some(op) = fast
+        if let Some([op, _]) = fast::of_two(parts, bits)
             && self.fast(Fast::new(op, whole, &types), slice::from_ref(d), parts)?
         {
             return Ok(());
@@ -387,12 +382,7 @@ impl Reader<'_> {
     fn unpack(&mut self, parts: &[Written], a: &Written, words: &[&str]) -> Filled<()> {
         let whole = Ty::last(words)?;
         let bits = part_bits(whole, parts)?;
-        let fast = match (parts.len(), bits) {
-            (2, 16) => Some(Op::Unpack16([0, 1, 2])),
-            (2, 32) => Some(Op::Unpack64([0, 1, 2])),
-            _ => None,
-        };
-        if let Some(op) = fast
+        if let Some([_, op]) = fast::of_two(parts, bits)
             && self.fast(Fast::new(op, Ty::Int(bits, false), &[whole]), parts, slice::from_ref(a))?
         {
             return Ok(());

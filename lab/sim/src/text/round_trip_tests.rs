@@ -50,7 +50,7 @@ fn class(inst: &Inst) -> Class {
         Inst::Flag(FlagInst::Add { .. }) | Inst::Atom { .. } => Class::Atomic,
         Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } => Class::Exchange,
         Inst::BarSync { .. } | Inst::BarArrive { .. } | Inst::BarWarp { .. } | Inst::Mbar(_) => Class::Sync,
-        _ => Class::of(inst),
+        _ => Class::of(inst).unwrap_or(Class::Alu),
     }
 }
 
