@@ -46,7 +46,7 @@ impl<'k> Lowering<'k> {
                 Slot::Memory(addr, Space::Global, _) => rows.push(self.bits64(addr.base)),
                 Slot::Memory(addr, Space::Shared | Space::Cluster, _) => rows.push(self.bits32(addr.base)),
                 Slot::Elected(reg) | Slot::Guard(reg) | Slot::Traced(_, reg) => rows.push(self.reg(*reg)),
-                // Boxes have operands that are looked up when a copy runs; the others have none.
+                // Boxes have operands that are looked up when a copy runs; the others have none, or are of arithmetic.
                 _ => {}
             }
         }
@@ -66,12 +66,9 @@ impl<'k> Lowering<'k> {
     /// An operation of numbered operands as one of their rows.
     pub(crate) fn numbered(&mut self, mut op: Op<'static>, types: &[Ty], cold: &Cold) -> Op<'k> {
         let mut rows: Vec<Row> = cold.writes.iter().map(|reg| self.reg(*reg)).collect();
-        rows.extend(
-            cold.reads
-                .iter()
-                .zip(types)
-                .map(|(read, ty)| self.value(*read, ty.bytes())),
-        );
+        for (read, ty) in cold.reads.iter().zip(types) {
+            rows.push(self.value(*read, ty.bytes()));
+        }
         for row in op.rows() {
             *row = rows[usize::from(*row)];
         }

@@ -126,12 +126,8 @@ impl Reader<'_> {
         let src = Operand::Reg(self.reg(state, RegClass::B64)?);
         let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
         self.convert(Cvt::U32FromU64, low, src);
-        self.operation(
-            Op::Int32(BinOp::And, false, [0, 1, 2]),
-            vec![U32; 2],
-            vec![parity],
-            vec![Operand::Reg(low), Operand::Imm(1)],
-        );
+        let and = Op::Int32(BinOp::And, false, [0, 1, 2]);
+        self.with_constant(and, U32, parity, (Operand::Reg(low), 1));
         Ok(Operand::Reg(parity))
     }
 

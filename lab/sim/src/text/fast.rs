@@ -220,7 +220,7 @@ impl Reader<'_> {
         Ok(true)
     }
 
-    pub(super) fn operation(&mut self, op: Op<'static>, from: Vec<Ty>, writes: Vec<Reg>, reads: Vec<Operand>) {
+    fn operation(&mut self, op: Op<'static>, from: Vec<Ty>, writes: Vec<Reg>, reads: Vec<Operand>) {
         let class = class(op, &from);
         self.cold(What::Fast(op, from), class, writes, reads);
     }
@@ -241,7 +241,11 @@ impl Reader<'_> {
 
     /// A sum of 64 bits.
     pub(super) fn add(&mut self, dst: Reg, a: Operand, b: u64) {
-        let op = Op::Int64(BinOp::Add, false, THREE);
-        self.operation(op, vec![U64; 2], vec![dst], vec![a, Operand::Imm(b)]);
+        self.with_constant(Op::Int64(BinOp::Add, false, THREE), U64, dst, (a, b));
+    }
+
+    /// An operation of two operands of a type, the second a constant.
+    pub(super) fn with_constant(&mut self, op: Op<'static>, ty: Ty, dst: Reg, (a, b): (Operand, u64)) {
+        self.operation(op, vec![ty; 2], vec![dst], vec![a, Operand::Imm(b)]);
     }
 }

@@ -49,8 +49,6 @@ fn normal(opcode: &str) -> String {
         }
         "barrier.cluster.arrive" | "barrier.cluster.arrive.aligned" => opcode.replace(".arrive", ".arrive.release"),
         "barrier.cluster.wait" | "barrier.cluster.wait.aligned" => opcode.replace(".wait", ".wait.acquire"),
-        "membar.cta" => "fence.acq_rel.cta".to_string(),
-        "membar.gl" => "fence.acq_rel.gpu".to_string(),
         _ => opcode,
     }
 }

@@ -59,8 +59,7 @@ impl Reader<'_> {
             Written::Not(register) => {
                 let a = Operand::Reg(self.register(&Written::Register(*register))?);
                 let dst = self.fresh(RegClass::Pred, 1);
-                let reads = vec![a, Operand::Imm(1)];
-                self.operation(Op::PredXor([0, 1, 2]), vec![Ty::Pred; 2], vec![dst], reads);
+                self.with_constant(Op::PredXor([0, 1, 2]), Ty::Pred, dst, (a, 1));
                 Operand::Reg(dst)
             }
             Written::Integer(bits) if ty == Ty::F64 => Operand::Imm((*bits as i64 as f64).to_bits()),
@@ -122,11 +121,8 @@ impl Reader<'_> {
                     dst,
                     which: Special::Tid(0),
                 });
-                let (shift, reads) = (
-                    Op::Int32(BinOp::Shr, false, [0, 1, 2]),
-                    vec![Operand::Reg(dst), Operand::Imm(5)],
-                );
-                self.operation(shift, vec![U32; 2], vec![dst], reads);
+                let shift = Op::Int32(BinOp::Shr, false, [0, 1, 2]);
+                self.with_constant(shift, U32, dst, (Operand::Reg(dst), 5));
                 return Ok(());
             }
             _ => {
