@@ -1,5 +1,7 @@
 //! Scalar instructions that have an operation of their own, by their form. `scalar.rs` computes the others.
 
+use std::slice;
+
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{BinOp, Cmp, Cvt, UnOp};
 use flashcore_ir::types::{Reg, RegClass};
@@ -174,7 +176,7 @@ fn convert(words: &[&str], from: Ty) -> Option<Fast> {
 }
 
 /// The operations that join two parts of so many bits each, and that split into them.
-pub(super) fn of_two(parts: &[Written], bits: u32) -> Option<[Op<'static>; 2]> {
+fn of_two(parts: &[Written], bits: u32) -> Option<[Op<'static>; 2]> {
     match (parts.len(), bits) {
         (2, 16) => Some([Op::Pack16(THREE), Op::Unpack16(THREE)]),
         (2, 32) => Some([Op::Pack64(THREE), Op::Unpack64(THREE)]),
@@ -194,30 +196,29 @@ fn class(op: Op<'static>, from: &[Ty]) -> Class {
 }
 
 impl Reader<'_> {
-    /// Reads what has an operation of its own. False where registers have other widths than its operands.
-    pub(super) fn fast(&mut self, fast: Fast, results: &[Written], sources: &[Written]) -> Filled<bool> {
+    /// Reads what has an operation of its own, if its registers have the widths of the operands.
+    pub(super) fn fast(&mut self, fast: Fast, results: &[Written], sources: &[Written]) -> Filled<()> {
         let mut from = fast.from;
-        let is_of = |written: &Written, ty: Ty| match written {
-            Written::Integer(_) | Written::Float { .. } => true,
-            Written::Special(_) => ty.bytes() == 4,
-            Written::Not(_) => ty == Ty::Pred,
-            _ => self.register(written).is_ok_and(|reg| reg.class.bytes() == ty.bytes()),
-        };
-        if sources.len() != from.len() || !sources.iter().zip(&from).all(|(source, ty)| is_of(source, *ty)) {
-            return Ok(false);
+        if sources.len() != from.len() {
+            return Err(format!("{} operands; {} are needed", sources.len(), from.len()));
         }
-        let writes = results.iter().map(|result| self.register(result).ok());
-        let writes = writes.map(|reg| reg.filter(|reg| reg.class.bytes() == fast.to.bytes()));
-        let Some(writes) = writes.collect() else {
-            return Ok(false);
-        };
+        for (source, ty) in sources.iter().zip(&from) {
+            match source {
+                Written::Integer(_) | Written::Float { .. } => {}
+                Written::Special(_) if ty.bytes() == 4 => {}
+                Written::Not(_) if *ty == Ty::Pred => {}
+                _ => _ = self.of_width(source, ty.bytes())?,
+            }
+        }
+        let writes = results.iter().map(|result| self.of_width(result, fast.to.bytes()));
+        let writes = writes.collect::<Filled<Vec<Reg>>>()?;
         let mut reads = self.operands(sources, &from)?;
         if let Some(bits) = fast.constant {
             reads.push(Operand::Imm(bits));
             from.push(from[0]);
         }
         self.operation(fast.op, from, writes, reads);
-        Ok(true)
+        Ok(())
     }
 
     fn operation(&mut self, op: Op<'static>, from: Vec<Ty>, writes: Vec<Reg>, reads: Vec<Operand>) {
@@ -247,5 +248,60 @@ impl Reader<'_> {
     /// An operation of two operands of a type, the second a constant.
     pub(super) fn with_constant(&mut self, op: Op<'static>, ty: Ty, dst: Reg, (a, b): (Operand, u64)) {
         self.operation(op, vec![ty; 2], vec![dst], vec![a, Operand::Imm(b)]);
+    }
+
+    /// A list of registers joined.
+    pub(super) fn pack(&mut self, d: &Written, parts: &[Written], words: &[&str]) -> Filled<()> {
+        let dst = self.register(d)?;
+        let whole = Ty::last(words)?;
+        let bits = part_bits(whole, parts)?;
+        let types = vec![Ty::Int(bits, false); parts.len()];
+        if let Some([op, _]) = of_two(parts, bits)
+            && self
+                .fast(Fast::new(op, whole, &types), slice::from_ref(d), parts)
+                .is_ok()
+        {
+            return Ok(());
+        }
+        let reads = self.operands(parts, &types)?;
+        let mask = mask(bits);
+        let compute = move |v: &[u64; 4]| {
+            (0u32..).zip(v).fold(0, |all, (i, part)| {
+                all | (part & mask).checked_shl(bits * i).unwrap_or(0)
+            })
+        };
+        self.cold(What::Scalar(Box::new(compute)), Class::Alu, vec![dst], reads);
+        Ok(())
+    }
+
+    /// A register split into a list.
+    pub(super) fn unpack(&mut self, parts: &[Written], a: &Written, words: &[&str]) -> Filled<()> {
+        let whole = Ty::last(words)?;
+        let bits = part_bits(whole, parts)?;
+        if let Some([_, op]) = of_two(parts, bits)
+            && self
+                .fast(Fast::new(op, Ty::Int(bits, false), &[whole]), parts, slice::from_ref(a))
+                .is_ok()
+        {
+            return Ok(());
+        }
+        let (mask, read) = (mask(bits), self.operand(a, whole)?);
+        for (i, part) in (0u32..).zip(parts) {
+            if *part == Written::Sink {
+                continue;
+            }
+            let dst = self.register(part)?;
+            let compute = move |v: &[u64; 4]| v[0] >> (bits * i) & mask;
+            self.cold(What::Scalar(Box::new(compute)), Class::Alu, vec![dst], vec![read]);
+        }
+        Ok(())
+    }
+}
+
+/// Bits of each part of a register that a list joins or splits.
+fn part_bits(whole: Ty, parts: &[Written]) -> Filled<u32> {
+    match parts.len() {
+        count @ (2 | 4) => Ok(8 * whole.bytes() / count as u32),
+        count => Err(format!("a list of {count}; 2 or 4 are joined or split")),
     }
 }

@@ -130,15 +130,18 @@ impl Reader<'_> {
 
     /// The register of an operand, of the size of a class.
     pub(super) fn reg(&self, written: &Written, class: RegClass) -> Filled<Reg> {
+        self.of_width(written, class.bytes())
+    }
+
+    /// The register of an operand, of so many bytes.
+    pub(super) fn of_width(&self, written: &Written, bytes: u32) -> Filled<Reg> {
         let Written::Register(register) = written else {
             return Err("a register is needed in place of another operand".to_string());
         };
         let reg = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
-        if reg.class.bytes() == class.bytes() {
-            return Ok(reg);
-        }
-        let (given, taken) = (reg.class.bytes(), class.bytes());
-        Err(format!("a register of {given} B where the instruction takes {taken} B"))
+        let given = reg.class.bytes();
+        let why = || format!("a register of {given} B where the instruction takes {bytes} B");
+        (given == bytes).then_some(reg).ok_or_else(why)
     }
 
     pub(super) fn value(&mut self, written: &Written, ty: ScalarType) -> Filled<Operand> {

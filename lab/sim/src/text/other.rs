@@ -139,10 +139,13 @@ impl Reader<'_> {
 
     /// Reads what is executed as a cold step. False if it is not known either.
     pub(super) fn cold_step(&mut self, form: &Spelled, operands: &[Written]) -> Filled<bool> {
-        if let (Some(fast), [d, sources @ ..]) = (fast::read(form), operands)
-            && self.fast(fast, slice::from_ref(d), sources)?
-        {
-            return Ok(true);
+        if let (Some(fast), [d, sources @ ..]) = (fast::read(form), operands) {
+            match self.fast(fast, slice::from_ref(d), sources) {
+                Ok(()) => return Ok(true),
+                // Others take wider registers, or have a second result.
+                Err(why) if form.name() != "setp" && scalar::read(form).is_none() => return Err(why),
+                Err(_) => {}
+            }
         }
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
@@ -177,7 +180,7 @@ impl Reader<'_> {
             ("lop3", [d, sources @ .., Written::Integer(table)]) => {
                 let table = small(*table, u32::from(u8::MAX))? as u8;
                 let fast = Fast::new(Op::Lop3(table, [0, 1, 2, 3]), U32, &[U32; 3]);
-                return self.fast(fast, slice::from_ref(d), sources);
+                self.fast(fast, slice::from_ref(d), sources)?;
             }
             ("setp", [d, a, b, rest @ ..]) => {
                 let writes = self.results(d, RegClass::Pred)?;
@@ -354,47 +357,6 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn pack(&mut self, d: &Written, parts: &[Written], words: &[&str]) -> Filled<()> {
-        let dst = self.register(d)?;
-        let whole = Ty::last(words)?;
-        let bits = part_bits(whole, parts)?;
-        let types = vec![Ty::Int(bits, false); parts.len()];
-        if let Some([op, _]) = fast::of_two(parts, bits)
-            && self.fast(Fast::new(op, whole, &types), slice::from_ref(d), parts)?
-        {
-            return Ok(());
-        }
-        let reads = self.operands(parts, &types)?;
-        let mask = super::numbers::mask(bits);
-        let compute = move |v: &[u64; 4]| {
-            (0u32..).zip(v).fold(0, |all, (i, part)| {
-                all | (part & mask).checked_shl(bits * i).unwrap_or(0)
-            })
-        };
-        self.cold(What::Scalar(Box::new(compute)), Class::Alu, vec![dst], reads);
-        Ok(())
-    }
-
-    fn unpack(&mut self, parts: &[Written], a: &Written, words: &[&str]) -> Filled<()> {
-        let whole = Ty::last(words)?;
-        let bits = part_bits(whole, parts)?;
-        if let Some([_, op]) = fast::of_two(parts, bits)
-            && self.fast(Fast::new(op, Ty::Int(bits, false), &[whole]), parts, slice::from_ref(a))?
-        {
-            return Ok(());
-        }
-        let (mask, read) = (super::numbers::mask(bits), self.operand(a, whole)?);
-        for (i, part) in (0u32..).zip(parts) {
-            if *part == Written::Sink {
-                continue;
-            }
-            let dst = self.register(part)?;
-            let compute = move |v: &[u64; 4]| v[0] >> (bits * i) & mask;
-            self.cold(What::Scalar(Box::new(compute)), Class::Alu, vec![dst], vec![read]);
-        }
-        Ok(())
-    }
-
     /// A comparison. Of pairs the second result is that of the upper halves, of others the opposite of the first.
     fn test(&mut self, writes: Vec<Reg>, values: [&Written; 2], c: Option<&Written>, words: &[&str]) -> Filled<()> {
         let ty = Ty::last(words)?;
@@ -480,13 +442,5 @@ impl Reader<'_> {
             self.mov(kept, Operand::Reg(next));
         }
         Ok(())
-    }
-}
-
-/// Bits of each part of a register that a list joins or splits.
-fn part_bits(whole: Ty, parts: &[Written]) -> Filled<u32> {
-    match parts.len() {
-        count @ (2 | 4) => Ok(8 * whole.bytes() / count as u32),
-        count => Err(format!("a list of {count}; 2 or 4 are joined or split")),
     }
 }
