@@ -238,7 +238,7 @@ impl<'m> Cluster<'m> {
             What::Print => self.print(warp, pc, cold),
             What::Assert => self.assert(warp, pc, cold),
             What::Trap => self.trap(warp, pc, active),
-            What::Nothing => {}
+            What::Fast(..) | What::Nothing => {}
         }
         None
     }

@@ -372,40 +372,15 @@ fn instruction<'m>(
         Inst::DependencyWait => cluster.dependency_wait(warp),
         // Only one launch is simulated at a time.
         Inst::DependencyTrigger => {}
-        Inst::Trace { label, src } => {
-            if machine.options.trace {
-                record(cluster, warp, label, src.class, first);
-            }
-        }
+        Inst::Trace { label, src } if machine.options.trace => record(cluster, warp, label, src.class, first),
         Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
         Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),
         Inst::Cluster(ref inst) => return stop_unless(cluster.across_blocks(warp, pc, inst), warp, pc),
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
-        // Decoded, or nothing that `decode` takes: cold steps.
-        Inst::Mov { .. }
-        | Inst::Bin { .. }
-        | Inst::Un { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Cvt { .. }
-        | Inst::CvtPack { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::BarWarp { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::Atom { .. }
-        | Inst::Flag(_)
-        | Inst::Mbar(_) => {}
+        // Those that have no class are no operations, and a trace that nobody asked for does nothing.
+        _ => {}
     }
     None
 }

@@ -11,7 +11,7 @@ use crate::error::SimError;
 use crate::program::{CONST, NOTHING, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
-use crate::text::cold::Cold;
+use crate::text::cold::{Cold, What};
 use crate::text::{Code, Step};
 use crate::undefined::{self, Flow, Moves};
 
@@ -103,18 +103,22 @@ impl<'a> Lowering<'a> {
         } else {
             self.touch(&reads, &writes, site);
         }
-        let op = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
+        let (op, class) = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
-        self.push(op, Class::of(inst), site);
+        self.push(op, class, site);
         Ok(())
     }
 
     pub(crate) fn cold(&mut self, cold: &'a Cold, site: SiteId) {
         let [reads, writes] = cold.accessed();
         self.touch(&reads, &writes, site);
+        let op = match &cold.what {
+            What::Fast(op, types) => self.numbered(*op, types, cold),
+            _ => Op::Cold(cold),
+        };
         self.note_cold(cold);
-        self.push(Op::Cold(cold), cold.class, site);
+        self.push(op, cold.class, site);
     }
 
     /// Before the operation of a step: checks what it reads, and moves what is not defined.

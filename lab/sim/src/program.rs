@@ -95,6 +95,23 @@ pub(crate) enum Op<'k> {
     Inst(&'k Inst, [Row; OPERANDS]),
 }
 
+impl Op<'_> {
+    /// The rows of arithmetic.
+    pub(crate) fn rows(&mut self) -> &mut [Row] {
+        use Op::*;
+        match self {
+            Mov32(rows) | Mov64(rows) | Un32(_, rows) | AbsS64(rows) | Cvt(_, rows) => rows,
+            Int32(_, _, rows) | Int64(_, _, rows) | F32(_, rows) | Halves(_, _, rows) => rows,
+            CvtHalves(_, rows) | CvtE4m3(rows) | Setp32(_, _, rows) | Setp64(_, _, rows) => rows,
+            Pack16(rows) | Pack64(rows) | Unpack16(rows) | Unpack64(rows) => rows,
+            PredAnd(rows) | PredOr(rows) | PredXor(rows) => rows,
+            FmaF32(rows) | FmaHalves(_, rows) | Mad32(rows) | Mad64(rows) | MadWide(_, rows) => rows,
+            Lop3(_, rows) | Prmt(rows) | Selp32(rows) | Selp64(rows) => rows,
+            _ => &mut [],
+        }
+    }
+}
+
 /// A jump of a text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Jump {
@@ -121,25 +138,17 @@ pub(crate) enum FloatOp {
     Max,
 }
 
-impl FloatOp {
-    pub(crate) fn of(op: BinOp) -> Option<FloatOp> {
-        match op {
-            BinOp::Add => Some(FloatOp::Add),
-            BinOp::Sub => Some(FloatOp::Sub),
-            BinOp::Mul => Some(FloatOp::Mul),
-            BinOp::Min => Some(FloatOp::Min),
-            BinOp::Max => Some(FloatOp::Max),
-            BinOp::MulHi | BinOp::MulWide | BinOp::Div | BinOp::Rem => None,
-            BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr => None,
-        }
-    }
-}
-
 /// The element type of a packed pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     F16,
     BF16,
+}
+
+impl Half {
+    pub(crate) fn of(is_bf16: bool) -> Half {
+        if is_bf16 { Half::BF16 } else { Half::F16 }
+    }
 }
 
 /// How a comparison interprets bits.

@@ -234,6 +234,9 @@ pub(crate) fn inst_changes_the_block(inst: &Inst) -> bool {
         | Inst::DependencyWait
         | Inst::DependencyTrigger
         | Inst::Bulk(BulkInst::Wait { .. } | BulkInst::Prefetch { .. }) => false,
-        _ => matches!(Class::of(inst), Class::StoreShared | Class::Sync | Class::CopyAsync),
+        _ => matches!(
+            Class::of(inst),
+            Some(Class::StoreShared | Class::Sync | Class::CopyAsync)
+        ),
     }
 }

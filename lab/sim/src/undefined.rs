@@ -11,6 +11,7 @@ use rustc_hash::FxHashSet;
 
 use crate::access::{bits, source_of};
 use crate::machine::Machine;
+use crate::program::Op;
 use crate::registers::{FULL, lanes};
 use crate::report::Class;
 use crate::text::cold::{Access, Cold, LOCAL_WINDOW, Memory, What};
@@ -86,12 +87,6 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
     };
     match step {
         Step::Inst(inst) => match inst {
-            Inst::Selp { cond, a, b, .. } => Parts {
-                moves: Moves::Chosen(*cond),
-                from: vec![Some(*cond), register(a), register(b)],
-                checked: Vec::new(),
-                to,
-            },
             Inst::Mma { .. } => all(Moves::Together, reads, to),
             // Whether old sums count, the predicate says when it runs.
             Inst::Wgmma(WgmmaInst::Mma {
@@ -103,17 +98,17 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
                 let is_sum = |reg: &Reg| reg.class == d.class && (d.index..d.index + n / 2).contains(&reg.index);
                 decides(reads.into_iter().filter(|reg| !is_sum(reg)).collect(), to)
             }
-            _ if Class::of(inst).is_arithmetic() => all(Moves::Each, reads, to),
+            _ if Class::of(inst) == Some(Class::Alu) => all(Moves::Each, reads, to),
             _ => decides(reads, to),
         },
         Step::Cold(cold) => match (&cold.what, &cold.reads[..]) {
-            (What::Scalar(_), [a, b, Operand::Reg(cond)]) if cond.class == RegClass::Pred => Parts {
+            (What::Scalar(_) | What::Fast(..), [a, b, Operand::Reg(cond)]) if cond.class == RegClass::Pred => Parts {
                 moves: Moves::Chosen(*cond),
                 from: vec![Some(*cond), register(a), register(b)],
                 checked: Vec::new(),
                 to,
             },
-            (What::Scalar(_) | What::Test(..), _) => all(Moves::Each, reads, to),
+            (What::Scalar(_) | What::Fast(..) | What::Test(..), _) => all(Moves::Each, reads, to),
             (What::Shfl(mode), _) => first(Moves::Shuffle(*mode, cold), cold, to[..1].to_vec()),
             (What::Vote(_) | What::Match(_) | What::Redux(..), _) => first(Moves::Together, cold, to),
             (What::Product(_) | What::Transpose, _) => all(Moves::Together, reads, to),
@@ -220,10 +215,14 @@ impl Code {
         let mut constants = HashMap::new();
         for item in &self.items {
             let value = match &item.step {
-                Step::Inst(Inst::Mov {
-                    src: Operand::Imm(bits),
+                Step::Cold(Cold {
+                    what: What::Fast(Op::Mov32(_) | Op::Mov64(_), _),
+                    reads,
                     ..
-                }) => Some(*bits),
+                }) => match reads[..] {
+                    [Operand::Imm(bits)] => Some(bits),
+                    _ => None,
+                },
                 _ => None,
             };
             for reg in Code::accessed(&item.step)[1].iter() {

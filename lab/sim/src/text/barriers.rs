@@ -2,13 +2,15 @@
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, BinOp, Cvt, Inst, Space};
-use flashcore_ir::types::{RegClass, ScalarType};
+use flashcore_ir::types::RegClass;
 use flashcore_ptx::Operand as Written;
 
 use super::Reader;
 use super::cold::{Mbarrier, Vote, What};
 use super::numbers::Ty;
 use super::operands::{Filled, small};
+use super::scalar::U32;
+use crate::program::Op;
 use crate::report::Class;
 
 impl Reader<'_> {
@@ -123,19 +125,9 @@ impl Reader<'_> {
     fn parity_of(&mut self, state: &Written) -> Filled<Operand> {
         let src = Operand::Reg(self.reg(state, RegClass::B64)?);
         let (low, parity) = (self.fresh(RegClass::B32, 1), self.fresh(RegClass::B32, 1));
-        let cvt = Inst::Cvt {
-            op: Cvt::U32FromU64,
-            dst: low,
-            src,
-        };
-        let and = Inst::Bin {
-            op: BinOp::And,
-            ty: ScalarType::B32,
-            dst: parity,
-            a: Operand::Reg(low),
-            b: Operand::Imm(1),
-        };
-        self.out.extend([cvt, and]);
+        self.convert(Cvt::U32FromU64, low, src);
+        let and = Op::Int32(BinOp::And, false, [0, 1, 2]);
+        self.with_constant(and, U32, parity, (Operand::Reg(low), 1));
         Ok(Operand::Reg(parity))
     }
 

@@ -1,12 +1,14 @@
 //! Cold steps: instructions that are executed seldom enough to look up their operands each time, those that the kernel
-//! language has not among them.
+//! language has not among them. The others are arithmetic, whose operands are looked up once.
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, Cache, Object};
 use flashcore_ir::types::Reg;
 
 use super::matrix::{Move, Product};
+use super::numbers::Ty;
 use super::scalar::Compute;
+use crate::program::Op;
 use crate::report::Class;
 
 pub(crate) type Compare = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
@@ -63,6 +65,8 @@ fn of_register(operand: &Operand) -> Option<Reg> {
 }
 
 pub(crate) enum What {
+    /// An operation whose rows are numbers of the written registers and then of the operands, which have these types.
+    Fast(Op<'static>, Vec<Ty>),
     Scalar(Compute),
     /// A comparison, combined with a third operand if there is one; a second result has the opposite of the comparison.
     Test(Compare, Join),

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use super::{Reader, UNKNOWN, class_of};
+use super::{Reader, UNKNOWN};
 use flashcore_ir::inst::{
-    Address, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, Descriptor, FenceInst, Inst, L2Hint, Major, MmaAcc,
-    MmaInput, Operand, Scope, Special, UnOp, WgmmaA, WgmmaInput, WgmmaInst,
+    Address, BulkInst, Cache, ClusterInst, Descriptor, FenceInst, Inst, L2Hint, Major, MmaAcc, MmaInput, Operand,
+    Scope, WgmmaA, WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::ptx::{Notes, mnemonic};
 use flashcore_ir::shared::BufferId;
-use flashcore_ir::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Module, Spelled, print};
 
 /// Those that the writer prints as the form.
@@ -26,19 +26,18 @@ pub(super) fn candidates(form: &Spelled) -> Arc<[Inst]> {
     candidates.clone()
 }
 
-/// One opcode for all that mean the same: with explicit rounding, without `::cta` and hints, with the space that alone
-/// is possible, and with types of bits where the type does not matter.
+/// One opcode for all that mean the same: without `::cta` and hints, and with the space that alone is possible.
 fn normal(opcode: &str) -> String {
     let opcode = opcode.replace("::cta", "");
     match opcode.as_str() {
         copy if copy.starts_with("cp.async.c") && copy.contains(".L2::") => {
             let words: Vec<&str> = copy.split('.').filter(|word| !word.starts_with("L2::")).collect();
-            return words.join(".");
+            words.join(".")
         }
         matrix if matrix.contains("matrix.sync.aligned") => {
             let matrix = matrix.replace(".m8n8", "").replace(".aligned", ".aligned.m8n8");
-            let has_space = matrix.contains(".shared") || matrix.starts_with("mov");
-            return matrix.replace(".b16", if has_space { ".b16" } else { ".shared.b16" });
+            let has_space = matrix.contains(".shared");
+            matrix.replace(".b16", if has_space { ".b16" } else { ".shared.b16" })
         }
         copy if copy.starts_with("cp.async.bulk") || copy.starts_with("cp.reduce.async.bulk") => {
             // Hints of caches are not needed, tiles are the default, and who copies to its own block need not say so.
@@ -46,28 +45,10 @@ fn normal(opcode: &str) -> String {
                 .replace(".tile", "")
                 .replace("bulk.shared.global", "bulk.shared::cluster.global");
             let copy = copy.replace("d.shared.global", "d.shared::cluster.global");
-            return copy.replace(".L2::cache_hint", "");
+            copy.replace(".L2::cache_hint", "")
         }
-        "barrier.cluster.arrive" | "barrier.cluster.arrive.aligned" => {
-            return opcode.replace(".arrive", ".arrive.release");
-        }
-        "barrier.cluster.wait" | "barrier.cluster.wait.aligned" => return opcode.replace(".wait", ".wait.acquire"),
-        "membar.cta" => return "fence.acq_rel.cta".to_string(),
-        "membar.gl" => return "fence.acq_rel.gpu".to_string(),
-        _ => {}
-    }
-    let Some((name, ty)) = opcode.rsplit_once('.') else {
-        return opcode;
-    };
-    match name.split('.').next() {
-        Some("ld" | "st" | "mov" | "selp") => match ty {
-            "u16" | "s16" | "f16" | "bf16" => format!("{name}.b16"),
-            "u32" | "s32" | "f16x2" | "bf16x2" => format!("{name}.b32"),
-            "u64" | "s64" => format!("{name}.b64"),
-            _ => opcode,
-        },
-        // Without `.rn` compilers may contract; the rounding is the same.
-        Some("add" | "sub" | "mul") => opcode.replace(".rn", ""),
+        "barrier.cluster.arrive" | "barrier.cluster.arrive.aligned" => opcode.replace(".arrive", ".arrive.release"),
+        "barrier.cluster.wait" | "barrier.cluster.wait.aligned" => opcode.replace(".wait", ".wait.acquire"),
         _ => opcode,
     }
 }
@@ -90,9 +71,6 @@ pub fn executes(form: &str) -> bool {
     Module::read(&text).ok().and_then(reads).is_some()
 }
 
-const INTEGERS: [ScalarType; 4] = [ScalarType::U32, ScalarType::S32, ScalarType::U64, ScalarType::S64];
-const FLOATS: [ScalarType; 3] = [ScalarType::F32, ScalarType::F16x2, ScalarType::BF16x2];
-const BITS: [ScalarType; 2] = [ScalarType::B32, ScalarType::B64];
 /// An operand to be filled in: a number that is possible as a count of bytes.
 const IMM: Operand = Operand::Imm(16);
 const ADDRESS: Address = Address {
@@ -110,31 +88,9 @@ fn each<A: Copy, B: Copy>(a: impl IntoIterator<Item = A>, b: &[B]) -> impl Itera
     a.into_iter().flat_map(|a| b.iter().map(move |&b| (a, b)))
 }
 
-fn types_of_two(op: BinOp) -> Vec<ScalarType> {
-    use BinOp::{Add, And, Div, Max, Min, Mul, MulHi, MulWide, Or, Rem, Shl, Shr, Sub, Xor};
-    match op {
-        Add | Sub | Mul | Min | Max => [&INTEGERS[..], &FLOATS].concat(),
-        MulHi | Div | Rem => INTEGERS.to_vec(),
-        MulWide => INTEGERS[..2].to_vec(),
-        And | Or | Xor => [&[ScalarType::Pred, ScalarType::B16], &BITS[..]].concat(),
-        Shl => BITS.to_vec(),
-        Shr => [&INTEGERS[..], &BITS].concat(),
-    }
-}
-
-fn types_of_one(op: UnOp) -> Vec<ScalarType> {
-    match op {
-        UnOp::Neg | UnOp::Abs => [&[ScalarType::S32, ScalarType::S64], &FLOATS[..]].concat(),
-        UnOp::Not => [&[ScalarType::Pred], &BITS[..]].concat(),
-        UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp => vec![ScalarType::F32],
-        UnOp::Popc | UnOp::Clz => vec![ScalarType::B32],
-    }
-}
-
 /// All instructions, of the types and with the modifiers that an opcode has.
 fn of_words(opcode: &str) -> Vec<Inst> {
     use FenceInst::{MbarrierInit, ProxyAsync, ProxyAsyncGlobal};
-    use UnOp::{Abs, Clz, Ex2, Lg2, Neg, Not, Popc, Rcp};
     let words: Vec<&str> = opcode.split('.').collect();
     let has = |word: &str| words.contains(&word);
     let number = |prefix: &str| {
@@ -143,58 +99,8 @@ fn of_words(opcode: &str) -> Vec<Inst> {
             .filter_map(|word| word.strip_prefix(prefix)?.split('k').next());
         digits.filter_map(|digits| digits.parse::<u32>().ok()).next()
     };
-    let last = words.last().copied().unwrap_or("");
-    let ty = ScalarType::from_ptx(last).unwrap_or(ScalarType::B32);
-    let class = class_of(last).unwrap_or(RegClass::B32);
-    let (pred, word, wide, float) = (
-        reg(RegClass::Pred),
-        reg(RegClass::B32),
-        reg(RegClass::B64),
-        reg(RegClass::F32),
-    );
-    let [a, b, c, lo, hi, selector] = [IMM; 6];
+    let (pred, word, float) = (reg(RegClass::Pred), reg(RegClass::B32), reg(RegClass::F32));
     let mut all = Vec::new();
-    for op in BinOp::ALL.into_iter().filter(|&op| types_of_two(op).contains(&ty)) {
-        let dst = if op == BinOp::MulWide { wide } else { reg(ty.class()) };
-        all.push(Inst::Bin { op, ty, dst, a, b });
-    }
-    let dst = reg(ty.class());
-    for op in [Neg, Abs, Not, Ex2, Lg2, Rcp, Popc, Clz] {
-        all.extend(types_of_one(op).contains(&ty).then_some(Inst::Un { op, ty, dst, a }));
-    }
-    if INTEGERS.contains(&ty) || FLOATS.contains(&ty) {
-        all.push(Inst::Fma { ty, dst, a, b, c });
-    }
-    if INTEGERS.contains(&ty) || BITS.contains(&ty) || ty == ScalarType::F32 {
-        let dst = pred;
-        all.extend(Cmp::ALL.map(|cmp| Inst::Setp { cmp, ty, dst, a, b }));
-    }
-    let dst = wide;
-    all.push(Inst::MadWide { ty, dst, a, b, c });
-    for op in Cvt::ALL {
-        let (dst, src) = (reg(op.class()), IMM);
-        all.push(Inst::Cvt { op, dst, src });
-    }
-    for ty in [ScalarType::F16x2, ScalarType::BF16x2, ScalarType::E4M3x2] {
-        let dst = reg(ty.class());
-        all.push(Inst::CvtPack { ty, dst, lo, hi });
-    }
-    for (half, dst) in [(RegClass::B16, word), (RegClass::B32, wide)] {
-        all.push(Inst::Pack { dst, lo, hi });
-        let (lo, hi, src) = (reg(half), reg(half), IMM);
-        all.push(Inst::Unpack { lo, hi, src });
-    }
-    let (dst, which) = (word, Special::LaneId);
-    all.extend([Inst::Prmt { dst, a, b, selector }, Inst::Special { dst, which }]);
-    let (dst, src) = (reg(class), Operand::Reg(reg(class)));
-    all.push(Inst::Mov { dst, src });
-    if class != RegClass::Pred {
-        let (ty, cond) = (class.scalar(), pred);
-        all.push(Inst::Selp { ty, dst, cond, a, b });
-    }
-    // Of three different values.
-    let (dst, b, c, table) = (word, Operand::Imm(1), Operand::Imm(2), 0);
-    all.push(Inst::Lop3 { dst, a, b, c, table });
 
     let addr = ADDRESS;
     let count = number("x").unwrap_or(1);

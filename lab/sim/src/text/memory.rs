@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Cache, Inst, Object};
+use flashcore_ir::inst::{Cache, ClusterInst, Cvt, Inst, Object};
 use flashcore_ir::ptx::read::SharedSymbol;
-use flashcore_ir::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Operand as Written, Register};
 
 use super::Reader;
@@ -30,8 +30,7 @@ impl Reader<'_> {
                 let map = self.maps.get(byte).copied();
                 let map = map.ok_or("parameters of kernels have no generic addresses here")?;
                 self.base(dst, Object::Param(map));
-                let src = Operand::Imm(map_address(map as usize));
-                self.out.push(Inst::Mov { dst, src });
+                self.mov(dst, Operand::Imm(map_address(map as usize)));
                 return Ok(());
             }
         }
@@ -41,7 +40,7 @@ impl Reader<'_> {
         };
         if window == 0 {
             if Operand::Reg(dst) != a {
-                self.out.push(Inst::Mov { dst, src: a });
+                self.mov(dst, a);
             }
             return Ok(());
         }
@@ -50,42 +49,24 @@ impl Reader<'_> {
         } else {
             window
         };
-        let (op, ty, b) = (flashcore_ir::inst::BinOp::Add, ScalarType::U64, Operand::Imm(add));
-        self.out.push(Inst::Bin { op, ty, dst, a, b });
+        self.add(dst, a, add);
         Ok(())
     }
 
     /// Reads `mapa` of generic addresses.
     pub(super) fn mapa(&mut self, d: &Written, a: &Written, rank: &Written) -> Filled<()> {
-        use flashcore_ir::inst::{BinOp, ClusterInst, Cvt};
         let (dst, src) = (self.reg(d, RegClass::B64)?, Operand::Reg(self.reg(a, RegClass::B64)?));
         let rank = self.operand(rank, Ty::Int(32, false))?;
         let narrow = self.fresh(RegClass::B32, 1);
-        let (op, ty, a, b) = (
-            BinOp::Add,
-            ScalarType::U64,
-            Operand::Reg(dst),
-            Operand::Imm(CLUSTER_WINDOW),
-        );
         let addr = Operand::Reg(narrow);
-        self.out.extend([
-            Inst::Cvt {
-                op: Cvt::U32FromU64,
-                dst: narrow,
-                src,
-            },
-            Inst::Cluster(ClusterInst::Mapa {
-                dst: narrow,
-                addr,
-                rank,
-            }),
-            Inst::Cvt {
-                op: Cvt::U64FromU32,
-                dst,
-                src: addr,
-            },
-            Inst::Bin { op, ty, dst, a, b },
-        ]);
+        self.convert(Cvt::U32FromU64, narrow, src);
+        self.inst(Inst::Cluster(ClusterInst::Mapa {
+            dst: narrow,
+            addr,
+            rank,
+        }));
+        self.convert(Cvt::U64FromU32, dst, addr);
+        self.add(dst, Operand::Reg(dst), CLUSTER_WINDOW);
         Ok(())
     }
 
@@ -99,16 +80,15 @@ impl Reader<'_> {
                 self.base(dst, Object::Param(map));
             }
             let src = Operand::Imm(map.map_or(start.into(), |map| map_address(map as usize)));
-            self.out.push(Inst::Mov { dst, src });
+            self.mov(dst, src);
             return Ok(());
         }
         let dst = self.reg(d, RegClass::B64).or_else(|_| self.reg(d, RegClass::B32))?;
         let src = Operand::Reg(self.symbol_address(name, offset)?);
-        let op = flashcore_ir::inst::Cvt::U32FromU64;
-        self.out.push(match dst.class {
-            RegClass::B64 => Inst::Mov { dst, src },
-            _ => Inst::Cvt { op, dst, src },
-        });
+        match dst.class {
+            RegClass::B64 => self.mov(dst, src),
+            _ => self.convert(Cvt::U32FromU64, dst, src),
+        }
         Ok(())
     }
 
@@ -116,14 +96,12 @@ impl Reader<'_> {
     pub(super) fn symbol_address(&mut self, name: &str, offset: i64) -> Filled<Reg> {
         let dst = self.fresh(RegClass::B64, 1);
         if let Some(&at) = self.locals.get(name) {
-            let src = Operand::Imm(u64::from(at).wrapping_add_signed(offset));
-            self.out.push(Inst::Mov { dst, src });
+            self.mov(dst, Operand::Imm(u64::from(at).wrapping_add_signed(offset)));
             return Ok(dst);
         }
         if let Some(&slot) = self.variables.get(name) {
             let base = crate::machine::base_of(slot as usize, super::foreign::ALIGN);
-            let src = Operand::Imm(base.wrapping_add_signed(offset));
-            self.out.push(Inst::Mov { dst, src });
+            self.mov(dst, Operand::Imm(base.wrapping_add_signed(offset)));
             self.base(dst, Object::Param(slot));
             return Ok(dst);
         }
@@ -131,16 +109,10 @@ impl Reader<'_> {
             return Err(format!("`{name}` is no variable that is read"));
         };
         let narrow = self.fresh(RegClass::B32, 1);
-        self.out.push(Inst::SharedBase { dst: narrow });
+        self.inst(Inst::SharedBase { dst: narrow });
         self.base(narrow, object);
-        let (op, src) = (flashcore_ir::inst::Cvt::U64FromU32, Operand::Reg(narrow));
-        self.out.push(Inst::Cvt { op, dst, src });
-        let (op, ty) = (flashcore_ir::inst::BinOp::Add, ScalarType::U64);
-        let (a, b) = (
-            Operand::Reg(dst),
-            Operand::Imm(u64::from(start).wrapping_add_signed(offset)),
-        );
-        self.out.push(Inst::Bin { op, ty, dst, a, b });
+        self.convert(Cvt::U64FromU32, dst, Operand::Reg(narrow));
+        self.add(dst, Operand::Reg(dst), u64::from(start).wrapping_add_signed(offset));
         Ok(dst)
     }
 
@@ -229,14 +201,12 @@ impl Reader<'_> {
         };
         self.cold(What::Access(access), class, writes, vec![base]);
         for (dst, src) in widened {
-            use flashcore_ir::inst::Cvt;
             let op = if access.signed {
                 Cvt::S64FromS32
             } else {
                 Cvt::U64FromU32
             };
-            let src = Operand::Reg(src);
-            self.out.push(Inst::Cvt { op, dst, src });
+            self.convert(op, dst, Operand::Reg(src));
         }
         Ok(())
     }
@@ -330,15 +300,14 @@ impl Reader<'_> {
             reads.push(match value {
                 Operand::Reg(reg) if reg.class == RegClass::B64 && access.size < 8 => {
                     let dst = self.fresh(RegClass::B32, 1);
-                    let (op, src) = (flashcore_ir::inst::Cvt::U32FromU64, value);
-                    self.out.push(Inst::Cvt { op, dst, src });
+                    self.convert(Cvt::U32FromU64, dst, value);
                     Operand::Reg(dst)
                 }
                 Operand::Reg(_) => value,
                 Operand::Imm(_) if access.scratch.is_none() || self.places.is_none() => value,
                 Operand::Imm(_) => {
                     let dst = self.fresh(if access.size == 8 { RegClass::B64 } else { RegClass::B32 }, 1);
-                    self.out.push(Inst::Mov { dst, src: value });
+                    self.mov(dst, value);
                     Operand::Reg(dst)
                 }
             });

@@ -6,6 +6,7 @@
 mod barriers;
 pub(crate) mod cold;
 mod convert;
+mod fast;
 mod foreign;
 mod forms;
 mod launch;
@@ -27,15 +28,14 @@ mod sums;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
-use flashcore_ir::Kernel;
 use flashcore_ir::inst::{Inst, Object};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::ptx::{Notes, TraceNote};
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ir::{Kernel, Operand};
 use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Register, Spelled};
 
 use cold::Cold;
@@ -135,13 +135,10 @@ struct Reader<'a> {
     params: HashMap<&'a str, u32>,
     /// Shared symbols: their objects, and their first bytes.
     symbols: HashMap<String, (Object, u32)>,
-    /// By form of the text the instructions that may be meant, once it was looked for.
-    forms: Vec<Option<Arc<[Inst]>>>,
     /// Objects of the instruction that is being read.
     objects: std::vec::IntoIter<Object>,
-    /// Instructions of the statement that is being read, and those that belong after it.
-    out: Vec<Inst>,
-    after: Vec<Inst>,
+    /// What is copied to registers after the statement that is being read.
+    after: Vec<(Reg, Reg)>,
     items: Vec<Item>,
     site: SiteId,
     /// Of kernels of other compilers: the first byte of each parameter; registers with the address of a byte of them;
@@ -188,8 +185,6 @@ impl<'a> Reader<'a> {
             params,
             symbols,
             objects: Vec::new().into_iter(),
-            forms: vec![None; module.forms().len()],
-            out: Vec::new(),
             after: Vec::new(),
             items: Vec::new(),
             site: SiteId(0),
@@ -315,7 +310,9 @@ impl<'a> Reader<'a> {
                     self.push(Step::Guard(pred, negated));
                 }
                 self.instruction(inst, form).map_err(wrong)?;
-                self.flush();
+                for (dst, src) in std::mem::take(&mut self.after) {
+                    self.mov(dst, Operand::Reg(src));
+                }
                 if guard.is_some() {
                     self.push(Step::GuardEnd);
                 }
@@ -330,6 +327,10 @@ impl<'a> Reader<'a> {
     fn push(&mut self, step: Step) {
         let site = self.site;
         self.items.push(Item { step, site });
+    }
+
+    fn inst(&mut self, inst: Inst) {
+        self.push(Step::Inst(inst));
     }
 
     /// Whether a label stands after an instruction.
@@ -350,16 +351,6 @@ impl<'a> Reader<'a> {
         matches!(form, Some(Ok(form)) if ["ret", "exit"].contains(&form.name()))
     }
 
-    /// Moves the instructions of the statement that is being read to the items.
-    fn flush(&mut self) {
-        let site = self.site;
-        let all = self.out.drain(..).chain(self.after.drain(..));
-        self.items.extend(all.map(|inst| Item {
-            step: Step::Inst(inst),
-            site,
-        }));
-    }
-
     /// Notes that a register is given the address of an object.
     fn base(&mut self, reg: Reg, object: Object) {
         let one = Origin::One(object);
@@ -367,7 +358,7 @@ impl<'a> Reader<'a> {
         *known = origins::join(*known, one);
     }
 
-    /// Reads an instruction that is not a jump into `out` and `after`.
+    /// Reads an instruction that is not a jump.
     fn instruction(&mut self, inst: &Instruction, form: &Spelled) -> Result<(), String> {
         // What a hint says is not needed.
         let is_hinted =
@@ -379,29 +370,30 @@ impl<'a> Reader<'a> {
         }
         let is_first = match (form.name(), operands) {
             ("mov", [d, Written::Symbol(name, offset)]) if is_foreign => return self.address_of(d, name, *offset),
-            ("ld" | "st" | "shfl" | "vote" | "redux" | "bar" | "barrier" | "mbarrier", _) => true,
             ("atom" | "red", _) => is_foreign || !form.has("v4"),
-            ("cvta" | "membar" | "nanosleep" | "prefetch" | "elect", _) => is_foreign,
-            _ => false,
+            ("prefetch" | "elect", _) => is_foreign,
+            // What the kernel language has of these is an instruction of it.
+            ("cp" | "fence" | "griddepcontrol" | "ldmatrix" | "mapa" | "mma" | "setmaxnreg", _) => false,
+            ("stmatrix" | "wgmma", _) => false,
+            _ => true,
         };
         if is_first && self.cold_step(form, operands)? {
             return Ok(());
         }
         let mut why = None;
-        let objects = self.objects.clone();
-        let known = self.forms[inst.form as usize].get_or_insert_with(|| forms::candidates(form));
-        for candidate in known.clone().iter() {
+        let (objects, first) = (self.objects.clone(), self.items.len());
+        for candidate in forms::candidates(form).iter() {
             self.objects = objects.clone();
             match self.fill(candidate, operands) {
                 Ok(inst) => {
                     let impossible = operands::no_gpu_has(&inst).filter(|_| self.places.is_some());
-                    self.out.push(inst);
+                    self.inst(inst);
                     return impossible.map_or(Ok(()), Err);
                 }
                 Err(reason) if candidate.clone().slots().len() == operands.len() => why = Some(reason),
                 Err(reason) => why = why.or(Some(reason)),
             }
-            self.out.clear();
+            self.items.truncate(first);
             self.after.clear();
         }
         if self.places.is_some() && self.cold_step(form, operands)? {
@@ -423,7 +415,7 @@ impl<'a> Reader<'a> {
             ("mov", [d, Written::Symbol(name, 0)]) if self.params.contains_key(name.as_str()) => self.param(d, name)?,
             ("mov", [d, Written::Symbol(name, 0)]) if self.symbols.contains_key(name.as_str()) => {
                 let dst = self.reg(d, RegClass::B32)?;
-                self.out.push(Inst::SharedBase { dst });
+                self.inst(Inst::SharedBase { dst });
             }
             _ => return Ok(false),
         }
@@ -475,7 +467,7 @@ impl<'a> Reader<'a> {
             return Err("a register is needed".to_string());
         };
         let dst = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
-        self.out.push(Inst::Param { dst, index });
+        self.inst(Inst::Param { dst, index });
         Ok(())
     }
 }

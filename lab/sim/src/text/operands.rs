@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 
-use flashcore_ir::inst::{Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, Special, WgmmaA};
+use flashcore_ir::inst::{Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, WgmmaA};
 use flashcore_ir::inst::{Space, WgmmaInst};
 use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
 
+use super::numbers::Ty;
 use super::{Reader, UNKNOWN};
 
 /// Why an instruction is not read, without its line.
@@ -90,14 +91,6 @@ impl Reader<'_> {
             (Slot::Regs(first, count, access) | Slot::Matrices(first, count, access), _) => {
                 *first = self.run(written, first.class, count, access)?;
             }
-            (Slot::Halves(lo, hi), Written::List(list)) if list.len() == 2 => {
-                *lo = self.reg(&list[0], lo.class)?;
-                *hi = self.reg(&list[1], hi.class)?;
-            }
-            (Slot::Pair(lo, hi, ty), Written::List(list)) if list.len() == 2 => {
-                *lo = self.value(&list[0], ty)?;
-                *hi = self.value(&list[1], ty)?;
-            }
             (Slot::Value(value, ty), _) => *value = self.value(written, ty)?,
             (Slot::Memory(addr, space, _), Written::Memory(base, offset)) => {
                 *addr = self.address(base, *offset, space)?;
@@ -120,7 +113,6 @@ impl Reader<'_> {
                 Ok(signed) => *mask = signed as u32,
                 Err(_) => *mask = small(*bits, u32::MAX)?,
             },
-            (Slot::Table(table), Written::Integer(bits)) => *table = small(*bits, u32::from(u8::MAX))? as u8,
             (Slot::Transposed(major), Written::Integer(bits)) => {
                 *major = if small(*bits, 1)? == 1 { Major::Mn } else { Major::K };
             }
@@ -131,10 +123,6 @@ impl Reader<'_> {
             }
             (Slot::Unused, Written::Sink) => {}
             (Slot::Elected(pred), Written::Pair(both)) => *pred = self.reg(&both[1], pred.class)?,
-            (Slot::Special(which), Written::Special(name)) => {
-                let found = Special::all().find(|special| special.ptx() == *name);
-                *which = found.ok_or_else(|| format!("`{name}` is not read"))?;
-            }
             _ => return Err("a number or a list is needed in place of another operand".to_string()),
         }
         Ok(())
@@ -142,33 +130,25 @@ impl Reader<'_> {
 
     /// The register of an operand, of the size of a class.
     pub(super) fn reg(&self, written: &Written, class: RegClass) -> Filled<Reg> {
+        self.of_width(written, class.bytes())
+    }
+
+    /// The register of an operand, of so many bytes.
+    pub(super) fn of_width(&self, written: &Written, bytes: u32) -> Filled<Reg> {
         let Written::Register(register) = written else {
             return Err("a register is needed in place of another operand".to_string());
         };
         let reg = self.registers[register.0 as usize].ok_or("registers of this type are not read")?;
-        if reg.class.bytes() == class.bytes() {
-            return Ok(reg);
-        }
-        let (given, taken) = (reg.class.bytes(), class.bytes());
-        Err(format!("a register of {given} B where the instruction takes {taken} B"))
+        let given = reg.class.bytes();
+        let why = || format!("a register of {given} B where the instruction takes {bytes} B");
+        (given == bytes).then_some(reg).ok_or_else(why)
     }
 
-    pub(super) fn value(&self, written: &Written, ty: ScalarType) -> Filled<Operand> {
-        Ok(match written {
-            Written::Integer(bits) => {
-                let narrow = narrowed(*bits, 8 * ty.bytes());
-                narrow.map(Operand::Imm).ok_or_else(|| {
-                    let (number, bytes) = (*bits as i64, ty.bytes());
-                    format!("{number} does not fit into the {bytes} B of a number")
-                })?
-            }
-            Written::Float { bits, width: 32 } => Operand::Imm(*bits),
-            Written::Float { bits, .. } if ty == ScalarType::F32 => {
-                Operand::Imm(u64::from((f64::from_bits(*bits) as f32).to_bits()))
-            }
-            Written::Float { bits, .. } => Operand::Imm(*bits),
-            _ => Operand::Reg(self.reg(written, ty.class())?),
-        })
+    pub(super) fn value(&mut self, written: &Written, ty: ScalarType) -> Filled<Operand> {
+        match written {
+            Written::Integer(_) | Written::Float { .. } => self.operand(written, Ty::Int(8 * ty.bytes(), false)),
+            _ => Ok(Operand::Reg(self.reg(written, ty.class())?)),
+        }
     }
 
     /// An address in brackets; a symbol's is read into a new register.
@@ -179,7 +159,7 @@ impl Reader<'_> {
                 return Err(format!("`{name}` is no shared variable"));
             };
             let dst = self.fresh(RegClass::B32, 1);
-            self.out.push(Inst::SharedBase { dst });
+            self.inst(Inst::SharedBase { dst });
             self.base(dst, object);
             let offset = offset
                 .checked_add_unsigned(start)
@@ -196,8 +176,8 @@ impl Reader<'_> {
         let base = match wide {
             None => self.value(base, ty)?,
             Some(wide) => {
-                let (op, dst, src) = (Cvt::U32FromU64, self.fresh(RegClass::B32, 1), Operand::Reg(wide));
-                self.out.push(Inst::Cvt { op, dst, src });
+                let dst = self.fresh(RegClass::B32, 1);
+                self.convert(Cvt::U32FromU64, dst, Operand::Reg(wide));
                 Operand::Reg(dst)
             }
         };
@@ -224,15 +204,11 @@ impl Reader<'_> {
         }
         let first = self.fresh(class, count);
         for (i, &reg) in (0u32..).zip(&regs) {
-            let mov = |dst, src| Inst::Mov {
-                dst,
-                src: Operand::Reg(src),
-            };
             if access.reads() {
-                self.out.push(mov(first.plus(i), reg));
+                self.mov(first.plus(i), Operand::Reg(reg));
             }
             if access.writes() {
-                self.after.push(mov(reg, first.plus(i)));
+                self.after.push((reg, first.plus(i)));
             }
         }
         Ok(first)
@@ -263,8 +239,6 @@ fn items(written: &Written) -> &[Written] {
 /// The bits of a number in a width, which has them with or without a sign; none where they do not fit.
 pub(super) fn narrowed(bits: u64, width: u32) -> Option<u64> {
     match width {
-        // Predicates: 0 and 1, and -1 for true.
-        8 => Some(bits & 1),
         64.. => Some(bits),
         _ => {
             let (mask, signed) = ((1 << width) - 1, bits as i64);

@@ -10,6 +10,7 @@ use super::cold::{Atomic, Cold, Memory, What};
 use super::matrix::Move;
 use super::{Item, Step, UNKNOWN};
 use crate::assigned::accessed;
+use crate::program::Op;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -35,7 +36,7 @@ fn computed(step: &Step) -> Option<[Vec<Reg>; 2]> {
     let [mut reads, mut writes] = match step {
         Step::Inst(inst) if addresses(&mut inst.clone()).next().is_none() => accessed(inst),
         Step::Cold(Cold {
-            what: What::Scalar(_),
+            what: What::Scalar(_) | What::Fast(..),
             writes,
             reads,
             ..
@@ -49,7 +50,11 @@ fn computed(step: &Step) -> Option<[Vec<Reg>; 2]> {
         _ => return None,
     };
     // What is multiplied is no address.
-    if let Step::Inst(Inst::MadWide { .. } | Inst::Bin { op: BinOp::MulWide, .. }) = step {
+    if let Step::Cold(Cold {
+        what: What::Fast(Op::MadWide(..) | Op::Int32(BinOp::MulWide, ..), _),
+        ..
+    }) = step
+    {
         reads.retain(|reg| reg.class == RegClass::B64);
     }
     // A selection does not take the origin of its condition.

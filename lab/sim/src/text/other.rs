@@ -1,20 +1,24 @@
 //! Instructions that are read as cold steps.
 
+use std::slice;
+
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{FenceInst, Inst, ShflMode};
-use flashcore_ir::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::inst::{Cvt, FenceInst, Inst, ShflMode};
+use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Operand as Written, Spelled};
 
 use super::cold::{Cold, Join, Mbarrier, Memory, Vote, What};
+use super::fast::{self, Fast};
 use super::memory::memory_of;
 use super::numbers::Ty;
-use super::operands::{Filled, narrowed};
-use super::{Reader, Step, scalar};
+use super::operands::{Filled, narrowed, small};
+use super::scalar::{self, U32};
+use super::{Reader, Step};
+use crate::program::Op;
 use crate::report::Class;
 
 impl Reader<'_> {
     pub(super) fn cold(&mut self, what: What, class: Class, writes: Vec<Reg>, reads: Vec<Operand>) {
-        self.flush();
         self.push(Step::Cold(Cold {
             what,
             class,
@@ -55,8 +59,7 @@ impl Reader<'_> {
             Written::Not(register) => {
                 let a = Operand::Reg(self.register(&Written::Register(*register))?);
                 let dst = self.fresh(RegClass::Pred, 1);
-                let (op, ty) = (flashcore_ir::inst::UnOp::Not, ScalarType::Pred);
-                self.out.push(Inst::Un { op, ty, dst, a });
+                self.with_constant(Op::PredXor([0, 1, 2]), Ty::Pred, dst, (a, 1));
                 Operand::Reg(dst)
             }
             Written::Integer(bits) if ty == Ty::F64 => Operand::Imm((*bits as i64 as f64).to_bits()),
@@ -80,6 +83,11 @@ impl Reader<'_> {
         })
     }
 
+    pub(super) fn operands(&mut self, all: &[Written], types: &[Ty]) -> Filled<Vec<Operand>> {
+        let operands = all.iter().zip(types).map(|(written, ty)| self.operand(written, *ty));
+        operands.collect()
+    }
+
     pub(super) fn special(&mut self, dst: Reg, written: &Written) -> Filled<()> {
         use flashcore_ir::inst::{BinOp, Special};
         let Written::Special(name) = written else {
@@ -87,7 +95,7 @@ impl Reader<'_> {
         };
         let lane = |reader: &mut Self| {
             let dst = reader.fresh(RegClass::B32, 1);
-            reader.out.push(Inst::Special {
+            reader.inst(Inst::Special {
                 dst,
                 which: Special::LaneId,
             });
@@ -109,18 +117,18 @@ impl Reader<'_> {
             // Time does not pass; a value that no kernel may rely on.
             "clock" | "clock64" | "globaltimer" | "smid" | "gridid" => Box::new(|_| 0),
             "warpid" => {
-                self.out.push(Inst::Special {
+                self.inst(Inst::Special {
                     dst,
                     which: Special::Tid(0),
                 });
-                let (op, ty, a, b) = (BinOp::Shr, ScalarType::U32, Operand::Reg(dst), Operand::Imm(5));
-                self.out.push(Inst::Bin { op, ty, dst, a, b });
+                let shift = Op::Int32(BinOp::Shr, false, [0, 1, 2]);
+                self.with_constant(shift, U32, dst, (Operand::Reg(dst), 5));
                 return Ok(());
             }
             _ => {
                 let found = Special::all().find(|special| special.ptx() == *name);
                 let which = found.ok_or_else(|| format!("`{name}` is not read"))?;
-                self.out.push(Inst::Special { dst, which });
+                self.inst(Inst::Special { dst, which });
                 return Ok(());
             }
         };
@@ -131,6 +139,14 @@ impl Reader<'_> {
 
     /// Reads what is executed as a cold step. False if it is not known either.
     pub(super) fn cold_step(&mut self, form: &Spelled, operands: &[Written]) -> Filled<bool> {
+        if let (Some(fast), [d, sources @ ..]) = (fast::read(form), operands) {
+            match self.fast(fast, slice::from_ref(d), sources) {
+                Ok(()) => return Ok(true),
+                // Others take wider registers, or have a second result.
+                Err(why) if form.name() != "setp" && scalar::read(form).is_none() => return Err(why),
+                Err(_) => {}
+            }
+        }
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
         match (form.name(), operands) {
@@ -144,10 +160,9 @@ impl Reader<'_> {
                     self.fresh(RegClass::B32, 1)
                 };
                 self.special(narrow, a)?;
-                let (op, src) = (flashcore_ir::inst::Cvt::U64FromU32, Operand::Reg(narrow));
                 match dst.class {
                     RegClass::B32 => {}
-                    RegClass::B64 => self.out.push(Inst::Cvt { op, dst, src }),
+                    RegClass::B64 => self.convert(Cvt::U64FromU32, dst, Operand::Reg(narrow)),
                     _ => return Err("special registers have 32 or 64 bits".to_string()),
                 }
             }
@@ -160,7 +175,12 @@ impl Reader<'_> {
                 {
                     return Err("registers of different sizes".to_string());
                 }
-                self.out.push(Inst::Mov { dst, src });
+                self.mov(dst, src);
+            }
+            ("lop3", [d, sources @ .., Written::Integer(table)]) => {
+                let table = small(*table, u32::from(u8::MAX))? as u8;
+                let fast = Fast::new(Op::Lop3(table, [0, 1, 2, 3]), U32, &[U32; 3]);
+                self.fast(fast, slice::from_ref(d), sources)?;
             }
             ("setp", [d, a, b, rest @ ..]) => {
                 let writes = self.results(d, RegClass::Pred)?;
@@ -246,14 +266,15 @@ impl Reader<'_> {
             // Of both kinds of memory.
             ("fence", []) if form.modifiers().eq(["proxy", "async"]) => {
                 let both = [FenceInst::ProxyAsync, FenceInst::ProxyAsyncGlobal];
-                self.out.extend(both.map(Inst::Fence));
+                both.into_iter().for_each(|fence| self.inst(Inst::Fence(fence)));
             }
             ("mapa", [d, a, rank]) if has("u64") => self.mapa(d, a, rank)?,
             ("mbarrier", _) => return self.mbarrier(operands, &words),
             ("call", _) => self.call(operands)?,
             ("mma" | "wmma", _) => self.matrix(form.name(), &words, operands)?,
             ("cp", []) if has("wait_all") => {
-                self.out.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);
+                self.inst(Inst::CpAsyncCommit);
+                self.inst(Inst::CpAsyncWait { pending: 0 });
             }
             ("activemask", [d]) => {
                 let writes = vec![self.result(d, RegClass::B32)?];
@@ -268,7 +289,7 @@ impl Reader<'_> {
                 } else {
                     Scope::Device
                 };
-                self.out.push(Inst::Fence(FenceInst::Memory(scope)));
+                self.inst(Inst::Fence(FenceInst::Memory(scope)));
             }
             ("nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority", _) => {
                 self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new());
@@ -300,12 +321,7 @@ impl Reader<'_> {
                 if sources.len() != known.from.len() {
                     return Ok(false);
                 }
-                let writes = vec![self.register(d)?];
-                let reads = sources
-                    .iter()
-                    .zip(&known.from)
-                    .map(|(source, ty)| self.operand(source, *ty));
-                let reads = reads.collect::<Filled<Vec<Operand>>>()?;
+                let (writes, reads) = (vec![self.register(d)?], self.operands(sources, &known.from)?);
                 self.cold(What::Scalar(known.compute), Class::Alu, writes, reads);
             }
         }
@@ -341,37 +357,6 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn pack(&mut self, d: &Written, parts: &[Written], words: &[&str]) -> Filled<()> {
-        let dst = self.register(d)?;
-        let whole = Ty::last(words)?;
-        let bits = part_bits(whole, parts)?;
-        let reads = parts.iter().map(|part| self.operand(part, Ty::Int(bits, false)));
-        let reads = reads.collect::<Filled<Vec<Operand>>>()?;
-        let mask = super::numbers::mask(bits);
-        let compute = move |v: &[u64; 4]| {
-            (0u32..).zip(v).fold(0, |all, (i, part)| {
-                all | (part & mask).checked_shl(bits * i).unwrap_or(0)
-            })
-        };
-        self.cold(What::Scalar(Box::new(compute)), Class::Alu, vec![dst], reads);
-        Ok(())
-    }
-
-    fn unpack(&mut self, parts: &[Written], a: &Written, words: &[&str]) -> Filled<()> {
-        let whole = Ty::last(words)?;
-        let bits = part_bits(whole, parts)?;
-        let (mask, read) = (super::numbers::mask(bits), self.operand(a, whole)?);
-        for (i, part) in (0u32..).zip(parts) {
-            if *part == Written::Sink {
-                continue;
-            }
-            let dst = self.register(part)?;
-            let compute = move |v: &[u64; 4]| v[0] >> (bits * i) & mask;
-            self.cold(What::Scalar(Box::new(compute)), Class::Alu, vec![dst], vec![read]);
-        }
-        Ok(())
-    }
-
     /// A comparison. Of pairs the second result is that of the upper halves, of others the opposite of the first.
     fn test(&mut self, writes: Vec<Reg>, values: [&Written; 2], c: Option<&Written>, words: &[&str]) -> Filled<()> {
         let ty = Ty::last(words)?;
@@ -396,11 +381,9 @@ impl Reader<'_> {
             let test = What::Test(Box::new(move |a, b| compare(part(a), part(b))), join);
             self.cold(test, Class::Alu, vec![result], reads.clone());
         }
-        let moves = writes.into_iter().zip(results);
-        self.out.extend(moves.map(|(dst, result)| Inst::Mov {
-            dst,
-            src: Operand::Reg(result),
-        }));
+        for (dst, result) in writes.into_iter().zip(results) {
+            self.mov(dst, Operand::Reg(result));
+        }
         Ok(())
     }
 
@@ -446,10 +429,7 @@ impl Reader<'_> {
         if sources.len() != value.from.len() {
             return Err(format!("{} operands; {} are needed", sources.len(), value.from.len()));
         }
-        let mut reads = Vec::new();
-        for (source, ty) in sources.iter().zip(&value.from) {
-            reads.push(self.operand(source, *ty)?);
-        }
+        let mut reads = self.operands(sources, &value.from)?;
         reads.resize(3, Operand::Imm(0));
         reads.push(if takes { Operand::Reg(kept) } else { Operand::Imm(0) });
         // The result may be a source, so the carry is computed first, and kept last.
@@ -459,17 +439,8 @@ impl Reader<'_> {
         }
         self.cold(What::Scalar(value.compute), Class::Alu, vec![dst], reads);
         if form.has("cc") {
-            let src = Operand::Reg(next);
-            self.out.push(Inst::Mov { dst: kept, src });
+            self.mov(kept, Operand::Reg(next));
         }
         Ok(())
-    }
-}
-
-/// Bits of each part of a register that a list joins or splits.
-fn part_bits(whole: Ty, parts: &[Written]) -> Filled<u32> {
-    match parts.len() {
-        count @ (2 | 4) => Ok(8 * whole.bytes() / count as u32),
-        count => Err(format!("a list of {count}; 2 or 4 are joined or split")),
     }
 }

@@ -1,4 +1,4 @@
-//! Scalar instructions that the kernel language has not, as functions of the bits of their operands.
+//! Scalar instructions that have no operation of their own (`fast.rs`), as functions of the bits of their operands.
 //!
 //! Source: PTX ISA 9.0, "Integer Arithmetic Instructions" to "Data Movement and Conversion Instructions".
 
@@ -53,17 +53,10 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
             if is_first { v[0] } else { v[1] }
         });
     }
-    if name == "selp" {
-        return scalar(&[ty, ty, Ty::Pred], |v| if v[2] != 0 { v[0] } else { v[1] });
-    }
     if matches!(ty, Ty::F32 | Ty::F64 | Ty::Half(_)) {
         return floats(name, words, ty);
     }
-    let (bits, signed) = match ty {
-        Ty::Int(bits, signed) => (bits, signed),
-        Ty::Pred => (1, false),
-        _ => return None,
-    };
+    let Ty::Int(bits, signed) = ty else { return None };
     let x = move |value: u64| extend(value, bits, signed);
     let two = [ty, ty];
     match name {
@@ -231,11 +224,6 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
                 }
             })
         }
-        "mov" => scalar(&[ty], |v| v[0]),
-        "and" => scalar(&two, |v| v[0] & v[1]),
-        "or" => scalar(&two, |v| v[0] | v[1]),
-        "xor" => scalar(&two, |v| v[0] ^ v[1]),
-        "not" => scalar(&[ty], move |v| !v[0] & mask(bits)),
         "cnot" => scalar(&[ty], move |v| u64::from(v[0] & mask(bits) == 0)),
         "shl" => scalar(&[ty, U32], move |v| {
             if v[1] >= u64::from(bits) {

@@ -2,12 +2,14 @@
 //! have the same sum, but for rounding where a product and a sum are fused; Triton's kernels store each lane's copy.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{BinOp, Inst, ShflMode, StoreSource};
-use flashcore_ir::types::{Reg, ScalarType as T};
+use flashcore_ir::inst::{Inst, ShflMode, StoreSource};
+use flashcore_ir::types::Reg;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::cold::{Cold, What};
+use super::numbers::Ty;
 use super::{Code, Item, Step};
+use crate::program::{FloatOp, Op};
 use crate::registers::FULL;
 
 /// What a register holds that is written once.
@@ -83,41 +85,33 @@ impl Sums {
             Some(Value::Taken(from, bit)) if is_its(*from) => Some(Value::Sum(self.bits(*from) | bit)),
             _ => None,
         };
-        match step {
-            Step::Inst(Inst::Mov { src, .. }) => {
-                let is_older = self.get(*src).is_some() && !is_here(*src);
-                root(*src).filter(|_| !is_older).map(Value::Copy)
+        let Step::Cold(Cold { what, reads, .. }) = step else {
+            return None;
+        };
+        match (what, &reads[..]) {
+            (What::Fast(Op::Mov32(_) | Op::Mov64(_), _), &[src]) => {
+                let is_older = self.get(src).is_some() && !is_here(src);
+                root(src).filter(|_| !is_older).map(Value::Copy)
             }
-            Step::Inst(Inst::Bin {
-                op, ty: T::F32, a, b, ..
-            }) => match (op, root(*a)?, root(*b)?) {
-                (BinOp::Mul, a, b) => Some(Value::Product([a, b])),
-                (BinOp::Add, a, b) => with_taken(b, &|from| from == a).or_else(|| with_taken(a, &|from| from == b)),
+            (What::Fast(Op::F32(op, _), _), &[a, b]) => match (op, root(a)?, root(b)?) {
+                (FloatOp::Mul, a, b) => Some(Value::Product([a, b])),
+                (FloatOp::Add, a, b) => with_taken(b, &|from| from == a).or_else(|| with_taken(a, &|from| from == b)),
                 _ => None,
             },
-            Step::Inst(Inst::Fma {
-                ty: T::F32, a, b, c, ..
-            }) => {
-                let factors = [root(*a)?, root(*b)?];
+            (What::Fast(Op::FmaF32(_), _), &[a, b, c]) => {
+                let factors = [root(a)?, root(b)?];
                 let is_product = |from| {
                     let product = self.get(from).filter(|_| is_here(from));
                     matches!(product, Some(Value::Product([x, y])) if factors == [*x, *y] || factors == [*y, *x])
                 };
-                with_taken(root(*c)?, &is_product)
+                with_taken(root(c)?, &is_product)
             }
-            Step::Cold(Cold {
-                what: What::Shfl(ShflMode::Bfly),
-                reads,
-                ..
-            }) => match reads[..] {
-                // Of all lanes, and the lane that one bit names.
-                [from, Operand::Imm(by), Operand::Imm(31), Operand::Imm(members)]
-                    if members as u32 == FULL && [1, 2, 4, 8, 16].contains(&by) =>
-                {
-                    Some(Value::Taken(root(from)?, by as u32))
-                }
-                _ => None,
-            },
+            // Of all lanes, and the lane that one bit names.
+            (What::Shfl(ShflMode::Bfly), &[from, Operand::Imm(by), Operand::Imm(31), Operand::Imm(members)])
+                if members as u32 == FULL && [1, 2, 4, 8, 16].contains(&by) =>
+            {
+                Some(Value::Taken(root(from)?, by as u32))
+            }
             _ => None,
         }
     }
@@ -187,13 +181,15 @@ impl Code {
 
 /// Whether floats that a step reads may be part of those that it writes.
 fn keeps_floats(step: &Step) -> bool {
-    match step {
-        Step::Inst(Inst::Bin { ty, .. } | Inst::Un { ty, .. } | Inst::Fma { ty, .. }) => {
-            matches!(ty, T::F32 | T::F16x2 | T::BF16x2)
-        }
-        Step::Inst(Inst::Mov { .. } | Inst::Selp { .. } | Inst::Pack { .. } | Inst::Unpack { .. }) => true,
-        Step::Inst(Inst::CvtPack { .. }) => true,
-        Step::Cold(cold) => matches!(cold.what, What::Scalar(_)),
+    let Step::Cold(cold) = step else { return false };
+    match &cold.what {
+        What::Scalar(_) => true,
+        What::Fast(op, from) => match op {
+            Op::Mov32(_) | Op::Mov64(_) | Op::Selp32(_) | Op::Selp64(_) => true,
+            Op::Pack16(_) | Op::Pack64(_) | Op::Unpack16(_) | Op::Unpack64(_) => true,
+            Op::Cvt(..) | Op::Setp32(..) => false,
+            _ => matches!(from[0], Ty::F32 | Ty::Halves(_)),
+        },
         _ => false,
     }
 }
