@@ -378,7 +378,7 @@ fn instruction<'m>(
             }
         }
         Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
-        Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),
+        Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst, None), warp, pc),
         Inst::Cluster(ref inst) => return stop_unless(cluster.across_blocks(warp, pc, inst), warp, pc),
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);

@@ -2,11 +2,12 @@
 //! language has not among them.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Address, Cache, Object};
+use flashcore_ir::inst::{Address, Cache, Inst, Object};
 use flashcore_ir::types::Reg;
 
-use super::matrix::{Move, Product};
+use super::matrix::{Move, Product, Types};
 use super::scalar::Compute;
+use crate::assigned;
 use crate::report::Class;
 
 pub(crate) type Compare = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
@@ -51,7 +52,13 @@ impl Cold {
             }
             _ => {}
         }
-        [reads.collect(), writes]
+        let mut reads: Vec<Reg> = reads.collect();
+        if let What::Like(inst, _) = &self.what {
+            let [more_reads, more_writes] = assigned::accessed(inst);
+            reads.extend(more_reads);
+            writes.extend(more_writes);
+        }
+        [reads, writes]
     }
 }
 
@@ -91,12 +98,21 @@ pub(crate) enum What {
     WarpSync,
     /// `movmatrix`.
     Transpose,
+    /// An instruction of the kernel language, but for what that has not.
+    Like(Inst, Unlike),
     /// `vprintf` and `__assertfail`, whose arguments are in local memory from the operands on.
     Print,
     Assert,
     /// `trap`.
     Trap,
     Nothing,
+}
+
+/// In what an instruction is unlike that of the kernel language.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unlike {
+    /// Of a product.
+    pub(crate) types: Option<Types>,
 }
 
 /// What is done with an mbarrier.

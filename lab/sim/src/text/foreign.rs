@@ -205,10 +205,11 @@ impl PtxKernel {
             };
         }
         let unwritten = code.live(&mut Lives::default());
-        let products = code.items.iter().flat_map(|item| match &item.step {
-            Step::Inst(inst) => fragments(inst),
-            _ => Vec::new(),
-        });
+        let products = code
+            .items
+            .iter()
+            .filter_map(|item| item.step.inst())
+            .flat_map(fragments);
         let named = unwritten
             .iter()
             .copied()
@@ -305,15 +306,22 @@ impl PtxKernel {
 
 /// The object of the mbarrier that a step names.
 fn mbarrier(step: &mut Step) -> Option<&mut Object> {
-    let address = match step {
+    let inst = match step {
         Step::Cold(Cold {
             what: What::Mbarrier(_, address),
             ..
-        }) => address,
-        Step::Inst(Inst::Bulk(
-            BulkInst::Load { bar, .. } | BulkInst::LoadBytes { bar, .. } | BulkInst::Send { bar, .. },
-        )) => bar,
+        }) => return Some(&mut address.object),
+        Step::Inst(inst)
+        | Step::Cold(Cold {
+            what: What::Like(inst, _),
+            ..
+        }) => inst,
         _ => return None,
+    };
+    let (Inst::Bulk(BulkInst::Load { bar: address, .. } | BulkInst::LoadBytes { bar: address, .. })
+    | Inst::Bulk(BulkInst::Send { bar: address, .. })) = inst
+    else {
+        return None;
     };
     Some(&mut address.object)
 }

@@ -27,11 +27,12 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
     let rows = code.rows(&pinned)?;
     let tracked = if is_foreign { code.undefined(&pinned) } else { pinned };
     let mut lowering = Lowering::new(kernel, code, rows, tracked);
-    let products = code.items.iter().filter_map(|item| match &item.step {
-        Step::Inst(inst) => Some(fragments(inst)),
-        _ => None,
-    });
-    lowering.find_fragments(products.flatten().collect());
+    let products = code
+        .items
+        .iter()
+        .filter_map(|item| item.step.inst())
+        .flat_map(fragments);
+    lowering.find_fragments(products.collect());
     let places = Places::of(code);
     let sums = is_foreign.then(|| code.sums());
     // By label the operation that a jump ahead goes to, and that of a jump back.
@@ -62,7 +63,7 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
             }
             Step::Cold(cold) => {
                 lowering.begin(step, *site);
-                lowering.cold(cold, *site);
+                lowering.cold(cold, *site)?;
                 lowering.end(step, *site);
             }
             Step::Guard(pred, negated) => {
@@ -224,7 +225,11 @@ impl Step {
                 What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) | What::Elect | What::WarpSync => {
                     cold.reads.last().copied()
                 }
-                What::Product(_) | What::Move(_) | What::Transpose | What::Barrier(_) => Some(all),
+                What::Like(Inst::Wgmma(_), _)
+                | What::Product(_)
+                | What::Move(_)
+                | What::Transpose
+                | What::Barrier(_) => Some(all),
                 _ => None,
             },
             _ => None,

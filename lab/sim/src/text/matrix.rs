@@ -1,11 +1,13 @@
-//! Products of matrices that the kernel language has not: `mma.sync` of other types and shapes, and `wmma`.
+//! Products of matrices that the kernel language has not: `mma.sync` of other types and shapes, `wmma`, and `wgmma` of
+//! other types.
 
-use flashcore_ir::Operand;
+use flashcore_ir::inst::{Descriptor, Inst, Major, WgmmaA, WgmmaInput, WgmmaInst};
 use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ir::{BufferId, Operand};
 use flashcore_ptx::Operand as Written;
 
 use super::Reader;
-use super::cold::What;
+use super::cold::{Unlike, What};
 use super::numbers::{Mode, Ty};
 use super::operands::Filled;
 use crate::report::Class;
@@ -112,6 +114,38 @@ pub(crate) struct Product {
     pub(crate) mode: Mode,
 }
 
+/// The types of a warpgroup's product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Types {
+    pub(crate) a: Ty,
+    pub(crate) b: Ty,
+    /// Of the sums.
+    pub(crate) d: Ty,
+    pub(crate) saturates: bool,
+}
+
+impl Types {
+    /// Of one that the kernel language has.
+    pub(crate) fn of(input: WgmmaInput) -> Types {
+        let a = match input {
+            WgmmaInput::F16 => Ty::Half(false),
+            WgmmaInput::BF16 => Ty::Half(true),
+            WgmmaInput::E4M3 => Ty::Byte(false),
+        };
+        Types {
+            a,
+            b: a,
+            d: Ty::F32,
+            saturates: false,
+        }
+    }
+
+    /// Steps of k that an instruction takes: 32 bytes of a row.
+    pub(crate) fn k(&self) -> u32 {
+        32 / self.a.bytes()
+    }
+}
+
 /// A matrix from memory, or to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
@@ -187,6 +221,48 @@ impl Reader<'_> {
         all.into_iter().try_for_each(Fragment::check)?;
         let reads = [a, b, c].concat().into_iter().map(Operand::Reg).collect();
         self.cold(What::Product(product), Class::Tensor, d, reads);
+        Ok(())
+    }
+
+    /// Reads a warpgroup's product: one of the kernel language with as many registers, and its own types.
+    pub(super) fn group_product(&mut self, words: &[&str], operands: &[Written]) -> Filled<()> {
+        let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
+        let (&[d, a, b], Some([_, n, _]), [_, a_given, ..]) = (&types[..], shape(words), operands) else {
+            return Err("its types are not read".to_string());
+        };
+        let word = Reg {
+            class: RegClass::B32,
+            index: 0,
+        };
+        let operand = Descriptor {
+            bits: Operand::Imm(0),
+            buffer: BufferId(0),
+            major: Major::K,
+        };
+        let is_half = matches!(a, Ty::Half(_));
+        let like = WgmmaInst::Mma {
+            input: if is_half { WgmmaInput::F16 } else { WgmmaInput::E4M3 },
+            n: n / d.in_register(),
+            d: word,
+            a: match a_given {
+                Written::List(_) => WgmmaA::Regs(word),
+                _ => WgmmaA::Shared(operand),
+            },
+            b: operand,
+            accumulate: Operand::Imm(1),
+        };
+        let mut operands = operands.to_vec();
+        if matches!(a, Ty::Int(..)) {
+            // Integers have no signs to choose.
+            operands.extend([1, 1].map(Written::Integer));
+        }
+        let inst = self.fill(&Inst::Wgmma(like), &operands)?;
+        let saturates = words.contains(&"satfinite");
+        let unlike = Unlike {
+            types: Some(Types { a, b, d, saturates }),
+            ..Unlike::default()
+        };
+        self.like(inst, unlike);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Register, Spelled};
 
-use cold::Cold;
+use cold::{Cold, What};
 pub(crate) use foreign::Extra;
 pub use foreign::PtxKernel;
 pub use forms::executes;
@@ -91,6 +91,20 @@ pub(crate) enum Step {
     Jump(Jump),
     /// Lanes end: all, or those for which a predicate holds, or does not.
     Exit(Option<(Reg, bool)>),
+}
+
+impl Step {
+    /// The instruction of the kernel language that it is, or is like.
+    pub(crate) fn inst(&self) -> Option<&Inst> {
+        match self {
+            Step::Inst(inst) => Some(inst),
+            Step::Cold(Cold {
+                what: What::Like(inst, _),
+                ..
+            }) => Some(inst),
+            _ => None,
+        }
+    }
 }
 
 /// A jump to an instruction of the text.

@@ -102,7 +102,11 @@ pub(super) fn resolve(items: &mut [Item], bases: &HashMap<Reg, Origin>, whole: O
     };
     for (number, item) in items.iter_mut().enumerate() {
         match &mut item.step {
-            Step::Inst(inst) => {
+            Step::Inst(inst)
+            | Step::Cold(Cold {
+                what: What::Like(inst, _),
+                ..
+            }) => {
                 for (address, space, _) in addresses(inst) {
                     if address.object == UNKNOWN {
                         address.object = of(address.base, space == Space::Global).ok_or(number)?;

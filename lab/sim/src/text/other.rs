@@ -5,7 +5,7 @@ use flashcore_ir::inst::{FenceInst, Inst, ShflMode};
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::{Operand as Written, Spelled};
 
-use super::cold::{Cold, Join, Mbarrier, Memory, Vote, What};
+use super::cold::{Cold, Join, Mbarrier, Memory, Unlike, Vote, What};
 use super::memory::memory_of;
 use super::numbers::Ty;
 use super::operands::{Filled, narrowed};
@@ -21,6 +21,13 @@ impl Reader<'_> {
             writes,
             reads,
         }));
+    }
+
+    /// An instruction with what its operands need before it and after it.
+    pub(super) fn like(&mut self, inst: Inst, unlike: Unlike) {
+        let (after, class) = (std::mem::take(&mut self.after), Class::of(&inst));
+        self.cold(What::Like(inst, unlike), class, Vec::new(), Vec::new());
+        self.after = after;
     }
 
     pub(super) fn register(&self, written: &Written) -> Filled<Reg> {
@@ -251,6 +258,7 @@ impl Reader<'_> {
             ("mapa", [d, a, rank]) if has("u64") => self.mapa(d, a, rank)?,
             ("mbarrier", _) => return self.mbarrier(operands, &words),
             ("call", _) => self.call(operands)?,
+            ("wgmma", _) if has("mma_async") => self.group_product(&words, operands)?,
             ("mma" | "wmma", _) => self.matrix(form.name(), &words, operands)?,
             ("cp", []) if has("wait_all") => {
                 self.out.extend([Inst::CpAsyncCommit, Inst::CpAsyncWait { pending: 0 }]);

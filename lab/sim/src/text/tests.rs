@@ -9,8 +9,6 @@ fn may_be_missing(text: &str) -> bool {
     let words: Vec<&str> = text.split('.').collect();
     let has = |some: &[&str]| words.iter().any(|word| some.contains(word));
     match words[0] {
-        // Of other types than those of the kernel language.
-        "wgmma" => has(&["mma_async"]) && !(has(&["f32"]) && has(&["f16", "bf16", "e4m3"]) && !has(&["e5m2"])),
         "tensormap" | "getctarank" | "mapa" => true,
         "cp" => has(&["reduce", "prefetch", "im2col", "multicast::cluster"]) && has(&["bulk"]),
         "fence" => has(&["tensormap::generic"]) || text.starts_with("fence.proxy.async.shared::cluster"),

@@ -12,6 +12,7 @@ mod flags;
 mod forms;
 mod hopper;
 mod hopper_attention;
+mod hopper_forms;
 mod numerics;
 mod products;
 mod ragged;
