@@ -11,6 +11,7 @@ use std::ops::Range;
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, BulkInst, Space};
 
+use crate::atomic::changed;
 use crate::clock::{Epoch, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
@@ -20,6 +21,7 @@ use crate::program::At;
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shared_memory::POISON;
+use crate::text::cold::{Unlike, Update};
 use crate::warp::{Lane, Warp};
 
 /// Alignment of bulk copies in shared memory (PTX ISA, "cp.async.bulk.tensor").
@@ -31,13 +33,23 @@ pub(crate) struct InFlight {
     first: u32,
     /// The words of the box in order, before swizzling.
     words: Vec<u32>,
-    swizzle: flashcore_ir::Swizzle,
+    how: Landing,
     pub(crate) mbarrier: u32,
     /// Phase of the mbarrier when the load started.
     pub(crate) phase: i64,
     epoch: Epoch,
     pub(crate) actor: Actor,
     pub(crate) pc: u32,
+}
+
+/// How a copy lands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Landing {
+    pub(crate) swizzle: flashcore_ir::Swizzle,
+    /// What it does to the words that are there.
+    pub(crate) update: Option<Update>,
+    /// Whether it is an access like those of threads.
+    pub(crate) is_generic: bool,
 }
 
 impl InFlight {
@@ -151,7 +163,8 @@ impl<'m> Cluster<'m> {
         None
     }
 
-    pub(crate) fn bulk(&mut self, warp: &mut Warp, pc: u32, inst: &BulkInst) {
+    pub(crate) fn bulk(&mut self, warp: &mut Warp, pc: u32, inst: &BulkInst, unlike: &Unlike) {
+        let update = unlike.update;
         for by in lanes(warp.active).map(|lane| warp.lane(pc, lane)) {
             match inst {
                 BulkInst::Load {
@@ -162,11 +175,15 @@ impl<'m> Cluster<'m> {
                     multicast,
                     ..
                 } => self.bulk_load(by, (map, at), dst, bar, *multicast),
-                BulkInst::Store { map, at, src } => self.bulk_store(by, (map, at), src),
-                BulkInst::LoadBytes { dst, src, bytes, bar } => self.load_bytes(by, (dst, src), *bytes, bar),
-                BulkInst::StoreBytes { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, false),
-                BulkInst::Reduce { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, true),
-                BulkInst::Send { dst, src, bytes, bar } => self.send_bytes(by, (dst, src), *bytes, bar),
+                BulkInst::Store { map, at, src } => self.bulk_store(by, (map, at), src, update.is_some()),
+                BulkInst::LoadBytes { dst, src, bytes, bar } => {
+                    self.load_bytes(by, (dst, src), *bytes, bar, unlike.ranks);
+                }
+                BulkInst::StoreBytes { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, None),
+                BulkInst::Reduce { dst, src, bytes } => {
+                    self.store_bytes(by, (dst, src), *bytes, Some(update.unwrap_or(Update::ADD_F32)));
+                }
+                BulkInst::Send { dst, src, bytes, bar } => self.send_bytes(by, (dst, src), *bytes, bar, update),
                 BulkInst::Commit => {
                     let stores = &mut self.stores[warp.index];
                     stores.unread[by.lane].push_back(warp.epoch);
@@ -228,22 +245,12 @@ impl<'m> Cluster<'m> {
         bar: &Address,
         multicast: Option<Operand>,
     ) {
-        let machine = self.machine;
         let Some((param, map)) = self.begin_copy(by, map) else {
             return;
         };
-        let ranks = match multicast {
-            None => 1 << by.warp.rank,
-            Some(mask) => by.value::<u32>(machine, mask) & 0xffff,
-        };
-        if ranks >> machine.blocks != 0 || ranks == 0 {
-            self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
-                let blocks = machine.blocks;
-                let message = format!("a multicast to block mask {ranks:#x}; the cluster has {blocks} blocks");
-                Details::new(message, cluster.lane_actor(by))
-            });
+        let Some(ranks) = self.ranks(by, multicast) else {
             return;
-        }
+        };
         self.check_dependency(by);
         self.count_copy(by.pc, map.bytes);
         let at = self.coordinates(by, at);
@@ -251,6 +258,24 @@ impl<'m> Cluster<'m> {
         for rank in lanes(ranks) {
             self.start_load(by, (tile, bar), BOX_ALIGN, rank, &words, map.recipe.swizzle);
         }
+    }
+
+    /// The blocks that a load is for, as bits; reports those that there are not.
+    pub(crate) fn ranks(&mut self, by: Lane<'_>, multicast: Option<Operand>) -> Option<u32> {
+        let machine = self.machine;
+        let ranks = match multicast {
+            None => 1 << by.warp.rank,
+            Some(mask) => by.value::<u32>(machine, mask) & 0xffff,
+        };
+        if ranks >> machine.blocks == 0 && ranks != 0 {
+            return Some(ranks);
+        }
+        self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
+            let blocks = machine.blocks;
+            let message = format!("a multicast to block mask {ranks:#x}; the cluster has {blocks} blocks");
+            Details::new(message, cluster.lane_actor(by))
+        });
+        None
     }
 
     /// The mbarrier that a lane names, in the block of a rank.
@@ -286,7 +311,11 @@ impl<'m> Cluster<'m> {
             return;
         };
         if let Some(number) = self.mbarrier_place(by, bar, rank) {
-            self.start_copy(by, (At::of(tile, Space::Shared), first), number, words, swizzle);
+            let how = Landing {
+                swizzle,
+                ..Landing::default()
+            };
+            self.start_copy(by, (At::of(tile, Space::Shared), first), number, words, how);
         }
     }
 
@@ -298,7 +327,7 @@ impl<'m> Cluster<'m> {
         (at, first): (At, u32),
         number: u32,
         words: &[u32],
-        swizzle: flashcore_ir::Swizzle,
+        how: Landing,
     ) -> Option<Epoch> {
         if !self.usable(by, number) {
             return None;
@@ -311,7 +340,7 @@ impl<'m> Cluster<'m> {
         let mbarrier = self.mbarriers[number as usize].as_mut()?;
         mbarrier.copier = Some(actor);
         let phase = mbarrier.phase;
-        if !mbarrier.fenced {
+        if !mbarrier.fenced && !how.is_generic {
             self.report(FindingKind::MissingFence, by.pc, None, |cluster| {
                 let name = cluster.mbarrier_name(number);
                 let message = format!("a copy completes at mbarrier {name}, whose initialisation was not fenced");
@@ -319,15 +348,21 @@ impl<'m> Cluster<'m> {
                     .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
             });
         }
-        self.check_async_write(by, at, first, bytes);
-        let cells = self.copy_cells(first, bytes);
-        self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, by.pc);
-        let word = first as usize / 4;
-        self.words[word..word + words.len()].fill(POISON);
+        if !how.is_generic {
+            self.check_async_write(by, at, (first, bytes), how.update.is_some());
+        }
+        let (cells, word) = (self.copy_cells(first, bytes), first as usize / 4);
+        let kind = if how.update.is_some() {
+            WriterKind::Atomic
+        } else {
+            self.words[word..word + words.len()].fill(POISON);
+            WriterKind::Bulk
+        };
+        self.shadow.fill(cells, Stamp::new(epoch, kind), id, by.pc);
         self.in_flight.push(InFlight {
             first,
             words: words.to_vec(),
-            swizzle,
+            how,
             mbarrier: number,
             phase,
             epoch,
@@ -375,14 +410,27 @@ impl<'m> Cluster<'m> {
     pub(crate) fn land(&mut self, which: usize) {
         self.global.changes += 1;
         let copy = self.in_flight.swap_remove(which);
-        for (i, &word) in copy.words.iter().enumerate() {
-            let place = copy.swizzle.apply(copy.first + 4 * i as u32);
-            self.words[place as usize / 4] = word;
+        if let Some(update) = copy.how.update {
+            let number = |words: &[u32]| words.iter().rev().fold(0, |all, word| all << 32 | u64::from(*word));
+            let size = update.size as usize / 4;
+            let there = self.words[copy.first as usize / 4..].chunks_exact_mut(size);
+            for (there, given) in there.zip(copy.words.chunks_exact(size)) {
+                let value = changed(update, number(there), [number(given), 0], false);
+                (0..)
+                    .zip(there)
+                    .for_each(|(i, word)| *word = (value >> (32 * i)) as u32);
+            }
+        } else {
+            for (i, &word) in copy.words.iter().enumerate() {
+                let place = copy.how.swizzle.apply(copy.first + 4 * i as u32);
+                self.words[place as usize / 4] = word;
+            }
         }
         self.complete_bytes(copy.mbarrier, copy.bytes(), copy.epoch);
     }
 
-    fn bulk_store(&mut self, by: Lane<'_>, (map, at): (&Address, &[Operand]), tile: &Address) {
+    /// Stores a box, or adds it to what is there.
+    fn bulk_store(&mut self, by: Lane<'_>, (map, at): (&Address, &[Operand]), tile: &Address, adds: bool) {
         let machine = self.machine;
         let Some((param, map)) = self.begin_copy(by, map) else {
             return;
@@ -399,6 +447,11 @@ impl<'m> Cluster<'m> {
         let writer = (WriterKind::Agent, machine.actors.store_writes_of(by.thread()));
         for run in self.runs_in_buffer(by, param, map, &at) {
             let row = &bytes[run.within..run.within + run.bytes];
+            if adds {
+                let update = Update::add(map.recipe.element);
+                self.change_bytes(by, update, &machine.regions[param], run.offset, row);
+                continue;
+            }
             for (i, part) in row.chunks(2).enumerate() {
                 let offset = run.offset + 2 * i as u64;
                 self.write_lane(by, &machine.regions[param], offset, part, writer);

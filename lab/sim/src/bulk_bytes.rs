@@ -7,21 +7,32 @@
 use flashcore_ir::inst::{Address, Space};
 use flashcore_ir::{Operand, Swizzle};
 
+use crate::access::bits;
+use crate::bulk::Landing;
 use crate::clock::WriterKind;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::global::{Sum, words};
+use crate::global::{Sum, number, words};
+use crate::machine::Region;
 use crate::program::At;
 use crate::record::Details;
+use crate::registers::lanes;
 use crate::text::cold::Update;
-use crate::warp::Lane;
+use crate::warp::{Lane, Warp};
 
 /// Alignment of addresses and numbers of bytes (PTX ISA, "cp.async.bulk").
 const ALIGN: u32 = 16;
 
 impl Cluster<'_> {
-    pub(crate) fn load_bytes(&mut self, by: Lane<'_>, (dst, src): (&Address, &Address), bytes: Operand, bar: &Address) {
-        let Some(bytes) = self.copied_bytes(by, bytes) else {
+    pub(crate) fn load_bytes(
+        &mut self,
+        by: Lane<'_>,
+        (dst, src): (&Address, &Address),
+        bytes: Operand,
+        bar: &Address,
+        multicast: Option<Operand>,
+    ) {
+        let (Some(bytes), Some(ranks)) = (self.copied_bytes(by, bytes), self.ranks(by, multicast)) else {
             return;
         };
         self.check_dependency(by);
@@ -33,11 +44,19 @@ impl Cluster<'_> {
             self.read_global_lane(by, object, address, ALIGN, part);
         }
         let words: Vec<u32> = words(&data).collect();
-        self.start_load(by, (dst, bar), ALIGN, by.warp.rank, &words, Swizzle::None);
+        for rank in lanes(ranks) {
+            self.start_load(by, (dst, bar), ALIGN, rank, &words, Swizzle::None);
+        }
     }
 
-    /// Stores bytes, or adds f32 values atomically.
-    pub(crate) fn store_bytes(&mut self, by: Lane<'_>, (dst, src): (&Address, &Address), bytes: Operand, adds: bool) {
+    /// Stores bytes, or changes words by them, each atomically.
+    pub(crate) fn store_bytes(
+        &mut self,
+        by: Lane<'_>,
+        (dst, src): (&Address, &Address),
+        bytes: Operand,
+        update: Option<Update>,
+    ) {
         let machine = self.machine;
         let Some(bytes) = self.copied_bytes(by, bytes) else {
             return;
@@ -55,34 +74,52 @@ impl Cluster<'_> {
             self.refuse_global(by.warp, by.pc, by.bit(), address, object, (bytes, ALIGN));
             return;
         }
-        let actor = machine.actors.store_writes_of(by.thread());
         let words = self.words[first as usize / 4..][..bytes as usize / 4].to_vec();
-        for (i, word) in words.iter().enumerate() {
-            let offset = offset + 4 * i as u64;
-            if !adds {
-                let writer = (WriterKind::Agent, actor);
-                self.write_lane(by, region, offset, &word.to_le_bytes(), writer);
-            } else if machine.communicates {
-                // The sum lands later; as an access it begins now.
-                let old = self.global.word((region.slot, offset)).to_le_bytes();
-                self.write_lane(by, region, offset, &old, (WriterKind::Atomic, actor));
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        if let Some(update) = update {
+            return self.change_bytes(by, update, region, offset, &bytes);
+        }
+        let writer = (WriterKind::Agent, machine.actors.store_writes_of(by.thread()));
+        for (i, word) in bytes.chunks_exact(4).enumerate() {
+            self.write_lane(by, region, offset + 4 * i as u64, word, writer);
+        }
+    }
+
+    /// Changes words of global memory by the bytes that a bulk copy brings there.
+    pub(crate) fn change_bytes(&mut self, by: Lane<'_>, update: Update, region: &Region, offset: u64, bytes: &[u8]) {
+        let values: Vec<u64> = bytes.chunks_exact(update.size as usize).map(number).collect();
+        let writer = (WriterKind::Atomic, self.machine.actors.store_writes_of(by.thread()));
+        for (i, &value) in values.iter().enumerate() {
+            let offset = offset + u64::from(update.size) * i as u64;
+            if self.machine.communicates {
+                // The change lands later; as an access it begins now.
+                let old = self.global.word((region.slot, offset), update.size).to_le_bytes();
+                self.write_lane(by, region, offset, &old[..update.size as usize], writer);
             } else {
-                self.update_word(by, Update::ADD_F32, region, offset, [(*word).into(), 0]);
+                self.update_word(by, update, region, offset, [value, 0]);
             }
         }
-        if adds && machine.communicates {
+        if self.machine.communicates {
             self.global.sums.push(Sum {
                 by: (self.linear, by.thread()),
                 epoch: by.warp.epoch,
                 to: (region.slot, offset),
-                words,
+                update,
+                values,
             });
         }
     }
 
     /// Copies bytes to the shared memory of a block of the cluster. It is a read of shared memory and a write by the
     /// actor of the mbarrier at which it completes: who has waited there knows both.
-    pub(crate) fn send_bytes(&mut self, by: Lane<'_>, (dst, src): (&Address, &Address), bytes: Operand, bar: &Address) {
+    pub(crate) fn send_bytes(
+        &mut self,
+        by: Lane<'_>,
+        (dst, src): (&Address, &Address),
+        bytes: Operand,
+        bar: &Address,
+        update: Option<Update>,
+    ) {
         let Some(bytes) = self.copied_bytes(by, bytes).filter(|&bytes| bytes > 0) else {
             return;
         };
@@ -102,7 +139,27 @@ impl Cluster<'_> {
         let Some(place) = self.remote_place(by, bar.base, at, 8) else {
             return;
         };
-        let [there, block] = [place, first].map(|offset| offset / self.machine.shared_bytes);
+        let number = self.mbarrier_number(at, place);
+        let Some(number) = number.filter(|&number| self.are_together(by, first, number)) else {
+            return;
+        };
+        self.check_async_read(by.warp, by.bit(), by.pc, At::of(src, Space::Shared), &[(from, bytes)]);
+        let words = self.words[from as usize / 4..][..bytes as usize / 4].to_vec();
+        let how = Landing {
+            update,
+            ..Landing::default()
+        };
+        if let Some(epoch) = self.start_copy(by, (to, first), number, &words, how) {
+            let cells = self.copy_cells(from, bytes);
+            self.shadow.note_sent(self.machine.send_reader(), cells, epoch, by.pc);
+            self.sends.insert(epoch, (number, by.warp.index));
+        }
+    }
+
+    /// Whether a place and an mbarrier are in one block; reports it if not.
+    fn are_together(&mut self, by: Lane<'_>, first: u32, number: u32) -> bool {
+        let block = first / self.machine.shared_bytes;
+        let there = number / self.machine.mbarriers_per_block as u32;
         if there != block {
             self.report(FindingKind::Mbarrier, by.pc, None, |cluster| {
                 let message = format!(
@@ -111,17 +168,54 @@ impl Cluster<'_> {
                 );
                 Details::new(message, cluster.lane_actor(by))
             });
-            return;
         }
-        let Some(number) = self.mbarrier_number(at, place) else {
-            return;
+        there == block
+    }
+
+    /// Stores values, or changes words by them, in the block of an mbarrier that counts their bytes when they land.
+    pub(crate) fn store_async(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        (reads, offset): (&[Operand], i64),
+        bar: &Address,
+        (size, update): (u32, Option<Update>),
+    ) {
+        let numbers = self.mbarriers_of(warp, pc, bar, Space::Cluster);
+        let values = reads.iter().map(|&operand| bits(self.machine, warp, operand));
+        let values: Vec<[u64; 32]> = values.collect();
+        let addresses = values[0].map(|base| base.wrapping_add_signed(offset) as u32);
+        let at = At {
+            remote: true,
+            ..At::start(self.shared_object(None))
         };
-        self.check_async_read(by.warp, by.bit(), by.pc, At::of(src, Space::Shared), &[(from, bytes)]);
-        let words = self.words[from as usize / 4..][..bytes as usize / 4].to_vec();
-        if let Some(epoch) = self.start_copy(by, (to, first), number, &words, Swizzle::None) {
-            let cells = self.copy_cells(from, bytes);
-            self.shadow.note_sent(self.machine.send_reader(), cells, epoch, by.pc);
-            self.sends.insert(epoch, (number, by.warp.index));
+        let bytes = size * (values.len() as u32 - 1);
+        let access = self.shared_access(warp, pc, warp.active, &addresses, at, bytes);
+        let (kind, is_generic) = (
+            if update.is_some() {
+                WriterKind::Atomic
+            } else {
+                WriterKind::Thread
+            },
+            true,
+        );
+        self.check_writes(warp, &access, kind, 0);
+        let how = Landing {
+            update,
+            is_generic,
+            ..Landing::default()
+        };
+        for lane in lanes(access.mask) {
+            let (by, first) = (warp.lane(pc, lane), access.offsets[lane]);
+            let number = numbers[lane].filter(|&number| self.are_together(by, first, number));
+            let bytes = values[1..]
+                .iter()
+                .flat_map(|value| value[lane].to_le_bytes()[..size as usize].to_vec());
+            let (bytes, Some(number)) = (bytes.collect::<Vec<u8>>(), number) else {
+                continue;
+            };
+            let words: Vec<u32> = words(&bytes).collect();
+            self.start_copy(by, (at, first), number, &words, how);
         }
     }
 

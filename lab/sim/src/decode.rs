@@ -9,7 +9,7 @@ use flashcore_ir::{Operand, Reg, RegClass, ScalarType as T};
 use crate::lower::Lowering;
 use crate::program::{FloatOp, Half, Number, OPERANDS, Op, PRED_FALSE, PRED_TRUE, Row};
 use crate::report::Class;
-use crate::text::cold::{Cold, Memory, Strength, What};
+use crate::text::cold::{Cold, Mbarrier, Memory, Strength, What};
 
 impl<'k> Lowering<'k> {
     /// The operation of an instruction; `None` if no machine instruction has its types. [`Inst::impossible`] does not
@@ -207,6 +207,10 @@ impl<'k> Lowering<'k> {
             What::Access(access) => (access, false),
             What::Atomic(atomic) => (&atomic.access, true),
             What::Move(movement) => (&movement.access, false),
+            What::Mbarrier(Mbarrier::Arrive { releases: false, .. } | Mbarrier::Test { acquires: false, .. }, _) => {
+                self.program.orders_here = true;
+                return;
+            }
             _ => return,
         };
         let program = &mut self.program;

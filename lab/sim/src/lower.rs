@@ -111,8 +111,9 @@ impl<'a> Lowering<'a> {
     }
 
     pub(crate) fn cold(&mut self, cold: &'a Cold, site: SiteId) -> Result<(), SimError> {
-        if let What::Like(inst, _) = &cold.what {
+        if let What::Like(inst, unlike) = &cold.what {
             self.inst(inst, site)?;
+            self.program.uses_flags |= unlike.update.is_some();
             if let Some(op) = self.program.ops.last_mut() {
                 *op = Op::Cold(cold);
             }

@@ -221,7 +221,7 @@ pub(crate) fn changes_the_block(what: &What) -> bool {
     match what {
         What::Barrier(_) => true,
         What::Like(inst, _) => inst_changes_the_block(inst),
-        What::Mbarrier(what, _) => !matches!(what, Mbarrier::Test(_) | Mbarrier::State),
+        What::Mbarrier(what, _) => !matches!(what, Mbarrier::Test { .. } | Mbarrier::State),
         _ => false,
     }
 }

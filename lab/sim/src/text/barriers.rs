@@ -7,6 +7,7 @@ use flashcore_ptx::Operand as Written;
 
 use super::Reader;
 use super::cold::{Mbarrier, Vote, What};
+use super::memory::{items, update_of};
 use super::numbers::Ty;
 use super::operands::{Filled, small};
 use crate::report::Class;
@@ -61,12 +62,8 @@ impl Reader<'_> {
     /// Reads instructions on mbarriers.
     pub(super) fn mbarrier(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
         let has = |word: &str| words.contains(&word);
-        let (is_remote, of_cluster) = (has("shared::cluster"), has("cluster"));
+        let (is_remote, of_cluster, is_relaxed) = (has("shared::cluster"), has("cluster"), has("relaxed"));
         let (first, word) = (words.first().copied().unwrap_or(""), Ty::Int(32, false));
-        // What orders nothing is not executed, but for what announces bytes.
-        if has("relaxed") && first != "expect_tx" || first == "expect_tx" && (is_remote || of_cluster) {
-            return Ok(false);
-        }
         let (what, address, writes, reads) = match (first, operands) {
             ("init", [address, count]) => (Mbarrier::Init, address, Vec::new(), vec![self.operand(count, word)?]),
             ("inval", [address]) => (Mbarrier::Invalidate, address, Vec::new(), Vec::new()),
@@ -75,17 +72,17 @@ impl Reader<'_> {
                 self.cold(What::Scalar(Box::new(|v| v[0] >> 32)), Class::Alu, writes, reads);
                 return Ok(true);
             }
-            ("expect_tx", [address, bytes]) => {
-                (Mbarrier::Expect, address, Vec::new(), vec![self.operand(bytes, word)?])
+            ("expect_tx" | "complete_tx", [address, bytes]) => {
+                let come = first == "complete_tx";
+                let what = Mbarrier::Bytes { come, is_remote };
+                (what, address, Vec::new(), vec![self.operand(bytes, word)?])
             }
             ("arrive" | "arrive_drop", [d, address, rest @ ..]) => {
                 let (drops, ends, announces) = (first == "arrive_drop", !has("noComplete"), has("expect_tx"));
-                let is_counted = !rest.is_empty() && !announces;
-                let is_plain = *d == Written::Sink && ends && !drops && !is_counted;
-                if drops && announces || of_cluster && (drops || is_counted) || is_remote && !is_plain {
-                    return Ok(false);
-                }
                 if *d != Written::Sink {
+                    if is_remote {
+                        return Err("that of another block gives no state".to_string());
+                    }
                     let (writes, addr) = (vec![self.register(d)?], self.shared_address(address)?);
                     self.cold(What::Mbarrier(Mbarrier::State, addr), Class::Sync, writes, Vec::new());
                 }
@@ -96,6 +93,7 @@ impl Reader<'_> {
                     announces,
                     is_remote,
                     of_cluster,
+                    releases: !is_relaxed,
                 };
                 (arrive, address, Vec::new(), vec![count.unwrap_or(Operand::Imm(1))])
             }
@@ -109,7 +107,10 @@ impl Reader<'_> {
                 } else {
                     self.parity_of(phase)?
                 };
-                let test = Mbarrier::Test(first == "try_wait");
+                let test = Mbarrier::Test {
+                    waits: first == "try_wait",
+                    acquires: !is_relaxed,
+                };
                 (test, address, vec![dst], vec![phase])
             }
             _ => return Ok(false),
@@ -117,6 +118,26 @@ impl Reader<'_> {
         let address = self.shared_address(address)?;
         self.cold(What::Mbarrier(what, address), Class::Sync, writes, reads);
         Ok(true)
+    }
+
+    /// Reads a store, or a change, of shared memory of the block whose mbarrier counts its bytes.
+    pub(super) fn store_async(
+        &mut self,
+        address: &Written,
+        value: &Written,
+        bar: &Written,
+        words: &[&str],
+    ) -> Filled<()> {
+        let (ty, (base, offset)) = (Ty::last(words)?, self.place(address)?);
+        let mut reads = vec![base];
+        for item in items(value, words)? {
+            reads.push(self.operand(&item, ty)?);
+        }
+        let update = words.contains(&"relaxed").then(|| update_of(words)).transpose()?;
+        let (size, bar) = (ty.bytes(), self.shared_address(bar)?);
+        let store = Mbarrier::Store { offset, size, update };
+        self.cold(What::Mbarrier(store, bar), Class::StoreShared, Vec::new(), reads);
+        Ok(())
     }
 
     /// The parity of the phase of a state, which is its lowest bit.

@@ -94,8 +94,8 @@ const INTEGERS: [ScalarType; 4] = [ScalarType::U32, ScalarType::S32, ScalarType:
 const FLOATS: [ScalarType; 3] = [ScalarType::F32, ScalarType::F16x2, ScalarType::BF16x2];
 const BITS: [ScalarType; 2] = [ScalarType::B32, ScalarType::B64];
 /// An operand to be filled in: a number that is possible as a count of bytes.
-const IMM: Operand = Operand::Imm(16);
-const ADDRESS: Address = Address {
+pub(super) const IMM: Operand = Operand::Imm(16);
+pub(super) const ADDRESS: Address = Address {
     base: IMM,
     offset: 0,
     object: UNKNOWN,

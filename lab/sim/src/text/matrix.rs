@@ -256,14 +256,12 @@ impl Reader<'_> {
             // Integers have no signs to choose.
             operands.extend([1, 1].map(Written::Integer));
         }
-        let inst = self.fill(&Inst::Wgmma(like), &operands)?;
         let saturates = words.contains(&"satfinite");
         let unlike = Unlike {
             types: Some(Types { a, b, d, saturates }),
             ..Unlike::default()
         };
-        self.like(inst, unlike);
-        Ok(())
+        self.like(Inst::Wgmma(like), &operands, unlike)
     }
 
     fn matrix_move(

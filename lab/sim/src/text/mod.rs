@@ -144,6 +144,8 @@ struct Reader<'a> {
     function: &'a Function,
     /// By register of the text; none for types that are not read.
     registers: Vec<Option<Reg>>,
+    /// Of each register of 128 bits the two of 64.
+    halves: HashMap<Register, [Register; 2]>,
     num_regs: [u32; RegClass::ALL.len()],
     /// Names of the parameters as the text has them.
     params: HashMap<&'a str, u32>,
@@ -198,6 +200,7 @@ impl<'a> Reader<'a> {
             module,
             function,
             registers: Vec::new(),
+            halves: HashMap::new(),
             num_regs: [0; RegClass::ALL.len()],
             params,
             symbols,
@@ -222,6 +225,14 @@ impl<'a> Reader<'a> {
             let first = class_of(&declared.ty).map(|class| reader.fresh(class, count));
             let run = (0..count).map(|i| first.map(|first| first.plus(i)));
             reader.registers.extend(run);
+        }
+        let wide = function.registers.iter().filter(|declared| declared.ty == "b128");
+        let wide = wide.flat_map(|declared| (0..declared.count.unwrap_or(1)).map(|i| Register(declared.first.0 + i)));
+        for register in wide {
+            let first = reader.fresh(RegClass::B64, 2);
+            let number = reader.registers.len() as u32;
+            reader.registers.extend([Some(first), Some(first.plus(1))]);
+            reader.halves.insert(register, [Register(number), Register(number + 1)]);
         }
         reader
     }

@@ -1,15 +1,17 @@
 //! Instructions that are read as cold steps.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{FenceInst, Inst, ShflMode};
+use flashcore_ir::inst::{BulkInst, FenceInst, Inst, ShflMode};
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::{Operand as Written, Spelled};
 
-use super::cold::{Cold, Join, Mbarrier, Memory, Unlike, Vote, What};
-use super::memory::memory_of;
+use super::cold::{Cold, Join, Mbarrier, Memory, Unlike, Update, Vote, What};
+use super::forms::{ADDRESS, IMM};
+use super::memory::{memory_of, update_of};
 use super::numbers::Ty;
 use super::operands::{Filled, narrowed};
 use super::{Reader, Step, scalar};
+use crate::machine::RANK_SHIFT;
 use crate::report::Class;
 
 impl Reader<'_> {
@@ -23,11 +25,58 @@ impl Reader<'_> {
         }));
     }
 
-    /// An instruction with what its operands need before it and after it.
-    pub(super) fn like(&mut self, inst: Inst, unlike: Unlike) {
+    /// An instruction of the kernel language with these operands, but for something.
+    pub(super) fn like(&mut self, form: Inst, operands: &[Written], unlike: Unlike) -> Filled<()> {
+        let inst = self.fill(&form, operands)?;
+        inst.impossible()
+            .filter(|_| unlike.types.is_none())
+            .map_or(Ok(()), Err)?;
+        // What follows it stays after it.
         let (after, class) = (std::mem::take(&mut self.after), Class::of(&inst));
-        self.cold(What::Like(inst, unlike), class, Vec::new(), Vec::new());
+        let reads = unlike.ranks.into_iter().collect();
+        self.cold(What::Like(inst, unlike), class, Vec::new(), reads);
         self.after = after;
+        Ok(())
+    }
+
+    /// Reads bulk copies that the kernel language has not.
+    fn bulk(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
+        let has = |word: &str| words.contains(&word);
+        let (dst, bytes) = (ADDRESS, IMM);
+        let (map, src, bar) = (dst, dst, dst);
+        let (form, given) = match operands {
+            // It makes later copies faster.
+            _ if has("prefetch") => {
+                self.cold(What::Nothing, Class::CopyAsync, Vec::new(), Vec::new());
+                return Ok(true);
+            }
+            [Written::Tensor(parts), _] if has("reduce") => {
+                let Some(Written::List(coordinates)) = parts.get(1) else {
+                    return Ok(false);
+                };
+                let at = vec![IMM; coordinates.len()];
+                (BulkInst::Store { map, at, src }, 2)
+            }
+            [_, _, _, _] if has("reduce") => (BulkInst::Send { dst, src, bytes, bar }, 4),
+            [_, _, _] if has("reduce") => (BulkInst::Reduce { dst, src, bytes }, 3),
+            [_, _, _, _, _] if has("multicast::cluster") => (BulkInst::LoadBytes { dst, src, bytes, bar }, 4),
+            _ => return Ok(false),
+        };
+        let unlike = Unlike {
+            update: match &form {
+                // Of a map's elements.
+                BulkInst::Store { .. } => Some(Update::ADD_F32),
+                BulkInst::LoadBytes { .. } => None,
+                _ => Some(update_of(words)?),
+            },
+            ranks: operands
+                .get(given)
+                .map(|mask| self.operand(mask, Ty::Int(16, false)))
+                .transpose()?,
+            ..Unlike::default()
+        };
+        self.like(Inst::Bulk(form), &operands[..given], unlike)?;
+        Ok(true)
     }
 
     pub(super) fn register(&self, written: &Written) -> Filled<Reg> {
@@ -141,6 +190,7 @@ impl Reader<'_> {
         let words: Vec<&str> = form.modifiers().collect();
         let has = |word: &str| words.contains(&word);
         match (form.name(), operands) {
+            (name, _) if words.last() == Some(&"b128") => return self.wide(name, operands, &words),
             ("mov", [d, Written::List(parts)]) => self.pack(d, parts, &words)?,
             ("mov", [Written::List(parts), a]) => self.unpack(parts, a, &words)?,
             ("mov", [d, a @ Written::Special(_)]) => {
@@ -250,12 +300,20 @@ impl Reader<'_> {
                 let reads = vec![self.operand(members, Ty::Int(32, false))?];
                 self.cold(What::Elect, Class::Exchange, writes, reads);
             }
-            // Of both kinds of memory.
-            ("fence", []) if form.modifiers().eq(["proxy", "async"]) => {
+            ("fence", []) if has("async") => {
+                // Of both kinds of memory, if it names none.
                 let both = [FenceInst::ProxyAsync, FenceInst::ProxyAsyncGlobal];
-                self.out.extend(both.map(Inst::Fence));
+                let count = if has("shared::cluster") { 1 } else { 2 };
+                self.out.extend(both.into_iter().take(count).map(Inst::Fence));
             }
             ("mapa", [d, a, rank]) if has("u64") => self.mapa(d, a, rank)?,
+            ("getctarank", [d, a]) => {
+                let (writes, reads) = (vec![self.register(d)?], vec![self.operand(a, Ty::Int(64, false))?]);
+                let rank = Box::new(|v: &[u64; 4]| u64::from(v[0] as u32 >> RANK_SHIFT));
+                self.cold(What::Scalar(rank), Class::Alu, writes, reads);
+            }
+            ("cp", _) if has("bulk") => return self.bulk(operands, &words),
+            ("st" | "red", [address, value, bar]) if has("async") => self.store_async(address, value, bar, &words)?,
             ("mbarrier", _) => return self.mbarrier(operands, &words),
             ("call", _) => self.call(operands)?,
             ("wgmma", _) if has("mma_async") => self.group_product(&words, operands)?,

@@ -17,7 +17,6 @@ fn clean(blocks: u32, threads: u32, body: &str, words: &[u32]) -> Vec<u32> {
 }
 
 /// The kinds of what is found by several schedules.
-#[allow(dead_code)]
 fn found(blocks: u32, threads: u32, body: &str, words: &[u32]) -> Vec<FindingKind> {
     let reports = (0..8).map(|seed| run_in_cluster(blocks, threads, body, words, seed).0);
     let found = reports.flat_map(|report| report.findings).map(|finding| finding.kind);
@@ -206,4 +205,262 @@ fn products_of_warpgroups_are_of_many_types() {
     assert!(kinds(128, &early, &words).contains(&FindingKind::InFlight));
     let unfenced = body.replace("fence.proxy.async.shared::cta;", "");
     assert!(kinds(128, &unfenced, &words).contains(&FindingKind::MissingFence));
+}
+
+/// In each of two blocks of 32 threads: an mbarrier of so many arrivals, and in registers the ranks (`%r20`, of the
+/// other block `%r21`), the addresses of `s` and the mbarrier (`%r3`, `%r4`), and those in the other block (`%r5`, `%r6`).
+/// Then all that follows, and at the end what stops either block from ending before the other; `%d2` is where a
+/// thread stores two words.
+fn in_pair(count: u32, body: &str) -> String {
+    format!(
+        "mov.u32 %r20, %cluster_ctarank; xor.b32 %r21, %r20, 1; mov.u32 %r3, s; mov.u32 %r4, bars;
+         mapa.shared::cluster.u32 %r5, %r3, %r21; mapa.shared::cluster.u32 %r6, %r4, %r21;
+         mov.u32 %r22, %ctaid.x; shl.b32 %r22, %r22, 5; add.u32 %r22, %r22, %r1; mul.wide.u32 %d2, %r22, 8;
+         add.u64 %d2, %d0, %d2; setp.ne.u32 %p1, %r1, 0; shl.b32 %r7, %r1, 4; mov.u32 %r8, 1000;
+         @%p1 bra MADE; mbarrier.init.shared::cta.b64 [%r4], {count}; st.shared.u32 [%r3+1024], %r8;
+         fence.mbarrier_init.release.cluster;
+         MADE: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+         add.u32 %r9, %r3, %r7; add.u32 %r10, %r5, %r7; mad.lo.u32 %r11, %r20, 100, %r1;
+         {body}
+         barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    )
+}
+
+const WAIT: &str = "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r4], 0; @!%p2 bra WAIT;";
+
+#[test]
+fn threads_arrive_at_mbarriers_of_other_blocks() {
+    let body = |arrive: &str, wait: &str| {
+        in_pair(
+            32,
+            &format!(
+                "st.shared::cluster.u32 [%r10], %r11; {arrive} {wait} xor.b32 %r12, %r9, 496; ld.shared.u32 %r13, [%r12];
+                 st.global.v2.u32 [%d2], {{%r13, %r20}};"
+            ),
+        )
+    };
+    let sent = |i: u32| (i / 32 ^ 1) * 100 + (31 - i % 32);
+    let expected: Vec<u32> = (0..64).flat_map(|i| [sent(i), i / 32]).collect();
+    let relaxed = &WAIT.replace("acquire", "relaxed");
+    let fenced = &format!("{relaxed} fence.acq_rel.cluster;");
+    for (arrive, wait) in [
+        ("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];", WAIT),
+        ("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6], 1;", WAIT),
+        (
+            "@%p1 mbarrier.arrive_drop.release.cluster.shared::cluster.b64 _, [%r6];
+             @!%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];",
+            WAIT,
+        ),
+        (
+            "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r6], 8;
+             mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%r6], 8;
+             mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r6], 4;
+             mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%r6], 4;",
+            WAIT,
+        ),
+        (
+            "fence.acq_rel.cluster; mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r6];",
+            fenced,
+        ),
+    ] {
+        assert_eq!(clean(2, 32, &body(arrive, wait), &[9; 128]), expected, "{arrive}");
+    }
+    let arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];";
+    let lax = &arrive.replace("release", "relaxed");
+    assert!(found(2, 32, &body(arrive, relaxed), &[9; 128]).contains(&FindingKind::Race));
+    assert!(found(2, 32, &body(lax, fenced), &[9; 128]).contains(&FindingKind::MissingFence));
+    let early = arrive
+        .replace("arrive.release", "arrive_drop.expect_tx.release")
+        .replace("]", "], 4");
+    let kinds = found(2, 32, &body(&early, WAIT), &[9; 128]);
+    assert!(kinds.contains(&FindingKind::TransactionBytes), "{kinds:?}");
+}
+
+#[test]
+fn ranks_of_addresses_are_asked() {
+    let body = in_pair(
+        32,
+        "cvt.u64.u32 %d3, %r3; cvta.shared.u64 %d3, %d3; mapa.u64 %d4, %d3, %r21; getctarank.u64 %r12, %d4;
+         getctarank.shared::cluster.u32 %r13, %r5; getctarank.shared::cluster.u32 %r14, %r3; getctarank.u64 %r15, %d3;
+         shl.b32 %r14, %r14, 4; or.b32 %r12, %r12, %r14; shl.b32 %r15, %r15, 4; or.b32 %r13, %r13, %r15;
+         st.global.v2.u32 [%d2], {%r12, %r13};",
+    );
+    let out = clean(2, 32, &body, &[9; 128]);
+    assert!(out[..64].iter().all(|both| *both == 0x01) && out[64..].iter().all(|both| *both == 0x10));
+}
+
+#[test]
+fn stores_to_other_blocks_are_waited_for() {
+    let body = |bar: &str, bytes: u32, wait: &str| {
+        in_pair(
+            1,
+            &format!(
+                "@!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 %d3, [%r4], {bytes};
+                 add.u32 %r12, %r11, 1; add.u32 %r13, %r11, 2; cvt.u64.u32 %d4, %r13;
+                 st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r10], {{%r11, %r12}}, [{bar}];
+                 st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%r10+8], %d4, [{bar}];
+                 {wait} xor.b32 %r12, %r9, 496; ld.shared.v4.u32 {{%r13, %r14, %r15, %r16}}, [%r12];
+                 add.u32 %r14, %r14, %r15; add.u32 %r14, %r14, %r16; st.global.v2.u32 [%d2], {{%r13, %r14}};"
+            ),
+        )
+    };
+    let out = clean(2, 32, &body("%r6", 512, WAIT), &[9; 128]);
+    for (i, two) in (0u32..).zip(out.chunks_exact(2)) {
+        let sent = (i / 32 ^ 1) * 100 + (31 - i % 32);
+        assert_eq!(two, [sent, 2 * sent + 3], "{i}");
+    }
+    assert!(found(2, 32, &body("%r6", 512, ""), &[9; 128]).contains(&FindingKind::MissingWait));
+    assert!(found(2, 32, &body("%r6", 508, WAIT), &[9; 128]).contains(&FindingKind::TransactionBytes));
+    assert!(found(2, 32, &body("%r4", 512, WAIT), &[9; 128]).contains(&FindingKind::Mbarrier));
+    // Who still reads there does not expect it.
+    let read = "ld.shared.u32 %r17, [%r9]; mbarrier.arrive";
+    let raced = body("%r6", 512, WAIT).replace("mbarrier.arrive", read);
+    assert!(found(2, 32, &raced, &[9; 128]).contains(&FindingKind::Race));
+}
+
+#[test]
+fn changes_in_other_blocks_are_waited_for() {
+    let body = |form: &str, wait: &str| {
+        in_pair(
+            1,
+            &format!(
+                "@!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 %d3, [%r4], 128; add.u32 %r12, %r1, 2000;
+                 red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{form} [%r5+1024], %r12, [%r6];
+                 {wait} ld.shared.u32 %r13, [%r3+1024]; st.global.v2.u32 [%d2], {{%r13, 0}};"
+            ),
+        )
+        .replace("{%r13, 0}", "{%r13, %r13}")
+    };
+    for (form, expected) in [
+        ("add.u32", 1000 + 2000 * 32 + 496),
+        ("min.u32", 1000),
+        ("max.s32", 2031),
+        ("inc.u32", 1032),
+        ("dec.u32", 968),
+        ("or.b32", (2000..2032).fold(1000, |all, x| all | x)),
+        ("xor.b32", 1000),
+    ] {
+        assert_eq!(clean(2, 32, &body(form, WAIT), &[9; 128]), [expected; 128], "{form}");
+    }
+    let kinds = found(2, 32, &body("add.u32", ""), &[9; 128]);
+    assert!(kinds.contains(&FindingKind::Race), "{kinds:?}");
+}
+
+/// Both words of a number.
+fn words(number: u64) -> [u32; 2] {
+    [number as u32, (number >> 32) as u32]
+}
+
+#[test]
+fn bulk_copies_change_what_is_there() {
+    let both = |x: f64, y: f64| [words(x.to_bits()), words(y.to_bits())].concat();
+    for (form, there, given, expected) in [
+        ("add.u32", vec![5, 6, 7, u32::MAX], vec![1, 2, 3, 4], vec![6, 8, 10, 3]),
+        ("add.u64", vec![u32::MAX, 0, 1, 2], vec![1, 0, 3, 4], vec![0, 1, 4, 6]),
+        ("add.f64", both(1.5, -2.0), both(2.0, 1.0), both(3.5, -1.0)),
+        (
+            "add.noftz.f16",
+            vec![0x3c00_4000; 4],
+            vec![0x3c00_3c00; 4],
+            vec![0x4000_4200; 4],
+        ),
+        (
+            "add.noftz.bf16",
+            vec![0x3f80_4000; 4],
+            vec![0x3f80_3f80; 4],
+            vec![0x4000_4040; 4],
+        ),
+        (
+            "min.s32",
+            vec![5, 6, 7, u32::MAX],
+            vec![1, 9, 3, 4],
+            vec![1, 6, 3, u32::MAX],
+        ),
+        ("max.u64", vec![5, 6, 7, 1], vec![9, 5, 0, 2], vec![5, 6, 0, 2]),
+        ("inc.u32", vec![5, 6, 7, 8], vec![5, 9, 7, 9], vec![0, 7, 0, 9]),
+        ("dec.u32", vec![0, 6, 7, 8], vec![5, 9, 6, 9], vec![5, 5, 6, 7]),
+        ("and.b32", vec![12; 4], vec![10; 4], vec![8; 4]),
+        ("or.b64", vec![12; 4], vec![3; 4], vec![15; 4]),
+        ("xor.b32", vec![12; 4], vec![10; 4], vec![6; 4]),
+    ] {
+        let store = |at: u32| {
+            let word = |i: usize| {
+                format!(
+                    "mov.u32 %r2, {}; st.shared.u32 [%r3+{}], %r2;",
+                    given[i],
+                    at + 4 * i as u32
+                )
+            };
+            (0..4).map(word).collect::<String>()
+        };
+        let body = format!(
+            "mov.u32 %r3, s; {} fence.proxy.async.shared::cta;
+             cp.reduce.async.bulk.global.shared::cta.bulk_group.{form} [%d0], [%r3], 16;
+             cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ld.global.u32 %r5, [%d0];
+             st.global.u32 [%d0+16], %r5;",
+            store(0)
+        );
+        let out = clean(1, 1, &body, &[&there[..], &[9]].concat());
+        assert_eq!(out, [&expected[..], &expected[..1]].concat(), "{form}");
+        let early = body.replace("cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;");
+        assert_eq!(
+            kinds(1, &early, &[&there[..], &[9]].concat()),
+            [FindingKind::Race],
+            "{form}"
+        );
+        // Into the other block, whose word nobody else has.
+        if ["add.f64", "add.noftz.f16", "add.noftz.bf16", "max.u64", "or.b64"].contains(&form) {
+            continue;
+        }
+        let there: String = (0..4)
+            .map(|i| format!("mov.u32 %r2, {}; st.shared.u32 [%r3+{}], %r2;", there[i], 4 * i))
+            .collect();
+        let body = in_pair(
+            1,
+            &format!(
+                "@%p1 bra REST; {there} {} mbarrier.arrive.expect_tx.shared::cta.b64 %d3, [%r4], 16;
+                 REST: fence.proxy.async; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; @%p1 bra LAST;
+                 cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{form} [%r5], [%r3+512], 16, [%r6];
+                 LAST: {WAIT} and.b32 %r13, %r7, 15; add.u32 %r13, %r13, %r3; ld.shared.v2.u32 {{%r14, %r15}}, [%r13];
+                 st.global.v2.u32 [%d2], {{%r14, %r15}};",
+                store(512)
+            ),
+        );
+        let out = clean(2, 32, &body, &[9; 128]);
+        assert_eq!(out, expected[..2].repeat(64), "{form}");
+    }
+}
+
+#[test]
+fn one_copy_of_bytes_fills_several_blocks() {
+    let body = |mask: u32| {
+        in_pair(
+            1,
+            &format!(
+                "setp.eq.or.u32 %p3, %r20, 1, %p1; mov.b16 %h1, {mask};
+                 @!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 %d3, [%r4], 64;
+                 cp.async.bulk.prefetch.L2.global [%d0], 64;
+                 @!%p3 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r3], [%d0], 64, [%r4], %h1;
+                 {WAIT} and.b32 %r13, %r7, 48; add.u32 %r13, %r13, %r3; ld.shared.v2.u32 {{%r14, %r15}}, [%r13];
+                 st.global.v2.u32 [%d2+64], {{%r14, %r15}};"
+            ),
+        )
+    };
+    let first: Vec<u32> = (50..66).collect();
+    let out = clean(2, 32, &body(3), &[&first[..], &[9; 128]].concat());
+    for (i, two) in out[16..].chunks_exact(2).enumerate() {
+        let at = 4 * (i as u32 % 4) + 50;
+        assert_eq!(two, [at, at + 1]);
+    }
+    assert!(found(2, 32, &body(5), &[&first[..], &[9; 128]].concat()).contains(&FindingKind::OutOfBounds));
+}
+
+#[test]
+fn registers_of_128_bits_are_moved() {
+    let body = "mov.u32 %r3, s; ld.global.b128 %q1, [%d0]; mov.b128 {%d2, %d3}, %q1; add.u64 %d2, %d2, 1;
+        mov.b128 %q2, {%d3, %d2}; mov.b128 %q3, %q2; st.shared.b128 [%r3+16], %q3; ld.shared.b128 %q1, [%r3+16];
+        st.global.b128 [%d0+16], %q1;";
+    assert_eq!(clean(1, 1, body, &[1, 2, 3, 4, 9, 9, 9, 9]), [1, 2, 3, 4, 3, 4, 2, 2]);
+    let beside = body.replace("[%r3+16], %q3", "[%r3+8], %q3");
+    assert!(kinds(1, &beside, &[0; 8]).contains(&FindingKind::Misaligned));
 }
