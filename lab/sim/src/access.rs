@@ -204,9 +204,6 @@ impl<'m> Cluster<'m> {
                 let space = if *is_remote { Space::Cluster } else { Space::Shared };
                 self.mbarrier_bytes(warp, pc, (address, space), &bytes, *come);
             }
-            What::Mbarrier(Mbarrier::Store { offset, size, update }, bar) => {
-                self.store_async(warp, pc, (&cold.reads, *offset), bar, (*size, *update));
-            }
             What::Mbarrier(Mbarrier::Test { waits, acquires }, address) => {
                 let parities = read(warp, 0).map(|parity| parity as u32);
                 let d = machine.program.rows.row(cold.writes[0]);

@@ -5,6 +5,7 @@
 //! store is checked as a read of the tile and a write of the tensor. These are two actors of the
 //! issuing thread, and waiting for the store's group synchronises with them.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -21,6 +22,7 @@ use crate::program::At;
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shared_memory::POISON;
+use crate::text::UNKNOWN;
 use crate::text::cold::{Unlike, Update};
 use crate::warp::{Lane, Warp};
 
@@ -183,6 +185,9 @@ impl<'m> Cluster<'m> {
                 BulkInst::Reduce { dst, src, bytes } => {
                     self.store_bytes(by, (dst, src), *bytes, Some(update.unwrap_or(Update::ADD_F32)));
                 }
+                BulkInst::Send { dst, bar, .. } if !unlike.values.is_empty() => {
+                    self.send_values(by, (dst, bar), unlike)
+                }
                 BulkInst::Send { dst, src, bytes, bar } => self.send_bytes(by, (dst, src), *bytes, bar, update),
                 BulkInst::Commit => {
                     let stores = &mut self.stores[warp.index];
@@ -210,16 +215,20 @@ impl<'m> Cluster<'m> {
         at.iter().map(|&x| by.value::<u32>(self.machine, x) as i32).collect()
     }
 
-    /// The parameter and the tensor map of a copy; reports the map of another parameter.
-    fn begin_copy(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, &'m TensorMap)> {
+    /// The parameter whose buffer a tensor map is of, and the map; reports the map of another parameter.
+    fn begin_copy(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, Cow<'m, TensorMap>)> {
         let machine = self.machine;
         let param = usize::from(At::of(map, Space::Global).object);
         let address = by.value::<u64>(machine, map.base).wrapping_add(map.offset as u64);
-        if address == map_address(param) {
-            return machine.maps[param].as_ref().map(|map| (param, map));
-        }
         let params = machine.kernel.params();
         let other = (0..params.len()).find(|&index| machine.maps[index].is_some() && map_address(index) == address);
+        let given = other.and_then(|index| Some((index, Cow::Borrowed(machine.maps[index].as_ref()?))));
+        if map.object == UNKNOWN {
+            return given.or_else(|| self.made_map(by, address).map(|(slot, map)| (slot, Cow::Owned(map))));
+        }
+        if other == Some(param) {
+            return given;
+        }
         self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
             let name = params[param].name.clone();
             let what = match other {
@@ -254,7 +263,7 @@ impl<'m> Cluster<'m> {
         self.check_dependency(by);
         self.count_copy(by.pc, map.bytes);
         let at = self.coordinates(by, at);
-        let words = self.read_box(by, param, map, &at);
+        let words = self.read_box(by, param, &map, &at);
         for rank in lanes(ranks) {
             self.start_load(by, (tile, bar), BOX_ALIGN, rank, &words, map.recipe.swizzle);
         }
@@ -445,7 +454,7 @@ impl<'m> Cluster<'m> {
         }
         let at = self.coordinates(by, at);
         let writer = (WriterKind::Agent, machine.actors.store_writes_of(by.thread()));
-        for run in self.runs_in_buffer(by, param, map, &at) {
+        for run in self.runs_in_buffer(by, param, &map, &at) {
             let row = &bytes[run.within..run.within + run.bytes];
             if adds {
                 let update = Update::add(map.recipe.element);

@@ -9,7 +9,7 @@ use flashcore_ir::{Operand, Swizzle};
 
 use crate::access::bits;
 use crate::bulk::Landing;
-use crate::clock::WriterKind;
+use crate::clock::{Epoch, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::global::{Sum, number, words};
@@ -17,8 +17,9 @@ use crate::machine::Region;
 use crate::program::At;
 use crate::record::Details;
 use crate::registers::lanes;
-use crate::text::cold::Update;
-use crate::warp::{Lane, Warp};
+use crate::shadow::SharedAccess;
+use crate::text::cold::{Unlike, Update};
+use crate::warp::Lane;
 
 /// Alignment of addresses and numbers of bytes (PTX ISA, "cp.async.bulk").
 const ALIGN: u32 = 16;
@@ -126,40 +127,52 @@ impl Cluster<'_> {
         let Some(from) = self.box_place(by, src, (bytes, ALIGN), by.warp.rank) else {
             return;
         };
-        let to = At::of(dst, Space::Cluster);
-        let first = self.remote_place(by, dst.base, to, ALIGN);
-        let last = At {
-            offset: to.offset + (bytes - ALIGN) as i32,
-            ..to
-        };
-        let (Some(first), Some(_)) = (first, self.remote_place(by, dst.base, last, ALIGN)) else {
-            return;
-        };
-        let at = At::of(bar, Space::Cluster);
-        let Some(place) = self.remote_place(by, bar.base, at, 8) else {
-            return;
-        };
-        let number = self.mbarrier_number(at, place);
-        let Some(number) = number.filter(|&number| self.are_together(by, first, number)) else {
-            return;
-        };
         self.check_async_read(by.warp, by.bit(), by.pc, At::of(src, Space::Shared), &[(from, bytes)]);
         let words = self.words[from as usize / 4..][..bytes as usize / 4].to_vec();
         let how = Landing {
             update,
             ..Landing::default()
         };
-        if let Some(epoch) = self.start_copy(by, (to, first), number, &words, how) {
+        if let Some((number, epoch)) = self.deliver(by, (dst, bar), &words, how) {
             let cells = self.copy_cells(from, bytes);
             self.shadow.note_sent(self.machine.send_reader(), cells, epoch, by.pc);
             self.sends.insert(epoch, (number, by.warp.index));
         }
     }
 
-    /// Whether a place and an mbarrier are in one block; reports it if not.
-    fn are_together(&mut self, by: Lane<'_>, first: u32, number: u32) -> bool {
-        let block = first / self.machine.shared_bytes;
-        let there = number / self.machine.mbarriers_per_block as u32;
+    /// As [`Self::send_bytes`] of values in registers, which is an access like those of threads.
+    pub(crate) fn send_values(&mut self, by: Lane<'_>, to: (&Address, &Address), unlike: &Unlike) {
+        let values = unlike.values.iter();
+        let values = values.map(|&value| bits(self.machine, by.warp, value)[by.lane].to_le_bytes());
+        let bytes: Vec<u8> = values.flat_map(|value| value.into_iter().take(unlike.size)).collect();
+        let how = Landing {
+            update: unlike.update,
+            is_generic: true,
+            ..Landing::default()
+        };
+        self.deliver(by, to, &words(&bytes).collect::<Vec<u32>>(), how);
+    }
+
+    /// Starts a copy of words to the shared memory of a block. Returns the mbarrier at which it completes.
+    fn deliver(
+        &mut self,
+        by: Lane<'_>,
+        (dst, bar): (&Address, &Address),
+        words: &[u32],
+        how: Landing,
+    ) -> Option<(u32, Epoch)> {
+        let bytes = 4 * words.len() as u32;
+        let align = if how.is_generic { bytes } else { ALIGN };
+        let to = At::of(dst, Space::Cluster);
+        let last = At {
+            offset: to.offset + (bytes - align) as i32,
+            ..to
+        };
+        let first = self.remote_place(by, dst.base, to, align)?.offsets[by.lane];
+        let access = self.remote_place(by, dst.base, last, align)?;
+        let at = At::of(bar, Space::Cluster);
+        let place = self.remote_place(by, bar.base, at, 8)?.offsets[by.lane];
+        let [there, block] = [place, first].map(|offset| offset / self.machine.shared_bytes);
         if there != block {
             self.report(FindingKind::Mbarrier, by.pc, None, |cluster| {
                 let message = format!(
@@ -168,62 +181,22 @@ impl Cluster<'_> {
                 );
                 Details::new(message, cluster.lane_actor(by))
             });
+            return None;
         }
-        there == block
-    }
-
-    /// Stores values, or changes words by them, in the block of an mbarrier that counts their bytes when they land.
-    pub(crate) fn store_async(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        (reads, offset): (&[Operand], i64),
-        bar: &Address,
-        (size, update): (u32, Option<Update>),
-    ) {
-        let numbers = self.mbarriers_of(warp, pc, bar, Space::Cluster);
-        let values = reads.iter().map(|&operand| bits(self.machine, warp, operand));
-        let values: Vec<[u64; 32]> = values.collect();
-        let addresses = values[0].map(|base| base.wrapping_add_signed(offset) as u32);
-        let at = At {
-            remote: true,
-            ..At::start(self.shared_object(None))
-        };
-        let bytes = size * (values.len() as u32 - 1);
-        let access = self.shared_access(warp, pc, warp.active, &addresses, at, bytes);
-        let (kind, is_generic) = (
-            if update.is_some() {
-                WriterKind::Atomic
-            } else {
-                WriterKind::Thread
-            },
-            true,
-        );
-        self.check_writes(warp, &access, kind, 0);
-        let how = Landing {
-            update,
-            is_generic,
-            ..Landing::default()
-        };
-        for lane in lanes(access.mask) {
-            let (by, first) = (warp.lane(pc, lane), access.offsets[lane]);
-            let number = numbers[lane].filter(|&number| self.are_together(by, first, number));
-            let bytes = values[1..]
-                .iter()
-                .flat_map(|value| value[lane].to_le_bytes()[..size as usize].to_vec());
-            let (bytes, Some(number)) = (bytes.collect::<Vec<u8>>(), number) else {
-                continue;
-            };
-            let words: Vec<u32> = words(&bytes).collect();
-            self.start_copy(by, (at, first), number, &words, how);
+        let number = self.mbarrier_number(at, place)?;
+        if how.is_generic {
+            let kind = how.update.map_or(WriterKind::Thread, |_| WriterKind::Atomic);
+            self.check_writes(by.warp, &access, kind, 0);
         }
+        let epoch = self.start_copy(by, (to, first), number, words, how)?;
+        Some((number, epoch))
     }
 
     /// The place of a lane's address in the cluster's shared memory, if it is inside its object.
-    fn remote_place(&mut self, by: Lane<'_>, base: Operand, at: At, bytes: u32) -> Option<u32> {
+    fn remote_place(&mut self, by: Lane<'_>, base: Operand, at: At, bytes: u32) -> Option<SharedAccess> {
         let base = by.warp.value(self.machine, base);
         let access = self.shared_access(by.warp, by.pc, by.bit(), &base, at, bytes);
-        (access.mask != 0).then(|| access.offsets[by.lane])
+        (access.mask != 0).then_some(access)
     }
 
     /// The number of bytes that a lane copies; reports one that is not a multiple of 16.

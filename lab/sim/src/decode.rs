@@ -243,8 +243,8 @@ impl<'k> Lowering<'k> {
         for slot in inst.clone().slots() {
             if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = slot
                 && let Object::Param(index) = addr.object
+                && let Some(used) = self.program.used.get_mut(index as usize)
             {
-                let used = &mut self.program.used[index as usize];
                 match access {
                     Access::Read => used.loaded = true,
                     Access::Write => used.stored = true,

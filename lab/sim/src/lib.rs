@@ -38,6 +38,7 @@ mod interpreter;
 mod log;
 mod lower;
 mod machine;
+mod made_maps;
 mod matrix;
 mod mbarrier;
 mod merge;

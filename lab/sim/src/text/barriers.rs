@@ -7,7 +7,6 @@ use flashcore_ptx::Operand as Written;
 
 use super::Reader;
 use super::cold::{Mbarrier, Vote, What};
-use super::memory::{items, update_of};
 use super::numbers::Ty;
 use super::operands::{Filled, small};
 use crate::report::Class;
@@ -118,26 +117,6 @@ impl Reader<'_> {
         let address = self.shared_address(address)?;
         self.cold(What::Mbarrier(what, address), Class::Sync, writes, reads);
         Ok(true)
-    }
-
-    /// Reads a store, or a change, of shared memory of the block whose mbarrier counts its bytes.
-    pub(super) fn store_async(
-        &mut self,
-        address: &Written,
-        value: &Written,
-        bar: &Written,
-        words: &[&str],
-    ) -> Filled<()> {
-        let (ty, (base, offset)) = (Ty::last(words)?, self.place(address)?);
-        let mut reads = vec![base];
-        for item in items(value, words)? {
-            reads.push(self.operand(&item, ty)?);
-        }
-        let update = words.contains(&"relaxed").then(|| update_of(words)).transpose()?;
-        let (size, bar) = (ty.bytes(), self.shared_address(bar)?);
-        let store = Mbarrier::Store { offset, size, update };
-        self.cold(What::Mbarrier(store, bar), Class::StoreShared, Vec::new(), reads);
-        Ok(())
     }
 
     /// The parity of the phase of a state, which is its lowest bit.

@@ -117,6 +117,9 @@ pub(crate) struct Unlike {
     pub(crate) update: Option<Update>,
     /// Of a bulk copy: the ranks of the blocks that it is for, as bits.
     pub(crate) ranks: Option<Operand>,
+    /// What it copies, if not memory, of so many bytes each.
+    pub(crate) values: Vec<Operand>,
+    pub(crate) size: usize,
 }
 
 /// What is done with an mbarrier.
@@ -150,13 +153,6 @@ pub(crate) enum Mbarrier {
         waits: bool,
         /// Whether the thread learns what others did before, without a fence.
         acquires: bool,
-    },
-    /// In its block, at the address that is the first operand and this offset, changes a word of so many bytes or
-    /// stores the other operands; it counts their bytes once they have landed.
-    Store {
-        offset: i64,
-        size: u32,
-        update: Option<Update>,
     },
     /// Copies of the thread become part of the phase; if true, they are one of its arrivals.
     Copies(bool),

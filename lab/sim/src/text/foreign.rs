@@ -190,7 +190,7 @@ impl PtxKernel {
         buffers.extend(variables.iter().zip(&contents).map(of_variable));
         let mut code = reader.read(&notes)?;
         let whole = Object::Shared(BufferId(ledger.buffers.len() as u32 - 1));
-        origins::resolve(&mut code.items, &code.bases, whole).map_err(|item| {
+        origins::resolve(&mut code.items, &code.bases, whole, first_map).map_err(|item| {
             let line = sites.sites[code.items[item].site.0 as usize].line.line;
             refused("the buffer of its address is not known", line)
         })?;

@@ -23,6 +23,7 @@ mod scalar;
 mod simplify;
 mod sites;
 mod sums;
+pub(crate) mod tensor_maps;
 #[cfg(test)]
 mod tests;
 

@@ -7,7 +7,7 @@ use flashcore_ptx::{Operand as Written, Spelled};
 
 use super::cold::{Cold, Join, Mbarrier, Memory, Unlike, Update, Vote, What};
 use super::forms::{ADDRESS, IMM};
-use super::memory::{memory_of, update_of};
+use super::memory::{items, memory_of, update_of};
 use super::numbers::Ty;
 use super::operands::{Filled, narrowed};
 use super::{Reader, Step, scalar};
@@ -28,23 +28,23 @@ impl Reader<'_> {
     /// An instruction of the kernel language with these operands, but for something.
     pub(super) fn like(&mut self, form: Inst, operands: &[Written], unlike: Unlike) -> Filled<()> {
         let inst = self.fill(&form, operands)?;
-        inst.impossible()
-            .filter(|_| unlike.types.is_none())
-            .map_or(Ok(()), Err)?;
+        let is_other = unlike.types.is_some() || !unlike.values.is_empty();
+        inst.impossible().filter(|_| !is_other).map_or(Ok(()), Err)?;
         // What follows it stays after it.
         let (after, class) = (std::mem::take(&mut self.after), Class::of(&inst));
-        let reads = unlike.ranks.into_iter().collect();
+        let reads = unlike.ranks.iter().chain(&unlike.values).copied().collect();
         self.cold(What::Like(inst, unlike), class, Vec::new(), reads);
         self.after = after;
         Ok(())
     }
 
-    /// Reads bulk copies that the kernel language has not.
+    /// Reads bulk copies that the kernel language has not, and stores that an mbarrier counts.
     fn bulk(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
         let has = |word: &str| words.contains(&word);
         let (dst, bytes) = (ADDRESS, IMM);
         let (map, src, bar) = (dst, dst, dst);
-        let (form, given) = match operands {
+        let (mut unlike, mut operands) = (Unlike::default(), operands.to_vec());
+        let form = match &operands[..] {
             // It makes later copies faster.
             _ if has("prefetch") => {
                 self.cold(What::Nothing, Class::CopyAsync, Vec::new(), Vec::new());
@@ -55,27 +55,32 @@ impl Reader<'_> {
                     return Ok(false);
                 };
                 let at = vec![IMM; coordinates.len()];
-                (BulkInst::Store { map, at, src }, 2)
+                // The map says what its elements are.
+                unlike.update = Some(Update::ADD_F32);
+                BulkInst::Store { map, at, src }
             }
-            [_, _, _, _] if has("reduce") => (BulkInst::Send { dst, src, bytes, bar }, 4),
-            [_, _, _] if has("reduce") => (BulkInst::Reduce { dst, src, bytes }, 3),
-            [_, _, _, _, _] if has("multicast::cluster") => (BulkInst::LoadBytes { dst, src, bytes, bar }, 4),
+            [_, _, _, _] if has("reduce") => BulkInst::Send { dst, src, bytes, bar },
+            [_, _, _] if has("reduce") => BulkInst::Reduce { dst, src, bytes },
+            [_, _, _, _, mask] if has("multicast::cluster") => {
+                unlike.ranks = Some(self.operand(mask, Ty::Int(16, false))?);
+                operands.truncate(4);
+                BulkInst::LoadBytes { dst, src, bytes, bar }
+            }
+            // Of values in registers.
+            [to, value, bar_given] if !has("bulk") => {
+                let (ty, values) = (Ty::last(words)?, items(value, words)?);
+                let values = values.iter().map(|value| self.operand(value, ty));
+                (unlike.values, unlike.size) = (values.collect::<Filled<_>>()?, ty.bytes() as usize);
+                let bytes_given = Written::Integer((unlike.size * unlike.values.len()) as u64);
+                operands = vec![to.clone(), to.clone(), bytes_given, bar_given.clone()];
+                BulkInst::Send { dst, src, bytes, bar }
+            }
             _ => return Ok(false),
         };
-        let unlike = Unlike {
-            update: match &form {
-                // Of a map's elements.
-                BulkInst::Store { .. } => Some(Update::ADD_F32),
-                BulkInst::LoadBytes { .. } => None,
-                _ => Some(update_of(words)?),
-            },
-            ranks: operands
-                .get(given)
-                .map(|mask| self.operand(mask, Ty::Int(16, false)))
-                .transpose()?,
-            ..Unlike::default()
-        };
-        self.like(Inst::Bulk(form), &operands[..given], unlike)?;
+        if unlike.update.is_none() && (has("reduce") || has("relaxed")) {
+            unlike.update = Some(update_of(words)?);
+        }
+        self.like(Inst::Bulk(form), &operands, unlike)?;
         Ok(true)
     }
 
@@ -313,7 +318,7 @@ impl Reader<'_> {
                 self.cold(What::Scalar(rank), Class::Alu, writes, reads);
             }
             ("cp", _) if has("bulk") => return self.bulk(operands, &words),
-            ("st" | "red", [address, value, bar]) if has("async") => self.store_async(address, value, bar, &words)?,
+            ("st" | "red", _) if has("async") => return self.bulk(operands, &words),
             ("mbarrier", _) => return self.mbarrier(operands, &words),
             ("call", _) => self.call(operands)?,
             ("wgmma", _) if has("mma_async") => self.group_product(&words, operands)?,
@@ -325,7 +330,9 @@ impl Reader<'_> {
                 let writes = vec![self.result(d, RegClass::B32)?];
                 self.cold(What::ActiveMask, Class::Exchange, writes, Vec::new());
             }
-            ("membar" | "fence", []) if !has("proxy") && !has("mbarrier_init") => {
+            ("tensormap", _) => return self.tensor_map(operands, &words),
+            // Of tensor maps, too, which are read like other memory.
+            ("membar" | "fence", _) if !has("alias") && !has("mbarrier_init") => {
                 use flashcore_ir::inst::Scope;
                 let scope = if has("cta") {
                     Scope::Block

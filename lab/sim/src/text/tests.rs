@@ -9,10 +9,8 @@ fn may_be_missing(text: &str) -> bool {
     let words: Vec<&str> = text.split('.').collect();
     let has = |some: &[&str]| words.iter().any(|word| some.contains(word));
     match words[0] {
-        "tensormap" => true,
         "mapa" => text == "mapa.u32",
         "cp" => has(&["im2col"]),
-        "fence" => has(&["tensormap::generic"]),
         "atom" => has(&["b128"]),
         _ => false,
     }

@@ -464,3 +464,64 @@ fn registers_of_128_bits_are_moved() {
     let beside = body.replace("[%r3+16], %q3", "[%r3+8], %q3");
     assert!(kinds(1, &beside, &[0; 8]).contains(&FindingKind::Misaligned));
 }
+
+#[test]
+fn tensors_are_copied_by_maps_that_the_kernel_makes() {
+    // Of 6 rows of 20 words the map is made in shared memory, as Triton does it, and copied behind them.
+    let body = |stride: u32, copy: &str, store: &str| {
+        let fields = [
+            ("box_dim", "0, 16"),
+            ("box_dim", "1, 4"),
+            ("global_dim", "0, 20"),
+            ("global_dim", "1, 6"),
+            ("element_stride", "0, 1"),
+            ("element_stride", "1, 1"),
+            ("rank", "1"),
+            ("elemtype", "2"),
+            ("swizzle_mode", "0"),
+        ];
+        let replace = |(field, value): &(&str, &str)| {
+            format!("tensormap.replace.tile.{field}.shared::cta.b1024.b32 [%d3+0], {value};")
+        };
+        let fields: String = fields.iter().map(replace).collect();
+        format!(
+            "mov.u32 %r3, s; mov.u32 %r4, bars; cvt.u64.u32 %d3, %r3; shl.b32 %r5, %r1, 2; add.u32 %r5, %r3, %r5;
+             mov.b32 %r6, 0; st.shared.b32 [%r5], %r6; bar.warp.sync -1; setp.ne.u32 %p1, %r1, 0; @%p1 bra MADE;
+             tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%d3], %d0; {fields}
+             mov.u64 %d4, {stride}; tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%d3], 0, %d4;
+             mbarrier.init.shared::cta.b64 [%r4], 1; fence.proxy.async;
+             MADE: bar.warp.sync -1; add.u64 %d5, %d0, 512; {copy}
+             fence.proxy.tensormap::generic.acquire.gpu [%d5], 128; bar.sync 0; cvta.global.u64 %d6, %d5;
+             mov.u32 %r7, 8; mov.u32 %r8, 4; cp.async.bulk.prefetch.tensor.2d.L2.global [%d6, {{%r7, %r8}}];
+             @!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 256;
+             @!%p1 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r3+1024], [%d6, {{%r7, %r8}}], [%r4];
+             {WAIT} shl.b32 %r9, %r1, 3; add.u32 %r9, %r9, %r3; ld.shared.v2.u32 {{%r10, %r11}}, [%r9+1024];
+             add.u32 %r10, %r10, 1000; add.u32 %r11, %r11, 1000; st.shared.v2.u32 [%r9+1024], {{%r10, %r11}};
+             fence.proxy.async.shared::cta; bar.sync 0; @%p1 bra END;
+             {store} [%d6, {{%r7, %r8}}], [%r3+1024]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+        )
+    };
+    let copy =
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d5], [%d3], 128;";
+    let words: Vec<u32> = (0..160).collect();
+    for (form, doubles) in [
+        ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group", 0),
+        ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group", 1),
+    ] {
+        let out = clean(1, 32, &body(80, copy, form), &words);
+        for (i, &word) in (0u32..120).zip(&out) {
+            let is_in = i / 20 >= 4 && i % 20 >= 8;
+            assert_eq!(word, if is_in { i + 1000 + doubles * i } else { i }, "{form} {i}");
+        }
+        assert_eq!(out[120..128], words[120..128]);
+    }
+    let store = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group";
+    let zeros = [&words[..128], &[0; 32]].concat();
+    assert!(kinds(32, &body(80, "", store), &zeros).contains(&FindingKind::OutOfBounds));
+    assert!(kinds(32, &body(72, copy, store), &words).contains(&FindingKind::OutOfBounds));
+    let unordered = body(80, copy, store).replace(
+        "generic.acquire.gpu [%d5], 128; bar.sync 0;",
+        "generic.acquire.gpu [%d5], 128;",
+    );
+    assert!(kinds(32, &unordered, &words).contains(&FindingKind::Race));
+}
