@@ -1,7 +1,7 @@
 //! Cold steps: scalars that the kernel language has not, exchanges, barriers, and accesses whose object only the
 //! address says.
 
-use flashcore_ir::inst::{Inst, Object, ShflMode, Space};
+use flashcore_ir::inst::{Object, ShflMode, Space};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ir::{BufferId, Operand};
 
@@ -15,7 +15,7 @@ use crate::program::{self, At};
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::resident::changes_the_block;
-use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Unlike, Vote, What};
+use crate::text::cold::{Access, CLUSTER_WINDOW, Cold, Join, Mbarrier, Memory, Vote, What};
 use crate::warp::Warp;
 
 /// The bits of an operand in each lane.
@@ -238,21 +238,12 @@ impl<'m> Cluster<'m> {
                 }
             }
             What::Transpose => self.transpose(warp, pc, cold),
-            What::Like(inst, unlike) => self.unlike(warp, pc, inst, unlike),
             What::Print => self.print(warp, pc, cold),
             What::Assert => self.assert(warp, pc, cold),
             What::Trap => self.trap(warp, pc, active),
             What::Nothing => {}
         }
         None
-    }
-
-    fn unlike(&mut self, warp: &mut Warp, pc: u32, inst: &Inst, unlike: &Unlike) {
-        match inst {
-            Inst::Wgmma(inst) => _ = self.wgmma(warp, pc, inst, unlike.types),
-            Inst::Bulk(inst) => self.bulk(warp, pc, inst, unlike),
-            _ => {}
-        }
     }
 
     /// The active lanes by their member masks, which must name just them.

@@ -8,11 +8,11 @@ use flashcore_ir::inst::{Address, Space};
 use flashcore_ir::{Operand, Swizzle};
 
 use crate::access::bits;
-use crate::bulk::Landing;
 use crate::clock::{Epoch, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::global::{Sum, number, words};
+use crate::landing::Landing;
 use crate::machine::Region;
 use crate::program::At;
 use crate::record::Details;

@@ -232,6 +232,7 @@ fn interpret<'m, const PATH: bool>(cluster: &mut Cluster<'m>, warp: &mut Warp, s
                     return stop;
                 }
             }
+            Op::Like(inst, unlike) => cluster.unlike(warp, at, inst, unlike),
             Op::Inst(inst, ref rows) => {
                 if let Some(stop) = instruction(cluster, warp, at, inst, rows) {
                     return stop;

@@ -35,6 +35,7 @@ mod global;
 mod global_memory;
 mod global_races;
 mod interpreter;
+mod landing;
 mod log;
 mod lower;
 mod machine;

@@ -11,7 +11,7 @@ use crate::error::SimError;
 use crate::program::{CONST, NOTHING, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
-use crate::text::cold::{Cold, What};
+use crate::text::cold::{Cold, Unlike};
 use crate::text::{Code, Step};
 use crate::undefined::{self, Flow, Moves};
 
@@ -110,20 +110,20 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    pub(crate) fn cold(&mut self, cold: &'a Cold, site: SiteId) -> Result<(), SimError> {
-        if let What::Like(inst, unlike) = &cold.what {
-            self.inst(inst, site)?;
-            self.program.uses_flags |= unlike.update.is_some();
-            if let Some(op) = self.program.ops.last_mut() {
-                *op = Op::Cold(cold);
-            }
-            return Ok(());
+    pub(crate) fn like(&mut self, inst: &'a Inst, unlike: &'a Unlike, site: SiteId) -> Result<(), SimError> {
+        self.inst(inst, site)?;
+        self.program.uses_flags |= unlike.update.is_some();
+        if let Some(op) = self.program.ops.last_mut() {
+            *op = Op::Like(inst, unlike);
         }
+        Ok(())
+    }
+
+    pub(crate) fn cold(&mut self, cold: &'a Cold, site: SiteId) {
         let [reads, writes] = cold.accessed();
         self.touch(&reads, &writes, site);
         self.note_cold(cold);
         self.push(Op::Cold(cold), cold.class, site);
-        Ok(())
     }
 
     /// Before the operation of a step: checks what it reads, and moves what is not defined.

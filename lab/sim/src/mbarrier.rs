@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use flashcore_ir::inst::{Address, Space};
 
-use crate::bulk::InFlight;
 use crate::clock::{Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
+use crate::landing::InFlight;
 use crate::program::{At, Row};
 use crate::record::Details;
 use crate::registers::lanes;

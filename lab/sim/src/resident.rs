@@ -220,7 +220,6 @@ impl Cluster<'_> {
 pub(crate) fn changes_the_block(what: &What) -> bool {
     match what {
         What::Barrier(_) => true,
-        What::Like(inst, _) => inst_changes_the_block(inst),
         What::Mbarrier(what, _) => !matches!(what, Mbarrier::Test { .. } | Mbarrier::State),
         _ => false,
     }

@@ -85,11 +85,7 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
         to,
     };
     match step {
-        Step::Inst(inst)
-        | Step::Cold(Cold {
-            what: What::Like(inst, _),
-            ..
-        }) => match inst {
+        Step::Inst(inst) | Step::Like(inst, _) => match inst {
             Inst::Selp { cond, a, b, .. } => Parts {
                 moves: Moves::Chosen(*cond),
                 from: vec![Some(*cond), register(a), register(b)],

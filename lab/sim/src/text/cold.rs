@@ -2,12 +2,11 @@
 //! language has not among them.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Address, Cache, Inst, Object};
+use flashcore_ir::inst::{Address, Cache, Object};
 use flashcore_ir::types::{Reg, ScalarType};
 
 use super::matrix::{Move, Product, Types};
 use super::scalar::Compute;
-use crate::assigned;
 use crate::report::Class;
 
 pub(crate) type Compare = Box<dyn Fn(u64, u64) -> bool + Send + Sync>;
@@ -52,13 +51,7 @@ impl Cold {
             }
             _ => {}
         }
-        let mut reads: Vec<Reg> = reads.collect();
-        if let What::Like(inst, _) = &self.what {
-            let [more_reads, more_writes] = assigned::accessed(inst);
-            reads.extend(more_reads);
-            writes.extend(more_writes);
-        }
-        [reads, writes]
+        [reads.collect(), writes]
     }
 }
 
@@ -98,8 +91,6 @@ pub(crate) enum What {
     WarpSync,
     /// `movmatrix`.
     Transpose,
-    /// An instruction of the kernel language, but for what that has not.
-    Like(Inst, Unlike),
     /// `vprintf` and `__assertfail`, whose arguments are in local memory from the operands on.
     Print,
     Assert,
@@ -120,6 +111,13 @@ pub(crate) struct Unlike {
     /// What it copies, if not memory, of so many bytes each.
     pub(crate) values: Vec<Operand>,
     pub(crate) size: usize,
+}
+
+impl Unlike {
+    /// The registers that its instruction has not.
+    pub(crate) fn reads(&self) -> impl Iterator<Item = Reg> {
+        self.ranks.iter().chain(&self.values).filter_map(of_register)
+    }
 }
 
 /// What is done with an mbarrier.

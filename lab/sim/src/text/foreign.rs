@@ -311,11 +311,7 @@ fn mbarrier(step: &mut Step) -> Option<&mut Object> {
             what: What::Mbarrier(_, address),
             ..
         }) => return Some(&mut address.object),
-        Step::Inst(inst)
-        | Step::Cold(Cold {
-            what: What::Like(inst, _),
-            ..
-        }) => inst,
+        Step::Inst(inst) | Step::Like(inst, _) => inst,
         _ => return None,
     };
     let (Inst::Bulk(BulkInst::Load { bar: address, .. } | BulkInst::LoadBytes { bar: address, .. })

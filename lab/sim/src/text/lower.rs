@@ -61,9 +61,14 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
                 lowering.inst(inst, *site)?;
                 lowering.end(step, *site);
             }
+            Step::Like(inst, unlike) => {
+                lowering.begin(step, *site);
+                lowering.like(inst, unlike, *site)?;
+                lowering.end(step, *site);
+            }
             Step::Cold(cold) => {
                 lowering.begin(step, *site);
-                lowering.cold(cold, *site)?;
+                lowering.cold(cold, *site);
                 lowering.end(step, *site);
             }
             Step::Guard(pred, negated) => {
@@ -173,7 +178,12 @@ impl Places {
                         }
                     }
                     Step::Exit(guard) => ends[number + 1] = guard.is_none(),
-                    Step::Inst(_) | Step::Cold(_) | Step::Guard(..) | Step::GuardEnd | Step::Label(_) => {}
+                    Step::Inst(_)
+                    | Step::Like(..)
+                    | Step::Cold(_)
+                    | Step::Guard(..)
+                    | Step::GuardEnd
+                    | Step::Label(_) => {}
                 }
             }
         }
@@ -212,7 +222,8 @@ impl Step {
     fn members(&self) -> Option<Operand> {
         let all = Operand::Imm(u64::from(FULL));
         match self {
-            Step::Inst(
+            Step::Like(Inst::Wgmma(_), _)
+            | Step::Inst(
                 Inst::Mma { .. }
                 | Inst::LdMatrix { .. }
                 | Inst::StMatrix { .. }
@@ -225,11 +236,7 @@ impl Step {
                 What::Shfl(_) | What::Vote(_) | What::Match(_) | What::Redux(..) | What::Elect | What::WarpSync => {
                     cold.reads.last().copied()
                 }
-                What::Like(Inst::Wgmma(_), _)
-                | What::Product(_)
-                | What::Move(_)
-                | What::Transpose
-                | What::Barrier(_) => Some(all),
+                What::Product(_) | What::Move(_) | What::Transpose | What::Barrier(_) => Some(all),
                 _ => None,
             },
             _ => None,
@@ -242,6 +249,11 @@ impl Code {
     pub(crate) fn accessed(step: &Step) -> [Vec<Reg>; 2] {
         match step {
             Step::Inst(inst) => accessed(inst),
+            Step::Like(inst, unlike) => {
+                let [mut reads, writes] = accessed(inst);
+                reads.extend(unlike.reads());
+                [reads, writes]
+            }
             Step::Jump(jump) => [jump.guard.iter().map(|(pred, _)| *pred).collect(), Vec::new()],
             Step::Cold(cold) => cold.accessed(),
             Step::Guard(pred, _) | Step::Exit(Some((pred, _))) => [vec![*pred], Vec::new()],

@@ -1,9 +1,9 @@
 //! Products of matrices that the kernel language has not: `mma.sync` of other types and shapes, `wmma`, and `wgmma` of
 //! other types.
 
-use flashcore_ir::inst::{Descriptor, Inst, Major, WgmmaA, WgmmaInput, WgmmaInst};
+use flashcore_ir::Operand;
+use flashcore_ir::inst::Inst;
 use flashcore_ir::types::{Reg, RegClass};
-use flashcore_ir::{BufferId, Operand};
 use flashcore_ptx::Operand as Written;
 
 use super::Reader;
@@ -125,19 +125,12 @@ pub(crate) struct Types {
 }
 
 impl Types {
-    /// Of one that the kernel language has.
-    pub(crate) fn of(input: WgmmaInput) -> Types {
-        let a = match input {
-            WgmmaInput::F16 => Ty::Half(false),
-            WgmmaInput::BF16 => Ty::Half(true),
-            WgmmaInput::E4M3 => Ty::Byte(false),
-        };
-        Types {
-            a,
-            b: a,
-            d: Ty::F32,
-            saturates: false,
-        }
+    /// Those that an opcode names.
+    pub(crate) fn of(words: &[&str]) -> Option<Types> {
+        let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
+        let &[d, a, b] = &types[..] else { return None };
+        let saturates = words.contains(&"satfinite");
+        Some(Types { a, b, d, saturates })
     }
 
     /// Steps of k that an instruction takes: 32 bytes of a row.
@@ -226,42 +219,28 @@ impl Reader<'_> {
 
     /// Reads a warpgroup's product: one of the kernel language with as many registers, and its own types.
     pub(super) fn group_product(&mut self, words: &[&str], operands: &[Written]) -> Filled<()> {
-        let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
-        let (&[d, a, b], Some([_, n, _]), [_, a_given, ..]) = (&types[..], shape(words), operands) else {
+        let (Some(types), Some([_, n, _])) = (Types::of(words), shape(words)) else {
             return Err("its types are not read".to_string());
         };
-        let word = Reg {
-            class: RegClass::B32,
-            index: 0,
-        };
-        let operand = Descriptor {
-            bits: Operand::Imm(0),
-            buffer: BufferId(0),
-            major: Major::K,
-        };
-        let is_half = matches!(a, Ty::Half(_));
-        let like = WgmmaInst::Mma {
-            input: if is_half { WgmmaInput::F16 } else { WgmmaInput::E4M3 },
-            n: n / d.in_register(),
-            d: word,
-            a: match a_given {
-                Written::List(_) => WgmmaA::Regs(word),
-                _ => WgmmaA::Shared(operand),
-            },
-            b: operand,
-            accumulate: Operand::Imm(1),
-        };
         let mut operands = operands.to_vec();
-        if matches!(a, Ty::Int(..)) {
+        if matches!(types.a, Ty::Int(..)) {
             // Integers have no signs to choose.
             operands.extend([1, 1].map(Written::Integer));
         }
-        let saturates = words.contains(&"satfinite");
-        let unlike = Unlike {
-            types: Some(Types { a, b, d, saturates }),
-            ..Unlike::default()
-        };
-        self.like(Inst::Wgmma(like), &operands, unlike)
+        let mut why = "it has five operands or more".to_string();
+        for form in super::forms::products(n / types.d.in_register()) {
+            let unlike = Unlike {
+                types: Some(types),
+                ..Unlike::default()
+            };
+            match self.like(Inst::Wgmma(form), &operands, unlike) {
+                Ok(()) => return Ok(()),
+                Err(reason) => why = reason,
+            }
+            self.out.clear();
+            self.after.clear();
+        }
+        Err(why)
     }
 
     fn matrix_move(

@@ -241,32 +241,6 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads what moves registers of 128 bits, each of which is two of 64.
-    pub(super) fn wide(&mut self, name: &str, operands: &[Written], words: &[&str]) -> Filled<bool> {
-        let two = |written: &Written| match written {
-            Written::Register(register) => match self.halves.get(register) {
-                Some(two) => Written::List(two.map(Written::Register).to_vec()),
-                None => written.clone(),
-            },
-            _ => written.clone(),
-        };
-        let operands: Vec<Written> = operands.iter().map(two).collect();
-        let words = [&words[..words.len() - 1], &["v2", "b64"]].concat();
-        match (name, &operands[..]) {
-            ("ld" | "ldu", [d, address, ..]) => self.load(d, address, &words)?,
-            ("st", [address, a, ..]) => self.store(address, a, &words)?,
-            ("mov", [Written::List(to), Written::List(from)]) if to.len() == 2 && from.len() == 2 => {
-                for (to, from) in to.iter().zip(from) {
-                    let dst = self.reg(to, RegClass::B64)?;
-                    let src = self.value(from, ScalarType::B64)?;
-                    self.out.push(Inst::Mov { dst, src });
-                }
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
     /// Whether an address is that of a parameter of a call, which is in local memory.
     fn is_of_call(&self, address: &Written) -> bool {
         match address {

@@ -4,6 +4,7 @@
 //! comes from their [`Notes`].
 
 mod barriers;
+mod bulk;
 pub(crate) mod cold;
 mod convert;
 mod foreign;
@@ -39,7 +40,7 @@ use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Register, Spelled};
 
-use cold::{Cold, What};
+use cold::{Cold, Unlike};
 pub(crate) use foreign::Extra;
 pub use foreign::PtxKernel;
 pub use forms::executes;
@@ -84,6 +85,8 @@ pub(crate) struct Item {
 #[derive(Debug)]
 pub(crate) enum Step {
     Inst(Inst),
+    /// An instruction of the kernel language, but for what that has not.
+    Like(Inst, Unlike),
     Cold(Cold),
     /// Of the active lanes those go on for which a predicate holds, or does not; up to the end of the guard.
     Guard(Reg, bool),
@@ -98,11 +101,7 @@ impl Step {
     /// The instruction of the kernel language that it is, or is like.
     pub(crate) fn inst(&self) -> Option<&Inst> {
         match self {
-            Step::Inst(inst) => Some(inst),
-            Step::Cold(Cold {
-                what: What::Like(inst, _),
-                ..
-            }) => Some(inst),
+            Step::Inst(inst) | Step::Like(inst, _) => Some(inst),
             _ => None,
         }
     }
@@ -145,8 +144,6 @@ struct Reader<'a> {
     function: &'a Function,
     /// By register of the text; none for types that are not read.
     registers: Vec<Option<Reg>>,
-    /// Of each register of 128 bits the two of 64.
-    halves: HashMap<Register, [Register; 2]>,
     num_regs: [u32; RegClass::ALL.len()],
     /// Names of the parameters as the text has them.
     params: HashMap<&'a str, u32>,
@@ -201,7 +198,6 @@ impl<'a> Reader<'a> {
             module,
             function,
             registers: Vec::new(),
-            halves: HashMap::new(),
             num_regs: [0; RegClass::ALL.len()],
             params,
             symbols,
@@ -226,14 +222,6 @@ impl<'a> Reader<'a> {
             let first = class_of(&declared.ty).map(|class| reader.fresh(class, count));
             let run = (0..count).map(|i| first.map(|first| first.plus(i)));
             reader.registers.extend(run);
-        }
-        let wide = function.registers.iter().filter(|declared| declared.ty == "b128");
-        let wide = wide.flat_map(|declared| (0..declared.count.unwrap_or(1)).map(|i| Register(declared.first.0 + i)));
-        for register in wide {
-            let first = reader.fresh(RegClass::B64, 2);
-            let number = reader.registers.len() as u32;
-            reader.registers.extend([Some(first), Some(first.plus(1))]);
-            reader.halves.insert(register, [Register(number), Register(number + 1)]);
         }
         reader
     }

@@ -108,11 +108,7 @@ pub(super) fn resolve(
     };
     for (number, item) in items.iter_mut().enumerate() {
         match &mut item.step {
-            Step::Inst(inst)
-            | Step::Cold(Cold {
-                what: What::Like(inst, _),
-                ..
-            }) => {
+            Step::Inst(inst) | Step::Like(inst, _) => {
                 let by_map = matches!(inst, Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }));
                 for (address, space, _) in addresses(inst) {
                     let is_global = space == Space::Global;

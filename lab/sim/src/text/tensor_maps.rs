@@ -1,13 +1,15 @@
 //! Tensor maps that a kernel makes: `tensormap.replace`, and the copy of one to global memory.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{BinOp, Cvt, Inst, Special};
-use flashcore_ir::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::inst::{Inst, Special};
+use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Operand as Written, Register};
 
 use super::Reader;
+use super::cold::What;
 use super::operands::Filled;
 use crate::global::number;
+use crate::report::Class;
 
 /// Of each field of a map: where its first number is among the map's bytes, which PTX leaves open, and the bytes of a
 /// number.
@@ -61,44 +63,19 @@ impl Reader<'_> {
 
     /// Each lane of the warp copies a word.
     fn copy_map(&mut self, dst: &Written, src: &Written) -> Filled<()> {
-        let (word, [lane, bytes]) = (
-            self.named(RegClass::B32).1,
-            [RegClass::B32, RegClass::B64].map(|class| self.fresh(class, 1)),
-        );
-        let (shl, b32, u64) = (BinOp::Shl, ScalarType::B32, ScalarType::U64);
-        let widened = |dst, src| Inst::Cvt {
-            op: Cvt::U64FromU32,
-            dst,
-            src,
-        };
-        let sum = |op, ty, dst, a, b| Inst::Bin { op, ty, dst, a, b };
+        let ((lane, _), (_, word)) = (self.named(RegClass::B32), self.named(RegClass::B32));
         let which = Special::LaneId;
-        self.out.extend([
-            Inst::Special { dst: lane, which },
-            sum(shl, b32, lane, Operand::Reg(lane), Operand::Imm(2)),
-            widened(bytes, Operand::Reg(lane)),
-        ]);
-        for (written, space) in [(src, "shared::cta"), (dst, "global")] {
+        self.out.push(Inst::Special { dst: lane, which });
+        for (written, writes) in [(src, false), (dst, true)] {
             let (base, offset) = self.place(written)?;
             let (address, name) = self.named(RegClass::B64);
-            match base {
-                Operand::Reg(reg) if reg.class == RegClass::B32 => self.out.push(widened(address, base)),
-                _ => self.out.push(Inst::Mov {
-                    dst: address,
-                    src: base,
-                }),
-            }
-            self.out.push(sum(
-                BinOp::Add,
-                u64,
-                address,
-                Operand::Reg(address),
-                Operand::Reg(bytes),
-            ));
+            let sum = What::Scalar(Box::new(|v| v[0].wrapping_add(4 * v[1])));
+            self.cold(sum, Class::Alu, vec![address], vec![base, Operand::Reg(lane)]);
             let place = Written::Memory(Box::new(name), offset);
-            match space {
-                "global" => self.store(&place, &word, &[space, "b32"])?,
-                _ => self.load(&word, &place, &[space, "b32"])?,
+            if writes {
+                self.store(&place, &word, &["global", "b32"])?;
+            } else {
+                self.load(&word, &place, &["shared::cta", "b32"])?;
             }
         }
         Ok(())

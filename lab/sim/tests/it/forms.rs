@@ -13,7 +13,7 @@ fn run(threads: u32, body: &str, words: &[u32]) -> (SimReport, Vec<u32>) {
 pub(crate) fn run_in_cluster(blocks: u32, threads: u32, body: &str, words: &[u32], seed: u64) -> (SimReport, Vec<u32>) {
     let text = format!(
         ".version 8.4 .target sm_90a .entry k(.param .u64 out) .reqnctapercluster {blocks} {{ .reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; \
-         .reg .b64 %d<20>; .reg .b128 %q<4>; .shared .align 128 .b8 s[4096]; .shared .align 8 .b64 bars[4];
+         .reg .b64 %d<20>; .shared .align 128 .b8 s[4096]; .shared .align 8 .b64 bars[4];
          ld.param.u64 %d0, [out]; cvta.to.global.u64 %d0, %d0; mov.u32 %r1, %tid.x; cvt.u64.u32 %d1, %r1;
          {body}
          END: ret; }}"

@@ -10,6 +10,7 @@ mod counts;
 mod findings;
 mod flags;
 mod forms;
+mod group_products;
 mod hopper;
 mod hopper_attention;
 mod hopper_forms;
