@@ -75,8 +75,7 @@ impl Cluster<'_> {
                 accumulate,
             } => {
                 let is_hopper = self.machine.options.tensor_sums == TensorSums::Hopper && types.is_none();
-                let own = || Types::of(&["f32", input.ptx(), input.ptx()]);
-                let Some(types) = types.or_else(own) else { return true };
+                let types = types.unwrap_or(Types::of(input));
                 let product = Product {
                     types,
                     hopper: is_hopper.then(|| HopperSum::of(input)),

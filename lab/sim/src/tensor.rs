@@ -134,7 +134,7 @@ pub(crate) fn widen_words(words: &[u32], element: Ty, out: &mut [f64; 16]) {
 }
 
 /// `d = a·b (+ d)` for a warp's 16 rows, compiled for the best available instruction set. Sums are
-/// in f64 and rounded once to f32, or use Hopper's summation.
+/// in f64 and rounded once, or use Hopper's summation.
 pub(crate) struct Multiply<'a> {
     pub(crate) r: &'a mut Registers,
     pub(crate) d: &'a [Row],
@@ -158,7 +158,8 @@ impl WithSimd for Multiply<'_> {
             types,
             hopper,
         } = self;
-        let (k, each, width) = (types.k() as usize, types.d.in_register() as usize, 8 * types.d.bytes());
+        let (k, each) = (types.k() as usize, types.d.in_register() as usize);
+        let width = 32 / each;
         let n = 2 * d.len() * each;
         let mut acc = vec![0.0; 16 * n];
         // Position of element `i` of a lane: four per 8 columns.
@@ -169,9 +170,14 @@ impl WithSimd for Multiply<'_> {
         if accumulate {
             for (i, &row) in d.iter().enumerate() {
                 let bits: &[u32; 32] = r.own(row);
-                for (element, lane) in (0..each).flat_map(|element| (0..32).map(move |lane| (element, lane))) {
-                    let bits = u64::from(bits[lane] >> (width as usize * element));
-                    acc[place(each * i + element, lane)] = numbers::value(bits, types.d, false);
+                for element in 0..each {
+                    for lane in 0..32 {
+                        let bits = bits[lane] >> (width * element);
+                        acc[place(each * i + element, lane)] = match types.d {
+                            Ty::F32 => f64::from(f(bits)),
+                            other => numbers::value(bits.into(), other, false),
+                        };
+                    }
                 }
             }
         }
@@ -190,13 +196,15 @@ impl WithSimd for Multiply<'_> {
         }
         for (i, &row) in d.iter().enumerate() {
             let mut bits = [0; 32];
-            for (element, lane) in (0..each).flat_map(|element| (0..32).map(move |lane| (element, lane))) {
-                let sum = acc[place(each * i + element, lane)];
-                let of_sum = match hopper {
-                    Some(_) => rounded(sum, hopper),
-                    None => matrix::rounded(types.d, sum, types.saturates) as u32,
-                };
-                bits[lane] |= of_sum << (width as usize * element);
+            for element in 0..each {
+                for lane in 0..32 {
+                    let sum = acc[place(each * i + element, lane)];
+                    let of_sum = match types.d {
+                        Ty::F32 => rounded(sum, hopper),
+                        other => matrix::rounded(other, sum, types.saturates) as u32,
+                    };
+                    bits[lane] |= of_sum << (width * element);
+                }
             }
             r.set(row, FULL, &bits);
         }

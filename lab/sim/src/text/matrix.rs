@@ -2,7 +2,7 @@
 //! other types.
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::Inst;
+use flashcore_ir::inst::{Inst, WgmmaInput};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::Operand as Written;
 
@@ -125,12 +125,15 @@ pub(crate) struct Types {
 }
 
 impl Types {
-    /// Those that an opcode names.
-    pub(crate) fn of(words: &[&str]) -> Option<Types> {
-        let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
-        let &[d, a, b] = &types[..] else { return None };
-        let saturates = words.contains(&"satfinite");
-        Some(Types { a, b, d, saturates })
+    /// Of a product that the kernel language has.
+    pub(crate) fn of(input: WgmmaInput) -> Types {
+        let a = match input {
+            WgmmaInput::F16 => Ty::Half(false),
+            WgmmaInput::BF16 => Ty::Half(true),
+            WgmmaInput::E4M3 => Ty::Byte(false),
+        };
+        let (b, d, saturates) = (a, Ty::F32, false);
+        Types { a, b, d, saturates }
     }
 
     /// Steps of k that an instruction takes: 32 bytes of a row.
@@ -219,18 +222,20 @@ impl Reader<'_> {
 
     /// Reads a warpgroup's product: one of the kernel language with as many registers, and its own types.
     pub(super) fn group_product(&mut self, words: &[&str], operands: &[Written]) -> Filled<()> {
-        let (Some(types), Some([_, n, _])) = (Types::of(words), shape(words)) else {
+        let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
+        let (&[d, a, b], Some([_, n, _])) = (&types[..], shape(words)) else {
             return Err("its types are not read".to_string());
         };
+        let saturates = words.contains(&"satfinite");
         let mut operands = operands.to_vec();
-        if matches!(types.a, Ty::Int(..)) {
+        if matches!(a, Ty::Int(..)) {
             // Integers have no signs to choose.
             operands.extend([1, 1].map(Written::Integer));
         }
         let mut why = "it has five operands or more".to_string();
-        for form in super::forms::products(n / types.d.in_register()) {
+        for form in super::forms::products(n / d.in_register()) {
             let unlike = Unlike {
-                types: Some(types),
+                types: Some(Types { a, b, d, saturates }),
                 ..Unlike::default()
             };
             match self.like(Inst::Wgmma(form), &operands, unlike) {

@@ -24,8 +24,8 @@ fn found(blocks: u32, threads: u32, body: &str, words: &[u32]) -> Vec<FindingKin
 }
 
 /// In each of two blocks of 32 threads: an mbarrier of so many arrivals, and in registers the ranks (`%r20`, of the
-/// other block `%r21`), the addresses of `s` and the mbarrier (`%r3`, `%r4`), and those in the other block (`%r5`, `%r6`).
-/// Then all that follows, and at the end what stops either block from ending before the other; `%d2` is where a
+/// other block `%r21`), the addresses of `s` and the mbarrier (`%r3`, `%r4`), and those in the other block (`%r5`,
+/// `%r6`). Then all that follows, and at the end what stops either block from ending before the other; `%d2` is where a
 /// thread stores two words.
 fn in_pair(count: u32, body: &str) -> String {
     format!(
@@ -55,7 +55,7 @@ fn threads_arrive_at_mbarriers_of_other_blocks() {
             ),
         )
     };
-    let sent = |i: u32| (i / 32 ^ 1) * 100 + (31 - i % 32);
+    let sent = |i: u32| ((i / 32) ^ 1) * 100 + (31 - i % 32);
     let expected: Vec<u32> = (0..64).flat_map(|i| [sent(i), i / 32]).collect();
     let relaxed = &WAIT.replace("acquire", "relaxed");
     let fenced = &format!("{relaxed} fence.acq_rel.cluster;");
@@ -122,7 +122,7 @@ fn stores_to_other_blocks_are_waited_for() {
     };
     let out = clean(2, 32, &body("%r6", 512, WAIT), &[9; 128]);
     for (i, two) in (0u32..).zip(out.chunks_exact(2)) {
-        let sent = (i / 32 ^ 1) * 100 + (31 - i % 32);
+        let sent = ((i / 32) ^ 1) * 100 + (31 - i % 32);
         assert_eq!(two, [sent, 2 * sent + 3], "{i}");
     }
     assert!(found(2, 32, &body("%r6", 512, ""), &[9; 128]).contains(&FindingKind::MissingWait));
