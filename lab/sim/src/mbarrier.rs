@@ -314,6 +314,7 @@ impl Cluster<'_> {
         mbarrier.completed = mbarrier.arrived.take();
         if let Some(clock) = &mut mbarrier.completed {
             clock.learn(actor, mbarrier.landed);
+            clock.learn_fenced(actor, mbarrier.landed);
             for &(warp, lane, epoch) in &mbarrier.tracked {
                 if self.machine.actors.copies > 0 {
                     clock.learn(self.machine.actors.copy_of((32 * warp + lane) as u32), epoch);

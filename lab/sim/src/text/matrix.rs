@@ -232,13 +232,14 @@ impl Reader<'_> {
             // Integers have no signs to choose.
             operands.extend([1, 1].map(Written::Integer));
         }
-        let mut why = "it has five operands or more".to_string();
-        for form in super::forms::products(n / d.in_register()) {
+        let mut why = "it has another number of operands".to_string();
+        let forms = super::forms::products(n / d.in_register()).map(Inst::Wgmma);
+        for form in forms.filter(|form| form.clone().slots().len() == operands.len()) {
             let unlike = Unlike {
                 types: Some(Types { a, b, d, saturates }),
                 ..Unlike::default()
             };
-            match self.like(Inst::Wgmma(form), &operands, unlike) {
+            match self.like(form, &operands, unlike) {
                 Ok(()) => return Ok(()),
                 Err(reason) => why = reason,
             }
