@@ -184,6 +184,7 @@ impl<'m> Cluster<'m> {
                     announces,
                     is_remote,
                     of_cluster,
+                    releases,
                 },
                 address,
             ) => {
@@ -193,18 +194,20 @@ impl<'m> Cluster<'m> {
                     counts: if *announces { [1; 32] } else { given },
                     drops: *drops,
                     ends: *ends,
+                    releases: *releases,
                 };
                 let space = if *is_remote { Space::Cluster } else { Space::Shared };
                 self.mbarrier_arrive(warp, pc, (address, space), *of_cluster, &arrival);
             }
-            What::Mbarrier(Mbarrier::Expect, address) => {
+            What::Mbarrier(Mbarrier::Bytes { come, is_remote }, address) => {
                 let bytes = read(warp, 0).map(|bytes| bytes as u32);
-                self.mbarrier_expect(warp, pc, address, &bytes);
+                let space = if *is_remote { Space::Cluster } else { Space::Shared };
+                self.mbarrier_bytes(warp, pc, (address, space), &bytes, *come);
             }
-            What::Mbarrier(Mbarrier::Test(blocks), address) => {
+            What::Mbarrier(Mbarrier::Test { waits, acquires }, address) => {
                 let parities = read(warp, 0).map(|parity| parity as u32);
                 let d = machine.program.rows.row(cold.writes[0]);
-                if !self.mbarrier_test(warp, pc, d, address, &parities, *blocks) {
+                if !self.mbarrier_test(warp, pc, d, address, &parities, [*waits, *acquires]) {
                     warp.pc = pc;
                     return Some(Stop::SliceEnd);
                 }

@@ -129,14 +129,15 @@ impl Cluster<'_> {
         }
     }
 
-    /// Checks the write of a range by a copy that a lane starts.
-    pub(crate) fn check_async_write(&mut self, by: Lane<'_>, at: At, first: u32, bytes: u32) {
+    /// Checks the write of a range by a copy that a lane starts; one that changes words does not race with others.
+    pub(crate) fn check_async_write(&mut self, by: Lane<'_>, at: At, (first, bytes): (u32, u32), changes: bool) {
         let mut good: Option<(u32, ActorId)> = None;
         let after_reads = self.follows_reads(by, self.copy_cells(first, bytes));
         for cell in self.copy_cells(first, bytes) {
             let (stamp, writer) = (self.shadow.stamp(cell), self.shadow.writer(cell).0);
             let mut clash = None;
-            if stamp != Stamp::NEVER && good != Some((stamp.0, writer)) {
+            let is_good = good == Some((stamp.0, writer)) || changes && stamp.is_atomic();
+            if stamp != Stamp::NEVER && !is_good {
                 match self.after_write(by.warp, by.bit(), stamp, writer) {
                     None => good = Some((stamp.0, writer)),
                     Some(wrong) => clash = Some(self.write_clash(by.bit(), cell, wrong)),

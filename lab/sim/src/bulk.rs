@@ -5,46 +5,28 @@
 //! store is checked as a read of the tile and a write of the tensor. These are two actors of the
 //! issuing thread, and waiting for the store's group synchronises with them.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, BulkInst, Space};
 
-use crate::clock::{Epoch, Stamp, WriterKind};
+use crate::clock::{Epoch, WriterKind};
 use crate::cluster::Cluster;
-use crate::finding::{Actor, FindingKind};
+use crate::finding::FindingKind;
 use crate::global::{Sum, words};
+use crate::landing::Landing;
 use crate::machine::{TensorMap, map_address};
 use crate::program::At;
 use crate::record::Details;
 use crate::registers::lanes;
-use crate::shared_memory::POISON;
+use crate::text::UNKNOWN;
+use crate::text::cold::{Unlike, Update};
 use crate::warp::{Lane, Warp};
 
 /// Alignment of bulk copies in shared memory (PTX ISA, "cp.async.bulk.tensor").
 pub(crate) const BOX_ALIGN: u32 = 128;
-
-#[derive(Debug)]
-pub(crate) struct InFlight {
-    /// First byte in the cluster's shared memory.
-    first: u32,
-    /// The words of the box in order, before swizzling.
-    words: Vec<u32>,
-    swizzle: flashcore_ir::Swizzle,
-    pub(crate) mbarrier: u32,
-    /// Phase of the mbarrier when the load started.
-    pub(crate) phase: i64,
-    epoch: Epoch,
-    pub(crate) actor: Actor,
-    pub(crate) pc: u32,
-}
-
-impl InFlight {
-    pub(crate) fn bytes(&self) -> u32 {
-        4 * self.words.len() as u32
-    }
-}
 
 #[derive(Debug, Default)]
 pub(crate) struct BulkStores {
@@ -151,7 +133,8 @@ impl<'m> Cluster<'m> {
         None
     }
 
-    pub(crate) fn bulk(&mut self, warp: &mut Warp, pc: u32, inst: &BulkInst) {
+    pub(crate) fn bulk(&mut self, warp: &mut Warp, pc: u32, inst: &BulkInst, unlike: &Unlike) {
+        let update = unlike.update;
         for by in lanes(warp.active).map(|lane| warp.lane(pc, lane)) {
             match inst {
                 BulkInst::Load {
@@ -162,11 +145,18 @@ impl<'m> Cluster<'m> {
                     multicast,
                     ..
                 } => self.bulk_load(by, (map, at), dst, bar, *multicast),
-                BulkInst::Store { map, at, src } => self.bulk_store(by, (map, at), src),
-                BulkInst::LoadBytes { dst, src, bytes, bar } => self.load_bytes(by, (dst, src), *bytes, bar),
-                BulkInst::StoreBytes { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, false),
-                BulkInst::Reduce { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, true),
-                BulkInst::Send { dst, src, bytes, bar } => self.send_bytes(by, (dst, src), *bytes, bar),
+                BulkInst::Store { map, at, src } => self.bulk_store(by, (map, at), src, update.is_some()),
+                BulkInst::LoadBytes { dst, src, bytes, bar } => {
+                    self.load_bytes(by, (dst, src), *bytes, bar, unlike.ranks);
+                }
+                BulkInst::StoreBytes { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, None),
+                BulkInst::Reduce { dst, src, bytes } => {
+                    self.store_bytes(by, (dst, src), *bytes, Some(update.unwrap_or(Update::ADD_F32)));
+                }
+                BulkInst::Send { dst, bar, .. } if !unlike.values.is_empty() => {
+                    self.send_values(by, (dst, bar), unlike)
+                }
+                BulkInst::Send { dst, src, bytes, bar } => self.send_bytes(by, (dst, src), *bytes, bar, update),
                 BulkInst::Commit => {
                     let stores = &mut self.stores[warp.index];
                     stores.unread[by.lane].push_back(warp.epoch);
@@ -193,16 +183,20 @@ impl<'m> Cluster<'m> {
         at.iter().map(|&x| by.value::<u32>(self.machine, x) as i32).collect()
     }
 
-    /// The parameter and the tensor map of a copy; reports the map of another parameter.
-    fn begin_copy(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, &'m TensorMap)> {
+    /// The parameter whose buffer a tensor map is of, and the map; reports the map of another parameter.
+    fn begin_copy(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, Cow<'m, TensorMap>)> {
         let machine = self.machine;
         let param = usize::from(At::of(map, Space::Global).object);
         let address = by.value::<u64>(machine, map.base).wrapping_add(map.offset as u64);
-        if address == map_address(param) {
-            return machine.maps[param].as_ref().map(|map| (param, map));
-        }
         let params = machine.kernel.params();
         let other = (0..params.len()).find(|&index| machine.maps[index].is_some() && map_address(index) == address);
+        let given = other.and_then(|index| Some((index, Cow::Borrowed(machine.maps[index].as_ref()?))));
+        if map.object == UNKNOWN {
+            return given.or_else(|| self.made_map(by, address).map(|(slot, map)| (slot, Cow::Owned(map))));
+        }
+        if other == Some(param) {
+            return given;
+        }
         self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
             let name = params[param].name.clone();
             let what = match other {
@@ -228,29 +222,37 @@ impl<'m> Cluster<'m> {
         bar: &Address,
         multicast: Option<Operand>,
     ) {
-        let machine = self.machine;
         let Some((param, map)) = self.begin_copy(by, map) else {
             return;
         };
+        let Some(ranks) = self.ranks(by, multicast) else {
+            return;
+        };
+        self.check_dependency(by);
+        self.count_copy(by.pc, map.bytes);
+        let at = self.coordinates(by, at);
+        let words = self.read_box(by, param, &map, &at);
+        for rank in lanes(ranks) {
+            self.start_load(by, (tile, bar), BOX_ALIGN, rank, &words, map.recipe.swizzle);
+        }
+    }
+
+    /// The blocks that a load is for, as bits; reports those that there are not.
+    pub(crate) fn ranks(&mut self, by: Lane<'_>, multicast: Option<Operand>) -> Option<u32> {
+        let machine = self.machine;
         let ranks = match multicast {
             None => 1 << by.warp.rank,
             Some(mask) => by.value::<u32>(machine, mask) & 0xffff,
         };
-        if ranks >> machine.blocks != 0 || ranks == 0 {
-            self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
-                let blocks = machine.blocks;
-                let message = format!("a multicast to block mask {ranks:#x}; the cluster has {blocks} blocks");
-                Details::new(message, cluster.lane_actor(by))
-            });
-            return;
+        if ranks >> machine.blocks == 0 && ranks != 0 {
+            return Some(ranks);
         }
-        self.check_dependency(by);
-        self.count_copy(by.pc, map.bytes);
-        let at = self.coordinates(by, at);
-        let words = self.read_box(by, param, map, &at);
-        for rank in lanes(ranks) {
-            self.start_load(by, (tile, bar), BOX_ALIGN, rank, &words, map.recipe.swizzle);
-        }
+        self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
+            let blocks = machine.blocks;
+            let message = format!("a multicast to block mask {ranks:#x}; the cluster has {blocks} blocks");
+            Details::new(message, cluster.lane_actor(by))
+        });
+        None
     }
 
     /// The mbarrier that a lane names, in the block of a rank.
@@ -286,55 +288,12 @@ impl<'m> Cluster<'m> {
             return;
         };
         if let Some(number) = self.mbarrier_place(by, bar, rank) {
-            self.start_copy(by, (At::of(tile, Space::Shared), first), number, words, swizzle);
+            let how = Landing {
+                swizzle,
+                ..Landing::default()
+            };
+            self.start_copy(by, (At::of(tile, Space::Shared), first), number, words, how);
         }
-    }
-
-    /// Starts a copy of words to a place in the cluster's shared memory that completes at an mbarrier of the same
-    /// block, and checks it. Returns its epoch.
-    pub(crate) fn start_copy(
-        &mut self,
-        by: Lane<'_>,
-        (at, first): (At, u32),
-        number: u32,
-        words: &[u32],
-        swizzle: flashcore_ir::Swizzle,
-    ) -> Option<Epoch> {
-        if !self.usable(by, number) {
-            return None;
-        }
-        let (bytes, rank) = (4 * words.len() as u32, (first / self.machine.shared_bytes) as usize);
-        let epoch = self.next_epoch();
-        let actor = self.lane_actor(by);
-        let id = self.machine.actors.mbarrier(number);
-        self.note_remote_as(by.warp, by.pc, rank, id, epoch);
-        let mbarrier = self.mbarriers[number as usize].as_mut()?;
-        mbarrier.copier = Some(actor);
-        let phase = mbarrier.phase;
-        if !mbarrier.fenced {
-            self.report(FindingKind::MissingFence, by.pc, None, |cluster| {
-                let name = cluster.mbarrier_name(number);
-                let message = format!("a copy completes at mbarrier {name}, whose initialisation was not fenced");
-                Details::new(message, actor)
-                    .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
-            });
-        }
-        self.check_async_write(by, at, first, bytes);
-        let cells = self.copy_cells(first, bytes);
-        self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, by.pc);
-        let word = first as usize / 4;
-        self.words[word..word + words.len()].fill(POISON);
-        self.in_flight.push(InFlight {
-            first,
-            words: words.to_vec(),
-            swizzle,
-            mbarrier: number,
-            phase,
-            epoch,
-            actor,
-            pc: by.pc,
-        });
-        Some(epoch)
     }
 
     /// The [`runs`] of a box; reports and leaves out those outside the buffer, which only ragged maps can have.
@@ -372,17 +331,8 @@ impl<'m> Cluster<'m> {
         words(&bytes).collect()
     }
 
-    pub(crate) fn land(&mut self, which: usize) {
-        self.global.changes += 1;
-        let copy = self.in_flight.swap_remove(which);
-        for (i, &word) in copy.words.iter().enumerate() {
-            let place = copy.swizzle.apply(copy.first + 4 * i as u32);
-            self.words[place as usize / 4] = word;
-        }
-        self.complete_bytes(copy.mbarrier, copy.bytes(), copy.epoch);
-    }
-
-    fn bulk_store(&mut self, by: Lane<'_>, (map, at): (&Address, &[Operand]), tile: &Address) {
+    /// Stores a box, or adds it to what is there.
+    fn bulk_store(&mut self, by: Lane<'_>, (map, at): (&Address, &[Operand]), tile: &Address, adds: bool) {
         let machine = self.machine;
         let Some((param, map)) = self.begin_copy(by, map) else {
             return;
@@ -397,8 +347,13 @@ impl<'m> Cluster<'m> {
         }
         let at = self.coordinates(by, at);
         let writer = (WriterKind::Agent, machine.actors.store_writes_of(by.thread()));
-        for run in self.runs_in_buffer(by, param, map, &at) {
+        for run in self.runs_in_buffer(by, param, &map, &at) {
             let row = &bytes[run.within..run.within + run.bytes];
+            if adds {
+                let update = Update::add(map.recipe.element);
+                self.change_bytes(by, update, &machine.regions[param], run.offset, row);
+                continue;
+            }
             for (i, part) in row.chunks(2).enumerate() {
                 let offset = run.offset + 2 * i as u64;
                 self.write_lane(by, &machine.regions[param], offset, part, writer);

@@ -10,11 +10,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
-use crate::bulk::{BulkStores, InFlight};
+use crate::bulk::BulkStores;
 use crate::clock::{Clock, Epoch};
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, Global, Pages};
 use crate::interpreter::{Stop, run_warp};
+use crate::landing::InFlight;
 use crate::log::{Log, Turn};
 use crate::machine::Machine;
 use crate::mbarrier::Mbarrier;

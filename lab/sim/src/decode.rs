@@ -6,7 +6,7 @@ use flashcore_ir::{Operand, Reg};
 use crate::lower::Lowering;
 use crate::program::{OPERANDS, Op, Row};
 use crate::report::Class;
-use crate::text::cold::{Cold, Memory, Strength, What};
+use crate::text::cold::{Cold, Mbarrier, Memory, Strength, What};
 use crate::text::numbers::Ty;
 
 impl<'k> Lowering<'k> {
@@ -81,6 +81,10 @@ impl<'k> Lowering<'k> {
             What::Access(access) => (access, false),
             What::Atomic(atomic) => (&atomic.access, true),
             What::Move(movement) => (&movement.access, false),
+            What::Mbarrier(Mbarrier::Arrive { releases: false, .. } | Mbarrier::Test { acquires: false, .. }, _) => {
+                self.program.orders_here = true;
+                return;
+            }
             _ => return,
         };
         let program = &mut self.program;
@@ -113,8 +117,8 @@ impl<'k> Lowering<'k> {
         for slot in inst.clone().slots() {
             if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = slot
                 && let Object::Param(index) = addr.object
+                && let Some(used) = self.program.used.get_mut(index as usize)
             {
-                let used = &mut self.program.used[index as usize];
                 match access {
                     Access::Read => used.loaded = true,
                     Access::Write => used.stored = true,

@@ -130,14 +130,20 @@ pub(crate) type Pages = FxHashMap<(usize, u64), Box<Page>>;
 /// A place in a buffer: its slot and a byte offset.
 pub(crate) type Place = (usize, u64);
 
-/// f32 values on their way into global memory (`cp.reduce.async.bulk`).
+/// The number whose bytes are given.
+pub(crate) fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte))
+}
+
+/// Values on their way into global memory (`cp.reduce.async.bulk`).
 #[derive(Debug)]
 pub(crate) struct Sum {
     /// Cluster and thread that started it.
     pub(crate) by: (u64, ActorId),
     pub(crate) epoch: Epoch,
     pub(crate) to: Place,
-    pub(crate) words: Vec<u32>,
+    pub(crate) update: Update,
+    pub(crate) values: Vec<u64>,
 }
 
 /// Global memory, and what orders accesses of clusters to it. All but `base` and `pages` is empty
@@ -192,10 +198,9 @@ impl<'m> Global<'m> {
         cells.iter().any(|cell| cell.stamp != 0)
     }
 
-    pub(crate) fn word(&mut self, (slot, offset): Place) -> u32 {
+    pub(crate) fn word(&mut self, (slot, offset): Place, bytes: u32) -> u64 {
         let within = offset as usize % PAGE;
-        let data = &self.page(slot, offset).data;
-        u32::from_le_bytes([data[within], data[within + 1], data[within + 2], data[within + 3]])
+        number(&self.page(slot, offset).data[within..within + bytes as usize])
     }
 
     /// Notes that bytes have changed.
@@ -211,13 +216,14 @@ impl<'m> Global<'m> {
 
     /// Adds the words of a sum.
     pub(crate) fn land(&mut self, which: usize) {
-        let Sum { to, words, .. } = self.sums.swap_remove(which);
-        for (i, &word) in words.iter().enumerate() {
-            let to = (to.0, to.1 + 4 * i as u64);
-            let sum = changed(Update::ADD_F32, self.word(to).into(), [word.into(), 0], true) as u32;
+        let Sum { to, update, values, .. } = self.sums.swap_remove(which);
+        let size = update.size as usize;
+        for (i, &value) in values.iter().enumerate() {
+            let to = (to.0, to.1 + (size * i) as u64);
+            let sum = changed(update, self.word(to, update.size), [value, 0], true).to_le_bytes();
             let within = to.1 as usize % PAGE;
-            self.page(to.0, to.1).data[within..within + 4].copy_from_slice(&sum.to_le_bytes());
-            self.changed(to, 4);
+            self.page(to.0, to.1).data[within..within + size].copy_from_slice(&sum[..size]);
+            self.changed(to, size as u64);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::machine::Machine;
 use crate::program::{Access, At, NOTHING, OPERANDS, Op, Row};
 use crate::registers::{Word, lanes, map1, map2, map3, select, test2};
 use crate::resident::inst_changes_the_block;
-use crate::text::cold::{Mbarrier, What};
+use crate::text::cold::{Mbarrier, Unlike, What};
 use crate::undefined;
 use crate::warp::Warp;
 
@@ -52,7 +52,7 @@ impl<const PATH: bool> WithSimd for TimeSlice<'_, '_, PATH> {
 /// Notes an operation in a warp's path.
 fn record_path(machine: &Machine<'_>, warp: &mut Warp, at: u32) {
     let is_test = match machine.program.ops[at as usize] {
-        Op::Cold(cold) => matches!(cold.what, What::Mbarrier(Mbarrier::Test(_), _)),
+        Op::Cold(cold) => matches!(cold.what, What::Mbarrier(Mbarrier::Test { .. }, _)),
         _ => false,
     };
     match machine.program.counts[at as usize] {
@@ -232,6 +232,7 @@ fn interpret<'m, const PATH: bool>(cluster: &mut Cluster<'m>, warp: &mut Warp, s
                     return stop;
                 }
             }
+            Op::Like(inst, unlike) => cluster.unlike(warp, at, inst, unlike),
             Op::Inst(inst, ref rows) => {
                 if let Some(stop) = instruction(cluster, warp, at, inst, rows) {
                     return stop;
@@ -373,8 +374,8 @@ fn instruction<'m>(
         // Only one launch is simulated at a time.
         Inst::DependencyTrigger => {}
         Inst::Trace { label, src } if machine.options.trace => record(cluster, warp, label, src.class, first),
-        Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
-        Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),
+        Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst, &Unlike::default()),
+        Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst, None), warp, pc),
         Inst::Cluster(ref inst) => return stop_unless(cluster.across_blocks(warp, pc, inst), warp, pc),
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);

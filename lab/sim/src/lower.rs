@@ -11,7 +11,7 @@ use crate::error::SimError;
 use crate::program::{CONST, NOTHING, Op, PRED_FALSE, PRED_TRUE, Program, Row, Used};
 use crate::report::Class;
 use crate::rows::Rows;
-use crate::text::cold::{Cold, What};
+use crate::text::cold::{Cold, Unlike, What};
 use crate::text::{Code, Step};
 use crate::undefined::{self, Flow, Moves};
 
@@ -107,6 +107,15 @@ impl<'a> Lowering<'a> {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
         self.push(op, class, site);
+        Ok(())
+    }
+
+    pub(crate) fn like(&mut self, inst: &'a Inst, unlike: &'a Unlike, site: SiteId) -> Result<(), SimError> {
+        self.inst(inst, site)?;
+        self.program.uses_flags |= unlike.update.is_some();
+        if let Some(op) = self.program.ops.last_mut() {
+            *op = Op::Like(inst, unlike);
+        }
         Ok(())
     }
 

@@ -13,7 +13,8 @@ use crate::text::matrix::{Fragment, Move, Product};
 use crate::text::numbers::{self, Ty};
 use crate::warp::Warp;
 
-fn rounded(element: Ty, value: f64, saturates: bool) -> u64 {
+/// The bits of a sum in a type.
+pub(crate) fn rounded(element: Ty, value: f64, saturates: bool) -> u64 {
     match element {
         Ty::Half(_) => float::f64_to_f16(value).into(),
         Ty::F64 => value.to_bits(),
@@ -29,7 +30,7 @@ impl Cluster<'_> {
     }
 
     /// The elements of a matrix, a row after the other.
-    fn matrix(&self, warp: &Warp, fragment: &Fragment, operands: &[Operand]) -> Vec<f64> {
+    pub(crate) fn matrix(&self, warp: &Warp, fragment: &Fragment, operands: &[Operand]) -> Vec<f64> {
         let [rows, columns] = fragment.dims();
         let mut matrix = vec![0.0; (rows * columns) as usize];
         let (each, width) = (fragment.element.in_register(), 8 * fragment.element.bytes());

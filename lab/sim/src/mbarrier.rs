@@ -4,12 +4,14 @@
 //! mbarrier are one actor; the end of a phase covers those that have landed. A lane that observes
 //! the end of a phase joins this clock.
 
+use std::rc::Rc;
+
 use flashcore_ir::inst::{Address, Space};
 
-use crate::bulk::InFlight;
 use crate::clock::{Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
+use crate::landing::InFlight;
 use crate::program::{At, Row};
 use crate::record::Details;
 use crate::registers::lanes;
@@ -53,6 +55,8 @@ pub(crate) struct Arrival {
     pub(crate) drops: bool,
     /// Whether it may end the phase.
     pub(crate) ends: bool,
+    /// Whether it passes on what its thread did, or what that did before its last fence.
+    pub(crate) releases: bool,
 }
 
 impl Cluster<'_> {
@@ -156,6 +160,7 @@ impl Cluster<'_> {
         arrival: &Arrival,
     ) {
         let numbers = self.mbarriers_of(warp, pc, addr, space);
+        let cluster = cluster && arrival.releases;
         if space == Space::Cluster && !cluster {
             self.check_remote_release(warp, pc);
         }
@@ -170,8 +175,11 @@ impl Cluster<'_> {
                 continue;
             }
             self.note_remote(warp, pc, 1 << lane, number as usize / self.machine.mbarriers_per_block);
-            let mut clock = warp.joined(1 << lane);
-            self.publish(&mut clock, warp, 1 << lane);
+            let clock = match &warp.fences.released_here[lane] {
+                _ if arrival.releases => self.clock_of(warp, lane),
+                Some(released) => released.as_ref().clone(),
+                None => Clock::new(self.machine.actors, self.machine.program.uses_async_proxy, 0),
+            };
             let actor = self.actor(warp.index, 1 << lane);
             let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
                 continue;
@@ -264,14 +272,24 @@ impl Cluster<'_> {
         });
     }
 
-    /// Announces bytes without arriving.
-    pub(crate) fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, addr: &Address, bytes: &[u32; 32]) {
-        let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
+    /// Announces bytes without arriving, or counts them as landed.
+    pub(crate) fn mbarrier_bytes(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        (addr, space): (&Address, Space),
+        bytes: &[u32; 32],
+        come: bool,
+    ) {
+        let numbers = self.mbarriers_of(warp, pc, addr, space);
         for (lane, number) in numbers.into_iter().enumerate() {
-            let Some(number) = number else { continue };
-            if self.usable(warp.lane(pc, lane), number)
-                && let Some(mbarrier) = &mut self.mbarriers[number as usize]
-            {
+            let Some(number) = number.filter(|&number| self.usable(warp.lane(pc, lane), number)) else {
+                continue;
+            };
+            self.note_remote(warp, pc, 1 << lane, number as usize / self.machine.mbarriers_per_block);
+            if come {
+                self.complete_bytes(number, bytes[lane], 0);
+            } else if let Some(mbarrier) = &mut self.mbarriers[number as usize] {
                 mbarrier.tx += i64::from(bytes[lane]);
             }
         }
@@ -296,6 +314,7 @@ impl Cluster<'_> {
         mbarrier.completed = mbarrier.arrived.take();
         if let Some(clock) = &mut mbarrier.completed {
             clock.learn(actor, mbarrier.landed);
+            clock.learn_fenced(actor, mbarrier.landed);
             for &(warp, lane, epoch) in &mbarrier.tracked {
                 if self.machine.actors.copies > 0 {
                     clock.learn(self.machine.actors.copy_of((32 * warp + lane) as u32), epoch);
@@ -338,7 +357,7 @@ impl Cluster<'_> {
         d: Row,
         addr: &Address,
         parities: &[u32; 32],
-        blocking: bool,
+        [blocking, acquires]: [bool; 2],
     ) -> bool {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
         let mut ended = 0;
@@ -384,7 +403,11 @@ impl Cluster<'_> {
             }
             let mbarrier = self.mbarriers[number as usize].as_ref();
             if let Some(completed) = mbarrier.and_then(|m| m.completed.as_ref()) {
-                warp.learn_each(lanes, |clock| clock.join(completed));
+                if acquires {
+                    warp.learn_each(lanes, |clock| clock.join(completed));
+                } else {
+                    warp.see_here(lanes, &Rc::new(completed.clone()));
+                }
                 warp.epoch = self.next_epoch();
             }
         }

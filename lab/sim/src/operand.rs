@@ -1,6 +1,6 @@
 //! Shared-memory operands of warpgroup products: descriptors, addresses, and reads.
 
-use flashcore_ir::inst::{Descriptor, Major, WgmmaInput};
+use flashcore_ir::inst::{Descriptor, Major};
 use flashcore_ir::{SharedBuffer, Swizzle};
 
 use crate::clock::Epoch;
@@ -11,6 +11,7 @@ use crate::program::At;
 use crate::record::Details;
 use crate::registers::FULL;
 use crate::tensor;
+use crate::text::numbers::Ty;
 use crate::warp::Warp;
 
 /// Operands are read in pieces of this many bytes.
@@ -55,14 +56,14 @@ impl Cluster<'_> {
         }
     }
 
-    /// Shared-memory offsets of the chunks for one k step: `count` rows of A or columns of B from
+    /// Shared-memory offsets of the chunks for one product of `steps` of k: `count` rows of A or columns of B from
     /// `first`. K-major operands have two chunks per row, MN-major ones one per 8 rows for each k.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn shared_chunks(
         &mut self,
         warp: &Warp,
         pc: u32,
-        input: WgmmaInput,
+        steps: u32,
         operand: &Descriptor,
         bits: u64,
         first: u32,
@@ -97,7 +98,7 @@ impl Cluster<'_> {
                 }
             }
             Major::Mn => {
-                for k in 0..input.k() {
+                for k in 0..steps {
                     for byte in (2 * first..2 * (first + count)).step_by(CHUNK as usize) {
                         let slab = byte / span * layout.leading;
                         chunks.push(place(slab + k / 8 * layout.stride + k % 8 * span + byte % span));
@@ -184,14 +185,15 @@ impl Cluster<'_> {
     }
 
     /// An operand as a matrix: A row-major, B with k as the outer dimension.
-    pub(crate) fn gather(&self, chunks: &[u32], input: WgmmaInput, major: Major, count: u32, is_a: bool) -> Vec<f64> {
-        let (k, count) = (input.k() as usize, count as usize);
-        let per_chunk = (CHUNK / input.bytes()) as usize;
+    pub(crate) fn gather(&self, chunks: &[u32], element: Ty, major: Major, count: u32, is_a: bool) -> Vec<f64> {
+        let (per_chunk, count) = ((CHUNK / element.bytes()) as usize, count as usize);
+        // A product takes two of a row.
+        let k = 2 * per_chunk;
         let mut matrix = vec![0.0; k * count];
         for (i, &chunk) in chunks.iter().enumerate() {
             let word = chunk as usize / 4;
             let mut elements = [0.0; 16];
-            tensor::widen_words(&self.words[word..word + 4], input, &mut elements);
+            tensor::widen_words(&self.words[word..word + 4], element, &mut elements);
             for (e, &value) in elements.iter().enumerate().take(per_chunk) {
                 let (mn, step) = match major {
                     Major::K => (i / 2, i % 2 * per_chunk + e),

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use flashcore_ir::inst::{Descriptor, WgmmaA, WgmmaInput, WgmmaInst};
+use flashcore_ir::inst::{Descriptor, WgmmaA, WgmmaInst};
 use flashcore_ir::{Operand, Reg};
 use pulp::Arch;
 
@@ -21,11 +21,17 @@ use crate::record::Details;
 use crate::registers::FULL;
 use crate::tensor;
 use crate::tensor_sum::{HopperSum, TensorSums};
+use crate::text::matrix::{Fragment, Part, Types};
 use crate::warp::{Wait, Warp};
+
+/// Bytes of a row of an operand that a product takes.
+const ROW_BYTES: u32 = 32;
 
 /// The operands of `wgmma.mma_async`.
 struct Product {
-    input: WgmmaInput,
+    types: Types,
+    /// How sums are rounded, if not once.
+    hopper: Option<HopperSum>,
     n: u32,
     d: Reg,
     a: WgmmaA,
@@ -57,7 +63,8 @@ pub(crate) struct Warpgroup {
 
 impl Cluster<'_> {
     /// Executes a product instruction. Returns false if the warp must retry.
-    pub(crate) fn wgmma(&mut self, warp: &mut Warp, pc: u32, inst: &WgmmaInst) -> bool {
+    /// A product may be of other types than the kernel language has.
+    pub(crate) fn wgmma(&mut self, warp: &mut Warp, pc: u32, inst: &WgmmaInst, types: Option<Types>) -> bool {
         match *inst {
             WgmmaInst::Mma {
                 input,
@@ -67,9 +74,12 @@ impl Cluster<'_> {
                 b,
                 accumulate,
             } => {
+                let is_hopper = self.machine.options.tensor_sums == TensorSums::Hopper && types.is_none();
+                let types = types.unwrap_or(Types::of(input));
                 let product = Product {
-                    input,
-                    n,
+                    types,
+                    hopper: is_hopper.then(|| HopperSum::of(input)),
+                    n: n * types.d.in_register(),
                     d,
                     a,
                     b,
@@ -134,18 +144,29 @@ impl Cluster<'_> {
         }
         self.read_chunks(warp, pc, &product.b, &chunks, epoch);
         let rows = match &product.a {
-            WgmmaA::Regs(first) => Some(tensor::operand_a(warp, machine, *first, product.input)),
+            WgmmaA::Regs(first) => {
+                let fragment = Fragment {
+                    part: Part::A,
+                    shape: [16, product.n, product.types.k()],
+                    element: product.types.a,
+                    is_opaque: false,
+                    quads: None,
+                    registers: 4,
+                };
+                let registers: [Operand; 4] = std::array::from_fn(|i| Operand::Reg(first.plus(i as u32)));
+                Some(self.matrix(warp, &fragment, &registers))
+            }
             WgmmaA::Shared(operand) => {
                 let first_row = 16 * place as u32;
-                self.shared_chunks(warp, pc, product.input, operand, a.unwrap_or(0), first_row, 16)
+                self.shared_chunks(warp, pc, product.types.k(), operand, a.unwrap_or(0), first_row, 16)
                     .map(|chunks| {
                         self.read_chunks(warp, pc, operand, &chunks, epoch);
-                        self.gather(&chunks, product.input, operand.major, 16, true)
+                        self.gather(&chunks, product.types.a, operand.major, 16, true)
                     })
             }
         };
         if let (Some(rows), Some(matrix)) = (rows, matrix) {
-            let d: Vec<Row> = (0..product.n / 2)
+            let d: Vec<Row> = (0..product.n / 2 / product.types.d.in_register())
                 .map(|i| machine.program.rows.row(product.d.plus(i)))
                 .collect();
             let accumulate = match product.accumulate {
@@ -158,8 +179,8 @@ impl Cluster<'_> {
                 accumulate,
                 a: &rows,
                 b: &matrix,
-                k: product.input.k() as usize,
-                hopper: (machine.options.tensor_sums == TensorSums::Hopper).then(|| HopperSum::of(product.input)),
+                types: product.types,
+                hopper: product.hopper,
             });
         }
         let d = &mut warp.asynchronous.fragments[usize::from(d_fragment)];
@@ -187,12 +208,11 @@ impl Cluster<'_> {
         // A counts the rows of all four warps. Swizzled operands are read 128 bytes per pass; ncu
         // counts the same.
         let rows_of_a = if a.is_some() { 64 } else { 0 };
-        let row_bytes = product.input.k() * product.input.bytes();
-        self.count_ideal(pc, (product.n + rows_of_a) * row_bytes / 128);
-        let chunks = self.shared_chunks(warp, pc, product.input, &product.b, b, 0, product.n);
+        self.count_ideal(pc, (product.n + rows_of_a) * ROW_BYTES / 128);
+        let chunks = self.shared_chunks(warp, pc, product.types.k(), &product.b, b, 0, product.n);
         let matrix = chunks
             .as_ref()
-            .map(|chunks| Rc::new(self.gather(chunks, product.input, product.b.major, product.n, false)));
+            .map(|chunks| Rc::new(self.gather(chunks, product.types.b, product.b.major, product.n, false)));
         Shared {
             pc,
             a,

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::registers::{Constants, Registers};
 use crate::report::Class;
 use crate::rows::Rows;
-use crate::text::cold::Cold;
+use crate::text::cold::{Cold, Unlike};
 use crate::undefined::Flow;
 
 /// A row of 32 lanes in a register file; from [`CONST`] on, a row of constants.
@@ -91,6 +91,7 @@ pub(crate) enum Op<'k> {
     PredXor([Row; 3]),
 
     Cold(&'k Cold),
+    Like(&'k Inst, &'k Unlike),
     /// An instruction with the rows of its operands, in the order of [`Inst::slots`].
     Inst(&'k Inst, [Row; OPERANDS]),
 }

@@ -220,7 +220,7 @@ impl Cluster<'_> {
 pub(crate) fn changes_the_block(what: &What) -> bool {
     match what {
         What::Barrier(_) => true,
-        What::Mbarrier(what, _) => !matches!(what, Mbarrier::Test(_) | Mbarrier::State),
+        What::Mbarrier(what, _) => !matches!(what, Mbarrier::Test { .. } | Mbarrier::State),
         _ => false,
     }
 }

@@ -160,7 +160,7 @@ impl Cluster<'_> {
     }
 
     /// What a lane knows, with its own accesses.
-    fn clock_of(&self, warp: &Warp, lane: usize) -> Clock {
+    pub(crate) fn clock_of(&self, warp: &Warp, lane: usize) -> Clock {
         let mut clock = warp.joined(1 << lane);
         self.publish(&mut clock, warp, 1 << lane);
         clock
@@ -175,10 +175,7 @@ impl Cluster<'_> {
             warp.learn_each(1 << lane, |clock| clock.join(&released));
             return;
         }
-        match &mut warp.fences.seen_here[lane] {
-            Some(seen) => Rc::make_mut(seen).join(&released),
-            seen => *seen = Some(released),
-        }
+        warp.see_here(1 << lane, &released);
     }
 
     /// A lane has written a word of shared memory, by a strong access; an atomic operation keeps what it carried.
@@ -473,5 +470,17 @@ impl Cluster<'_> {
         self.report(FindingKind::Trap, pc, None, |cluster| {
             Details::new("executes a trap", cluster.actor(warp.index, lanes))
         });
+    }
+}
+
+impl Warp {
+    /// What some lanes will know of the block after a fence.
+    pub(crate) fn see_here(&mut self, mask: u32, released: &Rc<Clock>) {
+        for lane in lanes(mask) {
+            match &mut self.fences.seen_here[lane] {
+                Some(seen) => Rc::make_mut(seen).join(released),
+                seen => *seen = Some(released.clone()),
+            }
+        }
     }
 }

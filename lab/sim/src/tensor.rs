@@ -6,20 +6,20 @@ use flashcore_ir::fragment::{
     FragmentLayout, LDMATRIX, MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F16, MMA_M16N8_ACC_F32,
 };
 use flashcore_ir::inst::{MmaAcc, MmaInput, WgmmaInput};
-use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A};
-use flashcore_ir::{Operand, Reg};
 
 use pulp::{Simd, WithSimd};
 
 use crate::clock::WriterKind;
 use crate::cluster::Cluster;
 use crate::float::{bf16_to_f32, e4m3_to_f32, f, f16_to_f32, f64_to_f16, result};
-use crate::machine::Machine;
+use crate::matrix;
 use crate::program::{At, Half, OPERANDS, Row};
 use crate::registers::{Constants, FULL, Registers, lanes};
 use crate::shadow::{Pattern, SharedAccess};
 use crate::shared_memory::POISON;
 use crate::tensor_sum::{HopperSum, TensorSums};
+use crate::text::matrix::Types;
+use crate::text::numbers::{self, Ty};
 use crate::warp::Warp;
 
 /// Row-major matrix index of every element, by register, element in register, and lane.
@@ -103,39 +103,25 @@ fn rounded(sum: f64, hopper: Option<HopperSum>) -> u32 {
     result(hopper.map_or(sum as f32, |hopper| hopper.to_f32(sum)))
 }
 
-/// Operand A of a warpgroup product from a warp's four registers: its 16 rows, row-major.
-pub(crate) fn operand_a(warp: &Warp, machine: &Machine<'_>, first: Reg, input: WgmmaInput) -> Vec<f64> {
-    let depth = input.k() as usize;
-    let layout = match input {
-        WgmmaInput::F16 | WgmmaInput::BF16 => WGMMA_M64K16_A,
-        WgmmaInput::E4M3 => WGMMA_M64K32_A,
-    };
-    let mut matrix = vec![0.0; 16 * depth];
-    for reg in 0..4 {
-        let bits: [u32; 32] = warp.value(machine, Operand::Reg(first.plus(reg)));
-        for (lane, &bits) in bits.iter().enumerate() {
-            let mut elements = [0.0; 16];
-            widen_words(&[bits], input, &mut elements);
-            for (e, &value) in elements.iter().enumerate().take(layout.per_reg as usize) {
-                // The first warp's lanes hold the first 16 rows.
-                let (row, col) = layout.at(lane as u32, reg, e as u32);
-                matrix[row as usize * depth + col as usize] = value;
-            }
-        }
-    }
-    matrix
-}
-
 /// The elements of words in memory order.
 #[inline(always)]
-pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16]) {
-    let ty = match input {
-        WgmmaInput::F16 => Half::F16,
-        WgmmaInput::BF16 => Half::BF16,
-        WgmmaInput::E4M3 => {
+pub(crate) fn widen_words(words: &[u32], element: Ty, out: &mut [f64; 16]) {
+    let ty = match element {
+        Ty::Half(false) => Half::F16,
+        Ty::Half(true) => Half::BF16,
+        Ty::Byte(false) => {
             for (four, word) in out.chunks_exact_mut(4).zip(words) {
                 for (i, value) in four.iter_mut().enumerate() {
                     *value = f64::from(e4m3_to_f32(word >> (8 * i) & 0xff));
+                }
+            }
+            return;
+        }
+        _ => {
+            let (each, width) = (element.in_register() as usize, 8 * element.bytes());
+            for (several, &word) in out.chunks_exact_mut(each).zip(words) {
+                for (i, value) in (0..).zip(several) {
+                    *value = numbers::value(u64::from(word) >> (width * i), element, false);
                 }
             }
             return;
@@ -148,14 +134,14 @@ pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16])
 }
 
 /// `d = a·b (+ d)` for a warp's 16 rows, compiled for the best available instruction set. Sums are
-/// in f64 and rounded once to f32, or use Hopper's summation.
+/// in f64 and rounded once, or use Hopper's summation.
 pub(crate) struct Multiply<'a> {
     pub(crate) r: &'a mut Registers,
     pub(crate) d: &'a [Row],
     pub(crate) accumulate: bool,
     pub(crate) a: &'a [f64],
     pub(crate) b: &'a [f64],
-    pub(crate) k: usize,
+    pub(crate) types: Types,
     pub(crate) hopper: Option<HopperSum>,
 }
 
@@ -169,12 +155,14 @@ impl WithSimd for Multiply<'_> {
             accumulate,
             a,
             b,
-            k,
+            types,
             hopper,
         } = self;
-        let n = 2 * d.len();
+        let (k, each) = (types.k() as usize, types.d.in_register() as usize);
+        let width = 32 / each;
+        let n = 2 * d.len() * each;
         let mut acc = vec![0.0; 16 * n];
-        // Position of register `i` of a lane: four registers per 8 columns.
+        // Position of element `i` of a lane: four per 8 columns.
         let place = |i: usize, lane: usize| {
             let (row, col) = (lane / 4 + 8 * (i % 4 / 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2);
             row * n + col
@@ -182,8 +170,14 @@ impl WithSimd for Multiply<'_> {
         if accumulate {
             for (i, &row) in d.iter().enumerate() {
                 let bits: &[u32; 32] = r.own(row);
-                for lane in 0..32 {
-                    acc[place(i, lane)] = f64::from(f(bits[lane]));
+                for element in 0..each {
+                    for lane in 0..32 {
+                        let bits = bits[lane] >> (width * element);
+                        acc[place(each * i + element, lane)] = match types.d {
+                            Ty::F32 => f64::from(f(bits)),
+                            other => numbers::value(bits.into(), other, false),
+                        };
+                    }
                 }
             }
         }
@@ -202,8 +196,15 @@ impl WithSimd for Multiply<'_> {
         }
         for (i, &row) in d.iter().enumerate() {
             let mut bits = [0; 32];
-            for lane in 0..32 {
-                bits[lane] = rounded(acc[place(i, lane)], hopper);
+            for element in 0..each {
+                for lane in 0..32 {
+                    let sum = acc[place(each * i + element, lane)];
+                    let of_sum = match types.d {
+                        Ty::F32 => rounded(sum, hopper),
+                        other => matrix::rounded(other, sum, types.saturates) as u32,
+                    };
+                    bits[lane] |= of_sum << (width * element);
+                }
             }
             r.set(row, FULL, &bits);
         }

@@ -86,7 +86,7 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
         to,
     };
     match step {
-        Step::Inst(inst) => match inst {
+        Step::Inst(inst) | Step::Like(inst, _) => match inst {
             Inst::Mma { .. } => all(Moves::Together, reads, to),
             // Whether old sums count, the predicate says when it runs.
             Inst::Wgmma(WgmmaInst::Mma {

@@ -57,7 +57,8 @@ impl Own {
         is_declaration(word) || function(word).is_some()
     }
 
-    /// Reads the kernel that a word names. A source is compiled for the target, in the sandbox; nothing else of it runs.
+    /// Reads the kernel that a word names. A source is compiled for the target, in the sandbox; nothing else of it
+    /// runs.
     ///
     /// # Errors
     /// [`BenchError::Given`]: a file that cannot be read, or a mistake in it.

@@ -77,6 +77,7 @@ pub(super) const ROWS: &[Row] = &[
     row("mapa{.shared::cluster}.u32", "d a a:u32"),
     row("mapa.u64", "d a a:u32"),
     row("getctarank{.shared::cluster}.u32", "d a"),
+    row("getctarank.u64", "d:u32 a"),
     // Atomic operations. `red` has no result.
     row("atom@.inc.u32", "d m a"),
     row("atom@.dec.u32", "d m a"),
@@ -103,7 +104,19 @@ pub(super) const ROWS: &[Row] = &[
     row("red@.add.noftz.F16S", "m a"),
     row_if("red@.add.VEC.f32", "m A", of_global),
     row(
-        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32",
+        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.STEP.u32",
+        "m a m",
+    ),
+    row(
+        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.SUMOP.W32",
+        "m a m",
+    ),
+    row(
+        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u64",
+        "m a m",
+    ),
+    row(
+        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.BOOL.b32",
         "m a m",
     ),
     // Copies.
@@ -136,6 +149,34 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "cp.reduce.async.bulk.global.shared::cta.bulk_group{.HINT}.add.noftz.SUM16",
         "m m a:u32 a:b64?",
+    ),
+    row(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group{.HINT}.STEP.u32",
+        "m m a:u32 a:b64?",
+    ),
+    row(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group{.HINT}.MINMAX.INT32",
+        "m m a:u32 a:b64?",
+    ),
+    row(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group{.HINT}.BOOL.B32TO64",
+        "m m a:u32 a:b64?",
+    ),
+    row(
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.STEP.u32",
+        "m m a:u32 m",
+    ),
+    row(
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.SUMOP.W32",
+        "m m a:u32 m",
+    ),
+    row(
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u64",
+        "m m a:u32 m",
+    ),
+    row(
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.BOOL.b32",
+        "m m a:u32 m",
     ),
     row(
         "cp.async.bulk.tensor.DIM.shared::cluster.global{.tile}.mbarrier::complete_tx::bytes{.multicast::cluster}{.HINT}",

@@ -45,6 +45,8 @@ const SETS: &[(&str, &str)] = &[
         "global shared shared::cta shared::cluster local param param::func",
     ),
     ("ATSPACE", "global shared shared::cta shared::cluster"),
+    ("STEP", "inc dec"),
+    ("MINMAX", "min max"),
     ("REMOTE", "b32 u32 s32 b64 u64 s64 f32 f64"),
     ("SUM16", "f16 bf16"),
     ("CTASPACE", "shared shared::cta"),

@@ -63,12 +63,8 @@ impl Reader<'_> {
     /// Reads instructions on mbarriers.
     pub(super) fn mbarrier(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
         let has = |word: &str| words.contains(&word);
-        let (is_remote, of_cluster) = (has("shared::cluster"), has("cluster"));
+        let (is_remote, of_cluster, is_relaxed) = (has("shared::cluster"), has("cluster"), has("relaxed"));
         let (first, word) = (words.first().copied().unwrap_or(""), Ty::Int(32, false));
-        // What orders nothing is not executed, but for what announces bytes.
-        if has("relaxed") && first != "expect_tx" || first == "expect_tx" && (is_remote || of_cluster) {
-            return Ok(false);
-        }
         let (what, address, writes, reads) = match (first, operands) {
             ("init", [address, count]) => (Mbarrier::Init, address, Vec::new(), vec![self.operand(count, word)?]),
             ("inval", [address]) => (Mbarrier::Invalidate, address, Vec::new(), Vec::new()),
@@ -77,17 +73,17 @@ impl Reader<'_> {
                 self.cold(What::Scalar(Box::new(|v| v[0] >> 32)), Class::Alu, writes, reads);
                 return Ok(true);
             }
-            ("expect_tx", [address, bytes]) => {
-                (Mbarrier::Expect, address, Vec::new(), vec![self.operand(bytes, word)?])
+            ("expect_tx" | "complete_tx", [address, bytes]) => {
+                let come = first == "complete_tx";
+                let what = Mbarrier::Bytes { come, is_remote };
+                (what, address, Vec::new(), vec![self.operand(bytes, word)?])
             }
             ("arrive" | "arrive_drop", [d, address, rest @ ..]) => {
                 let (drops, ends, announces) = (first == "arrive_drop", !has("noComplete"), has("expect_tx"));
-                let is_counted = !rest.is_empty() && !announces;
-                let is_plain = *d == Written::Sink && ends && !drops && !is_counted;
-                if drops && announces || of_cluster && (drops || is_counted) || is_remote && !is_plain {
-                    return Ok(false);
-                }
                 if *d != Written::Sink {
+                    if is_remote {
+                        return Err("that of another block gives no state".to_string());
+                    }
                     let (writes, addr) = (vec![self.register(d)?], self.shared_address(address)?);
                     self.cold(What::Mbarrier(Mbarrier::State, addr), Class::Sync, writes, Vec::new());
                 }
@@ -98,6 +94,7 @@ impl Reader<'_> {
                     announces,
                     is_remote,
                     of_cluster,
+                    releases: !is_relaxed,
                 };
                 (arrive, address, Vec::new(), vec![count.unwrap_or(Operand::Imm(1))])
             }
@@ -111,7 +108,10 @@ impl Reader<'_> {
                 } else {
                     self.parity_of(phase)?
                 };
-                let test = Mbarrier::Test(first == "try_wait");
+                let test = Mbarrier::Test {
+                    waits: first == "try_wait",
+                    acquires: !is_relaxed,
+                };
                 (test, address, vec![dst], vec![phase])
             }
             _ => return Ok(false),

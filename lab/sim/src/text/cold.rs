@@ -3,9 +3,9 @@
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, Cache, Object};
-use flashcore_ir::types::Reg;
+use flashcore_ir::types::{Reg, ScalarType};
 
-use super::matrix::{Move, Product};
+use super::matrix::{Move, Product, Types};
 use super::numbers::Ty;
 use super::scalar::Compute;
 use crate::program::Op;
@@ -103,6 +103,27 @@ pub(crate) enum What {
     Nothing,
 }
 
+/// In what an instruction is unlike that of the kernel language.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unlike {
+    /// Of a product.
+    pub(crate) types: Option<Types>,
+    /// Of a bulk copy: what it does to its destination.
+    pub(crate) update: Option<Update>,
+    /// Of a bulk copy: the ranks of the blocks that it is for, as bits.
+    pub(crate) ranks: Option<Operand>,
+    /// What it copies, if not memory, of so many bytes each.
+    pub(crate) values: Vec<Operand>,
+    pub(crate) size: usize,
+}
+
+impl Unlike {
+    /// The registers that its instruction has not.
+    pub(crate) fn reads(&self) -> impl Iterator<Item = Reg> {
+        self.ranks.iter().chain(&self.values).filter_map(of_register)
+    }
+}
+
 /// What is done with an mbarrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mbarrier {
@@ -123,11 +144,18 @@ pub(crate) enum Mbarrier {
         is_remote: bool,
         /// Whether threads of the cluster learn what this one did before.
         of_cluster: bool,
+        /// Whether any do without a fence.
+        releases: bool,
     },
-    /// Announces bytes.
-    Expect,
-    /// Whether a phase of a parity has ended; if true, it waits first.
-    Test(bool),
+    /// Announces bytes, or if `come` counts them as landed.
+    Bytes { come: bool, is_remote: bool },
+    /// Whether a phase of a parity has ended.
+    Test {
+        /// Whether it waits first.
+        waits: bool,
+        /// Whether the thread learns what others did before, without a fence.
+        acquires: bool,
+    },
     /// Copies of the thread become part of the phase; if true, they are one of its arrivals.
     Copies(bool),
 }
@@ -221,7 +249,7 @@ pub(crate) enum Float {
 }
 
 /// What is done to a word of so many bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Update {
     pub(crate) change: Change,
     pub(crate) signed: bool,
@@ -236,6 +264,21 @@ impl Update {
         float: Float::One,
         size: 4,
     };
+
+    /// Adds to an element of a tensor.
+    pub(crate) fn add(element: ScalarType) -> Update {
+        let float = match element {
+            ScalarType::F32 => Float::One,
+            ScalarType::F16 => Float::Halves(false),
+            ScalarType::BF16 => Float::Halves(true),
+            _ => Float::No,
+        };
+        Update {
+            float,
+            size: element.bytes(),
+            ..Update::ADD_F32
+        }
+    }
 }
 
 /// A read-modify-write of a word; its operands are the address and one or two values.

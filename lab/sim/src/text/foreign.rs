@@ -190,7 +190,7 @@ impl PtxKernel {
         buffers.extend(variables.iter().zip(&contents).map(of_variable));
         let mut code = reader.read(&notes)?;
         let whole = Object::Shared(BufferId(ledger.buffers.len() as u32 - 1));
-        origins::resolve(&mut code.items, &code.bases, whole).map_err(|item| {
+        origins::resolve(&mut code.items, &code.bases, whole, first_map).map_err(|item| {
             let line = sites.sites[code.items[item].site.0 as usize].line.line;
             refused("the buffer of its address is not known", line)
         })?;
@@ -205,10 +205,11 @@ impl PtxKernel {
             };
         }
         let unwritten = code.live(&mut Lives::default());
-        let products = code.items.iter().flat_map(|item| match &item.step {
-            Step::Inst(inst) => fragments(inst),
-            _ => Vec::new(),
-        });
+        let products = code
+            .items
+            .iter()
+            .filter_map(|item| item.step.inst())
+            .flat_map(fragments);
         let named = unwritten
             .iter()
             .copied()
@@ -305,15 +306,18 @@ impl PtxKernel {
 
 /// The object of the mbarrier that a step names.
 fn mbarrier(step: &mut Step) -> Option<&mut Object> {
-    let address = match step {
+    let inst = match step {
         Step::Cold(Cold {
             what: What::Mbarrier(_, address),
             ..
-        }) => address,
-        Step::Inst(Inst::Bulk(
-            BulkInst::Load { bar, .. } | BulkInst::LoadBytes { bar, .. } | BulkInst::Send { bar, .. },
-        )) => bar,
+        }) => return Some(&mut address.object),
+        Step::Inst(inst) | Step::Like(inst, _) => inst,
         _ => return None,
+    };
+    let (Inst::Bulk(BulkInst::Load { bar: address, .. } | BulkInst::LoadBytes { bar: address, .. })
+    | Inst::Bulk(BulkInst::Send { bar: address, .. })) = inst
+    else {
+        return None;
     };
     Some(&mut address.object)
 }

@@ -72,8 +72,8 @@ pub fn executes(form: &str) -> bool {
 }
 
 /// An operand to be filled in: a number that is possible as a count of bytes.
-const IMM: Operand = Operand::Imm(16);
-const ADDRESS: Address = Address {
+pub(super) const IMM: Operand = Operand::Imm(16);
+pub(super) const ADDRESS: Address = Address {
     base: IMM,
     offset: 0,
     object: UNKNOWN,
@@ -175,22 +175,29 @@ fn of_words(opcode: &str) -> Vec<Inst> {
     all.extend(of_clusters.map(Inst::Cluster));
     let (regs, raise) = (24, has("inc"));
     all.push(Inst::SetMaxRegs { regs, raise });
+    all.extend(products(number("m64n").unwrap_or(8)).map(Inst::Wgmma));
+    all.extend([WgmmaInst::Fence, WgmmaInst::Commit, WgmmaInst::Wait { pending: 0 }].map(Inst::Wgmma));
+    all
+}
+
+/// Products of warpgroups of `n` columns.
+pub(super) fn products(n: u32) -> impl Iterator<Item = WgmmaInst> {
     let b = Descriptor {
         bits: IMM,
         buffer: BufferId(0),
         major: Major::K,
     };
-    let (n, d, accumulate) = (number("m64n").unwrap_or(8), float, IMM);
-    for (input, a) in each(WgmmaInput::ALL, &[WgmmaA::Regs(word), WgmmaA::Shared(b)]) {
-        all.push(Inst::Wgmma(WgmmaInst::Mma {
-            input,
-            n,
-            d,
-            a,
-            b,
-            accumulate,
-        }));
-    }
-    all.extend([WgmmaInst::Fence, WgmmaInst::Commit, WgmmaInst::Wait { pending: 0 }].map(Inst::Wgmma));
-    all
+    let of_a = [WgmmaA::Regs(reg(RegClass::B32)), WgmmaA::Shared(b)];
+    let (d, accumulate) = (reg(RegClass::F32), IMM);
+    let each = WgmmaInput::ALL
+        .into_iter()
+        .flat_map(move |input| of_a.map(|a| (input, a)));
+    each.map(move |(input, a)| WgmmaInst::Mma {
+        input,
+        n,
+        d,
+        a,
+        b,
+        accumulate,
+    })
 }

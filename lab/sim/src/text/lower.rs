@@ -27,11 +27,12 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
     let rows = code.rows(&pinned)?;
     let tracked = if is_foreign { code.undefined(&pinned) } else { pinned };
     let mut lowering = Lowering::new(kernel, code, rows, tracked);
-    let products = code.items.iter().filter_map(|item| match &item.step {
-        Step::Inst(inst) => Some(fragments(inst)),
-        _ => None,
-    });
-    lowering.find_fragments(products.flatten().collect());
+    let products = code
+        .items
+        .iter()
+        .filter_map(|item| item.step.inst())
+        .flat_map(fragments);
+    lowering.find_fragments(products.collect());
     let places = Places::of(code);
     let sums = is_foreign.then(|| code.sums());
     // By label the operation that a jump ahead goes to, and that of a jump back.
@@ -58,6 +59,11 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
             Step::Inst(inst) => {
                 lowering.begin(step, *site);
                 lowering.inst(inst, *site)?;
+                lowering.end(step, *site);
+            }
+            Step::Like(inst, unlike) => {
+                lowering.begin(step, *site);
+                lowering.like(inst, unlike, *site)?;
                 lowering.end(step, *site);
             }
             Step::Cold(cold) => {
@@ -172,7 +178,12 @@ impl Places {
                         }
                     }
                     Step::Exit(guard) => ends[number + 1] = guard.is_none(),
-                    Step::Inst(_) | Step::Cold(_) | Step::Guard(..) | Step::GuardEnd | Step::Label(_) => {}
+                    Step::Inst(_)
+                    | Step::Like(..)
+                    | Step::Cold(_)
+                    | Step::Guard(..)
+                    | Step::GuardEnd
+                    | Step::Label(_) => {}
                 }
             }
         }
@@ -211,7 +222,8 @@ impl Step {
     fn members(&self) -> Option<Operand> {
         let all = Operand::Imm(u64::from(FULL));
         match self {
-            Step::Inst(
+            Step::Like(Inst::Wgmma(_), _)
+            | Step::Inst(
                 Inst::Mma { .. }
                 | Inst::LdMatrix { .. }
                 | Inst::StMatrix { .. }
@@ -237,6 +249,11 @@ impl Code {
     pub(crate) fn accessed(step: &Step) -> [Vec<Reg>; 2] {
         match step {
             Step::Inst(inst) => accessed(inst),
+            Step::Like(inst, unlike) => {
+                let [mut reads, writes] = accessed(inst);
+                reads.extend(unlike.reads());
+                [reads, writes]
+            }
             Step::Jump(jump) => [jump.guard.iter().map(|(pred, _)| *pred).collect(), Vec::new()],
             Step::Cold(cold) => cold.accessed(),
             Step::Guard(pred, _) | Step::Exit(Some((pred, _))) => [vec![*pred], Vec::new()],

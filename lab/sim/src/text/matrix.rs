@@ -1,11 +1,13 @@
-//! Products of matrices that the kernel language has not: `mma.sync` of other types and shapes, and `wmma`.
+//! Products of matrices that the kernel language has not: `mma.sync` of other types and shapes, `wmma`, and `wgmma` of
+//! other types.
 
 use flashcore_ir::Operand;
+use flashcore_ir::inst::{Inst, WgmmaInput};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::Operand as Written;
 
 use super::Reader;
-use super::cold::What;
+use super::cold::{Unlike, What};
 use super::numbers::{Mode, Ty};
 use super::operands::Filled;
 use crate::report::Class;
@@ -112,6 +114,34 @@ pub(crate) struct Product {
     pub(crate) mode: Mode,
 }
 
+/// The types of a warpgroup's product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Types {
+    pub(crate) a: Ty,
+    pub(crate) b: Ty,
+    /// Of the sums.
+    pub(crate) d: Ty,
+    pub(crate) saturates: bool,
+}
+
+impl Types {
+    /// Of a product that the kernel language has.
+    pub(crate) fn of(input: WgmmaInput) -> Types {
+        let a = match input {
+            WgmmaInput::F16 => Ty::Half(false),
+            WgmmaInput::BF16 => Ty::Half(true),
+            WgmmaInput::E4M3 => Ty::Byte(false),
+        };
+        let (b, d, saturates) = (a, Ty::F32, false);
+        Types { a, b, d, saturates }
+    }
+
+    /// Steps of k that an instruction takes: 32 bytes of a row.
+    pub(crate) fn k(&self) -> u32 {
+        32 / self.a.bytes()
+    }
+}
+
 /// A matrix from memory, or to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
@@ -188,6 +218,35 @@ impl Reader<'_> {
         let reads = [a, b, c].concat().into_iter().map(Operand::Reg).collect();
         self.cold(What::Product(product), Class::Tensor, d, reads);
         Ok(())
+    }
+
+    /// Reads a warpgroup's product: one of the kernel language with as many registers, and its own types.
+    pub(super) fn group_product(&mut self, words: &[&str], operands: &[Written]) -> Filled<()> {
+        let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
+        let (&[d, a, b], Some([_, n, _])) = (&types[..], shape(words)) else {
+            return Err("its types are not read".to_string());
+        };
+        let saturates = words.contains(&"satfinite");
+        let mut operands = operands.to_vec();
+        if matches!(a, Ty::Int(..)) {
+            // Integers have no signs to choose.
+            operands.extend([1, 1].map(Written::Integer));
+        }
+        let (mut why, first) = ("it has another number of operands".to_string(), self.items.len());
+        let forms = super::forms::products(n / d.in_register()).map(Inst::Wgmma);
+        for form in forms.filter(|form| form.clone().slots().len() == operands.len()) {
+            let unlike = Unlike {
+                types: Some(Types { a, b, d, saturates }),
+                ..Unlike::default()
+            };
+            match self.like(form, &operands, unlike) {
+                Ok(()) => return Ok(()),
+                Err(reason) => why = reason,
+            }
+            self.items.truncate(first);
+            self.after.clear();
+        }
+        Err(why)
     }
 
     fn matrix_move(

@@ -328,27 +328,7 @@ impl Reader<'_> {
         values: &[Written],
         words: &[&str],
     ) -> Filled<()> {
-        let changes = [
-            ("add", Change::Add),
-            ("min", Change::Min),
-            ("max", Change::Max),
-            ("inc", Change::Inc),
-            ("dec", Change::Dec),
-            ("and", Change::And),
-            ("or", Change::Or),
-            ("xor", Change::Xor),
-            ("exch", Change::Exchange),
-            ("cas", Change::Compare),
-        ];
-        let change = changes
-            .into_iter()
-            .find(|(word, _)| words.contains(word))
-            .map(|(_, change)| change);
-        let change = change.ok_or("its operation is not read")?;
-        let ty = Ty::last(words)?;
-        if !is_atomic(ty) {
-            return Err("atomic operations of this type are not executed".to_string());
-        }
+        let (update, ty) = (update_of(words)?, Ty::last(words)?);
         let (base, offset) = self.place(address)?;
         // Each element of a vector is added by itself.
         let values = values
@@ -364,7 +344,7 @@ impl Reader<'_> {
         for i in 0..count {
             let of_element: Vec<&Written> = values.iter().map(|items| &items[i]).collect();
             let at = (base, offset + (i as i64) * i64::from(ty.bytes()));
-            self.atomic_element(results.get(i), at, &of_element, (change, ty, words))?;
+            self.atomic_element(results.get(i), at, &of_element, (update, ty, words))?;
         }
         Ok(())
     }
@@ -374,7 +354,7 @@ impl Reader<'_> {
         d: Option<&Written>,
         (base, offset): (Operand, i64),
         values: &[&Written],
-        (change, ty, words): (Change, Ty, &[&str]),
+        (update, ty, words): (Update, Ty, &[&str]),
     ) -> Filled<()> {
         let mut access = self.access_of(words, true, offset)?;
         access.strength = match access.strength {
@@ -387,23 +367,48 @@ impl Reader<'_> {
         for value in values {
             reads.push(self.operand(value, ty)?);
         }
-        let update = Update {
-            change,
-            signed: matches!(ty, Ty::Int(_, true)),
-            float: match ty {
-                Ty::F32 | Ty::F64 => Float::One,
-                Ty::Half(is_bf16) | Ty::Halves(is_bf16) => Float::Halves(is_bf16),
-                _ => Float::No,
-            },
-            size: access.size,
-        };
         self.cold(What::Atomic(Atomic { update, access }), Class::Atomic, writes, reads);
         Ok(())
     }
 }
 
+/// What an opcode does to a word.
+pub(super) fn update_of(words: &[&str]) -> Filled<Update> {
+    let changes = [
+        ("add", Change::Add),
+        ("min", Change::Min),
+        ("max", Change::Max),
+        ("inc", Change::Inc),
+        ("dec", Change::Dec),
+        ("and", Change::And),
+        ("or", Change::Or),
+        ("xor", Change::Xor),
+        ("exch", Change::Exchange),
+        ("cas", Change::Compare),
+    ];
+    let change = changes
+        .into_iter()
+        .find(|(word, _)| words.contains(word))
+        .map(|(_, change)| change);
+    let change = change.ok_or("its operation is not read")?;
+    let ty = Ty::last(words)?;
+    if !is_atomic(ty) {
+        return Err("atomic operations of this type are not executed".to_string());
+    }
+    Ok(Update {
+        change,
+        signed: matches!(ty, Ty::Int(_, true)),
+        float: match ty {
+            Ty::F32 | Ty::F64 => Float::One,
+            Ty::Half(is_bf16) | Ty::Halves(is_bf16) => Float::Halves(is_bf16),
+            _ => Float::No,
+        },
+        size: ty.bytes(),
+    })
+}
+
 /// The registers of a vector, or the one.
-fn items(written: &Written, words: &[&str]) -> Filled<Vec<Written>> {
+pub(super) fn items(written: &Written, words: &[&str]) -> Filled<Vec<Written>> {
     let needed = if words.contains(&"v4") {
         4
     } else if words.contains(&"v2") {

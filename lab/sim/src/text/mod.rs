@@ -4,6 +4,7 @@
 //! comes from their [`Notes`].
 
 mod barriers;
+mod bulk;
 pub(crate) mod cold;
 mod convert;
 mod fast;
@@ -24,6 +25,7 @@ mod scalar;
 mod simplify;
 mod sites;
 mod sums;
+pub(crate) mod tensor_maps;
 #[cfg(test)]
 mod tests;
 
@@ -38,7 +40,7 @@ use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ir::{Kernel, Operand};
 use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Register, Spelled};
 
-use cold::Cold;
+use cold::{Cold, Unlike};
 pub(crate) use foreign::Extra;
 pub use foreign::PtxKernel;
 pub use forms::executes;
@@ -83,6 +85,8 @@ pub(crate) struct Item {
 #[derive(Debug)]
 pub(crate) enum Step {
     Inst(Inst),
+    /// An instruction of the kernel language, but for what that has not.
+    Like(Inst, Unlike),
     Cold(Cold),
     /// Of the active lanes those go on for which a predicate holds, or does not; up to the end of the guard.
     Guard(Reg, bool),
@@ -91,6 +95,16 @@ pub(crate) enum Step {
     Jump(Jump),
     /// Lanes end: all, or those for which a predicate holds, or does not.
     Exit(Option<(Reg, bool)>),
+}
+
+impl Step {
+    /// The instruction of the kernel language that it is, or is like.
+    pub(crate) fn inst(&self) -> Option<&Inst> {
+        match self {
+            Step::Inst(inst) | Step::Like(inst, _) => Some(inst),
+            _ => None,
+        }
+    }
 }
 
 /// A jump to an instruction of the text.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Access, Address, BinOp, Inst, Object, Slot, Space};
+use flashcore_ir::inst::{Access, Address, BinOp, BulkInst, Inst, Object, Slot, Space};
 use flashcore_ir::types::{Reg, RegClass};
 
 use super::cold::{Atomic, Cold, Memory, What};
@@ -92,8 +92,14 @@ fn origins(items: &[Item], bases: &HashMap<Reg, Origin>) -> HashMap<Reg, Origin>
 }
 
 /// Gives each address its object. In shared memory those that are not known have all of it, `whole`; in global memory
-/// an instruction's must be known, and others look for it when they run. Gives the first item for which it is not.
-pub(super) fn resolve(items: &mut [Item], bases: &HashMap<Reg, Origin>, whole: Object) -> Result<(), usize> {
+/// an instruction's must be known, and others look for it when they run, as copies do by maps that are no parameters,
+/// whose numbers begin with `first_map`. Gives the first item for which it is not.
+pub(super) fn resolve(
+    items: &mut [Item],
+    bases: &HashMap<Reg, Origin>,
+    whole: Object,
+    first_map: u32,
+) -> Result<(), usize> {
     let origins = origins(items, bases);
     let of = |base: Operand, is_global: bool| {
         let found = match base {
@@ -107,10 +113,16 @@ pub(super) fn resolve(items: &mut [Item], bases: &HashMap<Reg, Origin>, whole: O
     };
     for (number, item) in items.iter_mut().enumerate() {
         match &mut item.step {
-            Step::Inst(inst) => {
+            Step::Inst(inst) | Step::Like(inst, _) => {
+                let by_map = matches!(inst, Inst::Bulk(BulkInst::Load { .. } | BulkInst::Store { .. }));
                 for (address, space, _) in addresses(inst) {
+                    let is_global = space == Space::Global;
                     if address.object == UNKNOWN {
-                        address.object = of(address.base, space == Space::Global).ok_or(number)?;
+                        address.object = match of(address.base, is_global) {
+                            Some(Object::Param(slot)) if by_map && slot < first_map => UNKNOWN,
+                            None if by_map && is_global => UNKNOWN,
+                            found => found.ok_or(number)?,
+                        };
                     }
                 }
             }

@@ -14,6 +14,7 @@ use super::numbers::Ty;
 use super::operands::{Filled, narrowed, small};
 use super::scalar::{self, U32};
 use super::{Reader, Step};
+use crate::machine::RANK_SHIFT;
 use crate::program::Op;
 use crate::report::Class;
 
@@ -263,14 +264,24 @@ impl Reader<'_> {
                 let reads = vec![self.operand(members, Ty::Int(32, false))?];
                 self.cold(What::Elect, Class::Exchange, writes, reads);
             }
-            // Of both kinds of memory.
-            ("fence", []) if form.modifiers().eq(["proxy", "async"]) => {
+            ("fence", []) if has("async") => {
+                // Of both kinds of memory, if it names none.
                 let both = [FenceInst::ProxyAsync, FenceInst::ProxyAsyncGlobal];
-                both.into_iter().for_each(|fence| self.inst(Inst::Fence(fence)));
+                let count = if has("shared::cluster") { 1 } else { 2 };
+                let fences = both.into_iter().take(count).map(Inst::Fence);
+                fences.for_each(|fence| self.inst(fence));
             }
             ("mapa", [d, a, rank]) if has("u64") => self.mapa(d, a, rank)?,
+            ("getctarank", [d, a]) => {
+                let (writes, reads) = (vec![self.register(d)?], vec![self.operand(a, Ty::Int(64, false))?]);
+                let rank = Box::new(|v: &[u64; 4]| u64::from(v[0] as u32 >> RANK_SHIFT));
+                self.cold(What::Scalar(rank), Class::Alu, writes, reads);
+            }
+            ("cp", _) if has("bulk") => return self.bulk(operands, &words),
+            ("st" | "red", _) if has("async") => return self.bulk(operands, &words),
             ("mbarrier", _) => return self.mbarrier(operands, &words),
             ("call", _) => self.call(operands)?,
+            ("wgmma", _) if has("mma_async") => self.group_product(&words, operands)?,
             ("mma" | "wmma", _) => self.matrix(form.name(), &words, operands)?,
             ("cp", []) if has("wait_all") => {
                 self.inst(Inst::CpAsyncCommit);
@@ -280,7 +291,9 @@ impl Reader<'_> {
                 let writes = vec![self.result(d, RegClass::B32)?];
                 self.cold(What::ActiveMask, Class::Exchange, writes, Vec::new());
             }
-            ("membar" | "fence", []) if !has("proxy") && !has("mbarrier_init") => {
+            ("tensormap", _) => return self.tensor_map(operands, &words),
+            // Of tensor maps, too, which are read like other memory.
+            ("membar" | "fence", _) if !has("alias") && !has("mbarrier_init") => {
                 use flashcore_ir::inst::Scope;
                 let scope = if has("cta") {
                     Scope::Block

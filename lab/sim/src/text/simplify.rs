@@ -24,7 +24,7 @@ impl Code {
     pub(super) fn writes(&self, slot: u32, by_unknown: bool) -> bool {
         let is = |object: Object| object == Object::Param(slot) || by_unknown && object == UNKNOWN;
         self.items.iter().any(|item| match &item.step {
-            Step::Inst(inst) => {
+            Step::Inst(inst) | Step::Like(inst, _) => {
                 super::origins::addresses(&mut inst.clone()).any(|(addr, _, access)| access.writes() && is(addr.object))
             }
             Step::Cold(Cold {

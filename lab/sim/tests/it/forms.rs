@@ -6,9 +6,14 @@ use flashcore_sim::{FindingKind, PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimOpt
 /// Runs a block of threads whose registers `%r1` and `%d1` are its thread's number and `%d0` the address of as many
 /// words as are given. `declared` stands before the kernel.
 fn run(threads: u32, body: &str, words: &[u32]) -> (SimReport, Vec<u32>) {
+    run_in_cluster(1, threads, body, words, 0)
+}
+
+/// The same in a cluster of blocks, by a schedule.
+pub(crate) fn run_in_cluster(blocks: u32, threads: u32, body: &str, words: &[u32], seed: u64) -> (SimReport, Vec<u32>) {
     let text = format!(
-        ".version 8.4 .target sm_90 .entry k(.param .u64 out) {{ .reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; \
-         .reg .b64 %d<20>; .shared .align 16 .b8 s[4096]; .shared .align 8 .b64 bars[4];
+        ".version 8.4 .target sm_90a .entry k(.param .u64 out) .reqnctapercluster {blocks} {{ .reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; \
+         .reg .b64 %d<20>; .shared .align 128 .b8 s[4096]; .shared .align 8 .b64 bars[4];
          ld.param.u64 %d0, [out]; cvta.to.global.u64 %d0, %d0; mov.u32 %r1, %tid.x; cvt.u64.u32 %d1, %r1;
          {body}
          END: ret; }}"
@@ -17,7 +22,7 @@ fn run(threads: u32, body: &str, words: &[u32]) -> (SimReport, Vec<u32>) {
     let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let launch = PtxLaunch {
         file: "k.ptx".to_string(),
-        grid: [1; 3],
+        grid: [blocks, 1, 1],
         block: [threads, 1, 1],
         buffers: vec![PtxBuffer {
             name: "out".to_string(),
@@ -34,6 +39,7 @@ fn run(threads: u32, body: &str, words: &[u32]) -> (SimReport, Vec<u32>) {
     };
     let options = SimOptions {
         max_instructions: 100_000,
+        seed,
         ..SimOptions::default()
     };
     let report = PtxKernel::read(&module, "k", &launch)
