@@ -194,12 +194,15 @@ impl Cluster<'_> {
             let word = chunk as usize / 4;
             let mut elements = [0.0; 16];
             tensor::widen_words(&self.words[word..word + 4], element, &mut elements);
-            for (e, &value) in elements.iter().enumerate().take(per_chunk) {
-                let (mn, step) = match major {
-                    Major::K => (i / 2, i % 2 * per_chunk + e),
-                    Major::Mn => (i % (count / 8) * 8 + e, i / (count / 8)),
-                };
-                matrix[if is_a { mn * k + step } else { step * count + mn }] = value;
+            let (mn, step) = match major {
+                Major::K => (i / 2, i % 2 * per_chunk),
+                Major::Mn => (i % (count / 8) * 8, i / (count / 8)),
+            };
+            let (of_mn, of_step) = if is_a { (k, 1) } else { (1, count) };
+            let next = if major == Major::K { of_step } else { of_mn };
+            let places = (mn * of_mn + step * of_step..).step_by(next);
+            for (at, &value) in places.zip(&elements[..per_chunk]) {
+                matrix[at] = value;
             }
         }
         matrix
