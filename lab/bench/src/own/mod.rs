@@ -94,6 +94,18 @@ impl Own {
         })
     }
 
+    /// The word that [`Own::read`] takes: the file, and after a colon the function or the values of its parameters.
+    pub fn word(&self) -> String {
+        let file = self.file.display().to_string();
+        let stem = self.file.file_stem().unwrap_or_default().to_string_lossy();
+        let values = format!("{PREFIX}{stem}-");
+        match (&self.code, self.label.strip_prefix(&values)) {
+            (Code::Python(name), _) => format!("{file}:{name}"),
+            (Code::Ptx(_), Some(values)) => format!("{file}:{values}"),
+            (Code::Ptx(_), None) => file,
+        }
+    }
+
     /// Whether it runs in Python.
     pub fn is_python(&self) -> bool {
         matches!(self.code, Code::Python(_))
@@ -145,9 +157,23 @@ mod tests {
         let read = || Own::read(&word, Target::Sm80).unwrap();
         let own = read();
         assert_eq!((own.label.as_str(), own.sha256.len()), ("own/mine:attention", 64));
+        assert_eq!(own.word(), word);
         assert!(own.is_python() && own.does().contains("with your rights"));
         std::fs::write(&file, "def attention(q, k, v): return v\n").unwrap();
         assert_ne!(read().sha256, own.sha256);
+        let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/own-kernel"));
+        let declaration = std::fs::read_to_string(docs.join("attention.toml")).unwrap();
+        std::fs::copy(docs.join("attention.ptx"), folder.path().join("attention.ptx")).unwrap();
+        for (parameters, word) in [
+            ("", "one.toml"),
+            ("[parameters]\nM = [4]\nN = [1, 2]\n", "two.toml:M4-N2"),
+        ] {
+            let file = folder.path().join(&word[..8]);
+            std::fs::write(file, format!("{declaration}{parameters}")).unwrap();
+            let word = folder.path().join(word).display().to_string();
+            let own = Own::read(&word, Target::Sm80).unwrap();
+            assert_eq!((own.word(), own.is_python()), (word, false));
+        }
         let text = serde_json::to_string(&own).unwrap();
         assert_eq!(serde_json::from_str::<Own>(&text).unwrap(), own);
     }

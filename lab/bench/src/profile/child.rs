@@ -1,8 +1,6 @@
 //! What runs under ncu: a process that calls one kernel or peer on random inputs, and says what it is. Sequences are as
 //! long as bounds and tensors allow.
 
-use std::path::{Path, PathBuf};
-
 use flashcore::unstable::testing::{InputKind, Inputs};
 use flashcore::{Device, KernelId};
 use flashcore_check::own::Declared;
@@ -31,8 +29,8 @@ pub struct Launch {
     pub kernel: String,
     /// `cuda:0`.
     pub device: String,
-    /// The declaration of a kernel of the user in place of a config, and the SHA-256 of its content.
-    pub own: Option<(PathBuf, String)>,
+    /// The word of a kernel of the user in place of a config, and the SHA-256 of its content.
+    pub own: Option<(String, String)>,
 }
 
 impl Launch {
@@ -51,7 +49,7 @@ impl Launch {
         };
         let context = device.context().ok_or_else(no_gpu)?;
         let (plan, declared) = match (&self.own, self.kernel.parse()) {
-            (Some((file, sha256)), _) => (None, Some(allowed(file, sha256, context.info().chip().target)?)),
+            (Some((word, sha256)), _) => (None, Some(allowed(word, sha256, context.info().chip().target)?)),
             (None, Ok(KernelId::Gpu(config))) => {
                 let refused = |why| BenchError::Given(format!("{config} cannot serve {}: {why}", self.problem));
                 let plan = Plan::new(&self.problem, &config, context.info().chip());
@@ -86,15 +84,15 @@ impl Launch {
     }
 }
 
-/// The user's kernel in a file, if that is still what was allowed to run.
-fn allowed(file: &Path, sha256: &str, target: Target) -> Result<Box<Declared>> {
-    let own = Own::read(&file.display().to_string(), target)?;
+/// The user's kernel that a word names, if that is still what was allowed to run.
+fn allowed(word: &str, sha256: &str, target: Target) -> Result<Box<Declared>> {
+    let own = Own::read(word, target)?;
     let why = match own.code {
         Code::Ptx(declared) if own.sha256 == sha256 => return Ok(declared),
         Code::Ptx(_) => "has changed since it was allowed to run",
         Code::Python(_) => "is not the declaration of a kernel",
     };
-    Err(BenchError::Given(format!("{} {why}", file.display())))
+    Err(BenchError::Given(format!("{word} {why}")))
 }
 
 /// The argument of `python -m flashcore_attn._profile`, which calls a peer, or a function of the user: that writes an

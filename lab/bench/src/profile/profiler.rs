@@ -72,7 +72,7 @@ impl Profiler {
             problem: case.problem.clone(),
             kernel: own.label.clone(),
             device: device.to_string(),
-            own: Some((own.file.clone(), own.sha256.clone())),
+            own: Some((own.word(), own.sha256.clone())),
         };
         self.launched(case, &launch, Vec::new(), 1)
     }
