@@ -3,7 +3,6 @@
 
 use std::fmt::{self, Write};
 
-use anstream::adapter::strip_str;
 use anstyle::{AnsiColor, Style};
 use flashcore_sim::{Actor, Line};
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
@@ -31,9 +30,11 @@ impl fmt::Display for CheckReport {
     }
 }
 
-/// Text without its styles, for files and pipes.
+/// Text without its styles, for files and pipes. What it quotes stays as it is.
 pub fn plain(styled: &str) -> String {
-    strip_str(styled).to_string()
+    let without = |text: String, style: &Style| text.replace(&style.render().to_string(), "");
+    let text = [BAD, GOOD, RULE, STRONG].iter().fold(styled.to_string(), without);
+    text.replace(&format!("{BAD:#}"), "")
 }
 
 /// Refusals, findings and errors of the output, one paragraph each; empty for a clean report.

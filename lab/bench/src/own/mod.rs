@@ -96,14 +96,12 @@ impl Own {
 
     /// The word that [`Own::read`] takes: the file, and after a colon the function or the values of its parameters.
     pub fn word(&self) -> String {
-        let file = self.file.display().to_string();
-        let stem = self.file.file_stem().unwrap_or_default().to_string_lossy();
-        let values = format!("{PREFIX}{stem}-");
-        match (&self.code, self.label.strip_prefix(&values)) {
-            (Code::Python(name), _) => format!("{file}:{name}"),
-            (Code::Ptx(_), Some(values)) => format!("{file}:{values}"),
-            (Code::Ptx(_), None) => file,
-        }
+        let file = self.file.display();
+        let known = match &self.code {
+            Code::Python(name) => name.clone(),
+            Code::Ptx(declared) => declared.values(),
+        };
+        format!("{file}:{known}").trim_end_matches(':').to_string()
     }
 
     /// Whether it runs in Python.
@@ -165,7 +163,7 @@ mod tests {
         let declaration = std::fs::read_to_string(docs.join("attention.toml")).unwrap();
         std::fs::copy(docs.join("attention.ptx"), folder.path().join("attention.ptx")).unwrap();
         for (parameters, word) in [
-            ("", "one.toml"),
+            ("name = \"one-x\"\n", "one.toml"),
             ("[parameters]\nM = [4]\nN = [1, 2]\n", "two.toml:M4-N2"),
         ] {
             let file = folder.path().join(&word[..8]);

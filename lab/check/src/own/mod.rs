@@ -185,6 +185,12 @@ impl Declared {
         })
     }
 
+    /// The values of its parameters, as they follow the file in a word: `M64-WARPS4`.
+    pub fn values(&self) -> String {
+        let all: String = self.chosen.iter().map(template::of_value).collect();
+        all.trim_start_matches('-').to_string()
+    }
+
     /// How many times the default tolerance an error may be.
     pub fn tolerance(&self) -> f64 {
         self.declaration.tolerance.unwrap_or(1.0)

@@ -69,6 +69,11 @@ pub(super) fn not_compiled(error: &CompileError) -> fn(String) -> OwnError {
     }
 }
 
+/// What an id says of a parameter's value: `-M64`.
+pub(super) fn of_value((name, value): (&String, &Value)) -> String {
+    format!("-{name}{value}")
+}
+
 /// What ids say of the values of a parameter: `M64`.
 fn in_ids((name, values): (&String, &Vec<Value>)) -> impl Iterator<Item = String> {
     values.iter().map(move |value| format!("{name}{value}"))
@@ -287,8 +292,9 @@ impl Template {
 
     /// The id of a kernel with values: `own/attention-M64-WARPS4`.
     pub fn id(&self, chosen: &Chosen) -> String {
-        let values = chosen.iter().map(|(name, value)| format!("-{name}{value}"));
-        std::iter::once(self.label.clone()).chain(values).collect()
+        std::iter::once(self.label.clone())
+            .chain(chosen.iter().map(of_value))
+            .collect()
     }
 
     /// This kernel with another text in place of its files, whatever the values are. `hash` is its name.
