@@ -183,8 +183,22 @@ impl<'m> Cluster<'m> {
         at.iter().map(|&x| by.value::<u32>(self.machine, x) as i32).collect()
     }
 
+    /// The parameter whose buffer a tensor map is of, and the map; reports one of another rank than the copy has.
+    fn begin_copy(&mut self, by: Lane<'_>, map: &Address, rank: usize) -> Option<(usize, Cow<'m, TensorMap>)> {
+        let (param, map) = self.map_of(by, map)?;
+        let has = map.encoded.dims.len();
+        if has == rank {
+            return Some((param, map));
+        }
+        self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
+            let message = format!("a copy with {rank} coordinates uses a tensor map of rank {has}");
+            Details::new(message, cluster.lane_actor(by))
+        });
+        None
+    }
+
     /// The parameter whose buffer a tensor map is of, and the map; reports the map of another parameter.
-    fn begin_copy(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, Cow<'m, TensorMap>)> {
+    fn map_of(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, Cow<'m, TensorMap>)> {
         let machine = self.machine;
         let param = usize::from(At::of(map, Space::Global).object);
         let address = by.value::<u64>(machine, map.base).wrapping_add(map.offset as u64);
@@ -222,7 +236,7 @@ impl<'m> Cluster<'m> {
         bar: &Address,
         multicast: Option<Operand>,
     ) {
-        let Some((param, map)) = self.begin_copy(by, map) else {
+        let Some((param, map)) = self.begin_copy(by, map, at.len()) else {
             return;
         };
         let Some(ranks) = self.ranks(by, multicast) else {
@@ -334,7 +348,7 @@ impl<'m> Cluster<'m> {
     /// Stores a box, or adds it to what is there.
     fn bulk_store(&mut self, by: Lane<'_>, (map, at): (&Address, &[Operand]), tile: &Address, adds: bool) {
         let machine = self.machine;
-        let Some((param, map)) = self.begin_copy(by, map) else {
+        let Some((param, map)) = self.begin_copy(by, map, at.len()) else {
             return;
         };
         let Some(first) = self.start_store(by, tile, map.bytes, BOX_ALIGN) else {

@@ -36,6 +36,10 @@ impl Cluster<'_> {
         let (Some(bytes), Some(ranks)) = (self.copied_bytes(by, bytes), self.ranks(by, multicast)) else {
             return;
         };
+        // Before so many bytes are read.
+        if lanes(ranks).any(|rank| self.box_place(by, dst, (bytes, ALIGN), rank).is_none()) {
+            return;
+        }
         self.check_dependency(by);
         self.count_copy(by.pc, bytes);
         let (object, address) = self.global_place(by, src);

@@ -61,7 +61,8 @@ impl Reader<'_> {
         Ok(true)
     }
 
-    /// Each lane of the warp copies a word.
+    /// Each lane of the warp copies a word. What any of them does afterwards follows the whole copy, which is one of
+    /// all lanes (`.sync.aligned`).
     fn copy_map(&mut self, dst: &Written, src: &Written) -> Filled<()> {
         let ((lane, _), (_, word)) = (self.named(RegClass::B32), self.named(RegClass::B32));
         let which = Special::LaneId;
@@ -78,6 +79,8 @@ impl Reader<'_> {
                 self.load(&word, &place, &["shared::cta", "b32"])?;
             }
         }
+        let all = vec![Operand::Imm(u64::from(u32::MAX))];
+        self.cold(What::WarpSync, Class::Sync, Vec::new(), all);
         Ok(())
     }
 }

@@ -325,9 +325,15 @@ fn tensors_are_copied_by_maps_that_the_kernel_makes() {
     let zeros = [&words[..128], &[0; 32]].concat();
     assert!(kinds(32, &body(80, "", store), &zeros).contains(&FindingKind::OutOfBounds));
     assert!(kinds(32, &body(72, copy, store), &words).contains(&FindingKind::OutOfBounds));
-    let unordered = body(80, copy, store).replace(
+    // The copy is one of all lanes, which follow it.
+    let without = body(80, copy, store).replace(
         "generic.acquire.gpu [%d5], 128; bar.sync 0;",
         "generic.acquire.gpu [%d5], 128;",
     );
-    assert!(kinds(32, &unordered, &words).contains(&FindingKind::Race));
+    clean(1, 32, &without, &words);
+    let alone = body(80, &format!("@!%p1 {copy}"), store);
+    assert!(kinds(32, &alone, &words).contains(&FindingKind::MissingLanes));
+    let ranks = body(80, copy, store).replace("tensor.2d.shared", "tensor.1d.shared");
+    let ranks = ranks.replace("[%d6, {%r7, %r8}], [%r4]", "[%d6, {%r7}], [%r4]");
+    assert!(kinds(32, &ranks, &words).contains(&FindingKind::OutOfBounds));
 }
