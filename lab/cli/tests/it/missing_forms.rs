@@ -15,8 +15,8 @@ fn missing_forms_are_listed_whole() {
              %f<4>; .reg .b64 %rd<2>; .reg .b32 %r<4>;\n{body}\nret; }}"
         )
     };
-    let body = ".loc 1 8 3\ngetctarank.u32 %r1, %r2;\n.loc 1 9 3\ntex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [im, \
-                {%r0, %r1}];\ngetctarank.u32 %r1, %r2;";
+    let body = ".loc 1 8 3\nmapa.u32 %r1, %r2, 1;\n.loc 1 9 3\ntex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [im, \
+                {%r0, %r1}];\nmapa.u32 %r1, %r2, 1;";
     let check = |rest: &str| flashcore(&format!("check {} --profile l4 {rest}", path.display()));
     std::fs::write(&path, text(32, body)).unwrap();
     let told = check("");
@@ -24,7 +24,7 @@ fn missing_forms_are_listed_whole() {
     for part in [
         "25.0 % of 4 instructions are understood; 2 forms are missing",
         "not judged: NVIDIA L4 (sm_89) can launch it",
-        "missing: the simulator does not execute it yet\n 2 getctarank.u32 user.cu:8, 9",
+        "missing: the simulator does not execute it yet\n 2 mapa.u32 user.cu:8, 9",
         "missing: textures and surfaces are not read\n 1 tex.2d.v4.f32.s32 user.cu:9",
     ] {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -38,7 +38,7 @@ fn missing_forms_are_listed_whole() {
     assert_eq!(
         report["missing"][0],
         serde_json::json!({
-            "form": "getctarank.u32",
+            "form": "mapa.u32",
             "count": 2,
             "lines": [{"file": "user.cu", "line": 8}, {"file": "user.cu", "line": 9}],
             "why": "the simulator does not execute it yet",
