@@ -380,7 +380,7 @@ fn instruction<'m>(
         Inst::SetMaxRegs { regs, raise } => {
             return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
-        // Those that have no class are no operations, and a trace that nobody asked for does nothing.
+        // A trace that was not asked for does nothing. Other instructions do not come here (`Class::of` refuses them).
         _ => {}
     }
     None

@@ -196,7 +196,8 @@ fn class(op: Op<'static>, from: &[Ty]) -> Class {
 }
 
 impl Reader<'_> {
-    /// Reads what has an operation of its own, if its registers have the widths of the operands.
+    /// Adds the step of an operation that is executed for a whole warp at once. Its registers must be as wide as its
+    /// types.
     pub(super) fn fast(&mut self, fast: Fast, results: &[Written], sources: &[Written]) -> Filled<()> {
         let mut from = fast.from;
         if sources.len() != from.len() {

@@ -224,7 +224,7 @@ fn bulk_copies_change_what_is_there() {
             [FindingKind::Race],
             "{form}"
         );
-        // Into the other block, whose word nobody else has.
+        // The same into the other block, where nothing else writes the word.
         if ["add.f64", "add.noftz.f16", "add.noftz.bf16", "max.u64", "or.b64"].contains(&form) {
             continue;
         }
