@@ -374,6 +374,9 @@ error[race]: reads `p_tile` row 3 column 0, which warp 0
     fn colours_are_only_where_they_are_asked_for() {
         let text = finding(&found(), 1, 100);
         assert!(text.contains("\u{1b}["));
+        assert!(!plain(&text).contains('\u{1b}'));
+        let quoted = "a line with \u{1b}]0;a title\u{7} and \u{1b}[2J";
+        assert_eq!(plain(&format!("{RULE}|{RULE:#} {quoted}")), format!("| {quoted}"));
         assert!(text.contains("under schedule 4"));
     }
 }
