@@ -13,6 +13,7 @@ use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use flashcore_problem::{CausalAlign, InputKind, Inputs, Problem, ProblemBuilder};
 use flashcore_sim::{Class, InstructionCount, MemorySite, SimOptions, SimReport, simulate};
 
+use super::axes::Axes;
 use super::code::Code;
 use super::lines::Accesses;
 use super::sm::Sm;
@@ -75,7 +76,8 @@ pub(crate) struct Path {
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     /// Position among the blocks of its head: 0 for the first, 1 for the last. For work lists, 0 is
-    /// the second and 1 the last but one, which are whole tiles; -1 is the first and 2 the last.
+    /// the second and 1 the last but one, which are whole tiles; -1 is the first and 2 the last. Not
+    /// used where there are [`Axes`].
     pub(crate) place: f64,
     pub(crate) block: u64,
     /// By instruction.
@@ -158,6 +160,8 @@ pub(crate) struct SeenStep {
 pub(crate) struct Simulated {
     /// By place; at least one.
     pub(crate) samples: Vec<Sample>,
+    /// Of another compiler's kernel: the axes of its grid, on which the samples are.
+    pub(crate) axes: Option<Axes>,
     /// Cost of the accesses of each line in one block.
     pub(crate) memory: Vec<MemorySite>,
     /// Registers per thread of the values that are live at once in program order: within a tenth of
@@ -271,7 +275,10 @@ impl SeenStep {
     }
 
     /// The samples that represent a block of a head, with their shares: those on both sides of it.
-    pub(crate) fn mixture(&self, block: u64) -> [(usize, f64); 2] {
+    pub(crate) fn mixture(&self, block: u64) -> Vec<(usize, f64)> {
+        if let Some(axes) = &self.seen.axes {
+            return axes.mixture(block);
+        }
         let blocks = self.blocks_a_head.max(1);
         let block = block % blocks;
         let place = match (self.has_list, blocks) {
@@ -284,11 +291,11 @@ impl SeenStep {
         let samples = &self.seen.samples;
         let after = samples.iter().position(|sample| sample.place >= place);
         match after.unwrap_or(samples.len() - 1) {
-            0 => [(0, 1.0), (0, 0.0)],
+            0 => vec![(0, 1.0)],
             after => {
                 let (low, high) = (samples[after - 1].place, samples[after].place);
                 let share = ((place - low) / (high - low)).clamp(0.0, 1.0);
-                [(after - 1, 1.0 - share), (after, share)]
+                vec![(after - 1, 1.0 - share), (after, share)]
             }
         }
     }
@@ -453,6 +460,7 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
     }
     Simulated {
         samples,
+        axes: None,
         memory: longer.memory,
         registers: longer.registers,
     }

@@ -250,7 +250,8 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> (Clockings, f64
             }
             chain += share * chains[sample];
         }
-        (clocks, chain)
+        // Shares below 0 may be more than what they are taken from.
+        (clocks.map(|clocks| clocks.max(0.0)), chain.max(0.0))
     };
     let (apart, each) = step.representatives();
     let kinds: Vec<_> = (0..step.blocks_a_head).step_by(apart as usize).map(block).collect();

@@ -7,6 +7,7 @@ use flashcore_problem::{InputKind, Inputs, Problem};
 use flashcore_ptx::Module;
 use flashcore_sim::{FindingKind, PtxKernel, SimOptions};
 
+use super::axes::Axes;
 use super::code::Code;
 use super::lines::{LineShare, by_line};
 use super::observe::{LONGEST_PATH, Observation, Sample, SeenStep, Simulated};
@@ -16,7 +17,7 @@ use crate::check::{CheckError, contents};
 use crate::own::{Declared, OwnError};
 
 impl Observation {
-    /// Simulates five blocks of a launch, each alone: the first, the last, and three between them.
+    /// Simulates a few blocks of a launch, each alone: five on the only axis of the grid, or three on each of several.
     ///
     /// # Errors
     /// The simulator cannot run them, one waits for another, or the model does not cover an instruction.
@@ -29,13 +30,10 @@ impl Observation {
         let (kernel, launch) = (read.kernel(), read.launch());
         let code = Code::of_text(module, read)?;
         let (blocks, cluster) = (launch.blocks(), launch.cluster.iter().product::<u32>().max(1));
-        let last = blocks.saturating_sub(1);
-        let mut chosen = [0, blocks / 4, blocks / 2, blocks - blocks / 4, last].to_vec();
-        chosen.sort_unstable();
-        chosen.dedup();
+        let axes = Axes::of(launch.grid);
         let mut contents = contents.to_vec();
         let mut seen = Simulated::default();
-        for block in chosen.into_iter().filter(|&block| block < blocks) {
+        for &block in &axes.blocks {
             let options = SimOptions {
                 memory_counts: true,
                 path: LONGEST_PATH,
@@ -49,17 +47,17 @@ impl Observation {
             if report.findings.iter().any(|finding| waits(finding.kind)) {
                 return Err(CheckError::Waits);
             }
-            let place = block as f64 / last.max(1) as f64;
             let loads = &report.loads;
             seen.samples.push(Sample {
                 misses: match loads.sectors {
                     0 => 1.0,
                     asked => (loads.different as f64 / asked as f64).min(1.0),
                 },
-                ..Sample::of(place, block, &report, f64::from(cluster))
+                ..Sample::of(0.0, block, &report, f64::from(cluster))
             });
             (seen.registers, seen.memory) = (report.registers, report.memory);
         }
+        seen.axes = Some(axes);
         Ok(Observation {
             footprint_bytes: read.buffers().iter().map(|buffer| buffer.bytes).sum(),
             is_foreign: true,
@@ -97,7 +95,8 @@ impl Observation {
     pub fn waits(&self, profile: &Profile) -> Vec<LineShare> {
         let middle = self.steps.first().and_then(|step| {
             let samples = &step.seen.samples;
-            let sample = samples.get(samples.len() / 2)?;
+            let middle = step.seen.axes.as_ref().map_or(samples.len() / 2, |axes| axes.middle);
+            let sample = samples.get(middle)?;
             Some((step, sample, sample.paths.first()?))
         });
         let Some((step, sample, path)) = middle else {
