@@ -50,6 +50,12 @@ pub(crate) fn together(resources: &[f64], chain: f64) -> f64 {
     FACTOR * norm(&mut [busy, chain].into_iter(), OVERLAP_WITH_LATENCY)
 }
 
+/// Bytes from L2 for each byte of the tensors from which on blocks are taken to read the same at the same time, and the
+/// rate of such reads over the usual one. Fitted to ten matrix products of Flash Linear Attention on an H200, of which
+/// one has 11.8 TB/s (`lab/check/data/triton-times.json`).
+pub(crate) const OFTEN: f64 = 8.0;
+pub(crate) const READ_TOGETHER: f64 = 1.5;
+
 /// What the interval of a prediction is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Trust {

@@ -131,7 +131,11 @@ impl Observation {
         registers: &[Option<u32>],
     ) -> Prediction {
         let measured = measured.or(profile.rates());
-        let sm = Sm::of(profile, measured);
+        let work = self.total_work();
+        let mut sm = Sm::of(profile, measured);
+        if self.is_foreign && work[Unit::L2Bytes] > calibration::OFTEN * self.footprint_bytes as f64 {
+            sm.reads_together();
+        }
         let (mut clocks, mut launch) = (profile.clocks, LAUNCH_MICROS);
         let mut dram_gbps = calibration::DRAM_REACHED * profile.dram_gbps;
         if let Some(measured) = measured {
@@ -139,7 +143,6 @@ impl Observation {
             replace(&mut launch, measured.launch_micros);
             replace(&mut dram_gbps, measured.dram_gbps);
         }
-        let work = self.total_work();
         let trust = Trust::of(profile, &work, self.is_foreign);
         let dram_bytes = match self.footprint_bytes <= profile.l2_bytes {
             true => 0.0,

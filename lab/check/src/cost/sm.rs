@@ -3,6 +3,7 @@
 use flashcore_ir::{MeasuredCard, Profile};
 use serde::Serialize;
 
+use super::calibration;
 use super::rates::{Latencies, Rates, replace};
 use super::work::{UNITS, Unit, Work};
 
@@ -125,6 +126,11 @@ impl Sm {
         }
         let latency = rates.latency;
         Sm { latency, per_clock }
+    }
+
+    /// What many blocks read comes faster: L2 answers SMs that ask for the same at the same time together.
+    pub(crate) fn reads_together(&mut self) {
+        self.per_clock[Unit::L2Bytes as usize] *= calibration::READ_TOGETHER;
     }
 
     /// Clocks for which work occupies a resource of the SM.
