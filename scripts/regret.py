@@ -50,8 +50,8 @@ def timed(flashcore, row, device, folder):
     subjects = {one["info"]["kernel"]: one for one in result["measurement"]["subjects"]}
     return {
         "name": problem["name"],
-        "us": {kernel: one["summary"]["p50"] for kernel, one in subjects.items() if one["summary"]},
-        "ratio": {kernel: one["ratio"]["value"] for kernel, one in subjects.items() if one["ratio"]},
+        "us": {kernel: round(one["summary"]["p50"], 3) for kernel, one in subjects.items() if one["summary"]},
+        "ratio": {kernel: round(one["ratio"]["value"], 4) for kernel, one in subjects.items() if one["ratio"]},
         "trouble": {kernel: one["trouble"] for kernel, one in subjects.items() if one["trouble"]},
         "absent": result["absent"],
         "rounds": result["measurement"]["rounds"],
