@@ -23,7 +23,8 @@ def zeros(*shape, dtype=torch.bfloat16):
 
 tuner = fused._attn_fwd_base_opt
 configs = {(one.kwargs["BLOCK_M"], one.kwargs["BLOCK_N"], one.num_warps, one.num_stages): one for one in tuner.configs}
-shapes = [(2, 16, 4096, 128), (4, 32, 2048, 128), (1, 16, 16384, 128), (8, 16, 1024, 128), (1, 32, 8192, 128)]
+shapes = [(2, 16, 4096), (4, 32, 2048), (1, 16, 16384), (8, 16, 1024), (1, 32, 8192), (2, 8, 8192), (1, 8, 16384)]
+shapes = [(*shape, 128) for shape in shapes]
 for tile, of in (((128, 128, 8, 3), shapes), ((128, 64, 4, 3), [*shapes[:1], (4, 16, 4096, 64)])):
     tuner.configs = [configs[tile]]
     for batch, heads, length, columns in of:
