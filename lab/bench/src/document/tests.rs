@@ -53,7 +53,7 @@ fn gathered() -> Gathered {
     add(
         &mut all,
         origin("run-1", h200, 132),
-        "mission",
+        "small-set",
         &[
             &[
                 ("torch/cudnn", 9.0),
@@ -77,7 +77,7 @@ fn gathered() -> Gathered {
     add(
         &mut all,
         origin("run-2", ["NVIDIA L4", "550.2/12040", "GPU-2"], 58),
-        "mission",
+        "small-set",
         &[&[("torch/flash", 30.0), (L4, 15.0)]],
     );
     add(
@@ -101,7 +101,7 @@ fn gathered() -> Gathered {
         origin: 0,
         id: EvidenceId::of(&["profile", "run-1", "0"]),
         record: ProfileRecord {
-            case: cases("mission", None).unwrap().remove(0),
+            case: cases("small-set", None).unwrap().remove(0),
             subject: SubjectInfo::new(tuned, LaunchMode::Plain),
             tool: "ncu 2025.3.1.0".to_string(),
             launches: vec![KernelProfile {
@@ -247,7 +247,7 @@ fn where_there_are_no_counters_predictions_stand_and_say_so() {
     );
     assert_eq!(faults(&page.html()), Vec::<String>::new());
     let recipe = wanted[0].recipe();
-    let command = format!("flashcore explain mission --kernel {L4} --profile l4");
+    let command = format!("flashcore explain small --kernel {L4} --profile l4");
     assert_eq!(recipe.command, Some(command));
     // A host has no card to predict for.
     assert!(Prediction::wanted(&chapters[2]).is_empty());
