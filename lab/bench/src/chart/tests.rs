@@ -128,6 +128,8 @@ fn one_file_with_no_script_that_asks_for_nothing() {
         ladder(&ladder_report(), "small", Mode::Hot, &[]).unwrap().html(),
         ratio(&grid_report(), "fa3", Mode::Hot).unwrap().html(),
     ] {
+        // What is in the page itself need not be asked for.
+        let page = page.replace("url(#", "");
         for never in ["<script", "<link", "src=", "url(", "@import", "NaN", "inf"] {
             assert!(!page.contains(never), "{never}\n{page}");
         }
