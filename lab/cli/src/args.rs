@@ -429,6 +429,8 @@ mod tests {
             "B1 H16/8 Sq3 Skv4096 D256 bf16 window(128,inf) top-left off(-5,0) scale0.5 cap50 lse"
         );
         assert_eq!(line("tiny --backward --causal"), line("tiny-backward --causal"));
+        assert_eq!(line("mission-b2 --seq 9"), line("small-b2 --seq 9"));
+        assert_eq!(case("mission-backward").unwrap().name, "small-backward");
         assert_eq!(line("--backward"), "B1 H8/8 Sq512 Skv512 D64 fp16 full backward");
         assert_eq!(
             line("tiny --batch-invariant 512"),
