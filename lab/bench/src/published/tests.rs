@@ -8,7 +8,7 @@ use super::verify::loose_speeds;
 use super::*;
 use crate::defences::Inspection;
 use crate::problems::cases;
-use crate::store::hash_of_rows;
+use crate::store::{Selector, hash_of_rows};
 use crate::{Case, DeviceIdentity, LaunchMode, Options, RunIdentity, Sample, SubjectInfo};
 
 const LIST: &str = "checked = [\"README.md\"]\n
@@ -174,6 +174,11 @@ fn pages_say_what_the_bundles_say() {
     let bundle = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, bundle.replace(",11010,", ",19010,")).unwrap();
     assert!(!current.render(root.path()).unwrap().is_empty());
+    // Names of before are those of now.
+    std::fs::write(&path, bundle.replace("\"name\":\"small", "\"name\":\"mission")).unwrap();
+    assert_eq!(current.render(root.path()).unwrap(), []);
+    let (runs, _) = Store::open(&path).unwrap().list(&Selector::All).unwrap();
+    assert_eq!(runs[0].cases, ["small", "small-causal"]);
     // Marks that say nothing.
     for (text, why) in [
         (
