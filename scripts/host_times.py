@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times what calls of attention cost the host, at the mission and at a step of decoding. Needs a GPU.
+"""Times what calls of attention cost the host, at the small shape and at a step of decoding. Needs a GPU.
 
 usage: host_times.py [--rounds N] [--calls N]   (one JSON row a line)
 
@@ -22,7 +22,7 @@ from flashcore_attn.flash_attn_interface import flash_attn_func, flash_attn_with
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-SHAPES = {"mission": (1, 512, 512, 8, 8, 64), "decode": (1, 1, 4096, 32, 8, 128)}
+SHAPES = {"small": (1, 512, 512, 8, 8, 64), "decode": (1, 1, 4096, 32, 8, 128)}
 
 
 def ways(shape):

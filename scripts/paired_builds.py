@@ -75,7 +75,7 @@ def shapes(kind):
             yield f"b{batch}-k{keys}", [batch, 32, 8, 1, keys, 128], False
         return
     for name, batch, heads, kv_heads, seq, head_dim, causal in grid():
-        if kind == "forward" or seq in (512, 2048, 8192, 16384) and name != "mission":
+        if kind == "forward" or seq in (512, 2048, 8192, 16384) and name != "small":
             yield name, [batch, heads, kv_heads, seq, seq, head_dim], causal
 
 

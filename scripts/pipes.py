@@ -35,7 +35,7 @@ def listed(only):
 def shape(problem):
     """The words of the command for a problem: its name, or the flags of a shape of the grid."""
     for one in grid():
-        if one[0] == problem and problem not in ("mission", "llama8b-prefill-8k"):
+        if one[0] == problem and problem not in ("small", "llama8b-prefill-8k"):
             return words(*one)
     return [problem]
 

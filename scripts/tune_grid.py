@@ -4,7 +4,7 @@
 usage: scripts/tune_grid.py FOLDER [--problems FILE.json] [--flashcore PATH] [--device NAME] [--dtype fp16|bf16]
                             [--budget 12s] [--seconds N] [--within 0.05] [--share 0.9]
 
-The shapes are those of the canonical grid, Llama prefill and the mission, or those of a problem file
+The shapes are those of the canonical grid, Llama prefill and the small shape, or those of a problem file
 such as scripts/draw_problems.py draws. A line of FOLDER/DTYPE.jsonl is a shape: the kernel that the library would have run, the best that
 was found, the ratio of their times in the finals with its interval (below 1: the one found is
 faster), and how many candidates were tried. A shape that has its line is not searched again, so a
@@ -41,7 +41,7 @@ def words(_name, *sizes):
 
 def grid():
     """(name, batch, heads, K/V heads, length, head_dim, causal)"""
-    yield "mission", 1, 8, 8, 512, 64, False
+    yield "small", 1, 8, 8, 512, 64, False
     for head_dim in (64, 128, 256):
         for causal in (False, True):
             for length in (512, 1024, 2048, 4096, 8192, 16384):

@@ -14,7 +14,7 @@ COMMAND = os.environ.get("FLASHCORE_COMMAND") or shutil.which("flashcore")
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.skipif(COMMAND is None, reason="neither FLASHCORE_COMMAND nor the PATH names a flashcore")
 
-SEARCH = ["tune", "mission", "--budget", "40", "--strategy", "elite", "--seed", "3", "--deadline", "120", "--json"]
+SEARCH = ["tune", "small", "--budget", "40", "--strategy", "elite", "--seed", "3", "--deadline", "120", "--json"]
 # Passes lines to a worker and back. On the node that is to be lost, it stops for good after a few answers.
 STOPS = """
 import os, subprocess, sys
@@ -82,5 +82,5 @@ def test_a_lost_node_loses_no_trial(cluster, tmp_path):
 
 def test_what_is_missing_is_said(tmp_path):
     run = lambda *words: subprocess.run([sys.executable, "-m", "flashcore_attn.ray", *words], capture_output=True, text=True)
-    ran = run("--flashcore", COMMAND, "bench", "mission")
+    ran = run("--flashcore", COMMAND, "bench", "small-set")
     assert ran.returncode == 2 and "begin with tune" in ran.stderr

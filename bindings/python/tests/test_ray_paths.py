@@ -40,7 +40,7 @@ def test_paths_may_have_spaces(tmp_path, named):
     paths["PYTHONPATH"] = os.pathsep.join([str(folder), *sys.path])
     words = ["--flashcore", f"'{command}'"] if named else []
     ran = subprocess.run(
-        [python, "-m", "flashcore_attn.ray", "--workers", "1", *words, "tune", "mission"],
+        [python, "-m", "flashcore_attn.ray", "--workers", "1", *words, "tune", "small"],
         env={**os.environ, **paths}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn a_task_is_found_by_its_own_key_alone() {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         let other = ProblemBuilder::from(&problem).softcap(20.0).build().unwrap(); // of the same hash
         let with_lse = ProblemBuilder::from(&problem).return_lse(true).build().unwrap();
         let appends = [random_append(1).append, random_append(2).append];

@@ -87,15 +87,15 @@ mod tests {
     #[test]
     fn both_families_are_near_where_either_may_win() {
         let kernels = KernelCache::default();
-        let mission = near(&Problem::named("mission").unwrap(), Target::Sm90a, &kernels);
-        assert_eq!(mission[0].family(), "mma");
-        assert!(mission.iter().any(|config| config.family() == "wgmma"));
-        let mut once = mission.clone();
+        let small = near(&Problem::named("small").unwrap(), Target::Sm90a, &kernels);
+        assert_eq!(small[0].family(), "mma");
+        assert!(small.iter().any(|config| config.family() == "wgmma"));
+        let mut once = small.clone();
         once.dedup();
-        assert_eq!(once.len(), mission.len());
+        assert_eq!(once.len(), small.len());
         let mut counts = Vec::new();
         for name in [
-            "mission",
+            "small",
             "llama8b-prefill-8k",
             "gpt2",
             "fa-d128-16k",

@@ -42,7 +42,7 @@ impl Plan {
     /// use flashcore_kernels::{Config, Plan};
     /// use flashcore_problem::Problem;
     /// let config: Config = "scalar/tiled-m32n32-w4-v16".parse()?;
-    /// let plan = Plan::new(&Problem::named("mission")?, &config, Target::Sm89)?;
+    /// let plan = Plan::new(&Problem::named("small")?, &config, Target::Sm89)?;
     /// assert_eq!(plan.main.launch.grid, [8 * 512 / 32, 1, 1]);
     /// assert_eq!(plan.steps().count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -74,7 +74,7 @@ impl Plan {
     /// use flashcore_ir::Target;
     /// use flashcore_kernels::{Plan, tap::Tap};
     /// use flashcore_problem::Problem;
-    /// let (problem, config) = (Problem::named("mission")?, "scalar/tiled-m32n32-w4-v16".parse()?);
+    /// let (problem, config) = (Problem::named("small")?, "scalar/tiled-m32n32-w4-v16".parse()?);
     /// let plan = Plan::with_tap(&problem, &config, Target::Sm89, Tap::Scores)?;
     /// assert_eq!(plan.main.launch.buffers[4].name, "tap");
     /// # Ok::<(), Box<dyn std::error::Error>>(())

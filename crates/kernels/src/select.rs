@@ -105,7 +105,7 @@ pub fn select(
 /// use flashcore_kernels::{KernelCache, Suggestion, select_among};
 /// use flashcore_problem::Problem;
 /// let suggestion = Suggestion { config: "mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse()?, why: "it was measured".to_string() };
-/// let problem = Problem::named("mission")?;
+/// let problem = Problem::named("small")?;
 /// let choice = select_among(&problem, Target::Sm90a, 16, &[suggestion], &KernelCache::default())?;
 /// assert_eq!((choice.suggestion, choice.why.as_str()), (Some(0), "it was measured"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -29,7 +29,7 @@ struct Identity {
 /// use flashcore_problem::Problem;
 /// use std::sync::Arc;
 /// let (kernels, config) = (KernelCache::default(), "scalar/tiled-m32n32-w4-v16".parse()?);
-/// let (short, long) = (Problem::named("mission")?, Problem::builder().heads(2, 2).seq_len(4000).head_dim(64).build()?);
+/// let (short, long) = (Problem::named("small")?, Problem::builder().heads(2, 2).seq_len(4000).head_dim(64).build()?);
 /// let kernel = |problem| Plan::with_cache(problem, &config, Target::Sm89, &kernels).map(|plan| plan.main.kernel);
 /// assert!(Arc::ptr_eq(&kernel(&short)?, &kernel(&long)?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -59,7 +59,7 @@ pub use lengths::{KvLengths, Lengths, QLengths, Sequence};
 pub use limits::{GRADIENT_LIMIT, score_limit};
 pub use mask::{CausalAlign, KeyRange, Mask};
 pub use name::{LSES, MOST_PARTS, Name, OUTS};
-pub use names::{BACKWARD, NAMED_PROBLEMS, NamedProblem};
+pub use names::{BACKWARD, NAMED_PROBLEMS, NamedProblem, current_name};
 pub use operands::Operands;
 pub use problem::{MAX_SOFTMAX_SCALE, Problem, SOFTCAPS};
 pub use quantise::{absmax_scales, quantise};

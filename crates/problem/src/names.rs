@@ -1,5 +1,6 @@
 //! Named problems, and the one-line form of a problem.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::{Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
@@ -7,7 +8,7 @@ use crate::{Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBu
 /// A problem with a name.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedProblem {
-    /// The name, for example `mission`.
+    /// The name, for example `small`.
     pub name: &'static str,
     /// One-line description.
     pub about: &'static str,
@@ -34,17 +35,17 @@ macro_rules! named {
 
 /// All named problems. The dtype is fp16 unless stated otherwise.
 pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
-    "mission", "the shape this project began with: B1 H8 S512 D64",
+    "small", "the shape this project began with: B1 H8 S512 D64",
         |b| shape(b, 1, (8, 8), 512, 64);
-    "mission-causal", "the same, causal",
+    "small-causal", "the same, causal",
         |b| shape(b, 1, (8, 8), 512, 64).mask(Mask::CAUSAL);
-    "mission-b2", "the same with two sequences",
+    "small-b2", "the same with two sequences",
         |b| shape(b, 2, (8, 8), 512, 64);
-    "mission-b2-causal", "the same with two sequences, causal",
+    "small-b2-causal", "the same with two sequences, causal",
         |b| shape(b, 2, (8, 8), 512, 64).mask(Mask::CAUSAL);
-    "mission-bf16", "the same in bf16",
+    "small-bf16", "the same in bf16",
         |b| shape(b, 1, (8, 8), 512, 64).dtype(DType::BF16);
-    "mission-f32", "the same in f32",
+    "small-f32", "the same in f32",
         |b| shape(b, 1, (8, 8), 512, 64).dtype(DType::F32);
     "tiny", "small enough to trace by hand: B1 H1 S32 D16",
         |b| shape(b, 1, (1, 1), 32, 16);
@@ -91,20 +92,38 @@ pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
 /// What the names of backward problems end in.
 pub const BACKWARD: &str = "-backward";
 
+/// What the names of `small` and its kin began with before: old commands and stored runs have them.
+const OLD: &str = "mission";
+
+/// The name that a problem has now: `small-b2` for `mission-b2`. Names that were not replaced stay as they are.
+#[doc(hidden)]
+pub fn current_name(name: &str) -> Cow<'_, str> {
+    let Some(rest) = name.strip_prefix(OLD) else {
+        return Cow::Borrowed(name);
+    };
+    let now = format!("small{rest}");
+    let of = now.strip_suffix(BACKWARD).unwrap_or(&now);
+    match NAMED_PROBLEMS.iter().any(|named| named.name == of) {
+        true => Cow::Owned(now),
+        false => Cow::Borrowed(name),
+    }
+}
+
 impl Problem {
     /// Looks up one of the named problems, which `flashcore list problems` lists; `NAME-backward` is its backward pass.
     ///
     /// ```
     /// # use flashcore_problem as flashcore;
     /// use flashcore::Problem;
-    /// assert_eq!(Problem::named("mission")?.to_string(), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
-    /// assert_eq!(Problem::named("mission-backward")?, Problem::named("mission")?.backward()?);
+    /// assert_eq!(Problem::named("small")?.to_string(), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
+    /// assert_eq!(Problem::named("small-backward")?, Problem::named("small")?.backward()?);
     /// # Ok::<(), flashcore::ProblemError>(())
     /// ```
     pub fn named(name: &str) -> Result<Problem, ProblemError> {
-        let (of, direction) = match name.strip_suffix(BACKWARD) {
+        let now = current_name(name);
+        let (of, direction) = match now.strip_suffix(BACKWARD) {
             Some(of) => (of, Direction::Backward),
-            None => (name, Direction::Forward),
+            None => (now.as_ref(), Direction::Forward),
         };
         match NAMED_PROBLEMS.iter().find(|named| named.name == of) {
             Some(named) => named.builder().direction(direction).build(),
@@ -198,11 +217,28 @@ mod tests {
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
-        let message = Problem::named("misson").unwrap_err().to_string();
+        let message = Problem::named("smoll").unwrap_err().to_string();
         assert!(
-            message.starts_with("no problem is named `misson`; known names: mission, mission-causal, "),
+            message.starts_with("no problem is named `smoll`; known names: small, small-causal, "),
             "{message}"
         );
+    }
+
+    #[test]
+    fn names_of_before_are_those_of_now() {
+        for (old, now) in [
+            ("mission", "small"),
+            ("mission-b2-causal", "small-b2-causal"),
+            ("mission-f32-backward", "small-f32-backward"),
+        ] {
+            assert_eq!(current_name(old), now);
+            assert_eq!(Problem::named(old).unwrap(), Problem::named(now).unwrap());
+        }
+        for other in ["small", "missions", "mission-b3", "my-mission", "gpt2", ""] {
+            assert_eq!(current_name(other), other);
+        }
+        let message = Problem::named("mission-b3").unwrap_err().to_string();
+        assert_eq!(message.matches("mission").count(), 1, "{message}");
     }
 
     #[test]
@@ -228,7 +264,7 @@ mod tests {
             "B1 H8/2 Sq1 Skv300 D64 fp16 window(16,0) top-left Dv32 off(-3,7) scale0.5 cap30 \
              sinks-bf16 alibi-batch lse strided"
         );
-        let mission = Problem::named("mission").unwrap();
-        assert_eq!(format!("{mission:>36}|"), "  B1 H8/8 Sq512 Skv512 D64 fp16 full|");
+        let small = Problem::named("small").unwrap();
+        assert_eq!(format!("{small:>36}|"), "  B1 H8/8 Sq512 Skv512 D64 fp16 full|");
     }
 }

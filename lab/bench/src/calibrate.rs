@@ -16,8 +16,8 @@ use crate::{BenchError, Case, DeviceIdentity, Options, Request, Result, run, run
 
 /// The problems, none of which the model's constants were fitted to (`lab/check/data/scalar-times.csv`).
 const PROBLEMS: [&str; 12] = [
-    "mission-b2-causal",
-    "mission-f32",
+    "small-b2-causal",
+    "small-f32",
     "gpt2",
     "vit-l16",
     "sd-cross",
@@ -294,12 +294,12 @@ mod tests {
     #[test]
     fn every_problem_is_there_and_has_the_same_kernels_in_every_run() {
         let cache = KernelCache::default();
-        let problem = Problem::named("mission-b2-causal").unwrap();
+        let problem = Problem::named("small-b2-causal").unwrap();
         let of = |index| drawn(&problem, index, Target::Sm89.into(), &cache);
         let scalar: BTreeSet<String> = (0..PROBLEMS.len()).map(|index| of(index).swap_remove(0)).collect();
         assert!(scalar.len() > 2, "{scalar:?}");
         assert_eq!((of(0).len(), of(0)), (DRAWN.0 + DRAWN.1, of(0)));
-        let floats = drawn(&Problem::named("mission-f32").unwrap(), 0, Target::Sm89.into(), &cache);
+        let floats = drawn(&Problem::named("small-f32").unwrap(), 0, Target::Sm89.into(), &cache);
         assert!(floats.iter().all(|id| id.starts_with("scalar/")), "{floats:?}");
         let fitted = include_str!("../../check/data/scalar-times.csv");
         for name in PROBLEMS {

@@ -243,7 +243,7 @@ impl Measured {
 }
 
 /// The rounds of a subject, and its times in them.
-fn times_of(samples: &[Sample], subject: usize) -> impl Iterator<Item = (u32, f64)> {
+pub(crate) fn times_of(samples: &[Sample], subject: usize) -> impl Iterator<Item = (u32, f64)> {
     let of = samples.iter().filter(move |sample| sample.subject == subject);
     of.map(|sample| (sample.round, sample.run_us()))
 }

@@ -1,9 +1,9 @@
 //! Sets of problems that are benched together.
 
 use flashcore_problem::{
-    BACKWARD, DType, Direction, KvLengths, Lengths, Problem, ProblemBuilder, ProblemError, Sequence,
+    BACKWARD, DType, Direction, KvLengths, Lengths, Problem, ProblemBuilder, ProblemError, Sequence, current_name,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::sequences::{self, Sequences, Values};
 use crate::{BenchError, Result, problem_file};
@@ -12,6 +12,7 @@ use crate::{BenchError, Result, problem_file};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     /// Short name, such as `d128-s4096-causal`.
+    #[serde(deserialize_with = "stored_name")]
     pub name: String,
     /// What is asked.
     pub problem: Problem,
@@ -107,8 +108,16 @@ impl Case {
     }
 }
 
+/// Reads the name of a problem that was stored, perhaps when it had another name ([`current_name`]).
+///
+/// # Errors
+/// It is no text.
+pub fn stored_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    Ok(current_name(&String::deserialize(from)?).into_owned())
+}
+
 /// The files of sets: problem files, of which `dtype` is left out.
-const MISSION: &str = include_str!("sets/mission.toml");
+const SMALL: &str = include_str!("sets/small.toml");
 const ACCEPTANCE: &str = include_str!("sets/acceptance.toml");
 const CANONICAL: &str = include_str!("sets/canonical.toml");
 const LLAMA: &str = include_str!("sets/llama.toml");
@@ -121,12 +130,12 @@ const DOCUMENTS: &str = include_str!("sets/documents.toml");
 
 /// Sets there are, and the files whose problems they have: all of them but in [`FP8`] and in [`TRAINING`].
 pub(crate) const SETS: [(&str, &[&str]); 12] = [
-    ("mission", &[MISSION]),
+    ("small-set", &[SMALL]),
     ("acceptance", &[ACCEPTANCE]),
     ("canonical", &[CANONICAL]),
     ("llama", &[LLAMA]),
     ("decode", &[DECODE]),
-    ("all", &[MISSION, CANONICAL, LLAMA, DECODE]),
+    ("all", &[SMALL, CANONICAL, LLAMA, DECODE]),
     (FP8, &[CANONICAL]),
     ("head-sizes", &[HEAD_SIZES]),
     ("varlen", &[VARLEN]),
@@ -135,6 +144,8 @@ pub(crate) const SETS: [(&str, &[&str]); 12] = [
     (TRAINING, &[CANONICAL, LLAMA, DOCUMENTS]),
 ];
 
+/// What the set of the small shapes was called, as their first problem was.
+const OLD: &str = "mission";
 /// The set of the long problems with large heads: where fp8 pays.
 const FP8: &str = "fp8";
 /// The set of backward passes of training: of the canonical grid those at 512, 2k, 8k and 16k.
@@ -171,6 +182,7 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
         Some(of) => (of, true),
         None => (name, false),
     };
+    let of = if of == OLD { "small-set" } else { of };
     if let Some((_, files)) = SETS.into_iter().find(|(known, _)| *known == of) {
         let usual = if of == FP8 { DType::E4M3 } else { DType::F16 };
         let forward = set(of, files, dtype.unwrap_or(usual))?;
@@ -184,12 +196,12 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     }
     if let Ok(named) = Problem::named(name) {
         let builder = ProblemBuilder::from(&named).dtype(dtype.unwrap_or(named.dtype()));
-        return Ok(vec![Case::new(name, builder.build()?)]);
+        return Ok(vec![Case::new(current_name(name), builder.build()?)]);
     }
     if problem_file::is_file(name) {
         return problem_file::read(name, dtype);
     }
-    if let Some(case) = member(name, dtype)? {
+    if let Some(case) = member(&current_name(name), dtype)? {
         return Ok(vec![case]);
     }
     Err(BenchError::UnknownProblems(name.to_string()))
@@ -299,6 +311,24 @@ mod tests {
     }
 
     #[test]
+    fn names_of_before_are_those_of_now() {
+        for (old, now) in [
+            ("mission", "small-set"),
+            ("mission-backward", "small-set-backward"),
+            ("mission-b2-causal", "small-b2-causal"),
+            ("mission-bf16-backward", "small-bf16-backward"),
+        ] {
+            assert_eq!(cases(old, None).unwrap(), cases(now, None).unwrap());
+        }
+        let stored = serde_json::to_string(&cases("small-b2", None).unwrap()[0]).unwrap();
+        let stored = stored.replace("small", "mission");
+        assert_eq!(
+            serde_json::from_str::<Case>(&stored).unwrap(),
+            cases("small-b2", None).unwrap()[0]
+        );
+    }
+
+    #[test]
     fn the_canonical_grid_has_the_same_tokens_and_hidden_everywhere() {
         let cases = cases("canonical", None).unwrap();
         assert_eq!(cases.len(), 36);
@@ -395,7 +425,7 @@ mod tests {
     fn an_unknown_name_says_what_there_is() {
         let error = cases("cannonical", None).unwrap_err().to_string();
         assert!(
-            error.contains("canonical, llama, decode") && error.contains("mission-causal"),
+            error.contains("canonical, llama, decode") && error.contains("small-causal"),
             "{error}"
         );
         let named = cases("vit-l16", Some(DType::BF16)).unwrap();

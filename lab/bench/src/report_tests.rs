@@ -4,9 +4,9 @@ use super::*;
 use crate::problems::cases;
 use crate::{DeviceIdentity, LaunchMode, Mode, Ratio, Stop, SubjectInfo, Summary, Turns, Verdict};
 
-/// A report of times in µs by label, the first being the baseline, for the first problems of `mission`.
+/// A report of times in µs by label, the first being the baseline, for the first problems of `small-set`.
 pub(crate) fn report(shapes: &[&[(&str, f64)]]) -> Report {
-    report_on(cases("mission", None).unwrap(), shapes)
+    report_on(cases("small-set", None).unwrap(), shapes)
 }
 
 /// The same for other problems.

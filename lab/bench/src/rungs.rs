@@ -26,7 +26,7 @@ pub struct Rung {
 /// use flashcore_bench::rungs;
 /// use flashcore_ir::Target;
 /// use flashcore_problem::Problem;
-/// let rungs = rungs(&Problem::named("mission")?, Target::Sm89, &[]);
+/// let rungs = rungs(&Problem::named("small")?, Target::Sm89, &[]);
 /// assert_eq!(rungs[0].config.to_string(), "scalar/naive-t128-v16");
 /// assert_eq!((rungs[3].label, rungs[7].label), ("hybrid", "tuned"));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn every_rung_serves_the_problem_it_is_about_on_every_card() {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         for target in [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120] {
             let rungs = rungs(&problem, target, &[]);
             assert_eq!(rungs.len(), 8);
@@ -88,9 +88,9 @@ mod tests {
     #[test]
     fn the_last_rung_is_what_the_library_runs() {
         let kernels = KernelCache::default();
-        for name in ["mission", "llama"] {
+        for name in ["small", "llama"] {
             let problem = match name {
-                "mission" => Problem::named(name).unwrap(),
+                "small" => Problem::named(name).unwrap(),
                 _ => Problem::builder()
                     .heads(32, 8)
                     .seq_len(8192)

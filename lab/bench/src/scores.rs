@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_product_has_no_mask_and_one_matrix_a_head() {
-        let case = problems::cases("mission", None).unwrap().remove(1);
+        let case = problems::cases("small-set", None).unwrap().remove(1);
         let dense = dense(&case.problem).unwrap();
         assert!(dense.mask().window_right.is_none() && dense.softmax_scale() == case.problem.softmax_scale());
         let [_, seq, heads, head_dim] = dense.q_layout().shape;

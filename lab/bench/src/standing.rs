@@ -47,7 +47,7 @@ impl Group {
     /// ```
     /// use flashcore_bench::standing::Group;
     /// use flashcore_problem::Problem;
-    /// let problem = Problem::named("mission-causal")?;
+    /// let problem = Problem::named("small-causal")?;
     /// assert_eq!(Group::of(&problem).to_string(), "D64 causal, up to 1k keys");
     /// assert_eq!(Group::of(&problem.backward()?).to_string(), "D64 causal backward, up to 1k keys");
     /// # Ok::<(), flashcore_problem::ProblemError>(())

@@ -102,10 +102,10 @@ fn a_report_stands_beside_its_baseline_by_kind_of_problem() {
     let [standing] = &standings[..] else {
         panic!("{standings:?}")
     };
-    // mission, its causal sibling and mission-b2: 1.25, 0.8 and 2.
+    // small, its causal sibling and small-b2: 1.25, 0.8 and 2.
     assert!((standing.all.value - 2f64.powf(1.0 / 3.0)).abs() < 1e-9, "{standing:?}");
-    assert_eq!(standing.all.worst.case, "mission-causal");
-    assert_eq!(standing.missing, ["mission-b2-causal"]);
+    assert_eq!(standing.all.worst.case, "small-causal");
+    assert_eq!(standing.missing, ["small-b2-causal"]);
     let groups: Vec<(String, usize)> = standing.groups.iter().map(|(g, m)| (g.to_string(), m.shapes)).collect();
     assert_eq!(
         groups,
@@ -124,9 +124,9 @@ fn a_report_stands_beside_its_baseline_by_kind_of_problem() {
     for part in [
         "over 3 shapes",
         "  worst 0.800 [",
-        "] (mission-causal); 0 of 3 intervals include 1.00\n",
+        "] (small-causal); 0 of 3 intervals include 1.00\n",
         "of 2 at most",
-        "no figure for both: mission-b2-causal",
+        "no figure for both: small-b2-causal",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }

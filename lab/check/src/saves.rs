@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn what_is_said_to_be_saved_is() {
         let l4 = Profile::named("l4").unwrap();
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         let plan = Plan::new(
             &problem,
             &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse().unwrap(),

@@ -11,7 +11,7 @@ use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
 use flashcore_check::cost::{self, CARD_FILE};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
-use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder};
+use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder, current_name};
 
 use crate::{Failure, in_place, machine, style};
 
@@ -283,7 +283,7 @@ pub(crate) fn case(name: &str) -> Result<Case, Failure> {
     if problem_file::is_file(name) {
         return Ok(problem_file::read_one(name)?);
     }
-    Ok(Case::new(name, Problem::named(name)?))
+    Ok(Case::new(current_name(name), Problem::named(name)?))
 }
 
 /// Data to compute on.
@@ -429,6 +429,8 @@ mod tests {
             "B1 H16/8 Sq3 Skv4096 D256 bf16 window(128,inf) top-left off(-5,0) scale0.5 cap50 lse"
         );
         assert_eq!(line("tiny --backward --causal"), line("tiny-backward --causal"));
+        assert_eq!(line("mission-b2 --seq 9"), line("small-b2 --seq 9"));
+        assert_eq!(case("mission-backward").unwrap().name, "small-backward");
         assert_eq!(line("--backward"), "B1 H8/8 Sq512 Skv512 D64 fp16 full backward");
         assert_eq!(
             line("tiny --batch-invariant 512"),
@@ -485,7 +487,7 @@ mod tests {
 
     #[test]
     fn misspelled_problems_are_recognised() {
-        assert_eq!(similar_problems("misson"), ["mission"]);
+        assert_eq!(similar_problems("smoll"), ["small"]);
         assert_eq!(similar_problems("llama70b"), ["llama70b-prefill-4k"]);
         assert!(similar_problems("whisper").is_empty());
         assert!(similar_problems("").is_empty());

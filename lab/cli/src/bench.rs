@@ -32,7 +32,7 @@ use crate::{Card, Failure, Given, Outcome, Page, StoreArgs, args, in_place, mach
 #[command(after_help = include_str!("help/bench.txt"))]
 pub(crate) struct BenchArgs {
     /// Problem sets, named problems, or files of problems (.json, .toml)
-    #[arg(value_name = "PROBLEMS", default_value = "mission")]
+    #[arg(value_name = "PROBLEMS", default_value = "small-set")]
     problems: Vec<String>,
     /// Element type of the sets, in place of fp16
     #[arg(long, value_parser = args::dtype)]
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
         (false, name) => machine::place(name, Besides::CpuAndCards)?,
     };
     let problems = match args.problems.as_slice() {
-        [_] if scores => vec!["mission".to_string()],
+        [_] if scores => vec!["small-set".to_string()],
         [_, named @ ..] if scores => named.to_vec(),
         all => all.to_vec(),
     };

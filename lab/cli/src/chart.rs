@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use flashcore_bench::chart::{self, Chart, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
+use flashcore_problem::current_name;
 
 use crate::bench::printed;
 use crate::evidence::{opened, report};
@@ -17,7 +18,7 @@ pub(crate) enum ChartArgs {
         #[command(flatten)]
         what: WhatArgs,
         /// The problem, by its name in the run
-        #[arg(long, default_value = "mission")]
+        #[arg(long, default_value = "small")]
         problem: String,
         /// A rung, from the top: a kernel's id or a peer's label, and its name in the chart [default: all
         /// kernels, the slowest first]
@@ -69,7 +70,8 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                 Some(path) => rungs_of(path)?,
                 None => rung.iter().map(|rung| rung_name(rung)).collect(),
             };
-            let ladder = chart::ladder(&of_run(keep, &what.run, None)?, problem, what.mode, &names)?;
+            let problem = current_name(problem);
+            let ladder = chart::ladder(&of_run(keep, &what.run, None)?, &problem, what.mode, &names)?;
             what.write(&ladder)
         }
         ChartArgs::Ratio { what, baseline } => {

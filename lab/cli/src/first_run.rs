@@ -15,10 +15,10 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
             "{HEAD}FlashCore {version}{HEAD:#} {DIM}· is fused attention correct on this machine, and how fast is it?{DIM:#}\n"
         ));
     }
-    let problem = Problem::named("mission")?;
+    let problem = Problem::named("small")?;
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
-    let case = Case::new("mission", problem.clone());
+    let case = Case::new("small", problem.clone());
     let run = judged_run::compute(device, &case, None, InputKind::Normal, 0)?;
     if !as_json {
         // The answer, before what takes longer.
@@ -43,7 +43,7 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     };
     if as_json {
         let checked = simulated.as_ref().map(|(_, report)| simulated::json(report));
-        style::print_json(&json!({ "answer": run.json(&problem, Some("mission")), "simulated": checked }));
+        style::print_json(&json!({ "answer": run.json(&problem, Some("small")), "simulated": checked }));
         return Ok(outcome);
     }
     let mut page = Page::default();
@@ -66,15 +66,12 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     let command = invocation();
     let column = command.len() + 31;
     for (arguments, what) in [
-        ("run mission-b2-causal", "another problem; `list problems` has more"),
+        ("run small-b2-causal", "another problem; `list problems` has more"),
         (
             "check tiny --plant drop-barrier",
             "a race planted in a kernel, found at its line",
         ),
-        (
-            "explain mission --profile l4",
-            "why this kernel, what it uses, what fits",
-        ),
+        ("explain small --profile l4", "why this kernel, what it uses, what fits"),
     ] {
         let typed = format!("{command} {arguments}");
         page.line(format_args!("  {CODE}{typed:<column$}{CODE:#} {DIM}{what}{DIM:#}"));

@@ -148,7 +148,7 @@ pub(crate) fn run(args: &KbenchArgs) -> Result<Outcome, Failure> {
 fn export(args: &ExportArgs) -> Result<Outcome, Failure> {
     let Some(folder) = &args.folder else {
         let why =
-            "no folder to write to: name a problem and a folder, as in `flashcore kbench export mission tasks/mission`";
+            "no folder to write to: name a problem and a folder, as in `flashcore kbench export small tasks/small`";
         return Err(Failure::usage(why));
     };
     check_name(folder)?;
@@ -203,7 +203,7 @@ fn check_name(folder: &Path) -> Result<(), Failure> {
     }
     let why = "the benchmark names the compiled module after the folder, so its name has letters, digits and `_`";
     Err(Failure::usage(format!(
-        "{}: {why}, as in tasks/mission",
+        "{}: {why}, as in tasks/small",
         folder.display()
     )))
 }

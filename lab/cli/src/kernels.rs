@@ -59,7 +59,7 @@ pub(crate) fn rungs(problem: &Problem, card: Card) -> Result<Vec<(String, &'stat
     Ok(rungs.map(|rung| (rung.config.to_string(), rung.label)).collect())
 }
 
-/// The ids of a command line: ids, prefixes that end in `*`, `ladder` for its rungs on the mission
+/// The ids of a command line: ids, prefixes that end in `*`, `ladder` for its rungs on the small shape
 /// problem on a card, [words](KERNEL_WORDS) such as `near`, and files with one id per line (`#` begins a comment,
 /// `=` a name). Ids of a file are checked where they are used, so that an unknown one does not stop the
 /// others.
@@ -68,7 +68,7 @@ pub(crate) fn ids(given: &[String], card: Option<Card>) -> Result<Vec<String>, F
     for word in given {
         let is_word = KERNEL_WORDS.contains(&word.as_str());
         if word == "ladder" {
-            let problem = Problem::named("mission")?;
+            let problem = Problem::named("small")?;
             ids.extend(
                 rungs(&problem, card.unwrap_or_else(Card::default))?
                     .into_iter()

@@ -15,7 +15,7 @@ pub(crate) struct ListArgs {
     #[arg(value_enum)]
     what: Option<What>,
     /// For `ladder`: the problem, by name or file
-    #[arg(long, value_name = "PROBLEM", default_value = "mission")]
+    #[arg(long, value_name = "PROBLEM", default_value = "small")]
     problem: String,
     /// For `levers`: explain this kernel id part by part
     #[arg(long, value_name = "ID")]

@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_is_simulated_is_bounded_and_alike() {
-        for name in ["llama8b-prefill-2k", "llama8b-prefill-8k", "mission", "tiny"] {
+        for name in ["llama8b-prefill-2k", "llama8b-prefill-8k", "small", "tiny"] {
             let problem = Problem::named(name).unwrap();
             let small = bounded(&problem).unwrap();
             assert!(small.flops() <= MOST_FLOPS, "{name}: {small}");

@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn proposals_of_a_space_can_be_launched() {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         for (target, families) in [
             (Some(Target::Sm89.into()), vec!["mma"]),
             (Some(Target::Sm90a.into()), vec!["mma", "wgmma"]),
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_identifies_program_and_launch() {
-        let gate = Gatekeeper::new(&Problem::named("mission").unwrap(), Some(Target::Sm90a.into()));
+        let gate = Gatekeeper::new(&Problem::named("small").unwrap(), Some(Target::Sm90a.into()));
         let look = |id: &str| gate.look(id).unwrap().unwrap();
         let config = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
         assert_eq!(look(config), look(config));
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn kernels_of_another_device_are_refused() {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         let refused = |target, id: &str| Gatekeeper::new(&problem, target).look(id).unwrap_err();
         let too_large = refused(Some(Target::Sm89.into()), "mma/m128n256-w4x1-s5-b1-qreg-xor-cond");
         assert!(

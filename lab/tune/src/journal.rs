@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flashcore_bench::problems::stored_name;
 use flashcore_bench::{DeviceIdentity, json_file};
 use flashcore_check::own::sha256;
 use flashcore_ir::files;
@@ -40,6 +41,7 @@ pub struct Header {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Name of the problem.
+    #[serde(deserialize_with = "stored_name")]
     pub case: String,
     /// The problem.
     pub problem: Problem,

@@ -184,7 +184,7 @@ mod tests {
             }
         }
         Table {
-            case: Case::new("valley", flashcore_problem::Problem::named("mission").unwrap()),
+            case: Case::new("valley", flashcore_problem::Problem::named("small").unwrap()),
             timed,
             failed: vec![Failed {
                 verdict: Verdict::BuildFailed,

@@ -88,10 +88,10 @@ mod tests {
         let new = |case, device| new_folder(&runs, case, device).unwrap();
         assert!(new("d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-1"));
         assert!(new("d128 s1024/x", "cuda:0").ends_with("d128-s1024-x-cuda-0-2"));
-        assert!(new("mission", "replay:/a/b.json").ends_with("mission-replay-1"));
+        assert!(new("small", "replay:/a/b.json").ends_with("small-replay-1"));
         assert!(look(&runs).unwrap().runs.is_empty());
-        let error = latest(&runs, "mission", &["cpu".to_string()]).unwrap_err();
-        assert!(error.to_string().contains("mission on cpu"));
+        let error = latest(&runs, "small", &["cpu".to_string()]).unwrap_err();
+        assert!(error.to_string().contains("small on cpu"));
         std::fs::remove_dir_all(&runs).unwrap();
     }
 
@@ -100,9 +100,9 @@ mod tests {
         let runs = std::env::temp_dir().join(format!("flashcore-runs-unreadable-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&runs);
         assert!(look(&runs).unwrap().unreadable.is_empty());
-        let broken = new_folder(&runs, "mission", "cpu").unwrap();
+        let broken = new_folder(&runs, "small", "cpu").unwrap();
         // A run that has not begun is not reported.
-        new_folder(&runs, "mission", "cpu").unwrap();
+        new_folder(&runs, "small", "cpu").unwrap();
         std::fs::write(broken.join(RUN), "{").unwrap();
         let found = look(&runs).unwrap();
         assert!(found.runs.is_empty());

@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_host_begins_at_its_default() {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         let setup = Setup::new("cpu", &problem, &[], false, OwnKernels::default()).unwrap();
         assert_eq!(setup.space.admits(&setup.start), Ok(()));
         assert_eq!((setup.chip, setup.window), (None, 1));
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn unknown_devices_and_families_are_refused() {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         let family = Setup::new("cpu", &problem, &["tensor".to_string()], false, OwnKernels::default())
             .err()
             .unwrap();

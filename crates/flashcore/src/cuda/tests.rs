@@ -137,7 +137,7 @@ fn new_lengths_print_no_ptx() {
 
 #[test]
 fn a_refusal_of_the_compiler_is_kept_and_other_errors_are_not() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let plan = Plan::new(
         &problem,
         &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse().unwrap(),

@@ -121,7 +121,7 @@ fn the_nearest_of_two_rows_is_taken() {
 
 #[test]
 fn rows_that_are_refused_are_passed_over_and_the_next_table_is_asked() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let hopper = row(&problem, "wgmma/m192n256-s4-pingpong-spec");
     let (first, second) = (
         named("a.json", h200(), &[hopper]),
@@ -148,7 +148,7 @@ fn rows_that_are_refused_are_passed_over_and_the_next_table_is_asked() {
 #[test]
 fn the_users_tables_come_before_the_shipped_one_and_settings_pin() {
     let folder = Folder::new();
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let table = named("", h200(), &[row(&problem, TILE)]).table;
     let mine = folder.with("mine.json", &table.to_json().unwrap());
     let ours = shipped_tables().unwrap()[0].name.clone();
@@ -195,7 +195,7 @@ fn the_users_tables_come_before_the_shipped_one_and_settings_pin() {
 #[test]
 fn files_that_cannot_be_used_are_told_of_and_spoil_nothing() {
     let folder = Folder::new();
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let good = serde_json::to_string(&row(&problem, TILE)).unwrap();
     let rows = |rows: &[&str]| format!(r#"{{"format": 1, "device": {H200}, "rows": [{}]}}"#, rows.join(",\n"));
     let files = [

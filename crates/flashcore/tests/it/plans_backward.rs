@@ -128,7 +128,7 @@ fn rows_from_before_there_was_a_direction_are_forward() {
 #[test]
 fn a_row_for_a_backward_problem_is_chosen_where_it_can_run() {
     let kernels = KernelCache::default();
-    let problem = Problem::named("mission").unwrap().backward().unwrap();
+    let problem = Problem::named("small").unwrap().backward().unwrap();
     let choose = |problem: &Problem, kernel: &str| {
         let plans = Plans::of_tables(vec![named("a.json", h200(), &[row(problem, kernel)])]);
         select_among(problem, Target::Sm90a, 16, &plans.suggestions(problem), &kernels).unwrap()

@@ -68,7 +68,7 @@ pub(crate) fn even(problem: &Problem) -> Result<Problem, Refusal> {
 /// ```
 /// use flashcore_kernels::tap;
 /// use flashcore_problem::Problem;
-/// assert_eq!(tap::len(&Problem::named("mission")?), 8 * 512 * 512);
+/// assert_eq!(tap::len(&Problem::named("small")?), 8 * 512 * 512);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 pub fn len(problem: &Problem) -> usize {

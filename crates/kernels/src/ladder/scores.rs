@@ -71,7 +71,7 @@ impl fmt::Display for Levers {
 /// use flashcore_ir::Target;
 /// use flashcore_kernels::ladder::scores::{Engine, Levers, plan};
 /// use flashcore_problem::Problem;
-/// let step = plan(&Problem::named("mission")?, Levers { engine: Engine::TensorCores, tile: 128 }, Target::Sm89)?;
+/// let step = plan(&Problem::named("small")?, Levers { engine: Engine::TensorCores, tile: 128 }, Target::Sm89)?;
 /// assert_eq!(step.launch.grid, [512 / 128, 512 / 128, 8]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

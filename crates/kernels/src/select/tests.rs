@@ -6,7 +6,7 @@ use flashcore_problem::{DType, KvLengths, Mask, QLengths};
 
 #[test]
 fn a_reason_of_many_configs_is_said_once() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let none = select(&problem, Target::Sm75, 16, &KernelCache::default()).unwrap_err();
     let said = none.to_string();
     assert_eq!(said.matches("sm_75 is not supported").count(), 1, "{said}");
@@ -16,7 +16,7 @@ fn a_reason_of_many_configs_is_said_once() {
 
 #[test]
 fn what_the_compiler_refuses_is_passed_over_and_told() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let kernels = KernelCache::default();
     let first = select(&problem, Target::Sm90a, 16, &kernels).unwrap();
     let refusal = Refusal::Compiler {
@@ -34,7 +34,7 @@ fn what_the_compiler_refuses_is_passed_over_and_told() {
 
 #[test]
 fn suggestions_that_are_refused_are_passed_over_and_told() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let suggest = |id: &str| Suggestion {
         config: id.parse().unwrap(),
         why: format!("{id} was measured"),
@@ -65,7 +65,7 @@ fn suggestions_that_are_refused_are_passed_over_and_told() {
 
 #[test]
 fn tensors_that_start_anywhere_are_served_by_the_scalar_family() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let choice = select(&problem, Target::Sm90a, 2, &KernelCache::default()).unwrap();
     assert_eq!(choice.plan.config.family(), "scalar");
 }

@@ -41,14 +41,14 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// What is predicted for a chapter: our quickest kernel on the mission, and for each head size on the problem
+    /// What is predicted for a chapter: our quickest kernel on the small shape, and for each head size on the problem
     /// nearest to 8k keys, and on the largest batch of decoding. Not yet computed. None for a host, or a card without a
     /// profile.
     pub fn wanted(chapter: &Chapter<'_>) -> Vec<Prediction> {
         let Some(card) = chapter.profile() else {
             return Vec::new();
         };
-        let mission = Problem::named("mission").ok();
+        let small = Problem::named("small").ok();
         let mut wanted: Vec<(usize, f64, &Timing, &Measured)> = Vec::new();
         for (dtype, mode, timings) in chapter.grids() {
             if mode != Mode::Hot || !matches!(dtype, DType::F16 | DType::BF16) {
@@ -64,7 +64,7 @@ impl Prediction {
                 // The kinds in the order of the section; of a kind the one that is nearest, full rather than causal,
                 // fp16 rather than bf16.
                 let (kind, away) = match problem {
-                    problem if Some(problem) == mission.as_ref() => (0, 0.0),
+                    problem if Some(problem) == small.as_ref() => (0, 0.0),
                     problem if problem.seq_len_q() == 1 => (1000, 1.0 / (keys * problem.batch() as f64)),
                     problem => (problem.head_dim(), (keys / KEYS).ln().abs()),
                 };

@@ -2,6 +2,7 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use super::strip::{dot, strip};
 use super::{Block, Cell, Document, Image, Picture, Section, Table};
 use crate::chart::page_style;
 
@@ -27,6 +28,7 @@ pub(super) fn page(document: &Document) -> String {
                 style { (PreEscaped(page_style())) @for rule in STYLE.lines() { (PreEscaped(rule)) } }
             }
             body {
+                @if has_strips(document) { (dot()) }
                 header {
                     h1 { (document.title) }
                     @for line in &document.about { p.about { (line) } }
@@ -58,6 +60,12 @@ pub(super) fn page(document: &Document) -> String {
         }
     };
     page.into_string() + "\n"
+}
+
+fn has_strips(document: &Document) -> bool {
+    let mut blocks = document.sections.iter().flat_map(|section| &section.blocks);
+    let is_strip = |cell: &Cell| matches!(cell, Cell::Rounds(rounds) if !rounds.is_empty());
+    blocks.any(|block| matches!(block, Block::Table(table) if table.rows.iter().flatten().any(is_strip)))
 }
 
 fn all(section: &Section) -> Markup {
@@ -103,31 +111,30 @@ fn figure(picture: &Picture) -> Markup {
 fn table(table: &Table) -> Markup {
     let is_long = table.rows.len() > LONG;
     // The class of a column is that of its first cell.
-    let is_number = |column: usize| {
-        let cell = table.rows.first().and_then(|row| row.get(column));
-        matches!(cell, Some(Cell::Number(_)))
+    let first = table.rows.first().map(Vec::as_slice).unwrap_or_default();
+    let is_number = |column: usize| matches!(first.get(column), Some(Cell::Number(_)));
+    // A class for each of the columns is shorter than one, or an element, for each of the cells.
+    let class = |(at, cell): (usize, &Cell)| match cell {
+        Cell::Number(_) => Some(format!("n{at}")),
+        Cell::Code(_) => Some(format!("c{at}")),
+        Cell::Evidence(_) => Some("e".to_string()),
+        Cell::Text(_) | Cell::Rounds(_) => None,
     };
-    // A class for each of the columns is shorter than one for each of the cells.
-    let numbers = (0..table.columns.len())
-        .filter(|at| is_number(*at))
-        .map(|at| format!("n{at}"));
-    let evidence = table.rows.first().and_then(|row| row.last());
-    let evidence = matches!(evidence, Some(Cell::Evidence(_))).then(|| "e".to_string());
-    let classes = numbers.chain(evidence).collect::<Vec<_>>().join(" ");
+    let classes = first.iter().enumerate().filter_map(class).collect::<Vec<_>>().join(" ");
     html! {
         div.wide.long[is_long] tabindex="0" role="region" aria-label=(table.caption) {
             table class=[(!classes.is_empty()).then_some(&classes)] {
                 caption { (table.caption) }
                 thead {
-                    tr {
-                        @for (place, column) in table.columns.iter().enumerate() {
-                            th class=[is_number(place).then_some("n")] scope="col" { (column) }
-                        }
+                    tr;
+                    @for (place, column) in table.columns.iter().enumerate() {
+                        th class=[is_number(place).then_some("n")] scope="col" { (column) }
                     }
                 }
                 tbody {
+                    // Rows and cells end where the next one begins, as HTML allows: of a report a tenth is saved.
                     @for row in &table.rows {
-                        tr { @for cell in row { (draw_cell(cell)) } }
+                        tr; @for cell in row { (draw_cell(cell)) }
                     }
                 }
             }
@@ -137,9 +144,10 @@ fn table(table: &Table) -> Markup {
 
 fn draw_cell(cell: &Cell) -> Markup {
     match cell {
-        Cell::Text(text) => html! { td class=[(text.len() > 40).then_some("t")] { (text) } },
-        Cell::Number(text) => html! { td { (text) } },
-        Cell::Code(text) => html! { td { code { (text) } } },
-        Cell::Evidence(id) => html! { td { (id) } },
+        Cell::Text(text) => html! { td class=[(text.len() > 40).then_some("t")]; (text) },
+        Cell::Number(text) | Cell::Code(text) => html! { td; (text) },
+        Cell::Rounds(rounds) if rounds.is_empty() => html! { td; },
+        Cell::Rounds(rounds) => html! { td; (strip(rounds)) },
+        Cell::Evidence(id) => html! { td; (id) },
     }
 }

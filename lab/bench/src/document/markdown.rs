@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Block, Cell, Document, Table};
+use super::{Block, Cell, Document, Table, strip};
 
 pub(super) fn page(document: &Document) -> String {
     let mut out = format!("# {}\n\n", escaped(&document.title));
@@ -51,6 +51,7 @@ fn add_table(out: &mut String, table: &Table) {
             Cell::Text(text) | Cell::Number(text) => escaped(text),
             Cell::Code(text) if text.is_empty() => String::new(),
             Cell::Code(text) => format!("`{}`", text.replace(['`', '\n'], " ").replace('|', "\\|")),
+            Cell::Rounds(rounds) => strip::words(rounds),
             Cell::Evidence(id) => format!("`{id}`"),
         });
         let _ = writeln!(out, "| {} |", cells.collect::<Vec<_>>().join(" | "));

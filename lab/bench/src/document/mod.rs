@@ -11,6 +11,7 @@ mod html;
 mod markdown;
 mod origins;
 mod speeds;
+mod strip;
 mod summary;
 
 pub use chapter::{Chapter, chapters};
@@ -93,6 +94,8 @@ pub enum Cell {
     Number(String),
     /// A name from code, such as a kernel's id.
     Code(String),
+    /// The time of a run in each round, µs.
+    Rounds(Vec<f64>),
     /// The id of the row's numbers.
     Evidence(EvidenceId),
 }

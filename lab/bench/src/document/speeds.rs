@@ -75,7 +75,11 @@ fn place(result: &CaseResult) -> (usize, String, usize) {
 /// Every subject on every problem.
 fn times_table(how: &str, timings: &[&Timing]) -> Table {
     let mut table = Table::new(
-        format!("Times, {how}: medians, their intervals, and time relative to the baseline of the same rounds."),
+        format!(
+            "Times, {how}: medians, their intervals, time relative to the baseline of the same rounds, and the rounds. In \
+             HTML these are dots, the first at the top, the median in the middle, 10 % less and more at the ends; in \
+             Markdown how many they are, the least and the most."
+        ),
         &[
             "problem",
             "subject",
@@ -84,12 +88,13 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
             "TFLOP/s",
             "× baseline",
             "interval",
+            "rounds",
             "evidence",
         ],
     );
     for timing in timings {
         let result = &timing.result;
-        for (place, (id, subject)) in timing.subjects().enumerate() {
+        for (place, (id, subject, rounds)) in timing.subjects().enumerate() {
             let Some(summary) = subject.summary else { continue };
             let (ratio, interval) = match subject.ratio {
                 Some(ratio) => (times(ratio.value), bracketed(Some(ratio.interval))),
@@ -104,6 +109,7 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
                 Cell::number(number(result.tflops(summary.p50))),
                 Cell::number(ratio),
                 Cell::number(interval),
+                Cell::Rounds(rounds.to_vec()),
                 Cell::Evidence(id.clone()),
             ]);
         }

@@ -30,12 +30,15 @@ fn add(gathered: &mut Gathered, origin: Origin, sets: &str, times: &[&[(&str, f6
     let (place, key) = (gathered.origins.len(), origin.key.clone());
     gathered.origins.push(origin);
     let report = report_on(cases(sets, None).unwrap(), times);
+    // What `report_on` makes of each time.
+    let rounds = |us: &f64| (0..12).map(|i| us * (1.0 + 0.001 * f64::from(i % 3))).collect();
     for (number, result) in report.results.into_iter().enumerate() {
         let subjects = result.measurement.subjects.len();
         let id = |subject: usize| EvidenceId::of(&["stored", &key, &number.to_string(), &subject.to_string()]);
         gathered.timings.push(Timing {
             origin: place,
             ids: (0..subjects).map(id).collect(),
+            rounds: times[number].iter().map(|(_, us)| rounds(us)).collect(),
             result,
             best: None,
         });
@@ -53,7 +56,7 @@ fn gathered() -> Gathered {
     add(
         &mut all,
         origin("run-1", h200, 132),
-        "mission",
+        "small-set",
         &[
             &[
                 ("torch/cudnn", 9.0),
@@ -77,7 +80,7 @@ fn gathered() -> Gathered {
     add(
         &mut all,
         origin("run-2", ["NVIDIA L4", "550.2/12040", "GPU-2"], 58),
-        "mission",
+        "small-set",
         &[&[("torch/flash", 30.0), (L4, 15.0)]],
     );
     add(
@@ -101,7 +104,7 @@ fn gathered() -> Gathered {
         origin: 0,
         id: EvidenceId::of(&["profile", "run-1", "0"]),
         record: ProfileRecord {
-            case: cases("mission", None).unwrap().remove(0),
+            case: cases("small-set", None).unwrap().remove(0),
             subject: SubjectInfo::new(tuned, LaunchMode::Plain),
             tool: "ncu 2025.3.1.0".to_string(),
             launches: vec![KernelProfile {
@@ -247,7 +250,7 @@ fn where_there_are_no_counters_predictions_stand_and_say_so() {
     );
     assert_eq!(faults(&page.html()), Vec::<String>::new());
     let recipe = wanted[0].recipe();
-    let command = format!("flashcore explain mission --kernel {L4} --profile l4");
+    let command = format!("flashcore explain small --kernel {L4} --profile l4");
     assert_eq!(recipe.command, Some(command));
     // A host has no card to predict for.
     assert!(Prediction::wanted(&chapters[2]).is_empty());
@@ -256,7 +259,8 @@ fn where_there_are_no_counters_predictions_stand_and_say_so() {
 /// What is wrong with a page: tags that do not match, text or attributes with characters of markup, ids given twice,
 /// things that are not in the file, scripts.
 fn faults(page: &str) -> Vec<String> {
-    const VOID: [&str; 2] = ["meta", "!DOCTYPE"];
+    // Of rows and cells HTML takes the end from what follows.
+    const VOID: [&str; 4] = ["meta", "!DOCTYPE", "tr", "td"];
     let (mut faults, mut open, mut ids) = (Vec::new(), Vec::<String>::new(), Vec::new());
     let mut rest = page;
     while let Some(start) = rest.find('<') {
@@ -312,8 +316,12 @@ fn the_page_is_well_formed_and_stands_alone() {
     assert!(page.contains("&lt;script&gt;") && page.contains("<svg") && page.contains("@media print"));
     // Each picture has a title and a description.
     let count = |what: &str| page.matches(what).count();
-    assert!(count("<svg") >= 4);
-    assert_eq!((count("<svg"), count("<svg")), (count("<desc>"), count("role=\"img\"")));
+    assert!(count("<svg xmlns") >= 4);
+    let pictures = count("<svg xmlns");
+    assert_eq!([count("<desc>"), count("role=\"img\"")], [pictures, pictures]);
+    // A strip for each time, and what its dots look like.
+    let strips = gathered.timings.iter().map(|timing| timing.rounds.len()).sum::<usize>();
+    assert!(count("<svg><path") >= strips && count("id=\"dot\"") == 1);
     let markdown = document.markdown();
     // In code nothing needs to be escaped.
     let loose = markdown.replace("`<script>", "").contains("<script");

@@ -23,6 +23,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::parity::{Engine, Wrong};
+use crate::problems::stored_name;
 use crate::{Case, Result};
 
 pub use baseline::Baseline;
@@ -135,6 +136,7 @@ pub struct Error {
     /// Where it was computed: `sim l4`, `cpu`, `sm_90`.
     pub on: String,
     /// Name of the problem.
+    #[serde(deserialize_with = "stored_name")]
     pub case: String,
     /// The kernel.
     pub kernel: String,

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::State;
 use super::baseline::{Baseline, rounded};
 use super::kernels::{Chose, Chosen};
+use crate::problems::stored_name;
 use crate::{BenchError, Result};
 
 /// Registers that no assembler says.
@@ -25,6 +26,7 @@ pub struct Row {
     /// The card.
     pub card: String,
     /// Name of the problem.
+    #[serde(deserialize_with = "stored_name")]
     pub case: String,
     /// The kernel.
     pub kernel: String,

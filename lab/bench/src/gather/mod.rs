@@ -54,14 +54,17 @@ pub struct Timing {
     pub result: CaseResult,
     /// The ids of its subjects, in their order.
     pub ids: Vec<EvidenceId>,
+    /// The time of a run in each round of each subject, µs; none of what was predicted.
+    pub rounds: Vec<Vec<f64>>,
     /// Our quickest kernel compared with the best of the peers, by round.
     pub best: Option<Shape>,
 }
 
 impl Timing {
-    /// The subjects, each with its id.
-    pub fn subjects(&self) -> impl Iterator<Item = (&EvidenceId, &Measured)> {
-        self.ids.iter().zip(&self.result.measurement.subjects)
+    /// The subjects, each with its id and its rounds.
+    pub fn subjects(&self) -> impl Iterator<Item = (&EvidenceId, &Measured, &[f64])> {
+        let each = self.ids.iter().zip(&self.result.measurement.subjects).zip(&self.rounds);
+        each.map(|((id, subject), rounds)| (id, subject, rounds.as_slice()))
     }
 
     /// The mode.

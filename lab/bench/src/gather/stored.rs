@@ -1,6 +1,7 @@
 //! Runs of the store.
 
 use super::{EvidenceId, Gathered, Origin, Profiled, Timing};
+use crate::measure::times_of;
 use crate::standing::Against;
 use crate::store::{Selector, Store};
 use crate::{Report, Result, date};
@@ -49,11 +50,13 @@ pub(super) fn add(gathered: &mut Gathered, store: &Store, selector: &Selector) -
                 let [place, subject] = [place, subject].map(|number| number.to_string());
                 EvidenceId::of(&["stored", &run.key, &place, &subject])
             };
+            let rounds = |subject: usize| times_of(&samples, subject).map(|(_, us)| us).collect();
             let best = Against::of(&result, &samples, run.options.confidence, &[]);
             gathered.timings.push(Timing {
                 origin,
                 best: best.and_then(|against| against.shape(&result.case)),
                 ids: (0..result.measurement.subjects.len()).map(id).collect(),
+                rounds: (0..result.measurement.subjects.len()).map(rounds).collect(),
                 result,
             });
         }

@@ -33,12 +33,12 @@ fn a_recipe_says_what_differs() {
         units: Some(132),
         revision: Some("0123456789ab".to_string()),
         date: "2026-11-30".to_string(),
-        command: Some("flashcore bench mission".to_string()),
+        command: Some("flashcore bench small-set".to_string()),
         options: None,
         notes: Vec::new(),
     };
     let recipe = Recipe::of_run(origin.id.clone(), "run a".to_string(), &origin);
-    assert_eq!(recipe.run_command.as_deref(), Some("flashcore bench mission"));
+    assert_eq!(recipe.run_command.as_deref(), Some("flashcore bench small-set"));
     let mut here = crate::DeviceIdentity {
         device: "cuda:0".to_string(),
         name: "NVIDIA H200".to_string(),

@@ -90,7 +90,7 @@ mod tests {
         let h200 = Floor::of_card(Profile::named("h200").unwrap());
         assert_eq!(h200.bytes_per_us, Profile::named("h200").unwrap().dram_gbps * 1e3);
         assert!(h200.cache_bytes_per_us > h200.bytes_per_us);
-        // The mission's products take 1.3 µs at least where fp16 does 990 TFLOP/s.
+        // The small shape's products take 1.3 µs at least where fp16 does 990 TFLOP/s.
         assert!(h200.flops_per_us >= 2.0 * 9e8, "{h200:?}");
         let l4 = Floor::of_card(Profile::named("l4").unwrap());
         assert_eq!(l4.clone().faster(h200.clone()).flops_per_us, h200.flops_per_us);

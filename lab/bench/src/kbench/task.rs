@@ -34,7 +34,7 @@ impl Task {
     /// ```
     /// use flashcore_bench::kbench::Task;
     /// use flashcore_problem::Problem;
-    /// let task = Task::new(&Problem::named("mission")?)?;
+    /// let task = Task::new(&Problem::named("small")?)?;
     /// let names: Vec<&str> = task.files().iter().map(|(name, _)| *name).collect();
     /// assert_eq!(names, ["func_forward.py", "config_forward.json"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

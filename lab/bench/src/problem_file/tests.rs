@@ -204,7 +204,7 @@ fn one_problem_of_several_is_named_after_the_file() {
         "[[problems]]\nname = \"a\"\n[[problems]]\nname = \"b\"\nseq = 7\n",
     )
     .unwrap();
-    assert!(is_file(name) && is_file("x.json:y") && !is_file("mission"));
+    assert!(is_file(name) && is_file("x.json:y") && !is_file("small"));
     assert_eq!(read(name, Some(DType::BF16)).unwrap()[1].problem.dtype(), DType::BF16);
     assert_eq!(read_one(&format!("{name}:b")).unwrap().problem.seq_len_q(), 7);
     let several = read_one(name).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use super::ncu::{Range, arguments};
 use super::*;
 
 /// Launches profiled on an H200 (driver 580.159, ncu 2025.3.1, 2026-11-22) with `--set full`, of
-/// which the columns that are read were kept: D64 full 8k, the mission, and the two kernels of a
+/// which the columns that are read were kept: D64 full 8k, the small shape, and the two kernels of a
 /// split decode.
 const H200: &str = include_str!("../../tests/data/ncu-h200.csv");
 
@@ -154,7 +154,7 @@ fn counters_are_evidence_with_identity_and_come_back_trimmed() {
     launches[0].lines = (0..100).map(|at| line(at, f64::from(99 - at), 0.0)).collect();
     launches[0].lines.push(line(500, 0.0, 7.0));
     let record = ProfileRecord {
-        case: crate::problems::cases("mission", None).expect("a set")[0].clone(),
+        case: crate::problems::cases("small-set", None).expect("a set")[0].clone(),
         subject: SubjectInfo::new("wgmma/m192n128-s2-pingpong-spec", LaunchMode::Plain),
         tool: "ncu 2025.3.1.0".into(),
         launches,
@@ -232,7 +232,7 @@ fn fake_ncu(folder: &std::path::Path, on_export: &str) -> Ncu {
 #[cfg(unix)]
 #[test]
 fn kernels_are_profiled_by_the_process_that_calls_them() {
-    let case = crate::problems::cases("mission", None).expect("a set").remove(0);
+    let case = crate::problems::cases("small-set", None).expect("a set").remove(0);
     let folder = tempfile::tempdir().expect("a folder");
     let at = |ncu: Ncu| Profiler {
         ncu,
@@ -301,7 +301,7 @@ fn kernels_are_profiled_by_the_process_that_calls_them() {
 #[test]
 fn peers_are_profiled_in_their_process_between_marks() {
     use std::os::unix::fs::PermissionsExt;
-    let case = crate::problems::cases("mission", None).expect("a set").remove(0);
+    let case = crate::problems::cases("small-set", None).expect("a set").remove(0);
     let folder = tempfile::tempdir().expect("a folder");
     let ncu = fake_ncu(folder.path(), "echo '==PROF== Connected'");
     let profiler = Profiler {

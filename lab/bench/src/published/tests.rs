@@ -8,15 +8,15 @@ use super::verify::loose_speeds;
 use super::*;
 use crate::defences::Inspection;
 use crate::problems::cases;
-use crate::store::hash_of_rows;
+use crate::store::{Selector, hash_of_rows};
 use crate::{Case, DeviceIdentity, LaunchMode, Options, RunIdentity, Sample, SubjectInfo};
 
 const LIST: &str = "checked = [\"README.md\"]\n
 [[figure]]\nid = \"times\"\nbundles = [\"small\"]\nform = \"table\"\n
 [[figure]]\nid = \"all\"\nbundles = [\"small\"]\nform = \"geomean\"\npeers = [\"torch/cudnn\", \"fa3\"]\n
-[[figure]]\nid = \"count\"\nbundles = [\"small\"]\nform = \"count\"\nproblems = [\"mission*\"]\n
+[[figure]]\nid = \"count\"\nbundles = [\"small\"]\nform = \"count\"\nproblems = [\"small*\"]\n
 [[figure]]\nid = \"slowest\"\nbundles = [\"small\"]\nform = \"slowest\"\n
-[[figure]]\nid = \"chart\"\nbundles = [\"small\"]\nform = \"chart\"\nproblems = [\"mission\"]\nto = \"docs/small.svg\"\n";
+[[figure]]\nid = \"chart\"\nbundles = [\"small\"]\nform = \"chart\"\nproblems = [\"small\"]\nto = \"docs/small.svg\"\n";
 const README: &str = "# R\n\n<!-- figure times -->old<!-- /figure -->\n\nIt is <!-- figure all --><!-- /figure -->,\n\
     faster on <!-- figure count -->2 ×<!-- /figure -->,\n\
     <!-- figure slowest --><!-- /figure -->. Version 3 is 4 times\n";
@@ -51,7 +51,7 @@ fn repository() -> tempfile::TempDir {
     run_git(at, &["init", "-q"]);
     run_git(at, &["add", "README.md"]);
     run_git(at, &["commit", "-qm", "one"]);
-    let bundle = bundle(at, &cases("mission", None).unwrap()[..2], &[1.1, 1.0]);
+    let bundle = bundle(at, &cases("small-set", None).unwrap()[..2], &[1.1, 1.0]);
     std::fs::write(path_of(at, "small"), bundle).unwrap();
     root
 }
@@ -61,7 +61,7 @@ fn bundle(at: &Path, cases: &[Case], gains: &[f64]) -> Vec<u8> {
     let revision = whole_revision(at, "HEAD").unwrap();
     let identity = RunIdentity {
         revision: revision[..12].to_string(),
-        command: ["flashcore", "bench", "mission"].map(str::to_string).to_vec(),
+        command: ["flashcore", "bench", "small-set"].map(str::to_string).to_vec(),
         ..RunIdentity::now(DeviceIdentity::cpu())
     };
     let store = Store::open(&at.join("store")).unwrap();
@@ -157,11 +157,11 @@ fn pages_say_what_the_bundles_say() {
     assert!(page.ends_with("README.md"));
     for expected in [
         "| problem | FlashCore | cuDNN | FA3 | speed-up over the best other |\n|---|--:|--:|--:|--:|\n",
-        "| mission | 10.01 | 11.01 | 20.01 | 1.099 [1.099, 1.102] |\n",
-        "It is <!-- figure all -->1.048 × [1.048, 1.050] over 2 problems, worst 0.999 [0.999, 1.002] (mission-causal); \
+        "| small | 10.01 | 11.01 | 20.01 | 1.099 [1.099, 1.102] |\n",
+        "It is <!-- figure all -->1.048 × [1.048, 1.050] over 2 problems, worst 0.999 [0.999, 1.002] (small-causal); \
          1 of 2 intervals include 1.00<!-- /figure -->,",
         "faster on <!-- figure count -->1 of 2 (the intervals of 1 include 1.00)<!-- /figure -->,",
-        "<!-- figure slowest -->mission-causal 0.999 [0.999, 1.002]; mission 1.099 [1.099, 1.102]<!-- /figure -->.",
+        "<!-- figure slowest -->small-causal 0.999 [0.999, 1.002]; small 1.099 [1.099, 1.102]<!-- /figure -->.",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
@@ -174,6 +174,11 @@ fn pages_say_what_the_bundles_say() {
     let bundle = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, bundle.replace(",11010,", ",19010,")).unwrap();
     assert!(!current.render(root.path()).unwrap().is_empty());
+    // Names of before are those of now.
+    std::fs::write(&path, bundle.replace("\"name\":\"small", "\"name\":\"mission")).unwrap();
+    assert_eq!(current.render(root.path()).unwrap(), []);
+    let (runs, _) = Store::open(&path).unwrap().list(&Selector::All).unwrap();
+    assert_eq!(runs[0].cases, ["small", "small-causal"]);
     // Marks that say nothing.
     for (text, why) in [
         (
@@ -298,7 +303,7 @@ fn each_rule_has_a_bundle_that_breaks_it() {
         "sweep.toml:BUGnone-M16-REGS64",
         "REGS64x",
         "predict:h200",
-        "mission",
+        "small",
         "a-B.toml",
     ] {
         bad.push((in_command(word), ""));
@@ -346,7 +351,7 @@ fn rows_belong_to_the_run_above_them() {
     let at = root.path();
     std::fs::write(at.join("README.md"), "Nothing.\n").unwrap();
     let current = Current::read(at).unwrap();
-    let problems = cases("mission", None).unwrap();
+    let problems = cases("small-set", None).unwrap();
     let runs = [(0..1, 1.1), (1..2, 1.2)].map(|(of, gain)| {
         let bundle = String::from_utf8(bundle(at, &problems[of], &[gain])).unwrap();
         let (header, rows) = bundle.split_once('\n').unwrap();

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_problem::current_name;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -113,7 +114,8 @@ impl Row {
     pub(super) fn recorded(self, header: &BundleHeader) -> std::result::Result<Recorded, String> {
         let text = Value::Array(vec![self.problem]).to_string();
         let mut cases = problem_file::cases(&text, false, None).map_err(|error| error.to_string())?;
-        let case: Case = cases.pop().ok_or("it has no problem")?;
+        let mut case: Case = cases.pop().ok_or("it has no problem")?;
+        case.name = current_name(&case.name).into_owned();
         let (mut subjects, mut inspections, mut samples, mut rounds) = (Vec::new(), Vec::new(), Vec::new(), 0);
         for (subject, timed) in self.subjects.into_iter().enumerate() {
             rounds = rounds.max(timed.round_ns.len() as u32);

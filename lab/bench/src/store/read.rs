@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use flashcore_problem::current_name;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -137,7 +138,7 @@ impl RunRow {
                 let Some(name) = row.problem["name"].as_str() else {
                     return;
                 };
-                name.to_string()
+                current_name(name).into_owned()
             }
             _ => return,
         };

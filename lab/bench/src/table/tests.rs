@@ -73,7 +73,7 @@ fn markdown_and_csv_have_a_row_a_subject() {
     assert_eq!(
         markdown(&report)
             .lines()
-            .filter(|line| line.starts_with("| mission"))
+            .filter(|line| line.starts_with("| small"))
             .count(),
         5
     );

@@ -60,7 +60,7 @@ fn record_with(store: &Store, seed: u64, caches: u32) -> Measurement {
         Box::new(gpu.subject("scalar/x", 330.0, 0.5, 4)),
     ];
     let infos: Vec<_> = subjects.iter().map(|subject| (subject.info().clone(), None)).collect();
-    let case = &cases("mission", None).unwrap()[0];
+    let case = &cases("small-set", None).unwrap()[0];
     run.begin_measurement(case, Mode::Hot, 0, &infos).unwrap();
     let mut keep = Keep(&run);
     let measured = measure(
@@ -90,7 +90,7 @@ fn what_is_read_is_what_was_measured() {
     assert_eq!(recorded.measurement.stop, measured.stop);
     assert_eq!(recorded.measurement.rounds, measured.rounds);
     assert_eq!(recorded.measurement.readings.len(), measured.rounds as usize);
-    assert_eq!(recorded.case.name, "mission");
+    assert_eq!(recorded.case.name, "small");
     let revision = runs[0].identity.revision.clone();
     assert_eq!(store.runs(&Selector::Prefix(revision)).unwrap().len(), 1);
     assert!(store.runs(&Selector::Prefix("zzz".into())).unwrap().is_empty());
@@ -328,7 +328,7 @@ fn child_that_writes_until_it_is_killed() {
     let run = store
         .begin_run(&RunIdentity::now(DeviceIdentity::cpu()), &Options::default(), None)
         .unwrap();
-    let case = &cases("mission", None).unwrap()[0];
+    let case = &cases("small-set", None).unwrap()[0];
     let subjects = [(SubjectInfo::new("a", LaunchMode::Plain), None)];
     run.begin_measurement(case, Mode::Hot, 0, &subjects).unwrap();
     for round in 0.. {

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn observed(id: &str) -> Observation {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         Observation::of(&Plan::new(&problem, &id.parse().unwrap(), Target::Sm89).unwrap()).unwrap()
     }
 

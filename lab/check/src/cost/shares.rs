@@ -155,10 +155,10 @@ mod tests {
     /// barriers in shared memory count too.
     #[test]
     fn wavefronts_are_those_of_the_counters() {
-        let mission = Problem::builder().heads(8, 8).seq_len(512).head_dim(64);
+        let small = Problem::builder().heads(8, 8).seq_len(512).head_dim(64);
         let d64 = Problem::builder().batch(2).heads(32, 32).seq_len(8192).head_dim(64);
         for (problem, id, read) in [
-            (mission, "mma/m32n128-w2x2-s5-b1-qreg-xor-cond", 325_133.0),
+            (small, "mma/m32n128-w2x2-s5-b1-qreg-xor-cond", 325_133.0),
             (d64, "wgmma/m192n128-s2-pingpong-spec", 170_101_591.0),
         ] {
             let plan = Plan::new(&problem.build().unwrap(), &id.parse().unwrap(), Target::Sm90a).unwrap();
@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn bank_conflicts_are_those_of_the_counters() {
         let id = "mma/m64n64-w4x1-s2-b1-qreg-lin-cond";
-        let mission = Problem::named("mission").unwrap();
-        let plan = Plan::new(&mission, &id.parse().unwrap(), Target::Sm90a).unwrap();
+        let small = Problem::named("small").unwrap();
+        let plan = Plan::new(&small, &id.parse().unwrap(), Target::Sm90a).unwrap();
         let accesses = Observation::of(&plan).unwrap().accesses();
         let shared = accesses.iter().filter(|of| of.is_shared());
         let sum = shared.fold((0.0, 0.0), |sum, of| (sum.0 + of.transactions, sum.1 + of.ideal));

@@ -396,7 +396,7 @@ fn a_declaration_reads_nothing_outside_its_folder() {
 #[test]
 fn a_declaration_is_known_by_the_end_of_its_name() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, is_one) in [("mission", false), ("mission.toml", true)] {
+    for (name, is_one) in [("small", false), ("small.toml", true)] {
         std::fs::write(folder.path().join(name), "args = []").unwrap();
         assert_eq!(Template::is_one(&folder.path().join(name)), is_one, "{name}");
     }

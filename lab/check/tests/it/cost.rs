@@ -248,7 +248,7 @@ fn bytes_of_keys_and_values_are_read_once_a_block() {
 
 #[test]
 fn every_card_has_a_prediction() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     for profile in &PROFILES {
         for id in [MMA, SCALAR] {
             let p = observed(&problem, id, profile.target).predict(profile, &[]);
@@ -287,7 +287,7 @@ fn tensor_cores_bind_what_is_made_for_them() {
 
 #[test]
 fn conflicts_are_seen() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let time = |id| observed(&problem, id, Target::Sm89).predict(profile("l4"), &[Some(168)]);
     let (swizzled, linear) = (time(MMA), time("mma/m64n64-w4x1-s2-b2-qreg-lin-cond"));
     assert_eq!(linear.binds, Bound::Resource(Resource::Shared));
@@ -307,7 +307,7 @@ fn a_kernel_that_does_next_to_nothing_takes_a_launch() {
 
 #[test]
 fn predictions_order_the_families() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let micros = |id| observed(&problem, id, Target::Sm89).predict(profile("l4"), &[]).micros;
     let times = [MMA, SCALAR, "scalar/naive-t128-v16"].map(micros);
     assert!(times.is_sorted(), "{times:?}");
@@ -328,7 +328,7 @@ fn rates_and_registers_are_those_of_the_architecture() {
 
 #[test]
 fn the_picture_has_all_bars_and_escapes_its_title() {
-    let p = observed(&Problem::named("mission").unwrap(), MMA, Target::Sm89).predict(profile("l4"), &[Some(168)]);
+    let p = observed(&Problem::named("small").unwrap(), MMA, Target::Sm89).predict(profile("l4"), &[Some(168)]);
     let svg = roofline::svg(&p, "a < b & c");
     assert_eq!(
         svg.matches("<rect class=\"bar\"").count() + svg.matches("<rect class=\"binds\"").count(),

@@ -155,8 +155,8 @@ mod tests {
         };
         let resume = |typed: &[&str]| with(typed, None);
         assert_eq!(
-            resume(&["tune", "mission", "--seed", "3"]),
-            "tune mission --seed 3 --resume --folder '/runs/one two'"
+            resume(&["tune", "small", "--seed", "3"]),
+            "tune small --seed 3 --resume --folder '/runs/one two'"
         );
         let again = ["tune", "--resume", "--folder", "elsewhere", "--proposer", "it's me"];
         assert_eq!(

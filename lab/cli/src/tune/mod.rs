@@ -39,7 +39,7 @@ use crate::tune::live::Live;
 use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, worker};
 
 /// The problem where none is named.
-pub(crate) const USUAL: &str = "mission";
+pub(crate) const USUAL: &str = "small";
 
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 

@@ -76,12 +76,12 @@ fn explain_shows_the_steps() {
         ("a100", "mma/m32n128-w2x2-s2-b2-qsh-xor"),
         ("l4", "mma/m64n128-w1x8-s2-b1-qsh-xor"), // no room for two blocks of the other
     ] {
-        let text = shown(&format!("explain mission --backward --profile {profile}"));
+        let text = shown(&format!("explain small --backward --profile {profile}"));
         for step in ["Step 1 of 3", "Step 3 of 3", "backward on", "preprocess", main] {
             assert!(text.contains(step), "{step}\n{text}");
         }
     }
-    let found = json("explain mission --backward --profile l4 --json");
+    let found = json("explain small --backward --profile l4 --json");
     assert_eq!(found["direction"], "backward");
     assert_eq!(found["steps"].as_array().map(Vec::len), Some(3));
 }

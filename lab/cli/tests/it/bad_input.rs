@@ -102,23 +102,23 @@ const USAGE: &[(&str, &str)] = &[
     ("run no/such/file.ptx", "no/such/file.ptx: No such file"),
     // Tasks and kernels of a benchmark.
     (
-        "kbench export mission",
+        "kbench export small",
         "no folder to write to: name a problem and a folder",
     ),
     (
-        "kbench export mission a-b",
+        "kbench export small a-b",
         "a-b: the benchmark names the compiled module after the folder",
     ),
     (
-        "kbench export mission tasks/x --dtype e4m3",
+        "kbench export small tasks/x --dtype e4m3",
         "cannot have e4m3 tensors with scales",
     ),
     (
-        "kbench export mission tasks/x --lse",
+        "kbench export small tasks/x --lse",
         "cannot have a second output; leave out --lse",
     ),
     (
-        "kbench export mission tasks/x --task-only --kernel mma/x",
+        "kbench export small tasks/x --task-only --kernel mma/x",
         "cannot be used with",
     ),
     (
@@ -205,10 +205,10 @@ const USAGE: &[(&str, &str)] = &[
     ("run --seq 5 --seq-q 6", "cannot be used with"),
     // Names that are none.
     (
-        "run misson",
-        "no problem is named `misson`; known names: mission, mission-causal",
+        "run smoll",
+        "no problem is named `smoll`; known names: small, small-causal",
     ),
-    ("run misson", "did you mean mission?"),
+    ("run smoll", "did you mean small?"),
     ("explain whisper", "`flashcore list problems` shows them"),
     ("run --dtype int8", "known are f32, fp16, bf16, e4m3"),
     ("run --layout sbhd", "possible values: bshd, bhsd"),
@@ -273,7 +273,7 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("tune --strategy single", "strategy single is gone; use elite"),
     ("tune --predicted --profile l4", "is `tune --device predict:CARD`"),
-    ("bench mission --sweep", "`tune --strategy exhaustive` tries a space"),
+    ("bench small-set --sweep", "`tune --strategy exhaustive` tries a space"),
     ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
     ("tune tiny --device cpu --counters", "the device is the CPU"),
     ("tune --device cpu,cpu", "several devices must be different GPUs"),
@@ -300,7 +300,7 @@ const USAGE: &[(&str, &str)] = &[
         "tune tiny --device replay:shipped --torture",
         "torture is asked for; allowed: none",
     ),
-    ("run mission gpt2", "unexpected argument 'gpt2'"),
+    ("run small gpt2", "unexpected argument 'gpt2'"),
     (
         "bench tiny --device cpu --kernel wgmma/none*",
         "no kernel's id begins with `wgmma/none`",
@@ -336,7 +336,7 @@ const USAGE: &[(&str, &str)] = &[
         "list problems --profile l4",
         "--profile is not for this list; it is for `list ladder`",
     ),
-    ("list --problem mission", "--problem is not for this list"),
+    ("list --problem small", "--problem is not for this list"),
     (
         "parity 2 --device cpu --family wgmma",
         "--family wgmma is a family of GPU kernels, and the device is the CPU",
@@ -442,7 +442,7 @@ fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
         "run tiny",
         "run tiny --json",
         "plans",
-        "explain mission",
+        "explain small",
         "bench tiny --kernel default --peers none --no-store --budget 0.01",
         "tune tiny --budget 1 --no-plan --json",
     ] {

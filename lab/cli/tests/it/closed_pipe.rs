@@ -49,7 +49,7 @@ fn record(path: &Path, us: f64) {
     let run = RunIdentity::now(DeviceIdentity::cpu());
     let run = store.begin_run(&run, &Options::default(), None).unwrap();
     let subjects = [(SubjectInfo::new("scalar/x", LaunchMode::Plain), None)];
-    let case = &cases("mission", None).unwrap()[0];
+    let case = &cases("small-set", None).unwrap()[0];
     run.begin_measurement(case, Mode::Hot, 0, &subjects).unwrap();
     for round in 0..12 {
         run.add_sample(&Sample {

@@ -64,8 +64,8 @@ fn explanations() {
     // Kernels are named, so that a better default is no change here; the choice has its own snapshots.
     let tiled = "--kernel scalar/tiled-m32n32-w4-v16";
     insta::assert_snapshot!(
-        "explain_mission_l4",
-        shown(&format!("explain mission --profile l4 {tiled}"))
+        "explain_small_l4",
+        shown(&format!("explain small --profile l4 {tiled}"))
     );
     let small = "--kernel scalar/tiled-m32n16-w4-v16";
     insta::assert_snapshot!(
@@ -80,7 +80,7 @@ fn explanations() {
         "explain_naive_sm_120",
         shown("explain sd-cross --window 64,inf --kernel scalar/naive-t128-v16 --profile sm_120")
     );
-    let chosen = shown("explain mission --profile a100");
+    let chosen = shown("explain small --profile a100");
     assert!(
         chosen.contains("on NVIDIA A100 SXM4 80GB (sm_80)\n  kernel    mma/"),
         "{chosen}"
@@ -92,7 +92,7 @@ fn lists() {
     insta::assert_snapshot!("list_profiles", shown("list profiles"));
     let all = shown("list");
     for name in [
-        "mission ",
+        "small ",
         "llama8b-decode-8k",
         "scalar/tiled-m64n64-w8-v16",
         "cpu/m128n128",
@@ -119,7 +119,7 @@ fn the_first_run_is_true_and_quick() {
         "clean under 1 schedule",
         " blocks of ",
         " warp instructions: ",
-        "flashcore explain mission",
+        "flashcore explain small",
     ] {
         assert!(ran.words().contains(part.trim()), "{part}\n{}", ran.stdout);
     }
@@ -246,7 +246,7 @@ fn json_parses_and_keeps_its_keys() {
     let simulated = json("run tiny --device sim --json");
     assert_eq!(keys(&simulated), &report_keys | &BTreeSet::from(["device"]));
 
-    let explained = json("explain mission --profile l4 --json");
+    let explained = json("explain small --profile l4 --json");
     assert_eq!(
         keys(&explained),
         BTreeSet::from([
@@ -295,11 +295,11 @@ fn json_parses_and_keeps_its_keys() {
     assert_eq!(theirs, [839.0, 279.0, 47.0, 40.0, 25.0]);
     // The reports' numbers are of their shape on their card, and of nothing else.
     assert_eq!(
-        json("explain mission --profile a100 --json")["cost"]["reports"],
+        json("explain small --profile a100 --json")["cost"]["reports"],
         Value::Null
     );
     assert_eq!(
-        json("explain mission --causal --profile l4 --json")["cost"]["reports"],
+        json("explain small --causal --profile l4 --json")["cost"]["reports"],
         Value::Null
     );
     let unknown = json("explain tiny --profile sm_89 --json");
@@ -354,7 +354,7 @@ fn output_is_plain_when_piped_and_fits_100_columns() {
         "kbench verify --help",
         "list",
         "list devices",
-        "explain mission",
+        "explain small",
         "explain llama8b-prefill-8k --all",
         "check tiny",
         "run tiny --device cpu",
@@ -423,12 +423,12 @@ fn the_museum_shows_its_pieces() {
 
 #[test]
 fn what_saves_bytes_is_said_with_its_cost() {
-    let told = flashcore("explain mission --profile l4 --kernel mma/m64n64-w4x1-s2-b1-qreg-xor-cond --saves 8224");
+    let told = flashcore("explain small --profile l4 --kernel mma/m64n64-w4x1-s2-b1-qreg-xor-cond --saves 8224");
     assert_eq!(told.code, 0, "{}", told.stderr);
     for part in ["What saves 8,224 B", "n64 to n32: ", "times the time"] {
         assert!(told.stdout.contains(part), "{part}: {}", told.stdout);
     }
-    let none = flashcore("explain mission --profile sm_89 --saves 8224");
+    let none = flashcore("explain small --profile sm_89 --saves 8224");
     assert_eq!(none.code, 2);
 }
 
@@ -480,7 +480,7 @@ fn long_commands_show_their_progress() {
 fn the_first_run_is_json_too() {
     let first = json("--json");
     assert_eq!(keys(&first), BTreeSet::from(["answer", "simulated"]));
-    assert_eq!(first["answer"]["name"], "mission");
+    assert_eq!(first["answer"]["name"], "small");
     let ran = flashcore("--json run tiny");
     assert!(
         ran.code == 2 && ran.words().contains("put it after the subcommand"),

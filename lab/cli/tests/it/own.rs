@@ -239,7 +239,7 @@ fn bad_names_of_own_kernels_are_refused() {
             "allowed: none on a replay, which has measured times alone",
         ),
     ] {
-        let typed = format!("tune mission --device cpu --budget 1 --peers none --no-plan {arguments}");
+        let typed = format!("tune small --device cpu --budget 1 --peers none --no-plan {arguments}");
         let typed = if arguments.starts_with("--device") {
             typed.replace("--device cpu ", "")
         } else {

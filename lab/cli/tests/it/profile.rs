@@ -12,7 +12,7 @@ fn from() -> String {
 
 #[test]
 fn without_a_gpu_predictions_stand_alone_and_say_so() {
-    let line = "profile mission --device cpu --profile h200";
+    let line = "profile small --device cpu --profile h200";
     let found = json(&format!("{line} --json"));
     let kernel = &found["kernels"][0];
     assert_eq!(kernel["kernel"], "mma/m32n128-w2x2-s5-b1-qreg-xor-cond");
@@ -30,7 +30,7 @@ fn without_a_gpu_predictions_stand_alone_and_say_so() {
     );
     assert_fits(line, &text);
     // An architecture is no card: why nothing is predicted is said.
-    let found = json("profile mission --device cpu --profile sm_120 --json");
+    let found = json("profile small --device cpu --profile sm_120 --json");
     let why = found["kernels"][0]["unpredicted"].as_str().expect("a reason");
     assert!(why.contains("sm_120 is an architecture"), "{why}");
 }
@@ -111,7 +111,7 @@ fn kept_counters_are_listed_and_shown_and_are_no_times() {
     let store = Store::open(folder.path()).expect("a store");
     let identity = RunIdentity::now(DeviceIdentity::cpu());
     let run = store.begin_run(&identity, &Options::default(), None).expect("a run");
-    let case = problems::cases("mission", None).expect("a set").remove(0);
+    let case = problems::cases("small-set", None).expect("a set").remove(0);
     for launches in csv::read(&text).expect("a table").chunks(2) {
         let record = ProfileRecord {
             case: case.clone(),

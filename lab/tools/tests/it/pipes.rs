@@ -96,5 +96,5 @@ fn planted_differences_are_found() {
     )
     .unwrap();
     let (passed, said) = run();
-    assert!(!passed && said.contains("no counters of mission "), "{said}");
+    assert!(!passed && said.contains("no counters of small "), "{said}");
 }

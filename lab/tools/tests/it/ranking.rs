@@ -46,7 +46,7 @@ fn predict(problems: Range<usize>, drawn: usize) -> Vec<f64> {
 }
 
 #[test]
-fn predictions_rank_kernels_of_the_mission() {
+fn predictions_rank_kernels_of_the_small_shape() {
     let correlation = predict(0..1, 40)[0];
     assert!(correlation > 0.6, "{correlation}");
 }

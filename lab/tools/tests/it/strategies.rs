@@ -202,7 +202,7 @@ fn table() -> Table {
         }
     }
     Table {
-        case: Case::new("valley", Problem::named("mission").unwrap()),
+        case: Case::new("valley", Problem::named("small").unwrap()),
         timed,
         failed: vec![Failed {
             verdict: Verdict::BuildFailed,
@@ -220,7 +220,7 @@ fn a_replay_only_gets_better_and_ends_at_the_best() {
         (120, "cpu/m128n256")
     );
     // It has nothing to say about the host's kernels.
-    let advisor = Advisor::new(&Problem::named("mission").unwrap(), Profile::named("l4").unwrap());
+    let advisor = Advisor::new(&Problem::named("small").unwrap(), Profile::named("l4").unwrap());
     let mut field = Field {
         space: table.space(),
         known: table.by_id(),

@@ -98,9 +98,9 @@ fn occupancy_and_waves_make_claims() {
         "",
         "ladder/hybrid-m128n64-w8",
     );
-    let mission = Problem::named("mission").unwrap();
+    let small = Problem::named("small").unwrap();
     kind(
-        &mission,
+        &small,
         ClaimKind::Waves,
         "mma/m64n64-w2x1-s2-b1-qsh-xor-always",
         ["splits", "1", "2"],
@@ -136,7 +136,7 @@ fn the_binding_resource_makes_claims() {
         "{of_clusters:#?}"
     );
     kind(
-        &Problem::named("mission").unwrap(),
+        &Problem::named("small").unwrap(),
         ClaimKind::Latency,
         "wgmma/m64n48-s4-free-always",
         ["cols", "48", "64"],
@@ -164,9 +164,9 @@ fn the_binding_resource_makes_claims() {
 
 #[test]
 fn configs_without_a_plan_or_a_model_have_no_claims() {
-    let mission = Problem::named("mission").unwrap();
+    let small = Problem::named("small").unwrap();
     for id in ["cpu/m64n64", "planted/hangs", "mma/m128n256-w4x1-s5-b1-qreg-xor-cond"] {
-        assert_eq!(claims(&mission, id), [], "{id}");
+        assert_eq!(claims(&small, id), [], "{id}");
     }
 }
 
@@ -275,7 +275,7 @@ fn kernels_that_spilled_on_an_h200_are_predicted_to_spill() {
         "mma/m32n128-w1x4-s4-b3-qsh-xor-always",
         "mma/m32n64-w2x4-s4-b3-qsh-xor-always",
     ];
-    let advisor = Advisor::new(&Problem::named("mission").unwrap(), Profile::named("h200").unwrap());
+    let advisor = Advisor::new(&Problem::named("small").unwrap(), Profile::named("h200").unwrap());
     let told = |ids: &[&str]| -> Vec<bool> {
         let ids: Vec<String> = ids.iter().map(|id| id.to_string()).collect();
         let predicted = advisor.predict(&ids).into_iter();
@@ -323,8 +323,8 @@ fn line(waits_for: &str, wavefronts_excess: f64) -> LineProfile {
 
 #[test]
 fn measured_bottlenecks_make_claims_with_a_line_a_lever_and_a_gain() {
-    let mission = Problem::named("mission").unwrap();
-    let advisor = Advisor::new(&mission, Profile::named("h200").unwrap());
+    let small = Problem::named("small").unwrap();
+    let advisor = Advisor::new(&small, Profile::named("h200").unwrap());
     let of = |about: &str, counters: &KernelProfile, tried: &dyn Fn(&str) -> bool| {
         rules::claims_of_counters(about, counters, &advisor, &space(), tried)
     };
@@ -396,7 +396,7 @@ fn measured_bottlenecks_make_claims_with_a_line_a_lever_and_a_gain() {
 
 #[test]
 fn claims_of_counters_are_made_scored_and_trusted_apart() {
-    let mission = Problem::named("mission").unwrap();
+    let small = Problem::named("small").unwrap();
     let about = "mma/m64n64-w4x1-s2-b1-qsh-lin-always";
     let conflicts = [
         ("wavefronts", 2_400_000.0),
@@ -411,7 +411,7 @@ fn claims_of_counters_are_made_scored_and_trusted_apart() {
     assert_eq!(serde_json::from_str::<Trial>(&text).unwrap(), first);
     let mut history = History::default();
     history.add(first);
-    let mut insights = Insights::new(Advisor::new(&mission, Profile::named("h200").unwrap()));
+    let mut insights = Insights::new(Advisor::new(&small, Profile::named("h200").unwrap()));
     insights.follow(&history, &space());
     let proposed = "mma/m64n64-w4x1-s2-b1-qsh-xor-always";
     let sources: Vec<Source> = insights

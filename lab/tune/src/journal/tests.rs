@@ -89,7 +89,7 @@ fn another_run_is_not_resumed() {
         }),
         ("the seed was 1 and is 2", |h| h.seed = 2),
         ("the seed of the inputs was", |h| h.inputs = Some(8)),
-        ("the problem was", |h| h.problem = Problem::named("mission").unwrap()),
+        ("the problem was", |h| h.problem = Problem::named("small").unwrap()),
     ];
     for (said, change) in changes {
         let mut other = header();

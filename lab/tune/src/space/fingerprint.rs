@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn names_are_ignored_and_launches_are_not() {
-        let problem = Problem::named("mission").unwrap();
+        let problem = Problem::named("small").unwrap();
         let config = "mma/m64n64-w4x1-s2-b2-qreg-xor-cond".parse().unwrap();
         let plan = Plan::new(&problem, &config, Target::Sm90a).unwrap();
         // Another length is the same program in another launch.

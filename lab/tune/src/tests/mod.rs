@@ -90,9 +90,9 @@ pub(crate) fn valley() -> (Space, impl Fn(&str) -> Option<f64>) {
     (space, score)
 }
 
-/// An advisor for the mission on an L4, which makes no claims about the host's kernels.
+/// An advisor for the small shape on an L4, which makes no claims about the host's kernels.
 pub(crate) fn advisor() -> Advisor {
-    Advisor::new(&Problem::named("mission").unwrap(), Profile::named("l4").unwrap())
+    Advisor::new(&Problem::named("small").unwrap(), Profile::named("l4").unwrap())
 }
 
 /// A claim about `from` that `to` changes its time by so many per cent; `None`: that it does not

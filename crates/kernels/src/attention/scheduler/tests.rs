@@ -106,7 +106,7 @@ fn blocks_of_a_cluster_have_the_same_keys() {
 
 #[test]
 fn few_tiles_have_a_block_each() {
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let lists = lists(&problem, TILING);
     assert_eq!(lists.len(), 32);
     assert!(lists.iter().all(|list| list.len() == 1));

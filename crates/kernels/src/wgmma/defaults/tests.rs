@@ -445,7 +445,7 @@ fn e4m3_is_served_whatever_the_work() {
 
 #[test]
 fn only_hopper_and_only_much_work() {
-    let small = Problem::named("mission").unwrap();
+    let small = Problem::named("small").unwrap();
     let large = Problem::builder()
         .batch(4)
         .heads(32, 32)

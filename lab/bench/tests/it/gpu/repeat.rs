@@ -22,7 +22,7 @@ const ROWS: usize = 8;
 fn every_run_writes_the_same_bits() {
     super::run(|context| {
         let stream = Stream::new(context)?;
-        let words = words("FLASHCORE_REPEAT", "20 mission");
+        let words = words("FLASHCORE_REPEAT", "20 small-set");
         let [runs, problems, kernels @ ..] = &words[..] else {
             return Err("FLASHCORE_REPEAT is RUNS PROBLEMS KERNEL...".into());
         };

@@ -191,7 +191,7 @@ kill -9 $$
     std::fs::write(&script, text).unwrap();
     let program = env!("CARGO_BIN_EXE_flashcore");
     let search = |more: &str| {
-        let typed = format!("tune mission --device replay:shipped --strategy elite --seed 3 --budget 8 --json {more}");
+        let typed = format!("tune small --device replay:shipped --strategy elite --seed 3 --budget 8 --json {more}");
         let mut command = flashcore(&typed, &home);
         command.args(["--workers", &format!("sh {} {program}", script.display()), "--folder"]);
         command.arg(&run);

@@ -100,7 +100,7 @@ fn explain_names_the_row_of_a_backward_pass() {
         target: "sm_90a".to_string(),
         units: 132,
     };
-    let problem = Problem::named("mission-backward").unwrap();
+    let problem = Problem::named("small-backward").unwrap();
     let ratio = Ratio {
         value: 0.9,
         interval: Interval { lo: 0.89, hi: 0.91 },
@@ -108,7 +108,7 @@ fn explain_names_the_row_of_a_backward_pass() {
         rounds: 9,
     };
     let explained = |words: &str| {
-        let words = format!("explain mission --profile h200 --json {words}");
+        let words = format!("explain small --profile h200 --json {words}");
         json(&mut flashcore(&words, &home))
     };
     for (kernel, runs) in [
@@ -122,7 +122,7 @@ fn explain_names_the_row_of_a_backward_pass() {
         assert_eq!(found["kernel"] == kernel, runs, "{found:#}");
         let of_row = &found["plans"]["row"]["row"];
         assert_eq!(of_row["problem"]["direction"] == "backward", runs, "{found:#}");
-        let text = flashcore("explain mission --backward --profile h200", &home)
+        let text = flashcore("explain small --backward --profile h200", &home)
             .output()
             .unwrap();
         let text = words(&String::from_utf8(text.stdout).unwrap());
@@ -198,7 +198,7 @@ fn a_table_that_was_named_and_is_none_is_said() {
     for typed in [
         "run tiny --device cpu",
         "plans",
-        "explain mission --profile h200",
+        "explain small --profile h200",
         "bench tiny --device cpu --no-store",
     ] {
         let output = flashcore(typed, &home).env("FLASHCORE_PLANS", &file).output().unwrap();
@@ -212,7 +212,7 @@ fn a_table_that_was_named_and_is_none_is_said() {
     let output = flashcore("run tiny --device cpu", &home).output().unwrap();
     let said = words(&String::from_utf8(output.stdout).unwrap());
     assert!(output.status.success() && said.contains("is no plan table"), "{said}");
-    let output = flashcore("explain mission --profile h200 --json", &home)
+    let output = flashcore("explain small --profile h200 --json", &home)
         .output()
         .unwrap();
     let explained: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -59,7 +59,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
 #[test]
 fn a_proposer_that_says_nonsense_is_quoted() {
     let home = folder("nonsense");
-    let output = flashcore("tune mission --device replay:shipped --budget 9", &home)
+    let output = flashcore("tune small --device replay:shipped --budget 9", &home)
         .args(["--proposer", "echo nonsense"])
         .output()
         .unwrap();
@@ -86,7 +86,7 @@ fn the_example_of_a_proposer_proposes_what_may_be_tried() {
     }
     let home = folder("propose");
     let kept = home.join("run");
-    let output = flashcore("tune mission --device replay:shipped --budget 30 --folder", &home)
+    let output = flashcore("tune small --device replay:shipped --budget 30 --folder", &home)
         .arg(&kept)
         .args(["--proposer", &format!("python3 {SCRIPT}")])
         .output()

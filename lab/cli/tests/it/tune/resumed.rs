@@ -24,8 +24,8 @@ fn table_of_kernels() -> Measured {
     let mut measured = table();
     measured.tables[0].timed = timed.collect();
     measured.tables[0].failed = Vec::new();
-    measured.tables[0].case.name = "mission".to_string();
-    measured.tables[0].case.problem = Problem::named("mission").unwrap();
+    measured.tables[0].case.name = "small".to_string();
+    measured.tables[0].case.problem = Problem::named("small").unwrap();
     let device = &mut measured.identity.device;
     (device.name, device.units) = ("NVIDIA H200".to_string(), 132);
     measured
@@ -38,7 +38,7 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
     std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
     let (device, kept) = (file.display(), home.join("run"));
     let words = format!(
-        "tune mission --device replay:{device} --strategy elite+insights --budget 12 --json --folder {}",
+        "tune small --device replay:{device} --strategy elite+insights --budget 12 --json --folder {}",
         kept.display()
     );
     let whole = json(&mut flashcore(&words, &home));
@@ -117,7 +117,7 @@ fn a_ranked_run_that_is_taken_up_again_ranks_as_it_did() {
     std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
     let (device, kept) = (file.display(), home.join("run"));
     let words = format!(
-        "tune mission --device replay:{device} --strategy ranked --budget 12 --json --folder {}",
+        "tune small --device replay:{device} --strategy ranked --budget 12 --json --folder {}",
         kept.display()
     );
     let whole = json(&mut flashcore(&words, &home));
@@ -171,7 +171,7 @@ fn counters_of_each_new_best_make_claims_that_a_resumed_run_makes_again() {
     std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
     let (device, kept) = (file.display(), home.join("run"));
     let words = format!(
-        "tune mission --device replay:{device} --strategy elite+insights --budget 8 --counters --json --folder {}",
+        "tune small --device replay:{device} --strategy elite+insights --budget 8 --counters --json --folder {}",
         kept.display()
     );
     let ncu = fake_ncu(&home, "true");

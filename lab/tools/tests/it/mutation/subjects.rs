@@ -40,7 +40,7 @@ pub(crate) const SUBJECTS: [Subject; 4] = [
         head_dim: 64,
     },
     Subject {
-        name: "tiled, the mission's default in f32",
+        name: "tiled, the small shape's default in f32",
         kernel: "scalar/tiled-m32n32-w8-v16",
         target: Target::Sm89,
         dtype: DType::F32,

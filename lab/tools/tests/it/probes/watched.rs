@@ -60,7 +60,7 @@ fn list() -> Result<(), Box<dyn Error>> {
 }
 
 /// Launches the probes that `FLASHCORE_PROBES` names, each once: `banks` are all probes of banks,
-/// `attention` some attention kernels on the mission problem.
+/// `attention` some attention kernels on the small shape.
 #[test]
 #[ignore = "launches probes for ncu and compute-sanitizer"]
 fn launch() {
@@ -120,7 +120,7 @@ fn probes(name: &str) -> Result<Vec<Probe>, Box<dyn Error>> {
 }
 
 fn attention() -> Result<Vec<Probe>, Box<dyn Error>> {
-    let problem = Problem::named("mission")?;
+    let problem = Problem::named("small")?;
     let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
     let mut probes = Vec::new();
     for id in ATTENTION {

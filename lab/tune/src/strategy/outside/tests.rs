@@ -13,7 +13,7 @@ fn outside(script: &str) -> Outside {
     let command = format!("sh {}", path.display());
     Outside::start(
         &command,
-        &Problem::named("mission").unwrap(),
+        &Problem::named("small").unwrap(),
         "cpu",
         Duration::from_secs(600), // the machine may be busy
         None,
@@ -91,7 +91,7 @@ fn a_proposer_is_told_what_writing_code_needs() {
          read b; echo \"$b\" >> {0}\n echo '{{}}'\n",
         said.display()
     );
-    let problem = Problem::named("mission").unwrap();
+    let problem = Problem::named("small").unwrap();
     let profile = flashcore_ir::Profile::named("l4").unwrap();
     let mut proposer = outside(&script);
     proposer.insights = Some(Insights::new(Advisor::new(&problem, profile)));

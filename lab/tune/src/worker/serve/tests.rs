@@ -128,7 +128,7 @@ fn a_session_on_the_host() {
 
 #[test]
 fn each_set_of_inputs_is_drawn_once_a_run() {
-    let (small, large) = (Problem::named("tiny").unwrap(), Problem::named("mission").unwrap());
+    let (small, large) = (Problem::named("tiny").unwrap(), Problem::named("small").unwrap());
     let mut recent = Recent::default();
     for candidate in 0..8u64 {
         for (at, kind) in InputKind::ALL.into_iter().enumerate().skip(1) {
