@@ -1,6 +1,8 @@
 //! Named cards: a [`Target`] with clocks, widths and rates, so that plans and predictions need no
 //! such card in the machine.
 
+use std::sync::LazyLock;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::calibration::{Calibration, MeasuredCard};
@@ -20,17 +22,6 @@ pub struct Clocks {
     /// Source of the numbers.
     #[serde(deserialize_with = "kept")]
     pub source: Text,
-}
-
-impl Clocks {
-    /// The boost clock of the datasheet, and 85 % of it in sustained work.
-    const fn assumed(boost_mhz: u32) -> Clocks {
-        Clocks {
-            highest: boost_mhz as f64,
-            sustained: 0.85 * boost_mhz as f64,
-            source: "boost clock of the datasheet; 85 % of it at the power limit is an assumption",
-        }
-    }
 }
 
 /// A named card. Rates are dense, at boost clock, from the source given.
@@ -118,199 +109,11 @@ impl From<&Profile> for Chip {
     }
 }
 
-const L4: Profile = Profile {
-    name: "l4",
-    title: "NVIDIA L4",
-    target: Target::Sm89,
-    sms: 58,
-    boost_mhz: 2040,
-    clocks: Clocks {
-        highest: 2040.0,
-        sustained: 0.6 * 2040.0,
-        source: "boost clock of the datasheet; 60 % of it at 72 W in tensor-core work is an assumption",
-    },
-    l2_bytes: 48 << 20,
-    dram_gbps: 300.0,
-    tensor_f16_f32acc_tflops: 121.0,
-    tensor_f16_f16acc_tflops: 121.0,
-    f32_tflops: 30.3,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 72,
-    source: "NVIDIA L4 datasheet (tensor rates there are with sparsity: halved); Ada whitepaper for SM rates",
-    calibration: None,
-};
-
-// 1,024 FLOPs a clock of each of 72 SMs, with sums of either kind: GA102 of the data centre is not halved.
-const A10: Profile = Profile {
-    name: "a10",
-    title: "NVIDIA A10",
-    target: Target::Sm86,
-    sms: 72,
-    boost_mhz: 1695,
-    clocks: Clocks::assumed(1695),
-    l2_bytes: 6 << 20,
-    dram_gbps: 600.0,
-    tensor_f16_f32acc_tflops: 125.0,
-    tensor_f16_f16acc_tflops: 125.0,
-    f32_tflops: 31.2,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 150,
-    source: "NVIDIA A10 datasheet; GA102 whitepaper for L2, and for f32 sums at the full rate (A40)",
-    calibration: None,
-};
-
-// Dense rates are printed as 362.05, and those with sparsity as 733: half of that is 366. No datasheet has the L2.
-const L40S: Profile = Profile {
-    name: "l40s",
-    title: "NVIDIA L40S",
-    target: Target::Sm89,
-    sms: 142,
-    boost_mhz: 2520,
-    clocks: Clocks::assumed(2520),
-    l2_bytes: 96 << 20,
-    dram_gbps: 864.0,
-    tensor_f16_f32acc_tflops: 362.05,
-    tensor_f16_f16acc_tflops: 362.05,
-    f32_tflops: 91.6,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 350,
-    source: "NVIDIA L40S datasheet; Ada whitepaper for the boost clock, and L2 of a whole AD102",
-    calibration: None,
-};
-
-const RTX3090: Profile = Profile {
-    name: "rtx3090",
-    title: "NVIDIA GeForce RTX 3090",
-    target: Target::Sm86,
-    sms: 82,
-    boost_mhz: 1695,
-    clocks: Clocks::assumed(1695),
-    l2_bytes: 6 << 20,
-    dram_gbps: 936.0,
-    tensor_f16_f32acc_tflops: 71.0,
-    tensor_f16_f16acc_tflops: 142.0,
-    f32_tflops: 35.6,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 350,
-    source: "NVIDIA Ampere GA102 GPU architecture whitepaper",
-    calibration: None,
-};
-
-const RTX4090: Profile = Profile {
-    name: "rtx4090",
-    title: "NVIDIA GeForce RTX 4090",
-    target: Target::Sm89,
-    sms: 128,
-    boost_mhz: 2520,
-    clocks: Clocks::assumed(2520),
-    l2_bytes: 72 << 20,
-    dram_gbps: 1008.0,
-    tensor_f16_f32acc_tflops: 165.2,
-    tensor_f16_f16acc_tflops: 330.3,
-    f32_tflops: 82.6,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 450,
-    source: "NVIDIA Ada GPU architecture whitepaper, table 2",
-    calibration: None,
-};
-
-const RTX5090: Profile = Profile {
-    name: "rtx5090",
-    title: "NVIDIA GeForce RTX 5090",
-    target: Target::Sm120,
-    sms: 170,
-    boost_mhz: 2407,
-    clocks: Clocks::assumed(2407),
-    l2_bytes: 96 << 20,
-    dram_gbps: 1792.0,
-    tensor_f16_f32acc_tflops: 209.5,
-    tensor_f16_f16acc_tflops: 419.0,
-    f32_tflops: 104.8,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 575,
-    source: "NVIDIA RTX Blackwell GPU architecture whitepaper",
-    calibration: None,
-};
-
-const A100: Profile = Profile {
-    name: "a100",
-    title: "NVIDIA A100 SXM4 80GB",
-    target: Target::Sm80,
-    sms: 108,
-    boost_mhz: 1410,
-    clocks: Clocks::assumed(1410),
-    l2_bytes: 40 << 20,
-    dram_gbps: 2039.0,
-    tensor_f16_f32acc_tflops: 312.0,
-    tensor_f16_f16acc_tflops: 312.0,
-    f32_tflops: 19.5,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 400,
-    source: "NVIDIA A100 datasheet; A100 whitepaper",
-    calibration: None,
-};
-
-const H100_PCIE: Profile = Profile {
-    name: "h100-pcie",
-    title: "NVIDIA H100 PCIe 80GB",
-    target: Target::Sm90a,
-    sms: 114,
-    boost_mhz: 1620,
-    clocks: Clocks {
-        highest: 1755.0,
-        sustained: 0.85 * 1620.0,
-        source: "clocks of the H100 whitepaper for f32 and for tensor cores; 85 % of the latter is an assumption",
-    },
-    l2_bytes: 50 << 20,
-    dram_gbps: 2000.0,
-    tensor_f16_f32acc_tflops: 756.5,
-    tensor_f16_f16acc_tflops: 756.5,
-    f32_tflops: 51.2,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 350,
-    source: "NVIDIA H100 datasheet; H100 whitepaper, table 2",
-    calibration: None,
-};
-
-const H100: Profile = Profile {
-    name: "h100",
-    title: "NVIDIA H100 SXM5 80GB",
-    target: Target::Sm90a,
-    sms: 132,
-    boost_mhz: 1830,
-    clocks: Clocks {
-        source: "assumed to equal the H200, which has the same processor and power limit",
-        ..H200_CLOCKS
-    },
-    l2_bytes: 50 << 20,
-    dram_gbps: 3350.0,
-    tensor_f16_f32acc_tflops: 989.4,
-    tensor_f16_f16acc_tflops: 989.4,
-    f32_tflops: 66.9,
-    mufu_per_clock_per_sm: 16,
-    tdp_watts: 700,
-    source: "NVIDIA H100 datasheet; H100 whitepaper, table 2",
-    calibration: None,
-};
-
-const H200_CLOCKS: Clocks = Clocks {
-    highest: 1980.0,
-    sustained: 1550.0,
-    source: "observed on an H200: 1,980 MHz in short kernels, 1.5 to 1.6 GHz in sustained attention",
-};
-
-const H200: Profile = Profile {
-    name: "h200",
-    title: "NVIDIA H200 SXM 141GB",
-    clocks: H200_CLOCKS,
-    l2_bytes: 60 << 20,
-    dram_gbps: 4800.0,
-    source: "NVIDIA H200 datasheet; SMs and L2 as the driver reports them",
-    ..H100
-};
-
-/// Every profile, by name. A card is added by a constant and its place here.
-pub const PROFILES: [Profile; 10] = [L4, A10, L40S, RTX3090, RTX4090, RTX5090, A100, H100_PCIE, H100, H200];
+/// Every profile: a card is added by an object of `profiles.json`. Its `note` is for readers of the file.
+pub static PROFILES: LazyLock<Vec<Profile>> = LazyLock::new(|| {
+    // Tests read them all.
+    serde_json::from_str(include_str!("profiles.json")).unwrap_or_else(|error| panic!("profiles.json: {error}"))
+});
 
 impl Profile {
     /// The profile of a name, in any case.
@@ -339,7 +142,8 @@ impl Profile {
 
     /// All names, comma-separated, for messages.
     pub fn names() -> String {
-        PROFILES.map(|p| p.name).join(", ")
+        let names: Vec<_> = PROFILES.iter().map(|p| p.name).collect();
+        names.join(", ")
     }
 }
 
@@ -367,7 +171,7 @@ mod tests {
     /// tensor cores as the whitepapers say.
     #[test]
     fn rates_are_those_of_the_sms_at_the_boost_clock() {
-        for profile in PROFILES {
+        for profile in PROFILES.iter() {
             let clocks = f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6;
             let tensor = match profile.target {
                 Target::Sm80 => 2048.0,

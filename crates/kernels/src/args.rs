@@ -350,11 +350,22 @@ macro_rules! with_element {
     (floats $dtype:expr => $($body:ident)::+($($arg:expr),*)) => {
         match $dtype {
             flashcore_problem::DType::F32 => $($body)::+::<f32>($($arg),*),
-            dtype => with_element!(sixteen_bits dtype => $($body)::+($($arg),*)),
+            dtype => $crate::args::with_element!(sixteen_bits dtype => $($body)::+($($arg),*)),
         }
     };
 }
 pub(crate) use with_element;
+
+/// [Builds](Built::build) a kernel whose body is generic in the element: its name, its threads, and the body as
+/// `with_element!` takes it, with what it declares its parameters with as the first argument.
+macro_rules! build {
+    ($name:expr, $threads:expr, $of:ident $dtype:expr => $($body:ident)::+($k:ident $(, $arg:expr)*)) => {
+        $crate::args::Built::build($name, $threads, |$k| {
+            $crate::args::with_element!($of $dtype => $($body)::+($k $(, $arg)*))
+        })
+    };
+}
+pub(crate) use build;
 
 #[cfg(test)]
 mod tests {

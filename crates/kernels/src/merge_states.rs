@@ -9,7 +9,7 @@ use flashcore_ir::{Cache, GlobalPtr, Widen};
 use flashcore_problem::{LSES, Lengths, OUTS, Problem};
 
 use crate::Refusal;
-use crate::args::{Args, Built, with_element};
+use crate::args::{Args, build};
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, declare_lse, grid, widest_access};
 use crate::attention::score_mod::LOG2_E;
@@ -59,7 +59,7 @@ pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCac
         let (dtype, columns, vector_bytes) = (shape.dtype, shape.head_dim, shape.vector_bytes);
         let lse = if shape.lse { "_lse" } else { "" };
         let name = format!("merge_p{parts}_{dtype}_d{columns}_v{vector_bytes}{lse}");
-        Built::build(name, THREADS, |k| with_element!(floats dtype => body(k, parts, shape)))
+        build!(name, THREADS, floats dtype => body(k, parts, shape))
     })?;
     let blocks = tasks(problem).div_ceil(THREADS as usize);
     kernel.step(grid("merge", [blocks, 1, 1])?, problem)

@@ -116,7 +116,7 @@ fn profiles() -> (Page, Value) {
     let mut page = Page::new(format_args!(
         "{HEAD}Profiles{HEAD:#} {DIM}(for --profile; the card need not be here){DIM:#}"
     ));
-    for profile in PROFILES {
+    for profile in PROFILES.iter() {
         page.line(format_args!(
             "  {:<9} {:<24} {:<7} {:>3} SMs  {:>5} MHz  {:>5} GB/s  {:>5} TFLOP/s fp16",
             profile.name,
@@ -132,7 +132,7 @@ fn profiles() -> (Page, Value) {
     let targets = Target::ALL.iter().filter(|target| target.is_supported());
     let targets = style::list(targets.map(|target| target.name()));
     page.wrap(2, format_args!("  an architecture is enough, too: {targets}"));
-    (page, json!(PROFILES))
+    (page, json!(*PROFILES))
 }
 
 fn ladder(args: &ListArgs) -> Result<(Page, Value), Failure> {

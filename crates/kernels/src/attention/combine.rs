@@ -22,7 +22,7 @@ use super::softmax::FULLY_MASKED;
 use super::split::{Partial, Partials};
 use super::stream_k::{Combined, Pieces};
 use crate::Refusal;
-use crate::args::{Args, Built, with_element};
+use crate::args::{Args, build};
 use crate::step::{KernelCache, Step};
 
 /// Columns of a thread: 16 bytes of a partial.
@@ -99,11 +99,7 @@ pub(crate) fn step(request: &Forward, shape: &Shape, kernels: &KernelCache) -> R
             "combine_g{}_{dtype}_d{}{sinks}{lse}{overlaps}",
             threads.groups, shape.head_dim_v
         );
-        Built::build(
-            name,
-            threads.count(),
-            |k| with_element!(sixteen_bits shape.dtype => body(k, threads, shape)),
-        )
+        build!(name, threads.count(), sixteen_bits shape.dtype => body(k, threads, shape))
     })?;
     let rows = request.problem.lse_len() as u32;
     kernel.step([rows.div_ceil(threads.rows), 1, 1], request)
@@ -124,11 +120,7 @@ pub(crate) fn listed_step(request: &Forward, shape: &Shape, kernels: &KernelCach
     let kernel = kernels.get_or_build((threads, rows, heads), shape, |(threads, rows, heads), shape| {
         let few = if threads.batch == FEW { "_few" } else { "" };
         let name = shape.kernel_name(&format!("combine_g{}{few}_m{rows}{}", threads.groups, heads.name()));
-        Built::build(
-            name,
-            threads.count(),
-            |k| with_element!(sixteen_bits shape.dtype => listed_body(k, threads, rows, heads, shape)),
-        )
+        build!(name, threads.count(), sixteen_bits shape.dtype => listed_body(k, threads, rows, heads, shape))
     })?;
     let blocks = schedule.rows(&request.problem).div_ceil(threads.rows);
     kernel.step([blocks, schedule.combined(), 1], request)

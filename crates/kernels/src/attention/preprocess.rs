@@ -9,7 +9,7 @@ use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, grid};
 use super::score_mod::LOG2_E;
 use crate::Refusal;
-use crate::args::{Args, Built, Request, with_element};
+use crate::args::{Args, Request, build};
 use crate::step::{KernelCache, Step};
 
 /// Elements of a row that a thread loads.
@@ -117,11 +117,7 @@ pub(crate) fn step(request: &Backward, shape: &Shape, kernels: &KernelCache) -> 
         };
         let kv = if zeroed.of_keys { "_kv" } else { "" };
         let name = shape.kernel_name(&format!("backward_preprocess_v{}{of_dq}{kv}", shape.vector_bytes));
-        Built::build(
-            name,
-            32 * WARPS,
-            |k| with_element!(floats shape.dtype => prepare(k, shape, zeroed)),
-        )
+        build!(name, 32 * WARPS, floats shape.dtype => prepare(k, shape, zeroed))
     })?;
     kernel.step(grid("backward", [blocks(request, &shape), 1, 1])?, request)
 }

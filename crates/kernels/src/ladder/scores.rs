@@ -12,7 +12,7 @@ use flashcore_ir::{Cache, KernelBuilder, Target, Val, Var, Widen};
 use flashcore_problem::{Name, Problem};
 
 use super::common::{ScoreOperands, WARP_ROWS};
-use crate::args::{Args, Built, with_element};
+use crate::args::{Args, build};
 use crate::attention::params::{ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, check_lengths, check_problem};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::step::Step;
@@ -93,11 +93,7 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     let needed = 2 * tile_bytes(levers.tile, head_dim, 1) + tile_bytes(levers.tile, levers.tile, 1);
     Refusal::check_shared_memory(needed, target, || "a tile of 64 needs less".to_string())?;
     let name = format!("{levers}_{}_d{head_dim}", problem.dtype()).replace('-', "_");
-    let kernel = Built::build(
-        &name,
-        2 * levers.tile,
-        |k| with_element!(sixteen_bits problem.dtype() => body(k, levers, head_dim)),
-    )?;
+    let kernel = build!(&name, 2 * levers.tile, sixteen_bits problem.dtype() => body(k, levers, head_dim))?;
     let lengths = [problem.seq_len_q(), problem.seq_len_kv()];
     let tiles = lengths.map(|len| len.div_ceil(levers.tile as usize) as u32);
     let heads = (problem.batch() * problem.num_heads()) as u32;

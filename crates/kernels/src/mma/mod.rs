@@ -15,7 +15,7 @@ mod tests;
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, KvLengths, Problem, QLengths};
 
-use crate::args::{Built, with_element};
+use crate::args::build;
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::query_rows::TileHeads;
@@ -298,11 +298,7 @@ pub(crate) fn plan(
     // How many splits there are is the grid's to say.
     let kernel = kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
-        Built::build(
-            name,
-            config.threads(),
-            |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, &config, shape)),
-        )
+        build!(name, config.threads(), sixteen_bits shape.dtype => kernel::body(k, &config, shape))
     })?;
 
     let sharing = Sharing::new(schedule, config.splits);

@@ -16,7 +16,7 @@ use super::common::load_tile;
 use super::threads::{Mine, Threads, operand};
 use super::{Config, NAME};
 use crate::Refusal;
-use crate::args::{Args, Built, with_element};
+use crate::args::{Args, build};
 use crate::attention::gradients::{Backward, BackwardParams, Workspace};
 use crate::attention::params::{Shape, grid};
 use crate::attention::preprocess;
@@ -44,18 +44,10 @@ pub(super) fn plan(problem: &Problem, config: &Config, shape: &Shape, kernels: &
         grid(NAME, [blocks, 1, 1])
     };
     let dkdv = kernels.get_or_build(*config, *shape, |config, shape| {
-        Built::build(
-            named(&config, shape, "dkdv"),
-            32 * config.warps,
-            |k| with_element!(floats shape.dtype => keys_body(k, &config, shape)),
-        )
+        build!(named(&config, shape, "dkdv"), 32 * config.warps, floats shape.dtype => keys_body(k, &config, shape))
     })?;
     let dq = kernels.get_or_build(*config, *shape, |config, shape| {
-        Built::build(
-            named(&config, shape, "dq"),
-            32 * config.warps,
-            |k| with_element!(floats shape.dtype => queries_body(k, &config, shape)),
-        )
+        build!(named(&config, shape, "dq"), 32 * config.warps, floats shape.dtype => queries_body(k, &config, shape))
     })?;
     let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
     let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;

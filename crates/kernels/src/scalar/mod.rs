@@ -11,7 +11,7 @@ mod tiled;
 use flashcore_ir::Widen;
 use flashcore_problem::{DType, Direction, Problem};
 
-use crate::args::{Args, Built, with_element};
+use crate::args::{Args, build};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, widest_access};
 use crate::attention::tap::Tap;
@@ -148,11 +148,7 @@ pub(crate) fn plan(
     }
     let kernel = kernels.get_or_build(*config, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
-        Built::build(
-            name,
-            32 * config.warps,
-            |k| with_element!(floats shape.dtype => body(k, &config, shape)),
-        )
+        build!(name, 32 * config.warps, floats shape.dtype => body(k, &config, shape))
     })?;
     let (rows, slices) = match config.tile {
         Some((rows, _)) => (rows, 1),

@@ -249,7 +249,7 @@ fn bytes_of_keys_and_values_are_read_once_a_block() {
 #[test]
 fn every_card_has_a_prediction() {
     let problem = Problem::named("small").unwrap();
-    for profile in &PROFILES {
+    for profile in PROFILES.iter() {
         for id in [MMA, SCALAR] {
             let p = observed(&problem, id, profile.target).predict(profile, &[]);
             let least = p.uses.iter().map(|used| used.micros).fold(0.0, f64::max);

@@ -15,7 +15,7 @@ use flashcore_problem::{Direction, Name, Problem};
 use serde::Deserialize;
 
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
-use crate::args::{Built, with_element};
+use crate::args::build;
 use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -238,11 +238,7 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
                 Outputs::Dq => "dq",
             };
             let name = shape.kernel_name(&format!("{NAME}/{config}-{what}"));
-            Built::build(
-                name,
-                config.threads(),
-                |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, &config, shape, outputs)),
-            )
+            build!(name, config.threads(), sixteen_bits shape.dtype => kernel::body(k, &config, shape, outputs))
         })?;
         kernel.step(grid(NAME, [blocks, 1, 1])?, &request)
     };

@@ -10,7 +10,7 @@ use flashcore_ir::{Cache, TileShape, Widen};
 use flashcore_problem::Name;
 
 use crate::Refusal;
-use crate::args::{Args, Built, with_element};
+use crate::args::{Args, build};
 use crate::attention::gradients::{Backward, Statistics, declare_softmax_scale, dq_sums};
 use crate::attention::params::{RowParams, Shape, grid};
 use crate::attention::row_tile::{ACC_COLS, QUAD};
@@ -55,11 +55,7 @@ pub(super) fn step(request: &Backward, shape: &Shape, tiles: SumTiles, kernels: 
         let SumTiles { rows, columns, warps } = tiles;
         let [along, across] = warps;
         let name = shape.kernel_name(&format!("backward_dq_sums_m{rows}c{columns}w{along}x{across}"));
-        Built::build(
-            name,
-            THREADS,
-            |k| with_element!(sixteen_bits shape.dtype => body(k, tiles, shape)),
-        )
+        build!(name, THREADS, sixteen_bits shape.dtype => body(k, tiles, shape))
     })?;
     let problem = &request.problem;
     let blocks = problem.seq_len_q().div_ceil(tiles.rows as usize) * problem.batch() * problem.num_heads();

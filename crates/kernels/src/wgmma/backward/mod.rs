@@ -23,7 +23,7 @@ use flashcore_problem::{Name, Problem, QLengths};
 use self::ahead::{heads_ahead, prepares_ahead};
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
-use crate::args::{Built, layout_of, with_element};
+use crate::args::{Built, build, layout_of};
 use crate::attention::gradients::{Backward, PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -184,11 +184,7 @@ fn main_kernel(config: &Config, shape: &Shape, variant: Variant) -> Result<Built
     };
     let name = named(config, shape, what);
     let threads = 128 * (1 + Partition::new(config, shape).warpgroups);
-    Built::build(
-        name,
-        threads,
-        |k| with_element!(sixteen_bits shape.dtype => kernel::body(k, config, shape, variant)),
-    )
+    build!(name, threads, sixteen_bits shape.dtype => kernel::body(k, config, shape, variant))
 }
 
 fn named(config: &Config, shape: &Shape, what: &str) -> String {

@@ -12,7 +12,7 @@ use flashcore_problem::{Name, Problem};
 
 use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
-use crate::args::{Args, Built, with_element};
+use crate::args::{Args, build};
 use crate::attention::gradients::{Backward, DqSemaphore, KeySums, declare_softmax_scale, dq_sums, head_row};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{RowParams, Shape, grid};
@@ -48,11 +48,7 @@ pub(super) fn step(request: &Backward, config: &Config, shape: &Shape, kernels: 
         let stored = if rounding.stored { "_stored" } else { "" };
         let of_keys = if rounding.split { "_dk_dv" } else { "" };
         let name = named(&rounding.config, shape, &format!("dq{stored}{of_keys}"));
-        Built::build(
-            name,
-            THREADS,
-            |k| with_element!(sixteen_bits shape.dtype => body(k, rounding, shape)),
-        )
+        build!(name, THREADS, sixteen_bits shape.dtype => body(k, rounding, shape))
     })?;
     let dk_blocks = if split { dk_blocks(problem, config.rows) } else { 0 };
     let blocks = dq_blocks(problem, config.rows) + 2 * dk_blocks;
