@@ -13,7 +13,7 @@ use crate::report::Class;
 use crate::rows::Rows;
 use crate::text::cold::{Cold, Unlike, What};
 use crate::text::{Code, Step};
-use crate::undefined::{self, Flow, Moves};
+use crate::undefined::{self, Flow, Halves, Moves};
 
 /// The runs of registers of a product: its accumulator, and its operand A.
 pub(crate) fn fragments(inst: &Inst) -> Vec<(Reg, u32)> {
@@ -38,6 +38,7 @@ pub(crate) struct Lowering<'a> {
     /// Whether what is not defined moves with values, and by local memory.
     pub(crate) moves: bool,
     has_local: bool,
+    pub(crate) halves: Halves,
     tracked: FxHashMap<Reg, u32>,
     /// Fragments read or written since products last started or ended.
     touched: FxHashSet<(u16, bool)>,
@@ -58,6 +59,7 @@ impl<'a> Lowering<'a> {
             unproven,
             moves: code.extra.is_some(),
             has_local: code.local > 0,
+            halves: Halves::default(),
             tracked: FxHashMap::default(),
             touched: FxHashSet::default(),
         }
@@ -139,7 +141,7 @@ impl<'a> Lowering<'a> {
             let [reads, _] = Code::accessed(step);
             return self.check_reads(&reads, site);
         }
-        let parts = undefined::parts(step, self.has_local);
+        let parts = undefined::parts(step, self.has_local, &self.halves);
         self.check_reads(&parts.checked, site);
         let writes: Vec<u32> = parts.to.iter().filter_map(|reg| self.tracked(*reg)).collect();
         if writes.is_empty() && !matches!(parts.moves, Moves::Store(..)) {

@@ -15,6 +15,7 @@ use crate::program::Op;
 use crate::registers::{FULL, lanes};
 use crate::report::Class;
 use crate::text::cold::{Access, Cold, LOCAL_WINDOW, Memory, What};
+use crate::text::numbers::Ty;
 use crate::text::{Code, Step};
 use crate::warp::Warp;
 
@@ -70,8 +71,18 @@ fn register(operand: &Operand) -> Option<Reg> {
 }
 
 /// The registers of a step; `has_local` says that the kernel has local memory.
-pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
+pub(crate) fn parts<'k>(step: &'k Step, has_local: bool, halves: &Halves) -> Parts<'k> {
     let [reads, to] = Code::accessed(step);
+    if let Some((Op::Pack16(_), _, reads)) = fast(step) {
+        let used = halves.of(to[0]);
+        let of = |(at, operand): (usize, &Operand)| register(operand).filter(|_| used >> at & 1 != 0);
+        return Parts {
+            moves: Moves::Each,
+            from: reads.iter().enumerate().map(of).collect(),
+            checked: Vec::new(),
+            to,
+        };
+    }
     let all = |moves, reads: Vec<Reg>, to| Parts {
         moves,
         from: reads.into_iter().map(Some).collect(),
@@ -142,6 +153,70 @@ pub(crate) fn parts(step: &Step, has_local: bool) -> Parts<'_> {
     }
 }
 
+/// An operation of a whole warp, with the types and registers of what it reads.
+fn fast(step: &Step) -> Option<(Op<'static>, &[Ty], &[Operand])> {
+    match step {
+        Step::Cold(Cold {
+            what: What::Fast(op, types),
+            reads,
+            ..
+        }) => Some((*op, types, reads)),
+        _ => None,
+    }
+}
+
+/// Which halves of registers are used: bit 0 is the lower one. Compilers add pairs of which one is what a register
+/// held before, and keep the other.
+#[derive(Debug, Default)]
+pub(crate) struct Halves(HashMap<Reg, u8>);
+
+const BOTH: u8 = 3;
+
+impl Halves {
+    fn of(&self, reg: Reg) -> u8 {
+        self.0.get(&reg).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn of_code(code: &Code) -> Halves {
+        let mut halves = Halves::default();
+        loop {
+            let before: u32 = halves.0.values().map(|&used| u32::from(used)).sum();
+            for item in code.items.iter().rev() {
+                halves.use_of(&item.step);
+            }
+            if halves.0.values().map(|&used| u32::from(used)).sum::<u32>() == before {
+                return halves;
+            }
+        }
+    }
+
+    fn use_of(&mut self, step: &Step) {
+        let [reads, to] = Code::accessed(step);
+        let used = |at: usize| self.of(to[at]);
+        let is_any = |used: u8| u8::from(used != 0);
+        let moved = match fast(step) {
+            Some((Op::Pack16(_), _, operands)) => {
+                for (at, reg) in operands
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(at, of)| Some((at, register(of)?)))
+                {
+                    let half = BOTH * (self.of(to[0]) >> at & 1);
+                    *self.0.entry(reg).or_default() |= half;
+                }
+                return;
+            }
+            Some((Op::Unpack16(_), ..)) => is_any(used(0)) | is_any(used(1)) << 1,
+            Some((Op::Halves(..) | Op::FmaHalves(..), [Ty::Halves(_), ..], _)) => used(0),
+            Some((Op::Mov32(_), ..)) => used(0),
+            _ => BOTH,
+        };
+        for reg in reads {
+            *self.0.entry(reg).or_default() |= moved;
+        }
+    }
+}
+
 /// A step that no value moves by.
 fn decides<'k>(checked: Vec<Reg>, to: Vec<Reg>) -> Parts<'k> {
     Parts {
@@ -154,7 +229,7 @@ fn decides<'k>(checked: Vec<Reg>, to: Vec<Reg>) -> Parts<'k> {
 
 impl Code {
     /// The registers that may hold what is not defined, given those that may be read before they are written.
-    pub(crate) fn undefined(&self, unwritten: &FxHashSet<Reg>) -> FxHashSet<Reg> {
+    pub(crate) fn undefined(&self, unwritten: &FxHashSet<Reg>, halves: &Halves) -> FxHashSet<Reg> {
         let mut found = unwritten.clone();
         for item in self.items.iter().filter(|_| self.local > 0) {
             if let Step::Cold(
@@ -193,7 +268,7 @@ impl Code {
         let steps: Vec<Parts<'_>> = self
             .items
             .iter()
-            .map(|item| parts(&item.step, self.local > 0))
+            .map(|item| parts(&item.step, self.local > 0, halves))
             .collect();
         let mut readers: HashMap<Reg, Vec<usize>> = HashMap::new();
         for (number, parts) in steps.iter().enumerate() {

@@ -211,7 +211,10 @@ impl Reader<'_> {
                 _ => _ = self.of_width(source, ty.bytes())?,
             }
         }
-        let writes = results.iter().map(|result| self.of_width(result, fast.to.bytes()));
+        let writes = results.iter().map(|result| match result {
+            Written::Sink if fast.to.bytes() == 2 => Ok(self.fresh(RegClass::B16, 1)),
+            _ => self.of_width(result, fast.to.bytes()),
+        });
         let writes = writes.collect::<Filled<Vec<Reg>>>()?;
         let mut reads = self.operands(sources, &from)?;
         if let Some(bits) = fast.constant {

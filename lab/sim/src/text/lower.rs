@@ -14,6 +14,7 @@ use crate::program::{self, Op, PRED_TRUE, Program};
 use crate::registers::FULL;
 use crate::report::Class;
 use crate::rows::{Lives, Rows};
+use crate::undefined::Halves;
 
 /// A place that is never reached.
 const NOWHERE: u32 = u32::MAX;
@@ -25,8 +26,18 @@ pub(crate) fn lower<'k>(kernel: &'k Kernel, code: &'k Code, is_late: bool) -> Re
     let is_foreign = code.extra.is_some();
     let pinned = if is_foreign { suspects } else { code.unproven(suspects) };
     let rows = code.rows(&pinned)?;
-    let tracked = if is_foreign { code.undefined(&pinned) } else { pinned };
+    let halves = if is_foreign {
+        Halves::of_code(code)
+    } else {
+        Halves::default()
+    };
+    let tracked = if is_foreign {
+        code.undefined(&pinned, &halves)
+    } else {
+        pinned
+    };
     let mut lowering = Lowering::new(kernel, code, rows, tracked);
+    lowering.halves = halves;
     let products = code
         .items
         .iter()
