@@ -102,19 +102,6 @@ fn wide_sums_carry_through_their_own_operands() {
     );
 }
 
-/// As Triton adds the halves of pairs.
-#[test]
-fn a_half_that_nothing_reads_may_be_anything() {
-    let sum = |kept: &str| {
-        format!(
-            "mov.b32 %r2, 0x40003c00; mov.b32 {{_, %h1}}, %r2; mov.b32 %r3, {{%h1, %h2}}; add.f16x2 %r4, %r2, %r3;
-            mov.b32 {kept}, %r4; cvt.u32.u16 %r5, %h3; st.global.u32 [%d0], %r5;"
-        )
-    };
-    assert_eq!(clean(1, &sum("{%h3, _}"), &[7]), [0x4200]);
-    assert_eq!(kinds(1, &sum("{_, %h3}"), &[7]), [FindingKind::NeverWritten]);
-}
-
 #[test]
 fn comparisons_of_pairs_give_both_or_fill_a_register() {
     // 1.0 < 2.0 in the lower halves, NaN in the upper ones; the third operand is a result.

@@ -337,3 +337,16 @@ fn tensors_are_copied_by_maps_that_the_kernel_makes() {
     let ranks = ranks.replace("[%d6, {%r7, %r8}], [%r4]", "[%d6, {%r7}], [%r4]");
     assert!(kinds(32, &ranks, &words).contains(&FindingKind::OutOfBounds));
 }
+
+/// As Triton adds the halves of pairs.
+#[test]
+fn a_half_that_nothing_reads_may_be_anything() {
+    let sum = |kept: &str| {
+        format!(
+            "mov.b32 %r2, 0x40003c00; mov.b32 {{_, %h1}}, %r2; mov.b32 %r3, {{%h1, %h2}}; add.f16x2 %r4, %r2, %r3;
+            mov.b32 {kept}, %r4; cvt.u32.u16 %r5, %h3; st.global.u32 [%d0], %r5;"
+        )
+    };
+    assert_eq!(clean(1, 1, &sum("{%h3, _}"), &[7]), [0x4200]);
+    assert_eq!(kinds(1, &sum("{_, %h3}"), &[7]), [FindingKind::NeverWritten]);
+}
