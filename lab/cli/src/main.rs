@@ -102,7 +102,7 @@ enum Command {
 }
 
 /// Flags of earlier versions, and what replaced each.
-const GONE: [(&str, &str); 3] = [
+const GONE: [(&str, &str); 4] = [
     (
         "--sweep",
         "`bench --sweep` is gone: `tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
@@ -111,9 +111,10 @@ const GONE: [(&str, &str); 3] = [
         "--predicted",
         "`tune --predicted --profile CARD` is `tune --device predict:CARD`",
     ),
+    ("--no-simulation", "a report has nothing that is simulated"),
     (
-        "--no-simulation",
-        "it is the default; `--simulate` adds what is simulated",
+        "--simulate",
+        "`flashcore profile` predicts shares and keeps them, `flashcore explain --svg` draws shared memory",
     ),
 ];
 

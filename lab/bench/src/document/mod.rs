@@ -14,7 +14,6 @@ mod speeds;
 mod summary;
 
 pub use chapter::{Chapter, chapters};
-pub use hardware::Prediction;
 pub(crate) use markdown::escaped as in_markdown;
 
 use flashcore_check::render;
@@ -62,15 +61,7 @@ pub enum Block {
 pub struct Picture {
     /// What it shows, for those who cannot see it, and below it.
     description: String,
-    image: Image,
-}
-
-#[derive(Clone, Debug)]
-enum Image {
-    /// A chart of this crate.
-    Drawing(Drawing),
-    /// The text of an SVG element with its own colours, and the width at which it is shown, pixels.
-    Svg(String, u32),
+    drawing: Drawing,
 }
 
 /// A table.
@@ -124,15 +115,7 @@ impl Section {
     pub fn draw(&mut self, drawing: Drawing, description: impl Into<String>) {
         self.blocks.push(Block::Picture(Box::new(Picture {
             description: description.into(),
-            image: Image::Drawing(drawing),
-        })));
-    }
-
-    /// Adds the text of an SVG element that has its own colours, shown so many pixels wide.
-    pub fn draw_svg(&mut self, svg: String, pixels: u32, description: impl Into<String>) {
-        self.blocks.push(Block::Picture(Box::new(Picture {
-            description: description.into(),
-            image: Image::Svg(svg, pixels),
+            drawing,
         })));
     }
 

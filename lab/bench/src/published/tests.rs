@@ -136,7 +136,7 @@ fn the_report_of_the_current_set_is_small() {
     let chapters = crate::document::chapters(&gathered);
     let sections = chapters
         .iter()
-        .flat_map(|chapter| chapter.sections(&gathered, &[], Vec::new()));
+        .flat_map(|chapter| chapter.sections(&gathered, Vec::new()));
     let page = crate::document::Document {
         sections: sections.collect(),
         ..crate::document::Document::default()
