@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use flashcore_bench::chart::{self, Chart, RungName, Speed};
+use flashcore_bench::chart::{self, Drawing, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
 
 use crate::bench::printed;
@@ -52,7 +52,7 @@ pub(crate) struct WhatArgs {
     /// hot, cold, sustained or screen
     #[arg(long, default_value = "hot")]
     mode: Mode,
-    /// The file to write: .html or .svg [default: HTML to standard output]
+    /// The .svg file to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -92,7 +92,7 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
         }
         ChartArgs::Lines { what } => {
             let speed = Speed::of_report(&of_run(keep, &what.run, None)?, what.mode)?;
-            what.write(&speed.chart())
+            what.write(&speed.draw())
         }
     }
 }
@@ -137,16 +137,12 @@ fn rungs_of(path: &Path) -> Result<Vec<RungName>, Failure> {
 }
 
 impl WhatArgs {
-    /// Writes the form that the file's extension names; HTML to standard output.
-    fn write(&self, chart: &Chart) -> Result<(), Failure> {
+    fn write(&self, chart: &Drawing) -> Result<(), Failure> {
         let Some(path) = &self.output else {
-            style::print(&chart.html());
+            style::print(&chart.svg());
             return Ok(());
         };
-        let text = match style::ending(path, &["html", "svg"])? {
-            "html" => chart.html(),
-            _ => chart.svg(),
-        };
-        style::write(path, text)
+        style::ending(path, &["svg"])?;
+        style::write(path, chart.svg())
     }
 }

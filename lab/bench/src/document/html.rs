@@ -43,8 +43,6 @@ pub(super) fn page(document: &Document) -> String {
                 main {
                     @for (place, section) in &sections {
                         @match section.level {
-                            // The heading of the page is its own.
-                            0 => (all(section)),
                             2 => {
                                 h2 id={ "s" (place) } class=[(Some(*place) == first).then_some("first")] { (section.title) }
                                 (all(section))

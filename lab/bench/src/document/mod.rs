@@ -37,7 +37,7 @@ pub struct Document {
 pub struct Section {
     /// The heading.
     pub title: String,
-    /// 2 for a chapter, 3 for a section of one, 0 without a heading: all that a page has.
+    /// 2 for a chapter, 3 for a section of one.
     pub level: u8,
     /// What is below it, in order.
     pub blocks: Vec<Block>,

@@ -232,7 +232,7 @@ impl Figure {
             Form::Chart => {
                 let results = compared.iter().map(|(result, _)| *result);
                 let about = taken().map(|(header, _)| measured_on(header).join(", ")).next();
-                Speed::of_results(results)?.on(&about.unwrap_or_default()).chart().svg()
+                Speed::of_results(results)?.on(&about.unwrap_or_default()).draw().svg()
             }
         })
     }
