@@ -133,10 +133,10 @@ impl Side {
 pub(crate) fn named(name: &str, store: &Path) -> Result<(Store, Selector)> {
     let path = Path::new(name);
     Ok(match name {
-        _ if path.is_file() => (Store::open(path)?, Selector::All),
-        _ if path.is_dir() => (Store::open(path)?, Selector::Latest),
-        "latest" => (Store::open(store)?, Selector::Latest),
-        _ => (Store::open(store)?, Selector::Prefix(name.to_string())),
+        _ if path.is_file() => (Store::at(path), Selector::All),
+        _ if path.is_dir() => (Store::at(path), Selector::Latest),
+        "latest" => (Store::at(store), Selector::Latest),
+        _ => (Store::at(store), Selector::Prefix(name.to_string())),
     })
 }
 

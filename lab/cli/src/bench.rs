@@ -149,7 +149,7 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
                     args.peers.join(", ")
                 )));
             }
-            let opened = store.map(Store::open).transpose()?;
+            let opened = store.map(Store::at);
             flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress).map_err(Failure::from)
         }
         Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
@@ -246,7 +246,7 @@ pub(crate) fn measure(
     if !request.own.is_empty() {
         return Ok(own::child()?.bench(&job, deadline, watcher)?);
     }
-    let store = store.map(Store::open).transpose()?;
+    let store = store.map(Store::at);
     Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?)
 }
 

@@ -104,7 +104,7 @@ fn of_run(keep: &StoreArgs, run: &str, baseline: Option<&str>) -> Result<Report,
         return report(&opened(keep)?, run, baseline);
     }
     if path.extension().is_none_or(|extension| extension != "json") {
-        return report(&Store::open(path)?, "latest", baseline);
+        return report(&Store::at(path), "latest", baseline);
     }
     if baseline.is_some() {
         // It has summaries and no samples.

@@ -47,7 +47,6 @@ mod worker;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 // What most subcommands use.
@@ -101,23 +100,6 @@ enum Command {
     Worker(worker::WorkerArgs),
 }
 
-/// Flags of earlier versions, and what replaced each.
-const GONE: [(&str, &str); 4] = [
-    (
-        "--sweep",
-        "`bench --sweep` is gone: `tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
-    ),
-    (
-        "--predicted",
-        "`tune --predicted --profile CARD` is `tune --device predict:CARD`",
-    ),
-    ("--no-simulation", "a report has nothing that is simulated"),
-    (
-        "--simulate",
-        "`flashcore profile` predicts shares and keeps them, `flashcore explain --svg` draws shared memory",
-    ),
-];
-
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.
 fn not_parsed(message: &clap::Error) -> ExitCode {
     let mut text = message.render().ansi().to_string();
@@ -129,11 +111,6 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
         ("invalid float literal", "write a number"),
     ] {
         text = text.replace(rust, words);
-    }
-    if let Some(ContextValue::String(flag)) = message.get(ContextKind::InvalidArg)
-        && let Some((_, now)) = GONE.iter().find(|(gone, _)| gone == flag)
-    {
-        text.push_str(&format!("  {GOOD}help{GOOD:#}: {now}\n"));
     }
     if message.use_stderr() {
         style::eprint(&style::wrap(&text, 2));

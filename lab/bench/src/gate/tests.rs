@@ -60,7 +60,7 @@ struct Without {
 
 /// A run of the set, its times multiplied by a factor.
 fn record(folder: &Path, factor: f64, without: Without) -> Evidence {
-    let store = Store::open(folder).unwrap();
+    let store = Store::at(folder);
     let run = RunIdentity::now(DeviceIdentity::cpu());
     let run = store.begin_run(&run, &Protocol::default(), None).unwrap();
     for (index, case) in problems::cases(ACCEPTANCE, None).unwrap().iter().enumerate() {

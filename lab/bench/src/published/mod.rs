@@ -94,7 +94,7 @@ type Compared<'b> = (&'b CaseResult, Against<'b>);
 
 impl Bundle {
     pub(crate) fn read(path: &Path) -> Result<Bundle> {
-        let store = Store::open(path)?;
+        let store = Store::at(path);
         let (found, unreadable) = store.list(&Selector::All)?;
         if let Some(error) = unreadable.into_iter().next() {
             return Err(error);

@@ -108,11 +108,6 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(at("notes.md"), "# Notes\n").expect("a file");
-    std::fs::write(
-        at("old.jsonl"),
-        "{\"header\":{\"format\":\"flashcore-evidence\",\"schema\":2}}\n",
-    )
-    .expect("a file");
     for (arguments, code, said) in [
         (
             format!("evidence show latest --store {}", at("empty")),
@@ -130,11 +125,6 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
             "notes.md is not an evidence file",
         ),
         (
-            format!("evidence chart lines {}", at("old.jsonl")),
-            2,
-            "`git show 1b152dbd:scripts/convert_evidence.py` converts",
-        ),
-        (
             format!(
                 "bench tiny --device cpu --peers none --kernel cpu/m16n16 --budget 0.01 --store {}",
                 at("notes.md/x")
@@ -149,11 +139,6 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
             "{arguments}: {} {}",
             ran.code,
             ran.words()
-        );
-        assert_eq!(
-            ran.words().contains("convert_evidence"),
-            arguments.contains("old.jsonl"),
-            "{arguments}"
         );
     }
 }
