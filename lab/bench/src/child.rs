@@ -276,7 +276,7 @@ pub fn serve(input: impl Read + Send + 'static, output: impl Write) -> std::io::
 
 fn run(device: &str, store: Option<PathBuf>, request: &Request, watcher: &mut dyn Watcher) -> Result<Report> {
     let device: Device = device.parse()?;
-    let store = store.map(|path| Store::open(&path)).transpose()?;
+    let store = store.map(|path| Store::at(&path));
     crate::run(&device, request, &mut (), store.as_ref(), watcher)
 }
 

@@ -11,40 +11,30 @@ use crate::store::Selector;
 use crate::{BenchError, Mode, Options, Ratio, Result, Sample, Store, Turns, Verdict};
 
 /// The times of one subject on one problem.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Entry {
+#[derive(Clone, Debug, PartialEq)]
+struct Entry {
     /// Name of the problem.
-    pub(crate) case: String,
+    case: String,
     /// The problem in one line: what has to be equal.
-    pub(crate) problem: String,
+    problem: String,
     group: Group,
-    pub(crate) mode: Mode,
+    mode: Mode,
     turns: Option<Turns>,
     /// Copies of K and V that hot runs took turns with.
-    #[serde(default = "one_cache")]
-    pub(crate) caches: u32,
-    pub(crate) label: String,
+    caches: u32,
+    label: String,
     /// Whether it is a kernel of this project.
-    pub(crate) ours: bool,
-    /// Whether an inspection passed; those that failed one are left out.
-    pub(crate) inspected: bool,
-    /// Why it was left out of the last rounds.
-    pub(crate) trouble: Option<String>,
+    ours: bool,
     /// Samples, µs a run.
-    pub(crate) times: Vec<f64>,
-}
-
-/// Of baselines that an earlier build wrote.
-fn one_cache() -> u32 {
-    1
+    times: Vec<f64>,
 }
 
 /// One side of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Side {
     /// What it is, for people.
-    pub(crate) name: String,
-    pub(crate) entries: Vec<Entry>,
+    name: String,
+    entries: Vec<Entry>,
 }
 
 /// One subject on one problem, on both sides.
@@ -71,6 +61,8 @@ pub struct Comparison {
     pub(crate) b: String,
     /// What both have.
     pub(crate) rows: Vec<Row>,
+    /// What A has of kernels of ours and B has not: problems with their modes.
+    pub(crate) missing: Vec<String>,
 }
 
 impl Side {
@@ -106,8 +98,6 @@ impl Side {
                         caches: run.options.caches,
                         label: subject.info.label.clone(),
                         ours: subject.info.is_ours(),
-                        inspected: found.is_some(),
-                        trouble: subject.trouble.clone(),
                         times: of.map(Sample::run_us).collect(),
                     };
                     if rejected || entry.times.is_empty() {
@@ -124,20 +114,15 @@ impl Side {
     /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does;
     /// else a run's key or a revision in the store at `store`.
     pub fn named(name: &str, store: &Path) -> Result<Side> {
-        let (store, selector) = named(name, store)?;
-        Side::of_store(&store, &selector, name)
+        let path = Path::new(name);
+        let (store, selector) = match name {
+            _ if path.is_file() => (path, Selector::All),
+            _ if path.is_dir() => (path, Selector::Latest),
+            "latest" => (store, Selector::Latest),
+            _ => (store, Selector::Prefix(name.to_string())),
+        };
+        Side::of_store(&Store::at(store), &selector, name)
     }
-}
-
-/// The runs that a command line names: see [`Side::named`].
-pub(crate) fn named(name: &str, store: &Path) -> Result<(Store, Selector)> {
-    let path = Path::new(name);
-    Ok(match name {
-        _ if path.is_file() => (Store::open(path)?, Selector::All),
-        _ if path.is_dir() => (Store::open(path)?, Selector::Latest),
-        "latest" => (Store::open(store)?, Selector::Latest),
-        _ => (Store::open(store)?, Selector::Prefix(name.to_string())),
-    })
 }
 
 impl Entry {
@@ -196,11 +181,22 @@ pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison> {
              both on the same problems with the same build first"
         )));
     }
+    let lacks = |entry: &&Entry| entry.ours && !b.entries.iter().any(|theirs| theirs.ours && theirs.is_of(entry));
+    let missing = a.entries.iter().filter(lacks);
+    let mut missing: Vec<String> = missing
+        .map(|entry| format!("{} ({})", entry.case, entry.mode))
+        .collect();
+    missing.dedup();
     let (a, b) = (a.name.clone(), b.name.clone());
-    Ok(Comparison { a, b, rows })
+    Ok(Comparison { a, b, rows, missing })
 }
 
 impl Comparison {
+    /// Whether B has what A has.
+    pub fn has_all(&self) -> bool {
+        self.missing.is_empty()
+    }
+
     /// The rows on which B is a regression: slower by more than `gate` (0.03 for 3 %) by its value, and slower at all
     /// by the whole interval.
     pub fn regressions(&self, gate: f64) -> Vec<&Row> {
@@ -230,8 +226,6 @@ mod tests {
             caches: 1,
             label: label.to_string(),
             ours: !label.starts_with("torch/"),
-            inspected: true,
-            trouble: None,
             times: (0..20).map(|i| us * (1.0 + 0.001 * f64::from(i % 4))).collect(),
         }
     }
@@ -267,7 +261,10 @@ mod tests {
         assert_eq!(comparison.rows[1].verdict, Verdict::Faster);
         let worse = comparison.regressions(0.03);
         assert_eq!((worse.len(), worse[0].case.as_str()), (1, "x"));
-        assert!(comparison.regressions(0.06).is_empty());
+        assert!(comparison.regressions(0.06).is_empty() && comparison.has_all());
+        let back = compare(&b, &a, &Options::default()).unwrap();
+        assert_eq!(back.missing, ["z (hot)"]);
+        assert!(crate::table::comparison_text(&back).contains("not in B: z (hot)"));
         let text = crate::table::comparison_text(&comparison);
         assert!(
             text.contains("different runs") && text.lines().all(|line| line.chars().count() <= 100),

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn predictions_are_marked_and_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
+        let store = Store::at(folder.path());
         let small = Problem::builder().heads(2, 2).seq_len(128).head_dim(64);
         let ids = [
             "mma/m64n64-w4x1-s2-b1-qreg-xor-cond",

@@ -7,8 +7,8 @@ use std::thread;
 use flashcore_kernels::Tap;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, DType, GapWritten, GradientRow, Gradients, Inputs, Problem, ProblemError, Sequence, Tensor, Tolerance,
-    compare, compare_gradient, compare_lse, compare_tap, others_untouched, reference_gradient_rows,
+    Comparison, DType, GapWritten, GradientRow, Gradients, Inputs, Problem, ProblemError, ReferenceRow, Sequence,
+    Tensor, Tolerance, compare, compare_gradient, compare_lse, compare_tap, others_untouched, reference_gradient_rows,
     reference_gradients, reference_probabilities, reference_rows, reference_scores,
 };
 use serde::Serialize;
@@ -94,21 +94,37 @@ pub fn gate(
     seed: u64,
 ) -> Result<Gate, ProblemError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let tolerance = Tolerance::of(problem.dtype());
     let lengths = inputs.lengths.as_slices();
     let mut rows = problem.query_rows(&lengths)?;
-    let all_rows = rows.len();
-    let gaps = others_untouched(&out.view(), rows.iter().copied()).err();
     let products_a_row = (problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v())) as u64;
     let affordable = (MAX_PRODUCTS / products_a_row).max(16);
-    let lse = lse.filter(|_| problem.return_lse());
-    if all_rows as u64 > affordable {
+    if rows.len() as u64 > affordable {
         rows = draw_rows(&rows, affordable as usize, seed);
     }
     let want = reference_rows(problem, &q, &k, &v, &lengths, &rows)?;
-    let lse = lse.map(|lse| compare_lse(problem, lse, &want, tolerance));
+    let lse = lse.filter(|_| problem.return_lse());
+    let lse = lse.map(|lse| (lse, Tolerance::of(problem.dtype())));
+    gate_rows(problem, inputs, &want, out, lse)
+}
+
+/// The same with the rows that are right, and a tolerance of the log-sum-exp.
+///
+/// # Errors
+/// Inputs or an output that are not those of the problem.
+pub fn gate_rows(
+    problem: &Problem,
+    inputs: &Inputs,
+    want: &[ReferenceRow],
+    out: &Tensor,
+    lse: Option<(&[f32], Tolerance)>,
+) -> Result<Gate, ProblemError> {
+    let tolerance = Tolerance::of(problem.dtype());
+    let rows = problem.query_rows(&inputs.lengths.as_slices())?;
+    let all_rows = rows.len();
+    let gaps = others_untouched(&out.view(), rows).err();
+    let lse = lse.map(|(lse, tolerance)| compare_lse(problem, lse, want, tolerance));
     Ok(Gate {
-        out: compare(problem, &out.view(), &want, tolerance)?,
+        out: compare(problem, &out.view(), want, tolerance)?,
         gradient: None,
         lse: lse.transpose()?,
         gaps,

@@ -40,7 +40,7 @@ mod taps;
 pub mod watch;
 
 pub use check::{CheckError, CheckOptions, check_plan, judge_elsewhere, log_of};
-pub use gate::{Gate, gate, gate_gradients, right_gradients, within};
+pub use gate::{Gate, gate, gate_gradients, gate_rows, right_gradients, within};
 pub use report::{CheckReport, Found, StepSize, Verdict};
 
 /// The README's Rust is compiled with the documentation tests.

@@ -68,9 +68,6 @@ pub(crate) struct BenchArgs {
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
-    /// Write a table in Markdown
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    markdown: Option<PathBuf>,
     /// Write one line per subject and problem as CSV
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     csv: Option<PathBuf>,
@@ -90,7 +87,7 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
         given.forbid(&flags, "`bench scores`, which times the same kernels whatever it says")?;
     }
     // Before minutes of measuring.
-    style::check_files(args.markdown.iter().chain(&args.csv))?;
+    style::check_files(&args.csv)?;
     let place = match (scores, args.device.as_str()) {
         // A product by itself is a GPU's: without one, the error says what is missing.
         (true, "best") => machine::place("cuda", Besides::Nothing)?,
@@ -149,7 +146,7 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
                     args.peers.join(", ")
                 )));
             }
-            let opened = store.map(Store::open).transpose()?;
+            let opened = store.map(Store::at);
             flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress).map_err(Failure::from)
         }
         Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
@@ -162,9 +159,6 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
     if let Some(note) = args.baseline.as_deref().and_then(|label| report.lacks(label)) {
         style::note(&note);
         report.notes.push(note);
-    }
-    if let Some(path) = &args.markdown {
-        style::write(path, table::markdown(&report))?;
     }
     if let Some(path) = &args.csv {
         style::write(path, table::csv(&report))?;
@@ -246,7 +240,7 @@ pub(crate) fn measure(
     if !request.own.is_empty() {
         return Ok(own::child()?.bench(&job, deadline, watcher)?);
     }
-    let store = store.map(Store::open).transpose()?;
+    let store = store.map(Store::at);
     Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?)
 }
 

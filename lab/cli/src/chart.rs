@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use flashcore_bench::chart::{self, Chart, RungName, Speed};
+use flashcore_bench::chart::{self, Drawing, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
 use flashcore_problem::current_name;
 
@@ -53,7 +53,7 @@ pub(crate) struct WhatArgs {
     /// hot, cold, sustained or screen
     #[arg(long, default_value = "hot")]
     mode: Mode,
-    /// The file to write: .html or .svg [default: HTML to standard output]
+    /// The .svg file to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -94,7 +94,7 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
         }
         ChartArgs::Lines { what } => {
             let speed = Speed::of_report(&of_run(keep, &what.run, None)?, what.mode)?;
-            what.write(&speed.chart())
+            what.write(&speed.draw())
         }
     }
 }
@@ -106,7 +106,7 @@ fn of_run(keep: &StoreArgs, run: &str, baseline: Option<&str>) -> Result<Report,
         return report(&opened(keep)?, run, baseline);
     }
     if path.extension().is_none_or(|extension| extension != "json") {
-        return report(&Store::open(path)?, "latest", baseline);
+        return report(&Store::at(path), "latest", baseline);
     }
     if baseline.is_some() {
         // It has summaries and no samples.
@@ -139,16 +139,12 @@ fn rungs_of(path: &Path) -> Result<Vec<RungName>, Failure> {
 }
 
 impl WhatArgs {
-    /// Writes the form that the file's extension names; HTML to standard output.
-    fn write(&self, chart: &Chart) -> Result<(), Failure> {
+    fn write(&self, chart: &Drawing) -> Result<(), Failure> {
         let Some(path) = &self.output else {
-            style::print(&chart.html());
+            style::print(&chart.svg());
             return Ok(());
         };
-        let text = match style::ending(path, &["html", "svg"])? {
-            "html" => chart.html(),
-            _ => chart.svg(),
-        };
-        style::write(path, text)
+        style::ending(path, &["svg"])?;
+        style::write(path, chart.svg())
     }
 }

@@ -1,7 +1,6 @@
 //! The predicted time of a plan on a card, and the resource that binds it.
 
 use flashcore::unstable::cuda::DeviceInfo;
-use flashcore::{DType, Problem};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_bench::profile::Predicted;
@@ -12,15 +11,6 @@ use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
 use crate::{Card, HEAD, Page, machine, micros, style};
-
-/// Microseconds in the reports that this project began with, for B1 H8 S512 D64 on an L4.
-const REPORTS: [(f64, &str); 5] = [
-    (839.0, "one of their kernels"),
-    (279.0, "their fastest kernel"),
-    (47.0, "PyTorch's SDPA, slowest"),
-    (40.0, "their target"),
-    (25.0, "PyTorch's SDPA, fastest"),
-];
 
 pub(crate) type Outcome = Result<Prediction, String>;
 
@@ -72,13 +62,7 @@ fn observe(
     }
 }
 
-fn is_theirs(problem: &Problem, card: Card) -> bool {
-    let theirs = Problem::builder().heads(8, 8).seq_len(512).head_dim(64);
-    let theirs = theirs.dtype(DType::F16).build();
-    card.name() == "l4" && theirs.is_ok_and(|theirs| theirs == *problem)
-}
-
-pub(crate) fn add(page: &mut Page, outcome: &Outcome, problem: &Problem, card: Card) {
+pub(crate) fn add(page: &mut Page, outcome: &Outcome) {
     page.line(format_args!("\n{HEAD}Cost{HEAD:#}, predicted"));
     let prediction = match outcome {
         Ok(prediction) => prediction,
@@ -105,10 +89,6 @@ pub(crate) fn add(page: &mut Page, outcome: &Outcome, problem: &Problem, card: C
         None => page.field("rates", "the profile's (`flashcore device` measures a card's)"),
     }
     page.field("trust", prediction.trust.words());
-    if is_theirs(problem, card) {
-        let reports = style::list(REPORTS.map(|(us, what)| format!("{us:.0} ({what})")));
-        page.field("reports", format_args!("µs on their L4: {reports}"));
-    }
 }
 
 /// The time of a kernel of another compiler, and where it goes.
@@ -162,11 +142,8 @@ fn bound(prediction: &Prediction) -> String {
     format!("{what}; {:.2} times the next", prediction.lead)
 }
 
-pub(crate) fn json(outcome: &Outcome, problem: &Problem, card: Card) -> Value {
-    let reports = REPORTS.map(|(micros, what)| json!({ "micros": micros, "what": what }));
-    let reports = is_theirs(problem, card).then_some(reports);
+pub(crate) fn json(outcome: &Outcome) -> Value {
     let mut value = outcome.as_ref().map_or(json!({}), |prediction| json!(prediction));
     value["unknown"] = json!(outcome.as_ref().err());
-    value["reports"] = json!(reports);
     value
 }

@@ -165,7 +165,7 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
 
 pub(crate) fn opened(keep: &StoreArgs) -> Result<Store, Failure> {
     let none = || Failure::usage("--no-store leaves no evidence to show");
-    Ok(Store::open(&keep.path()?.ok_or_else(none)?)?)
+    Ok(Store::at(&keep.path()?.ok_or_else(none)?))
 }
 
 pub(crate) fn selector(run: &str) -> Selector {
@@ -179,8 +179,7 @@ pub(crate) fn selector(run: &str) -> Selector {
 fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
     let (runs, unreadable) = store.list(&Selector::All)?;
     let unreadable: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
-    let older = store.older();
-    let json = || json!({ "store": store.path(), "runs": runs, "unreadable": unreadable, "older_store": older });
+    let json = || json!({ "store": store.path(), "runs": runs, "unreadable": unreadable });
     style::show(as_json, json, || {
         let mut page = Page::default();
         page.wrap(2, store.path().display());
@@ -215,12 +214,6 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
         }
         if unreadable.len() > FEW {
             page.line(format_args!("not read: {} more", unreadable.len() - FEW));
-        }
-        if let Some(older) = older.as_ref().map(|older| older.display()) {
-            let text = format!(
-                "older runs: `git show 1b152dbd:scripts/convert_evidence.py | python3 - {older}` adds those of {older}"
-            );
-            page.wrap(2, text);
         }
         page
     });
@@ -355,7 +348,7 @@ fn publish(args: &EvidenceArgs, name: &str, runs: &[String]) -> Result<(), Failu
     let (root, mut text) = (root()?, Vec::new());
     for run in runs {
         let (store, wanted) = if Path::new(run).is_file() {
-            (Store::open(Path::new(run))?, Selector::All)
+            (Store::at(Path::new(run)), Selector::All)
         } else {
             (opened(&args.keep)?, selector(run))
         };

@@ -125,7 +125,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
     let json = || {
         let mut value = as_json(args, card, &problem, &choice, &plans);
         value["steps"] = steps.iter().map(|step| step.json(card)).collect();
-        value["cost"] = cost::json(&predicted, &problem, card);
+        value["cost"] = cost::json(&predicted);
         value["savings"] = json!(savings.as_ref().map(|(_, savings)| savings));
         value
     };
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
             }
             step.add(&mut page, card);
         }
-        cost::add(&mut page, &predicted, &problem, card);
+        cost::add(&mut page, &predicted);
         if let Some((bytes, savings)) = &savings {
             add_savings(&mut page, savings, *bytes);
         }

@@ -102,7 +102,7 @@ enum Command {
 }
 
 /// Flags of earlier versions, and what replaced each.
-const GONE: [(&str, &str); 3] = [
+const GONE: [(&str, &str); 5] = [
     (
         "--sweep",
         "`bench --sweep` is gone: `tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
@@ -112,9 +112,11 @@ const GONE: [(&str, &str); 3] = [
         "`tune --predicted --profile CARD` is `tune --device predict:CARD`",
     ),
     (
-        "--no-simulation",
-        "it is the default; `--simulate` adds what is simulated",
+        "--simulate",
+        "`profile` predicts shares and keeps them for reports; `explain --svg` draws shared memory",
     ),
+    ("--markdown", "`report -o FILE.md` writes runs in Markdown"),
+    ("--evidence", "`compare --gate` judges measured runs of two labels"),
 ];
 
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.

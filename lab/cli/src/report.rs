@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use flashcore_bench::document::{Document, Prediction, Section, chapters};
+use flashcore_bench::document::{Document, Section, chapters};
 use serde_json::json;
 
 use crate::sources::{SourceArgs, Sources};
@@ -13,10 +13,9 @@ use crate::{Failure, Outcome, Page, style};
 /// Write what was measured as one file, in HTML or Markdown
 ///
 /// For each device: a verdict, a bar with its interval for each problem, and folded below speed against length with
-/// peers, the roofline, busy shares of the card's units (counters of `flashcore profile`; with --simulate the cost
-/// model's predictions, too, which are marked), errors, the ladder of kernels, searches, and where each number comes
-/// from. An HTML file has its pictures in it and needs no network and no script. Each number has an id, which
-/// `flashcore reproduce` resolves.
+/// peers, the roofline, busy shares of the card's units (counters of `flashcore profile`), errors, the
+/// ladder of kernels, searches, and where each number comes from. An HTML file has its pictures in it and needs no
+/// network and no script. Each number has an id, which `flashcore reproduce` resolves.
 #[derive(Args)]
 #[command(after_help = include_str!("help/report.txt"))]
 pub(crate) struct ReportArgs {
@@ -36,9 +35,6 @@ pub(crate) struct ReportArgs {
     /// Print one JSON object: what the file has
     #[arg(long, requires = "output", help_heading = "Output")]
     json: bool,
-    /// Add what is simulated: predicted shares of units, and shared memory over time
-    #[arg(long, help_heading = "Output")]
-    simulate: bool,
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
@@ -116,22 +112,9 @@ impl ReportArgs {
             .about
             .extend(gathered.notes.iter().map(|note| format!("Note: {note}.")));
         for chapter in &chapters {
-            let mut predictions = Vec::new();
-            let spinner = style::spinner(&format!("simulating kernels for {}", chapter.title()));
-            if self.simulate {
-                predictions = Prediction::wanted(chapter);
-            }
-            predictions.iter_mut().for_each(Prediction::compute);
-            // A map is large, and the others are of the same kind.
-            if let Some(first) = predictions.first_mut() {
-                first.draw();
-            }
-            drop(spinner);
             let of_chapter = searches.iter().filter(|told| chapter.is_of(&told.origin));
             let tuning = of_chapter.map(|told| told.section()).collect();
-            document
-                .sections
-                .extend(chapter.sections(gathered, &predictions, tuning));
+            document.sections.extend(chapter.sections(gathered, tuning));
         }
         document.sections.extend(alone);
         document

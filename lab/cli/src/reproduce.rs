@@ -3,7 +3,6 @@
 use clap::Args;
 use flashcore::{Device, KernelId};
 use flashcore_bench::child::DEADLINE;
-use flashcore_bench::document::{Prediction, chapters};
 use flashcore_bench::gather::{FEWEST_DIGITS, Found, Recipe, Recorded};
 use flashcore_bench::{DeviceIdentity, Interval, Request, revision};
 use flashcore_check::render;
@@ -98,9 +97,6 @@ fn resolve(id: &str, Sources { gathered, searches }: &Sources) -> Result<Recipe,
         .filter_map(|found: &Found<'_>| gathered.recipe(found))
         .collect();
     recipes.extend(searches.iter().flat_map(|told| told.recipes(id)));
-    for prediction in chapters(gathered).iter().flat_map(Prediction::wanted) {
-        recipes.extend(prediction.id.begins(id).then(|| prediction.recipe()));
-    }
     let mut several = recipes.iter().map(|recipe| format!("{} ({})", recipe.id, recipe.what));
     match recipes.len() {
         1 => Ok(recipes.remove(0)),

@@ -32,7 +32,7 @@ pub(crate) fn bars(title: &str, kernels: &[Shares]) -> Drawing {
     });
     let drawn: Vec<(f64, &Shares)> = drawn.collect();
     let body = html! {
-        (legend(kernels))
+        (legend())
         @for (top, kernel) in &drawn {
             g transform={ "translate(0 " (round(*top)) ")" } { (shares(kernel)) }
         }
@@ -40,19 +40,12 @@ pub(crate) fn bars(title: &str, kernels: &[Shares]) -> Drawing {
     Drawing::new(title, [WIDTH, y], PIXELS, body)
 }
 
-fn legend(kernels: &[Shares]) -> Markup {
-    let is_measured = kernels
-        .iter()
-        .flat_map(|kernel| &kernel.rows)
-        .any(|row| row.1.is_some());
-    let predicted_at = if is_measured { 110.0 } else { 0.0 };
+fn legend() -> Markup {
     html! {
-        @if is_measured {
-            rect.ours x="0" y="4" width="14" height=(BAR) rx="1" {}
-            text.soft.small x="20" y="12" { "measured" }
+        @for (x, class, word) in [(0, "ours", "measured"), (110, "peer", "predicted")] {
+            rect class=(class) x=(x) y="4" width="14" height=(BAR) rx="1" {}
+            text.soft.small x=(x + 20) y="12" { (word) }
         }
-        rect.peer x=(predicted_at) y="4" width="14" height=(BAR) rx="1" {}
-        text.soft.small x=(predicted_at + 20.0) y="12" { "predicted" }
     }
 }
 
@@ -69,18 +62,15 @@ fn shares(kernel: &Shares) -> Markup {
         }
         @for (place, (name, measured, predicted)) in kernel.rows.iter().enumerate() {
             @let y = TITLE + ROW * place as f64;
-            // A bar alone stands in the middle.
-            @let shift = if measured.is_some() { 0.0 } else { -(BAR + 1.0) / 2.0 };
             text.ink.small x="0" y=(y + 11.0) { (name) }
-            @for (share, class, top) in [(measured, "ours", y), (predicted, "peer", y + BAR + 1.0 + shift)] {
+            @for (share, class, top) in [(measured, "ours", y), (predicted, "peer", y + BAR + 1.0)] {
                 @if let Some(share) = share {
                     rect class=(class) x=(NAMES) y=(round(top)) height=(BAR) rx="1"
                         width=(round((scale * share.clamp(0.0, 100.0)).max(0.5))) {}
                 }
             }
             text.soft.small x=(WIDTH) y=(y + 11.0) text-anchor="end" {
-                @if measured.is_some() { (shown(*measured)) " / " }
-                (shown(*predicted)) " %"
+                (shown(*measured)) " / " (shown(*predicted)) " %"
             }
         }
     }

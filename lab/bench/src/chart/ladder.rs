@@ -2,8 +2,8 @@
 
 use maud::{Markup, html};
 
-use super::{Chart, Drawing, MAX_PX, WIDTH, identity, round};
-use crate::table::{clip_to, number, span, times};
+use super::{Drawing, MAX_PX, WIDTH, round};
+use crate::table::{clip_to, number, times};
 use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report, Result, Stop};
 
 /// Height of a rung: its name, its id, its bar.
@@ -39,32 +39,18 @@ struct Rung {
 ///
 /// # Errors
 /// [`BenchError::Given`] for a problem that was not measured in the mode, or a subject that has no time on it.
-pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Chart> {
+pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Drawing> {
     let of_mode = || report.results.iter().filter(|result| result.measurement.mode == mode);
     let Some(result) = of_mode().find(|result| result.case.name == case) else {
         let cases: Vec<&str> = of_mode().map(|result| result.case.name.as_str()).collect();
         let given = format!("{case} ({mode})");
         return Err(BenchError::bad_option("problem", given, cases.join(", ")));
     };
-    let rungs = match rungs {
+    let rungs: Vec<Rung> = match rungs {
         [] => all(result),
         names => names.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?,
     };
-    let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
-    about.extend(identity(report));
-    let row = |rung: &Rung| {
-        vec![
-            rung.name.clone(),
-            rung.id.clone().unwrap_or_default(),
-            number(rung.us),
-            span(rung.interval, number),
-            number(rung.tflops),
-            speedup(&rungs, rung),
-        ]
-    };
-    let columns = ["rung", "id", "p50 µs", "interval", "TFLOP/s", "speed-up"];
-    let drawing = draw(&title(case, Some(result)), &rungs, &speedup_over(&rungs));
-    Ok(Chart::new(drawing, about, &columns, rungs.iter().map(row).collect()))
+    Ok(draw(&title(case, Some(result)), &rungs, &speedup_over(&rungs)))
 }
 
 /// The drawing of a result's kernels, the slowest first, then its peers. `name` is what a kernel is called.

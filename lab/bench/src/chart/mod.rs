@@ -1,7 +1,7 @@
-//! Charts of evidence: one file each, HTML or SVG, in light and dark, readable at the width of a phone, with no script.
+//! Charts of evidence: SVG in light and dark, readable at the width of a phone, with no script.
 //!
-//! CSS classes give the colours, which follow the reader's scheme. An SVG stands alone; an HTML page has the same SVG,
-//! what the numbers are about, and the numbers as a table.
+//! CSS classes give the colours, which follow the reader's scheme. A chart stands alone, or in a page of
+//! [`document`](crate::document), which has the numbers.
 
 mod bars;
 mod history;
@@ -21,9 +21,6 @@ pub use speed::Speed;
 pub(crate) use speed::{is_drawn, work_of};
 pub use speedups::ratio;
 pub(crate) use speedups::speedups;
-
-use crate::document::{Cell, Document, Section, Table};
-use crate::report::Report;
 
 /// Width of a chart for phones in its own units, about pixels there. Wider screens scale it up to [`MAX_PX`].
 const WIDTH: f64 = 420.0;
@@ -66,11 +63,9 @@ impl Drawing {
     }
 
     /// With its own colours, so that it can stand alone.
-    fn alone(&self) -> Markup {
-        self.element(
-            None,
-            html! { style { (PreEscaped(style("@media(prefers-color-scheme:dark)"))) } },
-        )
+    pub fn svg(&self) -> String {
+        let style = html! { style { (PreEscaped(style("@media(prefers-color-scheme:dark)"))) } };
+        self.element(None, style).into_string()
     }
 
     /// For a page that has [`page_style`], with a description for those who cannot see it.
@@ -103,57 +98,6 @@ impl Drawing {
 /// Colours of the drawings of a page. Printed pages are light.
 pub(crate) fn page_style() -> String {
     style("@media screen and (prefers-color-scheme:dark)")
-}
-
-/// A chart, with what it is about and its numbers.
-#[derive(Debug)]
-pub struct Chart {
-    title: String,
-    about: Vec<String>,
-    drawing: Drawing,
-    table: Table,
-}
-
-impl Chart {
-    /// `rows` begin with a name, and go on with numbers.
-    fn new(drawing: Drawing, about: Vec<String>, columns: &[&'static str], rows: Vec<Vec<String>>) -> Chart {
-        let kinds = || std::iter::once(Cell::Text as fn(String) -> Cell).chain(std::iter::repeat(Cell::Number as _));
-        let cells = |row: Vec<String>| kinds().zip(row).map(|(kind, text)| kind(text)).collect();
-        Chart {
-            title: drawing.title.clone(),
-            about,
-            drawing,
-            table: Table {
-                rows: rows.into_iter().map(cells).collect(),
-                ..Table::new("The numbers of the chart.", columns)
-            },
-        }
-    }
-
-    /// The chart alone.
-    pub fn svg(&self) -> String {
-        self.drawing.alone().into_string()
-    }
-
-    /// The chart in a page: heading, what it is about, the chart, its numbers as a table.
-    pub fn html(&self) -> String {
-        let mut section = Section::default();
-        section.draw(self.drawing.clone(), "The table below has the numbers.");
-        section.tabulate(self.table.clone());
-        let document = Document {
-            title: self.title.clone(),
-            about: self.about.clone(),
-            sections: vec![section],
-        };
-        document.html()
-    }
-}
-
-/// What a chart's numbers are about: device, driver, revision, and when.
-fn identity(report: &Report) -> Vec<String> {
-    let mut about = vec![crate::table::device_line(report)];
-    about.extend(crate::table::turns_lines(report));
-    about
 }
 
 /// `512`, `4k`.

@@ -22,7 +22,6 @@ struct Point {
     /// Place in [`SERIES`].
     series: usize,
     seq_len: usize,
-    subject: String,
     tflops: f64,
     /// The rounds' 10th and 90th percentile; NaN where they are not known.
     range: [f64; 2],
@@ -167,7 +166,6 @@ fn best(result: &CaseResult, of: usize) -> Option<Point> {
         causal: problem.mask() == Mask::CAUSAL,
         series: of,
         seq_len: problem.seq_len_kv(),
-        subject: subject.info.label.clone(),
         tflops: result.tflops(summary.p50),
         range: [result.tflops(summary.p90), result.tflops(summary.p10)],
     })

@@ -6,7 +6,6 @@ fn point(series: usize, (seq_len, causal): (usize, bool), tflops: f64) -> Point 
         causal,
         series,
         seq_len,
-        subject: "x".to_string(),
         tflops,
         range: [tflops - 1.0, tflops + 1.0],
     }
@@ -24,7 +23,7 @@ fn of(points: impl IntoIterator<Item = Point>) -> Result<Speed> {
 fn names_of_lines_that_end_together_do_not_overlap() {
     let lines = 0..SERIES.len();
     let points = lines.flat_map(|series| [512, 1024].map(|seq| point(series, (seq, false), 100.0)));
-    let svg = of(points).unwrap().chart().svg();
+    let svg = of(points).unwrap().draw().svg();
     // The four names end in the value at the last point.
     let mut heights: Vec<f64> = svg
         .split("<text")
@@ -58,7 +57,7 @@ fn what_is_won_and_lost_is_counted() {
         // No peer to be compared with.
         point(0, (512, true), 100.0),
     ]);
-    let svg = svg.unwrap().chart().svg();
+    let svg = svg.unwrap().draw().svg();
     assert!(svg.contains("fastest on 1 of 2 problems"), "{svg}");
 }
 

@@ -2,9 +2,9 @@
 
 use maud::html;
 
-use super::{Chart, Drawing, MAX_PX, WIDTH, identity, round};
+use super::{Drawing, MAX_PX, WIDTH, round};
 use crate::standing::Shape;
-use crate::table::{bracketed, geomean_text, times, worst_text};
+use crate::table::{bracketed, times};
 use crate::{BenchError, Interval, Mode, Report, Result};
 
 /// Space for the names, and for the numbers at the right.
@@ -26,31 +26,14 @@ const LETTERS: usize = 27;
 ///
 /// # Errors
 /// [`BenchError::Given`] if there is no such problem: `base` must have been the baseline.
-pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart> {
+pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Drawing> {
     let mut standings = report.standings(base).into_iter();
     let Some(standing) = standings.find(|standing| standing.mode == mode) else {
         let peer = report.main_peer();
         let allowed = peer.unwrap_or("a subject that was timed in the same rounds as another kernel of ours");
         return Err(BenchError::bad_option("baseline", format!("{base} ({mode})"), allowed));
     };
-    let mut about = vec![format!(
-        "{mode}: {}, {}",
-        geomean_text(&standing),
-        worst_text(&standing.all)
-    )];
-    about.extend(identity(report));
-    let numbers = |shape: &Shape| {
-        let (case, subject) = (shape.case.clone(), shape.subject.clone());
-        vec![case, subject, times(shape.speedup), bracketed(Some(shape.interval))]
-    };
-    let rows = standing.shapes.iter().map(numbers).collect();
-    let drawing = speedups(&format!("{mode}, compared with {base}"), &standing.shapes);
-    Ok(Chart::new(
-        drawing,
-        about,
-        &["problem", "kernel", "speed-up", "interval"],
-        rows,
-    ))
+    Ok(speedups(&format!("{mode}, compared with {base}"), &standing.shapes))
 }
 
 /// The bars begin at 1, and go to the left where FlashCore is slower.

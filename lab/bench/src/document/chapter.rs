@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use flashcore_ir::Profile;
 use flashcore_problem::{DType, Direction};
 
-use super::hardware::Prediction;
 use super::{Section, errors, hardware, origins, speeds, summary};
 use crate::gather::{EvidenceId, Gathered, Origin, Profiled, Timing};
 use crate::{Measured, Mode};
@@ -72,10 +71,10 @@ pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
 impl<'g> Chapter<'g> {
     /// Its sections: the heading with a summary, speeds, the hardware, the ladder, errors, what searches found, and
     /// where numbers come from.
-    pub fn sections(&self, gathered: &'g Gathered, predictions: &[Prediction], tuning: Vec<Section>) -> Vec<Section> {
+    pub fn sections(&self, gathered: &'g Gathered, tuning: Vec<Section>) -> Vec<Section> {
         let mut sections = vec![summary::section(self, gathered)];
         sections.extend(speeds::sections(self));
-        sections.extend(hardware::sections(self, predictions));
+        sections.extend(hardware::sections(self));
         sections.push(speeds::ladder(self));
         sections.push(errors::section(self, gathered));
         sections.extend(tuning);

@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::strip::{dot, strip};
-use super::{Block, Cell, Document, Image, Picture, Section, Table};
+use super::{Block, Cell, Document, Picture, Section, Table};
 use crate::chart::page_style;
 
 /// Rows of a table above which it scrolls in a box on a screen. On paper it does not.
@@ -45,8 +45,6 @@ pub(super) fn page(document: &Document) -> String {
                 main {
                     @for (place, section) in &sections {
                         @match section.level {
-                            // The heading of the page is its own.
-                            0 => (all(section)),
                             2 => {
                                 h2 id={ "s" (place) } class=[(Some(*place) == first).then_some("first")] { (section.title) }
                                 (all(section))
@@ -92,16 +90,12 @@ fn draw(block: &Block) -> Markup {
 
 /// Pictures are as wide as the page at most; on a narrow screen those that would be too small to read scroll.
 fn figure(picture: &Picture) -> Markup {
-    let Picture { description, image } = picture;
-    let (svg, [least, most]) = match image {
-        Image::Drawing(drawing) => (drawing.within(description), drawing.widths()),
-        // It was written by this program, with its texts escaped.
-        Image::Svg(svg, pixels) => (PreEscaped(svg.clone()), [*pixels * 2 / 3, *pixels]),
-    };
+    let Picture { description, drawing } = picture;
+    let [least, most] = drawing.widths();
     html! {
         figure {
             div.wide tabindex="0" role="group" aria-label=(description) {
-                div style={ "max-width:" (most) "px;min-width:" (least) "px" } { (svg) }
+                div style={ "max-width:" (most) "px;min-width:" (least) "px" } { (drawing.within(description)) }
             }
             figcaption { (description) }
         }

@@ -15,7 +15,6 @@ mod strip;
 mod summary;
 
 pub use chapter::{Chapter, chapters};
-pub use hardware::Prediction;
 pub(crate) use markdown::escaped as in_markdown;
 
 use flashcore_check::render;
@@ -39,7 +38,7 @@ pub struct Document {
 pub struct Section {
     /// The heading.
     pub title: String,
-    /// 2 for a chapter, 3 for a section of one, 0 without a heading: all that a page has.
+    /// 2 for a chapter, 3 for a section of one.
     pub level: u8,
     /// What is below it, in order.
     pub blocks: Vec<Block>,
@@ -63,15 +62,7 @@ pub enum Block {
 pub struct Picture {
     /// What it shows, for those who cannot see it, and below it.
     description: String,
-    image: Image,
-}
-
-#[derive(Clone, Debug)]
-enum Image {
-    /// A chart of this crate.
-    Drawing(Drawing),
-    /// The text of an SVG element with its own colours, and the width at which it is shown, pixels.
-    Svg(String, u32),
+    drawing: Drawing,
 }
 
 /// A table.
@@ -127,15 +118,7 @@ impl Section {
     pub fn draw(&mut self, drawing: Drawing, description: impl Into<String>) {
         self.blocks.push(Block::Picture(Box::new(Picture {
             description: description.into(),
-            image: Image::Drawing(drawing),
-        })));
-    }
-
-    /// Adds the text of an SVG element that has its own colours, shown so many pixels wide.
-    pub fn draw_svg(&mut self, svg: String, pixels: u32, description: impl Into<String>) {
-        self.blocks.push(Block::Picture(Box::new(Picture {
-            description: description.into(),
-            image: Image::Svg(svg, pixels),
+            drawing,
         })));
     }
 

@@ -134,7 +134,7 @@ fn gathered() -> Gathered {
 fn document(gathered: &Gathered) -> Document {
     let sections = chapters(gathered)
         .iter()
-        .flat_map(|chapter| chapter.sections(gathered, &Prediction::wanted(chapter), Vec::new()))
+        .flat_map(|chapter| chapter.sections(gathered, Vec::new()))
         .collect();
     Document {
         title: "What & <how>".to_string(),
@@ -184,12 +184,10 @@ fn devices_and_boards_are_kept_apart() {
 fn every_number_has_an_id_that_names_one_thing() {
     let gathered = gathered();
     let document = document(&gathered);
-    let wanted: Vec<Prediction> = chapters(&gathered).iter().flat_map(Prediction::wanted).collect();
     let ids = evidence(&document);
     assert!(ids.len() > 10);
     for id in ids {
-        let predicted = wanted.iter().filter(|wanted| wanted.id == *id).count();
-        assert_eq!(gathered.find(&id.to_string()).len() + predicted, 1, "{id}");
+        assert_eq!(gathered.find(&id.to_string()).len(), 1, "{id}");
     }
     for block in document.sections.iter().flat_map(|section| &section.blocks) {
         if let Block::Table(table) = block {
@@ -218,42 +216,6 @@ fn of_a_kernel_that_was_profiled_again_the_latest_is_shown() {
         .flat_map(|chapter| chapter.profiles.iter().map(|profiled| &profiled.id))
         .collect();
     assert_eq!(shown, [&gathered.profiles[1].id]);
-}
-
-#[test]
-fn where_there_are_no_counters_predictions_stand_and_say_so() {
-    let mut gathered = gathered();
-    gathered.profiles.clear();
-    let chapters = chapters(&gathered);
-    let mut wanted = Prediction::wanted(&chapters[1]);
-    assert_eq!((wanted.len(), wanted[0].card.name), (1, "l4"));
-    wanted[0].compute();
-    wanted[0].draw();
-    let sections = chapters[1].sections(&gathered, &wanted, Vec::new());
-    let page = Document {
-        sections,
-        ..Document::default()
-    };
-    let markdown = page.markdown();
-    assert!(
-        markdown.contains("these shares are PREDICTED by the cost model"),
-        "{markdown}"
-    );
-    let row = markdown.lines().find(|line| line.contains("| tensor cores |")).unwrap();
-    assert!(
-        row.contains("| – |") && row.ends_with(&format!("`{}` |", wanted[0].id)),
-        "{row}"
-    );
-    assert!(
-        markdown.contains("### Shared memory") && markdown.contains("| `k_tile` | 4096 |"),
-        "{markdown}"
-    );
-    assert_eq!(faults(&page.html()), Vec::<String>::new());
-    let recipe = wanted[0].recipe();
-    let command = format!("flashcore explain small --kernel {L4} --profile l4");
-    assert_eq!(recipe.command, Some(command));
-    // A host has no card to predict for.
-    assert!(Prediction::wanted(&chapters[2]).is_empty());
 }
 
 /// What is wrong with a page: tags that do not match, text or attributes with characters of markup, ids given twice,

@@ -143,7 +143,7 @@ impl Gathered {
                 if !read.insert(file.canonicalize().unwrap_or_else(|_| file.clone())) {
                     continue;
                 }
-                let read = Store::open(&file).and_then(|store| self.add_stored(&store, &Selector::All));
+                let read = self.add_stored(&Store::at(&file), &Selector::All);
                 damaged.extend(read.err());
             }
         }

@@ -12,8 +12,8 @@ pub use bed::{ForwardPass, GpuBed, TensorSet};
 pub use buffers::Buffers;
 pub use step::run_step;
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
+pub(crate) use tools::one_warp_on;
 pub use tools::{GpuStopwatch, GpuTools};
-pub(crate) use tools::{empty_kernel, one_warp_on};
 
 use flashcore_cuda::Stream;
 

@@ -1,6 +1,6 @@
-//! Instructions: fused products, exponentials.
+//! Instructions: exponentials.
 
-use flashcore_ir::{Arg, BuildErrors, Kernel};
+use flashcore_ir::{BuildErrors, Kernel};
 
 use super::{Micro, Scale, Unit};
 
@@ -9,41 +9,8 @@ const THREADS: u32 = 256;
 const BLOCKS_PER_SM: u32 = 4;
 const CHAINS: u32 = 8;
 
-pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
-    Ok(vec![fma(scale)?, ex2(scale)?])
-}
-
-/// `x = a·x + b` with a = b = 1, which the compiler cannot know: each chain counts its steps.
-fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
-    // Many, as the loop's own instructions take slots from the products.
-    const STEPS: u32 = 64;
-    let kernel = Kernel::build("micro_fma", THREADS, |k| {
-        let out = k.param_ptr_mut::<f32>("out");
-        let (rounds, a, b) = (k.param::<u32>("rounds"), k.param::<f32>("a"), k.param::<f32>("b"));
-        let lane = k.lane().to_f32();
-        let chains: Vec<_> = (0..CHAINS).map(|i| k.var(lane + i as f32)).collect();
-        k.for_uniform(0u32, rounds, 1, |_| {
-            for _ in 0..STEPS {
-                chains.iter().for_each(|x| x.set(x.get().fma(a, b)));
-            }
-        });
-        let sum = chains[1..].iter().fold(chains[0].get(), |sum, x| sum + x.get());
-        out.offset(k.block_idx(0) * THREADS + k.thread_idx()).store(sum);
-    })?;
-    let (blocks, rounds) = (BLOCKS_PER_SM * scale.sms, scale.rounds(110));
-    let right = move |index: usize, word: u32| {
-        let lane = (index % 32) as u32;
-        let sum: u32 = (0..CHAINS).map(|i| lane + i + rounds * STEPS).sum();
-        f32::from_bits(word) == sum as f32
-    };
-    let work = (STEPS * CHAINS, Unit::LanesPerClock);
-    let mut micro = Micro::of_threads(["fma", "f32 fused products"], kernel, [blocks, rounds], work);
-    micro.launch.args.extend([Arg::F32(1.0), Arg::F32(1.0)]);
-    Ok(micro.checked(right))
-}
-
 /// `x = 2^-x`, which comes to rest at 0.6412; the sum of all x counts the steps.
-fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
+pub(super) fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
     const STEPS: u32 = 4;
     let kernel = Kernel::build("micro_ex2", THREADS, |k| {
         let out = k.param_ptr_mut::<f32>("out");

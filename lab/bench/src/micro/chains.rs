@@ -6,7 +6,6 @@ use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, TileShape, Va
 
 use super::tensor::{load_operands, mma_operands, mma_sum};
 use super::{Micro, Scale, Unit, bytes, held};
-use crate::gpu::empty_kernel;
 
 /// Clocks from one dependent f32 FMA to the next.
 pub(super) const FMA_CLOCKS: f64 = 4.0;
@@ -15,23 +14,13 @@ pub(super) const CLOCK: &str = "fma-chain";
 
 pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     Ok(vec![
-        launch_only()?,
         fma(scale)?,
         ex2(scale)?,
         shared(scale)?,
         l2(scale)?,
         mma(scale)?,
         barrier(scale)?,
-        cluster_barrier(scale)?,
     ])
-}
-
-/// An empty kernel in a graph: what a launch costs.
-fn launch_only() -> Result<Micro, BuildErrors> {
-    let work = (1.0, Unit::Micros);
-    let mut micro = Micro::new(["launch", "an empty kernel in a graph"], empty_kernel()?, [1, 0], work);
-    micro.launch.args.clear();
-    Ok(micro)
 }
 
 fn chain(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Micro {
@@ -153,35 +142,19 @@ const WAITING: u32 = 256;
 /// There is nothing of a barrier to compare but that everybody got through as often as asked.
 fn barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
     const LINKS: u32 = 8;
-    let kernel = Kernel::build("micro_barrier", WAITING, |k| waits(k, LINKS, || k.barrier()))?;
+    let kernel = Kernel::build("micro_barrier", WAITING, |k| {
+        let out = k.param_ptr_mut::<u32>("out");
+        let rounds = k.param::<u32>("rounds");
+        let passed = k.var(k.thread_idx());
+        k.for_uniform(0u32, rounds, 1, |_| {
+            (0..LINKS).for_each(|_| k.barrier());
+            passed.add_assign(1u32);
+        });
+        out.offset(k.thread_idx()).store(passed.get());
+    })?;
     let rounds = scale.rounds(1800);
     let micro = chain("barrier", "barriers of 8 warps", kernel, [rounds, LINKS]);
     Ok(micro.checked(move |index, word| word == rounds + index as u32))
-}
-
-fn cluster_barrier(scale: &Scale) -> Result<Micro, BuildErrors> {
-    const LINKS: u32 = 8;
-    let kernel = Kernel::build("micro_cluster_barrier", WAITING, |k| {
-        k.in_clusters_of(2);
-        waits(k, LINKS, || k.cluster_barrier());
-    })?;
-    let rounds = scale.rounds(300);
-    let about = "barriers of two blocks of 8 warps";
-    let mut micro = chain("cluster-barrier", about, kernel, [rounds, LINKS]);
-    micro.launch.grid = [2, 1, 1];
-    Ok(micro.checked(move |index, word| word == rounds + index as u32 % WAITING))
-}
-
-fn waits(k: &KernelBuilder, links: u32, wait: impl Fn()) {
-    let out = k.param_ptr_mut::<u32>("out");
-    let rounds = k.param::<u32>("rounds");
-    let passed = k.var(k.thread_idx());
-    k.for_uniform(0u32, rounds, 1, |_| {
-        (0..links).for_each(|_| wait());
-        passed.add_assign(1u32);
-    });
-    out.offset(k.block_idx(0) * WAITING + k.thread_idx())
-        .store(passed.get());
 }
 
 fn repeat<'k>(k: &'k KernelBuilder, rounds: Val<'k, u32>, links: u32, link: impl Fn()) {

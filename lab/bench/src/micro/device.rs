@@ -7,15 +7,13 @@ use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions
 
 use super::chains::{CLOCK, FMA_CLOCKS};
 use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
-use super::{Content, Micro, Scale, Unit, all, pattern, revision};
+use super::{Content, Micro, Scale, all, pattern, revision};
 use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools, launch};
 use crate::{
     BenchError, DeviceIdentity, Measured, Mode, Options, Reading, Result, RunIdentity, Subject, Telemetry, measure,
 };
 
 const RUNS: u32 = 4;
-/// The same of kernels that do nothing.
-const SHORT_RUNS: u32 = 64;
 /// Byte that outputs are filled with before a run that is looked at.
 const POISON: u8 = 0xa5;
 
@@ -56,9 +54,9 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates> {
     let tools = GpuTools::new(&stream)?;
     let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
     for place in &places {
-        let (runs, prepared) = (place.runs(), place.prepared()?);
-        let work = move |stream: &Stream| (0..runs).try_for_each(|_| launch::enqueue(&prepared, stream));
-        subjects.push(Box::new(ClosureSubject::new(place.micro.name, &stream, runs, work)?));
+        let prepared = place.prepared()?;
+        let work = move |stream: &Stream| (0..RUNS).try_for_each(|_| launch::enqueue(&prepared, stream));
+        subjects.push(Box::new(ClosureSubject::new(place.micro.name, &stream, RUNS, work)?));
     }
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
     let telemetry = Telemetry::open(&device.uuid).ok();
@@ -147,24 +145,13 @@ impl<'m> Place<'m> {
         Ok(launch::prepare(&self.function, &self.micro.launch, &slices)?)
     }
 
-    fn runs(&self) -> u32 {
-        match self.micro.unit {
-            Unit::Micros => SHORT_RUNS,
-            _ => RUNS,
-        }
-    }
-
     fn look(&self, stream: &Stream) -> Result<()> {
-        let out = self.micro.output().map(|slot| self.buffers[slot].as_slice());
-        if let Some(out) = out {
-            out.fill(stream, POISON)?;
-        }
+        let out = self.buffers[self.micro.output()].as_slice();
+        out.fill(stream, POISON)?;
         launch::enqueue(&self.prepared()?, stream)?;
-        if let Some(out) = out {
-            let mut held = vec![0; out.len()];
-            out.copy_to_host(stream, &mut held)?;
-            self.micro.check(&held)?;
-        }
+        let mut held = vec![0; out.len()];
+        out.copy_to_host(stream, &mut held)?;
+        self.micro.check(&held)?;
         Ok(stream.synchronize()?)
     }
 

@@ -50,16 +50,13 @@ enum Content {
     Bytes(Vec<u8>),
     /// [`pattern`] over the whole buffer.
     Pattern,
-    /// Poison: the kernel writes it. One buffer of each launch is so, or none.
+    /// Poison: the kernel writes it. The last buffer of each launch is so.
     Output,
 }
 
 /// What a rate counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Unit {
-    /// Microseconds a launch.
-    #[serde(rename = "µs")]
-    Micros,
     /// 10^9 bytes a second, of the whole card.
     #[serde(rename = "GB/s")]
     GigabytesPerSecond,
@@ -95,7 +92,6 @@ impl Unit {
     /// ```
     pub fn value(self, amount: f64, micros: f64, mhz: f64, sms: u32) -> f64 {
         match self {
-            Unit::Micros => micros / amount,
             Unit::GigabytesPerSecond => amount / micros / 1e3,
             Unit::BytesPerClock | Unit::FlopsPerClock | Unit::LanesPerClock => amount / (micros * mhz * f64::from(sms)),
             Unit::Clocks => micros * mhz / amount,
@@ -110,8 +106,6 @@ pub struct Scale {
     pub sms: u32,
     /// Bytes that are copied, too many for a cache to matter.
     pub copy_bytes: u64,
-    /// Bytes that are read again and again from L2: a power of two.
-    pub cached_bytes: u64,
     /// Whether loops make all their rounds; otherwise two.
     pub full: bool,
 }
@@ -127,14 +121,12 @@ impl Scale {
     /// ```
     /// use flashcore_bench::micro::Scale;
     /// let h200 = Scale::device(132, 60 << 20);
-    /// assert_eq!((h200.copy_bytes, h200.cached_bytes), (480 << 20, 8 << 20));
+    /// assert_eq!(h200.copy_bytes, 480 << 20);
     /// ```
     pub fn device(sms: u32, l2_bytes: u64) -> Scale {
         Scale {
             sms,
             copy_bytes: (8 * l2_bytes).max(LEAST_COPY) / CHUNK * CHUNK,
-            // Each half of a large L2 holds half of the memory; what is read must fit well into it.
-            cached_bytes: (l2_bytes / 4).max(2 * CHUNK).next_power_of_two() / 2,
             full: true,
         }
     }
@@ -148,8 +140,7 @@ impl Scale {
 /// All that run on an architecture.
 fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     let mut all = chains::all(scale)?;
-    all.extend(memory::all(scale)?);
-    all.extend(arithmetic::all(scale)?);
+    all.extend([memory::copy(scale)?, memory::shared(scale)?, arithmetic::ex2(scale)?]);
     all.extend(tensor::all(scale)?);
     all.retain(|micro| micro.kernel.requires().is_met_by(target));
     Ok(all)
@@ -227,9 +218,9 @@ impl Micro {
         micro
     }
 
-    /// Slot of the buffer that is written; `None` for a kernel that does nothing.
-    fn output(&self) -> Option<usize> {
-        self.contents.iter().position(|content| *content == Content::Output)
+    /// Slot of the buffer that is written: the last.
+    fn output(&self) -> usize {
+        self.contents.len() - 1
     }
 
     /// Checks the bytes of the output.

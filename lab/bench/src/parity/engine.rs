@@ -3,17 +3,17 @@
 use std::fmt;
 
 use flashcore::unstable::plans::{Config, Plan, PlanSummary};
-use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference_rows};
+use flashcore::unstable::testing::{InputKind, Inputs, Tolerance, reference_rows};
 use flashcore::{Attention, Device, Error, KernelId, Problem};
 use flashcore_check::mutate::{Operator, plant};
 use flashcore_check::own::{Declared, check_declared};
-use flashcore_check::{CheckError, CheckOptions, CheckReport, check_plan, gate_gradients};
+use flashcore_check::{CheckError, CheckOptions, CheckReport, Gate, check_plan, gate_gradients, gate_rows};
 use flashcore_cpu::CpuConfig;
 use flashcore_cuda::{CudaError, ModuleRefusal};
 use flashcore_ir::Chip;
 use flashcore_kernels::{FAMILIES, Family, KernelCache, NoPlan, select_among};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{Comparison, GapWritten, ProblemError, ReferenceRow, Sequence, others_untouched};
+use flashcore_problem::{Comparison, ProblemError, ReferenceRow, Sequence};
 use thiserror::Error as ThisError;
 
 use super::witness::{Sdpa, Seen};
@@ -89,18 +89,9 @@ pub(super) struct Outcome {
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum Wrong {
-    /// The output is off.
+    /// The output, a gradient or the log-sum-exp is off, or bytes between rows were written.
     #[error("{0}")]
-    Output(Box<Comparison>),
-    /// A gradient is off: which.
-    #[error("{0}: {1}")]
-    Gradient(&'static str, Box<Comparison>),
-    /// The log-sum-exp is off.
-    #[error("log-sum-exp: {0}")]
-    LogSumExp(Box<Comparison>),
-    /// Bytes between rows were written.
-    #[error(transparent)]
-    Gap(#[from] GapWritten),
+    Output(Box<Gate>),
     /// The simulator's findings, or a refusal of the launch.
     #[error("{0}")]
     Simulated(String),
@@ -312,27 +303,17 @@ fn on_device(
     let mut lse = vec![f32::NAN; if problem.writes_lse() { problem.lse_len() } else { 0 }];
     let carried = inputs.carried(problem)?;
     attention.run(problem, with_outputs(carried.operands(), problem, &mut outs, &mut lse))?;
-    if inputs.saved.is_some() {
-        let gate = gate_gradients(problem, inputs, &outs, seed)?;
-        return match (gate.passed(), gate.gaps) {
-            (true, _) => Ok(gate.out),
-            (false, Some(gap)) => Err(gap.into()),
-            (false, None) => Err(Wrong::Gradient(gate.gradient.unwrap_or_default(), Box::new(gate.out))),
-        };
-    }
-    let out = outs[0].view();
-    let result = compare(problem, &out, want, Tolerance::of(problem.dtype()))?;
-    if !result.passed && !want.is_empty() {
-        return Err(Wrong::Output(Box::new(result)));
-    }
-    others_untouched(&out, want.iter().map(|row| row.index))?;
-    if problem.writes_lse() {
-        let found = compare_lse(problem, &lse, want, LSE)?;
-        if !found.passed && !want.is_empty() {
-            return Err(Wrong::LogSumExp(Box::new(found)));
+    let gate = match &inputs.saved {
+        Some(_) => gate_gradients(problem, inputs, &outs, seed)?,
+        None => {
+            let lse = problem.writes_lse().then_some((lse.as_slice(), LSE));
+            gate_rows(problem, inputs, want, &outs[0], lse)?
         }
+    };
+    match gate.passed() {
+        true => Ok(gate.out),
+        false => Err(Wrong::Output(Box::new(gate))),
     }
-    Ok(result)
 }
 
 /// Simulates a plan under one schedule.

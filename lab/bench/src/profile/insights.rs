@@ -14,6 +14,9 @@ use super::{Goals, KernelProfile, listed};
 /// A bottleneck, and what may remove it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Insight {
+    /// What it is.
+    #[serde(skip)]
+    pub cause: Cause,
     /// What was measured.
     pub evidence: String,
     /// What to change.
@@ -22,8 +25,23 @@ pub struct Insight {
     pub saves_at_most: f64,
 }
 
+/// What makes a launch take longer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cause {
+    /// Bank conflicts in shared memory.
+    BankConflicts,
+    /// The bandwidth of device memory.
+    DeviceMemory,
+    /// Too few warps that can issue.
+    Idle,
+    /// A pipe of the SM that has more to do than others.
+    Pipe,
+    /// What warps wait for.
+    Wait(&'static Wait),
+}
+
 /// A reason to wait. Meaning: Nsight Compute documentation, "Warp Stall Reasons".
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Wait {
     /// ncu's name of it for a launch, and for a line.
     pub names: [&'static str; 2],
@@ -36,12 +54,12 @@ pub struct Wait {
 }
 
 /// Every known reason.
-pub static WAITS: LazyLock<Vec<Wait>> = LazyLock::new(|| listed(include_str!("waits.json")));
+static WAITS: LazyLock<Vec<Wait>> = LazyLock::new(|| listed(include_str!("waits.json")));
 
 /// Share of samples from which on a reason to wait is a bottleneck, per cent.
-pub const WAITING: f64 = 15.0;
+const WAITING: f64 = 15.0;
 /// Share of wavefronts by bank conflicts from which on they are one.
-pub const WASTEFUL: f64 = 0.05;
+const WASTEFUL: f64 = 0.05;
 /// Busy share from which on a unit binds, per cent.
 const BOUND: f64 = 60.0;
 /// Share of tensor cores that is none, and of the FMA pipe that does products, per cent.
@@ -54,9 +72,10 @@ const BY_TENSOR: f64 = 0.25;
 /// What the counters of a launch point to, the largest gain first; empty if nothing stands out.
 pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
     let mut found = Vec::new();
-    let mut add = |saves_at_most: f64, evidence: String, lever: &str| {
+    let mut add = |cause, saves_at_most: f64, evidence: String, lever: &str| {
         let (lever, saves_at_most) = (lever.to_string(), saves_at_most.clamp(0.0, 100.0));
         found.push(Insight {
+            cause,
             evidence,
             lever,
             saves_at_most,
@@ -72,7 +91,8 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
             let evidence = format!("{excess} of {all} shared-memory wavefronts are bank conflicts");
             // Without its busy share, all of the time may be shared memory's.
             let saves = share * get("shared").unwrap_or(100.0);
-            add(saves, evidence, "swizzle or pad the tiles in shared memory (lever xor)");
+            let lever = "swizzle or pad the tiles in shared memory (lever xor)";
+            add(Cause::BankConflicts, saves, evidence, lever);
         }
     }
     let (sm, dram) = (get("sm_busy").or_else(|| busiest(profile)), get("dram"));
@@ -82,7 +102,7 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
             let evidence = format!("device memory is busy {dram:.0} % of the time: it binds");
             let lever = "read fewer bytes: all heads of a K/V group in one tile, fp8 K and V; other levers gain what is \
                          left (levers gqa, splits)";
-            add(100.0 - dram, evidence, lever);
+            add(Cause::DeviceMemory, 100.0 - dram, evidence, lever);
         }
         (_, Some(sm)) if sm < goals.sm => {
             let occupancy =
@@ -93,7 +113,7 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
             );
             let lever = "hide latency: smaller tiles or fewer registers for more warps, more stages, split K/V where \
                          blocks are too few (levers tile, min_blocks, stages, splits)";
-            add(100.0 - 100.0 * sm / goals.sm.max(1.0), evidence, lever);
+            add(Cause::Idle, 100.0 - 100.0 * sm / goals.sm.max(1.0), evidence, lever);
         }
         _ => {}
     }
@@ -103,6 +123,7 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
     {
         let evidence = format!("tensor cores are idle ({tensor:.1} %), the FMA pipe is busy {fma:.0} % of the time");
         add(
+            Cause::Pipe,
             fma * (1.0 - BY_TENSOR),
             evidence,
             "compute Q·Kᵀ and P·V with mma or wgmma (families mma, wgmma)",
@@ -117,6 +138,7 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
         let evidence =
             format!("exponentials bind: their pipe is busy {mufu:.0} % of the time, the FMA pipe {fma:.0} %");
         add(
+            Cause::Pipe,
             (mufu - fma) / 2.0,
             evidence,
             "compute a part of the exponentials by a polynomial on the FMA pipe",
@@ -126,7 +148,7 @@ pub fn insights(profile: &KernelProfile, goals: &Goals) -> Vec<Insight> {
         let share = profile.stalls.get(wait.names[0]).copied().unwrap_or(0.0);
         if share >= WAITING {
             let evidence = format!("{share:.0} % of the samples of warps wait for {}", wait.what);
-            add(share, evidence, wait.helps);
+            add(Cause::Wait(wait), share, evidence, wait.helps);
         }
     }
     found.sort_by(|a, b| b.saves_at_most.total_cmp(&a.saves_at_most));

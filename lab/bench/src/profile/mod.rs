@@ -16,7 +16,7 @@ mod profiler;
 mod record;
 
 pub use child::{Launch, Said};
-pub use insights::{Insight, WAITING, WAITS, WASTEFUL, Wait, insights};
+pub use insights::{Cause, Insight, Wait, insights};
 pub use ncu::{Ncu, NcuError};
 pub use predicted::{Predicted, PredictedLine};
 pub use profiler::{Peers, Profiler};

@@ -164,7 +164,7 @@ fn counters_are_evidence_with_identity_and_come_back_trimmed() {
         }),
     };
     let folder = tempfile::tempdir().expect("a folder");
-    let store = Store::open(folder.path()).expect("a store");
+    let store = Store::at(folder.path());
     let identity = RunIdentity::now(DeviceIdentity::cpu());
     let run = store.begin_run(&identity, &Options::default(), None).expect("a run");
     run.add_profile(&record).expect("written");
@@ -194,7 +194,7 @@ fn counters_are_evidence_with_identity_and_come_back_trimmed() {
     store.export_jsonl(&Selector::All, &mut text).expect("an export");
     let file = folder.path().join("all.txt");
     std::fs::write(&file, text).expect("a file");
-    let other = Store::open(&folder.path().join("other")).expect("a store");
+    let other = Store::at(&folder.path().join("other"));
     assert_eq!(other.import_jsonl(&file).expect("an import").runs, 1);
     // One that was damaged is refused with its line.
     let damaged = std::fs::read_to_string(&file)

@@ -94,7 +94,7 @@ type Compared<'b> = (&'b CaseResult, Against<'b>);
 
 impl Bundle {
     pub(crate) fn read(path: &Path) -> Result<Bundle> {
-        let store = Store::open(path)?;
+        let store = Store::at(path);
         let (found, unreadable) = store.list(&Selector::All)?;
         if let Some(error) = unreadable.into_iter().next() {
             return Err(error);
@@ -232,7 +232,7 @@ impl Figure {
             Form::Chart => {
                 let results = compared.iter().map(|(result, _)| *result);
                 let about = taken().map(|(header, _)| measured_on(header).join(", ")).next();
-                Speed::of_results(results)?.on(&about.unwrap_or_default()).chart().svg()
+                Speed::of_results(results)?.on(&about.unwrap_or_default()).draw().svg()
             }
         })
     }

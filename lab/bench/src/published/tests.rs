@@ -64,7 +64,7 @@ fn bundle(at: &Path, cases: &[Case], gains: &[f64]) -> Vec<u8> {
         command: ["flashcore", "bench", "small-set"].map(str::to_string).to_vec(),
         ..RunIdentity::now(DeviceIdentity::cpu())
     };
-    let store = Store::open(&at.join("store")).unwrap();
+    let store = Store::at(&at.join("store"));
     let writer = store.begin_run(&identity, &Options::default(), None).unwrap();
     let mut infos: Vec<SubjectInfo> = ["torch/cudnn", OURS, "fa3"]
         .map(|label| SubjectInfo::new(label, LaunchMode::Graph(1)))
@@ -101,7 +101,7 @@ fn bundle(at: &Path, cases: &[Case], gains: &[f64]) -> Vec<u8> {
     }
     let path = writer.path().to_path_buf();
     writer.finish().unwrap();
-    let store = Store::open(&path).unwrap();
+    let store = Store::at(&path);
     let run = store.runs(&Selector::Latest).unwrap().remove(0);
     store.bundled(&run, &|revision| whole_revision(at, revision)).unwrap()
 }
@@ -136,7 +136,7 @@ fn the_report_of_the_current_set_is_small() {
     let chapters = crate::document::chapters(&gathered);
     let sections = chapters
         .iter()
-        .flat_map(|chapter| chapter.sections(&gathered, &[], Vec::new()));
+        .flat_map(|chapter| chapter.sections(&gathered, Vec::new()));
     let page = crate::document::Document {
         sections: sections.collect(),
         ..crate::document::Document::default()

@@ -78,7 +78,7 @@ impl Store {
     pub fn import_jsonl(&self, file: &Path) -> Result<Imported> {
         // The file was given; nothing is wrong with the store.
         let wrong = |why: String| BenchError::Given(format!("{}: {why}", file.display()));
-        let (given, bytes) = (Store::open(file)?, files::read_capped(file, files::LARGE));
+        let (given, bytes) = (Store::at(file), files::read_capped(file, files::LARGE));
         let bytes = bytes.map_err(|error| wrong(error.to_string()))?;
         let mut runs = Vec::new();
         for (part, first) in split(&bytes) {

@@ -9,8 +9,7 @@ use crate::{Case, Mode, Options, Reading, RunIdentity, Sample, Stop, SubjectInfo
 
 /// The format's name, in the first line of a run.
 pub const FORMAT: &str = "flashcore-evidence";
-/// Version of the lines. 1 and 2 were SQLite files and exports of them, which
-/// `git show 1b152dbd:scripts/convert_evidence.py` converts.
+/// Version of the lines.
 pub const SCHEMA_VERSION: u32 = 3;
 
 /// One line.

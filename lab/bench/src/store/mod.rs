@@ -13,7 +13,6 @@ mod line;
 mod read;
 mod write;
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub(crate) use bundle::BUNDLE;
@@ -28,9 +27,6 @@ use crate::profile::ProfileRecord;
 use crate::{BenchError, Result, host_name};
 use flashcore_ir::files;
 use line::HEADER;
-
-/// What an SQLite file begins with: the store of earlier builds.
-const SQLITE: &[u8] = b"SQLite format 3\0";
 
 /// A folder of runs, or one file of runs: an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,16 +70,10 @@ pub fn default_path() -> Option<PathBuf> {
 impl Store {
     /// The store at a path: a folder, which the first run creates, or a file that `evidence export` wrote, which is
     /// read only. Nothing is written here, so that a store on a read-only disk can be read.
-    ///
-    /// # Errors
-    /// A store of an earlier build, which has to be converted.
-    pub fn open(path: &Path) -> Result<Store> {
-        if is_sqlite(path) {
-            return Err(old_store(path));
-        }
-        Ok(Store {
+    pub fn at(path: &Path) -> Store {
+        Store {
             path: path.to_path_buf(),
-        })
+        }
     }
 
     /// The folder or file.
@@ -91,22 +81,11 @@ impl Store {
         &self.path
     }
 
-    /// The store that an earlier build kept in place of this folder, if it is still there: `HOST.sqlite`.
-    pub fn older(&self) -> Option<PathBuf> {
-        let mut name = self.path.file_name()?.to_os_string();
-        name.push(".sqlite");
-        Some(self.path.with_file_name(name)).filter(|old| is_sqlite(old))
-    }
-
     /// The selected runs, oldest first, and what is wrong with the files that cannot be read.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if the folder or file itself cannot be read, or if there is only the store
-    /// of an earlier build.
+    /// [`BenchError::Store`] if the folder or file itself cannot be read.
     pub fn list(&self, selector: &Selector) -> Result<(Vec<RunRow>, Vec<BenchError>)> {
-        if let Some(old) = self.older().filter(|_| !self.path.exists()) {
-            return Err(old_store(&old));
-        }
         let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
         for path in self.files()? {
             let bytes = files::read_capped(&path, files::LARGE).map_err(inaccessible(&path));
@@ -192,21 +171,6 @@ fn split(bytes: &[u8]) -> Vec<(&[u8], usize)> {
     }
     runs.push((&bytes[start..], first));
     runs
-}
-
-fn is_sqlite(path: &Path) -> bool {
-    let mut start = [0; SQLITE.len()];
-    files::open_regular(path)
-        .and_then(|(mut file, _)| file.read_exact(&mut start))
-        .is_ok_and(|()| start == SQLITE)
-}
-
-fn old_store(path: &Path) -> BenchError {
-    let path = path.display();
-    BenchError::Given(format!(
-        "{path} is the evidence store of an earlier build (SQLite); convert it once: \
-         `git show 1b152dbd:scripts/convert_evidence.py | python3 - {path}` (in the repository)"
-    ))
 }
 
 fn failed(path: &Path, error: impl std::fmt::Display) -> BenchError {

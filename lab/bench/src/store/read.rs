@@ -1,6 +1,5 @@
 //! Reading runs: measurements rebuilt from their samples.
 
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use flashcore_problem::current_name;
@@ -70,10 +69,9 @@ impl RunRow {
         let Some(header) = lines.next() else {
             return Ok(None);
         };
-        let refused = |found: &dyn Display| {
+        let refused = |found: u64| {
             BenchError::Given(format!(
-                "{} has evidence schema {found}; this build reads {SCHEMA_VERSION}; \
-                 `git show 1b152dbd:scripts/convert_evidence.py` converts exports of schema 1 and 2",
+                "{} has evidence schema {found}; this build reads {SCHEMA_VERSION}",
                 path.display()
             ))
         };
@@ -87,14 +85,12 @@ impl RunRow {
         match (json["run"]["format"].as_str(), json["run"]["schema"].as_u64()) {
             _ if !json["bundle"].is_null() => {}
             (Some(FORMAT), Some(schema)) if schema == u64::from(SCHEMA_VERSION) => {}
-            (Some(FORMAT), Some(schema)) => return Err(refused(&schema)),
-            // Exports of schema 1 and 2 had a header without a run.
-            _ if !json["header"].is_null() => return Err(refused(&"2 or older")),
+            (Some(FORMAT), Some(schema)) => return Err(refused(schema)),
             _ => return Err(not_evidence()),
         }
         let (header, bundle) = match parse(path, first, header)? {
             Line::Run(header) => (*header, None),
-            Line::Bundle(bundle) if bundle.schema != BUNDLE_SCHEMA => return Err(refused(&bundle.schema)),
+            Line::Bundle(bundle) if bundle.schema != BUNDLE_SCHEMA => return Err(refused(bundle.schema.into())),
             Line::Bundle(bundle) => (bundle.header(), Some(bundle)),
             _ => return Err(not_evidence()),
         };

@@ -1,4 +1,4 @@
-//! Reports as text: tables for terminals (at most 100 columns), Markdown, CSV.
+//! Reports as text: tables for terminals (at most 100 columns), CSV.
 
 use std::fmt::Write;
 
@@ -227,61 +227,29 @@ pub fn clip_to(text: &str, columns: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// The report in Markdown: one table a mode, one row a problem and subject.
-pub fn markdown(report: &Report) -> String {
-    let mut out = format!("{}\n\n", device_line(report));
-    for turns in turns_lines(report) {
-        let _ = writeln!(out, "- {turns}");
-    }
-    for note in &report.notes {
-        let _ = writeln!(out, "- {note}");
-    }
-    out.push_str("\n| problem | mode | subject | p50 µs | p10 | p90 | TFLOP/s | GB/s | ratio | interval | verdict |\n");
-    out.push_str("|---|---|---|--:|--:|--:|--:|--:|--:|---|---|\n");
-    for (result, subject) in rows(report) {
-        let row = fields(result, subject, number, "–").join(" | ");
-        let _ = writeln!(out, "| {} |", row.replace('\n', " "));
-    }
-    out
-}
-
 /// The report as CSV: one line a problem, mode and subject.
 pub fn csv(report: &Report) -> String {
     let mut out =
         "problem,mode,subject,p50_us,p10_us,p90_us,tflops,gbps,ratio,interval,verdict,shape,module,device_uuid,driver,revision\n"
             .to_string();
-    for (result, subject) in rows(report) {
-        let mut fields = fields(result, subject, |value| format!("{value:.6}"), "-");
-        fields.extend([
-            result.case.problem.to_string(),
-            subject.info.module.clone().unwrap_or_default(),
-            report.run.device.uuid.clone(),
-            report.run.device.driver.clone(),
-            report.run.revision.clone(),
-        ]);
-        let _ = writeln!(out, "{}", csv_line(&fields));
+    for result in &report.results {
+        for subject in &result.measurement.subjects {
+            let _ = writeln!(out, "{}", csv_line(&fields(report, result, subject)));
+        }
     }
     out
 }
 
-fn rows(report: &Report) -> impl Iterator<Item = (&CaseResult, &Measured)> {
-    report
-        .results
-        .iter()
-        .flat_map(|result| result.measurement.subjects.iter().map(move |subject| (result, subject)))
-}
-
-fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> String, dash: &str) -> Vec<String> {
-    let of = |value: Option<f64>| value.map_or(String::new(), &number);
-    let summary = subject.summary;
-    let ratio = subject.ratio;
+fn fields(report: &Report, result: &CaseResult, subject: &Measured) -> [String; 16] {
+    let of = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
+    let (summary, ratio, device) = (subject.summary, subject.ratio, &report.run.device);
     let verdict = match (subject.verdict, &subject.trouble) {
         _ if subject.info.predicted.is_some() => PREDICTED.to_string(),
         (Some(verdict), _) => verdict.to_string(),
         (None, Some(trouble)) => trouble.clone(),
         (None, None) => String::new(),
     };
-    vec![
+    [
         result.case.name.clone(),
         result.measurement.how(),
         subject.info.label.clone(),
@@ -292,9 +260,14 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
         of(summary.map(|s| result.gbps(s.p50))),
         of(ratio.map(|r| r.value)),
         ratio.map_or(String::new(), |Ratio { interval, .. }| {
-            format!("{:.4}{dash}{:.4}", interval.lo, interval.hi)
+            format!("{:.4}-{:.4}", interval.lo, interval.hi)
         }),
         verdict,
+        result.case.problem.to_string(),
+        subject.info.module.clone().unwrap_or_default(),
+        device.uuid.clone(),
+        device.driver.clone(),
+        report.run.revision.clone(),
     ]
 }
 
@@ -318,6 +291,9 @@ pub fn comparison_text(comparison: &Comparison) -> String {
         let (interval, verdict) = (span(row.ratio.interval, times), row.verdict.to_string());
         line([&case, &mode, &label, &a, &b, &ratio, &interval, &verdict])
     }));
+    if !comparison.missing.is_empty() {
+        out.push(format!("not in B: {}", render::few(&comparison.missing)));
+    }
     lines(out)
 }
 

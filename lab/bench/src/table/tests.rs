@@ -68,16 +68,8 @@ fn times_are_in_the_unit_that_people_read() {
 }
 
 #[test]
-fn markdown_and_csv_have_a_row_a_subject() {
-    let report = example();
-    assert_eq!(
-        markdown(&report)
-            .lines()
-            .filter(|line| line.starts_with("| small"))
-            .count(),
-        5
-    );
-    let csv = csv(&report);
+fn csv_has_a_row_a_subject() {
+    let csv = csv(&example());
     assert_eq!(csv.lines().count(), 6);
     assert!(csv.lines().all(|line| line.split(',').count() == 16), "{csv}");
 }

@@ -81,7 +81,7 @@ fn record_with(store: &Store, seed: u64, caches: u32) -> Measurement {
 #[test]
 fn what_is_read_is_what_was_measured() {
     let folder = folder("read");
-    let store = Store::open(&folder.join("a")).unwrap();
+    let store = Store::at(&folder.join("a"));
     let measured = record(&store, 1);
     let runs = store.runs(&Selector::Latest).unwrap();
     assert_eq!((runs.len(), runs[0].floor_us, runs[0].measurements), (1, Some(0.74), 1));
@@ -100,7 +100,7 @@ fn what_is_read_is_what_was_measured() {
 #[test]
 fn runs_with_copies_of_caches_are_compared_with_their_like() {
     let folder = folder("caches");
-    let store = |name: &str| Store::open(&folder.join(name)).unwrap();
+    let store = |name: &str| Store::at(&folder.join(name));
     let (usual, in_turn, both) = (store("usual"), store("in-turn"), store("both"));
     record(&usual, 1);
     record_with(&in_turn, 1, 8);
@@ -122,7 +122,7 @@ fn runs_with_copies_of_caches_are_compared_with_their_like() {
 #[test]
 fn another_baseline_turns_ratios_round() {
     let folder = folder("baseline");
-    let store = Store::open(&folder).unwrap();
+    let store = Store::at(&folder);
     record(&store, 1);
     let run = &store.runs(&Selector::Latest).unwrap()[0];
     let recorded = store.measurements(run).unwrap().remove(0);
@@ -141,7 +141,7 @@ fn another_baseline_turns_ratios_round() {
 #[test]
 fn one_rejected_after_timing_has_samples_and_no_number() {
     let folder = folder("rejected");
-    let store = Store::open(&folder).unwrap();
+    let store = Store::at(&folder);
     record(&store, 1);
     let run = &store.runs(&Selector::Latest).unwrap()[0];
     let mut recorded = store.measurements(run).unwrap();
@@ -161,10 +161,7 @@ fn one_rejected_after_timing_has_samples_and_no_number() {
 #[test]
 fn an_export_comes_back_the_same_and_only_once() {
     let folder = folder("export");
-    let (first, second) = (
-        Store::open(&folder.join("a")).unwrap(),
-        Store::open(&folder.join("b")).unwrap(),
-    );
+    let (first, second) = (Store::at(&folder.join("a")), Store::at(&folder.join("b")));
     record(&first, 1);
     record(&first, 2);
     let mut text = Vec::new();
@@ -177,7 +174,7 @@ fn an_export_comes_back_the_same_and_only_once() {
     assert_eq!((again.runs, again.known, again.samples), (0, 2, 0));
     // An export is read in its place as well.
     let runs = |store: &Store| store.runs(&Selector::All).unwrap();
-    let exported = Store::open(&file).unwrap();
+    let exported = Store::at(&file);
     assert_eq!(runs(&exported).len(), 2);
     for (there, here) in runs(&exported).iter().zip(&runs(&first)) {
         assert_eq!(there.identity, here.identity);
@@ -209,15 +206,13 @@ fn an_export_comes_back_the_same_and_only_once() {
 
     // Other schema versions, and things that are no export, are refused and leave nothing behind.
     let text = String::from_utf8(text).unwrap();
-    let third = Store::open(&folder.join("c")).unwrap();
+    let third = Store::at(&folder.join("c"));
     let newer = text.replacen("\"schema\":3", "\"schema\":9", 1);
-    let older = "{\"header\":{\"format\":\"flashcore-evidence\",\"schema\":2}}\n";
     let evil = text.replacen("\"key\":\"", "\"key\":\"../", 1);
     let torn = format!("{text}{{\"run\":");
     let odd = text.replacen("\"sample\":{\"subject\":1", "\"sample\":{\"subject\":7", 1);
     for (text, found) in [
         (newer.as_str(), "schema 9; this build reads 3"),
-        (older, "convert_evidence.py"),
         ("{\"a\":1}\n", "is not an evidence file"),
         ("", "no whole line"),
         (&evil, "is no key"),
@@ -241,7 +236,7 @@ fn file_of(store: &Store) -> PathBuf {
 #[test]
 fn a_run_that_was_killed_is_unfinished_and_its_torn_line_is_dropped() {
     let folder = folder("cut");
-    let store = Store::open(&folder.join("a")).unwrap();
+    let store = Store::at(&folder.join("a"));
     let whole = record(&store, 1);
     let file = file_of(&store);
     let text = std::fs::read_to_string(&file).unwrap();
@@ -294,7 +289,7 @@ fn a_run_that_was_killed_is_unfinished_and_its_torn_line_is_dropped() {
 #[test]
 fn reading_writes_nothing() {
     let folder = folder("read-only");
-    let store = Store::open(&folder.join("a")).unwrap();
+    let store = Store::at(&folder.join("a"));
     record(&store, 1);
     let state = || {
         let entries = std::fs::read_dir(folder.join("a")).unwrap();
@@ -304,13 +299,13 @@ fn reading_writes_nothing() {
         (all, std::fs::metadata(folder.join("a")).unwrap().modified().unwrap())
     };
     let before = state();
-    let read = Store::open(store.path()).unwrap();
+    let read = Store::at(store.path());
     let runs = read.runs(&Selector::All).unwrap();
     assert_eq!(read.measurements(&runs[0]).unwrap().len(), 1);
     read.export_csv(&Selector::All, &mut Vec::new()).unwrap();
     assert_eq!(state(), before);
     // Nor is a store made that is only read.
-    let none = Store::open(&folder.join("none/at/all")).unwrap();
+    let none = Store::at(&folder.join("none/at/all"));
     assert!(none.runs(&Selector::All).unwrap().is_empty());
     assert!(!folder.join("none").exists());
     std::fs::remove_dir_all(folder).unwrap();
@@ -324,7 +319,7 @@ fn child_that_writes_until_it_is_killed() {
     let Some(path) = std::env::var_os(CHILD) else {
         return;
     };
-    let store = Store::open(Path::new(&path)).unwrap();
+    let store = Store::at(Path::new(&path));
     let run = store
         .begin_run(&RunIdentity::now(DeviceIdentity::cpu()), &Options::default(), None)
         .unwrap();
@@ -383,7 +378,7 @@ fn twenty_kills_lose_nothing_but_the_sample_in_flight() {
         child.wait().unwrap();
         let said = reader.join().unwrap().unwrap();
 
-        let store = Store::open(&path).unwrap();
+        let store = Store::at(&path);
         let runs = store.runs(&Selector::Latest).unwrap();
         let recorded = &store.measurements(&runs[0]).unwrap()[0];
         let rounds: Vec<u32> = recorded.samples.iter().map(|sample| sample.round).collect();

@@ -137,7 +137,7 @@ fn lengths_are_benched() {
 #[test]
 fn configs_and_peers_are_benched_in_every_mode_and_kept() {
     let folder = folder("modes");
-    let store = Store::open(&folder).unwrap();
+    let store = Store::at(&folder);
     let mut request = request();
     request.modes = Mode::ALL.to_vec();
     request.options.cold_runs = 1;

@@ -5,7 +5,6 @@
 
 mod cheats;
 mod cold;
-mod convert;
 mod evidence;
 mod gpu;
 mod host;

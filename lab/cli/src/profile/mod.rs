@@ -260,7 +260,7 @@ fn unreadable(error: &NcuError) -> Failure {
 fn keep(args: &ProfileArgs, identity: &RunIdentity, case: &Case, all: &[Shown]) -> Result<(), Failure> {
     let Some(path) = args.keep.path()? else { return Ok(()) };
     // The options of the protocol say nothing about counters.
-    let run = Store::open(&path)?.begin_run(identity, &Options::default(), None)?;
+    let run = Store::at(&path).begin_run(identity, &Options::default(), None)?;
     for shown in all {
         run.add_profile(&ProfileRecord {
             case: case.clone(),

@@ -14,7 +14,7 @@ const USAGE: &[(&str, &str)] = &[
     ("gate --write x --markdown x", "x is named for two outputs"),
     ("gate --write x --kernel cpu/m64n64", "runs on the CPU"),
     (
-        "gate --write x --evidence no-such-run --store nowhere",
+        "compare no-such-run latest --gate 3% --store nowhere",
         "no-such-run; allowed: a key or revision",
     ),
     ("parity 0", "0 is not in 1.."),
@@ -271,7 +271,6 @@ const USAGE: &[(&str, &str)] = &[
         "tune --strategy magic",
         "strategy is magic; allowed: exhaustive, random, elite",
     ),
-    ("tune --strategy single", "strategy single is gone; use elite"),
     ("tune --predicted --profile l4", "is `tune --device predict:CARD`"),
     ("bench small-set --sweep", "`tune --strategy exhaustive` tries a space"),
     ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),

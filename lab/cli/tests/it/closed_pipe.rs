@@ -45,7 +45,7 @@ fn findings_are_findings() {
 
 /// Stores a measurement of a kernel that takes so many µs.
 fn record(path: &Path, us: f64) {
-    let store = Store::open(path).unwrap();
+    let store = Store::at(path);
     let run = RunIdentity::now(DeviceIdentity::cpu());
     let run = store.begin_run(&run, &Options::default(), None).unwrap();
     let subjects = [(SubjectInfo::new("scalar/x", LaunchMode::Plain), None)];

@@ -23,17 +23,10 @@ fn charts_are_drawn_from_evidence() {
     ));
     let ladder =
         format!("evidence --store {store} chart ladder --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64");
-    let html = shown(&ladder);
-    assert!(
-        html.starts_with("<!DOCTYPE html>") && html.contains(">small<"),
-        "{html}"
-    );
+    let svg = shown(&ladder);
+    assert!(svg.starts_with("<svg") && svg.contains(">small<"), "{svg}");
     shown(&format!("{ladder} -o {}", at("ladder.svg")));
-    assert!(
-        std::fs::read_to_string(at("ladder.svg"))
-            .expect("a file")
-            .starts_with("<svg")
-    );
+    assert_eq!(std::fs::read_to_string(at("ladder.svg")).expect("a file"), svg);
 
     shown(&format!("evidence --store {store} export -o {}", at("a.jsonl")));
     let of_export = at("a.jsonl");
@@ -41,17 +34,14 @@ fn charts_are_drawn_from_evidence() {
         shown(&format!(
             "evidence --no-store chart ladder {of_export} --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64"
         )),
-        html
+        svg
     );
 
     // A kernel of ours can be the baseline, as the help of a run without peers says.
     let ratio = shown(&format!(
         "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
     ));
-    assert!(
-        ratio.contains("Speed-ups, hot, compared with cpu/m64n64") && ratio.contains("over 3 shapes"),
-        "{ratio}"
-    );
+    assert!(ratio.contains("Speed-ups, hot, compared with cpu/m64n64"), "{ratio}");
 
     shown_whatever_is_noted(&format!(
         "bench tiny --device cpu --peers none --store {} --kernel cpu/m16n16 --budget 0.01",
@@ -101,10 +91,7 @@ fn charts_are_drawn_from_evidence() {
             format!("evidence --no-store chart ladder {of_export} --problem x"),
             "problem is x (hot); allowed: tiny, one, two",
         ),
-        (
-            format!("{ladder} -o {}", at("ladder.png")),
-            "ends in none of .html, .svg",
-        ),
+        (format!("{ladder} -o {}", at("ladder.png")), "ends in none of .svg"),
         (format!("{ladder} --rung cpu/m8n8"), "rung is cpu/m8n8"),
     ] {
         let ran = flashcore(&arguments);
@@ -121,11 +108,6 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(at("notes.md"), "# Notes\n").expect("a file");
-    std::fs::write(
-        at("old.jsonl"),
-        "{\"header\":{\"format\":\"flashcore-evidence\",\"schema\":2}}\n",
-    )
-    .expect("a file");
     for (arguments, code, said) in [
         (
             format!("evidence show latest --store {}", at("empty")),
@@ -143,11 +125,6 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
             "notes.md is not an evidence file",
         ),
         (
-            format!("evidence chart lines {}", at("old.jsonl")),
-            2,
-            "`git show 1b152dbd:scripts/convert_evidence.py` converts",
-        ),
-        (
             format!(
                 "bench tiny --device cpu --peers none --kernel cpu/m16n16 --budget 0.01 --store {}",
                 at("notes.md/x")
@@ -162,11 +139,6 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
             "{arguments}: {} {}",
             ran.code,
             ran.words()
-        );
-        assert_eq!(
-            ran.words().contains("convert_evidence"),
-            arguments.contains("old.jsonl"),
-            "{arguments}"
         );
     }
 }

@@ -108,7 +108,7 @@ fn kept_counters_are_listed_and_shown_and_are_no_times() {
 
     let text = std::fs::read_to_string(from()).expect("a file");
     let folder = tempfile::tempdir().expect("a folder");
-    let store = Store::open(folder.path()).expect("a store");
+    let store = Store::at(folder.path());
     let identity = RunIdentity::now(DeviceIdentity::cpu());
     let run = store.begin_run(&identity, &Options::default(), None).expect("a run");
     let case = problems::cases("small-set", None).expect("a set").remove(0);

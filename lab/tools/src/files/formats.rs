@@ -189,7 +189,7 @@ impl Bench {
             ..Request::default()
         };
         let folder = self.folder.join("store");
-        let store = Store::open(&folder)?;
+        let store = Store::at(&folder);
         let report = flashcore_bench::run(&Device::cpu(), &request, &mut (), Some(&store), &mut ())?;
         let runs = store.runs(&Selector::All)?;
         let run = runs.first().ok_or("the bench left no run")?;
@@ -218,7 +218,7 @@ fn plans(bench: &Bench, path: &Path) -> Result<Fate, Refused> {
 }
 
 fn stored(_: &Bench, path: &Path) -> Result<Fate, Refused> {
-    let store = Store::open(path)?;
+    let store = Store::at(path);
     for run in store.runs(&Selector::All)? {
         store.measurements(&run)?;
         store.profiles(&run)?;

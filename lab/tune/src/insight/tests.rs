@@ -346,7 +346,10 @@ fn measured_bottlenecks_make_claims_with_a_line_a_lever_and_a_gain() {
         (Source::Counters, "swizzled", "true")
     );
     assert_eq!(claim.line.as_deref(), Some("crates/kernels/src/mma/kernel.rs:118"));
-    assert_eq!(claim.evidence, "ncu: 2000000 of 2400000 wavefronts are bank conflicts");
+    assert_eq!(
+        claim.evidence,
+        "ncu: 2,000,000 of 2,400,000 shared-memory wavefronts are bank conflicts"
+    );
     // At most what the conflicts cost: 83 % of the wavefronts, in 80 % of the time.
     let gain = claim.expected.unwrap();
     assert!((-66.7..=-30.0).contains(&gain), "{gain}");

@@ -82,14 +82,6 @@ const NAMES: [(Kind, &str); 5] = [
     (Kind::Ranked, "ranked"),
 ];
 
-/// Strategies of earlier versions, and what to use in their place.
-const GONE: [(&str, &str); 4] = [
-    ("single", "elite"),
-    ("niches", "elite"),
-    ("single+insights", "elite+insights"),
-    ("niches+insights", "elite+insights"),
-];
-
 impl Kind {
     /// Every strategy in this process.
     pub fn all() -> [Kind; NAMES.len()] {
@@ -134,9 +126,6 @@ impl FromStr for Kind {
     type Err = TuneError;
 
     fn from_str(name: &str) -> Result<Kind, TuneError> {
-        if let Some((_, now)) = GONE.iter().find(|(gone, _)| *gone == name) {
-            return Err(TuneError::Usage(format!("strategy {name} is gone; use {now}")));
-        }
         let named = NAMES.iter().find(|(_, known)| *known == name);
         let allowed = || NAMES.map(|(_, name)| name).join(", ");
         named

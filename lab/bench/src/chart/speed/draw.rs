@@ -1,8 +1,8 @@
-//! The chart of speeds as SVG and HTML.
+//! The chart of speeds as SVG.
 
 use maud::{Markup, html};
 
-use super::super::{Chart, Drawing, length, round};
+use super::super::{Drawing, length, round};
 use super::{Point, SERIES, Speed};
 
 /// Width of the chart, of the space for the scale, and of that for the names right of a panel.
@@ -22,18 +22,6 @@ const APART: f64 = 14.0;
 const LETTER: f64 = 6.0;
 
 impl Speed {
-    /// The chart, with its numbers as a table.
-    pub fn chart(&self) -> Chart {
-        let rows = self.points.iter().map(|point| {
-            let [value, low, high] = [point.tflops, point.range[0], point.range[1]].map(|value| format!("{value:.1}"));
-            let problem = format!("D{} {} {}", point.head_dim, point.mask(), length(point.seq_len));
-            let series = SERIES[point.series].0.to_string();
-            vec![problem, series, point.subject.clone(), value, low, high]
-        });
-        let columns = ["problem", "series", "subject", "TFLOP/s", "10th percentile", "90th"];
-        Chart::new(self.draw(), self.about.clone(), &columns, rows.collect())
-    }
-
     /// On how many problems FlashCore is the quickest, of those that have a peer.
     fn standing(&self) -> [usize; 2] {
         let mut standing = [0, 0];
@@ -79,7 +67,8 @@ impl Speed {
         format!("Attention {pass}, {device}: TFLOP/s by sequence length (higher is better)")
     }
 
-    pub(crate) fn draw<'s>(&'s self) -> Drawing {
+    /// The chart.
+    pub fn draw<'s>(&'s self) -> Drawing {
         // Full masks above, causal ones below: a panel for each head_dim.
         let by_mask = self.points.chunk_by(|a, b| a.causal == b.causal);
         let panels = |row: &'s [Point]| row.chunk_by(|a, b| a.head_dim == b.head_dim).collect();

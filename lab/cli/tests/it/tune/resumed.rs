@@ -199,7 +199,7 @@ fn counters_of_each_new_best_make_claims_that_a_resumed_run_makes_again() {
         of_counters["evidence"]
             .as_str()
             .unwrap()
-            .starts_with("ncu: 2000000 of 2400000")
+            .starts_with("ncu: 2,000,000 of 2,400,000")
     );
     let confirmed = claims
         .iter()
