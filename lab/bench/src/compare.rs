@@ -11,30 +11,40 @@ use crate::store::Selector;
 use crate::{BenchError, Mode, Options, Ratio, Result, Sample, Store, Turns, Verdict};
 
 /// The times of one subject on one problem.
-#[derive(Clone, Debug, PartialEq)]
-struct Entry {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Entry {
     /// Name of the problem.
-    case: String,
+    pub(crate) case: String,
     /// The problem in one line: what has to be equal.
-    problem: String,
+    pub(crate) problem: String,
     group: Group,
-    mode: Mode,
+    pub(crate) mode: Mode,
     turns: Option<Turns>,
     /// Copies of K and V that hot runs took turns with.
-    caches: u32,
-    label: String,
+    #[serde(default = "one_cache")]
+    pub(crate) caches: u32,
+    pub(crate) label: String,
     /// Whether it is a kernel of this project.
-    ours: bool,
+    pub(crate) ours: bool,
+    /// Whether an inspection passed; those that failed one are left out.
+    pub(crate) inspected: bool,
+    /// Why it was left out of the last rounds.
+    pub(crate) trouble: Option<String>,
     /// Samples, µs a run.
-    times: Vec<f64>,
+    pub(crate) times: Vec<f64>,
+}
+
+/// Of baselines that an earlier build wrote.
+fn one_cache() -> u32 {
+    1
 }
 
 /// One side of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Side {
     /// What it is, for people.
-    name: String,
-    entries: Vec<Entry>,
+    pub(crate) name: String,
+    pub(crate) entries: Vec<Entry>,
 }
 
 /// One subject on one problem, on both sides.
@@ -61,8 +71,6 @@ pub struct Comparison {
     pub(crate) b: String,
     /// What both have.
     pub(crate) rows: Vec<Row>,
-    /// What A has of kernels of ours and B has not: problems with their modes.
-    pub(crate) missing: Vec<String>,
 }
 
 impl Side {
@@ -98,6 +106,8 @@ impl Side {
                         caches: run.options.caches,
                         label: subject.info.label.clone(),
                         ours: subject.info.is_ours(),
+                        inspected: found.is_some(),
+                        trouble: subject.trouble.clone(),
                         times: of.map(Sample::run_us).collect(),
                     };
                     if rejected || entry.times.is_empty() {
@@ -114,15 +124,20 @@ impl Side {
     /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does;
     /// else a run's key or a revision in the store at `store`.
     pub fn named(name: &str, store: &Path) -> Result<Side> {
-        let path = Path::new(name);
-        let (store, selector) = match name {
-            _ if path.is_file() => (path, Selector::All),
-            _ if path.is_dir() => (path, Selector::Latest),
-            "latest" => (store, Selector::Latest),
-            _ => (store, Selector::Prefix(name.to_string())),
-        };
-        Side::of_store(&Store::at(store), &selector, name)
+        let (store, selector) = named(name, store)?;
+        Side::of_store(&store, &selector, name)
     }
+}
+
+/// The runs that a command line names: see [`Side::named`].
+pub(crate) fn named(name: &str, store: &Path) -> Result<(Store, Selector)> {
+    let path = Path::new(name);
+    Ok(match name {
+        _ if path.is_file() => (Store::at(path), Selector::All),
+        _ if path.is_dir() => (Store::at(path), Selector::Latest),
+        "latest" => (Store::at(store), Selector::Latest),
+        _ => (Store::at(store), Selector::Prefix(name.to_string())),
+    })
 }
 
 impl Entry {
@@ -181,22 +196,11 @@ pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison> {
              both on the same problems with the same build first"
         )));
     }
-    let lacks = |entry: &&Entry| entry.ours && !b.entries.iter().any(|theirs| theirs.ours && theirs.is_of(entry));
-    let missing = a.entries.iter().filter(lacks);
-    let mut missing: Vec<String> = missing
-        .map(|entry| format!("{} ({})", entry.case, entry.mode))
-        .collect();
-    missing.dedup();
     let (a, b) = (a.name.clone(), b.name.clone());
-    Ok(Comparison { a, b, rows, missing })
+    Ok(Comparison { a, b, rows })
 }
 
 impl Comparison {
-    /// Whether B has what A has.
-    pub fn has_all(&self) -> bool {
-        self.missing.is_empty()
-    }
-
     /// The rows on which B is a regression: slower by more than `gate` (0.03 for 3 %) by its value, and slower at all
     /// by the whole interval.
     pub fn regressions(&self, gate: f64) -> Vec<&Row> {
@@ -226,6 +230,8 @@ mod tests {
             caches: 1,
             label: label.to_string(),
             ours: !label.starts_with("torch/"),
+            inspected: true,
+            trouble: None,
             times: (0..20).map(|i| us * (1.0 + 0.001 * f64::from(i % 4))).collect(),
         }
     }
@@ -261,10 +267,7 @@ mod tests {
         assert_eq!(comparison.rows[1].verdict, Verdict::Faster);
         let worse = comparison.regressions(0.03);
         assert_eq!((worse.len(), worse[0].case.as_str()), (1, "x"));
-        assert!(comparison.regressions(0.06).is_empty() && comparison.has_all());
-        let back = compare(&b, &a, &Options::default()).unwrap();
-        assert_eq!(back.missing, ["z (hot)"]);
-        assert!(crate::table::comparison_text(&back).contains("not in B: z (hot)"));
+        assert!(comparison.regressions(0.06).is_empty());
         let text = crate::table::comparison_text(&comparison);
         assert!(
             text.contains("different runs") && text.lines().all(|line| line.chars().count() <= 100),

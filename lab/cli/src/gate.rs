@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use flashcore_bench::gate::{ACCEPTANCE, Allowed, Baseline, Card as GateCard, Judged, Named, Options};
+use flashcore_bench::gate::{ACCEPTANCE, Allowed, Baseline, Card as GateCard, Evidence, Judged, Named, Options};
 use flashcore_bench::gate::{Outcome as Ended, examine, judge};
 use flashcore_check::mutate::Operator;
 use flashcore_check::own::is_declaration;
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::machine::{Besides, Place};
 use crate::protocol::share;
-use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, bench, check, kernels, machine, style};
+use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, StoreArgs, bench, check, kernels, machine, style};
 
 /// Cards whose kernels are judged: one without warpgroup instructions, one with them.
 const CARDS: [&str; 2] = ["l4", "h200"];
@@ -21,10 +21,10 @@ const CARDS: [&str; 2] = ["l4", "h200"];
 /// The acceptance set is five shapes of 512 rows and keys, each full and causal (`bench acceptance`). The
 /// library's kernel for each of them must exist on each card and not spill, have no finding under the
 /// checking simulator, and compute the right output on the device. Its error must not be larger than the
-/// baseline's. What could not be judged here, without a GPU or an assembler, is listed as not judged.
-/// `compare --gate` judges measured times.
+/// baseline's, its measured time not 3 % longer, and the evidence of that time must be complete. What
+/// could not be judged here, without a GPU, an assembler or evidence, is listed as not judged.
 ///
-/// With `--device predict:CARD` nothing is computed: predicted times, instructions by pipe, wavefronts of
+/// With `--device predict:CARD` nothing is measured: predicted times, instructions by pipe, wavefronts of
 /// shared memory and registers must not be larger than the baseline's by more than --slower. They are the
 /// same in every run, so a CI without a GPU can guard speed.
 #[derive(Args)]
@@ -39,6 +39,9 @@ pub(crate) struct GateArgs {
     /// Write what is found as a baseline, if nothing fails
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
+    /// The measured times of this build: a run's key or revision in the store, `latest`, a file or a folder
+    #[arg(long, value_name = "RUN")]
+    evidence: Option<String>,
     /// What computes the set: best, cpu, cuda, cuda:N; sim is the simulator alone; predict:CARD also predicts times and
     /// work on a card
     #[arg(long, value_name = "DEVICE", default_value = "best")]
@@ -54,7 +57,7 @@ pub(crate) struct GateArgs {
     /// --plant`
     #[arg(long, value_name = "MISTAKE", value_parser = planted)]
     plant: Option<Operator>,
-    /// Most that what is predicted may be larger than the baseline's, such as 3%
+    /// Most that a time, or what is predicted, may be larger than the baseline's, such as 3%
     #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share, allow_hyphen_values = true)]
     slower: f64,
     /// Most that a relative error may be larger than the baseline's
@@ -63,6 +66,8 @@ pub(crate) struct GateArgs {
     /// Exit with 3 if a check could not be judged
     #[arg(long)]
     strict: bool,
+    #[command(flatten)]
+    keep: StoreArgs,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -87,6 +92,9 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     style::check_files(args.markdown.iter().chain(&args.write))?;
     let cases = bench::cases(&args.problems, None)?;
+    let store = args.keep.path()?.unwrap_or_default();
+    let evidence = args.evidence.as_deref();
+    let evidence = evidence.map(|name| Evidence::read(name, &store, &cases)).transpose()?;
     let named = |word: &str| {
         if is_declaration(word) {
             return Ok(Named::Own(word.to_string()));
@@ -119,7 +127,7 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
         slower: args.slower,
         error: args.error,
     };
-    let judged = judge(&state, baseline.as_ref(), allowed);
+    let judged = judge(&state, evidence.as_ref(), baseline.as_ref(), allowed);
     if let Some(path) = &args.markdown {
         style::write(path, judged.markdown())?;
     }
@@ -132,7 +140,7 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
         return Ok(Outcome::Findings);
     }
     if let Some(path) = &args.write {
-        Baseline::of(&state).write(path)?;
+        Baseline::of(&state, evidence).write(path)?;
     }
     match args.strict && judged.has_gaps() {
         false => Ok(Outcome::Clean),
@@ -149,6 +157,9 @@ impl GateArgs {
         let device = &self.device;
         let why = match place {
             Place::Card(_) if !self.profile.is_empty() => format!("{device} names the card; leave out --profile"),
+            Place::Card(_) if self.evidence.is_some() => {
+                format!("--evidence has measured times, and {device} predicts them; leave out one of them")
+            }
             Place::Here(_) if own => {
                 let why = "a kernel of your own is judged by --device sim, and predict:CARD";
                 format!("--device is {device}; {why}; `flashcore bench` runs it")

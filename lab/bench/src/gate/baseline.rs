@@ -1,11 +1,11 @@
-//! What a build is judged against: the errors of an earlier one, and what was predicted of it, in a JSON file.
+//! What a build is judged against: the errors and times of an earlier one, in a JSON file.
 
 use std::path::Path;
 
 use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Row, State};
+use super::{Error, Evidence, Row, State};
 use crate::{BenchError, Result, json_file};
 
 /// What a baseline's file says it is.
@@ -13,7 +13,7 @@ const FORMAT: &str = "flashcore gate baseline";
 /// Raised when a change makes old files unreadable.
 const SCHEMA: u32 = 1;
 
-/// Errors and predictions of a build.
+/// Errors and times of a build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
     format: String,
@@ -22,18 +22,25 @@ pub struct Baseline {
     pub revision: String,
     /// Errors against float64.
     pub errors: Vec<Error>,
+    /// Times, with every sample; `None` if none were read.
+    pub speed: Option<Evidence>,
     /// What is predicted; `None` if nothing was.
     pub predicted: Option<Vec<Row>>,
 }
 
 impl Baseline {
     /// What was found, to judge later builds by.
-    pub fn of(state: &State) -> Baseline {
+    pub fn of(state: &State, mut evidence: Option<Evidence>) -> Baseline {
+        let times = evidence.iter_mut().flat_map(|evidence| &mut evidence.times);
+        for time in times.flat_map(|entry| &mut entry.times) {
+            *time = rounded(*time);
+        }
         Baseline {
             format: FORMAT.to_string(),
             schema: SCHEMA,
             revision: state.revision.clone(),
             errors: state.errors().cloned().collect(),
+            speed: evidence,
             predicted: state.predicted.clone(),
         }
     }

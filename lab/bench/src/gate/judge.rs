@@ -2,15 +2,18 @@
 
 use std::fmt;
 
+use flashcore_check::render;
 use serde::Serialize;
 
-use super::{Baseline, Computed, Error, Row, State};
+use super::{Baseline, Computed, Error, Evidence, Row, State};
+use crate::Options as Protocol;
+use crate::compare::compare;
 use crate::document::in_markdown;
 
 /// What may be worse than the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Allowed {
-    /// Share by which what is predicted of a kernel may be larger.
+    /// Share by which a kernel may be slower.
     pub slower: f64,
     /// Share by which a relative error may be larger.
     pub error: f64,
@@ -38,6 +41,10 @@ pub enum CheckName {
     Parity,
     /// Errors are not larger than the baseline's.
     Error,
+    /// The evidence of the times is complete.
+    Evidence,
+    /// No kernel is slower than the baseline's.
+    Speed,
     /// No kernel is predicted to be slower, or has more to do, than the baseline's.
     Predicted,
 }
@@ -136,13 +143,18 @@ impl Judged {
     }
 }
 
-/// Judges what was found. Without a baseline, errors and predictions are not judged.
-pub fn judge(state: &State, baseline: Option<&Baseline>, allowed: Allowed) -> Judged {
+/// Judges what was found. Without a baseline, errors and times are not judged.
+pub fn judge(state: &State, evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: Allowed) -> Judged {
     let mut checks = vec![builds(state), findings(state)];
     let errors = errors(state, baseline, allowed.error);
     match &state.predicted {
         Some(rows) => checks.extend([errors, predicted(rows, baseline, allowed.slower)]),
-        None => checks.extend([parity(state), errors]),
+        None => checks.extend([
+            parity(state),
+            errors,
+            complete(state, evidence),
+            speed(evidence, baseline, allowed.slower),
+        ]),
     }
     if state.predicted.is_none() && baseline.is_some_and(|baseline| baseline.predicted.is_some()) {
         let why = "the baseline has predictions: they are judged with `--device predict:CARD`";
@@ -273,6 +285,54 @@ fn errors(state: &State, baseline: Option<&Baseline>, allowed: f64) -> Check {
         allowed * 100.0
     );
     check(CheckName::Error, summary, worse)
+}
+
+fn complete(state: &State, evidence: Option<&Evidence>) -> Check {
+    let Some(evidence) = evidence else {
+        let why = "no evidence was named: `flashcore bench acceptance`, then `gate --evidence latest`";
+        return not_judged(CheckName::Evidence, why);
+    };
+    let (device, count) = (&evidence.device.name, evidence.times.len());
+    let summary = format!("{count} times on {device} of revision {}", evidence.revision);
+    check(CheckName::Evidence, summary, evidence.faults(&state.revision))
+}
+
+fn speed(evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: f64) -> Check {
+    let not = |why: &str| not_judged(CheckName::Speed, why);
+    let Some(evidence) = evidence else {
+        return not("there are no times of this build");
+    };
+    let Some(old) = baseline.and_then(|baseline| baseline.speed.as_ref()) else {
+        return not("the baseline has no times: write one with `--evidence`");
+    };
+    let [ours, theirs] = [evidence, old].map(|of| &of.device.name);
+    if ours != theirs {
+        return not(&format!("the baseline was timed on {theirs}, this build on {ours}"));
+    }
+    let comparison = match compare(
+        &old.side("baseline"),
+        &evidence.side("this build"),
+        &Protocol::default(),
+    ) {
+        Ok(comparison) => comparison,
+        Err(why) => return not(&why.to_string()),
+    };
+    let slower = comparison.regressions(allowed).into_iter().map(|row| {
+        let ratio = &row.ratio;
+        let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
+        let times = format!("{}, was {}", render::time(row.b_us, 4), render::time(row.a_us, 4));
+        format!(
+            "{} by {}: {:.3} × the time [{lo:.3}, {hi:.3}] ({times})",
+            row.case, row.label, ratio.value
+        )
+    });
+    let slower: Vec<String> = slower.collect();
+    let (count, percent) = (comparison.rows.len(), allowed * 100.0);
+    let summary = format!(
+        "{count} times on {ours}, {} slower by more than {percent:.1} %",
+        slower.len()
+    );
+    check(CheckName::Speed, summary, slower)
 }
 
 fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {

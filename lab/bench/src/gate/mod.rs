@@ -2,11 +2,12 @@
 //! set](ACCEPTANCE), and judges what it finds against a [`Baseline`] that was written before.
 //!
 //! [`examine`] chooses the kernel of each problem on each card, assembles it where there is a `ptxas`, simulates it,
-//! and computes the problems on a device, or predicts times and work on a card that need not be here. [`judge`] touches
-//! nothing: it says of each [`Check`] whether it passed, failed, or could not be judged, and why. Measured times are
-//! judged by [`compare`](crate::compare).
+//! and computes the problems on a device, or predicts times and work on a card that need not be here;
+//! [`Evidence::read`] reads measured times from the evidence store. [`judge`] touches nothing: it says of each
+//! [`Check`] whether it passed, failed, or could not be judged, and why.
 
 mod baseline;
+mod evidence;
 mod judge;
 mod kernels;
 mod predicted;
@@ -26,6 +27,7 @@ use crate::problems::stored_name;
 use crate::{Case, Result};
 
 pub use baseline::Baseline;
+pub use evidence::Evidence;
 pub use judge::{Allowed, Check, CheckName, Judged, Outcome, judge};
 pub use kernels::Built;
 pub use predicted::Row;

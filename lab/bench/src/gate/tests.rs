@@ -1,5 +1,6 @@
-//! The gate passes on what is here, and fails for the right reason on each planted regression.
+//! The gate passes on what is here, and fails for the right reason on each planted regression. Times are made up.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
 use flashcore_check::mutate::Operator;
@@ -7,7 +8,9 @@ use flashcore_ir::Profile;
 
 use super::judge::{CheckName, Outcome};
 use super::*;
-use crate::problems;
+use crate::defences::Inspection;
+use crate::store::Store;
+use crate::{DeviceIdentity, LaunchMode, Options as Protocol, RunIdentity, Sample, SubjectInfo, problems};
 
 /// The kernels of an L4, without a device.
 fn options() -> Options {
@@ -47,13 +50,60 @@ fn state() -> State {
     STATE.get_or_init(examined).clone()
 }
 
+/// What a run of the set leaves out.
+#[derive(Clone, Copy, Default)]
+struct Without {
+    case: Option<&'static str>,
+    inspections: bool,
+    end: bool,
+}
+
+/// A run of the set, its times multiplied by a factor.
+fn record(folder: &Path, factor: f64, without: Without) -> Evidence {
+    let store = Store::at(folder);
+    let run = RunIdentity::now(DeviceIdentity::cpu());
+    let run = store.begin_run(&run, &Protocol::default(), None).unwrap();
+    for (index, case) in problems::cases(ACCEPTANCE, None).unwrap().iter().enumerate() {
+        if without.case == Some(case.name.as_str()) {
+            continue;
+        }
+        let info = SubjectInfo {
+            kernel: Some("mma/m64n64-w4x1-s2-b1-qsh-xor-always".to_string()),
+            ..SubjectInfo::new("mma/m64n64-w4x1-s2-b1-qsh-xor-always", LaunchMode::Graph(8))
+        };
+        let inspection = (!without.inspections).then(Inspection::default);
+        run.begin_measurement(case, crate::Mode::Hot, 0, &[(info, inspection)])
+            .unwrap();
+        for round in 0..20 {
+            let us = factor * 10.0 * (index + 1) as f64 * (1.0 + 0.001 * f64::from(round % 5));
+            let sample = Sample {
+                subject: 0,
+                round,
+                position: 0,
+                runs: 8,
+                total_us: 8.0 * us,
+                at_us: 0.0,
+            };
+            run.add_sample(&sample).unwrap();
+        }
+    }
+    if !without.end {
+        run.finish().unwrap();
+    }
+    Evidence::read(folder.to_str().unwrap(), folder, &options().cases).unwrap()
+}
+
+fn evidence(factor: f64, without: Without) -> Evidence {
+    record(tempfile::tempdir().unwrap().path(), factor, without)
+}
+
 fn baseline() -> Baseline {
-    Baseline::of(&state())
+    Baseline::of(&state(), Some(evidence(1.0, Without::default())))
 }
 
 /// The checks that fail, and what they say.
-fn failures(state: &State, baseline: &Baseline) -> Vec<(CheckName, Vec<String>)> {
-    let judged = judge(state, Some(baseline), Allowed::default());
+fn failures(state: &State, evidence: &Evidence, baseline: &Baseline) -> Vec<(CheckName, Vec<String>)> {
+    let judged = judge(state, Some(evidence), Some(baseline), Allowed::default());
     let failed = judged
         .checks
         .into_iter()
@@ -63,15 +113,15 @@ fn failures(state: &State, baseline: &Baseline) -> Vec<(CheckName, Vec<String>)>
 
 #[test]
 fn what_is_here_passes() {
-    let state = state();
-    let judged = judge(&state, Some(&baseline()), Allowed::default());
+    let (state, evidence) = (state(), evidence(1.01, Without::default()));
+    let judged = judge(&state, Some(&evidence), Some(&baseline()), Allowed::default());
     assert!(!judged.failed(), "{judged:#?}");
     let not_judged = judged.checks.iter().filter(|check| check.outcome == Outcome::NotJudged);
     // No device computed it.
     let names: Vec<CheckName> = not_judged.map(|check| check.name).collect();
     assert_eq!(names, [CheckName::Parity]);
     assert!(
-        judged.markdown().contains("| error | passed | "),
+        judged.markdown().contains("| speed | passed | 10 times on"),
         "{}",
         judged.markdown()
     );
@@ -85,11 +135,22 @@ fn nothing_passes_without_being_judged() {
         unassembled: Some("unknown".to_string()),
         ..state()
     };
-    let judged = judge(&state, None, Allowed::default());
+    let judged = judge(&state, None, None, Allowed::default());
     let passed = judged.checks.iter().filter(|check| check.outcome == Outcome::Passed);
     let names: Vec<CheckName> = passed.map(|check| check.name).collect();
     assert_eq!(names, [CheckName::Findings]);
     assert!(judged.has_gaps() && !judged.failed());
+}
+
+#[test]
+fn a_kernel_that_is_four_percent_slower() {
+    let found = failures(&state(), &evidence(1.04, Without::default()), &baseline());
+    let [(CheckName::Speed, details)] = found.as_slice() else {
+        panic!("{found:?}");
+    };
+    assert_eq!(details.len(), 10);
+    assert!(details[0].starts_with("s512-b1-h8-d64 by mma/"), "{details:?}");
+    assert!(details[0].contains("1.040 × the time"), "{details:?}");
 }
 
 #[test]
@@ -98,7 +159,7 @@ fn an_error_half_as_large_again() {
     let error = state.simulated[0].error.as_mut().unwrap();
     error.frobenius *= 1.5;
     let (on, case) = (error.on.clone(), error.case.clone());
-    let found = failures(&state, &baseline());
+    let found = failures(&state, &evidence(1.0, Without::default()), &baseline());
     let [(CheckName::Error, details)] = found.as_slice() else {
         panic!("{found:?}");
     };
@@ -120,7 +181,7 @@ fn a_race() {
         simulated: kernels::simulate(&options, &chosen, &|_| ()),
         ..state()
     };
-    let found = failures(&state, &baseline());
+    let found = failures(&state, &evidence(1.0, Without::default()), &baseline());
     // It has no error to compare: a kernel with findings is not right.
     let [(CheckName::Findings, details)] = found.as_slice() else {
         panic!("{found:?}");
@@ -143,7 +204,7 @@ mod with_ptxas {
         let (built, unassembled) = kernels::build(&chosen);
         assert_eq!(unassembled, None);
         let state = State { built, ..state() };
-        let found = failures(&state, &baseline());
+        let found = failures(&state, &evidence(1.0, Without::default()), &baseline());
         let [(CheckName::Builds, details)] = found.as_slice() else {
             panic!("{found:?}");
         };
@@ -159,6 +220,49 @@ fn a_problem_that_no_kernel_serves() {
     };
     let (built, _) = kernels::build(&kernels::choose(&options).unwrap().0);
     assert!(built[0].wrong.is_some(), "an L4 has no wgmma: {built:?}");
+}
+
+#[test]
+fn missing_evidence() {
+    let case = Some("s512-b1-h8-d128-causal");
+    let planted = [
+        (
+            Without {
+                case,
+                ..Without::default()
+            },
+            "s512-b1-h8-d128-causal: no kernel of ours was timed",
+        ),
+        (
+            Without {
+                inspections: true,
+                ..Without::default()
+            },
+            "was timed and not inspected",
+        ),
+        (
+            Without {
+                end: true,
+                ..Without::default()
+            },
+            "has no closing line",
+        ),
+    ];
+    for (without, what) in planted {
+        let evidence = evidence(1.0, without);
+        let judged = judge(&state(), Some(&evidence), Some(&baseline()), Allowed::default());
+        let failed = judged.checks.iter().filter(|check| check.outcome == Outcome::Failed);
+        let failed: Vec<&Check> = failed.collect();
+        assert!(failed.len() == 1 && failed[0].name == CheckName::Evidence, "{failed:?}");
+        assert!(failed[0].details[0].contains(what), "{failed:?}");
+    }
+    let mut evidence = evidence(1.0, Without::default());
+    evidence.revision = "of another day".to_string();
+    let found = failures(&state(), &evidence, &baseline());
+    assert!(
+        found[0].0 == CheckName::Evidence && found[0].1[0].contains("of another day"),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -200,7 +304,7 @@ fn a_kernel_with_more_work_than_the_baseline() {
         }
     };
     let found = |now: &State, old: &Baseline| {
-        let judged = judge(now, Some(old), Allowed::default());
+        let judged = judge(now, None, Some(old), Allowed::default());
         let check = judged
             .checks
             .into_iter()
@@ -210,7 +314,7 @@ fn a_kernel_with_more_work_than_the_baseline() {
     let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
     let (state, again) = (predicted(id), predicted(id));
     assert_eq!(state, again);
-    let baseline = Baseline::of(&state);
+    let baseline = Baseline::of(&state, None);
     let same = found(&again, &baseline);
     assert_eq!((same.outcome, same.details.len()), (Outcome::Passed, 0), "{same:?}");
     baseline.check_registers(&again).unwrap();

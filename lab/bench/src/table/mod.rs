@@ -291,9 +291,6 @@ pub fn comparison_text(comparison: &Comparison) -> String {
         let (interval, verdict) = (span(row.ratio.interval, times), row.verdict.to_string());
         line([&case, &mode, &label, &a, &b, &ratio, &interval, &verdict])
     }));
-    if !comparison.missing.is_empty() {
-        out.push(format!("not in B: {}", render::few(&comparison.missing)));
-    }
     lines(out)
 }
 

@@ -14,7 +14,7 @@ const USAGE: &[(&str, &str)] = &[
     ("gate --write x --markdown x", "x is named for two outputs"),
     ("gate --write x --kernel cpu/m64n64", "runs on the CPU"),
     (
-        "compare no-such-run latest --gate 3% --store nowhere",
+        "gate --write x --evidence no-such-run --store nowhere",
         "no-such-run; allowed: a key or revision",
     ),
     ("parity 0", "0 is not in 1.."),

@@ -28,8 +28,12 @@ fn a_baseline_is_written_and_judged_against() {
     // It is written, although not everything could be judged.
     let written = flashcore(&format!("gate --write {} {QUICK} --strict", base.display()));
     assert_eq!(written.code, 3, "{}{}", written.stdout, written.stderr);
-    // No assembler, no device: each is said.
-    for part in ["spills are not known here", "no device computed the set"] {
+    // No assembler, no device, no evidence: each is said.
+    for part in [
+        "spills are not known here",
+        "no device computed the set",
+        "no evidence was named",
+    ] {
         assert!(words(&written.stdout).contains(part), "{part}\n{}", written.stdout);
     }
     let judge = format!("gate --baseline {} {QUICK}", base.display());
@@ -142,6 +146,10 @@ fn what_a_predicted_device_does_not_take_is_said() {
         (
             "gate --write x --device predict:l4 --profile h200",
             "leave out --profile",
+        ),
+        (
+            "gate --write x --device predict:l4 --evidence latest",
+            "--evidence has measured times",
         ),
         (
             "gate --write x --device cpu --kernel mine.toml",
