@@ -102,7 +102,7 @@ enum Command {
 }
 
 /// Flags of earlier versions, and what replaced each.
-const GONE: [(&str, &str); 5] = [
+const GONE: [(&str, &str); 4] = [
     (
         "--sweep",
         "`bench --sweep` is gone: `tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
@@ -116,7 +116,6 @@ const GONE: [(&str, &str); 5] = [
         "`profile` predicts shares and keeps them for reports; `explain --svg` draws shared memory",
     ),
     ("--markdown", "`report -o FILE.md` writes runs in Markdown"),
-    ("--evidence", "`compare --gate` judges measured runs of two labels"),
 ];
 
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.

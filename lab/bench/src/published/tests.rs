@@ -177,7 +177,7 @@ fn pages_say_what_the_bundles_say() {
     // Names of before are those of now.
     std::fs::write(&path, bundle.replace("\"name\":\"small", "\"name\":\"mission")).unwrap();
     assert_eq!(current.render(root.path()).unwrap(), []);
-    let (runs, _) = Store::open(&path).unwrap().list(&Selector::All).unwrap();
+    let (runs, _) = Store::at(&path).list(&Selector::All).unwrap();
     assert_eq!(runs[0].cases, ["small", "small-causal"]);
     // Marks that say nothing.
     for (text, why) in [
