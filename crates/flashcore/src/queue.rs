@@ -48,6 +48,8 @@ use crate::{Attention, Cuda, CudaTensor, Device, Error, Schedule};
 /// ```
 #[derive(Debug)]
 pub struct Queue {
+    /// Of the largest call so far. It is freed when a call needs a larger one, and with the queue: after what
+    /// runs on it, and after the graphs that recorded it.
     workspace: Option<DeviceBuffer>,
     recording: Option<Recording>,
     stream: Arc<Stream>,

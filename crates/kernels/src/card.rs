@@ -191,6 +191,20 @@ mod tests {
         assert!(Card::read(name, text).is_ok());
     }
 
+    /// A chip has no other mark: of two such files one would never be read.
+    #[test]
+    fn no_two_cards_have_one_architecture_and_as_many_sms() {
+        let mut kinds: Vec<_> = Card::all()
+            .iter()
+            .map(|card| (card.target.to_string(), card.sms))
+            .collect();
+        kinds.sort();
+        assert!(
+            kinds.windows(2).all(|two| two[0] != two[1]),
+            "{kinds:?}: tell such cards apart in `Card::nearest`"
+        );
+    }
+
     #[test]
     fn a_chip_without_a_file_has_the_nearest_card() {
         let card = Card::nearest(Target::Sm80.into());

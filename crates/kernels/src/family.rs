@@ -21,12 +21,21 @@ pub use ids::id_parts;
 use ids::with_words_of_today;
 pub(crate) use values::{LeverValue, constraint, lever_values, levers};
 
+/// Levers of the family with the most of them, `mma`: one more there is one more here.
+const MOST_LEVERS: usize = 13;
+
 /// The values of a family's levers in their order, 0 beyond the last. For a lever of words, the word's place.
-pub type Values = [u32; 13];
+pub type Values = [u32; MOST_LEVERS];
 
 /// A family's values, with those beyond the last.
 pub const fn padded<const LEVERS: usize>(levers: [u32; LEVERS]) -> Values {
-    let mut values: Values = [0; 13];
+    const {
+        assert!(
+            LEVERS <= MOST_LEVERS,
+            "MOST_LEVERS of family.rs is the number of levers of the family with the most"
+        )
+    };
+    let mut values: Values = [0; MOST_LEVERS];
     values.split_at_mut(LEVERS).0.copy_from_slice(&levers);
     values
 }

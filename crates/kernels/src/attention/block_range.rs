@@ -1,4 +1,5 @@
 //! Which K blocks a Q tile needs: the first and the last, which of them need a mask, and their order in the main loop.
+//! Those on the diagonal of a causal mask are `whole_end..end` of a [`BlockRange`].
 //!
 //! Written once over [`Index`], without branches: the host makes work lists with it, and a kernel finds its own range.
 //! A backward pass, whose rows are keys, passes [`Band::inverse`] and gets the Q tiles of a tile of keys.
