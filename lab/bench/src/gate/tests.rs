@@ -125,6 +125,10 @@ fn what_is_here_passes() {
         "{}",
         judged.markdown()
     );
+    // The times, and those of the baseline.
+    let speed = judged.checks.iter().find(|check| check.name == CheckName::Speed);
+    let times = &speed.unwrap().details;
+    assert!(times.len() == 10 && times[0].contains("1.010 × the time"), "{times:?}");
     // Full and causal have one kernel; head sizes do not.
     assert!(state.built.len() >= 2 && state.simulated.len() >= 4, "{state:?}");
 }
@@ -316,7 +320,12 @@ fn a_kernel_with_more_work_than_the_baseline() {
     assert_eq!(state, again);
     let baseline = Baseline::of(&state, None);
     let same = found(&again, &baseline);
-    assert_eq!((same.outcome, same.details.len()), (Outcome::Passed, 0), "{same:?}");
+    assert_eq!((same.outcome, same.details.len()), (Outcome::Passed, 1), "{same:?}");
+    let both = format!("s512-b1-h8-d64 on l4 by {id}: PREDICTED ");
+    assert!(
+        same.details[0].starts_with(&both) && same.details[0].contains(", was "),
+        "{same:?}"
+    );
     baseline.check_registers(&again).unwrap();
 
     // Without the swizzle there are bank conflicts: it is another kernel, whose time alone is compared.
