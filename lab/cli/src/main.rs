@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod card;
 mod chart;
 mod check;
 mod compare;
@@ -31,6 +32,7 @@ mod plans;
 mod profile;
 mod progress;
 mod protocol;
+mod quantity;
 mod report;
 mod reproduce;
 mod run;
@@ -38,6 +40,7 @@ mod simulated;
 mod sources;
 mod stdout;
 mod style;
+mod tips;
 mod triton;
 mod tune;
 mod watch;
@@ -51,7 +54,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 // What most subcommands use.
-use args::{Card, InputArgs, ProblemArgs};
+use args::{InputArgs, ProblemArgs};
+use card::Card;
 use evidence::StoreArgs;
 use failure::{Failure, Outcome};
 use given::Given;
@@ -119,7 +123,7 @@ const GONE: [(&str, &str); 3] = [
 
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.
 fn not_parsed(message: &clap::Error) -> ExitCode {
-    let mut text = message.render().ansi().to_string();
+    let mut text = tips::told(message);
     // What Rust's parsers of numbers say, in words for people.
     for (rust, words) in [
         ("invalid digit found in string", "write a whole number"),
@@ -212,12 +216,12 @@ fn main() -> ExitCode {
             Some(Command::List(args)) => list::run(&args, &given),
             Some(Command::Bench(args)) => bench::run(&args, &given),
             Some(Command::Parity(args)) => parity::run(&args),
-            Some(Command::Gate(args)) => gate::run(&args),
+            Some(Command::Gate(args)) => gate::run(&args, &given),
             Some(Command::Compare(args)) => compare::run(&args),
             Some(Command::Evidence(args)) => evidence::run(&args),
             Some(Command::Report(args)) => report::run(&args),
             Some(Command::Reproduce(args)) => reproduce::run(&args),
-            Some(Command::Tune(args)) => tune::run(&args),
+            Some(Command::Tune(args)) => tune::run(&args, &given),
             Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
             Some(Command::Plans(args)) => plans::run(&args),
             Some(Command::Profile(args)) => profile::run(&args),
