@@ -78,7 +78,6 @@ impl Baseline {
     pub fn check_asked(&self, file: &Path, cases: &[Case], cards: Option<&[String]>) -> Result<()> {
         let asked: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
         let errors = self.errors.iter().map(|error| error.case.as_str());
-        let times = self.speed.iter().flat_map(|evidence| &evidence.times);
         let rows = self.predicted.as_deref().unwrap_or_default();
         let on_card = |row: &&Row| cards.is_none_or(|cards| cards.contains(&row.card));
         let predicted = |row: &Row| format!("{} on {}", row.case, row.card);
@@ -94,9 +93,7 @@ impl Baseline {
                 )
             }
             _ => {
-                let has = errors
-                    .chain(times.map(|entry| entry.case.as_str()))
-                    .chain(rows.iter().map(|row| row.case.as_str()));
+                let has = errors.chain(rows.iter().map(|row| row.case.as_str()));
                 let has: BTreeSet<String> = has.map(str::to_string).collect();
                 if asked.iter().any(|case| has.contains(*case)) {
                     return Ok(());
@@ -106,10 +103,9 @@ impl Baseline {
         };
         let has = match has.is_empty() {
             true => "nothing".to_string(),
-            false => render::few(&has.iter().map(String::as_str).collect::<Vec<_>>()),
+            false => render::few(&has.iter().collect::<Vec<_>>()),
         };
-        let wanted = render::few(&wanted.iter().map(String::as_str).collect::<Vec<_>>());
-        let file = file.display();
+        let (file, wanted) = (file.display(), render::few(&wanted));
         Err(BenchError::Machine(format!(
             "{file} has {has}; you asked for {wanted}: nothing could be compared"
         )))

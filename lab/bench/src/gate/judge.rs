@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Baseline, Computed, Error, Evidence, Row, State};
 use crate::Options as Protocol;
-use crate::compare::{Row as CompareRow, compare};
+use crate::compare::compare;
 use crate::document::in_markdown;
 
 /// What may be worse than the baseline.
@@ -70,7 +70,7 @@ pub struct Check {
     pub outcome: Outcome,
     /// What was judged, or why nothing was.
     pub summary: String,
-    /// What failed, and what of it was not judged, one sentence each; of times that passed, what they are.
+    /// What failed, and what of it was not judged, one sentence each; of predictions that passed, what they are.
     pub details: Vec<String>,
 }
 
@@ -317,7 +317,7 @@ fn speed(evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: f64)
         Ok(comparison) => comparison,
         Err(why) => return not(&why.to_string()),
     };
-    let shown = |row: &CompareRow| {
+    let slower = comparison.regressions(allowed).into_iter().map(|row| {
         let ratio = &row.ratio;
         let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
         let times = format!("{}, was {}", render::time(row.b_us, 4), render::time(row.a_us, 4));
@@ -325,25 +325,14 @@ fn speed(evidence: Option<&Evidence>, baseline: Option<&Baseline>, allowed: f64)
             "{} by {}: {:.3} × the time [{lo:.3}, {hi:.3}] ({times})",
             row.case, row.label, ratio.value
         )
-    };
-    let slower: Vec<String> = comparison.regressions(allowed).into_iter().map(shown).collect();
+    });
+    let slower: Vec<String> = slower.collect();
     let (count, percent) = (comparison.rows.len(), allowed * 100.0);
     let summary = format!(
         "{count} times on {ours}, {} slower by more than {percent:.1} %",
         slower.len()
     );
-    passed_with(
-        check(CheckName::Speed, summary, slower),
-        comparison.rows.iter().map(shown),
-    )
-}
-
-/// A check that passed says what it compared; one that failed has its faults.
-fn passed_with(mut check: Check, compared: impl Iterator<Item = String>) -> Check {
-    if check.outcome == Outcome::Passed {
-        check.details = compared.collect();
-    }
-    check
+    check(CheckName::Speed, summary, slower)
 }
 
 fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
@@ -392,4 +381,12 @@ fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
     let compared = rows.iter().filter(|row| row.unknown.is_none());
     let compared = compared.filter_map(|row| Some(row.beside(baseline.of_row(row)?)));
     passed_with(check(CheckName::Predicted, text, worse), compared)
+}
+
+/// A check that passed says what it compared; one that failed has its faults.
+fn passed_with(mut check: Check, compared: impl Iterator<Item = String>) -> Check {
+    if check.outcome == Outcome::Passed {
+        check.details = compared.collect();
+    }
+    check
 }

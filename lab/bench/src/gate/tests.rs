@@ -125,10 +125,6 @@ fn what_is_here_passes() {
         "{}",
         judged.markdown()
     );
-    // The times, and those of the baseline.
-    let speed = judged.checks.iter().find(|check| check.name == CheckName::Speed);
-    let times = &speed.unwrap().details;
-    assert!(times.len() == 10 && times[0].contains("1.010 × the time"), "{times:?}");
     // Full and causal have one kernel; head sizes do not.
     assert!(state.built.len() >= 2 && state.simulated.len() >= 4, "{state:?}");
 }
