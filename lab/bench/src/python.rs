@@ -133,6 +133,21 @@ impl Python {
         }
     }
 
+    /// Whether it has peers of these labels for a kind of device, `cpu` or `cuda`.
+    ///
+    /// # Errors
+    /// Those that are missing, each with what installs it.
+    pub fn has_peers(&self, labels: &[String], kind: &str) -> Result<(), String> {
+        let asks = format!(
+            "import sys\nfrom flashcore_attn import peers\nlabels = {labels:?}\n\
+             found, absent = peers.find({kind:?}, labels)\n\
+             missing = [label + ': ' + absent.get(label, 'no peer on {kind}; there are ' + ', '.join(found))\n\
+             \x20          for label in labels if label not in found]\n\
+             if missing: sys.exit('; '.join(missing))"
+        );
+        self.clone().imports(&asks, PATIENCE).map(drop)
+    }
+
     /// The program.
     pub fn executable(&self) -> &Path {
         &self.executable

@@ -1,19 +1,16 @@
-//! Flags that several subcommands share: the problem, the inputs, the card.
+//! Flags that several subcommands share: the problem, the inputs.
 
-use std::num::{IntErrorKind, ParseIntError};
 use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use flashcore::unstable::cuda::DeviceInfo;
 use flashcore::unstable::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
-use flashcore_check::cost::{self, CARD_FILE};
-use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder, current_name};
 
-use crate::{Failure, in_place, machine, style};
+use crate::quantity::size;
+use crate::{Failure, in_place, style};
 
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
@@ -26,44 +23,99 @@ pub(crate) struct ProblemArgs {
     flags: ProblemFlags,
 }
 
+/// The fields that each command with a problem has flags for.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Problem")]
+pub(crate) struct ShapeFlags {
+    /// Sequences in the batch
+    #[arg(long, value_name = "N", value_parser = size, alias = "batch-size")]
+    batch: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N", value_parser = size)]
+    heads: Option<usize>,
+    /// Query rows and keys; 4k is 4,096, here as in all sizes
+    #[arg(long, value_name = "N", value_parser = size, aliases = ["seq-len", "seqlen"])]
+    seq: Option<usize>,
+    /// Columns of Q and K: a multiple of 8 up to 256
+    #[arg(long, value_name = "N", value_parser = size, aliases = ["head-size", "hdim"])]
+    head_dim: Option<usize>,
+    /// Each row sees the keys up to its own position; the last row sees the last key
+    #[arg(long)]
+    causal: bool,
+}
+
+impl ShapeFlags {
+    /// The names of the flags, as [`Given`](crate::Given) knows them.
+    pub(crate) const NAMES: [&str; 5] = ["batch", "heads", "seq", "head_dim", "causal"];
+
+    /// With what the flags say. A problem with one K/V head for each query head keeps that.
+    fn on(&self, named: &Problem, kv_heads: Option<usize>) -> ProblemBuilder {
+        let mut builder = ProblemBuilder::from(named);
+        if self.heads.is_some() || kv_heads.is_some() {
+            let heads = self.heads.unwrap_or(named.num_heads());
+            let same = match named.group_size() {
+                1 => heads,
+                _ => named.num_kv_heads(),
+            };
+            builder = builder.heads(heads, kv_heads.unwrap_or(same));
+        }
+        if let Some(batch) = self.batch {
+            builder = builder.batch(batch);
+        }
+        if let Some(seq) = self.seq {
+            builder = builder.seq_len(seq);
+        }
+        if let Some(head_dim) = self.head_dim {
+            builder = builder.head_dim(head_dim);
+        }
+        builder
+    }
+
+    /// Problems with what the flags say. One that they change is named by its shape, and stands once.
+    pub(crate) fn apply(&self, cases: Vec<Case>) -> Result<Vec<Case>, Failure> {
+        let mut all: Vec<Case> = Vec::new();
+        for case in &cases {
+            let mut builder = self.on(&case.problem, None);
+            if self.causal {
+                builder = builder.mask(Mask::CAUSAL);
+            }
+            let problem = builder.build()?;
+            if problem == case.problem {
+                all.push(case.clone());
+            } else if cases.iter().chain(&all).all(|other| other.problem != problem) {
+                all.push(Case::new(problem.to_string(), problem));
+            }
+        }
+        Ok(all)
+    }
+}
+
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Problem")]
 struct ProblemFlags {
-    /// Sequences in the batch
-    #[arg(long, value_name = "N", value_parser = count)]
-    batch: Option<usize>,
-    /// Query heads
-    #[arg(long, value_name = "N", value_parser = count)]
-    heads: Option<usize>,
+    #[command(flatten)]
+    shape: ShapeFlags,
     /// Key/value heads; heads must be a multiple of it
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = size)]
     kv_heads: Option<usize>,
-    /// Query rows and keys
-    #[arg(long, value_name = "N", value_parser = count, conflicts_with_all = ["seq_q", "seq_kv"])]
-    seq: Option<usize>,
     /// Query rows
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = size, conflicts_with = "seq")]
     seq_q: Option<usize>,
     /// Keys
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = size, conflicts_with = "seq")]
     seq_kv: Option<usize>,
-    /// Columns of Q and K: a multiple of 8 up to 256
-    #[arg(long, value_name = "N", value_parser = count)]
-    head_dim: Option<usize>,
     /// Columns of V and of the output, if they differ from those of Q and K
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = size)]
     head_dim_v: Option<usize>,
     /// Element type: f32, fp16, bf16, e4m3 (fp8 with scales; the output is bf16)
     #[arg(long, value_parser = dtype)]
     dtype: Option<DType>,
-    /// Each row sees the keys up to its own position; the last row sees the last key
-    #[arg(long, conflicts_with = "window")]
-    causal: bool,
     /// Each row sees every key; removes the named problem's mask
     #[arg(long, conflicts_with_all = ["causal", "window"])]
     full: bool,
     /// Each row sees L keys before its own position and R after it; `inf` is all of them
-    #[arg(long, value_name = "L,R", value_parser = window, allow_hyphen_values = true)]
+    #[arg(long, value_name = "L,R", value_parser = window, allow_hyphen_values = true,
+          conflicts_with = "causal")]
     window: Option<Mask>,
     /// The mask's diagonal begins at the first key, as in PyTorch's is_causal
     #[arg(long)]
@@ -96,7 +148,7 @@ struct ProblemFlags {
     #[arg(long)]
     deterministic: bool,
     /// Split keys every KEYS of them, and choose a kernel, whatever the batch is
-    #[arg(long, value_name = "KEYS", value_parser = count)]
+    #[arg(long, value_name = "KEYS", value_parser = size)]
     batch_invariant: Option<usize>,
     /// Memory order of all four tensors
     #[arg(long, value_enum)]
@@ -156,18 +208,14 @@ pub(crate) fn peer(label: &str) -> Result<String, String> {
     }
 }
 
-/// A number of sequences, heads, rows or columns; the problem says which numbers it takes.
-fn count(text: &str) -> Result<usize, String> {
-    text.trim().parse().map_err(|wrong: ParseIntError| match wrong.kind() {
-        IntErrorKind::PosOverflow => format!("{text} is too large; at most {} can be written", usize::MAX),
-        _ => "write a whole number, e.g. 64".to_string(),
-    })
-}
-
 fn window(text: &str) -> Result<Mask, String> {
     let side = |side: &str| match side.trim() {
         "inf" | "-1" => Ok(None),
-        number => number.parse().map(Some).map_err(|_| ()),
+        number => size(number)
+            .ok()
+            .and_then(|keys| u32::try_from(keys).ok())
+            .map(Some)
+            .ok_or(()),
     };
     match text.split_once(',').map(|(left, right)| (side(left), side(right))) {
         Some((Ok(left), Ok(right))) => Ok(Mask::window(left, right)),
@@ -216,27 +264,15 @@ impl ProblemArgs {
     pub(crate) fn problem(&self) -> Result<Problem, Failure> {
         let named = case(&self.name)?.problem;
         let flags = &self.flags;
-        let mut builder = ProblemBuilder::from(&named);
-        if flags.heads.is_some() || flags.kv_heads.is_some() {
-            let heads = flags.heads.unwrap_or(named.num_heads());
-            // A problem with one K/V head for each query head keeps that.
-            let kv_heads = match named.group_size() {
-                1 => heads,
-                _ => named.num_kv_heads(),
-            };
-            builder = builder.heads(heads, flags.kv_heads.unwrap_or(kv_heads));
-        }
+        let mut builder = flags.shape.on(&named, flags.kv_heads);
         macro_rules! set {
             ($($given:expr => $method:ident),* $(,)?) => {
                 $(if let Some(value) = $given { builder = builder.$method(value); })*
             };
         }
         set! {
-            flags.batch => batch,
-            flags.seq => seq_len,
             flags.seq_q => seq_len_q,
             flags.seq_kv => seq_len_kv,
-            flags.head_dim => head_dim,
             flags.head_dim_v => head_dim_v,
             flags.dtype => dtype,
             flags.scale => softmax_scale,
@@ -250,7 +286,7 @@ impl ProblemArgs {
         }
         let mut mask = match flags.window {
             _ if flags.full => Mask::FULL,
-            _ if flags.causal => Mask::CAUSAL,
+            _ if flags.shape.causal => Mask::CAUSAL,
             Some(window) => window,
             None => named.mask(),
         };
@@ -303,78 +339,6 @@ pub(crate) fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
         .map(|name| InputKind::from_name(&name).unwrap_or(InputKind::Normal))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Card {
-    pub(crate) chip: Chip,
-    pub(crate) profile: Option<&'static Profile>,
-    /// Whether it was neither named nor is it in this machine.
-    pub(crate) is_assumed: bool,
-}
-
-impl Card {
-    /// The card used by default: the first supported GPU of the machine, or an L4.
-    pub(crate) fn default() -> Card {
-        let gpus = machine::gpus_or_none();
-        let assumed = || Card {
-            is_assumed: true,
-            ..Card::of(&PROFILES[0])
-        };
-        let gpu = gpus.iter().find(|info| machine::is_supported(info));
-        gpu.map_or_else(assumed, Card::of_device)
-    }
-
-    pub(crate) fn of_device(info: &DeviceInfo) -> Card {
-        Card {
-            chip: info.chip(),
-            profile: Profile::of_device(&info.name, info.multiprocessors),
-            is_assumed: false,
-        }
-    }
-
-    pub(crate) fn parse(name: &str) -> Result<Card, String> {
-        if let Some(card) = cost::card(name) {
-            return card.map(Card::of);
-        }
-        let architecture = |target: Target| Card {
-            chip: target.into(),
-            profile: None,
-            is_assumed: false,
-        };
-        let unknown = || {
-            let names = Profile::names();
-            format!("known are {names}, and architectures such as sm_89 (`flashcore list profiles`), {CARD_FILE}")
-        };
-        Target::from_name(name).map(architecture).ok_or_else(unknown)
-    }
-
-    pub(crate) fn of(profile: &'static Profile) -> Card {
-        Card {
-            chip: profile.into(),
-            profile: Some(profile),
-            is_assumed: false,
-        }
-    }
-
-    /// Why it is this card, where the user did not choose it.
-    pub(crate) fn why(&self) -> Option<String> {
-        let why = "is assumed: no GPU that is served is here, and no --profile was given";
-        self.is_assumed.then(|| format!("{} {why}", self.name()))
-    }
-
-    /// `l4` or `sm_120`.
-    pub(crate) fn name(&self) -> &'static str {
-        self.profile.map_or(self.chip.target.name(), |profile| profile.name)
-    }
-
-    /// `NVIDIA L4 (sm_89)` or `sm_120`.
-    pub(crate) fn title(&self) -> String {
-        match self.profile {
-            Some(profile) => format!("{} ({})", profile.title, profile.target),
-            None => self.chip.target.to_string(),
-        }
-    }
-}
-
 /// `X`, `X,Y` or `X,Y,Z`; axes that are left out are `rest`.
 pub(crate) fn axes(text: &str, rest: u32) -> Result<[u32; 3], String> {
     let parts = text.split(',').map(|part| part.trim().parse().ok());
@@ -390,6 +354,14 @@ pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
     let close = |name: &str| !given.is_empty() && (name.starts_with(given) || strsim::levenshtein(name, given) <= 2);
     let names = NAMED_PROBLEMS.iter().map(|named| named.name);
     names.filter(|name| close(name)).collect()
+}
+
+/// An error about the name of a problem: what was perhaps meant, before the names that there are.
+pub(crate) fn unknown_problem(given: &str, error: impl std::fmt::Display) -> Failure {
+    match similar_problems(given).as_slice() {
+        [] => Failure::usage(error).help("`flashcore list problems` shows them with their shapes"),
+        names => Failure::usage(format!("did you mean {}? {error}", names.join(", "))),
+    }
 }
 
 #[cfg(test)]
@@ -418,6 +390,11 @@ mod tests {
     #[test]
     fn flags_override_the_named_problem() {
         assert_eq!(line(""), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
+        assert_eq!(line("--seq 4k --hdim 128"), "B1 H8/8 Sq4096 Skv4096 D128 fp16 full");
+        assert_eq!(
+            line("--seqlen 9 --batch-size 2 --head-size 16"),
+            "B2 H8/8 Sq9 Skv9 D16 fp16 full"
+        );
         assert_eq!(line("--heads 4 --head-dim 128"), "B1 H4/4 Sq512 Skv512 D128 fp16 full");
         assert_eq!(line("gpt2 --full --seq 77"), "B4 H12/12 Sq77 Skv77 D64 fp16 full");
         assert_eq!(
@@ -462,6 +439,24 @@ mod tests {
             "B1 H8/2 Sq64 Skv99 D64 fp16 causal scale0.5"
         );
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn flags_of_shapes_change_each_problem_of_a_set_once() {
+        let cases = flashcore_bench::problems::cases("small-set", None).unwrap();
+        let flags = ShapeFlags {
+            seq: Some(64),
+            causal: true,
+            ..ShapeFlags::default()
+        };
+        let names: Vec<String> = flags.apply(cases).unwrap().into_iter().map(|case| case.name).collect();
+        assert_eq!(
+            names,
+            [
+                "B1 H8/8 Sq64 Skv64 D64 fp16 causal",
+                "B2 H8/8 Sq64 Skv64 D64 fp16 causal"
+            ]
+        );
     }
 
     #[test]

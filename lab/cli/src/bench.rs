@@ -15,10 +15,12 @@ use flashcore_bench::{
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::args::ShapeFlags;
 use crate::machine::{Besides, Place};
 use crate::own::OwnArgs;
 use crate::protocol::ProtocolArgs;
 use crate::style::Spinner;
+use crate::tune::USUAL;
 use crate::{Card, Failure, Given, Outcome, Page, StoreArgs, args, in_place, machine, own, style};
 
 /// Time kernels and peers against each other, and keep the evidence
@@ -31,9 +33,12 @@ use crate::{Card, Failure, Given, Outcome, Page, StoreArgs, args, in_place, mach
 #[derive(Args)]
 #[command(after_help = include_str!("help/bench.txt"))]
 pub(crate) struct BenchArgs {
-    /// Problem sets, named problems, or files of problems (.json, .toml)
-    #[arg(value_name = "PROBLEMS", default_value = "small-set")]
+    /// Problem sets, named problems, or files of problems (.json, .toml) [default: small-set; with flags of a shape
+    /// small]
+    #[arg(value_name = "PROBLEMS")]
     problems: Vec<String>,
+    #[command(flatten)]
+    shape: ShapeFlags,
     /// Element type of the sets, in place of fp16
     #[arg(long, value_parser = args::dtype)]
     dtype: Option<DType>,
@@ -97,9 +102,9 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
     let problems = match args.problems.as_slice() {
         [_] if scores => vec!["small-set".to_string()],
         [_, named @ ..] if scores => named.to_vec(),
-        all => all.to_vec(),
+        all => named_or(all, "small-set", given),
     };
-    let mut cases = cases(&problems, args.dtype)?;
+    let mut cases = args.shape.apply(cases(&problems, args.dtype)?)?;
     if args.backward {
         let backward = cases.iter().map(Case::backward).collect::<Result<_, _>>();
         cases = backward.map_err(BenchError::from)?;
@@ -123,6 +128,11 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
             Place::Card(_) | Place::Simulator => args.protocol.request_with(Options::default()),
         }
     };
+    match &place {
+        Place::Here(device) if !scores => check_peers(&args.peers, device.context().is_none())?,
+        Place::Here(_) => {}
+        Place::Card(_) | Place::Simulator => refuse_named_peers(&args.peers, &args.device)?,
+    }
     let store = args.keep.path()?.filter(|_| !scores);
     let store = store.as_deref();
     let mut progress = Progress::new(args.json);
@@ -140,12 +150,6 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
             })
         }
         Place::Card(profile) => {
-            if !matches!(args.peers.as_slice(), [one] if one == "all" || one == "none") {
-                return Err(Failure::usage(format!(
-                    "{} is not predicted: leave --peers out",
-                    args.peers.join(", ")
-                )));
-            }
             let opened = store.map(Store::at);
             flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress).map_err(Failure::from)
         }
@@ -178,6 +182,15 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
 /// In place of a problem: the product of queries and keys alone.
 const SCORES: &str = "scores";
 
+/// The problems that were named; else the usual set, or the usual problem where flags give a shape.
+pub(crate) fn named_or(names: &[String], usual: &str, given: &Given) -> Vec<String> {
+    match names {
+        [] if given.has(&ShapeFlags::NAMES) => vec![USUAL.to_string()],
+        [] => vec![usual.to_string()],
+        names => names.to_vec(),
+    }
+}
+
 pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>, Failure> {
     let mut cases = Vec::new();
     for name in names {
@@ -198,6 +211,34 @@ fn show_end(report: &Report, store: Option<&Path>) {
         page.wrap(2, format_args!("evidence in {}", store.display()));
     }
     page.print();
+}
+
+/// The peers that are named one by one.
+fn named_peers(peers: &[String]) -> Option<&[String]> {
+    let is_word = |label: &String| label == "all" || label == "none";
+    Some(peers).filter(|peers| !peers.iter().any(is_word))
+}
+
+/// Refuses peers that are named where nothing is run.
+pub(crate) fn refuse_named_peers(peers: &[String], device: &str) -> Result<(), Failure> {
+    match named_peers(peers) {
+        None => Ok(()),
+        Some(peers) => {
+            let why = format!("{} is not predicted: leave --peers out", peers.join(", "));
+            Err(Failure::usage(why).help(format!("{device} runs nothing, and peers have no predicted times")))
+        }
+    }
+}
+
+/// Refuses peers that are named and missing, before minutes of measuring without them. Unnamed ones (`all`) may be.
+pub(crate) fn check_peers(peers: &[String], is_cpu: bool) -> Result<(), Failure> {
+    let Some(peers) = named_peers(peers) else {
+        return Ok(());
+    };
+    let kind = if is_cpu { "cpu" } else { "cuda" };
+    let missing = Python::find().and_then(|python| python.has_peers(peers, kind));
+    let without = "--peers none times without them, and --peers all those that are here";
+    missing.map_err(|why| Failure::environment(format!("--peers {}: {why}", peers.join(","))).help(without))
 }
 
 /// The Python with peers, or why there is none; `None` if no peers are wanted.
@@ -325,7 +366,7 @@ impl From<BenchError> for Failure {
             BenchError::Flashcore(error) => (*error).into(),
             BenchError::UnknownProblems(ref given) => match in_place::of_name(given) {
                 Some(failure) => failure,
-                None => Failure::usage(error),
+                None => args::unknown_problem(given, &error),
             },
             BenchError::Given(_) => Failure::usage(error),
             BenchError::Store { .. } => Failure::environment(error)

@@ -5,6 +5,7 @@ use std::path::Path;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flashcore_bench::gpu;
+use flashcore_check::cost::predicted_card;
 use flashcore_check::mutate::{self, Mutation, Operator};
 use flashcore_check::own::is_declaration;
 use flashcore_check::{CheckOptions, CheckReport, judge_elsewhere};
@@ -114,7 +115,11 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         first: args.schedule,
         blocks: args.blocks,
     };
-    let card = || args.profile.unwrap_or_else(Card::default);
+    // As `explain --profile` and `bench --device predict:CARD` spell a card.
+    let predicted = args.device.as_deref().and_then(predicted_card).transpose();
+    let predicted = predicted.map_err(Failure::usage)?.map(Card::of);
+    let device = args.device.as_deref().filter(|_| predicted.is_none());
+    let card = || predicted.or(args.profile).unwrap_or_else(Card::default);
     let triton = triton::named(Path::new(name)).map(Path::new);
     if let Some(file) = args.problem.file().or(triton) {
         let of_sources: &[&str] = match triton {
@@ -140,10 +145,10 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     if declared.is_some() {
         given.forbid(OF_PLANS, "the declaration of a kernel")?;
     }
-    if args.device.is_some() {
+    if device.is_some() {
         given.forbid(OF_SIMULATOR, "--device")?;
     }
-    let context = args.device.as_deref().map(machine::gpu).transpose()?;
+    let context = device.map(machine::gpu).transpose()?;
     let mut card = context
         .as_ref()
         .map_or_else(card, |context| Card::of_device(context.info()));

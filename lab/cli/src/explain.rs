@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use crate::foreign::ForeignArgs;
 use crate::given::Given;
 use crate::kernel_file::{OF_SOURCES, is_source};
+use crate::quantity::size32;
 use crate::{
     Card, Failure, HEAD, Outcome, Page, ProblemArgs, cost, foreign, in_place, kernels, machine, memory, museum,
     simulated, style, whole,
@@ -44,13 +45,13 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Card to plan for (`list profiles`, or FILE.json of `device calibrate`) [default: this machine's, else l4]
-    #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
+    #[arg(long, alias = "device", value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
     /// Predict with the rates in this file (`flashcore device`), in place of those of this machine's GPU
     #[arg(long, value_name = "FILE", help_heading = "How")]
     rates: Option<PathBuf>,
     /// Show which levers save this many bytes of shared memory, and their cost
-    #[arg(long, value_name = "BYTES", help_heading = "How")]
+    #[arg(long, value_name = "BYTES", value_parser = size32, help_heading = "How")]
     saves: Option<u32>,
     /// Show for every config whether it serves the problem
     #[arg(long, help_heading = "How")]
@@ -312,7 +313,13 @@ impl Explained<'_> {
         if card.profile.is_none() {
             row(card.name(), "", self.fit(&card.chip.target.limits()), "");
         }
-        for profile in profiles(card) {
+        // Of other cards those that can run it.
+        let registers = self.registers();
+        let runs = |other: &&Profile| {
+            let Step { kernel, launch } = self.step;
+            Some(*other) == card.profile || prove_launch(kernel, launch, other.target, registers).is_empty()
+        };
+        for profile in profiles(card).into_iter().filter(|other| runs(&&**other)) {
             let fit = self.fit(&profile.target.limits());
             let waves = self.step.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
             let waves = match waves {

@@ -7,7 +7,7 @@ use flashcore_check::CheckError;
 use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
-use crate::args::similar_problems;
+use crate::args::unknown_problem;
 use crate::{BAD, GOOD, in_place, stdout, style};
 
 /// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
@@ -130,11 +130,7 @@ impl From<ProblemError> for Failure {
             if let Some(failure) = in_place::of_name(given) {
                 return failure;
             }
-            let help = match similar_problems(given).as_slice() {
-                [] => "`flashcore list problems` shows them with their shapes".to_string(),
-                names => format!("did you mean {}?", names.join(", ")),
-            };
-            return Failure::usage(error).help(help);
+            return unknown_problem(given, &error);
         }
         match error {
             ProblemError::HostMemory { .. } => Failure::failed(error),

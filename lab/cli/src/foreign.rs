@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::kernel_file::{CompileArgs, KernelFile, write_buffers, wrong};
 use crate::missing::{add_missing, add_share};
+use crate::quantity::size32;
 use crate::triton;
 use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, cost, in_place, progress, style, whole};
 
@@ -76,8 +77,7 @@ pub(crate) struct RunArgs {
 }
 
 fn number(text: &str) -> Result<u32, String> {
-    let wrong = |_| format!("write a whole number from 0 to {}, e.g. 128", u32::MAX);
-    text.parse().map_err(wrong)
+    size32(text).map_err(|_| format!("write a whole number from 0 to {}, e.g. 128 or 64k", u32::MAX))
 }
 
 fn claim(text: &str) -> Result<(String, u64), String> {

@@ -3,15 +3,19 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use flashcore::DType;
 use flashcore_bench::gate::{ACCEPTANCE, Allowed, Baseline, Card as GateCard, Evidence, Judged, Named, Options};
 use flashcore_bench::gate::{Outcome as Ended, examine, judge};
 use flashcore_check::mutate::Operator;
 use flashcore_check::own::is_declaration;
 use serde_json::json;
 
+use crate::args::ShapeFlags;
 use crate::machine::{Besides, Place};
 use crate::protocol::share;
-use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, StoreArgs, bench, check, kernels, machine, style};
+use crate::{
+    BAD, Card, DIM, Failure, GOOD, Given, Outcome, Page, StoreArgs, args, bench, check, kernels, machine, style,
+};
 
 /// Cards whose kernels are judged: one without warpgroup instructions, one with them.
 const CARDS: [&str; 2] = ["l4", "h200"];
@@ -30,9 +34,14 @@ const CARDS: [&str; 2] = ["l4", "h200"];
 #[derive(Args)]
 #[command(after_help = include_str!("help/gate.txt"))]
 pub(crate) struct GateArgs {
-    /// Problem sets, named problems, or files of problems
-    #[arg(value_name = "PROBLEMS", default_value = ACCEPTANCE)]
+    /// Problem sets, named problems, or files of problems [default: acceptance; with flags of a shape small]
+    #[arg(value_name = "PROBLEMS")]
     problems: Vec<String>,
+    #[command(flatten)]
+    shape: ShapeFlags,
+    /// Element type of the sets, in place of fp16
+    #[arg(long, value_parser = args::dtype, help_heading = "Problem")]
+    dtype: Option<DType>,
     /// The baseline to judge against, from `gate --write`
     #[arg(long, value_name = "FILE", required_unless_present = "write")]
     baseline: Option<PathBuf>,
@@ -86,12 +95,13 @@ fn planted(name: &str) -> Result<Operator, String> {
     }
 }
 
-pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(args: &GateArgs, given: &Given) -> Result<Outcome, Failure> {
     let place = machine::place(&args.device, Besides::CpuSimAndCards)?;
     args.check(&place)?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     style::check_files(args.markdown.iter().chain(&args.write))?;
-    let cases = bench::cases(&args.problems, None)?;
+    let problems = bench::named_or(&args.problems, ACCEPTANCE, given);
+    let cases = args.shape.apply(bench::cases(&problems, args.dtype)?)?;
     let store = args.keep.path()?.unwrap_or_default();
     let evidence = args.evidence.as_deref();
     let evidence = evidence.map(|name| Evidence::read(name, &store, &cases)).transpose()?;
@@ -101,6 +111,13 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
         }
         kernels::gpu(word).map(Named::Config)
     };
+    let cards: Option<Vec<String>> = match &place {
+        Place::Card(profile) => Some(vec![profile.name.to_string()]),
+        Place::Here(_) | Place::Simulator => None,
+    };
+    if let (Some(baseline), Some(file)) = (&baseline, &args.baseline) {
+        baseline.check_asked(file, &cases, cards.as_deref())?;
+    }
     let usual = || CARDS.into_iter().filter_map(|name| Card::parse(name).ok());
     let options = Options {
         cases,

@@ -10,6 +10,8 @@ use crate::{Failure, style};
 /// such as `CompileArgs`.
 #[derive(Default)]
 pub(crate) struct Given {
+    /// Whether a problem, or what stands in its place, was named.
+    pub(crate) names_problem: bool,
     flags: Vec<String>,
     groups: Vec<ArgGroup>,
 }
@@ -24,10 +26,17 @@ impl Given {
         let is_flag = |id: &&str| !["name", "color"].contains(id) && !id.starts_with(|c: char| c.is_ascii_uppercase());
         let given = matches.ids().map(Id::as_str).filter(is_flag).filter(is_given);
         let groups = command.find_subcommand(name).into_iter().flat_map(Command::get_groups);
+        let has_name = matches.ids().any(|id| id == "name");
         Given {
+            names_problem: has_name && is_given(&"name"),
             flags: given.map(str::to_string).collect(),
             groups: groups.cloned().collect(),
         }
+    }
+
+    /// Whether one of these was typed.
+    pub(crate) fn has(&self, names: &[&str]) -> bool {
+        self.find(names).is_some()
     }
 
     /// Flags, with those of a group in its place.

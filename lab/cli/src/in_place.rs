@@ -7,7 +7,7 @@ use std::path::Path;
 use flashcore_check::foreign;
 use flashcore_ir::files;
 
-use crate::{Failure, museum};
+use crate::{Failure, kernels, museum};
 
 /// Explains what a name is if it is not a problem; `None` if nothing has that name.
 pub(crate) fn of_name(name: &str) -> Option<Failure> {
@@ -31,6 +31,13 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
         );
     }
     let path = Path::new(name);
+    if !path.exists() && kernels::named(name).is_ok() {
+        let help = format!(
+            "--kernel {name} names it, as in `flashcore explain --kernel {name}`; `flashcore list levers --kernel \
+             {name}` says what its parts mean"
+        );
+        return Some(Failure::usage(format!("{name} is the id of a kernel, not a problem")).help(help));
+    }
     if path.is_dir() {
         return Some(
             Failure::usage(format!("{name} is a folder, not a problem"))

@@ -8,11 +8,44 @@ use flashcore_check::foreign;
 use flashcore_ir::files;
 use flashcore_kernels::Config;
 use flashcore_problem::Problem;
+use flashcore_tune::space::ALL;
 
 use crate::{Card, Failure, simulated};
 
+/// An id with its family, which is looked for if the id has none.
+///
+/// # Errors
+/// An id without a family that no family has, or several.
+pub(crate) fn with_family(id: &str) -> Result<String, Failure> {
+    if id.contains('/') {
+        return Ok(id.to_string());
+    }
+    let whole = ALL.iter().map(|family| (family, format!("{}/{id}", family.name)));
+    let (allowed, read): (Vec<_>, Vec<_>) = whole
+        .filter(|(family, whole)| family.read(whole).is_some())
+        .partition(|(family, whole)| family.owns(whole));
+    // Levers that do not go together are refused where there is nothing better, with the reason.
+    let found = if allowed.is_empty() { read } else { allowed };
+    let mut found: Vec<String> = found.into_iter().map(|(_, whole)| whole).collect();
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => {
+            let families = ALL.map(|family| family.name).join(", ");
+            let why = format!("no kernel is named `{id}`: its family is missing, and none ({families}) has such an id");
+            Err(Failure::usage(why).help("`flashcore list levers` explains ids, `flashcore list kernels` shows some"))
+        }
+        _ => {
+            let all = found.join(", ");
+            Err(Failure::usage(format!(
+                "`{id}` is an id of several families: write {all}"
+            )))
+        }
+    }
+}
+
 /// A kernel by its id, whose levers have values that there are.
 pub(crate) fn named(id: &str) -> Result<KernelId, Failure> {
+    let id = with_family(id)?;
     let kernel: KernelId = id.parse()?;
     if let KernelId::Gpu(config) = &kernel {
         let (family, values) = config.levers();
@@ -79,10 +112,10 @@ pub(crate) fn ids(given: &[String], card: Option<Card>) -> Result<Vec<String>, F
         } else if !is_word && word.parse::<KernelId>().is_err() && Path::new(word).is_file() {
             ids.extend(of_file(word)?);
         } else {
-            if !is_word {
-                named(word)?;
-            }
-            ids.push(word.clone());
+            ids.push(match is_word {
+                true => word.clone(),
+                false => named(word)?.to_string(),
+            });
         }
     }
     Ok(ids)
@@ -138,6 +171,23 @@ mod tests {
         for wrong in ["mma/m100n64-w4x1-s2-b1-qreg-xor-cond", "cpu/m7n3", "foo"] {
             assert!(named(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_id_without_its_family_is_found_in_the_one_that_has_it() {
+        for (bare, whole) in [
+            ("m128n128-s2-pingpong-spec", "wgmma/m128n128-s2-pingpong-spec"),
+            ("naive-t128-v16", "scalar/naive-t128-v16"),
+            (
+                "mma/m64n64-w4x1-s2-b1-qsh-xor-cond",
+                "mma/m64n64-w4x1-s2-b1-qsh-xor-cond",
+            ),
+        ] {
+            assert_eq!(with_family(bare).unwrap(), whole);
+            assert_eq!(ids(&[bare.to_string()], None).unwrap(), [whole]);
+        }
+        let missing = with_family("m64q").unwrap_err().message;
+        assert!(missing.contains("its family is missing"), "{missing}");
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
         let all = all.map(|family| json!({ "family": family.name, "levers": family.described() }));
         return Ok((page, all.collect()));
     };
+    let id = &crate::kernels::with_family(id)?;
     let owner = ALL.iter().find_map(|family| Some((family, family.read(id)?)));
     let (family, values) = owner.ok_or_else(|| {
         Failure::usage(format!("no kernel is named `{id}`"))

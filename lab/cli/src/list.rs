@@ -49,7 +49,8 @@ enum What {
 
 pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
     if args.what != Some(What::Levers) {
-        given.forbid(&["kernel"], "this list; it is for `list levers`")?;
+        let why = "this list; `flashcore list levers --kernel ID` explains an id part by part";
+        given.forbid(&["kernel"], why)?;
     }
     if args.what != Some(What::Ladder) {
         given.forbid(&["problem", "profile"], "this list; it is for `list ladder`")?;

@@ -4,7 +4,7 @@ use std::sync::Once;
 
 use flashcore::unstable::cuda::{Context, DeviceInfo};
 use flashcore::{Device, Error};
-use flashcore_check::cost::predicted_card;
+use flashcore_check::cost::{PREDICT, predicted_card};
 use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
 use flashcore_cuda::{CudaError, Function, ModuleOptions};
@@ -120,7 +120,16 @@ pub(crate) fn device(name: &str, besides: Besides) -> Result<Device, Failure> {
         Besides::Nothing => ("best, cuda, cuda:N", None),
     };
     let device: Device = name.parse().map_err(|error| match error {
-        Error::UnknownDevice { given } => Failure::usage(format!("no device is named `{given}`; allowed: {allowed}")),
+        Error::UnknownDevice { given } => {
+            let failure = Failure::usage(format!("no device is named `{given}`; allowed: {allowed}"));
+            match Profile::named(&given) {
+                Some(card) if allowed.contains("predict:") => failure.help(format!(
+                    "write `--device {PREDICT}{}` to predict for that card",
+                    card.name
+                )),
+                _ => failure,
+            }
+        }
         Error::Cuda(CudaError::NoSuchDevice { .. }) => Failure::environment(error),
         error => match (Failure::from(error), help) {
             (failure, Some(help)) if failure.is_environment() => failure.help(help),

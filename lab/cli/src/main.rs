@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod card;
 mod chart;
 mod check;
 mod compare;
@@ -31,6 +32,7 @@ mod plans;
 mod profile;
 mod progress;
 mod protocol;
+mod quantity;
 mod report;
 mod reproduce;
 mod run;
@@ -38,6 +40,7 @@ mod simulated;
 mod sources;
 mod stdout;
 mod style;
+mod tips;
 mod triton;
 mod tune;
 mod watch;
@@ -47,11 +50,11 @@ mod worker;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 // What most subcommands use.
-use args::{Card, InputArgs, ProblemArgs};
+use args::{InputArgs, ProblemArgs};
+use card::Card;
 use evidence::StoreArgs;
 use failure::{Failure, Outcome};
 use given::Given;
@@ -101,26 +104,9 @@ enum Command {
     Worker(worker::WorkerArgs),
 }
 
-/// Flags of earlier versions, and what replaced each.
-const GONE: [(&str, &str); 4] = [
-    (
-        "--sweep",
-        "`bench --sweep` is gone: `tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
-    ),
-    (
-        "--predicted",
-        "`tune --predicted --profile CARD` is `tune --device predict:CARD`",
-    ),
-    (
-        "--simulate",
-        "`profile` predicts shares and keeps them for reports; `explain --svg` draws shared memory",
-    ),
-    ("--markdown", "`report -o FILE.md` writes runs in Markdown"),
-];
-
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.
 fn not_parsed(message: &clap::Error) -> ExitCode {
-    let mut text = message.render().ansi().to_string();
+    let mut text = tips::told(message);
     // What Rust's parsers of numbers say, in words for people.
     for (rust, words) in [
         ("invalid digit found in string", "write a whole number"),
@@ -129,11 +115,6 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
         ("invalid float literal", "write a number"),
     ] {
         text = text.replace(rust, words);
-    }
-    if let Some(ContextValue::String(flag)) = message.get(ContextKind::InvalidArg)
-        && let Some((_, now)) = GONE.iter().find(|(gone, _)| gone == flag)
-    {
-        text.push_str(&format!("  {GOOD}help{GOOD:#}: {now}\n"));
     }
     if message.use_stderr() {
         style::eprint(&style::wrap(&text, 2));
@@ -213,12 +194,12 @@ fn main() -> ExitCode {
             Some(Command::List(args)) => list::run(&args, &given),
             Some(Command::Bench(args)) => bench::run(&args, &given),
             Some(Command::Parity(args)) => parity::run(&args),
-            Some(Command::Gate(args)) => gate::run(&args),
+            Some(Command::Gate(args)) => gate::run(&args, &given),
             Some(Command::Compare(args)) => compare::run(&args),
             Some(Command::Evidence(args)) => evidence::run(&args),
             Some(Command::Report(args)) => report::run(&args),
             Some(Command::Reproduce(args)) => reproduce::run(&args),
-            Some(Command::Tune(args)) => tune::run(&args),
+            Some(Command::Tune(args)) => tune::run(&args, &given),
             Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
             Some(Command::Plans(args)) => plans::run(&args),
             Some(Command::Profile(args)) => profile::run(&args),

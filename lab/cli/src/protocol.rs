@@ -5,6 +5,7 @@ use flashcore::Device;
 use flashcore_bench::{Mode, Options, Request};
 
 use crate::bench::options;
+use crate::quantity::duration;
 
 /// How to measure.
 #[derive(Args, Clone, Debug)]
@@ -13,8 +14,9 @@ pub(crate) struct ProtocolArgs {
     /// hot (back to back), cold (L2 flushed), sustained (half a second each), screen (hot, but brief)
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot")]
     mode: Vec<Mode>,
-    /// Most seconds for the rounds of one problem in one mode; so many --rounds are always made
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    /// Most time for the rounds of one problem in one mode (5s, 2m; a bare number is seconds); so many --rounds are
+    /// always made
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub(crate) budget: Option<f64>,
     /// Rounds that every subject takes part in, whatever the budget [default: 3]; published figures have 8
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..))]
@@ -68,12 +70,12 @@ impl ProtocolArgs {
     }
 }
 
-/// A budget.
+/// A budget: a duration, or a bare number of seconds.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
-    match text.trim().parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
-        _ => Err("write seconds above 0, e.g. 2 or 0.5".to_string()),
-    }
+    let timed = duration(text).map(|time| time.as_secs_f64());
+    let bare = || text.trim().parse::<f64>().ok();
+    let value = timed.or_else(bare).filter(|value| *value > 0.0 && value.is_finite());
+    value.ok_or_else(|| "write a time above 0 as 5s, 2m or 500ms; a bare number is seconds".to_string())
 }
 
 fn lead(text: &str) -> Result<f64, String> {
@@ -107,10 +109,10 @@ mod tests {
         for wrong in ["3", "-1%", "x", "100%", "0"] {
             assert!(share(wrong).is_err(), "{wrong}");
         }
-        for wrong in ["0", "-1", "nan", "inf", "2s", ""] {
+        for wrong in ["0", "-1", "nan", "inf", "2x", "0s", ""] {
             assert!(seconds(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(seconds("0.5"), Ok(0.5));
+        assert_eq!(["0.5", "5s", "2m"].map(seconds), [0.5, 5.0, 120.0].map(Ok));
         for wrong in ["-1", "nan", "1e30", "5s"] {
             assert!(lead(wrong).is_err(), "{wrong}");
         }

@@ -34,8 +34,8 @@ pub(crate) struct ReproduceArgs {
     /// Where to measure, and what to compare this machine by: best, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// Most seconds for the rounds [default: as recorded]
-    #[arg(long, value_name = "SECONDS", requires = "run", value_parser = seconds)]
+    /// Most time for the rounds, as 5s or 2m [default: as recorded]
+    #[arg(long, value_name = "TIME", requires = "run", value_parser = seconds)]
     budget: Option<f64>,
     /// Keep no samples
     #[arg(long, requires = "run")]

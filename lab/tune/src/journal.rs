@@ -35,7 +35,7 @@ const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::peers::FILE, SECONDS];
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);
 const LOCK_LOOK_UP: Duration = Duration::from_millis(10);
 
-/// Identity of a run. A run is resumed only if all of it but the time is equal.
+/// Identity of a run. A run is resumed only if all of it but the command and the time is equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// [`SCHEMA`].
@@ -78,6 +78,9 @@ pub struct Header {
     /// The user's kernels among the candidates: labels, with the SHA-256 of their content.
     #[serde(default)]
     pub own: Vec<String>,
+    /// The words after `tune` that began it, without those that say where it is kept and what is printed.
+    #[serde(default)]
+    pub command: Vec<String>,
     /// Seconds since 1970 (UTC) when it began.
     pub started_at: u64,
 }

@@ -37,6 +37,8 @@ const FINALISTS: usize = 4;
 
 /// What to search, where and how long.
 pub struct Request {
+    /// [`Header::command`].
+    pub command: Vec<String>,
     /// The problem and its name.
     pub case: Case,
     /// The device of each worker: `cpu`, `cuda:N`, `replay:FILE`, `predict:CARD`.
@@ -331,6 +333,7 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
     let planted = families.any(|family| family.name == planted::NAME);
     Ok(Header {
         schema: SCHEMA,
+        command: request.command.clone(),
         case: request.case.name.clone(),
         problem: request.case.problem.clone(),
         devices,

@@ -2,8 +2,9 @@
 
 use flashcore_check::render::few;
 
-use super::chapter::{Chapter, how, ours, peer};
+use super::chapter::{Chapter, how, ours};
 use super::{Block, Section, count};
+use crate::Stop;
 use crate::chart::{problems, speedups};
 use crate::gather::{EvidenceId, Gathered, Timing};
 use crate::standing::{Geomean, Group, Shape};
@@ -12,6 +13,7 @@ use crate::table::{bracketed, times, worst_text};
 /// What bars of the first section say.
 const SPEEDUPS: &str = "A bar for each problem: how many times as fast FlashCore is, with its 99 % interval.";
 const TIMES: &str = "A bar for each problem: the median time of our quickest kernel, on a logarithmic scale.";
+const PREDICTED: &str = "A bar for each problem: the predicted time of our quickest kernel, on a logarithmic scale.";
 
 pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     let mut section = Section::chapter(chapter.title());
@@ -39,25 +41,28 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     for (.., timings) in chapter.grids() {
         let how = how(timings[0]);
         let runs = chapter.runs_of(gathered, &timings);
-        let shapes: Vec<Shape> = timings.iter().filter_map(|timing| against_others(timing)).collect();
+        let shapes: Vec<Shape> = timings.iter().filter_map(|timing| against_peer(timing)).collect();
+        let is_predicted = timings
+            .iter()
+            .all(|timing| timing.result.measurement.stop == Stop::Predicted);
         match verdict(&how, &shapes) {
             Some(verdict) => {
-                sentences.push((verdict, runs.clone()));
+                sentences.push((verdict, runs));
                 bars.push((speedups(&how, &shapes), SPEEDUPS));
             }
             None => {
+                let number = count(timings.len(), "problem");
+                let found = match is_predicted {
+                    true => format!("{how}: {number}, predicted; nothing was run."),
+                    false => format!("{how}: {number} timed, without a peer to compare with."),
+                };
+                sentences.push((found, runs));
                 let timed = timings
                     .iter()
                     .filter_map(|timing| Some((&timing.result, ours(timing)?)));
-                bars.push((problems(&how, &timed.collect::<Vec<_>>()), TIMES));
+                let what = if is_predicted { PREDICTED } else { TIMES };
+                bars.push((problems(&how, &timed.collect::<Vec<_>>()), what));
             }
-        }
-        if timings.iter().all(|timing| peer(timing).is_none()) {
-            let problems = count(timings.len(), "problem");
-            sentences.push((
-                format!("{how}: {problems} timed, without a peer to compare with."),
-                runs,
-            ));
         }
     }
     sentences.extend(super::errors::largest(chapter));
@@ -70,28 +75,34 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     section
 }
 
-/// Our quickest kernel compared with the best other library, or where there is none with the baseline.
-fn against_others(timing: &Timing) -> Option<Shape> {
+/// Our quickest kernel compared with the best peer: by rounds, or where these are not at hand with the baseline if that
+/// is a peer.
+fn against_peer(timing: &Timing) -> Option<Shape> {
     let with_baseline = || {
         let (case, ours) = (&timing.result.case, ours(timing)?);
+        timing.result.baseline().filter(|base| base.info.is_peer())?;
         let group = Group::of(&case.problem);
         Some(Shape::new(&case.name, group, &ours.info.label, &ours.ratio?))
     };
     timing.best.clone().or_else(with_baseline)
 }
 
-/// Whether it is faster, on how many problems, and how sure that is.
+/// Whether it is faster than the best peer, on how many problems, and how sure that is. `None` without a peer.
 fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
     let mean = Geomean::of(shapes)?;
     let all = shapes.len();
-    let faster = shapes.iter().filter(|shape| shape.speedup > 1.0).count();
-    let slower = shapes.iter().filter(|shape| shape.speedup < 1.0);
+    let faster = shapes.iter().filter(|shape| shape.interval.lo > 1.0).count();
+    let slower = shapes.iter().filter(|shape| shape.interval.hi < 1.0);
     let slower: Vec<&str> = slower.map(|shape| shape.case.as_str()).collect();
+    let undecided = match all - faster - slower.len() {
+        0 => String::new(),
+        some => format!(" Neither, as the interval includes 1: {some}."),
+    };
     let slower = if slower.is_empty() { "none" } else { &few(&slower) };
     let (value, interval) = (times(mean.value), bracketed(mean.interval));
     Some(format!(
-        "{how}: FlashCore is faster than the best other subject on {faster} of {all}. Geometric mean {value} {interval}, {}. \
-         Slower: {slower}.",
+        "{how}: FlashCore is faster than the best peer on {faster} of {all}. Geometric mean {value} {interval}, {}. \
+         Slower: {slower}.{undecided}",
         worst_text(&mean),
     ))
 }

@@ -1,12 +1,14 @@
 //! What a build is judged against: the errors and times of an earlier one, in a JSON file.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use flashcore_check::render;
 use flashcore_ir::files;
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Evidence, Row, State};
-use crate::{BenchError, Result, json_file};
+use crate::{BenchError, Case, Result, json_file};
 
 /// What a baseline's file says it is.
 const FORMAT: &str = "flashcore gate baseline";
@@ -66,6 +68,47 @@ impl Baseline {
             return Err(refused(format!("it has schema {found}, and this build reads {SCHEMA}")));
         }
         serde_json::from_value(value).map_err(|error| refused(format!("it is no baseline: {error}")))
+    }
+
+    /// Refuses a baseline that has none of the problems that are asked for; with `cards`, which are predicted for, none
+    /// of them on these.
+    ///
+    /// # Errors
+    /// [`BenchError::Machine`] with what the file has.
+    pub fn check_asked(&self, file: &Path, cases: &[Case], cards: Option<&[String]>) -> Result<()> {
+        let asked: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        let errors = self.errors.iter().map(|error| error.case.as_str());
+        let rows = self.predicted.as_deref().unwrap_or_default();
+        let on_card = |row: &&Row| cards.is_none_or(|cards| cards.contains(&row.card));
+        let predicted = |row: &Row| format!("{} on {}", row.case, row.card);
+        let (has, wanted): (BTreeSet<String>, Vec<String>) = match (cards, &self.predicted) {
+            (Some(cards), Some(_)) => {
+                if rows.iter().filter(on_card).any(|row| asked.contains(row.case.as_str())) {
+                    return Ok(());
+                }
+                let on = cards.join(", ");
+                (
+                    rows.iter().map(predicted).collect(),
+                    asked.iter().map(|case| format!("{case} on {on}")).collect(),
+                )
+            }
+            _ => {
+                let has = errors.chain(rows.iter().map(|row| row.case.as_str()));
+                let has: BTreeSet<String> = has.map(str::to_string).collect();
+                if asked.iter().any(|case| has.contains(*case)) {
+                    return Ok(());
+                }
+                (has, asked.iter().map(|case| (*case).to_string()).collect())
+            }
+        };
+        let has = match has.is_empty() {
+            true => "nothing".to_string(),
+            false => render::few(&has.iter().collect::<Vec<_>>()),
+        };
+        let (file, wanted) = (file.display(), render::few(&wanted));
+        Err(BenchError::Machine(format!(
+            "{file} has {has}; you asked for {wanted}: nothing could be compared"
+        )))
     }
 
     /// Writes the file.

@@ -70,7 +70,7 @@ pub struct Check {
     pub outcome: Outcome,
     /// What was judged, or why nothing was.
     pub summary: String,
-    /// What failed, and what of it was not judged, one sentence each.
+    /// What failed, and what of it was not judged, one sentence each; of predictions that passed, what they are.
     pub details: Vec<String>,
 }
 
@@ -378,5 +378,15 @@ fn predicted(rows: &[Row], baseline: Option<&Baseline>, allowed: f64) -> Check {
     let (bad, percent) = (worse.len(), allowed * 100.0);
     let text =
         format!("{judged} predictions, {bad} with more than {percent:.1} % more time or work; registers by {by}");
-    check(CheckName::Predicted, text, worse)
+    let compared = rows.iter().filter(|row| row.unknown.is_none());
+    let compared = compared.filter_map(|row| Some(row.beside(baseline.of_row(row)?)));
+    passed_with(check(CheckName::Predicted, text, worse), compared)
+}
+
+/// A check that passed says what it compared; one that failed has its faults.
+fn passed_with(mut check: Check, compared: impl Iterator<Item = String>) -> Check {
+    if check.outcome == Outcome::Passed {
+        check.details = compared.collect();
+    }
+    check
 }

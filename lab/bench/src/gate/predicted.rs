@@ -96,6 +96,13 @@ impl Row {
         row
     }
 
+    /// Its time and that of the baseline, in a sentence.
+    pub(super) fn beside(&self, old: &Row) -> String {
+        let [now, was] = [self.micros, old.micros].map(|us| render::time(us, 4));
+        let (case, card, kernel) = (&self.case, &self.card, &self.kernel);
+        format!("{case} on {card} by {kernel}: PREDICTED {now}, was {was}")
+    }
+
     /// What is worse than it was by more than a share, in a sentence. Of another kernel only the time is compared, and
     /// what it spills, which the time does not have.
     pub(super) fn worse_than(&self, old: &Row, allowed: f64) -> Option<String> {

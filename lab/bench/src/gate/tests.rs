@@ -316,7 +316,12 @@ fn a_kernel_with_more_work_than_the_baseline() {
     assert_eq!(state, again);
     let baseline = Baseline::of(&state, None);
     let same = found(&again, &baseline);
-    assert_eq!((same.outcome, same.details.len()), (Outcome::Passed, 0), "{same:?}");
+    assert_eq!((same.outcome, same.details.len()), (Outcome::Passed, 1), "{same:?}");
+    let both = format!("s512-b1-h8-d64 on l4 by {id}: PREDICTED ");
+    assert!(
+        same.details[0].starts_with(&both) && same.details[0].contains(", was "),
+        "{same:?}"
+    );
     baseline.check_registers(&again).unwrap();
 
     // Without the swizzle there are bank conflicts: it is another kernel, whose time alone is compared.

@@ -7,10 +7,11 @@ use flashcore_check::render;
 use crate::compare::Comparison;
 use crate::standing::{Geomean, Standing};
 use crate::store::csv_line;
-use crate::{CaseResult, Interval, Measured, Ratio, Reading, Report, Stop, Turns};
+use crate::{Case, CaseResult, Interval, Measured, Ratio, Reading, Report, Stop, Turns};
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
+/// Columns of a label; a longer one has a line of its own.
 const LABEL: usize = 32;
 /// Columns of a kind of problem.
 const GROUP: usize = 28;
@@ -68,12 +69,12 @@ pub fn case_text(result: &CaseResult) -> String {
         "interval"
     };
     let mut out = vec![
-        format!("{}  {}", result.case.name, result.case.problem),
+        title(&result.case),
         format!("  {}", circumstances.join(", ")),
         row(["subject", &p50, &p90, rate, "× base", interval, "verdict"]),
     ];
     for (index, subject) in measurement.subjects.iter().enumerate() {
-        out.push(subject_line(result, subject, index == measurement.baseline, unit.0));
+        out.extend(subject_lines(result, subject, index == measurement.baseline, unit.0));
     }
     out.extend(
         result
@@ -87,6 +88,14 @@ pub fn case_text(result: &CaseResult) -> String {
         out.push(format!("  (an empty kernel takes {} here)", render::time(floor, 3)));
     }
     lines(out)
+}
+
+/// A problem's name and its shape, or its shape alone where that is its name.
+fn title(case: &Case) -> String {
+    match case.problem.to_string() {
+        shape if shape == case.name => shape,
+        shape => format!("{}  {shape}", case.name),
+    }
 }
 
 /// What turns are like, a line for each kind; empty where only other modes were measured.
@@ -109,8 +118,9 @@ pub fn turns_lines(report: &Report) -> Vec<String> {
     text.chain(in_turn).collect()
 }
 
-/// `unit` is that of the times, in microseconds.
-fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool, unit: f64) -> String {
+/// The row of a subject, after a line for a label that is longer than its column: two kernels may differ at the end of
+/// their ids alone. `unit` is that of the times, in microseconds.
+fn subject_lines(result: &CaseResult, subject: &Measured, is_baseline: bool, unit: f64) -> Vec<String> {
     let mut label = subject.info.label.clone();
     if subject.info.launch == crate::LaunchMode::Plain {
         label.push_str(" (plain)");
@@ -118,10 +128,14 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool, unit
     if !subject.settled && subject.summary.is_some() {
         label.push_str(" ~");
     }
-    let label = clip_to(&label, LABEL);
+    let mut lines = Vec::new();
+    if label.chars().count() > LABEL {
+        lines.push(format!("  {}", std::mem::take(&mut label)));
+    }
     let Some(summary) = subject.summary else {
         let why = subject.trouble.as_deref().unwrap_or("not timed");
-        return format!("  {label:<LABEL$} {why}");
+        lines.push(format!("  {label:<LABEL$} {why}"));
+        return lines;
     };
     let rate = match result.is_memory_bound() {
         true => result.gbps(summary.p50),
@@ -146,7 +160,8 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool, unit
         None if is_baseline => "(base)".to_string(),
         None => String::new(),
     };
-    row([&label, &p50, &p90, &rate, &ratio, &interval, &verdict])
+    lines.push(row([&label, &p50, &p90, &rate, &ratio, &interval, &verdict]));
+    lines
 }
 
 fn row([label, p50, p90, rate, ratio, interval, verdict]: [&str; 7]) -> String {

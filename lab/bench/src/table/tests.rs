@@ -49,6 +49,7 @@ fn tables_fit_a_hundred_columns_and_say_what_matters() {
         "an empty kernel takes 0.740 µs",
         "TFLOP/s",
         "hot (short turns)",
+        "  mma/m128n64-w4-s2-xor-with-a-name-that-goes-on-and-on\n                ",
         "short turns: 2.00 ms of the same subject untimed, then 0.500 ms or more timed",
     ] {
         assert!(text.contains(part), "{part} is missing from\n{text}");

@@ -19,7 +19,13 @@ pub const PREDICT: &str = "predict:";
 /// The card of `predict:CARD` or `predict:FILE.json`, or what is wrong with it; `None` of other devices.
 pub fn predicted_card(device: &str) -> Option<Result<&'static Profile, String>> {
     let name = device.strip_prefix(PREDICT)?;
-    let unknown = || format!("card is {name}; allowed: {}, {CARD_FILE}", Profile::names());
+    let unknown = || {
+        let given = match name {
+            "" => "a card is missing".to_string(),
+            name => format!("card is {name}"),
+        };
+        format!("{given}; allowed: {}, {CARD_FILE}", Profile::names())
+    };
     Some(card(name).unwrap_or_else(|| Err(unknown())))
 }
 

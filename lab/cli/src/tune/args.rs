@@ -9,6 +9,7 @@ use flashcore_tune::strategy::Kind;
 
 use crate::ProblemArgs;
 use crate::kernel_file::{Trusted, trusted};
+use crate::quantity::duration;
 
 /// Find the fastest correct kernel for a problem on this machine
 ///
@@ -36,7 +37,8 @@ pub(crate) struct TuneArgs {
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     pub(crate) proposer: Option<String>,
-    /// Trials (200) or time (90s, 5m, 1h) of the search; finals and peers are not counted. Without a GPU and
+    /// Trials (a bare number: 200) or time (90s, 5m, 1h) of the search, with --resume in all, earlier parts included;
+    /// finals and peers are not counted. Without a GPU and
     /// without --device, half of a time is for the search and half for the GPU kernel under the simulator
     #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
     pub(crate) budget: Budget,
@@ -85,7 +87,8 @@ pub(crate) struct TuneArgs {
     /// Keep the run in this folder [default: one in the XDG data folder]
     #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
     pub(crate) folder: Option<PathBuf>,
-    /// Continue the run in --folder, or the latest of this problem and device
+    /// Continue the run in --folder, or the latest of this problem and device; where no problem is named, with the
+    /// problem, device and flags that it had, and without --folder the latest run that was interrupted
     #[arg(long, help_heading = "Evidence")]
     pub(crate) resume: bool,
     /// Do not add a winner to the plan table that the library uses (`flashcore plans`)
@@ -129,16 +132,8 @@ impl fmt::Display for Budget {
 }
 
 fn budget(text: &str) -> Result<Budget, String> {
-    let mut units = [('s', 1.0), ('m', 60.0), ('h', 3600.0)].into_iter();
-    let timed = units.find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)));
-    let budget = match timed {
-        Some((number, unit)) => {
-            let seconds = number.trim().parse().ok().filter(|value| *value > 0.0);
-            let time = seconds.and_then(|value: f64| Duration::try_from_secs_f64(value * unit).ok());
-            time.map(Budget::Time)
-        }
-        None => text.parse().ok().filter(|trials| *trials > 0).map(Budget::Trials),
-    };
+    let trials = || text.parse().ok().filter(|trials| *trials > 0).map(Budget::Trials);
+    let budget = duration(text).map(Budget::Time).or_else(trials);
     budget.ok_or_else(|| "write trials as 200, or time as 90s, 5m or 1h".to_string())
 }
 

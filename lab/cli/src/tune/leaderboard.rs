@@ -1,6 +1,7 @@
 //! `flashcore leaderboard`: shows the result of searches again.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use flashcore_bench::own::is_own;
@@ -17,9 +18,10 @@ use serde_json::json;
 
 use crate::args::case;
 use crate::judged_run::allowed;
+use crate::quantity::duration;
 use crate::tune::args::OUTSIDE;
 use crate::tune::{live, overview, peers};
-use crate::{BAD, DIM, Failure, GOOD, Outcome, Page, style};
+use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, style};
 
 /// Show what `flashcore tune` found
 ///
@@ -37,14 +39,27 @@ pub(crate) struct LeaderboardArgs {
     /// Every candidate that was tried, with its verdict and reason
     #[arg(long, requires = "run", help_heading = "Output")]
     all: bool,
+    /// Without a run: those that began at most so long ago, as 7d or 12h
+    #[arg(long, value_name = "TIME", conflicts_with = "run", value_parser = since, help_heading = "Output")]
+    since: Option<Duration>,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
+fn since(text: &str) -> Result<Duration, String> {
+    duration(text).ok_or_else(|| "write a time as 7d, 12h or 30m".to_string())
+}
+
 pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let Some(wanted) = &args.run else {
-        return Ok(overview::run(found()?, args.json));
+        let mut found = found()?;
+        if let Some(since) = args.since {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let first = now.saturating_sub(since).as_secs();
+            found.runs.retain(|(_, header)| header.started_at >= first);
+        }
+        return Ok(overview::run(found, args.json));
     };
     let path = PathBuf::from(wanted);
     let folder = match path.is_dir() {
@@ -70,7 +85,10 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     };
     style::show(args.json, json, || {
         let mut page = Page::default();
-        page.heading(title(header), &header.problem);
+        match header.case == header.problem.to_string() {
+            true => page.line(format_args!("\n{HEAD}{}{HEAD:#}", title(header))),
+            false => page.heading(title(header), &header.problem),
+        }
         match board {
             Some(board) => {
                 add_headline(&mut page, header, board, history);
@@ -123,7 +141,7 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
 
 pub(crate) fn unfinished(folder: &Path) -> String {
     let folder = quoted(folder.as_os_str());
-    format!("it was interrupted or still runs; to continue it, repeat its command with --resume --folder {folder}")
+    format!("it was interrupted or still runs; `flashcore tune --resume --folder {folder}` continues it")
 }
 
 pub(crate) fn title(header: &Header) -> String {

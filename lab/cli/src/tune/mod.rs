@@ -8,6 +8,7 @@ mod live;
 mod overview;
 mod peers;
 mod plan;
+mod resume;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,10 +17,11 @@ use std::time::Duration;
 use flashcore::Problem;
 use flashcore_bench::Case;
 use flashcore_bench::profile::{Ncu, Profiler};
-use flashcore_check::cost::predicted_card;
+use flashcore_check::cost::{PREDICT, predicted_card};
 use flashcore_check::own::{Template, function};
 use flashcore_check::programs::{self, quoted};
 use flashcore_check::sandbox::Confinement;
+use flashcore_ir::Profile;
 use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
@@ -36,7 +38,7 @@ use crate::own::OwnArgs;
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, resume_command};
 use crate::tune::live::Live;
-use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, worker};
+use crate::{CODE, DIM, Failure, Given, Outcome, Page, bench, machine, style, without_gpu, worker};
 
 /// The problem where none is named.
 pub(crate) const USUAL: &str = "small";
@@ -54,12 +56,20 @@ fn of_declaration(args: &TuneArgs) -> Option<TuneArgs> {
     Some(args)
 }
 
-pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(args: &TuneArgs, given: &Given) -> Result<Outcome, Failure> {
+    let taken_up = resume::taken_up(args, given)?;
+    let args = taken_up.as_ref().unwrap_or(args);
     let of_declaration = of_declaration(args);
     let args = of_declaration.as_ref().unwrap_or(args);
     let problem = args.problem.problem()?;
     let case = Case::new(args.problem.label(&problem), problem);
     let devices = devices(&args.device, args.workers.is_some())?;
+    // Workers elsewhere may have peers that this machine has not.
+    match devices.first().map(String::as_str) {
+        Some(device) if is_told(device) => bench::refuse_named_peers(&args.peers, device)?,
+        Some(device) if args.workers.is_none() => bench::check_peers(&args.peers, device == "cpu")?,
+        _ => {}
+    }
     // Without flags and without a GPU, also show what can be shown of GPUs.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let (found, ctrl_c) = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
@@ -179,14 +189,22 @@ fn devices(names: &str, elsewhere: bool) -> Result<Vec<String>, Failure> {
         },
         "cuda" => "cuda:0".to_string(),
         "replay" => "replay:shipped".to_string(),
-        // `cuda:00` is `cuda:0`.
+        // `predict:L4` is `predict:l4`, `cuda:00` is `cuda:0`.
+        name if Profile::named(name.strip_prefix(PREDICT).unwrap_or_default()).is_some() => name.to_ascii_lowercase(),
         name => gpu(name).map_or(name.to_string(), |ordinal| format!("cuda:{ordinal}")),
     };
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
     let is_known = |device: &&String| *device == "cpu" || is_told(device) || gpu(device).is_some();
     if let Some(unknown) = devices.iter().find(|device| !is_known(device)) {
         let allowed = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE, predict:CARD";
-        return Err(Failure::usage(format!("device is {unknown}; allowed: {allowed}")));
+        let failure = Failure::usage(format!("device is {unknown}; allowed: {allowed}"));
+        return Err(match Profile::named(unknown) {
+            Some(card) => failure.help(format!(
+                "write `--device {PREDICT}{}` to predict for that card",
+                card.name
+            )),
+            None => failure,
+        });
     }
     let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
     if !elsewhere && (several_kinds || BTreeSet::from_iter(&devices).len() < devices.len()) {
@@ -246,6 +264,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         Budget::Time(time) => (usize::MAX, time.mul_f64(share)),
     };
     let folder = folder(args, case, devices)?;
+    let _unused = args.folder.is_none().then(|| resume::Unused(folder.clone()));
     if args.resume {
         // Plan tables may have changed since, by its own winner for one.
         let begun = read_header(&folder)?;
@@ -260,6 +279,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         .transpose()?;
     let ctrl_c = CtrlC::watch(&folder)?;
     let request = Request {
+        command: resume::command(),
         case: case.clone(),
         devices: devices.to_vec(),
         strategy,
@@ -287,13 +307,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     let mut live = Live::new(!args.json, trials, time);
     let found = flashcore_tune::run(request, &mut live);
     live.bar.finish_and_clear();
-    let found = found.map_err(|error| {
-        // Removes the new folder of a run that did not begin; a folder with files stays.
-        if args.folder.is_none() {
-            let _ = std::fs::remove_dir(&folder);
-        }
-        ended_by(error, &folder)
-    })?;
+    let found = found.map_err(|error| ended_by(error, &folder))?;
     Ok((found, ctrl_c))
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flashcore::unstable::plans::date;
 use flashcore_tune::TuneError;
 use flashcore_tune::board::Board;
 use flashcore_tune::journal::{Header, board_of, read_trials};
@@ -11,7 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::tune::leaderboard::{title, unfinished};
-use crate::{BAD, DIM, GOOD, HEAD, Outcome, Page, style};
+use crate::{BAD, DIM, GOOD, HEAD, Outcome, Page, micros, style};
 
 #[derive(Default, Serialize)]
 struct Overview {
@@ -100,7 +101,8 @@ impl Overview {
         }
         for of in &self.unfinished {
             let (title, trials) = (title(&of.run), style::count(of.trials, "trial"));
-            page.wrap(2, format_args!("{HEAD}{title}{HEAD:#}: {trials}; {}", of.go_on));
+            let day = date(of.run.started_at);
+            page.wrap(2, format_args!("{day} {HEAD}{title}{HEAD:#}: {trials}; {}", of.go_on));
         }
         if !self.unreadable.is_empty() {
             page.heading("Unreadable", "repair or remove their folders");
@@ -115,14 +117,24 @@ impl Overview {
 impl Finished {
     fn add(&self, page: &mut Page) {
         let (board, start) = (&self.board, &self.board.start);
+        let time = |id: &str| {
+            let row = board.rows.iter().find(|row| row.id == id);
+            row.map_or(String::new(), |row| format!(" ({})", micros(row.us)))
+        };
+        let default = time(start);
         let found = match (&board.winner, board.gain_of_winner()) {
             _ if board.is_start_bad() => format!("{BAD}{start} FAILED{BAD:#}"),
             (Some(winner), Some((gain, _))) => {
-                format!("{winner}, {GOOD}{:.1} % less time{GOOD:#} than {start}", gain * 100.0)
+                let (best, share) = (time(winner), gain * 100.0);
+                format!("{winner}{best}, {GOOD}{share:.1} % less time{GOOD:#} than {start}{default}")
             }
-            _ => format!("{start}; nothing is significantly faster"),
+            _ => format!("{start}{default}; nothing is significantly faster"),
         };
         let (title, folder) = (title(&self.run), self.folder.display());
-        page.wrap(2, format_args!("{HEAD}{title}{HEAD:#}: {found} {DIM}({folder}){DIM:#}"));
+        let day = date(self.run.started_at);
+        page.wrap(
+            2,
+            format_args!("{day} {HEAD}{title}{HEAD:#}: {found} {DIM}({folder}){DIM:#}"),
+        );
     }
 }

@@ -76,7 +76,7 @@ const USAGE: &[(&str, &str)] = &[
         "check x.ptx --threads abc",
         "invalid value 'abc' for '--threads <N>': write X,Y,Z, e.g. 8,1,1",
     ),
-    ("explain x.ptx --smem 64k", "write a whole number from 0 to 4294967295"),
+    ("explain x.ptx --smem 64x", "write a whole number from 0 to 4294967295"),
     ("check museum/no-opt-in --blocks 3", "--blocks is not for museum/NAME"),
     (
         "check tiny --trace kernel --block 99,99,99",
@@ -320,8 +320,8 @@ const USAGE: &[(&str, &str)] = &[
     ("bench tiny --device cpu --csv .", ". is a folder; name a file in it"),
     ("bench scores --caches 8", "--caches is not for `bench scores`"),
     ("bench tiny --device cpu --peers none --caches 8", "name a CUDA device"),
-    ("bench tiny --budget nan", "write seconds above 0, e.g. 2 or 0.5"),
-    ("reproduce 3f0a9c1d2e --budget 0", "write seconds above 0"),
+    ("bench tiny --budget nan", "write a time above 0 as 5s, 2m or 500ms"),
+    ("reproduce 3f0a9c1d2e --budget 0", "write a time above 0"),
     // Flags that would change nothing.
     (
         "run tiny --deterministic",
@@ -379,8 +379,9 @@ const REFUSED: &[(&str, &str)] = &[
 
 fn expect(code: i32, cases: &[(&str, &str)]) {
     let mut wrong = Vec::new();
+    let home = tempfile::tempdir().expect("a folder");
     for (arguments, message) in cases {
-        let ran = flashcore(arguments);
+        let ran = run(command(arguments).env("XDG_DATA_HOME", home.path()));
         let said = words(&ran.stderr);
         if ran.code != code || !said.starts_with("error: ") || !said.contains(message) || !ran.stdout.is_empty() {
             wrong.push(format!(

@@ -82,7 +82,13 @@ fn a_kernel_that_became_slower_fails_without_a_gpu() {
     let judge = format!("--baseline {}", at("base.json"));
     let same = gate(&format!("{judge} --slower 0.1%"));
     assert_eq!(same.code, 0, "{}{}", same.stdout, same.stderr);
-    assert!(same.words().contains("1 predictions, 0 with more"), "{}", same.stdout);
+    for part in [
+        "1 predictions, 0 with more",
+        "small on l4 by own/attention: PREDICTED ",
+        " µs, was ",
+    ] {
+        assert!(same.words().contains(part), "{part}: {}", same.stdout);
+    }
 
     let ptx = std::fs::read_to_string(file("attention.ptx")).expect("the kernel");
     let slower = ptx.replace(LOOP_END, &format!("{}{LOOP_END}", MORE.repeat(3)));
@@ -114,6 +120,28 @@ fn a_kernel_that_became_slower_fails_without_a_gpu() {
     let ran = gate(&judge);
     let why = "the baseline's registers are by ptxas 13.0 for sm_89, and here by an estimate";
     assert!(ran.code == 3 && ran.words().contains(why), "{}", ran.stderr);
+}
+
+#[test]
+fn a_baseline_of_other_problems_compares_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let base = folder.path().join("base.json").display().to_string();
+    let written = flashcore(&format!("gate tiny --device predict:l4 --write {base}"));
+    assert_eq!(written.code, 0, "{}", written.stderr);
+    for (asked, said) in [
+        (
+            "small --device predict:l4",
+            "base.json has tiny on l4; you asked for small on l4",
+        ),
+        (
+            "tiny --device predict:h200",
+            "base.json has tiny on l4; you asked for tiny on h200",
+        ),
+        (&format!("small {QUICK}"), "base.json has tiny; you asked for small"),
+    ] {
+        let ran = flashcore(&format!("gate {asked} --baseline {base}"));
+        assert!(ran.code == 3 && ran.words().contains(said), "{asked}: {}", ran.stderr);
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod common;
 mod docs;
 mod embedded;
 mod gate;
+mod guessed;
 #[cfg(unix)]
 mod hostile;
 mod kbench;

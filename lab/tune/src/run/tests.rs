@@ -13,6 +13,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
     let folder = std::env::temp_dir().join(format!("flashcore-run-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     Request {
+        command: Vec::new(),
         case: Case::new("tiny", Problem::named("tiny").unwrap()),
         devices: devices.iter().map(ToString::to_string).collect(),
         strategy: Kind::Random.start(1, None).unwrap(),

@@ -66,6 +66,7 @@ pub(crate) fn header() -> Header {
         rates: Some("profile".to_string()),
         window: 1,
         own: Vec::new(),
+        command: Vec::new(),
         started_at: 5,
     }
 }

@@ -46,12 +46,12 @@ fn an_error_after_trials_says_what_is_kept_and_how_to_go_on() {
         "{resumed:#}"
     );
 
-    // Without its problem it is not, and that is said.
+    // Its folder says what the problem was.
     let unnamed = format!("tune --device cpu --peers none --resume --folder {}", run.display());
     let output = flashcore(&unnamed, &home).output().unwrap();
     let err = words(&String::from_utf8(output.stderr).unwrap());
     assert!(
-        err.contains("the problem was B1 H1/1") && err.contains("name its problem (tiny)"),
+        err.contains("continuing tiny on ") && err.contains("(`flashcore tune tiny --device cpu --budget 9"),
         "{err}"
     );
 

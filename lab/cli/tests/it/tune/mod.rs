@@ -1,5 +1,6 @@
 //! `flashcore tune` as a whole: candidates that are known to be bad, and processes that are killed.
 
+mod continued;
 #[cfg(unix)]
 mod errors;
 mod evolve;
@@ -353,7 +354,7 @@ fn json_keeps_its_keys() {
     ));
     let of_run = "board claims folder interrupted peers plan proposer_gone resume run seconds trials workers_started";
     assert_eq!(keys(&run).join(" "), of_run);
-    let of_header = "case computes default devices executable inputs own problem rates revision schema seed space \
+    let of_header = "case command computes default devices executable inputs own problem rates revision schema seed space \
                      start started_at strategy torture trust window";
     assert_eq!(keys(&run["run"]).join(" "), of_header);
     let of_trial = "counters fingerprint id number origin reason same_as seconds timed unjudged verdict";
