@@ -98,7 +98,8 @@ def main():
     rows = {}
     for peer, name in NAMES.items():
         ratios = [min(peers[peer]) for peers in shapes.values() if peer in peers]
-        rows[name] = f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
+        if ratios:
+            rows[name] = f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
     if sys.argv[1:] == ["--check"]:
         page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
         said = f"{total} other shapes"
