@@ -110,6 +110,14 @@ pub const FAMILY: Family = Family {
 /// Registers for addresses, counters, bounds and operands on their way, in addition to those counted one by one.
 const SCRATCH_REGISTERS: u32 = 16;
 
+/// Blocks for the SMs, in per cent, that read as fast as more of them: 96 on 132 SMs took less time than in 2 to 8
+/// splits, with 504 to 2,259 keys (run `short-splits-h200`).
+const ENOUGH_BLOCKS_PERCENT: u64 = 70;
+
+/// Elements of K that a block reads in the time of merging: of 44 decode steps with 67 to 2,259 keys, those whose blocks
+/// save no more by splits take up to 1.4 times as long with them (the same run).
+const MERGE_ELEMENTS: u64 = 28_000;
+
 /// The largest cap that is one: a thread has 255 registers at most.
 const MAX_REGISTERS: u32 = 248;
 
@@ -186,6 +194,10 @@ impl Config {
         } else {
             crate::fewest_splits(blocks, slots, shares)
         };
+        let saved = most_keys(problem) - most_keys(problem) / u64::from(splits);
+        let is_worse = self.rows == 16
+            && (100 * blocks >= ENOUGH_BLOCKS_PERCENT * sms || saved * problem.head_dim() as u64 <= MERGE_ELEMENTS);
+        let splits = if is_worse { 1 } else { splits };
         Config { splits, ..self }
     }
 
