@@ -114,8 +114,8 @@ const SCRATCH_REGISTERS: u32 = 16;
 /// splits, with 504 to 2,259 keys (run `short-splits-h200`).
 const ENOUGH_BLOCKS_PERCENT: u64 = 70;
 
-/// Elements of K that a block reads in the time of merging: of 44 decode steps with 67 to 2,259 keys, those whose blocks
-/// save no more by splits take up to 1.4 times as long with them (the same run).
+/// Elements of K that a block reads in the time of merging: of 44 decode steps with 67 to 2,259 keys, those whose
+/// blocks save no more by splits took up to 1.4 times as long with them (the same run).
 const MERGE_ELEMENTS: u64 = 28_000;
 
 /// The largest cap that is one: a thread has 255 registers at most.
