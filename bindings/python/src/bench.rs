@@ -31,7 +31,7 @@ pub(crate) fn run_bench(
 ) -> PyResult<String> {
     let device: Device = device.parse().map_err(raise)?;
     let request: Request = serde_json::from_str(request).map_err(|error| invalid("the request", &error))?;
-    let store = store.map(|path| Store::open(&path)).transpose().map_err(failed)?;
+    let store = store.map(|path| Store::at(&path));
     let mut source = PySource { object: peers };
     let mut watcher = PyWatcher { callable: watcher };
     let report = flashcore_bench::run(&device, &request, &mut source, store.as_ref(), &mut watcher).map_err(failed)?;
