@@ -82,6 +82,9 @@ impl ShapeFlags {
             let problem = builder.build()?;
             if problem == case.problem {
                 all.push(case.clone());
+            } else if !case.sequences.is_empty() || case.values.is_some() {
+                let why = "its lengths are given one by one: write the shape where they are";
+                return Err(Failure::usage(format!("flags of a shape do not change {}", case.name)).help(why));
             } else if cases.iter().chain(&all).all(|other| other.problem != problem) {
                 all.push(Case::new(problem.to_string(), problem));
             }

@@ -118,6 +118,11 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     // As `explain --profile` and `bench --device predict:CARD` spell a card.
     let predicted = args.device.as_deref().and_then(predicted_card).transpose();
     let predicted = predicted.map_err(Failure::usage)?.map(Card::of);
+    if predicted.is_some() && args.profile.is_some() {
+        return Err(Failure::usage(
+            "--device names a card, and --profile another: write one of them",
+        ));
+    }
     let device = args.device.as_deref().filter(|_| predicted.is_none());
     let card = || predicted.or(args.profile).unwrap_or_else(Card::default);
     let triton = triton::named(Path::new(name)).map(Path::new);

@@ -117,7 +117,7 @@ enum What {
     },
     /// Exit with 1 if a figure of the repository cannot be computed again
     Verify,
-    /// Draw a run: one file of HTML or SVG, in light and dark, without scripts
+    /// Draw a run: one file of SVG, in light and dark, without scripts
     #[command(subcommand)]
     Chart(ChartArgs),
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use flashcore::DType;
+use flashcore_bench::Case;
 use flashcore_bench::gate::{ACCEPTANCE, Allowed, Baseline, Card as GateCard, Evidence, Judged, Named, Options};
 use flashcore_bench::gate::{Outcome as Ended, examine, judge};
 use flashcore_check::mutate::Operator;
@@ -101,7 +102,15 @@ pub(crate) fn run(args: &GateArgs, given: &Given) -> Result<Outcome, Failure> {
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     style::check_files(args.markdown.iter().chain(&args.write))?;
     let problems = bench::named_or(&args.problems, ACCEPTANCE, given);
-    let cases = args.shape.apply(bench::cases(&problems, args.dtype)?)?;
+    let mut cases = args.shape.apply(bench::cases(&problems, args.dtype)?)?;
+    if let Some(dtype) = args.dtype {
+        // A row of a baseline is found by its problem's name.
+        let plain = args.shape.apply(bench::cases(&problems, None)?)?;
+        let is_other = |case: &Case| plain.iter().all(|plain| plain != case);
+        for case in cases.iter_mut().filter(|case| is_other(case)) {
+            case.name = format!("{}-{dtype}", case.name);
+        }
+    }
     let store = args.keep.path()?.unwrap_or_default();
     let evidence = args.evidence.as_deref();
     let evidence = evidence.map(|name| Evidence::read(name, &store, &cases)).transpose()?;

@@ -114,6 +114,9 @@ const SCRATCH_REGISTERS: u32 = 16;
 /// splits, with 504 to 2,259 keys (run `short-splits-h200`).
 const ENOUGH_BLOCKS_PERCENT: u64 = 70;
 
+/// Keys up to which that holds; more were not timed.
+const ENOUGH_BLOCKS_KEYS: u64 = 4096;
+
 /// Elements of K that a block reads in the time of merging: of 44 decode steps with 67 to 2,259 keys, those whose
 /// blocks save no more by splits took up to 1.4 times as long with them (the same run).
 const MERGE_ELEMENTS: u64 = 28_000;
@@ -195,8 +198,9 @@ impl Config {
             crate::fewest_splits(blocks, slots, shares)
         };
         let saved = most_keys(problem) - most_keys(problem) / u64::from(splits);
-        let is_worse = self.rows == 16
-            && (100 * blocks >= ENOUGH_BLOCKS_PERCENT * sms || saved * problem.head_dim() as u64 <= MERGE_ELEMENTS);
+        let are_enough = (ENOUGH_BLOCKS_PERCENT * sms..=100 * sms).contains(&(100 * blocks))
+            && most_keys(problem) <= ENOUGH_BLOCKS_KEYS;
+        let is_worse = self.rows == 16 && (are_enough || saved * problem.head_dim() as u64 <= MERGE_ELEMENTS);
         let splits = if is_worse { 1 } else { splits };
         Config { splits, ..self }
     }

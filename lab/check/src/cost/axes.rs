@@ -74,6 +74,19 @@ impl Axes {
         }
     }
 
+    /// The first step of at least so many blocks that shares no factor with the blocks of an axis.
+    pub(crate) fn step(&self, least: u64) -> u64 {
+        let shares = |step: u64, extent: u64| {
+            let (mut a, mut b) = (step, extent);
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a > 1
+        };
+        let is_free = |step: &u64| self.axes.iter().all(|axis| !shares(*step, axis.extent));
+        (least..).find(|step| *step == 1 || is_free(step)).unwrap_or(least)
+    }
+
     /// The samples that a block is taken to be made of, with their shares: the middle, and what is more or less along
     /// each axis between the samples on both sides.
     pub(crate) fn mixture(&self, block: u64) -> Vec<(usize, f64)> {
@@ -115,6 +128,13 @@ mod tests {
                     .sum();
                 assert!((told - work(block)).abs() < 1e-6, "{grid:?} {block}: {told}");
             }
+        }
+    }
+
+    #[test]
+    fn a_step_meets_each_place_of_an_axis() {
+        for (grid, least, step) in [([2, 50_001, 1], 2, 5), ([8, 50_000, 2], 8, 9), ([7, 1, 1], 1, 1)] {
+            assert_eq!(Axes::of(grid).step(least), step, "{grid:?}");
         }
     }
 

@@ -102,7 +102,7 @@ impl Observation {
             return Vec::new();
         };
         let samples = &step.seen.samples;
-        let Some(middle) = samples.get(samples.len() / 2) else {
+        let Some(middle) = samples.get(step.seen.middle()) else {
             return Vec::new();
         };
         let sm = Sm::of(profile, None);

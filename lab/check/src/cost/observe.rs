@@ -169,6 +169,13 @@ pub(crate) struct Simulated {
     pub(crate) registers: u32,
 }
 
+impl Simulated {
+    /// The number of the middle block's sample.
+    pub(crate) fn middle(&self) -> usize {
+        self.axes.as_ref().map_or(self.samples.len() / 2, |axes| axes.middle)
+    }
+}
+
 impl Observation {
     /// Simulates a few blocks of a plan.
     ///
@@ -258,18 +265,27 @@ impl SeenStep {
     }
 
     /// The samples, with the number of blocks of the launch that they represent.
-    pub(crate) fn blocks_of_samples(&self) -> impl Iterator<Item = (usize, f64)> {
+    pub(crate) fn blocks_of_samples(&self) -> Vec<(usize, f64)> {
         let heads = self.work_items as f64 * self.work_a_block / self.blocks_a_head as f64;
         let (apart, each) = self.representatives();
         let of_head = (0..self.blocks_a_head).step_by(apart as usize);
         let of_head = of_head.flat_map(|block| self.mixture(block));
-        of_head.map(move |(sample, share)| (sample, share * heads * each))
+        let all = of_head.map(|(sample, share)| (sample, share * heads * each));
+        if self.seen.axes.is_none() {
+            return all.collect();
+        }
+        let mut blocks = vec![0.0; self.seen.samples.len()];
+        all.for_each(|(sample, some)| blocks[sample] += some);
+        // Shares below 0 may take away more than there is.
+        blocks.into_iter().map(|some: f64| some.max(0.0)).enumerate().collect()
     }
 
     /// How far the blocks of a head that the model looks at are apart, and how many each of them stands for: one,
     /// unless they are very many.
     pub(crate) fn representatives(&self) -> (u64, f64) {
         let apart = self.blocks_a_head.div_ceil(MOST_BLOCKS).max(1);
+        // Each place on an axis is looked at as often.
+        let apart = self.seen.axes.as_ref().map_or(apart, |axes| axes.step(apart));
         let looked_at = self.blocks_a_head.div_ceil(apart).max(1);
         (apart, self.blocks_a_head as f64 / looked_at as f64)
     }

@@ -95,6 +95,7 @@ fn arriving_bytes(step: &SeenStep) -> f64 {
     };
     let bytes: Vec<f64> = step.seen.samples.iter().map(of_sample).collect();
     step.blocks_of_samples()
+        .into_iter()
         .map(|(sample, blocks)| blocks * bytes[sample])
         .sum()
 }

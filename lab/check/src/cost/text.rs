@@ -95,8 +95,7 @@ impl Observation {
     pub fn waits(&self, profile: &Profile) -> Vec<LineShare> {
         let middle = self.steps.first().and_then(|step| {
             let samples = &step.seen.samples;
-            let middle = step.seen.axes.as_ref().map_or(samples.len() / 2, |axes| axes.middle);
-            let sample = samples.get(middle)?;
+            let sample = samples.get(step.seen.middle())?;
             Some((step, sample, sample.paths.first()?))
         });
         let Some((step, sample, path)) = middle else {

@@ -289,6 +289,10 @@ fn splits_are_chosen_for_a_card() {
         (splits(&cache, 132), others.map(|problem| splits(&problem, 132))),
         (16, [1; 3])
     );
-    let window = one.mask(Mask::window(Some(299), Some(0))).build().unwrap();
-    assert_eq!(base.split_for(&window, 132).splits, 3);
+    // Of 300 keys a merge takes longer than what blocks save.
+    let window = |keys: u32| one.clone().mask(Mask::window(Some(keys - 1), Some(0)));
+    assert_eq!([300, 600].map(|keys| splits(&window(keys), 132)), [1, 5]);
+    // 96 blocks read as fast as more of them.
+    let many = |keys| decode(8, 8, keys).batch(12).head_dim(128);
+    assert_eq!([4096, 4104].map(|keys| splits(&many(keys), 132)), [1, 5]);
 }

@@ -7,6 +7,7 @@ use clap::{CommandFactory, FromArgMatches};
 use flashcore_tune::journal::{board_of, read_header};
 use flashcore_tune::runs;
 
+use crate::args::ShapeFlags;
 use crate::tune::args::TuneArgs;
 use crate::tune::leaderboard::title;
 use crate::{Cli, Command, Failure, Given, style};
@@ -44,7 +45,8 @@ fn kept(words: Vec<String>) -> Vec<String> {
 /// The arguments that a run began with, and over them those that are typed now; `None` where a problem is named, or no
 /// run is continued.
 pub(crate) fn taken_up(args: &TuneArgs, given: &Given) -> Result<Option<TuneArgs>, Failure> {
-    if !args.resume || given.names_problem {
+    let of_problem = ["dtype", "kv_heads", "seq_q", "seq_kv", "head_dim_v", "backward"];
+    if !args.resume || given.names_problem || given.has(&ShapeFlags::NAMES) || given.has(&of_problem) {
         return Ok(None);
     }
     let folder = match &args.folder {
@@ -52,6 +54,10 @@ pub(crate) fn taken_up(args: &TuneArgs, given: &Given) -> Result<Option<TuneArgs
         None => interrupted()?,
     };
     let begun = read_header(&folder)?;
+    if begun.command.is_empty() {
+        let why = format!("{} has no command, as an earlier build began it", folder.display());
+        return Err(Failure::usage(why).help("name its problem, device and flags again, with --resume"));
+    }
     let words = ["flashcore", "tune"].map(str::to_string).into_iter();
     let words = words.chain(begun.command.iter().cloned()).chain(typed());
     let parser = crate::commands(Cli::command(), style::width()).args_override_self(true);

@@ -212,7 +212,7 @@ impl Reader<'_> {
             }
         }
         let writes = results.iter().map(|result| match result {
-            Written::Sink if fast.to.bytes() == 2 => Ok(self.fresh(RegClass::B16, 1)),
+            Written::Sink if matches!(fast.op, Op::Unpack16(_)) => Ok(self.fresh(RegClass::B16, 1)),
             _ => self.of_width(result, fast.to.bytes()),
         });
         let writes = writes.collect::<Filled<Vec<Reg>>>()?;
