@@ -103,9 +103,10 @@ pub fn current_name(name: &str) -> Cow<'_, str> {
     };
     let now = format!("small{rest}");
     let of = now.strip_suffix(BACKWARD).unwrap_or(&now);
-    match NAMED_PROBLEMS.iter().any(|named| named.name == of) {
-        true => Cow::Owned(now),
-        false => Cow::Borrowed(name),
+    if NAMED_PROBLEMS.iter().any(|named| named.name == of) {
+        Cow::Owned(now)
+    } else {
+        Cow::Borrowed(name)
     }
 }
 

@@ -112,9 +112,10 @@ pub(crate) fn ids(given: &[String], card: Option<Card>) -> Result<Vec<String>, F
         } else if !is_word && word.parse::<KernelId>().is_err() && Path::new(word).is_file() {
             ids.extend(of_file(word)?);
         } else {
-            ids.push(match is_word {
-                true => word.clone(),
-                false => named(word)?.to_string(),
+            ids.push(if is_word {
+                word.clone()
+            } else {
+                named(word)?.to_string()
             });
         }
     }

@@ -1,4 +1,4 @@
-//! Errors in the arguments, as clap says them, without the tip that helps nobody, and with the spelling that is meant.
+//! Errors in the arguments: what clap says, without its tip about values, and how the command spells what was typed.
 
 use clap::error::{ContextKind, ContextValue};
 

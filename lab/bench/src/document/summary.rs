@@ -52,9 +52,10 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
             }
             None => {
                 let number = count(timings.len(), "problem");
-                let found = match is_predicted {
-                    true => format!("{how}: {number}, predicted; nothing was run."),
-                    false => format!("{how}: {number} timed, without a peer to compare with."),
+                let found = if is_predicted {
+                    format!("{how}: {number}, predicted; nothing was run.")
+                } else {
+                    format!("{how}: {number} timed, without a peer to compare with.")
                 };
                 sentences.push((found, runs));
                 let timed = timings

@@ -101,9 +101,10 @@ impl Baseline {
                 (has, asked.iter().map(|case| (*case).to_string()).collect())
             }
         };
-        let has = match has.is_empty() {
-            true => "nothing".to_string(),
-            false => render::few(&has.iter().collect::<Vec<_>>()),
+        let has = if has.is_empty() {
+            "nothing".to_string()
+        } else {
+            render::few(&has.iter().collect::<Vec<_>>())
         };
         let (file, wanted) = (file.display(), render::few(&wanted));
         Err(BenchError::Machine(format!(

@@ -310,9 +310,10 @@ fn on_device(
             gate_rows(problem, inputs, want, &outs[0], lse)?
         }
     };
-    match gate.passed() {
-        true => Ok(gate.out),
-        false => Err(Wrong::Output(Box::new(gate))),
+    if gate.passed() {
+        Ok(gate.out)
+    } else {
+        Err(Wrong::Output(Box::new(gate)))
     }
 }
 

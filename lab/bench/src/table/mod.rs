@@ -11,7 +11,7 @@ use crate::{Case, CaseResult, Interval, Measured, Ratio, Reading, Report, Stop, 
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
-/// Columns of a label; a longer one has a line of its own.
+/// Width of the column of labels, in characters. A longer label is printed on the line before its row.
 const LABEL: usize = 32;
 /// Columns of a kind of problem.
 const GROUP: usize = 28;

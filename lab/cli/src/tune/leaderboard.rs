@@ -85,9 +85,10 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     };
     style::show(args.json, json, || {
         let mut page = Page::default();
-        match header.case == header.problem.to_string() {
-            true => page.line(format_args!("\n{HEAD}{}{HEAD:#}", title(header))),
-            false => page.heading(title(header), &header.problem),
+        if header.case == header.problem.to_string() {
+            page.line(format_args!("\n{HEAD}{}{HEAD:#}", title(header)));
+        } else {
+            page.heading(title(header), &header.problem);
         }
         match board {
             Some(board) => {
