@@ -23,6 +23,11 @@ const TYPED: &[(&str, i32, &str)] = &[
     ("tune tiny --device h100", 2, "write `--device predict:h100`"),
     ("tune tiny --profile L4", 2, "write `--device predict:l4`"),
     ("bench tiny --profile=h200", 2, "write `--device predict:h200`"),
+    (
+        "check tiny --device predict:h200 --profile l4",
+        2,
+        "--device names a card, and --profile another",
+    ),
     // Ids.
     ("explain tiny --kernel naive-t128-v16", 0, "scalar/naive-t128-v16"),
     ("list levers --kernel naive-t128-v16", 0, "warps: 4"),
@@ -52,6 +57,11 @@ const TYPED: &[(&str, i32, &str)] = &[
         "tune tiny --budget 5x",
         2,
         "write trials as 200, or time as 90s, 5m or 1h",
+    ),
+    (
+        "bench varlen --batch 2 --device predict:l4",
+        2,
+        "flags of a shape do not change",
     ),
     ("leaderboard --since 7d", 0, "There is no run yet"),
     ("leaderboard --since 7", 2, "write a time as 7d, 12h or 30m"),
