@@ -2,7 +2,6 @@
 """Says whether two folders of PTX hold the same kernels and launches: what a change of the sources must not change.
 
 usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--ptxas PATH]
-       scripts/same_machine_code.py --test
 
 OLD and NEW are folders that `flashcore-tools dump-ptx` wrote before and after the change. Kernels go by
 their paths; a kernel whose name changed is found by its text.
@@ -133,53 +132,12 @@ def verdict(args, pair):
     return "same PTX and machine code" if same_ptx else "same machine code, other PTX"
 
 
-def test():
-    kernel = """.version 8.0
-.visible .entry {name}(
-    .param .u64 {name}_param_0, .param .u32 scale
-)
-{{
-    .reg .b32 %r<{count}>; // counts
-    ld.param.u32 %r{a}, [scale];
-    add.s32 %r{b}, %r{a}, %r{a};
-    @%p{a} bra $L{a};
-$L{a}:
-    mov.u32 %r{a}, %tid.x;
-}}"""
-    text = lambda **names: renumbered(kernel.format(**names))
-    one = text(name="one", count=9, a=7, b=8)
-    assert one == text(name="two", count=3, a=1, b=2), one
-    assert "%tid.x" in one and "parameter1" in one and "%r#1" in one, one
-    assert one != renumbered(kernel.format(name="one", count=9, a=7, b=7)), "one register for two"
-    assert one != one.replace("add.s32", "sub.s32")
-    names = b"\0.text.kernel\0.strtab\0"
-    elf = bytearray(64) + b"CODE" + names
-    struct.pack_into("<Q", elf, 40, len(elf))
-    struct.pack_into("<HHH", elf, 58, 64, 2, 1)
-    for name, offset, size in [(1, 64, 4), (14, 68, len(names))]:
-        elf += struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size).ljust(64, b"\0")
-    assert machine_code(bytes(elf)) == [b"CODE"]
-    with tempfile.TemporaryDirectory() as folder:
-        old, new = pathlib.Path(folder, "old"), pathlib.Path(folder, "new")
-        for top, lines in [(old, "a 1 2\nb 3\n"), (new, "a 1 2\nb 4\n")]:
-            (top / "sm_80").mkdir(parents=True)
-            (top / "sm_80" / "launches.txt").write_text(lines)
-        assert compared_launches(old, new) == (1, ["sm_80/b: other launches"])
-        assert compared_launches(old, old) == (2, [])
-        (new / "sm_80" / "launches.txt").unlink()
-        assert compared_launches(old, new) == (0, ["sm_80: no launches to compare"])
-    print("ok")
-
-
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1][7:])
     parser.add_argument("folders", nargs="*", type=pathlib.Path)
     parser.add_argument("--sass-only", action="store_true")
-    parser.add_argument("--test", action="store_true")
     parser.add_argument("--ptxas", default=os.environ.get("FLASHCORE_PTXAS", str(ROOT / ".bin/ptxas")))
     args = parser.parse_args()
-    if args.test:
-        return test()
     if len(args.folders) != 2 or not all(folder.is_dir() for folder in args.folders):
         parser.error("two folders of PTX are needed")
     if not os.access(args.ptxas, os.X_OK):
