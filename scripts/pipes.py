@@ -17,7 +17,7 @@ import pathlib
 import subprocess
 import sys
 
-from tune_grid import grid, words
+import grid
 
 LIST = pathlib.Path(__file__).resolve().parent.parent / "lab/tools/data/pipes.txt"
 PIPES = ("tensor", "mufu", "fma", "alu", "issue", "shared", "l2_read", "dram")
@@ -34,10 +34,11 @@ def listed(only):
 
 def shape(problem):
     """The words of the command for a problem: its name, or the flags of a shape of the grid."""
-    for one in grid():
-        if one[0] == problem and problem not in ("small", "llama8b-prefill-8k"):
-            return words(*one)
-    return [problem]
+    sizes = grid.sizes(problem)
+    if sizes is None:
+        return [problem]
+    flags = zip(("--batch", "--heads", "--seq", "--head-dim"), sizes)
+    return [str(word) for pair in flags for word in pair] + ["--causal"] * sizes[-1]
 
 
 def profiled(options, problem, kernel):
