@@ -39,8 +39,8 @@ ALLOWED = {
     "lab/check/faults/planted.json": "faults that were drawn, and committed, before a tool saw them",
     "lab/check/faults/newer.json": "the same for Hopper and Triton",
     "lab/tools/data/regret.jsonl": "problems and choices that were committed before they were timed",
-    "lab/tools/data/regret-times.jsonl": "their times, which scripts/regret.py compares",
-    "lab/tools/data/regret-known.csv": "choices that scripts/regret.py compares",
+    "lab/tools/data/regret-times.jsonl": "their times",
+    "lab/tools/data/regret-known.csv": "choices that were compared with times of the tree",
     "crates/kernels/src/wgmma/defaults/measured/fitted.csv": "times that a test holds the defaults to",
     "crates/kernels/src/wgmma/defaults/measured/short.csv": "the same for short problems",
 }

@@ -1,14 +1,11 @@
 #!/usr/bin/env python3
 """Runs a program that launches Triton kernels without a GPU: each launch is one of `flashcore_attn.check`.
 
-usage: scripts/check_triton.py [--target sm_90a] [--blocks N] [--cases FOLDER] PROGRAM.py [ARGUMENT ...]
+usage: scripts/check_triton.py [--target sm_90a] [--blocks N] PROGRAM.py [ARGUMENT ...]
 
 Tensors for `cuda` are on the CPU, and hold after a launch what the kernel left. Of `@autotune` the first configuration
 is taken. Needs PyTorch, Triton and the package flashcore_attn. A launch of more than N blocks (default 64) is not run.
 Prints a line for each launch, the findings, and last the counts as JSON.
-
-With --cases no launch is checked: of each the PTX and a launch file, with random numbers of the tensors' types, are left
-in FOLDER for `scripts/foreign_times.py`.
 
 Exit code: 0 all launches are clean, 1 some are not or there was none, 2 wrong usage.
 """
@@ -23,13 +20,10 @@ import pathlib
 import runpy
 import sys
 import types
-import zlib
 
 import flashcore_attn
 import torch
 import triton
-from flashcore_attn._check import Array, _given
-from flashcore_attn._triton import compile_triton
 from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions
@@ -51,30 +45,9 @@ class OnCpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def argument(value):
-    """An argument's lines in a launch file."""
-    if not isinstance(value, Array):
-        return f"value = {int(value) if isinstance(value, bool) else value!r}"
-    fill = "uniform" if value.type in ("f16", "bf16", "f32", "f64") else "ints:0:64"
-    return f'type = "{value.type}"\ncount = {value.span // value.size}\nfill = "{fill}"'
-
-
 class Launches:
-    def __init__(self, target, blocks, cases):
-        self.target, self.blocks, self.cases, self.rows, self.understood = target, blocks, cases, [], []
-
-    def keep(self, kernel, grid, args, constexprs, options):
-        """Leaves a launch as a case; of one kernel with one compilation and grid, one."""
-        given = [_given(number, value) for number, value in enumerate(args, 1)]
-        made = compile_triton(kernel, given, constexprs, options, self.target, math.prod(grid))
-        lines = [argument(value) for value, is_kept in zip(given, made["kept"]) if is_kept]
-        lines += [f'type = "u8"\ncount = {size}\nfill = "unwritten"' if size else "value = 0" for size in made["scratch"]]
-        text = f"grid = {json.dumps(list(grid))}\nblock = [{32 * made['warps']}]\nshared = {made['shared']}\nopted_in = true\n"
-        text += "".join(f"[[args]]\n{line}\n" for line in lines)
-        file = self.cases / f"{kernel.__name__.strip('_')}-{zlib.crc32((text + made['ptx']).encode()):08x}"
-        file.with_suffix(".ptx").write_text(made["ptx"])
-        file.with_suffix(".toml").write_text(text)
-        self.add(kernel, grid, "kept")
+    def __init__(self, target, blocks):
+        self.target, self.blocks, self.rows, self.understood = target, blocks, [], []
 
     def run(self, kernel, *args, grid, warmup, **named):
         values = {param.name: param.default for param in kernel.params if param.has_default}
@@ -84,11 +57,9 @@ class Launches:
         grid = grid(values) if callable(grid) else grid
         constexprs = {param.name: values[param.name] for param in kernel.params if param.is_constexpr}
         rest = [values[name] for name in kernel.arg_names if name not in constexprs]
-        if math.prod(grid) > self.blocks and not self.cases:
+        if math.prod(grid) > self.blocks:
             return self.add(kernel, grid, "too large")
         try:
-            if self.cases:
-                return self.keep(kernel, grid, rest, constexprs, options)
             result = flashcore_attn.check(
                 kernel, grid, rest, constexprs=constexprs, options=options, target=self.target, schedules=2
             )
@@ -137,11 +108,10 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1].split("\n")[0])
     parser.add_argument("--target", default="sm_90a")
     parser.add_argument("--blocks", type=int, default=64)
-    parser.add_argument("--cases", type=pathlib.Path)
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args()
-    launches = Launches(given.target, given.blocks, given.cases)
+    launches = Launches(given.target, given.blocks)
     capability = int("".join(filter(str.isdigit, given.target)))
     driver = types.SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
@@ -173,7 +143,7 @@ def main():
     print(json.dumps(told | counts))
     if not launches.rows:
         sys.exit(f"{given.program} launched no kernel of Triton: nothing was checked")
-    sys.exit(counts["kept" if given.cases else "clean"] != len(launches.rows))
+    sys.exit(counts["clean"] != len(launches.rows))
 
 
 if __name__ == "__main__":
