@@ -29,6 +29,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,18 +55,13 @@ DRAW = {"dense": 4000, "varlen": 2000, "kvcache": 2000, "combine": 200}
 
 
 def fetch(folder, source):
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.path.isdir(source):
-        source, address = str(folder / ".fetched"), source
-        subprocess.run(["git", "init", "--quiet", "--bare", source], check=True)
-        subprocess.run(["git", "-C", source, "remote", "add", "origin", address], check=True)
-        wanted = ["--depth", "1", "--filter", "blob:none", "origin", COMMIT]
-        subprocess.run(["git", "-C", source, "fetch", "--quiet", *wanted], check=True)
-    for name in FILES:
-        text = subprocess.run(["git", "-C", source, "show", f"{COMMIT}:{name}"], check=True, capture_output=True).stdout
-        at = folder / name.removeprefix("hopper/")
-        at.parent.mkdir(parents=True, exist_ok=True)
-        at.write_bytes(text)
+    with tempfile.TemporaryDirectory() as clone:
+        subprocess.run(["git", "clone", "--quiet", "--no-checkout", "--filter=blob:none", source, clone], check=True)
+        subprocess.run(["git", "-C", clone, "checkout", "--quiet", COMMIT, "--", *FILES], check=True)
+        for name in FILES:
+            at = folder / name.removeprefix("hopper/")
+            at.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(pathlib.Path(clone, name), at)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), "--no-deps"]
     subprocess.run([*pip, "einops==0.8.1"], check=True)
     print(f"{folder}: tests of {COMMIT[:12]}")

@@ -167,9 +167,10 @@ def run(folder, name, count):
                 why = f"ended with {subprocess.run(command, timeout=TIMEOUT_S, check=False).returncode}"
             except subprocess.TimeoutExpired:
                 why = f"did not end in {TIMEOUT_S} s"
-            found += pickled(said)
+            now = list(pickled(said))
+        found += now
         # A process that fails says so of its case; one that was ended by a signal or by the limit does not.
-        if len(found) < count and not (found and isinstance(found[-1], str)):
+        if len(found) < count and not (now and isinstance(now[-1], str)):
             found.append(f"not run: its process {why}")
     return found
 
@@ -194,11 +195,9 @@ def compared(area, ours, theirs):
     same = ours.view(bits) == theirs.view(bits)
     if same.all():
         return 0, 0, 0, 0.0
-    with np.errstate(invalid="ignore", over="ignore"):
-        a, b = numbers(kind, ours), numbers(kind, theirs)
-    both = np.isnan(a) & np.isnan(b)
-    share = np.zeros(len(a))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        a, b = numbers(kind, ours), numbers(kind, theirs)
+        both = np.isnan(a) & np.isnan(b)
         bound = np.maximum(area["absolute"], area["relative"] * np.abs(a))
         off = np.abs(a - b)
         share = np.where(same | both, 0.0, np.where(bound > 0, off / bound, np.inf))
