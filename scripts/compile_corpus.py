@@ -60,8 +60,8 @@ def sources(pattern="*"):
     return [file for file in files if fnmatch.fnmatchcase(file.name.split(".")[0], pattern)]
 
 
-def arch_of(source):
-    return tomllib.loads(declaration(source).read_text(encoding="utf-8"))["arch"]
+def arch_of(launch, default=None):
+    return tomllib.loads(launch.read_text(encoding="utf-8")).get("arch", default)
 
 
 def cache():
@@ -95,7 +95,7 @@ def compile_one(tools, source, out, ptxas):
     """An error, or none. A file has its name only when it is whole."""
     target = (out / source.relative_to(CORPUS)).with_suffix(".ptx")
     target.parent.mkdir(parents=True, exist_ok=True)
-    name, arch = source.relative_to(ROOT), arch_of(source)
+    name, arch = source.relative_to(ROOT), arch_of(declaration(source))
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = target if target.exists() else pathlib.Path(folder, target.name)
         commands = [] if made is target else [[tools / "nvcc", *FLAGS, f"-arch={arch}", name, "-o", made]]

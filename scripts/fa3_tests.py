@@ -130,7 +130,7 @@ def pytest_configure():
 
 
 def pytest_pycollect_makeitem(collector, name, obj):
-    """Leaves of a test the combinations that are drawn, each with its group; what is not drawn is counted with the first."""
+    """Leaves of a test the combinations that are drawn, and notes how many there are."""
     if not name.startswith("test"):
         return None
     group = next((group for group in told()["draw"] if TESTS[group] == (collector.obj.__name__, name)), None)
@@ -145,7 +145,7 @@ def pytest_pycollect_makeitem(collector, name, obj):
     few = random.Random(f"{told()['seed']} {group}").sample(served, min(told()["draw"][group], len(served)))
     names = [",".join(f"{name}={value}" for name, value in case.items()) for case in few]
     obj.pytestmark = [pytest.mark.parametrize(list(every[0]), [list(case.values()) for case in few], ids=names)]
-    obj.noted = {"group": group, "of": len(every), "not_drawn": dict(collections.Counter(filter(None, reasons)))}
+    obj.noted = {"of": len(every), "not_drawn": dict(collections.Counter(filter(None, reasons)))}
     return None
 
 
@@ -158,10 +158,11 @@ def pytest_collection_modifyitems(items):
         item.user_properties.append(("noted", json.dumps(item.obj.noted)))
 
 
-def run_file(options, name, draw):
-    """By name of a test of a file its group, how it ended and what it said."""
+def run_file(options, name):
+    """Of each test of a file that is drawn its name, how it ended, what it said and what was noted."""
     part, parts = map(int, options.part.split("/"))
     is_ordered = name == DETERMINISM
+    draw = {group: count for group, count in options.draw.items() if TESTS[group][0] == name}
     asked = {"draw": draw, "ordered": is_ordered, "part": part, "parts": parts, "only": []}
     variables = {"FLASH_ATTENTION_DISABLE_BACKWARD": "FALSE" if options.backward or is_ordered else "TRUE"}
     if options.device == "cpu":
@@ -176,17 +177,19 @@ def run_file(options, name, draw):
             asked["only"] = [test.split(".", 1)[1] for test in again]
             options.processes = 1
             lines |= run()
-    refused = lambda outcome, says: "refused" if says.startswith("NotImplementedError") else outcome
-    return {test: (json.loads(noted["noted"]), refused(outcome, says), says) for test, (outcome, says, noted) in lines.items()}
+    for test, (outcome, says, noted) in lines.items():
+        outcome = "refused" if says.startswith("NotImplementedError") else outcome
+        yield test, outcome, says, json.loads(noted.get("noted", "{}"))  # nothing if its process died
 
 
 def run(options):
-    started, groups, not_passed = time.monotonic(), {}, {}
-    for name in (MAIN, DETERMINISM):
-        draw = {group: count for group, count in options.draw.items() if TESTS[group][0] == name}
-        for test, (noted, outcome, says) in run_file(options, name, draw).items() if draw else ():
-            group = groups.setdefault(noted["group"], {"of": noted["of"], "ran": {}, "not_drawn": noted["not_drawn"]})
-            group["ran"][outcome] = group["ran"].get(outcome, 0) + 1
+    started, not_passed = time.monotonic(), {}
+    groups = {group: {"ran": collections.Counter()} for group in options.draw}
+    for name in sorted({TESTS[group][0] for group in options.draw}):
+        for test, outcome, says, noted in run_file(options, name):
+            group = groups[next(group for group in groups if test.startswith(".".join(TESTS[group]) + "["))]
+            group["ran"][outcome] += 1
+            group.update(noted)
             if outcome not in ("passed", "skipped"):
                 not_passed[test] = [outcome, says]
     report = {"commit": COMMIT, "seed": options.seed, "part": options.part, "backward": options.backward, **versions()}

@@ -2,12 +2,8 @@
 
 import re
 
-NAMES = [
-    f"d{head_dim}-s{length}{mask}"
-    for head_dim in (64, 128, 256)
-    for mask in ("", "-causal")
-    for length in (512, 1024, 2048, 4096, 8192, 16384)
-]
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+NAMES = [f"d{head_dim}-s{length}{mask}" for head_dim in (64, 128, 256) for mask in ("", "-causal") for length in LENGTHS]
 
 
 def sizes(name):

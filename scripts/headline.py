@@ -28,11 +28,6 @@ def parts():
         yield part["name"], part["seconds"], part.get("library", ""), problems, part["flags"].split()
 
 
-def current(name):
-    """The name that a problem has now: those that are called small were called mission."""
-    return name.replace("mission", "small")
-
-
 def ended(files):
     """Problems that were measured to their end, and keys of the runs that did so, by the name of their part."""
     problems, keys = {}, {}
@@ -40,10 +35,10 @@ def ended(files):
         kind, value = next(iter(json.loads(line).items()))
         if kind == "run":
             key, command = value["key"], value["identity"].get("command", [])
-            is_of = lambda part: command[-len(part[4]):] == part[4] and command[2:3] and current(command[2]) in part[3]
+            is_of = lambda part: command[-len(part[4]):] == part[4] and command[2:3] and command[2] in part[3]
             name = next((part[0] for part in parts() if is_of(part)), None)
         elif kind == "measurement":
-            case = current(value["case"]["name"])
+            case = value["case"]["name"]
         elif kind == "end":
             problems.setdefault(name, set()).add(case)
             keys.setdefault(name, {})[key] = None

@@ -20,6 +20,7 @@ Exit code: 0 all the same, 1 something differs, 2 wrong usage, 3 no ptxas.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import hashlib
 import os
@@ -85,7 +86,7 @@ def assembled(ptxas, path):
 
 
 def pairs(old, new):
-    """(path, old file, new file) of each kernel, and the names that only one folder has."""
+    """(path, old file, new file) of each kernel, and a line for each that only one folder has."""
     files = [{path.relative_to(top): path for path in top.rglob("*.ptx")} for top in (old, new)]
     both = [(name, files[0][name], files[1][name]) for name in sorted(files[0].keys() & files[1].keys())]
     lone = [{name: files[i][name] for name in files[i].keys() - files[1 - i].keys()} for i in (0, 1)]
@@ -97,7 +98,7 @@ def pairs(old, new):
         if found:
             both.append((name, path, found[1]))
             del lone[0][name], lone[1][found[0]]
-    return both, sorted(map(str, lone[0])), sorted(map(str, lone[1]))
+    return both, [f"{name}: only in {top}" for top, only in zip((old, new), lone) for name in sorted(map(str, only))]
 
 
 def launches(top):
@@ -143,18 +144,15 @@ def main():
     if not os.access(args.ptxas, os.X_OK):
         print(f"no ptxas at {args.ptxas}: scripts/get-ptxas.sh fetches it", file=sys.stderr)
         sys.exit(3)
-    both, only_old, only_new = pairs(*args.folders)
-    counts, differs = {}, []
+    both, lone = pairs(*args.folders)
+    counts, differs = collections.Counter(), []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for pair, found in zip(both, pool.map(lambda pair: verdict(args, pair), both)):
-            counts[found] = counts.get(found, 0) + 1
+            counts[found] += 1
             if found.startswith("other"):
                 differs.append(f"{pair[0]}: {found}")
-    differs += [f"{name}: only in {args.folders[0]}" for name in only_old]
-    differs += [f"{name}: only in {args.folders[1]}" for name in only_new]
-    same, others = compared_launches(*args.folders)
-    differs += others
-    counts["same launches"] = same
+    counts["same launches"], others = compared_launches(*args.folders)
+    differs += lone + others
     for line in differs:
         print(line)
     print("; ".join(f"{n} {found}" for found, n in sorted(counts.items())) or "no kernels")
