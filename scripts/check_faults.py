@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs `flashcore check` on the faults of lab/check/faults, and says which it finds. No GPU is needed.
 
-usage: scripts/check_faults.py [planted|races|newer] [--flashcore PROGRAM] [--keep FOLDER] [--jobs N]
+usage: scripts/check_faults.py [planted|races|newer] [--flashcore PROGRAM] [--jobs N]
 
 Those of a list, but for what equivalent.json excludes, and what they are faults of; with `planted` (the default) those
 of `unseen` and their twins, with `races` the corpus's races in shared memory. Faults in the PTX of Triton, which is not
-in the tree, are left out. nvcc comes from PyPI (compile_corpus.py). --keep leaves sources, PTX and launches there.
+in the tree, are left out. nvcc comes from PyPI (compile_corpus.py).
 
 Exit code: 0 all faults are found and nothing else, 1 some are not, or a kernel without one is not clean.
 """
@@ -75,14 +75,12 @@ def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usage.add_argument("list", nargs="?", default="planted", choices=["planted", "races", "newer"])
     usage.add_argument("--flashcore", type=pathlib.Path, default="target/release/flashcore", metavar="PROGRAM")
-    usage.add_argument("--keep", type=pathlib.Path, metavar="FOLDER")
     usage.add_argument("--jobs", type=int, default=2, metavar="N")
     options = usage.parse_args()
     tools, all_of_them = compile_corpus.environment(), list(sources(options.list))
-    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        folder = options.keep or pathlib.Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        found = list(pool.map(lambda one: checked(tools, options.flashcore.resolve(), folder, *one[:3]), all_of_them))
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        check = lambda one: checked(tools, options.flashcore.resolve(), pathlib.Path(folder), *one[:3])
+        found = list(pool.map(check, all_of_them))
     right = {True: 0, False: 0}
     for (name, *_, is_fault), findings in zip(all_of_them, found):
         is_right = isinstance(findings, list) and bool(findings) == is_fault

@@ -26,7 +26,6 @@ import collections
 import importlib
 import itertools
 import json
-import os
 import pathlib
 import random
 import shutil

@@ -10,7 +10,6 @@ A cell without a probe is from a project's documentation; a row without any says
 with an error where the page has another table or other versions."""
 import datetime
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
