@@ -57,7 +57,8 @@ def checked(tools, flashcore, folder, name, text, launch):
     """The findings of a kernel, each a kind and its lines; or why there are none."""
     (folder / f"{name}.cu").write_text(text, encoding="utf-8")
     (folder / f"{name}.toml").write_bytes(launch.read_bytes())
-    compiler = [tools / "nvcc", *compile_corpus.FLAGS, f"-arch={compile_corpus.arch_of(launch, 'sm_80')}", f"{name}.cu", "-o", f"{name}.ptx"]
+    arch = compile_corpus.arch_of(launch, "sm_80")
+    compiler = [tools / "nvcc", *compile_corpus.FLAGS, f"-arch={arch}", f"{name}.cu", "-o", f"{name}.ptx"]
     check = [flashcore, "check", f"{name}.ptx", "--launch", f"{name}.toml", "--profile", "h200", "--json"]
     try:
         for command in (compiler, check):

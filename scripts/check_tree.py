@@ -68,11 +68,10 @@ def tracked():
 def too_large(path):
     is_bundle = path.parent == pathlib.Path("evidence")
     if is_bundle or path.suffix in SOURCE or path.name in ALLOWED_NAMES or path.name.startswith("LICENSE"):
-        return None
+        return
     size = path.stat().st_size
-    if size <= MOST_BYTES or str(path) in ALLOWED:
-        return None
-    return f"{path}: {size:,} bytes; at most {MOST_BYTES:,}, or a reason in {pathlib.Path(__file__).name}"
+    if size > MOST_BYTES and str(path) not in ALLOWED:
+        yield f"{path}: {size:,} bytes; at most {MOST_BYTES:,}, or a reason in {pathlib.Path(__file__).name}"
 
 
 def long_lines(path, text, most, comment=r""):
@@ -181,9 +180,7 @@ def packages(files):
 def problems(files):
     yield from packages(files)
     for path in files:
-        wrong = too_large(path)
-        if wrong:
-            yield wrong
+        yield from too_large(path)
         if path.suffix not in {".rs", ".py", ".md"}:
             continue
         text = path.read_text(encoding="utf-8")

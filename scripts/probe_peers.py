@@ -5,9 +5,9 @@
 
 Each FOLDER has an unpacked wheel (fa4: flash-attn-4, flashinfer: flashinfer-python, cudnn: nvidia-cudnn-frontend), or for
 fa3 FlashAttention's sources, with their commit in a file COMMIT. Cells are in compared.toml. One with a probe is a text,
-a file, and a regular expression that must be found there; where it is not, the script ends and says so: the library has changed, and the cell must be read again.
-A cell without a probe is from a project's documentation; a row without any says so. --check writes nothing, and ends
-with an error where the page has another table or other versions."""
+a file, and a regular expression that must be found there; where it is not, the script ends and says so: the library has
+changed, and the cell must be read again. A cell without a probe is from a project's documentation; a row without any
+says so. --check writes nothing, and ends with an error where the page has another table or other versions."""
 import datetime
 import re
 import sys

@@ -31,7 +31,8 @@ import tomllib
 import numpy as np
 
 TIMEOUT_S = 30
-STORED = {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "e4m3": "u1"} | {f"{s}{8 * n}": f"{s}{n}" for s in "iu" for n in (1, 2, 4, 8)}
+STORED = {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "e4m3": "u1"}
+STORED |= {f"{s}{8 * n}": f"{s}{n}" for s in "iu" for n in (1, 2, 4, 8)}
 # What may make a kernel's results close but not equal: sums in another order, approximations, products of matrices, and
 # products and sums without a rounding, which ptxas may contract.
 INEXACT = re.compile(
