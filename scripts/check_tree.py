@@ -39,8 +39,8 @@ ALLOWED = {
     "lab/check/faults/planted.json": "faults that were drawn, and committed, before a tool saw them",
     "lab/check/faults/newer.json": "the same for Hopper and Triton",
     "lab/tools/data/regret.jsonl": "problems and choices that were committed before they were timed",
-    "lab/tools/data/regret-times.jsonl": "their times, which scripts/regret.py compares",
-    "lab/tools/data/regret-known.csv": "choices that scripts/regret.py compares",
+    "lab/tools/data/regret-times.jsonl": "their times",
+    "lab/tools/data/regret-known.csv": "choices that were compared with times of the tree",
     "crates/kernels/src/wgmma/defaults/measured/fitted.csv": "times that a test holds the defaults to",
     "crates/kernels/src/wgmma/defaults/measured/short.csv": "the same for short problems",
 }
@@ -68,11 +68,10 @@ def tracked():
 def too_large(path):
     is_bundle = path.parent == pathlib.Path("evidence")
     if is_bundle or path.suffix in SOURCE or path.name in ALLOWED_NAMES or path.name.startswith("LICENSE"):
-        return None
+        return
     size = path.stat().st_size
-    if size <= MOST_BYTES or str(path) in ALLOWED:
-        return None
-    return f"{path}: {size:,} bytes; at most {MOST_BYTES:,}, or a reason in {pathlib.Path(__file__).name}"
+    if size > MOST_BYTES and str(path) not in ALLOWED:
+        yield f"{path}: {size:,} bytes; at most {MOST_BYTES:,}, or a reason in {pathlib.Path(__file__).name}"
 
 
 def long_lines(path, text, most, comment=r""):
@@ -109,33 +108,25 @@ def broken_links(path, text):
 
 
 def evidence(files):
-    runs, claims, lines = {}, [], 0
+    rows, runs = [], {}
     for path in files:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            lines += 1
-            where = f"{path}:{number}"
             try:
-                row = json.loads(line)
+                rows.append((f"{path}:{number}", json.loads(line)))
             except ValueError as error:
-                yield f"{where}: not JSON: {error}"
-                continue
-            if "claim" in row:
-                claims.append((where, row))
-                missing = CLAIM_KEYS - row.keys()
-            else:
-                missing = RUN_KEYS - row.keys()
-                if row.get("run") in runs:
-                    yield f"{where}: run {row['run']} is also in {runs[row['run']]}"
-                runs[row.get("run")] = where
-                if row.get("raw") and "at" not in row:
-                    yield f"{where}: `raw` without `at`: the commit that has it, or null"
-            if missing:
-                yield f"{where}: no {', '.join(sorted(missing))}"
-    for where, row in claims:
-        if row.get("run") not in runs:
-            yield f"{where}: no run is called {row.get('run')}"
-    if lines > MOST_EVIDENCE_LINES:
-        yield f"evidence/: {lines:,} lines; at most {MOST_EVIDENCE_LINES:,}"
+                yield f"{path}:{number}: not JSON: {error}"
+    for where, row in rows:
+        if missing := (CLAIM_KEYS if "claim" in row else RUN_KEYS) - row.keys():
+            yield f"{where}: no {', '.join(sorted(missing))}"
+        if "claim" not in row:
+            if row.get("run") in runs:
+                yield f"{where}: run {row['run']} is also in {runs[row['run']]}"
+            runs[row.get("run")] = where
+            if row.get("raw") and "at" not in row:
+                yield f"{where}: `raw` without `at`: the commit that has it, or null"
+    yield from (f"{where}: no run is called {row.get('run')}" for where, row in rows if row.get("run") not in runs)
+    if len(rows) > MOST_EVIDENCE_LINES:
+        yield f"evidence/: {len(rows):,} lines; at most {MOST_EVIDENCE_LINES:,}"
 
 
 def unknown_runs(pages, files):
@@ -189,9 +180,7 @@ def packages(files):
 def problems(files):
     yield from packages(files)
     for path in files:
-        wrong = too_large(path)
-        if wrong:
-            yield wrong
+        yield from too_large(path)
         if path.suffix not in {".rs", ".py", ".md"}:
             continue
         text = path.read_text(encoding="utf-8")
