@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::gradient_sums::rounding;
 use crate::tensor::read_element;
 use crate::{DType, GradientRow, Layout, POISON, Problem, ProblemError, ReferenceRow, TensorView};
 
@@ -37,12 +38,11 @@ impl Tolerance {
     /// terms, and `exp2` in f32; for fp16 also 2^-24 absolute, the spacing of its subnormal numbers.
     /// What the rounding of terms adds is in [`GradientRow::slack`].
     pub const fn of_gradient(dtype: DType) -> Tolerance {
-        let (atol, roundoff) = match dtype {
-            DType::F32 => (1e-30, 1.0 / 16_777_216.0),
-            DType::F16 => (1.0 / 16_777_216.0, 1.0 / 2048.0),
-            DType::BF16 | DType::E4M3 => (1e-30, 1.0 / 256.0),
+        let atol = match dtype {
+            DType::F16 => 1.0 / 16_777_216.0,
+            DType::F32 | DType::BF16 | DType::E4M3 => 1e-30,
         };
-        let rtol = 3.0 * roundoff + 1.0 / 1_048_576.0;
+        let rtol = 3.0 * rounding(dtype).0 + 1.0 / 1_048_576.0;
         Tolerance { atol, rtol }
     }
 
