@@ -110,8 +110,16 @@ impl<R> Deref for Args<'_, R> {
 }
 
 impl<'k, R: 'static> Args<'k, R> {
-    fn source(&self, source: impl Fn(&mut Launch, &R) -> Result<(), Refusal> + Send + Sync + 'static) {
-        self.sources.borrow_mut().push(Box::new(source));
+    /// The source of arguments, which may add buffers to a launch.
+    fn source<A: IntoIterator<Item = Arg>>(
+        &self,
+        of: impl Fn(&mut Launch, &R) -> Result<A, Refusal> + Send + Sync + 'static,
+    ) {
+        self.sources.borrow_mut().push(Box::new(move |launch, request| {
+            let args = of(launch, request)?;
+            launch.args.extend(args);
+            Ok(())
+        }));
     }
 
     /// A number.
@@ -127,21 +135,14 @@ impl<'k, R: 'static> Args<'k, R> {
         name: &str,
         value: impl Of<R, Result<T, Refusal>>,
     ) -> Val<'k, T> {
-        self.source(move |launch, request| {
-            launch.args.push(value(request)?.into());
-            Ok(())
-        });
+        self.source(move |_, request| Ok([value(request)?.into()]));
         self.k.param(name)
     }
 
     /// A number to divide by, in which 0 counts as 1.
     #[track_caller]
     pub(crate) fn divisor(&self, name: &str, of: impl Of<R, Result<u32, Refusal>>) -> ParamDivisor<'k> {
-        self.source(move |launch, request| {
-            let divisor = Divisor::from(of(request)?.max(1));
-            launch.args.extend(divisor.args());
-            Ok(())
-        });
+        self.source(move |_, request| Ok(Divisor::from(of(request)?.max(1)).args()));
         ParamDivisor::declare(self.k, name)
     }
 
@@ -173,8 +174,7 @@ impl<'k, R: 'static> Args<'k, R> {
         self.source(move |launch, request| {
             let bytes = len(request) * E::BYTES as usize;
             let slot = push_buffer(launch, name, bytes, align, written);
-            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-            Ok(())
+            Ok([Arg::Buffer { slot, byte_offset: 0 }])
         });
         self.k.param_pointer(name, written)
     }
@@ -190,8 +190,7 @@ impl<'k, R: 'static> Args<'k, R> {
         self.source(move |launch, request| {
             let part = of(request)?;
             let (slot, byte_offset) = (part.push(launch, written), part.offset);
-            launch.args.push(Arg::Buffer { slot, byte_offset });
-            Ok(())
+            Ok([Arg::Buffer { slot, byte_offset }])
         });
         self.k.param_pointer(name, written)
     }
@@ -199,10 +198,7 @@ impl<'k, R: 'static> Args<'k, R> {
     /// Numbers that come with the launch.
     #[track_caller]
     pub(crate) fn table(&self, name: &str, of: impl Of<R, Result<Table, Refusal>>) -> GlobalPtr<'k, u32> {
-        self.source(move |launch, request| {
-            launch.args.push(Arg::Table(of(request)?));
-            Ok(())
-        });
+        self.source(move |_, request| Ok([Arg::Table(of(request)?)]));
         self.k.param_ptr(name)
     }
 
@@ -218,9 +214,8 @@ impl<'k, R: 'static> Args<'k, R> {
         self.source(move |launch, request| {
             let (bytes, strides) = of(request)?;
             let slot = push_buffer(launch, buffer, bytes, align, written);
-            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-            launch.args.extend(strides.map(Arg::U32));
-            Ok(())
+            let address = Arg::Buffer { slot, byte_offset: 0 };
+            Ok(std::iter::once(address).chain(strides.map(Arg::U32)))
         });
         TensorParam::declare(self.k, name, self.k.param_pointer(name, written))
     }
@@ -238,8 +233,7 @@ impl<'k, R: 'static> Args<'k, R> {
         self.source(move |launch, request| {
             let tensor = of(launch, request)?;
             let map = boxes.recipe(tensor.slot, tensor.byte_offset, tensor.sizes, tensor.byte_strides);
-            launch.args.push(Arg::TensorMap(map));
-            Ok(())
+            Ok([Arg::TensorMap(map)])
         });
         self.k.param_map(name, boxes, written)
     }
@@ -290,7 +284,7 @@ impl<'k, R: Request> Args<'k, R> {
 
 /// A kernel with the sources of its arguments.
 pub(crate) struct Built<R> {
-    kernel: Arc<Kernel>,
+    pub(crate) kernel: Arc<Kernel>,
     sources: Vec<Source<R>>,
 }
 
@@ -331,10 +325,6 @@ impl<R: 'static> Built<R> {
         }
         let kernel = self.kernel.clone();
         Ok(Step { kernel, launch })
-    }
-
-    pub(crate) fn kernel(&self) -> &Kernel {
-        &self.kernel
     }
 }
 

@@ -62,7 +62,7 @@ pub fn step(append: &Append, target: Target, alignment: u32, kernels: &KernelCac
             dtype => with_element!(floats dtype => kernel::body(k, kinds, shape)),
         })
     })?;
-    refuse!(!kernel.kernel().requires().is_met_by(target) =>
+    refuse!(!kernel.kernel.requires().is_met_by(target) =>
         "append", "sm_90 and later do", "a rotary embedding of {} on {target}", append.dtype);
     let request = Request::new(append, &units, &kinds);
     let slices = request.k.slices + request.v.slices + request.q.slices;
