@@ -5,7 +5,7 @@ use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Val, Widen};
 use flashcore_problem::{Append, AppendValues, Layout, Rotary};
 
 use super::kinds::Kinds;
-use super::{Request, block_table};
+use super::{Request, block_table, entries};
 use crate::Refusal;
 use crate::args::Args;
 use crate::attention::lengths::{TensorParam, last_at_most, row_strides};
@@ -58,14 +58,8 @@ struct RotaryParams<'k, E> {
 impl<'k, E: Element> Params<'k, E> {
     fn declare(k: &'k Args<'k, Request>, kinds: Kinds, shape: &Shape) -> Self {
         let align = shape.vector_bytes;
-        let array = |name| {
-            kinds.arrays.named(name).map(|()| {
-                k.input(name, 4, move |request: &Request| {
-                    let entries = request.append.entries();
-                    entries.named(name).copied().unwrap_or_default()
-                })
-            })
-        };
+        let values = |name| k.input(name, 4, move |request: &Request| entries(&request.append, name));
+        let array = |name| kinds.arrays.named(name).map(|()| values(name));
         let tensor = |name, written, of: fn(&Append) -> Result<Layout, Refusal>| {
             k.strided([name; 2], align, written, move |request: &Request| {
                 let (layout, element) = (of(&request.append)?, request.append.dtype.size_bytes());

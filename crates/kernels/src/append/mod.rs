@@ -192,6 +192,11 @@ impl Request {
     }
 }
 
+/// Entries of one of the arrays of [`AppendValues`](flashcore_problem::AppendValues).
+pub(crate) fn entries(append: &Append, name: &str) -> usize {
+    append.entries().named(name).copied().unwrap_or_default()
+}
+
 /// Rows of the block table, and entries of each; without one, parts of the cache, and 1.
 pub(crate) fn block_table(append: &Append) -> [usize; 2] {
     match append.place {

@@ -4,8 +4,8 @@ use flashcore_ir::{Cache, GlobalPtr, Val};
 use flashcore_problem::{self as problem, AppendValues};
 
 use super::{Paged, Record, Rows, Rule, THREADS, Wrong, load, within};
-use crate::append::block_table;
 use crate::append::kinds::Kinds;
+use crate::append::{block_table, entries};
 use crate::args::Args;
 
 /// The values of an append.
@@ -42,11 +42,7 @@ impl<'k> Append<'k> {
             rotary_dim,
             ..
         } = kinds;
-        let values = |name| {
-            k.input::<i32>(name, 4, move |append: &problem::Append| {
-                append.entries().named(name).copied().unwrap_or_default()
-            })
-        };
+        let values = |name| k.input::<i32>(name, 4, move |append: &problem::Append| entries(append, name));
         let array = |name| match name {
             "block_table" => None, // with the sizes of pages
             name => arrays.named(name).map(|()| values(name)),
@@ -95,13 +91,8 @@ impl<'k> Append<'k> {
     fn check_sequence(&self, sequence: Val<'k, u32>) {
         let (record, values) = (&self.record, &self.values);
         let zero = record.k.constant(0i32);
-        let new = match values.cu_seqlens_k_new {
-            None => Rows {
-                len: self.seq_new,
-                speaks: record.speaks,
-            },
-            Some(starts) => record.offsets("cu_seqlens_k_new", starts, self.new_rows.reinterpret(), sequence),
-        };
+        let rows = [self.new_rows.reinterpret(), self.seq_new];
+        let new = record.offsets("cu_seqlens_k_new", values.cu_seqlens_k_new, rows, sequence);
         let wrong = |value, rows, most| Wrong {
             rows,
             ..Wrong::of(sequence, value, [zero, most])
@@ -122,23 +113,13 @@ impl<'k> Append<'k> {
         if let Some((len, fits)) = before {
             placed = Rows::if_they(fits, new.len, new.speaks);
             if let Some(padding) = values.leftpad_k {
-                let keys = Rows {
-                    len: len + new.len,
-                    ..placed
-                };
-                record.number("leftpad_k", padding, sequence, keys);
+                record.number("leftpad_k", padding, sequence, placed.with(len + new.len));
             }
         }
         let mut part = sequence;
         if let Some(parts) = values.cache_batch_idx {
-            let most = Rows {
-                len: self.tables - 1,
-                ..placed
-            };
-            part = record
-                .number("cache_batch_idx", parts, sequence, most)
-                .len
-                .reinterpret();
+            let number = record.number("cache_batch_idx", parts, sequence, placed.with(self.tables - 1));
+            part = number.len.reinterpret();
             let fits = load(parts, sequence).eq(part.reinterpret::<i32>());
             placed.len = fits.select(placed.len, zero);
         }
@@ -169,17 +150,8 @@ impl<'k> Append<'k> {
             (None, Some(len)) => len,
             (None, None) => return, // an append without lengths is refused without positions
         };
-        let q = match self.values.cu_seqlens_q {
-            None => Rows {
-                len: self.q_rows,
-                speaks: record.speaks,
-            },
-            Some(starts) => record.offsets("cu_seqlens_q", starts, self.q_rows, sequence),
-        };
-        let q = Rows {
-            len: q.len.min(self.q_most),
-            ..q
-        };
+        let q = record.offsets("cu_seqlens_q", self.values.cu_seqlens_q, [self.q_rows; 2], sequence);
+        let q = q.with(q.len.min(self.q_most));
         // Rows of K behind `before` fit where the append has room: told there.
         let k_rows = self.values.seqlens_rotary.map(|_| new);
         for rows in k_rows.into_iter().chain([q]) {

@@ -65,12 +65,9 @@ impl<'k> Attention<'k> {
         [total, most]: [Val<'k, i32>; 2],
     ) -> Rows<'k> {
         let (record, zero) = (&self.record, self.record.k.constant(0i32));
-        let mut rows = Rows {
-            len: most,
-            speaks: record.speaks,
-        };
+        let mut rows = record.rows(most);
         if let Some(&starts) = self.values.named(of_starts) {
-            let Rows { len, speaks } = record.offsets(of_starts, starts, total, sequence);
+            let Rows { len, speaks } = record.offsets(of_starts, Some(starts), [total, most], sequence);
             let fits = len.le(most);
             let wrong = Wrong::of(sequence, len, [zero, most]);
             record.tell(speaks & !fits, Rule::Bound, of_starts, &wrong);
