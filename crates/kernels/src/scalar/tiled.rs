@@ -13,7 +13,7 @@ use crate::Refusal;
 use crate::args::Args;
 use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
-use crate::attention::params::{Params, Shape};
+use crate::attention::params::{Params, Shape, query_blocks};
 use crate::attention::tap::{Place, Tap};
 
 /// Registers for addresses, counters and bounds, in addition to the values counted one by one.
@@ -25,9 +25,8 @@ const LARGE_TILE_BLOCKS: usize = 256;
 /// Default (rows, cols, warps), best first. Measured on an H200
 /// (`lab/check/data/scalar-times.csv`).
 pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
-    let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();
     match problem.head_dim().max(problem.head_dim_v()) {
-        ..=64 if blocks >= LARGE_TILE_BLOCKS => &[(64, 64, 4), (32, 32, 8)],
+        ..=64 if query_blocks(problem, 64) >= LARGE_TILE_BLOCKS => &[(64, 64, 4), (32, 32, 8)],
         ..=64 => &[(32, 32, 8), (32, 32, 4)],
         65..=128 => &[(32, 32, 4)],
         _ => &[(64, 64, 8), (32, 16, 4)],

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
 use crate::args::build;
 use crate::attention::gradients::{Backward, Workspace};
-use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
+use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid, key_blocks, query_blocks};
 use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
 use crate::card::{Card, Proposal};
@@ -225,12 +225,7 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     let dq_columns = if problem.deterministic() { 0 } else { tiling.columns };
     let request = Backward::new(problem, Workspace::new(NAME, problem, dq_columns)?);
     let step = |outputs: Outputs| {
-        let (len, heads) = if outputs.owns_keys() {
-            (problem.seq_len_kv(), problem.num_kv_heads())
-        } else {
-            (problem.seq_len_q(), problem.num_heads())
-        };
-        let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
+        let blocks = if outputs.owns_keys() { key_blocks } else { query_blocks };
         let kernel = kernels.get_or_build((*config, outputs), shape, |(config, outputs), shape| {
             let what = match outputs {
                 Outputs::All => "backward",
@@ -240,7 +235,7 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
             let name = shape.kernel_name(&format!("{NAME}/{config}-{what}"));
             build!(name, config.threads(), sixteen_bits shape.dtype => kernel::body(k, &config, shape, outputs))
         })?;
-        kernel.step(grid(NAME, [blocks, 1, 1])?, &request)
+        kernel.step(grid(NAME, [blocks(problem, config.cols), 1, 1])?, &request)
     };
     let (main, then) = if problem.deterministic() {
         (step(Outputs::DkDv)?, step(Outputs::Dq)?)
