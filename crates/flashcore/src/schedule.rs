@@ -39,7 +39,7 @@ impl Schedule {
     /// Refuses another queue, and a call that would make another schedule.
     pub(crate) fn memory(&self, queue: &Queue, ready: &Arc<Ready>) -> Result<DeviceSlice<'_>, Error> {
         match &self.place {
-            Place::Queue(number, memory) if *number == queue.number() => {
+            Place::Queue(number, memory) if *number == queue.number => {
                 self.check(ready)?;
                 Ok(memory.as_slice())
             }
@@ -131,13 +131,13 @@ impl Queue {
             return Ok(None);
         }
         let given = lengths_alone(ready, lengths)?;
-        self.check(ready.context(), &given)?;
+        self.check(&ready.context, &given)?;
         let bytes = usize::try_from(ready.workspace_bytes()).unwrap_or(usize::MAX);
         let memory = DeviceBuffer::new(self.stream().context(), bytes)?;
         ready.enqueue_operands(self.stream(), Steps::Schedule, &given, Some(memory.as_slice()))?;
         Ok(Some(Schedule {
             ready: ready.clone(),
-            place: Place::Queue(self.number(), memory),
+            place: Place::Queue(self.number, memory),
         }))
     }
 }

@@ -214,7 +214,7 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Backend::Cpu(config) => config.map(|config| config.to_string()),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => cuda.fixed().map(|config| config.to_string()),
+            Backend::Cuda(cuda) => cuda.config.map(|config| config.to_string()),
         };
         match fixed {
             None => Ok(()),
