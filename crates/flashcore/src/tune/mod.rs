@@ -198,10 +198,10 @@ impl Attention {
                 interval: found.interval,
                 revision: concat!("flashcore ", env!("CARGO_PKG_VERSION")).to_string(),
                 driver: bed::driver(&self.device()),
-                date: date(seconds_since_1970()),
+                date: date(std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())),
             };
             tuned.table.put(row.clone());
-            self.use_row(row)?;
+            self.use_row(row);
             watch(TuneProgress::Done(&found));
             tuned.searches.push(found);
         }
@@ -226,7 +226,7 @@ impl Attention {
     }
 
     /// Puts a row before all tables.
-    fn use_row(&mut self, row: PlanRow) -> Result<(), Error> {
+    fn use_row(&mut self, row: PlanRow) {
         let device = PlanDevice::of(&self.device());
         let plans = &mut self.plans;
         plans.put_first(row, || NamedTable {
@@ -239,11 +239,5 @@ impl Attention {
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.forget_plans(),
         }
-        Ok(())
     }
-}
-
-fn seconds_since_1970() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }
