@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use flashcore_ir::types::Literal;
 use flashcore_ir::{
-    Arg, BufferSpec, BuildErrors, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Table, TensorBox, TensorMap, Val,
+    Arg, BufferSpec, BuildErrors, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Table, TensorBox, TensorMap,
+    TensorMapRecipe, Val,
 };
 use flashcore_problem::{Layout, Name, Problem};
 
@@ -220,31 +221,18 @@ impl<'k, R: 'static> Args<'k, R> {
         TensorParam::declare(self.k, name, self.k.param_pointer(name, written))
     }
 
-    /// A tensor map of these boxes. `of` gives the slot of its buffer and where in it the tensor begins, its sizes, and
-    /// its strides in bytes.
+    /// A tensor map of these boxes. `of` gives the recipe of the tensor.
     #[track_caller]
     pub(crate) fn tensor_map(
         &self,
         name: &str,
         written: bool,
         boxes: TensorBox,
-        of: impl Fn(&mut Launch, &R) -> Result<MappedTensor, Refusal> + Send + Sync + 'static,
+        of: impl Fn(&mut Launch, &R) -> Result<TensorMapRecipe, Refusal> + Send + Sync + 'static,
     ) -> TensorMap<'k> {
-        self.source(move |launch, request| {
-            let tensor = of(launch, request)?;
-            let map = boxes.recipe(tensor.slot, tensor.byte_offset, tensor.sizes, tensor.byte_strides);
-            Ok([Arg::TensorMap(map)])
-        });
+        self.source(move |launch, request| Ok([Arg::TensorMap(of(launch, request)?)]));
         self.k.param_map(name, boxes, written)
     }
-}
-
-/// A tensor that is copied by tensor map; [`TensorBox::recipe`] says what each is.
-pub(crate) struct MappedTensor {
-    pub slot: usize,
-    pub byte_offset: u64,
-    pub sizes: Vec<u64>,
-    pub byte_strides: Vec<u64>,
 }
 
 impl<'k, R: Request> Args<'k, R> {

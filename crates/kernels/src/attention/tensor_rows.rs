@@ -68,11 +68,6 @@ impl RowsOf {
         }
     }
 
-    /// Whether tensors have a number of rows from one batch or page to the next.
-    pub(crate) fn has_batch_rows(self) -> bool {
-        matches!(self, RowsOf::Cache | RowsOf::Pages(_))
-    }
-
     /// Whether heads are packed: they come before rows then.
     pub(crate) fn heads_first(self) -> bool {
         self.packing() != Packing::NONE
