@@ -67,21 +67,17 @@ impl WithSimd for TileRun<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let TileRun {
-            task,
-            workspace,
-            mut store,
-        } = self;
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (task, store) = (self.task, &mut self.store);
         // The choice depends on the sequence and not on the tile, so that a row's bits do not
         // depend on `tile_q`.
         let few_rows = task.problem.group_size() * task.sequence.len_q <= FEW_ROWS;
         // 4×4 accumulators with operands fill 32 registers; 4×2 fit in 16.
         match (few_rows, S::REGISTER_COUNT >= 32) {
-            (true, true) => rows::run::<S, 4>(task, simd, workspace, &mut store),
-            (true, false) => rows::run::<S, 2>(task, simd, workspace, &mut store),
-            (false, true) => task.run::<S, 4>(simd, workspace, &mut store),
-            (false, false) => task.run::<S, 2>(simd, workspace, &mut store),
+            (true, true) => rows::run::<S, 4>(task, simd, self.workspace, store),
+            (true, false) => rows::run::<S, 2>(task, simd, self.workspace, store),
+            (false, true) => task.run::<S, 4>(simd, self.workspace, store),
+            (false, false) => task.run::<S, 2>(simd, self.workspace, store),
         }
     }
 }

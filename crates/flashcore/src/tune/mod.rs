@@ -227,12 +227,9 @@ impl Attention {
 
     /// Puts a row before all tables.
     fn use_row(&mut self, row: PlanRow) {
-        let device = PlanDevice::of(&self.device());
-        let plans = &mut self.plans;
-        plans.put_first(row, || NamedTable {
-            name: TABLE.to_string(),
-            table: PlanTable::new(device),
-        });
+        let table = PlanTable::new(PlanDevice::of(&self.device()));
+        let name = TABLE.to_string();
+        self.plans.put_first(row, NamedTable { name, table });
         match &mut self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => {}
