@@ -206,16 +206,7 @@ fn is_same(a: &Arc<Ready>, b: &Arc<Ready>) -> bool {
 
 /// Whether two steps write the same, from the same lengths.
 fn makes_the_same(a: &Step, b: &Step) -> bool {
-    let of_shape = |launch: &Launch| {
-        let Launch {
-            grid,
-            block,
-            cluster,
-            dynamic_shared_bytes,
-            ..
-        } = *launch;
-        (grid, block, cluster, dynamic_shared_bytes)
-    };
+    let of_shape = |launch: &Launch| (launch.grid, launch.block, launch.cluster, launch.dynamic_shared_bytes);
     let buffers = |(a, b): (&BufferSpec, &BufferSpec)| NOT_READ.contains(&a.name) && a.name == b.name || a == b;
     let params = a.kernel.params().iter().zip(a.launch.args.iter().zip(&b.launch.args));
     let mut args = params.filter(|(param, _)| !NOT_READ.contains(&param.name.as_str()));

@@ -36,12 +36,7 @@ pub(in super::super) struct Append<'k> {
 
 impl<'k> Append<'k> {
     pub(in super::super) fn declare(k: &'k Args<'k, problem::Append>, kinds: Kinds) -> Append<'k> {
-        let Kinds {
-            arrays,
-            slot_words,
-            rotary_dim,
-            ..
-        } = kinds;
+        let (arrays, slot_words) = (kinds.arrays, kinds.slot_words);
         let values = |name| k.input::<i32>(name, 4, move |append: &problem::Append| entries(append, name));
         let array = |name| match name {
             "block_table" => None, // with the sizes of pages
@@ -60,7 +55,7 @@ impl<'k> Append<'k> {
                 let words = move |append: &problem::Append| slot_words as usize * append.new_rows();
                 (k.input("slot_mapping", 4 * slot_words, words), slot_words)
             }),
-            rotates: rotary_dim > 0,
+            rotates: kinds.rotary_dim > 0,
             batch: k.number("batch", |append| append.batch as u32),
             seq_len_kv: number("seq_len_kv", |append| append.seq_len_kv),
             new_rows: k.number("new_rows", |append| append.new_rows() as u32),
