@@ -65,6 +65,12 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// A part of a workspace that is aligned to [`ALIGN`].
+    pub(crate) fn new(bytes: u64, offset: u64) -> Part {
+        let align = ALIGN;
+        Part { bytes, offset, align }
+    }
+
     /// The slot of the workspace.
     pub(crate) fn push(self, launch: &mut Launch, written: bool) -> usize {
         push_buffer(launch, "workspace", self.bytes as usize, self.align, written)

@@ -147,9 +147,7 @@ impl Workspace {
         } else {
             at.end
         };
-        let (bytes, offset) = (bytes as u64, of(&at) as u64);
-        let align = ALIGN;
-        Part { bytes, offset, align }
+        Part::new(bytes as u64, of(&at) as u64)
     }
 }
 
