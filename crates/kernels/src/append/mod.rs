@@ -8,7 +8,7 @@ mod kernel;
 pub(crate) mod kinds;
 
 use flashcore_ir::{E4M3, Target};
-use flashcore_problem::{Append, AppendPlace, DType, Lengths};
+use flashcore_problem::{Append, DType, Lengths};
 
 use crate::args::{Built, with_element};
 use crate::attention::lengths::row_strides;
@@ -195,14 +195,6 @@ impl Request {
 /// Entries of one of the arrays of [`AppendValues`](flashcore_problem::AppendValues).
 pub(crate) fn entries(append: &Append, name: &str) -> usize {
     append.entries().named(name).copied().unwrap_or_default()
-}
-
-/// Rows of the block table, and entries of each; without one, parts of the cache, and 1.
-pub(crate) fn block_table(append: &Append) -> [usize; 2] {
-    match append.place {
-        AppendPlace::Paged { tables, max_pages } => [tables, max_pages],
-        AppendPlace::Cache | AppendPlace::Slots { .. } => [append.k_cache.shape[0], 1],
-    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use flashcore_ir::{Cache, GlobalPtr, Val};
 use flashcore_problem::{self as problem, AppendValues};
 
 use super::{Paged, Record, Rows, Rule, THREADS, Wrong, load, within};
+use crate::append::entries;
 use crate::append::kinds::Kinds;
-use crate::append::{block_table, entries};
 use crate::args::Args;
 
 /// The values of an append.
@@ -48,7 +48,7 @@ impl<'k> Append<'k> {
             paged: arrays.block_table.map(|()| {
                 Paged::declare(k, values("block_table"), |append| {
                     let [pages, page_size, ..] = append.k_cache.shape;
-                    [page_size, pages, block_table(append)[1]]
+                    [page_size, pages, append.tables()[1]]
                 })
             }),
             slots: (slot_words > 0).then(|| {
@@ -60,7 +60,7 @@ impl<'k> Append<'k> {
             seq_len_kv: number("seq_len_kv", |append| append.seq_len_kv),
             new_rows: k.number("new_rows", |append| append.new_rows() as u32),
             seq_new: number("seq_new", |append| append.k_new.shape[1]),
-            tables: number("tables", |append| block_table(append)[0]),
+            tables: number("tables", |append| append.tables()[0]),
             slot_count: number("slots", problem::Append::slots),
             positions: number("positions", |append| append.rotary.map_or(0, |rotary| rotary.positions)),
             q_rows: number("q_rows", |append| append.rotary.map_or(0, |rotary| rotary.q.shape[1])),
