@@ -137,12 +137,9 @@ impl TileTask<'_> {
     /// position relative to a key.
     #[inline(always)]
     pub(crate) fn bias(&self, row: usize, key: usize) -> Option<(f32, f32)> {
-        let (head, row) = (
-            (self.first_row + row) / self.sequence.len_q,
-            (self.first_row + row) % self.sequence.len_q,
-        );
-        let slope = self.q.alibi_slope(self.batch, head)?;
-        let position = row as i64 + i64::from(self.sequence.keys.diagonal) - key as i64;
+        let row = self.first_row + row;
+        let slope = self.q.alibi_slope(self.batch, row / self.sequence.len_q)?;
+        let position = (row % self.sequence.len_q) as i64 + i64::from(self.sequence.keys.diagonal) - key as i64;
         Some((slope / self.scale.of_score, position as f32))
     }
 

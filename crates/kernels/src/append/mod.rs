@@ -160,10 +160,8 @@ impl Request {
     fn new(append: &Append, units: &Units, kinds: &Kinds) -> Request {
         let element = units.dtype.size_bytes() as u32;
         let of_head = |head_dim, rotates| kinds.tasks(units.count(head_dim), rotates, units.vector_bytes, element);
-        let (of_k, of_v) = (
-            of_head(append.k_cache.shape[3], true),
-            of_head(append.v_cache.shape[3], false),
-        );
+        let of_k = of_head(append.k_cache.shape[3], true);
+        let of_v = of_head(append.v_cache.shape[3], false);
         let (rows, heads) = (append.new_rows(), append.k_new.shape[2]);
         // Too many tasks are too many blocks.
         let tasks = |rows: usize, heads: usize, of_head: u32| match rows {

@@ -37,12 +37,8 @@ pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
 pub(super) fn check(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     let threads = Threads::queries(config);
     let (rows, cols) = (threads.rows_per_thread(), threads.columns_per_thread());
-    let (output, scores, operands, state) = (
-        threads.sum_registers(shape.head_dim_v),
-        rows * cols,
-        4 * (rows + cols),
-        4 * rows,
-    );
+    let output = threads.sum_registers(shape.head_dim_v);
+    let (scores, operands, state) = (rows * cols, 4 * (rows + cols), 4 * rows);
     let needed = output + scores + operands + state + SCRATCH_REGISTERS;
     let remedy = "fewer rows a tile or more warps leave fewer rows a thread";
     Refusal::check_registers(needed, threads.registers(), remedy, || {
