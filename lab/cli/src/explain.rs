@@ -44,10 +44,14 @@ pub(crate) struct ExplainArgs {
     /// Kernel by id (`list levers` explains ids) [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// Card to plan for (`list profiles`, or FILE.json of `device calibrate`) [default: this machine's, else l4]
+    /// Card to plan for (`list profiles`) [default: this machine's, else l4]
+    ///
+    /// A card, an architecture such as sm_89, or FILE.json of `device calibrate`.
     #[arg(long, alias = "device", value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
-    /// Predict with the rates in this file (`flashcore device`), in place of those of this machine's GPU
+    /// Predict with the rates in this file (`flashcore device`)
+    ///
+    /// In place of those of this machine's GPU.
     #[arg(long, value_name = "FILE", help_heading = "How")]
     rates: Option<PathBuf>,
     /// Show which levers save this many bytes of shared memory, and their cost
@@ -56,17 +60,23 @@ pub(crate) struct ExplainArgs {
     /// Show for every config whether it serves the problem
     #[arg(long, help_heading = "How")]
     all: bool,
-    /// Also draw into this folder: the prediction as a roofline, and for a simulated block its shared
-    /// memory over time, the banks of its worst access, the schedule of its warps
+    /// Also draw pictures into this folder
+    ///
+    /// The prediction as a roofline, and for a simulated block its shared memory over time, the banks of its worst
+    /// access, the schedule of its warps.
     #[arg(long, value_name = "DIR", help_heading = "How")]
     svg: Option<PathBuf>,
     /// Print the kernel's PTX, and nothing else
     #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all", "svg", "saves"])]
     ptx: bool,
-    /// With --ptx: add the Rust lines, as .file and .loc, for profilers and debuggers
+    /// With --ptx: add the Rust lines, as .file and .loc
+    ///
+    /// Profilers and debuggers read them.
     #[arg(long, help_heading = "How", requires = "ptx")]
     lines: bool,
-    /// With --ptx: which of the plan's kernels, counted from 1 in the order they run
+    /// With --ptx: which of the plan's kernels, from 1 on
+    ///
+    /// They are counted in the order in which they run.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "How", requires = "ptx")]
     step: usize,
     /// Print one JSON object

@@ -59,6 +59,20 @@ fn help_is_a_manual() {
     insta::assert_snapshot!("help_list", shown("list -h"));
 }
 
+/// A screen has 40 lines; what does not fit is in `--help`.
+#[test]
+fn short_help_fits_a_screen() {
+    for command in ["explain", "check", "tune"] {
+        let help = shown(&format!("{command} -h"));
+        assert!(help.lines().count() <= 40 && help.contains("see --help"), "{help}");
+        assert_fits(command, &help);
+        assert!(
+            shown(&format!("{command} --help")).contains("--window <L,R>"),
+            "{command}"
+        );
+    }
+}
+
 #[test]
 fn explanations() {
     // Kernels are named, so that a better default is no change here; the choice has its own snapshots.
