@@ -33,6 +33,7 @@ mod profile;
 mod progress;
 mod protocol;
 mod quantity;
+mod ranked;
 mod report;
 mod reproduce;
 mod run;

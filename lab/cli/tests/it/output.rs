@@ -277,6 +277,7 @@ fn json_parses_and_keeps_its_keys() {
             "plans",
             "cost",
             "configs",
+            "ranking",
             "savings",
         ])
     );
@@ -314,6 +315,7 @@ fn json_parses_and_keeps_its_keys() {
     );
     let every = json("explain tiny --all --json");
     assert!(every["configs"].as_array().expect("a list").len() > 50);
+    assert_eq!(every["ranking"], Value::Null);
 
     assert_eq!(
         keys(&json("list --json")),
