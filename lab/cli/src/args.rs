@@ -15,8 +15,9 @@ use crate::{Failure, in_place, style};
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProblemArgs {
-    /// Name of a problem (`list problems`), or FILE.toml, FILE.json, FILE.yaml, FILE.toml:NAME; the flags below
-    /// override its fields
+    /// Name of a problem (`list problems`), or a file of them (FILE.toml)
+    ///
+    /// Files are FILE.toml, FILE.json, FILE.yaml, or FILE.toml:NAME. The flags below override the fields.
     #[arg(value_name = "PROBLEM", default_value = crate::tune::USUAL)]
     pub(crate) name: String,
     #[command(flatten)]
@@ -329,8 +330,10 @@ pub(crate) fn case(name: &str) -> Result<Case, Failure> {
 #[derive(Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Inputs")]
 pub(crate) struct InputArgs {
-    /// What the numbers look like
-    #[arg(long, value_name = "KIND", default_value = "normal", value_parser = input_kinds())]
+    /// What the numbers look like, such as huge-logit or negative-scores
+    #[arg(long, value_name = "KIND", default_value = "normal", value_parser = input_kinds(),
+          hide_possible_values = true,
+          long_help = format!("What the numbers look like: {}", style::list(InputKind::ALL.map(InputKind::name))))]
     pub(crate) inputs: InputKind,
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]

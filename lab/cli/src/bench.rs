@@ -50,19 +50,26 @@ pub(crate) struct BenchArgs {
     deterministic: bool,
     /// best, cpu, cuda, cuda:N; predict:CARD predicts times for a card that is not here (`list profiles`, or
     /// FILE.json of `device calibrate`)
-    #[arg(long, value_name = "DEVICE", default_value = "best")]
+    #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
     /// Kernels [default: the library's choice; on the CPU also near]: ids (`flashcore list kernels`), prefixes of
     /// ids such as scalar/tiled*, files with one id per line, or default, heuristics, near; kernels of your own:
     /// FILE.toml, FILE.py:FUNCTION
-    #[arg(long, visible_alias = "config", value_name = "IDS", value_delimiter = ',')]
+    #[arg(
+        long,
+        visible_alias = "config",
+        value_name = "IDS",
+        value_delimiter = ',',
+        help_heading = "How"
+    )]
     kernel: Vec<String>,
     /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer;
     /// of backward passes also fa3-deterministic; on the CPU torch/sdpa, torch/math
-    #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all", value_parser = args::peer)]
+    #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all", value_parser = args::peer,
+          help_heading = "How")]
     peers: Vec<String>,
     /// The subject to compare with, by its label or a prefix of it [default: the first peer]
-    #[arg(long, value_name = "LABEL")]
+    #[arg(long, value_name = "LABEL", help_heading = "How")]
     baseline: Option<String>,
     #[command(flatten)]
     protocol: ProtocolArgs,

@@ -44,23 +44,28 @@ pub(crate) struct CheckArgs {
     problem: ProblemArgs,
     #[command(flatten)]
     inputs: InputArgs,
-    /// Kernel by id (`list kernels`), in place of the one that would be chosen, or the declaration of a
-    /// kernel of your own (FILE.toml, docs/own-kernel.md)
+    /// Kernel by id, or your own (FILE.toml) [default: the library's choice]
+    ///
+    /// `list kernels` has ids; a file declares a kernel of your own (docs/own-kernel.md).
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
-    /// SMs to plan for, in place of the card's. With few SMs a persistent block computes several tiles
-    /// even of a small problem
+    /// SMs to plan for, in place of the card's
+    ///
+    /// With few SMs a persistent block computes several tiles even of a small problem.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "How")]
     sms: Option<u32>,
-    /// Build the kernel with a tap and compare what it stores: scores (not masked) or
-    /// probabilities. Or `values`: P·V alone, all visible keys weighing the same
+    /// Compare what a tap stores
+    ///
+    /// Builds the kernel with a tap: scores (not masked) or probabilities. Or `values`: P·V alone, all visible keys
+    /// weighing the same.
     #[arg(long, value_name = "TAP", value_parser = taps(), help_heading = "How")]
     tap: Option<Tap>,
-    /// Run on a GPU (cuda or cuda:N) in place of the simulator, and compare what the kernels leave there,
-    /// also with a tap
+    /// Run on a GPU (cuda or cuda:N) in place of the simulator
+    ///
+    /// Compares what the kernels leave there, also with a tap.
     #[arg(long, value_name = "DEVICE", help_heading = "How")]
     device: Option<String>,
     /// How many schedules to run under
@@ -69,16 +74,19 @@ pub(crate) struct CheckArgs {
     /// Seed of the first schedule, as findings name it
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "How")]
     schedule: u64,
-    /// Simulate only the first N blocks of a large grid, in whole clusters; the output is not
-    /// compared
+    /// Simulate only the first N blocks of a large grid
+    ///
+    /// In whole clusters; the output is not compared.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "numerics", help_heading = "How")]
     blocks: Option<u64>,
-    /// Plant a mistake in the kernel first, to see it found: drop-barrier, drop-warp-barrier, stride-one,
-    /// bound-one, shrink-buffer, …; with :N at the Nth possible place
+    /// Plant a mistake in the kernel first, such as drop-barrier, to see it found
+    ///
+    /// drop-barrier, drop-warp-barrier, stride-one, bound-one, shrink-buffer, …; with :N at the Nth possible place.
     #[arg(long, value_name = "MISTAKE", help_heading = "How")]
     plant: Option<String>,
-    /// Print the cost of memory accesses by line: passes over the banks of shared memory, sectors of
-    /// global memory
+    /// Print the cost of memory accesses by line
+    ///
+    /// Passes over the banks of shared memory, sectors of global memory.
     #[arg(long, help_heading = "How")]
     memory: bool,
     /// Print one JSON object

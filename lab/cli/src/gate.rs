@@ -44,37 +44,39 @@ pub(crate) struct GateArgs {
     #[arg(long, value_parser = args::dtype, help_heading = "Problem")]
     dtype: Option<DType>,
     /// The baseline to judge against, from `gate --write`
-    #[arg(long, value_name = "FILE", required_unless_present = "write")]
+    #[arg(long, value_name = "FILE", required_unless_present = "write", help_heading = "How")]
     baseline: Option<PathBuf>,
     /// Write what is found as a baseline, if nothing fails
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "How")]
     write: Option<PathBuf>,
     /// The measured times of this build: a run's key or revision in the store, `latest`, a file or a folder
-    #[arg(long, value_name = "RUN")]
+    #[arg(long, value_name = "RUN", help_heading = "How")]
     evidence: Option<String>,
     /// What computes the set: best, cpu, cuda, cuda:N; sim is the simulator alone; predict:CARD also predicts times and
     /// work on a card
-    #[arg(long, value_name = "DEVICE", default_value = "best")]
+    #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
     /// Cards whose kernels are built and simulated (`list profiles`) [default: l4,h200, or that of predict:CARD]
-    #[arg(long, value_name = "CARDS", value_delimiter = ',', value_parser = Card::parse)]
+    #[arg(long, value_name = "CARDS", value_delimiter = ',', value_parser = Card::parse, help_heading = "How")]
     profile: Vec<Card>,
     /// The kernel to judge in place of the library's choice: an id, or FILE.toml, a kernel of your own, which
     /// needs --device sim or predict:CARD
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Plant a mistake into each simulated kernel that has a place for it, to see the gate fail, as `check
     /// --plant`
-    #[arg(long, value_name = "MISTAKE", value_parser = planted)]
+    #[arg(long, value_name = "MISTAKE", value_parser = planted, help_heading = "How")]
     plant: Option<Operator>,
     /// Most that a time, or what is predicted, may be larger than the baseline's, such as 3%
-    #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share, allow_hyphen_values = true,
+          help_heading = "How")]
     slower: f64,
     /// Most that a relative error may be larger than the baseline's
-    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share, allow_hyphen_values = true,
+          help_heading = "How")]
     error: f64,
     /// Exit with 3 if a check could not be judged
-    #[arg(long)]
+    #[arg(long, help_heading = "How")]
     strict: bool,
     #[command(flatten)]
     keep: StoreArgs,

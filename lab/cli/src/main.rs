@@ -33,6 +33,7 @@ mod profile;
 mod progress;
 mod protocol;
 mod quantity;
+mod ranked;
 mod report;
 mod reproduce;
 mod run;
@@ -124,6 +125,27 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
     Outcome::Clean.into()
 }
 
+/// Beginnings of headings whose flags `--help` has alone: so `-h` fits a screen.
+const FOLDED: [&str; 2] = ["Problem", "For a "];
+
+/// With a short help that has the last paragraph of the end alone.
+fn folded(command: clap::Command, end: &str) -> clap::Command {
+    let begins = |heading: &str| FOLDED.iter().any(|folded| heading.starts_with(folded));
+    let is_folded = |arg: &clap::Arg| arg.get_help_heading().is_some_and(begins);
+    let more = match command.get_arguments().any(is_folded) {
+        true => "Flags of the problem (--heads, --seq, --causal, ...) or of a file: see --help\n",
+        false => "",
+    };
+    let last = end.rsplit("\n\n").next().unwrap_or(end);
+    let command = command
+        .after_help(format!("{more}{last}"))
+        .after_long_help(end.to_string());
+    command.mut_args(|arg| {
+        let hidden = is_folded(&arg);
+        arg.hide_short_help(hidden)
+    })
+}
+
 /// With `-1` as a value of every flag, which says what it allows; without this the error is about a flag named -1.
 /// The ends of help are laid out for lines of this width.
 fn commands(command: clap::Command, width: usize) -> clap::Command {
@@ -131,7 +153,7 @@ fn commands(command: clap::Command, width: usize) -> clap::Command {
     let relaid = |end: Option<&clap::builder::StyledStr>| Some(style::relaid(&end?.to_string(), width));
     let ends = [relaid(command.get_after_help()), relaid(command.get_after_long_help())];
     let command = match ends {
-        [Some(end), _] => command.after_help(end),
+        [Some(end), _] => folded(command, &end),
         [None, Some(end)] => command.after_long_help(end),
         [None, None] => command,
     };

@@ -14,8 +14,10 @@ use crate::{Failure, HEAD, Outcome, Page, args, style};
 #[derive(Args)]
 #[command(next_help_heading = "Values")]
 pub(crate) struct WatchArgs {
-    /// Print the values of a line (`[FILE:]LINE`; with :VALUE those of this variable or instruction),
-    /// in place of checking; `kernel` adds those that the kernel traces (`KernelBuilder::trace`)
+    /// Print the values of a line (`[FILE:]LINE`), in place of checking
+    ///
+    /// With :VALUE those of this variable or instruction; `kernel` adds those that the kernel traces
+    /// (`KernelBuilder::trace`).
     #[arg(long, value_name = "LINE[:VALUE]")]
     pub(crate) trace: Option<String>,
     /// Of this block
@@ -30,8 +32,9 @@ pub(crate) struct WatchArgs {
     /// Print at most this many values
     #[arg(long, value_name = "N", default_value_t = 32)]
     limit: usize,
-    /// Print the largest error of each tap (scores, probabilities, values, output), and the first
-    /// NaN and infinity with their lines, in place of checking
+    /// Print the largest error of each tap, in place of checking
+    ///
+    /// Of scores, probabilities, values and output, and the first NaN and infinity with their lines.
     #[arg(long, conflicts_with_all = ["trace", "tap", "plant"])]
     numerics: bool,
 }

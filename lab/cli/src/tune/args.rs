@@ -22,53 +22,72 @@ use crate::quantity::duration;
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(crate) problem: ProblemArgs,
-    /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, predict:CARD for the cost model's times of a card that
-    /// need not be here (`list profiles`, or FILE.json of `device calibrate`), or replay:FILE (replay:shipped)
+    /// best, cpu, cuda:N, predict:CARD or replay:FILE
+    ///
+    /// Several GPUs are cuda:0,cuda:1. predict:CARD has the cost model's times of a card that need not be here (`list
+    /// profiles`, or FILE.json of `device calibrate`), replay:FILE those of a table (replay:shipped).
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
-    /// A command that starts a worker, in place of this program: `ssh HOST flashcore worker` or
-    /// `python3 -m flashcore_attn.ray`. --device names a device for each, also one name several times
+    /// A command that starts a worker, such as `ssh HOST flashcore worker`
+    ///
+    /// In place of this program; another is `python3 -m flashcore_attn.ray`. --device names a device for each, also one
+    /// name several times.
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) workers: Option<String>,
-    /// exhaustive, random, elite, elite+insights, ranked; see docs/tune.md [default: ranked; elite without a cost
-    /// model of the device]
+    /// exhaustive, random, elite, elite+insights or ranked [default: ranked]
+    ///
+    /// docs/tune.md explains them. Without a cost model of the device the default is elite.
     #[arg(long, value_name = "NAME", help_heading = "Search")]
     pub(crate) strategy: Option<Kind>,
-    /// A program that proposes configs, in place of a strategy (docs/tune.md)
+    /// A program that proposes configs, in place of a strategy
+    ///
+    /// docs/tune.md has the protocol.
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     pub(crate) proposer: Option<String>,
-    /// Trials (a bare number: 200) or time (90s, 5m, 1h) of the search, with --resume in all, earlier parts included;
-    /// finals and peers are not counted. Without a GPU and
-    /// without --device, half of a time is for the search and half for the GPU kernel under the simulator
+    /// Trials (200) or time (90s, 5m, 1h) of the search
+    ///
+    /// With --resume in all, earlier parts included; finals and peers are not counted. Without a GPU and without
+    /// --device, half of a time is for the search and half for the GPU kernel under the simulator.
     #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
     pub(crate) budget: Budget,
     /// The first candidate [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "Search")]
     pub(crate) start: Option<String>,
-    /// Kernels of your own (FILE.toml, docs/own-kernel.md), candidates with all values of their parameters; with
-    /// --family own they are searched alone. They get no place in a plan table
+    /// Kernels of your own as candidates (FILE.toml)
+    ///
+    /// With all values of their parameters (docs/own-kernel.md); with --family own they are searched alone. They get no
+    /// place in a plan table.
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) kernel: Vec<String>,
-    /// Let the files of --kernel run, and remember their content, and let code of --proposer run on a GPU
-    /// (docs/own-kernel.md); with =unsandboxed: in workers that are not confined (SECURITY.md)
+    /// Let the files of --kernel, and code of --proposer, run
+    ///
+    /// The content of files is remembered, and code of --proposer runs on a GPU (docs/own-kernel.md). With
+    /// =unsandboxed: in workers that are not confined (SECURITY.md).
     #[arg(long, value_name = "unsandboxed", num_args = 0..=1, require_equals = true, default_missing_value = "file",
           value_parser = trusted, help_heading = "Search")]
     pub(crate) trust: Option<Trusted>,
-    /// Families to search (`list levers` names them) [default: those that pay on the device]
+    /// Families to search [default: those that pay on the device]
+    ///
+    /// `list levers` names them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) family: Vec<String>,
-    /// Seed of the strategy and of the inputs [default: 1 for the strategy; new inputs for each run]
+    /// Seed of the strategy and of the inputs
+    ///
+    /// By default 1 for the strategy, and new inputs for each run.
     #[arg(long, value_name = "N", help_heading = "Search")]
     pub(crate) seed: Option<u64>,
-    /// Add candidates that hang, crash, are wrong or cheat, to show that the gates hold
+    /// Add candidates that hang, crash, are wrong or cheat, to test the gates
     #[arg(long, help_heading = "Search")]
     pub(crate) torture: bool,
-    /// Seconds after which a candidate counts as hung, in addition to the time that the problem's size
-    /// needs; more than 10 also lengthens the deadlines of compiling and timing
+    /// Seconds after which a candidate counts as hung
+    ///
+    /// In addition to the time that the problem's size needs. More than 10 also lengthens the deadlines of compiling
+    /// and timing.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Search")]
     pub(crate) deadline: u64,
-    /// Peers to time with the winner and the default at the end: all, none, or labels such as
-    /// torch/cudnn,fa3
+    /// Peers to time at the end: all, none, or labels
+    ///
+    /// With the winner and the default. A label is that of `bench --peers`, such as torch/cudnn,fa3.
     #[arg(
         long,
         value_name = "LABELS",
@@ -78,20 +97,28 @@ pub(crate) struct TuneArgs {
         help_heading = "Search"
     )]
     pub(crate) peers: Vec<String>,
-    /// Read the hardware counters of each new best with ncu, some seconds each, and make claims from them
+    /// Read the hardware counters of each new best with ncu
+    ///
+    /// It takes some seconds each. Claims are made from them.
     #[arg(long, help_heading = "Search")]
     pub(crate) counters: bool,
-    /// Do not measure the rates of a new GPU first; predict with those of its profile
+    /// Do not measure the rates of a new GPU first
+    ///
+    /// Predicts with those of its profile.
     #[arg(long, help_heading = "Search")]
     pub(crate) no_measure: bool,
     /// Keep the run in this folder [default: one in the XDG data folder]
     #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
     pub(crate) folder: Option<PathBuf>,
-    /// Continue the run in --folder, or the latest of this problem and device; where no problem is named, with the
-    /// problem, device and flags that it had, and without --folder the latest run that was interrupted
+    /// Continue the run in --folder, or the latest of this problem and device
+    ///
+    /// Where no problem is named, with the problem, device and flags that it had, and without --folder the latest run
+    /// that was interrupted.
     #[arg(long, help_heading = "Evidence")]
     pub(crate) resume: bool,
-    /// Do not add a winner to the plan table that the library uses (`flashcore plans`)
+    /// Do not add a winner to the plan table that the library uses
+    ///
+    /// `flashcore plans` shows the table.
     #[arg(long, help_heading = "Evidence")]
     pub(crate) no_plan: bool,
     /// Print one JSON object

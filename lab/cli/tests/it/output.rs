@@ -59,6 +59,20 @@ fn help_is_a_manual() {
     insta::assert_snapshot!("help_list", shown("list -h"));
 }
 
+/// A screen has 40 lines; what does not fit is in `--help`.
+#[test]
+fn short_help_fits_a_screen() {
+    for command in ["explain", "check", "tune"] {
+        let help = shown(&format!("{command} -h"));
+        assert!(help.lines().count() <= 40 && help.contains("see --help"), "{help}");
+        assert_fits(command, &help);
+        assert!(
+            shown(&format!("{command} --help")).contains("--window <L,R>"),
+            "{command}"
+        );
+    }
+}
+
 #[test]
 fn explanations() {
     // Kernels are named, so that a better default is no change here; the choice has its own snapshots.
@@ -263,6 +277,7 @@ fn json_parses_and_keeps_its_keys() {
             "plans",
             "cost",
             "configs",
+            "ranking",
             "savings",
         ])
     );
@@ -300,6 +315,7 @@ fn json_parses_and_keeps_its_keys() {
     );
     let every = json("explain tiny --all --json");
     assert!(every["configs"].as_array().expect("a list").len() > 50);
+    assert_eq!(every["ranking"], Value::Null);
 
     assert_eq!(
         keys(&json("list --json")),

@@ -20,7 +20,7 @@ use crate::attention::gradients::{Backward, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid, key_blocks, query_blocks};
 use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
-use crate::card::{Card, Proposal};
+use crate::card::{Card, Proposal, Score};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
 use crate::tiles::{STEP, padded, tile_bytes};
@@ -59,6 +59,8 @@ pub(crate) struct BackwardRow {
     /// Its id is without the family's name.
     config: Config,
     why: &'static str,
+    #[serde(skip)]
+    pub(crate) place: &'static str,
 }
 
 impl BackwardRow {
@@ -75,7 +77,7 @@ impl BackwardRow {
 /// cards with less.
 pub(super) fn proposals(problem: &Problem, card: &'static Card) -> impl Iterator<Item = Proposal<Config>> {
     let rows = card.mma_backward.iter().filter(|row| row.serves(problem));
-    rows.map(|&BackwardRow { config, why, .. }| Proposal { config, why })
+    rows.map(|row| Proposal::new(row.config, row.why, Some(row.place), Score::Order))
 }
 
 /// The defaults of the backward pass, each with the largest head size that it is for.
