@@ -121,7 +121,8 @@ impl Profile {
         PROFILES.iter().find(|p| p.name.eq_ignore_ascii_case(name))
     }
 
-    /// The profile of a device that the driver calls `name` and that has `sms` SMs.
+    /// The profile of a device that has `sms` SMs and that the driver calls `name`, in which words that follow each
+    /// other are the profile's name without its hyphens.
     pub fn of_device(name: &str, sms: u32) -> Option<&'static Profile> {
         let words: Vec<String> = name
             .to_ascii_lowercase()
@@ -130,7 +131,7 @@ impl Profile {
             .collect();
         let named = |profile: &&Profile| {
             let name = profile.name.replace('-', "");
-            words.contains(&name) || words.windows(2).any(|pair| pair.concat() == name)
+            (1..=words.len()).any(|count| words.windows(count).any(|run| run.concat() == name))
         };
         PROFILES.iter().find(|profile| profile.sms == sms && named(profile))
     }

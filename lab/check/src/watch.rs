@@ -21,15 +21,15 @@ use crate::source;
 pub struct Watch {
     /// End of the file's path; `None` for any file.
     pub file: Option<String>,
-    /// The line: the kernel's own, or one within a verb.
-    pub line: u32,
+    /// The line: the kernel's own, or one within a verb; `None` for all of the file.
+    pub line: Option<u32>,
     /// Part of the name of a variable or an instruction; `None` for all values.
     pub value: Option<String>,
 }
 
-/// A text that is not `[FILE:]LINE[:VALUE]`.
+/// A text that is neither `[FILE:]LINE[:VALUE]` nor `FILE:VALUE`.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("`{0}` names no line; write [FILE:]LINE[:VALUE], e.g. 120, warp.rs:120 or warp.rs:120:ex2")]
+#[error("`{0}` names no line; write [FILE:]LINE[:VALUE] or FILE:VALUE, e.g. 120, warp.rs:120:ex2 or warp.rs:ex2")]
 pub struct NoLine(String);
 
 impl std::str::FromStr for Watch {
@@ -43,19 +43,22 @@ impl std::str::FromStr for Watch {
             Some(first) if !is_number(first) => parts.next().map(str::to_string),
             _ => None,
         };
-        let line = parts.next().and_then(|line| line.parse().ok()).ok_or_else(wrong)?;
+        let line = parts.next_if(is_number).map(|line| line.parse().map_err(|_| wrong()));
+        let line = line.transpose()?;
         let value = parts.next().filter(|value| !value.is_empty()).map(str::to_string);
-        match (&file, parts.next()) {
-            (_, Some(_)) => Err(wrong()),
-            (Some(file), None) if file.is_empty() => Err(wrong()),
-            _ => Ok(Watch { file, line, value }),
+        let names_lines = line.is_some() || (file.is_some() && value.is_some());
+        let is_empty = file.as_ref().is_some_and(String::is_empty);
+        if !names_lines || is_empty || parts.next().is_some() {
+            return Err(wrong());
         }
+        Ok(Watch { file, line, value })
     }
 }
 
 impl Watch {
     fn is_at(&self, line: SourceLine) -> bool {
-        line.line == self.line && self.file.as_ref().is_none_or(|file| line.file.ends_with(file.as_str()))
+        self.line.is_none_or(|number| line.line == number)
+            && self.file.as_ref().is_none_or(|file| line.file.ends_with(file.as_str()))
     }
 
     fn names(&self, what: &str) -> bool {

@@ -21,8 +21,7 @@ fn rare2<T: Word, D: Word>(r: &mut Registers, k: &Constants, mask: u32, rows: [R
 #[inline(always)]
 pub(crate) fn un32(r: &mut Registers, k: &Constants, mask: u32, op: UnOp, rows: [Row; 2]) {
     match op {
-        // Read as operations with a constant.
-        UnOp::Neg | UnOp::Not => {}
+        UnOp::Neg | UnOp::Not => unreachable!("read as operations with a constant"),
         UnOp::Abs => rare1(r, k, mask, rows, |x: u32| (x as i32).wrapping_abs() as u32),
         UnOp::Ex2 => map1(r, k, mask, rows, float::ex2),
         UnOp::Lg2 => rare1(r, k, mask, rows, float::lg2),

@@ -69,7 +69,7 @@ impl Drawing {
                 aria-label=(self.title) {
                 title { (self.title) }
                 style { (PreEscaped(style("@media(prefers-color-scheme:dark)"))) }
-                (marks())
+                (self.marks())
                 rect.paper x=(-EDGE) y=(-EDGE) width="100%" height="100%" {}
                 (self.body)
             }
@@ -80,6 +80,12 @@ impl Drawing {
     /// For a page that has [`page_style`] and [`marks`], and its own paper.
     pub(crate) fn within(&self) -> Markup {
         html! { svg viewBox=(self.view()) role="img" { title { (self.title) } (self.body) } }
+    }
+
+    /// Of the marks those that it has.
+    fn marks(&self) -> Markup {
+        let has = |(class, _): &(&str, &str)| self.body.0.contains(&format!("p{class}\""));
+        html! { @for (class, shape) in SHAPES.into_iter().filter(has) { (mark(class, shape)) } }
     }
 
     fn view(&self) -> String {
@@ -103,11 +109,13 @@ impl Drawing {
 /// What lines have at their points, a shape for each class of line, so that colours alone need not tell them apart:
 /// `light.css` puts them there. Once in a page.
 pub(crate) fn marks() -> Markup {
+    html! { @for (class, shape) in SHAPES { (mark(class, shape)) } }
+}
+
+fn mark(class: &str, shape: &str) -> Markup {
     html! {
-        @for (class, shape) in SHAPES {
-            marker id={ "p" (class) } viewBox="-5 -5 10 10" markerUnits="userSpaceOnUse" markerWidth="10" markerHeight="10" {
-                path class={ "m" (class) } d=(shape) {}
-            }
+        marker id={ "p" (class) } viewBox="-5 -5 10 10" markerUnits="userSpaceOnUse" markerWidth="10" markerHeight="10" {
+            path class={ "m" (class) } d=(shape) {}
         }
     }
 }

@@ -34,7 +34,7 @@ fn is_un(inst: &Inst, op: UnOp) -> bool {
 fn a_line_is_named_by_file_number_and_value() {
     let watch: Watch = "warp.rs:120:ex2".parse().unwrap();
     let (file, line, value) = (watch.file.as_deref(), watch.line, watch.value.as_deref());
-    assert_eq!((file, line, value), (Some("warp.rs"), 120, Some("ex2")));
+    assert_eq!((file, line, value), (Some("warp.rs"), Some(120), Some("ex2")));
     assert_eq!("120".parse::<Watch>().unwrap().file, None);
     assert!("warp.rs".parse::<Watch>().is_err());
 }
@@ -46,7 +46,7 @@ fn any_value_of_any_lane_at_any_line() {
         let line = line_of(&plan.main.kernel, |inst| is_un(inst, UnOp::Ex2));
         let watch = Watch {
             file: Some(line.file.to_string()),
-            line: line.line,
+            line: Some(line.line),
             value: Some("ex2".to_string()),
         };
         let shown = |of| {
@@ -64,6 +64,8 @@ fn any_value_of_any_lane_at_any_line() {
             }
         }
         assert!(shown(([9, 9, 9], 0)).is_empty(), "{name}: there is no such block");
+        let file: Watch = format!("{}:ex2", line.file).parse().unwrap();
+        assert_eq!((&file.file, file.line, &file.value), (&watch.file, None, &watch.value));
         let elsewhere = Watch {
             file: Some("nowhere.rs".to_string()),
             ..watch.clone()

@@ -41,7 +41,7 @@ fn charts_are_drawn_from_evidence() {
     let ratio = shown(&format!(
         "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
     ));
-    assert!(ratio.contains("Speed-ups, hot, compared with cpu/m64n64"), "{ratio}");
+    assert!(ratio.contains("hot: times as fast as cpu/m64n64"), "{ratio}");
 
     shown_whatever_is_noted(&format!(
         "bench tiny --device cpu --peers none --store {} --kernel cpu/m16n16 --budget 0.01",
