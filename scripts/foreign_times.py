@@ -32,7 +32,7 @@ ROUNDS, ROUND_MS = 15, 1.0
 def predict(ptx, options):
     """What the model says, or why it says nothing."""
     launch = ptx.with_suffix(".toml")
-    command = [options.flashcore, "check", ptx, "--launch", launch, "--opted-in", "--profile", options.card]
+    command = [options.flashcore, "check", ptx, "--launch", launch, "--launch", "opted-in", "--profile", options.card]
     done = subprocess.run([*command, "--schedules", "1", "--blocks", "1", "--json"], capture_output=True, text=True)
     if not done.stdout.startswith("{"):
         return {"unknown": done.stderr.strip()[:200]}

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROUNDS = ["--rounds", "8"]
-LONG = [*ROUNDS, "--budget", "0.2", "--steady-lead", "40"]
+LONG = [*ROUNDS, "--budget", "0.2", "--lead", "40ms"]
 SHORT = [*ROUNDS, "--budget", "0.4"]
 HOST = ["--device", "cpu", "--kernel", "default", "--peers", "torch/sdpa", *ROUNDS, "--budget", "1"]
 LLAMA = "llama8b-prefill-8k"

@@ -30,7 +30,7 @@ def run(args, *words, plans="none", to=None):
 
 def bench(args, to, *words, plans="none"):
     """A report of `flashcore bench`."""
-    text = run(args, "bench", *words, "--device", args.device, "--peers", "none", "--no-store", "--json", plans=plans, to=to)
+    text = run(args, "bench", *words, "--device", args.device, "--peers", "none", "--store", "none", "--json", plans=plans, to=to)
     return json.loads(text)["report"]
 
 
@@ -105,7 +105,7 @@ def main():
         reports.append(final)
     if reports:
         table = args.folder / "table.json"
-        print(run(args, "plans", "--of", *reports, "--out", table, to=args.folder / "final.txt"))
+        print(run(args, "plans", "make", *reports, "--output", table, to=args.folder / "final.txt"))
 
 
 main()

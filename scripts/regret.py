@@ -42,7 +42,7 @@ def timed(flashcore, row, device, folder):
     file = Path(folder) / f"{problem['name']}.json"
     file.write_text(json.dumps([problem]), encoding="utf-8")
     command = [flashcore, "bench", file, "--kernel", ",".join(dict.fromkeys(kernels)), "--baseline", row["today"], "--device", device]
-    done = subprocess.run([*command, "--peers", "none", "--no-store", "--json", *ROUNDS], capture_output=True, text=True)
+    done = subprocess.run([*command, "--peers", "none", "--store", "none", "--json", *ROUNDS], capture_output=True, text=True)
     if not done.stdout.startswith("{"):
         return {"name": problem["name"], "failed": f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"}
     report = json.loads(done.stdout)["report"]

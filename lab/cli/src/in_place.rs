@@ -31,10 +31,13 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
         );
     }
     let path = Path::new(name);
+    if !path.exists() && kernels::reordered(name).is_some() {
+        return Some(kernels::unknown(name, Failure::usage(format!("{name} is no problem"))));
+    }
     if !path.exists() && kernels::named(name).is_ok() {
         let help = format!(
-            "--kernel {name} names it, as in `flashcore explain --kernel {name}`; `flashcore list levers --kernel \
-             {name}` says what its parts mean"
+            "--kernel {name} names it, as in `flashcore explain --kernel {name}`; `flashcore list levers {name}` \
+             says what its parts mean"
         );
         return Some(Failure::usage(format!("{name} is the id of a kernel, not a problem")).help(help));
     }

@@ -87,7 +87,7 @@ impl Profiler {
         let text = serde_json::to_string(launch).map_err(|error| NcuError::Failed(error.to_string()))?;
         let program = Program {
             path: self.program.clone(),
-            args: vec!["profile".into(), "--launch".into(), text.into()],
+            args: vec!["worker".into(), "--launch".into(), text.into()],
             env: Vec::new(),
         };
         let range = Range::Launches {

@@ -1,4 +1,4 @@
-//! `flashcore leaderboard`: shows the result of searches again.
+//! `flashcore tune show`: shows the result of searches again.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -28,7 +28,7 @@ use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, style};
 /// Without arguments: the latest run of each problem and device with its winner, interrupted runs, and
 /// runs that cannot be read. With a run's folder or a problem: its leaderboard, the candidates that
 /// failed and why, and the number of candidates by verdict. --all: every candidate.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(
     after_help = "Exit codes: 0 done, 1 a listed run cannot be read, 2 usage or no such run, 3 the run cannot be read"
 )]
@@ -133,7 +133,7 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
         let help = match (cases.is_empty(), found.unreadable.len()) {
             (true, 0) => "there is no run yet: `flashcore tune` makes one".to_string(),
             (false, 0) => format!("there are runs of {}", flashcore_check::render::few(&cases)),
-            (_, some) => style::count(some, "run") + " cannot be read: see `flashcore leaderboard`",
+            (_, some) => style::count(some, "run") + " cannot be read: see `flashcore tune show`",
         };
         let why = format!("`{case}` is no folder, and there is no run of a problem of that name");
         Failure::usage(why).help(help)

@@ -30,11 +30,11 @@ const TYPED: &[(&str, i32, &str)] = &[
     ),
     // Ids.
     ("explain tiny --kernel naive-t128-v16", 0, "scalar/naive-t128-v16"),
-    ("list levers --kernel naive-t128-v16", 0, "warps: 4"),
+    ("list levers naive-t128-v16", 0, "warps: 4"),
     (
         "list kernels --kernel naive-t128-v16",
         2,
-        "`flashcore list levers --kernel ID` explains",
+        "`flashcore list levers ID` explains",
     ),
     (
         "explain scalar/naive-t128-v16",
@@ -49,7 +49,7 @@ const TYPED: &[(&str, i32, &str)] = &[
         "B2 H8/8 Sq4096 Skv4096 D128",
     ),
     (
-        "bench --seq 64 --heads 1 --device predict:l4 --budget 5s --no-store",
+        "bench --seq 64 --heads 1 --device predict:l4 --budget 5s --store none",
         0,
         "B1 H1/1 Sq64 Skv64 D64 fp16 full hot (PREDICTED)",
     ),
@@ -63,8 +63,8 @@ const TYPED: &[(&str, i32, &str)] = &[
         2,
         "flags of a shape do not change",
     ),
-    ("leaderboard --since 7d", 0, "There is no run yet"),
-    ("leaderboard --since 7", 2, "write a time as 7d, 12h or 30m"),
+    ("tune show --since 7d", 0, "There is no run yet"),
+    ("tune show --since 7", 2, "write a time as 7d, 12h or 30m"),
     // Peers by name.
     ("bench tiny --device cpu --peers torch/sdpa", 3, "pip install torch"),
     ("tune tiny --device cpu --peers torch/sdpa", 3, "pip install torch"),
@@ -128,7 +128,7 @@ fn a_card_that_cannot_run_a_kernel_is_not_among_the_others() {
 fn kernels_are_told_apart_by_the_ends_of_their_ids() {
     let [one, other] = ["cond", "spec"].map(|end| format!("mma/m128n64-w4x1-s2-b1-qreg-xor-{end}"));
     let (ran, _home) = guessed(&format!(
-        "bench small --device predict:l4 --no-store --kernel {one},{other}"
+        "bench small --device predict:l4 --store none --kernel {one},{other}"
     ));
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     for id in [one, other] {

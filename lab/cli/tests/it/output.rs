@@ -184,7 +184,7 @@ fn ptx_alone_is_printed() {
     let ptx = shown("explain tiny --ptx");
     assert!(ptx.starts_with(".version 7.0\n.target sm_80\n"), "{ptx}");
     assert!(!ptx.contains(".loc"));
-    let with_lines = shown("explain tiny --ptx --lines");
+    let with_lines = shown("explain tiny --ptx=lines");
     assert!(with_lines.contains(".loc") && with_lines.contains("crates/kernels/src/mma/kernel.rs"));
 }
 
@@ -382,10 +382,10 @@ fn foreign_kernels_are_explained() {
     ] {
         assert!(refused.stdout.contains(part), "{part}: {}", refused.stdout);
     }
-    let opt_in = format!("explain {} --profile l4 --smem 76800", file("no-opt-in"));
+    let opt_in = format!("explain {} --profile l4 --launch smem=76800", file("no-opt-in"));
     assert!(told(&opt_in).stdout.contains("error[opt-in]"));
-    assert_eq!(told(&format!("{opt_in} --opted-in")).code, 0);
-    let json: Value = serde_json::from_str(&told(&format!("{opt_in} --threads 256 --json")).stdout).unwrap();
+    assert_eq!(told(&format!("{opt_in} --launch opted-in")).code, 0);
+    let json: Value = serde_json::from_str(&told(&format!("{opt_in} --launch threads=256 --json")).stdout).unwrap();
     let kernel = &json["kernels"][0];
     let kinds: Vec<&str> = kernel["problems"]
         .as_array()
@@ -450,7 +450,7 @@ fn long_commands_show_their_progress() {
     // A time that it takes on any machine.
     let folder = tempfile::tempdir().expect("a folder");
     let tune = format!(
-        "tune tiny --device cpu --budget 3s --no-plan --peers none --folder {}",
+        "tune tiny --device cpu --budget 3s --skip plan --peers none --folder {}",
         folder.path().join("run").display()
     );
     let ran = run(command(&tune).env("FLASHCORE_PROGRESS", "1"));

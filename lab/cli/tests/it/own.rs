@@ -76,9 +76,9 @@ fn bad_declarations_and_flags_are_refused() {
             "--plant is not for",
         ),
         (
-            format!("check --kernel {attention} --numerics"),
+            format!("check --kernel {attention} --tap all"),
             2,
-            "--numerics is not for",
+            "--tap all is not for",
         ),
         (
             format!("check --head-dim 128 --kernel {attention}"),
@@ -113,7 +113,7 @@ fn a_file_runs_when_its_content_is_trusted() {
     }
     let declaration = folder.path().join("attention.toml").display().to_string();
     let bench =
-        format!("bench tiny --device cpu --peers none --no-store --budget 0.01 --kernel cpu/m16n16,{declaration}");
+        format!("bench tiny --device cpu --peers none --store none --budget 0.01 --kernel cpu/m16n16,{declaration}");
     let cache = folder.path().join("cache");
     let untrusted = with_cache(&cache, &bench);
     assert_eq!(untrusted.code, 2, "{}", untrusted.stdout);
@@ -152,7 +152,7 @@ fn a_file_runs_when_its_content_is_trusted() {
 fn a_profile_without_a_gpu_has_no_prediction_of_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let attention = example("attention.toml");
-    let profile = format!("profile tiny --profile h200 --kernel scalar/naive-t128-v16,{attention}");
+    let profile = format!("profile tiny --device predict:h200 --kernel scalar/naive-t128-v16,{attention}");
     assert!(
         with_cache(folder.path(), &profile)
             .words()
@@ -212,7 +212,7 @@ fn bad_names_of_own_kernels_are_refused() {
     ] {
         let ran = with_cache(
             folder.path(),
-            &format!("bench tiny --device cpu --peers none --no-store {arguments}"),
+            &format!("bench tiny --device cpu --peers none --store none {arguments}"),
         );
         assert!(
             ran.code == code && ran.words().contains(said),
@@ -239,7 +239,7 @@ fn bad_names_of_own_kernels_are_refused() {
             "allowed: none on a replay, which has measured times alone",
         ),
     ] {
-        let typed = format!("tune small --device cpu --budget 1 --peers none --no-plan {arguments}");
+        let typed = format!("tune small --device cpu --trials 1 --peers none --skip plan {arguments}");
         let typed = if arguments.starts_with("--device") {
             typed.replace("--device cpu ", "")
         } else {

@@ -23,7 +23,7 @@ fn a_run_that_was_interrupted_is_continued_without_its_flags() {
     assert_eq!(resumed["folder"], whole["folder"]);
     assert_eq!((trials(&resumed).len(), trials(&whole).len()), (4, 4));
     // Of one that ended the folder is named, and the budget counts what was spent before.
-    let more = format!("tune --resume --folder {} --budget 6 --json", kept.display());
+    let more = format!("tune --resume --folder {} --trials 6 --json", kept.display());
     assert_eq!(trials(&json(&mut flashcore(&more, &home))).len(), 6);
     std::fs::remove_dir_all(&home).unwrap();
 }
