@@ -54,7 +54,7 @@ def grid():
 def search(options, shape, seconds):
     """One search: what is kept of it, or why there is nothing."""
     name, words = shape
-    command = [options.flashcore, "tune", *words, "--budget", options.budget, "--peers", "none", "--json"]
+    command = [options.flashcore, "tune", *words, "--trials" if options.budget.isdigit() else "--budget", options.budget, "--peers", "none", "--json"]
     command += ["--device", options.device] if options.device else []
     environment = dict(os.environ, XDG_DATA_HOME=str(options.folder / "data"))
     started = time.monotonic()
@@ -90,7 +90,7 @@ def main():
     usage.add_argument("--share", type=float, default=0.0, help="share of the shapes whose default must be within that")
     usage.add_argument("--flashcore", default="flashcore", help="the command")
     usage.add_argument("--dtype", default="fp16", choices=["fp16", "bf16"])
-    usage.add_argument("--budget", default="12s", help="of each search, as `flashcore tune` takes it")
+    usage.add_argument("--budget", default="12s", help="of each search: a time such as 12s, or a number of trials")
     usage.add_argument("--seconds", type=float, default=3600, help="begin no search that could not end by then")
     options = usage.parse_args()
     options.folder = options.folder.resolve()

@@ -200,7 +200,7 @@ def test_the_search_takes_a_function_with_its_parameters(tmp_path):
 
     def tuned(function, *flags):
         line = [os.environ.get("FLASHCORE_COMMAND") or command(), "tune", f"{file}:{function}", *flags]
-        line += ["--device", "predict:l4", "--strategy", "exhaustive", "--budget", "5", "--folder", str(tmp_path / "run")]
+        line += ["--device", "predict:l4", "--strategy", "exhaustive", "--trials", "5", "--folder", str(tmp_path / "run")]
         ran = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True)
         return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 

@@ -1,6 +1,6 @@
-//! A problem as text: what is printed of it, such as `B4 H32/8 Sq3000 Skv3000 D96 bf16 causal`, in any case, and the same
-//! with commas and shorter words, such as `b4,h32/8,s3000,d96,bf16,causal`. The text may begin with a problem's name,
-//! whose fields the others change.
+//! A problem as text: what is printed of it, such as `B4 H32/8 Sq3000 Skv3000 D96 bf16 causal`, in any case, and the
+//! same with commas and shorter words, such as `b4,h32/8,s3000,d96,bf16,causal`. The text may begin with a problem's
+//! name, whose fields the others change.
 
 use std::str::FromStr;
 
@@ -16,7 +16,9 @@ use crate::{BenchError, Result};
 /// [`BenchError::Given`]: a word that is no field, or a field that is missing or wrong.
 pub fn read(text: &str) -> Option<Result<Problem>> {
     let words = words(text);
-    let [first, rest @ ..] = words.as_slice() else { return None };
+    let [first, rest @ ..] = words.as_slice() else {
+        return None;
+    };
     let named = Problem::named(first).ok();
     let begins_so = named.is_some() || is_field(first);
     (begins_so && !rest.is_empty()).then(|| {
@@ -58,7 +60,11 @@ fn built(named: Option<&Problem>, words: &[&str]) -> Result<Problem, String> {
         // The text does not say how long a row of the block table is: as short as it can be.
         let keys = builder.clone().build().map_err(said)?.seq_len_kv();
         let max_pages = keys.div_ceil(page_size.max(1));
-        builder = builder.kv_lengths(KvLengths::Paged { page_size, pages, max_pages });
+        builder = builder.kv_lengths(KvLengths::Paged {
+            page_size,
+            pages,
+            max_pages,
+        });
     }
     builder.build().map_err(said)
 }
@@ -84,7 +90,11 @@ impl Fields {
     fn with(self, word: &str) -> Result<Fields, String> {
         let lower = word.to_ascii_lowercase();
         let word = lower.as_str();
-        let Fields { builder, mut mask, mut pages } = self;
+        let Fields {
+            builder,
+            mut mask,
+            mut pages,
+        } = self;
         let builder = match word {
             "full" | "causal" | "top-left" => {
                 mask = match word {
@@ -104,7 +114,10 @@ impl Fields {
             _ => {
                 if let Some(dtype) = DType::from_name(word) {
                     builder.dtype(dtype)
-                } else if let Some(slopes) = [Alibi::Heads, Alibi::BatchHeads].into_iter().find(|one| one.name() == word) {
+                } else if let Some(slopes) = [Alibi::Heads, Alibi::BatchHeads]
+                    .into_iter()
+                    .find(|one| one.name() == word)
+                {
                     builder.alibi(slopes)
                 } else if let Some(dtype) = word.strip_prefix("sinks-").and_then(DType::from_name) {
                     builder.sinks(dtype)
@@ -124,6 +137,8 @@ impl Fields {
         Ok(Fields { builder, mask, pages })
     }
 }
+
+type Setter = fn(ProblemBuilder, usize) -> ProblemBuilder;
 
 /// With a field that is a word and numbers.
 fn with_number(builder: ProblemBuilder, word: &str) -> Option<ProblemBuilder> {
@@ -149,7 +164,7 @@ fn with_number(builder: ProblemBuilder, word: &str) -> Option<ProblemBuilder> {
     if let Some([head_dim, head_dim_v]) = two(word, "d", size) {
         return Some(builder.head_dim(head_dim).head_dim_v(head_dim_v));
     }
-    let set: [(Option<usize>, fn(ProblemBuilder, usize) -> ProblemBuilder); 8] = [
+    let set: [(Option<usize>, Setter); 8] = [
         (one(["batch-invariant", "splits"]), ProblemBuilder::batch_invariant),
         (one(["b", "b"]), ProblemBuilder::batch),
         (one(["h", "h"]), |builder, heads| builder.heads(heads, heads)),
@@ -172,7 +187,10 @@ fn with_number(builder: ProblemBuilder, word: &str) -> Option<ProblemBuilder> {
 /// The two values of `key(8,16)` or `key8/16`; pages are apart by an `x`, too.
 fn two<T>(word: &str, key: &str, value: fn(&str) -> Option<T>) -> Option<[T; 2]> {
     let rest = word.strip_prefix(key)?;
-    let rest = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).unwrap_or(rest);
+    let rest = rest
+        .strip_prefix('(')
+        .and_then(|rest| rest.strip_suffix(')'))
+        .unwrap_or(rest);
     let (first, second) = rest.split_once([',', '/', 'x'])?;
     Some([value(first)?, value(second)?])
 }
@@ -218,7 +236,10 @@ mod tests {
         for problem in problems.map(Result::unwrap) {
             let printed = problem.to_string();
             if printed.contains("strided") {
-                assert!(read(&printed).unwrap().unwrap_err().to_string().contains("bhsd"), "{printed}");
+                assert!(
+                    read(&printed).unwrap().unwrap_err().to_string().contains("bhsd"),
+                    "{printed}"
+                );
                 continue;
             }
             all += 1;
@@ -233,11 +254,23 @@ mod tests {
     #[test]
     fn short_words_are_read() {
         for (text, printed) in [
-            ("b4,h32/8,s3000,d96,bf16,causal", "B4 H32/8 Sq3000 Skv3000 D96 bf16 causal"),
+            (
+                "b4,h32/8,s3000,d96,bf16,causal",
+                "B4 H32/8 Sq3000 Skv3000 D96 bf16 causal",
+            ),
             ("h8,q1,k8k,d192/128", "B1 H8/8 Sq1 Skv8192 D192 fp16 full Dv128"),
-            ("h8,s64,d64,window127/0,offset-5/0", "B1 H8/8 Sq64 Skv64 D64 fp16 window(127,0) off(-5,0)"),
-            ("llama8b-prefill-8k,s4k,fp16", "B1 H32/8 Sq4096 Skv4096 D128 fp16 causal"),
-            ("h2,q1,k100,d64,page16/40", "B1 H2/2 Sq1 Skv100 D64 fp16 full paged16x40"),
+            (
+                "h8,s64,d64,window127/0,offset-5/0",
+                "B1 H8/8 Sq64 Skv64 D64 fp16 window(127,0) off(-5,0)",
+            ),
+            (
+                "llama8b-prefill-8k,s4k,fp16",
+                "B1 H32/8 Sq4096 Skv4096 D128 fp16 causal",
+            ),
+            (
+                "h2,q1,k100,d64,page16/40",
+                "B1 H2/2 Sq1 Skv100 D64 fp16 full paged16x40",
+            ),
         ] {
             assert_eq!(line(text), printed);
         }

@@ -171,9 +171,9 @@ fn set(name: &str, files: &[&str], dtype: DType) -> Result<Vec<Case>> {
     }
 }
 
-/// The problems of a name: a set, a named problem, a file (`.json`, `.toml`), or the text of a problem. `dtype` replaces the fp16 of the
-/// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The name of a set with
-/// `-backward` after it is that of the backward passes of its problems, but of those with caches.
+/// The problems of a name: a set, a named problem, a file (`.json`, `.toml`), or the text of a problem. `dtype`
+/// replaces the fp16 of the sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The
+/// name of a set with `-backward` after it is that of the backward passes of its problems, but of those with caches.
 ///
 /// # Errors
 /// [`BenchError::UnknownProblems`], a mistake in a file, or a problem that makes no sense.

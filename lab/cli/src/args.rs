@@ -6,9 +6,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use flashcore::unstable::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
-use flashcore_bench::{BenchError, Case, problem_file, problem_text, problems};
+use flashcore_bench::{BenchError, Case, problem_file, problems};
 use flashcore_check::render::few;
-use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder, current_name};
+use flashcore_problem::{Lengths, ProblemBuilder, current_name};
 
 use crate::quantity::size;
 use crate::{Failure, in_place, style};
@@ -18,8 +18,8 @@ use crate::{Failure, in_place, style};
 pub(crate) struct ProblemArgs {
     /// A name (`list problems`), a shape as b4,h32/8,s3000,d96,bf16,causal, or a FILE
     ///
-    /// A shape is also what is printed of a problem. FILE.toml, FILE.json and FILE.yaml hold problems, of which FILE:NAME
-    /// picks one. Flags override the fields of each.
+    /// A shape is also what is printed of a problem. FILE.toml, FILE.json and FILE.yaml hold problems, of which
+    /// FILE:NAME picks one. Flags override the fields of each.
     #[arg(value_name = "PROBLEM", default_value = crate::tune::USUAL)]
     pub(crate) name: String,
     #[command(flatten)]
@@ -371,24 +371,6 @@ pub(crate) fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
         .map(|name| InputKind::from_name(&name).unwrap_or(InputKind::Normal))
 }
 
-pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
-    let close = |name: &str| !given.is_empty() && (name.starts_with(given) || strsim::levenshtein(name, given) <= 2);
-    let names = NAMED_PROBLEMS.iter().map(|named| named.name);
-    names.filter(|name| close(name)).collect()
-}
-
-/// What a problem's text is that a shell has split.
-pub(crate) const QUOTED: &str = "put the text of a problem in quotes, or write it with commas: b4,h32/8,s3000,d96,bf16";
-
-/// An error about the name of a problem: what was perhaps meant, before the names that there are.
-pub(crate) fn unknown_problem(given: &str, error: impl std::fmt::Display) -> Failure {
-    match similar_problems(given).as_slice() {
-        [] if problem_text::is_field(given) => Failure::usage(error).help(QUOTED),
-        [] => Failure::usage(error).help("`flashcore list problems` shows them with their shapes"),
-        names => Failure::usage(format!("did you mean {}? {error}", names.join(", "))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -503,13 +485,5 @@ mod tests {
         let others = ["all", "none", "torch/sdpa", "torch/baddbmm"];
         let ours = PEERS.into_iter().filter(|name| !others.contains(name));
         assert_eq!(ours.collect::<BTreeSet<_>>(), theirs);
-    }
-
-    #[test]
-    fn misspelled_problems_are_recognised() {
-        assert_eq!(similar_problems("smoll"), ["small"]);
-        assert_eq!(similar_problems("llama70b"), ["llama70b-prefill-4k"]);
-        assert!(similar_problems("whisper").is_empty());
-        assert!(similar_problems("").is_empty());
     }
 }

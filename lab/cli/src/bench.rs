@@ -369,7 +369,7 @@ impl From<BenchError> for Failure {
             BenchError::Flashcore(error) => (*error).into(),
             BenchError::UnknownProblems(ref given) => match in_place::of_name(given) {
                 Some(failure) => failure,
-                None => args::unknown_problem(given, &error),
+                None => in_place::unknown_problem(given, &error),
             },
             BenchError::Given(_) => Failure::usage(error),
             BenchError::Store { .. } => Failure::environment(error)

@@ -60,7 +60,10 @@ impl ChartArgs {
             ("--kernel", !self.kernel.is_empty(), What::Ladder),
             ("--baseline", self.baseline.is_some(), What::Ratio),
         ];
-        match given.into_iter().find(|(_, is_given, of)| *is_given && *of != self.what) {
+        match given
+            .into_iter()
+            .find(|(_, is_given, of)| *is_given && *of != self.what)
+        {
             Some((flag, _, of)) => {
                 let of = format!("{of:?}").to_lowercase();
                 Err(Failure::usage(format!("{flag} is for `evidence chart {of}`")))
@@ -76,7 +79,12 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
     match args.what {
         What::Ladder => {
             let problem = current_name(args.problem.as_deref().unwrap_or(USUAL));
-            args.write(&chart::ladder(&of_run(keep, run, None)?, &problem, mode, &rungs(&args.kernel)?)?)
+            args.write(&chart::ladder(
+                &of_run(keep, run, None)?,
+                &problem,
+                mode,
+                &rungs(&args.kernel)?,
+            )?)
         }
         What::Ratio => {
             let report = of_run(keep, run, baseline)?;

@@ -59,8 +59,8 @@ pub(crate) struct CheckArgs {
     sms: Option<u32>,
     /// Compare what is stored at a tap: scores, probabilities, values; all of them
     ///
-    /// The kernel is built with it. Scores are not masked; values are P·V alone, all visible keys weighing the same. `all`
-    /// shows the error of each, and the first NaN and infinity with their lines, and does not check.
+    /// The kernel is built with it. Scores are not masked; values are P·V alone, all visible keys weighing the same.
+    /// `all` shows the error of each, and the first NaN and infinity with their lines, and does not check.
     #[arg(long, value_name = "TAP", value_parser = taps(), hide_possible_values = true, help_heading = "How")]
     tap: Option<Tapped>,
     /// Run on a GPU (cuda, cuda:N) in place of the simulator, and compare
@@ -80,7 +80,8 @@ pub(crate) struct CheckArgs {
     blocks: Option<u64>,
     /// Plant a mistake in the kernel first, to see it found
     ///
-    /// With :N at the Nth possible place. Such as drop-barrier, drop-warp-barrier, stride-one, bound-one, shrink-buffer; an error names all.
+    /// With :N at the Nth possible place. Such as drop-barrier, drop-warp-barrier, stride-one, bound-one,
+    /// shrink-buffer; an error names all.
     #[arg(long, value_name = "MISTAKE", help_heading = "How")]
     plant: Option<String>,
     /// Print the cost of memory accesses by line: passes over banks, sectors

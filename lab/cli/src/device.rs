@@ -28,7 +28,8 @@ use crate::{CODE, DIM, Failure, Given, HEAD, Outcome, Page, machine, progress, s
 pub(crate) struct DeviceArgs {
     /// `calibrate` makes a file that stands for the card; FILE.json of rates of any device is shown
     ///
-    /// The file of `calibrate` is for `--device predict:FILE.json` and `--profile FILE.json`. Showing a file needs no GPU.
+    /// The file of `calibrate` is for `--device predict:FILE.json` and `--profile FILE.json`. Showing a file needs no
+    /// GPU.
     #[arg(value_name = "calibrate|FILE.json")]
     what: Option<PathBuf>,
     /// best or cuda:N
@@ -60,6 +61,10 @@ pub(crate) fn run(args: &DeviceArgs, given: &Given) -> Result<Outcome, Failure> 
     }
     if let Some(path) = args.what.as_ref().filter(|_| !calibrates) {
         given.forbid(&["device", "measure", "output"], "a file of rates, which is shown")?;
+        if path.extension().is_none_or(|end| end != "json") {
+            let why = format!("`{}` is neither `calibrate` nor FILE.json", path.display());
+            return Err(Failure::usage(why));
+        }
         return show(
             &DeviceRates::read(path).map_err(Failure::usage)?,
             &path.display().to_string(),

@@ -1,4 +1,5 @@
-//! `flashcore evidence`: lists, shows, compares, exports, imports and draws the runs of the evidence store, and publishes them.
+//! `flashcore evidence`: lists, shows, compares, exports, imports and draws the runs of the evidence store, and
+//! publishes them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -14,9 +14,7 @@ use crate::args::ShapeFlags;
 use crate::machine::{Besides, Place};
 use crate::protocol::share;
 use crate::quantity::fields;
-use crate::{
-    BAD, Card, DIM, Failure, GOOD, Given, Outcome, Page, StoreArgs, bench, check, kernels, machine, style,
-};
+use crate::{BAD, Card, DIM, Failure, GOOD, Given, Outcome, Page, StoreArgs, bench, check, kernels, machine, style};
 
 /// Cards whose kernels are judged: one without warpgroup instructions, one with them.
 const CARDS: [&str; 2] = ["l4", "h200"];
@@ -81,7 +79,10 @@ pub(crate) struct GateArgs {
 
 /// What a change may cost.
 fn allowed(text: &str) -> Result<Allowed, String> {
-    let mut allowed = Allowed { slower: 0.03, error: 0.1 };
+    let mut allowed = Allowed {
+        slower: 0.03,
+        error: 0.1,
+    };
     for (key, value) in fields(text, &["slower", "error"])? {
         match key {
             "slower" => allowed.slower = share(&value)?,
@@ -185,7 +186,9 @@ impl GateArgs {
         let own = self.kernel.as_deref().is_some_and(is_declaration);
         let device = &self.device;
         let why = match place {
-            Place::Card(_) | Place::Simulator(Some(_)) if !self.profile.is_empty() => format!("{device} names the card; leave out --profile"),
+            Place::Card(_) | Place::Simulator(Some(_)) if !self.profile.is_empty() => {
+                format!("{device} names the card; leave out --profile")
+            }
             Place::Card(_) if self.evidence.is_some() => {
                 format!("--evidence has measured times, and {device} predicts them; leave out one of them")
             }

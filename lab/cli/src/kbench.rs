@@ -165,7 +165,9 @@ fn export(args: &ExportArgs) -> Result<Outcome, Failure> {
     let mut shown = None;
     if args.kernel.as_deref() == Some(NONE) {
         if args.profile.is_some() {
-            return Err(Failure::usage("--profile is for a kernel, and --kernel none writes none"));
+            return Err(Failure::usage(
+                "--profile is for a kernel, and --kernel none writes none",
+            ));
         }
     } else {
         let card = args.profile.unwrap_or_else(Card::default);

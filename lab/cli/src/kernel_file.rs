@@ -70,8 +70,15 @@ impl CompileArgs {
     /// The macros as constants of a Triton function.
     pub(crate) fn constants(&self) -> Result<serde_json::Map<String, Value>, Failure> {
         let constant = |option: &String| {
-            let why = || Failure::usage(format!("{option}: a Triton function takes constants, written -DNAME=VALUE"));
-            let text = option.strip_prefix("-D").filter(|text| !text.is_empty()).ok_or_else(why)?;
+            let why = || {
+                Failure::usage(format!(
+                    "{option}: a Triton function takes constants, written -DNAME=VALUE"
+                ))
+            };
+            let text = option
+                .strip_prefix("-D")
+                .filter(|text| !text.is_empty())
+                .ok_or_else(why)?;
             let (name, value) = text.split_once('=').unwrap_or((text, "true"));
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
             Ok((name.to_string(), value))

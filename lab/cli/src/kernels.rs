@@ -34,7 +34,10 @@ pub(crate) fn with_family(id: &str) -> Result<String, Failure> {
             let families = ALL.map(|family| family.name).join(", ");
             let why = format!("no kernel is named `{id}`: its family is missing, and none ({families}) has such an id");
             let otherwise = Failure::usage(why);
-            Err(unknown(id, otherwise.help("`flashcore list levers` explains ids, `flashcore list kernels` shows some")))
+            Err(unknown(
+                id,
+                otherwise.help("`flashcore list levers` explains ids, `flashcore list kernels` shows some"),
+            ))
         }
         _ => {
             let all = found.join(", ");
@@ -210,8 +213,14 @@ mod tests {
     #[test]
     fn parts_in_another_order_are_put_in_theirs() {
         for (given, known) in [
-            ("mma/n64m128-w4x1-s2-b1-qreg-xor-cond", "mma/m128n64-w4x1-s2-b1-qreg-xor-cond"),
-            ("mma/m64n64-xor-w4x1-cond-s2-b1-qsh", "mma/m64n64-w4x1-s2-b1-qsh-xor-cond"),
+            (
+                "mma/n64m128-w4x1-s2-b1-qreg-xor-cond",
+                "mma/m128n64-w4x1-s2-b1-qreg-xor-cond",
+            ),
+            (
+                "mma/m64n64-xor-w4x1-cond-s2-b1-qsh",
+                "mma/m64n64-w4x1-s2-b1-qsh-xor-cond",
+            ),
             ("m128n128-spec-pingpong-s2", "wgmma/m128n128-s2-pingpong-spec"),
             ("scalar/naive-v16-t128", "scalar/naive-t128-v16"),
         ] {

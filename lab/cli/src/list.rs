@@ -12,7 +12,7 @@ use crate::{Card, DIM, Failure, Given, HEAD, Outcome, Page, args, kernels, lever
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 done, 2 usage")]
 pub(crate) struct ListArgs {
-    /// What to list [default: problems, kernels and profiles]
+    /// What to list [default: what there is to list; with --json problems, kernels and profiles]
     #[arg(value_enum)]
     what: Option<What>,
     /// Of `levers` a kernel's id, to explain it part by part; of `ladder` the problem [default: small]
@@ -48,11 +48,16 @@ enum What {
 pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
     let of = args.of.as_deref();
     if let Some(word) = of.filter(|_| !matches!(args.what, Some(What::Levers | What::Ladder))) {
-        let help = "`flashcore list levers ID` explains an id part by part, `flashcore list ladder PROBLEM` has its rungs";
+        let help =
+            "`flashcore list levers ID` explains an id part by part, `flashcore list ladder PROBLEM` has its rungs";
         return Err(Failure::usage(format!("`{word}` is not for this list")).help(help));
     }
     if args.what != Some(What::Ladder) {
         given.forbid(&["profile"], "this list; it is for `list ladder`")?;
+    }
+    if args.what.is_none() && !args.json {
+        overview().print();
+        return Ok(Outcome::Clean);
     }
     let usual = [What::Problems, What::Kernels, What::Profiles];
     let asked = args.what.as_ref().map_or(usual.as_slice(), std::slice::from_ref);
@@ -75,6 +80,17 @@ pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
         false => style::print(&sections.join("\n")),
     }
     Ok(Outcome::Clean)
+}
+
+/// The lists that there are.
+fn overview() -> Page {
+    let mut page = Page::new(format_args!(
+        "{HEAD}Lists{HEAD:#} {DIM}(as in `flashcore list problems`){DIM:#}"
+    ));
+    for what in What::value_variants().iter().filter_map(ValueEnum::to_possible_value) {
+        page.field(what.get_name(), what.get_help().cloned().unwrap_or_default());
+    }
+    page
 }
 
 fn problems() -> (Page, Value) {

@@ -102,7 +102,9 @@ pub(crate) fn place(name: &str, besides: Besides) -> Result<Place, Failure> {
         ("sim", "") if simulates => Ok(Place::Simulator(None)),
         ("sim", card) if simulates => {
             let wrong = |why| Failure::usage(format!("--device {name}: no card is named `{card}`; {why}"));
-            Card::parse(card).map(|card| Place::Simulator(Some(card))).map_err(wrong)
+            Card::parse(card)
+                .map(|card| Place::Simulator(Some(card)))
+                .map_err(wrong)
         }
         _ => device(name, besides).map(Place::Here),
     }

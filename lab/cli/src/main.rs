@@ -20,6 +20,7 @@ mod judged_run;
 mod kbench;
 mod kernel_file;
 mod kernels;
+mod launch;
 mod levers;
 mod list;
 mod machine;
@@ -73,7 +74,14 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// When to use colours
-    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", global = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value = "auto",
+        global = true,
+        hide_short_help = true
+    )]
     color: ColorChoice,
     /// Print one JSON object: of the command without a subcommand
     #[arg(long)]
@@ -134,7 +142,10 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
 /// The flags of a problem in a line or two, for `-h`, which does not explain them.
 fn problem_flags(command: &clap::Command) -> String {
     let flags = command.get_arguments().filter(|arg| is_of_problem(arg));
-    let names: Vec<String> = flags.filter_map(clap::Arg::get_long).map(|name| format!("--{name}")).collect();
+    let names: Vec<String> = flags
+        .filter_map(clap::Arg::get_long)
+        .map(|name| format!("--{name}"))
+        .collect();
     match names.is_empty() {
         true => String::new(),
         false => format!("Problem flags: {} (--help explains them)", names.join(" ")),
@@ -160,7 +171,9 @@ fn commands(command: clap::Command, width: usize) -> clap::Command {
         }
         [end, long_end] => {
             let short = end.iter().fold(folded, |text, end| format!("{text}\n\n{end}"));
-            command.after_help(short).after_long_help(long_end.or(end).unwrap_or_default())
+            command
+                .after_help(short)
+                .after_long_help(long_end.or(end).unwrap_or_default())
         }
     };
     command

@@ -25,7 +25,7 @@ pub(crate) struct PlansArgs {
     #[command(subcommand)]
     what: Option<What>,
     /// Print one JSON object
-    #[arg(long, global = true)]
+    #[arg(long)]
     json: bool,
 }
 
@@ -39,6 +39,9 @@ enum What {
         /// The file to write
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
     /// Remove a row of a table by its file and number, as in FILE:3
     ///
@@ -47,6 +50,9 @@ enum What {
         /// The row
         #[arg(value_name = "FILE:ROW[:KERNEL]", value_parser = dropped)]
         row: Dropped,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -74,12 +80,15 @@ fn dropped(text: &str) -> Result<Dropped, String> {
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     match &args.what {
+        Some(_) if args.json => {
+            Err(Failure::usage("--json before a subcommand is of the list alone").help("put it at the end"))
+        }
         None => show(args.json),
-        Some(What::Make { of, output }) => make(of, output, args.json),
-        Some(What::Drop { row }) => {
+        Some(What::Make { of, output, json }) => make(of, output, *json),
+        Some(What::Drop { row, json }) => {
             let gone = plans::drop_row(&row.file, row.row, row.kernel.as_deref())?;
             let page = || Page::new(format_args!("{gone} was removed"));
-            style::show(args.json, || json!({ "dropped": gone }), page);
+            style::show(*json, || json!({ "dropped": gone }), page);
             Ok(Outcome::Clean)
         }
     }

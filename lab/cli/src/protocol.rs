@@ -16,8 +16,8 @@ use crate::quantity::{duration, time};
 pub(crate) struct ProtocolArgs {
     /// hot, cold (L2 flushed), sustained (half a second), screen (brief), plain
     ///
-    /// Hot runs are back to back. With `plain`, as in hot,plain, runs are launched one by one instead of in graphs: short kernels then wait for the
-    /// host.
+    /// Hot runs are back to back. With `plain`, as in hot,plain, runs are launched one by one instead of in graphs:
+    /// short kernels then wait for the host.
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot", value_parser = asked_mode)]
     mode: Vec<AskedMode>,
     /// Most time for the rounds of one problem in one mode, as 5s or 2m
@@ -68,7 +68,9 @@ impl ProtocolArgs {
             options.precision = threshold / 2.0;
         }
         options.budget_ms = self.budget.map_or(options.budget_ms, |time| time.as_secs_f64() * 1e3);
-        options.steady_lead_us = self.lead.map_or(options.steady_lead_us, |time| time.as_secs_f64() * 1e6);
+        options.steady_lead_us = self
+            .lead
+            .map_or(options.steady_lead_us, |time| time.as_secs_f64() * 1e6);
         options.least_rounds = self.rounds.unwrap_or(options.least_rounds);
         options.sustained_rounds = self.rounds.unwrap_or(options.sustained_rounds);
         options.caches = self.caches.unwrap_or(options.caches);
@@ -95,7 +97,10 @@ enum AskedMode {
 fn asked_mode(text: &str) -> Result<AskedMode, String> {
     match text {
         "plain" => Ok(AskedMode::Plain),
-        mode => mode.parse().map(AskedMode::Mode).map_err(|why: <Mode as FromStr>::Err| why.to_string()),
+        mode => mode
+            .parse()
+            .map(AskedMode::Mode)
+            .map_err(|why: <Mode as FromStr>::Err| why.to_string()),
     }
 }
 
@@ -136,6 +141,9 @@ mod tests {
         for wrong in ["-1", "nan", "1e30", "40", "61s"] {
             assert!(lead(wrong).is_err(), "{wrong}");
         }
-        assert_eq!((lead("0"), lead("2.5ms")), (Ok(Duration::ZERO), Ok(Duration::from_micros(2500))));
+        assert_eq!(
+            (lead("0"), lead("2.5ms")),
+            (Ok(Duration::ZERO), Ok(Duration::from_micros(2500)))
+        );
     }
 }

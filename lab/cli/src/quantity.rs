@@ -34,8 +34,8 @@ pub(crate) fn axes(text: &str, rest: u32) -> Result<[u32; 3], String> {
     }
 }
 
-/// The fields of a value such as `grid=8x4,opted-in,entry=copy<float, 4>`: a comma that no field follows is of the value
-/// before it.
+/// The fields of a value such as `grid=8x4,opted-in,entry=copy<float, 4>`: a comma that no field follows is of the
+/// value before it.
 pub(crate) fn fields<'a>(text: &str, known: &[&'a str]) -> Result<Vec<(&'a str, String)>, String> {
     let mut all: Vec<(&str, String)> = Vec::new();
     for part in text.split(',') {
@@ -101,7 +101,10 @@ mod tests {
         for wrong in ["0", "-1", "nan", "inf", "2x", "0s", ""] {
             assert!(time(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(["0.5", "90", "2m"].map(|text| time(text).unwrap().as_secs_f64()), [0.5, 90.0, 120.0]);
+        assert_eq!(
+            ["0.5", "90", "2m"].map(|text| time(text).unwrap().as_secs_f64()),
+            [0.5, 90.0, 120.0]
+        );
         for wrong in ["0", "999ms", "25h"] {
             assert!(deadline(wrong).is_err(), "{wrong}");
         }
@@ -110,11 +113,26 @@ mod tests {
     #[test]
     fn values_have_fields() {
         assert_eq!(
-            fields("grid=8x4,opted-in,entry=copy<float, 4>(int)", &["grid", "opted-in", "entry"]).unwrap(),
-            [("grid", "8x4".to_string()), ("opted-in", String::new()), ("entry", "copy<float, 4>(int)".to_string())]
+            fields(
+                "grid=8x4,opted-in,entry=copy<float, 4>(int)",
+                &["grid", "opted-in", "entry"]
+            )
+            .unwrap(),
+            [
+                ("grid", "8x4".to_string()),
+                ("opted-in", String::new()),
+                ("entry", "copy<float, 4>(int)".to_string())
+            ]
         );
-        assert!(fields("gird=8", &["grid"]).unwrap_err().contains("`gird` is no field; allowed: grid"));
-        assert_eq!([axes("8", 1), axes("8x4", 1), axes("1,0,0", 0)], [Ok([8, 1, 1]), Ok([8, 4, 1]), Ok([1, 0, 0])]);
+        assert!(
+            fields("gird=8", &["grid"])
+                .unwrap_err()
+                .contains("`gird` is no field; allowed: grid")
+        );
+        assert_eq!(
+            [axes("8", 1), axes("8x4", 1), axes("1,0,0", 0)],
+            [Ok([8, 1, 1]), Ok([8, 4, 1]), Ok([1, 0, 0])]
+        );
         assert!(axes("8x", 1).is_err());
     }
 }

@@ -59,6 +59,9 @@ struct Again {
 }
 
 pub(crate) fn run(args: &ReproduceArgs) -> Result<Outcome, Failure> {
+    if args.sources.keeps_nothing() && !args.run {
+        return Err(Failure::usage("--store none is for --run, which measures"));
+    }
     let sources = args.sources.read()?;
     let recipe = resolve(&args.id, &sources)?;
     let device = machine::device(&args.device, Besides::Cpu)?;

@@ -18,8 +18,8 @@ const SEARCH: &str = "run.json";
 pub(crate) struct SourceArgs {
     /// Runs of the store, exports, bundles, searches [default: the store, and the latest searches]
     ///
-    /// A run is `latest`, `all`, a key or a revision, or a prefix of one; exports and bundles are .jsonl files, or folders
-    /// of them; a search is its folder. By default the whole store, and the latest search of each problem.
+    /// A run is `latest`, `all`, a key or a revision, or a prefix of one; exports and bundles are .jsonl files, or
+    /// folders of them; a search is its folder. By default the whole store, and the latest search of each problem.
     #[arg(value_name = "RUNS")]
     runs: Vec<String>,
     /// The evidence folder, in place of this host's in the XDG data folder

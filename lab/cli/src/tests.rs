@@ -48,7 +48,10 @@ fn each(command: &clap::Command, words: &str, see: &mut dyn FnMut(&clap::Command
 /// those of every command, and one that a command hands on to its subcommands.
 #[test]
 fn commands_and_flags_are_few() {
-    let (mut pairs, mut once) = (Vec::new(), BTreeSet::from(["--help".to_string(), "--version".to_string()]));
+    let (mut pairs, mut once) = (
+        Vec::new(),
+        BTreeSet::from(["--help".to_string(), "--version".to_string()]),
+    );
     let mut see = |command: &clap::Command, words: &str| {
         for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
             let name = arg.get_long().unwrap_or(arg.get_id().as_str());
@@ -61,7 +64,12 @@ fn commands_and_flags_are_few() {
     };
     each(&Cli::command(), "flashcore", &mut see);
     let all = pairs.len() + once.len();
-    eprintln!("{all} flags"); assert!(all <= 160, "{all} flags: {}\n{}", once.into_iter().collect::<Vec<_>>().join(" "), pairs.join("\n"));
+    assert!(
+        all <= 160,
+        "{all} flags: {}\n{}",
+        once.into_iter().collect::<Vec<_>>().join(" "),
+        pairs.join("\n")
+    );
     let command = Cli::command();
     let shown = command.get_subcommands().filter(|command| !command.is_hide_set());
     let names: Vec<&str> = shown.map(clap::Command::get_name).collect();
@@ -75,7 +83,10 @@ fn short_help_is_a_screen() {
     let mut long = Vec::new();
     let mut see = |command: &clap::Command, words: &str| {
         let help = command.clone().term_width(100).render_help().to_string();
-        let (lines, columns) = (help.lines().count(), help.lines().map(|line| line.chars().count()).max());
+        let (lines, columns) = (
+            help.lines().count(),
+            help.lines().map(|line| line.chars().count()).max(),
+        );
         if lines > SCREEN || columns > Some(100) {
             long.push(format!("{words}: {lines} lines of {columns:?}\n{help}"));
         }
@@ -91,6 +102,12 @@ fn flags_of_a_problem_are_named_and_explained() {
     command.build();
     let run = command.find_subcommand_mut("run").expect("a command");
     let (short, long) = (run.render_help().to_string(), run.render_long_help().to_string());
-    assert!(short.contains("Problem flags: --batch") && !short.contains("Sequences in the batch"), "{short}");
-    assert!(long.contains("Sequences in the batch") && !long.contains("Problem flags:"), "{long}");
+    assert!(
+        short.contains("Problem flags: --batch") && !short.contains("Sequences in the batch"),
+        "{short}"
+    );
+    assert!(
+        long.contains("Sequences in the batch") && !long.contains("Problem flags:"),
+        "{long}"
+    );
 }

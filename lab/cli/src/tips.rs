@@ -1,85 +1,22 @@
 //! Errors in the arguments: what clap says, without its tip about values, and how the command spells what was typed.
 
 use clap::error::{ContextKind, ContextValue};
-
 use flashcore_bench::problem_text;
 
-use crate::{Card, GOOD, args};
+use crate::{Card, GOOD, in_place};
 
 /// Commands that have no `--profile`, and the device that says which card is meant.
 const BY_DEVICE: [(&[&str], &str, &str); 2] = [
-    (&["bench", "tune", "profile"], "a card that is not here is a device", "predict"),
+    (
+        &["bench", "tune", "profile"],
+        "a card that is not here is a device",
+        "predict",
+    ),
     (&["run", "parity"], "the simulator is a device of a card", "sim"),
 ];
 
-/// Flags of earlier versions by their commands (none: of any), and what replaced each.
-const GONE: [(&[&str], &str, &str); 59] = [
-    (&[], "--sweep", "`tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels"),
-    (&[], "--predicted", "`tune --predicted --profile CARD` is `tune --device predict:CARD`"),
-    (&[], "--simulate", "`profile` predicts shares and keeps them; `explain --svg` draws shared memory"),
-    (&["report"], "--markdown", "write `report -o FILE.md`"),
-    (&["check", "explain"], "--smem", "write `--launch smem=BYTES`"),
-    (&["check", "explain"], "--threads", "write `--launch threads=N`, along axes as 32x8"),
-    (&["check", "explain"], "--grid", "write `--launch grid=8x4`"),
-    (&["check", "explain"], "--opted-in", "write `--launch opted-in`"),
-    (&["check", "explain"], "--entry", "write `--launch entry=NAME`"),
-    (&["check", "explain"], "--std", "write it at the end, after `--`: `-- -std=c++17`"),
-    (&["check", "explain"], "-s", "write it at the end, after `--`: `-- -std=c++17`"),
-    (&["check", "explain"], "-I", "write it at the end, after `--`: `-- -IDIR`"),
-    (&["check", "explain"], "-D", "write it at the end, after `--`: `-- -DNAME=VALUE`"),
-    (&["check", "explain"], "--maxrregcount", "write it at the end, after `--`: `-- --maxrregcount=N`"),
-    (&["check", "explain"], "--compiler-limit", "write `--deadline TIME`"),
-    (&["check"], "--outputs", "write `--output DIR`"),
-    (&["check"], "--schedule", "write `--schedules 1@SEED`"),
-    (&["check"], "--numerics", "write `--tap all`"),
-    (&["check"], "--block", "write `--trace LINE,block=1x0x0`"),
-    (&["check"], "--warp", "write `--trace LINE,warp=N`"),
-    (&["check"], "--lane", "write `--trace LINE,lane=N`"),
-    (&["check"], "--limit", "write `--trace LINE,limit=N`"),
-    (&["explain"], "--lines", "write `--ptx=lines`"),
-    (&["explain"], "--step", "write `--ptx=N`"),
-    (&["list"], "--kernel", "write `list levers ID`"),
-    (&["list"], "--problem", "write `list ladder PROBLEM`"),
-    (&["bench"], "--config", "write `--kernel IDS`"),
-    (&["bench"], "--csv", "write `--output FILE.csv`"),
-    (&["bench"], "--plain", "write `--mode plain`, or `--mode hot,plain`"),
-    (&["bench"], "--steady-lead", "write `--lead 40ms`"),
-    (&["bench"], "--sustained-rounds", "write `--rounds N`"),
-    (&["gate", "kbench"], "--markdown", "write `--output FILE.md`"),
-    (&["gate"], "--baseline", "write `--against FILE`"),
-    (&["gate"], "--slower", "write `--allow slower=3%`"),
-    (&["gate"], "--error", "write `--allow error=10%`"),
-    (&["gate"], "--store", "`--evidence FOLDER` reads another store"),
-    (&["evidence"], "--gate", "write `--slower SHARE`"),
-    (&["evidence"], "--format", "write `--output FILE.csv`, or `--output csv` to print it"),
-    (&["evidence"], "--rung", "write `--kernel ID=NAME`"),
-    (&["evidence"], "--rungs", "write `--kernel FILE`"),
-    (&[], "--no-store", "write `--store none`"),
-    (&["parity"], "--no-sdpa", "write `--peers none`"),
-    (&["parity"], "--lengths", "write `--with lengths`"),
-    (&["parity"], "--sinks-alibi", "write `--with sinks-alibi`"),
-    (&["tune"], "--start", "write `--kernel ID`"),
-    (&["tune"], "--no-plan", "write `--skip plan`"),
-    (&["tune"], "--no-measure", "write `--skip measure`"),
-    (&["plans"], "--of", "write `plans make FILES --output FILE`"),
-    (&["plans"], "--drop", "write `plans drop FILE:ROW`"),
-    (&["plans", "device"], "--out", "write `--output FILE`"),
-    (&["profile"], "--goal-sm", "write `--goal sm=PERCENT`"),
-    (&["profile"], "--goal-dram", "write `--goal dram=PERCENT`"),
-    (&["profile"], "--goal-tensor", "write `--goal tensor=PERCENT`"),
-    (&["device"], "--rates", "write `device FILE.json`"),
-    (&["device"], "--only", "write `--measure=NAMES`"),
-    (&["kbench"], "--task-only", "write `--kernel none`"),
-    (&["kbench"], "--atol", "write `--tolerance abs=X`"),
-    (&["kbench"], "--rtol", "write `--tolerance rel=X`"),
-    (&["kbench"], "--calls", "write `--rounds 10xCALLS`"),
-];
-
-/// Commands of earlier versions, and what replaced each.
-const GONE_COMMANDS: [(&str, &str); 2] = [
-    ("compare", "write `flashcore evidence compare A B`"),
-    ("leaderboard", "write `flashcore tune show`"),
-];
+/// Spellings of earlier versions: commands, spelling, what replaced it.
+const GONE: &str = include_str!("help/gone.txt");
 
 /// The text of an error, of help, or of the version.
 pub(crate) fn told(message: &clap::Error) -> String {
@@ -91,42 +28,53 @@ pub(crate) fn told(message: &clap::Error) -> String {
     let lines = text
         .split_inclusive('\n')
         .filter(|line| !line.contains("as a value, use '"));
-    let mut text = lines.collect::<String>().replace("\n\n\n", "\n\n");
+    let text = lines.collect::<String>().replace("\n\n\n", "\n\n");
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let of = |kind| match message.get(kind) {
-        Some(ContextValue::String(word)) => Some(word.as_str()),
+    let given = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand].into_iter();
+    let mut given = given.filter_map(|kind| match message.get(kind)? {
+        ContextValue::String(word) => Some(word.as_str()),
         _ => None,
+    });
+    let help = |word| {
+        replaced(word, &words)
+            .or_else(|| by_device(word, &words))
+            .or_else(|| quoted(word))
     };
-    let flag = of(ContextKind::InvalidArg).and_then(|flag| replaced(flag, &words).or_else(|| by_device(flag, &words)).or_else(|| quoted(flag)));
-    let command = of(ContextKind::InvalidSubcommand);
-    let command = command.and_then(|command| GONE_COMMANDS.iter().find(|(gone, _)| *gone == command));
-    if let Some(help) = flag.or_else(|| command.map(|(_, now)| now.to_string())) {
-        text.push_str(&format!("  {GOOD}help{GOOD:#}: {help}\n"));
+    match given.find_map(help) {
+        // What clap takes for similar is not what replaced it.
+        Some(help) => {
+            let error = text.split("\n\n").next().unwrap_or_default();
+            format!("{}\n  {GOOD}help{GOOD:#}: {help}\n", error.trim_end())
+        }
+        None => text,
     }
-    text
 }
 
 /// Whether a command line is of one of these commands.
-fn is_of(words: &[String], commands: &[&str]) -> bool {
-    commands.iter().any(|command| words.iter().any(|word| word == command))
+fn is_of<'a>(words: &[String], mut commands: impl Iterator<Item = &'a str>) -> bool {
+    commands.any(|command| words.iter().any(|word| word == command))
 }
 
-fn replaced(flag: &str, words: &[String]) -> Option<String> {
-    let is_it = |(commands, gone, _): &&(&[&str], &str, &str)| {
-        *gone == flag && (commands.is_empty() || is_of(words, commands))
-    };
-    GONE.iter().find(is_it).map(|(_, _, now)| now.to_string())
+fn replaced(spelling: &str, words: &[String]) -> Option<String> {
+    let mut rows = GONE.lines().map(|line| line.splitn(3, " | ").collect::<Vec<_>>());
+    rows.find_map(|row| match row[..] {
+        [commands, gone, now] if gone == spelling => {
+            let is_here = commands == "any" || is_of(words, commands.split(' '));
+            is_here.then(|| now.to_string())
+        }
+        _ => None,
+    })
 }
 
 /// Words of a problem's text that are arguments of their own.
 fn quoted(word: &str) -> Option<String> {
-    problem_text::is_field(word).then(|| args::QUOTED.to_string())
+    problem_text::is_field(word).then(|| in_place::QUOTED.to_string())
 }
 
 /// How a card is named for the command of these words.
 fn by_device(flag: &str, words: &[String]) -> Option<String> {
     let mut known = BY_DEVICE.iter().filter(|_| flag == "--profile");
-    let (_, why, device) = known.find(|(commands, _, _)| is_of(words, commands))?;
+    let (_, why, device) = known.find(|(commands, _, _)| is_of(words, commands.iter().copied()))?;
     let value = words
         .iter()
         .enumerate()

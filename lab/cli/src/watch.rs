@@ -16,8 +16,9 @@ use crate::{Failure, HEAD, Outcome, Page, style};
 pub(crate) struct WatchArgs {
     /// Print values of a line, as FILE:LINE or FILE:LINE:VALUE,warp=2,lane=7
     ///
-    /// Written [FILE:]LINE[:VALUE], or `kernel`, perhaps with ,block=1x0x0,warp=2,lane=7,limit=9. With :VALUE only those of this variable or instruction, in place of checking; `kernel` adds those that the kernel
-    /// traces (`KernelBuilder::trace`). They are of block and warp 0 and of all lanes, and 32 are printed.
+    /// Written [FILE:]LINE[:VALUE], or `kernel`, perhaps with ,block=1x0x0,warp=2,lane=7,limit=9. With :VALUE only
+    /// those of this variable or instruction, in place of checking; `kernel` adds those that the kernel traces
+    /// (`KernelBuilder::trace`). They are of block and warp 0 and of all lanes, and 32 are printed.
     #[arg(long, value_name = "LINE", value_parser = traced, help_heading = "How")]
     pub(crate) trace: Option<Traced>,
 }
@@ -35,7 +36,9 @@ pub(crate) struct Traced {
 
 fn traced(text: &str) -> Result<Traced, String> {
     const FIELDS: [&str; 4] = ["block", "warp", "lane", "limit"];
-    let (line, rest) = text.split_once(',').map_or((text, None), |(line, rest)| (line, Some(rest)));
+    let (line, rest) = text
+        .split_once(',')
+        .map_or((text, None), |(line, rest)| (line, Some(rest)));
     let mut traced = Traced {
         line: line.to_string(),
         block: [0; 3],
@@ -74,7 +77,6 @@ impl WatchArgs {
 }
 
 impl Traced {
-
     /// Refuses blocks and warps that no step of the plan has.
     fn check_place(&self, plan: &Plan) -> Result<(), Failure> {
         let has_block = |grid: [u32; 3]| grid.iter().zip(self.block).all(|(&n, i)| i < n);
@@ -117,7 +119,9 @@ impl Traced {
             }
             if records.len() > self.limit {
                 let left = style::whole(records.len() - self.limit);
-                page.dim(format_args!("{left} more: --trace {line},limit=N, or --trace {line}:VALUE"));
+                page.dim(format_args!(
+                    "{left} more: --trace {line},limit=N, or --trace {line}:VALUE"
+                ));
             }
             page
         });

@@ -372,10 +372,7 @@ mod tests {
         let first = &report.mismatches[0];
         assert!(first.what.contains("error[race]"), "{first:?}");
         let command = first.command.split_once(" --device").unwrap().1;
-        assert_eq!(
-            command,
-            " sim:l4 --inputs normal --plant drop-barrier --backward"
-        );
+        assert_eq!(command, " sim:l4 --inputs normal --plant drop-barrier --backward");
         assert!(first.problem.as_ref().unwrap().ends_with(" backward"));
     }
 

@@ -242,7 +242,9 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             help = format!("launch it with {threads} threads a block (`--launch threads={threads}`)");
         }
         R::OptIn { .. } => {
-            help.push_str("; if the host does so, say it: `--launch opted-in`, or `opted_in = true` in the launch file");
+            help.push_str(
+                "; if the host does so, say it: `--launch opted-in`, or `opted_in = true` in the launch file",
+            );
         }
         R::Zero { what: "block", .. } => help = "launch at least one warp".to_string(),
         _ => {}

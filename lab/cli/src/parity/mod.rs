@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
 use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
 use flashcore::unstable::testing::InputKind;
 use flashcore::{DType, Device};
 use flashcore_bench::parity::{Engine, Mismatch, Options, Report, Sdpa, run as run_problems};
@@ -46,7 +46,8 @@ pub(crate) struct ParityArgs {
     only: Option<u64>,
     /// Family of the kernels that are drawn, where it serves the problem
     ///
-    /// Every fourth problem still runs the library's choice. Problems then have dtypes and strides that the family takes.
+    /// Every fourth problem still runs the library's choice. Problems then have dtypes and strides that the family
+    /// takes.
     #[arg(long, value_parser = PossibleValuesParser::new(FAMILIES.map(|family| family.name)))]
     family: Option<String>,
     /// best, cpu, cuda, cuda:N, sim, or sim:CARD to plan for a card (`list profiles`)
@@ -55,7 +56,13 @@ pub(crate) struct ParityArgs {
     /// lengths, sinks-alibi: packed sequences, caches and pages; sinks and ALiBi in two thirds
     ///
     /// With lengths NaN is past every end; sinks-alibi gives a third of the problems sinks, and a third ALiBi.
-    #[arg(long, value_name = "WHAT", value_delimiter = ',', value_enum, hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_delimiter = ',',
+        value_enum,
+        hide_possible_values = true
+    )]
     with: Vec<With>,
     /// Split keys every KEYS of them, and choose kernels, whatever the batch is
     #[arg(long, value_name = "KEYS", conflicts_with = "backward", help_heading = args::PROBLEM,
@@ -112,7 +119,9 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
         ));
     }
     if args.backward && args.with.contains(&With::SinksAlibi) {
-        return Err(Failure::usage("--with sinks-alibi is for forward passes, and --backward asks for others"));
+        return Err(Failure::usage(
+            "--with sinks-alibi is for forward passes, and --backward asks for others",
+        ));
     }
     if args.backward && args.dtype == Some(DType::E4M3) {
         return Err(Failure::usage(

@@ -11,6 +11,7 @@ use flashcore_bench::own::is_own;
 use flashcore_bench::profile::{self, Goals, KernelProfile, Ncu, NcuError, Peers, ProfileRecord, Profiler, Said};
 use flashcore_bench::python::Python;
 use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, Own, RunIdentity, Store, SubjectInfo};
+use flashcore_check::cost::PREDICT;
 use flashcore_check::render::few;
 use flashcore_ir::files;
 use flashcore_kernels::Plan;
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 
 pub(crate) use self::shown::add_kept;
 use self::shown::{LINES, Shown};
-use crate::machine::{Besides, Place};
+use crate::machine::Besides;
 use crate::own::{Judged, OwnArgs};
 use crate::quantity::fields;
 use crate::{
@@ -107,10 +108,12 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     }
     let problem = args.problem.problem()?;
     let case = args.problem.case(&problem);
-    let (device, card) = match machine::place(&args.device, Besides::CpuAndCards)? {
-        Place::Card(profile) => (Device::Cpu, Some(Card::of(profile))),
-        Place::Simulator(card) => (Device::Cpu, card),
-        Place::Here(device) => (device, None),
+    // Also of an architecture, whose times are not predicted.
+    let card = args.device.strip_prefix(PREDICT).map(Card::parse).transpose();
+    let card = card.map_err(|why| Failure::usage(format!("--device {}: {why}", args.device)))?;
+    let device = match card {
+        Some(_) => Device::Cpu,
+        None => machine::device(&args.device, Besides::CpuAndCards)?,
     };
     let (ids, own) = match card {
         Some(card) => args.own.ids_for_card(&args.kernel, card)?,

@@ -8,10 +8,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use flashcore_bench::Own;
 use flashcore_tune::strategy::Kind;
 
-use crate::ProblemArgs;
 use crate::kernel_file::{Trusted, trusted};
 use crate::quantity::{deadline, time};
 use crate::tune::leaderboard::LeaderboardArgs;
+use crate::{Failure, ProblemArgs};
 
 /// Find the fastest correct kernel for a problem on this machine
 ///
@@ -26,15 +26,16 @@ pub(crate) struct TuneArgs {
     pub(crate) what: Option<What>,
     #[command(flatten)]
     pub(crate) problem: ProblemArgs,
-    /// best, cpu, cuda:N, cuda:0,cuda:1, predict:CARD or replay:FILE
+    /// best, cpu, cuda:0,cuda:1, predict:CARD or replay:FILE
     ///
-    /// replay:shipped has the times of one space. predict:CARD has the cost model's times of a card that need not be here (`list profiles`, or FILE.json of `device
-    /// calibrate`).
+    /// replay:shipped has the times of one space. predict:CARD has the cost model's times of a card that need not be
+    /// here (`list profiles`, or FILE.json of `device calibrate`).
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
     /// A command that starts a worker, in place of this program
     ///
-    /// Such as `ssh HOST flashcore worker` or `python3 -m flashcore_attn.ray`. --device names a device for each, also one name several times.
+    /// Such as `ssh HOST flashcore worker` or `python3 -m flashcore_attn.ray`. --device names a device for each, also
+    /// one name several times.
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) workers: Option<String>,
     /// exhaustive, random, elite, elite+insights, ranked (docs/tune.md)
@@ -59,12 +60,14 @@ pub(crate) struct TuneArgs {
     /// The first candidate, by its id; FILE.toml, kernels of your own
     ///
     /// The first candidate is the library's choice by default. Kernels of your own (docs/own-kernel.md) are candidates
-    /// with all values of their parameters; with --family own they are searched alone. They get no place in a plan table.
+    /// with all values of their parameters; with --family own they are searched alone. They get no place in a plan
+    /// table.
     #[arg(long, value_name = "ID|FILES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) kernel: Vec<String>,
     /// Let the files of --kernel run, and remember their content
     ///
-    /// And let code of --proposer run on a GPU. With =unsandboxed they run in workers that are not confined (docs/own-kernel.md, SECURITY.md).
+    /// And let code of --proposer run on a GPU. With =unsandboxed they run in workers that are not confined
+    /// (docs/own-kernel.md, SECURITY.md).
     #[arg(long, value_name = "unsandboxed", num_args = 0..=1, require_equals = true, default_missing_value = "file",
           value_parser = trusted, help_heading = "Search")]
     pub(crate) trust: Option<Trusted>,
@@ -108,7 +111,14 @@ pub(crate) struct TuneArgs {
     ///
     /// Without `measure` a new GPU is predicted with the rates of its profile; without `plan` no winner is added to the
     /// plan table that the library uses.
-    #[arg(long, value_name = "WHAT", value_delimiter = ',', value_enum, hide_possible_values = true, help_heading = "Search")]
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_delimiter = ',',
+        value_enum,
+        hide_possible_values = true,
+        help_heading = "Search"
+    )]
     skip: Vec<Skip>,
     /// Keep the run in this folder [default: one in the XDG data folder]
     #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
@@ -174,10 +184,15 @@ impl TuneArgs {
         trials.map_or(Budget::Time(self.budget), Budget::Trials)
     }
 
-    /// The ids of `--kernel`, and its files.
-    pub(crate) fn kernels(&self) -> (Vec<String>, Vec<String>) {
+    /// The id of `--kernel`, and its files.
+    pub(crate) fn kernels(&self) -> Result<(Option<String>, Vec<String>), Failure> {
         let words = self.kernel.iter().cloned();
-        words.partition(|word| !Own::is_named(word))
+        let (mut ids, files): (Vec<String>, Vec<String>) = words.partition(|word| !Own::is_named(word));
+        if let [first, second, ..] = ids.as_slice() {
+            let why = format!("--kernel names {first} and {second}, and one candidate is the first");
+            return Err(Failure::usage(why).help("`flashcore bench --kernel ID,ID` times kernels against each other"));
+        }
+        Ok((ids.pop(), files))
     }
 
     /// Whether the rates of a new GPU are measured first.

@@ -124,7 +124,8 @@ fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path, budget: Opt
             Some("--folder") => drop(words.next()),
             Some(joined) if joined.starts_with("--folder=") => {}
             Some("--budget" | "--trials") if budget.is_some() => drop(words.next()),
-            Some(joined) if budget.is_some() && ["--budget=", "--trials="].iter().any(|flag| joined.starts_with(flag)) => {}
+            Some(joined)
+                if budget.is_some() && ["--budget=", "--trials="].iter().any(|flag| joined.starts_with(flag)) => {}
             _ => kept.push(word),
         }
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use flashcore_bench::own::is_own;
-use flashcore_bench::problem_file;
 use flashcore_bench::table::clip_to;
+use flashcore_bench::{problem_file, problem_text};
 use flashcore_check::programs::quoted;
 use flashcore_problem::{Direction, Tolerance};
 use flashcore_tune::board::{Board, BoardRow};
@@ -33,7 +33,7 @@ use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, style};
     after_help = "Exit codes: 0 done, 1 a listed run cannot be read, 2 usage or no such run, 3 the run cannot be read"
 )]
 pub(crate) struct LeaderboardArgs {
-    /// A run's folder, or a problem (a name, or a file as FILE.toml:NAME): its latest run
+    /// A run's folder, or a problem (a name, a shape, or FILE.toml:NAME): its latest run
     #[arg(value_name = "RUN|PROBLEM")]
     run: Option<String>,
     /// Every candidate that was tried, with its verdict and reason
@@ -65,7 +65,10 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let folder = match path.is_dir() {
         true => path,
         false if problem_file::is_file(wanted) => latest(&found()?, &case(wanted)?.name)?,
-        false => latest(&found()?, wanted)?,
+        false => {
+            let shape = problem_text::read(wanted).transpose()?;
+            latest(&found()?, &shape.map_or(wanted.clone(), |shape| shape.to_string()))?
+        }
     };
     let told = Told::read(&folder)?;
     let Told {

@@ -224,18 +224,13 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         worker::measure_once(&devices[0], !args.json)?;
     }
     let (is_trusted, is_predicted) = (args.trust.is_some(), predicted_card(&devices[0]).is_some());
-    let (ids, files) = args.kernels();
-    if let [first, second, ..] = ids.as_slice() {
-        let why = format!("--kernel names {first} and {second}, and one candidate is the first");
-        return Err(Failure::usage(why).help("`flashcore bench --kernel ID,ID` times kernels against each other"));
-    }
-    let start = ids.first();
+    let (start, files) = args.kernels()?;
     let mut own = OwnArgs::candidates(&files, is_trusted, is_predicted)?;
     if !is_trusted && !is_predicted {
         own = own.without_code("code that a proposer writes is launched on a GPU only with --trust");
     }
     let mut setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture, own)?;
-    if let Some(start) = start {
+    if let Some(start) = &start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
     }
     let device = setup.device.as_ref().filter(|_| args.plans() && !args.torture);
@@ -280,7 +275,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         let begun = read_header(&folder)?;
         (setup.start, setup.default) = (begun.start, begun.default);
     }
-    if let Some(start) = start {
+    if let Some(start) = &start {
         setup.start.clone_from(start);
     }
     let counting = args
@@ -380,7 +375,7 @@ fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
     let tried = style::count(found.history.trials().len(), "trial");
     let why = match is_exhausted(budget, found) {
         true => "nothing else is proposed".to_string(),
-        false => format!("{budget} leaves no other"),
+        false => format!("`{budget}` leaves no other"),
     };
     let is_so = found.nothing_new && found.proposer_gone.is_none();
     let note = format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is unchanged");

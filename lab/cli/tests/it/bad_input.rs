@@ -9,12 +9,12 @@ const USAGE: &[(&str, &str)] = &[
     ("gate", "required arguments were not provided: --against <FILE>"),
     ("gate --against no-such.json", "no-such.json: No such file"),
     ("gate --write x --profile l5", "known are l4"),
-    ("gate --write x --error -1%", "write a share above 0 and below 1"),
+    ("gate --write x --allow error=-1%", "write a share above 0 and below 1"),
     ("gate --write x --plant drop-barrier:2", "write drop-barrier"),
     ("gate --write x -o x", "x is named for two outputs"),
     ("gate --write x --kernel cpu/m64n64", "runs on the CPU"),
     (
-        "gate --write x --evidence no-such-run --store nowhere",
+        "gate --write x --evidence no-such-run",
         "no-such-run; allowed: a key or revision",
     ),
     ("parity 0", "0 is not in 1.."),
@@ -25,7 +25,7 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("parity 3 --only 2", "cannot be used with"),
     ("parity --family wmma", "invalid value 'wmma' for '--family"),
-    ("parity --device cpu --profile l4", "--profile is for --device sim"),
+    ("parity --device sim:l5", "no card is named `l5`; known are l4"),
     (
         "parity --device cpu --plant drop-barrier",
         "--plant is for --device sim",
@@ -34,7 +34,7 @@ const USAGE: &[(&str, &str)] = &[
         "parity --plant drop-everything",
         "no mistake is named `drop-everything`; known are",
     ),
-    ("device x.json --measure", "cannot be used with"),
+    ("device x.json --measure", "--measure is not for a file of rates"),
     ("device --device cpu", "--device is cpu; allowed: cuda, cuda:N"),
     (
         "explain --launch smem=100",
@@ -47,21 +47,23 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("explain x.ptx --svg x", "--svg is not for a file of kernels"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
-    ("check --launch grid=1", "--launch is not for a problem; it needs a FILE.ptx"),
+    (
+        "check --launch grid=1",
+        "--launch is not for a problem; it needs a FILE.ptx",
+    ),
     ("check x.ptx --arg buf:many", "`buf:many` is not an argument"),
     (
         "check x.ptx --arg buf:99999999999999",
         "at most 1073741824 B are simulated",
     ),
     ("check x.ptx --kernel mma/m64", "--kernel is not for a file of kernels"),
-    ("check x.ptx -I include", "-I is not for a file of kernels"),
     (
         "check x.ptx -- -O3",
         "what stands after `--` is not for a file of kernels",
     ),
     (
-        "check tiny -D N=4",
-        "-D is not for a problem; it needs a FILE.cu in place of a problem",
+        "check tiny -- -DN=4",
+        "what stands after `--` is not for a problem; it needs a FILE.cu in place of a problem",
     ),
     ("check x.cu -- -std=c++17", "x.cu: No such file or directory"),
     ("check museum/no-opt-in --memory", "--memory is not for museum/NAME"),
@@ -70,13 +72,19 @@ const USAGE: &[(&str, &str)] = &[
         "--kernel is not for museum/NAME",
     ),
     ("check tiny --launch opted-in", "--launch is not for a problem"),
-    ("check tiny --block 1,0,0", "--block is not for a check without --trace"),
-    ("check x.ptx --block 1,0,0", "--block is not for a file of kernels"),
+    (
+        "check x.ptx --trace x.rs:1,block=1",
+        "--trace is not for a file of kernels",
+    ),
+    ("check tiny --trace x.rs:1,lane=32", "lane is 32; allowed: 0 to 31"),
     (
         "check x.ptx --launch threads=abc",
         "invalid value 'threads=abc' for '--launch <FIELDS|FILE>': write XxYxZ, e.g. 8x1x1",
     ),
-    ("explain x.ptx --launch smem=64x", "write a whole number from 0 to 4294967295"),
+    (
+        "explain x.ptx --launch smem=64x",
+        "write a whole number from 0 to 4294967295",
+    ),
     ("check museum/no-opt-in --blocks 3", "--blocks is not for museum/NAME"),
     (
         "check tiny --trace kernel,block=99x99x99",
@@ -118,8 +126,8 @@ const USAGE: &[(&str, &str)] = &[
         "cannot have a second output; leave out --lse",
     ),
     (
-        "kbench export small tasks/x --kernel none --kernel mma/x",
-        "cannot be used with",
+        "kbench export small tasks/x --kernel none --profile l4",
+        "--profile is for a kernel",
     ),
     (
         "kbench verify no/such --kernel x.cu",
@@ -257,11 +265,11 @@ const USAGE: &[(&str, &str)] = &[
         "explain --profile gtx480",
         "known are l4, a10, l40s, rtx3090, rtx4090, rtx5090, a100, h100-pcie, h100, h200, and architectures",
     ),
-    ("run --device cpu --profile l4", "--profile is for --device sim"),
+    ("run --device sim:l5", "no card is named `l5`; known are l4"),
     // Flags.
-    ("explain --lines", "the following required arguments were not provided"),
+    ("explain --ptx=x", "write the number of a kernel, from 1, or `lines`"),
     ("explain --ptx --json", "cannot be used with"),
-    ("check --schedules 0", "0 is not in 1..=4294967295"),
+    ("check --schedules 0", "write a number from 1"),
     (
         "list everything",
         "possible values: problems, kernels, levers, profiles, ladder, museum, devices",
@@ -273,7 +281,7 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("tune --predicted --profile l4", "is `tune --device predict:CARD`"),
     ("bench small-set --sweep", "`tune --strategy exhaustive` tries a space"),
-    ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
+    ("tune --budget fast", "write a time above 0 as 90s, 5m or 500ms"),
     ("tune tiny --device cpu --counters", "the device is the CPU"),
     ("tune --device cpu,cpu", "several devices must be different GPUs"),
     (
@@ -320,7 +328,7 @@ const USAGE: &[(&str, &str)] = &[
     ("bench tiny --device cpu -o .", ". is a folder; name a file in it"),
     ("bench scores --caches 8", "--caches is not for `bench scores`"),
     ("bench tiny --device cpu --peers none --caches 8", "name a CUDA device"),
-    ("bench tiny --budget nan", "write a time above 0 as 5s, 2m or 500ms"),
+    ("bench tiny --budget nan", "write a time above 0 as 90s, 5m or 500ms"),
     ("reproduce 3f0a9c1d2e --budget 0", "write a time above 0"),
     // Flags that would change nothing.
     (
@@ -335,7 +343,7 @@ const USAGE: &[(&str, &str)] = &[
         "list problems --profile l4",
         "--profile is not for this list; it is for `list ladder`",
     ),
-    ("list --problem small", "--problem is not for this list"),
+    ("list problems small", "`small` is not for this list"),
     (
         "parity 2 --device cpu --family wgmma",
         "--family wgmma is a family of GPU kernels, and the device is the CPU",
@@ -350,7 +358,7 @@ const USAGE: &[(&str, &str)] = &[
     ),
     // Numbers below 0 are values, not flags.
     ("run --seed -1", "invalid value '-1' for '--seed <N>'"),
-    ("tune --budget -5", "write trials as 200, or time as 90s, 5m or 1h"),
+    ("tune --trials -5", "write a whole number"),
 ];
 
 /// The same for what makes sense and cannot be done.

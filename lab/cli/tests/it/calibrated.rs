@@ -104,8 +104,14 @@ fn files_that_are_no_cards_are_refused() {
             "explain --profile no/such.json".to_string(),
             "no/such.json: No such file",
         ),
-        ("device calibrate --measure".to_string(), "cannot be used with"),
-        ("device calibrated".to_string(), "invalid value 'calibrated'"),
+        (
+            "device calibrate --measure".to_string(),
+            "--measure is not for `device calibrate`",
+        ),
+        (
+            "device calibrated".to_string(),
+            "`calibrated` is neither `calibrate` nor FILE.json",
+        ),
     ] {
         let ran = flashcore(&arguments);
         assert!(

@@ -254,7 +254,7 @@ fn launches_that_make_no_sense_are_usage() {
         ),
         (partials.to_string(), "`out` (a pointer)"),
         (format!("{partials} --arg 7"), "argument 1 does not fit `out`"),
-        (format!("{own} --launch entry=zz"), "no kernel is named `zz`; there are k"),
+        (format!("{own} --launch entry=zz"), "named `zz`; there are k"),
         (file("empty.ptx", b""), "empty.ptx: "),
         (file("zeros.ptx", &[0; 64]), "is a binary file of unknown format"),
     ];

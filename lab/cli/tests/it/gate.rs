@@ -48,7 +48,7 @@ fn a_baseline_is_written_and_judged_against() {
     let markdown = std::fs::read_to_string(&summary).expect("a summary");
     assert!(markdown.contains("| error | FAILED | "), "{markdown}");
 
-    let races = flashcore(&format!("{judge} --error 90% --plant drop-barrier --json"));
+    let races = flashcore(&format!("{judge} --allow error=90% --plant drop-barrier --json"));
     assert_eq!(races.code, 1, "{}", races.stderr);
     let races: Value = serde_json::from_str(&races.stdout).expect("JSON");
     let checks = races["judged"]["checks"].as_array().expect("checks");
@@ -79,7 +79,7 @@ fn a_kernel_that_became_slower_fails_without_a_gpu() {
     }
     let read = |name: &str| std::fs::read(file(name)).expect("a baseline");
     assert_eq!(read("base.json"), read("again.json"));
-    let judge = format!("--baseline {}", at("base.json"));
+    let judge = format!("--against {}", at("base.json"));
     let same = gate(&format!("{judge} --allow slower=0.1%"));
     assert_eq!(same.code, 0, "{}{}", same.stdout, same.stderr);
     for part in [

@@ -158,8 +158,7 @@ fn pythons() -> Vec<PathBuf> {
 fn no_code_of_the_current_folder_runs() {
     let hostile = Hostile::new();
     let toy = format!("{}/../bench/tests/data/kbench/toy", env!("CARGO_MANIFEST_DIR"));
-    let judge =
-        format!("kbench verify {toy} --kernel {toy}/honest.py --trust --device cpu --rounds 1x1 --seed 3");
+    let judge = format!("kbench verify {toy} --kernel {toy}/honest.py --trust --device cpu --rounds 1x1 --seed 3");
     // What starts Python, and the marks that its modules leave where they should run.
     let bench = "bench tiny --device cpu --store none --budget 0.01";
     let commands = [

@@ -111,10 +111,7 @@ fn kernels_are_judged_only_when_they_are_trusted() {
 
     let markdown = home.path().join("report.md");
     let flags = "--trust --device cpu --rounds 1x1 --seed 3";
-    let ran = verify(
-        "cached.py",
-        &format!("{flags} --json -o {}", markdown.display()),
-    );
+    let ran = verify("cached.py", &format!("{flags} --json -o {}", markdown.display()));
     let said: Value = serde_json::from_str(&ran.stdout).expect(&ran.stderr);
     assert_eq!(ran.code, 1);
     assert_eq!(

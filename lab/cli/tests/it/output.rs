@@ -90,9 +90,9 @@ fn explanations() {
 #[test]
 fn lists() {
     insta::assert_snapshot!("list_profiles", shown("list profiles"));
-    let all = shown("list");
+    let all = json("list --json").to_string();
     for name in [
-        "small ",
+        "small",
         "llama8b-decode-8k",
         "scalar/tiled-m64n64-w8-v16",
         "cpu/m128n128",
@@ -150,7 +150,7 @@ fn the_first_run_is_true_and_quick() {
 fn findings_and_answers_of_other_problems() {
     let text = shown("check tiny --schedules 3 --lse --causal --inputs huge-logit");
     assert!(text.contains("clean under 3 schedules"), "{text}");
-    let text = shown("run --device sim tiny --seq-q 5 --window 3,0 --kernel scalar/naive-t64-v16 --profile a100");
+    let text = shown("run --device sim:a100 tiny --seq-q 5 --window 3,0 --kernel scalar/naive-t64-v16");
     assert!(
         text.contains("scalar/naive-t64-v16 for sm_80") && text.contains("1 block of 2 warps"),
         "{text}"

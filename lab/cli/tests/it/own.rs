@@ -75,11 +75,7 @@ fn bad_declarations_and_flags_are_refused() {
             2,
             "--plant is not for",
         ),
-        (
-            format!("check --kernel {attention} --tap all"),
-            2,
-            "--tap all is not for",
-        ),
+        (format!("check --kernel {attention} --tap all"), 2, "--tap is not for"),
         (
             format!("check --head-dim 128 --kernel {attention}"),
             1,
@@ -153,12 +149,8 @@ fn a_profile_without_a_gpu_has_no_prediction_of_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let attention = example("attention.toml");
     let profile = format!("profile tiny --device predict:h200 --kernel scalar/naive-t128-v16,{attention}");
-    assert!(
-        with_cache(folder.path(), &profile)
-            .words()
-            .contains("own/attention is not trusted")
-    );
-    let ran = with_cache(folder.path(), &format!("{profile} --trust"));
+    // Nothing runs, so that nothing must be trusted.
+    let ran = with_cache(folder.path(), &profile);
     assert_eq!(ran.code, 0, "{}", ran.words());
     for part in [
         "own/attention",
@@ -197,7 +189,7 @@ fn bad_names_of_own_kernels_are_refused() {
         (
             format!("--kernel {mine}:f --trust --deadline 0"),
             2,
-            "0 is not in 1..=600",
+            "write a time above 0 as 90s",
         ),
         (
             format!("--kernel {mine}:f --trust --deadline soon"),
@@ -223,8 +215,8 @@ fn bad_names_of_own_kernels_are_refused() {
     }
     for (arguments, said) in [
         (
-            "--kernel cpu/m16n16".to_string(),
-            "--kernel cpu/m16n16: allowed are FILE.toml",
+            "--kernel cpu/m16n16,cpu/m32n16".to_string(),
+            "--kernel names cpu/m16n16 and cpu/m32n16, and one candidate is the first",
         ),
         (
             format!("--kernel {mine} --trust"),

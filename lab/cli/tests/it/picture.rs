@@ -178,8 +178,9 @@ mod with_nvcc {
         ] {
             assert!(ran.stdout.contains(part), "{part}\n{}", ran.stdout);
         }
-        let ran =
-            check("--launch entry=shift -- -Iinclude -DFIXED=1 -std=c++17 --maxrregcount 16 -Xcudafe --diag_suppress=177");
+        let ran = check(
+            "--launch entry=shift -- -Iinclude -DFIXED=1 -std=c++17 --maxrregcount 16 -Xcudafe --diag_suppress=177",
+        );
         assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
         assert!(ran.stdout.contains("a thread, no spills (ptxas"), "{}", ran.stdout);
         std::fs::write(folder.path().join("shift.cu"), "__global__ void f() { y = 1; }\n").unwrap();

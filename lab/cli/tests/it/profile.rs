@@ -12,7 +12,7 @@ fn from() -> String {
 
 #[test]
 fn without_a_gpu_predictions_stand_alone_and_say_so() {
-    let line = "profile small --device cpu --device predict:h200";
+    let line = "profile small --device predict:h200";
     let found = json(&format!("{line} --json"));
     let kernel = &found["kernels"][0];
     assert_eq!(kernel["kernel"], "mma/m32n128-w2x2-s5-b1-qreg-xor-cond");
@@ -25,12 +25,12 @@ fn without_a_gpu_predictions_stand_alone_and_say_so() {
     assert!(rows.iter().all(|row| row["measured"].is_null()), "{rows:?}");
     let text = flashcore(line).stdout;
     assert!(
-        words(&text).contains("predicted only (the device is the CPU)"),
+        words(&text).contains("predicted only (the device is predict:h200)"),
         "{text}"
     );
     assert_fits(line, &text);
     // An architecture is no card: why nothing is predicted is said.
-    let found = json("profile small --device cpu --device predict:sm_120 --json");
+    let found = json("profile small --device predict:sm_120 --json");
     let why = found["kernels"][0]["unpredicted"].as_str().expect("a reason");
     assert!(why.contains("sm_120 is an architecture"), "{why}");
 }

@@ -264,7 +264,7 @@ fn what_cannot_be_reported_is_said() {
             2,
             "other has no run yet, and there is no search",
         ),
-        ("reproduce 0000000000 --store none", 2, "--run"),
+        ("reproduce 0000000000 --store none", 2, "--store none is for --run"),
         ("reproduce xyz", 2, "`xyz` is no evidence id: 4 to 10 of the digits"),
         ("reproduce abc", 2, "`abc` is no evidence id"),
         (

@@ -7,7 +7,7 @@ use super::{flashcore, folder, json, said_of, trials};
 #[test]
 fn a_run_that_was_interrupted_is_continued_without_its_flags() {
     let home = folder("continued");
-    let typed = "tune tiny --device cpu --strategy random --seed 3 --seq 24 --peers none --budget";
+    let typed = "tune tiny --device cpu --strategy random --seed 3 --seq 24 --peers none --trials";
     let whole = json(&mut flashcore(&format!("{typed} 4 --json"), &home));
     let kept = Path::new(whole["folder"].as_str().unwrap());
     // Another one ended, and is not what is meant.

@@ -117,7 +117,7 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
     made_up(&home, &times.into());
     let run = home.join("run");
     let typed = format!(
-        "tune tiny --device cpu --strategy elite --seed 3 --json --folder {} --budget",
+        "tune tiny --device cpu --strategy elite --seed 3 --json --folder {} --trials",
         run.display()
     );
     let read = || std::fs::read(run.join("trials.jsonl")).unwrap_or_default();

@@ -233,7 +233,7 @@ fn a_first_candidate_that_fails_is_no_winner() {
     }
     let words = "tune tiny --device cpu --torture --family planted --strategy exhaustive --kernel planted/zeros \
         --seed 1";
-    let output = flashcore(&format!("{words} --budget 2 --json"), &home)
+    let output = flashcore(&format!("{words} --trials 2 --json"), &home)
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -252,7 +252,7 @@ fn a_first_candidate_that_fails_is_no_winner() {
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("FAILED") && !shown.contains("stands"), "{shown}");
     // Nothing at all came through.
-    let alone = flashcore(&format!("{words} --budget 1"), &home).output().unwrap();
+    let alone = flashcore(&format!("{words} --trials 1"), &home).output().unwrap();
     assert_eq!(alone.status.code(), Some(1));
     std::fs::remove_dir_all(&home).unwrap();
 }

@@ -24,7 +24,7 @@ fn problem(length: usize) -> Problem {
 fn tune(run: &Path) -> String {
     format!(
         "tune tiny --full --batch 1 --heads 1 --kv-heads 1 --head-dim 64 --seq {LENGTH} --device cpu --strategy random \
-         --budget 2 --folder {}",
+         --trials 2 --folder {}",
         run.display()
     )
 }

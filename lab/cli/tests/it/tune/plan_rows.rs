@@ -40,9 +40,7 @@ fn a_winner_is_what_is_used_from_then_on() {
     let listed = json(&mut flashcore("plans --json", &home));
     assert_eq!(listed["tables"][0]["rows"][0], run["plan"]["row"]);
     let place = format!("{}:{}", run["plan"]["file"].as_str().unwrap(), run["plan"]["number"]);
-    let other = flashcore(&format!("plans drop {place}:none"), &home)
-        .output()
-        .unwrap();
+    let other = flashcore(&format!("plans drop {place}:none"), &home).output().unwrap();
     let said = String::from_utf8(other.stderr).unwrap();
     assert!(
         other.status.code() == Some(2) && words(&said).contains("has now"),

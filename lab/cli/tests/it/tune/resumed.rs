@@ -79,11 +79,11 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
     );
     let said = err.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        said.contains("nothing was left to do: 12 trials had been made before, and a budget of 12 leaves no other"),
+        said.contains("nothing was left to do: 12 trials had been made before, and `--trials 12` leaves no other"),
         "{said}"
     );
     let go_on = out.lines().find(|line| line.trim().starts_with("go on")).unwrap();
-    assert!(go_on.contains("--budget 24 --resume --folder"), "{go_on}");
+    assert!(go_on.contains("--trials 24 --resume --folder"), "{go_on}");
     assert_eq!(board(), kept_board);
     let shown = json(&mut flashcore(&format!("tune show {} --json", kept.display()), &home));
     assert_eq!(shown["seconds"], whole["seconds"]);
