@@ -21,7 +21,7 @@ const PEER_MODULE: Runs = Runs::Module("flashcore_attn._profile");
 pub struct Profiler {
     /// The tool.
     pub ncu: Ncu,
-    /// The program whose `profile --launch` calls a kernel: `flashcore`.
+    /// The program whose `worker --launch` calls a kernel: `flashcore`.
     pub program: PathBuf,
 }
 
