@@ -27,8 +27,7 @@ scripts() {
     scripts/check_tree.py
     scripts/draw_architecture.py --check
     scripts/count_faster.py --check
-    scripts/same_machine_code.py --test
-    scripts/held_operands.py --test
+    scripts/test_scripts.py
     .ci/test.py
     python3 - scripts/*.py scripts/release/*.py .ci/*.py <<'PYTHON'
 import ast, sys

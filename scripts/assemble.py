@@ -96,7 +96,7 @@ def assemble(ptxas, nvdisasm, may_spill, path, target):
             record["held_operands"] = "checked" if nvdisasm else "not checked"
             try:
                 record["notes"] += held_operands.check(nvdisasm, cubin.name) if nvdisasm else []
-            except RuntimeError as error:
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
                 record["notes"].append(f"operands that loops hold: {error}")
 
     too_new = re.search(r"Unsupported \.version ([\d.]+)", run.stdout + run.stderr)
@@ -116,7 +116,6 @@ def assemble(ptxas, nvdisasm, may_spill, path, target):
             record["static_smem"] = sum(int(n) for n in shared.groups() if n) if shared else 0
         if "stack" in found:
             stack, stores, loads = (int(found[key]) for key in ("stack", "stores", "loads"))
-            record["stack"] = record.get("stack", 0) + stack
             record["spills"] = record.get("spills", 0) + stores + loads
             if stores or loads:
                 spilled = f"spills: {stores} bytes stored, {loads} bytes loaded"

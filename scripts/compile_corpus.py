@@ -22,6 +22,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 
@@ -59,8 +60,8 @@ def sources(pattern="*"):
     return [file for file in files if fnmatch.fnmatchcase(file.name.split(".")[0], pattern)]
 
 
-def arch_of(source):
-    return tomllib.loads(declaration(source).read_text(encoding="utf-8"))["arch"]
+def arch_of(launch, default=None):
+    return tomllib.loads(launch.read_text(encoding="utf-8")).get("arch", default)
 
 
 def cache():
@@ -94,33 +95,27 @@ def compile_one(tools, source, out, ptxas):
     """An error, or none. A file has its name only when it is whole."""
     target = (out / source.relative_to(CORPUS)).with_suffix(".ptx")
     target.parent.mkdir(parents=True, exist_ok=True)
-    commands = []
-    arch = arch_of(source)
-    part = target.with_suffix(f".{os.getpid()}.part")
-    if not target.exists():
-        commands.append([tools / "nvcc", *FLAGS, f"-arch={arch}", source.relative_to(ROOT), "-o", part])
-    if ptxas:
-        commands.append([tools / "ptxas", f"-arch={arch}", part if commands else target, "-o", os.devnull])
-    for command in commands:
-        try:
-            ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            part.unlink(missing_ok=True)
-            return f"{source.relative_to(ROOT)}: {command[0].name} took more than {TIMEOUT_S} s"
-        said = ran.stderr.strip()
-        if ran.returncode or (said and command[0].name == "nvcc"):  # a warning is a mistake in a corpus
-            part.unlink(missing_ok=True)
-            return f"{source.relative_to(ROOT)}: {command[0].name} exit code {ran.returncode}\n{said}"
-    made = part.exists()
-    # Paths in the tree, so that what is kept does not depend on where the tree is.
-    ptx = (part if made else target).read_text(encoding="utf-8").replace(f'"{ROOT}/', '"')
-    part.unlink(missing_ok=True)
-    wrong = wrong_marks(source, ptx)
-    if wrong:
-        return f"{source.relative_to(ROOT)}: {wrong}"
-    if made:
-        part.write_text(ptx, encoding="utf-8")
-        part.rename(target)
+    name, arch = source.relative_to(ROOT), arch_of(declaration(source))
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = target if target.exists() else pathlib.Path(folder, target.name)
+        commands = [] if made is target else [[tools / "nvcc", *FLAGS, f"-arch={arch}", name, "-o", made]]
+        commands += [[tools / "ptxas", f"-arch={arch}", made, "-o", os.devnull]] if ptxas else []
+        for command in commands:
+            try:
+                ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            except subprocess.TimeoutExpired:
+                return f"{name}: {command[0].name} took more than {TIMEOUT_S} s"
+            said = ran.stderr.strip()
+            if ran.returncode or (said and command[0].name == "nvcc"):  # a warning is a mistake in a corpus
+                return f"{name}: {command[0].name} exit code {ran.returncode}\n{said}"
+        # Paths in the tree, so that what is kept does not depend on where the tree is.
+        ptx = made.read_text(encoding="utf-8").replace(f'"{ROOT}/', '"')
+        wrong = wrong_marks(source, ptx)
+        if wrong:
+            return f"{name}: {wrong}"
+        if made is not target:
+            made.write_text(ptx, encoding="utf-8")
+            made.rename(target)
     return None
 
 

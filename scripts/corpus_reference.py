@@ -13,7 +13,6 @@ this Python lacks NumPy or ml_dtypes. lab/check/corpus/README.md has the format 
 """
 
 import argparse
-import dataclasses
 import importlib.util
 import inspect
 import json
@@ -36,6 +35,8 @@ except ImportError:
 STORED = {"bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn, "f16": "f2", "f32": "f4", "f64": "f8"}
 STORED |= {f"{sign}{8 * size}": f"{sign}{size}" for sign in "iu" for size in (1, 2, 4, 8)}
 CHECKS = {"exact", "close", "sorted"}
+# What a buffer of the declaration keeps when it is written.
+KEPT = {"name", "type", "check", "rtol", "atol"}
 
 
 def mix(z):
@@ -99,81 +100,49 @@ def filled(fill, seed, count, table):
     raise ValueError(f"fill = {fill!r}: unknown kind")
 
 
-@dataclasses.dataclass
-class Buffer:
-    """An array in global memory, or a module variable: elements as they are stored."""
-
-    name: str
-    type: str
-    fill: str
-    check: str | None
-    rtol: float
-    atol: float
-    stored: np.ndarray
-
-    @classmethod
-    def of(cls, table, seed):
-        kind, count, fill = table["type"], table["count"], table["fill"]
-        check = table.get("check")
-        if check is not None and check not in CHECKS:
-            raise ValueError(f"{table['name']}: check = {check!r}: one of {', '.join(sorted(CHECKS))}")
-        values = filled(fill, table.get("seed", seed), count, table)
-        if len(values) != count:
-            raise ValueError(f"{table['name']}: count = {count} is no whole number of what {fill} makes")
-        if kind == "e4m3":
-            values = np.clip(values, -448, 448)  # conversions of GPUs saturate
-        stored = values.astype(STORED[kind])
-        return cls(table["name"], kind, fill, check, table.get("rtol", 0.0), table.get("atol", 0.0), stored)
-
-    def numbers(self):
-        """float64 for floats, int64 for integers, uint64 for u64."""
-        if self.type[0] in "iu":
-            return self.stored if self.type == "u64" else self.stored.astype(np.int64)
-        return self.stored.astype(np.float64)
+def stored(table, seed):
+    """The elements of a buffer in global memory, or of a module variable, as they are stored."""
+    kind, count, fill, check = table["type"], table["count"], table["fill"], table.get("check")
+    if check is not None and check not in CHECKS:
+        raise ValueError(f"{table['name']}: check = {check!r}: one of {', '.join(sorted(CHECKS))}")
+    values = filled(fill, table.get("seed", seed), count, table)
+    if len(values) != count:
+        raise ValueError(f"{table['name']}: count = {count} is no whole number of what {fill} makes")
+    if kind == "e4m3":
+        values = np.clip(values, -448, 448)  # conversions of GPUs saturate
+    return values.astype(STORED[kind])
 
 
-@dataclasses.dataclass
-class Scalar:
-    name: str
-    type: str | None  # None: the parameter's type in the PTX says it
-    value: int | float
+def numbers(buffer):
+    """float64 for floats, int64 for integers, uint64 for u64."""
+    if buffer["type"] == "u64":
+        return buffer["stored"]
+    return buffer["stored"].astype(np.int64 if buffer["type"][0] in "iu" else np.float64)
 
 
-class Case:
-    """A kernel of the corpus: its declaration, arguments and reference."""
+def flat(arguments):
+    for argument in arguments:
+        yield from argument.get("struct", [argument])
 
-    def __init__(self, source):
-        self.source = source
-        path = compile_corpus.declaration(source)
-        self.table = tomllib.loads(path.read_text(encoding="utf-8"))
-        self.grid, self.block = self.table["grid"], self.table["block"]
-        self.shared, self.prints = self.table.get("shared", 0), self.table.get("prints", False)
-        self.seed = 0
-        self.arguments = [self.argument(a) for a in self.table["args"]]
-        self.symbols = [self.argument(a) for a in self.table.get("symbols", [])]
-        self.reference = reference(path)
 
-    def argument(self, table):
-        if "struct" in table:
-            return [self.argument(field) for field in table["struct"]]
-        if "value" in table:
-            return Scalar(table["name"], table.get("type"), table["value"])
-        self.seed += 1
-        return Buffer.of(table, self.seed)
+def declared(source):
+    """A kernel's declaration, with what its buffers hold; all its arguments in order; and the buffers that are judged."""
+    table = tomllib.loads(compile_corpus.declaration(source).read_text(encoding="utf-8"))
+    table = {"shared": 0, "prints": False, "symbols": []} | table
+    arguments = list(flat([*table["args"], *table["symbols"]]))
+    buffers = [argument for argument in arguments if "value" not in argument]
+    for seed, buffer in enumerate(buffers, 1):
+        buffer["stored"] = stored(buffer, seed)
+    return table, arguments, [buffer for buffer in buffers if buffer.get("check")]
 
-    def flat(self):
-        for argument in [*self.arguments, *self.symbols]:
-            yield from argument if isinstance(argument, list) else [argument]
 
-    def checked(self):
-        return [b for b in self.flat() if isinstance(b, Buffer) and b.check]
-
-    def expected(self):
-        """Arrays for the checked buffers, in order, then the printed lines if there are any."""
-        known = {"grid": self.grid, "block": self.block}
-        known |= {a.name: a.value if isinstance(a, Scalar) else a.numbers() for a in self.flat()}
-        found = self.reference(**{name: known[name] for name in inspect.signature(self.reference).parameters})
-        return list(found) if isinstance(found, tuple) else [found]
+def expected(source, table, arguments):
+    """Arrays for the judged buffers, in order, then the printed lines if there are any."""
+    function = reference(compile_corpus.declaration(source))
+    known = {"grid": table["grid"], "block": table["block"]}
+    known |= {a["name"]: a["value"] if "value" in a else numbers(a) for a in arguments}
+    found = function(**{name: known[name] for name in inspect.signature(function).parameters})
+    return list(found) if isinstance(found, tuple) else [found]
 
 
 def reference(path, loaded={}):
@@ -194,62 +163,58 @@ def reference(path, loaded={}):
 def wrong_with(source):
     """What is wrong with a case, or none."""
     try:
-        case = Case(source)
-        checked, expected = case.checked(), case.expected()
+        table, arguments, judged = declared(source)
+        right = expected(source, table, arguments)
     except (KeyError, ValueError, AttributeError, TypeError, IndexError) as error:
         return f"{type(error).__name__}: {error}"
-    if case.prints and not (expected.pop() if expected else None):
+    if table["prints"] and not (right.pop() if right else None):
         return "prints nothing"
-    if not checked or len(expected) != len(checked):
-        return f"{len(expected)} results for {len(checked)} checked buffers"
-    for buffer, values in zip(checked, expected):
-        values = np.asarray(values).reshape(-1)
-        before = buffer.numbers()
-        if len(values) == 0 or len(values) > len(before) or (buffer.check != "sorted" and len(values) < len(before)):
-            return f"{buffer.name}: {len(values)} elements for {len(before)}"
+    if not judged or len(right) != len(judged):
+        return f"{len(right)} results for {len(judged)} checked buffers"
+    for buffer, values in zip(judged, right):
+        values, before = np.asarray(values).reshape(-1), numbers(buffer)
+        name, kind, check, atol = buffer["name"], buffer["type"], buffer["check"], buffer.get("atol", 0.0)
+        if len(values) == 0 or len(values) > len(before) or (check != "sorted" and len(values) < len(before)):
+            return f"{name}: {len(values)} elements for {len(before)}"
         if not np.all(np.isfinite(values.astype(np.float64))):
-            return f"{buffer.name}: not finite"
+            return f"{name}: not finite"
         if len(values) > 1 and np.all(values == values[0]):
-            return f"{buffer.name}: all elements are {values[0]}"
+            return f"{name}: all elements are {values[0]}"
         if np.array_equal(values, before[: len(values)]):
-            return f"{buffer.name}: as before the launch"
-        if buffer.type[0] in "iu" and np.any(values != np.asarray(values).astype(STORED[buffer.type]).astype(values.dtype)):
-            return f"{buffer.name}: out of the range of {buffer.type}"
-        if buffer.check == "close" and not (buffer.rtol or buffer.atol):
-            return f"{buffer.name}: close without a tolerance"
+            return f"{name}: as before the launch"
+        if kind[0] in "iu" and np.any(values != values.astype(STORED[kind]).astype(values.dtype)):
+            return f"{name}: out of the range of {kind}"
+        if check == "close" and not (buffer.get("rtol") or atol):
+            return f"{name}: close without a tolerance"
         # Two times the tolerance must tell the result from nothing at all.
-        if buffer.check == "close" and np.all(np.abs(values) <= 2 * buffer.atol):
-            return f"{buffer.name}: the tolerance takes zeros"
+        if check == "close" and np.all(np.abs(values) <= 2 * atol):
+            return f"{name}: the tolerance takes zeros"
     return None
 
 
 def written(source):
     """What the simulator's test reads."""
-    case = Case(source)
-    results = case.expected()
-    printed = results.pop() if case.prints else None
-    expected = iter(results)
+    table, arguments, judged = declared(source)
+    results = expected(source, table, arguments)
+    printed = results.pop() if table["prints"] else None
+    right = {buffer["name"]: np.asarray(values).reshape(-1) for buffer, values in zip(judged, results)}
 
     def argument(a):
-        if isinstance(a, list):
-            return {"struct": [argument(field) for field in a]}
-        if isinstance(a, Scalar):
-            return {"name": a.name, "type": a.type, "value": a.value}
-        values = np.asarray(next(expected)).reshape(-1) if a.check else []
-        right = [repr(n.item()) if isinstance(n.item(), float) else n.item() for n in values]
-        told = {"name": a.name, "type": a.type, "stored": a.stored.tobytes().hex(), "unwritten": a.fill == "unwritten"}
-        return told | {"check": a.check, "rtol": a.rtol, "atol": a.atol, "expected": right}
+        if "struct" in a:
+            return {"struct": [argument(field) for field in a["struct"]]}
+        if "value" in a:
+            return {"name": a["name"], "type": a.get("type"), "value": a["value"]}
+        values = [repr(n.item()) if isinstance(n.item(), float) else n.item() for n in right.get(a["name"], ())]
+        told = {"stored": a["stored"].tobytes().hex(), "unwritten": a["fill"] == "unwritten", "expected": values}
+        return {"check": None, "rtol": 0.0, "atol": 0.0} | {key: a[key] for key in KEPT & a.keys()} | told
 
-    folder = compile_corpus.cache() / source.relative_to(compile_corpus.CORPUS)
     lines = source.read_text(encoding="utf-8").split("\n")
     is_fault = source.parent.name == "faults" and not source.name.endswith(".twin.cu")
     return {
-        "ptx": str(folder.with_suffix(".ptx")),
-        "grid": case.grid,
-        "block": case.block,
-        "shared": case.shared,
-        "args": [argument(a) for a in case.arguments],
-        "symbols": [argument(a) for a in case.symbols],
+        "ptx": str((compile_corpus.cache() / source.relative_to(compile_corpus.CORPUS)).with_suffix(".ptx")),
+        **{key: table[key] for key in ("grid", "block", "shared")},
+        "args": [argument(a) for a in table["args"]],
+        "symbols": [argument(a) for a in table["symbols"]],
         "printed": printed,
         "fault": lines[0].removeprefix("// fault: ") if is_fault else None,
         "lines": [number for number, line in enumerate(lines, 1) if line.endswith("// FAULT")],

@@ -18,6 +18,7 @@ Names come from the sources of cudarc and candle-kernels in bindings/candle/Carg
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -32,29 +33,6 @@ LIBRARIES = [
     ("cublasLt", "libcublasLt.so.13", "cublaslt"),
 ]
 DECLARATION = re.compile(r"^\s*pub (?:unsafe )?fn (\w+)\(", re.MULTILINE)
-NVCC = """#!/bin/sh
-# Stand-in for nvcc, made by scripts/cuda_stubs.py, which says what for.
-kernels={kernels}
-case " $* " in *" --ptx "* | *" --version "*) [ -z "$REAL_NVCC" ] || exec "$REAL_NVCC" "$@" ;; esac
-folder= out= mode= last=
-while [ $# -gt 0 ]; do
-    case $1 in
-        --ptx) mode=ptx ;;
-        --lib) mode=lib ;;
-        -c) mode=object ;;
-        -o) out=$2; shift ;;
-        --output-directory) folder=$2; shift ;;
-        --version) echo "Cuda compilation tools, release 13.0, V13.0.0"; exit ;;
-    esac
-    last=$1
-    shift
-done
-case $mode in
-    ptx) : >"$folder/$(basename "$last" .cu).ptx" ;;
-    object) cp "$kernels" "$out" ;;
-    lib) rm -f "$out"; ar rcs "$out" "$kernels" ;;
-esac
-"""
 
 
 def sources(package):
@@ -97,9 +75,7 @@ def main():
     declared = (sources("candle-kernels") / "src" / "ffi.rs").read_text(encoding="utf-8")
     kernels = folder / "lib" / "kernels.o"
     compile_c(aborting(sorted(set(DECLARATION.findall(declared)))), kernels, "-c")
-    nvcc = folder / "bin" / "nvcc"
-    nvcc.write_text(NVCC.replace("{kernels}", f"'{kernels}'"), encoding="utf-8")
-    nvcc.chmod(0o755)
+    shutil.copy(ROOT / "scripts" / "stub-nvcc.sh", folder / "bin" / "nvcc")
 
 
 main()

@@ -24,13 +24,12 @@ def crates():
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"]
     packages = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)["packages"]
     folders = {package["name"]: pathlib.Path(package["manifest_path"]).parent for package in packages}
-    return {
-        folders[package["name"]].name: (
-            folders[package["name"]].parent.name,
-            {folders[d["name"]].name for d in package["dependencies"] if d["kind"] is None and d["name"] in folders},
-        )
-        for package in packages
-    }
+    found = {}
+    for package in packages:
+        imports = {d["name"] for d in package["dependencies"] if d["kind"] is None} & folders.keys()
+        folder = folders[package["name"]]
+        found[folder.name] = (folder.parent.name, {folders[name].name for name in imports})
+    return found
 
 
 def reach(found, name):

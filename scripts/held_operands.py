@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Finds operands of wgmma that ptxas overwrites while a loop still needs them.
 
-usage: scripts/held_operands.py --test     (scripts/assemble.py asks `check` about each kernel with wgmma)
+scripts/assemble.py asks `check` about each kernel with wgmma.
 
 wgmma reads operand A from shared memory or from registers. A tile that a loop reads in every iteration
 can be loaded to registers once, before it. ptxas 12.4 to 13.0 gave such a tile the registers of another
@@ -13,13 +12,10 @@ all paths. A load together with an instruction that computes is the fault: kerne
 compute it, never one on one path and one on another. Two operands that are both computed look alike.
 """
 
-import pathlib
 import re
 import subprocess
-import sys
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOADS = {"LD", "LDG", "LDS", "LDSM"}
 SPILLED = "LDL"  # the value may be either
 # The only ones whose first operand is a register that they read.
@@ -145,65 +141,8 @@ def overwritten(text):
 
 
 def check(nvdisasm, cubin):
-    """The sentences for a cubin. Raises RuntimeError where its code cannot be read."""
-    try:
-        run = subprocess.run([nvdisasm, "-c", "-ndf", str(cubin)], capture_output=True, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"nvdisasm did not finish in {TIMEOUT_S} s") from None
+    """The sentences for a cubin. Raises RuntimeError where its code cannot be read, or what `subprocess` does."""
+    run = subprocess.run([nvdisasm, "-c", "-ndf", str(cubin)], capture_output=True, text=True, timeout=TIMEOUT_S)
     if run.returncode != 0 or "GMMA" not in run.stdout:
         raise RuntimeError(f"nvdisasm shows no products: {run.stderr.strip() or run.stdout[:80]}")
     return list(overwritten(run.stdout))
-
-
-def machine_code(computed, loaded_again=False):
-    """A loop of two products: one reads the tile in R0 to R3, the other what each iteration computes."""
-    lines = [
-        "LDSM.16.M88.4 R0, [R12]",
-        "HGMMA.64x8x16.F32 R4, R0, gdesc[UR4], RZ, !UPT",
-        "@P0 BRA `(.L_x_1)",
-        *(f"F2FP.F16.F32.PACK_AB R{register}, R5, R4" for register in range(computed, computed + 4)),
-        f"HGMMA.64x8x16.F32 R16, R{computed}, gdesc[UR4], R16, gsb0",
-        "@!P1 BRA `(.L_x_0)",
-        "EXIT",
-    ]
-    text = [f"        /*{16 * place:04x}*/  {line} ;" for place, line in enumerate(lines)]
-    text.insert(8, ".L_x_1:")
-    text.insert(0 if loaded_again else 1, ".L_x_0:")
-    return "\n".join(["//----- .text.kernel -----", *text])
-
-
-def test():
-    faulty = machine_code(computed=0)
-    assert list(overwritten(faulty)) == ["R0 of HGMMA at 0010, loaded by LDSM at 0000, is overwritten by F2FP at 0030"]
-    correct = {
-        "operands in registers of their own": machine_code(computed=8),
-        "a tile loaded again in each iteration": machine_code(computed=0, loaded_again=True),
-        "no way back": faulty.replace("@!P1 BRA `(.L_x_0)", "NOP"),
-    }
-    for what, text in correct.items():
-        assert not list(overwritten(text)), what
-    for line, registers in {
-        "HGMMA.64x72x16.F32 R24, gdesc[UR24].tnspB, R24": range(24, 60),
-        "HGMMA.64x64x16.F16 R24, R8, gdesc[UR24], RZ, !UPT": range(24, 40),
-        "LDSM.16.MT88.2 R8, [R3+UR4]": range(8, 10),
-        "LDS.U.128 R8, [R3]": range(8, 12),
-        "IMAD.WIDE.U32 R8, R3, R4, RZ": range(8, 10),
-        "LOP3.LUT P0, R8, R3, 0x1, RZ, 0xc0, !PT": range(8, 9),
-        "SHFL.BFLY PT, R8, R3, 0x1, 0x1f": range(8, 9),
-        "STS [R8], R3": range(0),
-        "BAR.ARV R8, 0x100": range(0),
-    }.items():
-        opcode, operands = line.split(" ", 1)
-        assert Instruction("0000", False, opcode, f" {operands} ").written == registers, line
-    try:
-        list(overwritten(faulty.replace("@!P1 BRA", "@!P1 BRX")))
-    except RuntimeError:
-        print("ok")
-    else:
-        raise AssertionError("code that cannot be followed passes")
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] != ["--test"]:
-        sys.exit(__doc__)
-    test()

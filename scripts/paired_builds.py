@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Times two builds of the Python package in turns, and says how far they are apart. Needs PyTorch and, but for the set `cpu`, a GPU.
 
-usage: paired_builds.py OLD NEW OUT.json [--set forward|backward|decode|cpu] [--dtype bf16|fp16|f32] [--rounds N] [--only WORD]
+usage: paired_builds.py OLD NEW OUT.json [--set forward|backward|decode|host|cpu] [--dtype bf16|fp16|f32] [--rounds N] [--only WORD]
 
 OLD and NEW are folders on which the package can be imported (an unpacked wheel each). Each build runs in a process of
 its own, which captures calls of about 10 ms in a CUDA graph; the processes are told in turns to replay it, in an order
-that is drawn anew each round, so that both see the same clocks. A row has the ratio NEW / OLD of every round, its
+that is drawn anew each round, so that both see the same clocks. Of the set `host` what counts is the host's time of a call,
+in a queue of calls that is begun while the device is idle. A row has the ratio NEW / OLD of every round, its
 median and the interval of the median (99 %, bootstrap with a fixed seed); the last row has the geometric mean.
 """
 
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import sys
 
-from tune_grid import grid
+import grid
 
 # What a build's process runs: it reads a shape a line, prepares it, and replays it once for each `time`.
 BUILD = r"""
@@ -34,11 +35,24 @@ def prepared(spec):
         dout = torch.randn_like(out)
         return lambda: flashcore_attn._operators.backward(dout, q, k, v, out, lse, causal=spec["causal"])
     out = torch.empty_like(q)
+    if spec["set"] == "host":
+        grads = [x.clone().requires_grad_() for x in (q, k, v)]
+        lengths = torch.full((b,), sk, dtype=torch.int32, device="cuda")
+        return {
+            "attention(out=)": lambda: flashcore_attn.attention(q, k, v, out=out),
+            "attention()": lambda: flashcore_attn.attention(q, k, v),
+            "flash_attn_func": lambda: flash.flash_attn_func(q, k, v),
+            "flash_attn_func, autograd": lambda: flash.flash_attn_func(*grads),
+            "kvcache": lambda: flash.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True),
+        }[spec["way"]]
     return lambda: flashcore_attn.attention(q, k, v, causal=spec["causal"], out=out)
 def milliseconds(work):
     if on_host:
-        began = time.perf_counter(); work()
-        return 1e3 * (time.perf_counter() - began)
+        with torch.inference_mode(infers):
+            wait(); began = time.perf_counter(); work()
+            taken = time.perf_counter() - began
+            wait()
+        return 1e3 * taken
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record(); work(); end.record(); end.synchronize()
     return start.elapsed_time(end)
@@ -50,9 +64,12 @@ for line in sys.stdin:
         continue
     replay = call = None
     spec = json.loads(line)
-    on_host, call, calls = spec["set"] == "cpu", prepared(spec), 3
+    on_host, call, calls = spec["set"] in ("cpu", "host"), prepared(spec), 3
+    wait = torch.cuda.synchronize if spec["set"] == "host" else lambda: None
+    infers = spec["set"] == "host" and not spec["way"].endswith("autograd")
     repeated(); milliseconds(repeated)
-    calls = max(1, min(500, round(30 / milliseconds(repeated))))
+    # So few of the host's that none waits for a place in the device's queue.
+    calls = 100 if spec["set"] == "host" else max(1, min(500, round(30 / milliseconds(repeated))))
     replay = repeated
     if not on_host:
         graph = torch.cuda.CUDAGraph()
@@ -64,7 +81,12 @@ for line in sys.stdin:
 
 
 def shapes(kind):
-    """Name, [batch, heads, K/V heads, rows, keys, head_dim], causal."""
+    """Name, [batch, heads, K/V heads, rows, keys, head_dim], causal. Of the host's calls, names end with the way to call."""
+    if kind == "host":
+        for way in ("attention(out=)", "attention()", "flash_attn_func", "flash_attn_func, autograd", "kvcache"):
+            yield f"small {way}", [1, 8, 8, 512, 512, 64], False
+            yield f"decode {way}", [1, 32, 8, 1, 4096, 128], False
+        return
     if kind == "cpu":
         yield "small", [1, 8, 8, 512, 512, 64], False
         yield "d128-s2048-causal", [1, 8, 8, 2048, 2048, 128], True
@@ -74,9 +96,13 @@ def shapes(kind):
         for batch, keys in ((1, 4096), (1, 32768), (8, 4096), (64, 4096)):
             yield f"b{batch}-k{keys}", [batch, 32, 8, 1, keys, 128], False
         return
-    for name, batch, heads, kv_heads, seq, head_dim, causal in grid():
-        if kind == "forward" or seq in (512, 2048, 8192, 16384) and name != "small":
-            yield name, [batch, heads, kv_heads, seq, seq, head_dim], causal
+    if kind == "forward":
+        yield "small", [1, 8, 8, 512, 512, 64], False
+    for name in grid.NAMES:
+        batch, heads, seq, head_dim, causal = grid.sizes(name)
+        if kind == "forward" or seq in (512, 2048, 8192, 16384):
+            yield name, [batch, heads, heads, seq, seq, head_dim], causal
+    yield "llama8b-prefill-8k", [1, 32, 8, 8192, 8192, 128], True
 
 
 class Build:
@@ -103,7 +129,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("old", "new", "out"):
         parser.add_argument(name)
-    parser.add_argument("--set", default="forward", choices=("forward", "backward", "decode", "cpu"))
+    parser.add_argument("--set", default="forward", choices=("forward", "backward", "decode", "host", "cpu"))
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "f32"))
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", default="")
@@ -115,6 +141,7 @@ def main():
         if options.only not in name:
             continue
         spec = {"sizes": sizes, "causal": causal, "set": options.set, "dtype": dtype}
+        spec |= {"way": name.split(" ", 1)[1]} if options.set == "host" else {}
         for build in builds:
             build.ask(json.dumps(spec))
         times = [[], []]

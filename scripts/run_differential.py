@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Runs the cases of `flashcore-tools differential` on a GPU, and compares with what the simulator computed.
 
-usage: scripts/run_differential.py FOLDER OUT [--jobs N] [--recorded]
+usage: scripts/run_differential.py FOLDER OUT.json [--jobs N]
 
 FOLDER is what the tool has written. Needs a driver, Python 3.11 and NumPy; no toolkit. Each module is compiled and run
-in a process of its own, N at a time, so that a launch that fails ends no other. Leaves in OUT differential.json (each
-case, and counts) and outputs_N.xz (what the GPU computed); --recorded compares with the latter again, without a GPU,
-after the simulator has changed: FOLDER must be of the same seed, count and length.
+in a process of its own, N at a time, so that a launch that fails ends no other. OUT.json gets each case that is not the
+same, and counts.
 
 A case is the same (all bits, or floats within the instruction's bound), close (floats within a kernel's tolerance),
 different, or failed. All NaN are one; results that are NaN with other bits are counted by instruction.
@@ -19,21 +18,21 @@ import collections
 import concurrent.futures
 import ctypes
 import json
-import lzma
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 
 import numpy as np
 
 TIMEOUT_S = 30
-PIECE = 32 << 20
-FLOATS = {"f16": "f2", "f32": "f4", "f64": "f8"}
-STORED = FLOATS | {"bf16": "u2", "e4m3": "u1"} | {f"{s}{8 * n}": f"{s}{n}" for s in "iu" for n in (1, 2, 4, 8)}
+STORED = {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "e4m3": "u1"}
+STORED |= {f"{s}{8 * n}": f"{s}{n}" for s in "iu" for n in (1, 2, 4, 8)}
 # What may make a kernel's results close but not equal: sums in another order, approximations, products of matrices, and
 # products and sums without a rounding, which ptxas may contract.
 INEXACT = re.compile(
@@ -114,118 +113,70 @@ class Driver:
         self("cuCtxSynchronize")
 
 
-def told_of(log):
-    """What a module's processes have said: the device, and a word for each case that ended."""
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return lines[0] if lines else None, dict(line.split(" ", 1) for line in lines[1:])
-
-
-def run_module(folder, name):
-    """A child's work: runs the cases of a module that none ran. Appends a line for each to NAME.log, and their bytes to
-    NAME.out. Ends after a case that fails, as the context is lost then."""
+def run_module(folder, name, first, out):
+    """A child's work: writes, of each case of a module from the first on, the bytes of its buffers, or why it failed.
+    Ends after a case that fails, as the context is lost then."""
     told = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
     data = np.memmap(folder / "data.bin", dtype=np.uint8, mode="r")
-    device, done = told_of(folder / f"{name}.log")
-    cases = [case for case in told["cases"] if case["module"] == name and case["name"] not in done]
-    with open(folder / f"{name}.log", "a", encoding="utf-8") as log, open(folder / f"{name}.out", "ab") as out:
-        driver = Driver()
-        if device is None:
-            print(driver.name, file=log, flush=True)
-        # A process that was killed may have left bytes of a case that is not told as run.
-        ran = [case for case in told["cases"] if done.get(case["name"]) == "ran"]
-        out.truncate(sum(b["bytes"] for case in ran for b in case["buffers"] if b["after"] is not None))
-        try:
-            module = driver.module((folder / name).read_bytes())
-        except RuntimeError as error:
-            for case in cases:
-                print(case["name"], " ".join(str(error).split()), file=log)
-            return
-        for case in cases:
-            addresses = []
-            try:
-                for held in case["buffers"]:
-                    address, size = driver.allocated(held["bytes"]), held["bytes"]
-                    before = held["before"]
-                    driver.write(address, bytes(size) if before is None else data[before : before + size].tobytes())
-                    addresses.append(address)
-                driver.launch(module, case, addresses)
-                found = []
-                for held, address in zip(case["buffers"], addresses):
-                    if held["after"] is not None:
-                        found.append(driver.read(address, held["bytes"]))
-                    driver("cuMemFree_v2", address)
-            except RuntimeError as error:
-                print(case["name"], error, file=log, flush=True)
-                return
-            out.write(b"".join(found))
-            out.flush()
-            print(case["name"], "ran", file=log, flush=True)
+    cases = [case for case in told["cases"] if case["module"] == name][first:]
 
+    def say(found):
+        pickle.dump(found, out)
+        out.flush()
 
-def run_all(folder, cases, jobs):
-    """Runs modules in processes of their own; what they leave is read by `recorded`. Interrupted, it kills them."""
-    running, stopped = set(), False
-    modules = collections.defaultdict(list)
-    for case in cases:
-        modules[case["module"]].append(case["name"])
-
-    def one(name):
-        log = folder / f"{name}.log"
-        for file in (log, folder / f"{name}.out"):
-            file.unlink(missing_ok=True)
-        while not stopped and (left := [case for case in modules[name] if case not in told_of(log)[1]]):
-            child = subprocess.Popen([sys.executable, __file__, str(folder), str(folder), "--module", name])
-            running.add(child)
-            try:
-                why = f"ended with {child.wait(TIMEOUT_S)}"
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-                why = f"did not end in {TIMEOUT_S} s"
-            running.discard(child)
-            device, done = told_of(log)
-            if device is None:  # the driver did not start
-                return
-            # A process that fails says so of its case; one that was ended by a signal or by the limit does not.
-            now = [case for case in left if case not in done]
-            if now and (child.returncode or len(now) == len(left)):
-                with open(log, "a", encoding="utf-8") as file:
-                    print(now[0], f"not run: its process {why}", file=file)
-
-    pool = concurrent.futures.ThreadPoolExecutor(jobs)
+    driver = Driver()
     try:
-        for task in [pool.submit(one, name) for name in modules]:
-            task.result()
-    except KeyboardInterrupt:
-        stopped = True
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in list(running):
-            child.kill()
-        print("interrupted: what ran is compared", flush=True)
-
-
-def recorded(folder, cases):
-    """What the processes left: the device, why cases failed, and the bytes of the others' buffers, in order."""
-    device, failed, whole, logs = None, {}, [], {}
+        module = driver.module((folder / name).read_bytes())
+    except RuntimeError as error:
+        for _ in cases:
+            say(" ".join(str(error).split()))
+        return
     for case in cases:
-        name = case["module"]
-        if name not in logs:
-            said, told = told_of(folder / f"{name}.log")
-            device = device or said
-            out = folder / f"{name}.out"
-            logs[name] = [told, 0, np.fromfile(out, np.uint8) if out.exists() else np.zeros(0, np.uint8)]
-        told, at, stored = logs[name]
-        found, after = outputs_of(case, stored, at)
-        if told.get(case["name"]) != "ran" or after > len(stored):
-            failed[case["name"]] = told.get(case["name"], "not run: the process was ended")
-            continue
-        logs[name][1] = after
-        whole.extend(found)
-    return device, failed, np.concatenate(whole) if whole else np.zeros(0, np.uint8)
+        addresses = []
+        try:
+            for held in case["buffers"]:
+                address, size, before = driver.allocated(held["bytes"]), held["bytes"], held["before"]
+                driver.write(address, bytes(size) if before is None else data[before : before + size].tobytes())
+                addresses.append(address)
+            driver.launch(module, case, addresses)
+            kept = [(held, address) for held, address in zip(case["buffers"], addresses) if held["after"] is not None]
+            found = [driver.read(address, held["bytes"]) for held, address in kept]
+            for address in addresses:
+                driver("cuMemFree_v2", address)
+        except RuntimeError as error:
+            return say(str(error))
+        say(found)
+
+
+def pickled(file):
+    """What a process has written, also if it was ended within the last."""
+    while True:
+        try:
+            yield pickle.load(file)
+        except (EOFError, pickle.UnpicklingError):
+            return
+
+
+def run(folder, name, count):
+    """Of each case of a module what `run_module` says."""
+    found = []
+    while len(found) < count:
+        with tempfile.NamedTemporaryFile() as said:
+            command = [sys.executable, __file__, folder, said.name, "--module", name, "--first", str(len(found))]
+            try:
+                why = f"ended with {subprocess.run(command, timeout=TIMEOUT_S, check=False).returncode}"
+            except subprocess.TimeoutExpired:
+                why = f"did not end in {TIMEOUT_S} s"
+            now = list(pickled(said))
+        found += now
+        # A process that fails says so of its case; one that was ended by a signal or by the limit does not.
+        if len(found) < count and not (now and isinstance(now[-1], str)):
+            found.append(f"not run: its process {why}")
+    return found
 
 
 def numbers(kind, stored):
-    """float64 of stored floats."""
+    """float64 of what is stored."""
     if kind == "bf16":
         return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return stored.astype(np.float64)
@@ -244,11 +195,9 @@ def compared(area, ours, theirs):
     same = ours.view(bits) == theirs.view(bits)
     if same.all():
         return 0, 0, 0, 0.0
-    with np.errstate(invalid="ignore", over="ignore"):
-        a, b = numbers(kind, ours), numbers(kind, theirs)
-    both = np.isnan(a) & np.isnan(b)
-    share = np.zeros(len(a))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        a, b = numbers(kind, ours), numbers(kind, theirs)
+        both = np.isnan(a) & np.isnan(b)
         bound = np.maximum(area["absolute"], area["relative"] * np.abs(a))
         off = np.abs(a - b)
         share = np.where(same | both, 0.0, np.where(bound > 0, off / bound, np.inf))
@@ -264,7 +213,7 @@ def judge_program(case, data, outputs):
     for held in case["buffers"]:
         if held["after"] is None:
             continue
-        theirs = next(outputs)
+        theirs = np.frombuffer(next(outputs), np.uint8)
         ours = data[held["after"] : held["after"] + held["bytes"]]
         for area in held["areas"]:
             part = slice(area["at"], area["at"] + area["bytes"])
@@ -290,7 +239,7 @@ def judge_kernel(case, data, outputs, text):
     declared = [a for a in flat(tomllib.loads(case["declaration"])["args"]) if "value" not in a]
     told = {"name": case["name"], "status": "same", "wrong": []}
     for held, argument in zip(case["buffers"], declared, strict=True):
-        theirs = np.array(next(outputs))
+        theirs = np.frombuffer(next(outputs), np.uint8)
         ours = np.array(data[held["after"] : held["after"] + held["bytes"]])
         if np.array_equal(ours, theirs):
             continue
@@ -298,10 +247,8 @@ def judge_kernel(case, data, outputs, text):
         a, b = (x.view(STORED[kind]) for x in (ours, theirs))
         if check == "sorted":
             a, b = np.sort(a), np.sort(b)
-        if kind in FLOATS or kind == "bf16":
-            a, b = numbers(kind, a), numbers(kind, b)
-        off = np.abs(a.astype(np.float64) - b.astype(np.float64))
-        allowed = argument.get("atol", 0.0) + argument.get("rtol", 0.0) * np.abs(a.astype(np.float64))
+        a, b = numbers(kind, a), numbers(kind, b)
+        off, allowed = np.abs(a - b), argument.get("atol", 0.0) + argument.get("rtol", 0.0) * np.abs(a)
         differs = int((~(off <= allowed) & ~((a != a) & (b != b))).sum()) if check else 0
         told["wrong"].append(
             {"buffer": held["name"], "check": check, "bytes": int((ours != theirs).sum()), "elements": differs}
@@ -316,98 +263,65 @@ def judge_kernel(case, data, outputs, text):
     return told
 
 
-def outputs_of(case, stored, at):
-    """The bytes of a case's buffers in what was stored, and where the next case's begin."""
-    found = []
-    for held in case["buffers"]:
-        if held["after"] is not None:
-            found.append(stored[at : at + held["bytes"]])
-            at += held["bytes"]
-    return found, at
-
-
-def packed(piece):
-    return lzma.compress(piece, preset=1)
-
-
 def main():
     usage = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usage.add_argument("folder", type=pathlib.Path)
     usage.add_argument("out", type=pathlib.Path)
     usage.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N")
-    usage.add_argument("--recorded", action="store_true", help="compare with outputs_N.xz of OUT")
     usage.add_argument("--module", help=argparse.SUPPRESS)
+    usage.add_argument("--first", type=int, help=argparse.SUPPRESS)
     options = usage.parse_args()
     if options.module:
-        run_module(options.folder, options.module)
+        with options.out.open("wb") as out:
+            run_module(options.folder, options.module, options.first, out)
         return 0
     started = time.monotonic()
-    options.out.mkdir(parents=True, exist_ok=True)
     told = json.loads((options.folder / "cases.json").read_text(encoding="utf-8"))
     data = np.memmap(options.folder / "data.bin", dtype=np.uint8, mode="r")
-    record = options.out / "differential.json"
-    if options.recorded:
-        before = json.loads(record.read_text(encoding="utf-8"))
-        failed, device = before["failed"], before["device"]
-        pieces = sorted(options.out.glob("outputs_*.xz"))
-        stored = np.frombuffer(b"".join(lzma.decompress(p.read_bytes()) for p in pieces), np.uint8)
-    else:
-        try:
-            Driver()
-        except (OSError, RuntimeError) as error:
-            print(f"no GPU: {error}", file=sys.stderr)
-            return 3
-        run_all(options.folder, told["cases"], options.jobs)
-        device, failed, stored = recorded(options.folder, told["cases"])
-        pieces = [stored[i : i + PIECE].tobytes() for i in range(0, len(stored), PIECE)]
-        with concurrent.futures.ProcessPoolExecutor() as pool:
-            for number, piece in enumerate(pool.map(packed, pieces)):
-                (options.out / f"outputs_{number}.xz").write_bytes(piece)
-        for file in [*options.folder.glob("*.out"), *options.folder.glob("*.log")]:
-            file.unlink()
-    results, nan, shares, at = [], collections.Counter(), {}, 0
+    try:
+        device = Driver().name
+    except (OSError, RuntimeError) as error:
+        print(f"no GPU: {error}", file=sys.stderr)
+        return 3
+    counts = collections.Counter(case["module"] for case in told["cases"])
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        found = dict(zip(counts, map(iter, pool.map(lambda one: run(options.folder, *one), counts.items()))))
+    results, nan, shares = [], collections.Counter(), {}
+    kinds, firsts = {"programs": collections.Counter(), "kernels": collections.Counter()}, collections.Counter()
     for case in told["cases"]:
-        if case["name"] in failed:
-            results.append({"name": case["name"], "status": "failed", "why": failed[case["name"]]})
-            continue
-        found, at = outputs_of(case, stored, at)
-        if case["declaration"]:
+        outputs = next(found[case["module"]])
+        if isinstance(outputs, str):
+            result = {"name": case["name"], "status": "failed", "why": outputs}
+        elif case["declaration"]:
             text = (options.folder / case["module"]).read_text(encoding="utf-8")
-            results.append(judge_kernel(case, data, iter(found), text))
+            result = judge_kernel(case, data, iter(outputs), text)
         else:
-            one, nans, share = judge_program(case, data, iter(found))
-            results.append(one)
+            result, nans, share = judge_program(case, data, iter(outputs))
             nan.update(nans)
-            for form, worst in share.items():
-                shares[form] = max(worst, shares.get(form, 0.0))
-    kinds = {True: collections.Counter(), False: collections.Counter()}
-    firsts = collections.Counter()
-    for case, result in zip(told["cases"], results):
-        kinds[case["declaration"] is not None][result["status"]] += 1
+            shares = {form: max(shares.get(form, 0.0), share.get(form, 0.0)) for form in shares.keys() | share.keys()}
+        results.append(result)
+        kinds["kernels" if case["declaration"] else "programs"][result["status"]] += 1
         if result["status"] == "different" and "form" in result["wrong"][0]:
             firsts[result["wrong"][0]["form"]] += 1
     summary = {
         "device": device,
         "seed": told["seed"],
         "seconds": round(time.monotonic() - started, 1),
-        "programs": dict(kinds[False]),
-        "kernels": dict(kinds[True]),
+        **kinds,
         "opcodes": len(told["opcodes"]),
         "first_different": dict(firsts.most_common()),
         "nan_with_other_bits": {form: count for form, count in nan.most_common() if count},
         "worst_share_of_bound": dict(sorted(shares.items())),
-        "failed": failed,
         "results": [r for r in results if r["status"] != "same"],
     }
-    record.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    print(f"{device}: programs {summary['programs']}, kernels {summary['kernels']}, {summary['opcodes']} opcodes")
+    options.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    print(f"{device}: programs {dict(kinds['programs'])}, kernels {dict(kinds['kernels'])}, {summary['opcodes']} opcodes")
     for form, count in firsts.most_common(40):
         print(f"first different in {count}: {form}")
     for result in summary["results"]:
         if result["status"] == "failed" or "form" not in result["wrong"][0]:
             print(json.dumps(result)[:300])
-    bad = sum(kinds[k][s] for k in kinds for s in ("different", "failed"))
-    return 1 if bad else 0
+    return int(any(result["status"] in ("different", "failed") for result in results))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 """Says whether two folders of PTX hold the same kernels and launches: what a change of the sources must not change.
 
 usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--ptxas PATH]
-       scripts/same_machine_code.py --test
 
 OLD and NEW are folders that `flashcore-tools dump-ptx` wrote before and after the change. Kernels go by
 their paths; a kernel whose name changed is found by its text.
@@ -21,8 +20,8 @@ Exit code: 0 all the same, 1 something differs, 2 wrong usage, 3 no ptxas.
 """
 
 import argparse
+import collections
 import concurrent.futures
-import hashlib
 import os
 import pathlib
 import re
@@ -74,19 +73,18 @@ def machine_code(elf):
 
 
 def assembled(ptxas, path):
-    """A hash of the machine code that ptxas makes of a file for the target in its text, or its error."""
+    """The machine code that ptxas makes of a file for the target in its text, or its error."""
     target = re.search(r"^\.target\s+(sm_\d+[af]?)", path.read_text(), re.MULTILINE)[1]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         command = [ptxas, "-arch", target, str(path), "-o", cubin.name]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode != 0:
             return (run.stdout + run.stderr).replace(str(path), "FILE")
-        code = machine_code(pathlib.Path(cubin.name).read_bytes())
-    return hashlib.sha256(b"".join(code)).hexdigest()
+        return b"".join(machine_code(pathlib.Path(cubin.name).read_bytes()))
 
 
 def pairs(old, new):
-    """(path, old file, new file) of each kernel, and the names that only one folder has."""
+    """(path, old file, new file) of each kernel, and a line for each that only one folder has."""
     files = [{path.relative_to(top): path for path in top.rglob("*.ptx")} for top in (old, new)]
     both = [(name, files[0][name], files[1][name]) for name in sorted(files[0].keys() & files[1].keys())]
     lone = [{name: files[i][name] for name in files[i].keys() - files[1 - i].keys()} for i in (0, 1)]
@@ -98,7 +96,7 @@ def pairs(old, new):
         if found:
             both.append((name, path, found[1]))
             del lone[0][name], lone[1][found[0]]
-    return both, sorted(map(str, lone[0])), sorted(map(str, lone[1]))
+    return both, [f"{name}: only in {top}" for top, only in zip((old, new), lone) for name in sorted(map(str, only))]
 
 
 def launches(top):
@@ -133,70 +131,26 @@ def verdict(args, pair):
     return "same PTX and machine code" if same_ptx else "same machine code, other PTX"
 
 
-def test():
-    kernel = """.version 8.0
-.visible .entry {name}(
-    .param .u64 {name}_param_0, .param .u32 scale
-)
-{{
-    .reg .b32 %r<{count}>; // counts
-    ld.param.u32 %r{a}, [scale];
-    add.s32 %r{b}, %r{a}, %r{a};
-    @%p{a} bra $L{a};
-$L{a}:
-    mov.u32 %r{a}, %tid.x;
-}}"""
-    text = lambda **names: renumbered(kernel.format(**names))
-    one = text(name="one", count=9, a=7, b=8)
-    assert one == text(name="two", count=3, a=1, b=2), one
-    assert "%tid.x" in one and "parameter1" in one and "%r#1" in one, one
-    assert one != renumbered(kernel.format(name="one", count=9, a=7, b=7)), "one register for two"
-    assert one != one.replace("add.s32", "sub.s32")
-    names = b"\0.text.kernel\0.strtab\0"
-    elf = bytearray(64) + b"CODE" + names
-    struct.pack_into("<Q", elf, 40, len(elf))
-    struct.pack_into("<HHH", elf, 58, 64, 2, 1)
-    for name, offset, size in [(1, 64, 4), (14, 68, len(names))]:
-        elf += struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size).ljust(64, b"\0")
-    assert machine_code(bytes(elf)) == [b"CODE"]
-    with tempfile.TemporaryDirectory() as folder:
-        old, new = pathlib.Path(folder, "old"), pathlib.Path(folder, "new")
-        for top, lines in [(old, "a 1 2\nb 3\n"), (new, "a 1 2\nb 4\n")]:
-            (top / "sm_80").mkdir(parents=True)
-            (top / "sm_80" / "launches.txt").write_text(lines)
-        assert compared_launches(old, new) == (1, ["sm_80/b: other launches"])
-        assert compared_launches(old, old) == (2, [])
-        (new / "sm_80" / "launches.txt").unlink()
-        assert compared_launches(old, new) == (0, ["sm_80: no launches to compare"])
-    print("ok")
-
-
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1][7:])
-    parser.add_argument("folders", nargs="*", type=pathlib.Path)
+    parser.add_argument("folders", nargs=2, type=pathlib.Path)
     parser.add_argument("--sass-only", action="store_true")
-    parser.add_argument("--test", action="store_true")
     parser.add_argument("--ptxas", default=os.environ.get("FLASHCORE_PTXAS", str(ROOT / ".bin/ptxas")))
     args = parser.parse_args()
-    if args.test:
-        return test()
-    if len(args.folders) != 2 or not all(folder.is_dir() for folder in args.folders):
+    if not all(folder.is_dir() for folder in args.folders):
         parser.error("two folders of PTX are needed")
     if not os.access(args.ptxas, os.X_OK):
         print(f"no ptxas at {args.ptxas}: scripts/get-ptxas.sh fetches it", file=sys.stderr)
         sys.exit(3)
-    both, only_old, only_new = pairs(*args.folders)
-    counts, differs = {}, []
+    both, lone = pairs(*args.folders)
+    counts, differs = collections.Counter(), []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for pair, found in zip(both, pool.map(lambda pair: verdict(args, pair), both)):
-            counts[found] = counts.get(found, 0) + 1
+            counts[found] += 1
             if found.startswith("other"):
                 differs.append(f"{pair[0]}: {found}")
-    differs += [f"{name}: only in {args.folders[0]}" for name in only_old]
-    differs += [f"{name}: only in {args.folders[1]}" for name in only_new]
-    same, others = compared_launches(*args.folders)
-    differs += others
-    counts["same launches"] = same
+    counts["same launches"], others = compared_launches(*args.folders)
+    differs += lone + others
     for line in differs:
         print(line)
     print("; ".join(f"{n} {found}" for found, n in sorted(counts.items())) or "no kernels")

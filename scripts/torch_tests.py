@@ -15,23 +15,14 @@ import argparse
 import collections
 import inspect
 import json
-import os
-import pathlib
 import random
-import subprocess
 import sys
-import tempfile
 import time
 import types
-import xml.etree.ElementTree as ElementTree
 
-NO_TIME = "no time is left"
+from pytest_runs import add_options, run_all, told, versions
+
 calls = collections.Counter()  # what FlashCore computed in this process
-
-
-def told():
-    """What the process that starts pytest asks of it; None in other runs of pytest."""
-    return json.loads(os.environ["FLASHCORE_TORCH_TESTS"])
 
 
 def pytest_configure():
@@ -66,72 +57,29 @@ def pytest_collection_modifyitems(items):
     random.Random(seed).shuffle(items)
 
 
-def pytest_runtest_setup():
-    import pytest
-
-    if time.time() > told()["ends"]:
-        pytest.skip(NO_TIME)
-
-
 def pytest_runtest_teardown(item):
     item.user_properties += calls.items()
     calls.clear()
 
 
-def pytest_runtest_makereport(call):
-    if call.excinfo and any(word in str(call.excinfo.value) for word in ("CUDA error", "CUDA_ERROR")):
-        os._exit(3)  # the context is lost: another process goes on
-
-
-def run_all(options, active):
-    """How each test ended and what it said, and the calls that FlashCore computed."""
-    asked = {"active": active, "most": options.most, "seed": options.seed, "ends": time.time() + options.seconds}
-    threads = max(1, (os.cpu_count() or 1) // options.processes)
-    environment = os.environ | {"FLASHCORE_TORCH_TESTS": json.dumps(asked), "OMP_NUM_THREADS": str(threads)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "torch_tests", "-p", "no:cacheprovider", "test_transformers.py"]
-        command += [f"--numprocesses={options.processes}", "--max-worker-restart=1000", "--timeout=600", "--timeout-method=thread"]
-        command += [f"--junitxml={scratch}/ran.xml"]
-        ended = subprocess.run(command, cwd=options.folder, env=environment, stdout=sys.stderr, check=False).returncode
-        if ended not in (0, 1):  # all passed, or some failed
-            sys.exit(f"pytest ended with {ended}")
-        ran = ElementTree.parse(f"{scratch}/ran.xml")
-    lines, counted = {}, collections.Counter()
-    for case in ran.iter("testcase"):
-        ends = [(end.tag, end.get("message") or "") for end in case if end.tag in ("failure", "error", "skipped")]
-        outcome, says = ends[0] if ends else ("passed", "")
-        outcome = "not_reached" if NO_TIME in says else "failed" if outcome in ("failure", "error") else outcome
-        lines[f"{case.get('classname')}.{case.get('name')}"] = (outcome, says[:400])
-        for of in case.iter("property"):
-            counted[of.get("name")] += int(of.get("value"))
-    return lines, counted
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("out", type=pathlib.Path)
+    add_options(parser, processes=8)
     parser.add_argument("--most", type=int, default=0, help="of the variants of a test; 0: all")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=540, help="for each pass over the tests")
     options = parser.parse_args()
-    import flashcore_attn
-    import torch
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    report = {"device": device, "torch": torch.__version__, "flashcore": flashcore_attn.__version__, "seed": options.seed}
+    report = versions() | {"seed": options.seed}
     started, results = time.monotonic(), {}
     for word in ("without", "with"):
-        lines, counted = run_all(options, word == "with")
-        results[word] = lines
-        counts = dict(collections.Counter(outcome for outcome, _ in lines.values()))
-        counts |= {"drawn": len(lines), "computed_by_flashcore": dict(counted)}
-        counts["failures"] = {name: says for name, (outcome, says) in sorted(lines.items()) if outcome == "failed"}
-        report[word] = counts
+        asked = {"active": word == "with", "most": options.most}
+        lines = results[word] = run_all("torch_tests", options.folder, ["test_transformers.py"], options, asked)
+        computed = collections.Counter()
+        for _, _, noted in lines.values():
+            computed.update({name: int(count) for name, count in noted.items()})
+        report[word] = dict(collections.Counter(outcome for outcome, *_ in lines.values()))
+        report[word] |= {"drawn": len(lines), "computed_by_flashcore": dict(computed)}
+        report[word]["failures"] = {name: says for name, (outcome, says, _) in sorted(lines.items()) if outcome == "failed"}
     every = sorted(results["without"].keys() | results["with"].keys())
-    other = {name: [results[word].get(name, ("missing", "")) for word in results] for name in every}
+    other = {name: [results[word].get(name, ("missing", ""))[:2] for word in results] for name in every}
     ran = {name: ends for name, ends in other.items() if all(outcome != "not_reached" for outcome, _ in ends)}
     other = {name: ends for name, ends in ran.items() if ends[0][0] != ends[1][0]}
     report |= {"same_outcome": len(ran) - len(other), "other_outcome": other, "seconds": round(time.monotonic() - started)}

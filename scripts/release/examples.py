@@ -67,6 +67,11 @@ def write_rust(page, folder):
         pathlib.Path(folder, f"example{number}.rs").write_text(f"#![allow(dead_code)]\n{block}{rest}", encoding="utf-8")
 
 
+def compare_printed(page, number, file):
+    wanted = blocks(page, "rust")[int(number) - 1][1]
+    print(f"{page}: Rust block {number} {same(page, number, wanted, pathlib.Path(file).read_text())}")
+
+
 def tensors(np):
     """Libraries with their dtypes, how each makes a tensor of an array, and how it reads one as float64."""
     yield "NumPy", ["float32", "float16"], lambda array, dtype: array.astype(dtype), lambda out: np.asarray(out, np.float64)
@@ -105,14 +110,7 @@ def compare_answers():
 
 if __name__ == "__main__":
     what, *arguments = sys.argv[1:] or ["--help"]
-    if what == "answers" and not arguments:
-        compare_answers()
-    elif what == "python" and len(arguments) == 1:
-        run_python(*arguments)
-    elif what == "rust" and len(arguments) == 2:
-        write_rust(*arguments)
-    elif what == "printed" and len(arguments) == 3:
-        page, number, file = arguments
-        print(f"{page}: Rust block {number} {same(page, number, blocks(page, 'rust')[int(number) - 1][1], pathlib.Path(file).read_text())}")
-    else:
+    functions = {("answers", 0): compare_answers, ("python", 1): run_python, ("rust", 2): write_rust, ("printed", 3): compare_printed}
+    if (what, len(arguments)) not in functions:
         sys.exit(__doc__)
+    functions[what, len(arguments)](*arguments)

@@ -1,6 +1,6 @@
 //! Appending to a cache on the host.
 
-use flashcore_problem::append::{NewRow, QueryRow, Rows};
+use flashcore_problem::append::{NewRow, QueryRow};
 use flashcore_problem::{Append, DType, Host, Layout, Name, Operands, Rotary, TensorView};
 
 use crate::CpuError;
@@ -12,13 +12,9 @@ use crate::keys::{copy_row, store_row, widen_row};
 /// Values that contradict the append ([`Append::findings`]). Nothing is written then.
 pub(crate) fn run(append: &Append, mut operands: Operands<'_, Host>) -> Result<(), CpuError> {
     let (values, slots) = operands.append_values()?;
-    let Rows {
-        new,
-        q,
-        seqused_k: keys,
-    } = append.rows(&values, slots)?;
+    let rows = append.rows(&values, slots)?;
     if let Some(seqused_k) = operands.take_values(Name::SequsedK)? {
-        seqused_k.copy_from_slice(&keys);
+        seqused_k.copy_from_slice(&rows.seqused_k);
     }
     let mut written = |name, layout| -> Result<Written<'_>, CpuError> {
         let (dtype, bytes) = (append.dtype, operands.take_bytes(name)?);
@@ -39,7 +35,7 @@ pub(crate) fn run(append: &Append, mut operands: Operands<'_, Host>) -> Result<(
         }),
         None => None,
     };
-    for &NewRow { from, to, position } in &new {
+    for &NewRow { from, to, position } in &rows.new {
         for h in 0..append.k_cache.shape[2] {
             copy(&k_new, (from, h), &mut k_cache, (to, h));
             if let Some(rotation) = &rotation {
@@ -51,7 +47,7 @@ pub(crate) fn run(append: &Append, mut operands: Operands<'_, Host>) -> Result<(
     if let Some((rotation, mut q_out)) = rotation.zip(rotated) {
         // Without Q its rows are where they are rotated.
         let from = operands.get(Name::Q).map(|_| operands.tensor(Name::Q)).transpose()?;
-        for QueryRow { at, position } in q {
+        for QueryRow { at, position } in rows.q {
             for h in 0..rotation.rotary.q.shape[2] {
                 if let Some(from) = &from {
                     copy(from, (at, h), &mut q_out, (at, h));

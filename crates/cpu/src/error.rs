@@ -1,7 +1,5 @@
 //! Errors of attention on the CPU.
 
-use std::fmt;
-
 use flashcore_problem::ProblemError;
 use thiserror::Error;
 
@@ -29,9 +27,4 @@ pub enum CpuError {
     Simd { asked: crate::SimdLevel, available: String },
 }
 
-/// The message, which `main` prints of an error that it returns.
-impl fmt::Debug for CpuError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+flashcore_problem::debug_as_message!(CpuError);

@@ -38,12 +38,8 @@ impl<'o> Output<'o> {
         lse: Option<&'o mut [f32]>,
         sinks: Option<&'o [f32]>,
     ) -> Output<'o> {
-        let steps = [
-            layout.strides[0],
-            layout.strides[1],
-            layout.strides[2],
-            layout.shape[3] as i64,
-        ];
+        let [batch, seq, head, _] = layout.strides;
+        let steps = [batch, seq, head, layout.shape[3] as i64];
         let words = bytes.as_ptr().addr().is_multiple_of(WORD)
             && steps
                 .iter()

@@ -67,21 +67,17 @@ impl WithSimd for TileRun<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let TileRun {
-            task,
-            workspace,
-            mut store,
-        } = self;
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (task, store) = (self.task, &mut self.store);
         // The choice depends on the sequence and not on the tile, so that a row's bits do not
         // depend on `tile_q`.
         let few_rows = task.problem.group_size() * task.sequence.len_q <= FEW_ROWS;
         // 4×4 accumulators with operands fill 32 registers; 4×2 fit in 16.
         match (few_rows, S::REGISTER_COUNT >= 32) {
-            (true, true) => rows::run::<S, 4>(task, simd, workspace, &mut store),
-            (true, false) => rows::run::<S, 2>(task, simd, workspace, &mut store),
-            (false, true) => task.run::<S, 4>(simd, workspace, &mut store),
-            (false, false) => task.run::<S, 2>(simd, workspace, &mut store),
+            (true, true) => rows::run::<S, 4>(task, simd, self.workspace, store),
+            (true, false) => rows::run::<S, 2>(task, simd, self.workspace, store),
+            (false, true) => task.run::<S, 4>(simd, self.workspace, store),
+            (false, false) => task.run::<S, 2>(simd, self.workspace, store),
         }
     }
 }
@@ -141,12 +137,9 @@ impl TileTask<'_> {
     /// position relative to a key.
     #[inline(always)]
     pub(crate) fn bias(&self, row: usize, key: usize) -> Option<(f32, f32)> {
-        let (head, row) = (
-            (self.first_row + row) / self.sequence.len_q,
-            (self.first_row + row) % self.sequence.len_q,
-        );
-        let slope = self.q.alibi_slope(self.batch, head)?;
-        let position = row as i64 + i64::from(self.sequence.keys.diagonal) - key as i64;
+        let row = self.first_row + row;
+        let slope = self.q.alibi_slope(self.batch, row / self.sequence.len_q)?;
+        let position = (row % self.sequence.len_q) as i64 + i64::from(self.sequence.keys.diagonal) - key as i64;
         Some((slope / self.scale.of_score, position as f32))
     }
 

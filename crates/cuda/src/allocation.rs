@@ -68,8 +68,8 @@ pub(crate) struct Uses {
 impl Uses {
     /// Work that was put into the stream so far uses it.
     pub(crate) fn add(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        let handle = stream.shared();
-        if handle.is_own() {
+        let handle = &stream.shared;
+        if handle.is_own {
             if !self.own.iter().any(|known| Arc::ptr_eq(known, handle)) {
                 if self.own.len() >= MANY_STREAMS {
                     // No more work comes into a stream that is only here.
@@ -88,7 +88,7 @@ impl Uses {
         let marker = match known {
             Some((_, marker)) => marker.clone(),
             None => {
-                let marker = Arc::new(stream.context().call(|driver| Marker::new(driver, handle.home()))?);
+                let marker = Arc::new(stream.context().call(|driver| Marker::new(driver, handle.home))?);
                 self.foreign.push((stream.as_raw(), marker.clone()));
                 marker
             }
@@ -100,7 +100,7 @@ impl Uses {
 
     /// All work in the stream has ended.
     pub(crate) fn remove(&mut self, stream: &Stream) {
-        self.own.retain(|known| !Arc::ptr_eq(known, stream.shared()));
+        self.own.retain(|known| !Arc::ptr_eq(known, &stream.shared));
         self.foreign.retain(|(raw, _)| *raw != stream.as_raw());
     }
 
@@ -127,7 +127,7 @@ impl Uses {
 
     /// Work that is put into the stream from now on waits for what the others did, and then stands for them.
     pub(crate) fn wait_in(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        let (this, context) = (stream.shared(), stream.context());
+        let (this, context) = (&stream.shared, stream.context());
         for other in self.own.iter().filter(|other| !Arc::ptr_eq(other, this)) {
             let is_marked = context.call(|driver| other.mark(driver, stream.handle()))?;
             if !is_marked {
@@ -152,7 +152,7 @@ impl StreamHandle {
         if capture.is_some() || driver.stream_is_captured(self.raw())? {
             return Ok(false);
         }
-        let marker = Marker::new(driver, self.home())?;
+        let marker = Marker::new(driver, self.home)?;
         driver.cuEventRecord(marker.event.0, self.raw())?;
         driver.cuStreamWaitEvent(waiting, marker.event.0, 0)?;
         Ok(true)
@@ -270,7 +270,7 @@ mod tests {
     fn uses_of_threads_are_in_one_order() {
         let context = Context::recording();
         let buffers = [8, 8].map(|bytes| DeviceBuffer::new(&context, bytes).unwrap());
-        let [a, b] = buffers.each_ref().map(|buffer| buffer.as_slice().owner().unwrap());
+        let [a, b] = buffers.each_ref().map(|buffer| buffer.as_slice().owner.unwrap());
         let at_work = std::sync::atomic::AtomicUsize::new(0);
         let work = |n: usize| {
             let stream = Stream::new(&context).unwrap();

@@ -102,7 +102,7 @@ impl Function {
     }
 
     pub(crate) fn loaded(&self) -> &LoadedFunction {
-        &self.module.loaded().functions[self.index]
+        &self.module.loaded.functions[self.index]
     }
 
     /// The kernel's name.
@@ -169,7 +169,7 @@ impl Function {
             .home()
             .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), values) });
         launched.map_err(|error| self.explain(shape, error))?;
-        stream.enqueued(&loaded.name, self.module.loaded());
+        stream.enqueued(&loaded.name, &self.module.loaded);
         Ok(())
     }
 

@@ -54,7 +54,7 @@ impl Graph {
                 .call(|driver| driver.cuGraphLaunch(exec.0, stream.handle()))
         })?;
         // A graph in a graph: the outer one keeps what this one keeps.
-        match stream.shared().capture().as_mut() {
+        match stream.shared.capture().as_mut() {
             Some(captured) => captured.modules.extend_from_slice(&self.keeps.modules),
             None => self.context.enqueued(&self.label, stream.as_raw()),
         }
@@ -100,7 +100,7 @@ impl Recording {
         if stream.is_legacy_default() {
             return Err(CudaError::CaptureDefaultStream);
         }
-        let (shared, context) = (stream.shared().clone(), stream.context().clone());
+        let (shared, context) = (stream.shared.clone(), stream.context().clone());
         // Who holds this knows that no capture begins.
         let mut captured = shared.capture();
         context.call(|driver| driver.cuStreamBeginCapture_v2(stream.handle(), mode))?;

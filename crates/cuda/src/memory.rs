@@ -107,9 +107,9 @@ pub struct DeviceSlice<'a> {
     len: usize,
     ordinal: u32,
     /// What it is part of, if that is ours.
-    owner: Option<&'a Arc<Allocation>>,
+    pub(crate) owner: Option<&'a Arc<Allocation>>,
     /// The only stream that may use it, if there is one.
-    only_in: Option<usize>,
+    pub(crate) only_in: Option<usize>,
 }
 
 impl PartialEq for DeviceSlice<'_> {
@@ -278,14 +278,6 @@ impl<'a> DeviceSlice<'a> {
         })
     }
 
-    pub(crate) fn only_in(self) -> Option<usize> {
-        self.only_in
-    }
-
-    pub(crate) fn owner(self) -> Option<&'a Arc<Allocation>> {
-        self.owner
-    }
-
     fn check_len(self, what: &'static str, given: usize) -> Result<(), CudaError> {
         if given == self.len {
             return Ok(());
@@ -301,7 +293,7 @@ impl<'a> DeviceSlice<'a> {
 /// Refuses memory of another stream alone, and a graph, which would outlive the borrow of it.
 fn check_capture(only_in: Option<usize>, stream: &Stream) -> Result<(), CudaError> {
     check_stream(only_in, stream)?;
-    if only_in.is_some() && (stream.shared().capture().is_some() || stream.is_captured()?) {
+    if only_in.is_some() && (stream.shared.capture().is_some() || stream.is_captured()?) {
         return Err(CudaError::BorrowedInCapture);
     }
     Ok(())

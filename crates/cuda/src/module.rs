@@ -63,7 +63,7 @@ pub struct ModuleReport {
 #[derive(Clone)]
 pub struct Module {
     // Declared before the context, which unloading needs.
-    loaded: Arc<LoadedModule>,
+    pub(crate) loaded: Arc<LoadedModule>,
     context: Context,
 }
 
@@ -129,10 +129,6 @@ impl Module {
     /// The context it is loaded in.
     pub fn context(&self) -> &Context {
         &self.context
-    }
-
-    pub(crate) fn loaded(&self) -> &Arc<LoadedModule> {
-        &self.loaded
     }
 }
 

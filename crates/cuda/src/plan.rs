@@ -81,7 +81,7 @@ impl Function {
                 Arg::F32(value) => Argument::U32(value.to_bits()),
                 Arg::Table(ref table) => {
                     let table = context.tables().get(context, table)?;
-                    let address = table.address();
+                    let address = table.address;
                     tables.push(table);
                     Argument::U64(address)
                 }
@@ -100,8 +100,8 @@ impl Function {
             function: self.clone(),
             shape,
             arguments,
-            memory: buffers.iter().filter_map(|buffer| buffer.owner()).collect(),
-            only_in: buffers.iter().filter_map(|buffer| buffer.only_in()).collect(),
+            memory: buffers.iter().filter_map(|buffer| buffer.owner).collect(),
+            only_in: buffers.iter().filter_map(|buffer| buffer.only_in).collect(),
         })
     }
 

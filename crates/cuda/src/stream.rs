@@ -6,7 +6,7 @@ use crate::allocation::{Allocation, Uses};
 use crate::context::{Context, Home, lock};
 use crate::error::CudaError;
 use crate::module::LoadedModule;
-use crate::raw::Handle;
+use crate::raw::{CallResult, Driver, Handle};
 use crate::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUevent_st, CUstream, CUstream_st, event_flag, stream_flag};
 use crate::table::DeviceTable;
 
@@ -16,31 +16,38 @@ use crate::table::DeviceTable;
 /// another library, use the stream that it uses: [`Stream::from_raw`].
 pub struct Stream {
     // Before the context, which destroying it needs.
-    shared: Arc<StreamHandle>,
+    pub(crate) shared: Arc<StreamHandle>,
     context: Context,
 }
 
 /// The driver's stream. An own one lives while memory that it uses does.
 pub(crate) struct StreamHandle {
     handle: Handle<CUstream_st>,
-    is_own: bool,
-    home: Home,
+    /// Whether it was made here, and is destroyed here.
+    pub(crate) is_own: bool,
+    pub(crate) home: Home,
     /// While the stream is captured by a [`Graph`](crate::Graph).
     capture: Mutex<Option<Captured>>,
 }
 
 impl StreamHandle {
+    /// A new stream, which does not wait for the legacy default stream.
+    pub(crate) fn new(driver: &Driver, home: Home) -> CallResult<StreamHandle> {
+        let handle = driver.cuStreamCreate(stream_flag::CU_STREAM_NON_BLOCKING)?;
+        Ok(StreamHandle::wrap(handle, true, home))
+    }
+
+    fn wrap(handle: CUstream, is_own: bool, home: Home) -> StreamHandle {
+        StreamHandle {
+            handle: Handle(handle),
+            is_own,
+            home,
+            capture: Mutex::default(),
+        }
+    }
+
     pub(crate) fn raw(&self) -> CUstream {
         self.handle.0
-    }
-
-    /// Whether it was made here, and is destroyed here.
-    pub(crate) fn is_own(&self) -> bool {
-        self.is_own
-    }
-
-    pub(crate) fn home(&self) -> Home {
-        self.home
     }
 
     /// What is captured; no capture begins or ends while this is held.
@@ -77,9 +84,8 @@ pub(crate) struct Captured {
 impl Stream {
     /// A new stream.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let flags = stream_flag::CU_STREAM_NON_BLOCKING;
-        let handle = context.call(|driver| driver.cuStreamCreate(flags))?;
-        Ok(Self::wrap(context, handle, true))
+        let handle = context.call(|driver| StreamHandle::new(driver, context.home()))?;
+        Ok(Self::of(context, handle))
     }
 
     /// Another library's stream, such as `torch.cuda.current_stream().cuda_stream`. It stays
@@ -104,24 +110,14 @@ impl Stream {
                 });
             }
         }
-        Ok(Self::wrap(context, stream, false))
+        Ok(Self::of(context, StreamHandle::wrap(stream, false, context.home())))
     }
 
-    fn wrap(context: &Context, handle: CUstream, is_own: bool) -> Self {
-        let shared = Arc::new(StreamHandle {
-            handle: Handle(handle),
-            is_own,
-            home: context.home(),
-            capture: Mutex::new(None),
-        });
+    fn of(context: &Context, handle: StreamHandle) -> Self {
         Self {
-            shared,
+            shared: Arc::new(handle),
             context: context.clone(),
         }
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<StreamHandle> {
-        &self.shared
     }
 
     /// The device's context.
@@ -220,7 +216,7 @@ impl Stream {
             // Before the work, which another thread may end the capture after.
             match self.shared.capture().as_mut() {
                 Some(captured) => keep(captured),
-                None if self.shared.is_own() => return Err(CudaError::JoinedCapture),
+                None if self.shared.is_own => return Err(CudaError::JoinedCapture),
                 None => self.context.tables().keep_for_good(tables),
             }
             return work();
@@ -230,7 +226,7 @@ impl Stream {
             keep(captured);
         } else {
             uses.iter_mut().try_for_each(|uses| uses.add(self))?;
-            let slabs = once_each(tables.iter().map(|table| table.memory()));
+            let slabs = once_each(tables.iter().map(|table| &table.slab));
             slabs.iter().try_for_each(|slab| slab.uses().add(self))?;
         }
         done

@@ -17,8 +17,8 @@ use crate::allocation::Allocation;
 use crate::context::{Context, Home, lock};
 use crate::error::{CallError, CudaError};
 use crate::heap::Heap;
-use crate::raw::Handle;
-use crate::sys::{CUdeviceptr, CUstream_st, stream_flag};
+use crate::stream::StreamHandle;
+use crate::sys::CUdeviceptr;
 
 /// Bytes that tables are allocated in: a few hundred of them for one call that may take long.
 const SLAB_BYTES: usize = 16 << 20;
@@ -29,25 +29,14 @@ const ALIGNMENT: usize = 256;
 /// A table on the device. Its memory is freed with the last table of its slab.
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
-    address: CUdeviceptr,
+    pub(crate) address: CUdeviceptr,
     /// Device memory of tables, each of which takes bytes that none had before it.
-    slab: Arc<Allocation>,
-}
-
-impl DeviceTable {
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(crate) fn memory(&self) -> &Arc<Allocation> {
-        &self.slab
-    }
+    pub(crate) slab: Arc<Allocation>,
 }
 
 /// Copies tables to the device, with a stream that waits for no other work.
 pub(crate) struct Uploader {
-    stream: Handle<CUstream_st>,
-    home: Home,
+    stream: StreamHandle,
     heap: Arc<Heap>,
     /// The slab that is being filled, and what of it is free.
     slab: Option<(Arc<Allocation>, Range<usize>)>,
@@ -55,20 +44,15 @@ pub(crate) struct Uploader {
 
 impl Uploader {
     pub(crate) fn new(home: Home, heap: Arc<Heap>) -> Result<Uploader, CallError> {
-        let stream = home.call(|driver| driver.cuStreamCreate(stream_flag::CU_STREAM_NON_BLOCKING))?;
-        let (stream, slab) = (Handle(stream), None);
-        Ok(Uploader {
-            stream,
-            home,
-            heap,
-            slab,
-        })
+        let stream = home.call(|driver| StreamHandle::new(driver, home))?;
+        let slab = None;
+        Ok(Uploader { stream, heap, slab })
     }
 
     /// Returns when the table is there.
     fn upload(&mut self, table: &Table) -> Result<DeviceTable, CallError> {
         let bytes: &[u8] = bytemuck::cast_slice(table);
-        let home = self.home;
+        let home = self.stream.home;
         home.call(|driver| {
             let (slab, free) = match &mut self.slab {
                 Some((slab, free)) if free.len() >= bytes.len() => (slab, free),
@@ -79,20 +63,13 @@ impl Uploader {
                 }
             };
             let address = slab.address() + free.start as u64;
-            driver.copy_to_device(address, bytes, self.stream.0)?;
+            driver.copy_to_device(address, bytes, self.stream.raw())?;
             free.start = (free.start + bytes.len()).next_multiple_of(ALIGNMENT).min(free.end);
             Ok(DeviceTable {
                 address,
                 slab: slab.clone(),
             })
         })
-    }
-}
-
-impl Drop for Uploader {
-    fn drop(&mut self) {
-        // A lost context has nothing left to destroy.
-        let _ = self.home.call(|driver| driver.cuStreamDestroy_v2(self.stream.0));
     }
 }
 
@@ -171,7 +148,7 @@ mod tests {
         let context = Context::recording();
         let get = |n| context.tables().get(&context, &table(n)).unwrap();
         let (first, again, other) = (get(1), get(1), get(2));
-        assert!(Arc::ptr_eq(&first, &again) && first.address() != other.address());
+        assert!(Arc::ptr_eq(&first, &again) && first.address != other.address);
         let gone = Arc::downgrade(&other);
         drop(other);
         assert!(gone.upgrade().is_none());
@@ -186,7 +163,7 @@ mod tests {
     fn the_memory_of_tables_goes_with_them() {
         let context = Context::recording();
         let in_slab = SLAB_BYTES as u32 / (1 << 20);
-        let slab = |n| Arc::downgrade(context.tables().get(&context, &table(n)).unwrap().memory());
+        let slab = |n| Arc::downgrade(&context.tables().get(&context, &table(n)).unwrap().slab);
         let slabs: Vec<_> = (0..3 * in_slab).map(slab).collect();
         let there = slabs.iter().filter(|slab| slab.strong_count() > 0).count();
         assert_eq!(there, in_slab as usize, "those of the slab that is being filled");
@@ -196,11 +173,11 @@ mod tests {
     fn what_another_librarys_graph_may_hold_stays() {
         let context = Context::recording();
         let kept = context.tables().get(&context, &table(1)).unwrap();
-        let (address, tables) = (kept.address(), [kept.clone(), kept]);
+        let (address, tables) = (kept.address, [kept.clone(), kept]);
         context.tables().keep_for_good(&tables);
         drop(tables);
         assert_eq!(lock(&context.tables().for_good).len(), 1);
-        assert_eq!(context.tables().get(&context, &table(1)).unwrap().address(), address);
+        assert_eq!(context.tables().get(&context, &table(1)).unwrap().address, address);
         context.tables().clear();
         assert!(lock(&context.tables().held)[&table(1)].upgrade().is_none());
     }

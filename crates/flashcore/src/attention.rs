@@ -253,7 +253,7 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => Device::Cpu,
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => Device::Cuda(cuda.context().clone()),
+            Backend::Cuda(cuda) => Device::Cuda(cuda.context.clone()),
         }
     }
 

@@ -295,7 +295,7 @@ impl Attention {
         let cuda = self.on_cuda()?;
         let ready = self.ready(task, &mut operands)?;
         let schedule = operands.take_schedule();
-        queue.check(cuda.context(), &operands)?;
+        queue.check(&cuda.context, &operands)?;
         queue.enqueue(&ready, &operands, schedule)
     }
 

@@ -160,12 +160,7 @@ pub enum Error {
     },
 }
 
-// The message, which `main` prints of an error that it returns.
-impl std::fmt::Debug for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+flashcore_problem::debug_as_message!(Error);
 
 /// An operand is one, whoever checked it.
 impl From<ProblemError> for Error {

@@ -54,7 +54,7 @@ pub struct Queue {
     recording: Option<Recording>,
     stream: Arc<Stream>,
     /// Which queue it is, of all that there ever were.
-    number: u64,
+    pub(crate) number: u64,
     /// What a stream of another library lives by.
     keeps: Option<Box<dyn Any + Send>>,
 }
@@ -155,11 +155,6 @@ impl Queue {
             number: QUEUES.fetch_add(1, Ordering::Relaxed),
             keeps,
         }
-    }
-
-    /// Which queue it is.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
     }
 
     /// The stream: to record events, and for kernels and copies of the program's own.

@@ -39,7 +39,7 @@ impl Schedule {
     /// Refuses another queue, and a call that would make another schedule.
     pub(crate) fn memory(&self, queue: &Queue, ready: &Arc<Ready>) -> Result<DeviceSlice<'_>, Error> {
         match &self.place {
-            Place::Queue(number, memory) if *number == queue.number() => {
+            Place::Queue(number, memory) if *number == queue.number => {
                 self.check(ready)?;
                 Ok(memory.as_slice())
             }
@@ -131,13 +131,13 @@ impl Queue {
             return Ok(None);
         }
         let given = lengths_alone(ready, lengths)?;
-        self.check(ready.context(), &given)?;
+        self.check(&ready.context, &given)?;
         let bytes = usize::try_from(ready.workspace_bytes()).unwrap_or(usize::MAX);
         let memory = DeviceBuffer::new(self.stream().context(), bytes)?;
         ready.enqueue_operands(self.stream(), Steps::Schedule, &given, Some(memory.as_slice()))?;
         Ok(Some(Schedule {
             ready: ready.clone(),
-            place: Place::Queue(self.number(), memory),
+            place: Place::Queue(self.number, memory),
         }))
     }
 }
@@ -206,16 +206,7 @@ fn is_same(a: &Arc<Ready>, b: &Arc<Ready>) -> bool {
 
 /// Whether two steps write the same, from the same lengths.
 fn makes_the_same(a: &Step, b: &Step) -> bool {
-    let of_shape = |launch: &Launch| {
-        let Launch {
-            grid,
-            block,
-            cluster,
-            dynamic_shared_bytes,
-            ..
-        } = *launch;
-        (grid, block, cluster, dynamic_shared_bytes)
-    };
+    let of_shape = |launch: &Launch| (launch.grid, launch.block, launch.cluster, launch.dynamic_shared_bytes);
     let buffers = |(a, b): (&BufferSpec, &BufferSpec)| NOT_READ.contains(&a.name) && a.name == b.name || a == b;
     let params = a.kernel.params().iter().zip(a.launch.args.iter().zip(&b.launch.args));
     let mut args = params.filter(|(param, _)| !NOT_READ.contains(&param.name.as_str()));

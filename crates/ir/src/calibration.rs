@@ -12,12 +12,8 @@ pub struct MeasuredCard {
     pub mhz: Option<f64>,
     /// Bandwidth of device memory in a copy, GB/s.
     pub dram_gbps: Option<f64>,
-    /// Bytes from L2 per clock.
-    pub l2_bytes: Option<f64>,
     /// Bytes from shared memory per clock.
     pub shared_bytes: Option<f64>,
-    /// Lanes of f32 fused products per clock.
-    pub fma: Option<f64>,
     /// Lanes of exponentials per clock.
     pub mufu: Option<f64>,
     /// FLOPs of `mma.sync` with f32 accumulators per clock.
@@ -28,8 +24,6 @@ pub struct MeasuredCard {
     pub tensor_wgmma: Option<f64>,
     /// FLOPs of warpgroup products of e4m3 per clock.
     pub tensor_e4m3: Option<f64>,
-    /// Time of a launch in a graph, microseconds.
-    pub launch_micros: Option<f64>,
     /// Latency of an exponential, clocks.
     pub mufu_latency: Option<f64>,
     /// Latency of a load from shared memory, clocks.

@@ -99,14 +99,8 @@ impl KernelBuilder {
                 for pipeline in pipelines {
                     for stage in 0..pipeline.stages {
                         pipeline.full.at(stage).init(1);
-                        let Pipeline {
-                            empty,
-                            arrivers,
-                            lanes,
-                            blocks,
-                            ..
-                        } = pipeline;
-                        empty.at(stage).init(arrivers * lanes * blocks);
+                        let arrivals = pipeline.arrivers * pipeline.lanes * pipeline.blocks;
+                        pipeline.empty.at(stage).init(arrivals);
                     }
                 }
                 self.fence_mbarrier_init();
@@ -278,22 +272,16 @@ impl<'k> Consumer<'k> {
     /// an arrival does not wait for loads. Products that read it must have been waited for.
     #[track_caller]
     pub fn release(&self) {
-        let Pipeline {
-            k,
-            empty,
-            lanes,
-            blocks,
-            ..
-        } = self.0.pipeline;
-        let stage = self.0.stage();
+        let (pipeline, stage) = (self.0.pipeline, self.0.stage());
+        let (k, empty) = (pipeline.k, pipeline.empty);
         k.verb("release", || {
             let lane = k.lane();
-            match (lanes, blocks) {
+            match (pipeline.lanes, pipeline.blocks) {
                 (1, 1) => k.if_(lane.eq(0).divergent(), || empty.at(stage).arrive()),
                 // A lane for each block.
-                (1, _) => k.if_(lane.lt(blocks).divergent(), || empty.at(stage).in_block(lane).arrive()),
-                (_, 1) => k.if_(lane.ge(32 - lanes).divergent(), || empty.at(stage).arrive()),
-                _ => k.if_(lane.ge(32 - lanes).divergent(), || {
+                (1, blocks) => k.if_(lane.lt(blocks).divergent(), || empty.at(stage).in_block(lane).arrive()),
+                (lanes, 1) => k.if_(lane.ge(32 - lanes).divergent(), || empty.at(stage).arrive()),
+                (lanes, blocks) => k.if_(lane.ge(32 - lanes).divergent(), || {
                     (0..blocks).for_each(|block| empty.at(stage).in_block(k.constant(block)).arrive());
                 }),
             }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use flashcore_ir::types::Literal;
 use flashcore_ir::{
-    Arg, BufferSpec, BuildErrors, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Table, TensorBox, TensorMap, Val,
+    Arg, BufferSpec, BuildErrors, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Table, TensorBox, TensorMap,
+    TensorMapRecipe, Val,
 };
 use flashcore_problem::{Layout, Name, Problem};
 
@@ -64,6 +65,12 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// A part of a workspace that is aligned to [`ALIGN`].
+    pub(crate) fn new(bytes: u64, offset: u64) -> Part {
+        let align = ALIGN;
+        Part { bytes, offset, align }
+    }
+
     /// The slot of the workspace.
     pub(crate) fn push(self, launch: &mut Launch, written: bool) -> usize {
         push_buffer(launch, "workspace", self.bytes as usize, self.align, written)
@@ -110,8 +117,16 @@ impl<R> Deref for Args<'_, R> {
 }
 
 impl<'k, R: 'static> Args<'k, R> {
-    fn source(&self, source: impl Fn(&mut Launch, &R) -> Result<(), Refusal> + Send + Sync + 'static) {
-        self.sources.borrow_mut().push(Box::new(source));
+    /// The source of arguments, which may add buffers to a launch.
+    fn source<A: IntoIterator<Item = Arg>>(
+        &self,
+        of: impl Fn(&mut Launch, &R) -> Result<A, Refusal> + Send + Sync + 'static,
+    ) {
+        self.sources.borrow_mut().push(Box::new(move |launch, request| {
+            let args = of(launch, request)?;
+            launch.args.extend(args);
+            Ok(())
+        }));
     }
 
     /// A number.
@@ -127,21 +142,14 @@ impl<'k, R: 'static> Args<'k, R> {
         name: &str,
         value: impl Of<R, Result<T, Refusal>>,
     ) -> Val<'k, T> {
-        self.source(move |launch, request| {
-            launch.args.push(value(request)?.into());
-            Ok(())
-        });
+        self.source(move |_, request| Ok([value(request)?.into()]));
         self.k.param(name)
     }
 
     /// A number to divide by, in which 0 counts as 1.
     #[track_caller]
     pub(crate) fn divisor(&self, name: &str, of: impl Of<R, Result<u32, Refusal>>) -> ParamDivisor<'k> {
-        self.source(move |launch, request| {
-            let divisor = Divisor::from(of(request)?.max(1));
-            launch.args.extend(divisor.args());
-            Ok(())
-        });
+        self.source(move |_, request| Ok(Divisor::from(of(request)?.max(1)).args()));
         ParamDivisor::declare(self.k, name)
     }
 
@@ -173,8 +181,7 @@ impl<'k, R: 'static> Args<'k, R> {
         self.source(move |launch, request| {
             let bytes = len(request) * E::BYTES as usize;
             let slot = push_buffer(launch, name, bytes, align, written);
-            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-            Ok(())
+            Ok([Arg::Buffer { slot, byte_offset: 0 }])
         });
         self.k.param_pointer(name, written)
     }
@@ -190,8 +197,7 @@ impl<'k, R: 'static> Args<'k, R> {
         self.source(move |launch, request| {
             let part = of(request)?;
             let (slot, byte_offset) = (part.push(launch, written), part.offset);
-            launch.args.push(Arg::Buffer { slot, byte_offset });
-            Ok(())
+            Ok([Arg::Buffer { slot, byte_offset }])
         });
         self.k.param_pointer(name, written)
     }
@@ -199,10 +205,7 @@ impl<'k, R: 'static> Args<'k, R> {
     /// Numbers that come with the launch.
     #[track_caller]
     pub(crate) fn table(&self, name: &str, of: impl Of<R, Result<Table, Refusal>>) -> GlobalPtr<'k, u32> {
-        self.source(move |launch, request| {
-            launch.args.push(Arg::Table(of(request)?));
-            Ok(())
-        });
+        self.source(move |_, request| Ok([Arg::Table(of(request)?)]));
         self.k.param_ptr(name)
     }
 
@@ -218,39 +221,24 @@ impl<'k, R: 'static> Args<'k, R> {
         self.source(move |launch, request| {
             let (bytes, strides) = of(request)?;
             let slot = push_buffer(launch, buffer, bytes, align, written);
-            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-            launch.args.extend(strides.map(Arg::U32));
-            Ok(())
+            let address = Arg::Buffer { slot, byte_offset: 0 };
+            Ok(std::iter::once(address).chain(strides.map(Arg::U32)))
         });
         TensorParam::declare(self.k, name, self.k.param_pointer(name, written))
     }
 
-    /// A tensor map of these boxes. `of` gives the slot of its buffer and where in it the tensor begins, its sizes, and
-    /// its strides in bytes.
+    /// A tensor map of these boxes. `of` gives the recipe of the tensor.
     #[track_caller]
     pub(crate) fn tensor_map(
         &self,
         name: &str,
         written: bool,
         boxes: TensorBox,
-        of: impl Fn(&mut Launch, &R) -> Result<MappedTensor, Refusal> + Send + Sync + 'static,
+        of: impl Fn(&mut Launch, &R) -> Result<TensorMapRecipe, Refusal> + Send + Sync + 'static,
     ) -> TensorMap<'k> {
-        self.source(move |launch, request| {
-            let tensor = of(launch, request)?;
-            let map = boxes.recipe(tensor.slot, tensor.byte_offset, tensor.sizes, tensor.byte_strides);
-            launch.args.push(Arg::TensorMap(map));
-            Ok(())
-        });
+        self.source(move |launch, request| Ok([Arg::TensorMap(of(launch, request)?)]));
         self.k.param_map(name, boxes, written)
     }
-}
-
-/// A tensor that is copied by tensor map; [`TensorBox::recipe`] says what each is.
-pub(crate) struct MappedTensor {
-    pub slot: usize,
-    pub byte_offset: u64,
-    pub sizes: Vec<u64>,
-    pub byte_strides: Vec<u64>,
 }
 
 impl<'k, R: Request> Args<'k, R> {
@@ -290,7 +278,7 @@ impl<'k, R: Request> Args<'k, R> {
 
 /// A kernel with the sources of its arguments.
 pub(crate) struct Built<R> {
-    kernel: Arc<Kernel>,
+    pub(crate) kernel: Arc<Kernel>,
     sources: Vec<Source<R>>,
 }
 
@@ -331,10 +319,6 @@ impl<R: 'static> Built<R> {
         }
         let kernel = self.kernel.clone();
         Ok(Step { kernel, launch })
-    }
-
-    pub(crate) fn kernel(&self) -> &Kernel {
-        &self.kernel
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::Problem;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::size::{self, Size};
 use crate::{mma, wgmma};
@@ -70,6 +70,22 @@ pub(crate) struct Row<C> {
     /// Its id is without the family's name.
     pub config: C,
     pub why: &'static str,
+    /// Its [`Proposal::row`].
+    #[serde(skip)]
+    pub place: &'static str,
+}
+
+/// What a config is placed by among others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Score {
+    /// The time by the model whose numbers were fitted to measured times.
+    Picoseconds(u64),
+    /// Work of the busiest SM, or of all where lengths are on the device: keys, of which those of each row cost what
+    /// was measured. It compares rows for the same head_dim.
+    Work(u64),
+    /// The order of rows: the first that serves a problem was the fastest on such problems.
+    Order,
 }
 
 /// A config to try, and why.
@@ -79,6 +95,27 @@ pub struct Proposal<C> {
     pub config: C,
     /// Why, in a phrase.
     pub why: &'static str,
+    /// The row that it is of, such as `h200.json:141, table mma`: file and line in `crates/kernels/cards`. `None` for
+    /// those of a family without rows.
+    pub row: Option<&'static str>,
+    /// What it is placed by.
+    pub score: Score,
+}
+
+impl<C> Proposal<C> {
+    pub(crate) fn new(config: C, why: &'static str, row: Option<&'static str>, score: Score) -> Self {
+        Proposal {
+            config,
+            why,
+            row,
+            score,
+        }
+    }
+
+    /// The same of another kind of config.
+    pub fn map<D>(self, change: impl FnOnce(C) -> D) -> Proposal<D> {
+        Proposal::new(change(self.config), self.why, self.row, self.score)
+    }
 }
 
 /// A kind of problems that a [`Row`] may be for alone.
@@ -91,11 +128,25 @@ pub(crate) enum Only {
     OneBlock,
 }
 
+/// The card whose measurements choices for a chip are estimated from, if it is another one.
+pub fn estimated_from(chip: Chip) -> Option<&'static str> {
+    let card = Card::nearest(chip);
+    ((card.target, card.sms) != (chip.target, chip.sms)).then_some(&card.card)
+}
+
 impl Card {
     /// # Errors
     /// What is wrong in the file, and in which line: a row is a line.
-    fn read(name: &str, text: &'static str) -> Result<Card, String> {
-        serde_json::from_str(text).map_err(|error| format!("cards/{name}: {error}"))
+    fn read(name: &'static str, text: &'static str) -> Result<Card, String> {
+        let mut card: Card = serde_json::from_str(text).map_err(|error| format!("cards/{name}: {error}"))?;
+        let file = (name, text);
+        tell(&mut card.wgmma, "wgmma", file, |row| &mut row.place);
+        tell(&mut card.wgmma_e4m3, "wgmma_e4m3", file, |row| &mut row.place);
+        tell(&mut card.wgmma_backward, "wgmma_backward", file, |row| &mut row.place);
+        tell(&mut card.times, "times", file, |row| &mut row.place);
+        tell(&mut card.mma, "mma", file, |row| &mut row.place);
+        tell(&mut card.mma_backward, "mma_backward", file, |row| &mut row.place);
+        Ok(card)
     }
 
     pub(crate) fn all() -> &'static [Card] {
@@ -108,14 +159,19 @@ impl Card {
         CARDS.iter().min_by_key(distance).expect("a card has a file")
     }
 
-    /// Whether a chip is of its architecture, with as many SMs.
-    pub(crate) fn has_as_many_sms(&self, chip: Chip) -> bool {
-        (self.target, self.sms) == (chip.target, chip.sms)
-    }
-
     /// Tiles of a chip's problem, as if it had the card's SMs, are at most so many.
     pub(crate) fn has_few(&self, tiles: usize, most: usize, chip: Chip) -> bool {
         tiles * self.sms as usize <= most * chip.sms as usize
+    }
+}
+
+/// Tells rows where they are; of a file as long as the program.
+fn tell<R>(rows: &mut [R], table: &str, (file, text): (&str, &str), place: impl Fn(&mut R) -> &mut &'static str) {
+    let head = format!("\"{table}\": [");
+    // Lines are counted from 1, and the first row is below the head.
+    let first = 2 + text.lines().position(|line| line.trim() == head).unwrap_or(0);
+    for (row, line) in rows.iter_mut().zip(first..) {
+        *place(row) = format!("{file}:{line}, table {table}").leak();
     }
 }
 
@@ -191,6 +247,25 @@ mod tests {
         assert!(Card::read(name, text).is_ok());
     }
 
+    #[test]
+    fn rows_know_their_lines() {
+        let (name, text) = FILES[0];
+        let card = Card::read(name, text).unwrap();
+        let wgmma = [&card.wgmma, &card.wgmma_e4m3, &card.wgmma_backward]
+            .into_iter()
+            .flatten();
+        let wgmma = wgmma.map(|row| (row.place, row.config.to_string(), row.why));
+        let mma = card.mma.iter().map(|row| (row.place, row.config.to_string(), row.why));
+        for (place, config, why) in wgmma.chain(mma) {
+            let number = place.strip_prefix("h200.json:").and_then(|rest| rest.split(',').next());
+            let line = text.lines().nth(number.unwrap().parse::<usize>().unwrap() - 1).unwrap();
+            assert!(
+                line.contains(&format!("\"{config}\"")) && line.contains(why),
+                "{place}: {line}"
+            );
+        }
+    }
+
     /// A chip has no other mark: of two such files one would never be read.
     #[test]
     fn no_two_cards_have_one_architecture_and_as_many_sms() {
@@ -207,11 +282,7 @@ mod tests {
 
     #[test]
     fn a_chip_without_a_file_has_the_nearest_card() {
-        let card = Card::nearest(Target::Sm80.into());
-        assert_eq!(
-            (card.card.as_str(), card.has_as_many_sms(Target::Sm80.into())),
-            ("NVIDIA H200", false)
-        );
-        assert!(Card::nearest(Target::Sm90a.into()).has_as_many_sms(Target::Sm90a.into()));
+        assert_eq!(estimated_from(Target::Sm80.into()), Some("NVIDIA H200"));
+        assert_eq!(estimated_from(Target::Sm90a.into()), None);
     }
 }

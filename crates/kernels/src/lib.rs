@@ -32,7 +32,7 @@ mod tiles;
 pub use attention::softmax::Rescale;
 pub use attention::split::fewest_splits;
 pub use attention::tap::{self, Tap};
-pub use card::Proposal;
+pub use card::{Proposal, Score, estimated_from};
 pub use config::{Config, FAMILIES, UnknownConfig};
 pub use family::{Family, LeverInfo};
 pub use near::near;
@@ -40,7 +40,7 @@ pub use plan::Plan;
 pub use recent::Recent;
 pub use refusal::Refusal;
 pub(crate) use refusal::refuse;
-pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
+pub use select::{Choice, Considered, NoPlan, Suggestion, grouped, ranking, select, select_among, select_with};
 pub use size::Size;
 pub use step::{KernelCache, Step};
 

@@ -80,15 +80,11 @@ fn body<'k, E: Widen>(k: &'k Args<'k, Problem>, parts: usize, shape: &Shape) {
     let out: GlobalPtr<'k, E> = k.output("out", align, span);
     let lse = shape.lse.then(|| declare_lse(k));
     let stride = |name, dim: usize| k.number(name, move |problem: &Problem| row_strides(problem.o_layout())[dim]);
-    let (batch_stride, seq_stride, head_stride) = (
-        stride("batch_stride", 0),
-        stride("seq_stride", 1),
-        stride("head_stride", 2),
-    );
-    let (seq, heads) = (
-        k.count("seq", |problem| problem.o_layout().shape[1]),
-        k.count("heads", |problem| problem.o_layout().shape[2]),
-    );
+    let batch_stride = stride("batch_stride", 0);
+    let seq_stride = stride("seq_stride", 1);
+    let head_stride = stride("head_stride", 2);
+    let seq = k.count("seq", |problem| problem.o_layout().shape[1]);
+    let heads = k.count("heads", |problem| problem.o_layout().shape[2]);
     let tasks = k.count("tasks", tasks);
 
     let task = k.block_idx(0) * THREADS + k.thread_idx();
@@ -101,12 +97,10 @@ fn body<'k, E: Widen>(k: &'k Args<'k, Problem>, parts: usize, shape: &Shape) {
             let of_head = of_batch.offset_strided(batch_head % heads, head_stride);
             of_head.offset_strided(s, seq_stride).offset(column)
         };
-        let lses = parts.iter().map(|(_, lse)| lse.offset(row).load_with(Cache::ReadOnly));
-        let lses: Vec<_> = lses.collect();
-        let outs = parts
-            .iter()
-            .map(|(out, _)| chunk(*out).load_f32s(CHUNK, shape.vector_bytes, Cache::ReadOnly));
-        let outs: Vec<_> = outs.collect();
+        let lse_of = |(_, lse): &(_, GlobalPtr<'k, f32>)| lse.offset(row).load_with(Cache::ReadOnly);
+        let lses: Vec<_> = parts.iter().map(lse_of).collect();
+        let out_of = |(out, _): &(_, _)| chunk(*out).load_f32s(CHUNK, shape.vector_bytes, Cache::ReadOnly);
+        let outs: Vec<_> = parts.iter().map(out_of).collect();
         let highest = lses.iter().copied().reduce(|a, b| a.max(b));
         let highest = highest.unwrap_or_else(|| k.constant(f32::NEG_INFINITY));
         // −∞ − −∞ is NaN.

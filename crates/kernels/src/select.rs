@@ -1,5 +1,6 @@
 //! Which config is the default, and why.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::fmt;
 
@@ -8,7 +9,7 @@ use flashcore_problem::{Direction, Problem};
 
 use thiserror::Error;
 
-use crate::card::Card;
+use crate::card::{Proposal, Score, estimated_from};
 use crate::size::Size;
 use crate::{Config, KernelCache, Plan, Refusal, mma, scalar, wgmma};
 
@@ -55,22 +56,28 @@ pub struct NoPlan {
 
 /// Every refusal once, with the first configs that it is about.
 fn reasons(considered: &[Considered]) -> String {
-    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
-    for one in considered {
-        let why = one.refusal.as_ref().map_or("chosen".to_string(), Refusal::to_string);
-        let id = one.config.to_string();
-        match reasons.iter_mut().find(|(known, _)| *known == why) {
-            Some((_, ids)) if ids.contains(&id) => {}
-            Some((_, ids)) => ids.push(id),
-            None => reasons.push((why, vec![id])),
-        }
-    }
-    let told = reasons.iter().map(|(why, ids)| match ids.as_slice() {
+    let refused = considered
+        .iter()
+        .filter_map(|one| Some((one.refusal.as_ref()?.to_string(), one.config.to_string())));
+    let told = grouped(refused).into_iter().map(|(why, ids)| match ids.as_slice() {
         [id] => format!("{id}: {why}"),
         [id, rest @ ..] => format!("{id} and {} more: {why}", rest.len()),
-        [] => why.clone(),
+        [] => why,
     });
     told.collect::<Vec<_>>().join("; ")
+}
+
+/// Pairs by their first: each once, in the order in which they come, with all that go with it.
+pub fn grouped<K: PartialEq, V: PartialEq>(pairs: impl IntoIterator<Item = (K, V)>) -> Vec<(K, Vec<V>)> {
+    let mut groups: Vec<(K, Vec<V>)> = Vec::new();
+    for (key, value) in pairs {
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, values)) if values.contains(&value) => {}
+            Some((_, values)) => values.push(value),
+            None => groups.push((key, vec![value])),
+        }
+    }
+    groups
 }
 
 impl fmt::Display for Considered {
@@ -143,10 +150,12 @@ pub fn select_with<T, F>(
     let chip = chip.into();
     let mut considered = Vec::new();
     let suggested = suggestions.iter().enumerate();
-    let suggested = suggested.map(|(place, suggestion)| (suggestion.config, suggestion.why.clone(), Some(place)));
+    let suggested = suggested.map(|(place, one)| (Proposal::new(one.config, "", None, Score::Order), Some(place)));
     let one_sequence = problem.of_one_sequence();
-    let defaults = candidates(one_sequence.as_ref().unwrap_or(problem), chip, alignment);
-    for (config, why, suggestion) in suggested.chain(defaults.map(|(config, why)| (config, why, None))) {
+    let asked = one_sequence.as_ref().unwrap_or(problem);
+    let defaults = candidates(asked, chip, alignment).map(|proposal| (proposal, None));
+    for (proposal, suggestion) in suggested.chain(defaults) {
+        let config = proposal.config;
         // Rows of a table for several head sizes propose the same.
         if considered
             .iter()
@@ -176,11 +185,11 @@ pub fn select_with<T, F>(
             refusal,
         });
         if let Ok((plan, verdict)) = judged {
-            let why = if wgmma::gathers_keys(problem) {
-                format!("{why}; {GATHERED_WHY}")
-            } else {
-                why
-            };
+            let default = || sentence(&proposal, asked, chip);
+            let mut why = suggestion.map_or_else(default, |place| suggestions[place].why.clone());
+            if wgmma::gathers_keys(problem) {
+                why = format!("{why}; {GATHERED_WHY}");
+            }
             let choice = Choice {
                 plan,
                 why,
@@ -200,50 +209,60 @@ pub fn select_with<T, F>(
 const GATHERED_WHY: &str =
     "each call gathers K first; pages of a multiple of 8 keys, a whole number of rows apart, are read in place";
 
-/// What to try, best first, and why. Each is worked out when those before it have been refused.
-fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = (Config, String)> {
-    let (target, head_dim) = (chip.target, problem.head_dim());
-    let card = Card::nearest(chip);
-    let estimated = if card.has_as_many_sms(chip) {
-        String::new()
-    } else {
-        format!("; estimated, by what was measured on an {}", card.card)
-    };
-    let forward = problem.direction() == Direction::Forward;
+/// What [`select()`] tries for a problem, best first, with the row of a card and the score that place each. Some may be
+/// refused. All are worked out, which takes longer than a choice.
+///
+/// ```
+/// use flashcore_ir::Target;
+/// use flashcore_kernels::{ranking, Score};
+/// use flashcore_problem::Problem;
+/// let ranking = ranking(&Problem::named("llama8b-prefill-8k")?, Target::Sm90a, 16);
+/// assert!(matches!(ranking[0].score, Score::Work(_)));
+/// assert!(ranking[0].row.is_some_and(|row| row.ends_with("table wgmma")));
+/// assert_eq!(ranking.last().map(|last| (last.config.family(), last.row)), Some(("scalar", None)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn ranking(problem: &Problem, chip: impl Into<Chip>, alignment: u32) -> Vec<Proposal<Config>> {
+    let one_sequence = problem.of_one_sequence();
+    let (asked, mut seen) = (one_sequence.as_ref().unwrap_or(problem), HashSet::new());
+    let candidates = candidates(asked, chip.into(), alignment);
+    candidates.filter(|proposal| seen.insert(proposal.config)).collect()
+}
+
+/// What to try, best first. Each is worked out when those before it have been refused.
+fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = Proposal<Config>> {
     // Copies of 16 bytes need tensors that start at multiples of 16.
     let wide = (alignment >= mma::ALIGNMENT).then_some(problem);
     let measured = wide.into_iter().flat_map(move |problem| {
-        let wgmma = wgmma::each_proposal(problem, chip).map(move |proposal| {
-            let (keys, why) = (problem.seq_len_kv(), proposal.why);
-            let why = format!("wgmma for problems of head_dim {head_dim} and {keys} keys on {target}: {why}");
-            (Config::Wgmma(proposal.config), why)
-        });
-        let mma = mma::proposals(problem, chip).map(move |proposal| {
-            let kind = if forward {
-                format!("{} problems", Size::of(problem, chip))
-            } else {
-                "backward passes".to_string()
-            };
-            let why = format!("mma for {kind} of head_dim {head_dim} on {target}: {}", proposal.why);
-            (Config::Mma(proposal.config), why)
-        });
+        let wgmma = wgmma::each_proposal(problem, chip).map(|proposal| proposal.map(Config::Wgmma));
+        let mma = mma::proposals(problem, chip).map(|proposal| proposal.map(Config::Mma));
         wgmma.chain(mma)
     });
-    let measured = measured.map(move |(config, why)| (config, format!("the default of family {why}{estimated}")));
+    let why = if problem.direction() == Direction::Forward {
+        "it serves every problem, and of its tiles this was the fastest on such shapes that there is room for"
+    } else {
+        "no faster family has a backward pass for this problem; of its default tiles this is the largest that there is \
+         room for"
+    };
     let scalar = [()]
         .into_iter()
         .flat_map(move |()| scalar::preferred_configs(problem, alignment));
-    let scalar = scalar.map(move |config| {
-        let why = if forward { format!(
-                "the scalar family serves every problem, and of its tiles this was the fastest on such shapes that \
-                 {target} has room for at head_dim {head_dim}"
-            ) } else { format!(
-                "no faster family has a backward pass for this problem, and this is the largest of the default tiles of \
-                 family scalar that {target} has room for at head_dim {head_dim}"
-            ) };
-        (Config::Scalar(config), why)
-    });
+    let scalar = scalar.map(move |config| Proposal::new(Config::Scalar(config), why, None, Score::Order));
     measured.chain(scalar)
+}
+
+/// Why a proposal is the default, in a sentence.
+fn sentence(proposal: &Proposal<Config>, problem: &Problem, chip: Chip) -> String {
+    let kind = if problem.direction() == Direction::Forward {
+        format!("{} problems", Size::of(problem, chip))
+    } else {
+        "backward passes".to_string()
+    };
+    let other_card = estimated_from(chip).filter(|_| proposal.row.is_some());
+    let estimated = other_card.map_or(String::new(), |card| format!("; estimated, from an {card}"));
+    let (family, target, why) = (proposal.config.family(), chip.target, proposal.why);
+    let head_dim = problem.head_dim();
+    format!("{family}'s default for {kind} of head_dim {head_dim} on {target}: {why}{estimated}")
 }
 
 #[cfg(test)]

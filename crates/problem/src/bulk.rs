@@ -34,8 +34,20 @@ impl Census {
     /// ```
     pub fn of_row(view: &TensorView<'_>, batch: usize, row: usize) -> Census {
         let mut census = Census::default();
-        for head in 0..view.layout().shape[2] {
-            census.count(view, batch, row, head);
+        let (layout, size) = (view.layout(), view.dtype().size_bytes());
+        for head in 0..layout.shape[2] {
+            let elements = &view.bytes()[layout.offset(batch, row, head, 0) * size..][..layout.shape[3] * size];
+            for (d, element) in elements.chunks_exact(size).enumerate() {
+                census.elements += 1;
+                let poison = element.iter().all(|&byte| byte == POISON);
+                let zero = element.iter().all(|&byte| byte == 0);
+                census.unwritten += usize::from(poison);
+                census.zeros += usize::from(zero);
+                // Only large exponents can be NaN in any dtype.
+                if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
+                    census.nan += usize::from(view.get(batch, row, head, d).is_nan());
+                }
+            }
         }
         census
     }
@@ -47,22 +59,6 @@ impl Census {
             unwritten: self.unwritten + other.unwritten,
             nan: self.nan + other.nan,
             zeros: self.zeros + other.zeros,
-        }
-    }
-
-    fn count(&mut self, view: &TensorView<'_>, b: usize, s: usize, h: usize) {
-        let (layout, size) = (view.layout(), view.dtype().size_bytes());
-        let row = &view.bytes()[layout.offset(b, s, h, 0) * size..][..layout.shape[3] * size];
-        for (d, element) in row.chunks_exact(size).enumerate() {
-            self.elements += 1;
-            let poison = element.iter().all(|&byte| byte == POISON);
-            let zero = element.iter().all(|&byte| byte == 0);
-            self.unwritten += usize::from(poison);
-            self.zeros += usize::from(zero);
-            // Only large exponents can be NaN in any dtype.
-            if !poison && !zero && element[size - 1] & 0x7f >= 0x7c {
-                self.nan += usize::from(view.get(b, s, h, d).is_nan());
-            }
         }
     }
 }

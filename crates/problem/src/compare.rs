@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::gradient_sums::rounding;
 use crate::tensor::read_element;
 use crate::{DType, GradientRow, Layout, POISON, Problem, ProblemError, ReferenceRow, TensorView};
 
@@ -37,12 +38,11 @@ impl Tolerance {
     /// terms, and `exp2` in f32; for fp16 also 2^-24 absolute, the spacing of its subnormal numbers.
     /// What the rounding of terms adds is in [`GradientRow::slack`].
     pub const fn of_gradient(dtype: DType) -> Tolerance {
-        let (atol, roundoff) = match dtype {
-            DType::F32 => (1e-30, 1.0 / 16_777_216.0),
-            DType::F16 => (1.0 / 16_777_216.0, 1.0 / 2048.0),
-            DType::BF16 | DType::E4M3 => (1e-30, 1.0 / 256.0),
+        let atol = match dtype {
+            DType::F16 => 1.0 / 16_777_216.0,
+            DType::F32 | DType::BF16 | DType::E4M3 => 1e-30,
         };
-        let rtol = 3.0 * roundoff + 1.0 / 1_048_576.0;
+        let rtol = 3.0 * rounding(dtype).0 + 1.0 / 1_048_576.0;
         Tolerance { atol, rtol }
     }
 
@@ -142,15 +142,10 @@ pub fn compare(
     problem.check_output(out)?;
     let mut tally = Tally::new(tolerance);
     for row in rows {
-        let [b, h, s] = row.index;
         let columns = [row.out.len(), row.slack.out.len(), row.slack.hull.len()];
         check_row("out", row.index, &columns, problem.o_layout())?;
-        let rounding = Rounding {
-            slack: &row.slack.out,
-            hull: Some(&row.slack.hull),
-            may_be_nan: row.is_past_limit(problem.dtype()),
-        };
-        tally.row(out, [b, s, h], &row.out, rounding);
+        let (slack, may_be_nan) = (&row.slack, row.is_past_limit(problem.dtype()));
+        tally.row(out, row.index, &row.out, &slack.out, Some(&slack.hull), may_be_nan);
     }
     Ok(tally.finish())
 }
@@ -168,14 +163,8 @@ pub fn compare_gradient(
 ) -> Result<Comparison, ProblemError> {
     let mut tally = Tally::new(tolerance);
     for row in rows {
-        let [b, h, s] = row.index;
         check_row(name, row.index, &[row.values.len(), row.slack.len()], gradient.layout())?;
-        let rounding = Rounding {
-            slack: &row.slack,
-            hull: None,
-            may_be_nan: row.may_be_nan,
-        };
-        tally.row(gradient, [b, s, h], &row.values, rounding);
+        tally.row(gradient, row.index, &row.values, &row.slack, None, row.may_be_nan);
     }
     Ok(tally.finish())
 }
@@ -267,16 +256,6 @@ struct Tally {
     want_squared: f64,
 }
 
-/// What besides the tolerance is allowed of a row.
-#[derive(Clone, Copy)]
-struct Rounding<'r> {
-    slack: &'r [f64],
-    /// The smallest and the largest value of each element.
-    hull: Option<&'r [[f64; 2]]>,
-    /// Whether all elements may be NaN.
-    may_be_nan: bool,
-}
-
 impl Tally {
     fn new(tolerance: Tolerance) -> Tally {
         Tally {
@@ -291,18 +270,28 @@ impl Tally {
         }
     }
 
-    fn row(&mut self, out: &TensorView<'_>, [b, s, h]: [usize; 3], want: &[f64], rounding: Rounding<'_>) {
+    /// A row, of which is allowed, besides the tolerance, a slack, and where there is a hull, no element past its
+    /// smallest and its largest value; or all elements may be NaN.
+    fn row(
+        &mut self,
+        out: &TensorView<'_>,
+        [b, h, s]: [usize; 3],
+        want: &[f64],
+        slack: &[f64],
+        hull: Option<&[[f64; 2]]>,
+        may_be_nan: bool,
+    ) {
         let (dtype, size) = (out.dtype(), out.dtype().size_bytes());
         let row = &out.bytes()[out.layout().offset(b, s, h, 0) * size..][..want.len() * size];
         let written = row.chunks_exact(size).map(|element| element != &[POISON; 4][..size]);
         let is_nan = |(d, written)| written && read_element(dtype, row, d).is_nan();
-        if rounding.may_be_nan && written.clone().enumerate().all(is_nan) {
+        if may_be_nan && written.clone().enumerate().all(is_nan) {
             return self.rightly_nan(want.len());
         }
-        for (d, ((&want, &slack), written)) in want.iter().zip(rounding.slack).zip(written).enumerate() {
+        for (d, ((&want, &slack), written)) in want.iter().zip(slack).zip(written).enumerate() {
             let got = f64::from(read_element(dtype, row, d));
             let mut allowed = self.tolerance.allowed(want) + slack;
-            if let Some(hull) = rounding.hull {
+            if let Some(hull) = hull {
                 let [lowest, highest] = hull[d];
                 let (edge, room) = if got < want {
                     (lowest, want - lowest)

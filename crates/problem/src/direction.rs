@@ -43,7 +43,8 @@ words! {
 impl Direction {
     /// Whether it is the default. Serialised problems leave it out, so that those from before there
     /// was another direction read, and print, as they did.
-    pub(crate) fn is_forward(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_forward(&self) -> bool {
         *self == Direction::Forward
     }
 }

@@ -81,12 +81,19 @@ macro_rules! refuse {
 }
 pub(crate) use refuse;
 
-/// The message, which `main` prints of an error that it returns.
-impl fmt::Debug for ProblemError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
+/// An error's message as its debug form, which `main` prints of an error that it returns.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_as_message {
+    ($type:ty) => {
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    };
 }
+debug_as_message!(ProblemError);
 
 impl ProblemError {
     /// Refuses a shape other than the problem's. Of pages or of packed rows, it says which call was left out.

@@ -1,24 +1,19 @@
 //! Sums of the [reference](mod@crate::reference_gradients) of gradients, and the error that rounding may add to them.
 
+use crate::slack::WALK;
 use crate::{DType, GradientRow};
 
 /// An element's unit roundoff, and the least dS and P whose rounding is relative.
-pub(crate) fn rounding(dtype: DType) -> (f64, f64) {
+pub(crate) const fn rounding(dtype: DType) -> (f64, f64) {
     match dtype {
-        DType::F32 => (2f64.powi(-24), 0.0),
-        DType::F16 => (2f64.powi(-11), 2f64.powi(-14)),
-        DType::BF16 | DType::E4M3 => (2f64.powi(-8), 0.0),
+        DType::F32 => (1.0 / 16_777_216.0, 0.0),
+        DType::F16 => (1.0 / 2048.0, 1.0 / 16_384.0),
+        DType::BF16 | DType::E4M3 => (1.0 / 256.0, 0.0),
     }
 }
 
-/// Standard deviations that are allowed of a random walk, in units of its largest steps.
-pub(crate) const WALK: f64 = 4.0;
 /// Of sums in f32 and of `exp2`, relative to what they sum.
 pub(crate) const F32_ERROR: f64 = 1.0 / 4_194_304.0;
-/// Unit roundoff of f32.
-const F32_ROUNDOFF: f64 = 1.0 / 16_777_216.0;
-/// Exponentials of larger errors would overflow.
-pub(crate) const LARGEST_ERROR: f64 = 300.0;
 
 /// A row of a gradient as it is summed.
 #[derive(Clone)]
@@ -76,7 +71,7 @@ impl Sum {
 
     pub(crate) fn row(&self, index: [usize; 3], may_be_nan: bool) -> GradientRow {
         // Sums in f32: each addition rounds what is summed so far.
-        let sums = F32_ROUNDOFF * (self.count as f64).sqrt();
+        let sums = rounding(DType::F32).0 * (self.count as f64).sqrt();
         let slack = self.squares.iter().zip(&self.terms).zip(&self.worst);
         let slack = slack.map(|((squares, terms), worst)| WALK * (squares + sums * sums * terms).sqrt() + worst);
         GradientRow {

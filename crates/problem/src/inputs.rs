@@ -143,26 +143,22 @@ impl Inputs {
     ) -> Result<Inputs, ProblemError> {
         let sequences = problem.sequences(&lengths.as_slices())?;
         let [q, mut k, mut v] = Inputs::dense(problem, kind, seed);
-        let mut q = q.with_drawn_head_values(problem, seed);
+        let of_queries = |tensor: Tensor| {
+            if !problem.has_lengths() {
+                return tensor;
+            }
+            only_rows(&tensor, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row)))
+        };
         if problem.has_lengths() {
-            q = only_rows(&q, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row)));
             [k, v] = [k, v].map(|tensor| only_rows(&tensor, &sequences, |one| one.len_kv, Sequence::kv_row));
         }
-        let saved = problem.gradient_layouts().map(|layouts| {
-            let dout = dout(problem.out_dtype(), &layouts.dout, kind, seed);
-            let of_row = |one: &Sequence<'_>, row| Some(one.q_row(row));
-            Saved {
-                out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
-                lse: vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()],
-                dout: if problem.has_lengths() {
-                    only_rows(&dout, &sequences, |one| one.len_q, of_row)
-                } else {
-                    dout
-                },
-            }
+        let saved = problem.gradient_layouts().map(|layouts| Saved {
+            out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
+            lse: vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()],
+            dout: of_queries(dout(problem.out_dtype(), &layouts.dout, kind, seed)),
         });
         Ok(Inputs {
-            q,
+            q: of_queries(q.with_drawn_head_values(problem, seed)),
             k,
             v,
             lengths,

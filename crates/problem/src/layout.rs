@@ -83,11 +83,15 @@ impl Layout {
         if self.shape.contains(&0) {
             return Some(0);
         }
-        let steps = self.shape.into_iter().zip(self.strides).filter(|(n, _)| *n > 1);
-        let last = steps.into_iter().try_fold(0usize, |last, (n, stride)| {
-            last.checked_add(usize::try_from(stride).ok()?.checked_mul(n - 1)?)
-        });
-        last?.checked_add(1)?.checked_mul(size)
+        usize::try_from(self.wide_span()?).ok()?.checked_mul(size)
+    }
+
+    /// The span of a shape that is not empty. `None` where an element lies before the first one.
+    fn wide_span(&self) -> Option<u128> {
+        let mut steps = self.shape.into_iter().zip(self.strides).filter(|(n, _)| *n > 1);
+        steps.try_fold(1u128, |span, (n, stride)| {
+            Some(span.saturating_add((n - 1) as u128 * u128::try_from(stride).ok()?))
+        })
     }
 
     /// The indices of its rows, `[batch, seq, head]`, heads first.
@@ -143,9 +147,7 @@ impl Layout {
     }
 
     fn check_span(&self, tensor: &'static str, limit: u128) -> Result<(), ProblemError> {
-        let reach = |(n, stride): (usize, i64)| n.saturating_sub(1) as u128 * stride as u128;
-        let reaches = self.shape.into_iter().zip(self.strides).map(reach);
-        let span = reaches.fold(1, u128::saturating_add);
+        let span = self.wide_span().unwrap_or(u128::MAX);
         ProblemError::check_size(format_args!("the span of {tensor} in elements"), span, limit)
     }
 

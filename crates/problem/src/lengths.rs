@@ -213,6 +213,15 @@ impl ProblemBuilder {
 }
 
 impl Problem {
+    /// Entries of a sequence in the block table; 0 without one.
+    #[doc(hidden)]
+    pub fn max_pages(&self) -> usize {
+        match self.kv_lengths() {
+            KvLengths::Paged { max_pages, .. } => max_pages,
+            KvLengths::Equal | KvLengths::Packed { .. } | KvLengths::Cache => 0,
+        }
+    }
+
     /// Whether some lengths or pages are values on the device: not both axes are equal.
     pub fn has_lengths(&self) -> bool {
         self.q_lengths() != QLengths::Equal || self.kv_lengths() != KvLengths::Equal

@@ -153,46 +153,39 @@ impl fmt::Display for Problem {
             self.dtype,
             self.mask
         );
-        let mut also = |unusual: bool, what: String| {
-            if unusual {
-                line.push(' ');
-                line.push_str(&what);
-            }
-        };
         let offsets = (self.q_offset, self.kv_offset);
-        also(self.head_dim_v != self.head_dim, format!("Dv{}", self.head_dim_v));
-        also(offsets != (0, 0), format!("off({},{})", offsets.0, offsets.1));
-        also(
-            self.softmax_scale != Problem::default_scale(self.head_dim),
-            match self.softmax_scale {
-                // Debug switches to an exponent where a decimal fraction would be long.
-                scale if scale < 1e-4 => format!("scale{scale:?}"),
-                scale => format!("scale{scale}"),
+        let scale = match self.softmax_scale {
+            // Debug switches to an exponent where a decimal fraction would be long.
+            scale if scale < 1e-4 => format!("scale{scale:?}"),
+            scale => format!("scale{scale}"),
+        };
+        let packed = |what, total, used| format!("packed-{what}{total}{}", if used { "-used" } else { "" });
+        let unusual = [
+            (self.head_dim_v != self.head_dim).then(|| format!("Dv{}", self.head_dim_v)),
+            (offsets != (0, 0)).then(|| format!("off({},{})", offsets.0, offsets.1)),
+            (self.softmax_scale != Problem::default_scale(self.head_dim)).then_some(scale),
+            self.softcap.map(|cap| format!("cap{cap}")),
+            self.sinks.map(|dtype| format!("sinks-{dtype}")),
+            self.alibi.map(|slopes| slopes.name().to_string()),
+            (self.return_lse && self.direction.is_forward()).then(|| "lse".to_string()),
+            self.layouts()
+                .any(|layout| *layout != Layout::bshd(layout.shape))
+                .then(|| "strided".to_string()),
+            match self.q_lengths {
+                QLengths::Equal => None,
+                QLengths::Packed { total, used } => Some(packed("q", total, used)),
             },
-        );
-        let cap = self.softcap.unwrap_or_default();
-        also(self.softcap.is_some(), format!("cap{cap}"));
-        if let Some(dtype) = self.sinks {
-            also(true, format!("sinks-{dtype}"));
-        }
-        if let Some(slopes) = self.alibi {
-            also(true, slopes.name().to_string());
-        }
-        also(self.return_lse && self.direction.is_forward(), "lse".to_string());
-        let dense = self.layouts().all(|layout| *layout == Layout::bshd(layout.shape));
-        also(!dense, "strided".to_string());
-        let suffix = |used| if used { "-used" } else { "" };
-        if let QLengths::Packed { total, used } = self.q_lengths {
-            also(true, format!("packed-q{total}{}", suffix(used)));
-        }
-        match self.kv_lengths {
-            KvLengths::Equal => {}
-            KvLengths::Packed { total, used } => also(true, format!("packed-kv{total}{}", suffix(used))),
-            KvLengths::Cache => also(true, "cache".to_string()),
-            KvLengths::Paged { page_size, pages, .. } => also(true, format!("paged{page_size}x{pages}")),
-        }
-        if let Some(keys) = self.batch_invariant {
-            also(true, format!("batch-invariant{keys}"));
+            match self.kv_lengths {
+                KvLengths::Equal => None,
+                KvLengths::Packed { total, used } => Some(packed("kv", total, used)),
+                KvLengths::Cache => Some("cache".to_string()),
+                KvLengths::Paged { page_size, pages, .. } => Some(format!("paged{page_size}x{pages}")),
+            },
+            self.batch_invariant.map(|keys| format!("batch-invariant{keys}")),
+        ];
+        for what in unusual.into_iter().flatten() {
+            line += " ";
+            line += &what;
         }
         if !self.direction.is_forward() {
             let deterministic = if self.deterministic { " deterministic" } else { "" };

@@ -186,23 +186,31 @@ pub(crate) struct Keys {
 
 impl Keys {
     pub(crate) fn widen(k: &TensorView<'_>, v: &TensorView<'_>, sequence: &Sequence<'_>, kv_head: usize) -> Keys {
-        let (seq_len_kv, head_dim, head_dim_v) = (sequence.len_kv, k.layout().shape[3], v.layout().shape[3]);
-        let element = |t: &TensorView<'_>, key, d| match sequence.kv_row(key) {
-            Some([b, s]) => t.value(b, s, kv_head, d),
-            None => 0.0,
-        };
-        let k_columns: Vec<Vec<f64>> = (0..head_dim)
-            .map(|d| (0..seq_len_kv).map(|s| element(k, s, d)).collect())
-            .collect();
-        let norm = |s: usize| k_columns.iter().map(|column| column[s] * column[s]).sum::<f64>().sqrt();
+        let k_rows = rows_of_head(k, sequence, kv_head);
+        let column = |d: usize| k_rows.iter().map(|row| row[d]).collect();
         Keys {
-            k_norms: (0..seq_len_kv).map(norm).collect(),
-            k_columns,
-            v_rows: (0..seq_len_kv)
-                .map(|s| (0..head_dim_v).map(|d| element(v, s, d)).collect())
-                .collect(),
+            k_norms: k_rows.iter().map(|row| norm(row)).collect(),
+            k_columns: (0..k.layout().shape[3]).map(column).collect(),
+            v_rows: rows_of_head(v, sequence, kv_head),
         }
     }
+}
+
+/// K or V of one head in float64. A key whose page is not there is 0.
+pub(crate) fn rows_of_head(tensor: &TensorView<'_>, sequence: &Sequence<'_>, kv_head: usize) -> Vec<Vec<f64>> {
+    let keys = 0..sequence.len_kv;
+    keys.map(|key| row_of(tensor, sequence.kv_row(key), kv_head)).collect()
+}
+
+pub(crate) fn row_of(tensor: &TensorView<'_>, at: Option<[usize; 2]>, head: usize) -> Vec<f64> {
+    let columns = 0..tensor.layout().shape[3];
+    columns
+        .map(|d| at.map_or(0.0, |[b, s]| tensor.value(b, s, head, d)))
+        .collect()
+}
+
+pub(crate) fn norm(vector: &[f64]) -> f64 {
+    vector.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
 /// `Σ of(q)·of(k)` of one query row and a range of keys.
@@ -344,8 +352,7 @@ pub(crate) fn score_errors(
             sums.iter().map(|sum| SUM_ERROR * scale * sum).collect()
         }
         _ => {
-            let squares = (0..problem.head_dim()).map(|d| q.value(b, s, h, d).powi(2));
-            let q_norm = squares.sum::<f64>().sqrt();
+            let q_norm = norm(&row_of(q, Some([b, s]), h));
             let of_norm = |norm: &f64| SCORE_ERROR * scale * q_norm * norm;
             keys.k_norms[range].iter().map(of_norm).collect::<Vec<f64>>()
         }

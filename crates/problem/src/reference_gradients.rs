@@ -23,9 +23,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::gradient_sums::{F32_ERROR, LARGEST_ERROR, Sum, Term, WALK, rounding};
-use crate::reference::{Keys, score_errors, scores, softmax_terms};
-use crate::{Direction, GRADIENT_LIMIT, Gradients, Inputs, Lengths, Problem, ProblemError, Sequence, TensorView};
+use crate::gradient_sums::{F32_ERROR, Sum, Term, rounding};
+use crate::reference::{Keys, norm, row_of, rows_of_head, score_errors, scores, softmax_terms};
+use crate::slack::{LARGEST_ERROR, WALK};
+use crate::{Direction, GRADIENT_LIMIT, Gradients, Inputs, Problem, ProblemError, Sequence, TensorView};
 
 /// Rows that share a pass over K and V, and keys of a block of it: half a megabyte at head_dim 256.
 const BLOCK_ROWS: usize = 8;
@@ -64,12 +65,10 @@ pub struct GradientRow {
 /// # Errors
 /// Inputs of another problem, or of a forward one.
 pub fn reference_gradients(problem: &Problem, inputs: &Inputs) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
-    let group = problem.group_size();
     let mut all = Gradients::<Vec<GradientRow>>::default();
     for (number, one) in problem.sequences(&inputs.lengths.as_slices())?.iter().enumerate() {
         for kv_head in 0..problem.num_kv_heads() {
-            let heads = kv_head * group..(kv_head + 1) * group;
-            let rows: Vec<_> = heads.flat_map(|h| (0..one.len_q).map(move |row| [h, row])).collect();
+            let rows: Vec<_> = rows_of_kv_head(problem, one, kv_head).collect();
             let keys: Vec<_> = (0..one.len_kv).collect();
             let found = reference_gradient_rows(problem, inputs, (number, kv_head), &rows, &keys)?;
             all.dq.extend(found.dq);
@@ -78,6 +77,17 @@ pub fn reference_gradients(problem: &Problem, inputs: &Inputs) -> Result<Gradien
         }
     }
     Ok(all)
+}
+
+/// `[head, row]` of all rows of the heads that share a K/V head.
+fn rows_of_kv_head(
+    problem: &Problem,
+    sequence: &Sequence<'_>,
+    kv_head: usize,
+) -> impl Iterator<Item = [usize; 2]> + use<> {
+    let (group, rows) = (problem.group_size(), sequence.len_q);
+    let heads = kv_head * group..(kv_head + 1) * group;
+    heads.flat_map(move |h| (0..rows).map(move |row| [h, row]))
 }
 
 /// The gradients of some query rows, each given as `[head, row]`, and of some keys of one K/V head of
@@ -97,20 +107,15 @@ pub fn reference_gradient_rows(
     rows: &[[usize; 2]],
     keys: &[usize],
 ) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
-    let tensors = Tensors::new(problem, inputs)?;
-    let sequences = problem.sequences(&tensors.lengths)?;
-    let head = &tensors.head(&sequences[sequence], kv_head);
+    let head = &Head::new(problem, inputs, sequence, kv_head)?;
     let wanted: HashSet<[usize; 2]> = rows.iter().copied().collect();
     let ends = keys.iter().min().zip(keys.iter().max());
     let sees = |[_, row]: &[usize; 2]| {
         let visible = head.sequence.keys.keys(*row);
         ends.is_some_and(|(first, last)| visible.start <= *last && *first < visible.end)
     };
-    let needed = head
-        .all_rows()
-        .into_iter()
-        .filter(|row| wanted.contains(row) || sees(row));
-    let needed: Vec<[usize; 2]> = needed.collect();
+    let all_rows = rows_of_kv_head(problem, &head.sequence, kv_head);
+    let needed: Vec<[usize; 2]> = all_rows.filter(|row| wanted.contains(row) || sees(row)).collect();
     let of_part = |part: &[[usize; 2]]| {
         let (mut dq, mut sums) = (Vec::new(), vec![head.sums(); keys.len()]);
         let computed = part
@@ -141,64 +146,28 @@ pub fn reference_gradient_rows(
         }
     }
     let past_limit = sums.iter().any(|sums| sums.past_limit);
-    let (dk, dv) = head.of_keys(keys.iter().copied().zip(sums), past_limit);
+    // The rows of dK and dV may be NaN if any query row is past the limit.
+    let of_key = |(&key, sums): (&usize, KeySums)| {
+        let [b, s] = head.sequence.kv_row(key)?;
+        Some(
+            [sums.dk, sums.dv]
+                .map(|sum| sum.row([b, kv_head, s], past_limit))
+                .into(),
+        )
+    };
+    let (dk, dv) = keys.iter().zip(sums).filter_map(of_key).unzip();
     let dq = rows.iter().map(|row| dq[row].clone()).collect();
     Ok(Gradients { dq, dk, dv })
-}
-
-/// The tensors of a call.
-struct Tensors<'t> {
-    problem: &'t Problem,
-    q: TensorView<'t>,
-    k: TensorView<'t>,
-    v: TensorView<'t>,
-    dout: TensorView<'t>,
-    lengths: Lengths<&'t [i32]>,
-}
-
-impl<'t> Tensors<'t> {
-    fn new(problem: &'t Problem, inputs: &'t Inputs) -> Result<Tensors<'t>, ProblemError> {
-        problem.check_direction(Direction::Backward)?;
-        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        problem.check_inputs(&q, &k, &v)?;
-        let Some(saved) = &inputs.saved else {
-            let (given, expected) = (Direction::Forward, Direction::Backward);
-            return Err(ProblemError::Direction { given, expected });
-        };
-        let (dout, lengths) = (saved.dout.view(), inputs.lengths.as_slices());
-        Ok(Tensors {
-            problem,
-            q,
-            k,
-            v,
-            dout,
-            lengths,
-        })
-    }
-
-    fn head<'h>(&'h self, sequence: &'h Sequence<'h>, kv_head: usize) -> Head<'h> {
-        let k_rows = (0..sequence.len_kv).map(|key| row_of(&self.k, sequence.kv_row(key), kv_head));
-        Head {
-            problem: self.problem,
-            q: &self.q,
-            dout: &self.dout,
-            keys: Keys::widen(&self.k, &self.v, sequence, kv_head),
-            k_rows: k_rows.collect(),
-            sequence,
-            kv_head,
-        }
-    }
 }
 
 /// One K/V head of a sequence.
 struct Head<'h> {
     problem: &'h Problem,
-    q: &'h TensorView<'h>,
-    dout: &'h TensorView<'h>,
+    q: TensorView<'h>,
+    dout: TensorView<'h>,
     keys: Keys,
     k_rows: Vec<Vec<f64>>,
-    sequence: &'h Sequence<'h>,
-    kv_head: usize,
+    sequence: Sequence<'h>,
 }
 
 /// A query row once its softmax is known.
@@ -254,7 +223,31 @@ impl KeySums {
     }
 }
 
-impl Head<'_> {
+impl<'h> Head<'h> {
+    fn new(
+        problem: &'h Problem,
+        inputs: &'h Inputs,
+        sequence: usize,
+        kv_head: usize,
+    ) -> Result<Head<'h>, ProblemError> {
+        problem.check_direction(Direction::Backward)?;
+        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        problem.check_inputs(&q, &k, &v)?;
+        let Some(saved) = &inputs.saved else {
+            let (given, expected) = (Direction::Forward, Direction::Backward);
+            return Err(ProblemError::Direction { given, expected });
+        };
+        let sequence = problem.sequences(&inputs.lengths.as_slices())?[sequence];
+        Ok(Head {
+            problem,
+            q,
+            dout: saved.dout.view(),
+            keys: Keys::widen(&k, &v, &sequence, kv_head),
+            k_rows: rows_of_head(&k, &sequence, kv_head),
+            sequence,
+        })
+    }
+
     fn sums(&self) -> KeySums {
         KeySums {
             dk: Sum::new(self.problem.head_dim()),
@@ -263,39 +256,16 @@ impl Head<'_> {
         }
     }
 
-    /// `[head, row]` of all rows of the heads that share the K/V head.
-    fn all_rows(&self) -> Vec<[usize; 2]> {
-        let group = self.problem.group_size();
-        let heads = self.kv_head * group..(self.kv_head + 1) * group;
-        heads
-            .flat_map(|h| (0..self.sequence.len_q).map(move |row| [h, row]))
-            .collect()
-    }
-
-    /// The rows of dK and dV, which may be NaN if any query row is past the limit.
-    fn of_keys(
-        &self,
-        sums: impl Iterator<Item = (usize, KeySums)>,
-        past_limit: bool,
-    ) -> (Vec<GradientRow>, Vec<GradientRow>) {
-        let of_key = |(key, sums): (usize, KeySums)| {
-            let [b, s] = self.sequence.kv_row(key)?;
-            let index = [b, self.kv_head, s];
-            Some((sums.dk.row(index, past_limit), sums.dv.row(index, past_limit)))
-        };
-        sums.filter_map(of_key).unzip()
-    }
-
     /// A forward pass of some rows, key block by key block, so that these stay in a cache.
     fn rows(&self, block: &[[usize; 2]]) -> Vec<Row> {
         let (problem, keys) = (self.problem, &self.keys);
         let of_row = |&[h, row]: &[usize; 2]| {
             let [b, s] = self.sequence.q_row(row);
-            let dout = row_of(self.dout, Some([b, s]), h);
+            let dout = row_of(&self.dout, Some([b, s]), h);
             Row {
                 index: [b, h, s],
                 visible: self.sequence.keys.keys(row),
-                q: row_of(self.q, Some([b, s]), h),
+                q: row_of(&self.q, Some([b, s]), h),
                 dout_norm: norm(&dout),
                 dout,
                 sum: 1.0,
@@ -312,14 +282,14 @@ impl Head<'_> {
             for row in &mut rows {
                 let part = part(row, start);
                 if !part.is_empty() {
-                    row.scores.extend(scores(problem, keys, self.q, row.index, part));
+                    row.scores.extend(scores(problem, keys, &self.q, row.index, part));
                 }
             }
         }
         let mut lse = vec![0.0; rows.len()];
         for (row, lse) in rows.iter_mut().zip(&mut lse) {
             if !row.visible.is_empty() {
-                row.errors = score_errors(problem, keys, self.q, row.index, row.visible.clone(), &row.scores);
+                row.errors = score_errors(problem, keys, &self.q, row.index, row.visible.clone(), &row.scores);
                 let (weights, sum, max) = softmax_terms(&row.scores, None);
                 (row.weights, row.sum, *lse) = (weights, sum, max + sum.ln());
             }
@@ -399,15 +369,4 @@ impl Head<'_> {
         }
         dq.row(row.index, row.past_limit)
     }
-}
-
-fn norm(vector: &[f64]) -> f64 {
-    vector.iter().map(|x| x * x).sum::<f64>().sqrt()
-}
-
-fn row_of(tensor: &TensorView<'_>, at: Option<[usize; 2]>, head: usize) -> Vec<f64> {
-    let columns = 0..tensor.layout().shape[3];
-    columns
-        .map(|d| at.map_or(0.0, |[b, s]| tensor.value(b, s, head, d)))
-        .collect()
 }

@@ -53,13 +53,13 @@ const LOGARITHM_ERROR: f64 = 8.0 * SCORE_ERROR;
 pub(crate) const SUM_ERROR: f64 = 1.0 / 4096.0;
 const CUT_ERROR: f64 = 1.0 / 8192.0;
 /// Exponentials of larger errors of scores would overflow; [`Column::span`] bounds what they do.
-const LARGEST_ERROR: f64 = 300.0;
+pub(crate) const LARGEST_ERROR: f64 = 300.0;
 /// Keys per product instruction (`wgmma` m64nNk32).
 const KEYS_A_PRODUCT: usize = 32;
 /// Half of e4m3's relative spacing.
 const P_ERROR: f64 = 1.0 / 16.0;
-/// Limit of the random part of rounding, in units of [`P_ERROR`]` · sqrt(Σ (p v)²)`.
-const WALK: f64 = 4.0;
+/// Standard deviations that are allowed of a random walk, in units of its largest steps.
+pub(crate) const WALK: f64 = 4.0;
 /// Weights below this round with an absolute error, at most the second constant.
 const SMALL_WEIGHT: f64 = 1.0 / 512.0;
 const SMALL_WEIGHT_ERROR: f64 = 1.0 / 8192.0;

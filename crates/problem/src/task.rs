@@ -1,8 +1,8 @@
 //! [`Task`]: what a call is asked, and the tensors that it has.
 
 use crate::{
-    Alibi, Append, AppendPlace, AppendValues, DType, Direction, ElementType, KvLengths, Layout, Lengths, MOST_PARTS,
-    Name, Problem, ProblemError,
+    Alibi, Append, AppendPlace, AppendValues, DType, Direction, ElementType, Layout, Lengths, MOST_PARTS, Name,
+    Problem, ProblemError,
 };
 
 /// What a call does with a tensor.
@@ -271,11 +271,7 @@ fn of_problem(problem: &Problem) -> Vec<TensorSpec> {
         };
         specs.push(read(Name::AlibiSlopes, DType::F32, layout));
     }
-    let table = match problem.kv_lengths() {
-        KvLengths::Paged { max_pages, .. } => [batch, max_pages],
-        _ => [0; 2],
-    };
-    let entries = problem.length_entries();
+    let (entries, table) = (problem.length_entries(), [batch, problem.max_pages()]);
     add_arrays(&mut specs, Lengths::<()>::OPERANDS, entries.arrays(), table);
     specs
 }
@@ -288,12 +284,13 @@ fn of_append(append: &Append) -> Vec<TensorSpec> {
         of(Name::KCache, Access::Write, append.k_cache),
         of(Name::VCache, Access::Write, append.v_cache),
     ];
-    let table = match append.place {
-        AppendPlace::Paged { tables, max_pages } => [tables, max_pages],
-        _ => [0; 2],
-    };
     let entries = append.entries();
-    add_arrays(&mut specs, AppendValues::<()>::OPERANDS, entries.arrays(), table);
+    add_arrays(
+        &mut specs,
+        AppendValues::<()>::OPERANDS,
+        entries.arrays(),
+        append.tables(),
+    );
     if let AppendPlace::Slots { wide } = append.place {
         let element = if wide { ElementType::I64 } else { ElementType::I32 };
         specs.push(TensorSpec::new(

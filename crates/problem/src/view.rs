@@ -309,44 +309,26 @@ impl<'a> From<&'a mut Tensor> for ViewMut<'a, Host> {
     }
 }
 
-/// Values in one dimension, as lengths and other operands that are dense may be given.
-impl<'a, T: Scalar> From<&'a [T]> for View<'a, Host> {
-    fn from(values: &'a [T]) -> View<'a, Host> {
-        View::from_slice([values.len()], values)
-    }
+macro_rules! from_values {
+    ($($values:ty $(, const $count:ident)?;)*) => {$(
+        /// Values in one dimension, as lengths and other operands that are dense may be given.
+        impl<'a, T: Scalar $(, const $count: usize)?> From<&'a $values> for View<'a, Host> {
+            fn from(values: &'a $values) -> View<'a, Host> {
+                View::from_slice([values.len()], values)
+            }
+        }
+
+        /// As of [`View`].
+        impl<'a, T: Scalar $(, const $count: usize)?> From<&'a mut $values> for ViewMut<'a, Host> {
+            fn from(values: &'a mut $values) -> ViewMut<'a, Host> {
+                ViewMut::from_slice([values.len()], values)
+            }
+        }
+    )*};
 }
 
-/// As of a slice.
-impl<'a, T: Scalar> From<&'a Vec<T>> for View<'a, Host> {
-    fn from(values: &'a Vec<T>) -> View<'a, Host> {
-        View::from(&values[..])
-    }
-}
-
-/// As of a slice.
-impl<'a, T: Scalar, const N: usize> From<&'a [T; N]> for View<'a, Host> {
-    fn from(values: &'a [T; N]) -> View<'a, Host> {
-        View::from(&values[..])
-    }
-}
-
-/// As of [`View`].
-impl<'a, T: Scalar> From<&'a mut [T]> for ViewMut<'a, Host> {
-    fn from(values: &'a mut [T]) -> ViewMut<'a, Host> {
-        ViewMut::from_slice([values.len()], values)
-    }
-}
-
-/// As of [`View`].
-impl<'a, T: Scalar> From<&'a mut Vec<T>> for ViewMut<'a, Host> {
-    fn from(values: &'a mut Vec<T>) -> ViewMut<'a, Host> {
-        ViewMut::from(&mut values[..])
-    }
-}
-
-/// As of [`View`].
-impl<'a, T: Scalar, const N: usize> From<&'a mut [T; N]> for ViewMut<'a, Host> {
-    fn from(values: &'a mut [T; N]) -> ViewMut<'a, Host> {
-        ViewMut::from(&mut values[..])
-    }
+from_values! {
+    [T];
+    Vec<T>;
+    [T; N], const N;
 }

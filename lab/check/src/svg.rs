@@ -22,10 +22,10 @@ impl Svg {
         let (title, about) = (escaped(title), escaped(about));
         Svg(format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
-             font-size=\"13\" role=\"img\">\n<style>\n    text {{ fill: #1f2328; }}\n{}  \
-             @media (prefers-color-scheme: dark) {{\n    text {{ fill: #e6edf3; }}\n{}  }}\n</style>\n\
-             <title>{title}</title>\n<text x=\"12\" y=\"22\" font-size=\"15\">{title}</text>\n<text x=\"12\" \
-             y=\"44\">{about}</text>\n",
+             font-size=\"13\" role=\"img\">\n<style>\n    text {{ fill: #1f2328; }}\n    .paper {{ fill: #ffffff; }}\n{}  \
+             @media (prefers-color-scheme: dark) {{\n    text {{ fill: #e6edf3; }}\n    .paper {{ fill: #14171a; }}\n{}  \
+             }}\n</style>\n<title>{title}</title>\n<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n\
+             <text x=\"12\" y=\"22\" font-size=\"15\">{title}</text>\n<text x=\"12\" y=\"44\">{about}</text>\n",
             rules(1),
             rules(2)
         ))

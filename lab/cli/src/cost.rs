@@ -36,6 +36,13 @@ pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>], measur
     Ok(observe(plan, card, registers, measured)?.1)
 }
 
+/// The same of one of several plans that are predicted at once; `None` if it is not known. Registers are estimated.
+pub(crate) fn estimate(plan: &Plan, card: Card, measured: Option<&MeasuredCard>) -> Option<Prediction> {
+    let profile = card.profile?;
+    let prediction = Observation::of(plan).ok()?.predict_measured(profile, measured, &[]);
+    prediction.does_not_fit().is_none().then_some(prediction)
+}
+
 /// What hardware counters would read, from measured rates if there are any, or why it is not known.
 pub(crate) fn counters(plan: &Plan, card: Card, measured: Option<&MeasuredCard>) -> Result<Predicted, String> {
     let (observed, prediction, profile) = observe(plan, card, &[], measured)?;

@@ -13,13 +13,14 @@ use flashcore_check::saves::{Saving, savings};
 use flashcore_check::{CheckOptions, log_of, pictures};
 use flashcore_ir::proof::{LaunchRefusal, prove_launch};
 use flashcore_ir::{Limits, Occupancy, PROFILES, Profile};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step};
+use flashcore_kernels::{Choice, Config, Plan, Refusal, Step};
 use serde_json::{Value, json};
 
 use crate::foreign::ForeignArgs;
 use crate::given::Given;
 use crate::kernel_file::{OF_SOURCES, is_source};
 use crate::quantity::size32;
+use crate::ranked::{Ranking, add_every_config, every_config};
 use crate::{
     Card, Failure, HEAD, Outcome, Page, ProblemArgs, cost, foreign, in_place, kernels, machine, memory, museum,
     simulated, style, whole,
@@ -44,20 +45,32 @@ pub(crate) struct ExplainArgs {
     /// Kernel by id (`list levers` explains ids) [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// Card to plan for (`list profiles`, or FILE.json of `device calibrate`) [default: this machine's, else l4]
+    /// Card to plan for (`list profiles`) [default: this machine's, else l4]
+    ///
+    /// A card, an architecture such as sm_89, or FILE.json of `device calibrate`.
     #[arg(long, alias = "device", value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
-    /// Predict with the rates in this file (`flashcore device`), in place of those of this machine's GPU
+    /// Predict with the rates in this file (`flashcore device`)
+    ///
+    /// In place of those of this machine's GPU.
     #[arg(long, value_name = "FILE", help_heading = "How")]
     rates: Option<PathBuf>,
     /// Show which levers save this many bytes of shared memory, and their cost
     #[arg(long, value_name = "BYTES", value_parser = size32, help_heading = "How")]
     saves: Option<u32>,
+    /// Rank the library's candidates, and say what decided among them
+    ///
+    /// Each with its score, the row of data that placed it, and the time that the cost model predicts, or why it is
+    /// refused; where the cost model would choose another, which of both is believed.
+    #[arg(long, help_heading = "How")]
+    why: bool,
     /// Show for every config whether it serves the problem
     #[arg(long, help_heading = "How")]
     all: bool,
-    /// Also draw into this folder: the prediction as a roofline, and for a simulated block its shared
-    /// memory over time, the banks of its worst access, the schedule of its warps
+    /// Also draw pictures into this folder
+    ///
+    /// The prediction as a roofline, and for a simulated block its shared memory over time, the banks of its worst
+    /// access, the schedule of its warps.
     #[arg(long, value_name = "DIR", help_heading = "How")]
     svg: Option<PathBuf>,
     /// Print the kernel's PTX, and nothing else; =2 that of the plan's second kernel, =lines with Rust lines
@@ -65,7 +78,7 @@ pub(crate) struct ExplainArgs {
     /// Kernels are counted in the order they run; =2,lines is both. Lines are .file and .loc, for profilers and
     /// debuggers.
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "1",
-          value_parser = asked_ptx, help_heading = "How", conflicts_with_all = ["json", "all", "svg", "saves"])]
+          value_parser = asked_ptx, help_heading = "How", conflicts_with_all = ["json", "all", "why", "svg", "saves"])]
     ptx: Option<AskedPtx>,
     /// Print one JSON object
     #[arg(long, help_heading = "How")]
@@ -140,9 +153,15 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
         (Some(bytes), Some(profile)) => Some((bytes, savings(&choice.plan, bytes, profile))),
         (Some(_), None) => return Err(Failure::usage("--saves needs a card, to predict times: --profile l4")),
     };
+    let ranking = args
+        .why
+        .then(|| Ranking::new(&problem, card, &plans, measured.as_ref()));
+    let configs = args.all.then(|| every_config(&problem, card));
     let json = || {
-        let mut value = as_json(args, card, &problem, &choice, &plans);
+        let mut value = as_json(card, &problem, &choice, &plans);
         value["steps"] = steps.iter().map(|step| step.json(card)).collect();
+        value["configs"] = json!(configs.as_deref().map(refusals_json));
+        value["ranking"] = json!(ranking);
         value["cost"] = cost::json(&predicted);
         value["savings"] = json!(savings.as_ref().map(|(_, savings)| savings));
         value
@@ -150,23 +169,25 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
     style::show(args.json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} on {}", card.title()));
         page.fields("card", card.why());
-        add_plan(&mut page, &problem, &choice, &plans);
-        if args.all {
-            page.line(format_args!("\n{HEAD}Every config{HEAD:#}"));
-            for (config, refusal) in every_config(&problem, card) {
-                let verdict = refusal.unwrap_or_else(|| "serves".to_string());
-                page.wrap(31, format_args!("  {:<28} {verdict}", config.to_string()));
-            }
-            page.line("");
+        add_plan(&mut page, args, &problem, &choice, &plans);
+        if let Some(ranking) = &ranking {
+            ranking.add(&mut page);
         }
-        for (index, step) in steps.iter().enumerate() {
+        if let Some(configs) = &configs {
+            add_every_config(&mut page, configs);
+        }
+        // Who asks for other kernels is not told all of this one.
+        let of_others = ranking.is_some() || configs.is_some();
+        for (index, step) in steps.iter().enumerate().filter(|_| !of_others) {
             if steps.len() > 1 {
                 let (number, of, name) = (index + 1, steps.len(), step.step.kernel.name());
                 page.line(format_args!("\n{HEAD}Step {number} of {of}{HEAD:#} {name}"));
             }
             step.add(&mut page, card);
         }
-        cost::add(&mut page, &predicted);
+        if !of_others {
+            cost::add(&mut page, &predicted);
+        }
         if let Some((bytes, savings)) = &savings {
             add_savings(&mut page, savings, *bytes);
         }
@@ -375,11 +396,15 @@ fn profiles(card: Card) -> Vec<&'static Profile> {
     card.profile.into_iter().chain(others).collect()
 }
 
-fn add_plan(page: &mut Page, problem: &Problem, choice: &Choice, plans: &Plans) {
+fn add_plan(page: &mut Page, args: &ExplainArgs, problem: &Problem, choice: &Choice, plans: &Plans) {
     page.field("kernel", format_args!("{HEAD}{}{HEAD:#}", choice.plan.config));
-    page.field("because", &choice.why);
+    let more = match (&args.kernel, args.why) {
+        (None, false) => " (--why ranks all candidates)",
+        _ => "",
+    };
+    page.field("because", format_args!("{}{more}", choice.why));
     let rows = plans.rows(problem);
-    for considered in &choice.considered {
+    for considered in choice.considered.iter().filter(|_| !args.why) {
         let row = considered.suggestion.and_then(|place| rows.get(place));
         let row = row.map_or(String::new(), |row| format!(" (row {} of {})", row.number, row.table));
         if let Some(refusal) = &considered.refusal {
@@ -393,25 +418,18 @@ fn add_plan(page: &mut Page, problem: &Problem, choice: &Choice, plans: &Plans) 
     page.fields("note", plans.notes());
 }
 
-fn every_config(problem: &Problem, card: Card) -> Vec<(Config, Option<String>)> {
-    let kernels = KernelCache::default();
-    let refusal = |config: &Config| Plan::with_cache(problem, config, card.chip, &kernels).err();
-    let with_refusal = |config| (config, refusal(&config).map(|refusal| refusal.to_string()));
-    Config::all().into_iter().map(with_refusal).collect()
+fn refusals_json(configs: &[(Config, Option<Refusal>)]) -> Value {
+    let json = |(config, why): &(Config, Option<Refusal>)| {
+        let (kernel, refusal) = (config.to_string(), why.as_ref().map(Refusal::to_string));
+        json!({ "kernel": kernel, "refusal": refusal })
+    };
+    configs.iter().map(json).collect()
 }
 
-fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, plans: &Plans) -> Value {
+fn as_json(card: Card, problem: &Problem, choice: &Choice, plans: &Plans) -> Value {
     let plan = &choice.plan;
-    let kernel = |config: Config, refusal: Option<String>| json!({ "kernel": config.to_string(), "refusal": refusal });
     let considered = choice.considered.iter();
-    let considered = considered.map(|other| kernel(other.config, other.refusal.as_ref().map(ToString::to_string)));
-    let every = || every_config(problem, card).into_iter();
-    let configs = || {
-        every()
-            .map(|(config, refusal)| kernel(config, refusal))
-            .collect::<Vec<_>>()
-    };
-    let configs = args.all.then(configs);
+    let considered: Vec<_> = considered.map(|other| (other.config, other.refusal.clone())).collect();
     let rows = plans.rows(problem);
     let row = choice.suggestion.and_then(|place| rows.get(place));
     let row = row.map(|found| json!({ "table": found.table, "number": found.number, "row": found.row }));
@@ -424,9 +442,8 @@ fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, p
         "target": plan.target.name(),
         "kernel": plan.config.to_string(),
         "why": choice.why,
-        "considered": considered.collect::<Vec<_>>(),
+        "considered": refusals_json(&considered),
         "workspace_bytes": plan.workspace_bytes(),
-        "configs": configs,
         "plans": { "row": row, "tables": simulated::names(plans), "notes": notes },
     })
 }

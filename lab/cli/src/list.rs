@@ -111,13 +111,8 @@ fn kernels() -> (Page, Value) {
     let mut page = Page::new(format_args!("{HEAD}Kernels{HEAD:#} {DIM}(for --kernel){DIM:#}"));
     let all = kernels::all();
     let narrower = |id: &&String| ["-v8", "-v4", "-v2"].iter().any(|width| id.ends_with(width));
-    let ids: Vec<&String> = all.iter().filter(|id| !narrower(id)).collect();
-    let column = ids.iter().map(|id| id.len()).max().unwrap_or(0) + 2;
-    let per_line = ((style::width() - 2) / column).max(1);
-    for ids in ids.chunks(per_line) {
-        let line: String = ids.iter().map(|id| format!("{id:<column$}")).collect();
-        page.line(format_args!("  {}", line.trim_end()));
-    }
+    let ids: Vec<&str> = all.iter().filter(|id| !narrower(id)).map(String::as_str).collect();
+    page.columns(&ids);
     for note in [
         "-v16 may be -v8, -v4 or -v2, for tensors whose rows are not 16-byte aligned",
         "mma and wgmma have thousands of configs; `explain` names the one that a problem gets",

@@ -34,6 +34,7 @@ mod profile;
 mod progress;
 mod protocol;
 mod quantity;
+mod ranked;
 mod report;
 mod reproduce;
 mod run;

@@ -117,7 +117,7 @@ impl ReportArgs {
         for chapter in &chapters {
             let of_chapter = searches.iter().filter(|told| chapter.is_of(&told.origin));
             let tuning = of_chapter.map(|told| told.section()).collect();
-            document.sections.extend(chapter.sections(gathered, tuning));
+            document.sections.extend(chapter.sections(tuning));
         }
         document.sections.extend(alone);
         document

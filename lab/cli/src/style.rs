@@ -72,6 +72,16 @@ impl Page {
         texts.into_iter().for_each(|text| self.field(label, text));
     }
 
+    /// Adds names in columns, as many as fit a line.
+    pub(crate) fn columns(&mut self, names: &[&str]) {
+        let column = names.iter().map(|name| name.len()).max().unwrap_or(0) + 2;
+        let per_line = ((width() - 2) / column).max(1);
+        for names in names.chunks(per_line) {
+            let line: String = names.iter().map(|name| format!("{name:<column$}")).collect();
+            self.line(format_args!("  {}", line.trim_end()));
+        }
+    }
+
     pub(crate) fn print(&self) {
         print(&self.0);
     }

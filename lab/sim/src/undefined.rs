@@ -171,6 +171,9 @@ fn fast(step: &Step) -> Option<(Op<'static>, &[Ty], &[Operand])> {
 pub(crate) struct Halves(HashMap<Reg, u8>);
 
 const BOTH: u8 = 3;
+/// Passes over a program, each of which follows uses through one more turn of its loops: what takes more, which no
+/// compiler writes, has all halves used.
+const MOST_PASSES: usize = 32;
 
 impl Halves {
     fn of(&self, reg: Reg) -> u8 {
@@ -179,7 +182,7 @@ impl Halves {
 
     pub(crate) fn of_code(code: &Code) -> Halves {
         let mut halves = Halves::default();
-        loop {
+        for _ in 0..MOST_PASSES {
             let before: u32 = halves.0.values().map(|&used| u32::from(used)).sum();
             for item in code.items.iter().rev() {
                 halves.use_of(&item.step);
@@ -188,6 +191,11 @@ impl Halves {
                 return halves;
             }
         }
+        let reads = code.items.iter().flat_map(|item| {
+            let [reads, _] = Code::accessed(&item.step);
+            reads
+        });
+        Halves(reads.map(|reg| (reg, BOTH)).collect())
     }
 
     fn use_of(&mut self, step: &Step) {

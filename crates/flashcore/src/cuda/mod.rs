@@ -78,7 +78,7 @@ fn with_margin(chip: Chip, sm_margin: u32) -> Result<Chip, Error> {
 /// A task's launches with their compiled kernels, and what a call of them needs.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    context: Context,
+    pub(crate) context: Context,
     /// The tensors of the task.
     pub(crate) tensors: Vec<TensorSpec>,
     /// Of a problem.
@@ -97,10 +97,6 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    pub(crate) fn context(&self) -> &Context {
-        &self.context
-    }
-
     pub(crate) fn plan(&self) -> Option<&Plan> {
         self.choice.as_ref().map(|choice| &choice.plan)
     }
@@ -195,9 +191,11 @@ pub(crate) enum Steps {
 /// What is kept ready for one context.
 #[derive(Debug)]
 pub(crate) struct CudaAttention {
-    context: Context,
-    chip: Chip,
-    config: Option<Config>,
+    pub(crate) context: Context,
+    /// The device as plans see it: without the multiprocessors that are left to others.
+    pub(crate) chip: Chip,
+    /// The kernel that it was made for, if it was made for one.
+    pub(crate) config: Option<Config>,
     /// Whether values on the device are checked before calls read them.
     checks: bool,
     kernels: KernelCache,
@@ -239,23 +237,9 @@ impl CudaAttention {
         })
     }
 
-    pub(crate) fn context(&self) -> &Context {
-        &self.context
-    }
-
-    /// The device as plans see it: without the multiprocessors that are left to others.
-    pub(crate) fn chip(&self) -> Chip {
-        self.chip
-    }
-
     /// Multiprocessors that are left to others.
     pub(crate) fn sm_margin(&self) -> u32 {
         self.context.info().chip().sms - self.chip.sms
-    }
-
-    /// The kernel that it was made for, if it was made for one.
-    pub(crate) fn fixed(&self) -> Option<Config> {
-        self.config
     }
 
     /// Forgets the plans that were made with other tables.

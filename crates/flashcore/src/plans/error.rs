@@ -72,9 +72,4 @@ pub enum PlanError {
     },
 }
 
-// The message, which `main` prints of an error that it returns.
-impl std::fmt::Debug for PlanError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+flashcore_problem::debug_as_message!(PlanError);

@@ -228,8 +228,7 @@ impl Plans {
     }
 
     /// Puts a row into the first table if `new` makes one of its name, else into that new table, before all others.
-    pub(crate) fn put_first(&mut self, row: PlanRow, new: impl FnOnce() -> NamedTable) {
-        let new = new();
+    pub(crate) fn put_first(&mut self, row: PlanRow, new: NamedTable) {
         if self.tables.first().is_none_or(|first| first.name != new.name) {
             self.tables.insert(0, new);
         }

@@ -51,10 +51,10 @@ impl fmt::Display for PlanDevice {
 pub struct PlanClass {
     /// Which way it is computed. Forward where a row does not say it, as rows from before there were
     /// others do not.
-    #[serde(default, skip_serializing_if = "is_forward")]
+    #[serde(default, skip_serializing_if = "Direction::is_forward")]
     pub direction: Direction,
     /// Whether gradients must be the same bits in every run; never of a forward problem.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
     /// Element type of Q, K and V, by name.
     #[serde(serialize_with = "to_text", deserialize_with = "dtype_of_name")]
@@ -206,7 +206,7 @@ impl fmt::Display for PlanClass {
             (self.lse, " lse"),
             (self.bhsd, " bhsd"),
             (self.deterministic, " deterministic"),
-            (!is_forward(&self.direction), " backward"),
+            (!self.direction.is_forward(), " backward"),
         ] {
             line += if unusual { what } else { "" };
         }
@@ -394,14 +394,6 @@ impl PlanTable {
             "{{\n  \"format\": {PLAN_FORMAT},\n  \"device\": {device},\n  \"rows\": {rows}\n}}\n"
         ))
     }
-}
-
-fn is_forward(direction: &Direction) -> bool {
-    *direction == Direction::Forward
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 fn to_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {

@@ -196,7 +196,7 @@ mod gpu {
             expected: Expected,
             began: Instant,
         ) -> Result<GpuBed<'p>, Error> {
-            let context = cuda.context();
+            let context = &cuda.context;
             let mut queue = Queue::new(&Device::Cuda(context.clone()))?;
             let carried = inputs.carried(problem)?;
             let given = carried.operands();
@@ -235,7 +235,7 @@ mod gpu {
                 sm_margin: self.cuda.sm_margin(),
                 ..kernel.into()
             };
-            let device = Device::Cuda(self.cuda.context().clone());
+            let device = Device::Cuda(self.cuda.context.clone());
             let attention = Attention::with(device.clone(), options)?;
             let prepared = attention.prepare(self.problem)?;
             let run = |bed: &mut Self| attention.run_on(&mut bed.queue, &prepared, on_device(&mut bed.tensors));
@@ -273,7 +273,7 @@ mod gpu {
             let KernelId::Gpu(config) = kernel else {
                 return Vec::new();
             };
-            let of_default = near(self.problem, self.cuda.chip(), &self.kernels);
+            let of_default = near(self.problem, self.cuda.chip, &self.kernels);
             let configs = if of_default.first() == Some(&config) {
                 of_default
             } else {
@@ -281,7 +281,7 @@ mod gpu {
                 let varied = family.of_problem(self.problem).near(&values, 1).into_iter();
                 let varied = varied.map(|values| Config::of(&family, values));
                 let is_served =
-                    |config: &Config| Plan::with_cache(self.problem, config, self.cuda.chip(), &self.kernels).is_ok();
+                    |config: &Config| Plan::with_cache(self.problem, config, self.cuda.chip, &self.kernels).is_ok();
                 varied.filter(is_served).collect()
             };
             configs.into_iter().map(KernelId::Gpu).collect()

@@ -198,10 +198,10 @@ impl Attention {
                 interval: found.interval,
                 revision: concat!("flashcore ", env!("CARGO_PKG_VERSION")).to_string(),
                 driver: bed::driver(&self.device()),
-                date: date(seconds_since_1970()),
+                date: date(std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())),
             };
             tuned.table.put(row.clone());
-            self.use_row(row)?;
+            self.use_row(row);
             watch(TuneProgress::Done(&found));
             tuned.searches.push(found);
         }
@@ -214,7 +214,7 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Backend::Cpu(config) => config.map(|config| config.to_string()),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => cuda.fixed().map(|config| config.to_string()),
+            Backend::Cuda(cuda) => cuda.config.map(|config| config.to_string()),
         };
         match fixed {
             None => Ok(()),
@@ -226,24 +226,15 @@ impl Attention {
     }
 
     /// Puts a row before all tables.
-    fn use_row(&mut self, row: PlanRow) -> Result<(), Error> {
-        let device = PlanDevice::of(&self.device());
-        let plans = &mut self.plans;
-        plans.put_first(row, || NamedTable {
-            name: TABLE.to_string(),
-            table: PlanTable::new(device),
-        });
+    fn use_row(&mut self, row: PlanRow) {
+        let table = PlanTable::new(PlanDevice::of(&self.device()));
+        let name = TABLE.to_string();
+        self.plans.put_first(row, NamedTable { name, table });
         match &mut self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => {}
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.forget_plans(),
         }
-        Ok(())
     }
-}
-
-fn seconds_since_1970() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

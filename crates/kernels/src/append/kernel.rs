@@ -5,7 +5,7 @@ use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Val, Widen};
 use flashcore_problem::{Append, AppendValues, Layout, Rotary};
 
 use super::kinds::Kinds;
-use super::{Request, block_table};
+use super::{Request, entries};
 use crate::Refusal;
 use crate::args::Args;
 use crate::attention::lengths::{TensorParam, last_at_most, row_strides};
@@ -58,14 +58,8 @@ struct RotaryParams<'k, E> {
 impl<'k, E: Element> Params<'k, E> {
     fn declare(k: &'k Args<'k, Request>, kinds: Kinds, shape: &Shape) -> Self {
         let align = shape.vector_bytes;
-        let array = |name| {
-            kinds.arrays.named(name).map(|()| {
-                k.input(name, 4, move |request: &Request| {
-                    let entries = request.append.entries();
-                    entries.named(name).copied().unwrap_or_default()
-                })
-            })
-        };
+        let values = |name| k.input(name, 4, move |request: &Request| entries(&request.append, name));
+        let array = |name| kinds.arrays.named(name).map(|()| values(name));
         let tensor = |name, written, of: fn(&Append) -> Result<Layout, Refusal>| {
             k.strided([name; 2], align, written, move |request: &Request| {
                 let (layout, element) = (of(&request.append)?, request.append.dtype.size_bytes());
@@ -106,8 +100,8 @@ impl<'k, E: Element> Params<'k, E> {
             }),
             pages: number("pages", |request| request.append.k_cache.shape[0] as u32),
             page_size: number("page_size", |request| request.append.k_cache.shape[1] as u32),
-            tables: number("tables", |request| block_table(&request.append)[0] as u32),
-            max_pages: number("max_pages", |request| block_table(&request.append)[1] as u32),
+            tables: number("tables", |request| request.append.tables()[0] as u32),
+            max_pages: number("max_pages", |request| request.append.tables()[1] as u32),
             k_tasks: number("k_tasks", |request| request.k.count),
             v_tasks: number("v_tasks", |request| request.v.count),
             k_slices: number("k_slices", |request| request.k.slices as u32),

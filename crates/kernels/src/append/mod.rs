@@ -8,7 +8,7 @@ mod kernel;
 pub(crate) mod kinds;
 
 use flashcore_ir::{E4M3, Target};
-use flashcore_problem::{Append, AppendPlace, DType, Lengths};
+use flashcore_problem::{Append, DType, Lengths};
 
 use crate::args::{Built, with_element};
 use crate::attention::lengths::row_strides;
@@ -62,7 +62,7 @@ pub fn step(append: &Append, target: Target, alignment: u32, kernels: &KernelCac
             dtype => with_element!(floats dtype => kernel::body(k, kinds, shape)),
         })
     })?;
-    refuse!(!kernel.kernel().requires().is_met_by(target) =>
+    refuse!(!kernel.kernel.requires().is_met_by(target) =>
         "append", "sm_90 and later do", "a rotary embedding of {} on {target}", append.dtype);
     let request = Request::new(append, &units, &kinds);
     let slices = request.k.slices + request.v.slices + request.q.slices;
@@ -160,10 +160,8 @@ impl Request {
     fn new(append: &Append, units: &Units, kinds: &Kinds) -> Request {
         let element = units.dtype.size_bytes() as u32;
         let of_head = |head_dim, rotates| kinds.tasks(units.count(head_dim), rotates, units.vector_bytes, element);
-        let (of_k, of_v) = (
-            of_head(append.k_cache.shape[3], true),
-            of_head(append.v_cache.shape[3], false),
-        );
+        let of_k = of_head(append.k_cache.shape[3], true);
+        let of_v = of_head(append.v_cache.shape[3], false);
         let (rows, heads) = (append.new_rows(), append.k_new.shape[2]);
         // Too many tasks are too many blocks.
         let tasks = |rows: usize, heads: usize, of_head: u32| match rows {
@@ -192,12 +190,9 @@ impl Request {
     }
 }
 
-/// Rows of the block table, and entries of each; without one, parts of the cache, and 1.
-pub(crate) fn block_table(append: &Append) -> [usize; 2] {
-    match append.place {
-        AppendPlace::Paged { tables, max_pages } => [tables, max_pages],
-        AppendPlace::Cache | AppendPlace::Slots { .. } => [append.k_cache.shape[0], 1],
-    }
+/// Entries of one of the arrays of [`AppendValues`](flashcore_problem::AppendValues).
+pub(crate) fn entries(append: &Append, name: &str) -> usize {
+    append.entries().named(name).copied().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use flashcore_problem::Problem;
 
 use super::stream_k::{Places, Schedule};
 use crate::Refusal;
-use crate::args::{ALIGN, Part, Request};
+use crate::args::{Part, Request};
 
 /// What a launch of a forward pass is made for; `more` is what a family adds.
 pub(crate) struct Forward<T = ()> {
@@ -76,11 +76,7 @@ impl<T> Forward<T> {
         let Sharing::Schedule(_, places) = &self.sharing else {
             return Err(Refusal::Build("a launch without a schedule".to_string()));
         };
-        Ok(Part {
-            bytes: places.end,
-            offset: of(places),
-            align: ALIGN,
-        })
+        Ok(Part::new(places.end, of(places)))
     }
 
     /// Partial outputs, and their offsets and sums.
@@ -93,7 +89,6 @@ impl<T> Forward<T> {
         // Sums start aligned like outputs: `head_dim_v` is a multiple of 8.
         let sums = 4 * partials * self.problem.head_dim_v() as u64;
         let bytes = sums + 8 * partials;
-        let align = ALIGN;
-        Ok([0, sums].map(|offset| Part { bytes, offset, align }))
+        Ok([0, sums].map(|offset| Part::new(bytes, offset)))
     }
 }

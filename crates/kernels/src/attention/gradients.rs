@@ -147,9 +147,7 @@ impl Workspace {
         } else {
             at.end
         };
-        let (bytes, offset) = (bytes as u64, of(&at) as u64);
-        let align = ALIGN;
-        Part { bytes, offset, align }
+        Part::new(bytes as u64, of(&at) as u64)
     }
 }
 
@@ -219,7 +217,8 @@ pub(crate) fn declare_array<'k, E: Element>(
 pub(crate) struct Statistics<'k> {
     pub(super) lse: GlobalPtr<'k, f32>,
     pub(super) delta: GlobalPtr<'k, f32>,
-    stride: Val<'k, u32>,
+    /// Rows from one head to the next.
+    pub stride: Val<'k, u32>,
 }
 
 impl<'k> Statistics<'k> {
@@ -229,11 +228,6 @@ impl<'k> Statistics<'k> {
             delta: declare_array(k, "row_delta", written, |at| at.delta),
             stride: k.number("statistics_stride", |request| request.workspace.stride as u32),
         }
-    }
-
-    /// Rows from one head to the next.
-    pub(crate) fn stride(&self) -> Val<'k, u32> {
-        self.stride
     }
 
     /// The [place](head_row) of the first row of a sequence's head.

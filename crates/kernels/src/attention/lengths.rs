@@ -5,7 +5,7 @@
 //! before an address depends on it, without a branch, so that no value leads out of a tensor.
 
 use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Source, Val};
-use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem};
+use flashcore_problem::{CausalAlign, Layout, Lengths, Problem};
 
 use super::block_range::Band;
 use super::params::{Params, RowParams};
@@ -47,7 +47,7 @@ impl<'k> LengthParams<'k> {
                 [
                     k.count("page_size", |problem| problem.k_layout().shape[1]),
                     k.count("pages", |problem| problem.k_layout().shape[0]),
-                    k.count("max_pages", max_pages),
+                    k.count("max_pages", Problem::max_pages),
                 ]
             }),
         })
@@ -67,14 +67,6 @@ pub(crate) fn declare_bottom_right<'k, R: Request>(k: &'k Args<'k, R>) -> Val<'k
     k.number("bottom_right", |request| {
         i32::from(request.problem().mask().align == CausalAlign::BottomRight)
     })
-}
-
-/// Entries of a sequence in the block table; 0 without one.
-pub(crate) fn max_pages(problem: &Problem) -> usize {
-    match problem.kv_lengths() {
-        KvLengths::Paged { max_pages, .. } => max_pages,
-        KvLengths::Equal | KvLengths::Packed { .. } | KvLengths::Cache => 0,
-    }
 }
 
 /// First row and number of rows of a sequence: at most `most`, those between two starts, and those in use.

@@ -311,6 +311,16 @@ pub(crate) fn grid(family: &'static str, blocks: [usize; 3]) -> Result<[u32; 3],
     Ok(blocks.map(|blocks| blocks as u32))
 }
 
+/// Blocks of `rows` query rows of all heads.
+pub(crate) fn query_blocks(problem: &Problem, rows: u32) -> usize {
+    problem.seq_len_q().div_ceil(rows as usize) * problem.batch() * problem.num_heads()
+}
+
+/// Blocks of `rows` keys of all heads.
+pub(crate) fn key_blocks(problem: &Problem, rows: u32) -> usize {
+    problem.seq_len_kv().div_ceil(rows as usize) * problem.batch() * problem.num_kv_heads()
+}
+
 /// Remedy where every other family serves a problem.
 pub(crate) const OTHER_FAMILIES: &str = "families mma, scalar and on Hopper wgmma do";
 

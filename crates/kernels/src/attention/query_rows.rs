@@ -161,7 +161,7 @@ const WARP_ROWS: u32 = 16;
 pub(crate) struct Packing {
     heads: u32,
     /// Rows that whole queries share: a warpgroup's, or a tile's.
-    shared_rows: u32,
+    pub(crate) shared_rows: u32,
 }
 
 impl Packing {
@@ -221,11 +221,6 @@ impl Packing {
     /// Whether the rows of a query may be in two warpgroups: whole queries fill a tile, not each warpgroup.
     pub(crate) const fn spans_warpgroups(self) -> bool {
         self.shared_rows > WARPGROUP_ROWS
-    }
-
-    /// Rows that whole queries share.
-    pub(crate) const fn shared_rows(self) -> u32 {
-        self.shared_rows
     }
 
     /// Query heads that share a tile: 1 where none do.
@@ -341,7 +336,7 @@ impl<'k> LaneRows<'k> {
         if !self.packing.leaves_rows() {
             return query;
         }
-        let row = (self.first + 8 * half as u32) % self.packing.shared_rows();
+        let row = (self.first + 8 * half as u32) % self.packing.shared_rows;
         row.lt(self.packing.rows()).select(query, u32::MAX)
     }
 

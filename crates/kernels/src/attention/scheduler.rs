@@ -270,7 +270,7 @@ impl Clusters {
             per_head,
             all_heads,
             sharing: group_size / heads,
-            rounds: (problem.batch() * problem.num_kv_heads()).div_ceil(groups_at_once(problem)),
+            rounds: (problem.batch() * problem.num_kv_heads()).div_ceil(kv_heads_within(problem, L2_BYTES)),
         }
     }
 
@@ -400,10 +400,10 @@ fn cost(tile: &Tile<i64>) -> u64 {
     tile.order.count as u64 + TILE_COST
 }
 
-/// K/V heads, of all batches, whose K and V fit into [`L2_BYTES`].
-fn groups_at_once(problem: &Problem) -> usize {
+/// K/V heads, of all batches, whose K and V fit into so many bytes; one at least.
+pub(crate) fn kv_heads_within(problem: &Problem, bytes: usize) -> usize {
     let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
-    (L2_BYTES / (problem.seq_len_kv() * row_bytes).max(1)).max(1)
+    (bytes / (problem.seq_len_kv() * row_bytes).max(1)).max(1)
 }
 
 #[cfg(test)]

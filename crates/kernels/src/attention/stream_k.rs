@@ -169,12 +169,14 @@ impl Schedule {
         let n_blocks = problem.seq_len_kv().div_ceil(pieces.cols as usize);
         let splits = problem.batch_invariant().map(|keys| {
             let blocks = keys.div_ceil(pieces.cols as usize).min(n_blocks.max(1));
-            (blocks, n_blocks.div_ceil(blocks).max(1))
+            Splits {
+                blocks: blocks as u32,
+                most: n_blocks.div_ceil(blocks).max(1) as u32,
+            }
         });
-        let most_splits = splits.map_or(1, |(_, most)| most);
-        let row_tiles = row_tiles + batch * (most_splits - 1);
+        let row_tiles = row_tiles + batch * splits.map_or(0, |splits| splits.most as usize - 1);
         // Slots are counted from 1.
-        let slots = splits.map_or(0, |(_, most)| batch * heads * most);
+        let slots = splits.map_or(0, |splits| batch * heads * splits.most as usize);
         refuse!(slots + 1 >= COUNT_LIMIT =>
             family, "raise the keys of a split (batch_invariant), or lower batch or seq_len_kv",
             "{slots} splits of {} keys in {batch} sequences of {heads} heads (at most 65534)",
@@ -191,10 +193,7 @@ impl Schedule {
             batch: batch as u32,
             heads: heads as u32,
             row_tiles: row_tiles as u32,
-            splits: splits.map(|(blocks, most)| Splits {
-                blocks: blocks as u32,
-                most: most as u32,
-            }),
+            splits,
             head_dim_v: problem.head_dim_v() as u32,
         })
     }

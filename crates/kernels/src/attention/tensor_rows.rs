@@ -68,11 +68,6 @@ impl RowsOf {
         }
     }
 
-    /// Whether tensors have a number of rows from one batch or page to the next.
-    pub(crate) fn has_batch_rows(self) -> bool {
-        matches!(self, RowsOf::Cache | RowsOf::Pages(_))
-    }
-
     /// Whether heads are packed: they come before rows then.
     pub(crate) fn heads_first(self) -> bool {
         self.packing() != Packing::NONE
@@ -242,15 +237,15 @@ impl<'k> SequenceRows<'k> {
 
 impl<'k> PagedRows<'k> {
     fn at(&self, key: Val<'k, u32>, head: Val<'k, u32>) -> BoxAt<'k> {
-        let Pages {
-            table,
-            page_size,
-            pages,
-            last_key,
-        } = self.pages;
+        let (page_size, pages) = (self.pages.page_size, self.pages.pages);
         // Entries past that of the last key are not read.
-        let number = key.min(last_key) / page_size;
-        let page = table.offset(number).load_with(Cache::ReadOnly).reinterpret::<u32>();
+        let number = key.min(self.pages.last_key) / page_size;
+        let page = self
+            .pages
+            .table
+            .offset(number)
+            .load_with(Cache::ReadOnly)
+            .reinterpret::<u32>();
         let first_key = number * page_size;
         let of_sequence = (self.len.max(first_key) - first_key).min(page_size);
         let len = page.lt(pages).select(of_sequence, 0u32);

@@ -100,6 +100,11 @@ struct Rows<'k> {
 }
 
 impl<'k> Rows<'k> {
+    /// Another number of them.
+    fn with(self, len: Val<'k, i32>) -> Rows<'k> {
+        Rows { len, ..self }
+    }
+
     /// As many rows, if they fit, else none, with which something is wrong already.
     #[track_caller]
     fn if_they(fit: Val<'k, bool>, len: Val<'k, i32>, speaks: Val<'k, bool>) -> Rows<'k> {
@@ -111,14 +116,23 @@ impl<'k> Rows<'k> {
 }
 
 impl<'k> Record<'k> {
-    /// The rows between two offsets, of tensors with `total` rows.
+    /// So many rows.
+    fn rows(&self, len: Val<'k, i32>) -> Rows<'k> {
+        let speaks = self.speaks;
+        Rows { len, speaks }
+    }
+
+    /// The rows between two offsets, of tensors with `total` rows; without offsets `each`.
     fn offsets(
         &self,
         argument: &'static str,
-        starts: GlobalPtr<'k, i32>,
-        total: Val<'k, i32>,
+        starts: Option<GlobalPtr<'k, i32>>,
+        [total, each]: [Val<'k, i32>; 2],
         sequence: Val<'k, u32>,
     ) -> Rows<'k> {
+        let Some(starts) = starts else {
+            return self.rows(each);
+        };
         let zero = self.k.constant(0i32);
         let (first, end) = (load(starts, sequence), load(starts.plus(1), sequence));
         let (first_fits, end_fits) = (within(first, zero, total), within(end, first, total));

@@ -15,7 +15,7 @@ use flashcore_problem::{Direction, Problem};
 
 use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
-use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem};
+use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem, query_blocks};
 use crate::attention::tap::Tap;
 use crate::family::{Family, Values, constraint, lever_values, levers};
 use crate::step::{KernelCache, Step};
@@ -130,9 +130,8 @@ pub(crate) fn plan(
             Kind::Mma => with_element!(sixteen_bits shape.dtype => mma::body(k, &config, shape)),
         })
     })?;
-    let tiles = problem.seq_len_q().div_ceil(config.rows() as usize);
-    let blocks = tiles * problem.num_heads() * problem.batch();
-    kernel.step([blocks as u32, 1, 1], &Forward::new(problem, Sharing::Alone))
+    let blocks = query_blocks(problem, config.rows()) as u32;
+    kernel.step([blocks, 1, 1], &Forward::new(problem, Sharing::Alone))
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use super::{Config, backward};
-use crate::card::{Card, Proposal};
+use crate::card::{Card, Proposal, Row, Score};
+use crate::select::grouped;
 use crate::size::Size;
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Some may be
@@ -21,10 +22,9 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Box<dyn Iterator<I
     let is_decode = Size::of(problem, chip) == Size::Decode;
     let rows = card.mma.iter().filter(move |row| row.serves(problem, chip, card));
     Box::new(rows.map(move |row| {
-        let (why, shares_keys) = (row.why, row.config.pack_heads || is_decode);
+        let shares_keys = row.config.pack_heads || is_decode;
         let split = shares_keys.then(|| row.config.split_for(problem, chip.sms));
-        let config = split.unwrap_or(row.config);
-        Proposal { config, why }
+        Proposal::new(split.unwrap_or(row.config), row.why, Some(row.place), Score::Order)
     }))
 }
 
@@ -36,15 +36,13 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Box<dyn Iterator<I
 /// assert!(mma::defaults().iter().any(|(config, ..)| config.pack_heads));
 /// ```
 pub fn defaults() -> Vec<(Config, usize, Target)> {
-    let mut defaults: Vec<(Config, usize, Target)> = Vec::new();
-    for row in Card::all().iter().flat_map(|card| &card.mma) {
-        let target = row.targets.first().copied().unwrap_or(Target::Sm80);
-        match defaults.iter_mut().find(|(other, ..)| *other == row.config) {
-            Some((_, head_dim, _)) => *head_dim = row.head_dim.max(*head_dim),
-            None => defaults.push((row.config, row.head_dim, target)),
-        }
-    }
-    defaults
+    let target = |row: &Row<Config>| row.targets.first().copied().unwrap_or(Target::Sm80);
+    let rows = Card::all().iter().flat_map(|card| &card.mma);
+    let rows = grouped(rows.map(|row| (row.config, (row.head_dim, target(row)))));
+    let most = |all: &[(usize, Target)]| all.iter().map(|(head_dim, _)| *head_dim).max().unwrap_or(0);
+    rows.into_iter()
+        .map(|(config, all)| (config, most(&all), all[0].1))
+        .collect()
 }
 
 #[cfg(test)]

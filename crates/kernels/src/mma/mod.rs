@@ -19,6 +19,7 @@ use crate::args::build;
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::query_rows::TileHeads;
+use crate::attention::scheduler::kv_heads_within;
 use crate::attention::stream_k::{Pieces, Schedule};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
@@ -350,10 +351,8 @@ const MAX_GRID_Z: usize = 65_535;
 /// How many heads run at a time: a divisor of all of them, with K and V within [`L2_BYTES`] if they can be; all of them
 /// if a grid cannot count the groups otherwise.
 fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
-    let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
     let group = if config.pack_heads { 1 } else { problem.group_size() };
-    let head_bytes = problem.seq_len_kv() * row_bytes;
-    let most = ((L2_BYTES / head_bytes.max(1)).max(1) * group).max(heads.div_ceil(MAX_GRID_Z));
+    let most = (kv_heads_within(problem, L2_BYTES) * group).max(heads.div_ceil(MAX_GRID_Z));
     let dividing = (1..=heads.min(most)).rev().find(|n| heads.is_multiple_of(*n));
     dividing.filter(|n| heads / n <= MAX_GRID_Z).unwrap_or(heads)
 }

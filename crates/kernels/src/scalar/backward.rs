@@ -18,7 +18,7 @@ use super::{Config, NAME};
 use crate::Refusal;
 use crate::args::{Args, build};
 use crate::attention::gradients::{Backward, BackwardParams, Workspace};
-use crate::attention::params::{Shape, grid};
+use crate::attention::params::{Shape, grid, key_blocks, query_blocks};
 use crate::attention::preprocess;
 use crate::step::{KernelCache, Steps};
 
@@ -39,18 +39,14 @@ pub(super) fn plan(problem: &Problem, config: &Config, shape: &Shape, kernels: &
     };
     check(Threads::keys(config), shape.head_dim + shape.head_dim_v)?;
     check(Threads::queries(config), shape.head_dim)?;
-    let blocks = |len: usize, tile: u32, heads: usize| {
-        let blocks = len.div_ceil(tile as usize) * heads * problem.batch();
-        grid(NAME, [blocks, 1, 1])
-    };
     let dkdv = kernels.get_or_build(*config, *shape, |config, shape| {
         build!(named(&config, shape, "dkdv"), 32 * config.warps, floats shape.dtype => keys_body(k, &config, shape))
     })?;
     let dq = kernels.get_or_build(*config, *shape, |config, shape| {
         build!(named(&config, shape, "dq"), 32 * config.warps, floats shape.dtype => queries_body(k, &config, shape))
     })?;
-    let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
-    let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;
+    let of_keys = grid(NAME, [key_blocks(problem, cols), 1, 1])?;
+    let of_queries = grid(NAME, [query_blocks(problem, rows), 1, 1])?;
     let request = Backward::new(problem, Workspace::new(NAME, problem, 0)?);
     Ok(Steps {
         before: vec![preprocess::step(&request, shape, kernels)?],

@@ -13,7 +13,7 @@ use flashcore_problem::{DType, Direction, Problem};
 
 use crate::args::{Args, build};
 use crate::attention::forward::{Forward, Sharing};
-use crate::attention::params::{Shape, all_strides, check_dtype, grid, widest_access};
+use crate::attention::params::{Shape, all_strides, check_dtype, grid, query_blocks, widest_access};
 use crate::attention::tap::Tap;
 use crate::family::{Family, LeverValue, Values, constraint, levers};
 use crate::step::{KernelCache, Steps};
@@ -154,8 +154,7 @@ pub(crate) fn plan(
         Some((rows, _)) => (rows, 1),
         None => (32 * config.warps, naive::slices(&shape)),
     };
-    let tiles = problem.seq_len_q().div_ceil(rows as usize);
-    let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
+    let blocks = query_blocks(problem, rows) * slices as usize;
     let main = kernel.step(grid(NAME, [blocks, 1, 1])?, &Forward::new(problem, Sharing::Alone))?;
     Ok(Steps::alone(main))
 }

@@ -13,7 +13,7 @@ use crate::Refusal;
 use crate::args::Args;
 use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
-use crate::attention::params::{Params, Shape};
+use crate::attention::params::{Params, Shape, query_blocks};
 use crate::attention::tap::{Place, Tap};
 
 /// Registers for addresses, counters and bounds, in addition to the values counted one by one.
@@ -25,9 +25,8 @@ const LARGE_TILE_BLOCKS: usize = 256;
 /// Default (rows, cols, warps), best first. Measured on an H200
 /// (`lab/check/data/scalar-times.csv`).
 pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
-    let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();
     match problem.head_dim().max(problem.head_dim_v()) {
-        ..=64 if blocks >= LARGE_TILE_BLOCKS => &[(64, 64, 4), (32, 32, 8)],
+        ..=64 if query_blocks(problem, 64) >= LARGE_TILE_BLOCKS => &[(64, 64, 4), (32, 32, 8)],
         ..=64 => &[(32, 32, 8), (32, 32, 4)],
         65..=128 => &[(32, 32, 4)],
         _ => &[(64, 64, 8), (32, 16, 4)],
@@ -38,12 +37,8 @@ pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
 pub(super) fn check(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     let threads = Threads::queries(config);
     let (rows, cols) = (threads.rows_per_thread(), threads.columns_per_thread());
-    let (output, scores, operands, state) = (
-        threads.sum_registers(shape.head_dim_v),
-        rows * cols,
-        4 * (rows + cols),
-        4 * rows,
-    );
+    let output = threads.sum_registers(shape.head_dim_v);
+    let (scores, operands, state) = (rows * cols, 4 * (rows + cols), 4 * rows);
     let needed = output + scores + operands + state + SCRATCH_REGISTERS;
     let remedy = "fewer rows a tile or more warps leave fewer rows a thread";
     Refusal::check_registers(needed, threads.registers(), remedy, || {

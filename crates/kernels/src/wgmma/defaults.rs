@@ -16,9 +16,11 @@ use flashcore_problem::{DType, Direction, Problem};
 use self::evaluate::Tilings;
 use self::rank::{Candidate, by_rank};
 pub(crate) use self::times::Times;
+pub use self::times::most_ps;
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
 use crate::card::{self, Card, Proposal};
+use crate::select::grouped;
 use crate::size::Size;
 
 /// Queries of a head up to which tiles are packed whatever the mask; more fill tiles by themselves.
@@ -144,12 +146,25 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     let packed: Vec<Candidate> = packing.map(|row| row.packed(packed_percent(problem))).collect();
     ranked.extend(packed);
     let rest = rows.into_iter().map(Candidate::of);
-    let timed_first = timed.into_iter();
+    let (first, rest) = (timed.into_iter(), rest.map(Candidate::in_order));
     if timed.is_some_and(|timed| timed.config.splits == 1) {
         // The model chose whole tiles: rows are there for what a compiler refuses.
-        return Box::new(timed_first.chain(ranked.into_iter().chain(rest).map(Candidate::proposal)));
+        return Box::new(first.chain(ranked.into_iter().map(Candidate::in_order)).chain(rest));
     }
-    Box::new(timed_first.chain(by_rank(ranked, tilings).chain(rest).map(Candidate::proposal)))
+    Box::new(first.chain(by_rank(ranked, tilings)).chain(rest))
+}
+
+/// What the model of times says of all that it times for a problem, the fastest first; nothing where it has no say. For
+/// problems of less than 80 µs, and where keys are split, [`proposals`] begins with the best of these.
+pub fn timed(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal<Config>> {
+    let chip = chip.into();
+    let is_forward = problem.direction() == Direction::Forward && problem.dtype() != DType::E4M3;
+    if !is_forward || problem.has_lengths() || each_proposal(problem, chip).next().is_none() {
+        return Vec::new();
+    }
+    let (mut tilings, times) = (Tilings::new(problem, chip.sms), &Card::nearest(chip).times);
+    let all = times::all(&mut tilings, times, problem.batch_invariant().is_none());
+    all.into_iter().map(|timed| timed.proposal(problem)).collect()
 }
 
 /// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it
@@ -162,28 +177,19 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
 /// assert_ne!(wgmma::defaults(DType::E4M3), wgmma::defaults(DType::BF16));
 /// ```
 pub fn defaults(dtype: DType) -> Vec<(Config, (usize, usize))> {
-    let mut defaults: Vec<(Config, (usize, usize))> = Vec::new();
-    let mut add =
-        |config: Config, head_dims: (usize, usize)| match defaults.iter_mut().find(|(other, _)| *other == config) {
-            Some((_, most)) => *most = head_dims.max(*most),
-            None => defaults.push((config, head_dims)),
-        };
-    for row in Card::all().iter().flat_map(|card| table(card, dtype)) {
-        let head_dims = (row.head_dim, row.head_dim_v.unwrap_or(row.head_dim));
-        add(row.config, head_dims);
-    }
+    let rows = Card::all().iter().flat_map(|card| table(card, dtype));
+    let rows = rows.map(|row| (row.config, (row.head_dim, row.head_dim_v.unwrap_or(row.head_dim))));
     let plain = Problem::builder()
         .heads(1, 1)
         .seq_len(1)
         .head_dim(64)
         .dtype(dtype)
         .build();
-    for problem in plain.iter().filter(|_| dtype != DType::E4M3) {
-        for (config, head_dim) in Card::all().iter().flat_map(|card| times::configs(&card.times, problem)) {
-            add(config, (head_dim, head_dim));
-        }
-    }
-    defaults
+    let plain = plain.iter().filter(|_| dtype != DType::E4M3);
+    let timed = plain.flat_map(|problem| Card::all().iter().flat_map(|card| times::configs(&card.times, problem)));
+    let timed = timed.map(|(config, head_dim)| (config, (head_dim, head_dim)));
+    let most = |(config, head_dims): (Config, Vec<_>)| Some((config, head_dims.into_iter().max()?));
+    grouped(rows.chain(timed)).into_iter().filter_map(most).collect()
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Confi
     }
     let (rows, cols, consumer_warps) = (levers.rows, levers.cols, 4 * levers.warpgroups());
     // Each warpgroup has its own stages of Q, unless packed heads of a query may be in two warpgroups.
-    let stage_rows = shape.packing.shared_rows();
+    let stage_rows = shape.packing.shared_rows;
     let q_stages = rows / stage_rows * levers.q_stages(shape);
     let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(stage_rows, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));

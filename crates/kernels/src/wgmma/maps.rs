@@ -5,7 +5,7 @@ use flashcore_ir::{Element, SharedTile};
 use flashcore_problem::{DType, Layout, Name, Problem};
 
 use super::{ALIGNMENT, NAME};
-use crate::args::{Args, MappedTensor, Part, Request, layout_of, push_buffer};
+use crate::args::{Args, Part, Request, layout_of, push_buffer};
 use crate::attention::lengths::row_strides;
 use crate::attention::tensor_rows::{Flat, RowsOf, TensorRows};
 use crate::{Refusal, refuse};
@@ -34,7 +34,8 @@ pub(super) fn declare_at<'k, E: Element, R: Request>(
 ) -> TensorRows<'k> {
     let written = matches!(tensor, Name::Out | Name::Dk | Name::Dv);
     let name = tensor.as_str();
-    let map = k.tensor_map(name, written, of.boxes(tile, rows), move |launch, request| {
+    let boxes = of.boxes(tile, rows);
+    let map = k.tensor_map(name, written, boxes, move |launch, request| {
         let problem = request.problem();
         let layout = layout_of(problem, tensor)?;
         let (slot, byte_offset) = match place(request) {
@@ -46,14 +47,9 @@ pub(super) fn declare_at<'k, E: Element, R: Request>(
         };
         check_repeated(name, layout, remedy(problem))?;
         let (sizes, byte_strides) = sizes_and_strides(tensor, problem, of, E::BYTES)?;
-        Ok(MappedTensor {
-            slot,
-            byte_offset,
-            sizes,
-            byte_strides,
-        })
+        Ok(boxes.recipe(slot, byte_offset, sizes, byte_strides))
     });
-    let batch_rows = of.has_batch_rows().then(|| {
+    let batch_rows = matches!(of, RowsOf::Cache | RowsOf::Pages(_)).then(|| {
         k.try_number(&format!("{name}_batch_rows"), move |request| {
             Ok(flat(tensor, request.problem())?.batch_rows)
         })

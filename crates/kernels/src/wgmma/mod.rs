@@ -44,7 +44,7 @@ pub use crate::attention::params::ALIGNMENT;
 pub use backward::defaults as backward_defaults;
 pub use config::{Config, FAMILY};
 pub(crate) use defaults::{Times, each_proposal};
-pub use defaults::{defaults, proposals};
+pub use defaults::{defaults, most_ps, proposals, timed};
 pub use transpose::gathers_keys;
 
 /// The family's name in ids.

@@ -81,7 +81,7 @@ impl<'k, E: InputElement> Context<'k, '_, E> {
         // The rows of each warpgroup, or of the tile, as soon as their stage is free.
         let copy_q = |q: Producer<'k>| {
             let (q_rows, packing) = (self.q_rows.queries(&sequence), self.shape.packing);
-            for part in 0..self.levers.rows / packing.shared_rows() {
+            for part in 0..self.levers.rows / packing.shared_rows {
                 let at = [first_query + packing.queries() * part, tile.head(), batch];
                 q.acquire();
                 let fill = || {

@@ -22,7 +22,7 @@ use flashcore_problem::{DType, KvLengths, Layout, Name, Problem, ProblemBuilder}
 use super::maps::check_repeated;
 use super::{NAME, Request};
 use crate::Refusal;
-use crate::args::{Args, Built, MappedTensor, Part};
+use crate::args::{Args, Built, Part};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::lengths::{LengthKinds, TensorParam, kinds};
 use crate::attention::params::{RowParams, Shape};
@@ -175,16 +175,14 @@ impl Transposed {
         rows: u32,
     ) -> TensorRows<'k> {
         let of = RowsOf::Transposed;
-        let map = k.tensor_map(Name::V.as_str(), false, of.boxes(tile, rows), |launch, request| {
+        let boxes = of.boxes(tile, rows);
+        let map = k.tensor_map(Name::V.as_str(), false, boxes, move |launch, request| {
             let values = &request.more.values;
             let part = values.part(values.offset);
             let tile = values.cols * values.head_dim_v;
-            Ok(MappedTensor {
-                slot: part.push(launch, false),
-                byte_offset: part.offset,
-                sizes: vec![values.cols, values.head_dim_v, values.tiles, values.heads],
-                byte_strides: vec![values.cols, tile, tile * values.tiles],
-            })
+            let sizes = vec![values.cols, values.head_dim_v, values.tiles, values.heads];
+            let byte_strides = vec![values.cols, tile, tile * values.tiles];
+            Ok(boxes.recipe(part.push(launch, false), part.offset, sizes, byte_strides))
         });
         TensorRows::new(map, rows, of, None)
     }

@@ -245,6 +245,15 @@ impl Append {
         self.k_cache.shape[0].saturating_mul(self.k_cache.shape[1])
     }
 
+    /// Rows of the block table, and entries of each; without one, parts of the cache, and 1.
+    #[doc(hidden)]
+    pub fn tables(&self) -> [usize; 2] {
+        match self.place {
+            AppendPlace::Paged { tables, max_pages } => [tables, max_pages],
+            AppendPlace::Cache | AppendPlace::Slots { .. } => [self.k_cache.shape[0], 1],
+        }
+    }
+
     /// Which arrays it needs, and their numbers of entries. [`SlotMapping`] has one for each of
     /// [`Append::new_rows`].
     pub fn entries(&self) -> AppendValues<usize> {

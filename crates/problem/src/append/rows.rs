@@ -188,10 +188,7 @@ impl Walk<'_> {
         let part = match values.cache_batch_idx {
             None => b,
             Some(parts) => {
-                let most = match append.place {
-                    AppendPlace::Paged { tables, .. } => tables,
-                    AppendPlace::Cache | AppendPlace::Slots { .. } => append.k_cache.shape[0],
-                };
+                let [most, _] = append.tables();
                 let why = || format!("has {} for sequence {b}; allowed are 0 to {}", parts[b], most - 1);
                 let Some(part) = self.below("cache_batch_idx", parts[b], most, why) else {
                     return;

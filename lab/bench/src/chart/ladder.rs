@@ -97,7 +97,7 @@ fn draw(title: &str, rungs: &[Rung], said: &dyn Fn(&Rung) -> String) -> Drawing 
     let best_peer = peers.reduce(f64::min);
     let body = html! {
         @for tick in scale.ticks() {
-            line.line x1=(scale.x(tick)) x2=(scale.x(tick)) y1="0" y2=(bottom) {}
+            path.line d=(at_bars(scale.x(tick), rungs.len())) {}
             text.soft.small x=(scale.x(tick)) y=(bottom + 14.0) text-anchor=(scale.anchor(tick)) {
                 (tick) " µs"
             }
@@ -105,15 +105,20 @@ fn draw(title: &str, rungs: &[Rung], said: &dyn Fn(&Rung) -> String) -> Drawing 
         @for (index, rung) in rungs.iter().enumerate() {
             g transform={ "translate(0 " (RUNG * index as f64) ")" } { (draw_rung(rung, &said(rung), &scale)) }
         }
-        // Only at the bars, so that names stay legible.
-        @for index in 0..rungs.len() {
-            @if let Some(us) = best_peer {
-                @let (x, top) = (scale.x(us), RUNG * index as f64 + BAR.0);
-                line.best x1=(x) x2=(x) y1=(top - 2.0) y2=(top + BAR.1 + 2.0) {}
-            }
+        @if let Some(us) = best_peer {
+            path.best d=(at_bars(scale.x(us), rungs.len())) {}
         }
     };
     Drawing::new(title, [WIDTH, bottom + AXIS], MAX_PX, body)
+}
+
+/// A vertical line at the bars alone, so that names stay legible.
+fn at_bars(x: f64, rungs: usize) -> String {
+    let piece = |index: usize| {
+        let top = RUNG * index as f64 + BAR.0 - 2.0;
+        format!("M{x} {top}v{}", BAR.1 + 4.0)
+    };
+    (0..rungs).map(piece).collect()
 }
 
 fn draw_rung(rung: &Rung, speedup: &str, scale: &Scale) -> Markup {

@@ -64,28 +64,33 @@ impl Drawing {
 
     /// With its own colours, so that it can stand alone.
     pub fn svg(&self) -> String {
-        let style = html! { style { (PreEscaped(style("@media(prefers-color-scheme:dark)"))) } };
-        self.element(None, style).into_string()
-    }
-
-    /// For a page that has [`page_style`], with a description for those who cannot see it.
-    pub(crate) fn within(&self, description: &str) -> Markup {
-        self.element(Some(description), html! {})
-    }
-
-    fn element(&self, description: Option<&str>, style: Markup) -> Markup {
-        let [width, height] = self.size;
-        html! {
-            svg xmlns="http://www.w3.org/2000/svg"
-                viewBox={ (-EDGE) " " (-EDGE) " " (width + 2.0 * EDGE) " " (round(height) + 2.0 * EDGE) }
-                width=(self.pixels) role="img" aria-label=(self.title) {
+        let svg = html! {
+            svg xmlns="http://www.w3.org/2000/svg" viewBox=(self.view()) width=(self.pixels) role="img"
+                aria-label=(self.title) {
                 title { (self.title) }
-                @if let Some(description) = description { desc { (description) } }
-                (style)
+                style { (PreEscaped(style("@media(prefers-color-scheme:dark)"))) }
+                (marks())
                 rect.paper x=(-EDGE) y=(-EDGE) width="100%" height="100%" {}
                 (self.body)
             }
-        }
+        };
+        svg.into_string()
+    }
+
+    /// For a page that has [`page_style`] and [`marks`], and its own paper.
+    pub(crate) fn within(&self) -> Markup {
+        html! { svg viewBox=(self.view()) role="img" { title { (self.title) } (self.body) } }
+    }
+
+    fn view(&self) -> String {
+        let [width, height] = self.size;
+        format!(
+            "{} {} {} {}",
+            -EDGE,
+            -EDGE,
+            width + 2.0 * EDGE,
+            round(height) + 2.0 * EDGE
+        )
     }
 
     /// Pixels in a page: the least width at which small letters can be read, and the width where there is room, with
@@ -94,6 +99,27 @@ impl Drawing {
         [0.82, 1.35].map(|scale| ((self.size[0] * scale) as u32).min(self.pixels))
     }
 }
+
+/// What lines have at their points, a shape for each class of line, so that colours alone need not tell them apart:
+/// `light.css` puts them there. Once in a page.
+pub(crate) fn marks() -> Markup {
+    html! {
+        @for (class, shape) in SHAPES {
+            marker id={ "p" (class) } viewBox="-5 -5 10 10" markerUnits="userSpaceOnUse" markerWidth="10" markerHeight="10" {
+                path class={ "m" (class) } d=(shape) {}
+            }
+        }
+    }
+}
+
+/// The shape of each class of lines, drawn around the origin: a disc, a square, a triangle, a diamond, a cross.
+const SHAPES: [(&str, &str); 5] = [
+    ("a", "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0"),
+    ("b", "M-3.2-3.2h6.4v6.4h-6.4z"),
+    ("c", "M0-4.2l4 7.4h-8z"),
+    ("d", "M0-4.2l4.2 4.2l-4.2 4.2l-4.2-4.2z"),
+    ("e", "M-4-1.2h2.8v-2.8h2.4v2.8h2.8v2.4h-2.8v2.8h-2.4v-2.8h-2.8z"),
+];
 
 /// Colours of the drawings of a page. Printed pages are light.
 pub(crate) fn page_style() -> String {

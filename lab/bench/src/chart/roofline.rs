@@ -58,9 +58,9 @@ pub(crate) fn roofline(title: &str, roof: Roof, points: &[Point]) -> Drawing {
         .map(|x| format!("{},{}", axes.x_at(*x), axes.y_at(roof.at(*x))))
         .collect();
     let body = html! {
-        circle.ma cx="6" cy="8" r="4" {}
+        path.pa d="M6 8" {}
         text.ink.small x="14" y="12" { "FlashCore" }
-        path.mb d="M92 8m-3.2-3.2h6.4v6.4h-6.4z" {}
+        path.pb d="M92 8" {}
         text.ink.small x="100" y="12" { "the quickest peer" }
         (axes.grid())
         polyline.curve.best fill="none" points=(line.join(" ")) {}
@@ -71,8 +71,8 @@ pub(crate) fn roofline(title: &str, roof: Roof, points: &[Point]) -> Drawing {
         text.soft.small x="0" y=(TOP + HEIGHT + 30.0) { (format!("roof of memory: {:.0} GB/s", roof.gbps)) }
         text.soft.small x=(LEFT - 5.0) y=(TOP - 2.0) text-anchor="end" { "TFLOP/s" }
         // Ours are drawn last: nothing lies over them.
-        @for (class, shape, ours) in [("mb", "m-2.8-2.8h5.6v5.6h-5.6z", false), ("ma", "m-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0", true)] {
-            path class=(class) d=(points.iter().filter(|point| point.ours == ours).map(|point| axes.mark(point, shape)).collect::<String>()) {}
+        @for (class, ours) in [("pb", false), ("pa", true)] {
+            path class=(class) d=(points.iter().filter(|point| point.ours == ours).map(|point| axes.mark(point)).collect::<String>()) {}
         }
     };
     Drawing::new(title, [WIDTH, TOP + HEIGHT + BOTTOM], PIXELS, body)
@@ -118,8 +118,8 @@ impl Axes {
         }
     }
 
-    fn mark(&self, point: &Point, shape: &str) -> String {
-        format!("M{} {}{shape}", self.x_at(point.intensity), self.y_at(point.tflops))
+    fn mark(&self, point: &Point) -> String {
+        format!("M{} {}", self.x_at(point.intensity), self.y_at(point.tflops))
     }
 }
 

@@ -7,11 +7,12 @@ use flashcore_problem::{Direction, Mask, Problem};
 use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, date};
 
 /// The lines, in the order of the legend: what a line is called, its class in the SVG, and its words in the legend.
-const SERIES: [(&str, &str, &str); 4] = [
+const SERIES: [(&str, &str, &str); 5] = [
     ("FlashCore", "a", "FlashCore"),
     ("FA3", "b", "FA3: FlashAttention-3"),
     ("cuDNN", "c", "cuDNN, through PyTorch"),
     ("FA2", "d", "FA2: FlashAttention-2, through PyTorch"),
+    ("FA4", "e", "FA4: FlashAttention-4"),
 ];
 
 /// A speed. Points are kept in the order of [`Point::place`].
@@ -152,6 +153,7 @@ fn series(subject: &Measured) -> Option<usize> {
         "fa3" => Some(1),
         "torch/cudnn" => Some(2),
         "torch/flash" => Some(3),
+        "fa4" => Some(4),
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use flashcore_ir::Profile;
-use flashcore_problem::{DType, Direction};
+use flashcore_problem::Direction;
 
 use super::{Section, errors, hardware, origins, speeds, summary};
 use crate::gather::{EvidenceId, Gathered, Origin, Profiled, Timing};
@@ -27,6 +27,8 @@ pub struct Chapter<'g> {
     pub timings: Vec<&'g Timing>,
     /// Counters of kernels.
     pub profiles: Vec<&'g Profiled>,
+    /// What all chapters are made of.
+    gathered: &'g Gathered,
 }
 
 /// A chapter for each device and driver, in the order in which they first appear.
@@ -47,6 +49,7 @@ pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
                 origins: Vec::new(),
                 timings: Vec::new(),
                 profiles: Vec::new(),
+                gathered,
             });
         }
         chapters[place].origins.push(origin);
@@ -71,12 +74,12 @@ pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
 impl<'g> Chapter<'g> {
     /// Its sections: the heading with a summary, speeds, the hardware, the ladder, errors, what searches found, and
     /// where numbers come from.
-    pub fn sections(&self, gathered: &'g Gathered, tuning: Vec<Section>) -> Vec<Section> {
-        let mut sections = vec![summary::section(self, gathered)];
+    pub fn sections(&self, tuning: Vec<Section>) -> Vec<Section> {
+        let mut sections = vec![summary::section(self)];
         sections.extend(speeds::sections(self));
         sections.extend(hardware::sections(self));
         sections.push(speeds::ladder(self));
-        sections.push(errors::section(self, gathered));
+        sections.push(errors::section(self));
         sections.extend(tuning);
         sections.push(origins::section(self));
         sections.retain(|section| !section.is_empty());
@@ -106,16 +109,21 @@ impl<'g> Chapter<'g> {
         Profile::of_device(self.device, units)
     }
 
-    /// The element types and modes in which kernels of ours were timed, each with its measurements: one for each
-    /// problem, that with the most peers, and of equals the latest. The mode of screenings is not to be quoted.
-    pub(super) fn grids(&self) -> Vec<(DType, Mode, Vec<&'g Timing>)> {
-        let mut grids: BTreeMap<String, (DType, Mode, Vec<&'g Timing>)> = BTreeMap::new();
+    /// What measurements of our kernels have in common (`fp16 hot`), each with them: one for each problem, that with
+    /// the most peers, and of equals the latest. Kernels that were asked for by id are apart from those that the
+    /// library chose. The mode of screenings is not to be quoted.
+    pub(super) fn grids(&self) -> Vec<(String, Vec<&'g Timing>)> {
+        let mut grids: BTreeMap<String, Vec<&'g Timing>> = BTreeMap::new();
         for timing in &self.timings {
-            let (dtype, mode) = (timing.result.case.problem.dtype(), timing.mode());
-            if mode == Mode::Screen || ours(timing).is_none() {
+            if timing.mode() == Mode::Screen || ours(timing).is_none() {
                 continue;
             }
-            let (_, _, kept) = grids.entry(how(timing)).or_insert_with(|| (dtype, mode, Vec::new()));
+            let by_id = if self.origin(timing).names_a_kernel() {
+                ", kernels given by id"
+            } else {
+                ""
+            };
+            let kept = grids.entry(how(timing) + by_id).or_default();
             let same = |other: &&'g Timing| other.result.case.problem == timing.result.case.problem;
             match kept.iter().position(same) {
                 None => kept.push(timing),
@@ -123,20 +131,25 @@ impl<'g> Chapter<'g> {
                 Some(_) => {}
             }
         }
-        let mut grids: Vec<_> = grids.into_values().collect();
-        for (.., timings) in &mut grids {
+        let mut grids: Vec<_> = grids.into_iter().collect();
+        for (_, timings) in &mut grids {
             timings.sort_by_key(|timing| place(timing));
         }
         // The largest first.
-        grids.sort_by_key(|(_, _, timings)| std::cmp::Reverse(timings.len()));
+        grids.sort_by_key(|(_, timings)| std::cmp::Reverse(timings.len()));
         grids
     }
 
+    /// The run of a measurement.
+    pub(super) fn origin(&self, timing: &Timing) -> &'g Origin {
+        &self.gathered.origins[timing.origin]
+    }
+
     /// The ids of the runs of some measurements.
-    pub(super) fn runs_of(&self, gathered: &Gathered, timings: &[&Timing]) -> Vec<EvidenceId> {
+    pub(super) fn runs_of(&self, timings: &[&Timing]) -> Vec<EvidenceId> {
         let mut ids: Vec<EvidenceId> = Vec::new();
         for timing in timings {
-            let id = &gathered.origins[timing.origin].id;
+            let id = &self.origin(timing).id;
             if !ids.contains(id) {
                 ids.push(id.clone());
             }

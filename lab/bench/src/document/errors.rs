@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::chapter::Chapter;
+use flashcore_problem::DType;
+
+use super::chapter::{Chapter, how};
 use super::{Cell, Section, Table};
 use crate::SubjectInfo;
 use crate::defences::Inspection;
-use crate::gather::{EvidenceId, Gathered, Timing};
+use crate::gather::{EvidenceId, Timing};
 
 /// Every subject that was inspected: its measurement, its place there, and what was found.
 fn inspected<'g>(chapter: &Chapter<'g>) -> impl Iterator<Item = (&'g Timing, usize, &'g SubjectInfo, &'g Inspection)> {
@@ -18,27 +20,34 @@ fn inspected<'g>(chapter: &Chapter<'g>) -> impl Iterator<Item = (&'g Timing, usi
     })
 }
 
-pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
+/// Errors are compared within a family of our kernels, or a peer, and an element type.
+fn group<'g>(timing: &Timing, info: &'g SubjectInfo) -> (&'g str, DType) {
+    let family = info.label.split('/').next().filter(|_| info.is_ours());
+    (family.unwrap_or(&info.label), timing.result.case.problem.dtype())
+}
+
+pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     let mut section = Section::new("Errors");
     let mut table = Table::new(
         "The largest difference of an element from float64, and the Frobenius norm of all differences relative to that of \
-         the output: of each subject the problem with the largest, and each that was rejected, which has no time.",
+         the output: of each family of kernels and each peer the largest, and each that was rejected, which has no time.",
         &[
-            "problem", "mode", "subject", "largest", "relative", "verdict", "run", "evidence",
+            "problem", "of", "subject", "largest", "relative", "verdict", "run", "evidence",
         ],
     );
-    let mut largest: BTreeMap<&str, f64> = BTreeMap::new();
-    for (.., info, found) in inspected(chapter).filter(|(.., found)| found.passed()) {
-        let most = largest.entry(&info.label).or_default();
+    let mut largest: BTreeMap<(&str, DType), f64> = BTreeMap::new();
+    for (timing, _, info, found) in inspected(chapter).filter(|(.., found)| found.passed()) {
+        let most = largest.entry(group(timing, info)).or_default();
         *most = most.max(found.max_abs);
     }
-    for (timing, place, SubjectInfo { label, .. }, found) in inspected(chapter) {
-        if found.passed() && largest.get(label.as_str()) != Some(&found.max_abs) {
+    for (timing, place, info, found) in inspected(chapter) {
+        let (label, group) = (&info.label, group(timing, info));
+        if found.passed() && largest.get(&group) != Some(&found.max_abs) {
             continue;
         }
         if found.passed() {
             // Of equals the first.
-            largest.remove(label.as_str());
+            largest.remove(&group);
         }
         let verdict = match found.rejected {
             None => "passed".to_string(),
@@ -46,12 +55,12 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         };
         table.rows.push(vec![
             Cell::text(&timing.result.case.name),
-            Cell::text(timing.mode().to_string()),
+            Cell::text(how(timing)),
             Cell::code(label),
             Cell::number(format!("{:.2e}", found.max_abs)),
             Cell::number(format!("{:.2e}", found.frobenius)),
             Cell::text(verdict),
-            Cell::text(&gathered.origins[timing.origin].key),
+            Cell::text(&chapter.origin(timing).key),
             Cell::Evidence(timing.ids[place].clone()),
         ]);
     }

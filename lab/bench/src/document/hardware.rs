@@ -2,9 +2,10 @@
 
 use flashcore_problem::DType;
 
-use super::chapter::{Chapter, how, ours, peer};
+use super::chapter::{Chapter, ours, peer};
 use super::{Cell, Section, Table, count};
 use crate::chart::{Point, Roof, Shares, bars, roofline};
+use crate::gather::Timing;
 use crate::profile::{Goals, rows, verdicts};
 
 /// Reasons to wait, and lines, of a profile that are shown.
@@ -22,14 +23,14 @@ fn roofs(chapter: &Chapter<'_>) -> Section {
         return section;
     };
     let mut grids = chapter.grids().into_iter();
-    let Some((.., timings)) = grids.find(|(dtype, ..)| matches!(dtype, DType::F16 | DType::BF16)) else {
+    let is_16_bit = |timings: &[&Timing]| matches!(timings[0].result.case.problem.dtype(), DType::F16 | DType::BF16);
+    let Some((how, timings)) = grids.find(|(_, timings)| is_16_bit(timings)) else {
         return section;
     };
     let roof = Roof {
         tflops: card.tensor_f16_f32acc_tflops,
         gbps: card.dram_gbps,
     };
-    let how = how(timings[0]);
     let mut points = Vec::new();
     for timing in &timings {
         let result = &timing.result;

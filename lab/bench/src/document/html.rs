@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::strip::{dot, strip};
 use super::{Block, Cell, Document, Picture, Section, Table};
-use crate::chart::page_style;
+use crate::chart::{marks, page_style};
 
 /// Rows of a table above which it scrolls in a box on a screen. On paper it does not.
 const LONG: usize = 24;
@@ -28,7 +28,10 @@ pub(super) fn page(document: &Document) -> String {
                 style { (PreEscaped(page_style())) @for rule in STYLE.lines() { (PreEscaped(rule)) } }
             }
             body {
-                @if has_strips(document) { (dot()) }
+                svg width="0" height="0" aria-hidden="true" {
+                    (marks())
+                    @if has_strips(document) { (dot()) }
+                }
                 header {
                     h1 { (document.title) }
                     @for line in &document.about { p.about { (line) } }
@@ -94,8 +97,8 @@ fn figure(picture: &Picture) -> Markup {
     let [least, most] = drawing.widths();
     html! {
         figure {
-            div.wide tabindex="0" role="group" aria-label=(description) {
-                div style={ "max-width:" (most) "px;min-width:" (least) "px" } { (drawing.within(description)) }
+            div.wide tabindex="0" role="group" aria-label="picture" {
+                div style={ "max-width:" (most) "px;min-width:" (least) "px" } { (drawing.within()) }
             }
             figcaption { (description) }
         }
@@ -116,7 +119,7 @@ fn table(table: &Table) -> Markup {
     };
     let classes = first.iter().enumerate().filter_map(class).collect::<Vec<_>>().join(" ");
     html! {
-        div.wide.long[is_long] tabindex="0" role="region" aria-label=(table.caption) {
+        div.wide.long[is_long] tabindex="0" role="region" aria-label="table" {
             table class=[(!classes.is_empty()).then_some(&classes)] {
                 caption { (table.caption) }
                 thead {
@@ -127,8 +130,13 @@ fn table(table: &Table) -> Markup {
                 }
                 tbody {
                     // Rows and cells end where the next one begins, as HTML allows: of a report a tenth is saved.
-                    @for row in &table.rows {
-                        tr; @for cell in row { (draw_cell(cell)) }
+                    @for (at, row) in table.rows.iter().enumerate() {
+                        @let above = at.checked_sub(1).and_then(|above| table.rows[above].first());
+                        // What rows have in common stands in the first of them.
+                        @let is_told = above == row.first() && matches!(above, Some(Cell::Text(_)));
+                        tr; @for (column, cell) in row.iter().enumerate() {
+                            @if is_told && column == 0 { td; } @else { (draw_cell(cell)) }
+                        }
                     }
                 }
             }

@@ -6,21 +6,16 @@ use super::{Cell, Section, Table};
 pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     let mut section = Section::new("Provenance");
     section.say(
-        "Each number above has an evidence id. The command at the top of this report, flashcore reproduce with that id, prints \
-         the number's command, device, driver, build and kernel hash, and what differs on your machine; --run measures it \
-         again. The id of a run stands for all its numbers.",
+        "The command at the top of this report tells of an evidence id the command that was run, device, driver, build \
+         and kernel hash. The id of a run stands for all its numbers.",
     );
-    let mut table = Table::new(
-        "The runs.",
-        &["run", "date", "revision", "command", "file", "notes", "evidence"],
-    );
+    let mut table = Table::new("The runs.", &["run", "date", "revision", "file", "notes", "evidence"]);
     for origin in &chapter.origins {
         let name = origin.path.file_name().unwrap_or_default().to_string_lossy();
         table.rows.push(vec![
             Cell::text(&origin.key),
             Cell::text(&origin.date),
-            Cell::code(origin.revision.as_deref().unwrap_or("not recorded")),
-            Cell::code(origin.command.as_deref().unwrap_or("that of each number")),
+            Cell::code(origin.revision.as_deref().map_or("not recorded", short)),
             Cell::text(name),
             Cell::text(origin.notes.join("; ")),
             Cell::Evidence(origin.id.clone()),
@@ -28,4 +23,9 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     }
     section.tabulate(table);
     section
+}
+
+/// The beginning of a revision, which names it.
+fn short(revision: &str) -> &str {
+    revision.get(..12).unwrap_or(revision)
 }

@@ -12,14 +12,14 @@ use crate::rungs::rungs;
 use crate::table::{bracketed, number, span, times};
 
 /// Fewest lengths for a chart against length.
-const LENGTHS: usize = 2;
+const LENGTHS: usize = 3;
 /// Fewest kernels of ours on one problem for a ladder, one of which is a rung below the default.
 const RUNGS: usize = 3;
 
 pub(super) fn sections(chapter: &Chapter<'_>) -> Vec<Section> {
     let mut sections = Vec::new();
-    for (.., timings) in chapter.grids() {
-        sections.push(speed(chapter, &how(timings[0]), &timings));
+    for (how, timings) in chapter.grids() {
+        sections.push(speed(chapter, &how, &timings));
     }
     sections
 }
@@ -35,13 +35,12 @@ fn speed(chapter: &Chapter<'_>, how: &str, timings: &[&Timing]) -> Section {
         Ok(speed) if lengths.len() >= LENGTHS => {
             let description = format!(
                 "TFLOP/s against the sequence length, {how}: FlashCore and its peers on {} of equal work, a panel for each \
-                 head size and mask. Points are medians; bars reach from the 10th to the 90th percentile where \
-                 samples are at hand.",
+                 head size and mask.",
                 count(drawn.len(), "problem")
             );
             section.draw(speed.on(chapter.device).draw(), description);
         }
-        _ => section.say("No chart: it takes problems of equal work at two lengths or more, full or causal."),
+        _ => section.say("No chart: it takes problems of equal work at three lengths or more, full or causal."),
     }
     section.tabulate(times_table(how, timings));
     section
@@ -76,9 +75,8 @@ fn place(result: &CaseResult) -> (usize, String, usize) {
 fn times_table(how: &str, timings: &[&Timing]) -> Table {
     let mut table = Table::new(
         format!(
-            "Times, {how}: medians, their intervals, time relative to the baseline of the same rounds, and the rounds. In \
-             HTML these are dots, the first at the top, the median in the middle, 10 % less and more at the ends; in \
-             Markdown how many they are, the least and the most."
+            "Times, {how}: medians, their intervals, time relative to the baseline of the same rounds, and the rounds: in \
+             HTML a line each from 10 % below the median to 10 % above it, in Markdown their number, the least and the most."
         ),
         &[
             "problem",
@@ -87,7 +85,6 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
             "interval",
             "TFLOP/s",
             "× baseline",
-            "interval",
             "rounds",
             "evidence",
         ],
@@ -96,10 +93,10 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
         let result = &timing.result;
         for (place, (id, subject, rounds)) in timing.subjects().enumerate() {
             let Some(summary) = subject.summary else { continue };
-            let (ratio, interval) = match subject.ratio {
-                Some(ratio) => (times(ratio.value), bracketed(Some(ratio.interval))),
-                None if place == result.measurement.baseline => ("baseline".to_string(), String::new()),
-                None => (String::new(), String::new()),
+            let ratio = match subject.ratio {
+                Some(ratio) => format!("{} {}", times(ratio.value), bracketed(Some(ratio.interval))),
+                None if place == result.measurement.baseline => "baseline".to_string(),
+                None => String::new(),
             };
             table.rows.push(vec![
                 Cell::text(&result.case.name),
@@ -108,7 +105,6 @@ fn times_table(how: &str, timings: &[&Timing]) -> Table {
                 Cell::number(span(summary.interval, number)),
                 Cell::number(number(result.tflops(summary.p50))),
                 Cell::number(ratio),
-                Cell::number(interval),
                 Cell::Rounds(rounds.to_vec()),
                 Cell::Evidence(id.clone()),
             ]);

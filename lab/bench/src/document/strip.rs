@@ -1,4 +1,4 @@
-//! Strips: the rounds of a subject as dots, small enough for a cell of a table.
+//! Strips: the rounds of a subject as lines on an axis, small enough for a cell of a table.
 
 use std::fmt::Write;
 
@@ -7,37 +7,32 @@ use maud::{Markup, PreEscaped, html};
 use crate::stats::median;
 use crate::table::number;
 
-/// Size of a strip, pixels, as `page.css` has it, and what its dots leave free at the edges.
-const SIZE: [f64; 2] = [80.0, 16.0];
+/// Width of a strip, pixels, as `page.css` has it, and what is free at its ends.
+const WIDTH: f64 = 80.0;
 const EDGE: f64 = 2.0;
-/// How far the ends of a strip are from the median, which is in its middle. A round beyond has its dot at the end.
+/// How far the ends of a strip are from the median, which is in its middle. A round beyond has its line at the end.
 const REACH: f64 = 0.1;
 
-/// What a dot looks like. Once in a page: `page.css` puts it at each point of a strip.
+/// What a round looks like. Once in a page: `page.css` puts it at each point of a strip.
 pub(super) fn dot() -> Markup {
     html! {
-        svg width="0" height="0" aria-hidden="true" {
-            marker id="dot" viewBox="-2 -2 4 4" markerUnits="userSpaceOnUse" markerWidth="4" markerHeight="4" {
-                circle.ours r="2" fill-opacity="0.6" {}
-            }
+        marker id="dot" viewBox="-1 -6 2 12" markerUnits="userSpaceOnUse" markerWidth="2" markerHeight="12" {
+            rect.ours x="-1" y="-6" width="2" height="12" fill-opacity="0.6" {}
         }
     }
 }
 
-/// The strip of a subject's times: a dot for each round, the first at the top, the slower the further to the right.
+/// The strip of a subject's times: a line for each round, the slower the further to the right.
 pub(super) fn strip(rounds: &[f64]) -> Markup {
-    let [width, height] = SIZE.map(|size| size - 2.0 * EDGE);
     let middle = median(rounds);
-    let x = |us: f64| EDGE + width * (0.5 + (us / middle - 1.0) / (2.0 * REACH)).clamp(0.0, 1.0);
-    let y = |round: usize| EDGE + height * round as f64 / (rounds.len() - 1).max(1) as f64;
+    let share = |us: f64| (0.5 + (us / middle - 1.0) / (2.0 * REACH)).clamp(0.0, 1.0);
     // Whole pixels, each point as its distance from the one before: a report has thousands.
-    let (mut points, mut last) = (String::from("m"), [0, 0]);
+    let (mut points, mut last) = (String::from("M0 8h"), 0);
     for (round, us) in rounds.iter().enumerate() {
-        let at = [x(*us), y(round)].map(|pixels| pixels.round() as i32);
-        let step = [at[0] - last[0], at[1] - last[1]];
+        let at = (EDGE + (WIDTH - 2.0 * EDGE) * share(*us)).round() as i32;
         // A sign separates, too.
-        let space = if round == 0 || step[0] < 0 { "" } else { " " };
-        let _ = write!(points, "{space}{} {}", step[0], step[1]);
+        let space = if round == 0 || at < last { "" } else { " " };
+        let _ = write!(points, "{space}{}", at - last);
         last = at;
     }
     PreEscaped(format!(r#"<svg><path d="{points}"/></svg>"#))
@@ -57,12 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dot_for_each_round_with_the_median_in_the_middle() {
+    fn a_line_for_each_round_with_the_median_in_the_middle() {
         let of = |rounds: &[f64]| strip(rounds).into_string();
         // 5 % slower is half way to the right; 30 % faster would be beyond the end.
-        let four = r#"<svg><path d="m40 2 19 4-57 4 38 4"/></svg>"#;
+        let four = r#"<svg><path d="M0 8h40 19-57 38"/></svg>"#;
         assert_eq!(of(&[10.0, 10.5, 7.0, 10.0]), four);
-        assert_eq!(of(&[3.0]), r#"<svg><path d="m40 2"/></svg>"#);
+        assert_eq!(of(&[3.0]), r#"<svg><path d="M0 8h40"/></svg>"#);
         assert_eq!(words(&[10.0, 10.5, 7.0, 10.0]), "4: 7.00–10.50");
         assert_eq!(words(&[]), "");
     }

@@ -2,20 +2,20 @@
 
 use flashcore_check::render::few;
 
-use super::chapter::{Chapter, how, ours};
+use super::chapter::{Chapter, ours};
 use super::{Block, Section, count};
 use crate::Stop;
 use crate::chart::{problems, speedups};
-use crate::gather::{EvidenceId, Gathered, Timing};
+use crate::gather::{EvidenceId, Timing};
 use crate::standing::{Geomean, Group, Shape};
 use crate::table::{bracketed, times, worst_text};
 
 /// What bars of the first section say.
-const SPEEDUPS: &str = "A bar for each problem: how many times as fast FlashCore is, with its 99 % interval.";
-const TIMES: &str = "A bar for each problem: the median time of our quickest kernel, on a logarithmic scale.";
-const PREDICTED: &str = "A bar for each problem: the predicted time of our quickest kernel, on a logarithmic scale.";
+const SPEEDUPS: &str = "How many times as fast FlashCore is on each problem.";
+const TIMES: &str = "The median time of our quickest kernel on each problem, on a logarithmic scale.";
+const PREDICTED: &str = "The predicted time of our quickest kernel on each problem, on a logarithmic scale.";
 
-pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
+pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     let mut section = Section::chapter(chapter.title());
     let mut dates: Vec<&str> = chapter.origins.iter().map(|origin| origin.date.as_str()).collect();
     dates.sort_unstable();
@@ -38,9 +38,8 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
     section.say(format!("{}{board}: {runs}, {when}.{card}", chapter.device));
     let mut sentences: Vec<(String, Vec<EvidenceId>)> = Vec::new();
     let mut bars = Vec::new();
-    for (.., timings) in chapter.grids() {
-        let how = how(timings[0]);
-        let runs = chapter.runs_of(gathered, &timings);
+    for (how, timings) in chapter.grids() {
+        let runs = chapter.runs_of(&timings);
         let shapes: Vec<Shape> = timings.iter().filter_map(|timing| against_peer(timing)).collect();
         let is_predicted = timings
             .iter()
@@ -48,7 +47,7 @@ pub(super) fn section(chapter: &Chapter<'_>, gathered: &Gathered) -> Section {
         match verdict(&how, &shapes) {
             Some(verdict) => {
                 sentences.push((verdict, runs));
-                bars.push((speedups(&how, &shapes), SPEEDUPS));
+                bars.push((speedups(&how, "the best peer", &shapes), SPEEDUPS));
             }
             None => {
                 let number = count(timings.len(), "problem");
@@ -95,15 +94,11 @@ fn verdict(how: &str, shapes: &[Shape]) -> Option<String> {
     let faster = shapes.iter().filter(|shape| shape.interval.lo > 1.0).count();
     let slower = shapes.iter().filter(|shape| shape.interval.hi < 1.0);
     let slower: Vec<&str> = slower.map(|shape| shape.case.as_str()).collect();
-    let undecided = match all - faster - slower.len() {
-        0 => String::new(),
-        some => format!(" Neither, as the interval includes 1: {some}."),
-    };
     let slower = if slower.is_empty() { "none" } else { &few(&slower) };
     let (value, interval) = (times(mean.value), bracketed(mean.interval));
     Some(format!(
         "{how}: FlashCore is faster than the best peer on {faster} of {all}. Geometric mean {value} {interval}, {}. \
-         Slower: {slower}.{undecided}",
+         Slower: {slower}.",
         worst_text(&mean),
     ))
 }

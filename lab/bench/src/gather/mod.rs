@@ -45,6 +45,14 @@ pub struct Origin {
     pub notes: Vec<String>,
 }
 
+impl Origin {
+    /// Whether its command asks for kernels by id, in place of the library's choice.
+    pub(crate) fn names_a_kernel(&self) -> bool {
+        let mut words = self.command.iter().flat_map(|command| command.split_whitespace());
+        words.any(|word| word == "--kernel") && words.next() != Some("default")
+    }
+}
+
 /// What was measured of one problem in one mode.
 #[derive(Clone, Debug)]
 pub struct Timing {

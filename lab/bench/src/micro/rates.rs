@@ -11,7 +11,7 @@ use super::{Scale, Unit, revision};
 use crate::{BenchError, DeviceIdentity, Result, RunIdentity, json_file};
 
 /// Version of the file's form.
-pub const RATES_SCHEMA: u32 = 1;
+pub const RATES_SCHEMA: u32 = 2;
 
 /// What one microbenchmark said.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,15 +78,12 @@ impl DeviceRates {
             source: format!("{}, driver {}, {}", device.name, device.driver, self.run.revision),
             mhz: Some(self.mhz),
             dram_gbps: self.of("copy"),
-            l2_bytes: None,
             shared_bytes: self.of("shared-16"),
-            fma: None,
             mufu: self.of("ex2"),
             tensor_f32: self.of("mma-f32"),
             tensor_f16: self.of("mma-f16"),
             tensor_wgmma: self.of("wgmma-f16"),
             tensor_e4m3: self.of("wgmma-e4m3"),
-            launch_micros: None,
             mufu_latency: self.of("ex2-chain"),
             shared_latency: load("shared-chain"),
             l2_latency: load("l2-chain"),
@@ -98,12 +95,14 @@ impl DeviceRates {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<DeviceRates> {
         let wrong = |reason: String| unusable(path, reason);
-        let rates = json_file::read::<DeviceRates>(path, files::SMALL);
-        let rates = rates.map_err(|error| wrong(error.to_string()))?;
-        if rates.schema != RATES_SCHEMA {
-            let found = rates.schema;
+        let read = json_file::read::<serde_json::Value>(path, files::SMALL);
+        let value = read.map_err(|error| wrong(error.to_string()))?;
+        // Of another schema nothing else need be as it is now.
+        let schema = value.get("schema").and_then(serde_json::Value::as_u64);
+        if let Some(found) = schema.filter(|schema| *schema != u64::from(RATES_SCHEMA)) {
             return Err(wrong(format!("schema {found}; this build reads {RATES_SCHEMA}")));
         }
+        let rates: DeviceRates = serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?;
         if !(rates.mhz.is_finite() && rates.mhz > 0.0) || rates.rates.iter().any(|rate| !is_rate(rate.value)) {
             return Err(wrong("a rate that is no positive number".to_string()));
         }
@@ -253,10 +252,7 @@ mod tests {
         assert_eq!(read, rates);
         assert_eq!((read.of("copy"), read.of("none")), (Some(4300.0), None));
         let card = read.card();
-        assert_eq!(
-            (card.dram_gbps, card.mhz, card.l2_bytes),
-            (Some(4300.0), Some(1980.0), None)
-        );
+        assert_eq!((card.dram_gbps, card.mhz), (Some(4300.0), Some(1980.0)));
         assert!(card.source.contains("NVIDIA H200"), "{}", card.source);
         read.holds_on(&h200(), &path).unwrap();
         let refused = |change: &dyn Fn(&mut DeviceIdentity)| {
@@ -273,7 +269,11 @@ mod tests {
             let error = DeviceRates::read(&path).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("h200.json"), "{error}");
         }
-        for (from, to) in [("4300.0", "-1.0"), ("\"schema\":1", "\"schema\":7")] {
+        let of_before = r#"{"schema": 1, "rates": [{"unit": "µs"}]}"#;
+        std::fs::write(&path, of_before).unwrap();
+        let error = DeviceRates::read(&path).unwrap_err().to_string();
+        assert!(error.contains("schema 1; this build reads 2"), "{error}");
+        for (from, to) in [("4300.0", "-1.0"), ("\"schema\":2", "\"schema\":7")] {
             let text = serde_json::to_string(&rates).unwrap();
             assert!(text.contains(from));
             std::fs::write(&path, text.replacen(from, to, 1)).unwrap();

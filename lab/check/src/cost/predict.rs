@@ -136,11 +136,10 @@ impl Observation {
         if self.is_foreign && work[Unit::L2Bytes] > calibration::OFTEN * self.footprint_bytes as f64 {
             sm.reads_together();
         }
-        let (mut clocks, mut launch) = (profile.clocks, LAUNCH_MICROS);
+        let mut clocks = profile.clocks;
         let mut dram_gbps = calibration::DRAM_REACHED * profile.dram_gbps;
         if let Some(measured) = measured {
             replace(&mut clocks.highest, measured.mhz);
-            replace(&mut launch, measured.launch_micros);
             replace(&mut dram_gbps, measured.dram_gbps);
         }
         let trust = Trust::of(profile, &work, self.is_foreign);
@@ -165,7 +164,7 @@ impl Observation {
                 busy[Resource::Dram as usize] = dram_micros * clocks.highest;
             }
             // Steps run one after another.
-            micros += launch + together(&busy, chain) / clocks.highest;
+            micros += LAUNCH_MICROS + together(&busy, chain) / clocks.highest;
             latency += chain / clocks.highest;
             for (sum, clock) in by_resource.iter_mut().zip(busy) {
                 *sum += clock / clocks.highest;
@@ -181,7 +180,7 @@ impl Observation {
         let used = all.filter(|(_, micros)| *micros > 0.0);
         let mut uses: Vec<Use> = used.map(|(resource, micros)| Use { resource, micros }).collect();
         uses.sort_by(|a, b| b.micros.total_cmp(&a.micros));
-        let launches = launch * steps.len() as f64;
+        let launches = LAUNCH_MICROS * steps.len() as f64;
         let terms = terms(&uses, latency, launches);
         Prediction {
             profile: profile.name,

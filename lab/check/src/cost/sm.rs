@@ -87,10 +87,8 @@ impl Sm {
         if let Some(measured) = measured.or(profile.rates()) {
             let latency = &mut rates.latency;
             for (assumed, measured) in [
-                (&mut rates.l2_bytes, measured.l2_bytes),
                 // A pass is over 128 bytes.
                 (&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / 128.0)),
-                (&mut rates.fma, measured.fma),
                 (&mut rates.mufu, measured.mufu),
                 (&mut latency.mufu, measured.mufu_latency),
                 (&mut latency.shared, measured.shared_latency),

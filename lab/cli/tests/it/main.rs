@@ -29,6 +29,7 @@ mod parity;
 mod picture;
 mod problem_files;
 mod profile;
+mod ranked;
 mod report;
 mod repository;
 mod revision;

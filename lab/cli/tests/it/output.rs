@@ -263,6 +263,7 @@ fn json_parses_and_keeps_its_keys() {
             "plans",
             "cost",
             "configs",
+            "ranking",
             "savings",
         ])
     );
@@ -300,6 +301,7 @@ fn json_parses_and_keeps_its_keys() {
     );
     let every = json("explain tiny --all --json");
     assert!(every["configs"].as_array().expect("a list").len() > 50);
+    assert_eq!(every["ranking"], Value::Null);
 
     assert_eq!(
         keys(&json("list --json")),

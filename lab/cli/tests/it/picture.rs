@@ -1,4 +1,5 @@
-//! Pictures of what is found in CUDA kernels, in the README and docs/check-cuda.md: each is what the command prints.
+//! Pictures in the README and docs: of what is found in CUDA kernels, and those of `explain --svg`. Each is what the
+//! command prints or draws.
 //!
 //! `INSTA_UPDATE=always` writes them again, as it does snapshots. `FLASHCORE_PYTHON` has nvcc from PyPI.
 
@@ -30,6 +31,18 @@ const HEAD: [&str; 1] = ["verdict"];
 /// Width of a character and height of a line, pixels.
 const CELL: [f64; 2] = [7.83, 19.0];
 const MARGIN: f64 = 20.0;
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+
+/// A picture in docs is what was drawn, or becomes it.
+fn expect_in_docs(name: &str, drawn: &str) {
+    let path = Path::new(DOCS).join(name);
+    if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {
+        std::fs::write(&path, drawn).expect("docs is there");
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    let again = "INSTA_UPDATE=always cargo test -p flashcore-cli --test it picture:: -- --include-ignored";
+    assert!(drawn == committed, "docs/{name} is another; draw it again: {again}");
+}
 
 /// Text in runs of one style: the codes that set it, and the text.
 fn runs(line: &str) -> Vec<(Vec<u8>, String)> {
@@ -121,30 +134,38 @@ fn in_folder(folder: &Path, arguments: &str) -> Ran {
     run(command(arguments).current_dir(folder).env("PATH", path))
 }
 
+#[test]
+fn pictures_of_explain_are_what_it_draws() {
+    let folder = tempfile::tempdir().unwrap();
+    let lin = "--kernel mma/m128n64-w4x1-s2-b1-qreg-lin-spec";
+    for (flags, pictures) in [
+        ("", &[("roofline-l4.svg", "roofline.svg")][..]),
+        (lin, &[("schedule.svg", "schedule.svg"), ("banks.svg", "banks.svg")]),
+    ] {
+        let explain = format!("explain small --profile l4 --svg {} {flags}", folder.path().display());
+        // No ptxas: what it says differs by version.
+        let ran = run(command(&explain).env("PATH", "").env_remove("FLASHCORE_PTXAS"));
+        assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        for (drawn, name) in pictures {
+            let drawn = std::fs::read_to_string(folder.path().join(drawn)).expect("it is drawn");
+            expect_in_docs(name, &drawn);
+        }
+    }
+}
+
 mod with_nvcc {
     use super::*;
 
     #[test]
     #[ignore = "needs nvcc"]
     fn pictures_are_what_the_command_prints() {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let docs = Path::new(DOCS);
         for (name, kind, title) in PICTURES {
             let arguments = format!("check {name}.cu --launch {name}.toml");
             let ran = in_folder(&docs.join("cuda"), &format!("{arguments} --color always"));
             assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
             let drawn = svg(title, &shown(&arguments, kind, &ran.stdout));
-            let path = docs.join(format!("{kind}.svg"));
-            if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {
-                std::fs::write(&path, &drawn).expect("docs is there");
-            }
-            let committed = std::fs::read_to_string(&path).unwrap_or_default();
-            let again = "INSTA_UPDATE=always cargo test -p flashcore-cli --test it picture:: -- --ignored";
-            let file = path.display();
-            assert!(
-                drawn == committed,
-                "{file} is another; draw it again: {again}\n{}",
-                ran.stdout
-            );
+            expect_in_docs(&format!("{kind}.svg"), &drawn);
         }
     }
 

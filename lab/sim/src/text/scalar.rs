@@ -205,6 +205,8 @@ fn of_words(name: &str, words: &[&'static str]) -> Option<Scalar> {
             let (offset, is_set) = (v[2] as i32, |at: &u64| v[0] >> at & 1 == 1);
             let found = match offset {
                 0 => Some(v[1]).filter(|at| *at < 32 && is_set(at)),
+                // It has no magnitude; an H200 says 0.
+                i32::MIN => Some(0),
                 1.. => (v[1]..32).filter(is_set).nth(offset as usize - 1),
                 _ => (0..=v[1].min(31))
                     .rev()

@@ -361,6 +361,7 @@ fn rare_integers_and_selections() {
         ("fns.b32", [0xaaaa_aaaa, 2, 0, 0], 0xffff_ffff),
         ("fns.b32", [0x8000_0001, 0, 2, 0], 31),
         ("fns.b32", [0x8000_0001, 31, minus(-3), 0], 0xffff_ffff),
+        ("fns.b32", [0x2e, 14, 0x8000_0000, 0], 0),
         ("szext.clamp.s32", [0x0000_0080, 8, 0, 0], 0xffff_ff80),
         ("szext.clamp.u32", [0xffff_ff80, 8, 0, 0], 0x80),
         ("szext.clamp.s32", [0x8000_0000, 99, 0, 0], 0x8000_0000),

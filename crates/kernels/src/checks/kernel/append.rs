@@ -4,7 +4,7 @@ use flashcore_ir::{Cache, GlobalPtr, Val};
 use flashcore_problem::{self as problem, AppendValues};
 
 use super::{Paged, Record, Rows, Rule, THREADS, Wrong, load, within};
-use crate::append::block_table;
+use crate::append::entries;
 use crate::append::kinds::Kinds;
 use crate::args::Args;
 
@@ -36,17 +36,8 @@ pub(in super::super) struct Append<'k> {
 
 impl<'k> Append<'k> {
     pub(in super::super) fn declare(k: &'k Args<'k, problem::Append>, kinds: Kinds) -> Append<'k> {
-        let Kinds {
-            arrays,
-            slot_words,
-            rotary_dim,
-            ..
-        } = kinds;
-        let values = |name| {
-            k.input::<i32>(name, 4, move |append: &problem::Append| {
-                append.entries().named(name).copied().unwrap_or_default()
-            })
-        };
+        let (arrays, slot_words) = (kinds.arrays, kinds.slot_words);
+        let values = |name| k.input::<i32>(name, 4, move |append: &problem::Append| entries(append, name));
         let array = |name| match name {
             "block_table" => None, // with the sizes of pages
             name => arrays.named(name).map(|()| values(name)),
@@ -57,19 +48,19 @@ impl<'k> Append<'k> {
             paged: arrays.block_table.map(|()| {
                 Paged::declare(k, values("block_table"), |append| {
                     let [pages, page_size, ..] = append.k_cache.shape;
-                    [page_size, pages, block_table(append)[1]]
+                    [page_size, pages, append.tables()[1]]
                 })
             }),
             slots: (slot_words > 0).then(|| {
                 let words = move |append: &problem::Append| slot_words as usize * append.new_rows();
                 (k.input("slot_mapping", 4 * slot_words, words), slot_words)
             }),
-            rotates: rotary_dim > 0,
+            rotates: kinds.rotary_dim > 0,
             batch: k.number("batch", |append| append.batch as u32),
             seq_len_kv: number("seq_len_kv", |append| append.seq_len_kv),
             new_rows: k.number("new_rows", |append| append.new_rows() as u32),
             seq_new: number("seq_new", |append| append.k_new.shape[1]),
-            tables: number("tables", |append| block_table(append)[0]),
+            tables: number("tables", |append| append.tables()[0]),
             slot_count: number("slots", problem::Append::slots),
             positions: number("positions", |append| append.rotary.map_or(0, |rotary| rotary.positions)),
             q_rows: number("q_rows", |append| append.rotary.map_or(0, |rotary| rotary.q.shape[1])),
@@ -95,13 +86,8 @@ impl<'k> Append<'k> {
     fn check_sequence(&self, sequence: Val<'k, u32>) {
         let (record, values) = (&self.record, &self.values);
         let zero = record.k.constant(0i32);
-        let new = match values.cu_seqlens_k_new {
-            None => Rows {
-                len: self.seq_new,
-                speaks: record.speaks,
-            },
-            Some(starts) => record.offsets("cu_seqlens_k_new", starts, self.new_rows.reinterpret(), sequence),
-        };
+        let rows = [self.new_rows.reinterpret(), self.seq_new];
+        let new = record.offsets("cu_seqlens_k_new", values.cu_seqlens_k_new, rows, sequence);
         let wrong = |value, rows, most| Wrong {
             rows,
             ..Wrong::of(sequence, value, [zero, most])
@@ -122,23 +108,13 @@ impl<'k> Append<'k> {
         if let Some((len, fits)) = before {
             placed = Rows::if_they(fits, new.len, new.speaks);
             if let Some(padding) = values.leftpad_k {
-                let keys = Rows {
-                    len: len + new.len,
-                    ..placed
-                };
-                record.number("leftpad_k", padding, sequence, keys);
+                record.number("leftpad_k", padding, sequence, placed.with(len + new.len));
             }
         }
         let mut part = sequence;
         if let Some(parts) = values.cache_batch_idx {
-            let most = Rows {
-                len: self.tables - 1,
-                ..placed
-            };
-            part = record
-                .number("cache_batch_idx", parts, sequence, most)
-                .len
-                .reinterpret();
+            let number = record.number("cache_batch_idx", parts, sequence, placed.with(self.tables - 1));
+            part = number.len.reinterpret();
             let fits = load(parts, sequence).eq(part.reinterpret::<i32>());
             placed.len = fits.select(placed.len, zero);
         }
@@ -169,17 +145,8 @@ impl<'k> Append<'k> {
             (None, Some(len)) => len,
             (None, None) => return, // an append without lengths is refused without positions
         };
-        let q = match self.values.cu_seqlens_q {
-            None => Rows {
-                len: self.q_rows,
-                speaks: record.speaks,
-            },
-            Some(starts) => record.offsets("cu_seqlens_q", starts, self.q_rows, sequence),
-        };
-        let q = Rows {
-            len: q.len.min(self.q_most),
-            ..q
-        };
+        let q = record.offsets("cu_seqlens_q", self.values.cu_seqlens_q, [self.q_rows; 2], sequence);
+        let q = q.with(q.len.min(self.q_most));
         // Rows of K behind `before` fit where the append has room: told there.
         let k_rows = self.values.seqlens_rotary.map(|_| new);
         for rows in k_rows.into_iter().chain([q]) {

@@ -6,7 +6,7 @@ use flashcore_problem::{Lengths, Problem};
 use super::{Paged, Record, Rows, Rule, Wrong};
 use crate::args::Args;
 use crate::attention::block_range::Band;
-use crate::attention::lengths::{declare_bottom_right, declare_values, max_pages};
+use crate::attention::lengths::{declare_bottom_right, declare_values};
 
 /// The values of attention's lengths.
 pub(in super::super) struct Attention<'k> {
@@ -43,7 +43,7 @@ impl<'k> Attention<'k> {
             paged: kinds.block_table.map(|()| {
                 Paged::declare(k, declare_values(k, "block_table"), |problem| {
                     let [pages, page_size, ..] = problem.k_layout().shape;
-                    [page_size, pages, max_pages(problem)]
+                    [page_size, pages, problem.max_pages()]
                 })
             }),
             band: Band {
@@ -65,12 +65,9 @@ impl<'k> Attention<'k> {
         [total, most]: [Val<'k, i32>; 2],
     ) -> Rows<'k> {
         let (record, zero) = (&self.record, self.record.k.constant(0i32));
-        let mut rows = Rows {
-            len: most,
-            speaks: record.speaks,
-        };
+        let mut rows = record.rows(most);
         if let Some(&starts) = self.values.named(of_starts) {
-            let Rows { len, speaks } = record.offsets(of_starts, starts, total, sequence);
+            let Rows { len, speaks } = record.offsets(of_starts, Some(starts), [total, most], sequence);
             let fits = len.le(most);
             let wrong = Wrong::of(sequence, len, [zero, most]);
             record.tell(speaks & !fits, Rule::Bound, of_starts, &wrong);

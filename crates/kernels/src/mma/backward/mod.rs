@@ -17,10 +17,10 @@ use serde::Deserialize;
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
 use crate::args::build;
 use crate::attention::gradients::{Backward, Workspace};
-use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
+use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid, key_blocks, query_blocks};
 use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
-use crate::card::{Card, Proposal};
+use crate::card::{Card, Proposal, Score};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
 use crate::tiles::{STEP, padded, tile_bytes};
@@ -59,6 +59,8 @@ pub(crate) struct BackwardRow {
     /// Its id is without the family's name.
     config: Config,
     why: &'static str,
+    #[serde(skip)]
+    pub(crate) place: &'static str,
 }
 
 impl BackwardRow {
@@ -75,7 +77,7 @@ impl BackwardRow {
 /// cards with less.
 pub(super) fn proposals(problem: &Problem, card: &'static Card) -> impl Iterator<Item = Proposal<Config>> {
     let rows = card.mma_backward.iter().filter(|row| row.serves(problem));
-    rows.map(|&BackwardRow { config, why, .. }| Proposal { config, why })
+    rows.map(|row| Proposal::new(row.config, row.why, Some(row.place), Score::Order))
 }
 
 /// The defaults of the backward pass, each with the largest head size that it is for.
@@ -150,14 +152,8 @@ struct Tiling {
 
 impl Tiling {
     fn new(levers: &Config, shape: &Shape) -> Tiling {
-        let Config {
-            rows,
-            cols,
-            warps,
-            kv_warps,
-            ..
-        } = *levers;
-        let (all, blocks, steps) = (warps * kv_warps, rows / STEP, padded(shape.head_dim) / STEP);
+        let (rows, warps) = (levers.rows, levers.warps);
+        let (all, blocks, steps) = (warps * levers.kv_warps, rows / STEP, padded(shape.head_dim) / STEP);
         // Few products a warp, and then few operands for each.
         let splits = (0..=4)
             .map(|i| 1 << i)
@@ -169,7 +165,7 @@ impl Tiling {
         let along = splits.min_by_key(|along| cost(*along)).unwrap_or(1);
         let shared = |head_dim: u32, by: u32| padded(head_dim).next_multiple_of(STEP * by);
         Tiling {
-            owned_rows: cols / kv_warps,
+            owned_rows: levers.cols / levers.kv_warps,
             walked_rows: rows / warps,
             columns: shared(shape.head_dim, warps.max(all / along)),
             columns_v: shared(shape.head_dim_v, warps),
@@ -225,12 +221,7 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     let dq_columns = if problem.deterministic() { 0 } else { tiling.columns };
     let request = Backward::new(problem, Workspace::new(NAME, problem, dq_columns)?);
     let step = |outputs: Outputs| {
-        let (len, heads) = if outputs.owns_keys() {
-            (problem.seq_len_kv(), problem.num_kv_heads())
-        } else {
-            (problem.seq_len_q(), problem.num_heads())
-        };
-        let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
+        let blocks = if outputs.owns_keys() { key_blocks } else { query_blocks };
         let kernel = kernels.get_or_build((*config, outputs), shape, |(config, outputs), shape| {
             let what = match outputs {
                 Outputs::All => "backward",
@@ -240,7 +231,7 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
             let name = shape.kernel_name(&format!("{NAME}/{config}-{what}"));
             build!(name, config.threads(), sixteen_bits shape.dtype => kernel::body(k, &config, shape, outputs))
         })?;
-        kernel.step(grid(NAME, [blocks, 1, 1])?, &request)
+        kernel.step(grid(NAME, [blocks(problem, config.cols), 1, 1])?, &request)
     };
     let (main, then) = if problem.deterministic() {
         (step(Outputs::DkDv)?, step(Outputs::Dq)?)
@@ -289,13 +280,7 @@ fn check_registers(config: &Config, tiling: &Tiling, deterministic: bool) -> Res
 /// Refuses what does not fit, or not as often as min_blocks says, before the kernel is written down. The plan checks
 /// again against the ledger.
 fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, target: Target) -> Result<(), Refusal> {
-    let Config {
-        rows,
-        cols,
-        stages,
-        min_blocks,
-        ..
-    } = *config;
+    let (rows, cols, stages) = (config.rows, config.cols, config.stages);
     let owned = tile_bytes(cols, tiling.columns, 1) + tile_bytes(cols, tiling.columns_v, 1);
     let walked =
         tile_bytes(rows, tiling.columns, stages) + tile_bytes(rows, tiling.columns_v, kernel::second_stages(config));
@@ -307,8 +292,8 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
     let q_tile = tile_bytes(rows, tiling.columns, 1);
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
     let limits = target.limits();
-    let (room, most) = (limits.shared_per_block_of(min_blocks), limits.shared_per_block);
-    refuse!((room + 1..=most).contains(&needed) => lever "min_blocks" = min_blocks,
+    let (room, most) = (limits.shared_per_block_of(config.min_blocks), limits.shared_per_block);
+    refuse!((room + 1..=most).contains(&needed) => lever "min_blocks" = config.min_blocks,
         "fewer: a block needs {needed} B of shared memory, and each may have {room}");
     Refusal::check_shared_memory(needed, target, || match (stages, rows) {
         (3.., _) => format!(

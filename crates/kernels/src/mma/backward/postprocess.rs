@@ -12,7 +12,7 @@ use flashcore_problem::Name;
 use crate::Refusal;
 use crate::args::{Args, build};
 use crate::attention::gradients::{Backward, Statistics, declare_softmax_scale, dq_sums};
-use crate::attention::params::{RowParams, Shape, grid};
+use crate::attention::params::{RowParams, Shape, grid, query_blocks};
 use crate::attention::row_tile::{ACC_COLS, QUAD};
 use crate::step::{KernelCache, Step};
 use crate::tiles::STEP;
@@ -57,8 +57,7 @@ pub(super) fn step(request: &Backward, shape: &Shape, tiles: SumTiles, kernels: 
         let name = shape.kernel_name(&format!("backward_dq_sums_m{rows}c{columns}w{along}x{across}"));
         build!(name, THREADS, sixteen_bits shape.dtype => body(k, tiles, shape))
     })?;
-    let problem = &request.problem;
-    let blocks = problem.seq_len_q().div_ceil(tiles.rows as usize) * problem.batch() * problem.num_heads();
+    let blocks = query_blocks(&request.problem, tiles.rows);
     kernel.step(grid("backward", [blocks, 1, 1])?, request)
 }
 

@@ -69,15 +69,8 @@ fn place<'k, E>(context: &Context<'k, '_, E>) -> (Val<'k, u32>, Val<'k, u32>, Va
 
 impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     pub(super) fn new(context: &'c Context<'k, 'c, E>) -> Self {
-        let Context {
-            k,
-            levers,
-            tiling,
-            outputs,
-            owned,
-            walked,
-            ..
-        } = *context;
+        let Context { k, levers, tiling, .. } = *context;
+        let (outputs, owned, walked) = (context.outputs, context.owned, context.walked);
         let (warp, column_warp, first_owned) = place(context);
         let first_walked = column_warp * tiling.walked_rows;
         let (lane_owned, lane_walked) = (first_owned + lane_row(k), first_walked + lane_column(k));

@@ -202,7 +202,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
                 }
                 let row = first_row + loaded.own_row();
                 let is_row = row.lt(self.params.seq_len_q);
-                let head_row = head * self.statistics.stride();
+                let head_row = head * self.statistics.stride;
                 let [lse, delta] = self.statistics.places(head_row + row);
                 lse.store(is_row.select(preprocess::exponent(loaded.lse.get()), f32::INFINITY));
                 delta.store(is_row.select(sums[0], 0.0));

@@ -29,7 +29,7 @@ use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
-use crate::card::{Card, Proposal, Row};
+use crate::card::{Card, Proposal, Row, Score};
 use crate::family::{Lever, Values};
 use crate::step::{KernelCache, Steps};
 use crate::{Refusal, refuse};
@@ -92,19 +92,18 @@ fn with_splits(splits: fn(Lever) -> Lever) -> Levers {
 pub(super) fn proposals(problem: &Problem, chip: Chip) -> Vec<Proposal<Config>> {
     let rows = &Card::nearest(chip).wgmma_backward;
     // `plan` refuses heads that are wider than all rows.
-    let Some(&Row { config, why, .. }) = rows.iter().find(|row| row.fits(problem)).or(rows.last()) else {
+    let Some(&Row { config, why, place, .. }) = rows.iter().find(|row| row.fits(problem)).or(rows.last()) else {
         return Vec::new();
     };
     let splits = match check_served(problem, chip) {
         Ok(()) => split::blocks_of_tile(problem, &config, chip.sms),
         Err(_) => 1, // for `plan` to refuse
     };
-    let shared = (splits > 1).then_some(Proposal {
-        config: Config { splits, ..config },
-        why: "tiles of keys leave SMs idle, so that blocks share them",
-    });
+    let in_order = |config, why| Proposal::new(config, why, Some(place), Score::Order);
+    let shared_why = "tiles of keys leave SMs idle, so that blocks share them";
+    let shared = (splits > 1).then(|| in_order(Config { splits, ..config }, shared_why));
     // A driver without PTX 8.1 has no kernel that shares them.
-    shared.into_iter().chain([Proposal { config, why }]).collect()
+    shared.into_iter().chain([in_order(config, why)]).collect()
 }
 
 /// The defaults of the backward pass, each with the head size that it is for.

@@ -8,14 +8,14 @@
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Widen};
-use flashcore_problem::{Name, Problem};
+use flashcore_problem::Name;
 
 use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
 use crate::args::{Args, build};
 use crate::attention::gradients::{Backward, DqSemaphore, KeySums, declare_softmax_scale, dq_sums, head_row};
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{RowParams, Shape, grid};
+use crate::attention::params::{RowParams, Shape, grid, key_blocks, query_blocks};
 use crate::attention::row_tile::ACC_COLS;
 use crate::step::{KernelCache, Step};
 use crate::wgmma::{ALIGNMENT, Config, NAME};
@@ -50,19 +50,9 @@ pub(super) fn step(request: &Backward, config: &Config, shape: &Shape, kernels: 
         let name = named(&rounding.config, shape, &format!("dq{stored}{of_keys}"));
         build!(name, THREADS, sixteen_bits shape.dtype => body(k, rounding, shape))
     })?;
-    let dk_blocks = if split { dk_blocks(problem, config.rows) } else { 0 };
-    let blocks = dq_blocks(problem, config.rows) + 2 * dk_blocks;
+    let dk_blocks = if split { key_blocks(problem, config.rows) } else { 0 };
+    let blocks = query_blocks(problem, config.rows) + 2 * dk_blocks;
     kernel.step(grid(NAME, [blocks, 1, 1])?, request)
-}
-
-/// Blocks that round dQ, of tiles of so many rows.
-fn dq_blocks(problem: &Problem, rows: u32) -> usize {
-    problem.seq_len_q().div_ceil(rows as usize) * problem.batch() * problem.num_heads()
-}
-
-/// Blocks that round dK; as many round dV.
-fn dk_blocks(problem: &Problem, rows: u32) -> usize {
-    problem.seq_len_kv().div_ceil(rows as usize) * problem.batch() * problem.num_kv_heads()
 }
 
 /// The sums of dK and dV, and the blocks that round them.
@@ -79,8 +69,8 @@ impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
         KeyGradients {
             gradients: [Name::Dk, Name::Dv].map(|tensor| k.writes(tensor, ALIGNMENT)),
             sums: KeySums::declare(k, false),
-            dq_blocks: k.count("dq_blocks", move |problem| dq_blocks(problem, rows)),
-            dk_blocks: k.count("dk_blocks", move |problem| dk_blocks(problem, rows)),
+            dq_blocks: k.count("dq_blocks", move |problem| query_blocks(problem, rows)),
+            dk_blocks: k.count("dk_blocks", move |problem| key_blocks(problem, rows)),
         }
     }
 

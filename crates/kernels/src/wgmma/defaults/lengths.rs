@@ -7,7 +7,7 @@ use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
 use super::{Candidate, Config, PACKED_PERCENT, Proposal, Row};
 use crate::attention::query_rows::Packing;
-use crate::card::Card;
+use crate::card::{Card, Score};
 use crate::size::{Size, has_few_rows, is_short_chunk, usual_rows};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
@@ -124,10 +124,20 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
         let both = whole.then_some(alone).into_iter().chain(packed);
         both.map(move |candidate| (row, candidate))
     };
-    let mut rows: Vec<(&Row, Candidate)> = card.wgmma.iter().filter(serves).flat_map(candidates).collect();
     // Rows without a cost come last.
-    rows.sort_by_cached_key(|(row, candidate)| (row.head_dim, row.cost_per_key.map_or(u64::MAX, |_| work(candidate))));
-    rows.into_iter().map(|(_, candidate)| candidate.proposal()).collect()
+    let score =
+        |row: &Row, candidate: &Candidate| row.cost_per_key.map_or(Score::Order, |_| Score::Work(work(candidate)));
+    let rows = card.wgmma.iter().filter(serves).flat_map(candidates);
+    let mut rows: Vec<_> = rows.map(|(row, one)| (row.head_dim, score(row, &one), one)).collect();
+    rows.sort_by_key(|(head_dim, score, _)| (*head_dim, *score));
+    let first = rows.first().map(|(head_dim, ..)| *head_dim);
+    let rows = rows.into_iter();
+    let rows = rows.map(|(head_dim, score, row)| match score {
+        // Work for larger heads is not comparable.
+        Score::Work(_) if Some(head_dim) != first => row.in_order(),
+        score => row.proposal(score),
+    });
+    rows.collect()
 }
 
 const TRANSPOSED_WHY: &str =
@@ -153,7 +163,7 @@ fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal<C
         packed.into_iter().chain([whole])
     };
     let rows = card.wgmma_e4m3.iter().filter(serves).flat_map(candidates);
-    let mut rows: Vec<Proposal<Config>> = rows.map(Candidate::proposal).collect();
+    let mut rows: Vec<Proposal<Config>> = rows.map(Candidate::in_order).collect();
     if few_rows {
         rows.iter_mut().for_each(|row| row.why = TRANSPOSED_WHY);
     }

@@ -6,12 +6,14 @@ use flashcore_problem::Problem;
 
 use super::evaluate::{Cost, Tilings};
 use super::{Config, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, Proposal, Row, TILE_KEYS};
+use crate::card::Score;
 
 /// A config and its time of a tile per key ([`Row::cost_per_key`]).
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
     pub(super) config: Config,
-    pub(super) why: &'static str,
+    why: &'static str,
+    place: &'static str,
     pub(super) cost_per_key: u64,
 }
 
@@ -20,6 +22,7 @@ impl Candidate {
         Candidate {
             config: row.config,
             why: row.why,
+            place: row.place,
             cost_per_key: 100 * row.cost_per_key.unwrap_or(0),
         }
     }
@@ -34,9 +37,12 @@ impl Candidate {
         }
     }
 
-    pub(super) fn proposal(self) -> Proposal<Config> {
-        let Candidate { config, why, .. } = self;
-        Proposal { config, why }
+    pub(super) fn proposal(self, score: Score) -> Proposal<Config> {
+        Proposal::new(self.config, self.why, Some(self.place), score)
+    }
+
+    pub(super) fn in_order(self) -> Proposal<Config> {
+        self.proposal(Score::Order)
     }
 
     /// With the heads of a K/V head in one tile, which takes `percent` of the time of another.
@@ -48,18 +54,20 @@ impl Candidate {
             },
             why: PACKED_WHY,
             cost_per_key: self.cost_per_key / 100 * percent,
+            ..*self
         }
     }
 }
 
 /// Rows by when the busiest SM is done, each worked out when those before it were refused.
-pub(super) fn by_rank(mut rows: Vec<Candidate>, mut tilings: Tilings<'_>) -> impl Iterator<Item = Candidate> {
+pub(super) fn by_rank(mut rows: Vec<Candidate>, mut tilings: Tilings<'_>) -> impl Iterator<Item = Proposal<Config>> {
+    let are_several = rows.len() > 1; // most decode steps have none
     iter::from_fn(move || {
-        if rows.len() < 2 {
-            return rows.pop(); // most decode steps have none
+        if !are_several {
+            return rows.pop().map(Candidate::in_order);
         }
         let (problem, sms) = (tilings.problem, tilings.sms);
-        let (_, place) = tilings.first(rows.iter().map(|row| row.cost(problem, sms)))?;
-        Some(rows.remove(place))
+        let (work, place) = tilings.first(rows.iter().map(|row| row.cost(problem, sms)))?;
+        Some(rows.remove(place).proposal(Score::Work(work)))
     })
 }

@@ -9,6 +9,7 @@ use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal};
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiling};
+use crate::card::Score;
 
 /// Times of tiles of so many rows, up to a head_dim, in picoseconds. A K block of `n` keys takes `n · key + block`; a
 /// tile takes `n · key + tile` in addition, for its first and last products, which nothing overlaps.
@@ -28,6 +29,8 @@ pub(crate) struct Times {
     key: u64,
     block: u64,
     tile: u64,
+    #[serde(skip)]
+    pub(crate) place: &'static str,
 }
 
 /// Picoseconds up to which the model chooses whole tiles: beyond, rows of the table are nearer to the best, but for
@@ -139,8 +142,8 @@ pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterat
     })
 }
 
-/// Picoseconds up to which whole tiles are the model's.
-pub(super) fn most_ps(problem: &Problem) -> u64 {
+/// Picoseconds up to which whole tiles are the model's; beyond, they are those of rows of the table.
+pub fn most_ps(problem: &Problem) -> u64 {
     if problem.seq_len_q() < problem.seq_len_kv() {
         MOST_PS_OF_CHUNKS
     } else {
@@ -167,7 +170,7 @@ impl Timed {
         let config = self
             .times
             .config(self.cost.tiling.cols, self.splits, self.packs(), problem);
-        Proposal { config, why }
+        Proposal::new(config, why, Some(self.times.place), Score::Picoseconds(self.ps))
     }
 
     /// The keys of tiles in as many splits as are done first, in as many rounds as the SMs need for them.
@@ -218,13 +221,9 @@ fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
     packed.into_iter().flatten().chain([Packing::NONE])
 }
 
-/// The fastest tiles of whole keys, and the fastest splits of keys. Neither, if the problem is so long that the model
-/// does not decide for it.
-pub(super) fn fastest(
-    tilings: &mut Tilings<'_>,
-    times: &'static [Times],
-    may_split: bool,
-) -> (Option<Timed>, Option<Timed>) {
+/// Tiles whose times are known but for how they fill the SMs. None, if the problem is so long that the model does not
+/// decide for it.
+fn candidates(tilings: &mut Tilings<'_>, times: &'static [Times]) -> Vec<Timed> {
     let (problem, sms) = (tilings.problem, tilings.sms);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let enough = times.iter().find(|times| head_dim <= times.head_dim);
@@ -251,12 +250,23 @@ pub(super) fn fastest(
             let is_long =
                 || 4 * tiles.least(tiling.cols, timed(tiling.cols, 0, 3).cost.of()) > 5 * percent * most_ps(problem);
             if candidates.is_empty() && is_long() && tiles.count() > u64::from(sms) {
-                return (None, None);
+                return candidates;
             }
             let each = times.cols.iter();
             candidates.extend(each.map(|&cols| timed(cols, tiles.masked(cols), times.tile(cols, &shape).stages)));
         }
     }
+    candidates
+}
+
+/// The fastest tiles of whole keys, and the fastest splits of keys, if there are [`candidates`].
+pub(super) fn fastest(
+    tilings: &mut Tilings<'_>,
+    times: &'static [Times],
+    may_split: bool,
+) -> (Option<Timed>, Option<Timed>) {
+    let (problem, sms) = (tilings.problem, tilings.sms);
+    let mut candidates = candidates(tilings, times);
     let splits = candidates.iter().filter(|_| may_split);
     let split = splits.filter_map(|candidate| candidate.in_splits(tilings));
     let split = split.min_by_key(|split| split.ps);
@@ -267,4 +277,17 @@ pub(super) fn fastest(
         ..candidates[place]
     });
     (whole, split)
+}
+
+/// All that [`fastest`] chooses among, the fastest first.
+pub(super) fn all(tilings: &mut Tilings<'_>, times: &'static [Times], may_split: bool) -> Vec<Timed> {
+    let (problem, sms, mut all) = (tilings.problem, tilings.sms, Vec::new());
+    for candidate in candidates(tilings, times) {
+        all.extend(candidate.in_splits(tilings).filter(|_| may_split));
+        let alone = Some(candidate.cost).filter(|_| candidate.packs_for(problem, 1, sms));
+        let ps = tilings.first(alone.into_iter()).map(|(cost, _)| cost / 100);
+        all.extend(ps.map(|ps| Timed { ps, ..candidate }));
+    }
+    all.sort_by_key(|timed| timed.ps);
+    all
 }

@@ -18,6 +18,8 @@ const TITLE: f64 = 26.0;
 const BELOW: f64 = 44.0;
 const NOTE: f64 = 16.0;
 const APART: f64 = 14.0;
+/// Half the height of a point's mark.
+const MARK: f64 = 4.0;
 /// Width of a small letter in the widest common font.
 const LETTER: f64 = 6.0;
 
@@ -51,8 +53,9 @@ impl Speed {
         let entries: Vec<_> = entries.collect();
         html! {
             @for (x, class, words) in &entries {
-                line class={ "curve l" (class) } x1=(round(*x)) x2=(round(x + 18.0)) y1="46" y2="46" {}
-                path class={ "m" (class) } d={ "M" (round(x + 9.0)) " 46" (shape(class)) } {}
+                @let (from, middle, to) = (round(*x), round(x + 9.0), round(x + 18.0));
+                path class={ "curve l" (class) } d={ "M" (from) " 46H" (to) } {}
+                path class={ "p" (class) } d={ "M" (middle) " 46" } {}
                 text.small.ink.bold[*class == "a"] x=(round(x + 24.0)) y="50" { (words) }
             }
         }
@@ -93,7 +96,7 @@ impl Speed {
         let [won, all] = self.standing();
         let notes = [
             format!("FlashCore's median is the fastest on {won} of {all} problems."),
-            "Points are medians over rounds; bars reach from the 10th to the 90th percentile.".to_string(),
+            "Points are medians over rounds; longer bars reach from the 10th to the 90th percentile.".to_string(),
             self.about.join(" · "),
         ];
         let body = html! {
@@ -126,16 +129,6 @@ fn step(most: f64) -> f64 {
     steps.into_iter().find(|step| *step >= least).unwrap_or(10.0 * decade)
 }
 
-/// The shape of a line's points, drawn around where the path is: a disc, a square, a triangle, a diamond.
-fn shape(class: &str) -> &'static str {
-    match class {
-        "a" => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-        "b" => "m-3.2-3.2h6.4v6.4h-6.4z",
-        "c" => "m0-4.2l4 7.4h-8z",
-        _ => "m0-4.2l4.2 4.2l-4.2 4.2l-4.2-4.2z",
-    }
-}
-
 /// The points of a series in a panel.
 fn line(panel: &[Point], series: usize) -> &[Point] {
     let from = panel.partition_point(|point| point.series < series);
@@ -162,10 +155,12 @@ impl Axes {
         round(PLOT * (1.0 - tflops / self.top))
     }
 
-    /// From the 10th to the 90th percentile.
-    fn bar(&self, point: &Point) -> String {
+    /// From the 10th to the 90th percentile, where the point does not hide it.
+    fn bar(&self, point: &Point) -> Option<String> {
         let [low, high] = point.range.map(|tflops| self.y(tflops));
-        format!("M{} {low}V{high}", self.x(point.seq_len))
+        let middle = self.y(point.tflops);
+        let is_seen = (low - middle).max(middle - high) > MARK;
+        is_seen.then(|| format!("M{} {low}V{high}", self.x(point.seq_len)))
     }
 
     fn draw(&self, panel: &[Point], is_first: bool) -> Markup {
@@ -176,7 +171,7 @@ impl Axes {
         lengths.sort_unstable();
         lengths.dedup();
         // FlashCore is drawn last: nothing lies over it.
-        let order = [3, 2, 1, 0];
+        let order = (0..SERIES.len()).rev();
         html! {
             text.ink.bold x="0" y="-9" { "head_dim " (panel[0].head_dim) ", " (panel[0].mask()) }
             path.line d=(levels.iter().map(|level| format!("M0 {}H{}", self.y(*level), round(self.width))).collect::<String>()) {}
@@ -189,21 +184,19 @@ impl Axes {
                     }
                 }
             }
-            text.soft.small text-anchor="middle" {
+            text.soft.small y=(PLOT + 15.0) text-anchor="middle" {
                 @for keys in &lengths {
-                    tspan x=(self.x(*keys)) y=(PLOT + 15.0) { (length(*keys)) }
+                    tspan x=(self.x(*keys)) { (length(*keys)) }
                 }
                 tspan x=(round(self.width / 2.0)) y=(PLOT + 29.0) { "sequence length" }
             }
-            @for index in order.into_iter().filter(|series| !line(panel, *series).is_empty()) {
+            @for index in order.filter(|series| !line(panel, *series).is_empty()) {
                 @let (_, class, _) = SERIES[index];
                 @let line = line(panel, index);
                 @let at = |point: &Point| [self.x(point.seq_len), self.y(point.tflops)];
                 @let points = line.iter().map(at).map(|[x, y]| format!("{x},{y}"));
-                @let marks = line.iter().map(at).map(|[x, y]| format!("M{x} {y}{}", shape(class)));
-                polyline class={ "curve l" (class) } points=(points.collect::<Vec<_>>().join(" ")) {}
-                path class={ "bar l" (class) } d=(line.iter().filter(|point| point.range[0].is_finite()).map(|point| self.bar(point)).collect::<String>()) {}
-                path class={ "m" (class) } d=(marks.collect::<String>()) {}
+                polyline class={ "curve l" (class) " p" (class) } points=(points.collect::<Vec<_>>().join(" ")) {}
+                path class={ "bar l" (class) } d=(line.iter().filter_map(|point| self.bar(point)).collect::<String>()) {}
             }
             @for (last, y) in self.names(panel) {
                 @let (name, class, _) = SERIES[last.series];

@@ -7,7 +7,7 @@ use flashcore_tune::{Trial, Verdict};
 
 use super::{flashcore, folder, said_of, words};
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/propose.py");
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/tune/examples/propose.py");
 
 fn has_python() -> bool {
     let there = Command::new("python3").arg("--version").output().is_ok();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An example of an outside proposer for `flashcore tune --proposer 'python3 scripts/propose.py'`.
+"""An example of an outside proposer for `flashcore tune --proposer 'python3 lab/tune/examples/propose.py'`.
 
 Reads one JSON object per line (what was tried) and writes one (what to try). It needs only Python
 and is deterministic: the same history gives the same proposals. It first proposes the change with
