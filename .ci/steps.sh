@@ -229,9 +229,9 @@ assemble_all() {
 gate() {
     export FLASHCORE_PTXAS="$PWD/.bin/ptxas" FLASHCORE_PLANS=shipped
     local card
-    "$built/debug/flashcore" gate --baseline .ci/gate.json --device cpu
+    "$built/debug/flashcore" gate --against .ci/gate.json --device cpu
     for card in l4 h200; do
-        "$built/debug/flashcore" gate --baseline ".ci/gate-$card.json" --device "predict:$card" --strict
+        "$built/debug/flashcore" gate --against ".ci/gate-$card.json" --device "predict:$card" --strict
     done
 }
 
@@ -269,7 +269,7 @@ random_problems() {
     local card env
     env=$(scripts/get-torch.sh) # in the command's own line, its failure would be lost
     FLASHCORE_PYTHON=$env/bin/python "$built/release/flashcore" parity 2000 --device cpu
-    for card in h200 l4; do "$built/release/flashcore" parity 100 --device sim --profile "$card" --no-sdpa; done
+    for card in h200 l4; do "$built/release/flashcore" parity 100 --device sim --profile "$card" --peers none; done
 }
 
 kbench_judges() {

@@ -47,7 +47,7 @@ def profiled(options, problem, kernel):
     # What a measurement left is no prediction of now, nor for this card.
     if options.predict or not file.exists():
         command = [options.flashcore, "profile", *shape(problem), "--kernel", kernel, "--json"]
-        command += ["--device", "cpu", "--profile", options.predict] if options.predict else []
+        command += ["--device", f"predict:{options.predict}"] if options.predict else []
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode != 0:
             print(f"{problem} {kernel}: {run.stderr.strip()[-300:]}")

@@ -74,7 +74,7 @@ def judge(program_path):
         instructions = sum(kind["warps"] for kind in report["counts"].values())
         metrics = {"correct": 1.0, "warp_instructions": float(instructions), "combined_score": 1e6 / instructions}
         if timed := os.environ.get("FLASHCORE_TIMED"):
-            words = ("--kernel", kernel, "--trust", "--peers", "none", "--no-store", "--json")
+            words = ("--kernel", kernel, "--trust", "--peers", "none", "--store", "none", "--json")
             code, report, said = run("bench", *shlex.split(timed), *words)
             results = report["report"]["results"] if report else []
             subjects = [result["measurement"]["subjects"] for result in results]

@@ -141,10 +141,10 @@ def test_the_command_runs_a_file_that_is_trusted(tmp_path):
     imports = ["import triton", "import triton.language as tl", "print('a file may print')", "NUMBER = 1"]
     file.write_text("\n".join([*imports, *lines[first : first + 4]]))
     environment = {**os.environ, "FLASHCORE_PYTHON": sys.executable, "FLASHCORE_CACHE_DIR": str(tmp_path)}
-    launch = "--grid 1 --arg buf:512 --arg buf:400:unwritten --arg 100 -D BLOCK=128 -D num_warps=2".split()
+    launch = "--launch grid=1 --arg buf:512 --arg buf:400:unwritten --arg 100".split()
 
     def said(function, *flags):
-        line = [os.environ.get("FLASHCORE_COMMAND") or command(), "check", f"{file}:{function}", *launch, *flags]
+        line = [os.environ.get("FLASHCORE_COMMAND") or command(), "check", f"{file}:{function}", *launch, *flags, "--", "-DBLOCK=128", "-Dnum_warps=2"]
         ran = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True)
         return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 
@@ -200,7 +200,7 @@ def test_the_search_takes_a_function_with_its_parameters(tmp_path):
 
     def tuned(function, *flags):
         line = [os.environ.get("FLASHCORE_COMMAND") or command(), "tune", f"{file}:{function}", *flags]
-        line += ["--device", "predict:l4", "--strategy", "exhaustive", "--budget", "5", "--folder", str(tmp_path / "run")]
+        line += ["--device", "predict:l4", "--strategy", "exhaustive", "--trials", "5", "--folder", str(tmp_path / "run")]
         ran = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True)
         return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 

@@ -123,7 +123,7 @@ def test_a_hanging_a_crashing_and_a_wrong_one_cost_one_candidate_each(tmp_path):
     bad = EXAMPLES / "bad" / "bad.py"
     names = ["hangs", "aborts", "raises", "wrong", "hangs_when_timed"]
     kernels = ["cpu/m16n128", *(f"{bad}:{name}" for name in names), f"{EXAMPLES / 'attention_numpy.py'}:attention"]
-    quick = ["--device", "cpu", "--peers", "none", "--no-store", "--budget", "0.2", "--json"]
+    quick = ["--device", "cpu", "--peers", "none", "--store", "none", "--budget", "0.2", "--json"]
     bench = ["bench", "tiny", "--kernel", ",".join(kernels), "--deadline", "1", *quick]
     code, _, errors = flashcore(tmp_path, *bench)
     assert code == 2 and "is not trusted" in errors
@@ -147,7 +147,7 @@ def test_a_hanging_a_crashing_and_a_wrong_one_cost_one_candidate_each(tmp_path):
 def test_a_kernel_of_the_user_is_compared_with_ours(tmp_path):
     kernels = f"cpu/m16n128,{EXAMPLES / 'attention_numpy.py'}:attention"
     bench = ["bench", "tiny", "--kernel", kernels, "--baseline", "cpu/m16n128", "--peers", "none", "--device", "cpu"]
-    code, output, errors = flashcore(tmp_path, *bench, "--no-store", "--budget", "0.2", "--trust", "--json")
+    code, output, errors = flashcore(tmp_path, *bench, "--store", "none", "--budget", "0.2", "--trust", "--json")
     assert code == 0, errors
     [result] = json.loads(output)["report"]["results"]
     subjects = {subject["info"]["label"]: subject for subject in result["measurement"]["subjects"]}

@@ -14,7 +14,7 @@ COMMAND = os.environ.get("FLASHCORE_COMMAND") or shutil.which("flashcore")
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.skipif(COMMAND is None, reason="neither FLASHCORE_COMMAND nor the PATH names a flashcore")
 
-SEARCH = ["tune", "small", "--budget", "40", "--strategy", "elite", "--seed", "3", "--deadline", "120", "--json"]
+SEARCH = ["tune", "small", "--trials", "40", "--strategy", "elite", "--seed", "3", "--deadline", "120", "--json"]
 # Passes lines to a worker and back. On the node that is to be lost, it stops for good after a few answers.
 STOPS = """
 import os, subprocess, sys

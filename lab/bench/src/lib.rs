@@ -66,6 +66,7 @@ pub mod peers;
 pub mod planted;
 mod predict;
 pub mod problem_file;
+pub mod problem_text;
 pub mod problems;
 pub mod process;
 pub mod profile;

@@ -6,7 +6,7 @@ use flashcore_problem::{
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::sequences::{self, Sequences, Values};
-use crate::{BenchError, Result, problem_file};
+use crate::{BenchError, Result, problem_file, problem_text};
 
 /// A problem with the name it has in tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -171,9 +171,9 @@ fn set(name: &str, files: &[&str], dtype: DType) -> Result<Vec<Case>> {
     }
 }
 
-/// The problems of a name: a set, a named problem, or a file (`.json`, `.toml`). `dtype` replaces the fp16 of the
-/// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The name of a set with
-/// `-backward` after it is that of the backward passes of its problems, but of those with caches.
+/// The problems of a name: a set, a named problem, a file (`.json`, `.toml`), or the text of a problem. `dtype`
+/// replaces the fp16 of the sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The
+/// name of a set with `-backward` after it is that of the backward passes of its problems, but of those with caches.
 ///
 /// # Errors
 /// [`BenchError::UnknownProblems`], a mistake in a file, or a problem that makes no sense.
@@ -203,6 +203,11 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     }
     if let Some(case) = member(&current_name(name), dtype)? {
         return Ok(vec![case]);
+    }
+    if let Some(problem) = problem_text::read(name).transpose()? {
+        let builder = ProblemBuilder::from(&problem).dtype(dtype.unwrap_or(problem.dtype()));
+        let problem = builder.build()?;
+        return Ok(vec![Case::new(problem.to_string(), problem)]);
     }
     Err(BenchError::UnknownProblems(name.to_string()))
 }

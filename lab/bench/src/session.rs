@@ -207,7 +207,9 @@ pub(crate) fn check_caches(request: &Request, on_gpu: bool) -> Result<()> {
         0 | 1 => return Ok(()),
         _ if request.scores => "`bench scores` always reads the same K; leave out --caches",
         _ if !request.own.is_empty() => "your own kernels always read the same K and V; leave out --caches or them",
-        _ if request.plain => "only runs of graphs take turns with copies of K and V; leave out --caches or --plain",
+        _ if request.plain => {
+            "only runs of graphs take turns with copies of K and V; leave out --caches or `plain` of --mode"
+        }
         _ if !on_gpu => "copies of K and V are for GPUs; leave out --caches, or name a CUDA device",
         _ => return Ok(()),
     };
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!(asked(|request| request.options.caches = 1, false), Ok(()));
         let refused = [
             (asked(|request| request.scores = true, true), "bench scores"),
-            (asked(|request| request.plain = true, true), "or --plain"),
+            (asked(|request| request.plain = true, true), "or `plain`"),
             (asked(|_| (), false), "name a CUDA device"),
         ];
         for (answer, says) in refused {

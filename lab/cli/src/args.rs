@@ -6,8 +6,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use flashcore::unstable::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
-use flashcore_bench::{Case, problem_file};
-use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder, current_name};
+use flashcore_bench::{BenchError, Case, problem_file, problems};
+use flashcore_check::render::few;
+use flashcore_problem::{Lengths, ProblemBuilder, current_name};
 
 use crate::quantity::size;
 use crate::{Failure, in_place, style};
@@ -15,18 +16,22 @@ use crate::{Failure, in_place, style};
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProblemArgs {
-    /// Name of a problem (`list problems`), or a file of them (FILE.toml)
+    /// A name (`list problems`), a shape as b4,h32/8,s3000,d96,bf16,causal, or a FILE
     ///
-    /// Files are FILE.toml, FILE.json, FILE.yaml, or FILE.toml:NAME. The flags below override the fields.
+    /// A shape is also what is printed of a problem. FILE.toml, FILE.json and FILE.yaml hold problems, of which
+    /// FILE:NAME picks one. Flags override the fields of each.
     #[arg(value_name = "PROBLEM", default_value = crate::tune::USUAL)]
     pub(crate) name: String,
     #[command(flatten)]
     flags: ProblemFlags,
 }
 
+/// The heading of the flags of a problem, which `-h` names in one line ([`crate::commands`]).
+pub(crate) const PROBLEM: &str = "Problem";
+
 /// The fields that each command with a problem has flags for.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Problem")]
+#[command(next_help_heading = PROBLEM)]
 pub(crate) struct ShapeFlags {
     /// Sequences in the batch
     #[arg(long, value_name = "N", value_parser = size, alias = "batch-size")]
@@ -40,13 +45,28 @@ pub(crate) struct ShapeFlags {
     /// Columns of Q and K: a multiple of 8 up to 256
     #[arg(long, value_name = "N", value_parser = size, aliases = ["head-size", "hdim"])]
     head_dim: Option<usize>,
+    /// Element type: f32, fp16, bf16, e4m3 (fp8 with scales; the output is bf16)
+    #[arg(long, value_parser = dtype)]
+    pub(crate) dtype: Option<DType>,
     /// Each row sees the keys up to its own position; the last row sees the last key
     #[arg(long)]
     causal: bool,
 }
 
+/// The direction of a problem.
+#[derive(Args, Clone, Copy, Debug, Default)]
+#[command(next_help_heading = PROBLEM)]
+pub(crate) struct DirectionFlags {
+    /// The backward pass: the gradients of Q, K and V, from O and the log-sum-exp of the forward pass
+    #[arg(long)]
+    pub(crate) backward: bool,
+    /// Of backward passes: gradients that are the same bits in every run
+    #[arg(long)]
+    pub(crate) deterministic: bool,
+}
+
 impl ShapeFlags {
-    /// The names of the flags, as [`Given`](crate::Given) knows them.
+    /// The names of the flags that change a shape, as [`Given`](crate::Given) knows them.
     pub(crate) const NAMES: [&str; 5] = ["batch", "heads", "seq", "head_dim", "causal"];
 
     /// With what the flags say. A problem with one K/V head for each query head keeps that.
@@ -95,10 +115,12 @@ impl ShapeFlags {
 }
 
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Problem")]
+#[command(next_help_heading = PROBLEM)]
 struct ProblemFlags {
     #[command(flatten)]
     shape: ShapeFlags,
+    #[command(flatten)]
+    direction: DirectionFlags,
     /// Key/value heads; heads must be a multiple of it
     #[arg(long, value_name = "N", value_parser = size)]
     kv_heads: Option<usize>,
@@ -111,9 +133,6 @@ struct ProblemFlags {
     /// Columns of V and of the output, if they differ from those of Q and K
     #[arg(long, value_name = "N", value_parser = size)]
     head_dim_v: Option<usize>,
-    /// Element type: f32, fp16, bf16, e4m3 (fp8 with scales; the output is bf16)
-    #[arg(long, value_parser = dtype)]
-    dtype: Option<DType>,
     /// Each row sees every key; removes the named problem's mask
     #[arg(long, conflicts_with_all = ["causal", "window"])]
     full: bool,
@@ -145,12 +164,6 @@ struct ProblemFlags {
     /// Also compute the log-sum-exp of each row
     #[arg(long)]
     lse: bool,
-    /// The backward pass: the gradients of Q, K and V, from O and the log-sum-exp of the forward pass
-    #[arg(long)]
-    backward: bool,
-    /// Gradients that are the same bits in every run
-    #[arg(long)]
-    deterministic: bool,
     /// Split keys every KEYS of them, and choose a kernel, whatever the batch is
     #[arg(long, value_name = "KEYS", value_parser = size)]
     batch_invariant: Option<usize>,
@@ -278,14 +291,14 @@ impl ProblemArgs {
             flags.seq_q => seq_len_q,
             flags.seq_kv => seq_len_kv,
             flags.head_dim_v => head_dim_v,
-            flags.dtype => dtype,
+            flags.shape.dtype => dtype,
             flags.scale => softmax_scale,
             flags.softcap => softcap,
             flags.sinks => sinks,
             flags.alibi.map(Alibi::from) => alibi,
             flags.lse.then_some(true) => return_lse,
-            flags.backward.then_some(Direction::Backward) => direction,
-            flags.deterministic.then_some(true) => deterministic,
+            flags.direction.backward.then_some(Direction::Backward) => direction,
+            flags.direction.deterministic.then_some(true) => deterministic,
             flags.batch_invariant => batch_invariant,
         }
         let mut mask = match flags.window {
@@ -307,7 +320,7 @@ impl ProblemArgs {
         };
         let problem = builder.build()?;
         // Flags that would change nothing: what was meant is something else.
-        if flags.deterministic && problem.direction() == Direction::Forward {
+        if flags.direction.deterministic && problem.direction() == Direction::Forward {
             let why = "--deterministic is for backward passes: every forward pass is";
             return Err(Failure::usage(why).help("leave it out, or add --backward"));
         }
@@ -323,17 +336,30 @@ pub(crate) fn case(name: &str) -> Result<Case, Failure> {
     if problem_file::is_file(name) {
         return Ok(problem_file::read_one(name)?);
     }
-    Ok(Case::new(current_name(name), Problem::named(name)?))
+    let unknown = match Problem::named(name) {
+        Ok(problem) => return Ok(Case::new(current_name(name), problem)),
+        Err(unknown) => unknown,
+    };
+    match problems::cases(name, None) {
+        Ok(mut cases) if cases.len() == 1 => Ok(cases.remove(0)),
+        Ok(cases) => {
+            let members = few(&cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>());
+            let why = format!("{name} is a set of {} problems, and one is needed", cases.len());
+            Err(Failure::usage(why).help(format!("name one of it: {members}; `bench` takes sets")))
+        }
+        Err(BenchError::UnknownProblems(_)) => Err(unknown.into()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Data to compute on.
 #[derive(Args, Clone, Copy, Debug)]
-#[command(next_help_heading = "Inputs")]
+#[command(next_help_heading = "How")]
 pub(crate) struct InputArgs {
-    /// What the numbers look like, such as huge-logit or negative-scores
-    #[arg(long, value_name = "KIND", default_value = "normal", value_parser = input_kinds(),
-          hide_possible_values = true,
-          long_help = format!("What the numbers look like: {}", style::list(InputKind::ALL.map(InputKind::name))))]
+    /// What the numbers look like, such as huge-logit
+    ///
+    /// normal, small-integers, equal-rows, huge-logit, rising-scores, negative-scores, extremes or one-hot.
+    #[arg(long, value_name = "KIND", default_value = "normal", value_parser = input_kinds(), hide_possible_values = true)]
     pub(crate) inputs: InputKind,
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -343,31 +369,6 @@ pub(crate) struct InputArgs {
 pub(crate) fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
     PossibleValuesParser::new(InputKind::ALL.map(InputKind::name))
         .map(|name| InputKind::from_name(&name).unwrap_or(InputKind::Normal))
-}
-
-/// `X`, `X,Y` or `X,Y,Z`; axes that are left out are `rest`.
-pub(crate) fn axes(text: &str, rest: u32) -> Result<[u32; 3], String> {
-    let parts = text.split(',').map(|part| part.trim().parse().ok());
-    match parts.collect::<Option<Vec<u32>>>().as_deref() {
-        Some([x]) => Ok([*x, rest, rest]),
-        Some([x, y]) => Ok([*x, *y, rest]),
-        Some([x, y, z]) => Ok([*x, *y, *z]),
-        _ => Err(format!("write X,Y,Z, e.g. 8,{rest},{rest}")),
-    }
-}
-
-pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
-    let close = |name: &str| !given.is_empty() && (name.starts_with(given) || strsim::levenshtein(name, given) <= 2);
-    let names = NAMED_PROBLEMS.iter().map(|named| named.name);
-    names.filter(|name| close(name)).collect()
-}
-
-/// An error about the name of a problem: what was perhaps meant, before the names that there are.
-pub(crate) fn unknown_problem(given: &str, error: impl std::fmt::Display) -> Failure {
-    match similar_problems(given).as_slice() {
-        [] => Failure::usage(error).help("`flashcore list problems` shows them with their shapes"),
-        names => Failure::usage(format!("did you mean {}? {error}", names.join(", "))),
-    }
 }
 
 #[cfg(test)]
@@ -484,13 +485,5 @@ mod tests {
         let others = ["all", "none", "torch/sdpa", "torch/baddbmm"];
         let ours = PEERS.into_iter().filter(|name| !others.contains(name));
         assert_eq!(ours.collect::<BTreeSet<_>>(), theirs);
-    }
-
-    #[test]
-    fn misspelled_problems_are_recognised() {
-        assert_eq!(similar_problems("smoll"), ["small"]);
-        assert_eq!(similar_problems("llama70b"), ["llama70b-prefill-4k"]);
-        assert!(similar_problems("whisper").is_empty());
-        assert!(similar_problems("").is_empty());
     }
 }

@@ -15,7 +15,7 @@ use flashcore_bench::{
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::args::ShapeFlags;
+use crate::args::{DirectionFlags, ShapeFlags};
 use crate::machine::{Besides, Place};
 use crate::own::OwnArgs;
 use crate::protocol::ProtocolArgs;
@@ -31,44 +31,38 @@ use crate::{Card, Failure, Given, Outcome, Page, StoreArgs, args, in_place, mach
 /// build and the kernel; `flashcore evidence` shows them. Peers (PyTorch's SDPA, FlashAttention-3 and -4,
 /// FlashInfer) are used if a Python with PyTorch and the flashcore package is found.
 #[derive(Args)]
-#[command(after_help = include_str!("help/bench.txt"))]
+#[command(after_long_help = include_str!("help/bench.txt"))]
 pub(crate) struct BenchArgs {
-    /// Problem sets, named problems, or files of problems (.json, .toml) [default: small-set; with flags of a shape
-    /// small]
+    /// Sets of problems, names, shapes, or files of problems [default: small-set]
+    ///
+    /// With flags of a shape the default is small. A shape is written as b4,h32/8,s3000,d96,bf16,causal, or as it is
+    /// printed. Sets are listed below.
     #[arg(value_name = "PROBLEMS")]
     problems: Vec<String>,
     #[command(flatten)]
     shape: ShapeFlags,
-    /// Element type of the sets, in place of fp16
-    #[arg(long, value_parser = args::dtype)]
-    dtype: Option<DType>,
-    /// The backward passes of the problems, as NAME-backward
-    #[arg(long)]
-    backward: bool,
-    /// Of backward passes: gradients that are the same bits in every run
-    #[arg(long)]
-    deterministic: bool,
-    /// best, cpu, cuda, cuda:N; predict:CARD predicts times for a card that is not here (`list profiles`, or
-    /// FILE.json of `device calibrate`)
+    #[command(flatten)]
+    direction: DirectionFlags,
+    /// best, cpu, cuda, cuda:N, or predict:CARD to predict times
+    ///
+    /// `flashcore list profiles` names cards; FILE.json of `device calibrate` is one, too.
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
-    /// Kernels [default: the library's choice; on the CPU also near]: ids (`flashcore list kernels`), prefixes of
-    /// ids such as scalar/tiled*, files with one id per line, or default, heuristics, near; kernels of your own:
-    /// FILE.toml, FILE.py:FUNCTION
-    #[arg(
-        long,
-        visible_alias = "config",
-        value_name = "IDS",
-        value_delimiter = ',',
-        help_heading = "How"
-    )]
+    /// Ids, default, heuristics, near, FILE.toml, FILE.py:FUNCTION, or a file of ids
+    ///
+    /// By default the library's choice, on the CPU also near. Ids are those of `flashcore list kernels`, or prefixes of
+    /// them such as scalar/tiled*; a file has one id per line. FILE.toml and FILE.py:FUNCTION are kernels of your own.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', help_heading = "How")]
     kernel: Vec<String>,
-    /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer;
-    /// of backward passes also fa3-deterministic; on the CPU torch/sdpa, torch/math
-    #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all", value_parser = args::peer,
-          help_heading = "How")]
+    /// all, none, or labels such as torch/cudnn,fa3
+    ///
+    /// torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer; of backward passes also
+    /// fa3-deterministic; on the CPU torch/sdpa, torch/math.
+    #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all", value_parser = args::peer, help_heading = "How")]
     peers: Vec<String>,
-    /// The subject to compare with, by its label or a prefix of it [default: the first peer]
+    /// The subject to compare with, by its label [default: the first peer]
+    ///
+    /// Or by the begin of it.
     #[arg(long, value_name = "LABEL", help_heading = "How")]
     baseline: Option<String>,
     #[command(flatten)]
@@ -81,8 +75,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, help_heading = "Output")]
     json: bool,
     /// Write one line per subject and problem as CSV
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    csv: Option<PathBuf>,
+    #[arg(long, short, value_name = "FILE.csv", help_heading = "Output")]
+    output: Option<PathBuf>,
 }
 
 pub(crate) fn options(device: &Device) -> Options {
@@ -99,7 +93,9 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
         given.forbid(&flags, "`bench scores`, which times the same kernels whatever it says")?;
     }
     // Before minutes of measuring.
-    style::check_files(&args.csv)?;
+    if let Some(path) = &args.output {
+        style::ending(path, &["csv"])?;
+    }
     let place = match (scores, args.device.as_str()) {
         // A product by itself is a GPU's: without one, the error says what is missing.
         (true, "best") => machine::place("cuda", Besides::Nothing)?,
@@ -111,18 +107,18 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
         [_, named @ ..] if scores => named.to_vec(),
         all => named_or(all, "small-set", given),
     };
-    let mut cases = args.shape.apply(cases(&problems, args.dtype)?)?;
-    if args.backward {
+    let mut cases = args.shape.apply(cases(&problems, args.shape.dtype)?)?;
+    if args.direction.backward {
         let backward = cases.iter().map(Case::backward).collect::<Result<_, _>>();
         cases = backward.map_err(BenchError::from)?;
     }
-    if args.deterministic {
+    if args.direction.deterministic {
         cases = cases.iter().map(Case::deterministic).collect::<Result<_, _>>()?;
     }
     let (kernels, own) = match &place {
         Place::Here(device) => args.own.ids(&args.kernel, device)?,
         Place::Card(profile) => args.own.ids_for_card(&args.kernel, Card::of(profile))?,
-        Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
+        Place::Simulator(_) => return Err(Failure::usage("`bench` times nothing under the simulator")),
     };
     let request = Request {
         cases,
@@ -132,13 +128,13 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
         scores,
         ..match &place {
             Place::Here(device) => args.protocol.request(device),
-            Place::Card(_) | Place::Simulator => args.protocol.request_with(Options::default()),
+            Place::Card(_) | Place::Simulator(_) => args.protocol.request_with(Options::default()),
         }
     };
     match &place {
         Place::Here(device) if !scores => check_peers(&args.peers, device.context().is_none())?,
         Place::Here(_) => {}
-        Place::Card(_) | Place::Simulator => refuse_named_peers(&args.peers, &args.device)?,
+        Place::Card(_) | Place::Simulator(_) => refuse_named_peers(&args.peers, &args.device)?,
     }
     let store = args.keep.path()?.filter(|_| !scores);
     let store = store.as_deref();
@@ -160,7 +156,7 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
             let opened = store.map(Store::at);
             flashcore_bench::predict(profile, &request, opened.as_ref(), &mut progress).map_err(Failure::from)
         }
-        Place::Simulator => return Err(Failure::usage("`bench` times nothing under the simulator")),
+        Place::Simulator(_) => return Err(Failure::usage("`bench` times nothing under the simulator")),
     };
     drop(progress);
     let mut report = report?;
@@ -171,7 +167,7 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
         style::note(&note);
         report.notes.push(note);
     }
-    if let Some(path) = &args.csv {
+    if let Some(path) = &args.output {
         style::write(path, table::csv(&report))?;
     }
     if args.json {
@@ -373,11 +369,11 @@ impl From<BenchError> for Failure {
             BenchError::Flashcore(error) => (*error).into(),
             BenchError::UnknownProblems(ref given) => match in_place::of_name(given) {
                 Some(failure) => failure,
-                None => args::unknown_problem(given, &error),
+                None => in_place::unknown_problem(given, &error),
             },
             BenchError::Given(_) => Failure::usage(error),
             BenchError::Store { .. } => Failure::environment(error)
-                .help("name another folder with --store; `bench` keeps nothing with --no-store"),
+                .help("name another folder with --store; `bench` keeps nothing with --store none"),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
         }

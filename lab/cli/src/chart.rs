@@ -2,52 +2,25 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
+use clap::{Args, ValueEnum};
 use flashcore_bench::chart::{self, Drawing, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
 use flashcore_problem::current_name;
 
 use crate::bench::printed;
 use crate::evidence::{opened, report};
+use crate::tune::USUAL;
 use crate::{Failure, StoreArgs, style};
 
-#[derive(Subcommand)]
-pub(crate) enum ChartArgs {
-    /// The time of each kernel and peer on one problem, on a logarithmic scale
-    Ladder {
-        #[command(flatten)]
-        what: WhatArgs,
-        /// The problem, by its name in the run
-        #[arg(long, default_value = "small")]
-        problem: String,
-        /// A rung, from the top: a kernel's id or a peer's label, and its name in the chart [default: all
-        /// kernels, the slowest first]
-        #[arg(long, value_name = "ID[=NAME]")]
-        rung: Vec<String>,
-        /// A file of rungs, one per line, as with --rung
-        #[arg(long, value_name = "FILE", conflicts_with = "rung")]
-        rungs: Option<PathBuf>,
-    },
-    /// TFLOP/s by sequence length, one panel per head_dim and mask: FlashCore and peers
-    Lines {
-        #[command(flatten)]
-        what: WhatArgs,
-    },
-    /// The speed-up over a peer or another kernel, a bar with its interval for each problem
-    Ratio {
-        #[command(flatten)]
-        what: WhatArgs,
-        /// The peer or kernel, by its label or a prefix of it [default: the run's peer]
-        #[arg(long, value_name = "LABEL")]
-        baseline: Option<String>,
-    },
-}
-
-/// The numbers to draw, and the file to write.
+/// Draw a run: one file of SVG, in light and dark, without scripts
 #[derive(Args)]
-pub(crate) struct WhatArgs {
-    /// A run's key or revision, or a prefix of it; or a file: an export (.jsonl) of which the latest run
-    /// counts, or the output of `bench --json` (.json)
+pub(crate) struct ChartArgs {
+    /// What to draw
+    #[arg(value_enum)]
+    what: What,
+    /// A run's key or revision, or a prefix of it; or a file
+    ///
+    /// A file is an export (.jsonl) of which the latest run counts, or the output of `bench --json` (.json).
     #[arg(default_value = "latest")]
     run: String,
     /// hot, cold, sustained or screen
@@ -56,26 +29,65 @@ pub(crate) struct WhatArgs {
     /// The .svg file to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Of `ladder`: the problem, by its name in the run [default: small]
+    #[arg(long)]
+    problem: Option<String>,
+    /// Of `ladder`: the bars from the top, ID[=NAME], or files with one a line [default: all kernels]
+    ///
+    /// An ID is a kernel's or a peer's label, NAME what the chart calls it. By default the slowest is the first.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    kernel: Vec<String>,
+    /// Of `ratio`: the peer or kernel, by its label or a prefix of it [default: the run's peer]
+    #[arg(long, value_name = "LABEL")]
+    baseline: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// The time of each kernel and peer on one problem, on a logarithmic scale
+    Ladder,
+    /// TFLOP/s by sequence length, one panel per head_dim and mask: FlashCore and peers
+    Lines,
+    /// The speed-up over a peer or another kernel, a bar with its interval for each problem
+    Ratio,
+}
+
+impl ChartArgs {
+    /// Refuses flags of another chart.
+    fn check(&self) -> Result<(), Failure> {
+        let given = [
+            ("--problem", self.problem.is_some(), What::Ladder),
+            ("--kernel", !self.kernel.is_empty(), What::Ladder),
+            ("--baseline", self.baseline.is_some(), What::Ratio),
+        ];
+        match given
+            .into_iter()
+            .find(|(_, is_given, of)| *is_given && *of != self.what)
+        {
+            Some((flag, _, of)) => {
+                let of = format!("{of:?}").to_lowercase();
+                Err(Failure::usage(format!("{flag} is for `evidence chart {of}`")))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
-    match args {
-        ChartArgs::Ladder {
-            what,
-            problem,
-            rung,
-            rungs,
-        } => {
-            let names = match rungs {
-                Some(path) => rungs_of(path)?,
-                None => rung.iter().map(|rung| rung_name(rung)).collect(),
-            };
-            let problem = current_name(problem);
-            let ladder = chart::ladder(&of_run(keep, &what.run, None)?, &problem, what.mode, &names)?;
-            what.write(&ladder)
+    args.check()?;
+    let (run, mode, baseline) = (&args.run, args.mode, args.baseline.as_deref());
+    match args.what {
+        What::Ladder => {
+            let problem = current_name(args.problem.as_deref().unwrap_or(USUAL));
+            args.write(&chart::ladder(
+                &of_run(keep, run, None)?,
+                &problem,
+                mode,
+                &rungs(&args.kernel)?,
+            )?)
         }
-        ChartArgs::Ratio { what, baseline } => {
-            let report = of_run(keep, &what.run, baseline.as_deref())?;
+        What::Ratio => {
+            let report = of_run(keep, run, baseline)?;
             let mut results = report.results.iter();
             if results.all(|result| result.measurement.subjects.len() < 2) {
                 return Err(Failure::usage("that run timed one kernel; a ratio needs two")
@@ -89,13 +101,9 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
                 Failure::usage("no peer was timed in that run, or none was its baseline")
                     .help("name one of its subjects with --baseline")
             };
-            let grid = chart::ratio(&report, base.ok_or_else(missing)?, what.mode)?;
-            what.write(&grid)
+            args.write(&chart::ratio(&report, base.ok_or_else(missing)?, mode)?)
         }
-        ChartArgs::Lines { what } => {
-            let speed = Speed::of_report(&of_run(keep, &what.run, None)?, what.mode)?;
-            what.write(&speed.draw())
-        }
+        What::Lines => args.write(&Speed::of_report(&of_run(keep, run, None)?, mode)?.draw()),
     }
 }
 
@@ -127,6 +135,18 @@ fn rung_name(text: &str) -> RungName {
     }
 }
 
+/// Rungs, of which some may be files of rungs.
+fn rungs(words: &[String]) -> Result<Vec<RungName>, Failure> {
+    let mut all = Vec::new();
+    for word in words {
+        match Path::new(word).is_file() {
+            true => all.extend(rungs_of(Path::new(word))?),
+            false => all.push(rung_name(word)),
+        }
+    }
+    Ok(all)
+}
+
 fn rungs_of(path: &Path) -> Result<Vec<RungName>, Failure> {
     let text = style::read(path)?;
     let lines = text.lines().map(str::trim);
@@ -138,7 +158,7 @@ fn rungs_of(path: &Path) -> Result<Vec<RungName>, Failure> {
     }
 }
 
-impl WhatArgs {
+impl ChartArgs {
     fn write(&self, chart: &Drawing) -> Result<(), Failure> {
         let Some(path) = &self.output else {
             style::print(&chart.svg());

@@ -44,9 +44,9 @@ pub(crate) struct CheckArgs {
     problem: ProblemArgs,
     #[command(flatten)]
     inputs: InputArgs,
-    /// Kernel by id, or your own (FILE.toml) [default: the library's choice]
+    /// Kernel by id (`list kernels`), or FILE.toml [default: the library's choice]
     ///
-    /// `list kernels` has ids; a file declares a kernel of your own (docs/own-kernel.md).
+    /// FILE.toml is the declaration of a kernel of your own (docs/own-kernel.md).
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
@@ -57,36 +57,34 @@ pub(crate) struct CheckArgs {
     /// With few SMs a persistent block computes several tiles even of a small problem.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "How")]
     sms: Option<u32>,
-    /// Compare what a tap stores
+    /// Compare what is stored at a tap: scores, probabilities, values; all of them
     ///
-    /// Builds the kernel with a tap: scores (not masked) or probabilities. Or `values`: P·V alone, all visible keys
-    /// weighing the same.
-    #[arg(long, value_name = "TAP", value_parser = taps(), help_heading = "How")]
-    tap: Option<Tap>,
-    /// Run on a GPU (cuda or cuda:N) in place of the simulator
+    /// The kernel is built with it. Scores are not masked; values are P·V alone, all visible keys weighing the same.
+    /// `all` shows the error of each, and the first NaN and infinity with their lines, and does not check.
+    #[arg(long, value_name = "TAP", value_parser = taps(), hide_possible_values = true, help_heading = "How")]
+    tap: Option<Tapped>,
+    /// Run on a GPU (cuda, cuda:N) in place of the simulator, and compare
     ///
-    /// Compares what the kernels leave there, also with a tap.
+    /// Also with a tap. predict:CARD is --profile CARD.
     #[arg(long, value_name = "DEVICE", help_heading = "How")]
     device: Option<String>,
-    /// How many schedules to run under
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "How")]
-    schedules: u32,
-    /// Seed of the first schedule, as findings name it
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "How")]
-    schedule: u64,
+    /// Schedules to run under; N@SEED from the one of this seed
+    ///
+    /// Findings name the seed of a schedule.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = schedules, help_heading = "How")]
+    schedules: Schedules,
     /// Simulate only the first N blocks of a large grid
     ///
-    /// In whole clusters; the output is not compared.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "numerics", help_heading = "How")]
+    /// Clusters are simulated whole, and the output is not compared.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "How")]
     blocks: Option<u64>,
-    /// Plant a mistake in the kernel first, such as drop-barrier, to see it found
+    /// Plant a mistake in the kernel first, to see it found
     ///
-    /// drop-barrier, drop-warp-barrier, stride-one, bound-one, shrink-buffer, …; with :N at the Nth possible place.
+    /// With :N at the Nth possible place. Such as drop-barrier, drop-warp-barrier, stride-one, bound-one,
+    /// shrink-buffer; an error names all.
     #[arg(long, value_name = "MISTAKE", help_heading = "How")]
     plant: Option<String>,
-    /// Print the cost of memory accesses by line
-    ///
-    /// Passes over the banks of shared memory, sectors of global memory.
+    /// Print the cost of memory accesses by line: passes over banks, sectors
     #[arg(long, help_heading = "How")]
     memory: bool,
     /// Print one JSON object
@@ -98,29 +96,41 @@ pub(crate) struct CheckArgs {
     foreign: RunArgs,
 }
 
+/// Schedules to run under.
+#[derive(Clone, Copy, Debug)]
+struct Schedules {
+    count: u32,
+    first: u64,
+}
+
+fn schedules(text: &str) -> Result<Schedules, String> {
+    let (count, first) = text.split_once('@').unwrap_or((text, "0"));
+    match (count.parse(), first.parse()) {
+        (Ok(count @ 1..), Ok(first)) => Ok(Schedules { count, first }),
+        _ => Err("write a number from 1, or with the seed of the first as 3@17".to_string()),
+    }
+}
+
+/// Where what a kernel stores is compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Tapped {
+    At(Tap),
+    Each,
+}
+
 /// Flags that problems, files and exhibits take.
-const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
+const OF_SCHEDULES: &[&str] = &["schedules", "json"];
 /// What is done with plans of our kernels only.
-const OF_PLANS: &[&str] = &["tap", "plant", "trace", "numerics", "device"];
+const OF_PLANS: &[&str] = &["tap", "plant", "trace", "device"];
 /// What the simulator alone does.
-const OF_SIMULATOR: &[&str] = &[
-    "schedules",
-    "schedule",
-    "blocks",
-    "memory",
-    "sms",
-    "profile",
-    "trace",
-    "numerics",
-    "plant",
-];
-const OF_FILES: &[&str] = &["grid", "LaunchArgs", "arg", "launch", "outputs"];
+const OF_SIMULATOR: &[&str] = &["schedules", "blocks", "memory", "sms", "profile", "trace", "plant"];
+const OF_FILES: &[&str] = &["LaunchArgs", "arg", "output"];
 
 pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let name = &args.problem.name;
     let runs = Runs {
-        schedules: args.schedules,
-        first: args.schedule,
+        schedules: args.schedules.count,
+        first: args.schedules.first,
         blocks: args.blocks,
     };
     // As `explain --profile` and `bench --device predict:CARD` spell a card.
@@ -136,7 +146,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let triton = triton::named(Path::new(name)).map(Path::new);
     if let Some(file) = args.problem.file().or(triton) {
         let of_sources: &[&str] = match triton {
-            Some(_) => &["define", "trust"],
+            Some(_) => &["trust", "options"],
             None if is_source(file) => OF_SOURCES,
             None => &[],
         };
@@ -150,9 +160,6 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.refuse(OF_SOURCES, "a FILE.cu")?;
-    if args.watch.trace.is_none() {
-        given.forbid(watch::OF_TRACES, "a check without --trace")?;
-    }
     let problem = args.problem.problem()?;
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));
     if declared.is_some() {
@@ -161,6 +168,14 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     if device.is_some() {
         given.forbid(OF_SIMULATOR, "--device")?;
     }
+    let (tap, each_tap) = match args.tap {
+        Some(Tapped::At(tap)) => (Some(tap), false),
+        Some(Tapped::Each) => (None, true),
+        None => (None, false),
+    };
+    if each_tap {
+        given.forbid(&["trace", "plant", "blocks", "device"], "--tap all")?;
+    }
     let context = device.map(machine::gpu).transpose()?;
     let mut card = context
         .as_ref()
@@ -168,8 +183,8 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     card.chip.sms = args.sms.unwrap_or(card.chip.sms);
     let options = CheckOptions {
         lengths: args.problem.lengths(&problem)?,
-        schedules: args.schedules,
-        first_schedule: args.schedule,
+        schedules: args.schedules.count,
+        first_schedule: args.schedules.first,
         sim: SimOptions {
             trace: args.watch.own_traces(),
             memory_counts: args.memory,
@@ -185,7 +200,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     let config: Option<Config> = args.kernel.as_deref().map(kernels::gpu).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
-    if let Some(tap) = args.tap {
+    if let Some(tap) = tap {
         plan = Plan::with_tap(&problem, &plan.config, card.chip, tap).map_err(Failure::failed)?;
     }
     if let Some(context) = context {
@@ -193,6 +208,9 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     let planted = args.plant.as_deref().map(|mistake| plant(mistake, &mut plan));
     let planted = planted.transpose()?;
+    if each_tap {
+        return watch::show_numerics(&plan, &options, args.json);
+    }
     if let Some(outcome) = args.watch.run(&plan, &options, args.json) {
         return outcome;
     }
@@ -258,8 +276,9 @@ fn show(args: &CheckArgs, report: &CheckReport, card: Card, planted: Option<Muta
     simulated::outcome(report)
 }
 
-fn taps() -> impl TypedValueParser<Value = Tap> {
-    PossibleValuesParser::new(Tap::ALL.map(Tap::name)).map(|name| Tap::from_name(&name).unwrap_or(Tap::Scores))
+fn taps() -> impl TypedValueParser<Value = Tapped> {
+    let names = Tap::ALL.iter().map(|tap| tap.name()).chain(["all"]);
+    PossibleValuesParser::new(names).map(|name| Tap::from_name(&name).map_or(Tapped::Each, Tapped::At))
 }
 
 /// A mistake by name.

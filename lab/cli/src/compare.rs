@@ -1,4 +1,4 @@
-//! `flashcore compare`: two bodies of evidence.
+//! `flashcore evidence compare`: two bodies of evidence.
 
 use clap::Args;
 use flashcore::KernelId;
@@ -16,7 +16,7 @@ use crate::{Failure, Outcome, Page, StoreArgs, style};
 /// or a run's key or revision in the evidence store, or a prefix of it; `latest` is the latest run.
 /// `flashcore bench --kernel A,B --baseline A` times two kernels against each other.
 #[derive(Args)]
-#[command(after_help = "Exit codes: 0 done, 1 B is slower than the gate allows, 2 usage, 3 environment")]
+#[command(after_help = "Exit codes: 0 done, 1 B is slower than --slower allows, 2 usage, 3 environment")]
 pub(crate) struct CompareArgs {
     /// The evidence to compare with
     #[arg(value_name = "A")]
@@ -26,15 +26,13 @@ pub(crate) struct CompareArgs {
     b: String,
     /// Exit with 1 where B is slower than A by more than this, such as 3%
     #[arg(long, value_name = "SHARE", value_parser = share, allow_hyphen_values = true)]
-    gate: Option<f64>,
-    #[command(flatten)]
-    keep: StoreArgs,
+    slower: Option<f64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(keep: &StoreArgs, args: &CompareArgs) -> Result<Outcome, Failure> {
     let names = [&args.a, &args.b];
     let is_kernel = |name: &&&String| name.parse::<KernelId>().is_ok() || Own::is_named(name);
     if let Some(kernel) = names.iter().find(is_kernel) {
@@ -47,18 +45,18 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
         let help = format!("`flashcore bench --kernel {a},{b} --baseline {a}` times kernels against each other");
         return Err(Failure::usage(why).help(help));
     }
-    let store = args.keep.path()?.unwrap_or_default();
+    let store = keep.path()?.unwrap_or_default();
     let [a, b] = names.map(|name| Side::named(name, &store));
     let comparison = compare(&a?, &b?, &Options::default())?;
-    let regressions = args.gate.map(|gate| comparison.regressions(gate));
+    let regressions = args.slower.map(|gate| comparison.regressions(gate));
     let standings = comparison.standings();
     let json =
-        || json!({ "comparison": comparison, "standings": standings, "gate": args.gate, "regressions": regressions });
+        || json!({ "comparison": comparison, "standings": standings, "gate": args.slower, "regressions": regressions });
     style::show(args.json, json, || {
         let mut page = Page::default();
         page.add(table::comparison_text(&comparison));
         page.add(standings_text(&standings));
-        if let (Some(gate), Some(regressions)) = (args.gate, &regressions) {
+        if let (Some(gate), Some(regressions)) = (args.slower, &regressions) {
             let (slower, percent) = (regressions.len(), gate * 100.0);
             page.line(format_args!("{slower} slower by more than {percent:.1} %"));
         }

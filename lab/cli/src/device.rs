@@ -1,10 +1,10 @@
 //! `flashcore device`: the rates of a GPU, measured once by small kernels, and how far predictions with them are off.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use flashcore::Device;
 use flashcore::unstable::cuda::DeviceInfo;
 use flashcore_bench::calibrate::calibrate;
@@ -13,7 +13,7 @@ use flashcore_bench::{Agreement, DeviceIdentity, json_file};
 use flashcore_ir::Profile;
 use serde_json::json;
 
-use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, machine, progress, style};
+use crate::{CODE, DIM, Failure, Given, HEAD, Outcome, Page, machine, progress, style};
 
 /// Measure a GPU's rates: bandwidths, tensor cores, exponentials, latencies
 ///
@@ -24,40 +24,47 @@ use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, machine, progress, style};
 /// `calibrate` also times some fifty kernels, which takes a few minutes, and compares them with what is
 /// predicted. It writes a file that stands for the card elsewhere: its predictions have the error seen here.
 #[derive(Args)]
-#[command(after_help = include_str!("help/device.txt"))]
+#[command(after_long_help = include_str!("help/device.txt"))]
 pub(crate) struct DeviceArgs {
-    /// Make a file that stands for the card: `--device predict:FILE.json`, `--profile FILE.json`
-    #[arg(value_enum, value_name = "calibrate", hide_possible_values = true)]
-    #[arg(conflicts_with_all = ["measure", "only", "rates"])]
-    action: Option<Action>,
+    /// `calibrate` makes a file that stands for the card; FILE.json of rates of any device is shown
+    ///
+    /// The file of `calibrate` is for `--device predict:FILE.json` and `--profile FILE.json`. Showing a file needs no
+    /// GPU.
+    #[arg(value_name = "calibrate|FILE.json")]
+    what: Option<PathBuf>,
     /// best or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// Measure again
-    #[arg(long)]
-    measure: bool,
-    /// Measure only these, by name; they are shown and not kept
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    only: Vec<String>,
-    /// Show a file of rates of any device; needs no GPU
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "measure", "only"])]
-    rates: Option<PathBuf>,
-    /// File of the rates [default: one in the XDG data folder], or of `calibrate` [default: by the card's
-    /// name, here]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "only"])]
-    out: Option<PathBuf>,
+    /// Measure again; only =NAMES, which are then shown and not kept
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', num_args = 0.., require_equals = true,
+          default_missing_value = "all")]
+    measure: Vec<String>,
+    /// The file to write [default: in the XDG data folder; of `calibrate` by the card's name, here]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Action {
-    Calibrate,
-}
-
-pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
-    if let Some(path) = &args.rates {
+pub(crate) fn run(args: &DeviceArgs, given: &Given) -> Result<Outcome, Failure> {
+    let calibrates = args.what.as_deref() == Some(Path::new("calibrate"));
+    let only: &[String] = match args.measure.as_slice() {
+        [all] if all == "all" => &[],
+        names => names,
+    };
+    if calibrates {
+        given.forbid(&["measure"], "`device calibrate`, which measures all")?;
+    }
+    if !only.is_empty() {
+        given.forbid(&["output"], "rates that are not kept")?;
+    }
+    if let Some(path) = args.what.as_ref().filter(|_| !calibrates) {
+        given.forbid(&["device", "measure", "output"], "a file of rates, which is shown")?;
+        if path.extension().is_none_or(|end| end != "json") {
+            let why = format!("`{}` is neither `calibrate` nor FILE.json", path.display());
+            return Err(Failure::usage(why));
+        }
         return show(
             &DeviceRates::read(path).map_err(Failure::usage)?,
             &path.display().to_string(),
@@ -69,20 +76,20 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
         name => name,
     })?;
     let identity = DeviceIdentity::cuda(context.info());
-    if args.action.is_some() {
+    if calibrates {
         return calibrated(context.info(), &identity, args);
     }
     let nowhere = || {
         Failure::usage("there is no place for the rates: neither XDG_DATA_HOME nor HOME is set")
-            .help("name a file with --out")
+            .help("name a file with --output")
     };
     let path = args
-        .out
+        .output
         .clone()
         .or_else(|| rates::path(&identity))
         .ok_or_else(nowhere)?;
     let place = path.display().to_string();
-    if !args.measure && args.only.is_empty() && path.exists() {
+    if args.measure.is_empty() && path.exists() {
         match DeviceRates::read(&path).and_then(|kept| kept.holds_on(&identity, &path).map(|()| kept)) {
             Ok(kept) => return show(&kept, &place, args.json),
             // The message is printed, and the rates are measured again.
@@ -91,10 +98,10 @@ pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
         }
     }
     let spinner = style::spinner("measuring");
-    let measured = device::measured(&context, &args.only);
+    let measured = device::measured(&context, only);
     drop(spinner);
     let measured = measured?;
-    if !args.only.is_empty() {
+    if !only.is_empty() {
         return show(&measured, "not kept", args.json);
     }
     measured.write(&path)?;
@@ -105,11 +112,11 @@ fn calibrated(info: &DeviceInfo, identity: &DeviceIdentity, args: &DeviceArgs) -
     let words = info.name.to_ascii_lowercase();
     let words = words.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let usual = || PathBuf::from(format!("{words}.json"));
-    let path = args.out.clone().unwrap_or_else(usual);
+    let path = args.output.clone().unwrap_or_else(usual);
     // Before minutes of measuring.
     style::check_files([&path])?;
     if path.extension().is_none_or(|end| !end.eq_ignore_ascii_case("json")) {
-        return Err(Failure::usage("the name of a card's file ends in .json").help("--out mine.json"));
+        return Err(Failure::usage("the name of a card's file ends in .json").help("--output mine.json"));
     }
     let doing = Arc::new(Mutex::new("calibrating".to_string()));
     let said = Arc::clone(&doing);

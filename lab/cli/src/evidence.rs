@@ -1,9 +1,10 @@
-//! `flashcore evidence`: lists, shows, exports, imports and draws the runs of the evidence store, and publishes them.
+//! `flashcore evidence`: lists, shows, compares, exports, imports and draws the runs of the evidence store, and
+//! publishes them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use flashcore_bench::published::{BUNDLE_NAMES, Current, FOLDER, is_bundle_name, whole_revision};
 use flashcore_bench::store::{Recorded, RunRow, Selector, default_path};
 use flashcore_bench::{Report, Store, date, table};
@@ -12,9 +13,10 @@ use serde_json::json;
 
 use crate::bench::{standings, standings_text};
 use crate::chart::ChartArgs;
-use crate::{DIM, Failure, HEAD, Outcome, Page, chart, profile, style};
+use crate::compare::CompareArgs;
+use crate::{DIM, Failure, HEAD, Outcome, Page, chart, compare, profile, style};
 
-/// List, show, export, import, draw or publish what was measured
+/// List, show, compare, export, import, draw or publish what was measured
 #[derive(Args)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 usage or another schema, 3 the store cannot be read or written"
@@ -33,29 +35,30 @@ pub(crate) struct EvidenceArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Evidence")]
 pub(crate) struct StoreArgs {
-    /// The evidence folder, in place of this host's in the XDG data folder
+    /// The evidence folder, in place of this host's; none keeps nothing
+    ///
+    /// This host's is in the XDG data folder.
     #[arg(long, value_name = "FOLDER", global = true)]
     store: Option<PathBuf>,
-    /// Keep nothing
-    #[arg(long, conflicts_with = "store", global = true)]
-    no_store: bool,
 }
+
+/// The store of what keeps nothing.
+pub(crate) const NONE: &str = "none";
 
 impl StoreArgs {
     /// This folder; where none is given, this host's.
     pub(crate) fn at(store: Option<PathBuf>) -> StoreArgs {
-        let no_store = false;
-        StoreArgs { store, no_store }
+        StoreArgs { store }
     }
 
     pub(crate) fn path(&self) -> Result<Option<PathBuf>, Failure> {
-        if self.no_store {
+        if self.store.as_deref() == Some(Path::new(NONE)) {
             return Ok(None);
         }
         let path = self.store.clone().or_else(default_path);
         let missing = || {
             Failure::usage("there is no place for evidence: neither XDG_DATA_HOME nor HOME is set")
-                .help("name a folder with --store, or pass --no-store")
+                .help("name a folder with --store, or pass --store none")
         };
         path.map(Some).ok_or_else(missing)
     }
@@ -81,17 +84,16 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    Compare(CompareArgs),
     /// Write runs as text
     Export {
         /// `all`, `latest`, a run's key or a revision
         #[arg(default_value = "all")]
         run: String,
-        /// jsonl can be imported again; csv has one line per sample
-        #[arg(long, value_enum, default_value = "jsonl")]
-        format: Format,
-        /// The file to write [default: standard output]
-        #[arg(long, short, value_name = "FILE")]
-        output: Option<PathBuf>,
+        /// FILE.jsonl, which can be imported again, or FILE.csv with one line per sample; `csv` and `jsonl` alone
+        /// print it
+        #[arg(long, short, value_name = "FILE", default_value = "jsonl")]
+        output: PathBuf,
     },
     /// Add the runs of an export that the store does not have yet
     Import {
@@ -117,15 +119,7 @@ enum What {
     },
     /// Exit with 1 if a figure of the repository cannot be computed again
     Verify,
-    /// Draw a run: one file of SVG, in light and dark, without scripts
-    #[command(subcommand)]
     Chart(ChartArgs),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Jsonl,
-    Csv,
 }
 
 pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
@@ -137,7 +131,8 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
         }
         Some(What::List { json }) => list(&store()?, *json)?,
         Some(What::Show { run, baseline, json }) => show(&store()?, run, baseline.as_deref(), *json)?,
-        Some(What::Export { run, format, output }) => export(&store()?, run, *format, output.as_deref())?,
+        Some(What::Export { run, output }) => export(&store()?, run, output)?,
+        Some(What::Compare(compared)) => return compare::run(&args.keep, compared),
         Some(What::Chart(chart)) => chart::run(&args.keep, chart)?,
         Some(What::Publish { name, runs }) => publish(args, name, runs)?,
         Some(What::Render { check }) => return render(*check),
@@ -164,7 +159,7 @@ pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
 }
 
 pub(crate) fn opened(keep: &StoreArgs) -> Result<Store, Failure> {
-    let none = || Failure::usage("--no-store leaves no evidence to show");
+    let none = || Failure::usage("--store none leaves no evidence to show");
     Ok(Store::at(&keep.path()?.ok_or_else(none)?))
 }
 
@@ -313,17 +308,21 @@ fn no_run(store: &Store, name: &str) -> Result<Failure, Failure> {
     })
 }
 
-fn export(store: &Store, run: &str, format: Format, output: Option<&Path>) -> Result<(), Failure> {
+fn export(store: &Store, run: &str, output: &Path) -> Result<(), Failure> {
+    let (format, path) = match output.to_str() {
+        Some(format @ ("jsonl" | "csv")) => (format, None),
+        _ => (style::ending(output, &["jsonl", "csv"])?, Some(output)),
+    };
     // `all` of an empty store is nothing; a run that is asked for must be there.
     if run != "all" && store.runs(&selector(run))?.is_empty() {
         return Err(no_run(store, run)?);
     }
     let mut text = Vec::new();
     match format {
-        Format::Jsonl => store.export_jsonl(&selector(run), &mut text)?,
-        Format::Csv => store.export_csv(&selector(run), &mut text)?,
+        "csv" => store.export_csv(&selector(run), &mut text)?,
+        _ => store.export_jsonl(&selector(run), &mut text)?,
     }
-    match output {
+    match path {
         Some(path) => style::write(path, text)?,
         None => style::print(&String::from_utf8_lossy(&text)),
     }

@@ -73,24 +73,37 @@ pub(crate) struct ExplainArgs {
     /// access, the schedule of its warps.
     #[arg(long, value_name = "DIR", help_heading = "How")]
     svg: Option<PathBuf>,
-    /// Print the kernel's PTX, and nothing else
-    #[arg(long, help_heading = "How", conflicts_with_all = ["json", "all", "why", "svg", "saves"])]
-    ptx: bool,
-    /// With --ptx: add the Rust lines, as .file and .loc
+    /// Print the kernel's PTX, and nothing else; =2 that of the plan's second kernel, =lines with Rust lines
     ///
-    /// Profilers and debuggers read them.
-    #[arg(long, help_heading = "How", requires = "ptx")]
-    lines: bool,
-    /// With --ptx: which of the plan's kernels, from 1 on
-    ///
-    /// They are counted in the order in which they run.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "How", requires = "ptx")]
-    step: usize,
+    /// Kernels are counted in the order they run; =2,lines is both. Lines are .file and .loc, for profilers and
+    /// debuggers.
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "1",
+          value_parser = asked_ptx, help_heading = "How", conflicts_with_all = ["json", "all", "why", "svg", "saves"])]
+    ptx: Option<AskedPtx>,
     /// Print one JSON object
     #[arg(long, help_heading = "How")]
     json: bool,
     #[command(flatten)]
     foreign: ForeignArgs,
+}
+
+/// PTX of a plan.
+#[derive(Clone, Copy, Debug)]
+struct AskedPtx {
+    step: usize,
+    lines: bool,
+}
+
+fn asked_ptx(text: &str) -> Result<AskedPtx, String> {
+    let mut asked = AskedPtx { step: 1, lines: false };
+    for word in text.split(',') {
+        match word.parse() {
+            Ok(step) => asked.step = step,
+            Err(_) if word == "lines" => asked.lines = true,
+            Err(_) => return Err("write the number of a kernel, from 1, or `lines`, or both as 2,lines".to_string()),
+        }
+    }
+    Ok(asked)
 }
 
 const OF_FILES: &[&str] = &["LaunchArgs", "claim"];
@@ -118,8 +131,8 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
         None => simulated::plans(card)?,
         Some(_) => Plans::none(),
     };
-    if args.ptx {
-        style::print(&ptx_of(args, &choice.plan)?);
+    if let Some(asked) = args.ptx {
+        style::print(&ptx_of(asked, &choice.plan)?);
         return Ok(Outcome::Clean);
     }
     let measured = match &args.rates {
@@ -232,14 +245,14 @@ fn add_savings(page: &mut Page, savings: &[Saving], bytes: u32) {
     }
 }
 
-fn ptx_of(args: &ExplainArgs, plan: &Plan) -> Result<String, Failure> {
-    let step = args.step.checked_sub(1).and_then(|index| plan.steps().nth(index));
+fn ptx_of(asked: AskedPtx, plan: &Plan) -> Result<String, Failure> {
+    let step = asked.step.checked_sub(1).and_then(|index| plan.steps().nth(index));
     let Some(step) = step else {
-        let (wanted, steps) = (args.step, style::count(plan.steps().count(), "kernel"));
-        let why = format!("--step {wanted}: this plan has {steps}, counted from 1");
+        let (wanted, steps) = (asked.step, style::count(plan.steps().count(), "kernel"));
+        let why = format!("--ptx={wanted}: this plan has {steps}, counted from 1");
         return Err(Failure::usage(why));
     };
-    Ok(match args.lines {
+    Ok(match asked.lines {
         true => step.kernel.to_ptx_with_lines(),
         false => step.kernel.to_ptx(),
     })

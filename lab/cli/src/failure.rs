@@ -7,7 +7,7 @@ use flashcore_check::CheckError;
 use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
-use crate::args::unknown_problem;
+use crate::in_place::unknown_problem;
 use crate::{BAD, GOOD, in_place, stdout, style};
 
 /// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.

@@ -17,27 +17,10 @@ use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
 use crate::kernel_file::{CompileArgs, KernelFile, write_buffers, wrong};
+use crate::launch::{LaunchArgs, asked};
 use crate::missing::{add_missing, add_share};
-use crate::quantity::size32;
 use crate::triton;
-use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, cost, in_place, progress, style, whole};
-
-/// The launch of a kernel of a file.
-#[derive(Args)]
-struct LaunchArgs {
-    /// Bytes of dynamic shared memory that the host requests
-    #[arg(long, value_name = "N", value_parser = number)]
-    smem: Option<u32>,
-    /// Threads per block: N, or along X,Y,Z [default: the kernel's declaration]
-    #[arg(long, value_name = "N", value_parser = |text: &str| args::axes(text, 1))]
-    threads: Option<[u32; 3]>,
-    /// The host opts in to more than 48 KB (cudaFuncSetAttribute) before it launches
-    #[arg(long)]
-    opted_in: bool,
-    /// Only this kernel of the file
-    #[arg(long, value_name = "NAME")]
-    entry: Option<String>,
-}
+use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, cost, in_place, progress, style, whole};
 
 /// The launch to explain.
 #[derive(Args)]
@@ -57,27 +40,19 @@ pub(crate) struct ForeignArgs {
 #[command(next_help_heading = "For a file of kernels (FILE.cu, FILE.ptx, a program) in place of a problem")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
-    shape: LaunchArgs,
-    /// Blocks of the grid [default: 1,1,1, or those of --launch]
-    #[arg(long, value_name = "X,Y,Z", value_parser = |text: &str| args::axes(text, 1))]
-    grid: Option<[u32; 3]>,
-    /// The next argument of the kernel: buf:BYTES for a pointer (f32 numbers; :f16, :zero or :unwritten
-    /// for other contents), or a number
+    launch: LaunchArgs,
+    /// The next argument of the kernel: a number, or buf:BYTES for a pointer
+    ///
+    /// A buffer has f32 numbers, or other contents with :f16, :zero or :unwritten.
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     arg: Vec<Given>,
-    /// Blocks, threads and arguments of the launch (docs/check-cuda.md); flags count before it
-    #[arg(long, value_name = "FILE.toml")]
-    launch: Option<PathBuf>,
-    /// Write what the kernel leaves in its buffers under the first schedule to N.bin in this folder, N from 0 in
-    /// the order of the arguments
-    #[arg(long, value_name = "DIR")]
-    outputs: Option<PathBuf>,
+    /// Write what the kernel leaves in its buffers to N.bin in this folder
+    ///
+    /// It is what the first schedule leaves; N counts the arguments from 0.
+    #[arg(long, short, value_name = "DIR")]
+    output: Option<PathBuf>,
     #[command(flatten)]
     compile: CompileArgs,
-}
-
-fn number(text: &str) -> Result<u32, String> {
-    size32(text).map_err(|_| format!("write a whole number from 0 to {}, e.g. 128 or 64k", u32::MAX))
 }
 
 fn claim(text: &str) -> Result<(String, u64), String> {
@@ -85,18 +60,6 @@ fn claim(text: &str) -> Result<(String, u64), String> {
     match parts {
         Some((name, Ok(bytes))) if !name.is_empty() => Ok((name.to_string(), bytes)),
         _ => Err("write SYMBOL=BYTES, e.g. partials=8192".to_string()),
-    }
-}
-
-impl LaunchArgs {
-    fn asked(&self, grid: Option<[u32; 3]>, claims: &[(String, u64)]) -> Asked {
-        Asked {
-            grid,
-            threads: self.threads.map(foreign::threads_in),
-            dynamic_shared: self.smem.unwrap_or(0),
-            opted_in: self.opted_in,
-            claims: claims.to_vec(),
-        }
     }
 }
 
@@ -162,33 +125,30 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 
 impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
-        let mut given = self.launch(runs, card)?;
-        let mut entry = self.shape.entry.clone();
+        let (mut given, mut entry) = self.launch(runs, card)?;
         let read = match triton::named(file) {
             Some(word) => {
-                let constants = self.compile.constants();
+                let constants = self.compile.constants()?;
                 let (read, name) = triton::compile(word, self.compile.trusts_file(), constants, &mut given, card)?;
                 entry = Some(name);
                 read
             }
             None => KernelFile::read(file, &self.compile.for_arch(given.arch.take()), entry.as_deref(), card)?,
         };
-        let (entry, LaunchFile { opted_in, launch, .. }) = (entry.as_deref(), given);
+        let entry = entry.as_deref();
         if let Some(what) = foreign::binary_kind(&read.bytes) {
             return Err(in_place::binary(file, what));
         }
         let kernels = read.kernels(file, entry)?;
         let [kernel] = kernels.as_slice() else {
             let names = style::list(kernels.iter().map(|kernel| foreign::readable(&kernel.name)));
-            return Err(wrong(file, format_args!("it has {names}; name one with --entry")));
+            return Err(wrong(
+                file,
+                format_args!("it has {names}; name one with --launch entry=NAME"),
+            ));
         };
-        let threads = launch.block.map(foreign::threads_in).or(launch.threads);
-        let asked = Asked {
-            threads,
-            dynamic_shared: launch.dynamic_shared,
-            opted_in: opted_in || self.shape.opted_in,
-            ..self.shape.asked(Some(launch.grid), &[])
-        };
+        let asked = asked(&given, Some(given.launch.grid), &[]);
+        let launch = given.launch;
         // Without an assembler the registers are not known, and not judged.
         let judged = Judged::new(kernel.clone(), &read, &asked, card);
         let is_refused = matches!(judged.verdict(), Verdict::Refused | Verdict::NeedsOptIn);
@@ -202,12 +162,12 @@ impl RunArgs {
         if !is_refused && understood.missing.is_empty() {
             if foreign::threads_of(kernel, &asked).is_none() {
                 let why = format!("`{}` does not declare its threads", kernel.name);
-                return Err(wrong(file, why).help("give the threads of a block with --threads N"));
+                return Err(wrong(file, why).help("give the threads of a block with --launch threads=N"));
             }
             match simulate(file, &read.bytes, &kernel.name, launch.clone(), only.unwrap_or(all))? {
                 Ok(ran) => {
                     found = ran.found;
-                    if let Some(folder) = &self.outputs {
+                    if let Some(folder) = &self.output {
                         write_buffers(folder, &ran.outputs)?;
                     }
                     predicted = card.profile.map(|profile| {
@@ -293,19 +253,10 @@ impl RunArgs {
         })
     }
 
-    /// The launch of the file, if there is one, with what flags say.
-    fn launch(&self, runs: &Runs, card: Card) -> Result<LaunchFile, Failure> {
-        let mut read = match &self.launch {
-            Some(path) => LaunchFile::read(path).map_err(|error| wrong(path, error))?,
-            None => LaunchFile::default(),
-        };
+    /// The launch to simulate, and the name of the kernel.
+    fn launch(&self, runs: &Runs, card: Card) -> Result<(LaunchFile, Option<String>), Failure> {
+        let (mut read, entry) = self.launch.read()?;
         let launch = &mut read.launch;
-        launch.grid = self.grid.unwrap_or(launch.grid);
-        if let Some(block) = self.shape.threads {
-            launch.threads = Some(foreign::threads_in(block));
-            launch.block = (block[1..] != [1, 1]).then_some(block);
-        }
-        launch.dynamic_shared = self.shape.smem.unwrap_or(launch.dynamic_shared);
         if !self.arg.is_empty() {
             launch.args = self.arg.clone();
             read.types.clear(); // of the file's arguments
@@ -317,7 +268,7 @@ impl RunArgs {
             chip: card.chip,
             ..SimOptions::default()
         };
-        Ok(read)
+        Ok((read, entry))
     }
 }
 
@@ -363,10 +314,11 @@ fn simulate(
 }
 
 pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool) -> Result<Outcome, Failure> {
-    let entry = args.launch.entry.as_deref();
-    let read = KernelFile::read(file, &args.compile, entry, card)?;
-    let asked = args.launch.asked(None, &args.claim);
-    let kernels = read.kernels(file, entry)?.into_iter();
+    let (mut launch, entry) = args.launch.read()?;
+    let compile = args.compile.for_arch(launch.arch.take());
+    let read = KernelFile::read(file, &compile, entry.as_deref(), card)?;
+    let asked = asked(&launch, None, &args.claim);
+    let kernels = read.kernels(file, entry.as_deref())?.into_iter();
     let judged = kernels.map(|kernel| Judged::new(kernel, &read, &asked, card));
     let kernels: Vec<Judged> = judged.collect();
     let name = file.display().to_string();
@@ -443,7 +395,7 @@ impl Judged {
         }
         let verdict = match self.verdict() {
             Verdict::Launches => format!("{GOOD}launches{GOOD:#}, as far as is known"),
-            Verdict::NeedsOptIn => format!("{BAD}fails{BAD:#} unless the host opts in first (--opted-in)"),
+            Verdict::NeedsOptIn => format!("{BAD}fails{BAD:#} unless the host opts in first (--launch opted-in)"),
             Verdict::Refused => format!("{BAD}refused{BAD:#}: it cannot be built or launched"),
             Verdict::Doubtful => "launches, with warnings".to_string(),
         };

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use flashcore::DType;
 use flashcore_bench::Case;
 use flashcore_bench::gate::{ACCEPTANCE, Allowed, Baseline, Card as GateCard, Evidence, Judged, Named, Options};
 use flashcore_bench::gate::{Outcome as Ended, examine, judge};
@@ -14,9 +13,8 @@ use serde_json::json;
 use crate::args::ShapeFlags;
 use crate::machine::{Besides, Place};
 use crate::protocol::share;
-use crate::{
-    BAD, Card, DIM, Failure, GOOD, Given, Outcome, Page, StoreArgs, args, bench, check, kernels, machine, style,
-};
+use crate::quantity::fields;
+use crate::{BAD, Card, DIM, Failure, GOOD, Given, Outcome, Page, StoreArgs, bench, check, kernels, machine, style};
 
 /// Cards whose kernels are judged: one without warpgroup instructions, one with them.
 const CARDS: [&str; 2] = ["l4", "h200"];
@@ -33,59 +31,65 @@ const CARDS: [&str; 2] = ["l4", "h200"];
 /// shared memory and registers must not be larger than the baseline's by more than --slower. They are the
 /// same in every run, so a CI without a GPU can guard speed.
 #[derive(Args)]
-#[command(after_help = include_str!("help/gate.txt"))]
+#[command(after_long_help = include_str!("help/gate.txt"))]
 pub(crate) struct GateArgs {
     /// Problem sets, named problems, or files of problems [default: acceptance; with flags of a shape small]
     #[arg(value_name = "PROBLEMS")]
     problems: Vec<String>,
     #[command(flatten)]
     shape: ShapeFlags,
-    /// Element type of the sets, in place of fp16
-    #[arg(long, value_parser = args::dtype, help_heading = "Problem")]
-    dtype: Option<DType>,
     /// The baseline to judge against, from `gate --write`
     #[arg(long, value_name = "FILE", required_unless_present = "write", help_heading = "How")]
-    baseline: Option<PathBuf>,
+    against: Option<PathBuf>,
     /// Write what is found as a baseline, if nothing fails
     #[arg(long, value_name = "FILE", help_heading = "How")]
     write: Option<PathBuf>,
     /// The measured times of this build: a run's key or revision in the store, `latest`, a file or a folder
     #[arg(long, value_name = "RUN", help_heading = "How")]
     evidence: Option<String>,
-    /// What computes the set: best, cpu, cuda, cuda:N; sim is the simulator alone; predict:CARD also predicts times and
-    /// work on a card
+    /// What computes the set: best, cpu, cuda, cuda:N; sim, sim:CARD is the simulator alone; predict:CARD
+    ///
+    /// predict:CARD also predicts times and work on a card.
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
-    /// Cards whose kernels are built and simulated (`list profiles`) [default: l4,h200, or that of predict:CARD]
+    /// Cards whose kernels are built and simulated (`list profiles`) [default: l4,h200, or that of --device]
     #[arg(long, value_name = "CARDS", value_delimiter = ',', value_parser = Card::parse, help_heading = "How")]
     profile: Vec<Card>,
-    /// The kernel to judge in place of the library's choice: an id, or FILE.toml, a kernel of your own, which
-    /// needs --device sim or predict:CARD
+    /// The kernel to judge in place of the library's choice: an id, or FILE.toml
+    ///
+    /// FILE.toml is a kernel of your own, which needs --device sim or predict:CARD.
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// Plant a mistake into each simulated kernel that has a place for it, to see the gate fail, as `check
-    /// --plant`
+    /// Plant a mistake into each simulated kernel, to see the gate fail, as `check --plant`
     #[arg(long, value_name = "MISTAKE", value_parser = planted, help_heading = "How")]
     plant: Option<Operator>,
-    /// Most that a time, or what is predicted, may be larger than the baseline's, such as 3%
-    #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share, allow_hyphen_values = true,
-          help_heading = "How")]
-    slower: f64,
-    /// Most that a relative error may be larger than the baseline's
-    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share, allow_hyphen_values = true,
-          help_heading = "How")]
-    error: f64,
+    /// Most that times, predictions and errors may be larger than the baseline's [default: slower=3%,error=10%]
+    #[arg(long, value_name = "SHARES", default_value = "slower=3%", hide_default_value = true, value_parser = allowed, help_heading = "How")]
+    allow: Allowed,
     /// Exit with 3 if a check could not be judged
     #[arg(long, help_heading = "How")]
     strict: bool,
-    #[command(flatten)]
-    keep: StoreArgs,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
     /// Write the summary in Markdown
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    markdown: Option<PathBuf>,
+    #[arg(long, short, value_name = "FILE.md", help_heading = "Output")]
+    output: Option<PathBuf>,
+}
+
+/// What a change may cost.
+fn allowed(text: &str) -> Result<Allowed, String> {
+    let mut allowed = Allowed {
+        slower: 0.03,
+        error: 0.1,
+    };
+    for (key, value) in fields(text, &["slower", "error"])? {
+        match key {
+            "slower" => allowed.slower = share(&value)?,
+            _ => allowed.error = share(&value)?,
+        }
+    }
+    Ok(allowed)
 }
 
 /// A mistake by name. `check --plant` takes the number of its place, too.
@@ -101,11 +105,11 @@ fn planted(name: &str) -> Result<Operator, String> {
 pub(crate) fn run(args: &GateArgs, given: &Given) -> Result<Outcome, Failure> {
     let place = machine::place(&args.device, Besides::CpuSimAndCards)?;
     args.check(&place)?;
-    let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    style::check_files(args.markdown.iter().chain(&args.write))?;
+    let baseline = args.against.as_deref().map(Baseline::read).transpose()?;
+    style::check_files(args.output.iter().chain(&args.write))?;
     let problems = bench::named_or(&args.problems, ACCEPTANCE, given);
-    let mut cases = args.shape.apply(bench::cases(&problems, args.dtype)?)?;
-    if let Some(dtype) = args.dtype {
+    let mut cases = args.shape.apply(bench::cases(&problems, args.shape.dtype)?)?;
+    if let Some(dtype) = args.shape.dtype {
         // A row of a baseline is found by its problem's name.
         let plain = args.shape.apply(bench::cases(&problems, None)?)?;
         let is_other = |case: &Case| plain.iter().all(|plain| plain != case);
@@ -113,7 +117,7 @@ pub(crate) fn run(args: &GateArgs, given: &Given) -> Result<Outcome, Failure> {
             case.name = format!("{}-{dtype}", case.name);
         }
     }
-    let store = args.keep.path()?.unwrap_or_default();
+    let store = StoreArgs::at(None).path()?.unwrap_or_default();
     let evidence = args.evidence.as_deref();
     let evidence = evidence.map(|name| Evidence::read(name, &store, &cases)).transpose()?;
     let named = |word: &str| {
@@ -122,25 +126,27 @@ pub(crate) fn run(args: &GateArgs, given: &Given) -> Result<Outcome, Failure> {
         }
         kernels::gpu(word).map(Named::Config)
     };
-    let cards: Option<Vec<String>> = match &place {
-        Place::Card(profile) => Some(vec![profile.name.to_string()]),
-        Place::Here(_) | Place::Simulator => None,
+    let card = match &place {
+        Place::Card(profile) => Some(Card::of(profile)),
+        Place::Simulator(card) => *card,
+        Place::Here(_) => None,
     };
-    if let (Some(baseline), Some(file)) = (&baseline, &args.baseline) {
+    if let (Some(baseline), Some(file)) = (&baseline, &args.against) {
+        let cards = card.map(|card| vec![card.name().to_string()]);
         baseline.check_asked(file, &cases, cards.as_deref())?;
     }
     let usual = || CARDS.into_iter().filter_map(|name| Card::parse(name).ok());
     let options = Options {
         cases,
-        cards: match (&place, args.profile.as_slice()) {
-            (Place::Card(profile), _) => vec![of_gate(&Card::of(profile))],
+        cards: match (&card, args.profile.as_slice()) {
+            (Some(card), _) => vec![of_gate(card)],
             (_, []) => usual().map(|card| of_gate(&card)).collect(),
             (_, cards) => cards.iter().map(of_gate).collect(),
         },
         predicts: matches!(place, Place::Card(_)),
         device: match place {
             Place::Here(device) => Some(device),
-            Place::Simulator | Place::Card(_) => None,
+            Place::Simulator(_) | Place::Card(_) => None,
         },
         kernel: args.kernel.as_deref().map(named).transpose()?,
         plant: args.plant,
@@ -151,12 +157,8 @@ pub(crate) fn run(args: &GateArgs, given: &Given) -> Result<Outcome, Failure> {
     if let Some(baseline) = &baseline {
         baseline.check_registers(&state)?;
     }
-    let allowed = Allowed {
-        slower: args.slower,
-        error: args.error,
-    };
-    let judged = judge(&state, evidence.as_ref(), baseline.as_ref(), allowed);
-    if let Some(path) = &args.markdown {
+    let judged = judge(&state, evidence.as_ref(), baseline.as_ref(), args.allow);
+    if let Some(path) = &args.output {
         style::write(path, judged.markdown())?;
     }
     style::show(
@@ -184,7 +186,9 @@ impl GateArgs {
         let own = self.kernel.as_deref().is_some_and(is_declaration);
         let device = &self.device;
         let why = match place {
-            Place::Card(_) if !self.profile.is_empty() => format!("{device} names the card; leave out --profile"),
+            Place::Card(_) | Place::Simulator(Some(_)) if !self.profile.is_empty() => {
+                format!("{device} names the card; leave out --profile")
+            }
             Place::Card(_) if self.evidence.is_some() => {
                 format!("--evidence has measured times, and {device} predicts them; leave out one of them")
             }

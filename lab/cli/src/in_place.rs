@@ -4,8 +4,10 @@
 use std::io::Read;
 use std::path::Path;
 
+use flashcore_bench::problem_text;
 use flashcore_check::foreign;
 use flashcore_ir::files;
+use flashcore_problem::NAMED_PROBLEMS;
 
 use crate::{Failure, kernels, museum};
 
@@ -31,12 +33,18 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
         );
     }
     let path = Path::new(name);
+    if !path.exists() && kernels::reordered(name).is_some() {
+        return Some(kernels::unknown(name, Failure::usage(format!("{name} is no problem"))));
+    }
     if !path.exists() && kernels::named(name).is_ok() {
         let help = format!(
-            "--kernel {name} names it, as in `flashcore explain --kernel {name}`; `flashcore list levers --kernel \
-             {name}` says what its parts mean"
+            "--kernel {name} names it, as in `flashcore explain --kernel {name}`; `flashcore list levers {name}` \
+             says what its parts mean"
         );
         return Some(Failure::usage(format!("{name} is the id of a kernel, not a problem")).help(help));
+    }
+    if let Some(failure) = of_source(name) {
+        return Some(failure);
     }
     if path.is_dir() {
         return Some(
@@ -70,6 +78,19 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
     Some(Failure::usage(format!("{name} is PTX: it holds kernels, not a problem")).help(help))
 }
 
+/// What a file of source is.
+fn of_source(name: &str) -> Option<Failure> {
+    let lower = name.to_ascii_lowercase();
+    let (what, file) = match (lower.ends_with(".cu"), lower.contains(".py:"), lower.ends_with(".py")) {
+        (true, ..) => ("CUDA C++", name.to_string()),
+        (_, true, _) => ("Python", name.to_string()),
+        (.., true) => ("Python", format!("{name}:FUNCTION")),
+        _ => return None,
+    };
+    let help = format!("`flashcore check {file}` simulates a kernel of it; docs/own-kernel.md says how to time one");
+    Some(Failure::usage(format!("{name} is {what}: it has kernels, not a problem")).help(help))
+}
+
 /// The bytes of a file of kernels.
 pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     files::read_capped(path, files::LARGE)
@@ -101,4 +122,35 @@ pub(crate) fn binary(file: &Path, what: &str) -> Failure {
         }
     };
     Failure::usage(format!("{} is {what}, neither a problem nor PTX", file.display())).help(help)
+}
+
+pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
+    let close = |name: &str| !given.is_empty() && (name.starts_with(given) || strsim::levenshtein(name, given) <= 2);
+    let names = NAMED_PROBLEMS.iter().map(|named| named.name);
+    names.filter(|name| close(name)).collect()
+}
+
+/// What a problem's text is that a shell has split.
+pub(crate) const QUOTED: &str = "put the text of a problem in quotes, or write it with commas: b4,h32/8,s3000,d96,bf16";
+
+/// An error about the name of a problem: what was perhaps meant, before the names that there are.
+pub(crate) fn unknown_problem(given: &str, error: impl std::fmt::Display) -> Failure {
+    match similar_problems(given).as_slice() {
+        [] if problem_text::is_field(given) => Failure::usage(error).help(QUOTED),
+        [] => Failure::usage(error).help("`flashcore list problems` shows them with their shapes"),
+        names => Failure::usage(format!("did you mean {}? {error}", names.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misspelled_problems_are_recognised() {
+        assert_eq!(similar_problems("smoll"), ["small"]);
+        assert_eq!(similar_problems("llama70b"), ["llama70b-prefill-4k"]);
+        assert!(similar_problems("whisper").is_empty());
+        assert!(similar_problems("").is_empty());
+    }
 }

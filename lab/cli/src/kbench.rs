@@ -12,6 +12,8 @@ use flashcore_ir::files;
 use flashcore_kernels::Plan;
 use serde_json::json;
 
+use crate::evidence::NONE;
+use crate::quantity::{deadline, fields};
 use crate::{BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, kernels, own, simulated, style};
 
 /// Write problems as robust-kbench tasks, and judge kernels for such tasks
@@ -43,15 +45,12 @@ struct ExportArgs {
     /// Folder to write to; its name is the task's, and that of the compiled module
     #[arg(value_name = "DIR", help_heading = clap::builder::Resettable::Reset)]
     folder: Option<PathBuf>,
-    /// Kernel by id (`list levers` explains ids), in place of the one that would be chosen
+    /// Kernel by id [default: the library's choice]; none writes the task alone
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Card that the kernel is for (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
-    /// Write the task alone, without a kernel
-    #[arg(long, help_heading = "How", conflicts_with_all = ["kernel", "profile"])]
-    task_only: bool,
     /// Overwrite files of an earlier export that differ: edited ones, and those of another problem
     #[arg(long, help_heading = "Output")]
     force: bool,
@@ -72,7 +71,7 @@ struct ExportArgs {
 /// with a function `forward`. It and the task run in Python processes with your rights and without a
 /// sandbox: read them first, then give --trust, once for their content.
 #[derive(Args)]
-#[command(after_help = include_str!("help/kbench-verify.txt"))]
+#[command(after_long_help = include_str!("help/kbench-verify.txt"))]
 struct VerifyArgs {
     /// Folder of the task
     #[arg(value_name = "DIR")]
@@ -89,30 +88,24 @@ struct VerifyArgs {
     /// All sizes of the task (its multi_* keys) in the protocol, not the first alone
     #[arg(long, help_heading = "How")]
     multi: bool,
-    /// Absolute tolerance [default: 1e-3, bf16 1e-2]
-    #[arg(long, value_name = "X", value_parser = tolerance, allow_hyphen_values = true, help_heading = "How")]
-    atol: Option<f64>,
-    /// Relative tolerance [default: 1e-3, bf16 1e-2]
-    #[arg(long, value_name = "X", value_parser = tolerance, allow_hyphen_values = true, help_heading = "How")]
-    rtol: Option<f64>,
+    /// Tolerances, absolute and relative, as abs=1e-3,rel=1e-2 [default: both 1e-3, of bf16 1e-2]
+    #[arg(long, value_name = "TOLERANCES", value_parser = tolerances, help_heading = "How")]
+    tolerance: Option<[Option<f64>; 2]>,
     /// Seed of the inputs that the benchmark does not use [default: from the clock]
     #[arg(long, value_name = "N", help_heading = "How")]
     seed: Option<u32>,
-    /// Rounds of candidate, reference, candidate
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), help_heading = "How")]
-    rounds: u32,
-    /// Calls of each in a round
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000), help_heading = "How")]
-    calls: u32,
-    /// Seconds for all of it, compiling included
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400), help_heading = "How")]
-    deadline: u32,
+    /// Rounds of candidate, reference, candidate, and calls of each in a round: 10x50
+    #[arg(long, value_name = "NxCALLS", default_value = "10x50", value_parser = rounds, help_heading = "How")]
+    rounds: [u32; 2],
+    /// Time for all of it, compiling included
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = deadline, help_heading = "How")]
+    deadline: Duration,
     /// Folder of headers for the compiler, such as CUTLASS's
     #[arg(long, value_name = "DIR", help_heading = "How")]
     include: Vec<PathBuf>,
     /// Write the report as Markdown
-    #[arg(long, value_name = "FILE.md", help_heading = "Output")]
-    markdown: Option<PathBuf>,
+    #[arg(long, short, value_name = "FILE.md", help_heading = "Output")]
+    output: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -133,9 +126,24 @@ fn device(text: &str) -> Result<String, String> {
     }
 }
 
-fn tolerance(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0);
-    number.ok_or_else(|| "write a number from 0, e.g. 1e-3".to_string())
+/// The absolute and the relative tolerance.
+fn tolerances(text: &str) -> Result<[Option<f64>; 2], String> {
+    let mut both = [None; 2];
+    for (key, value) in fields(text, &["abs", "rel"])? {
+        let number = value.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0);
+        both[usize::from(key == "rel")] =
+            Some(number.ok_or_else(|| format!("{key} is `{value}`; write a number from 0, e.g. 1e-3"))?);
+    }
+    Ok(both)
+}
+
+/// Rounds and calls.
+fn rounds(text: &str) -> Result<[u32; 2], String> {
+    let (rounds, calls) = text.split_once('x').unwrap_or((text, "50"));
+    match (rounds.parse(), calls.parse()) {
+        (Ok(rounds @ 1..=10_000), Ok(calls @ 1..=100_000)) => Ok([rounds, calls]),
+        _ => Err("write rounds up to 10000 and calls up to 100000 as 10x50".to_string()),
+    }
 }
 
 pub(crate) fn run(args: &KbenchArgs) -> Result<Outcome, Failure> {
@@ -155,7 +163,13 @@ fn export(args: &ExportArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
     let mut task = Task::new(&problem).map_err(Failure::usage)?;
     let mut shown = None;
-    if !args.task_only {
+    if args.kernel.as_deref() == Some(NONE) {
+        if args.profile.is_some() {
+            return Err(Failure::usage(
+                "--profile is for a kernel, and --kernel none writes none",
+            ));
+        }
+    } else {
         let card = args.profile.unwrap_or_else(Card::default);
         let config = args.kernel.as_deref().map(kernels::gpu).transpose()?;
         let plan = |problem| Ok(simulated::plan(problem, card, config)?.plan);
@@ -233,7 +247,7 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
         let why = "is no kernel: allowed are .cu for PyTorch's extension loader and .py with a function `forward`";
         return Err(Failure::usage(format!("{} {why}", args.kernel.display())));
     }
-    args.markdown.iter().try_for_each(|file| style::check_folder(file))?;
+    args.output.iter().try_for_each(|file| style::check_folder(file))?;
     may_run([&args.folder.join("func_forward.py"), &args.kernel], args.trust)?;
     let clock = || {
         SystemTime::now()
@@ -247,15 +261,15 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
         device: args.device.clone(),
         multi: args.multi,
         trials: TRIALS,
-        atol: args.atol,
-        rtol: args.rtol,
+        atol: args.tolerance.and_then(|both| both[0]),
+        rtol: args.tolerance.and_then(|both| both[1]),
         seed: u64::from(args.seed.unwrap_or_else(clock)),
         warmup: WARM_UP,
-        repetitions: args.calls as usize,
-        rounds: args.rounds as usize,
+        repetitions: args.rounds[1] as usize,
+        rounds: args.rounds[0] as usize,
         floor: Floor::of(&args.device),
         include: args.include.clone(),
-        deadline: Duration::from_secs(args.deadline.into()),
+        deadline: args.deadline,
     };
     let named = std::env::var(PYTHON_VARIABLE).ok().filter(|name| !name.is_empty());
     let python = named.unwrap_or_else(|| "python3".to_string());
@@ -269,7 +283,7 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
         error => error.into(),
     })?;
     let title = format!("{} for {}", args.kernel.display(), args.folder.display());
-    if let Some(path) = &args.markdown {
+    if let Some(path) = &args.output {
         style::write(path, report.markdown(&title))?;
     }
     let json = || {

@@ -10,34 +10,26 @@ use flashcore_check::registers::Assembler;
 use flashcore_check::sandbox::Confinement;
 use serde_json::Value;
 
+use crate::quantity::deadline;
 use crate::{Card, Failure, in_place, style};
 
 /// How a FILE.cu is compiled.
 #[derive(Args, Clone)]
-#[command(next_help_heading = "For a FILE.cu in place of a problem")]
 pub(crate) struct CompileArgs {
-    /// A folder of headers
-    #[arg(short = 'I', value_name = "DIR")]
-    include: Vec<String>,
-    /// A macro; of a Triton function a constexpr, or an option such as num_warps
-    #[arg(short = 'D', value_name = "NAME[=VALUE]")]
-    define: Vec<String>,
-    /// The standard of C++, such as c++17
-    #[arg(long, value_name = "NAME")]
-    std: Option<String>,
-    /// Most registers of a thread
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
-    maxrregcount: Option<u32>,
-    /// Seconds after which the compiler is ended
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
-    compiler_limit: u64,
-    /// Let FILE.py run, which has the Triton function to check, and remember its content; with =unsandboxed: run the
-    /// compiler with your rights, where it cannot be confined (SECURITY.md)
+    /// Time after which the compiler is ended
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = deadline)]
+    deadline: Duration,
+    /// Let FILE.py run, and remember its content
+    ///
+    /// It has the Triton function to check. With =unsandboxed the compiler runs with your rights, where it cannot be
+    /// confined (SECURITY.md).
     #[arg(long, value_name = "unsandboxed", num_args = 0..=1, require_equals = true, default_missing_value = "file",
           value_parser = trusted)]
     trust: Option<Trusted>,
-    /// After `--`: any more options of the compiler
-    #[arg(last = true, value_name = "OPTION")]
+    /// Options of the compiler: `-- -Iinclude -DN=64 -std=c++17 --maxrregcount=64`
+    ///
+    /// To a Triton function -D gives constants, and options such as num_warps: `-- -DBLOCK=64 -Dnum_warps=8`.
+    #[arg(last = true, value_name = "OPTION", help_heading = clap::builder::Resettable::Reset)]
     options: Vec<String>,
 }
 
@@ -76,23 +68,38 @@ impl CompileArgs {
     }
 
     /// The macros as constants of a Triton function.
-    pub(crate) fn constants(&self) -> serde_json::Map<String, Value> {
-        let constants = self.define.iter().map(|text| {
+    pub(crate) fn constants(&self) -> Result<serde_json::Map<String, Value>, Failure> {
+        let constant = |option: &String| {
+            let why = || {
+                Failure::usage(format!(
+                    "{option}: a Triton function takes constants, written -DNAME=VALUE"
+                ))
+            };
+            let text = option
+                .strip_prefix("-D")
+                .filter(|text| !text.is_empty())
+                .ok_or_else(why)?;
             let (name, value) = text.split_once('=').unwrap_or((text, "true"));
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
-            (name.to_string(), value)
-        });
-        constants.collect()
+            Ok((name.to_string(), value))
+        };
+        joined(&self.options).iter().map(constant).collect()
     }
+}
 
-    fn options(&self) -> Vec<String> {
-        let includes = self.include.iter().map(|folder| format!("-I{folder}"));
-        let defines = self.define.iter().map(|name| format!("-D{name}"));
-        let standard = self.std.iter().map(|name| format!("-std={name}"));
-        let registers = self.maxrregcount.iter().map(|most| format!("--maxrregcount={most}"));
-        let given = includes.chain(defines).chain(standard).chain(registers);
-        given.chain(self.options.iter().cloned()).collect()
+/// Options with their values in one word: `-I DIR` as `-IDIR`, `--maxrregcount 64` as `--maxrregcount=64`.
+fn joined(options: &[String]) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for option in options {
+        match all.last_mut() {
+            Some(before) if ["-I", "-D"].contains(&before.as_str()) => before.push_str(option),
+            Some(before) if ["-maxrregcount", "--maxrregcount", "-std", "--std"].contains(&before.as_str()) => {
+                before.push_str(&format!("={option}"));
+            }
+            _ => all.push(option.clone()),
+        }
     }
+    all
 }
 
 /// PTX or a cubin, and where it is from.
@@ -179,13 +186,13 @@ fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, F
     if let Err(error) = std::fs::metadata(file) {
         return Err(wrong(file, error));
     }
-    let options = args.options();
+    let options = joined(&args.options);
     let source = Source {
         file,
         target: card.chip.target,
         options: &options,
         reads: &foreign::named(&options),
-        limit: Duration::from_secs(args.compiler_limit),
+        limit: args.deadline,
         confinement: match args.trust {
             Some(Trusted::Unsandboxed) => Confinement::Unsandboxed,
             Some(Trusted::File) | None => Confinement::Sandboxed,
@@ -210,7 +217,7 @@ fn compiled(file: &Path, args: &CompileArgs, card: Card) -> Result<KernelFile, F
         made_by: Some(compiled.compiler),
         assembler: Assembler {
             path: compiled.ptxas,
-            max_registers: args.maxrregcount,
+            max_registers: foreign::most_registers(&options),
         },
     })
 }
@@ -260,14 +267,14 @@ fn picked<'a>(
         [(text, _), ..] if entry.is_some() => Ok(text),
         _ => Err(wrong(
             file,
-            format_args!("it has {}; name one with --entry", names(&found)),
+            format_args!("it has {}; name one with --launch entry=NAME", names(&found)),
         )),
     }
 }
 
 /// Writes what a kernel left in its buffers to a folder.
 pub(crate) fn write_buffers(folder: &Path, buffers: &[Vec<u8>]) -> Result<(), Failure> {
-    let failed = |error| Failure::failed(format!("--outputs {}: {error}", folder.display()));
+    let failed = |error| Failure::failed(format!("--output {}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
     (0..).zip(buffers).try_for_each(|(n, bytes)| {
         let file = folder.join(format!("{n}.bin"));

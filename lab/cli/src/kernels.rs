@@ -6,7 +6,8 @@ use flashcore::{Direction, KernelId};
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
 use flashcore_ir::files;
-use flashcore_kernels::Config;
+use flashcore_kernels::family::{Values, id_parts};
+use flashcore_kernels::{Config, Family};
 use flashcore_problem::Problem;
 use flashcore_tune::space::ALL;
 
@@ -32,7 +33,11 @@ pub(crate) fn with_family(id: &str) -> Result<String, Failure> {
         0 => {
             let families = ALL.map(|family| family.name).join(", ");
             let why = format!("no kernel is named `{id}`: its family is missing, and none ({families}) has such an id");
-            Err(Failure::usage(why).help("`flashcore list levers` explains ids, `flashcore list kernels` shows some"))
+            let otherwise = Failure::usage(why);
+            Err(unknown(
+                id,
+                otherwise.help("`flashcore list levers` explains ids, `flashcore list kernels` shows some"),
+            ))
         }
         _ => {
             let all = found.join(", ");
@@ -43,10 +48,41 @@ pub(crate) fn with_family(id: &str) -> Result<String, Failure> {
     }
 }
 
+/// The id that has the parts of another one in their order.
+pub(crate) fn reordered(id: &str) -> Option<String> {
+    let name = id.split_once('/').map(|(name, _)| name);
+    let families = ALL.iter().filter(|family| name.is_none_or(|name| name == family.name));
+    let mut found = families.filter_map(|family| in_order(family, id_parts(id)));
+    found.find(|known| known != id)
+}
+
+/// The id of a family with these parts, if it has one.
+fn in_order(family: &Family, mut parts: Vec<&str>) -> Option<String> {
+    let mut values = family.first();
+    for at in 0..family.levers.len() {
+        let written = |values: &Values| family.parts(values, at);
+        let settings = family.settings(&values, at);
+        let fitting = settings.filter(|values| written(values).iter().all(|part| parts.contains(&part.as_str())));
+        values = fitting.max_by_key(|values| written(values).len())?;
+        let used = family.parts(&values, at);
+        parts.retain(|part| !used.iter().any(|used| used == part));
+    }
+    let id = family.id(&values);
+    (parts.is_empty() && family.owns(&id)).then_some(id)
+}
+
+/// An error about an id that is none: the one that was perhaps meant, or else why.
+pub(crate) fn unknown(id: &str, otherwise: impl Into<Failure>) -> Failure {
+    match reordered(id) {
+        Some(known) => Failure::usage(format!("no kernel is named `{id}`; did you mean {known}?")),
+        None => otherwise.into(),
+    }
+}
+
 /// A kernel by its id, whose levers have values that there are.
 pub(crate) fn named(id: &str) -> Result<KernelId, Failure> {
     let id = with_family(id)?;
-    let kernel: KernelId = id.parse()?;
+    let kernel: KernelId = id.parse().map_err(|error: flashcore::Error| unknown(&id, error))?;
     if let KernelId::Gpu(config) = &kernel {
         let (family, values) = config.levers();
         // A backward pass has other values.
@@ -171,6 +207,34 @@ mod tests {
         }
         for wrong in ["mma/m100n64-w4x1-s2-b1-qreg-xor-cond", "cpu/m7n3", "foo"] {
             assert!(named(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn parts_in_another_order_are_put_in_theirs() {
+        for (given, known) in [
+            (
+                "mma/n64m128-w4x1-s2-b1-qreg-xor-cond",
+                "mma/m128n64-w4x1-s2-b1-qreg-xor-cond",
+            ),
+            (
+                "mma/m64n64-xor-w4x1-cond-s2-b1-qsh",
+                "mma/m64n64-w4x1-s2-b1-qsh-xor-cond",
+            ),
+            ("m128n128-spec-pingpong-s2", "wgmma/m128n128-s2-pingpong-spec"),
+            ("scalar/naive-v16-t128", "scalar/naive-t128-v16"),
+        ] {
+            assert_eq!(reordered(given).as_deref(), Some(known));
+            assert!(named(given).unwrap_err().message.contains(known), "{given}");
+        }
+        for other in ["mma/m128n64-w4x1-s2-b1-qreg-xor-cond", "mma/m128", "foo", "cpu/m64n64"] {
+            assert_eq!(reordered(other), None, "{other}");
+        }
+        for id in Config::all().iter().map(Config::to_string) {
+            let backwards: Vec<&str> = id_parts(&id).into_iter().rev().collect();
+            let (family, _) = id.split_once('/').unwrap();
+            let found = reordered(&format!("{family}/{}", backwards.join("-")));
+            assert!(found.is_none_or(|found| found == id), "{id}");
         }
     }
 

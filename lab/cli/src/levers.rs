@@ -20,8 +20,9 @@ pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
     let id = &crate::kernels::with_family(id)?;
     let owner = ALL.iter().find_map(|family| Some((family, family.read(id)?)));
     let (family, values) = owner.ok_or_else(|| {
-        Failure::usage(format!("no kernel is named `{id}`"))
-            .help("`flashcore list levers` explains ids, `flashcore list kernels` shows some")
+        let otherwise = Failure::usage(format!("no kernel is named `{id}`"));
+        let help = "`flashcore list levers` explains ids, `flashcore list kernels` shows some";
+        crate::kernels::unknown(id, otherwise.help(help))
     })?;
     let mut page = Page::new(format_args!("{HEAD}{id}{HEAD:#}"));
     let mut levers = Vec::new();

@@ -5,21 +5,19 @@ use flashcore_ir::{PROFILES, Target};
 use flashcore_problem::NAMED_PROBLEMS;
 use serde_json::{Value, json};
 
+use crate::tune::USUAL;
 use crate::{Card, DIM, Failure, Given, HEAD, Outcome, Page, args, kernels, levers, machine, museum, style};
 
 /// List problems, kernels, levers, profiles, the ladder, the museum or devices
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 done, 2 usage")]
 pub(crate) struct ListArgs {
-    /// What to list [default: problems, kernels and profiles]
+    /// What to list [default: what there is to list; with --json problems, kernels and profiles]
     #[arg(value_enum)]
     what: Option<What>,
-    /// For `ladder`: the problem, by name or file
-    #[arg(long, value_name = "PROBLEM", default_value = "small")]
-    problem: String,
-    /// For `levers`: explain this kernel id part by part
-    #[arg(long, value_name = "ID")]
-    kernel: Option<String>,
+    /// Of `levers` a kernel's id, to explain it part by part; of `ladder` the problem [default: small]
+    #[arg(value_name = "ID|PROBLEM")]
+    of: Option<String>,
     /// For `ladder`: the card (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse)]
     profile: Option<Card>,
@@ -39,7 +37,7 @@ enum What {
     /// Cards that plans can be made for, and their sources
     Profiles,
     /// The historical ladder of kernels, one id and name per line, for `bench --kernel FILE` and
-    /// `evidence chart ladder --rungs FILE`
+    /// `evidence chart ladder --kernel FILE`
     Ladder,
     /// Past failures, each with its finding (`check museum/NAME`)
     Museum,
@@ -48,12 +46,18 @@ enum What {
 }
 
 pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
-    if args.what != Some(What::Levers) {
-        let why = "this list; `flashcore list levers --kernel ID` explains an id part by part";
-        given.forbid(&["kernel"], why)?;
+    let of = args.of.as_deref();
+    if let Some(word) = of.filter(|_| !matches!(args.what, Some(What::Levers | What::Ladder))) {
+        let help =
+            "`flashcore list levers ID` explains an id part by part, `flashcore list ladder PROBLEM` has its rungs";
+        return Err(Failure::usage(format!("`{word}` is not for this list")).help(help));
     }
     if args.what != Some(What::Ladder) {
-        given.forbid(&["problem", "profile"], "this list; it is for `list ladder`")?;
+        given.forbid(&["profile"], "this list; it is for `list ladder`")?;
+    }
+    if args.what.is_none() && !args.json {
+        overview().print();
+        return Ok(Outcome::Clean);
     }
     let usual = [What::Problems, What::Kernels, What::Profiles];
     let asked = args.what.as_ref().map_or(usual.as_slice(), std::slice::from_ref);
@@ -62,7 +66,7 @@ pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
         let (page, json) = match what {
             What::Problems => problems(),
             What::Kernels => kernels(),
-            What::Levers => levers::list(args.kernel.as_deref())?,
+            What::Levers => levers::list(of)?,
             What::Profiles => profiles(),
             What::Ladder => ladder(args)?,
             What::Museum => museum::list(),
@@ -76,6 +80,17 @@ pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
         false => style::print(&sections.join("\n")),
     }
     Ok(Outcome::Clean)
+}
+
+/// The lists that there are.
+fn overview() -> Page {
+    let mut page = Page::new(format_args!(
+        "{HEAD}Lists{HEAD:#} {DIM}(as in `flashcore list problems`){DIM:#}"
+    ));
+    for what in What::value_variants().iter().filter_map(ValueEnum::to_possible_value) {
+        page.field(what.get_name(), what.get_help().cloned().unwrap_or_default());
+    }
+    page
 }
 
 fn problems() -> (Page, Value) {
@@ -132,7 +147,7 @@ fn profiles() -> (Page, Value) {
 }
 
 fn ladder(args: &ListArgs) -> Result<(Page, Value), Failure> {
-    let problem = args::case(&args.problem)?.problem;
+    let problem = args::case(args.of.as_deref().unwrap_or(USUAL))?.problem;
     let card = args.profile.unwrap_or_else(Card::default);
     let mut page = Page::new(format_args!("# The ladder for {problem} on {}", card.title()));
     let mut all = Vec::new();

@@ -11,7 +11,7 @@ use flashcore_cuda::{CudaError, Function, ModuleOptions};
 use flashcore_ir::{Kernel, Profile, Target};
 use serde_json::{Value, json};
 
-use crate::{Failure, style};
+use crate::{Card, Failure, style};
 
 /// Threads that `RAYON_NUM_THREADS` may ask for, or one a core if there are more: starting millions never ends.
 const MOST_THREADS: usize = 1024;
@@ -85,7 +85,8 @@ pub(crate) enum Besides {
 /// Where a command computes.
 pub(crate) enum Place {
     Here(Device),
-    Simulator,
+    /// For a card, if one is named.
+    Simulator(Option<Card>),
     /// Nowhere: times are predicted for this card.
     Card(&'static Profile),
 }
@@ -94,10 +95,18 @@ pub(crate) enum Place {
 pub(crate) fn place(name: &str, besides: Besides) -> Result<Place, Failure> {
     let simulates = matches!(besides, Besides::CpuAndSim | Besides::CpuSimAndCards);
     let predicts = matches!(besides, Besides::CpuAndCards | Besides::CpuSimAndCards);
-    match predicted_card(name).filter(|_| predicts) {
-        Some(card) => card.map(Place::Card).map_err(Failure::usage),
-        None if simulates && name == "sim" => Ok(Place::Simulator),
-        None => device(name, besides).map(Place::Here),
+    if let Some(card) = predicted_card(name).filter(|_| predicts) {
+        return card.map(Place::Card).map_err(Failure::usage);
+    }
+    match name.split_once(':').unwrap_or((name, "")) {
+        ("sim", "") if simulates => Ok(Place::Simulator(None)),
+        ("sim", card) if simulates => {
+            let wrong = |why| Failure::usage(format!("--device {name}: no card is named `{card}`; {why}"));
+            Card::parse(card)
+                .map(|card| Place::Simulator(Some(card)))
+                .map_err(wrong)
+        }
+        _ => device(name, besides).map(Place::Here),
     }
 }
 
@@ -105,7 +114,7 @@ pub(crate) fn place(name: &str, besides: Besides) -> Result<Place, Failure> {
 pub(crate) fn device(name: &str, besides: Besides) -> Result<Device, Failure> {
     let (allowed, help) = match besides {
         Besides::CpuAndSim => (
-            "best, cpu, cuda, cuda:N, and sim (the simulator)",
+            "best, cpu, cuda, cuda:N, and sim or sim:CARD (the simulator)",
             Some("`--device cpu` and `--device sim` need no GPU"),
         ),
         Besides::CpuAndCards => (
@@ -113,7 +122,7 @@ pub(crate) fn device(name: &str, besides: Besides) -> Result<Device, Failure> {
             Some("`--device cpu` and `--device predict:CARD` need no GPU"),
         ),
         Besides::CpuSimAndCards => (
-            "best, cpu, cuda, cuda:N, sim (the simulator), predict:CARD",
+            "best, cpu, cuda, cuda:N, sim or sim:CARD (the simulator), predict:CARD",
             Some("`--device cpu`, `--device sim` and `--device predict:CARD` need no GPU"),
         ),
         Besides::Cpu => ("best, cpu, cuda, cuda:N", Some("`--device cpu` needs no GPU")),

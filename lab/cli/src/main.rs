@@ -20,6 +20,7 @@ mod judged_run;
 mod kbench;
 mod kernel_file;
 mod kernels;
+mod launch;
 mod levers;
 mod list;
 mod machine;
@@ -41,6 +42,8 @@ mod simulated;
 mod sources;
 mod stdout;
 mod style;
+#[cfg(test)]
+mod tests;
 mod tips;
 mod triton;
 mod tune;
@@ -48,10 +51,10 @@ mod watch;
 mod without_gpu;
 mod worker;
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 
 // What most subcommands use.
 use args::{InputArgs, ProblemArgs};
@@ -72,7 +75,14 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// When to use colours
-    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", global = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value = "auto",
+        global = true,
+        hide_short_help = true
+    )]
     color: ColorChoice,
     /// Print one JSON object: of the command without a subcommand
     #[arg(long)]
@@ -88,12 +98,10 @@ enum Command {
     Bench(bench::BenchArgs),
     Parity(parity::ParityArgs),
     Gate(gate::GateArgs),
-    Compare(compare::CompareArgs),
     Evidence(evidence::EvidenceArgs),
     Report(report::ReportArgs),
     Reproduce(reproduce::ReproduceArgs),
     Tune(tune::args::TuneArgs),
-    Leaderboard(tune::leaderboard::LeaderboardArgs),
     Plans(plans::PlansArgs),
     Profile(profile::ProfileArgs),
     Device(device::DeviceArgs),
@@ -102,7 +110,14 @@ enum Command {
     ///
     /// Reads one JSON object per line from standard input (a device first) and writes one reply per line to
     /// standard output, until the input ends. docs/tune-protocols.md has the protocol.
+    #[command(hide = true)]
     Worker(worker::WorkerArgs),
+    /// Print what completes commands and flags in a shell, for its start-up file
+    #[command(hide = true)]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
 }
 
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.
@@ -125,25 +140,21 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
     Outcome::Clean.into()
 }
 
-/// Beginnings of headings whose flags `--help` has alone: so `-h` fits a screen.
-const FOLDED: [&str; 2] = ["Problem", "For a "];
+/// The flags of a problem in a line or two, for `-h`, which does not explain them.
+fn problem_flags(command: &clap::Command) -> String {
+    let flags = command.get_arguments().filter(|arg| is_of_problem(arg));
+    let names: Vec<String> = flags
+        .filter_map(clap::Arg::get_long)
+        .map(|name| format!("--{name}"))
+        .collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!("Problem flags: {} (--help explains them)", names.join(" ")),
+    }
+}
 
-/// With a short help that has the last paragraph of the end alone.
-fn folded(command: clap::Command, end: &str) -> clap::Command {
-    let begins = |heading: &str| FOLDED.iter().any(|folded| heading.starts_with(folded));
-    let is_folded = |arg: &clap::Arg| arg.get_help_heading().is_some_and(begins);
-    let more = match command.get_arguments().any(is_folded) {
-        true => "Flags of the problem (--heads, --seq, --causal, ...) or of a file: see --help\n",
-        false => "",
-    };
-    let last = end.rsplit("\n\n").next().unwrap_or(end);
-    let command = command
-        .after_help(format!("{more}{last}"))
-        .after_long_help(end.to_string());
-    command.mut_args(|arg| {
-        let hidden = is_folded(&arg);
-        arg.hide_short_help(hidden)
-    })
+fn is_of_problem(arg: &clap::Arg) -> bool {
+    arg.get_help_heading() == Some(args::PROBLEM)
 }
 
 /// With `-1` as a value of every flag, which says what it allows; without this the error is about a flag named -1.
@@ -152,19 +163,27 @@ fn commands(command: clap::Command, width: usize) -> clap::Command {
     let takes_a_number = |arg: &clap::Arg| arg.get_long().is_some() && arg.get_action().takes_values();
     let relaid = |end: Option<&clap::builder::StyledStr>| Some(style::relaid(&end?.to_string(), width));
     let ends = [relaid(command.get_after_help()), relaid(command.get_after_long_help())];
+    let folded = style::relaid(&problem_flags(&command), width);
     let command = match ends {
-        [Some(end), _] => folded(command, &end),
-        [None, Some(end)] => command.after_long_help(end),
-        [None, None] => command,
-    };
-    // It keeps nothing anyway.
-    let command = match command.get_name() {
-        "evidence" => command.mut_arg("no_store", |arg| arg.hide(true)),
-        _ => command,
+        _ if folded.is_empty() => {
+            let [end, long_end] = ends;
+            let command = end.into_iter().fold(command, clap::Command::after_help);
+            long_end.into_iter().fold(command, clap::Command::after_long_help)
+        }
+        [end, long_end] => {
+            let short = end.iter().fold(folded, |text, end| format!("{text}\n\n{end}"));
+            command
+                .after_help(short)
+                .after_long_help(long_end.or(end).unwrap_or_default())
+        }
     };
     command
         .mut_args(|arg| match takes_a_number(&arg) && !arg.is_allow_hyphen_values_set() {
             true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+        .mut_args(|arg| match is_of_problem(&arg) {
+            true => arg.hide_short_help(true),
             false => arg,
         })
         .mut_subcommands(|command| commands(command, width))
@@ -181,18 +200,12 @@ fn outlive_limits() {
 #[cfg(not(unix))]
 fn outlive_limits() {}
 
-/// `-std=c++17` is how compilers spell it.
-fn as_flag(arg: OsString) -> OsString {
-    let standard = arg.to_str().and_then(|arg| arg.strip_prefix("-std="));
-    standard.map_or(arg.clone(), |standard| format!("--std={standard}").into())
-}
-
 fn main() -> ExitCode {
     outlive_limits();
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
     let mut command = commands(Cli::command(), style::width());
     let parsed = command
-        .try_get_matches_from_mut(std::env::args_os().map(as_flag))
+        .try_get_matches_from_mut(std::env::args_os())
         .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&command, &matches))));
     let (cli, given) = match parsed {
         Ok(parsed) => parsed,
@@ -217,51 +230,24 @@ fn main() -> ExitCode {
             Some(Command::Bench(args)) => bench::run(&args, &given),
             Some(Command::Parity(args)) => parity::run(&args),
             Some(Command::Gate(args)) => gate::run(&args, &given),
-            Some(Command::Compare(args)) => compare::run(&args),
             Some(Command::Evidence(args)) => evidence::run(&args),
             Some(Command::Report(args)) => report::run(&args),
             Some(Command::Reproduce(args)) => reproduce::run(&args),
             Some(Command::Tune(args)) => tune::run(&args, &given),
-            Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
             Some(Command::Plans(args)) => plans::run(&args),
             Some(Command::Profile(args)) => profile::run(&args),
-            Some(Command::Device(args)) => device::run(&args),
+            Some(Command::Device(args)) => device::run(&args, &given),
             Some(Command::Kbench(args)) => kbench::run(&args),
             Some(Command::Worker(args)) => worker::run(&args),
+            Some(Command::Completions { shell }) => {
+                let mut text = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "flashcore", &mut text);
+                style::print(&String::from_utf8_lossy(&text));
+                Ok(Outcome::Clean)
+            }
         });
     match outcome {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The ends of help texts are laid out by hand for 100 columns; clap would break their columns on narrower
-    /// terminals.
-    #[test]
-    fn the_ends_of_help_fit_a_line() {
-        fn walk(command: &clap::Command, width: usize) {
-            let ends = [command.get_after_help(), command.get_after_long_help()];
-            for line in ends
-                .into_iter()
-                .flatten()
-                .flat_map(|end| end.to_string().lines().map(str::to_string).collect::<Vec<_>>())
-            {
-                assert!(line.chars().count() <= width, "{}: {line}", command.get_name());
-            }
-            command.get_subcommands().for_each(|command| walk(command, width));
-        }
-        walk(&Cli::command(), 100);
-        walk(&commands(Cli::command(), 80), 80);
-    }
-
-    #[test]
-    fn negative_numbers_are_values() {
-        let parsed = commands(Cli::command(), 100).try_get_matches_from(["flashcore", "run", "--seed", "-1"]);
-        let message = parsed.expect_err("a seed is not negative").to_string();
-        assert!(message.contains("invalid value '-1' for '--seed <N>'"), "{message}");
     }
 }

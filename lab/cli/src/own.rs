@@ -14,6 +14,7 @@ use flashcore_check::{CheckOptions, CheckReport};
 use flashcore_ir::Target;
 use flashcore_tune::OwnKernels;
 
+use crate::quantity::deadline;
 use crate::{Card, Failure, bench, kernels, simulated, style, worker};
 
 /// Time for the rounds of a kernel that is only to be judged, milliseconds.
@@ -23,14 +24,16 @@ const JUDGING_MS: f64 = 50.0;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Kernels of your own")]
 pub(crate) struct OwnArgs {
-    /// Let the files run that --kernel names, and remember their content: FILE.toml declares PTX,
-    /// FILE.py:FUNCTION is a Python function (docs/own-kernel.md)
+    /// Let the files run that --kernel names, and remember their content
+    ///
+    /// FILE.toml declares PTX, FILE.py:FUNCTION is a Python function (docs/own-kernel.md).
     #[arg(long)]
     trust: bool,
-    /// Seconds after which a run of one counts as hung, in addition to what the problem's size needs; its
-    /// first call may take 6 times as long, building it 30 times
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
-    deadline: u64,
+    /// Time after which a run of one counts as hung
+    ///
+    /// In addition to what the problem's size needs; its first call may take 6 times as long, building it 30 times.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = deadline)]
+    deadline: Duration,
 }
 
 /// What was found of a kernel of the user on a problem.
@@ -43,7 +46,7 @@ pub(crate) enum Judged {
 
 impl OwnArgs {
     pub(crate) fn deadline(&self) -> Duration {
-        Duration::from_secs(self.deadline)
+        self.deadline
     }
 
     /// Words of a command line as ids, and the kernels of the user among them, which may run.
@@ -97,7 +100,7 @@ impl OwnArgs {
                         "--kernel {word}: allowed are FILE.toml, the declaration of a kernel of your own, and \
                          FILE.py:FUNCTION, a function of Triton that has one"
                     );
-                    return Err(Failure::usage(why).help("--start ID names the first candidate of the search"));
+                    return Err(Failure::usage(why));
                 }
             };
             let file = Path::new(file);

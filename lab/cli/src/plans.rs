@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use flashcore::Device;
 use flashcore::unstable::plans::{
     NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanRow, PlanTable, PlanTarget, Plans, read_table,
@@ -18,24 +18,42 @@ use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, bench, machine, simula
 /// Show or make plan tables: the best measured kernels by problem
 ///
 /// Without arguments: shows the tables in the user's data folder and those of the library, their rows
-/// and errors, and which of them are used on this machine. With --of: makes a table from the output of
-/// `flashcore bench --json`.
+/// and errors, and which of them are used on this machine.
 #[derive(Args)]
-#[command(after_help = include_str!("help/plans.txt"))]
+#[command(after_long_help = include_str!("help/plans.txt"))]
 pub(crate) struct PlansArgs {
-    /// Make a table from these reports of `flashcore bench --json` or folders of `flashcore tune`
-    #[arg(long, value_name = "FILES", num_args = 1.., requires = "out")]
-    of: Vec<PathBuf>,
-    /// With --of: the file to write
-    #[arg(long, value_name = "FILE", requires = "of")]
-    out: Option<PathBuf>,
-    /// Remove a row of a table by its file and number, as in FILE:3; with a kernel, as in
-    /// FILE:3:cpu/m64n64, only if the row has this kernel (numbers change with other rows)
-    #[arg(long, value_name = "FILE:ROW[:KERNEL]", conflicts_with = "of", value_parser = dropped)]
-    drop: Option<Dropped>,
+    #[command(subcommand)]
+    what: Option<What>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Make a table from reports of `flashcore bench --json` or folders of `flashcore tune`
+    Make {
+        /// The reports and folders
+        #[arg(value_name = "FILES", required = true)]
+        of: Vec<PathBuf>,
+        /// The file to write
+        #[arg(long, short, value_name = "FILE")]
+        output: PathBuf,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a row of a table by its file and number, as in FILE:3
+    ///
+    /// With a kernel, as in FILE:3:cpu/m64n64, only if the row has this kernel: numbers change with other rows.
+    Drop {
+        /// The row
+        #[arg(value_name = "FILE:ROW[:KERNEL]", value_parser = dropped)]
+        row: Dropped,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -61,15 +79,18 @@ fn dropped(text: &str) -> Result<Dropped, String> {
 }
 
 pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
-    if let Some(Dropped { file, row, kernel }) = &args.drop {
-        let gone = plans::drop_row(file, *row, kernel.as_deref())?;
-        let page = || Page::new(format_args!("{gone} was removed"));
-        style::show(args.json, || json!({ "dropped": gone }), page);
-        return Ok(Outcome::Clean);
-    }
-    match &args.out {
-        Some(out) => make(&args.of, out, args.json),
+    match &args.what {
+        Some(_) if args.json => {
+            Err(Failure::usage("--json before a subcommand is of the list alone").help("put it at the end"))
+        }
         None => show(args.json),
+        Some(What::Make { of, output, json }) => make(of, output, *json),
+        Some(What::Drop { row, json }) => {
+            let gone = plans::drop_row(&row.file, row.row, row.kernel.as_deref())?;
+            let page = || Page::new(format_args!("{gone} was removed"));
+            style::show(*json, || json!({ "dropped": gone }), page);
+            Ok(Outcome::Clean)
+        }
     }
 }
 
@@ -202,7 +223,7 @@ fn make(files: &[PathBuf], out: &Path, as_json: bool) -> Result<Outcome, Failure
             all.push(one);
         }
     }
-    let mut table = table.ok_or_else(|| Failure::usage("--of names no file"))?;
+    let mut table = table.ok_or_else(|| Failure::usage("no file is named"))?;
     for row in all.iter().filter_map(|one| one.row.clone()) {
         table.put(row);
     }

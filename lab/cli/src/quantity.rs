@@ -23,6 +23,32 @@ pub(crate) fn size32(text: &str) -> Result<u32, String> {
     u32::try_from(value).map_err(|_| format!("{text} is too large; at most {} is allowed", u32::MAX))
 }
 
+/// `8`, `8x4` or `8x4x2`; axes that are left out are `rest`.
+pub(crate) fn axes(text: &str, rest: u32) -> Result<[u32; 3], String> {
+    let parts = text.split(['x', ',']).map(|part| part.trim().parse().ok());
+    match parts.collect::<Option<Vec<u32>>>().as_deref() {
+        Some([x]) => Ok([*x, rest, rest]),
+        Some([x, y]) => Ok([*x, *y, rest]),
+        Some([x, y, z]) => Ok([*x, *y, *z]),
+        _ => Err(format!("write XxYxZ, e.g. 8x{rest}x{rest}")),
+    }
+}
+
+/// The fields of a value such as `grid=8x4,opted-in,entry=copy<float, 4>`: a comma that no field follows is of the
+/// value before it.
+pub(crate) fn fields<'a>(text: &str, known: &[&'a str]) -> Result<Vec<(&'a str, String)>, String> {
+    let mut all: Vec<(&str, String)> = Vec::new();
+    for part in text.split(',') {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match (known.iter().find(|known| **known == key.trim()), all.last_mut()) {
+            (Some(key), _) => all.push((key, value.trim().to_string())),
+            (None, Some((_, before))) if !part.contains('=') => before.push_str(&format!(",{part}")),
+            _ => return Err(format!("`{}` is no field; allowed: {}", key.trim(), known.join(", "))),
+        }
+    }
+    Ok(all)
+}
+
 /// A duration with its unit: `90s`, `5m`, `1h`, `7d`. `None` without a unit, or of one that is not above 0.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     const UNITS: [(&str, f64); 5] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
@@ -33,6 +59,23 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = timed?;
     let value: f64 = number.trim().parse().ok().filter(|value| *value > 0.0)?;
     Duration::try_from_secs_f64(value * unit).ok()
+}
+
+/// A budget or a deadline: a duration, or a bare number of seconds.
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
+    let bare = || duration(&format!("{}s", text.trim()));
+    let time = duration(text).or_else(bare);
+    time.ok_or_else(|| "write a time above 0 as 90s, 5m or 500ms; a bare number is seconds".to_string())
+}
+
+/// The same, of whole seconds up to so many hours.
+pub(crate) fn deadline(text: &str) -> Result<Duration, String> {
+    const MOST: Duration = Duration::from_secs(24 * 3600);
+    let time = time(text)?;
+    match (Duration::from_secs(1)..=MOST).contains(&time) {
+        true => Ok(time),
+        false => Err("write a time from 1s to 24h; a bare number is seconds".to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -55,5 +98,41 @@ mod tests {
         for wrong in ["90", "s", "-1h", "0s", "infs", "1e400s", "1e300h", "fast"] {
             assert_eq!(duration(wrong), None, "{wrong}");
         }
+        for wrong in ["0", "-1", "nan", "inf", "2x", "0s", ""] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(
+            ["0.5", "90", "2m"].map(|text| time(text).unwrap().as_secs_f64()),
+            [0.5, 90.0, 120.0]
+        );
+        for wrong in ["0", "999ms", "25h"] {
+            assert!(deadline(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn values_have_fields() {
+        assert_eq!(
+            fields(
+                "grid=8x4,opted-in,entry=copy<float, 4>(int)",
+                &["grid", "opted-in", "entry"]
+            )
+            .unwrap(),
+            [
+                ("grid", "8x4".to_string()),
+                ("opted-in", String::new()),
+                ("entry", "copy<float, 4>(int)".to_string())
+            ]
+        );
+        assert!(
+            fields("gird=8", &["grid"])
+                .unwrap_err()
+                .contains("`gird` is no field; allowed: grid")
+        );
+        assert_eq!(
+            [axes("8", 1), axes("8x4", 1), axes("1,0,0", 0)],
+            [Ok([8, 1, 1]), Ok([8, 4, 1]), Ok([1, 0, 0])]
+        );
+        assert!(axes("8x", 1).is_err());
     }
 }

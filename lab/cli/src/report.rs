@@ -17,7 +17,7 @@ use crate::{Failure, Outcome, Page, style};
 /// ladder of kernels, searches, and where each number comes from. An HTML file has its pictures in it and needs no
 /// network and no script. Each number has an id, which `flashcore reproduce` resolves.
 #[derive(Args)]
-#[command(after_help = include_str!("help/report.txt"))]
+#[command(after_long_help = include_str!("help/report.txt"))]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     sources: SourceArgs,
@@ -41,6 +41,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
     // Before anything is read.
     let output = args.output.as_deref();
     let ending = output.map(|path| style::ending(path, &["html", "md"])).transpose()?;
+    if args.sources.keeps_nothing() {
+        return Err(Failure::usage("--store none leaves no evidence to write"));
+    }
     let sources = args.sources.read()?;
     let document = args.document(&sources);
     let text = match ending {

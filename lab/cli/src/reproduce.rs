@@ -1,5 +1,7 @@
 //! `flashcore reproduce`: where a number comes from, what differs here, and the number measured again.
 
+use std::time::Duration;
+
 use clap::Args;
 use flashcore::{Device, KernelId};
 use flashcore_bench::child::DEADLINE;
@@ -10,7 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::machine::Besides;
-use crate::protocol::seconds;
+use crate::quantity::time;
 use crate::sources::{SourceArgs, Sources};
 use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
 
@@ -21,7 +23,7 @@ use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
 /// --run measures it again by the same protocol, keeps the samples in the store as `bench` does, and compares the
 /// medians' intervals.
 #[derive(Args)]
-#[command(after_help = include_str!("help/reproduce.txt"))]
+#[command(after_long_help = include_str!("help/reproduce.txt"))]
 pub(crate) struct ReproduceArgs {
     /// An evidence id of a report, or its first digits
     #[arg(value_name = "EVIDENCE_ID")]
@@ -35,11 +37,8 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
     /// Most time for the rounds, as 5s or 2m [default: as recorded]
-    #[arg(long, value_name = "TIME", requires = "run", value_parser = seconds)]
-    budget: Option<f64>,
-    /// Keep no samples
-    #[arg(long, requires = "run")]
-    no_store: bool,
+    #[arg(long, value_name = "TIME", requires = "run", value_parser = time)]
+    budget: Option<Duration>,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -60,6 +59,9 @@ struct Again {
 }
 
 pub(crate) fn run(args: &ReproduceArgs) -> Result<Outcome, Failure> {
+    if args.sources.keeps_nothing() && !args.run {
+        return Err(Failure::usage("--store none is for --run, which measures"));
+    }
     let sources = args.sources.read()?;
     let recipe = resolve(&args.id, &sources)?;
     let device = machine::device(&args.device, Besides::Cpu)?;
@@ -127,8 +129,8 @@ fn measure(args: &ReproduceArgs, recipe: &Recipe, device: &Device) -> Result<Aga
         });
     };
     let mut options = then.options.clone().unwrap_or_else(|| bench::options(device));
-    if let Some(seconds) = args.budget {
-        options.budget_ms = seconds * 1e3;
+    if let Some(budget) = args.budget {
+        options.budget_ms = budget.as_secs_f64() * 1e3;
     }
     let baseline = then.baseline.iter().map(|(label, ours)| (label, *ours));
     let subjects = baseline.chain([(&then.label, then.ours)]);
@@ -148,7 +150,7 @@ fn measure(args: &ReproduceArgs, recipe: &Recipe, device: &Device) -> Result<Aga
         ..Request::default()
     };
     let python = bench::find_peers(&peers);
-    let store = match args.no_store {
+    let store = match args.sources.keeps_nothing() {
         true => None,
         false => args.sources.keep().path()?,
     };

@@ -6,7 +6,7 @@ use flashcore_check::CheckOptions;
 use serde_json::json;
 
 use crate::judged_run::JudgedRun;
-use crate::machine::Besides;
+use crate::machine::{Besides, Place};
 use crate::{
     Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, judged_run, kernels, machine, simulated, style,
 };
@@ -24,15 +24,12 @@ pub(crate) struct RunArgs {
     problem: ProblemArgs,
     #[command(flatten)]
     inputs: InputArgs,
-    /// best, cpu, cuda, cuda:N, or sim
+    /// best, cpu, cuda, cuda:N, sim, or sim:CARD to plan for a card (`list profiles`)
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
     /// Kernel by id (`list kernels`) [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
-    /// With --device sim: card to plan for (`list profiles`)
-    #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
-    profile: Option<Card>,
     /// Print one JSON object
     #[arg(long, help_heading = "How")]
     json: bool,
@@ -43,7 +40,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     let kernel: Option<KernelId> = args.kernel.as_deref().map(kernels::named).transpose()?;
     let InputArgs { inputs, seed } = args.inputs;
     let lengths = args.problem.lengths(&problem)?;
-    if args.device == "sim" {
+    let device = machine::place(&args.device, Besides::CpuAndSim)?;
+    if let Place::Simulator(card) = device {
         let on_gpu = |kernel: KernelId| match kernel {
             KernelId::Gpu(config) => Ok(config),
             kernel => Err(Error::KernelOfOtherDevice {
@@ -53,7 +51,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             }),
         };
         let config = kernel.map(on_gpu).transpose()?;
-        let card = args.profile.unwrap_or_else(Card::default);
+        let card = card.unwrap_or_else(Card::default);
         let plan = simulated::plan(&problem, card, config)?.plan;
         let options = CheckOptions {
             lengths,
@@ -73,15 +71,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         });
         return Ok(simulated::outcome(&report));
     }
-    if args.profile.is_some() {
-        let why = "--profile is for --device sim; other devices have their own profile";
-        return Err(Failure::usage(why));
-    }
     if lengths.is_some() {
         let why = "`run` draws the values of lengths, and the file gives `values`";
         return Err(Failure::usage(why).help("`check` and `bench` take them, and so does `run --device sim`"));
     }
-    let device = machine::device(&args.device, Besides::CpuAndSim)?;
+    let Place::Here(device) = device else {
+        return Err(Failure::usage("`run` predicts nothing: `flashcore explain` does"));
+    };
     let case = args.problem.case(&problem);
     let run = judged_run::compute(device, &case, kernel, inputs, seed)?;
     let name = Some(case.name.as_str()).filter(|name| *name != problem.to_string());

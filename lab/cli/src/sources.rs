@@ -8,7 +8,7 @@ use flashcore_check::programs::quoted;
 use flashcore_check::render::few;
 use flashcore_tune::{Told, runs};
 
-use crate::evidence::{opened, selector};
+use crate::evidence::{NONE, opened, selector};
 use crate::{Failure, StoreArgs, style};
 
 /// Name of the file that makes a folder one of a search.
@@ -16,9 +16,10 @@ const SEARCH: &str = "run.json";
 
 #[derive(Args)]
 pub(crate) struct SourceArgs {
-    /// Runs of the store (`latest`, `all`, a key or a revision, or a prefix of one), exports and bundles (.jsonl files,
-    /// or folders of them), folders of searches [default: the whole store, and the latest search of each
-    /// problem]
+    /// Runs of the store, exports, bundles, searches [default: the store, and the latest searches]
+    ///
+    /// A run is `latest`, `all`, a key or a revision, or a prefix of one; exports and bundles are .jsonl files, or
+    /// folders of them; a search is its folder. By default the whole store, and the latest search of each problem.
     #[arg(value_name = "RUNS")]
     runs: Vec<String>,
     /// The evidence folder, in place of this host's in the XDG data folder
@@ -35,7 +36,12 @@ pub(crate) struct Sources {
 impl SourceArgs {
     /// The store.
     pub(crate) fn keep(&self) -> StoreArgs {
-        StoreArgs::at(self.store.clone())
+        StoreArgs::at(self.store.clone().filter(|_| !self.keeps_nothing()))
+    }
+
+    /// Whether what is measured is not kept.
+    pub(crate) fn keeps_nothing(&self) -> bool {
+        self.store.as_deref() == Some(Path::new(NONE))
     }
 
     /// Reads them all.

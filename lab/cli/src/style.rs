@@ -226,6 +226,9 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
 
 /// The ending of a file to write, which says what it is to hold.
 pub(crate) fn ending<'a>(path: &'a Path, allowed: &[&str]) -> Result<&'a str, Failure> {
+    if path.is_dir() {
+        check_folder(path)?;
+    }
     let ending = path.extension().and_then(|ending| ending.to_str());
     match ending.filter(|ending| allowed.contains(ending)) {
         Some(ending) => check_folder(path).map(|()| ending),

@@ -1,4 +1,4 @@
-//! `flashcore check --trace LINE` and `--numerics`: the values of lanes at a line, and the errors of each
+//! `flashcore check --trace LINE` and `--tap all`: the values of lanes at a line, and the errors of each
 //! stage.
 
 use clap::Args;
@@ -8,57 +8,75 @@ use flashcore_kernels::{Plan, Step};
 use flashcore_sim::TraceRecord;
 use serde_json::json;
 
-use crate::{Failure, HEAD, Outcome, Page, args, style};
+use crate::quantity::{axes, fields};
+use crate::{Failure, HEAD, Outcome, Page, style};
 
 /// Values to print.
 #[derive(Args)]
-#[command(next_help_heading = "Values")]
 pub(crate) struct WatchArgs {
-    /// Print the values of a line (`[FILE:]LINE`), in place of checking
+    /// Print values of a line, as FILE:LINE or FILE:LINE:VALUE,warp=2,lane=7
     ///
-    /// With :VALUE those of this variable or instruction; `kernel` adds those that the kernel traces
-    /// (`KernelBuilder::trace`).
-    #[arg(long, value_name = "LINE[:VALUE]")]
-    pub(crate) trace: Option<String>,
-    /// Of this block
-    #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", value_parser = |text: &str| args::axes(text, 0))]
-    block: [u32; 3],
-    /// Of this warp of the block
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    warp: u32,
-    /// Of this lane only
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..32))]
-    lane: Option<u32>,
-    /// Print at most this many values
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    limit: usize,
-    /// Print the largest error of each tap, in place of checking
-    ///
-    /// Of scores, probabilities, values and output, and the first NaN and infinity with their lines.
-    #[arg(long, conflicts_with_all = ["trace", "tap", "plant"])]
-    numerics: bool,
+    /// Written [FILE:]LINE[:VALUE], or `kernel`, perhaps with ,block=1x0x0,warp=2,lane=7,limit=9. With :VALUE only
+    /// those of this variable or instruction, in place of checking; `kernel` adds those that the kernel traces
+    /// (`KernelBuilder::trace`). They are of block and warp 0 and of all lanes, and 32 are printed.
+    #[arg(long, value_name = "LINE", value_parser = traced, help_heading = "How")]
+    pub(crate) trace: Option<Traced>,
 }
 
-/// Flags that say which values are traced.
-pub(crate) const OF_TRACES: &[&str] = &["block", "warp", "lane", "limit"];
+/// A line, and which of its values are printed.
+#[derive(Clone, Debug)]
+pub(crate) struct Traced {
+    line: String,
+    block: [u32; 3],
+    warp: u32,
+    /// All of them by default.
+    lane: Option<u32>,
+    limit: usize,
+}
+
+fn traced(text: &str) -> Result<Traced, String> {
+    const FIELDS: [&str; 4] = ["block", "warp", "lane", "limit"];
+    let (line, rest) = text
+        .split_once(',')
+        .map_or((text, None), |(line, rest)| (line, Some(rest)));
+    let mut traced = Traced {
+        line: line.to_string(),
+        block: [0; 3],
+        warp: 0,
+        lane: None,
+        limit: 32,
+    };
+    let number = |value: &str| value.parse::<u32>().map_err(|_| format!("{value} is no number"));
+    for (key, value) in rest.map(|rest| fields(rest, &FIELDS)).transpose()?.unwrap_or_default() {
+        match key {
+            "block" => traced.block = axes(&value, 0)?,
+            "warp" => traced.warp = number(&value)?,
+            "lane" => traced.lane = Some(number(&value)?),
+            _ => traced.limit = number(&value)? as usize,
+        }
+    }
+    match traced.lane {
+        Some(lane) if lane > 31 => Err(format!("lane is {lane}; allowed: 0 to 31")),
+        _ => Ok(traced),
+    }
+}
 
 impl WatchArgs {
     pub(crate) fn own_traces(&self) -> bool {
-        self.trace.as_deref() == Some("kernel")
+        self.trace.as_ref().is_some_and(|traced| traced.line == "kernel")
     }
 
     pub(crate) fn run(&self, plan: &Plan, options: &CheckOptions, as_json: bool) -> Option<Result<Outcome, Failure>> {
-        if self.numerics {
-            return Some(show_numerics(plan, options, as_json));
-        }
-        let line = self.trace.as_ref()?;
-        match self.check_place(plan) {
+        let traced = self.trace.as_ref()?;
+        match traced.check_place(plan) {
             Err(failure) => Some(Err(failure)),
             Ok(()) if self.own_traces() => None,
-            Ok(()) => Some(self.show_line(line, plan, options, as_json)),
+            Ok(()) => Some(traced.show_line(plan, options, as_json)),
         }
     }
+}
 
+impl Traced {
     /// Refuses blocks and warps that no step of the plan has.
     fn check_place(&self, plan: &Plan) -> Result<(), Failure> {
         let has_block = |grid: [u32; 3]| grid.iter().zip(self.block).all(|(&n, i)| i < n);
@@ -78,14 +96,15 @@ impl WatchArgs {
         Err(Failure::usage(why))
     }
 
-    fn show_line(&self, line: &str, plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {
+    fn show_line(&self, plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {
+        let line = &self.line;
         let watch: Watch = line.parse().map_err(Failure::usage)?;
         let spinner = style::spinner("simulating");
         let records = trace_line(plan, &watch, (self.block, self.warp), options).map_err(Failure::failed)?;
         drop(spinner);
         let Some(records) = records else {
             let why = format!("no instruction of {} has a value at `{line}`", plan.config);
-            return Err(Failure::usage(why).help("give a line that findings or `explain --ptx --lines` name"));
+            return Err(Failure::usage(why).help("give a line that findings or `explain --ptx=lines` name"));
         };
         let json = || json!({ "trace": records });
         style::show(as_json, json, || {
@@ -100,7 +119,9 @@ impl WatchArgs {
             }
             if records.len() > self.limit {
                 let left = style::whole(records.len() - self.limit);
-                page.dim(format_args!("{left} more: --limit N, or --trace {line}:VALUE"));
+                page.dim(format_args!(
+                    "{left} more: --trace {line},limit=N, or --trace {line}:VALUE"
+                ));
             }
             page
         });
@@ -123,7 +144,7 @@ pub(crate) fn add_record(page: &mut Page, record: &TraceRecord, only: Option<u32
     page.add(style::wrap(&text, 4).replace(BOUND, " "));
 }
 
-fn show_numerics(plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {
+pub(crate) fn show_numerics(plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {
     let spinner = style::spinner("simulating each tap");
     let taps = numerics(plan, options).map_err(Failure::failed)?;
     drop(spinner);

@@ -6,19 +6,25 @@ use clap::Args;
 use flashcore_bench::process::Program;
 use flashcore_tune::rates;
 
-use crate::{Failure, Outcome, style};
+use crate::{Failure, Outcome, profile, style};
 
 #[derive(Args)]
 pub(crate) struct WorkerArgs {
     /// Run one bench with kernels of the user, for `flashcore bench`, which starts it
     #[arg(long)]
     bench: bool,
+    /// Launch a kernel, given as JSON, for `flashcore profile`, which starts it under ncu
+    #[arg(long, value_name = "JSON")]
+    launch: Option<String>,
 }
 
 pub(crate) fn run(args: &WorkerArgs) -> Result<Outcome, Failure> {
     if args.bench {
         flashcore_bench::child::serve(std::io::stdin(), std::io::stdout()).map_err(Failure::failed)?;
         return Ok(Outcome::Clean);
+    }
+    if let Some(launch) = &args.launch {
+        return profile::launch(launch);
     }
     // The search has ended: the candidate's result is not needed, and it may never end.
     let gone = || std::process::exit(0);

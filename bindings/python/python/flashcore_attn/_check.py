@@ -130,9 +130,9 @@ def check(
         for number, (name, value) in enumerate(zip(names, given)):
             text += f"[[args]]\nname = {json.dumps(name)}\n" + _argument(value, given, folder / f"{number}.in")
         (folder / "launch.toml").write_text(text, encoding="utf-8")
-        line = [program, "check", str(file), "--launch", str(folder / "launch.toml"), "--outputs", str(folder / "outputs")]
+        line = [program, "check", str(file), "--launch", str(folder / "launch.toml"), "--output", str(folder / "outputs")]
         line += ["--profile", CARDS.get(target, str(target)), "--schedules", str(_whole("schedules", schedules)), "--json"]
-        line += ["--entry", entry] if entry else []
+        line += ["--launch", f"entry={entry}"] if entry else []
         # The compiler of CUDA C++ is looked for in this interpreter's packages.
         env = {"FLASHCORE_PYTHON": sys.executable, **os.environ}
         ran = subprocess.run([*line, *flags], capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL, env=env)
@@ -306,8 +306,8 @@ def _file(kernel, folder, constexprs, options):
     if not isinstance(kernel, (str, os.PathLike)):
         what = "a Triton function (@triton.jit), PTX text, the path of a .ptx or .cu file"
         raise TypeError(f"the kernel is of type {type(kernel).__name__}; allowed: {what}")
-    flags = [flag for name, value in constexprs.items() for flag in ("-D", f"{name}={value}")]
-    return kernel, [*flags, *(["--", *options] if options else [])]
+    flags = [*(f"-D{name}={value}" for name, value in constexprs.items()), *(options or [])]
+    return kernel, ["--", *flags] if flags else []
 
 
 def is_triton(kernel):

@@ -114,7 +114,7 @@ def described(error):
     theirs = [frame for frame in frames if not pathlib.Path(frame.filename).is_relative_to(here)]
     at = f" ({pathlib.Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
     if "captur" in text:
-        at += "; launch in torch.cuda.current_stream(), in C++ at::cuda::getCurrentCUDAStream(), or bench with --plain"
+        at += "; launch in torch.cuda.current_stream(), in C++ at::cuda::getCurrentCUDAStream(), or bench with --mode plain"
     return f"{type(error).__name__}: {text}{at}"
 
 

@@ -48,7 +48,7 @@ pub enum PlanError {
     },
     /// A row that cannot be used.
     #[error(
-        "row {row} of the plan table {file} cannot be used: {reason}; tune its problem again, or take it out: `flashcore plans --drop {file}:{row}`"
+        "row {row} of the plan table {file} cannot be used: {reason}; tune its problem again, or take it out: `flashcore plans drop {file}:{row}`"
     )]
     Row {
         /// The file.

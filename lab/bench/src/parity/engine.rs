@@ -150,7 +150,7 @@ impl Engine {
     pub fn flags(&self) -> String {
         match self {
             Engine::Device(device) => format!("--device {device}"),
-            Engine::Sim { card, .. } => format!("--device sim --profile {card}"),
+            Engine::Sim { card, .. } => format!("--device sim:{card}"),
         }
     }
 

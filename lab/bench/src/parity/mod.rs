@@ -267,8 +267,8 @@ impl Options {
             }
         }
         for (flag, is_given) in [
-            (" --lengths", self.lengths),
-            (" --sinks-alibi", self.head_values),
+            (" --with lengths", self.lengths),
+            (" --with sinks-alibi", self.head_values),
             (" --backward", self.backward),
         ] {
             words.push_str(if is_given { flag } else { "" });
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(seed, 1_000_003 + number);
         assert!(first.what.contains("error["), "{first:?}");
         let words = format!(
-            "flashcore parity --only {number} --seed 1 --device sim --profile l4 --family mma --inputs normal \
+            "flashcore parity --only {number} --seed 1 --device sim:l4 --family mma --inputs normal \
              --plant drop-barrier"
         );
         assert_eq!(first.command, words);
@@ -372,10 +372,7 @@ mod tests {
         let first = &report.mismatches[0];
         assert!(first.what.contains("error[race]"), "{first:?}");
         let command = first.command.split_once(" --device").unwrap().1;
-        assert_eq!(
-            command,
-            " sim --profile l4 --inputs normal --plant drop-barrier --backward"
-        );
+        assert_eq!(command, " sim:l4 --inputs normal --plant drop-barrier --backward");
         assert!(first.problem.as_ref().unwrap().ends_with(" backward"));
     }
 

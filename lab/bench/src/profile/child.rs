@@ -20,7 +20,7 @@ pub(super) const WARM_UP: usize = 3;
 
 const SEED: u64 = 1;
 
-/// A kernel to be called under ncu and nothing else: the argument of `flashcore profile --launch`.
+/// A kernel to be called under ncu and nothing else: the argument of `flashcore worker --launch`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
     /// The problem.

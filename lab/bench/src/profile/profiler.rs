@@ -21,7 +21,7 @@ const PEER_MODULE: Runs = Runs::Module("flashcore_attn._profile");
 pub struct Profiler {
     /// The tool.
     pub ncu: Ncu,
-    /// The program whose `profile --launch` calls a kernel: `flashcore`.
+    /// The program whose `worker --launch` calls a kernel: `flashcore`.
     pub program: PathBuf,
 }
 
@@ -87,7 +87,7 @@ impl Profiler {
         let text = serde_json::to_string(launch).map_err(|error| NcuError::Failed(error.to_string()))?;
         let program = Program {
             path: self.program.clone(),
-            args: vec!["profile".into(), "--launch".into(), text.into()],
+            args: vec!["worker".into(), "--launch".into(), text.into()],
             env: Vec::new(),
         };
         let range = Range::Launches {

@@ -256,7 +256,7 @@ fn kernels_are_profiled_by_the_process_that_calls_them() {
     // Three calls of three launches warm up; those of other names do not count.
     let steps = [&plan.main, &plan.before[0], &plan.then[0]];
     let names = steps.map(|step| step.kernel.name()).join("|");
-    let range = "--launch-skip=9 --launch-count=3 /nowhere/flashcore profile --launch {";
+    let range = "--launch-skip=9 --launch-count=3 /nowhere/flashcore worker --launch {";
     assert!(
         calls.contains(&format!("--kernel-name=regex:^({names})$ {range}")),
         "{calls}"

@@ -244,6 +244,13 @@ pub fn named(options: &[String]) -> Vec<PathBuf> {
     named.map(PathBuf::from).filter(|path| path.exists()).collect()
 }
 
+/// The most registers of a thread by options of a compiler, to PTX, which ignores them.
+pub fn most_registers(options: &[String]) -> Option<u32> {
+    const NAMES: [&str; 2] = ["--maxrregcount=", "-maxrregcount="];
+    let limit = |option: &String| NAMES.iter().find_map(|name| option.strip_prefix(name)?.parse().ok());
+    options.iter().filter_map(limit).find(|limit| *limit > 0)
+}
+
 /// Whether an option names the architecture.
 pub fn names_arch(option: &str) -> bool {
     const OF_ARCH: [&str; 5] = ["-arch", "--gpu-arch", "-gencode", "--generate-code", "--cuda-gpu-arch"];

@@ -239,10 +239,12 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             ..
         } => {
             let threads = u64::from(x) * u64::from(y) * u64::from(z);
-            help = format!("launch it with {threads} threads a block (`--threads {threads}`)");
+            help = format!("launch it with {threads} threads a block (`--launch threads={threads}`)");
         }
         R::OptIn { .. } => {
-            help.push_str("; if the host does so, say it: `--opted-in`, or `opted_in = true` in the launch file");
+            help.push_str(
+                "; if the host does so, say it: `--launch opted-in`, or `opted_in = true` in the launch file",
+            );
         }
         R::Zero { what: "block", .. } => help = "launch at least one warp".to_string(),
         _ => {}
@@ -312,7 +314,7 @@ fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
     let (message, help) = match (dynamic, asked.dynamic_shared) {
         (Some(symbol), 0) => (
             format!("the size of `{}` is set at launch, and no size was given", symbol.name),
-            "give the bytes that the host requests: --smem N",
+            "give the bytes that the host requests: --launch smem=N",
         ),
         (None, bytes) if bytes > 0 => (
             format!("the launch requests {bytes} B of dynamic shared memory, but the kernel declares none"),

@@ -30,7 +30,7 @@ use flashcore_sim::executes;
 use serde::Serialize;
 use thiserror::Error;
 
-pub use compile::{CompileError, Compiled, PACKAGES, Source, compile, named, names_arch};
+pub use compile::{CompileError, Compiled, PACKAGES, Source, compile, most_registers, named, names_arch};
 pub use fatbin::{Embedded, embedded};
 pub use judge::{Asked, Problem, ProblemKind, Verdict, judge, threads_of, verdict};
 pub use kind::binary_kind;

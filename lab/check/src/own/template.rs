@@ -26,9 +26,6 @@ const MOST_VALUES: usize = 20;
 const MOST_COMBINATIONS: usize = 100_000;
 /// Most that a declaration may ask for in place of the default tolerance.
 const MOST_TOLERANCE: f64 = 1000.0;
-/// Options that limit the registers of a thread, which compilers to PTX ignore.
-const REGISTERS: [&str; 2] = ["--maxrregcount=", "-maxrregcount="];
-
 /// A user's kernel for all values of its parameters: the declaration, and the source or the PTX texts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Template {
@@ -411,13 +408,7 @@ impl Template {
 
     pub(super) fn max_registers(&self, chosen: &Chosen) -> Option<u32> {
         let options = self.declaration.options.iter().map(|option| filled(option, chosen));
-        let mut limits = options.filter_map(|option| {
-            REGISTERS
-                .iter()
-                .find_map(|name| option.strip_prefix(name)?.parse().ok())
-                .filter(|&limit| limit > 0)
-        });
-        limits.next()
+        foreign::most_registers(&options.collect::<Vec<_>>())
     }
 
     /// The kernel with values, for an architecture; a source is compiled in another process, which is ended at the

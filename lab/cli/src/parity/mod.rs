@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use clap::Args;
 use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
 use flashcore::unstable::testing::InputKind;
 use flashcore::{DType, Device};
 use flashcore_bench::parity::{Engine, Mismatch, Options, Report, Sdpa, run as run_problems};
@@ -33,7 +33,7 @@ const SIMULATED: u64 = 20;
 /// problems that SDPA has. A mismatch is printed with its problem, its seed and the command that repeats
 /// it alone.
 #[derive(Args)]
-#[command(after_help = include_str!("../help/parity.txt"))]
+#[command(after_long_help = include_str!("../help/parity.txt"))]
 pub(crate) struct ParityArgs {
     /// How many problems [default: 200, or 20 with --device sim or --kernel]
     #[arg(value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -44,47 +44,53 @@ pub(crate) struct ParityArgs {
     /// Only the problem of this number, as a mismatch names it
     #[arg(long, value_name = "NUMBER", conflicts_with = "problems", value_parser = clap::value_parser!(u64).range(..u64::MAX))]
     only: Option<u64>,
-    /// Family of the kernels that are drawn, where it serves the problem; every fourth problem still runs the
-    /// library's choice. Problems then have dtypes and strides that the family takes
+    /// Family of the kernels that are drawn, where it serves the problem
+    ///
+    /// Every fourth problem still runs the library's choice. Problems then have dtypes and strides that the family
+    /// takes.
     #[arg(long, value_parser = PossibleValuesParser::new(FAMILIES.map(|family| family.name)))]
     family: Option<String>,
-    /// best, cpu, cuda, cuda:N, or sim
+    /// best, cpu, cuda, cuda:N, sim, or sim:CARD to plan for a card (`list profiles`)
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// With --device sim: card to plan for (`list profiles`) [default: this machine's, else l4]
-    #[arg(long, value_name = "CARD", value_parser = Card::parse)]
-    profile: Option<Card>,
-    /// Problems of packed sequences, caches and pages, with NaN past every end
-    #[arg(long)]
-    lengths: bool,
-    /// Give a third of the problems sinks, and a third ALiBi
-    #[arg(long, conflicts_with = "backward")]
-    sinks_alibi: bool,
+    /// lengths, sinks-alibi: packed sequences, caches and pages; sinks and ALiBi in two thirds
+    ///
+    /// With lengths NaN is past every end; sinks-alibi gives a third of the problems sinks, and a third ALiBi.
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_delimiter = ',',
+        value_enum,
+        hide_possible_values = true
+    )]
+    with: Vec<With>,
     /// Split keys every KEYS of them, and choose kernels, whatever the batch is
-    #[arg(long, value_name = "KEYS", conflicts_with = "backward", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "KEYS", conflicts_with = "backward", help_heading = args::PROBLEM,
+          value_parser = clap::value_parser!(u32).range(1..))]
     batch_invariant: Option<u32>,
     /// Backward problems, whose three gradients are compared; in place of pages there are caches
-    #[arg(long)]
+    #[arg(long, help_heading = args::PROBLEM)]
     backward: bool,
     /// Element type of every problem
-    #[arg(long, value_parser = args::dtype)]
+    #[arg(long, value_parser = args::dtype, help_heading = args::PROBLEM)]
     dtype: Option<DType>,
     /// Inputs of every problem
     #[arg(long, value_name = "KIND", value_parser = args::input_kinds())]
     inputs: Option<InputKind>,
-    /// With --device sim: plant a mistake into each kernel that has a place for it, to see it found, as
-    /// `check --plant`
+    /// With --device sim: plant a mistake into each kernel, to see it found, as `check --plant`
     #[arg(long, value_name = "MISTAKE", value_parser = check::operator)]
     plant: Option<Operator>,
-    /// Do not look for PyTorch
-    #[arg(long)]
-    no_sdpa: bool,
-    /// Judge kernels of your own in place of FlashCore's: FILE.toml, FILE.py:FUNCTION, on problems that they serve
+    /// none: do not compare the reference with PyTorch's SDPA
+    #[arg(long, value_name = "LABEL", value_parser = ["torch/sdpa", "none"], default_value = "torch/sdpa")]
+    peers: String,
+    /// Judge kernels of your own in place of FlashCore's: FILE.toml, FILE.py:FUNCTION
+    ///
+    /// On problems that they serve.
     #[arg(
         long,
         value_name = "FILES",
         value_delimiter = ',',
-        conflicts_with_all = ["family", "lengths", "batch_invariant", "backward", "dtype", "inputs", "plant"]
+        conflicts_with_all = ["family", "with", "batch_invariant", "backward", "dtype", "inputs", "plant"]
     )]
     kernel: Vec<String>,
     #[command(flatten)]
@@ -94,15 +100,27 @@ pub(crate) struct ParityArgs {
     json: bool,
 }
 
+/// What random problems have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum With {
+    Lengths,
+    SinksAlibi,
+}
+
 pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
     if !args.kernel.is_empty() {
         return own::run(args);
     }
-    let engine = engine(&args.device, args.profile)?;
+    let engine = engine(&args.device)?;
     let simulated = matches!(engine, Engine::Sim { .. });
     if args.plant.is_some() && !simulated {
         return Err(Failure::usage(
             "--plant is for --device sim: nothing broken runs on a device",
+        ));
+    }
+    if args.backward && args.with.contains(&With::SinksAlibi) {
+        return Err(Failure::usage(
+            "--with sinks-alibi is for forward passes, and --backward asks for others",
         ));
     }
     if args.backward && args.dtype == Some(DType::E4M3) {
@@ -126,13 +144,13 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
         inputs: args.inputs,
         family: args.family.clone(),
         dtype: args.dtype,
-        lengths: args.lengths,
-        head_values: args.sinks_alibi,
+        lengths: args.with.contains(&With::Lengths),
+        head_values: args.with.contains(&With::SinksAlibi),
         batch_invariant: args.batch_invariant.map(|keys| keys as usize),
         backward: args.backward,
         plant: args.plant,
     };
-    let (sdpa, absent) = match (!args.no_sdpa).then(Sdpa::start) {
+    let (sdpa, absent) = match (args.peers != "none").then(Sdpa::start) {
         Some(Ok(sdpa)) => (Some(sdpa), None),
         Some(Err(why)) => (None, Some(why)),
         None => (None, None),
@@ -177,18 +195,13 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
 }
 
 /// Where kernels compute: a device by name, or the simulator for a card.
-pub(crate) fn engine(device: &str, profile: Option<Card>) -> Result<Engine, Failure> {
-    if device != "sim" && profile.is_some() {
-        let why = "--profile is for --device sim; other devices have their own profile";
-        return Err(Failure::usage(why));
-    }
-    Ok(match machine::place(device, Besides::CpuAndSim)? {
-        Place::Here(device) => Engine::Device(device),
-        Place::Simulator | Place::Card(_) => {
-            let card = profile.unwrap_or_else(Card::default);
-            Engine::sim(card.name(), card.chip)
-        }
-    })
+pub(crate) fn engine(device: &str) -> Result<Engine, Failure> {
+    let card = match machine::place(device, Besides::CpuAndSim)? {
+        Place::Here(device) => return Ok(Engine::Device(device)),
+        Place::Card(profile) => Card::of(profile),
+        Place::Simulator(card) => card.unwrap_or_else(Card::default),
+    };
+    Ok(Engine::sim(card.name(), card.chip))
 }
 
 fn line(done: u64, wrong: u64, total: u64, elapsed: Duration) -> String {

@@ -39,7 +39,7 @@ struct Wrong {
 }
 
 pub(super) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
-    let engine = engine(&args.device, args.profile)?;
+    let engine = engine(&args.device)?;
     let words = &args.kernel;
     if let Some(word) = words.iter().find(|word| !Own::is_named(word)) {
         let why = format!("--kernel {word}: allowed are FILE.toml and FILE.py:FUNCTION");

@@ -11,6 +11,7 @@ use flashcore_bench::own::is_own;
 use flashcore_bench::profile::{self, Goals, KernelProfile, Ncu, NcuError, Peers, ProfileRecord, Profiler, Said};
 use flashcore_bench::python::Python;
 use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, Own, RunIdentity, Store, SubjectInfo};
+use flashcore_check::cost::PREDICT;
 use flashcore_check::render::few;
 use flashcore_ir::files;
 use flashcore_kernels::Plan;
@@ -20,6 +21,7 @@ pub(crate) use self::shown::add_kept;
 use self::shown::{LINES, Shown};
 use crate::machine::Besides;
 use crate::own::{Judged, OwnArgs};
+use crate::quantity::fields;
 use crate::{
     Card, Failure, HEAD, Outcome, Page, ProblemArgs, StoreArgs, args, cost, kernels, machine, simulated, style, worker,
 };
@@ -35,12 +37,11 @@ use crate::{
 /// --set full PROGRAM > FILE.csv`, or `ncu --csv --metrics NAMES PROGRAM > FILE.csv`. What measured
 /// counters point to is listed with a lever and the time that it saves at most.
 #[derive(Args)]
-#[command(after_help = include_str!("../help/profile.txt"))]
+#[command(after_long_help = include_str!("../help/profile.txt"))]
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// Kernels by id (`list levers` explains ids), in place of the one that would be chosen; kernels of your
-    /// own: FILE.toml, FILE.py:FUNCTION
+    /// Kernels by id, or your own: FILE.toml, FILE.py:FUNCTION [default: the library's choice]
     #[arg(long, value_name = "IDS", value_delimiter = ',', help_heading = "How")]
     kernel: Vec<String>,
     /// Peers too: all, none, or labels such as torch/cudnn,fa3
@@ -53,24 +54,17 @@ pub(crate) struct ProfileArgs {
         help_heading = "How"
     )]
     peers: Vec<String>,
-    /// best, cuda or cuda:N
+    /// best, cuda, cuda:N; predict:CARD predicts for a card (`list profiles`) and reads no counters
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
-    /// Card that the predictions are for (`list profiles`) [default: this machine's, else l4]
-    #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
-    profile: Option<Card>,
     /// Counters that ncu printed as CSV elsewhere, in place of profiling here
     #[arg(long, value_name = "FILE.csv", help_heading = "How", conflicts_with_all = ["kernel", "device", "peers"])]
     from: Option<PathBuf>,
-    /// Least busy share of the SM, per cent
-    #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().sm, help_heading = "Goals")]
-    goal_sm: f64,
-    /// Least busy share of device memory where it binds, per cent
-    #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().dram, help_heading = "Goals")]
-    goal_dram: f64,
-    /// Least busy share of the tensor cores, per cent
-    #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().tensor, help_heading = "Goals")]
-    goal_tensor: f64,
+    /// Least busy shares in per cent: sm=70,dram=65,tensor=30
+    ///
+    /// Of the SM, of device memory where it binds, and of the tensor cores. These are the defaults.
+    #[arg(long, value_name = "SHARES", value_parser = goals, help_heading = "How")]
+    goal: Option<Goals>,
     /// Lines shown of each kernel
     #[arg(long, value_name = "N", default_value_t = LINES, help_heading = "Output")]
     lines: usize,
@@ -81,30 +75,55 @@ pub(crate) struct ProfileArgs {
     own: OwnArgs,
     #[command(flatten)]
     keep: StoreArgs,
-    /// A `Launch` as JSON, to be launched and nothing else: what runs under ncu
-    #[arg(long, hide = true)]
-    launch: Option<String>,
+}
+
+fn goals(text: &str) -> Result<Goals, String> {
+    let mut goals = Goals::default();
+    for (key, value) in fields(text, &["sm", "dram", "tensor"])? {
+        let share = value.parse().ok().filter(|share| (0.0..=100.0).contains(share));
+        let share: f64 = share.ok_or_else(|| format!("{key} is {value}; give per cent from 0 to 100"))?;
+        match key {
+            "sm" => goals.sm = share,
+            "dram" => goals.dram = share,
+            _ => goals.tensor = share,
+        }
+    }
+    Ok(goals)
+}
+
+/// Launches a [`profile::Launch`], given as JSON, and nothing else: what runs under ncu.
+pub(crate) fn launch(text: &str) -> Result<Outcome, Failure> {
+    let launch: profile::Launch = serde_json::from_str(text)?;
+    style::print(&format!("{}\n", json!(Said::Subject(Box::new(launch.run()?)))));
+    Ok(Outcome::Clean)
 }
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
-    let goals = goals(args)?;
+    let goals = args.goal.unwrap_or_default();
     if let Some(file) = &args.from {
         let title = format!("counters of {}", file.display());
         let (all, ignored) = read(file)?;
         show(args, &all, &goals, &title, None, &ignored);
         return Ok(Outcome::Clean);
     }
-    if let Some(text) = &args.launch {
-        let launch: profile::Launch = serde_json::from_str(text)?;
-        style::print(&format!("{}\n", json!(Said::Subject(Box::new(launch.run()?)))));
-        return Ok(Outcome::Clean);
-    }
     let problem = args.problem.problem()?;
     let case = args.problem.case(&problem);
-    let device = machine::device(&args.device, Besides::Cpu)?;
-    let (ids, own) = args.own.ids(&args.kernel, &device)?;
-    let (card, chosen) = plans(args, &ids, &problem, &device)?;
+    // Also of an architecture, whose times are not predicted.
+    let card = args.device.strip_prefix(PREDICT).map(Card::parse).transpose();
+    let card = card.map_err(|why| Failure::usage(format!("--device {}: {why}", args.device)))?;
+    let device = match card {
+        Some(_) => Device::Cpu,
+        None => machine::device(&args.device, Besides::CpuAndCards)?,
+    };
+    let (ids, own) = match card {
+        Some(card) => args.own.ids_for_card(&args.kernel, card)?,
+        None => args.own.ids(&args.kernel, &device)?,
+    };
+    let is_predicted = card.is_some();
+    let card = card.unwrap_or_else(Card::default);
+    let chosen = plans(args, &ids, &problem, card)?;
     let ncu = match device.context() {
+        None if is_predicted => Err(format!("the device is {}", args.device)),
         None => Err("the device is the CPU".to_string()),
         Some(_) => Ncu::find().map_err(|error| error.to_string()),
     };
@@ -167,37 +186,17 @@ fn add_own(
     Ok(all_right)
 }
 
-fn goals(args: &ProfileArgs) -> Result<Goals, Failure> {
-    let goals = Goals {
-        sm: args.goal_sm,
-        dram: args.goal_dram,
-        tensor: args.goal_tensor,
-    };
-    for (name, goal) in [("sm", goals.sm), ("dram", goals.dram), ("tensor", goals.tensor)] {
-        if !(0.0..=100.0).contains(&goal) {
-            let why = format!("--goal-{name} {goal} is not a share: give per cent from 0 to 100");
-            return Err(Failure::usage(why));
-        }
-    }
-    Ok(goals)
-}
-
-/// The card to predict for and the plans to profile on it.
-fn plans(args: &ProfileArgs, ids: &[String], problem: &Problem, device: &Device) -> Result<(Card, Vec<Plan>), Failure> {
-    if let (Device::Cuda(_), Some(card)) = (device, args.profile) {
-        let why = "is for predictions without a GPU; counters are of the card that is here";
-        return Err(Failure::usage(format!("--profile {} {why}", card.name())));
-    }
-    let card = args.profile.unwrap_or_else(Card::default);
+/// The plans to profile on a card.
+fn plans(args: &ProfileArgs, ids: &[String], problem: &Problem, card: Card) -> Result<Vec<Plan>, Failure> {
     let plan = |id: Option<&str>| {
         let config = id.map(kernels::gpu).transpose()?;
         Ok(simulated::plan(problem, card, config)?.plan)
     };
     if args.kernel.is_empty() {
-        return Ok((card, vec![plan(None)?]));
+        return Ok(vec![plan(None)?]);
     }
     let ids = ids.iter().filter(|id| !is_own(id)).map(|id| Some(id.as_str()));
-    Ok((card, ids.map(plan).collect::<Result<_, Failure>>()?))
+    ids.map(plan).collect()
 }
 
 /// A plan before anything is measured.

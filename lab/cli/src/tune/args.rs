@@ -4,12 +4,14 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand, ValueEnum};
+use flashcore_bench::Own;
 use flashcore_tune::strategy::Kind;
 
-use crate::ProblemArgs;
 use crate::kernel_file::{Trusted, trusted};
-use crate::quantity::duration;
+use crate::quantity::{deadline, time};
+use crate::tune::leaderboard::LeaderboardArgs;
+use crate::{Failure, ProblemArgs};
 
 /// Find the fastest correct kernel for a problem on this machine
 ///
@@ -18,51 +20,54 @@ use crate::quantity::duration;
 /// and at the end the best against each other. Every trial is kept at once, with its reason. Without a
 /// GPU it tunes the CPU's kernels and checks the GPU's kernel under the simulator.
 #[derive(Args, Clone)]
-#[command(after_help = include_str!("../help/tune.txt"))]
+#[command(after_long_help = include_str!("../help/tune.txt"), args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub(crate) struct TuneArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<What>,
     #[command(flatten)]
     pub(crate) problem: ProblemArgs,
-    /// best, cpu, cuda:N, predict:CARD or replay:FILE
+    /// best, cpu, cuda:0,cuda:1, predict:CARD or replay:FILE
     ///
-    /// Several GPUs are cuda:0,cuda:1. predict:CARD has the cost model's times of a card that need not be here (`list
-    /// profiles`, or FILE.json of `device calibrate`), replay:FILE those of a table (replay:shipped).
+    /// replay:shipped has the times of one space. predict:CARD has the cost model's times of a card that need not be
+    /// here (`list profiles`, or FILE.json of `device calibrate`).
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
-    /// A command that starts a worker, such as `ssh HOST flashcore worker`
+    /// A command that starts a worker, in place of this program
     ///
-    /// In place of this program; another is `python3 -m flashcore_attn.ray`. --device names a device for each, also one
-    /// name several times.
+    /// Such as `ssh HOST flashcore worker` or `python3 -m flashcore_attn.ray`. --device names a device for each, also
+    /// one name several times.
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) workers: Option<String>,
-    /// exhaustive, random, elite, elite+insights or ranked [default: ranked]
+    /// exhaustive, random, elite, elite+insights, ranked (docs/tune.md)
     ///
-    /// docs/tune.md explains them. Without a cost model of the device the default is elite.
+    /// The default is ranked, and elite without a cost model of the device.
     #[arg(long, value_name = "NAME", help_heading = "Search")]
     pub(crate) strategy: Option<Kind>,
-    /// A program that proposes configs, in place of a strategy
-    ///
-    /// docs/tune.md has the protocol.
+    /// A program that proposes configs (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     pub(crate) proposer: Option<String>,
-    /// Trials (200) or time (90s, 5m, 1h) of the search
+    /// Time of the search, as 90s, 5m or 1h
     ///
     /// With --resume in all, earlier parts included; finals and peers are not counted. Without a GPU and without
-    /// --device, half of a time is for the search and half for the GPU kernel under the simulator.
-    #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
-    pub(crate) budget: Budget,
-    /// The first candidate [default: the library's choice]
-    #[arg(long, value_name = "ID", help_heading = "Search")]
-    pub(crate) start: Option<String>,
-    /// Kernels of your own as candidates (FILE.toml)
+    /// --device, half of it is for the search and half for the GPU kernel under the simulator.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time, overrides_with = "trials",
+          help_heading = "Search")]
+    budget: Duration,
+    /// Trials of the search, in place of a time
+    #[arg(long, value_name = "N", overrides_with = "budget", value_parser = clap::value_parser!(u64).range(1..),
+          help_heading = "Search")]
+    trials: Option<u64>,
+    /// The first candidate, by its id; FILE.toml, kernels of your own
     ///
-    /// With all values of their parameters (docs/own-kernel.md); with --family own they are searched alone. They get no
-    /// place in a plan table.
-    #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Search")]
+    /// The first candidate is the library's choice by default. Kernels of your own (docs/own-kernel.md) are candidates
+    /// with all values of their parameters; with --family own they are searched alone. They get no place in a plan
+    /// table.
+    #[arg(long, value_name = "ID|FILES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) kernel: Vec<String>,
-    /// Let the files of --kernel, and code of --proposer, run
+    /// Let the files of --kernel run, and remember their content
     ///
-    /// The content of files is remembered, and code of --proposer runs on a GPU (docs/own-kernel.md). With
-    /// =unsandboxed: in workers that are not confined (SECURITY.md).
+    /// And let code of --proposer run on a GPU. With =unsandboxed they run in workers that are not confined
+    /// (docs/own-kernel.md, SECURITY.md).
     #[arg(long, value_name = "unsandboxed", num_args = 0..=1, require_equals = true, default_missing_value = "file",
           value_parser = trusted, help_heading = "Search")]
     pub(crate) trust: Option<Trusted>,
@@ -76,18 +81,18 @@ pub(crate) struct TuneArgs {
     /// By default 1 for the strategy, and new inputs for each run.
     #[arg(long, value_name = "N", help_heading = "Search")]
     pub(crate) seed: Option<u64>,
-    /// Add candidates that hang, crash, are wrong or cheat, to test the gates
+    /// Add candidates that hang, crash, are wrong or cheat
+    ///
+    /// To show that the gates hold.
     #[arg(long, help_heading = "Search")]
     pub(crate) torture: bool,
-    /// Seconds after which a candidate counts as hung
+    /// Time after which a candidate counts as hung
     ///
-    /// In addition to the time that the problem's size needs. More than 10 also lengthens the deadlines of compiling
+    /// In addition to the time that the problem's size needs; more than 10s also lengthens the deadlines of compiling
     /// and timing.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600), help_heading = "Search")]
-    pub(crate) deadline: u64,
-    /// Peers to time at the end: all, none, or labels
-    ///
-    /// With the winner and the default. A label is that of `bench --peers`, such as torch/cudnn,fa3.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = deadline, help_heading = "Search")]
+    pub(crate) deadline: Duration,
+    /// Peers to time at the end: all, none, or their labels
     #[arg(
         long,
         value_name = "LABELS",
@@ -99,14 +104,22 @@ pub(crate) struct TuneArgs {
     pub(crate) peers: Vec<String>,
     /// Read the hardware counters of each new best with ncu
     ///
-    /// It takes some seconds each. Claims are made from them.
+    /// It takes some seconds each; claims are made from them.
     #[arg(long, help_heading = "Search")]
     pub(crate) counters: bool,
-    /// Do not measure the rates of a new GPU first
+    /// measure, plan: leave out these steps
     ///
-    /// Predicts with those of its profile.
-    #[arg(long, help_heading = "Search")]
-    pub(crate) no_measure: bool,
+    /// Without `measure` a new GPU is predicted with the rates of its profile; without `plan` no winner is added to the
+    /// plan table that the library uses.
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_delimiter = ',',
+        value_enum,
+        hide_possible_values = true,
+        help_heading = "Search"
+    )]
+    skip: Vec<Skip>,
     /// Keep the run in this folder [default: one in the XDG data folder]
     #[arg(long, value_name = "FOLDER", help_heading = "Evidence")]
     pub(crate) folder: Option<PathBuf>,
@@ -116,14 +129,21 @@ pub(crate) struct TuneArgs {
     /// that was interrupted.
     #[arg(long, help_heading = "Evidence")]
     pub(crate) resume: bool,
-    /// Do not add a winner to the plan table that the library uses
-    ///
-    /// `flashcore plans` shows the table.
-    #[arg(long, help_heading = "Evidence")]
-    pub(crate) no_plan: bool,
     /// Print one JSON object
-    #[arg(long, help_heading = "Output")]
+    #[arg(long, help_heading = "Evidence")]
     pub(crate) json: bool,
+}
+
+#[derive(Subcommand, Clone)]
+pub(crate) enum What {
+    Show(LeaderboardArgs),
+}
+
+/// What a search leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Skip {
+    Measure,
+    Plan,
 }
 
 /// The strategy's name of a run with a proposer: this prefix and the command.
@@ -152,19 +172,39 @@ impl Budget {
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Budget::Trials(trials) => write!(f, "{trials}"),
-            Budget::Time(time) => write!(f, "{}s", time.as_secs_f64()),
+            Budget::Trials(trials) => write!(f, "--trials {trials}"),
+            Budget::Time(time) => write!(f, "--budget {}s", time.as_secs_f64()),
         }
     }
 }
 
-fn budget(text: &str) -> Result<Budget, String> {
-    let trials = || text.parse().ok().filter(|trials| *trials > 0).map(Budget::Trials);
-    let budget = duration(text).map(Budget::Time).or_else(trials);
-    budget.ok_or_else(|| "write trials as 200, or time as 90s, 5m or 1h".to_string())
-}
-
 impl TuneArgs {
+    pub(crate) fn budget(&self) -> Budget {
+        let trials = self.trials.and_then(|trials| usize::try_from(trials).ok());
+        trials.map_or(Budget::Time(self.budget), Budget::Trials)
+    }
+
+    /// The id of `--kernel`, and its files.
+    pub(crate) fn kernels(&self) -> Result<(Option<String>, Vec<String>), Failure> {
+        let words = self.kernel.iter().cloned();
+        let (mut ids, files): (Vec<String>, Vec<String>) = words.partition(|word| !Own::is_named(word));
+        if let [first, second, ..] = ids.as_slice() {
+            let why = format!("--kernel names {first} and {second}, and one candidate is the first");
+            return Err(Failure::usage(why).help("`flashcore bench --kernel ID,ID` times kernels against each other"));
+        }
+        Ok((ids.pop(), files))
+    }
+
+    /// Whether the rates of a new GPU are measured first.
+    pub(crate) fn measures(&self) -> bool {
+        !self.skip.contains(&Skip::Measure)
+    }
+
+    /// Whether a winner gets a row in the user's plan table.
+    pub(crate) fn plans(&self) -> bool {
+        !self.skip.contains(&Skip::Plan)
+    }
+
     pub(crate) fn is_informed(&self) -> bool {
         self.proposer.is_some() || self.strategy.is_none_or(Kind::is_informed)
     }
@@ -175,27 +215,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn budgets_are_trials_or_time() {
-        assert_eq!(budget("200"), Ok(Budget::Trials(200)));
-        assert_eq!(budget("90s"), Ok(Budget::Time(Duration::from_secs(90))));
-        assert_eq!(budget("1.5m"), Ok(Budget::Time(Duration::from_secs(90))));
-        assert_eq!(budget("1h"), Ok(Budget::Time(Duration::from_secs(3600))));
-        // Twice of it is more than what was spent, and can be typed.
-        for (budget, trials, seconds, twice) in [
-            ("60", 60, 0, "120"),
-            ("20", 60, 0, "120"),
-            ("1.5m", 9, 80, "180s"),
-            ("0.5s", 9, 0, "1s"),
-            ("60s", 9, 200, "400s"),
+    fn twice_a_budget_is_more_than_what_was_spent() {
+        use Budget::{Time, Trials};
+        let seconds = Duration::from_secs_f64;
+        for (budget, trials, spent, twice) in [
+            (Trials(60), 60, 0.0, "--trials 120"),
+            (Trials(20), 60, 0.0, "--trials 120"),
+            (Time(seconds(90.0)), 9, 80.0, "--budget 180s"),
+            (Time(seconds(0.5)), 9, 0.0, "--budget 1s"),
+            (Time(seconds(60.0)), 9, 200.0, "--budget 400s"),
         ] {
-            let next = super::budget(budget)
-                .unwrap()
-                .twice(trials, Duration::from_secs(seconds));
-            assert_eq!(next.to_string(), twice);
-            assert_eq!(super::budget(twice), Ok(next));
-        }
-        for wrong in ["0", "-5", "fast", "m", "h", "-1h", "infs", "1e400s", "1e300h"] {
-            assert!(budget(wrong).is_err(), "{wrong}");
+            assert_eq!(budget.twice(trials, seconds(spent)).to_string(), twice);
         }
     }
 }

@@ -123,13 +123,14 @@ fn resumed(words: impl IntoIterator<Item = OsString>, folder: &Path, budget: Opt
             Some("--resume") => {}
             Some("--folder") => drop(words.next()),
             Some(joined) if joined.starts_with("--folder=") => {}
-            Some("--budget") if budget.is_some() => drop(words.next()),
-            Some(joined) if budget.is_some() && joined.starts_with("--budget=") => {}
+            Some("--budget" | "--trials") if budget.is_some() => drop(words.next()),
+            Some(joined)
+                if budget.is_some() && ["--budget=", "--trials="].iter().any(|flag| joined.starts_with(flag)) => {}
             _ => kept.push(word),
         }
     }
     if let Some(budget) = budget {
-        kept.extend(["--budget".into(), budget.to_string().into()]);
+        kept.extend(budget.to_string().split(' ').map(OsString::from));
     }
     kept.extend(["--resume".into(), "--folder".into(), folder.as_os_str().to_os_string()]);
     kept
@@ -165,14 +166,14 @@ mod tests {
         );
         assert_eq!(resume(&["tune", "--folder=x"]), resume(&["tune"]));
         // What was interrupted keeps its budget; what has spent it needs another one.
-        assert!(resume(&["tune", "--budget", "60"]).starts_with("tune --budget 60 --resume"));
+        assert!(resume(&["tune", "--trials", "60"]).starts_with("tune --trials 60 --resume"));
         for typed in [
-            ["tune", "--budget", "60", "--json"].as_slice(),
-            &["tune", "--budget=60", "--json"],
+            ["tune", "--trials", "60", "--json"].as_slice(),
+            &["tune", "--budget=60s", "--json"],
             &["tune", "--json"],
         ] {
             let more = with(typed, Some(Budget::Trials(120)));
-            assert_eq!(more, "tune --json --budget 120 --resume --folder '/runs/one two'");
+            assert_eq!(more, "tune --json --trials 120 --resume --folder '/runs/one two'");
         }
     }
 }

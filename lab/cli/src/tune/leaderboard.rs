@@ -1,12 +1,12 @@
-//! `flashcore leaderboard`: shows the result of searches again.
+//! `flashcore tune show`: shows the result of searches again.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use flashcore_bench::own::is_own;
-use flashcore_bench::problem_file;
 use flashcore_bench::table::clip_to;
+use flashcore_bench::{problem_file, problem_text};
 use flashcore_check::programs::quoted;
 use flashcore_problem::{Direction, Tolerance};
 use flashcore_tune::board::{Board, BoardRow};
@@ -28,12 +28,12 @@ use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, style};
 /// Without arguments: the latest run of each problem and device with its winner, interrupted runs, and
 /// runs that cannot be read. With a run's folder or a problem: its leaderboard, the candidates that
 /// failed and why, and the number of candidates by verdict. --all: every candidate.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(
     after_help = "Exit codes: 0 done, 1 a listed run cannot be read, 2 usage or no such run, 3 the run cannot be read"
 )]
 pub(crate) struct LeaderboardArgs {
-    /// A run's folder, or a problem (a name, or a file as FILE.toml:NAME): its latest run
+    /// A run's folder, or a problem (a name, a shape, or FILE.toml:NAME): its latest run
     #[arg(value_name = "RUN|PROBLEM")]
     run: Option<String>,
     /// Every candidate that was tried, with its verdict and reason
@@ -65,7 +65,10 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     let folder = match path.is_dir() {
         true => path,
         false if problem_file::is_file(wanted) => latest(&found()?, &case(wanted)?.name)?,
-        false => latest(&found()?, wanted)?,
+        false => {
+            let shape = problem_text::read(wanted).transpose()?;
+            latest(&found()?, &shape.map_or(wanted.clone(), |shape| shape.to_string()))?
+        }
     };
     let told = Told::read(&folder)?;
     let Told {
@@ -133,7 +136,7 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
         let help = match (cases.is_empty(), found.unreadable.len()) {
             (true, 0) => "there is no run yet: `flashcore tune` makes one".to_string(),
             (false, 0) => format!("there are runs of {}", flashcore_check::render::few(&cases)),
-            (_, some) => style::count(some, "run") + " cannot be read: see `flashcore leaderboard`",
+            (_, some) => style::count(some, "run") + " cannot be read: see `flashcore tune show`",
         };
         let why = format!("`{case}` is no folder, and there is no run of a problem of that name");
         Failure::usage(why).help(help)

@@ -1,4 +1,4 @@
-//! `flashcore tune`: searches the fastest correct kernel for a problem on a device. `flashcore leaderboard`
+//! `flashcore tune`: searches the fastest correct kernel for a problem on a device. `flashcore tune show`
 //! shows the results, `flashcore worker` runs candidates.
 
 pub(crate) mod args;
@@ -35,10 +35,10 @@ use serde_json::{Value, json};
 
 use crate::kernel_file::Trusted;
 use crate::own::OwnArgs;
-use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
+use crate::tune::args::{Budget, OUTSIDE, TuneArgs, What};
 use crate::tune::interrupt::{CtrlC, resume_command};
 use crate::tune::live::Live;
-use crate::{CODE, DIM, Failure, Given, Outcome, Page, bench, machine, style, without_gpu, worker};
+use crate::{CODE, DIM, Failure, Given, Outcome, Page, bench, kernels, machine, style, without_gpu, worker};
 
 /// The problem where none is named.
 pub(crate) const USUAL: &str = "small";
@@ -57,6 +57,9 @@ fn of_declaration(args: &TuneArgs) -> Option<TuneArgs> {
 }
 
 pub(crate) fn run(args: &TuneArgs, given: &Given) -> Result<Outcome, Failure> {
+    if let Some(What::Show(args)) = &args.what {
+        return leaderboard::run(args);
+    }
     let taken_up = resume::taken_up(args, given)?;
     let args = taken_up.as_ref().unwrap_or(args);
     let of_declaration = of_declaration(args);
@@ -79,10 +82,10 @@ pub(crate) fn run(args: &TuneArgs, given: &Given) -> Result<Outcome, Failure> {
         return Ok(Outcome::Interrupted);
     }
     if !args.json {
-        result(&found, tour.then_some(args.budget), &case).print();
+        result(&found, tour.then_some(args.budget()), &case).print();
     }
     // A failure from here on is reported, and does not lose the result.
-    let plan = plan::keep(&found, args.no_plan);
+    let plan = plan::keep(&found, !args.plans());
     ctrl_c.is_over();
     // The comparison of an earlier search is kept, if it still holds and is complete.
     let board = found.board.as_ref().filter(|_| found.nothing_new);
@@ -97,10 +100,10 @@ pub(crate) fn run(args: &TuneArgs, given: &Given) -> Result<Outcome, Failure> {
             peers::add(&mut page, comparison);
         }
         page.field("plan", plan.text());
-        add_commands(&mut page, args.budget, &found, plan.undo());
+        add_commands(&mut page, args.budget(), &found, plan.undo());
         page
     });
-    if let Some(why) = nothing_new(args.budget, &found) {
+    if let Some(why) = nothing_new(args.budget(), &found) {
         style::note(why);
     }
     if let Some(note) = &remedy {
@@ -137,10 +140,11 @@ fn result(found: &Found, tour: Option<Budget>, case: &Case) -> Page {
         page.field("predicted", without_gpu::predicted(&case.problem));
     }
     leaderboard::add_summary(&mut page, &found.history, Some(found.seconds));
-    if let Some(budget @ Budget::Time(_)) = tour {
+    if let Some(Budget::Time(budget)) = tour {
+        let budget = budget.as_secs_f64();
         let text = "is for the search, and half for the GPU kernel under the simulator; with --device cpu all of it is \
                     for the search";
-        page.field("budget", format_args!("half of {budget} {text}"));
+        page.field("budget", format_args!("half of {budget}s {text}"));
     }
     if let Some(board) = &found.board {
         leaderboard::add_board(&mut page, board, &found.folder);
@@ -216,19 +220,20 @@ fn devices(names: &str, elsewhere: bool) -> Result<Vec<String>, Failure> {
 
 fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<(Found, CtrlC), Failure> {
     // A continued run keeps its rates.
-    if args.is_informed() && !args.no_measure && !args.resume {
+    if args.is_informed() && args.measures() && !args.resume {
         worker::measure_once(&devices[0], !args.json)?;
     }
     let (is_trusted, is_predicted) = (args.trust.is_some(), predicted_card(&devices[0]).is_some());
-    let mut own = OwnArgs::candidates(&args.kernel, is_trusted, is_predicted)?;
+    let (start, files) = args.kernels()?;
+    let mut own = OwnArgs::candidates(&files, is_trusted, is_predicted)?;
     if !is_trusted && !is_predicted {
         own = own.without_code("code that a proposer writes is launched on a GPU only with --trust");
     }
     let mut setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture, own)?;
-    if let Some(start) = &args.start {
+    if let Some(start) = &start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
     }
-    let device = setup.device.as_ref().filter(|_| !args.no_plan && !args.torture);
+    let device = setup.device.as_ref().filter(|_| args.plans() && !args.torture);
     let cannot_keep = device.and_then(|device| plan::cannot_keep(device, &case.problem));
     for note in setup.plan_notes.iter().chain(&cannot_keep) {
         style::note(note);
@@ -259,7 +264,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             (kind.start(seed, setup.advisor.as_ref())?, kind.name().to_string())
         }
     };
-    let (trials, time) = match args.budget {
+    let (trials, time) = match args.budget() {
         Budget::Trials(trials) => (trials, Duration::MAX),
         Budget::Time(time) => (usize::MAX, time.mul_f64(share)),
     };
@@ -270,7 +275,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         let begun = read_header(&folder)?;
         (setup.start, setup.default) = (begun.start, begun.default);
     }
-    if let Some(start) = &args.start {
+    if let Some(start) = &start {
         setup.start.clone_from(start);
     }
     let counting = args
@@ -299,7 +304,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             _ => Confinement::Sandboxed,
         },
         elsewhere: args.workers.is_some(),
-        deadlines: Deadlines::of_run(Duration::from_secs(args.deadline)),
+        deadlines: Deadlines::of_run(args.deadline),
         // Names and locks of devices are those of one machine.
         locks: device_lock::folder().filter(|_| args.workers.is_none()),
         interrupt: ctrl_c.interrupt.clone(),
@@ -370,7 +375,7 @@ fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
     let tried = style::count(found.history.trials().len(), "trial");
     let why = match is_exhausted(budget, found) {
         true => "nothing else is proposed".to_string(),
-        false => format!("a budget of {budget} leaves no other"),
+        false => format!("`{budget}` leaves no other"),
     };
     let is_so = found.nothing_new && found.proposer_gone.is_none();
     let note = format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is unchanged");
@@ -379,7 +384,7 @@ fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
 
 fn add_commands(page: &mut Page, budget: Budget, found: &Found, undo: Option<String>) {
     page.field("evidence", found.folder.display());
-    let again = format!("flashcore leaderboard {}", quoted(found.folder.as_os_str()));
+    let again = format!("flashcore tune show {}", quoted(found.folder.as_os_str()));
     // Not wrapped: they are to be copied.
     for (what, command) in [("undo", undo), ("again", Some(again)), ("go on", go_on(budget, found))] {
         if let Some(command) = command {
@@ -400,9 +405,9 @@ fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Res
     };
     let help = match is_planted {
         true => "planted candidates are tried with --torture only",
-        false => "leave --start out to begin at the default",
+        false => "leave the id out to begin at the default",
     };
-    looked.map_err(|why| Failure::usage(format!("--start {start}: {why}")).help(help))
+    looked.map_err(|why| kernels::unknown(start, Failure::usage(format!("--kernel {start}: {why}")).help(help)))
 }
 
 fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, Failure> {

@@ -1,4 +1,4 @@
-//! `flashcore leaderboard` without arguments: the latest run of each problem and device, runs without a
+//! `flashcore tune show` without arguments: the latest run of each problem and device, runs without a
 //! leaderboard, and runs that cannot be read.
 
 use std::path::{Path, PathBuf};

@@ -28,7 +28,7 @@ pub(crate) fn cannot_keep(device: &PlanDevice, problem: &Problem) -> Option<Stri
     PlanClass::of(problem)?;
     let why = plans::can_put(&user_plans_folder()?, device).err()?;
     Some(format!(
-        "a winner cannot be kept in the plan table: {why}; correct that while the search runs, or give --no-plan"
+        "a winner cannot be kept in the plan table: {why}; correct that while the search runs, or give --skip plan"
     ))
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn keep(found: &Found, turned_off: bool) -> Kept {
         None => Err("nothing could be timed".to_string()),
     };
     let row = match row {
-        Ok(_) if turned_off => return Kept::Not("--no-plan".to_string()),
+        Ok(_) if turned_off => return Kept::Not("--skip plan".to_string()),
         Ok(row) => row,
         Err(why) => return Kept::Not(why),
     };
@@ -85,7 +85,7 @@ impl Kept {
         let Kept::Row(kept) = self else { return None };
         let (place, kernel) = (&kept.place, kept.row.kernel);
         let row = format!("{}:{}:{kernel}", place.file.display(), place.number);
-        Some(format!("flashcore plans --drop {}", quoted(row.as_ref())))
+        Some(format!("flashcore plans drop {}", quoted(row.as_ref())))
     }
 
     pub(crate) fn text(&self) -> String {
@@ -111,7 +111,7 @@ fn text(kept: &plans::Kept, setting: &PlanSetting) -> String {
             format!("{place}: from now on the library uses it for this problem here{pinned}")
         }
         Some(earlier) => format!(
-            "{still}: {earlier} comes first; remove it with {CODE}flashcore plans --drop{CODE:#} to use the winner{pinned}"
+            "{still}: {earlier} comes first; remove it with {CODE}flashcore plans drop{CODE:#} to use the winner{pinned}"
         ),
         None => format!("{still}; {CODE}flashcore explain{CODE:#} shows why{pinned}"),
     }
@@ -157,11 +157,11 @@ mod tests {
             "row 1 of mine.json: from now on the library uses it for this problem here"
         );
         let undo = Kept::Row(Box::new(row("cpu/m32n32"))).undo();
-        assert_eq!(undo.as_deref(), Some("flashcore plans --drop mine.json:1:cpu/m32n32"));
+        assert_eq!(undo.as_deref(), Some("flashcore plans drop mine.json:1:cpu/m32n32"));
         assert_eq!(
             said(&row("cpu/m48n48"), &PlanSetting::Usual),
             "row 1 of mine.json is written, but the library still uses cpu/m48n48 here: row 3 of 0.json: 5 % faster comes \
-             first; remove it with flashcore plans --drop to use the winner"
+             first; remove it with flashcore plans drop to use the winner"
         );
         let pinned = said(&row("cpu/m32n32"), &PlanSetting::Shipped);
         assert!(pinned.contains("this has no effect"), "{pinned}");

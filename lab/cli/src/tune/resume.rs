@@ -85,7 +85,7 @@ fn interrupted() -> Result<PathBuf, Failure> {
         .filter(|(folder, _)| matches!(board_of(folder), Ok(None)));
     let folder = unfinished.next().map(|(folder, _)| folder.clone());
     folder.ok_or_else(|| {
-        let help = "a run that ended is continued by its folder and a larger --budget: `flashcore leaderboard` lists them, \
+        let help = "a run that ended is continued by its folder and a larger --budget: `flashcore tune show` lists them, \
                     `flashcore tune --resume --folder FOLDER --budget 10m` continues one";
         Failure::usage("no run was interrupted").help(help)
     })

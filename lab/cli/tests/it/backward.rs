@@ -88,7 +88,7 @@ fn explain_shows_the_steps() {
 
 #[test]
 fn bench_times_backward_passes() {
-    let words = "bench tiny --backward --device cpu --peers none --no-store --budget 0.01 --json";
+    let words = "bench tiny --backward --device cpu --peers none --store none --budget 0.01 --json";
     let result = json(words)["report"]["results"][0].clone();
     assert_eq!(result["case"]["name"], "tiny-backward");
     assert_eq!(result["case"]["problem"]["direction"], "backward");
@@ -96,7 +96,7 @@ fn bench_times_backward_passes() {
     assert!(!inspections.is_empty() && inspections.iter().all(|found| found["rejected"].is_null()));
     assert_eq!(result["flops"].as_f64(), Some(2.5 * 4.0 * 32.0 * 32.0 * 16.0));
     // By name, and with kernels that have no backward pass.
-    let named = shown("bench tiny-backward --device cpu --peers none --no-store --budget 0.01 --kernel cpu/m16n16");
+    let named = shown("bench tiny-backward --device cpu --peers none --store none --budget 0.01 --kernel cpu/m16n16");
     assert!(
         named.contains("tiny-backward") && named.contains("cpu/m16n16"),
         "{named}"
@@ -112,15 +112,15 @@ fn bench_times_backward_passes() {
         packed(40)
     );
     std::fs::write(&path, text).expect("a file");
-    let words = "--backward --deterministic --device cpu --peers none --no-store --budget 0.01 --json";
+    let words = "--backward --deterministic --device cpu --peers none --store none --budget 0.01 --json";
     let result = json(&format!("bench {} {words}", path.display()))["report"]["results"][0].clone();
     assert_eq!(result["case"]["problem"]["deterministic"], true);
     let inspections = result["inspections"].as_array().expect("inspections");
     assert!(!inspections.is_empty() && inspections.iter().all(|found| found["rejected"].is_null()));
-    let forward = flashcore("bench tiny --deterministic --device cpu --peers none --no-store");
+    let forward = flashcore("bench tiny --deterministic --device cpu --peers none --store none");
     assert_eq!(forward.code, 2);
     assert!(forward.words().contains("add --backward"), "{}", forward.stderr);
-    let refused = flashcore("bench fp8 --backward --device cpu --peers none --no-store");
+    let refused = flashcore("bench fp8 --backward --device cpu --peers none --store none");
     assert_eq!(refused.code, 2);
     assert!(
         refused.words().contains("the backward pass takes f32, fp16 and bf16"),
@@ -131,12 +131,12 @@ fn bench_times_backward_passes() {
 
 #[test]
 fn parity_draws_backward_problems() {
-    let report = json("parity 6 --backward --device cpu --no-sdpa --json");
+    let report = json("parity 6 --backward --device cpu --peers none --json");
     assert_eq!(
         (&report["passed"], report["mismatches"].as_array().map(Vec::len)),
         (&6.into(), Some(0))
     );
-    let wrong = flashcore("parity 2 --backward --device sim --plant drop-barrier --no-sdpa");
+    let wrong = flashcore("parity 2 --backward --device sim --plant drop-barrier --peers none");
     assert_eq!(wrong.code, 1, "{}", wrong.stdout);
     let words = wrong.words();
     assert!(
@@ -148,7 +148,7 @@ fn parity_draws_backward_problems() {
 #[test]
 fn tune_searches_for_backward_passes() {
     let folder = tempfile::tempdir().expect("a folder");
-    let words = "tune tiny --backward --device cpu --budget 3 --no-plan --peers none --torture --folder";
+    let words = "tune tiny --backward --device cpu --trials 3 --skip plan --peers none --torture --folder";
     let ran = flashcore(&format!("{words} {}", folder.path().display()));
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     let text = ran.words();

@@ -6,15 +6,15 @@ use crate::common::{assert_fits, command, flashcore, run, words};
 const USAGE: &[(&str, &str)] = &[
     // Files and pieces that are not there, flags that belong to files.
     ("explain no/such/file.ptx", "no/such/file.ptx: No such file"),
-    ("gate", "required arguments were not provided: --baseline <FILE>"),
-    ("gate --baseline no-such.json", "no-such.json: No such file"),
+    ("gate", "required arguments were not provided: --against <FILE>"),
+    ("gate --against no-such.json", "no-such.json: No such file"),
     ("gate --write x --profile l5", "known are l4"),
-    ("gate --write x --error -1%", "write a share above 0 and below 1"),
+    ("gate --write x --allow error=-1%", "write a share above 0 and below 1"),
     ("gate --write x --plant drop-barrier:2", "write drop-barrier"),
-    ("gate --write x --markdown x", "x is named for two outputs"),
+    ("gate --write x -o x", "x is named for two outputs"),
     ("gate --write x --kernel cpu/m64n64", "runs on the CPU"),
     (
-        "gate --write x --evidence no-such-run --store nowhere",
+        "gate --write x --evidence no-such-run",
         "no-such-run; allowed: a key or revision",
     ),
     ("parity 0", "0 is not in 1.."),
@@ -25,7 +25,7 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("parity 3 --only 2", "cannot be used with"),
     ("parity --family wmma", "invalid value 'wmma' for '--family"),
-    ("parity --device cpu --profile l4", "--profile is for --device sim"),
+    ("parity --device sim:l5", "no card is named `l5`; known are l4"),
     (
         "parity --device cpu --plant drop-barrier",
         "--plant is for --device sim",
@@ -34,56 +34,64 @@ const USAGE: &[(&str, &str)] = &[
         "parity --plant drop-everything",
         "no mistake is named `drop-everything`; known are",
     ),
-    ("device --rates x.json --measure", "cannot be used with"),
+    ("device x.json --measure", "--measure is not for a file of rates"),
     ("device --device cpu", "--device is cpu; allowed: cuda, cuda:N"),
     (
-        "explain --smem 100",
-        "--smem is not for a problem; it needs a FILE.ptx or FILE.cubin in place of a problem",
+        "explain --launch smem=100",
+        "--launch is not for a problem; it needs a FILE.ptx or FILE.cubin in place of a problem",
     ),
     ("explain x.ptx --heads 3", "--heads is not for a file of kernels"),
     (
         "explain x.cubin --dtype bf16 --window 1,1",
-        "is not for a file of kernels in place of a problem; allowed: --profile, --json, --smem, --threads",
+        "is not for a file of kernels in place of a problem; allowed: --profile, --json, --launch",
     ),
     ("explain x.ptx --svg x", "--svg is not for a file of kernels"),
     ("explain x.cubin --claim tile", "write SYMBOL=BYTES"),
-    ("check --grid 1", "--grid is not for a problem; it needs a FILE.ptx"),
+    (
+        "check --launch grid=1",
+        "--launch is not for a problem; it needs a FILE.ptx",
+    ),
     ("check x.ptx --arg buf:many", "`buf:many` is not an argument"),
     (
         "check x.ptx --arg buf:99999999999999",
         "at most 1073741824 B are simulated",
     ),
     ("check x.ptx --kernel mma/m64", "--kernel is not for a file of kernels"),
-    ("check x.ptx -I include", "-I is not for a file of kernels"),
     (
         "check x.ptx -- -O3",
         "what stands after `--` is not for a file of kernels",
     ),
     (
-        "check tiny -D N=4",
-        "-D is not for a problem; it needs a FILE.cu in place of a problem",
+        "check tiny -- -DN=4",
+        "what stands after `--` is not for a problem; it needs a FILE.cu in place of a problem",
     ),
-    ("check x.cu --std c++17", "x.cu: No such file or directory"),
+    ("check x.cu -- -std=c++17", "x.cu: No such file or directory"),
     ("check museum/no-opt-in --memory", "--memory is not for museum/NAME"),
     (
         "check museum/no-opt-in --kernel mma/m64",
         "--kernel is not for museum/NAME",
     ),
-    ("check tiny --opted-in", "--opted-in is not for a problem"),
-    ("check tiny --block 1,0,0", "--block is not for a check without --trace"),
-    ("check x.ptx --block 1,0,0", "--block is not for a file of kernels"),
+    ("check tiny --launch opted-in", "--launch is not for a problem"),
     (
-        "check x.ptx --threads abc",
-        "invalid value 'abc' for '--threads <N>': write X,Y,Z, e.g. 8,1,1",
+        "check x.ptx --trace x.rs:1,block=1",
+        "--trace is not for a file of kernels",
     ),
-    ("explain x.ptx --smem 64x", "write a whole number from 0 to 4294967295"),
+    ("check tiny --trace x.rs:1,lane=32", "lane is 32; allowed: 0 to 31"),
+    (
+        "check x.ptx --launch threads=abc",
+        "invalid value 'threads=abc' for '--launch <FIELDS|FILE>': write XxYxZ, e.g. 8x1x1",
+    ),
+    (
+        "explain x.ptx --launch smem=64x",
+        "write a whole number from 0 to 4294967295",
+    ),
     ("check museum/no-opt-in --blocks 3", "--blocks is not for museum/NAME"),
     (
-        "check tiny --trace kernel --block 99,99,99",
+        "check tiny --trace kernel,block=99x99x99",
         "block 99,99,99 warp 0 is outside the grid",
     ),
     (
-        "check tiny --profile l4 --kernel scalar/tiled-m16n16-w4-v16 --trace x.rs:1 --block 1 --warp 4",
+        "check tiny --profile l4 --kernel scalar/tiled-m16n16-w4-v16 --trace x.rs:1,block=1,warp=4",
         "block 1,0,0 warp 4 is outside the grid",
     ),
     ("check tiny --blocks 0", "0 is not in 1.."),
@@ -95,7 +103,7 @@ const USAGE: &[(&str, &str)] = &[
          `flashcore explain lab/check/museum/static-m64.ptx` explains its file",
     ),
     (
-        "explain museum/shuffle-as-fence --smem 100",
+        "explain museum/shuffle-as-fence --launch smem=100",
         "museum/shuffle-as-fence is a museum exhibit, not a problem help: `flashcore check museum/shuffle-as-fence` \
          runs it",
     ),
@@ -118,15 +126,15 @@ const USAGE: &[(&str, &str)] = &[
         "cannot have a second output; leave out --lse",
     ),
     (
-        "kbench export small tasks/x --task-only --kernel mma/x",
-        "cannot be used with",
+        "kbench export small tasks/x --kernel none --profile l4",
+        "--profile is for a kernel",
     ),
     (
         "kbench verify no/such --kernel x.cu",
         "no/such/func_forward.py: No such file",
     ),
     (
-        "kbench verify x --kernel x.cu --atol -1",
+        "kbench verify x --kernel x.cu --tolerance abs=-1",
         "write a number from 0, e.g. 1e-3",
     ),
     (
@@ -257,11 +265,11 @@ const USAGE: &[(&str, &str)] = &[
         "explain --profile gtx480",
         "known are l4, a10, l40s, rtx3090, rtx4090, rtx5090, a100, h100-pcie, h100, h200, and architectures",
     ),
-    ("run --device cpu --profile l4", "--profile is for --device sim"),
+    ("run --device sim:l5", "no card is named `l5`; known are l4"),
     // Flags.
-    ("explain --lines", "the following required arguments were not provided"),
+    ("explain --ptx=x", "write the number of a kernel, from 1, or `lines`"),
     ("explain --ptx --json", "cannot be used with"),
-    ("check --schedules 0", "0 is not in 1..=4294967295"),
+    ("check --schedules 0", "write a number from 1"),
     (
         "list everything",
         "possible values: problems, kernels, levers, profiles, ladder, museum, devices",
@@ -273,7 +281,7 @@ const USAGE: &[(&str, &str)] = &[
     ),
     ("tune --predicted --profile l4", "is `tune --device predict:CARD`"),
     ("bench small-set --sweep", "`tune --strategy exhaustive` tries a space"),
-    ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
+    ("tune --budget fast", "write a time above 0 as 90s, 5m or 500ms"),
     ("tune tiny --device cpu --counters", "the device is the CPU"),
     ("tune --device cpu,cpu", "several devices must be different GPUs"),
     (
@@ -305,7 +313,7 @@ const USAGE: &[(&str, &str)] = &[
         "no kernel's id begins with `wgmma/none`",
     ),
     (
-        "device --rates no/such.json",
+        "device no/such.json",
         "no/such.json: No such file or directory (os error 2); `flashcore device --measure` measures anew",
     ),
     (
@@ -313,14 +321,14 @@ const USAGE: &[(&str, &str)] = &[
         "`flashcore device --measure` measures anew",
     ),
     (
-        "bench tiny --device cpu --csv no/such/x.csv",
+        "bench tiny --device cpu -o no/such/x.csv",
         "there is no folder no/such help: make it first",
     ),
     ("gate --write no/such/x.json", "there is no folder no/such"),
-    ("bench tiny --device cpu --csv .", ". is a folder; name a file in it"),
+    ("bench tiny --device cpu -o .", ". is a folder; name a file in it"),
     ("bench scores --caches 8", "--caches is not for `bench scores`"),
     ("bench tiny --device cpu --peers none --caches 8", "name a CUDA device"),
-    ("bench tiny --budget nan", "write a time above 0 as 5s, 2m or 500ms"),
+    ("bench tiny --budget nan", "write a time above 0 as 90s, 5m or 500ms"),
     ("reproduce 3f0a9c1d2e --budget 0", "write a time above 0"),
     // Flags that would change nothing.
     (
@@ -335,22 +343,22 @@ const USAGE: &[(&str, &str)] = &[
         "list problems --profile l4",
         "--profile is not for this list; it is for `list ladder`",
     ),
-    ("list --problem small", "--problem is not for this list"),
+    ("list problems small", "`small` is not for this list"),
     (
         "parity 2 --device cpu --family wgmma",
         "--family wgmma is a family of GPU kernels, and the device is the CPU",
     ),
     (
-        "compare cpu/m16n16 cpu/m32n32",
+        "evidence compare cpu/m16n16 cpu/m32n32",
         "`flashcore bench --kernel cpu/m16n16,cpu/m32n32 --baseline cpu/m16n16` times kernels against each other",
     ),
     (
-        "compare cpu/m16n16 latest",
+        "evidence compare cpu/m16n16 latest",
         "cpu/m16n16 is a kernel, and evidence is compared",
     ),
     // Numbers below 0 are values, not flags.
     ("run --seed -1", "invalid value '-1' for '--seed <N>'"),
-    ("tune --budget -5", "write trials as 200, or time as 90s, 5m or 1h"),
+    ("tune --trials -5", "write a whole number"),
 ];
 
 /// The same for what makes sense and cannot be done.
@@ -443,8 +451,8 @@ fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
         "run tiny --json",
         "plans",
         "explain small",
-        "bench tiny --kernel default --peers none --no-store --budget 0.01",
-        "tune tiny --budget 1 --no-plan --json",
+        "bench tiny --kernel default --peers none --store none --budget 0.01",
+        "tune tiny --trials 1 --skip plan --json",
     ] {
         let mut command = command(arguments);
         command.env("LD_LIBRARY_PATH", home).env("XDG_DATA_HOME", home);

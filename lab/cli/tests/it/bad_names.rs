@@ -19,16 +19,16 @@ const USAGE: &[(&str, &str)] = &[
         "known are all, none, torch/flash, torch/cudnn",
     ),
     ("tune tiny --device cpu --peers foo", "known are all, none"),
-    ("profile tiny --profile l4 --peers torch", "known are all, none"),
+    ("profile tiny --device predict:l4 --peers torch", "known are all, none"),
     (
         "bench tiny --device sim",
         "no device is named `sim`; allowed: best, cpu, cuda, cuda:N",
     ),
     ("parity x", "invalid value 'x' for '[N]': write a whole number"),
     ("check museum", "`flashcore list museum` lists the exhibits"),
-    ("leaderboard no-such-run", "`no-such-run` is no folder"),
+    ("tune show no-such-run", "`no-such-run` is no folder"),
     ("tune tiny --resume --folder no-such-folder", "there is no run in it"),
-    ("plans --drop no-such.json:1", "no-such.json: there is no such file"),
+    ("plans drop no-such.json:1", "no-such.json: there is no such file"),
 ];
 
 #[test]

@@ -54,14 +54,14 @@ fn a_file_is_a_card_of_every_command_that_predicts() {
     assert!((ratio - 1.25).abs() < 1e-9, "{ratio}");
     assert_eq!(usual["measured"], "an L4 of a test");
 
-    let bench = ran(&format!("bench {problems} --device predict:{mine} --no-store"));
+    let bench = ran(&format!("bench {problems} --device predict:{mine} --store none"));
     assert!(
         bench.words().contains("NVIDIA L4, calibrated (PREDICTED)"),
         "{}",
         bench.stdout
     );
     let tune = ran(&format!(
-        "tune {problems} --device predict:{mine} --strategy elite --budget 2 --folder {}",
+        "tune {problems} --device predict:{mine} --strategy elite --trials 2 --folder {}",
         at("run")
     ));
     assert!(
@@ -73,7 +73,7 @@ fn a_file_is_a_card_of_every_command_that_predicts() {
     if flashcore_check::sandbox::available().is_ok() {
         let own = format!("{}/../../docs/own-kernel/attention.toml", env!("CARGO_MANIFEST_DIR"));
         let tune = ran(&format!(
-            "tune tiny --kernel {own} --device predict:{mine} --strategy elite --budget 2 --folder {}",
+            "tune tiny --kernel {own} --device predict:{mine} --strategy elite --trials 2 --folder {}",
             at("own")
         ));
         assert!(words(&tune.stdout).contains("own/attention"), "{}", tune.stdout);
@@ -83,7 +83,7 @@ fn a_file_is_a_card_of_every_command_that_predicts() {
         at("base.json")
     ));
     let gate = flashcore(&format!(
-        "gate {problems} --device predict:{mine} --baseline {}",
+        "gate {problems} --device predict:{mine} --against {}",
         at("base.json")
     ));
     assert_eq!(gate.code, 0, "{}{}", gate.stdout, gate.stderr);
@@ -104,8 +104,14 @@ fn files_that_are_no_cards_are_refused() {
             "explain --profile no/such.json".to_string(),
             "no/such.json: No such file",
         ),
-        ("device calibrate --measure".to_string(), "cannot be used with"),
-        ("device calibrated".to_string(), "invalid value 'calibrated'"),
+        (
+            "device calibrate --measure".to_string(),
+            "--measure is not for `device calibrate`",
+        ),
+        (
+            "device calibrated".to_string(),
+            "`calibrated` is neither `calibrate` nor FILE.json",
+        ),
     ] {
         let ran = flashcore(&arguments);
         assert!(

@@ -140,7 +140,7 @@ fn zeros_do_not_pass_with_sinks() {
 
 #[test]
 fn values_of_a_line_and_errors_by_tap() {
-    let told = flashcore("check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --numerics");
+    let told = flashcore("check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --tap all");
     assert_eq!(told.code, 0, "{}", told.stderr);
     for label in ["  S ", "  P ", "  O "] {
         assert!(told.stdout.contains(label), "{}", told.stdout);
@@ -152,7 +152,7 @@ fn values_of_a_line_and_errors_by_tap() {
         "{}",
         nowhere.stderr
     );
-    let ptx = flashcore("explain tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --ptx --lines").stdout;
+    let ptx = flashcore("explain tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --ptx=lines").stdout;
     // The line of the first exponential.
     let before: Vec<&str> = ptx.lines().take_while(|line| !line.contains("ex2.approx")).collect();
     let line = before
@@ -162,7 +162,7 @@ fn values_of_a_line_and_errors_by_tap() {
         .unwrap();
     let line = line.split(' ').nth(1).unwrap();
     let shown = flashcore(&format!(
-        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --trace {line}:ex2 --warp 1 --lane 3 --limit 1"
+        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --trace {line}:ex2,warp=1,lane=3,limit=1"
     ));
     assert_eq!(shown.code, 0, "{}", shown.stderr);
     assert!(
@@ -172,7 +172,7 @@ fn values_of_a_line_and_errors_by_tap() {
     );
     // No line ends between a lane and its value.
     let all = flashcore(&format!(
-        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --trace {line}:ex2 --limit 2"
+        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --trace {line}:ex2,limit=2"
     ));
     let mut lines = all.stdout.lines().filter(|line| line.starts_with("    "));
     assert!(lines.all(|line| !line.ends_with(':')), "{}", all.stdout);
@@ -187,10 +187,10 @@ fn foreign_kernels_are_simulated() {
     };
     for (name, rest) in [
         ("partials", "--arg buf:512"),
-        ("no-opt-in", "--arg buf:512 --smem 76800 --opted-in"),
+        ("no-opt-in", "--arg buf:512 --launch smem=76800,opted-in"),
         (
             "gemm-128x256x64",
-            "--arg buf:1024:zero --smem 147456 --opted-in --profile h200",
+            "--arg buf:1024:zero --launch smem=147456,opted-in --profile h200",
         ),
     ] {
         let clean = check(name, rest);
@@ -227,7 +227,7 @@ fn the_first_blocks_of_a_foreign_kernel_are_simulated() {
     let path = folder.path().join("own.ptx");
     let text = ".version 7.0 .target sm_80 .entry k() .maxntid 32, 1, 1 { ret; }";
     std::fs::write(&path, text).unwrap();
-    let check = |rest: &str| shown(&format!("check {} --grid 2000 {rest}", path.display()));
+    let check = |rest: &str| shown(&format!("check {} --launch grid=2000 {rest}", path.display()));
     assert!(!check("").contains("2,000"), "{}", check(""));
     let some = check("--blocks 3");
     assert!(some.contains("under 1 schedule in 3 of 2,000 blocks"), "{some}");
@@ -250,11 +250,11 @@ fn launches_that_make_no_sense_are_usage() {
     let cases = [
         (
             format!("{own} --arg buf:4"),
-            "give the threads of a block with --threads N",
+            "give the threads of a block with --launch threads=N",
         ),
         (partials.to_string(), "`out` (a pointer)"),
         (format!("{partials} --arg 7"), "argument 1 does not fit `out`"),
-        (format!("{own} --entry zz"), "no kernel is named `zz`; there are k"),
+        (format!("{own} --launch entry=zz"), "named `zz`; there are k"),
         (file("empty.ptx", b""), "empty.ptx: "),
         (file("zeros.ptx", &[0; 64]), "is a binary file of unknown format"),
     ];
@@ -267,18 +267,18 @@ fn launches_that_make_no_sense_are_usage() {
             told.words()
         );
     }
-    let threads = flashcore(&format!("check {own} --arg 7 --threads 32"));
+    let threads = flashcore(&format!("check {own} --arg 7 --launch threads=32"));
     assert_eq!(threads.code, 0, "{}", threads.stderr);
     let required = file(
         "exact.ptx",
         b".version 7.0 .target sm_80 .entry k() .reqntid 128 { ret; }",
     );
-    let refused = flashcore(&format!("check {required} --threads 64"));
+    let refused = flashcore(&format!("check {required} --launch threads=64"));
     assert!(
         refused.code == 1
             && refused
                 .words()
-                .contains("launch it with 128 threads a block (`--threads 128`)"),
+                .contains("launch it with 128 threads a block (`--launch threads=128`)"),
         "{}",
         refused.words()
     );
@@ -305,7 +305,7 @@ fn files_in_place_of_a_problem_say_what_they_are() {
             "is PTX: it holds kernels, not a problem",
         ),
         (
-            format!("bench {ptx} --device cpu --no-store"),
+            format!("bench {ptx} --device cpu --store none"),
             "is PTX: it holds kernels, not a problem",
         ),
         (format!("check {bare}"), "help: name it FILE.ptx: "),
@@ -330,63 +330,63 @@ fn foreign_kernels_that_cannot_be_launched_are_refused() {
     let cases = [
         (
             "static-m64",
-            "--grid 1 --threads 128 --arg buf:65536",
+            "--launch grid=1,threads=128 --arg buf:65536",
             "static-shared",
             "57376 B of static shared memory; 49152 B is the limit",
             "declare it dynamic",
         ),
         (
             "gemm-128x256x64",
-            "--arg buf:1024 --smem 147456",
+            "--arg buf:1024 --launch smem=147456",
             "shared",
             "147456 B of dynamic shared memory; sm_89 allows 101376 B a block, with opt-in; 46080 B too much",
             "use smaller tiles or fewer stages",
         ),
         (
             "no-opt-in",
-            "--arg buf:512 --smem 76800",
+            "--arg buf:512 --launch smem=76800",
             "opt-in",
             "76800 B of dynamic shared memory; without opt-in a block may have 49152 B",
             "cudaFuncSetAttribute",
         ),
         (
             "partials",
-            "--arg buf:512 --smem 300000",
+            "--arg buf:512 --launch smem=300000",
             "shared",
             "336864 B of shared memory (36864 static + 300000 dynamic)",
             "fewer stages",
         ),
         (
             "partials",
-            "--arg buf:512 --threads 0",
+            "--arg buf:512 --launch threads=0",
             "threads",
             "every dimension must be at least 1",
             "launch at least one warp",
         ),
         (
             "partials",
-            "--arg buf:512 --threads 5000",
+            "--arg buf:512 --launch threads=5000",
             "threads",
             "5000 threads a block; sm_89 allows 1024",
             "use fewer warps",
         ),
         (
             "partials",
-            "--arg buf:512 --threads 256",
+            "--arg buf:512 --launch threads=256",
             "threads",
             "256 threads a block; the kernel was compiled for at most 128",
             "launch at most 128 threads",
         ),
         (
             "partials",
-            "--arg buf:512 --grid 0",
+            "--arg buf:512 --launch grid=0",
             "grid",
             "its grid is [0, 1, 1]",
             "skip the launch",
         ),
         (
             "partials",
-            "--arg buf:512 --grid 1,65536",
+            "--arg buf:512 --launch grid=1x65536",
             "grid",
             "allows at most [2147483647, 65535, 65535]",
             "fold the long axis into x",
@@ -478,7 +478,7 @@ fn a_part_of_the_grid_is_checked() {
 fn files_with_kernels_are_no_lists_of_ids() {
     let file = format!("{}/../check/museum/partials.ptx", env!("CARGO_MANIFEST_DIR"));
     let told = flashcore(&format!(
-        "bench tiny --device cpu --peers none --no-store --kernel {file}"
+        "bench tiny --device cpu --peers none --store none --kernel {file}"
     ));
     assert_eq!(told.code, 2, "{}", told.stdout);
     let said: Vec<&str> = told.stderr.split_whitespace().collect();

@@ -30,7 +30,7 @@ fn expect(code: i32, arguments: &str) {
 fn output_that_is_not_read_is_told() {
     expect(0, "explain llama8b-prefill-8k --ptx");
     expect(0, "check tiny --json");
-    expect(0, "parity 2 --device cpu --no-sdpa");
+    expect(0, "parity 2 --device cpu --peers none");
 }
 
 #[test]
@@ -72,8 +72,8 @@ fn a_gate_that_is_not_passed_stays_so() {
     record(&a, 300.0);
     record(&b, 400.0);
     let (a, b) = (a.display(), b.display());
-    expect(1, &format!("compare {a} {b} --gate 3%"));
-    expect(0, &format!("compare {b} {a} --gate 3%"));
+    expect(1, &format!("evidence compare {a} {b} --slower 3%"));
+    expect(0, &format!("evidence compare {b} {a} --slower 3%"));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_search_goes_on() {
     std::fs::write(&space, serde_json::to_string(&crate::tune::table()).unwrap()).unwrap();
     let search = |name: &str| {
         let folder = home.path().join(name);
-        let mut command = command("tune tiny --budget 20 --seed 1 --folder");
+        let mut command = command("tune tiny --trials 20 --seed 1 --folder");
         command
             .arg(&folder)
             .arg("--device")
@@ -92,7 +92,7 @@ fn a_search_goes_on() {
         (command, folder)
     };
     let trials = |folder: &Path| {
-        let mut shown = command("leaderboard --json");
+        let mut shown = command("tune show --json");
         let shown = run(shown.arg(folder).env("XDG_DATA_HOME", home.path()));
         let shown: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
         shown["trials"].as_array().expect("a list").len()

@@ -173,7 +173,9 @@ fn fault(typed: &Typed, folder: &Path, home: &Path) -> Option<String> {
             let alone = alone.replace(['\'', '"'], "");
             // A number in place of a placeholder for one.
             let words: Vec<&str> = alone.split_whitespace().skip(1).collect();
-            let words = words.iter().take_while(|word| !word.contains(['…', '[', '<']));
+            // What stands after `--` is the compiler's.
+            let is_ours = |word: &&&str| **word != "--" && !word.contains(['…', '[', '<']);
+            let words = words.iter().take_while(is_ours);
             let words: Vec<&str> = words
                 .map(|word| if ["N", "BYTES"].contains(word) { "1" } else { word })
                 .collect();

@@ -13,12 +13,12 @@ fn the_best_text_for_the_card_is_taken() {
     let ran = explain("--profile l4");
     assert_eq!(ran.code, 2, "{}", ran.stdout);
     assert!(
-        ran.words().contains("it has scale; name one with --entry"),
+        ran.words().contains("it has scale; name one with --launch entry=NAME"),
         "{}",
         ran.stderr
     );
     for (card, arch) in [("l4", "sm_80"), ("h200", "sm_90")] {
-        let ran = explain(&format!("--entry scale --profile {card}"));
+        let ran = explain(&format!("--launch entry=scale --profile {card}"));
         assert_eq!(ran.code, 0, "{}", ran.stderr);
         assert!(
             ran.words().contains(&format!("PTX for {arch} in an ELF file")),
@@ -26,17 +26,17 @@ fn the_best_text_for_the_card_is_taken() {
             ran.stdout
         );
     }
-    let ran = explain("--entry other --profile l4");
+    let ran = explain("--launch entry=other --profile l4");
     assert!(
         ran.words().contains("no kernel is named `other`; there are scale"),
         "{}",
         ran.stderr
     );
-    let check = format!("check {} --entry scale --threads 32 --arg buf:128", path.display());
+    let check = format!("check {} --launch threads=32,entry=scale --arg buf:128", path.display());
     assert_eq!(flashcore(&format!("{check} --arg 2 --arg 32")).code, 0);
     let ran = flashcore(&format!("{check} --arg 2 --arg 33"));
     assert_eq!(ran.code, 0, "one block has 32 threads\n{}", ran.stdout);
-    let ran = flashcore(&format!("{check} --arg 2 --arg 64 --grid 2"));
+    let ran = flashcore(&format!("{check} --arg 2 --arg 64 --launch grid=2"));
     assert!(
         ran.code == 1 && ran.stdout.contains("error[out-of-bounds]"),
         "{}",
@@ -54,7 +54,7 @@ fn what_is_passed_over_is_told() {
     let mut broken = FATBIN.to_vec();
     broken[first + 1] = b'x';
     std::fs::write(&path, broken).unwrap();
-    let ran = flashcore(&format!("explain {} --entry scale --profile l4", path.display()));
+    let ran = flashcore(&format!("explain {} --launch entry=scale --profile l4", path.display()));
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert!(ran.words().contains("passed over in"), "{}", ran.stderr);
     std::fs::write(&path, &FATBIN[..40]).unwrap();

@@ -36,19 +36,19 @@ fn a_baseline_is_written_and_judged_against() {
     ] {
         assert!(words(&written.stdout).contains(part), "{part}\n{}", written.stdout);
     }
-    let judge = format!("gate --baseline {} {QUICK}", base.display());
+    let judge = format!("gate --against {} {QUICK}", base.display());
     edit(&base, |baseline| {
         let error = &mut baseline["errors"][0]["frobenius"];
         *error = (error.as_f64().expect("an error") / 1.5).into();
     });
-    let ran = flashcore(&format!("{judge} --markdown {}", summary.display()));
+    let ran = flashcore(&format!("{judge} -o {}", summary.display()));
     assert_eq!(ran.code, 1, "{}", ran.stdout);
     assert!(ran.words().contains("1.50 × the baseline's"), "{}", ran.stdout);
     assert!(ran.words().contains("the gate fails"), "{}", ran.stdout);
     let markdown = std::fs::read_to_string(&summary).expect("a summary");
     assert!(markdown.contains("| error | FAILED | "), "{markdown}");
 
-    let races = flashcore(&format!("{judge} --error 90% --plant drop-barrier --json"));
+    let races = flashcore(&format!("{judge} --allow error=90% --plant drop-barrier --json"));
     assert_eq!(races.code, 1, "{}", races.stderr);
     let races: Value = serde_json::from_str(&races.stdout).expect("JSON");
     let checks = races["judged"]["checks"].as_array().expect("checks");
@@ -79,8 +79,8 @@ fn a_kernel_that_became_slower_fails_without_a_gpu() {
     }
     let read = |name: &str| std::fs::read(file(name)).expect("a baseline");
     assert_eq!(read("base.json"), read("again.json"));
-    let judge = format!("--baseline {}", at("base.json"));
-    let same = gate(&format!("{judge} --slower 0.1%"));
+    let judge = format!("--against {}", at("base.json"));
+    let same = gate(&format!("{judge} --allow slower=0.1%"));
     assert_eq!(same.code, 0, "{}{}", same.stdout, same.stderr);
     for part in [
         "1 predictions, 0 with more",
@@ -139,7 +139,7 @@ fn a_baseline_of_other_problems_compares_nothing() {
         ),
         (&format!("small {QUICK}"), "base.json has tiny; you asked for small"),
     ] {
-        let ran = flashcore(&format!("gate {asked} --baseline {base}"));
+        let ran = flashcore(&format!("gate {asked} --against {base}"));
         assert!(ran.code == 3 && ran.words().contains(said), "{asked}: {}", ran.stderr);
     }
 }
@@ -157,7 +157,7 @@ fn another_kernel_of_ours_is_judged_by_its_time() {
     };
     assert_eq!(gate("xor", &format!("--write {base}")).code, 0);
     // Without a swizzle there are bank conflicts.
-    let slower = gate("lin", &format!("--baseline {base}"));
+    let slower = gate("lin", &format!("--against {base}"));
     assert_eq!(slower.code, 1, "{}{}", slower.stdout, slower.stderr);
     for part in [
         "predicted FAILED",

@@ -158,14 +158,13 @@ fn pythons() -> Vec<PathBuf> {
 fn no_code_of_the_current_folder_runs() {
     let hostile = Hostile::new();
     let toy = format!("{}/../bench/tests/data/kbench/toy", env!("CARGO_MANIFEST_DIR"));
-    let judge =
-        format!("kbench verify {toy} --kernel {toy}/honest.py --trust --device cpu --rounds 1 --calls 1 --seed 3");
+    let judge = format!("kbench verify {toy} --kernel {toy}/honest.py --trust --device cpu --rounds 1x1 --seed 3");
     // What starts Python, and the marks that its modules leave where they should run.
-    let bench = "bench tiny --device cpu --no-store --budget 0.01";
+    let bench = "bench tiny --device cpu --store none --budget 0.01";
     let commands = [
         (bench, "flashcore_attn._bench"),
         (
-            "bench tiny --device cpu --no-store --budget 0.01 --peers none --kernel HOME/mine.py:attention --trust",
+            "bench tiny --device cpu --store none --budget 0.01 --peers none --kernel HOME/mine.py:attention --trust",
             "__main__",
         ),
         ("parity 1 --device cpu", "torch"),
@@ -174,12 +173,12 @@ fn no_code_of_the_current_folder_runs() {
             "__main__",
         ),
         (
-            "tune tiny --device cpu --budget 2 --folder HOME/run",
+            "tune tiny --device cpu --trials 2 --folder HOME/run",
             "flashcore_attn._bench",
         ),
         ("profile tiny --device cpu --peers all", ""),
         // nvcc is looked for in its packages, too.
-        ("check HOME/kernel.cu --threads 32", ""),
+        ("check HOME/kernel.cu --launch threads=32", ""),
         (judge.as_str(), ""),
     ];
     let installed = hostile.at("installed").display().to_string();
@@ -239,7 +238,7 @@ fn a_python_that_depends_on_the_current_folder_is_refused() {
         ("python3", "not found in"),
     ] {
         let variables = [("FLASHCORE_PYTHON", name), ("PATH", ":.:../here")];
-        let (ran, evil, _) = hostile.run("bench tiny --device cpu --no-store --budget 0.01", &variables);
+        let (ran, evil, _) = hostile.run("bench tiny --device cpu --store none --budget 0.01", &variables);
         assert_eq!((evil.as_str(), ran.code), ("", 0), "{}", ran.words());
         assert!(
             ran.words().contains(&format!("{name}: {why}").replace(": a", ": is a")),
@@ -268,8 +267,8 @@ fn other_commands_start_no_program_of_the_current_folder() {
     let others = [
         "",
         "run tiny --device cpu",
-        "gate --baseline HOME/none.json",
-        "compare latest latest",
+        "gate --against HOME/none.json",
+        "evidence compare latest latest",
         "reproduce 0123456789ab",
         "kbench export tiny HOME/task --force",
         "worker --bench",
@@ -279,12 +278,12 @@ fn other_commands_start_no_program_of_the_current_folder() {
         "list problems",
         "evidence",
         "report -o HOME/report.html",
-        "leaderboard",
+        "tune show",
         "plans",
         "device",
         "profile tiny --device cpu",
-        "tune tiny --device cpu --budget 1 --peers none --proposer sh",
-        "tune tiny --device cpu --budget 1 --peers none --workers git",
+        "tune tiny --device cpu --trials 1 --peers none --proposer sh",
+        "tune tiny --device cpu --trials 1 --peers none --workers git",
         // Above, with a Python.
         "bench --help",
         "parity --help",

@@ -47,7 +47,7 @@ fn a_task_is_written_and_files_of_others_are_kept() {
     );
     assert_eq!(std::fs::read_to_string(folder.join("forward.cu")).unwrap(), "// mine\n");
     let alone = home.path().join("alone");
-    let said = shown(&format!("kbench export tiny {} --task-only --json", alone.display()));
+    let said = shown(&format!("kbench export tiny {} --kernel none --json", alone.display()));
     let said: Value = serde_json::from_str(&said).unwrap();
     assert!(said["kernel"].is_null() && said["card"].is_null() && !alone.join("forward.cu").exists());
 }
@@ -84,7 +84,7 @@ fn verify(kernel: &str, flags: &str) -> Ran {
 #[test]
 fn kernels_are_judged_only_when_they_are_trusted() {
     let home = tempfile::tempdir().unwrap();
-    let quick = "--device cpu --rounds 1 --calls 1 --seed 3";
+    let quick = "--device cpu --rounds 1x1 --seed 3";
     let ran = verify_in(home.path(), &toy(), "cached.py", quick);
     let said = ran.words();
     assert!(
@@ -110,11 +110,8 @@ fn kernels_are_judged_only_when_they_are_trusted() {
     );
 
     let markdown = home.path().join("report.md");
-    let flags = "--trust --device cpu --rounds 1 --calls 1 --seed 3";
-    let ran = verify(
-        "cached.py",
-        &format!("{flags} --json --markdown {}", markdown.display()),
-    );
+    let flags = "--trust --device cpu --rounds 1x1 --seed 3";
+    let ran = verify("cached.py", &format!("{flags} --json -o {}", markdown.display()));
     let said: Value = serde_json::from_str(&ran.stdout).expect(&ran.stderr);
     assert_eq!(ran.code, 1);
     assert_eq!(

@@ -22,7 +22,7 @@ fn charts_are_drawn_from_evidence() {
         "bench tiny {shapes} --device cpu --peers none --store {store} --kernel cpu/m16n16,cpu/m64n64 --budget 0.05"
     ));
     let ladder =
-        format!("evidence --store {store} chart ladder --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64");
+        format!("evidence --store {store} chart ladder --problem tiny --kernel cpu/m16n16=small --kernel cpu/m64n64");
     let svg = shown(&ladder);
     assert!(svg.starts_with("<svg") && svg.contains(">small<"), "{svg}");
     shown(&format!("{ladder} -o {}", at("ladder.svg")));
@@ -32,14 +32,14 @@ fn charts_are_drawn_from_evidence() {
     let of_export = at("a.jsonl");
     assert_eq!(
         shown(&format!(
-            "evidence --no-store chart ladder {of_export} --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64"
+            "evidence --store none chart ladder {of_export} --problem tiny --kernel cpu/m16n16=small --kernel cpu/m64n64"
         )),
         svg
     );
 
     // A kernel of ours can be the baseline, as the help of a run without peers says.
     let ratio = shown(&format!(
-        "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
+        "evidence --store none chart ratio {of_export} --baseline cpu/m64n64"
     ));
     assert!(ratio.contains("hot: times as fast as cpu/m64n64"), "{ratio}");
 
@@ -50,7 +50,7 @@ fn charts_are_drawn_from_evidence() {
     shown(&format!("evidence export --store {} -o {}", at("one"), at("one.jsonl")));
     // A baseline that nothing has is told of; no run is exported in place of one that is not there.
     let ran =
-        flashcore("bench tiny --device cpu --peers none --no-store --kernel cpu/m16n16 --budget 0.01 --baseline fa3");
+        flashcore("bench tiny --device cpu --peers none --store none --kernel cpu/m16n16 --budget 0.01 --baseline fa3");
     assert!(
         ran.code == 0 && words(&ran.stderr).contains("note: no subject's label begins with `fa3`"),
         "{}",
@@ -68,19 +68,19 @@ fn charts_are_drawn_from_evidence() {
         ),
         (
             // Two batches of one shape would be one point.
-            format!("evidence --no-store chart lines {of_export}"),
+            format!("evidence --store none chart lines {of_export}"),
             "two of head_dim 64 and length 64",
         ),
         (
-            format!("evidence --no-store chart lines {of_export} --mode cold"),
+            format!("evidence --store none chart lines {of_export} --mode cold"),
             "mode is cold",
         ),
         (
-            format!("evidence --no-store chart ratio {of_export} --baseline nope"),
+            format!("evidence --store none chart ratio {of_export} --baseline nope"),
             "it has cpu/",
         ),
         (
-            format!("evidence chart ratio {of_export} --no-store"),
+            format!("evidence chart ratio {of_export} --store none"),
             "no peer was timed in that run",
         ),
         (
@@ -88,11 +88,11 @@ fn charts_are_drawn_from_evidence() {
             "that run timed one kernel; a ratio needs two help: `flashcore bench --kernel ID,ID`",
         ),
         (
-            format!("evidence --no-store chart ladder {of_export} --problem x"),
+            format!("evidence --store none chart ladder {of_export} --problem x"),
             "problem is x (hot); allowed: tiny, one, two",
         ),
         (format!("{ladder} -o {}", at("ladder.png")), "ends in none of .svg"),
-        (format!("{ladder} --rung cpu/m8n8"), "rung is cpu/m8n8"),
+        (format!("{ladder} --kernel cpu/m8n8"), "rung is cpu/m8n8"),
     ] {
         let ran = flashcore(&arguments);
         assert!(
@@ -130,7 +130,7 @@ fn a_store_without_runs_and_files_that_are_no_evidence_say_so() {
                 at("notes.md/x")
             ),
             3,
-            "help: name another folder with --store; `bench` keeps nothing with --no-store",
+            "help: name another folder with --store; `bench` keeps nothing with --store none",
         ),
     ] {
         let ran = flashcore(&arguments);
@@ -210,7 +210,7 @@ fn runs_are_told_apart() {
     assert_eq!((&added["runs"], &added["known"]), (&2.into(), &0.into()), "{added}");
     let report = json(&format!("report {} -o {} --json", at("all.jsonl"), at("r.md")));
     assert_eq!(report["has"]["runs"], 2, "{report}");
-    // `--no-store` is for what keeps evidence.
+    // `--store none` is for what keeps evidence.
     assert!(!shown("evidence --help").contains("--no-store"));
 }
 
@@ -222,7 +222,7 @@ fn a_comparison_says_which_way_its_ratios_go() {
     shown_whatever_is_noted(&format!(
         "bench tiny --device cpu --kernel cpu/m16n16 --peers none --budget 0.01 --store {store}"
     ));
-    let text = shown_whatever_is_noted(&format!("compare latest latest --store {store}"));
+    let text = shown_whatever_is_noted(&format!("evidence compare latest latest --store {store}"));
     assert!(text.contains("B / A: ratio of times, that of the medians"), "{text}");
     assert!(text.contains("below 1 is faster"), "{text}");
 }

@@ -18,7 +18,7 @@ fn kernels_of_the_host_are_right_and_no_pytorch_is_said() {
 
 #[test]
 fn json_has_every_key() {
-    let report = json("parity 4 --device cpu --no-sdpa --json");
+    let report = json("parity 4 --device cpu --peers none --json");
     assert_eq!(report["passed"], 4);
     assert_eq!(report["mismatches"], serde_json::json!([]));
     assert!(
@@ -31,25 +31,25 @@ fn json_has_every_key() {
 /// Problems without a row that sees two keys are few, and counted.
 #[test]
 fn trivial_problems_are_counted() {
-    let ran = flashcore("parity 40 --device cpu --lengths --no-sdpa");
+    let ran = flashcore("parity 40 --device cpu --with lengths --peers none");
     let words = ran.words();
     let (before, _) = words
         .split_once(" problems: no row sees two keys, or zeros would pass")
         .expect("a count");
     let trivial = before.rsplit(' ').next().and_then(|count| count.parse().ok());
     assert!(trivial.is_some_and(|trivial: u32| trivial <= 14), "{words}");
-    let one = json("parity --only 2 --device cpu --lengths --no-sdpa --json");
+    let one = json("parity --only 2 --device cpu --with lengths --peers none --json");
     assert_eq!(one["trivial"], 0);
 }
 
 #[test]
 fn a_mismatch_has_the_command_that_repeats_it() {
-    let found = flashcore("parity 2 --device sim --profile l4 --family mma --plant drop-barrier --no-sdpa");
+    let found = flashcore("parity 2 --device sim:l4 --family mma --plant drop-barrier --peers none");
     assert_eq!(found.code, 1, "{}", found.stdout);
     let mut lines = found.stdout.lines();
     let line = lines.find_map(|line| line.split_once("flashcore parity --only "));
     let (_, rest) = line.expect("a command that repeats it, in one line");
-    let again = flashcore(&format!("parity --only {rest} --no-sdpa"));
+    let again = flashcore(&format!("parity --only {rest} --peers none"));
     assert_eq!(again.code, 1, "{}", again.stdout);
     let (_, mismatch) = again.stdout.split_once("mismatch").expect("a mismatch");
     assert!(found.stdout.contains(mismatch), "{}", again.stdout);
@@ -76,13 +76,13 @@ fn what_pytorch_refuses_is_said() {
         text.contains("1 not judged, such as: SDPA refuses it: planted"),
         "{text}"
     );
-    assert!(shown("parity 1 --device cpu --no-sdpa").contains("1 right"));
+    assert!(shown("parity 1 --device cpu --peers none").contains("1 right"));
 }
 
 /// Other kernels that are right say nothing of a family that was asked for.
 #[test]
 fn a_family_that_serves_no_problem_is_no_success() {
-    let found = flashcore("parity 2 --device sim --profile l4 --family wgmma --no-sdpa");
+    let found = flashcore("parity 2 --device sim:l4 --family wgmma --peers none");
     assert_eq!((found.code, found.stdout.as_str()), (1, ""));
     assert!(
         words(&found.stderr)
@@ -95,7 +95,7 @@ fn a_family_that_serves_no_problem_is_no_success() {
 /// No kernel is wrong where none serves a problem.
 #[test]
 fn problems_that_nothing_serves_are_one_refusal() {
-    let found = flashcore("parity 2 --device sim --profile l4 --family mma --dtype e4m3 --no-sdpa");
+    let found = flashcore("parity 2 --device sim:l4 --family mma --dtype e4m3 --peers none");
     assert_eq!((found.code, found.stdout.as_str()), (1, ""));
     let said = words(&found.stderr);
     assert!(said.starts_with("error: none of 200 problems is served"), "{said}");

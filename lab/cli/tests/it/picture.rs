@@ -183,13 +183,13 @@ mod with_nvcc {
         let check = |options: &str| {
             in_folder(
                 folder.path(),
-                &format!("check shift.cu --threads 64 --arg buf:256 {options}"),
+                &format!("check shift.cu --launch threads=64 --arg buf:256 {options}"),
             )
         };
         let ran = check("");
         assert_eq!(ran.code, 2, "{}", ran.stdout);
         assert!(ran.stderr.contains("width.h"), "{}", ran.stderr);
-        let ran = check("-I include");
+        let ran = check("-- -I include");
         assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
         for part in [
             "shift<64>(float*) of shift.cu",
@@ -199,8 +199,9 @@ mod with_nvcc {
         ] {
             assert!(ran.stdout.contains(part), "{part}\n{}", ran.stdout);
         }
-        let ran =
-            check("-Iinclude -DFIXED=1 -std=c++17 --maxrregcount 16 --entry shift -- -Xcudafe --diag_suppress=177");
+        let ran = check(
+            "--launch entry=shift -- -Iinclude -DFIXED=1 -std=c++17 --maxrregcount 16 -Xcudafe --diag_suppress=177",
+        );
         assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
         assert!(ran.stdout.contains("a thread, no spills (ptxas"), "{}", ran.stdout);
         std::fs::write(folder.path().join("shift.cu"), "__global__ void f() { y = 1; }\n").unwrap();

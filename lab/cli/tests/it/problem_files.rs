@@ -9,9 +9,9 @@ const COMMANDS: [&str; 6] = [
     "run FILE --device cpu",
     "check FILE",
     "explain FILE --profile l4",
-    "tune FILE --device cpu --budget 1 --no-plan --peers none --folder RUN",
-    "bench FILE --device cpu --peers none --no-store --budget 0.01",
-    "list ladder --problem FILE --profile l4",
+    "tune FILE --device cpu --trials 1 --skip plan --peers none --folder RUN",
+    "bench FILE --device cpu --peers none --store none --budget 0.01",
+    "list ladder FILE --profile l4",
 ];
 
 fn file(name: &str, text: &str) -> PathBuf {
@@ -91,16 +91,16 @@ fn the_leaderboard_takes_a_file() {
         let arguments = arguments.replace("FILE", &own.display().to_string());
         run(command(&arguments).env("XDG_DATA_HOME", home.path()))
     };
-    let tuned = flashcore("tune FILE:mine --device cpu --budget 1 --no-plan --peers none --json");
+    let tuned = flashcore("tune FILE:mine --device cpu --trials 1 --skip plan --peers none --json");
     assert_eq!(tuned.code, 0, "{}", tuned.stderr);
     for problem in ["FILE:mine", "mine"] {
-        let shown = flashcore(&format!("leaderboard {problem} --json"));
+        let shown = flashcore(&format!("tune show {problem} --json"));
         let shown: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
         assert_eq!(shown["run"]["case"], "mine", "{problem}");
     }
-    let none = flashcore("leaderboard FILE:other");
+    let none = flashcore("tune show FILE:other");
     assert!(none.words().contains("there are runs of mine"), "{}", none.stderr);
-    let several = flashcore("leaderboard FILE");
+    let several = flashcore("tune show FILE");
     assert!(several.words().contains("one of mine, other"), "{}", several.stderr);
 }
 
@@ -168,7 +168,7 @@ fn a_files_own_lengths_are_checked() {
             assert!(ran.words().contains(named), "{command}\n{}", ran.stdout);
         }
     }
-    let bench = "bench FILE --device cpu --peers none --no-store --budget 0.01";
+    let bench = "bench FILE --device cpu --peers none --store none --budget 0.01";
     let ran = flashcore(&bench.replace("FILE", &right.to_string()));
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     let ran = flashcore(&bench.replace("FILE", &wrong.to_string()));

@@ -12,7 +12,7 @@ fn from() -> String {
 
 #[test]
 fn without_a_gpu_predictions_stand_alone_and_say_so() {
-    let line = "profile small --device cpu --profile h200";
+    let line = "profile small --device predict:h200";
     let found = json(&format!("{line} --json"));
     let kernel = &found["kernels"][0];
     assert_eq!(kernel["kernel"], "mma/m32n128-w2x2-s5-b1-qreg-xor-cond");
@@ -25,12 +25,12 @@ fn without_a_gpu_predictions_stand_alone_and_say_so() {
     assert!(rows.iter().all(|row| row["measured"].is_null()), "{rows:?}");
     let text = flashcore(line).stdout;
     assert!(
-        words(&text).contains("predicted only (the device is the CPU)"),
+        words(&text).contains("predicted only (the device is predict:h200)"),
         "{text}"
     );
     assert_fits(line, &text);
     // An architecture is no card: why nothing is predicted is said.
-    let found = json("profile small --device cpu --profile sm_120 --json");
+    let found = json("profile small --device predict:sm_120 --json");
     let why = found["kernels"][0]["unpredicted"].as_str().expect("a reason");
     assert!(why.contains("sm_120 is an architecture"), "{why}");
 }
@@ -38,7 +38,7 @@ fn without_a_gpu_predictions_stand_alone_and_say_so() {
 #[test]
 fn counters_of_another_machine_are_read_and_judged() {
     let line = format!("profile --from {}", from());
-    let found = json(&format!("{line} --json --goal-tensor 71"));
+    let found = json(&format!("{line} --json --goal tensor=71"));
     let kernels = found["kernels"].as_array().expect("kernels");
     assert_eq!(kernels.len(), 4);
     assert_eq!(kernels[0]["counters"]["counters"]["tensor"], 70.48);
@@ -89,7 +89,7 @@ fn a_row_for_each_metric_is_read_and_has_insights() {
 #[test]
 fn goals_and_files_that_make_no_sense_are_refused() {
     for (line, says) in [
-        ("profile --goal-sm 170", "give per cent from 0 to 100"),
+        ("profile --goal sm=170", "give per cent from 0 to 100"),
         ("profile --from /nowhere.csv", "/nowhere.csv"),
         ("profile --kernel mma/m1", "mma/m1"),
     ] {

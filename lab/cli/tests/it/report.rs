@@ -72,7 +72,7 @@ fn the_store_makes_a_report_whose_numbers_are_reproduced() {
         "{words}"
     );
     // The same times again, then others.
-    let again = format!("reproduce {id} --run --budget 0.01 --no-store");
+    let again = format!("reproduce {id} --run --budget 0.01 --store none");
     let same = run(&mut there(at, &again));
     assert_eq!(same.code, 0, "{}{}", same.stdout, same.stderr);
     assert!(
@@ -209,7 +209,7 @@ fn a_search_has_its_history_in_the_report() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     times(at, r#"{"cpu/m16n16": 900, "cpu/m32n16": 500}"#);
-    let ran = run(&mut there(at, "tune tiny --device cpu --budget 6 --folder search"));
+    let ran = run(&mut there(at, "tune tiny --device cpu --trials 6 --folder search"));
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     let report = run(&mut there(at, "report search"));
     assert_eq!(report.code, 0, "{}", report.stderr);
@@ -244,7 +244,7 @@ fn what_cannot_be_reported_is_said() {
     let wrong_line = "error: line.jsonl: line 2: missing field";
     for (arguments, code, expected) in [
         ("report line.jsonl", 2, wrong_line),
-        ("compare line.jsonl latest", 2, wrong_line),
+        ("evidence compare line.jsonl latest", 2, wrong_line),
         ("evidence import line.jsonl", 2, wrong_line),
         ("evidence chart lines line.jsonl", 2, wrong_line),
         (
@@ -264,7 +264,7 @@ fn what_cannot_be_reported_is_said() {
             2,
             "other has no run yet, and there is no search",
         ),
-        ("reproduce 0000000000 --no-store", 2, "--run"),
+        ("reproduce 0000000000 --store none", 2, "--store none is for --run"),
         ("reproduce xyz", 2, "`xyz` is no evidence id: 4 to 10 of the digits"),
         ("reproduce abc", 2, "`abc` is no evidence id"),
         (

@@ -110,7 +110,7 @@ fn each_state_of_the_sources_has_its_own_revision() {
 
 #[test]
 fn a_bench_names_the_revision_that_main_passed_on() {
-    let bench = "bench tiny --device cpu --peers none --no-store --kernel cpu/m16n16 --budget 0.01 --json";
+    let bench = "bench tiny --device cpu --peers none --store none --kernel cpu/m16n16 --budget 0.01 --json";
     assert_eq!(json(bench)["report"]["run"]["revision"], REVISION);
 }
 

@@ -147,7 +147,7 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
         let used = header.default.as_ref();
         let (start, used) = (&board.start, used.map_or("another kernel", |default| &default.kernel));
         return Err(format!(
-            "times are relative to {start}, and {used} is the default; leave out --start"
+            "times are relative to {start}, and {used} is the default; leave the id of --kernel out"
         ));
     };
     if board.is_start_bad() {

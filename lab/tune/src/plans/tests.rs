@@ -192,7 +192,11 @@ fn a_row_that_is_read_earlier_is_named_and_nothing_is_claimed() {
 fn what_was_not_measured_against_the_default_makes_no_row() {
     let start = heuristics(&problem(100), &host()).unwrap().to_string();
     let (header, board) = found("cpu/m256n256", "cpu/m48n36");
-    assert!(of_board(&header, &board).unwrap_err().contains("leave out --start"));
+    assert!(
+        of_board(&header, &board)
+            .unwrap_err()
+            .contains("leave the id of --kernel out")
+    );
     let (header, board) = found(&start, &start);
     assert!(of_board(&header, &board).unwrap_err().contains("nothing was faster"));
     // From a row the next one goes on, and says what it was measured against.

@@ -171,7 +171,7 @@ fn a_kernel_of_the_user_is_a_candidate_and_can_win() {
     )
     .unwrap_err();
     assert!(
-        why.contains("leave out --start") || why.contains("kernel of yours"),
+        why.contains("leave the id of --kernel out") || why.contains("kernel of yours"),
         "{why}"
     );
     let hung = found("own-hung", format!("*'\"open\"'*'{label}'*) sleep 600;;"));

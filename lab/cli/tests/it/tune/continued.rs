@@ -7,7 +7,7 @@ use super::{flashcore, folder, json, said_of, trials};
 #[test]
 fn a_run_that_was_interrupted_is_continued_without_its_flags() {
     let home = folder("continued");
-    let typed = "tune tiny --device cpu --strategy random --seed 3 --seq 24 --peers none --budget";
+    let typed = "tune tiny --device cpu --strategy random --seed 3 --seq 24 --peers none --trials";
     let whole = json(&mut flashcore(&format!("{typed} 4 --json"), &home));
     let kept = Path::new(whole["folder"].as_str().unwrap());
     // Another one ended, and is not what is meant.
@@ -23,7 +23,7 @@ fn a_run_that_was_interrupted_is_continued_without_its_flags() {
     assert_eq!(resumed["folder"], whole["folder"]);
     assert_eq!((trials(&resumed).len(), trials(&whole).len()), (4, 4));
     // Of one that ended the folder is named, and the budget counts what was spent before.
-    let more = format!("tune --resume --folder {} --budget 6 --json", kept.display());
+    let more = format!("tune --resume --folder {} --trials 6 --json", kept.display());
     assert_eq!(trials(&json(&mut flashcore(&more, &home))).len(), 6);
     std::fs::remove_dir_all(&home).unwrap();
 }

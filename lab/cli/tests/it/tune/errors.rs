@@ -18,7 +18,7 @@ fn an_error_after_trials_says_what_is_kept_and_how_to_go_on() {
     );
     std::fs::write(&script, text).unwrap();
     let mut command = flashcore(
-        &format!("tune tiny --device cpu --budget 9 --folder {}", run.display()),
+        &format!("tune tiny --device cpu --trials 9 --folder {}", run.display()),
         &home,
     );
     let proposer = format!("sh {}", script.display());
@@ -51,7 +51,7 @@ fn an_error_after_trials_says_what_is_kept_and_how_to_go_on() {
     let output = flashcore(&unnamed, &home).output().unwrap();
     let err = words(&String::from_utf8(output.stderr).unwrap());
     assert!(
-        err.contains("continuing tiny on ") && err.contains("(`flashcore tune tiny --device cpu --budget 9"),
+        err.contains("continuing tiny on ") && err.contains("(`flashcore tune tiny --device cpu --trials 9"),
         "{err}"
     );
 
@@ -77,7 +77,7 @@ fn a_folder_that_json_cannot_name_is_refused() {
 
     let home = folder("errors-utf8");
     let run = home.join(std::ffi::OsStr::from_bytes(b"run-\xff"));
-    let mut command = flashcore("tune tiny --device cpu --budget 2 --peers none", &home);
+    let mut command = flashcore("tune tiny --device cpu --trials 2 --peers none", &home);
     let output = command.arg("--folder").arg(&run).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{err}");

@@ -14,7 +14,7 @@ use super::{DEADLINE, children, environment, flashcore, folder, json, kept, said
 
 /// Among planted candidates: the fourth one hangs until its deadline.
 const WORDS: &str =
-    "tune tiny --lse --device cpu --torture --family planted --strategy exhaustive --seed 1 --budget 50";
+    "tune tiny --lse --device cpu --torture --family planted --strategy exhaustive --seed 1 --trials 50";
 /// Trials before that.
 const BEFORE: usize = 3;
 

@@ -31,7 +31,7 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     let run = |to: &str, more: &str| {
         let device = file.display();
         let kept = home.join(to).display().to_string();
-        let typed = format!("tune tiny --device replay:{device} --seed 3 --budget 110 --json --folder {kept} {more}");
+        let typed = format!("tune tiny --device replay:{device} --seed 3 --trials 110 --json --folder {kept} {more}");
         flashcore(&typed, &home)
     };
     let undisturbed = json(&mut run("whole", ""));
@@ -117,12 +117,12 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
     made_up(&home, &times.into());
     let run = home.join("run");
     let typed = format!(
-        "tune tiny --device cpu --strategy elite --seed 3 --json --folder {} --budget",
+        "tune tiny --device cpu --strategy elite --seed 3 --json --folder {} --trials",
         run.display()
     );
     let read = || std::fs::read(run.join("trials.jsonl")).unwrap_or_default();
     let of_two = json(&mut flashcore(&format!("{typed} 2"), &home));
-    let shown = || json(&mut flashcore(&format!("leaderboard --json {}", run.display()), &home));
+    let shown = || json(&mut flashcore(&format!("tune show --json {}", run.display()), &home));
     assert_eq!(shown()["board"], of_two["board"]);
     for kill in 0..3 {
         let before = read();
@@ -156,7 +156,7 @@ fn a_limit_of_file_sizes_blames_no_candidate() {
     let home = folder("limited");
     let run = home.join("run");
     let typed = format!(
-        "tune tiny --seq 2048 --device cpu --strategy exhaustive --budget 4 --seed 3 --json --folder {}",
+        "tune tiny --seq 2048 --device cpu --strategy exhaustive --trials 4 --seed 3 --json --folder {}",
         run.display()
     );
     let mut limited = Command::new("/bin/sh");
@@ -191,7 +191,7 @@ kill -9 $$
     std::fs::write(&script, text).unwrap();
     let program = env!("CARGO_BIN_EXE_flashcore");
     let search = |more: &str| {
-        let typed = format!("tune small --device replay:shipped --strategy elite --seed 3 --budget 8 --json {more}");
+        let typed = format!("tune small --device replay:shipped --strategy elite --seed 3 --trials 8 --json {more}");
         let mut command = flashcore(&typed, &home);
         command.args(["--workers", &format!("sh {} {program}", script.display()), "--folder"]);
         command.arg(&run);
@@ -225,7 +225,7 @@ fn a_program_that_is_replaced_goes_on_with_itself() {
     std::fs::copy(env!("CARGO_BIN_EXE_flashcore"), &program).unwrap();
     // The fourth one hangs until its deadline, so that there is a search to do this to.
     let typed = format!(
-        "tune tiny --lse --device cpu --torture --family planted --strategy exhaustive --seed 1 --budget 6 --json \
+        "tune tiny --lse --device cpu --torture --family planted --strategy exhaustive --seed 1 --trials 6 --json \
          --deadline {DEADLINE} --folder {}",
         run.display()
     );

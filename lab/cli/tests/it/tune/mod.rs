@@ -116,7 +116,7 @@ fn deserved(conduct: Conduct) -> Option<Verdict> {
 /// Searches among planted candidates, and holds each to its verdict.
 fn torture(problem: &str, home: &Path) -> Value {
     let words = format!(
-        "tune {problem} --device cpu --torture --family planted --strategy exhaustive --budget 50 --deadline {DEADLINE} \
+        "tune {problem} --device cpu --torture --family planted --strategy exhaustive --trials 50 --deadline {DEADLINE} \
          --seed 1 --json"
     );
     let run = json(&mut flashcore(&words, home));
@@ -156,14 +156,14 @@ fn every_planted_candidate_gets_what_it_deserves() {
     let home = folder("torture");
     let run = torture("tiny --lse", &home);
     // The same from the files, and the overview.
-    let again = json(flashcore("leaderboard --json", &home).arg(run["run"]["case"].as_str().unwrap()));
+    let again = json(flashcore("tune show --json", &home).arg(run["run"]["case"].as_str().unwrap()));
     assert_eq!(again["board"], run["board"]);
     assert_eq!(again["seconds"], run["seconds"]);
     assert_eq!(trials(&again), trials(&run));
     // To people what failed is named with its reason, and on request every candidate.
     let case = run["run"]["case"].as_str().unwrap();
     let shown = |more: &str| {
-        let output = flashcore(&format!("leaderboard {more}"), &home).arg(case).output();
+        let output = flashcore(&format!("tune show {more}"), &home).arg(case).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     };
     let said = words(&shown(""));
@@ -180,9 +180,9 @@ fn every_planted_candidate_gets_what_it_deserves() {
             trial.id
         );
     }
-    let listed = json(&mut flashcore("leaderboard --json", &home));
+    let listed = json(&mut flashcore("tune show --json", &home));
     assert_eq!(listed["runs"][0]["run"]["torture"], true, "{listed:#}");
-    let overview = flashcore("leaderboard", &home).output().unwrap();
+    let overview = flashcore("tune show", &home).output().unwrap();
     let overview = words(&said_of(&overview).0);
     assert!(overview.contains("with planted candidates"), "{overview}");
     assert!(overview.contains("Replays, predictions and torture"), "{overview}");
@@ -195,7 +195,7 @@ fn every_planted_candidate_gets_what_it_deserves() {
 #[test]
 fn where_only_the_default_was_tried_that_is_said() {
     let home = folder("only");
-    let shown = flashcore("tune tiny --device cpu --budget 1", &home).output().unwrap();
+    let shown = flashcore("tune tiny --device cpu --trials 1", &home).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     let told = words(&shown);
     // How much more depends on the machine.
@@ -208,7 +208,7 @@ fn where_only_the_default_was_tried_that_is_said() {
     );
     assert!(!told.contains("no candidate is faster"), "{shown}");
     // So says the leaderboard, and as many seconds.
-    let again = flashcore("leaderboard tiny", &home).output().unwrap();
+    let again = flashcore("tune show tiny", &home).output().unwrap();
     let again = String::from_utf8(again.stdout).unwrap();
     for label in ["  result", "  tried"] {
         let line = |text: &str| text.lines().find(|line| line.starts_with(label)).map(str::to_string);
@@ -225,15 +225,15 @@ fn a_first_candidate_that_fails_is_no_winner() {
         ("planted/zeros", "--torture"),
         ("mma/m64n64-w4x1-s2-b1-qreg-xor-cond", "the device is the host"),
     ] {
-        let typed = format!("tune tiny --device cpu --start {start} --budget 2");
+        let typed = format!("tune tiny --device cpu --kernel {start} --trials 2");
         let output = flashcore(&typed, &home).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{start}: {said}");
         assert!(words(&said).contains(why), "{start}: {said}");
     }
-    let words = "tune tiny --device cpu --torture --family planted --strategy exhaustive --start planted/zeros \
+    let words = "tune tiny --device cpu --torture --family planted --strategy exhaustive --kernel planted/zeros \
         --seed 1";
-    let output = flashcore(&format!("{words} --budget 2 --json"), &home)
+    let output = flashcore(&format!("{words} --trials 2 --json"), &home)
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -248,11 +248,11 @@ fn a_first_candidate_that_fails_is_no_winner() {
         serde_json::json!({ "ok": true, "why": null }),
         "{board}"
     );
-    let shown = flashcore("leaderboard tiny", &home).output().unwrap();
+    let shown = flashcore("tune show tiny", &home).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("FAILED") && !shown.contains("stands"), "{shown}");
     // Nothing at all came through.
-    let alone = flashcore(&format!("{words} --budget 1"), &home).output().unwrap();
+    let alone = flashcore(&format!("{words} --trials 1"), &home).output().unwrap();
     assert_eq!(alone.status.code(), Some(1));
     std::fs::remove_dir_all(&home).unwrap();
 }
@@ -275,7 +275,7 @@ fn planted_candidates_are_caught_on_a_large_problem() {
     let answer = serde_json::json!({ "propose": ids, "why": "planted" });
     std::fs::write(&script, format!("while read line; do echo '{answer}'; done\n")).unwrap();
     let mut command = flashcore(
-        "tune tiny --seq 2048 --heads 2 --head-dim 64 --device cpu --torture --family planted --budget 6 --seed 2 --json",
+        "tune tiny --seq 2048 --heads 2 --head-dim 64 --device cpu --torture --family planted --trials 6 --seed 2 --json",
         &home,
     );
     let proposer = format!("sh {}", script.display());
@@ -293,14 +293,14 @@ fn planted_candidates_are_caught_on_a_large_problem() {
 fn inputs_are_fresh_for_each_run_unless_they_are_pinned() {
     let home = folder("inputs");
     let seed = |more: &str| {
-        let words = format!("tune tiny --device cpu --budget 1 --json {more}");
+        let words = format!("tune tiny --device cpu --trials 1 --json {more}");
         json(&mut flashcore(&words, &home))["run"]["inputs"].as_u64().unwrap()
     };
     let kept = format!("--folder {}", home.join("one").display());
     let first = seed(&kept);
     assert_ne!(first, seed(""));
     // Another run in its folder is a question asked wrongly.
-    let twice = flashcore(&format!("tune tiny --device cpu --budget 1 {kept}"), &home)
+    let twice = flashcore(&format!("tune tiny --device cpu --trials 1 {kept}"), &home)
         .output()
         .unwrap();
     let said = String::from_utf8(twice.stderr).unwrap();
@@ -320,7 +320,7 @@ fn a_search_waits_for_another_one_on_its_device() {
     let lock = std::fs::File::create(lock.join(format!("{}.lock", DeviceIdentity::cpu().uuid))).unwrap();
     lock.lock().unwrap();
     let run = home.join("run");
-    let words_of_run = format!("tune tiny --device cpu --budget 2 --json --folder {}", run.display());
+    let words_of_run = format!("tune tiny --device cpu --trials 2 --json --folder {}", run.display());
     let mut waits = flashcore(&words_of_run, &home);
     let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // It says that it waits, and tries nothing meanwhile.
@@ -334,7 +334,7 @@ fn a_search_waits_for_another_one_on_its_device() {
     assert!(output.status.success(), "{told:?}");
     assert_eq!(kept(&run), 2);
     // Alone it is told nothing, and its folder is another.
-    let alone = flashcore("tune tiny --device cpu --budget 1", &home).output().unwrap();
+    let alone = flashcore("tune tiny --device cpu --trials 1", &home).output().unwrap();
     let (_, alone) = said_of(&alone);
     assert!(!alone.contains("another"), "{alone}");
     std::fs::remove_dir_all(&home).unwrap();
@@ -349,7 +349,7 @@ fn keys(value: &Value) -> Vec<&str> {
 fn json_keeps_its_keys() {
     let home = folder("keys");
     let run = json(&mut flashcore(
-        "tune tiny --device cpu --strategy random --budget 2 --json",
+        "tune tiny --device cpu --strategy random --trials 2 --json",
         &home,
     ));
     let of_run = "board claims folder interrupted peers plan proposer_gone resume run seconds trials workers_started";
@@ -370,9 +370,9 @@ fn json_keeps_its_keys() {
     assert_eq!(keys(&run["board"]["head_to_head"]).join(" "), "ok why");
     assert_eq!(keys(&run["plan"]).join(" "), "error file none number row used");
     let kept = run["folder"].as_str().unwrap();
-    let shown = json(&mut flashcore(&format!("leaderboard --json {kept}"), &home));
+    let shown = json(&mut flashcore(&format!("tune show --json {kept}"), &home));
     assert_eq!(keys(&shown).join(" "), "board claims peers run seconds trials");
-    let overview = json(&mut flashcore("leaderboard --json", &home));
+    let overview = json(&mut flashcore("tune show --json", &home));
     assert_eq!(keys(&overview).join(" "), "runs unfinished unreadable");
     assert_eq!(keys(&overview["runs"][0]).join(" "), "board folder run");
     let listed = json(&mut flashcore("plans --json", &home));
@@ -395,20 +395,20 @@ fn a_replay_is_called_one_and_makes_no_row() {
     let (file, kept) = (home.join("space.json"), home.join("flashcore/tune/run"));
     std::fs::write(&file, serde_json::to_string(&made_up).unwrap()).unwrap();
     let (device, kept) = (file.display(), kept.display());
-    let typed = format!("tune tiny --device replay:{device} --start {default} --budget 9 --folder {kept} --json");
+    let typed = format!("tune tiny --device replay:{device} --kernel {default} --trials 9 --folder {kept} --json");
     let run = json(&mut flashcore(&typed, &home));
     assert_eq!(run["board"]["winner"], other.unwrap());
     assert!(run["plan"]["none"].as_str().unwrap().contains("replay"), "{run:#}");
 
     let out = home.join("rows.json");
-    let made = format!("plans --of {kept} --out {} --json", out.display());
+    let made = format!("plans make {kept} -o {} --json", out.display());
     let made = json(&mut flashcore(&made, &home));
     assert!(made["problems"][0]["row"].is_null(), "{made:#}");
     assert!(
         made["problems"][0]["why"].as_str().unwrap().contains("replay"),
         "{made:#}"
     );
-    let overview = flashcore("leaderboard", &home).output().unwrap();
+    let overview = flashcore("tune show", &home).output().unwrap();
     let overview = words(&String::from_utf8(overview.stdout).unwrap());
     assert!(overview.contains("tiny, a replay of"), "{overview}");
     assert!(!overview.contains("tiny on"), "{overview}");

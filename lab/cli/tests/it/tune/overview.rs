@@ -1,4 +1,4 @@
-//! What `flashcore leaderboard` says of runs that were cut off, and of files that cannot be read.
+//! What `flashcore tune show` says of runs that were cut off, and of files that cannot be read.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use super::{flashcore, folder, json, words};
 
 /// The overview's exit code, its text and its JSON.
 fn overview(home: &Path) -> (Option<i32>, String, Value) {
-    let output = flashcore("leaderboard", home).output().unwrap();
+    let output = flashcore("tune show", home).output().unwrap();
     let text = words(&String::from_utf8(output.stdout).unwrap());
     (
         output.status.code(),
         text,
-        json(&mut flashcore("leaderboard --json", home)),
+        json(&mut flashcore("tune show --json", home)),
     )
 }
 
@@ -21,7 +21,7 @@ fn overview(home: &Path) -> (Option<i32>, String, Value) {
 fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
     let home = folder("overview");
     assert!(overview(&home).1.contains("There is no run yet"));
-    let run = json(&mut flashcore("tune tiny --device cpu --budget 2 --json", &home));
+    let run = json(&mut flashcore("tune tiny --device cpu --trials 2 --json", &home));
     let kept = Path::new(run["folder"].as_str().unwrap());
 
     // As a run that was killed: it has trials and no leaderboard.
@@ -43,13 +43,13 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
         all["unfinished"][0]["go_on"].as_str().unwrap().contains(&go_on),
         "{all:#}"
     );
-    let none = flashcore("leaderboard nope", &home).output().unwrap();
+    let none = flashcore("tune show nope", &home).output().unwrap();
     let none = words(&String::from_utf8(none.stderr).unwrap());
     assert!(
         none.contains("no run of a problem of that name help: there are runs of tiny"),
         "{none}"
     );
-    let shown = flashcore("leaderboard tiny", &home).output().unwrap();
+    let shown = flashcore("tune show tiny", &home).output().unwrap();
     let shown = words(&String::from_utf8(shown.stdout).unwrap());
     assert!(
         shown.contains("No leaderboard yet") && shown.contains(&go_on),
@@ -65,7 +65,7 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
         "{text}"
     );
     assert_eq!(all["unreadable"][0]["folder"], run["folder"]);
-    for words_of in ["leaderboard tiny", "plans --of FOLDER --out OUT"] {
+    for words_of in ["tune show tiny", "plans make FOLDER -o OUT"] {
         let out = home.join("out.json");
         let typed = words_of
             .replace("FOLDER", &kept.display().to_string())
@@ -94,7 +94,7 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
             .contains("run.json: its JSON is wrong: EOF"),
         "{all:#}"
     );
-    let output = flashcore("leaderboard tiny", &home).output().unwrap();
+    let output = flashcore("tune show tiny", &home).output().unwrap();
     let said = words(&String::from_utf8(output.stderr).unwrap());
     assert!(
         output.status.code() == Some(2) && said.contains("1 run cannot be read"),

@@ -59,7 +59,7 @@ fn swept(home: &Path, tolerance: &str) -> PathBuf {
 fn tune(home: &Path, file: &Path, to: &str, more: &str) -> std::process::Command {
     let (file, to) = (file.display(), home.join(to).display().to_string());
     let typed = format!(
-        "tune {file} --heads 2 --seq 128 --device predict:l4 --strategy exhaustive --budget 40 --seed 3 --folder {to} {more}"
+        "tune {file} --heads 2 --seq 128 --device predict:l4 --strategy exhaustive --trials 40 --seed 3 --folder {to} {more}"
     );
     flashcore(&typed, home)
 }
@@ -112,7 +112,7 @@ fn every_value_is_a_candidate_and_bad_ones_are_refused_with_the_reason() {
     );
     let board = words(
         &said_of(
-            &flashcore(&format!("leaderboard {}", home.join("run").display()), &home)
+            &flashcore(&format!("tune show {}", home.join("run").display()), &home)
                 .output()
                 .unwrap(),
         )

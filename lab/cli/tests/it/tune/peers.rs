@@ -13,7 +13,7 @@ use flashcore_tune::plans;
 use super::{flashcore, folder, json, words};
 
 /// One candidate, which therefore stands.
-const WORDS: &str = "tune tiny --device cpu --strategy exhaustive --budget 1";
+const WORDS: &str = "tune tiny --device cpu --strategy exhaustive --trials 1";
 
 /// A report of a kernel and a peer that takes 1.8 times as long.
 fn report(case: Case, kernel: &str) -> Report {
@@ -92,7 +92,7 @@ fn the_winner_stands_beside_the_default_and_peers() {
     // The same for people, and again from the files.
     let mut named = flashcore(&format!("{WORDS} --peers torch/flash,fa3"), &home);
     let output = named.env("FLASHCORE_PYTHON", &python).output().unwrap();
-    let shown = flashcore("leaderboard tiny", &home).output().unwrap();
+    let shown = flashcore("tune show tiny", &home).output().unwrap();
     for text in [output.stdout, shown.stdout] {
         let text = words(&String::from_utf8(text).unwrap());
         assert!(
@@ -115,14 +115,14 @@ fn peers_that_cannot_be_had_are_said_and_cost_nothing_else() {
         missing.contains("no-python-here") && run["peers"]["report"].is_null(),
         "{missing}"
     );
-    let shown = flashcore("leaderboard tiny", &home).output().unwrap();
+    let shown = flashcore("tune show tiny", &home).output().unwrap();
     assert!(words(&String::from_utf8(shown.stdout).unwrap()).contains("no peers: they need"));
     // Not asked for, and the leaderboard has the rest.
     let run = json(&mut flashcore(&format!("{WORDS} --json --peers none"), &home));
     assert!(run["peers"].is_null());
     // A default that was not tried is measured all the same.
     let run = json(&mut flashcore(
-        &format!("{WORDS} --json --peers none --start cpu/m16n16"),
+        &format!("{WORDS} --json --peers none --kernel cpu/m16n16"),
         &home,
     ));
     let labels = run["peers"]["report"]["results"][0]["measurement"]["subjects"]
@@ -153,7 +153,7 @@ fn what_an_old_package_of_another_build_timed_is_printed_and_an_error() {
     );
     (report.run.revision, report.run.version) = ("older".to_string(), "0.0.1".to_string());
     let python = python(&home, &serde_json::json!({ "report": report }).to_string());
-    let mut bench = flashcore("bench tiny --device cpu --no-store --json", &home);
+    let mut bench = flashcore("bench tiny --device cpu --store none --json", &home);
     let output = bench.env("FLASHCORE_PYTHON", &python).output().unwrap();
     let errors = words(&String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(3), "{errors}");

@@ -24,7 +24,7 @@ fn problem(length: usize) -> Problem {
 fn tune(run: &Path) -> String {
     format!(
         "tune tiny --full --batch 1 --heads 1 --kv-heads 1 --head-dim 64 --seq {LENGTH} --device cpu --strategy random \
-         --budget 2 --folder {}",
+         --trials 2 --folder {}",
         run.display()
     )
 }
@@ -93,7 +93,7 @@ fn a_table_that_cannot_be_written_costs_the_row_and_nothing_else() {
         assert!(words(&out).contains(part), "{part}: {out}");
     }
     // Nobody who wants no row is told of it.
-    let output = flashcore(&format!("{} --no-plan", tune(&home.join("none"))), &home).output();
+    let output = flashcore(&format!("{} --skip plan", tune(&home.join("none"))), &home).output();
     let (_, err) = said_of(&output.unwrap());
     assert!(!words(&err).contains("winner"), "{err}");
 
@@ -111,7 +111,7 @@ fn a_folder_that_cannot_be_written_is_said_before_the_search() {
     let home = folder("no-folder");
     std::fs::create_dir_all(home.join("flashcore")).unwrap();
     std::fs::write(home.join("flashcore/plans"), "in the way").unwrap();
-    let output = flashcore("tune tiny --device cpu --budget 1", &home).output().unwrap();
+    let output = flashcore("tune tiny --device cpu --trials 1", &home).output().unwrap();
     let (out, err) = said_of(&output);
     assert!(
         words(&err).contains("a winner cannot be kept in the plan table"),

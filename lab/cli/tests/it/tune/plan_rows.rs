@@ -22,7 +22,7 @@ fn a_winner_is_what_is_used_from_then_on() {
     let start = chosen(problem, &home, "shipped")["kernel"].clone();
     // Whatever is tried is faster than heuristics' kernel, all by as much.
     made_up(&home, &json!({ start.as_str().unwrap(): 2000 }));
-    let typed = format!("tune {problem} --device cpu --strategy elite --budget 3 --json");
+    let typed = format!("tune {problem} --device cpu --strategy elite --trials 3 --json");
     let run = json(&mut flashcore(&typed, &home));
     let winner = &run["board"]["winner"];
     assert_eq!(run["run"]["start"], start);
@@ -40,20 +40,18 @@ fn a_winner_is_what_is_used_from_then_on() {
     let listed = json(&mut flashcore("plans --json", &home));
     assert_eq!(listed["tables"][0]["rows"][0], run["plan"]["row"]);
     let place = format!("{}:{}", run["plan"]["file"].as_str().unwrap(), run["plan"]["number"]);
-    let other = flashcore(&format!("plans --drop {place}:none"), &home)
-        .output()
-        .unwrap();
+    let other = flashcore(&format!("plans drop {place}:none"), &home).output().unwrap();
     let said = String::from_utf8(other.stderr).unwrap();
     assert!(
         other.status.code() == Some(2) && words(&said).contains("has now"),
         "{said}"
     );
-    let dropped = flashcore(&format!("plans --drop {place}"), &home).output().unwrap();
+    let dropped = flashcore(&format!("plans drop {place}"), &home).output().unwrap();
     assert!(dropped.status.success());
     assert_eq!(chosen(problem, &home, "")["kernel"], start);
     // Nothing is kept where that was asked for.
-    let again = format!("{typed} --seed 2 --no-plan");
-    assert_eq!(json(&mut flashcore(&again, &home))["plan"]["none"], "--no-plan");
+    let again = format!("{typed} --seed 2 --skip plan");
+    assert_eq!(json(&mut flashcore(&again, &home))["plan"]["none"], "--skip plan");
     let listed = json(&mut flashcore("plans --json", &home));
     assert_eq!(
         listed["tables"][0]["rows"].as_array().map(Vec::len),
@@ -70,7 +68,7 @@ fn a_backward_winner_is_used_for_backward_passes() {
     let backward = format!("{problem} --backward");
     let (start, forward) = (chosen(&backward, &home, "shipped"), chosen(problem, &home, ""));
     made_up(&home, &json!({ start["kernel"].as_str().unwrap(): 2000 }));
-    let typed = format!("tune {backward} --device cpu --strategy elite --budget 3 --json");
+    let typed = format!("tune {backward} --device cpu --strategy elite --trials 3 --json");
     let run = json(&mut flashcore(&typed, &home));
     let winner = &run["board"]["winner"];
     assert_ne!(*winner, start["kernel"], "{run:#}");
@@ -163,7 +161,7 @@ fn a_search_begins_at_what_the_library_would_run() {
     let of_plans = home.join("flashcore/plans");
     let file = plans::put(&of_plans, &plans::device_of(&device), row).unwrap().file;
 
-    let typed = "tune tiny --device cpu --strategy random --budget 2 --json --folder";
+    let typed = "tune tiny --device cpu --strategy random --trials 2 --json --folder";
     let kept = home.join("run").display().to_string();
     let run = json(&mut flashcore(&format!("{typed} {kept}"), &home));
     assert_eq!(run["run"]["start"], "cpu/m48n80", "{run:#}");
@@ -172,7 +170,7 @@ fn a_search_begins_at_what_the_library_would_run() {
     // A row may be older than the heuristics beside it.
     let tried: Vec<String> = trials(&run).into_iter().map(|trial| trial.id).collect();
     assert_eq!(tried, ["cpu/m48n80".to_string(), heuristics.clone()]);
-    let shown = flashcore(&format!("leaderboard {kept}"), &home).output().unwrap();
+    let shown = flashcore(&format!("tune show {kept}"), &home).output().unwrap();
     let shown = words(&String::from_utf8(shown.stdout).unwrap());
     assert!(shown.contains("cpu/m48n80, the default (row 1 of"), "{shown}");
 
@@ -180,7 +178,7 @@ fn a_search_begins_at_what_the_library_would_run() {
     std::fs::remove_file(file).unwrap();
     let resumed = json(&mut flashcore(&format!("{typed} {kept} --resume"), &home));
     assert_eq!(resumed["run"]["default"], run["run"]["default"]);
-    let mut plain = flashcore("tune tiny --device cpu --strategy random --budget 2", &home);
+    let mut plain = flashcore("tune tiny --device cpu --strategy random --trials 2", &home);
     let said = words(&String::from_utf8(plain.output().unwrap().stdout).unwrap());
     assert!(said.contains(&format!("{heuristics}, by heuristics")), "{said}");
     assert!(
@@ -199,7 +197,7 @@ fn a_table_that_was_named_and_is_none_is_said() {
         "run tiny --device cpu",
         "plans",
         "explain small --profile h200",
-        "bench tiny --device cpu --no-store",
+        "bench tiny --device cpu --store none",
     ] {
         let output = flashcore(typed, &home).env("FLASHCORE_PLANS", &file).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -24,7 +24,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
     let script = home.join("once.sh");
     let answer = r#"{"propose": ["cpu/m32n32", "mma/m64n64-w4x1-s2-b1-qreg-xor-cond", "nonsense"]}"#;
     std::fs::write(&script, format!("read line; echo '{answer}'\n")).unwrap();
-    let mut command = flashcore("tune tiny --device cpu --budget 9", &home);
+    let mut command = flashcore("tune tiny --device cpu --trials 9", &home);
     let proposer = format!("sh {}", script.display());
     let output = command
         .args(["--proposer", &proposer, "--folder"])
@@ -51,7 +51,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
         run.display()
     );
     assert!(out.contains(&go_on), "{out}");
-    assert!(out.contains("tune tiny --device cpu --budget 9"), "{out}");
+    assert!(out.contains("tune tiny --device cpu --trials 9"), "{out}");
     std::fs::remove_dir_all(&home).unwrap();
 }
 
@@ -59,7 +59,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
 #[test]
 fn a_proposer_that_says_nonsense_is_quoted() {
     let home = folder("nonsense");
-    let output = flashcore("tune small --device replay:shipped --budget 9", &home)
+    let output = flashcore("tune small --device replay:shipped --trials 9", &home)
         .args(["--proposer", "echo nonsense"])
         .output()
         .unwrap();
@@ -86,7 +86,7 @@ fn the_example_of_a_proposer_proposes_what_may_be_tried() {
     }
     let home = folder("propose");
     let kept = home.join("run");
-    let output = flashcore("tune small --device replay:shipped --budget 30 --folder", &home)
+    let output = flashcore("tune small --device replay:shipped --trials 30 --folder", &home)
         .arg(&kept)
         .args(["--proposer", &format!("python3 {SCRIPT}")])
         .output()

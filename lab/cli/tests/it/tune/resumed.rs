@@ -38,7 +38,7 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
     std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
     let (device, kept) = (file.display(), home.join("run"));
     let words = format!(
-        "tune small --device replay:{device} --strategy elite+insights --budget 12 --json --folder {}",
+        "tune small --device replay:{device} --strategy elite+insights --trials 12 --json --folder {}",
         kept.display()
     );
     let whole = json(&mut flashcore(&words, &home));
@@ -56,9 +56,9 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
     let read = || std::fs::read_to_string(kept.join("claims.json")).unwrap();
     let in_folder: Value = serde_json::from_str(&read()).unwrap();
     assert_eq!(in_folder, whole["claims"]);
-    let shown = json(&mut flashcore(&format!("leaderboard {} --json", kept.display()), &home));
+    let shown = json(&mut flashcore(&format!("tune show {} --json", kept.display()), &home));
     assert_eq!(shown["claims"], whole["claims"]);
-    let table = flashcore(&format!("leaderboard {}", kept.display()), &home)
+    let table = flashcore(&format!("tune show {}", kept.display()), &home)
         .output()
         .unwrap();
     let table = super::words(&String::from_utf8(table.stdout).unwrap());
@@ -79,13 +79,13 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
     );
     let said = err.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        said.contains("nothing was left to do: 12 trials had been made before, and a budget of 12 leaves no other"),
+        said.contains("nothing was left to do: 12 trials had been made before, and `--trials 12` leaves no other"),
         "{said}"
     );
     let go_on = out.lines().find(|line| line.trim().starts_with("go on")).unwrap();
-    assert!(go_on.contains("--budget 24 --resume --folder"), "{go_on}");
+    assert!(go_on.contains("--trials 24 --resume --folder"), "{go_on}");
     assert_eq!(board(), kept_board);
-    let shown = json(&mut flashcore(&format!("leaderboard {} --json", kept.display()), &home));
+    let shown = json(&mut flashcore(&format!("tune show {} --json", kept.display()), &home));
     assert_eq!(shown["seconds"], whole["seconds"]);
 
     // Cut off after five trials, and taken up again.
@@ -117,7 +117,7 @@ fn a_ranked_run_that_is_taken_up_again_ranks_as_it_did() {
     std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
     let (device, kept) = (file.display(), home.join("run"));
     let words = format!(
-        "tune small --device replay:{device} --strategy ranked --budget 12 --json --folder {}",
+        "tune small --device replay:{device} --strategy ranked --trials 12 --json --folder {}",
         kept.display()
     );
     let whole = json(&mut flashcore(&words, &home));
@@ -171,7 +171,7 @@ fn counters_of_each_new_best_make_claims_that_a_resumed_run_makes_again() {
     std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
     let (device, kept) = (file.display(), home.join("run"));
     let words = format!(
-        "tune small --device replay:{device} --strategy elite+insights --budget 8 --counters --json --folder {}",
+        "tune small --device replay:{device} --strategy elite+insights --trials 8 --counters --json --folder {}",
         kept.display()
     );
     let ncu = fake_ncu(&home, "true");
@@ -205,7 +205,7 @@ fn counters_of_each_new_best_make_claims_that_a_resumed_run_makes_again() {
         .iter()
         .filter(|claim| claim["source"] == "counters" && claim["score"] == "came-true");
     assert!(confirmed.count() > 0, "{whole:#}");
-    let shown = flashcore(&format!("leaderboard {}", kept.display()), &home)
+    let shown = flashcore(&format!("tune show {}", kept.display()), &home)
         .output()
         .unwrap();
     let shown = super::words(&String::from_utf8(shown.stdout).unwrap());

@@ -47,7 +47,7 @@ fn tune(home: &Path, answers: &[Value], to: &str, more: &str) -> Command {
     }
     std::fs::write(home.join("proposer.sh"), script).unwrap();
     let typed = format!(
-        "tune {} --heads 2 --seq 128 --device predict:l4 --start own/mine --budget 40 --seed 3 --json --folder {} {more}",
+        "tune {} --heads 2 --seq 128 --device predict:l4 --kernel own/mine --trials 40 --seed 3 --json --folder {} {more}",
         kernel.display(),
         home.join(to).display(),
     );
@@ -142,7 +142,7 @@ fn a_faster_rewrite_is_found_and_kept_and_faster_wrong_ones_are_refused() {
     assert!(checked.status.success(), "{:?}", said_of(&checked));
     let page = |typed: &str| words(&said_of(&flashcore(typed, &home).arg(home.join("run")).output().unwrap()).0);
     let word = format!("written by the proposer: {}", kept.display());
-    assert!(page("leaderboard").contains(&word), "{}", page("leaderboard"));
+    assert!(page("tune show").contains(&word), "{}", page("tune show"));
     let report = page("report");
     assert!(
         report.contains(&format!("written by the proposer ({})", kept.display())),

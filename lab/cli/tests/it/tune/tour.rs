@@ -50,7 +50,7 @@ fn without_a_gpu_tune_shows_all_its_parts() {
 
 #[test]
 fn a_search_for_a_card_that_is_not_here_is_predicted() {
-    let words = "tune --heads 2 --seq 128 --head-dim 64 --device predict:a100 --budget 12 --json";
+    let words = "tune --heads 2 --seq 128 --head-dim 64 --device predict:a100 --trials 12 --json";
     let home = folder("predicted");
     let output = flashcore(words, &home).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -73,10 +73,10 @@ fn a_search_for_a_card_that_is_not_here_is_predicted() {
     // Also in text, whatever the strategy, and when it is shown again.
     let kept = home.join("elite");
     let elite = format!(
-        "tune --heads 2 --seq 128 --head-dim 64 --device predict:l4 --strategy elite --budget 40 --folder {}",
+        "tune --heads 2 --seq 128 --head-dim 64 --device predict:l4 --strategy elite --trials 40 --folder {}",
         kept.display()
     );
-    for words in [elite, format!("leaderboard {}", kept.display())] {
+    for words in [elite, format!("tune show {}", kept.display())] {
         let output = flashcore(&words, &home).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains(error) && text.contains("% less time than"), "{text}");

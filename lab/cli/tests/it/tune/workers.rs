@@ -2,7 +2,7 @@
 
 use super::{essence, flashcore, folder, json, said_of, trials, words};
 
-const SEARCH: &str = "tune small --device replay:shipped,replay:shipped --strategy elite --seed 3 --budget 30 --json";
+const SEARCH: &str = "tune small --device replay:shipped,replay:shipped --strategy elite --seed 3 --trials 30 --json";
 
 /// Starts a worker, and writes a line. The first one of a run that has a file `mortal` ends after a few lines, and none
 /// can be started then: one of two is lost.
@@ -53,7 +53,7 @@ fn a_command_starts_workers_and_a_lost_one_loses_no_trial() {
 #[test]
 fn only_workers_elsewhere_may_share_a_name() {
     let home = folder("names");
-    let refused = flashcore("tune small --device cuda:0,cuda:0 --budget 1", &home)
+    let refused = flashcore("tune small --device cuda:0,cuda:0 --trials 1", &home)
         .output()
         .unwrap();
     assert_eq!(refused.status.code(), Some(2));
@@ -62,7 +62,7 @@ fn only_workers_elsewhere_may_share_a_name() {
         words(&said).contains("must be different GPUs") && words(&said).contains("--workers"),
         "{said}"
     );
-    let output = flashcore("tune small --device replay:shipped --budget 1", &home)
+    let output = flashcore("tune small --device replay:shipped --trials 1", &home)
         .args(["--workers", "no-such-program here"])
         .output()
         .unwrap();

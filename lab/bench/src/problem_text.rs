@@ -1,0 +1,290 @@
+//! A problem as text: what is printed of it, such as `B4 H32/8 Sq3000 Skv3000 D96 bf16 causal`, in any case, and the
+//! same with commas and shorter words, such as `b4,h32/8,s3000,d96,bf16,causal`. The text may begin with a problem's
+//! name, whose fields the others change.
+
+use std::str::FromStr;
+
+use flashcore_problem::{
+    Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
+};
+
+use crate::{BenchError, Result};
+
+/// The problem of a text; `None` if it is none, such as a name.
+///
+/// # Errors
+/// [`BenchError::Given`]: a word that is no field, or a field that is missing or wrong.
+pub fn read(text: &str) -> Option<Result<Problem>> {
+    let words = words(text);
+    let [first, rest @ ..] = words.as_slice() else {
+        return None;
+    };
+    let named = Problem::named(first).ok();
+    let begins_so = named.is_some() || is_field(first);
+    (begins_so && !rest.is_empty()).then(|| {
+        let wrong = |why: String| BenchError::Given(format!("`{text}`: {why}"));
+        let rest = if named.is_some() { rest } else { words.as_slice() };
+        built(named.as_ref(), rest).map_err(wrong)
+    })
+}
+
+/// Whether a word is a field of such a text.
+pub fn is_field(word: &str) -> bool {
+    Fields::of(None).with(word).is_ok()
+}
+
+/// Words that spaces or commas part, but those in parentheses.
+fn words(text: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let parts = text.split(|c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        depth == 0 && (c == ',' || c.is_whitespace())
+    });
+    parts.filter(|word| !word.is_empty()).collect()
+}
+
+struct Fields {
+    builder: ProblemBuilder,
+    mask: Mask,
+    /// Keys of a page, and pages.
+    pages: Option<[usize; 2]>,
+}
+
+fn built(named: Option<&Problem>, words: &[&str]) -> Result<Problem, String> {
+    let mut fields = Fields::of(named);
+    for word in words {
+        fields = fields.with(word)?;
+    }
+    let mut builder = fields.builder.mask(fields.mask);
+    if let Some([page_size, pages]) = fields.pages {
+        // The text does not say how long a row of the block table is: as short as it can be.
+        let keys = builder.clone().build().map_err(said)?.seq_len_kv();
+        let max_pages = keys.div_ceil(page_size.max(1));
+        builder = builder.kv_lengths(KvLengths::Paged {
+            page_size,
+            pages,
+            max_pages,
+        });
+    }
+    builder.build().map_err(said)
+}
+
+fn said(error: ProblemError) -> String {
+    match error {
+        ProblemError::Missing { field: "heads", .. } => "heads are missing: `h8`, or `h32/8`".to_string(),
+        ProblemError::Missing { field: "head_dim", .. } => "head_dim is missing: `d128`".to_string(),
+        ProblemError::Missing { .. } => "a length is missing: `s4k`, or `q1,k8k`".to_string(),
+        error => error.to_string(),
+    }
+}
+
+impl Fields {
+    fn of(named: Option<&Problem>) -> Fields {
+        Fields {
+            builder: named.map_or_else(Problem::builder, ProblemBuilder::from),
+            mask: named.map_or(Mask::FULL, Problem::mask),
+            pages: None,
+        }
+    }
+
+    fn with(self, word: &str) -> Result<Fields, String> {
+        let lower = word.to_ascii_lowercase();
+        let word = lower.as_str();
+        let Fields {
+            builder,
+            mut mask,
+            mut pages,
+        } = self;
+        let builder = match word {
+            "full" | "causal" | "top-left" => {
+                mask = match word {
+                    "full" => Mask::FULL,
+                    "causal" => Mask::CAUSAL,
+                    _ => mask.top_left(),
+                };
+                builder
+            }
+            "lse" => builder.return_lse(true),
+            "cache" => builder.kv_lengths(KvLengths::Cache),
+            "backward" => builder.direction(Direction::Backward),
+            "deterministic" => builder.deterministic(true),
+            "bshd" => builder.layout(Layout::bshd),
+            "bhsd" => builder.layout(Layout::bhsd),
+            "strided" => return Err("strides are not in a text: write bhsd, or a FILE.toml".to_string()),
+            _ => {
+                if let Some(dtype) = DType::from_name(word) {
+                    builder.dtype(dtype)
+                } else if let Some(slopes) = [Alibi::Heads, Alibi::BatchHeads]
+                    .into_iter()
+                    .find(|one| one.name() == word)
+                {
+                    builder.alibi(slopes)
+                } else if let Some(dtype) = word.strip_prefix("sinks-").and_then(DType::from_name) {
+                    builder.sinks(dtype)
+                } else if let Some([left, right]) = two(word, "window", side) {
+                    mask = Mask::window(left, right);
+                    builder
+                } else if let Some(found) = two(word, "paged", size).or_else(|| two(word, "page", size)) {
+                    pages = Some(found);
+                    builder
+                } else {
+                    with_number(builder, word).ok_or_else(|| {
+                        format!("`{word}` is no field; fields are as in b4,h32/8,s3000,d96,bf16,causal (docs/cli.md)")
+                    })?
+                }
+            }
+        };
+        Ok(Fields { builder, mask, pages })
+    }
+}
+
+type Setter = fn(ProblemBuilder, usize) -> ProblemBuilder;
+
+/// With a field that is a word and numbers.
+fn with_number(builder: ProblemBuilder, word: &str) -> Option<ProblemBuilder> {
+    let one = |keys: [&str; 2]| keys.iter().find_map(|key| size(word.strip_prefix(key)?));
+    let real = |key: &str| word.strip_prefix(key)?.parse::<f32>().ok();
+    let packed = |key: &str| {
+        let total = word.strip_prefix(key)?;
+        let used = total.strip_suffix("-used");
+        Some((size(used.unwrap_or(total))?, used.is_some()))
+    };
+    if let Some([q, kv]) = two(word, "offset", number).or_else(|| two(word, "off", number)) {
+        return Some(builder.offsets(q, kv));
+    }
+    if let Some((total, used)) = packed("packed-q") {
+        return Some(builder.q_lengths(QLengths::Packed { total, used }));
+    }
+    if let Some((total, used)) = packed("packed-kv") {
+        return Some(builder.kv_lengths(KvLengths::Packed { total, used }));
+    }
+    if let Some([heads, kv_heads]) = two(word, "h", size) {
+        return Some(builder.heads(heads, kv_heads));
+    }
+    if let Some([head_dim, head_dim_v]) = two(word, "d", size) {
+        return Some(builder.head_dim(head_dim).head_dim_v(head_dim_v));
+    }
+    let set: [(Option<usize>, Setter); 8] = [
+        (one(["batch-invariant", "splits"]), ProblemBuilder::batch_invariant),
+        (one(["b", "b"]), ProblemBuilder::batch),
+        (one(["h", "h"]), |builder, heads| builder.heads(heads, heads)),
+        (one(["sq", "q"]), ProblemBuilder::seq_len_q),
+        (one(["skv", "k"]), ProblemBuilder::seq_len_kv),
+        (one(["s", "s"]), ProblemBuilder::seq_len),
+        (one(["dv", "dv"]), ProblemBuilder::head_dim_v),
+        (one(["d", "d"]), ProblemBuilder::head_dim),
+    ];
+    if let Some((value, field)) = set.into_iter().find_map(|(value, field)| Some((value?, field))) {
+        return Some(field(builder, value));
+    }
+    match (real("scale"), real("cap")) {
+        (Some(scale), _) => Some(builder.softmax_scale(scale)),
+        (_, Some(cap)) => Some(builder.softcap(cap)),
+        _ => None,
+    }
+}
+
+/// The two values of `key(8,16)` or `key8/16`; pages are apart by an `x`, too.
+fn two<T>(word: &str, key: &str, value: fn(&str) -> Option<T>) -> Option<[T; 2]> {
+    let rest = word.strip_prefix(key)?;
+    let rest = rest
+        .strip_prefix('(')
+        .and_then(|rest| rest.strip_suffix(')'))
+        .unwrap_or(rest);
+    let (first, second) = rest.split_once([',', '/', 'x'])?;
+    Some([value(first)?, value(second)?])
+}
+
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}
+
+/// `4k` is 4,096.
+fn size(text: &str) -> Option<usize> {
+    match text.strip_suffix('k') {
+        Some(thousands) => number::<usize>(thousands)?.checked_mul(1024),
+        None => number(text),
+    }
+}
+
+/// A side of a window.
+fn side(text: &str) -> Option<Option<u32>> {
+    match text {
+        "inf" => Some(None),
+        keys => number(keys).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_testkit::{RandomLimits, random_backward, random_problem};
+
+    use super::*;
+
+    fn line(text: &str) -> String {
+        read(text).unwrap().unwrap().to_string()
+    }
+
+    #[test]
+    fn what_is_printed_is_read() {
+        let limits = RandomLimits::default();
+        let problems = (0..500).map(|seed| match seed % 4 {
+            0 => random_backward(seed, &limits),
+            _ => random_problem(seed, &limits),
+        });
+        let mut all = 0;
+        for problem in problems.map(Result::unwrap) {
+            let printed = problem.to_string();
+            if printed.contains("strided") {
+                assert!(
+                    read(&printed).unwrap().unwrap_err().to_string().contains("bhsd"),
+                    "{printed}"
+                );
+                continue;
+            }
+            all += 1;
+            assert_eq!(line(&printed), printed);
+            assert_eq!(line(&printed.to_lowercase()), printed);
+            // Commas in parentheses stay.
+            assert_eq!(line(&printed.replace(' ', ",")), printed);
+        }
+        assert!(all > 50, "{all}");
+    }
+
+    #[test]
+    fn short_words_are_read() {
+        for (text, printed) in [
+            (
+                "b4,h32/8,s3000,d96,bf16,causal",
+                "B4 H32/8 Sq3000 Skv3000 D96 bf16 causal",
+            ),
+            ("h8,q1,k8k,d192/128", "B1 H8/8 Sq1 Skv8192 D192 fp16 full Dv128"),
+            (
+                "h8,s64,d64,window127/0,offset-5/0",
+                "B1 H8/8 Sq64 Skv64 D64 fp16 window(127,0) off(-5,0)",
+            ),
+            (
+                "llama8b-prefill-8k,s4k,fp16",
+                "B1 H32/8 Sq4096 Skv4096 D128 fp16 causal",
+            ),
+            (
+                "h2,q1,k100,d64,page16/40",
+                "B1 H2/2 Sq1 Skv100 D64 fp16 full paged16x40",
+            ),
+        ] {
+            assert_eq!(line(text), printed);
+        }
+        for (text, why) in [
+            ("h32,d64", "a length is missing: `s4k`, or `q1,k8k`"),
+            ("b4,s64,d64", "heads are missing"),
+            ("h8,s64", "head_dim is missing"),
+            ("h8,s64,d64,fp17", "`fp17` is no field"),
+        ] {
+            let said = read(text).unwrap().unwrap_err().to_string();
+            assert!(said.contains(why), "{said}");
+        }
+        for other in ["small", "backward", "a,b", "smoll causal", "decode", "b4"] {
+            assert!(read(other).is_none(), "{other}");
+        }
+    }
+}
