@@ -337,39 +337,26 @@ impl Explained<'_> {
         page.field("needs", text);
     }
 
+    /// On other cards: `--profile` and `--json`.
     fn add_occupancy(&self, page: &mut Page, card: Card) {
-        page.line(format_args!("\n{HEAD}Occupancy{HEAD:#}"));
-        page.dim("card       SMs  blocks an SM  warps an SM  waves  limited by");
-        let mut row = |name: &str, sms: &str, fit: Occupancy, waves: &str| {
-            let mark = if name == card.name() { HEAD } else { Default::default() };
-            let (blocks, warps) = (fit.blocks_per_sm, fit.warps_per_sm);
-            let (most, limit) = (fit.max_warps_per_sm, fit.limited_by);
-            page.line(format_args!(
-                "  {mark}{name:<9}{mark:#} {sms:>4}  {blocks:>12}  {warps:>5} of {most:<2}  {waves:>5}  {limit}"
-            ));
+        let fit = self.fit(&card.chip.target.limits());
+        let waves = |profile: &Profile| match f64::from(profile.sms * fit.blocks_per_sm) {
+            0.0 => String::new(),
+            places => format!(", {:.2} waves on {} SMs", self.step.launch.blocks() as f64 / places, profile.sms),
         };
-        if card.profile.is_none() {
-            row(card.name(), "", self.fit(&card.chip.target.limits()), "");
-        }
-        // Of other cards those that can run it.
-        let registers = self.registers();
-        let runs = |other: &&Profile| {
-            let Step { kernel, launch } = self.step;
-            Some(*other) == card.profile || prove_launch(kernel, launch, other.target, registers).is_empty()
+        let unknown = match self.registers() {
+            None => "; without registers, which are not known",
+            Some(_) => "",
         };
-        for profile in profiles(card).into_iter().filter(|other| runs(&&**other)) {
-            let fit = self.fit(&profile.target.limits());
-            let waves = self.step.launch.blocks() as f64 / f64::from(profile.sms * fit.blocks_per_sm);
-            let waves = match waves {
-                _ if fit.blocks_per_sm == 0 => "none".to_string(),
-                waves if waves < 0.01 => "<0.01".to_string(),
-                waves => format!("{waves:.2}"),
-            };
-            row(profile.name, &profile.sms.to_string(), fit, &waves);
-        }
-        if self.registers().is_none() {
-            page.dim("without registers, which are not known");
-        }
+        let text = format!(
+            "{} an SM ({} of {} warps), limited by {}{}{unknown}",
+            style::count(fit.blocks_per_sm as usize, "block"),
+            fit.warps_per_sm,
+            fit.max_warps_per_sm,
+            fit.limited_by,
+            card.profile.map_or(String::new(), waves),
+        );
+        page.field("occupancy", text);
     }
 
     fn json(&self, card: Card) -> Value {
