@@ -1,4 +1,5 @@
-//! [`Attention`]: computes attention on a device.
+//! [`Attention`]: computes attention on a device. Its calls are in `call.rs`; from there the way to the driver is by
+//! `queue.rs`, `cuda/mod.rs` and `cuda/launch.rs`.
 
 use std::fmt;
 use std::str::FromStr;

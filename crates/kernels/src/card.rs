@@ -128,7 +128,8 @@ pub(crate) enum Only {
     OneBlock,
 }
 
-/// The card whose measurements choices for a chip are estimated from, if it is another one.
+/// The card whose measurements choices for a chip are estimated from, if it is another one. One of the same
+/// architecture with as many multiprocessors is not: an H100 SXM counts as an H200.
 pub fn estimated_from(chip: Chip) -> Option<&'static str> {
     let card = Card::nearest(chip);
     ((card.target, card.sms) != (chip.target, chip.sms)).then_some(&card.card)

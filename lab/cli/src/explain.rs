@@ -342,7 +342,11 @@ impl Explained<'_> {
         let fit = self.fit(&card.chip.target.limits());
         let waves = |profile: &Profile| match f64::from(profile.sms * fit.blocks_per_sm) {
             0.0 => String::new(),
-            places => format!(", {:.2} waves on {} SMs", self.step.launch.blocks() as f64 / places, profile.sms),
+            places => format!(
+                ", {:.2} waves on {} SMs",
+                self.step.launch.blocks() as f64 / places,
+                profile.sms
+            ),
         };
         let unknown = match self.registers() {
             None => "; without registers, which are not known",

@@ -64,13 +64,16 @@ use failure::{Failure, Outcome};
 use given::Given;
 use style::{BAD, CODE, DIM, GOOD, HEAD, Page, micros, whole};
 
+/// The version, and the revision that was built.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLASHCORE_BUILD_REVISION"), ")");
+
 /// Fused attention for NVIDIA GPUs, written, checked and explained in Rust
 ///
 /// Without a subcommand: computes attention on the best device of this machine, compares the output
 /// with float64 and times it. Without a GPU it also predicts the time on an L4 and runs the GPU kernel
 /// under the checking simulator.
 #[derive(Parser)]
-#[command(name = "flashcore", version, max_term_width = 100, after_long_help = include_str!("help/manual.txt"))]
+#[command(name = "flashcore", version = VERSION, max_term_width = 100, after_long_help = include_str!("help/manual.txt"))]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,

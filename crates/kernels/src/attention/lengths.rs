@@ -244,7 +244,8 @@ impl<'k> RowParams<'k> {
     }
 }
 
-/// The pages of a sequence.
+/// The pages of a sequence. A row's address is by `key_row`, or for tensor copies by `PagedRows::at`; what pages
+/// say is checked by `check_pages` on the host, and by `checks/kernel.rs` on the device.
 #[derive(Clone, Copy)]
 pub(super) struct Pages<'k> {
     /// The sequence's row of the block table.

@@ -1,5 +1,8 @@
 //! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and [postprocess], which rounds dQ, and dK and
 //! dV where several blocks [share a tile](split).
+//!
+//! Tests: `tests.rs`; `backward*` and `wgmma_*` of `lab/check/tests/it` against float64 in the simulator; on a GPU
+//! `backward::` of the crate flashcore.
 
 mod ahead;
 mod consumer;
@@ -232,7 +235,8 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         min_blocks: 1,
         max_registers: 0,
         pack_heads: false,
-        ..*config
+        stages: config.stages,
+        splits: config.splits,
     };
     let levers = FAMILY.levers.iter().zip(Values::from(*config));
     for ((lever, given), allowed) in levers.zip(Values::from(usual)) {
