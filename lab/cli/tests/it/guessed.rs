@@ -336,15 +336,6 @@ fn an_unknown_flag_is_not_said_to_be_a_value() {
     assert!(!ran.stderr.contains("\n\n\n"), "{}", ran.stderr);
 }
 
-/// Only cards that can run a kernel are compared.
-#[test]
-fn a_card_that_cannot_run_a_kernel_is_not_among_the_others() {
-    let (ran, _home) = guessed("explain small --profile h200");
-    let (_, table) = ran.stdout.split_once("Occupancy").expect("a table");
-    let (table, _) = table.split_once("Cost").expect("an end");
-    assert!(table.contains("h100") && !table.contains("l4 "), "{table}");
-}
-
 /// Two ids that differ at their ends alone are two.
 #[test]
 fn kernels_are_told_apart_by_the_ends_of_their_ids() {
