@@ -269,7 +269,7 @@ random_problems() {
     local card env
     env=$(scripts/get-torch.sh) # in the command's own line, its failure would be lost
     FLASHCORE_PYTHON=$env/bin/python "$built/release/flashcore" parity 2000 --device cpu
-    for card in h200 l4; do "$built/release/flashcore" parity 100 --device sim --profile "$card" --peers none; done
+    for card in h200 l4; do "$built/release/flashcore" parity 100 --device "sim:$card" --peers none; done
 }
 
 kbench_judges() {

@@ -45,15 +45,30 @@ fn words(text: &str) -> Vec<&str> {
 
 struct Fields {
     builder: ProblemBuilder,
+    /// K/V heads of the problem that the text begins with, where query heads share them: other query heads do, too.
+    shared: Option<usize>,
     mask: Mask,
+    top_left: bool,
     /// Keys of a page, and pages.
     pages: Option<[usize; 2]>,
 }
 
 fn built(named: Option<&Problem>, words: &[&str]) -> Result<Problem, String> {
     let mut fields = Fields::of(named);
+    let mut given = Vec::new();
     for word in words {
         fields = fields.with(word)?;
+        let field = field_of(word);
+        if given.contains(&field) {
+            return Err(format!("`{word}` sets what a word before it has set"));
+        }
+        given.push(field);
+    }
+    if fields.top_left {
+        if fields.mask.is_full() {
+            return Err("`top-left` moves a mask, and this problem has none: add causal or windowL/R".to_string());
+        }
+        fields.mask = fields.mask.top_left();
     }
     let mut builder = fields.builder.mask(fields.mask);
     if let Some([page_size, pages]) = fields.pages {
@@ -66,7 +81,29 @@ fn built(named: Option<&Problem>, words: &[&str]) -> Result<Problem, String> {
             max_pages,
         });
     }
-    builder.build().map_err(said)
+    let problem = builder.build().map_err(said)?;
+    if given.iter().any(|field| field == "deterministic") && problem.direction() == Direction::Forward {
+        return Err("`deterministic` is for backward passes: every forward pass is".to_string());
+    }
+    Ok(problem)
+}
+
+/// What a word sets: the letters before its numbers, or what its kind of words sets.
+fn field_of(word: &str) -> String {
+    let word = word.to_ascii_lowercase();
+    let letters: String = word
+        .chars()
+        .take_while(|c| c.is_ascii_alphabetic() || *c == '-')
+        .collect();
+    match letters.trim_end_matches('-') {
+        "full" | "causal" | "window" => "mask",
+        "cache" | "paged" | "page" | "packed-kv" => "keys",
+        "bshd" | "bhsd" => "layout",
+        _ if DType::from_name(&word).is_some() => "dtype",
+        _ if word.starts_with("sinks-") => "sinks",
+        letters => letters,
+    }
+    .to_string()
 }
 
 fn said(error: ProblemError) -> String {
@@ -82,7 +119,11 @@ impl Fields {
     fn of(named: Option<&Problem>) -> Fields {
         Fields {
             builder: named.map_or_else(Problem::builder, ProblemBuilder::from),
+            shared: named
+                .filter(|problem| problem.num_kv_heads() != problem.num_heads())
+                .map(Problem::num_kv_heads),
             mask: named.map_or(Mask::FULL, Problem::mask),
+            top_left: false,
             pages: None,
         }
     }
@@ -92,16 +133,22 @@ impl Fields {
         let word = lower.as_str();
         let Fields {
             builder,
+            shared,
             mut mask,
+            mut top_left,
             mut pages,
         } = self;
         let builder = match word {
-            "full" | "causal" | "top-left" => {
-                mask = match word {
-                    "full" => Mask::FULL,
-                    "causal" => Mask::CAUSAL,
-                    _ => mask.top_left(),
-                };
+            "full" => {
+                mask = Mask::FULL;
+                builder
+            }
+            "causal" => {
+                mask = Mask::CAUSAL;
+                builder
+            }
+            "top-left" => {
+                top_left = true;
                 builder
             }
             "lse" => builder.return_lse(true),
@@ -127,6 +174,8 @@ impl Fields {
                 } else if let Some(found) = two(word, "paged", size).or_else(|| two(word, "page", size)) {
                     pages = Some(found);
                     builder
+                } else if let (Some(kv_heads), Some(heads)) = (shared, word.strip_prefix('h').and_then(size)) {
+                    builder.heads(heads, kv_heads)
                 } else {
                     with_number(builder, word).ok_or_else(|| {
                         format!("`{word}` is no field; fields are as in b4,h32/8,s3000,d96,bf16,causal (docs/cli.md)")
@@ -134,7 +183,13 @@ impl Fields {
                 }
             }
         };
-        Ok(Fields { builder, mask, pages })
+        Ok(Fields {
+            builder,
+            shared,
+            mask,
+            top_left,
+            pages,
+        })
     }
 }
 
@@ -263,6 +318,11 @@ mod tests {
                 "h8,s64,d64,window127/0,offset-5/0",
                 "B1 H8/8 Sq64 Skv64 D64 fp16 window(127,0) off(-5,0)",
             ),
+            ("llama8b-prefill-8k,h16", "B1 H16/8 Sq8192 Skv8192 D128 bf16 causal"),
+            (
+                "h8,q64,k128,d64,top-left,causal",
+                &line("h8,q64,k128,d64,causal,top-left"),
+            ),
             (
                 "llama8b-prefill-8k,s4k,fp16",
                 "B1 H32/8 Sq4096 Skv4096 D128 fp16 causal",
@@ -279,6 +339,11 @@ mod tests {
             ("b4,s64,d64", "heads are missing"),
             ("h8,s64", "head_dim is missing"),
             ("h8,s64,d64,fp17", "`fp17` is no field"),
+            ("b4,b8,h8,s64,d64", "`b8` sets what a word before it has set"),
+            ("h8,s64,d64,causal,full", "`full` sets what"),
+            ("h8,s64,d64,fp16,bf16", "`bf16` sets what"),
+            ("h8,s64,d64,top-left", "this problem has none"),
+            ("h8,s64,d64,deterministic", "for backward passes"),
         ] {
             let said = read(text).unwrap().unwrap_err().to_string();
             assert!(said.contains(why), "{said}");

@@ -219,7 +219,10 @@ pub(crate) fn built(
         }
         (Ok(KernelId::Cpu(config)), None) => Ok(Built::Cpu(*config)),
         (Ok(id @ KernelId::Cpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on the CPU; ask for the device cpu")),
-        (Ok(id), _) => Err(left_out(&id.to_string(), &"it runs on a GPU; ask for a CUDA device")),
+        (Ok(id), _) => Err(left_out(
+            &id.to_string(),
+            &"it runs on a GPU; ask for a CUDA device, or for times of a card that is not here by predict:CARD",
+        )),
     };
     let either = |one| match one {
         Ok(kernel) => Either::Left(kernel),

@@ -139,9 +139,10 @@ fn rung_name(text: &str) -> RungName {
 fn rungs(words: &[String]) -> Result<Vec<RungName>, Failure> {
     let mut all = Vec::new();
     for word in words {
-        match Path::new(word).is_file() {
-            true => all.extend(rungs_of(Path::new(word))?),
-            false => all.push(rung_name(word)),
+        if Path::new(word).is_file() {
+            all.extend(rungs_of(Path::new(word))?);
+        } else {
+            all.push(rung_name(word));
         }
     }
     Ok(all)

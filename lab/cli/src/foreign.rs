@@ -317,7 +317,11 @@ pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool
     let (mut launch, entry) = args.launch.read()?;
     let compile = args.compile.for_arch(launch.arch.take());
     let read = KernelFile::read(file, &compile, entry.as_deref(), card)?;
-    let asked = asked(&launch, None, &args.claim);
+    let asked = asked(
+        &launch,
+        args.launch.has_grid().then_some(launch.launch.grid),
+        &args.claim,
+    );
     let kernels = read.kernels(file, entry.as_deref())?.into_iter();
     let judged = kernels.map(|kernel| Judged::new(kernel, &read, &asked, card));
     let kernels: Vec<Judged> = judged.collect();

@@ -28,7 +28,7 @@ const CARDS: [&str; 2] = ["l4", "h200"];
 /// could not be judged here, without a GPU, an assembler or evidence, is listed as not judged.
 ///
 /// With `--device predict:CARD` nothing is measured: predicted times, instructions by pipe, wavefronts of
-/// shared memory and registers must not be larger than the baseline's by more than --slower. They are the
+/// shared memory and registers must not be larger than the baseline's by more than --allow slower. They are the
 /// same in every run, so a CI without a GPU can guard speed.
 #[derive(Args)]
 #[command(after_long_help = include_str!("help/gate.txt"))]

@@ -34,7 +34,7 @@ struct LaunchFields {
 }
 
 fn launch_of(text: &str) -> Result<LaunchFields, String> {
-    const FIELDS: [&str; 5] = ["grid", "threads", "smem", "opted-in", "entry"];
+    const FIELDS: [&str; 6] = ["grid", "threads", "block", "smem", "opted-in", "entry"];
     let mut said = LaunchFields::default();
     if !text.contains('=') && text != "opted-in" {
         said.file = Some(text.into());
@@ -43,9 +43,11 @@ fn launch_of(text: &str) -> Result<LaunchFields, String> {
     for (key, value) in fields(text, &FIELDS)? {
         match key {
             "grid" => said.grid = Some(axes(&value, 1)?),
-            "threads" => said.threads = Some(axes(&value, 1)?),
+            // A FILE.toml calls it block, as CUDA does.
+            "threads" | "block" => said.threads = Some(axes(&value, 1)?),
             "smem" => said.smem = Some(number(&value)?),
-            "opted-in" => said.opted_in = true,
+            "opted-in" if value.is_empty() => said.opted_in = true,
+            "opted-in" => return Err("opted-in has no value: write it, or leave it out".to_string()),
             _ => said.entry = Some(value),
         }
     }
@@ -59,7 +61,12 @@ fn number(text: &str) -> Result<u32, String> {
 impl LaunchArgs {
     /// The launch of the file, if there is one, with what fields say, and the name of the kernel.
     pub(crate) fn read(&self) -> Result<(LaunchFile, Option<String>), Failure> {
-        let file = self.launch.iter().find_map(|said| said.file.as_ref());
+        let mut files = self.launch.iter().filter_map(|said| said.file.as_ref());
+        let file = files.next();
+        if let (Some(one), Some(other)) = (file, files.next()) {
+            let why = format!("--launch names two files, {} and {}", one.display(), other.display());
+            return Err(Failure::usage(why).help("name one; fields in a --launch of their own count before it"));
+        }
         let mut read = match file {
             Some(path) => LaunchFile::read(path).map_err(|error| wrong(path, error))?,
             None => LaunchFile::default(),
@@ -77,6 +84,15 @@ impl LaunchArgs {
             entry = said.entry.clone().or(entry);
         }
         Ok((read, entry))
+    }
+}
+
+impl LaunchArgs {
+    /// Whether a grid was given.
+    pub(crate) fn has_grid(&self) -> bool {
+        self.launch
+            .iter()
+            .any(|said| said.grid.is_some() || said.file.is_some())
     }
 }
 

@@ -150,10 +150,10 @@ fn problem_flags(command: &clap::Command) -> String {
         .filter_map(clap::Arg::get_long)
         .map(|name| format!("--{name}"))
         .collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!("Problem flags: {} (--help explains them)", names.join(" ")),
+    if names.is_empty() {
+        return String::new();
     }
+    format!("Problem flags: {} (--help explains them)", names.join(" "))
 }
 
 fn is_of_problem(arg: &clap::Arg) -> bool {
@@ -185,9 +185,12 @@ fn commands(command: clap::Command, width: usize) -> clap::Command {
             true => arg.allow_negative_numbers(true),
             false => arg,
         })
-        .mut_args(|arg| match is_of_problem(&arg) {
-            true => arg.hide_short_help(true),
-            false => arg,
+        .mut_args(|arg| {
+            if is_of_problem(&arg) {
+                arg.hide_short_help(true)
+            } else {
+                arg
+            }
         })
         .mut_subcommands(|command| commands(command, width))
 }

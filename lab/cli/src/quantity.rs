@@ -40,7 +40,11 @@ pub(crate) fn fields<'a>(text: &str, known: &[&'a str]) -> Result<Vec<(&'a str, 
     let mut all: Vec<(&str, String)> = Vec::new();
     for part in text.split(',') {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
-        match (known.iter().find(|known| **known == key.trim()), all.last_mut()) {
+        let known_key = known.iter().find(|known| **known == key.trim());
+        if known_key.is_some_and(|key| all.iter().any(|(before, _)| before == key)) {
+            return Err(format!("`{}` is given twice", key.trim()));
+        }
+        match (known_key, all.last_mut()) {
             (Some(key), _) => all.push((key, value.trim().to_string())),
             (None, Some((_, before))) if !part.contains('=') => before.push_str(&format!(",{part}")),
             _ => return Err(format!("`{}` is no field; allowed: {}", key.trim(), known.join(", "))),
@@ -72,9 +76,10 @@ pub(crate) fn time(text: &str) -> Result<Duration, String> {
 pub(crate) fn deadline(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(24 * 3600);
     let time = time(text)?;
-    match (Duration::from_secs(1)..=MOST).contains(&time) {
-        true => Ok(time),
-        false => Err("write a time from 1s to 24h; a bare number is seconds".to_string()),
+    if (Duration::from_secs(1)..=MOST).contains(&time) {
+        Ok(time)
+    } else {
+        Err("write a time from 1s to 24h; a bare number is seconds".to_string())
     }
 }
 

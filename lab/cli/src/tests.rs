@@ -56,9 +56,10 @@ fn commands_and_flags_are_few() {
         for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
             let name = arg.get_long().unwrap_or(arg.get_id().as_str());
             let is_shared = arg.get_help_heading() == Some(PROBLEM) || ["color", "json"].contains(&name);
-            match is_shared {
-                true => drop(once.insert(format!("--{name}"))),
-                false => pairs.push(format!("{words} --{name}")),
+            if is_shared {
+                once.insert(format!("--{name}"));
+            } else {
+                pairs.push(format!("{words} --{name}"));
             }
         }
     };

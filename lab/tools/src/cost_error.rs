@@ -20,7 +20,7 @@ pub(crate) struct Options {
     /// The card that the times are of, or a file of `flashcore device calibrate`.
     #[arg(long, default_value = "h200")]
     profile: String,
-    /// Predict with the rates that were measured on it (`flashcore device --out FILE`).
+    /// Predict with the rates that were measured on it (`flashcore device --output FILE`).
     #[arg(long)]
     rates: Option<PathBuf>,
 }

@@ -12,6 +12,7 @@ pub use id::{EvidenceId, FEWEST_DIGITS};
 pub use recipe::{Recipe, Recorded};
 
 use crate::profile::ProfileRecord;
+use crate::stand::KERNEL_WORDS;
 use crate::standing::Shape;
 use crate::store::{Selector, files_in};
 use crate::{BenchError, CaseResult, Interval, Measured, Mode, Options, Result, Store};
@@ -49,7 +50,17 @@ impl Origin {
     /// Whether its command asks for kernels by id, in place of the library's choice.
     pub(crate) fn names_a_kernel(&self) -> bool {
         let mut words = self.command.iter().flat_map(|command| command.split_whitespace());
-        words.any(|word| word == "--kernel") && words.next() != Some("default")
+        // An older name of the flag is `--config`.
+        while let Some(word) = words.next() {
+            let (flag, value) = word
+                .split_once('=')
+                .map_or((word, None), |(flag, value)| (flag, Some(value)));
+            if ["--kernel", "--config"].contains(&flag) {
+                let ids = value.or_else(|| words.next()).unwrap_or_default();
+                return ids.split(',').any(|id| !KERNEL_WORDS.contains(&id));
+            }
+        }
+        false
     }
 }
 

@@ -99,12 +99,12 @@ impl Recipe {
             "bench" => problems::cases(name, None).is_ok_and(|cases| cases == [case.clone()]),
             _ => Problem::named(name).is_ok_and(|problem| problem == case.problem),
         };
-        let problem = match named(&case.name) {
-            true => Some(case.name.clone()),
-            false => {
-                self.problem_file = problem_file::text(case);
-                self.problem_file.as_ref().map(|_| FILE.to_string())
-            }
+        // A shape as a name has spaces.
+        let problem = if !case.name.contains(char::is_whitespace) && named(&case.name) {
+            Some(case.name.clone())
+        } else {
+            self.problem_file = problem_file::text(case);
+            self.problem_file.as_ref().map(|_| FILE.to_string())
         };
         self.command = problem.map(|problem| {
             format!("flashcore {subcommand} {problem} {flags}")

@@ -61,6 +61,13 @@ fn located(line: usize, key: Option<&str>, message: &str) -> String {
     ] {
         message = message.replace(rust, words);
     }
+    // Keys of the files of kernels.
+    if ["`args`", "`grid`", "`ptx`", "`source`"]
+        .iter()
+        .any(|key| message.contains(&format!("unknown key {key}")))
+    {
+        message.push_str("; the launch of a FILE.cu is for `check FILE.cu --launch`, a declaration for `--kernel`");
+    }
     match key.filter(|_| !message.contains("unknown key") && !message.contains("is missing")) {
         Some(key) => format!("line {line}, key `{key}`: {message}"),
         None => format!("line {line}: {message}"),

@@ -79,7 +79,7 @@ pub enum Given {
 pub enum NoArgument {
     /// It has none of the forms of an argument.
     #[error(
-        "`{0}` is not an argument; write buf:BYTES, buf:BYTES:f16, :zero or :unwritten for a pointer, and 7, -3 or 0.5 for \
+        "`{0}` is not an argument; write buf:BYTES (buf:8k), buf:BYTES:f16, :zero or :unwritten for a pointer, and 7, -3 or 0.5 for \
          a number"
     )]
     Form(String),
@@ -105,7 +105,12 @@ impl std::str::FromStr for Given {
             "unwritten" => Fill::Unwritten,
             _ => return Err(wrong()),
         };
-        let bytes = bytes.parse().map_err(|_| wrong())?;
+        let (number, unit) = match bytes.strip_suffix(['k', 'K']) {
+            Some(number) => (number, 1024),
+            None => (bytes, 1),
+        };
+        let bytes: Option<u64> = number.parse().ok();
+        let bytes = bytes.and_then(|bytes| bytes.checked_mul(unit)).ok_or_else(wrong)?;
         if bytes > MAX_BUFFER_BYTES {
             return Err(NoArgument::Bytes(bytes));
         }

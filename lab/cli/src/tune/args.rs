@@ -9,7 +9,7 @@ use flashcore_bench::Own;
 use flashcore_tune::strategy::Kind;
 
 use crate::kernel_file::{Trusted, trusted};
-use crate::quantity::{deadline, time};
+use crate::quantity::{deadline, duration};
 use crate::tune::leaderboard::LeaderboardArgs;
 use crate::{Failure, ProblemArgs};
 
@@ -50,7 +50,7 @@ pub(crate) struct TuneArgs {
     ///
     /// With --resume in all, earlier parts included; finals and peers are not counted. Without a GPU and without
     /// --device, half of it is for the search and half for the GPU kernel under the simulator.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time, overrides_with = "trials",
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = budget, overrides_with = "trials",
           help_heading = "Search")]
     budget: Duration,
     /// Trials of the search, in place of a time
@@ -153,6 +153,11 @@ pub(crate) const OUTSIDE: &str = "outside: ";
 pub(crate) enum Budget {
     Trials(usize),
     Time(Duration),
+}
+
+/// A bare number was one of trials once.
+fn budget(text: &str) -> Result<Duration, String> {
+    duration(text).ok_or_else(|| "write a time above 0 as 90s, 5m or 500ms; --trials N counts".to_string())
 }
 
 impl Budget {
