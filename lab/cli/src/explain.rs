@@ -153,9 +153,9 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
         (Some(bytes), Some(profile)) => Some((bytes, savings(&choice.plan, bytes, profile))),
         (Some(_), None) => return Err(Failure::usage("--saves needs a card, to predict times: --profile l4")),
     };
-    let ranking = args
-        .why
-        .then(|| Ranking::new(&problem, card, &plans, measured.as_ref()));
+    // What the library would choose, whatever kernel is explained.
+    let ranked = |plans| Ranking::new(&problem, card, &plans, measured.as_ref());
+    let ranking = args.why.then(|| simulated::plans(card).map(ranked)).transpose()?;
     let configs = args.all.then(|| every_config(&problem, card));
     let json = || {
         let mut value = as_json(card, &problem, &choice, &plans);

@@ -46,7 +46,14 @@ fn traced(text: &str) -> Result<Traced, String> {
         lane: None,
         limit: 32,
     };
-    let number = |value: &str| value.parse::<u32>().map_err(|_| format!("{value} is no number"));
+    if traced.line == "kernel" && rest.is_some() {
+        return Err("`kernel` takes no fields: all that the kernel traces is printed".to_string());
+    }
+    let number = |value: &str| {
+        value
+            .parse::<u32>()
+            .map_err(|_| format!("`{value}` is no number; write lane=3"))
+    };
     for (key, value) in rest.map(|rest| fields(rest, &FIELDS)).transpose()?.unwrap_or_default() {
         match key {
             "block" => traced.block = axes(&value, 0)?,
