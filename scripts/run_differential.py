@@ -4,7 +4,7 @@
 usage: scripts/run_differential.py FOLDER OUT.json [--jobs N]
 
 FOLDER is what the tool has written. Needs a driver, Python 3.11 and NumPy; no toolkit. Each module is compiled and run
-in a process of its own, N at a time, so that a launch that fails ends no other. OUT.json gets each case that is not the
+in a process of its own, N at a time: a launch that fails does not end the others. OUT.json gets each case that is not the
 same, and counts.
 
 A case is the same (all bits, or floats within the instruction's bound), close (floats within a kernel's tolerance),

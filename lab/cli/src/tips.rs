@@ -15,7 +15,7 @@ const BY_DEVICE: [(&[&str], &str, &str); 2] = [
     (&["run", "parity"], "the simulator is a device of a card", "sim"),
 ];
 
-/// Spellings of earlier versions: commands, spelling, what replaced it.
+/// Spellings of earlier versions and of other tools: commands, spelling, what to write.
 const GONE: &str = include_str!("help/gone.txt");
 
 /// The text of an error, of help, or of the version.
