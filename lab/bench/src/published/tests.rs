@@ -112,6 +112,10 @@ fn bundle(at: &Path, cases: &[Case], gains: &[f64]) -> Vec<u8> {
 fn the_report_of_the_current_set_is_small() {
     let mut gathered = crate::gather::Gathered::default();
     let evidence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../evidence");
+    for bundle in crate::store::files_in(&evidence, "jsonl").unwrap() {
+        let bytes = std::fs::metadata(&bundle).unwrap().len();
+        assert!(bytes < 48 << 10, "{}: {bytes}", bundle.display());
+    }
     gathered.add_files(&[evidence]).unwrap();
     assert!(gathered.timings.len() > 100);
     let chapters = crate::document::chapters(&gathered);

@@ -304,6 +304,7 @@ fn output_is_a_screen() {
         "",
         "run",
         "check tiny",
+        "explain",
         "list",
         "list profiles",
         "parity 2 --device cpu --peers none",
