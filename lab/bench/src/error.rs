@@ -12,11 +12,7 @@ pub enum BenchError {
     #[error("{0}")]
     Given(String),
     /// A name that is no problem, no set and no file.
-    #[error(
-        "`{0}` is no problem set ({sets}), no problem and no readable file; named problems: {problems}",
-        sets = crate::problems::SETS.map(|(name, _)| name).join(", "),
-        problems = flashcore_problem::NAMED_PROBLEMS.iter().map(|named| named.name).collect::<Vec<_>>().join(", ")
-    )]
+    #[error("`{0}` is no problem, no set of problems and no readable file")]
     UnknownProblems(String),
     /// There is nothing to measure: what is missing.
     #[error("nothing to measure: {0}")]

@@ -144,6 +144,11 @@ pub(crate) const SETS: [(&str, &[&str]); 12] = [
     (TRAINING, &[CANONICAL, LLAMA, DOCUMENTS]),
 ];
 
+/// The names of the sets.
+pub fn set_names() -> [&'static str; SETS.len()] {
+    SETS.map(|(name, _)| name)
+}
+
 /// What the set of the small shapes was called, as their first problem was.
 const OLD: &str = "mission";
 /// The set of the long problems with large heads: where fp8 pays.

@@ -221,7 +221,7 @@ pub(crate) fn built(
         (Ok(id @ KernelId::Cpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on the CPU; ask for the device cpu")),
         (Ok(id), _) => Err(left_out(
             &id.to_string(),
-            &"it runs on a GPU; ask for a CUDA device, or for times of a card that is not here by predict:CARD",
+            &"it runs on a GPU; ask for a CUDA device, or for predicted times of a card with --device predict:CARD",
         )),
     };
     let either = |one| match one {

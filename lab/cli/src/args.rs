@@ -6,7 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use flashcore::unstable::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
-use flashcore_bench::{BenchError, Case, problem_file, problems};
+use flashcore_bench::{Case, problem_file, problems};
 use flashcore_check::render::few;
 use flashcore_problem::{Lengths, ProblemBuilder, current_name};
 
@@ -336,10 +336,9 @@ pub(crate) fn case(name: &str) -> Result<Case, Failure> {
     if problem_file::is_file(name) {
         return Ok(problem_file::read_one(name)?);
     }
-    let unknown = match Problem::named(name) {
-        Ok(problem) => return Ok(Case::new(current_name(name), problem)),
-        Err(unknown) => unknown,
-    };
+    if let Ok(problem) = Problem::named(name) {
+        return Ok(Case::new(current_name(name), problem));
+    }
     match problems::cases(name, None) {
         Ok(mut cases) if cases.len() == 1 => Ok(cases.remove(0)),
         Ok(cases) => {
@@ -347,7 +346,6 @@ pub(crate) fn case(name: &str) -> Result<Case, Failure> {
             let why = format!("{name} is a set of {} problems, and one is needed", cases.len());
             Err(Failure::usage(why).help(format!("name one of it: {members}; `bench` takes sets")))
         }
-        Err(BenchError::UnknownProblems(_)) => Err(unknown.into()),
         Err(error) => Err(error.into()),
     }
 }

@@ -13,6 +13,7 @@ use crate::{BAD, GOOD, in_place, stdout, style};
 /// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
 pub(crate) const INTERRUPTED: u8 = 130;
 
+const USAGE: u8 = 2;
 const ENVIRONMENT: u8 = 3;
 const NOT_JUDGED: u8 = 4;
 
@@ -64,7 +65,7 @@ impl Failure {
 
     /// The request is not valid.
     pub(crate) fn usage(message: impl ToString) -> Failure {
-        Failure::new(2, message)
+        Failure::new(USAGE, message)
     }
 
     /// The machine cannot do it.
@@ -84,6 +85,10 @@ impl Failure {
     pub(crate) fn help(mut self, help: impl ToString) -> Failure {
         self.help = Some(help.to_string());
         self
+    }
+
+    pub(crate) fn is_usage(&self) -> bool {
+        self.exit_code == USAGE
     }
 
     pub(crate) fn is_environment(&self) -> bool {

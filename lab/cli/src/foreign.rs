@@ -125,6 +125,17 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 
 impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
+        let checked = self.check_launch(file, card, runs, as_json);
+        checked.map_err(|failure| match self.launch.beside(file) {
+            Some(launch) if failure.is_usage() => failure.help(format!(
+                "beside it is {0}, which may be its launch: --launch {0}",
+                launch.display()
+            )),
+            _ => failure,
+        })
+    }
+
+    fn check_launch(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
         let (mut given, mut entry) = self.launch(runs, card)?;
         let read = match triton::named(file) {
             Some(word) => {

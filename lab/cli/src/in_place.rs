@@ -137,8 +137,8 @@ pub(crate) const QUOTED: &str = "put the text of a problem in quotes, or write i
 pub(crate) fn unknown_problem(given: &str, error: impl std::fmt::Display) -> Failure {
     match similar_problems(given).as_slice() {
         [] if problem_text::is_field(given) => Failure::usage(error).help(QUOTED),
-        [] => Failure::usage(error).help("`flashcore list problems` shows them with their shapes"),
-        names => Failure::usage(format!("did you mean {}? {error}", names.join(", "))),
+        [] => Failure::usage(error).help("`flashcore list problems` shows them with their shapes, and the sets"),
+        names => Failure::usage(error).help(format!("did you mean {}?", names.join(", "))),
     }
 }
 

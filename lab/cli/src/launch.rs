@@ -1,6 +1,6 @@
 //! `--launch`: how a kernel of a file is launched.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_check::foreign::{self, Asked, LaunchFile};
@@ -39,6 +39,14 @@ fn launch_of(text: &str) -> Result<LaunchFields, String> {
     if !text.contains('=') && text != "opted-in" {
         said.file = Some(text.into());
         return Ok(said);
+    }
+    if let Some(file) = text
+        .split(',')
+        .find(|part| part.trim().ends_with(".toml") && !part.contains('='))
+    {
+        return Err(format!(
+            "give the file alone, and the fields a --launch of their own: --launch {file} --launch grid=8"
+        ));
     }
     for (key, value) in fields(text, &FIELDS)? {
         match key {
@@ -85,14 +93,19 @@ impl LaunchArgs {
         }
         Ok((read, entry))
     }
-}
 
-impl LaunchArgs {
     /// Whether a grid was given.
     pub(crate) fn has_grid(&self) -> bool {
         self.launch
             .iter()
             .any(|said| said.grid.is_some() || said.file.is_some())
+    }
+
+    /// The file of launches beside a file of kernels, if none was named.
+    pub(crate) fn beside(&self, kernels: &Path) -> Option<PathBuf> {
+        let file = kernels.with_extension("toml");
+        let is_named = self.launch.iter().any(|said| said.file.is_some());
+        (!is_named && file.is_file()).then_some(file)
     }
 }
 

@@ -6,16 +6,34 @@ use serde_json::{Value, json};
 
 use crate::{CODE, DIM, Failure, HEAD, Page, style};
 
-pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
-    let Some(id) = kernel else {
-        let mut page = Page::default();
-        for (index, family) in ALL.iter().enumerate() {
-            page.add(if index > 0 { "\n" } else { "" });
-            add_family(&mut page, family);
-        }
-        let all = ALL.into_iter();
-        let all = all.map(|family| json!({ "family": family.name, "levers": family.described() }));
-        return Ok((page, all.collect()));
+/// The family of this name; all if none is named.
+pub(crate) fn families(name: Option<&str>) -> Result<Vec<Family>, Failure> {
+    let asked: Vec<Family> = ALL
+        .into_iter()
+        .filter(|family| name.is_none_or(|name| name == family.name))
+        .collect();
+    if asked.is_empty() {
+        let (name, known) = (name.unwrap_or_default(), style::list(ALL.map(|family| family.name)));
+        let help = "`flashcore list levers ID` explains an id part by part";
+        return Err(Failure::usage(format!("`{name}` is no family; allowed: {known}")).help(help));
+    }
+    Ok(asked)
+}
+
+/// Levers and their values; with what they are for those of one family; or what those of an id are.
+pub(crate) fn list(of: Option<&str>) -> Result<(Page, Value), Failure> {
+    let family = of.filter(|of| ALL.iter().any(|family| family.name == *of));
+    let Some(id) = of.filter(|_| family.is_none()) else {
+        let mut page = Page::new(format_args!(
+            "{HEAD}Levers{HEAD:#} {DIM}(`list levers mma` says what each does, `list levers ID` what an id means){DIM:#}"
+        ));
+        let asked = families(family)?;
+        asked
+            .iter()
+            .for_each(|one| add_family(&mut page, one, family.is_some()));
+        let asked = asked.iter();
+        let asked = asked.map(|family| json!({ "family": family.name, "levers": family.described() }));
+        return Ok((page, asked.collect()));
     };
     let id = &crate::kernels::with_family(id)?;
     let owner = ALL.iter().find_map(|family| Some((family, family.read(id)?)));
@@ -28,9 +46,10 @@ pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
     let mut levers = Vec::new();
     for (at, (name, value)) in family.print(&values).into_iter().enumerate() {
         let (parts, meaning) = (family.parts(&values, at), family.levers[at].meaning);
-        let label = match parts.is_empty() {
-            true => "(none)".to_string(),
-            false => parts.join(" "),
+        let label = if parts.is_empty() {
+            "(none)".to_string()
+        } else {
+            parts.join(" ")
         };
         page.field(&label, format_args!("{name}: {value} {DIM}· {meaning}{DIM:#}"));
         levers.push(json!({ "lever": name, "value": value, "parts": parts, "meaning": meaning }));
@@ -38,19 +57,18 @@ pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
     Ok((page, levers.into()))
 }
 
-fn add_family(page: &mut Page, family: &Family) {
-    let name = family.name;
-    page.line(format_args!(
-        "{HEAD}{name}{HEAD:#} {DIM}(ids begin with {name}/){DIM:#}"
-    ));
+fn add_family(page: &mut Page, family: &Family, is_whole: bool) {
+    page.line(format_args!("{HEAD}{}/{HEAD:#}", family.name));
     let levers = family.described();
     let indent = levers.iter().map(|lever| lever.name.len()).max().unwrap_or(0) + 4;
     for lever in &levers {
         let label = format!("  {:<width$}", lever.name, width = indent - 2);
         page.wrap(indent, format_args!("{label}{CODE}{}{CODE:#}", spelled(lever)));
-        page.wrap(indent, format_args!("{:indent$}{DIM}{}{DIM:#}", "", lever.meaning));
+        if is_whole {
+            page.wrap(indent, format_args!("{:indent$}{DIM}{}{DIM:#}", "", lever.meaning));
+        }
     }
-    for constraint in family.constraints {
+    for constraint in family.constraints.iter().filter(|_| is_whole) {
         page.wrap(
             6,
             format_args!("  {DIM}rule for {}: {}{DIM:#}", constraint.lever, constraint.rule),

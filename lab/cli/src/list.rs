@@ -15,8 +15,8 @@ pub(crate) struct ListArgs {
     /// What to list [default: what there is to list; with --json problems, kernels and profiles]
     #[arg(value_enum)]
     what: Option<What>,
-    /// Of `levers` a kernel's id, to explain it part by part; of `ladder` the problem [default: small]
-    #[arg(value_name = "ID|PROBLEM")]
+    /// Of `levers` a family or an id, of `kernels` a family, of `ladder` the problem [default: small]
+    #[arg(value_name = "NAME")]
     of: Option<String>,
     /// For `ladder`: the card (`list profiles`) [default: this machine's, else l4]
     #[arg(long, value_name = "CARD", value_parser = Card::parse)]
@@ -47,7 +47,7 @@ enum What {
 
 pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
     let of = args.of.as_deref();
-    if let Some(word) = of.filter(|_| !matches!(args.what, Some(What::Levers | What::Ladder))) {
+    if let Some(word) = of.filter(|_| !matches!(args.what, Some(What::Levers | What::Kernels | What::Ladder))) {
         let help =
             "`flashcore list levers ID` explains an id part by part, `flashcore list ladder PROBLEM` has its rungs";
         return Err(Failure::usage(format!("`{word}` is not for this list")).help(help));
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
     for what in asked {
         let (page, json) = match what {
             What::Problems => problems(),
-            What::Kernels => kernels(),
+            What::Kernels => kernels(of)?,
             What::Levers => levers::list(of)?,
             What::Profiles => profiles(),
             What::Ladder => ladder(args)?,
@@ -100,27 +100,50 @@ fn problems() -> (Page, Value) {
     let mut all = Vec::new();
     for named in NAMED_PROBLEMS {
         let Ok(problem) = named.builder().build() else { continue };
-        page.line(format_args!("  {:<20} {problem}", named.name));
-        page.wrap(23, format_args!("  {:<20} {DIM}{}{DIM:#}", "", named.about));
+        // What follows the colon is the shape again.
+        let model = named.about.split(':').next().unwrap_or_default();
+        page.wrap(23, format_args!("  {:<20} {problem} {DIM}· {model}{DIM:#}", named.name));
         all.push(json!({ "name": named.name, "about": named.about, "problem": problem.to_string() }));
     }
+    page.field("sets", style::list(flashcore_bench::problems::set_names()));
     (page, all.into())
 }
 
-fn kernels() -> (Page, Value) {
+/// Ids of a family; of each family the first ones if none is named.
+fn kernels(family: Option<&str>) -> Result<(Page, Value), Failure> {
+    /// Ids of a family that are shown among those of others.
+    const SOME: usize = 10;
+    let is_one = family.is_some();
     let mut page = Page::new(format_args!("{HEAD}Kernels{HEAD:#} {DIM}(for --kernel){DIM:#}"));
-    let all = kernels::all();
-    let narrower = |id: &&String| ["-v8", "-v4", "-v2"].iter().any(|width| id.ends_with(width));
-    let ids: Vec<&str> = all.iter().filter(|id| !narrower(id)).map(String::as_str).collect();
-    page.columns(&ids);
+    let narrower = |id: &&str| ["-v8", "-v4", "-v2"].iter().any(|width| id.ends_with(width));
+    let (mut all, mut left_out) = (Vec::new(), Vec::new());
+    for family in levers::families(family)? {
+        let of_family = kernels::all().into_iter().filter(|id| family.read(id).is_some());
+        let of_family: Vec<String> = of_family.collect();
+        let ids: Vec<&str> = of_family
+            .iter()
+            .map(String::as_str)
+            .filter(|id| !narrower(id))
+            .collect();
+        let shown = if is_one { ids.len() } else { ids.len().min(SOME) };
+        page.columns(&ids[..shown]);
+        if shown < ids.len() {
+            left_out.push(format!("{} of {}", ids.len() - shown, family.name));
+        }
+        all.extend(of_family);
+    }
+    if !left_out.is_empty() {
+        let left_out = style::list(&left_out);
+        page.dim(format_args!("more: {left_out}; `list kernels FAMILY` has them all"));
+    }
     for note in [
         "-v16 may be -v8, -v4 or -v2, for tensors whose rows are not 16-byte aligned",
         "mma and wgmma have thousands of configs; `explain` names the one that a problem gets",
         "`list levers` explains the parts of ids",
     ] {
-        page.wrap(4, format_args!("  {DIM}{note}{DIM:#}"));
+        page.dim(note);
     }
-    (page, all.into())
+    Ok((page, all.into()))
 }
 
 fn profiles() -> (Page, Value) {

@@ -100,7 +100,7 @@ fn asked_mode(text: &str) -> Result<AskedMode, String> {
         mode => mode
             .parse()
             .map(AskedMode::Mode)
-            .map_err(|why: <Mode as FromStr>::Err| why.to_string()),
+            .map_err(|why: <Mode as FromStr>::Err| format!("{why}, plain")),
     }
 }
 

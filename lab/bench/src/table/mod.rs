@@ -76,12 +76,12 @@ pub fn case_text(result: &CaseResult) -> String {
     for (index, subject) in measurement.subjects.iter().enumerate() {
         out.extend(subject_lines(result, subject, index == measurement.baseline, unit.0));
     }
-    out.extend(
-        result
-            .absent
-            .iter()
-            .map(|(label, reason)| format!("  {label}: {reason}")),
-    );
+    // A reason ends with what to do about it.
+    for (label, reason) in &result.absent {
+        let said = format!("  {label}: {reason}");
+        let wrapped = textwrap::wrap(&said, render::between_words(COLUMNS, "    ")).into_iter();
+        out.extend(wrapped.map(String::from));
+    }
     if let (Some(floor), Some(smallest)) = (result.floor_us, smallest)
         && smallest.p50 < NEAR_FLOOR * floor
     {

@@ -211,7 +211,7 @@ const USAGE: &[(&str, &str)] = &[
     // Names that are none.
     (
         "run smoll",
-        "no problem is named `smoll`; known names: small, small-causal",
+        "`smoll` is no problem, no set of problems and no readable file",
     ),
     ("run smoll", "did you mean small?"),
     ("explain whisper", "`flashcore list problems` shows them"),

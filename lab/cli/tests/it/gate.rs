@@ -187,7 +187,7 @@ fn what_a_predicted_device_does_not_take_is_said() {
             "gate --write x --device sim --kernel no-such.toml",
             "no-such.toml: No such file",
         ),
-        ("gate no-such-set --write x", "`no-such-set` is no problem set"),
+        ("gate no-such-set --write x", "`no-such-set` is no problem, no set"),
         (
             "bench tiny --device predict:l4 --mode cold",
             "times are predicted for warm caches",

@@ -32,6 +32,8 @@ const TYPED: &[(&str, i32, &str)] = &[
     ("explain tiny --kernel naive-t128-v16", 0, "scalar/naive-t128-v16"),
     ("list levers naive-t128-v16", 0, "warps: 4"),
     ("list kernels naive-t128-v16", 2, "`flashcore list levers ID` explains"),
+    ("list kernels wgmma", 0, "wgmma/m64n64-s2-free-spec"),
+    ("list levers mma", 0, "query rows per block"),
     (
         "explain scalar/naive-t128-v16",
         2,
@@ -71,12 +73,12 @@ const TYPED: &[(&str, i32, &str)] = &[
         "fa3 is not predicted: leave --peers out",
     ),
     // Names.
-    ("run smoll", 2, "error: did you mean small? no problem is named `smoll`"),
     (
-        "bench smoll --device cpu",
+        "run smoll",
         2,
-        "error: did you mean small? `smoll` is no problem set",
+        "`smoll` is no problem, no set of problems and no readable file help: did you mean small?",
     ),
+    ("bench smoll --device cpu", 2, "help: did you mean small?"),
     ("tune --resume", 2, "no run was interrupted"),
 ];
 
@@ -307,6 +309,9 @@ fn output_is_a_screen() {
         "explain",
         "list",
         "list profiles",
+        "list problems",
+        "list kernels",
+        "list levers",
         "parity 2 --device cpu --peers none",
         "evidence",
         "tune show",
