@@ -219,9 +219,10 @@ const PEERS: [&str; 12] = [
 ];
 
 pub(crate) fn peer(label: &str) -> Result<String, String> {
-    match PEERS.contains(&label) {
-        true => Ok(label.to_string()),
-        false => Err(format!("known are {}", PEERS.join(", "))),
+    if PEERS.contains(&label) {
+        Ok(label.to_string())
+    } else {
+        Err(format!("known are {}", PEERS.join(", ")))
     }
 }
 

@@ -264,9 +264,10 @@ pub(crate) fn measure(
 ) -> Result<Report, Failure> {
     let mut job = Job {
         device: device.to_string(),
-        peers: match peers.iter().any(|label| label == "all") {
-            true => None,
-            false => Some(peers.to_vec()),
+        peers: if peers.iter().any(|label| label == "all") {
+            None
+        } else {
+            Some(peers.to_vec())
         },
         store: store.map(Path::to_path_buf),
         build: Build::of_this_program(),

@@ -153,9 +153,10 @@ fn rungs_of(path: &Path) -> Result<Vec<RungName>, Failure> {
     let lines = text.lines().map(str::trim);
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
     let names: Vec<RungName> = lines.map(rung_name).collect();
-    match names.is_empty() {
-        true => Err(Failure::usage(format!("{} lists no rung", path.display())).help("write ID=NAME on each line")),
-        false => Ok(names),
+    if names.is_empty() {
+        Err(Failure::usage(format!("{} lists no rung", path.display())).help("write ID=NAME on each line"))
+    } else {
+        Ok(names)
     }
 }
 

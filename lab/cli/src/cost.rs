@@ -83,9 +83,12 @@ pub(crate) fn add(page: &mut Page, outcome: &Outcome) {
     let (latency, launch) = (micros(prediction.latency_micros), micros(prediction.launch_micros));
     let text = format!("{uses}; latency {latency}; launch {launch}");
     page.field("alone", text);
-    let registers = prediction.steps.iter().map(|step| match step.registers_known {
-        true => step.registers.to_string(),
-        false => format!("{} (estimated)", step.registers),
+    let registers = prediction.steps.iter().map(|step| {
+        if step.registers_known {
+            step.registers.to_string()
+        } else {
+            format!("{} (estimated)", step.registers)
+        }
     });
     let registers = style::list(registers);
     let clock = style::whole(prediction.clocks.highest.round() as u64);

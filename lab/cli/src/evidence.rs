@@ -300,11 +300,12 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
 
 /// Why a store has no run of that name.
 fn no_run(store: &Store, name: &str) -> Result<Failure, Failure> {
-    Ok(match store.runs(&Selector::All)?.is_empty() {
-        true => Failure::usage(format!("{} has no run yet", store.path().display()))
-            .help("`flashcore bench` makes one; --store FOLDER names another store"),
-        false => Failure::usage(format!("no run has a key or a revision that begins with `{name}`"))
-            .help("`flashcore evidence` lists the runs"),
+    Ok(if store.runs(&Selector::All)?.is_empty() {
+        Failure::usage(format!("{} has no run yet", store.path().display()))
+            .help("`flashcore bench` makes one; --store FOLDER names another store")
+    } else {
+        Failure::usage(format!("no run has a key or a revision that begins with `{name}`"))
+            .help("`flashcore evidence` lists the runs")
     })
 }
 

@@ -252,9 +252,10 @@ fn ptx_of(asked: AskedPtx, plan: &Plan) -> Result<String, Failure> {
         let why = format!("--ptx={wanted}: this plan has {steps}, counted from 1");
         return Err(Failure::usage(why));
     };
-    Ok(match asked.lines {
-        true => step.kernel.to_ptx_with_lines(),
-        false => step.kernel.to_ptx(),
+    Ok(if asked.lines {
+        step.kernel.to_ptx_with_lines()
+    } else {
+        step.kernel.to_ptx()
     })
 }
 

@@ -30,10 +30,7 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     pub(crate) fn of(is_clean: bool) -> Outcome {
-        match is_clean {
-            true => Outcome::Clean,
-            false => Outcome::Findings,
-        }
+        if is_clean { Outcome::Clean } else { Outcome::Findings }
     }
 }
 

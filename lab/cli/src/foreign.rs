@@ -258,9 +258,10 @@ impl RunArgs {
             add_findings(&mut page, &found, runs);
             page
         });
-        Ok(match is_missing && !is_refused {
-            true => Outcome::NotJudged,
-            false => Outcome::of(!is_refused && found.is_empty()),
+        Ok(if is_missing && !is_refused {
+            Outcome::NotJudged
+        } else {
+            Outcome::of(!is_refused && found.is_empty())
         })
     }
 
@@ -435,9 +436,10 @@ impl Judged {
         page.line("");
         page.dim("   bytes  symbol                    declared");
         for symbol in &kernel.shared {
-            let (bytes, note) = match symbol.is_dynamic {
-                true => (u64::from(asked.dynamic_shared), ", sized by the launch"),
-                false => (symbol.bytes, ""),
+            let (bytes, note) = if symbol.is_dynamic {
+                (u64::from(asked.dynamic_shared), ", sized by the launch")
+            } else {
+                (symbol.bytes, "")
             };
             let declared = symbol.declared.as_deref().unwrap_or("");
             page.line(format_args!("  {bytes:>8}  {:<24}  {declared}{note}", symbol.name));

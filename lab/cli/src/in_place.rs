@@ -16,9 +16,10 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
     if name.starts_with(museum::PREFIX) {
         return Some(match museum::piece(name) {
             Ok(piece) => {
-                let explains = match is_of_kernels(Path::new(piece.file)) {
-                    true => format!("; `flashcore explain {}` explains its file", piece.file),
-                    false => String::new(),
+                let explains = if is_of_kernels(Path::new(piece.file)) {
+                    format!("; `flashcore explain {}` explains its file", piece.file)
+                } else {
+                    String::new()
                 };
                 Failure::usage(format!("{name} is a museum exhibit, not a problem"))
                     .help(format!("`flashcore check {name}` runs it{explains}"))
@@ -68,9 +69,10 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
                 .help("FILE.toml and FILE.json hold problems; `flashcore list problems` shows those that have names"),
         );
     }
-    let (file, rename) = match is_of_kernels(path) {
-        true => (name.to_string(), ""),
-        false => (format!("{name}.ptx"), "name it FILE.ptx: "),
+    let (file, rename) = if is_of_kernels(path) {
+        (name.to_string(), "")
+    } else {
+        (format!("{name}.ptx"), "name it FILE.ptx: ")
     };
     let help = format!(
         "{rename}`flashcore check {file}` simulates its kernels, `flashcore explain {file}` shows what they use"
@@ -114,12 +116,11 @@ pub(crate) fn is_of_kernels(path: &Path) -> bool {
 }
 
 pub(crate) fn binary(file: &Path, what: &str) -> Failure {
-    let help = match what.starts_with("a cubin") {
-        true => "`flashcore explain FILE.cubin` shows what it uses; nvcc -ptx compiles the source to PTX",
-        false => {
-            "`flashcore check FILE` simulates CUDA C++ (FILE.cu), PTX, and the PTX inside of programs and libraries; this one has \
+    let help = if what.starts_with("a cubin") {
+        "`flashcore explain FILE.cubin` shows what it uses; nvcc -ptx compiles the source to PTX"
+    } else {
+        "`flashcore check FILE` simulates CUDA C++ (FILE.cu), PTX, and the PTX inside of programs and libraries; this one has \
              none"
-        }
     };
     Failure::usage(format!("{} is {what}, neither a problem nor PTX", file.display())).help(help)
 }

@@ -66,9 +66,10 @@ fn method(measured: &Measured, samples: usize) -> String {
         LaunchMode::Graph(1) => "by CUDA events around a graph of one launch, caches hot".to_string(),
         LaunchMode::Graph(runs) => format!("by CUDA events around a graph of {runs} launches, caches hot"),
     };
-    let unsettled = match measured.settled {
-        true => "",
-        false => "; times had not settled after warming up",
+    let unsettled = if measured.settled {
+        ""
+    } else {
+        "; times had not settled after warming up"
     };
     format!("{samples} {clock}, by the protocol of `bench`{unsettled}")
 }
@@ -149,17 +150,20 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate, details: bool) {
         None if gate.out.max_abs > 2.0 * atol => format!("{allowed} and the rounding of scores"),
         _ => allowed,
     };
-    let rows = match gate.rows < gate.all_rows {
-        true => format!(", {} of {} rows compared", whole(gate.rows), whole(gate.all_rows)),
-        false => String::new(),
+    let rows = if gate.rows < gate.all_rows {
+        format!(", {} of {} rows compared", whole(gate.rows), whole(gate.all_rows))
+    } else {
+        String::new()
     };
-    let (mark, text) = match gate.passed() {
-        true => (format!("{GOOD}yes{GOOD:#}"), String::new()),
-        false if details => (
-            format!("{BAD}NO{BAD:#}"),
-            format!("; {}", gate.to_string().replacen("FAIL: ", "", 1)),
-        ),
-        false => (format!("{BAD}NO{BAD:#}"), String::new()),
+    let mark = if gate.passed() {
+        format!("{GOOD}yes{GOOD:#}")
+    } else {
+        format!("{BAD}NO{BAD:#}")
+    };
+    let text = if gate.passed() || !details {
+        String::new()
+    } else {
+        format!("; {}", gate.to_string().replacen("FAIL: ", "", 1))
     };
     let error = gate.out.max_abs;
     let of = gate.gradient.map_or(String::new(), |gradient| {

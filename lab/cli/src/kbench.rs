@@ -120,9 +120,10 @@ const MARK: &str = "`flashcore kbench export`";
 
 fn device(text: &str) -> Result<String, String> {
     let number = text.strip_prefix("cuda:").map(str::parse::<u16>);
-    match text == "cpu" || text == "cuda" || matches!(number, Some(Ok(_))) {
-        true => Ok(text.to_string()),
-        false => Err("allowed: cuda, cuda:N and cpu".to_string()),
+    if text == "cpu" || text == "cuda" || matches!(number, Some(Ok(_))) {
+        Ok(text.to_string())
+    } else {
+        Err("allowed: cuda, cuda:N and cpu".to_string())
     }
 }
 

@@ -160,10 +160,11 @@ pub(crate) fn ids(given: &[String], card: Option<Card>) -> Result<Vec<String>, F
 
 fn begin_with(prefix: &str) -> Result<Vec<String>, Failure> {
     let ids: Vec<String> = all().into_iter().filter(|id| id.starts_with(prefix)).collect();
-    match ids.is_empty() {
-        true => Err(Failure::usage(format!("no kernel's id begins with `{prefix}`"))
-            .help("`flashcore list kernels` shows them all")),
-        false => Ok(ids),
+    if ids.is_empty() {
+        Err(Failure::usage(format!("no kernel's id begins with `{prefix}`"))
+            .help("`flashcore list kernels` shows them all"))
+    } else {
+        Ok(ids)
     }
 }
 
@@ -178,9 +179,10 @@ fn of_file(path: &str) -> Result<Vec<String>, Failure> {
     let text = String::from_utf8(bytes).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
     let id = |line: &str| line.split(['#', '=']).next().unwrap_or_default().trim().to_string();
     let ids: Vec<String> = text.lines().map(id).filter(|id| !id.is_empty()).collect();
-    match ids.is_empty() {
-        true => Err(Failure::usage(format!("{path} lists no kernel")).help("write one id per line")),
-        false => Ok(ids),
+    if ids.is_empty() {
+        Err(Failure::usage(format!("{path} lists no kernel")).help("write one id per line"))
+    } else {
+        Ok(ids)
     }
 }
 

@@ -75,9 +75,10 @@ pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
         sections.push(page.to_string());
         value[format!("{what:?}").to_lowercase()] = json;
     }
-    match args.json {
-        true => style::print_json(&value),
-        false => style::print(&sections.join("\n")),
+    if args.json {
+        style::print_json(&value)
+    } else {
+        style::print(&sections.join("\n"))
     }
     Ok(Outcome::Clean)
 }

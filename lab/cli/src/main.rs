@@ -181,9 +181,12 @@ fn commands(command: clap::Command, width: usize) -> clap::Command {
         }
     };
     command
-        .mut_args(|arg| match takes_a_number(&arg) && !arg.is_allow_hyphen_values_set() {
-            true => arg.allow_negative_numbers(true),
-            false => arg,
+        .mut_args(|arg| {
+            if takes_a_number(&arg) && !arg.is_allow_hyphen_values_set() {
+                arg.allow_negative_numbers(true)
+            } else {
+                arg
+            }
         })
         .mut_args(|arg| {
             if is_of_problem(&arg) {

@@ -195,9 +195,10 @@ fn add_table(page: &mut Page, table: &Result<NamedTable, PlanError>) {
         let what = format!("  {number:>3}  {:<problems$}  {kernel:<kernels$}", row.problem);
         let gain = format!("{gain:>5.1} % [{low:.1}, {high:.1}]");
         // In a line where there is room for it.
-        let what = match what.chars().count() + EVIDENCE > style::width() {
-            true => format!("{}\n       ", what.trim_end()),
-            false => what + "  ",
+        let what = if what.chars().count() + EVIDENCE > style::width() {
+            format!("{}\n       ", what.trim_end())
+        } else {
+            what + "  "
         };
         page.line(format_args!("{what}{gain} {DIM}{date}{DIM:#}"));
     }

@@ -42,10 +42,11 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: 
 /// until then.
 pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'static) -> Shown {
     let is_terminal = std::io::stderr().is_terminal();
-    let interval = match is_terminal {
-        true => Some(TICK),
-        // `check` has refused another value.
-        false => from_env().unwrap_or_default(),
+    // `check` has refused another value.
+    let interval = if is_terminal {
+        Some(TICK)
+    } else {
+        from_env().unwrap_or_default()
     };
     let Some(interval) = interval else { return Shown(None) };
     let spinner = is_terminal.then(|| style::spinner(first));
@@ -67,9 +68,10 @@ pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'sta
 
 /// The same where standard error is no terminal; on a terminal nothing, for commands that draw a bar there.
 pub(crate) fn lines(line: impl Fn(Duration) -> String + Send + 'static) -> Shown {
-    match std::io::stderr().is_terminal() {
-        true => Shown(None),
-        false => watch("", line),
+    if std::io::stderr().is_terminal() {
+        Shown(None)
+    } else {
+        watch("", line)
     }
 }
 

@@ -73,9 +73,10 @@ pub(crate) fn run(args: &ReproduceArgs) -> Result<Outcome, Failure> {
         Some(_) => recipe.differences(&here, revision()),
         None => Vec::new(),
     };
-    let again = match args.run {
-        true => Some(measure(args, &recipe, &device)?),
-        false => None,
+    let again = if args.run {
+        Some(measure(args, &recipe, &device)?)
+    } else {
+        None
     };
     // Times of another device say nothing about this number.
     let again = again.map(|again| match recipe.device.as_deref() {
@@ -150,9 +151,10 @@ fn measure(args: &ReproduceArgs, recipe: &Recipe, device: &Device) -> Result<Aga
         ..Request::default()
     };
     let python = bench::find_peers(&peers);
-    let store = match args.sources.keeps_nothing() {
-        true => None,
-        false => args.sources.keep().path()?,
+    let store = if args.sources.keeps_nothing() {
+        None
+    } else {
+        args.sources.keep().path()?
     };
     let spinner = style::spinner(&format!("measuring {}", recipe.what));
     let report = bench::measure(&python, device, &request, (&peers, DEADLINE), store.as_deref(), &mut ());

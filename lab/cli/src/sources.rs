@@ -46,9 +46,10 @@ impl SourceArgs {
 
     /// Reads them all.
     pub(crate) fn read(&self) -> Result<Sources, Failure> {
-        let (gathered, searches) = match self.runs.is_empty() {
-            true => self.whole()?,
-            false => self.given()?,
+        let (gathered, searches) = if self.runs.is_empty() {
+            self.whole()?
+        } else {
+            self.given()?
         };
         let damaged = gathered.notes.iter().filter(|note| note.starts_with(NOT_READ));
         let damaged: Vec<&String> = damaged.collect();

@@ -174,9 +174,10 @@ fn colour_of(text: &str) -> usize {
     };
     // Neither black nor white, which hide text on a background of the same.
     let is_ours = |code: &str| matches!(code.parse(), Ok(0 | 1 | 2 | 4 | 22 | 24 | 31..=36 | 39 | 91..=96));
-    match codes.split(';').all(is_ours) {
-        true => 3 + codes.len(),
-        false => 0,
+    if codes.split(';').all(is_ours) {
+        3 + codes.len()
+    } else {
+        0
     }
 }
 
@@ -195,10 +196,7 @@ pub(crate) fn print_json(value: &Value) {
 
 /// Prints one JSON object with `--json`, and text without.
 pub(crate) fn show(as_json: bool, json: impl FnOnce() -> Value, text: impl FnOnce() -> Page) {
-    match as_json {
-        true => print_json(&json()),
-        false => text().print(),
-    }
+    if as_json { print_json(&json()) } else { text().print() }
 }
 
 /// Bytes of the output of another command, such as `bench --json`, and of tables.

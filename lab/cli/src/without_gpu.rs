@@ -44,9 +44,10 @@ pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
     match Plan::new(&small, &config, card.chip) {
         Ok(plan) => {
             let report = simulated::check(&plan, &simulated::options(InputKind::Normal, 0))?;
-            let shape = match small == *problem {
-                true => small.to_string(),
-                false => format!("{small}, cut from {problem} so that it takes seconds"),
+            let shape = if small == *problem {
+                small.to_string()
+            } else {
+                format!("{small}, cut from {problem} so that it takes seconds")
             };
             page.field("shape", shape);
             simulated::add(&mut page, &report);

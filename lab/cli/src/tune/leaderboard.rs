@@ -62,13 +62,13 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         return Ok(overview::run(found, args.json));
     };
     let path = PathBuf::from(wanted);
-    let folder = match path.is_dir() {
-        true => path,
-        false if problem_file::is_file(wanted) => latest(&found()?, &case(wanted)?.name)?,
-        false => {
-            let shape = problem_text::read(wanted).transpose()?;
-            latest(&found()?, &shape.map_or(wanted.clone(), |shape| shape.to_string()))?
-        }
+    let folder = if path.is_dir() {
+        path
+    } else if problem_file::is_file(wanted) {
+        latest(&found()?, &case(wanted)?.name)?
+    } else {
+        let shape = problem_text::read(wanted).transpose()?;
+        latest(&found()?, &shape.map_or(wanted.clone(), |shape| shape.to_string()))?
     };
     let told = Told::read(&folder)?;
     let Told {
@@ -151,9 +151,10 @@ pub(crate) fn unfinished(folder: &Path) -> String {
 pub(crate) fn title(header: &Header) -> String {
     let devices: Vec<&str> = header.devices.iter().map(|device| device.name.as_str()).collect();
     let (case, devices) = (&header.case, devices.join(" and "));
-    let planted = match header.torture {
-        true => ", with planted candidates",
-        false => "",
+    let planted = if header.torture {
+        ", with planted candidates"
+    } else {
+        ""
     };
     match header.untimed() {
         None => format!("{case} on {devices}{planted}"),
@@ -172,9 +173,10 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
             Direction::Backward => allowed(Tolerance::of_gradient(dtype), true),
             Direction::Forward => allowed(Tolerance::of(dtype), false),
         };
-        let simulated = match board.rows.iter().any(|row| row.id == id && is_clean(row)) {
-            true => ", and clean under the simulator",
-            false => "",
+        let simulated = if board.rows.iter().any(|row| row.id == id && is_clean(row)) {
+            ", and clean under the simulator"
+        } else {
+            ""
         };
         let text = format!("{GOOD}yes{GOOD:#}: within {factor}{allowed} of float64{simulated}");
         page.field("correct", text);
@@ -278,9 +280,10 @@ fn verdict(start: &str, header: &Header, board: &Board, history: &History) -> St
     }
     if let (Some(winner), Some((gain, interval))) = (&board.winner, board.gain_of_winner()) {
         let [gain, low, high] = [gain, interval.lo, interval.hi].map(|share| share * 100.0);
-        let interval = match header.is_predicted() {
-            true => String::new(),
-            false => format!(" [{low:.1}, {high:.1}]"),
+        let interval = if header.is_predicted() {
+            String::new()
+        } else {
+            format!(" [{low:.1}, {high:.1}]")
         };
         return format!("{GOOD}{winner}{GOOD:#} takes {gain:.1} %{interval} less time than {start}");
     }

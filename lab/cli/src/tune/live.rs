@@ -42,9 +42,10 @@ impl Live {
     /// `shown` is false if no progress is wanted; the search has a limit of trials or of time.
     pub(crate) fn new(shown: bool, trials: usize, time: Duration) -> Live {
         // A progress bar is drawn only if standard error is a terminal.
-        let bar = match shown {
-            true => style::bar("{spinner} {msg}"),
-            false => ProgressBar::hidden(),
+        let bar = if shown {
+            style::bar("{spinner} {msg}")
+        } else {
+            ProgressBar::hidden()
         };
         let message = Arc::new(Mutex::new("starting".to_string()));
         let lines = shown.then(|| {

@@ -373,9 +373,10 @@ fn go_on(budget: Budget, found: &Found) -> Option<String> {
 /// Why a continued run did nothing, if so. The end of its proposer is reported elsewhere.
 fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
     let tried = style::count(found.history.trials().len(), "trial");
-    let why = match is_exhausted(budget, found) {
-        true => "nothing else is proposed".to_string(),
-        false => format!("`{budget}` leaves no other"),
+    let why = if is_exhausted(budget, found) {
+        "nothing else is proposed".to_string()
+    } else {
+        format!("`{budget}` leaves no other")
     };
     let is_so = found.nothing_new && found.proposer_gone.is_none();
     let note = format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is unchanged");
@@ -396,16 +397,18 @@ fn add_commands(page: &mut Page, budget: Budget, found: &Found, undo: Option<Str
 /// Refuses a first candidate that is not a config or cannot serve the problem.
 fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Result<(), Failure> {
     let is_planted = Conduct::of_id(start).is_some();
-    let looked = match device.starts_with("replay:") || is_planted {
-        true => setup.space.admits(start),
-        false => Gatekeeper::new(problem, setup.chip)
+    let looked = if device.starts_with("replay:") || is_planted {
+        setup.space.admits(start)
+    } else {
+        Gatekeeper::new(problem, setup.chip)
             .with_own(&setup.own)
             .look(start)
-            .map(drop),
+            .map(drop)
     };
-    let help = match is_planted {
-        true => "planted candidates are tried with --torture only",
-        false => "leave the id out to begin at the default",
+    let help = if is_planted {
+        "planted candidates are tried with --torture only"
+    } else {
+        "leave the id out to begin at the default"
     };
     looked.map_err(|why| kernels::unknown(start, Failure::usage(format!("--kernel {start}: {why}")).help(help)))
 }
@@ -419,9 +422,10 @@ fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, F
             .help("name one with --folder")
     };
     let kept = runs::folder().ok_or_else(nowhere)?;
-    Ok(match args.resume {
-        true => runs::latest(&kept, &case.name, devices)?,
-        false => runs::new_folder(&kept, &case.name, &devices.join("-"))?,
+    Ok(if args.resume {
+        runs::latest(&kept, &case.name, devices)?
+    } else {
+        runs::new_folder(&kept, &case.name, &devices.join("-"))?
     })
 }
 

@@ -54,9 +54,10 @@ pub(crate) fn add(page: &mut Page, comparison: &PeerComparison) {
     let notes = comparison.report.iter().flat_map(|report| &report.notes);
     page.fields("peers", comparison.missing.iter().chain(notes));
     let ratios = comparison.ratios().into_iter().map(|(label, ratio)| {
-        let who = match label == comparison.default {
-            true => "the default ",
-            false => "",
+        let who = if label == comparison.default {
+            "the default "
+        } else {
+            ""
         };
         let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
         format!("{:.3} [{lo:.3}, {hi:.3}] times as fast as {who}{label}", ratio.value)

@@ -101,9 +101,10 @@ fn in_text(text: &str) -> How {
     let words: Vec<&str> = text.split_whitespace().collect();
     let measures = words.get(1).is_some_and(|word| MEASURING.contains(word));
     let is_name = words.len() <= 2;
-    match measures || is_name || words.iter().any(|word| is_placeholder(word)) {
-        true => How::Parse,
-        false => How::Run(0),
+    if measures || is_name || words.iter().any(|word| is_placeholder(word)) {
+        How::Parse
+    } else {
+        How::Run(0)
     }
 }
 

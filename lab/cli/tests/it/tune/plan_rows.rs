@@ -124,9 +124,10 @@ fn explain_names_the_row_of_a_backward_pass() {
             .output()
             .unwrap();
         let text = words(&String::from_utf8(text.stdout).unwrap());
-        let said = match runs {
-            true => "row 1 of ".to_string(),
-            false => format!("{kernel} (row 1 of "),
+        let said = if runs {
+            "row 1 of ".to_string()
+        } else {
+            format!("{kernel} (row 1 of ")
         };
         assert!(text.contains(&said), "{text}");
         let forward = explained("");
