@@ -312,8 +312,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     let mut live = Live::new(!args.json, trials, time);
     let found = flashcore_tune::run(request, &mut live);
     live.bar.finish_and_clear();
-    let found = found.map_err(|error| ended_by(error, &folder))?;
-    Ok((found, ctrl_c))
+    Ok((found.map_err(|error| ended_by(error, &folder))?, ctrl_c))
 }
 
 /// What reads the counters of each new best; `None`, with a note, where there is no ncu.

@@ -1,5 +1,5 @@
-//! Pictures in the README and docs: of what is found in CUDA kernels, and those of `explain --svg`. Each is what the
-//! command prints or draws.
+//! Pictures in the README and docs: of what is found in CUDA kernels, of help and a mistake, and those of
+//! `explain --svg`. Each is what the command prints or draws.
 //!
 //! `INSTA_UPDATE=always` writes them again, as it does snapshots. `FLASHCORE_PYTHON` has nvcc from PyPI.
 
@@ -70,11 +70,16 @@ fn plain(line: &str) -> String {
     runs(line).into_iter().map(|(_, text)| text).collect()
 }
 
+/// The line of a command at a prompt.
+fn typed(command: &str) -> String {
+    format!("\u{1b}[2m$\u{1b}[0m \u{1b}[1mflashcore {command}\u{1b}[0m")
+}
+
 /// The lines that are drawn: the command, what the report's head says, and the finding.
 fn shown(command: &str, kind: &str, output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().collect();
     let label = |line: &str| plain(line).split_whitespace().next().unwrap_or_default().to_string();
-    let mut shown = vec![format!("\u{1b}[2m$\u{1b}[0m \u{1b}[1mflashcore {command}\u{1b}[0m")];
+    let mut shown = vec![typed(command)];
     let head = lines.iter().take_while(|line| !line.is_empty());
     shown.extend(
         head.filter(|line| HEAD.contains(&label(line).as_str()))
@@ -150,6 +155,24 @@ fn pictures_of_explain_are_what_it_draws() {
             let drawn = std::fs::read_to_string(folder.path().join(drawn)).expect("it is drawn");
             expect_in_docs(name, &drawn);
         }
+    }
+}
+
+#[test]
+fn screens_are_what_the_command_prints() {
+    for (name, arguments, title) in [
+        ("help", "-h", "The commands of flashcore, on one screen"),
+        ("help-bench", "bench -h", "The flags of flashcore bench, on one screen"),
+        (
+            "mistake",
+            "bench llama8b-prefil-2k",
+            "A misspelled problem, and what was meant",
+        ),
+    ] {
+        let ran = run(&mut command(&format!("{arguments} --color always")));
+        let mut lines = vec![typed(arguments)];
+        lines.extend(format!("{}{}", ran.stdout, ran.stderr).lines().map(String::from));
+        expect_in_docs(&format!("{name}.svg"), &svg(title, &lines));
     }
 }
 
