@@ -36,7 +36,6 @@
 //! ```
 
 mod allocation;
-mod cache;
 mod context;
 mod device;
 mod error;
@@ -56,7 +55,6 @@ mod table;
 mod tensor_map;
 mod verdict;
 
-pub use cache::{CacheReport, cache_report};
 pub use context::Context;
 pub use device::{DeviceInfo, DeviceUuid, devices, devices_in_trouble};
 pub use error::{CallError, CompileError, CudaError, Fault, LaunchFailure, ModuleRefusal};

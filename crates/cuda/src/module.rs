@@ -1,7 +1,6 @@
 //! Modules: PTX compiled by the driver, checked before use, and kept for the process.
 //!
-//! The driver keeps its own cache on disk (see [`cache_report`](crate::cache_report)); what is kept
-//! here is the loaded module, so that asking twice costs a hash.
+//! The driver keeps its own cache on disk; what is kept here is the loaded module, so that asking twice costs a hash.
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
