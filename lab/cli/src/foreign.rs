@@ -10,7 +10,7 @@ use flashcore_check::foreign::{
     self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, LaunchFile, Problem, Ran, RunError, Verdict,
 };
 use flashcore_check::render;
-use flashcore_ir::ptx::read::PtxError;
+use flashcore_ptx::PtxError;
 use flashcore_ptx::{Line, MissingForm};
 use flashcore_sim::{Occupancy, SimOptions, occupancy};
 use serde_json::{Value, json};

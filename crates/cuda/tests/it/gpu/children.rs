@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use flashcore_cuda::{CudaError, DeviceBuffer, LaunchShape, Module, ModuleOptions, devices};
+use flashcore_cuda::{CudaError, DeviceBuffer, LaunchShape, ModuleOptions, devices};
 
-use super::{Bench, KernelArg, Outcome, Own, ensure, launches, ptx};
+use super::{Bench, KernelArg, Outcome, Own, ensure, launches, load_ptx, ptx};
 
 /// Names the task of a child process.
 const TASK: &str = "FLASHCORE_CUDA_TEST_CHILD";
@@ -122,7 +122,7 @@ fn fault(ptx: &str, kernel: &str, arguments: &[KernelArg<'_>]) -> Outcome {
 }
 
 fn fault_on(bench: &Bench, ptx: &str, kernel: &str, arguments: &[KernelArg<'_>]) -> Outcome {
-    let function = Module::load(&bench.context, ptx, &ModuleOptions::default())?.function(kernel)?;
+    let function = load_ptx(&bench.context, ptx, &ModuleOptions::default())?.function(kernel)?;
     // SAFETY: none: the kernel is meant to fault, and this process ends afterwards.
     unsafe { function.launch(&bench.stream, &LaunchShape::linear(1, 32), arguments)? };
     let Err(error) = bench.stream.synchronize() else {
@@ -149,10 +149,8 @@ fn warned() -> Outcome {
         allow_performance_warnings: true,
         ..ModuleOptions::default()
     };
-    let compiled = Module::load(&bench.context, ptx::UNWAITED_WGMMA, &allow)?
-        .report()
-        .compiled;
-    match Module::load(&bench.context, ptx::UNWAITED_WGMMA, &ModuleOptions::default()) {
+    let compiled = load_ptx(&bench.context, ptx::UNWAITED_WGMMA, &allow)?.report().compiled;
+    match load_ptx(&bench.context, ptx::UNWAITED_WGMMA, &ModuleOptions::default()) {
         Ok(_) => Ok(format!("accepted, compiled: {compiled}")),
         Err(error) => Ok(format!("refused, compiled: {compiled}; {error}")),
     }
