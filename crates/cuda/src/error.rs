@@ -4,7 +4,6 @@ use std::fmt;
 
 use flashcore_ir::launch::TensorMapProblem;
 use flashcore_ir::proof::LaunchRefusal;
-use flashcore_ir::ptx::read::PtxError;
 
 use crate::status::remedy;
 
@@ -60,9 +59,6 @@ pub enum CudaError {
     /// The PTX compiled, but to a kernel that must not be used.
     #[error(transparent)]
     Module(Box<ModuleRefusal>),
-    /// The driver compiled the PTX, and what it declares could not be read.
-    #[error("the driver compiled this PTX, and its declarations cannot be read: {0}; please report the text")]
-    Declarations(Box<PtxError>),
     /// A launch that cannot work, refused before the driver saw it.
     #[error("kernel `{kernel}` cannot be launched: {refusal}")]
     Launch {

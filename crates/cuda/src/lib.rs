@@ -10,24 +10,22 @@
 //! types below own what the driver hands out.
 //!
 //! ```no_run
-//! use flashcore_cuda::{Context, DeviceBuffer, Module, ModuleOptions, Stream};
-//! use flashcore_ir::{Arg, BufferSpec, Launch};
+//! use flashcore_cuda::{Context, DeviceBuffer, Function, ModuleOptions, Stream};
+//! use flashcore_ir::{Kernel, Launch};
 //!
-//! # fn main() -> Result<(), flashcore_cuda::CudaError> {
-//! # let ptx = "";
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let context = Context::new(0)?;
 //! let stream = Stream::new(&context)?;
 //! let numbers = DeviceBuffer::from_host(&stream, &[1.0f32, 2.0, 3.0])?;
-//! let double = Module::load(&context, ptx, &ModuleOptions::default())?.function("double")?;
-//! let launch = Launch {
-//!     grid: [1, 1, 1],
-//!     block: [32, 1, 1],
-//!     cluster: [1, 1, 1],
-//!     dynamic_shared_bytes: 0,
-//!     programmatic: false,
-//!     buffers: vec![BufferSpec { name: "numbers", bytes: 12, written: true, align: 4 }],
-//!     args: vec![Arg::Buffer { slot: 0, byte_offset: 0 }, Arg::U32(3)],
-//! };
+//! let double = Kernel::build("double", 32, |k| {
+//!     let (numbers, count) = (k.param_ptr_mut::<f32>("numbers"), k.param::<u32>("count"));
+//!     k.if_(k.thread_idx().lt(count).divergent(), || {
+//!         let number = numbers.offset(k.thread_idx());
+//!         number.store(number.load() * 2.0);
+//!     });
+//! })?;
+//! let launch = Launch::builder(&double, [1, 1, 1]).buffer("numbers", 12).arg("count", 3u32).build()?;
+//! let double = Function::load(&context, &double, &ModuleOptions::default())?;
 //! // SAFETY: the kernel touches the three numbers only.
 //! unsafe { double.run(&stream, &launch, &[numbers.as_slice()])? };
 //! assert_eq!(numbers.to_vec::<f32>(&stream)?, [2.0, 4.0, 6.0]);
@@ -36,7 +34,6 @@
 //! ```
 
 mod allocation;
-mod cache;
 mod context;
 mod device;
 mod error;
@@ -56,7 +53,6 @@ mod table;
 mod tensor_map;
 mod verdict;
 
-pub use cache::{CacheReport, cache_report};
 pub use context::Context;
 pub use device::{DeviceInfo, DeviceUuid, devices, devices_in_trouble};
 pub use error::{CallError, CompileError, CudaError, Fault, LaunchFailure, ModuleRefusal};

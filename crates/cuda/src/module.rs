@@ -1,14 +1,13 @@
 //! Modules: PTX compiled by the driver, checked before use, and kept for the process.
 //!
-//! The driver keeps its own cache on disk (see [`cache_report`](crate::cache_report)); what is kept
-//! here is the loaded module, so that asking twice costs a hash.
+//! The driver keeps its own cache on disk; what is kept here is the loaded module, so that asking twice costs a hash.
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use flashcore_ir::proof::KernelFacts;
 use flashcore_ir::ptx::log::JitLog;
-use flashcore_ir::ptx::read::PtxModule;
 use quick_cache::UnitWeighter;
 use quick_cache::sync::Cache;
 
@@ -68,12 +67,23 @@ pub struct Module {
 }
 
 impl Module {
-    /// Compiles and loads PTX, or finds it already loaded.
+    /// Compiles and loads PTX, or finds it already loaded. `kernels` are those of the text, each with the facts that
+    /// it declares, as `flashcore_ptx::PtxModule::kernels` reads them: launches are checked against these.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's log; [`CudaError::Module`] for a kernel that
     /// spills or drew performance warnings, unless `options` allow it; [`CudaError::ZeroByte`].
-    pub fn load(context: &Context, ptx: &str, options: &ModuleOptions) -> Result<Self, CudaError> {
+    ///
+    /// # Safety
+    /// The facts have the parameters that the text declares: the driver reads as many arguments, and of each as many
+    /// bytes.
+    #[allow(unsafe_code)]
+    pub unsafe fn load(
+        context: &Context,
+        ptx: &str,
+        kernels: &[(&str, KernelFacts)],
+        options: &ModuleOptions,
+    ) -> Result<Self, CudaError> {
         let info = context.info();
         let release = info.driver_release.as_deref().unwrap_or("");
         let driver = format!("{release}/{}", info.cuda_version);
@@ -85,9 +95,9 @@ impl Module {
             let since_epoch = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
             let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
             let salted = format!("{ptx}\n// recompiled {} {since_epoch} {serial}\n", std::process::id());
-            Arc::new(LoadedModule::load(context, &salted, identity, options)?)
+            Arc::new(LoadedModule::load(context, &salted, kernels, identity, options)?)
         } else {
-            let load = || LoadedModule::load(context, ptx, identity, options).map(Arc::new);
+            let load = || LoadedModule::load(context, ptx, kernels, identity, options).map(Arc::new);
             let modules = &context.modules().loaded;
             modules.get_or_insert_with(&(identity, options.line_info), load)?
         };
@@ -150,6 +160,7 @@ impl LoadedModule {
     fn load(
         context: &Context,
         ptx: &str,
+        kernels: &[(&str, KernelFacts)],
         identity: ModuleIdentity,
         options: &ModuleOptions,
     ) -> Result<Self, CudaError> {
@@ -182,9 +193,8 @@ impl LoadedModule {
                 notes: Vec::new(),
             },
         };
-        let declared = PtxModule::declarations(ptx).map_err(|error| CudaError::Declarations(Box::new(error)))?;
-        for entry in &declared.entries {
-            let function = LoadedFunction::load(context, handle, &entry.name, entry.facts())?;
+        for (name, declared) in kernels {
+            let function = LoadedFunction::load(context, handle, name, declared.clone())?;
             loaded.functions.push(function);
         }
         let report = &mut loaded.report;

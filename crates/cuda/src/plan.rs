@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use flashcore_ir::proof::{LaunchShape, prove_argument, prove_buffers};
+use flashcore_ir::proof::{KernelFacts, LaunchShape, prove_argument, prove_buffers};
 use flashcore_ir::{Arg, Kernel, Launch};
 
 use crate::allocation::Allocation;
@@ -26,13 +26,16 @@ fn has_programmatic_launches(cuda_version: u32) -> bool {
 impl Function {
     /// Compiles and loads a kernel of the kernel language, or finds it already loaded. With
     /// [`ModuleOptions::line_info`] it carries the Rust lines for profilers.
+    #[allow(unsafe_code)]
     pub fn load(context: &Context, kernel: &Kernel, options: &ModuleOptions) -> Result<Self, CudaError> {
         let ptx = if options.line_info {
             kernel.to_ptx_with_lines()
         } else {
             kernel.to_ptx()
         };
-        Module::load(context, &ptx, options)?.function(kernel.name())
+        let declared = KernelFacts::declared(kernel);
+        // SAFETY: the text and the facts are of one kernel.
+        unsafe { Module::load(context, &ptx, &[(kernel.name(), declared)], options)? }.function(kernel.name())
     }
 
     /// Checks a launch against this kernel and these buffers, and turns its recipes into arguments.
@@ -266,30 +269,6 @@ impl PreparedLaunch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_ir::ptx::read::PtxModule;
-
-    #[test]
-    fn the_writers_ptx_is_read_as_it_is_written() {
-        let kernel = Kernel::build("add_one", 128, |k| {
-            let data = k.param_ptr_mut::<f32>("data");
-            let len = k.param::<u32>("len");
-            let i = k.block_idx(0) * 128 + k.thread_idx();
-            k.if_(i.lt(len).divergent(), || {
-                let at = data.offset(i);
-                at.store(at.load() + 1.0);
-            });
-        })
-        .unwrap();
-        let declared = |ptx: &str| PtxModule::declarations(ptx).unwrap();
-        let module = declared(&kernel.to_ptx());
-        assert_eq!(module.entries.len(), 1);
-        assert_eq!(module.entries[0].name, kernel.name());
-        let facts = module.entries[0].facts();
-        assert_eq!(facts.parameter_bytes, Some(vec![8, 4]));
-        assert_eq!(facts.max_threads, Some(128));
-        let with_lines = declared(&kernel.to_ptx_with_lines());
-        assert_eq!(with_lines.entries[0].facts(), facts);
-    }
 
     #[test]
     fn launches_overlap_where_graphs_can_have_them() {

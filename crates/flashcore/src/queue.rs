@@ -115,10 +115,7 @@ impl Queue {
     pub fn finish(mut self) -> Result<Graph, Error> {
         match self.recording.take() {
             Some(recording) => Ok(recording.finish()?),
-            None => Err(Error::Recording {
-                what: "finish",
-                why: "it does not record; make it by Queue::recording",
-            }),
+            None => cannot("finish", "it does not record; make it by Queue::recording"),
         }
     }
 
@@ -183,10 +180,7 @@ impl Queue {
     fn runs(&self, what: &'static str) -> Result<(), Error> {
         match self.recording {
             None => Ok(()),
-            Some(_) => Err(Error::Recording {
-                what,
-                why: "it records, and nothing of it has run; use another queue",
-            }),
+            Some(_) => cannot(what, "it records, and nothing of it has run; use another queue"),
         }
     }
 
@@ -279,10 +273,7 @@ impl Queue {
             if self.keeps.is_some() && self.stream.is_captured()? {
                 let why =
                     "its stream is captured by another library, whose graph keeps nothing of it: use Queue::recording";
-                return Err(Error::Recording {
-                    what: "run a call",
-                    why,
-                });
+                return cannot("run a call", why);
             }
             return Ok(());
         }
@@ -327,6 +318,10 @@ impl Queue {
         let kept = kept.map_or_else(|| DeviceBuffer::new(stream.context(), bytes), Ok)?;
         Ok(workspace.insert(kept).as_slice())
     }
+}
+
+fn cannot<T>(what: &'static str, why: &'static str) -> Result<T, Error> {
+    Err(Error::Recording { what, why })
 }
 
 fn tensor_error(message: String) -> Error {

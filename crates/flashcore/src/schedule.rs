@@ -43,9 +43,7 @@ impl Schedule {
                 self.check(ready)?;
                 Ok(memory.as_slice())
             }
-            _ => Err(Error::Schedule {
-                why: "was made in another queue: make it in this one".to_string(),
-            }),
+            _ => refuse("was made in another queue: make it in this one"),
         }
     }
 
@@ -56,9 +54,7 @@ impl Schedule {
                 self.check(ready)?;
                 Ok(*memory)
             }
-            Place::Queue(..) => Err(Error::Schedule {
-                why: "belongs to a queue: call run_on with that one".to_string(),
-            }),
+            Place::Queue(..) => refuse("belongs to a queue: call run_on with that one"),
         }
     }
 
@@ -83,19 +79,22 @@ impl Schedule {
     }
 
     fn check(&self, ready: &Arc<Ready>) -> Result<(), Error> {
-        let refuse = |why: String| Err(Error::Schedule { why });
         if ready.schedule_steps() == 0 {
-            return refuse("is of no use, as this call has none: leave it out".to_string());
+            return refuse("is of no use, as this call has none: leave it out");
         }
         if !is_same(&self.ready, ready) {
             return refuse(
                 "was made for another call, or by another kernel, as for tensors of another alignment: make one for this \
-                 call"
-                    .to_string(),
+                call",
             );
         }
         Ok(())
     }
+}
+
+fn refuse<T>(why: &str) -> Result<T, Error> {
+    let why = why.to_string();
+    Err(Error::Schedule { why })
 }
 
 impl Queue {

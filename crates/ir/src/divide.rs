@@ -1,36 +1,13 @@
 //! Quotients and remainders: by constants, shifts and multiplications where that serves.
 
-use std::ops;
-
 use crate::inst::{BinOp, Operand};
 use crate::types::{Integer, ScalarType};
-use crate::value::{Source, Val, Var};
+use crate::value::{Source, Val};
 
-macro_rules! divisions {
-    ($($tr:ident $method:ident $op:ident;)*) => {$(
-        impl<'k, T: Integer, R: Source<'k, T>> ops::$tr<R> for Val<'k, T> {
-            type Output = Val<'k, T>;
-            /// By a constant power of two, and unsigned by most other constants, this is shifts and
-            /// a multiplication: ptxas would call a routine of some forty instructions.
-            #[track_caller]
-            fn $method(self, rhs: R) -> Val<'k, T> {
-                divide(self, BinOp::$op, rhs.operand())
-            }
-        }
-        impl<'k, T: Integer, R: Source<'k, T>> ops::$tr<R> for Var<'k, T> {
-            type Output = Val<'k, T>;
-            /// As for [`Val`].
-            #[track_caller]
-            fn $method(self, rhs: R) -> Val<'k, T> {
-                divide(self.now(), BinOp::$op, rhs.operand())
-            }
-        }
-    )*};
-}
-divisions! { Div div Div; Rem rem Rem; }
-
+/// By a constant power of two, and unsigned by most other constants, this is shifts and a multiplication: ptxas would
+/// call a routine of some forty instructions.
 #[track_caller]
-fn divide<'k, T: Integer>(a: Val<'k, T>, op: BinOp, b: Operand) -> Val<'k, T> {
+pub(crate) fn divide<'k, T: Integer>(a: Val<'k, T>, op: BinOp, b: Operand) -> Val<'k, T> {
     let imm = |bits: u32| Operand::Imm(u64::from(bits));
     let quotient = match (T::TYPE, b) {
         (ScalarType::U32, Operand::Imm(d)) if d.is_power_of_two() => match op {

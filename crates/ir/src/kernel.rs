@@ -259,32 +259,6 @@ impl Kernel {
         });
     }
 
-    /// The body with some nodes replaced. `replace` is called in the order of
-    /// [`for_each_node`](Self::for_each_node); where it returns `None`, the node stays and the nodes
-    /// in it are next.
-    pub fn replaced(&self, replace: &mut dyn FnMut(&Node) -> Option<Vec<Node>>) -> Vec<Node> {
-        fn walk(nodes: &[Node], replace: &mut dyn FnMut(&Node) -> Option<Vec<Node>>) -> Vec<Node> {
-            let mut out = Vec::with_capacity(nodes.len());
-            for node in nodes {
-                if let Some(others) = replace(node) {
-                    out.extend(others);
-                    continue;
-                }
-                let mut node = node.clone();
-                match &mut node {
-                    Node::Inst { .. } | Node::BreakIf { .. } => {}
-                    Node::If { then, otherwise, .. } => {
-                        (*then, *otherwise) = (walk(then, replace), walk(otherwise, replace));
-                    }
-                    Node::Loop { body, .. } => *body = walk(body, replace),
-                }
-                out.push(node);
-            }
-            out
-        }
-        walk(&self.parts.body, replace)
-    }
-
     /// The same kernel with another body, for planting mistakes. Nothing is checked; all else, and
     /// whether it waits for the launch before it, stays that of this kernel.
     pub fn with_body(&self, body: Vec<Node>) -> Kernel {

@@ -64,7 +64,7 @@ pub use profile::{Chip, Clocks, PROFILES, Profile};
 pub use shared::{BufferId, Ledger, SharedBuffer, Swizzle};
 pub use site::{Site, SiteId, SourceLine};
 pub use table::Table;
-pub use target::{Limits, Occupancy, Requirement, Target};
+pub use target::{Limits, Requirement, Target};
 pub use tensor_copy::TensorMap;
 pub use tile::{SharedTile, TileShape};
 pub use types::{Assignable, BF16x2, E4M3, E4M3x2, E4M3x4, Element, F16x2, Reg, RegClass, Scalar, ScalarType};

@@ -180,18 +180,16 @@ pub fn compare_lse(
 ) -> Result<Comparison, ProblemError> {
     let [nb, ns, nh, _] = problem.o_layout().shape;
     check_len("lse", lse.len(), &[nb, nh, ns])?;
+    let layout = Layout::bhsd([nb, ns, nh, 1]);
+    let view = TensorView::new("lse", DType::F32, layout, bytemuck::cast_slice(lse))?;
     let mut tally = Tally::new(tolerance);
     for row in rows {
         let [b, h, s] = row.index;
         if b >= nb || h >= nh || s >= ns {
             ProblemError::check_shape("lse", &[b + 1, h + 1, s + 1], &[nb, nh, ns])?;
         }
-        let got = lse[(b * nh + h) * ns + s];
-        if got.is_nan() && got.to_ne_bytes() != [POISON; 4] && row.is_past_limit(problem.dtype()) {
-            tally.rightly_nan(1);
-            continue;
-        }
-        tally.float([b, s, h, 0], got, row.lse, row.slack.lse);
+        let may_be_nan = row.is_past_limit(problem.dtype());
+        tally.row(&view, row.index, &[row.lse], &[row.slack.lse], None, may_be_nan);
     }
     Ok(tally.finish())
 }

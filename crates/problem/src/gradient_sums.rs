@@ -18,14 +18,20 @@ pub(crate) const F32_ERROR: f64 = 1.0 / 4_194_304.0;
 /// A row of a gradient as it is summed.
 #[derive(Clone)]
 pub(crate) struct Sum {
-    values: Vec<f64>,
-    /// Squares of the steps of the random walk, without those of sums in f32.
-    squares: Vec<f64>,
-    /// Squares of the terms.
-    terms: Vec<f64>,
-    /// What the worst case allows.
-    pub(crate) worst: Vec<f64>,
+    pub(crate) columns: Vec<Column>,
     count: usize,
+}
+
+/// An element of it.
+#[derive(Clone, Default)]
+pub(crate) struct Column {
+    value: f64,
+    /// Squares of the steps of the random walk, without those of sums in f32.
+    squares: f64,
+    /// Squares of the terms.
+    terms: f64,
+    /// What the worst case allows.
+    pub(crate) worst: f64,
 }
 
 /// What a vector is added with: see [`Sum`].
@@ -37,47 +43,39 @@ pub(crate) struct Term {
 
 impl Sum {
     pub(crate) fn new(columns: usize) -> Sum {
-        let zeros = vec![0.0; columns];
-        Sum {
-            values: zeros.clone(),
-            squares: zeros.clone(),
-            terms: zeros.clone(),
-            worst: zeros,
-            count: 0,
-        }
+        let columns = vec![Column::default(); columns];
+        Sum { columns, count: 0 }
     }
 
     pub(crate) fn add(&mut self, term: &Term, vector: &[f64]) {
         let (square, step) = (term.value * term.value, term.step * term.step);
-        let sums = self.values.iter_mut().zip(&mut self.squares);
-        let sums = sums.zip(&mut self.terms).zip(&mut self.worst);
-        for ((((value, squares), terms), worst), x) in sums.zip(vector) {
-            *value += term.value * x;
-            *squares += step * x * x;
-            *terms += square * x * x;
-            *worst += term.worst * x.abs();
+        for (column, x) in self.columns.iter_mut().zip(vector) {
+            column.value += term.value * x;
+            column.squares += step * x * x;
+            column.terms += square * x * x;
+            column.worst += term.worst * x.abs();
         }
         self.count += 1;
     }
 
     pub(crate) fn merge(&mut self, part: &Sum) {
-        let add = |to: &mut Vec<f64>, from: &[f64]| to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-        add(&mut self.values, &part.values);
-        add(&mut self.squares, &part.squares);
-        add(&mut self.terms, &part.terms);
-        add(&mut self.worst, &part.worst);
+        for (column, part) in self.columns.iter_mut().zip(&part.columns) {
+            column.value += part.value;
+            column.squares += part.squares;
+            column.terms += part.terms;
+            column.worst += part.worst;
+        }
         self.count += part.count;
     }
 
     pub(crate) fn row(&self, index: [usize; 3], may_be_nan: bool) -> GradientRow {
         // Sums in f32: each addition rounds what is summed so far.
         let sums = rounding(DType::F32).0 * (self.count as f64).sqrt();
-        let slack = self.squares.iter().zip(&self.terms).zip(&self.worst);
-        let slack = slack.map(|((squares, terms), worst)| WALK * (squares + sums * sums * terms).sqrt() + worst);
+        let slack = |of: &Column| WALK * (of.squares + sums * sums * of.terms).sqrt() + of.worst;
         GradientRow {
             index,
-            values: self.values.clone(),
-            slack: slack.collect(),
+            values: self.columns.iter().map(|column| column.value).collect(),
+            slack: self.columns.iter().map(slack).collect(),
             may_be_nan,
         }
     }

@@ -180,69 +180,54 @@ impl Inputs {
         let make = |layout: &Layout, value: &mut dyn FnMut(usize, usize) -> f32| fill(dtype, *layout, value);
         let (ql, kl, vl) = (problem.q_layout(), problem.k_layout(), problem.v_layout());
 
-        let normal_v = |rng: &mut Rng| make(vl, &mut |_, _| rng.normal());
-        let tensors = match kind {
-            InputKind::Normal => [
-                make(ql, &mut |_, _| q.normal()),
-                make(kl, &mut |_, _| k.normal()),
-                normal_v(&mut v),
-            ],
+        let v = match kind {
+            InputKind::SmallIntegers => make(vl, &mut |_, _| small_integer(&mut v)),
+            // One sign per column, so that outputs are as large as the elements.
+            InputKind::Extremes => make(vl, &mut |_, d| {
+                let magnitude = 6e4 * (0.5 + 0.5 * v.unit());
+                if d % 2 == 0 { magnitude } else { -magnitude }
+            }),
+            _ => make(vl, &mut |_, _| v.normal()),
+        };
+        let [q, k] = match kind {
+            InputKind::Normal => [make(ql, &mut |_, _| q.normal()), make(kl, &mut |_, _| k.normal())],
             InputKind::SmallIntegers => [
                 make(ql, &mut |_, _| small_integer(&mut q)),
                 make(kl, &mut |_, _| small_integer(&mut k)),
-                make(vl, &mut |_, _| small_integer(&mut v)),
             ],
             InputKind::EqualRows => {
                 let row = |rng: &mut Rng| (0..head_dim).map(|_| rng.normal()).collect::<Vec<_>>();
                 let (q_row, k_row) = (row(&mut q), row(&mut k));
-                [
-                    make(ql, &mut |_, d| q_row[d]),
-                    make(kl, &mut |_, d| k_row[d]),
-                    normal_v(&mut v),
-                ]
+                [make(ql, &mut |_, d| q_row[d]), make(kl, &mut |_, d| k_row[d])]
             }
             InputKind::HugeLogit => {
                 let first = k.below(PEAK_SPACING);
-                [
-                    make(ql, &mut |_, _| 1.0),
-                    make(kl, &mut |s, _| {
-                        let noise = k.normal();
-                        if s % PEAK_SPACING == first {
-                            coarse(per_element(150.0 + 10.0 * (s / PEAK_SPACING) as f32))
-                        } else {
-                            noise * per_element(1.0)
-                        }
-                    }),
-                    normal_v(&mut v),
-                ]
+                let k = make(kl, &mut |s, _| {
+                    let noise = k.normal();
+                    if s % PEAK_SPACING == first {
+                        coarse(per_element(150.0 + 10.0 * (s / PEAK_SPACING) as f32))
+                    } else {
+                        noise * per_element(1.0)
+                    }
+                });
+                [make(ql, &mut |_, _| 1.0), k]
             }
             InputKind::RisingScores => {
                 let step = 80.0 / problem.seq_len_kv() as f32;
-                [
-                    make(ql, &mut |_, _| 1.0),
-                    make(kl, &mut |s, _| coarse(per_element(step * s as f32))),
-                    normal_v(&mut v),
-                ]
+                let k = make(kl, &mut |s, _| coarse(per_element(step * s as f32)));
+                [make(ql, &mut |_, _| 1.0), k]
             }
-            InputKind::NegativeScores => [
-                make(ql, &mut |_, _| 1.0),
-                make(kl, &mut |_, _| coarse(per_element(-110.0) * (1.0 + 0.05 * k.normal()))),
-                normal_v(&mut v),
-            ],
+            InputKind::NegativeScores => {
+                let k = make(kl, &mut |_, _| coarse(per_element(-110.0) * (1.0 + 0.05 * k.normal())));
+                [make(ql, &mut |_, _| 1.0), k]
+            }
             InputKind::Extremes => {
                 // Scales Q's columns by 2^e and K's by 2^-e, so scores equal those of normal inputs.
                 // In e4m3 larger factors would round elements to 0.
                 let reach = if problem.dtype() == DType::E4M3 { 5 } else { 13 };
                 let scale = |d: usize| 2f32.powi((d % (reach + 1)) as i32);
-                [
-                    make(ql, &mut |_, d| q.normal() * scale(d)),
-                    make(kl, &mut |_, d| k.normal() / scale(d)),
-                    // One sign per column, so that outputs are as large as the elements.
-                    make(vl, &mut |_, d| {
-                        let magnitude = 6e4 * (0.5 + 0.5 * v.unit());
-                        if d % 2 == 0 { magnitude } else { -magnitude }
-                    }),
-                ]
+                let q = make(ql, &mut |_, d| q.normal() * scale(d));
+                [q, make(kl, &mut |_, d| k.normal() / scale(d))]
             }
             InputKind::OneHot => {
                 let most = match (problem.direction(), problem.dtype()) {
@@ -254,22 +239,18 @@ impl Inputs {
                 // With the largest alone, most rows would pass the limit in some dtypes.
                 let largest = [8, 13, 20, most, most][q.below(5)].min(most);
                 let columns = [q.below(head_dim), k.below(head_dim)];
-                [
-                    one_hot(largest, columns, &mut q, *ql, dtype),
-                    one_hot(largest, columns, &mut k, *kl, dtype),
-                    normal_v(&mut v),
-                ]
+                let q = one_hot(largest, columns, &mut q, *ql, dtype);
+                [q, one_hot(largest, columns, &mut k, *kl, dtype)]
             }
         };
         if problem.dtype() != DType::E4M3 {
-            return tensors;
+            return [q, k, v];
         }
-        let mut place = 0..;
-        tensors.map(|values| {
-            let (tensor, place) = (["q", "k", "v"], place.next().unwrap_or_default());
-            draw_quantised(tensor[place % 3], place, &values, problem, kind, seed)
+        let quantised = |tensor, place, values: Tensor| {
+            draw_quantised(tensor, place, &values, problem, kind, seed)
                 .unwrap_or_else(|error| unreachable!("scales drawn for a tensor are its own: {error}"))
-        })
+        };
+        [quantised("q", 0, q), quantised("k", 1, k), quantised("v", 2, v)]
     }
 }
 

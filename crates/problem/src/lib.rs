@@ -18,7 +18,6 @@ pub mod error;
 mod gradient_sums;
 mod head_values;
 mod host_call;
-mod host_memory;
 pub mod inputs;
 pub mod layout;
 pub mod lengths;

@@ -364,8 +364,8 @@ impl<'h> Head<'h> {
             moved.iter_mut().zip(k).for_each(|(moved, k)| *moved += terms.moved * k);
         }
         let scale = f64::from(self.problem.softmax_scale());
-        for (worst, moved) in dq.worst.iter_mut().zip(moved) {
-            *worst += scale * row.delta_error * moved.abs();
+        for (column, moved) in dq.columns.iter_mut().zip(moved) {
+            column.worst += scale * row.delta_error * moved.abs();
         }
         dq.row(row.index, row.past_limit)
     }

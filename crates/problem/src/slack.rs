@@ -102,7 +102,12 @@ impl Slack {
         if dtype != DType::E4M3 && largest_error < Tolerance::of(dtype).rtol / 64.0 {
             return Slack::none(out.len()); // it would change no verdict
         }
-        let mut columns = vec![Column::EMPTY; out.len()];
+        let empty = Column {
+            lowest: f64::INFINITY,
+            highest: f64::NEG_INFINITY,
+            ..Column::default()
+        };
+        let mut columns = vec![empty; out.len()];
         let mut sum_off = 0.0;
         for ((weight, &error), v_row) in weights.iter().zip(errors).zip(v_rows) {
             let p = weight / sum;
@@ -162,7 +167,7 @@ impl Slack {
 const ANYTHING: [f64; 2] = [f64::NEG_INFINITY, f64::INFINITY];
 
 /// Sums over the keys, for a column of V.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Column {
     /// `Σ p |v|`
     magnitude: f64,
@@ -175,15 +180,4 @@ struct Column {
     highest: f64,
     /// `Σ min(w, 2^-13) |v| / l` over small weights.
     small: f64,
-}
-
-impl Column {
-    const EMPTY: Column = Column {
-        magnitude: 0.0,
-        squares: 0.0,
-        scores: 0.0,
-        lowest: f64::INFINITY,
-        highest: f64::NEG_INFINITY,
-        small: 0.0,
-    };
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_check::check_host_memory;
 use flashcore_check::own::Declared;
 use flashcore_kernels::Plan;
 use flashcore_problem::{Host, InputKind, Inputs, Lengths, Name, Operands, Problem, Tensor};
@@ -125,7 +126,7 @@ impl Drawn {
         let mut drawn = Drawn::uninspected(case)?;
         // All inputs at once, and one output.
         let held = INSPECTION_SEEDS.len() as u64 + 1;
-        case.problem.check_host_memory(held, 1, 0)?;
+        check_host_memory(&case.problem, held, 1, 0)?;
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let inputs = drawn.draw(&case.problem, seed)?;
             drawn.expected.add(&case.problem, seed, &inputs)?;

@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use flashcore::unstable::plans::Plans;
 use flashcore::{Attention, Device, KernelId};
+use flashcore_check::check_host_memory;
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::Stream;
 use flashcore_ir::{Chip, Profile};
@@ -121,7 +122,7 @@ impl Stand {
         let mut failed = Vec::new();
         let Some((stream, tools)) = &self.gpu else {
             // Two places, inputs that are loaded, and a snapshot.
-            problem.check_host_memory(3, 3, 0)?;
+            check_host_memory(problem, 3, 3, 0)?;
             let bed = CpuBed::new(problem);
             let mut bench = Workbench::new(&bed, CpuStopwatch::default());
             for kernel in kernels {

@@ -5,7 +5,7 @@ use std::slice;
 use flashcore::unstable::plans::PlanSummary;
 use flashcore::unstable::testing::InputKind;
 use flashcore::{Attention, KernelId};
-use flashcore_check::{Gate, gate, gate_gradients};
+use flashcore_check::{Gate, check_host_memory, gate, gate_gradients};
 use flashcore_problem::{Direction, Inputs};
 
 use crate::bed::Drawn;
@@ -61,7 +61,7 @@ pub fn run(
         Some(_) => (2, 2),
         None => (4, 3),
     };
-    problem.check_host_memory(inputs_held, outputs_held, 0)?;
+    check_host_memory(problem, inputs_held, outputs_held, 0)?;
     let plan = attention.plan(problem)?;
     let built = match (&plan, plan.kernel()) {
         (PlanSummary::Gpu(choice), _) => Built::Gpu(Box::new(choice.plan.clone())),

@@ -11,6 +11,7 @@ use flashcore_sim::{Counts, Finding, Log, MemorySite, SimError, SimOptions, SimR
 use thiserror::Error;
 
 use crate::checked::{Checked, Work};
+use crate::host_memory::check_host_memory;
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 use crate::{gate, taps};
 
@@ -216,7 +217,7 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
 /// lengths that contradict the problem hold what those of drawn lengths do.
 fn inputs_of(plan: &Checked<'_>, options: &CheckOptions) -> Result<Inputs, CheckError> {
     let (problem, kind, seed) = (plan.problem, options.inputs, options.seed);
-    problem.check_host_memory(2, 3, plan.workspace_bytes)?;
+    check_host_memory(problem, 2, 3, plan.workspace_bytes)?;
     let Some(lengths) = &options.lengths else {
         return Ok(Inputs::generate(problem, kind, seed));
     };

@@ -3,6 +3,7 @@
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use flashcore_problem::Problem;
+use flashcore_sim::occupancy;
 use serde::Serialize;
 
 use crate::cost::Observation;
@@ -78,7 +79,7 @@ fn those_that_save(
             shared_bytes: shared,
             saved,
             slowdown: None,
-            blocks_per_sm: limits.occupancy(other.main.kernel.threads(), 0, shared).blocks_per_sm,
+            blocks_per_sm: occupancy(&limits, other.main.kernel.threads(), 0, shared).blocks_per_sm,
         };
         Some((saving, other))
     };

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::check::{CheckError, CheckOptions, observe};
 use crate::gate::Gate;
+use crate::mutate::replaced;
 use crate::source;
 
 /// Selects values to show.
@@ -99,7 +100,7 @@ fn written_or_read(inst: &Inst) -> Vec<Reg> {
 /// the traced values.
 fn instrumented(kernel: &Kernel, choose: impl Fn(&Inst, SiteId) -> Vec<(Reg, ScalarType)>) -> (Kernel, Vec<Watched>) {
     let mut watched = Vec::new();
-    let body = kernel.replaced(&mut |node| {
+    let body = replaced(kernel, &mut |node| {
         let Node::Inst { inst, site } = node else { return None };
         let mut nodes = vec![node.clone()];
         for (src, ty) in choose(inst, *site) {

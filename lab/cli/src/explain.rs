@@ -12,8 +12,9 @@ use flashcore_check::registers::{self, Registers};
 use flashcore_check::saves::{Saving, savings};
 use flashcore_check::{CheckOptions, log_of, pictures};
 use flashcore_ir::proof::{LaunchRefusal, prove_launch};
-use flashcore_ir::{Limits, Occupancy, PROFILES, Profile};
+use flashcore_ir::{Limits, PROFILES, Profile};
 use flashcore_kernels::{Choice, Config, Plan, Refusal, Step};
+use flashcore_sim::{Occupancy, occupancy};
 use serde_json::{Value, json};
 
 use crate::foreign::ForeignArgs;
@@ -290,7 +291,7 @@ impl Explained<'_> {
 
     fn fit(&self, limits: &Limits) -> Occupancy {
         let (threads, registers) = (self.step.launch.threads(), self.registers().unwrap_or(0));
-        limits.occupancy(threads, registers, self.shared_bytes())
+        occupancy(limits, threads, registers, self.shared_bytes())
     }
 
     fn add(&self, page: &mut Page, card: Card) {

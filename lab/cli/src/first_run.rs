@@ -6,7 +6,9 @@ use flashcore::{Device, Problem};
 use flashcore_bench::Case;
 use serde_json::json;
 
-use crate::{CODE, Card, DIM, Failure, HEAD, Outcome, Page, judged_run, list, simulated, style, without_gpu};
+use crate::{
+    CODE, Card, DIM, Failure, HEAD, Outcome, Page, driver_cache, judged_run, list, simulated, style, without_gpu,
+};
 
 pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     let version = env!("CARGO_PKG_VERSION");
@@ -58,7 +60,7 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     page.line(format_args!("\n{HEAD}Devices{HEAD:#}"));
     list::add_devices(&mut page);
     if has_gpu {
-        for note in flashcore_cuda::cache_report().notes {
+        for note in driver_cache::cache_report().notes {
             page.field("cache", note);
         }
     }

@@ -10,10 +10,9 @@ use flashcore_check::foreign::{
     self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, LaunchFile, Problem, Ran, RunError, Verdict,
 };
 use flashcore_check::render;
-use flashcore_ir::Occupancy;
-use flashcore_ir::ptx::read::PtxError;
+use flashcore_ptx::PtxError;
 use flashcore_ptx::{Line, MissingForm};
-use flashcore_sim::SimOptions;
+use flashcore_sim::{Occupancy, SimOptions, occupancy};
 use serde_json::{Value, json};
 
 use crate::kernel_file::{CompileArgs, KernelFile, write_buffers, wrong};
@@ -372,7 +371,7 @@ impl Judged {
         let shared = u32::try_from(self.shared(asked)).ok()?;
         let threads = foreign::threads_of(&self.kernel, asked)?;
         let limits = card.chip.target.limits();
-        Some(limits.occupancy(threads, self.kernel.registers.unwrap_or(0), shared))
+        Some(occupancy(&limits, threads, self.kernel.registers.unwrap_or(0), shared))
     }
 
     fn add(&self, page: &mut Page, asked: &Asked, card: Card) {

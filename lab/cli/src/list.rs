@@ -6,7 +6,9 @@ use flashcore_problem::NAMED_PROBLEMS;
 use serde_json::{Value, json};
 
 use crate::tune::USUAL;
-use crate::{Card, DIM, Failure, Given, HEAD, Outcome, Page, args, kernels, levers, machine, museum, style};
+use crate::{
+    Card, DIM, Failure, Given, HEAD, Outcome, Page, args, driver_cache, kernels, levers, machine, museum, style,
+};
 
 /// List problems, kernels, levers, profiles, the ladder, the museum or devices
 #[derive(Args)]
@@ -183,7 +185,7 @@ fn ladder(args: &ListArgs) -> Result<(Page, Value), Failure> {
 }
 
 fn devices() -> (Page, Value) {
-    let cache = flashcore_cuda::cache_report();
+    let cache = driver_cache::cache_report();
     let mut page = Page::new(format_args!("{HEAD}Devices{HEAD:#}"));
     add_devices(&mut page);
     page.field("cache", &cache);

@@ -8,6 +8,7 @@ mod check;
 mod compare;
 mod cost;
 mod device;
+mod driver_cache;
 mod evidence;
 mod explain;
 mod failure;

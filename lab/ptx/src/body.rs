@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
-use flashcore_ir::ptx::read::{PtxError, SharedSymbol, Word, Words};
+use crate::declare::SharedSymbol;
+use crate::error::PtxError;
+use crate::words::{Word, Words};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::forms::{self, Missing, Spelled};

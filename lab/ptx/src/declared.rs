@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use flashcore_ir::ptx::read::{MOST_DECLARED, PtxError, PtxModule, SharedSymbol, Word, Words};
+use crate::declare::{MOST_DECLARED, PtxModule, SharedSymbol};
+use crate::error::PtxError;
+use crate::words::{Word, Words};
 
 /// A variable in global or constant memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

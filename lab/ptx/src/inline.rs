@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use flashcore_ir::ptx::read::{PtxError, SharedSymbol};
+use crate::declare::SharedSymbol;
+use crate::error::PtxError;
 use rustc_hash::FxHashSet;
 
 use crate::body::{Function, Instruction, Registers};

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxModule, SharedSymbol};
+use crate::declare::{PtxEntry, PtxModule, SharedSymbol};
+use crate::error::PtxError;
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 
@@ -89,7 +90,7 @@ impl Module {
     /// )?;
     /// let told = module.understood(&module.kernels[0], |_| None)?;
     /// assert_eq!((told.understood, told.instructions, told.missing[0].lines[0].line), (2, 3, 3));
-    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
+    /// # Ok::<(), flashcore_ptx::PtxError>(())
     /// ```
     ///
     /// # Errors

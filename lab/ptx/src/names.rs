@@ -1,6 +1,7 @@
 //! Operands that stand in a text, and what their names stand for.
 
-use flashcore_ir::ptx::read::{PtxError, Word, integer};
+use crate::error::PtxError;
+use crate::words::{Word, integer};
 
 use crate::body::{Bound, Reader};
 use crate::operand::{Operand, Register};

@@ -1,6 +1,8 @@
 //! Variables of a module with their first values.
 
-use flashcore_ir::ptx::read::{PtxError, SharedSymbol, Word, Words};
+use crate::declare::SharedSymbol;
+use crate::error::PtxError;
+use crate::words::{Word, Words};
 
 use crate::declared::DeclaredVariable;
 use crate::names::number;

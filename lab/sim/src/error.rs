@@ -2,7 +2,7 @@
 
 use flashcore_ir::launch::TensorMapProblem;
 use flashcore_ir::proof::LaunchRefusal;
-use flashcore_ir::ptx::read::PtxError;
+use flashcore_ptx::PtxError;
 use thiserror::Error;
 
 /// The launch does not fit its kernel, or the simulator does not support it.

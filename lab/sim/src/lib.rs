@@ -43,6 +43,7 @@ mod made_maps;
 mod matrix;
 mod mbarrier;
 mod merge;
+mod occupancy;
 mod operand;
 mod peers;
 mod print;
@@ -75,6 +76,7 @@ pub use case::Case;
 pub use error::SimError;
 pub use finding::{Actor, Finding, FindingKind, Line, Other};
 pub use log::{Access, Log, Turn};
+pub use occupancy::{Occupancy, occupancy};
 pub use progress::Progress;
 pub use report::{
     Class, Count, Counts, InstructionCount, Loads, MemorySite, Printed, SimOptions, SimReport, TraceRecord,

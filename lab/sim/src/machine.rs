@@ -8,6 +8,7 @@ use flashcore_ir::{Arg, Kernel, Launch, ParamKind, Target, TensorMapRecipe};
 use crate::clock::{ActorId, ActorKind, Actors};
 use crate::error::SimError;
 use crate::finding::Actor;
+use crate::occupancy::occupancy;
 use crate::program::Program;
 use crate::registers::Constants;
 use crate::report::SimOptions;
@@ -222,7 +223,7 @@ impl<'a> Machine<'a> {
             .min(kernel.max_registers().unwrap_or(u32::MAX));
         let registers = self.program.registers().min(most);
         let shared = self.launch.dynamic_shared_bytes.max(kernel.ledger().total_bytes());
-        let fit = limits.occupancy(kernel.threads(), registers, shared).blocks_per_sm;
+        let fit = occupancy(&limits, kernel.threads(), registers, shared).blocks_per_sm;
         // The compiler leaves registers for as many blocks as the kernel asks for.
         let fit = u64::from(fit.max(kernel.min_blocks_per_sm().unwrap_or(1)));
         (u64::from(chip.sms) * fit / self.blocks as u64).max(1)

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops;
 
 use super::KernelBuilder;
+use crate::divide::divide;
 use crate::inst::{BinOp, Cmp, Inst, Operand, UnOp};
 use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType, Signed};
 
@@ -197,40 +198,35 @@ impl KernelBuilder {
 }
 
 macro_rules! operators {
-    ($($tr:ident $method:ident $op:ident $bound:ident;)*) => {$(
-        impl<'k, T: $bound, R: Source<'k, T>> ops::$tr<R> for Val<'k, T> {
+    ($($tr:ident $method:ident $rhs:ty, $bound:ident = $by:path, $op:ident;)*) => {$(
+        impl<'k, T: $bound, R: Source<'k, $rhs>> ops::$tr<R> for Val<'k, T> {
             type Output = Val<'k, T>;
             #[track_caller]
             fn $method(self, rhs: R) -> Val<'k, T> {
-                self.bin(BinOp::$op, rhs.operand())
+                $by(self, BinOp::$op, rhs.operand())
             }
         }
-        impl<'k, T: $bound, R: Source<'k, T>> ops::$tr<R> for Var<'k, T> {
+        impl<'k, T: $bound, R: Source<'k, $rhs>> ops::$tr<R> for Var<'k, T> {
             type Output = Val<'k, T>;
             #[track_caller]
             fn $method(self, rhs: R) -> Val<'k, T> {
-                self.now().bin(BinOp::$op, rhs.operand())
+                $by(self.now(), BinOp::$op, rhs.operand())
             }
         }
     )*};
 }
 operators! {
-    Add add Add Numeric; Sub sub Sub Numeric; Mul mul Mul Numeric;
-    BitAnd bitand And Bits; BitOr bitor Or Bits; BitXor bitxor Xor Bits;
+    Add add T, Numeric = Val::bin, Add;
+    Sub sub T, Numeric = Val::bin, Sub;
+    Mul mul T, Numeric = Val::bin, Mul;
+    Div div T, Integer = divide, Div;
+    Rem rem T, Integer = divide, Rem;
+    BitAnd bitand T, Bits = Val::bin, And;
+    BitOr bitor T, Bits = Val::bin, Or;
+    BitXor bitxor T, Bits = Val::bin, Xor;
+    Shl shl u32, Integer = Val::bin, Shl;
+    Shr shr u32, Integer = Val::bin, Shr;
 }
-
-macro_rules! shifts {
-    ($($tr:ident $method:ident $op:ident;)*) => {$(
-        impl<'k, T: Integer, R: Source<'k, u32>> ops::$tr<R> for Val<'k, T> {
-            type Output = Val<'k, T>;
-            #[track_caller]
-            fn $method(self, rhs: R) -> Val<'k, T> {
-                self.bin(BinOp::$op, rhs.operand())
-            }
-        }
-    )*};
-}
-shifts! { Shl shl Shl; Shr shr Shr; }
 
 impl<'k, T: Numeric> ops::Neg for Val<'k, T> {
     type Output = Val<'k, T>;

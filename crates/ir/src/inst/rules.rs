@@ -87,12 +87,11 @@ impl Inst {
                 | (BinOp::And | BinOp::Or | BinOp::Xor, ScalarType::U32 | ScalarType::S32 | ScalarType::B32) => {
                     EVERYWHERE
                 }
-                (op, ty) => (Requirement::BASE, Some(format!("redux has no {op:?} of {}", ty.ptx()))),
+                (op, ty) => impossible(format!("redux has no {op:?} of {}", ty.ptx())),
             },
             Inst::Mma { input, acc, .. } => match (input, acc) {
                 (MmaInput::BF16, MmaAcc::F16) => {
-                    let why = "mma.sync has no fp16 accumulators for bf16; f32 ones are possible";
-                    (Requirement::BASE, Some(why.to_string()))
+                    impossible("mma.sync has no fp16 accumulators for bf16; f32 ones are possible")
                 }
                 (MmaInput::F16, MmaAcc::F16 | MmaAcc::F32) | (MmaInput::BF16, MmaAcc::F32) => EVERYWHERE,
             },
@@ -123,8 +122,7 @@ impl Inst {
             }
             Inst::Shfl { mode, lane, .. } => match (mode, lane) {
                 (ShflMode::Bfly | ShflMode::Down | ShflMode::Up, Operand::Imm(lane @ 32..)) => {
-                    let why = format!("a lane distance of {lane}; a warp has lanes 0 to 31");
-                    (Requirement::BASE, Some(why))
+                    impossible(format!("a lane distance of {lane}; a warp has lanes 0 to 31"))
                 }
                 (ShflMode::Bfly | ShflMode::Down | ShflMode::Up | ShflMode::Idx, _) => EVERYWHERE,
             },
@@ -135,8 +133,7 @@ impl Inst {
                 | Special::Ntid(dim @ 3..)
                 | Special::Ctaid(dim @ 3..)
                 | Special::Nctaid(dim @ 3..) => {
-                    let why = format!("dimension {dim}; a grid and a block have 0, 1 and 2");
-                    (Requirement::BASE, Some(why))
+                    impossible(format!("dimension {dim}; a grid and a block have 0, 1 and 2"))
                 }
                 Special::ClusterRank | Special::ClusterBlocks => (HOPPER, None),
                 Special::Tid(_)
@@ -169,6 +166,10 @@ impl Inst {
             | Inst::Trace { .. } => EVERYWHERE,
         }
     }
+}
+
+fn impossible(why: impl Into<String>) -> Rules {
+    (Requirement::BASE, Some(why.into()))
 }
 
 fn on_hopper(is: bool) -> Requirement {

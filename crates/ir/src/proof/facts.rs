@@ -83,10 +83,9 @@ pub struct KernelFacts {
 }
 
 impl KernelFacts {
-    /// The facts of a kernel of the kernel language. Its registers are not known.
+    /// Those of a kernel of the kernel language; its registers are the compiler's choice.
     pub fn of(kernel: &Kernel) -> Self {
         let ledger = kernel.ledger();
-        let parameters = kernel.params().iter().map(|param| parameter_bytes(param.kind));
         let (static_bytes, dynamic_bytes) = if ledger.is_static {
             (ledger.total_bytes(), 0)
         } else {
@@ -95,7 +94,17 @@ impl KernelFacts {
         Self {
             static_shared_bytes: u64::from(static_bytes),
             dynamic_shared_bytes: dynamic_bytes,
+            max_threads: None,
             required_block: Some([kernel.threads(), 1, 1]),
+            ..Self::declared(kernel)
+        }
+    }
+
+    /// What the PTX of a kernel declares outside its body: all but shared memory and registers.
+    pub fn declared(kernel: &Kernel) -> Self {
+        let parameters = kernel.params().iter().map(|param| parameter_bytes(param.kind));
+        Self {
+            max_threads: Some(kernel.threads()),
             required_cluster: kernel.cluster().map(|blocks| [blocks, 1, 1]),
             parameter_bytes: Some(parameters.collect()),
             ..Self::default()

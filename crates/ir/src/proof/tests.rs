@@ -1,7 +1,6 @@
 //! Tests of the launch proof.
 
 use super::*;
-use crate::ptx::read::PtxModule;
 use crate::{Arg, TileShape};
 
 fn h200() -> Limits {
@@ -268,11 +267,6 @@ fn arguments_must_match_the_parameters() {
 }
 
 /// The start of a launch's first buffer.
-const ADDRESS: Arg = Arg::Buffer {
-    slot: 0,
-    byte_offset: 0,
-};
-
 #[test]
 fn buffers_must_be_there_long_enough_and_aligned() {
     let spec = |name, bytes| BufferSpec {
@@ -315,41 +309,6 @@ fn buffers_must_be_there_long_enough_and_aligned() {
     for offset in [513, u64::MAX] {
         assert!(matches!(argument(1, offset), Some(LaunchRefusal::BufferSize { .. })));
     }
-}
-
-/// One kernel, known from its value, from its PTX, and by its numbers alone.
-#[test]
-fn every_source_of_facts_gets_the_same_answer() {
-    let kernel = Kernel::build("nine_warps", 288, |k| {
-        let out = k.param_ptr_mut::<f32>("out");
-        out.offset(k.thread_idx()).store(1.0);
-    })
-    .unwrap();
-    let launch = Launch {
-        grid: [1, 1, 1],
-        block: [288, 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: 0,
-        programmatic: false,
-        buffers: vec![BufferSpec {
-            name: "out",
-            bytes: 1152,
-            written: true,
-            align: 4,
-        }],
-        args: vec![ADDRESS],
-    };
-    let module = PtxModule::declarations(&kernel.to_ptx()).unwrap();
-    let mut read = module.entries[0].facts();
-    read.registers = Some(200);
-    let own = prove_launch(&kernel, &launch, Target::Sm89, Some(200));
-    let foreign = prove(&LaunchShape::of(&launch), &read, &l4(), "sm_89");
-    assert!(
-        matches!(own[..], [LaunchRefusal::Registers { needed: 76_800, .. }]),
-        "{own:?}"
-    );
-    assert_eq!(own, foreign);
-    assert_eq!(prove_launch(&kernel, &launch, Target::Sm89, Some(168)), []);
 }
 
 #[test]

@@ -13,7 +13,6 @@ use crate::types::RegClass;
 pub mod log;
 mod notes;
 mod opcode;
-pub mod read;
 mod spell;
 
 pub use notes::{Notes, TraceNote};

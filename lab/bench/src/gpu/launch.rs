@@ -4,8 +4,22 @@
 //! can reach is the memory of this process, so whoever calls these runs in a process that has nothing to lose, and
 //! holds the buffers until the stream was waited for. `SECURITY.md` says what that means.
 
-use flashcore_cuda::{CudaError, DeviceSlice, Function, PreparedLaunch, Stream};
+use flashcore_cuda::{Context, CudaError, DeviceSlice, Function, Module, ModuleOptions, PreparedLaunch, Stream};
 use flashcore_ir::Launch;
+use flashcore_ptx::PtxModule;
+
+use crate::BenchError;
+
+/// [`Module::load`] of a text with what it declares.
+///
+/// # Errors
+/// As that; a text that is no PTX.
+#[allow(unsafe_code)]
+pub fn load(context: &Context, ptx: &str, options: &ModuleOptions) -> crate::Result<Module> {
+    let declared = PtxModule::declarations(ptx).map_err(|error| BenchError::Given(error.to_string()))?;
+    // SAFETY: the kernels are those of the text.
+    Ok(unsafe { Module::load(context, ptx, &declared.kernels(), options)? })
+}
 
 /// [`Function::prepare`] of a kernel that is judged, or of one of the lab's own.
 ///

@@ -2,7 +2,7 @@
 
 use flashcore_check::own::{Declared, OwnError};
 use flashcore_cuda::{
-    CudaError, DeviceSlice, Function, FunctionAttributes, Graph, Module, ModuleOptions, PreparedLaunch, Stream,
+    CudaError, DeviceSlice, Function, FunctionAttributes, Graph, ModuleOptions, PreparedLaunch, Stream,
 };
 use flashcore_ir::{BufferSpec, Launch};
 use flashcore_kernels::{Plan, Step};
@@ -164,7 +164,7 @@ impl<'a> KernelSubject<'a> {
             allow_performance_warnings: true,
             ..ModuleOptions::default()
         };
-        let module = Module::load(stream.context(), &declared.ptx, &options)?;
+        let module = launch::load(stream.context(), &declared.ptx, &options)?;
         let kernels = [(launch, module.function(&declared.entry)?)];
         let (first, others) = sets.split_at(1.min(sets.len()));
         let subject = KernelSubject::bound(stream, &kernels, 0, [first, others], launching, &options)?;

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::{Clocks, MeasuredCard, Occupancy, Profile, Target};
+use flashcore_ir::{Clocks, MeasuredCard, Profile, Target};
+use flashcore_sim::{Occupancy, occupancy};
 use serde::Serialize;
 
 use super::calibration::{self, Clockings, LAUNCH_MICROS, Trust, together};
@@ -156,7 +157,7 @@ impl Observation {
             // Estimated: those live at once, in allocation units, up to the limit.
             let live = step.seen.registers.next_multiple_of(limits.register_unit_per_warp / 32);
             let given = known.unwrap_or_else(|| live.min(step.most_registers(profile.target)));
-            let occupancy = limits.occupancy(step.threads, given, step.shared_bytes);
+            let occupancy = occupancy(&limits, step.threads, given, step.shared_bytes);
             let resident = f64::from(occupancy.blocks_per_sm.max(1));
             let (mut busy, chain) = busiest(step, &sm, profile.sms, resident);
             if index == 0 {
@@ -307,7 +308,7 @@ mod tests {
             };
             for target in Target::ALL {
                 let most = step.most_registers(target);
-                let blocks = target.limits().occupancy(threads, most, 0).blocks_per_sm;
+                let blocks = occupancy(&target.limits(), threads, most, 0).blocks_per_sm;
                 assert!(
                     most >= 64 && blocks > 0,
                     "{threads} threads of {most} registers on {target}"

@@ -14,6 +14,7 @@ use super::observe::{LONGEST_PATH, Observation, Sample, SeenStep, Simulated};
 use super::sm::Sm;
 use super::span;
 use crate::check::{CheckError, contents};
+use crate::host_memory::check_host_memory;
 use crate::own::{Declared, OwnError};
 
 impl Observation {
@@ -82,7 +83,7 @@ impl Observation {
     /// # Errors
     /// As there, or a problem that it does not serve.
     pub fn of_declared(declared: &Declared, problem: &Problem) -> Result<Observation, OwnError> {
-        problem.check_host_memory(2, 3, 0).map_err(CheckError::from)?;
+        check_host_memory(problem, 2, 3, 0).map_err(CheckError::from)?;
         let (module, read) = declared.kernel_of(problem)?;
         let inputs = Inputs::generate(problem, InputKind::Normal, 0);
         let buffers = read.buffers().iter().map(|spec| contents(problem, &inputs, spec));

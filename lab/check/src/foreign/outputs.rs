@@ -1,7 +1,7 @@
 //! What a kernel leaves in its buffers must not depend on what CUDA leaves open.
 
-use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::site::SiteId;
+use flashcore_ptx::PtxError;
 use flashcore_ptx::{Function, Module};
 use flashcore_sim::{Actor, Finding, FindingKind, Line, PtxKernel};
 

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use flashcore_ir::TensorMapRecipe;
-use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxParam};
 use flashcore_problem::rng::Rng;
 use flashcore_ptx::{Function, Module, Operand, Register};
+use flashcore_ptx::{PtxEntry, PtxError, PtxParam};
 use flashcore_sim::{FindingKind, PtxArg, PtxBuffer, PtxKernel, PtxLaunch, SimError, SimOptions};
 use half::f16;
 use thiserror::Error;

@@ -157,13 +157,39 @@ pub fn plant(plan: &mut Plan, operator: Operator, number: usize) -> Result<Mutat
     Err(count)
 }
 
+/// The body with some nodes replaced. `replace` is called in the order of
+/// [`Kernel::for_each_node`]; where it returns `None`, the node stays and the nodes
+/// in it are next.
+pub fn replaced(kernel: &Kernel, replace: &mut dyn FnMut(&Node) -> Option<Vec<Node>>) -> Vec<Node> {
+    fn walk(nodes: &[Node], replace: &mut dyn FnMut(&Node) -> Option<Vec<Node>>) -> Vec<Node> {
+        let mut out = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            if let Some(others) = replace(node) {
+                out.extend(others);
+                continue;
+            }
+            let mut node = node.clone();
+            match &mut node {
+                Node::Inst { .. } | Node::BreakIf { .. } => {}
+                Node::If { then, otherwise, .. } => {
+                    (*then, *otherwise) = (walk(then, replace), walk(otherwise, replace));
+                }
+                Node::Loop { body, .. } => *body = walk(body, replace),
+            }
+            out.push(node);
+        }
+        out
+    }
+    walk(kernel.body(), replace)
+}
+
 impl Mutation {
     /// The kernel with the mistake. It must be the kernel that the mutation was listed for.
     pub fn apply(&self, kernel: &Kernel) -> Kernel {
         match self.place {
             Place::Node(number) => {
                 let mut numbers = 0..;
-                kernel.with_body(kernel.replaced(&mut |node| {
+                kernel.with_body(replaced(kernel, &mut |node| {
                     let is_here = numbers.next() == Some(number);
                     let mut all = is_here.then(|| variants(node, kernel))?.into_iter();
                     all.find_map(|(operator, nodes)| (operator == self.operator).then_some(nodes))

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use flashcore_ir::ptx::read::PtxEntry;
 use flashcore_problem::{DType, Problem};
+use flashcore_ptx::PtxEntry;
 use serde::{Deserialize, Serialize};
 
 use super::value::{Chosen, Language, Value};

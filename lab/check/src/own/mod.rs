@@ -17,10 +17,10 @@ mod value;
 use std::path::Path;
 
 use flashcore_ir::proof::LaunchRefusal;
-use flashcore_ir::ptx::read::{PtxEntry, PtxModule};
 use flashcore_ir::{Arg, BufferSpec, Launch, Target};
 use flashcore_problem::Problem;
 use flashcore_ptx::Module;
+use flashcore_ptx::{PtxEntry, PtxModule};
 use flashcore_sim::{PtxKernel, PtxLaunch, SimError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

@@ -10,6 +10,7 @@ use flashcore_ir::proof::{LaunchRefusal, prove_launch};
 use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, Plan, Refusal, Step, select, select_with};
 use flashcore_problem::{DType, Mask, Problem};
+use flashcore_sim::occupancy;
 
 /// Batch, heads, heads of K and V, rows and keys: decoding, and prefills that leave SMs idle, fill them, and queue.
 const SIZES: [[usize; 5]; 7] = [
@@ -100,7 +101,7 @@ fn every_default_of_sm_89_fits_an_l4() {
             let refusals = prove_launch(&step.kernel, &step.launch, l4.target, registers);
             assert_eq!(refusals, [], "{problem} by {}", plan.config);
             let shared = step.kernel.ledger().total_bytes();
-            let occupancy = limits.occupancy(step.kernel.threads(), registers.unwrap_or(0), shared);
+            let occupancy = occupancy(&limits, step.kernel.threads(), registers.unwrap_or(0), shared);
             assert!(occupancy.blocks_per_sm >= 1, "{problem} by {}", plan.config);
             shared_bytes.insert(step.kernel.name().to_string(), shared);
         }

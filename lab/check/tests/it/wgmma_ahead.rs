@@ -3,7 +3,7 @@
 //!
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (24).
 
-use flashcore_check::mutate::{Operator, mutations};
+use flashcore_check::mutate::{Operator, mutations, replaced};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::inst::{AtomOp, Special};
 use flashcore_ir::{Arg, Chip, Inst, Kernel, Node, Target};
@@ -158,7 +158,7 @@ fn faults_of_later_heads_are_found() {
 
 /// The kernel with blocks that take their own numbers for their tickets.
 fn numbered_by_the_launch(kernel: &Kernel) -> Kernel {
-    kernel.with_body(kernel.replaced(&mut |node| {
+    kernel.with_body(replaced(kernel, &mut |node| {
         let Node::Inst { inst, site } = node else { return None };
         match *inst {
             Inst::Atom {

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use flashcore_ir::inst::{BulkInst, Inst, Object};
 use flashcore_ir::kernel::{KernelParts, Param, ParamKind};
 use flashcore_ir::ptx::Notes;
-use flashcore_ir::ptx::read::{PtxEntry, PtxError, SharedSymbol};
 use flashcore_ir::shared::{BufferId, Ledger, SharedBuffer};
 use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, ScalarType};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, TensorBox};
 use flashcore_ptx::{Function, Module, Variable};
+use flashcore_ptx::{PtxEntry, PtxError, SharedSymbol};
 use rustc_hash::FxHashSet;
 
 use super::cold::{Cold, What};

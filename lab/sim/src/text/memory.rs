@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Cache, ClusterInst, Cvt, Inst, Object};
-use flashcore_ir::ptx::read::SharedSymbol;
 use flashcore_ir::types::{Reg, RegClass};
+use flashcore_ptx::SharedSymbol;
 use flashcore_ptx::{Operand as Written, Register};
 
 use super::Reader;

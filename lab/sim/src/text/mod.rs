@@ -32,12 +32,12 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 
 use flashcore_ir::inst::{Inst, Object};
-use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::ptx::{Notes, TraceNote};
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::site::SiteId;
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ir::{Kernel, Operand};
+use flashcore_ptx::PtxError;
 use flashcore_ptx::{Flow, Function, Instruction, Module, Operand as Written, Register, Spelled};
 
 use cold::{Cold, Unlike};

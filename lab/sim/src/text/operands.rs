@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use flashcore_ir::inst::{Access, Address, Cvt, Descriptor, Inst, Major, Object, Operand, Slot, WgmmaA};
 use flashcore_ir::inst::{Space, WgmmaInst};
-use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::shared::BufferId;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
 use flashcore_ptx::Operand as Written;
+use flashcore_ptx::PtxError;
 
 use super::numbers::Ty;
 use super::{Reader, UNKNOWN};

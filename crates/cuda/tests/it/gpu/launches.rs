@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use flashcore_cuda::{DeviceBuffer, Event, Function, Graph, LaunchShape, Module, ModuleOptions, TensorMap};
+use flashcore_cuda::{DeviceBuffer, Event, Function, Graph, LaunchShape, ModuleOptions, TensorMap};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ScalarType, Swizzle, TensorMapRecipe};
 
-use super::{Bench, KernelArg, Outcome, Own, enqueue, enqueue_all, ensure, launch_of, ptx, refused};
+use super::{Bench, KernelArg, Outcome, Own, enqueue, enqueue_all, ensure, launch_of, load_ptx, ptx, refused};
 
 pub(crate) fn load(bench: &Bench, ptx: &str, name: &str) -> Result<Function, flashcore_cuda::CudaError> {
-    Module::load(&bench.context, ptx, &ModuleOptions::default())?.function(name)
+    load_ptx(&bench.context, ptx, &ModuleOptions::default())?.function(name)
 }
 
 pub(crate) fn vector_add(bench: &Bench) -> Outcome {

@@ -1,8 +1,8 @@
 //! Memory, streams, events.
 
-use flashcore_cuda::{DeviceBuffer, DeviceSlice, Event, LaunchShape, Module, ModuleOptions, Stream};
+use flashcore_cuda::{DeviceBuffer, DeviceSlice, Event, LaunchShape, ModuleOptions, Stream};
 
-use super::{Bench, KernelArg, Outcome, Own, ensure, ptx, refused};
+use super::{Bench, KernelArg, Outcome, Own, ensure, load_ptx, ptx, refused};
 
 pub(crate) fn copies(bench: &Bench) -> Outcome {
     let stream = &bench.stream;
@@ -63,7 +63,7 @@ pub(crate) fn streams(bench: &Bench) -> Outcome {
     let zero = unsafe { Stream::from_raw(&bench.context, 0)? };
     // SAFETY: 1 is, too.
     let legacy = unsafe { Stream::from_raw(&bench.context, 1)? };
-    let function = Module::load(&bench.context, ptx::INCREMENT, &ModuleOptions::default())?.function("increment")?;
+    let function = load_ptx(&bench.context, ptx::INCREMENT, &ModuleOptions::default())?.function("increment")?;
     let data = DeviceBuffer::from_host(&own, &[0u32; 100])?;
     for stream in [&own, &borrowed, &zero, &legacy] {
         let arguments = [KernelArg::Slice(data.as_slice()), KernelArg::U32(100)];
@@ -78,8 +78,8 @@ pub(crate) fn streams(bench: &Bench) -> Outcome {
 }
 
 pub(crate) fn waiting(bench: &Bench) -> Outcome {
-    let module = Module::load(&bench.context, ptx::SPIN, &ModuleOptions::default())?;
-    let increment = Module::load(&bench.context, ptx::INCREMENT, &ModuleOptions::default())?.function("increment")?;
+    let module = load_ptx(&bench.context, ptx::SPIN, &ModuleOptions::default())?;
+    let increment = load_ptx(&bench.context, ptx::INCREMENT, &ModuleOptions::default())?.function("increment")?;
     let (first, second) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
     let data = DeviceBuffer::from_host(&first, &[0u32; 64])?;
     let event = Event::new(&bench.context)?;

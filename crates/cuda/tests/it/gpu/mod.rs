@@ -22,7 +22,9 @@ mod tables;
 
 use std::sync::Mutex;
 
-use flashcore_cuda::{Context, CudaError, DeviceSlice, Function, LaunchShape, PreparedLaunch, Stream, devices};
+use flashcore_cuda::{
+    Context, CudaError, DeviceSlice, Function, LaunchShape, Module, ModuleOptions, PreparedLaunch, Stream, devices,
+};
 use flashcore_ir::{Arg, BufferSpec, Launch, Target};
 
 /// A check passes with a line worth reading, or fails with a reason.
@@ -38,6 +40,14 @@ macro_rules! ensure {
     };
 }
 pub(crate) use ensure;
+
+/// Loads PTX with what it declares; of a text that cannot be read, which the driver refuses, that is nothing.
+fn load_ptx(context: &Context, ptx: &str, options: &ModuleOptions) -> Result<Module, CudaError> {
+    let declared = flashcore_ptx::PtxModule::declarations(ptx);
+    let kernels = declared.as_ref().map(|module| module.kernels()).unwrap_or_default();
+    // SAFETY: the kernels are those of the text.
+    unsafe { Module::load(context, ptx, &kernels, options) }
+}
 
 /// Launches of these tests' kernels. Each touches only the buffers that it is given, or is refused; buffers outlive the
 /// wait for the stream, and no other stream uses them meanwhile.

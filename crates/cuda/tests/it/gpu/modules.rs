@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use flashcore_cuda::{DeviceBuffer, LaunchShape, Module, ModuleOptions};
+use flashcore_cuda::{DeviceBuffer, LaunchShape, ModuleOptions};
 
-use super::{Bench, KernelArg, Outcome, Own, ensure, ptx, refused};
+use super::{Bench, KernelArg, Outcome, Own, ensure, load_ptx, ptx, refused};
 
 pub(crate) fn identity(bench: &Bench) -> Outcome {
     let strict = ModuleOptions::default();
@@ -12,7 +12,7 @@ pub(crate) fn identity(bench: &Bench) -> Outcome {
         recompile: true,
         ..strict
     };
-    let fresh = Module::load(&bench.context, ptx::VECTOR_ADD, &fresh_options)?;
+    let fresh = load_ptx(&bench.context, ptx::VECTOR_ADD, &fresh_options)?;
     let report = fresh.report();
     ensure!(
         report.compiled,
@@ -32,9 +32,9 @@ pub(crate) fn identity(bench: &Bench) -> Outcome {
         "log {log:?}, attributes {attributes:?}"
     );
 
-    let first = Module::load(&bench.context, ptx::VECTOR_ADD, &strict)?;
+    let first = load_ptx(&bench.context, ptx::VECTOR_ADD, &strict)?;
     let again = Instant::now();
-    let second = Module::load(&bench.context, ptx::VECTOR_ADD, &strict)?;
+    let second = load_ptx(&bench.context, ptx::VECTOR_ADD, &strict)?;
     let again = again.elapsed();
     ensure!(
         std::ptr::eq(first.report(), second.report()),
@@ -43,7 +43,7 @@ pub(crate) fn identity(bench: &Bench) -> Outcome {
     ensure!(first.identity() == fresh.identity(), "recompiling changed the identity");
     let with_lines = ptx::VECTOR_ADD.replace("    ret;\n}", "    .loc 1 3 0\n    ret;\n}");
     let with_lines = with_lines.replace(".address_size 64\n", ".address_size 64\n.file 1 \"vector_add.rs\"\n");
-    let lined = Module::load(
+    let lined = load_ptx(
         &bench.context,
         &with_lines,
         &ModuleOptions {
@@ -80,28 +80,22 @@ pub(crate) fn bad_ptx(bench: &Bench) -> Outcome {
     let strict = ModuleOptions::default();
     let typo = ptx::VECTOR_ADD.replace("add.f32", "ad.f32");
     let text = refused(
-        Module::load(&bench.context, &typo, &strict),
+        load_ptx(&bench.context, &typo, &strict),
         &["cuModuleLoadDataEx", "INVALID_PTX", "log"],
     )?;
-    refused(
-        Module::load(&bench.context, "not PTX", &strict),
-        &["cuModuleLoadDataEx"],
-    )?;
-    refused(Module::load(&bench.context, "a\0b", &strict), &["zero byte"])?;
+    refused(load_ptx(&bench.context, "not PTX", &strict), &["cuModuleLoadDataEx"])?;
+    refused(load_ptx(&bench.context, "a\0b", &strict), &["zero byte"])?;
     let newer = ptx::VECTOR_ADD.replace(".version 7.0", ".version 99.0");
-    refused(Module::load(&bench.context, &newer, &strict), &["cuModuleLoadDataEx"])?;
+    refused(load_ptx(&bench.context, &newer, &strict), &["cuModuleLoadDataEx"])?;
     let elsewhere = ptx::VECTOR_ADD
         .replace(".version 7.0", ".version 8.8")
         .replace("sm_80", "sm_121a");
-    refused(
-        Module::load(&bench.context, &elsewhere, &strict),
-        &["cuModuleLoadDataEx"],
-    )?;
+    refused(load_ptx(&bench.context, &elsewhere, &strict), &["cuModuleLoadDataEx"])?;
     Ok(text)
 }
 
 pub(crate) fn static_overflow(bench: &Bench) -> Outcome {
-    let loaded = Module::load(&bench.context, ptx::STATIC_OVERFLOW, &ModuleOptions::default());
+    let loaded = load_ptx(&bench.context, ptx::STATIC_OVERFLOW, &ModuleOptions::default());
     match loaded {
         // Compilers differ in whether they let it through; what comes through is not launched.
         Ok(module) => {
@@ -117,14 +111,14 @@ pub(crate) fn static_overflow(bench: &Bench) -> Outcome {
 
 pub(crate) fn local_memory(bench: &Bench) -> Outcome {
     let text = refused(
-        Module::load(&bench.context, ptx::LOCAL_ARRAY, &ModuleOptions::default()),
+        load_ptx(&bench.context, ptx::LOCAL_ARRAY, &ModuleOptions::default()),
         &["`local_array`", "local memory a thread", "allow_local_memory"],
     )?;
     let allow = ModuleOptions {
         allow_local_memory: true,
         ..ModuleOptions::default()
     };
-    let function = Module::load(&bench.context, ptx::LOCAL_ARRAY, &allow)?.function("local_array")?;
+    let function = load_ptx(&bench.context, ptx::LOCAL_ARRAY, &allow)?.function("local_array")?;
     ensure!(function.attributes().local_bytes >= 256, "{:?}", function.attributes());
     let out = DeviceBuffer::from_host(&bench.stream, &[0u32])?;
     // SAFETY: the kernel writes the buffer's one word.
@@ -148,13 +142,13 @@ pub(crate) fn warnings(bench: &Bench) -> Outcome {
         ..ModuleOptions::default()
     };
     let text = refused(
-        Module::load(&bench.context, ptx::UNWAITED_WGMMA, &fresh),
+        load_ptx(&bench.context, ptx::UNWAITED_WGMMA, &fresh),
         &["C75", "slow kernel", "allow_performance_warnings"],
     )?;
     let allow = ModuleOptions {
         allow_performance_warnings: true,
         ..ModuleOptions::default()
     };
-    Module::load(&bench.context, ptx::UNWAITED_WGMMA, &allow)?;
+    load_ptx(&bench.context, ptx::UNWAITED_WGMMA, &allow)?;
     Ok(text)
 }

@@ -12,7 +12,7 @@ use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launch
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_bench::{Case, LaunchMode, Subject, SubjectInfo, Trouble, draw};
 use flashcore_check::registers::{Assembler, Unknown, assemble};
-use flashcore_cuda::{CudaError, Event, Module, ModuleOptions, PreparedLaunch};
+use flashcore_cuda::{CudaError, Event, ModuleOptions, PreparedLaunch};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::Plan;
 
@@ -149,7 +149,7 @@ fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f6
     if hint {
         ptx = with_hints(&ptx);
     }
-    let module = Module::load(stream.context(), &ptx, &ModuleOptions::default())?;
+    let module = launch::load(stream.context(), &ptx, &ModuleOptions::default())?;
     let function = module.function(plan.main.kernel.name())?;
     let bytes = flashcore_bench::problems::least_bytes(problem);
     let count = (2.5 * f64::from(stream.context().info().l2_bytes) / bytes).ceil() as usize;

@@ -1,13 +1,13 @@
 //! PTX text as words, each with its place, and a cursor over them.
 
-use super::PtxError;
+use crate::error::PtxError;
 
 /// Bytes of a text. The words and statements of one take some twenty times as many.
-pub const MOST_BYTES: u64 = 1 << 26;
+pub(crate) const MOST_BYTES: u64 = 1 << 26;
 
 /// A word of PTX.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word<'a> {
+pub(crate) enum Word<'a> {
     /// A name, directive, opcode or register: `%rd1`, `.shared`, `ld.global.v4.f32`, `$L__BB0_2`.
     Name(&'a str),
     /// A number as it is written, without its sign.
@@ -20,22 +20,22 @@ pub enum Word<'a> {
 
 /// A word and its place.
 #[derive(Clone, Debug)]
-pub struct Token<'a> {
+pub(crate) struct Token<'a> {
     /// The word.
-    pub word: Word<'a>,
+    pub(crate) word: Word<'a>,
     /// The line it stands on.
-    pub line: u32,
+    pub(crate) line: u32,
     /// Bytes of the text before it.
-    pub offset: usize,
+    pub(crate) offset: usize,
 }
 
 /// The words of a text, and which is next.
 #[derive(Clone, Debug)]
-pub struct Words<'a> {
+pub(crate) struct Words<'a> {
     /// All words.
-    pub tokens: Vec<Token<'a>>,
+    pub(crate) tokens: Vec<Token<'a>>,
     /// Index of the next.
-    pub at: usize,
+    pub(crate) at: usize,
 }
 
 impl<'a> Words<'a> {
@@ -43,7 +43,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// A comment or a text in quotes does not end.
-    pub fn of(text: &'a str, first_line: u32) -> Result<Self, PtxError> {
+    pub(crate) fn of(text: &'a str, first_line: u32) -> Result<Self, PtxError> {
         let tokens = lex(text, first_line, true)?;
         Ok(Words { tokens, at: 0 })
     }
@@ -52,18 +52,18 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// As [`of`](Self::of), and a brace without its other.
-    pub fn outside_braces(text: &'a str) -> Result<Self, PtxError> {
+    pub(crate) fn outside_braces(text: &'a str) -> Result<Self, PtxError> {
         let tokens = lex(text, 1, false)?;
         Ok(Words { tokens, at: 0 })
     }
 
     /// The next word.
-    pub fn peek(&self) -> Option<&Word<'a>> {
+    pub(crate) fn peek(&self) -> Option<&Word<'a>> {
         self.tokens.get(self.at).map(|token| &token.word)
     }
 
     /// The line of the next word, or of the last.
-    pub fn line(&self) -> u32 {
+    pub(crate) fn line(&self) -> u32 {
         let last = self.tokens.last().map_or(1, |token| token.line);
         self.tokens.get(self.at).map_or(last, |token| token.line)
     }
@@ -72,7 +72,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// Always.
-    pub fn wrong<T>(&self, expected: &str) -> Result<T, PtxError> {
+    pub(crate) fn wrong<T>(&self, expected: &str) -> Result<T, PtxError> {
         let found = match self.peek() {
             None => "the end of the text".to_string(),
             Some(Word::Name(text) | Word::Number(text)) => format!("`{text}`"),
@@ -84,7 +84,7 @@ impl<'a> Words<'a> {
     }
 
     /// Passes over a mark if it is next, and says whether it was.
-    pub fn takes(&mut self, mark: char) -> bool {
+    pub(crate) fn takes(&mut self, mark: char) -> bool {
         let there = self.peek() == Some(&Word::Mark(mark));
         self.at += usize::from(there);
         there
@@ -94,7 +94,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// Another word is next, as in the methods below.
-    pub fn mark(&mut self, mark: char) -> Result<(), PtxError> {
+    pub(crate) fn mark(&mut self, mark: char) -> Result<(), PtxError> {
         if self.takes(mark) {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// Those of `item`, and another word than a comma or `end` after it.
-    pub fn list<T>(
+    pub(crate) fn list<T>(
         &mut self,
         end: char,
         mut item: impl FnMut(&mut Self) -> Result<T, PtxError>,
@@ -122,7 +122,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// Another word is next.
-    pub fn name(&mut self, what: &str) -> Result<&'a str, PtxError> {
+    pub(crate) fn name(&mut self, what: &str) -> Result<&'a str, PtxError> {
         let Some(Word::Name(name)) = self.peek() else {
             return self.wrong(what);
         };
@@ -135,7 +135,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// Another word is next.
-    pub fn number(&mut self) -> Result<u64, PtxError> {
+    pub(crate) fn number(&mut self) -> Result<u64, PtxError> {
         let Some(Word::Number(text)) = self.peek() else {
             return self.wrong("a number");
         };
@@ -150,7 +150,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// Another word is next, or a larger number.
-    pub fn small(&mut self) -> Result<u32, PtxError> {
+    pub(crate) fn small(&mut self) -> Result<u32, PtxError> {
         let at = self.at;
         let number = self.number()?;
         u32::try_from(number).or_else(|_| {
@@ -163,7 +163,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// The text ends before it.
-    pub fn skip(&mut self, what: &'static str) -> Result<(), PtxError> {
+    pub(crate) fn skip(&mut self, what: &'static str) -> Result<(), PtxError> {
         let (line, mut depth) = (self.line(), 0u32);
         while let Some(word) = self.peek() {
             let mark = match word {
@@ -281,7 +281,7 @@ fn lines(text: &str) -> u32 {
 }
 
 /// A whole number: decimal, 0x, 0b, octal after a 0, with a U for unsigned.
-pub fn integer(text: &str) -> Option<u64> {
+pub(crate) fn integer(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(['U', 'u']);
     if let Some(hex) = digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
         return u64::from_str_radix(hex, 16).ok();

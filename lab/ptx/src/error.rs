@@ -1,24 +1,4 @@
-//! Reads what PTX declares, kernel by kernel, whatever compiler it is from. Kernels themselves are read
-//! by `flashcore_ptx`, from the [`Words`] of their bodies.
-//!
-//! ```
-//! use flashcore_ir::ptx::read::PtxModule;
-//! let module = PtxModule::declarations(
-//!     ".version 7.0 .target sm_80 .address_size 64
-//!      .visible .entry scale(.param .u64 x) .maxntid 128, 1, 1 { ret; }",
-//! )?;
-//! let entry = &module.entries[0];
-//! assert_eq!((entry.name.as_str(), entry.max_threads), ("scale", Some([128, 1, 1])));
-//! # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
-//! ```
-//!
-//! Source: PTX ISA 9.0, "Directives".
-
-mod declare;
-mod words;
-
-pub use declare::{MOST_DECLARED, PtxEntry, PtxModule, PtxParam, SharedSymbol};
-pub use words::{MOST_BYTES, Token, Word, Words, integer};
+//! Why a text cannot be read.
 
 use thiserror::Error;
 

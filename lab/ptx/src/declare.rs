@@ -1,15 +1,18 @@
 //! What a PTX text declares: version, target, shared memory, kernels and their limits.
+//!
+//! Source: PTX ISA 9.0, "Directives".
 
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::PtxError;
-use super::words::{Word, Words};
-use crate::proof::KernelFacts;
+use flashcore_ir::proof::KernelFacts;
+
+use crate::error::PtxError;
+use crate::words::{Word, Words};
 
 /// Kernels, shared symbols, functions and files of a text, each; and parameters of a kernel, which have 32,764 bytes
 /// together (PTX ISA, "Kernel Function Parameter Attributes").
-pub const MOST_DECLARED: usize = 1 << 13;
+pub(crate) const MOST_DECLARED: usize = 1 << 13;
 /// Bytes that a variable may be aligned to. Shared memory is never larger.
 const MOST_ALIGNED: u32 = 1 << 18;
 
@@ -85,6 +88,17 @@ impl PtxModule {
     /// Reads what a text declares. What no kernel needs to be understood (debug sections, initialised
     /// constants, functions) is passed over, and so are the bodies of kernels, which may use anything.
     ///
+    /// ```
+    /// use flashcore_ptx::PtxModule;
+    /// let module = PtxModule::declarations(
+    ///     ".version 7.0 .target sm_80 .address_size 64
+    ///      .visible .entry scale(.param .u64 x) .maxntid 128, 1, 1 { ret; }",
+    /// )?;
+    /// let entry = &module.entries[0];
+    /// assert_eq!((entry.name.as_str(), entry.max_threads), ("scale", Some([128, 1, 1])));
+    /// # Ok::<(), flashcore_ptx::PtxError>(())
+    /// ```
+    ///
     /// # Errors
     /// Where the text is no PTX, or not well-formed: the line, and what was expected.
     pub fn declarations(text: &str) -> Result<PtxModule, PtxError> {
@@ -96,11 +110,17 @@ impl PtxModule {
     ///
     /// # Errors
     /// Those of [`declarations`](Self::declarations), and of `other`.
-    pub fn with_others(
+    pub(crate) fn with_others(
         text: &str,
         mut other: impl FnMut(&mut Words<'_>, &str, u32) -> Result<bool, PtxError>,
     ) -> Result<PtxModule, PtxError> {
         Words::outside_braces(text)?.module(&mut other)
+    }
+
+    /// The kernels and their [facts](PtxEntry::facts), as a driver takes them with the text.
+    pub fn kernels(&self) -> Vec<(&str, KernelFacts)> {
+        let entries = self.entries.iter();
+        entries.map(|entry| (entry.name.as_str(), entry.facts())).collect()
     }
 
     /// The kernel of a name.
@@ -215,7 +235,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// What follows is no variable, or one of 2^64 bytes.
-    pub fn variable(&mut self, line: u32) -> Result<(SharedSymbol, String), PtxError> {
+    pub(crate) fn variable(&mut self, line: u32) -> Result<(SharedSymbol, String), PtxError> {
         let (mut align, mut element, mut ty) = (None, None, String::new());
         let mut vector = 1;
         let name = loop {

@@ -3,51 +3,58 @@
 use std::fs;
 use std::hint::black_box;
 
-use crate::{Problem, ProblemError};
+use flashcore_problem::{Problem, ProblemError};
 
-impl Problem {
-    /// Refuses a problem if the host cannot hold so many copies of its inputs and of its outputs, and
-    /// `more` bytes. What other programs take afterwards is not known.
-    ///
-    /// ```
-    /// # use flashcore_problem as flashcore;
-    /// use flashcore::Problem;
-    /// let problem = Problem::named("tiny")?;
-    /// assert!(problem.check_host_memory(3, 3, 0).is_ok());
-    /// let error = problem.check_host_memory(3, 3, 1 << 60).unwrap_err();
-    /// assert!(error.to_string().starts_with("the tensors need about 1152921504.6 GB of the host's memory"), "{error}");
-    /// # Ok::<(), flashcore::ProblemError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`ProblemError::HostMemory`].
-    pub fn check_host_memory(&self, inputs: u64, outputs: u64, more: u64) -> Result<(), ProblemError> {
-        let bytes = |elements: usize, size: usize| elements as u64 * size as u64;
-        // Inputs of e4m3 are drawn as f32.
-        let size = self.dtype().size_bytes();
-        let [q, k, v, o] = [self.q_layout(), self.k_layout(), self.v_layout(), self.o_layout()].map(|one| one.span());
-        let saved = self.gradient_layouts().map_or(0, |layouts| o + layouts.dout.span());
-        let input = bytes(q + k + v + saved, size.max(if self.num_scales() > 0 { 4 } else { 0 }));
-        let of_outputs = self.outputs().into_iter();
-        let output: u64 = of_outputs
-            .map(|(_, dtype, layout)| bytes(layout.span(), dtype.size_bytes()))
-            .sum();
-        // What the reference widens of a head, and the numbers of its rows.
-        let keys = bytes(
-            self.seq_len_kv() * (self.head_dim() + self.head_dim_v()),
-            size_of::<f64>(),
-        );
-        let rows = bytes(self.lse_len(), size_of::<[usize; 3]>());
-        let needed = [
-            input.saturating_mul(inputs),
-            output.saturating_mul(outputs),
-            keys,
-            rows,
-            more,
-        ];
-        let needed = needed.into_iter().fold(0, u64::saturating_add);
-        check(needed, available())
-    }
+/// Refuses a problem if the host cannot hold so many copies of its inputs and of its outputs, and
+/// `more` bytes. What other programs take afterwards is not known.
+///
+/// ```
+/// use flashcore_check::check_host_memory;
+/// use flashcore_problem::Problem;
+/// let problem = Problem::named("tiny")?;
+/// assert!(check_host_memory(&problem, 3, 3, 0).is_ok());
+/// let error = check_host_memory(&problem, 3, 3, 1 << 60).unwrap_err();
+/// assert!(error.to_string().starts_with("the tensors need about 1152921504.6 GB of the host's memory"), "{error}");
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+///
+/// # Errors
+/// [`ProblemError::HostMemory`].
+pub fn check_host_memory(problem: &Problem, inputs: u64, outputs: u64, more: u64) -> Result<(), ProblemError> {
+    let bytes = |elements: usize, size: usize| elements as u64 * size as u64;
+    // Inputs of e4m3 are drawn as f32.
+    let size = problem.dtype().size_bytes();
+    let [q, k, v, o] = [
+        problem.q_layout(),
+        problem.k_layout(),
+        problem.v_layout(),
+        problem.o_layout(),
+    ]
+    .map(|one| one.span());
+    let saved = problem.gradient_layouts().map_or(0, |layouts| o + layouts.dout.span());
+    let input = bytes(
+        q + k + v + saved,
+        size.max(if problem.num_scales() > 0 { 4 } else { 0 }),
+    );
+    let of_outputs = problem.outputs().into_iter();
+    let output: u64 = of_outputs
+        .map(|(_, dtype, layout)| bytes(layout.span(), dtype.size_bytes()))
+        .sum();
+    // What the reference widens of a head, and the numbers of its rows.
+    let keys = bytes(
+        problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v()),
+        size_of::<f64>(),
+    );
+    let rows = bytes(problem.lse_len(), size_of::<[usize; 3]>());
+    let needed = [
+        input.saturating_mul(inputs),
+        output.saturating_mul(outputs),
+        keys,
+        rows,
+        more,
+    ];
+    let needed = needed.into_iter().fold(0, u64::saturating_add);
+    check(needed, available())
 }
 
 fn check(needed: u64, available: Option<u64>) -> Result<(), ProblemError> {
