@@ -18,7 +18,7 @@ pub use ladder::{RungName, ladder};
 pub(crate) use ladder::{ladder_of, problems};
 pub(crate) use roofline::{Point, Roof, roofline};
 pub use speed::Speed;
-pub(crate) use speed::{is_drawn, work_of};
+pub(crate) use speed::{is_drawn, name_of, work_of};
 pub use speedups::ratio;
 pub(crate) use speedups::speedups;
 
@@ -140,6 +140,11 @@ fn length(keys: usize) -> String {
         (1024.., 0) => format!("{}k", keys / 1024),
         _ => keys.to_string(),
     }
+}
+
+/// Where a value lies between two on a logarithmic scale.
+fn share([from, to]: [f64; 2], value: f64) -> f64 {
+    ((value / from).ln() / (to / from).ln()).clamp(0.0, 1.0)
 }
 
 /// Coordinates to a tenth: enough for a screen, and the same on every machine.
