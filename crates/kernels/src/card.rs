@@ -6,6 +6,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 
+use crate::attention::params::query_blocks;
 use crate::size::{self, Size};
 use crate::{mma, wgmma};
 
@@ -125,7 +126,6 @@ pub(crate) enum Only {
     ShortCache,
     FewRows,
     ShortChunk,
-    OneBlock,
 }
 
 /// The card whose measurements choices for a chip are estimated from, if it is another one. One of the same
@@ -176,7 +176,12 @@ fn tell<R>(rows: &mut [R], table: &str, (file, text): (&str, &str), place: impl 
     }
 }
 
-impl<C> Row<C> {
+impl<C: Copy> Row<C> {
+    /// Its config, in the order of the table.
+    pub(crate) fn proposal(&self) -> Proposal<C> {
+        Proposal::new(self.config, self.why, Some(self.place), Score::Order)
+    }
+
     /// Whether heads of a problem fit.
     pub(crate) fn fits(&self, problem: &Problem) -> bool {
         problem.head_dim().max(problem.head_dim_v()) <= self.head_dim
@@ -191,20 +196,20 @@ impl<C> Row<C> {
 
     /// Whether it is for a problem on a chip.
     pub(crate) fn serves(&self, problem: &Problem, chip: Chip, card: &Card) -> bool {
-        let tiles = || problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128);
         self.fits(problem)
             && self.has_mask(problem)
             && (self.targets.is_empty() || self.targets.contains(&chip.target))
             && (self.sizes.is_empty() || self.sizes.contains(&Size::of(problem, chip)))
             && self.most_keys.is_none_or(|most| problem.seq_len_kv() <= most)
-            && self.most_tiles.is_none_or(|most| card.has_few(tiles(), most, chip))
+            && self
+                .most_tiles
+                .is_none_or(|most| card.has_few(query_blocks(problem, 128), most, chip))
             && (!self.softcap || problem.softcap().is_some())
             && match self.only {
                 None => true,
                 Some(Only::ShortCache) => size::is_short_cache(problem, chip),
                 Some(Only::FewRows) => size::has_few_rows(problem, chip),
                 Some(Only::ShortChunk) => size::is_short_chunk(problem, chip),
-                Some(Only::OneBlock) => size::has_one_block(problem, chip),
             }
     }
 }

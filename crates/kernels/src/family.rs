@@ -167,10 +167,8 @@ impl Lever {
     /// A value as it prints.
     pub fn print(&self, value: u32) -> String {
         match self.part {
-            Part::Words(words) => words
-                .get(value as usize)
-                .map_or(value.to_string(), |word| word.0.to_string()),
-            Part::Number(..) | Part::Scaled(_) => value.to_string(),
+            Part::Words(words) if (value as usize) < words.len() => words[value as usize].0.to_string(),
+            Part::Words(_) | Part::Number(..) | Part::Scaled(_) => value.to_string(),
         }
     }
 
@@ -224,23 +222,17 @@ pub(crate) fn with(values: &Values, at: usize, value: u32) -> Values {
 }
 
 impl Family {
-    /// The family with the values that its levers have in a direction. Ids are the same.
-    pub fn of_direction(self, direction: Direction) -> Family {
-        self.with_values_of(direction, false)
+    /// The family with the values that its levers have in the backward pass. Ids are the same.
+    pub fn of_backward(self, deterministic: bool) -> Family {
+        let levers = self.backward.map_or(self.levers, |levers| levers(deterministic));
+        Family { levers, ..self }
     }
 
     /// The family with the values that its levers have for a problem: what a search draws from.
     pub fn of_problem(self, problem: &Problem) -> Family {
-        self.with_values_of(problem.direction(), problem.deterministic())
-    }
-
-    fn with_values_of(self, direction: Direction, deterministic: bool) -> Family {
-        match (direction, self.backward) {
-            (Direction::Backward, Some(levers)) => Family {
-                levers: levers(deterministic),
-                ..self
-            },
-            _ => self,
+        match problem.direction() {
+            Direction::Forward => self,
+            Direction::Backward => self.of_backward(problem.deterministic()),
         }
     }
 
@@ -346,11 +338,8 @@ impl Family {
 
     /// Whether [`Self::check`] refuses nothing.
     pub fn allows(&self, values: &Values) -> bool {
-        self.levers
-            .iter()
-            .zip(values)
-            .all(|(lever, &value)| lever.allows(value))
-            && self.go_together(values)
+        let mut levers = self.levers.iter().zip(values);
+        levers.all(|(lever, &value)| lever.allows(value)) && self.go_together(values)
     }
 
     fn go_together(&self, values: &Values) -> bool {

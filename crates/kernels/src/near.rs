@@ -1,5 +1,7 @@
 //! The configs nearest to the default of a problem: what is compared with it to see whether it is the best.
 
+use std::collections::HashSet;
+
 use flashcore_ir::Chip;
 use flashcore_problem::{Mask, Problem, ProblemBuilder};
 
@@ -33,12 +35,8 @@ pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> 
     let (family, values) = own.levers();
     let varied = family.of_problem(problem).near(&values, STEPS).into_iter();
     near.extend(varied.map(|values| Config::of(&family, values)));
-    let mut seen = Vec::new();
-    near.retain(|config| {
-        let new = !seen.contains(config);
-        seen.push(*config);
-        new && Plan::with_cache(problem, config, chip, kernels).is_ok()
-    });
+    let mut seen = HashSet::new();
+    near.retain(|config| seen.insert(*config) && Plan::with_cache(problem, config, chip, kernels).is_ok());
     near
 }
 

@@ -103,7 +103,7 @@ impl Plan {
             return Err(Refusal::Target { target });
         }
         let backward = problem.direction() == Direction::Backward;
-        refuse!(backward && tap.is_some() => config.family(), "check its gradients", "{TAPS}");
+        refuse!(backward && tap.is_some() => config.family(), "check its gradients", "taps of the backward pass");
         tap::check(problem, tap)?;
         let Steps { before, main, then } = match config {
             Config::Ladder(config) => Steps::alone(crate::ladder::plan(problem, config, kernels, tap)?),
@@ -158,5 +158,3 @@ impl Plan {
         bytes.max().unwrap_or(0)
     }
 }
-
-const TAPS: &str = "taps of the backward pass";

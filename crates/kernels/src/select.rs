@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::fmt;
 
 use flashcore_ir::Chip;
 use flashcore_problem::{Direction, Problem};
@@ -78,15 +77,6 @@ pub fn grouped<K: PartialEq, V: PartialEq>(pairs: impl IntoIterator<Item = (K, V
         }
     }
     groups
-}
-
-impl fmt::Display for Considered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.refusal {
-            Some(refusal) => write!(f, "{}: {refusal}", self.config),
-            None => write!(f, "{}: chosen", self.config),
-        }
-    }
 }
 
 /// The default plan for a problem on a GPU; a `Target` stands for its usual card. The address of

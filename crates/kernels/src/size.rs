@@ -4,6 +4,8 @@ use flashcore_ir::Chip;
 use flashcore_problem::{KvLengths, Problem, QLengths};
 use serde::Deserialize;
 
+use crate::attention::params::query_blocks;
+
 flashcore_problem::words! {
     /// How much work a problem gives the SMs: what decides how large its tiles can be.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -24,17 +26,15 @@ flashcore_problem::words! {
 impl Size {
     /// The size of a problem on a GPU.
     pub fn of(problem: &Problem, chip: Chip) -> Size {
-        let heads = problem.batch() * problem.num_heads();
-        let blocks = |rows: usize| heads * problem.seq_len_q().div_ceil(rows);
         let sms = chip.sms as usize;
         // Causal rows see half of the keys on average: as if there were fewer of them.
         let causal = problem.mask().window_right.is_some();
         let enough = if causal { 3 * sms / 2 } else { 9 * sms / 10 };
         if problem.seq_len_q() * problem.group_size() <= 16 {
             Size::Decode
-        } else if blocks(128) >= 2 * sms {
+        } else if query_blocks(problem, 128) >= 2 * sms {
             Size::Large
-        } else if blocks(64) >= enough {
+        } else if query_blocks(problem, 64) >= enough {
             Size::Medium
         } else {
             Size::Small
@@ -61,11 +61,6 @@ pub(crate) fn is_one_cache(problem: &Problem) -> bool {
         && problem.seq_len_kv() > SHORT_CACHE
         && problem.q_lengths() == QLengths::Equal
         && problem.batch_invariant().is_none()
-}
-
-/// Whether an SM has one block of 128 rows at most.
-pub(crate) fn has_one_block(problem: &Problem, chip: Chip) -> bool {
-    problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128) <= chip.sms as usize
 }
 
 /// Whether a problem with lengths on the device has few rows over a long cache: at most the 32 of a tile that share K
@@ -102,11 +97,10 @@ pub(crate) fn is_short_chunk(problem: &Problem, chip: Chip) -> bool {
         65..=128 => (768, 1),
         _ => return false,
     };
-    let blocks = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(32);
     problem.has_lengths()
         && problem.batch_invariant().is_none()
         && problem.seq_len_kv() <= most_keys
-        && blocks <= at_once * chip.sms as usize
+        && query_blocks(problem, 32) <= at_once * chip.sms as usize
 }
 
 #[cfg(test)]

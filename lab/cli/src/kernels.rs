@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore::{Direction, KernelId};
+use flashcore::KernelId;
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
 use flashcore_ir::files;
@@ -86,7 +86,7 @@ pub(crate) fn named(id: &str) -> Result<KernelId, Failure> {
     if let KernelId::Gpu(config) = &kernel {
         let (family, values) = config.levers();
         // A backward pass has other values.
-        let of_backward = || family.of_direction(Direction::Backward).check(&values);
+        let of_backward = || family.of_backward(false).check(&values);
         let checked = family
             .check(&values)
             .or_else(|refusal| of_backward().map_err(|_| refusal));

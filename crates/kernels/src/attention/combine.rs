@@ -68,11 +68,6 @@ impl Threads {
         }
     }
 
-    /// Partials of a row that all groups load at a time.
-    fn partials_at_once(&self) -> u32 {
-        self.groups * self.batch
-    }
-
     /// Threads a block, in whole warps.
     fn count(&self) -> u32 {
         (self.groups * self.rows * self.row_threads).next_multiple_of(32)
@@ -213,7 +208,7 @@ fn merge<'k>(
     let mine = Merged::nothing(k);
     let shared = (threads.groups > 1).then(|| GroupPartials::declare(k, threads));
     k.if_(at_work.divergent(), || {
-        k.for_divergent(group, splits, threads.partials_at_once(), |first| {
+        k.for_divergent(group, splits, threads.groups * threads.batch, |first| {
             let mut loaded = Vec::new();
             for i in 0..threads.batch {
                 let split = first + i * threads.groups;

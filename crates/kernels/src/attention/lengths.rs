@@ -258,6 +258,15 @@ pub(super) struct Pages<'k> {
     pub last_key: Val<'k, u32>,
 }
 
+impl<'k> Pages<'k> {
+    /// The page in an entry, by its number in the cache: in none if that has no such page.
+    #[track_caller]
+    pub(super) fn page(&self, entry: Val<'k, u32>) -> Val<'k, u32> {
+        let entry = self.table.offset(entry);
+        entry.load_with(Cache::ReadOnly).reinterpret()
+    }
+}
+
 /// Strides of batch, sequence and heads in elements; 0 where a dimension has one index and its stride is never used.
 pub(crate) fn row_strides(layout: &Layout) -> [u32; 3] {
     [0, 1, 2].map(|dim| match layout.shape[dim] {
@@ -333,8 +342,7 @@ impl<'k, E: Element> TensorParam<'k, E> {
             return (self.row(head, key), None);
         };
         let key = key.min(pages.last_key);
-        let entry = pages.table.offset(key / pages.page_size);
-        let page = entry.load_with(Cache::ReadOnly).reinterpret::<u32>();
+        let page = pages.page(key / pages.page_size);
         let in_cache = head.offset_strided(page.min(pages.pages - 1), self.batch_stride);
         (self.row(in_cache, key % pages.page_size), Some(page.lt(pages.pages)))
     }

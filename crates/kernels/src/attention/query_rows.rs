@@ -204,9 +204,8 @@ impl Packing {
     /// without.
     pub(crate) fn for_tiles(problem: &Problem, rows: u32, splits: u32, sms: u32) -> Packing {
         let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
-        let heads = problem.batch() * problem.num_kv_heads() * splits as usize;
         let rounds = |packing: Packing| {
-            let tiles = heads * problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
+            let tiles = packing.tiles(problem, rows) * splits as usize;
             tiles.div_ceil(sms.max(1) as usize)
         };
         let (left, most_left) = (rounds(in_tiles), if problem.mask().is_full() { 4 } else { 1 });
@@ -239,6 +238,12 @@ impl Packing {
             1 => rows,
             _ => rows / self.shared_rows * self.queries(),
         }
+    }
+
+    /// Tiles of `rows` rows of all heads of a problem.
+    pub(crate) fn tiles(self, problem: &Problem, rows: u32) -> usize {
+        let heads = problem.batch() * problem.num_heads() / self.heads as usize;
+        heads * problem.seq_len_q().div_ceil(self.queries_in(rows) as usize)
     }
 
     /// Rows, counted through all tiles and with dead ones, up to the last row of query `queries - 1`.

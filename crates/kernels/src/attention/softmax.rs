@@ -266,7 +266,7 @@ pub(crate) fn pack<'k, E: InputElement>(scores: &RowTile<'k>, p: &AVars<'k, E>) 
     for word in 0..4 * p.steps() {
         let registers = E::registers(word).into_iter();
         let values: Vec<_> = registers.map(|register| scores.var(register).get()).collect();
-        p.word(word).set(E::pack_word(&values));
+        p.word(word).set(E::narrow(&values));
     }
 }
 
@@ -294,7 +294,7 @@ pub(crate) fn pack_exponentials<'k, E: InputElement>(
                 None => sums.push(pair),
             }
         }
-        p.word(word).set(E::pack_word(&values));
+        p.word(word).set(E::narrow(&values));
     }
     sums
 }
@@ -302,54 +302,39 @@ pub(crate) fn pack_exponentials<'k, E: InputElement>(
 /// The largest exponent of 2 of a probability in 16-bit elements: fp16 and the f32 sums hold it without loss.
 const MAX_P_EXPONENT: f32 = 8.0;
 
-/// The element type of Q, K, V and P: how probabilities are packed into operand A, and how large they may be.
-pub(crate) trait InputElement: WgmmaElement {
+/// The element type of Q, K, V and P: how probabilities become words of operand A, and how large they may be. What is
+/// given here is that of 16 bits.
+pub(crate) trait InputElement: WgmmaElement + Widen {
     type Out: MmaElement;
 
     /// With [`Rescale::Conditional`] a row's maximum stays until a score is this many powers of two above it.
-    const CONDITIONAL_THRESHOLD: f32;
+    const CONDITIONAL_THRESHOLD: f32 = MAX_P_EXPONENT;
     /// The threshold with [`Rescale::Speculative`], in K blocks whose scores are looked at.
-    const SPECULATIVE_THRESHOLD: f32;
+    const SPECULATIVE_THRESHOLD: f32 = MAX_P_EXPONENT;
     /// With [`Rescale::Speculative`] a row's maximum stays while the sum of a lane's probabilities in a K block is at
     /// most this, so that each of them fits an element.
-    const SPECULATIVE_MAX_SUM: f32;
+    const SPECULATIVE_MAX_SUM: f32 = 32768.0;
 
     /// The accumulator registers that word `word` of operand A is made of, in its order. They belong to half `word %
     /// 2`.
-    fn registers(word: u32) -> Vec<u32>;
+    fn registers(word: u32) -> Vec<u32> {
+        vec![2 * word, 2 * word + 1]
+    }
+}
 
-    /// The word, from the values of those registers.
-    #[track_caller]
-    fn pack_word<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word>;
+impl InputElement for f16 {
+    type Out = f16;
+}
+
+impl InputElement for bf16 {
+    type Out = bf16;
 }
 
 /// Elements that `mma.sync` multiplies, too.
-pub(crate) trait SixteenBits: MmaElement + InputElement + Widen {}
+pub(crate) trait SixteenBits: MmaElement + InputElement {}
 
 impl SixteenBits for f16 {}
 impl SixteenBits for bf16 {}
-
-macro_rules! sixteen_bits {
-    ($element:ty) => {
-        impl InputElement for $element {
-            type Out = $element;
-            const CONDITIONAL_THRESHOLD: f32 = MAX_P_EXPONENT;
-            const SPECULATIVE_THRESHOLD: f32 = MAX_P_EXPONENT;
-            const SPECULATIVE_MAX_SUM: f32 = 32768.0;
-
-            fn registers(word: u32) -> Vec<u32> {
-                vec![2 * word, 2 * word + 1]
-            }
-
-            #[track_caller]
-            fn pack_word<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word> {
-                <$element as MmaElement>::pack(values[0], values[1])
-            }
-        }
-    };
-}
-sixteen_bits!(f16);
-sixteen_bits!(bf16);
 
 /// E4M3 has 3 bits of fraction and exponents from -9 to 8, so maxima are biased well below the largest score.
 impl InputElement for E4M3 {
@@ -364,10 +349,5 @@ impl InputElement for E4M3 {
         let (step, half, pair) = (word / 4, word % 2, word % 4 / 2);
         let first = 4 * (4 * step + 2 * pair) + 2 * half;
         vec![first, first + 1, first + 4, first + 5]
-    }
-
-    #[track_caller]
-    fn pack_word<'k>(values: &[Val<'k, f32>]) -> Val<'k, Self::Word> {
-        Self::narrow(values)
     }
 }

@@ -16,7 +16,7 @@ use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
 use flashcore_ir::ragged::{MOST_ROWS, RaggedRows};
 use flashcore_ir::tensor_copy::BoxAt;
-use flashcore_ir::{Cache, Element, SharedTile, TensorBox, TensorMap, Val};
+use flashcore_ir::{Element, SharedTile, TensorBox, TensorMap, Val};
 use flashcore_problem::{KvLengths, Layout, Problem};
 
 use super::lengths::{FirstRows, LengthKinds, Pages, row_strides};
@@ -76,10 +76,12 @@ impl RowsOf {
     /// Boxes of `rows` rows of a head, or as many as copies of pages have.
     #[track_caller]
     pub(crate) fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
-        let mut outer = self.packing().box_of(match self {
-            RowsOf::Pages(rows) => rows,
-            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Transposed => rows,
-        });
+        let rows = if let RowsOf::Pages(of_page) = self {
+            of_page
+        } else {
+            rows
+        };
+        let mut outer = self.packing().box_of(rows);
         if !self.heads_first() {
             outer.swap(0, 1);
         }
@@ -240,12 +242,7 @@ impl<'k> PagedRows<'k> {
         let (page_size, pages) = (self.pages.page_size, self.pages.pages);
         // Entries past that of the last key are not read.
         let number = key.min(self.pages.last_key) / page_size;
-        let page = self
-            .pages
-            .table
-            .offset(number)
-            .load_with(Cache::ReadOnly)
-            .reinterpret::<u32>();
+        let page = self.pages.page(number);
         let first_key = number * page_size;
         let of_sequence = (self.len.max(first_key) - first_key).min(page_size);
         let len = page.lt(pages).select(of_sequence, 0u32);

@@ -329,7 +329,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
                     let row = &self.rows[2 * m + word as usize % 2];
                     let pair = row.exp_word::<E>(&self.scores[m], word);
                     row.sum.add_assign(pair[0] + pair[1]);
-                    words[word as usize].set(E::pack_word(&pair));
+                    words[word as usize].set(E::narrow(&pair));
                     let registers = E::registers(word);
                     let (first, end) = (registers[0], registers[0] + 2);
                     self.tap(Tap::Probabilities, m, first..end, |register| {

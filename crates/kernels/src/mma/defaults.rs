@@ -7,7 +7,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use super::{Config, backward};
-use crate::card::{Card, Proposal, Row, Score};
+use crate::card::{Card, Proposal, Row};
 use crate::select::grouped;
 use crate::size::Size;
 
@@ -23,8 +23,14 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Box<dyn Iterator<I
     let rows = card.mma.iter().filter(move |row| row.serves(problem, chip, card));
     Box::new(rows.map(move |row| {
         let shares_keys = row.config.pack_heads || is_decode;
-        let split = shares_keys.then(|| row.config.split_for(problem, chip.sms));
-        Proposal::new(split.unwrap_or(row.config), row.why, Some(row.place), Score::Order)
+        let split = |config: Config| {
+            if shares_keys {
+                config.split_for(problem, chip.sms)
+            } else {
+                config
+            }
+        };
+        row.proposal().map(split)
     }))
 }
 

@@ -18,6 +18,7 @@ use self::rank::{Candidate, by_rank};
 pub(crate) use self::times::Times;
 pub use self::times::most_ps;
 use super::{Config, backward};
+use crate::attention::params::query_blocks;
 use crate::attention::query_rows::Packing;
 use crate::card::{self, Card, Proposal};
 use crate::select::grouped;
@@ -52,16 +53,10 @@ fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
     if !Packing::serves(problem) {
         return false;
     }
-    let tiles = |config: Config| {
-        let packing = config.packing(problem, sms);
-        let queries = packing.queries_in(config.rows) as usize;
-        problem.batch() * problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
-    };
-    let packed = Config {
-        pack_heads: true,
-        ..*config
-    };
-    let (unpacked, packed) = (tiles(*config), tiles(packed));
+    let [unpacked, packed] = [config.pack_heads, true].map(|pack_heads| {
+        let config = Config { pack_heads, ..*config };
+        config.packing(problem, sms).tiles(problem, config.rows)
+    });
     let rounds = |tiles: usize| tiles.div_ceil(sms as usize);
     if problem.seq_len_q() <= MOST_PACKED_QUERIES {
         packed < unpacked
@@ -106,7 +101,6 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     if problem.direction() == Direction::Backward {
         return Box::new(backward::proposals(problem, chip).into_iter());
     }
-    let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
     // Family mma has tiles of 32 rows too, and is faster while they are all run at once: with 56 and 64 tiles of 64
     // rows it took 0.78 to 0.84 of the time at head_dim 64, with 80 to 96 1.35 to 1.55 times as long, but 0.84 to 1.1
@@ -123,9 +117,13 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     let of_16_bits = dtype != DType::E4M3;
     let may_split = of_16_bits && problem.batch_invariant().is_none();
     let mut tilings = Tilings::new(problem, chip.sms);
-    let timed = of_16_bits.then(|| times::fastest(&mut tilings, &card.times, may_split));
-    let (whole, split) = timed.unwrap_or_default();
-    let much = 10 * tiles(64) >= share * chip.sms as usize;
+    let candidates = if of_16_bits {
+        times::candidates(&mut tilings, &card.times)
+    } else {
+        Vec::new()
+    };
+    let (whole, split) = times::fastest(&mut tilings, candidates, may_split);
+    let much = 10 * query_blocks(problem, 64) >= share * chip.sms as usize;
     // With few tiles family mma may be a tenth faster than whole ones.
     let least = whole.map_or(0, |whole| if much { whole.ps } else { 9 * whole.ps / 10 });
     let split = split.filter(|split| split.ps < least);
@@ -142,14 +140,15 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     let of_first = |row: &&&Row| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
     let alternatives = rows.iter().take_while(of_first).count();
     let mut ranked: Vec<Candidate> = rows.drain(..alternatives).map(Candidate::of).collect();
-    let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
+    let packing = ranked
+        .iter()
+        .filter(|row| packs(problem, &row.in_order.config, chip.sms));
     let packed: Vec<Candidate> = packing.map(|row| row.packed(packed_percent(problem))).collect();
     ranked.extend(packed);
-    let rest = rows.into_iter().map(Candidate::of);
-    let (first, rest) = (timed.into_iter(), rest.map(Candidate::in_order));
+    let (first, rest) = (timed.into_iter(), rows.into_iter().map(Row::proposal));
     if timed.is_some_and(|timed| timed.config.splits == 1) {
         // The model chose whole tiles: rows are there for what a compiler refuses.
-        return Box::new(first.chain(ranked.into_iter().map(Candidate::in_order)).chain(rest));
+        return Box::new(first.chain(ranked.into_iter().map(|row| row.in_order)).chain(rest));
     }
     Box::new(first.chain(by_rank(ranked, tilings)).chain(rest))
 }
@@ -163,7 +162,11 @@ pub fn timed(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal<Config>> 
         return Vec::new();
     }
     let (mut tilings, times) = (Tilings::new(problem, chip.sms), &Card::nearest(chip).times);
-    let all = times::all(&mut tilings, times, problem.batch_invariant().is_none());
+    let may_split = problem.batch_invariant().is_none();
+    let candidates = times::candidates(&mut tilings, times).into_iter();
+    let each = candidates.map(|candidate| times::fastest(&mut tilings, vec![candidate], may_split));
+    let mut all: Vec<_> = each.flat_map(|(whole, split)| split.into_iter().chain(whole)).collect();
+    all.sort_by_key(|timed| timed.ps);
     all.into_iter().map(|timed| timed.proposal(problem)).collect()
 }
 

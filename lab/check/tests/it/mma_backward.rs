@@ -8,7 +8,7 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, mma, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, Direction, Mask, Problem};
+use flashcore_problem::{DType, Mask, Problem};
 use flashcore_sim::FindingKind;
 use flashcore_testkit::{RandomLimits, random_backward};
 
@@ -32,7 +32,7 @@ fn problem(seed: u64) -> Problem {
 /// A config drawn over all levers that the backward pass has.
 fn draw(problem: &Problem, kernels: &KernelCache, rng: &mut Rng) -> Plan {
     let mut drawn = (0..2000).filter_map(|_| {
-        let config = Config::Mma(mma::FAMILY.of_direction(Direction::Backward).sample(rng).into());
+        let config = Config::Mma(mma::FAMILY.of_backward(false).sample(rng).into());
         Plan::with_cache(problem, &config, Target::Sm90a, kernels).ok()
     });
     drawn.next().unwrap_or_else(|| panic!("no config serves {problem}"))

@@ -56,42 +56,15 @@ impl Loads {
     /// `assigned` gets the clusters of the next items, one for each, in order.
     pub(super) fn assign(&mut self, cost: u64, mut left: u64, mut assigned: impl FnMut(&Set)) {
         while left > 0 {
-            let loads = &self.loads[self.first..];
-            let Some(least) = loads.first().map(|first| first.load) else {
-                return;
-            };
-            let (taken, count) = match loads.get(1) {
-                Some(next) if next.load == least => self.assign_to_all(least, cost, left),
-                _ => self.assign_to_first(cost, left),
-            };
+            let taken = self.assign_to_least(cost, left);
             assigned(&taken);
-            left -= count;
+            left -= size(&taken);
         }
     }
 
-    /// Assigns up to `left` items to the first set, which has less to do than all others: to whom, and how many.
-    fn assign_to_first(&mut self, cost: u64, left: u64) -> (Set, u64) {
-        let of = &mut self.loads[self.first];
-        let mut added = *of;
-        if of.count <= left {
-            self.first += 1;
-        } else {
-            (added.clusters, added.count) = (first_of(of.clusters, left), left);
-            of.count -= left;
-            let taken = &added.clusters;
-            of.clusters
-                .iter_mut()
-                .zip(taken)
-                .for_each(|(rest, taken)| *rest &= !taken);
-        }
-        let assigned = (added.clusters, added.count);
-        (added.load, added.items) = (added.load + cost, added.items + self.item);
-        self.add(added);
-        assigned
-    }
-
-    /// Assigns items as [`Self::assign`] does, to all sets with as much to do as the first.
-    fn assign_to_all(&mut self, least: u64, cost: u64, left: u64) -> (Set, u64) {
+    /// Assigns an item to each of the clusters with the least to do, or to the first `left` of them: to whom.
+    fn assign_to_least(&mut self, cost: u64, left: u64) -> Set {
+        let least = self.loads[self.first].load;
         let of_least = self.loads[self.first..].iter().take_while(|of| of.load == least);
         let (with_least, all) = of_least.fold((0, NONE), |(count, all), of| (count + 1, both(all, of.clusters)));
         let taken = first_of(all, left);
@@ -119,7 +92,7 @@ impl Loads {
                 clusters,
             });
         }
-        (taken, size(&taken))
+        taken
     }
 
     /// What each has to do, and in how many items.

@@ -11,7 +11,7 @@ mod warp;
 use std::sync::LazyLock;
 
 use flashcore_ir::{Chip, Target};
-use flashcore_problem::{Direction, Name, Problem};
+use flashcore_problem::{Name, Problem};
 use serde::Deserialize;
 
 use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
@@ -255,7 +255,7 @@ fn check_levers(config: &Config) -> Result<(), Refusal> {
             return Err(Refusal::lever(lever.name, lever.print(given), allowed));
         }
     }
-    FAMILY.of_direction(Direction::Backward).check(&Values::from(*config))
+    FAMILY.of_backward(false).check(&Values::from(*config))
 }
 
 /// Refuses what cannot fit in registers: the sums, with scores and their gradients or with dQ's tile.

@@ -43,11 +43,7 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let size = Size::of(problem, chip);
     // Sizes that `mma` has such blocks for.
-    let has_blocks = if head_dim <= 64 {
-        size <= Size::Medium
-    } else {
-        size == Size::Small
-    };
+    let has_blocks = size <= if head_dim <= 64 { Size::Medium } else { Size::Small };
     if has_few_rows(problem, chip) || is_short_chunk(problem, chip) && has_blocks {
         return Vec::new();
     }
@@ -97,11 +93,9 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     };
     // For each key of a head, in half tiles; of prompts, for all keys.
     let work = |row: &Candidate| {
-        let of_tile = row.config.packing(problem, chip.sms);
-        let (queries, heads) = (
-            u64::from(of_tile.queries_in(row.config.rows)),
-            u64::from(of_tile.heads()),
-        );
+        let config = &row.in_order.config;
+        let of_tile = config.packing(problem, chip.sms);
+        let [queries, heads] = [of_tile.queries_in(config.rows), of_tile.heads()].map(u64::from);
         let usual = rows_of_most as u64;
         let covered = if usual_rows == problem.seq_len_q() {
             2 * usual.next_multiple_of(queries)
@@ -109,7 +103,7 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
             2 * usual + queries
         };
         let keys = prompt_keys.map_or(1, |keys| 2 * keys - usual + queries);
-        let tall = if heads > 1 && row.config.rows > 128 && prompt_keys.is_none() {
+        let tall = if heads > 1 && config.rows > 128 && prompt_keys.is_none() {
             TALL_PACKED_COST
         } else {
             100
@@ -118,26 +112,21 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     };
     // Packed heads of prompts cost no more than others: seen with 8,192 rows, too (run `packed-equal-h200`).
     let percent = if prompt_keys.is_some() { 100 } else { PACKED_PERCENT };
-    let candidates = |row: &'static Row| {
+    let candidates = |row: &Row| {
         let alone = Candidate::of(row);
-        let packed = packing.then(|| alone.packed(percent));
-        let both = whole.then_some(alone).into_iter().chain(packed);
-        both.map(move |candidate| (row, candidate))
+        let both = [whole.then_some(alone), packing.then(|| alone.packed(percent))];
+        let both = both.into_iter().flatten();
+        // Rows without a cost come last.
+        let scored = |one: Candidate| row.cost_per_key.map_or(one.in_order, |_| one.by_work(work(&one)));
+        both.map(|one| (row.head_dim, scored(one))).collect::<Vec<_>>()
     };
-    // Rows without a cost come last.
-    let score =
-        |row: &Row, candidate: &Candidate| row.cost_per_key.map_or(Score::Order, |_| Score::Work(work(candidate)));
-    let rows = card.wgmma.iter().filter(serves).flat_map(candidates);
-    let mut rows: Vec<_> = rows.map(|(row, one)| (row.head_dim, score(row, &one), one)).collect();
-    rows.sort_by_key(|(head_dim, score, _)| (*head_dim, *score));
-    let first = rows.first().map(|(head_dim, ..)| *head_dim);
-    let rows = rows.into_iter();
-    let rows = rows.map(|(head_dim, score, row)| match score {
-        // Work for larger heads is not comparable.
-        Score::Work(_) if Some(head_dim) != first => row.in_order(),
-        score => row.proposal(score),
-    });
-    rows.collect()
+    let mut rows: Vec<_> = card.wgmma.iter().filter(serves).flat_map(candidates).collect();
+    rows.sort_by_key(|(head_dim, row)| (*head_dim, row.score));
+    // Work for larger heads is not comparable.
+    let first = rows.first().map_or(0, |(head_dim, _)| *head_dim);
+    let of_others = rows.iter_mut().filter(|(head_dim, _)| *head_dim != first);
+    of_others.for_each(|(_, row)| row.score = Score::Order);
+    rows.into_iter().map(|(_, row)| row).collect()
 }
 
 const TRANSPOSED_WHY: &str =
@@ -163,7 +152,7 @@ fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal<C
         packed.into_iter().chain([whole])
     };
     let rows = card.wgmma_e4m3.iter().filter(serves).flat_map(candidates);
-    let mut rows: Vec<Proposal<Config>> = rows.map(Candidate::in_order).collect();
+    let mut rows: Vec<Proposal<Config>> = rows.map(|row| row.in_order).collect();
     if few_rows {
         rows.iter_mut().for_each(|row| row.why = TRANSPOSED_WHY);
     }

@@ -8,28 +8,25 @@ use super::evaluate::{Cost, Tilings};
 use super::{Config, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, Proposal, Row, TILE_KEYS};
 use crate::card::Score;
 
-/// A config and its time of a tile per key ([`Row::cost_per_key`]).
+/// A row's config, in the order of the table, and hundredths of its time of a tile per key ([`Row::cost_per_key`]).
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
-    pub(super) config: Config,
-    why: &'static str,
-    place: &'static str,
+    pub(super) in_order: Proposal<Config>,
     pub(super) cost_per_key: u64,
 }
 
 impl Candidate {
     pub(super) fn of(row: &Row) -> Candidate {
         Candidate {
-            config: row.config,
-            why: row.why,
-            place: row.place,
+            in_order: row.proposal(),
             cost_per_key: 100 * row.cost_per_key.unwrap_or(0),
         }
     }
 
     pub(super) fn cost(&self, problem: &Problem, sms: u32) -> Cost {
-        let tiling = self.config.tiling(self.config.packing(problem, sms));
-        let waits = self.config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS;
+        let config = &self.in_order.config;
+        let tiling = config.tiling(config.packing(problem, sms));
+        let waits = config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS;
         Cost {
             tiling,
             each: [u64::from(tiling.cols), TILE_KEYS].map(|keys| self.cost_per_key * keys),
@@ -37,24 +34,22 @@ impl Candidate {
         }
     }
 
-    pub(super) fn proposal(self, score: Score) -> Proposal<Config> {
-        Proposal::new(self.config, self.why, Some(self.place), score)
-    }
-
-    pub(super) fn in_order(self) -> Proposal<Config> {
-        self.proposal(Score::Order)
+    /// Its config, placed by work.
+    pub(super) fn by_work(&self, work: u64) -> Proposal<Config> {
+        let score = Score::Work(work);
+        Proposal { score, ..self.in_order }
     }
 
     /// With the heads of a K/V head in one tile, which takes `percent` of the time of another.
     pub(super) fn packed(&self, percent: u64) -> Candidate {
+        let pack_heads = true;
+        let packed = self.in_order.map(|config| Config { pack_heads, ..config });
         Candidate {
-            config: Config {
-                pack_heads: true,
-                ..self.config
+            in_order: Proposal {
+                why: PACKED_WHY,
+                ..packed
             },
-            why: PACKED_WHY,
             cost_per_key: self.cost_per_key / 100 * percent,
-            ..*self
         }
     }
 }
@@ -64,10 +59,10 @@ pub(super) fn by_rank(mut rows: Vec<Candidate>, mut tilings: Tilings<'_>) -> imp
     let are_several = rows.len() > 1; // most decode steps have none
     iter::from_fn(move || {
         if !are_several {
-            return rows.pop().map(Candidate::in_order);
+            return rows.pop().map(|row| row.in_order);
         }
         let (problem, sms) = (tilings.problem, tilings.sms);
         let (work, place) = tilings.first(rows.iter().map(|row| row.cost(problem, sms)))?;
-        Some(rows.remove(place).proposal(Score::Work(work)))
+        Some(rows.remove(place).by_work(work))
     })
 }

@@ -104,7 +104,7 @@ fn the_best_row_is_found_without_all_lists() {
                 .map(|row| row.config)
                 .collect();
             rows.sort_by_key(exact);
-            assert!(rows.iter().map(|row| row.config).eq(ranked), "{problem}");
+            assert!(rows.iter().map(|row| row.in_order.config).eq(ranked), "{problem}");
         }
     }
 }

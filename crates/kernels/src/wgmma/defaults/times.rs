@@ -132,14 +132,10 @@ pub(super) struct Timed {
 /// Every config that may be chosen, and the largest head_dim that it is for; keys in three splits stand for all splits,
 /// and no heads are packed. The problem's head_dim does not matter.
 pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterator<Item = (Config, usize)> {
-    let all = times
-        .iter()
-        .flat_map(|times| times.cols.iter().map(move |&cols| (times, cols)));
-    all.flat_map(move |(times, cols)| {
-        let splits = [1, 3].into_iter();
-        let splits = splits.filter(move |splits| *splits == 1 || SPLIT_COLS.contains(&cols));
-        splits.map(move |splits| (times.config(cols, splits, false, problem), times.head_dim))
-    })
+    let each = |times: &'static Times| times.cols.iter().map(move |&cols| (times, cols));
+    let both = times.iter().flat_map(each).flat_map(|of| [(of, 1), (of, 3)]);
+    let both = both.filter(|((_, cols), splits)| *splits == 1 || SPLIT_COLS.contains(cols));
+    both.map(|((times, cols), splits)| (times.config(cols, splits, false, problem), times.head_dim))
 }
 
 /// Picoseconds up to which whole tiles are the model's; beyond, they are those of rows of the table.
@@ -223,7 +219,7 @@ fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
 
 /// Tiles whose times are known but for how they fill the SMs. None, if the problem is so long that the model does not
 /// decide for it.
-fn candidates(tilings: &mut Tilings<'_>, times: &'static [Times]) -> Vec<Timed> {
+pub(super) fn candidates(tilings: &mut Tilings<'_>, times: &'static [Times]) -> Vec<Timed> {
     let (problem, sms) = (tilings.problem, tilings.sms);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let enough = times.iter().find(|times| head_dim <= times.head_dim);
@@ -259,14 +255,13 @@ fn candidates(tilings: &mut Tilings<'_>, times: &'static [Times]) -> Vec<Timed> 
     candidates
 }
 
-/// The fastest tiles of whole keys, and the fastest splits of keys, if there are [`candidates`].
+/// The fastest tiles of whole keys among some, and the fastest splits of keys.
 pub(super) fn fastest(
     tilings: &mut Tilings<'_>,
-    times: &'static [Times],
+    mut candidates: Vec<Timed>,
     may_split: bool,
 ) -> (Option<Timed>, Option<Timed>) {
     let (problem, sms) = (tilings.problem, tilings.sms);
-    let mut candidates = candidates(tilings, times);
     let splits = candidates.iter().filter(|_| may_split);
     let split = splits.filter_map(|candidate| candidate.in_splits(tilings));
     let split = split.min_by_key(|split| split.ps);
@@ -277,17 +272,4 @@ pub(super) fn fastest(
         ..candidates[place]
     });
     (whole, split)
-}
-
-/// All that [`fastest`] chooses among, the fastest first.
-pub(super) fn all(tilings: &mut Tilings<'_>, times: &'static [Times], may_split: bool) -> Vec<Timed> {
-    let (problem, sms, mut all) = (tilings.problem, tilings.sms, Vec::new());
-    for candidate in candidates(tilings, times) {
-        all.extend(candidate.in_splits(tilings).filter(|_| may_split));
-        let alone = Some(candidate.cost).filter(|_| candidate.packs_for(problem, 1, sms));
-        let ps = tilings.first(alone.into_iter()).map(|(cost, _)| cost / 100);
-        all.extend(ps.map(|ps| Timed { ps, ..candidate }));
-    }
-    all.sort_by_key(|timed| timed.ps);
-    all
 }
