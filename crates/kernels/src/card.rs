@@ -10,13 +10,13 @@ use crate::attention::params::query_blocks;
 use crate::size::{self, Size};
 use crate::{mma, wgmma};
 
-/// The files, each with its name.
-const FILES: [(&str, &str); 1] = [("h200.json", include_str!("../cards/h200.json"))];
+/// The files, each with its name (`build.rs`).
+const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cards.rs"));
 
 static CARDS: LazyLock<Vec<Card>> = LazyLock::new(|| {
     // Tests read them all.
     let read = |(name, text)| Card::read(name, text).unwrap_or_else(|error| panic!("{error}"));
-    FILES.into_iter().map(read).collect()
+    FILES.iter().copied().map(read).collect()
 });
 
 /// A card, and what was measured on it. In each table, the first row that nothing refuses is the best, but where rows
