@@ -117,7 +117,7 @@ impl SubjectInfo {
 }
 
 /// The device that numbers were taken on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceIdentity {
     /// `cuda:0`, `cpu`.

@@ -91,7 +91,7 @@ impl ReportArgs {
             .iter()
             .filter(|told| !chapters.iter().any(|chapter| chapter.is_of(&told.origin)))
             .flat_map(|told| {
-                let title = format!("{} (searches)", told.origin.device);
+                let title = format!("{} (searches)", told.origin.device.name);
                 [Section::chapter(title), told.section()]
             })
             .collect();

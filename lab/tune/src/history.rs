@@ -53,8 +53,6 @@ impl Told {
             history.add(trial);
         }
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let device = header.devices.first();
-        let of = |text: fn(&flashcore_bench::DeviceIdentity) -> String| device.map(text).unwrap_or_default();
         let untimed = header.untimed();
         let trust = header.trust.as_deref();
         let trust = trust.unwrap_or("its times were not measured in this run");
@@ -66,11 +64,8 @@ impl Told {
             id: id(&header, "run"),
             key: name,
             path: folder.to_path_buf(),
-            device: of(|device| device.name.clone()),
-            driver: of(|device| device.driver.clone()),
-            uuid: device.map(|device| device.uuid.clone()),
-            units: device.map(|device| device.units),
-            revision: Some(header.revision.clone()),
+            device: header.devices.first().cloned().unwrap_or_default(),
+            revision: header.revision.clone(),
             date: date(header.started_at),
             notes: untimed.into_iter().chain(planted).collect(),
             ..Origin::default()
@@ -114,7 +109,7 @@ impl Told {
         section.say(format!(
             "{} on {}, strategy {}, {}: {} candidates, {}. {result}{}",
             self.header.problem,
-            self.origin.device,
+            self.origin.device.name,
             self.header.strategy,
             self.origin.date,
             trials.len(),

@@ -7,7 +7,7 @@ use flashcore_problem::Direction;
 
 use super::{Section, errors, hardware, origins, speeds, summary};
 use crate::gather::{EvidenceId, Gathered, Origin, Profiled, Timing};
-use crate::{Measured, Mode};
+use crate::{DeviceIdentity, Measured, Mode};
 
 /// Letters of a board's identity that a heading has: `GPU-` and eight digits.
 const BOARD: usize = 12;
@@ -15,12 +15,8 @@ const BOARD: usize = 12;
 /// What was measured on a device.
 #[derive(Clone, Debug)]
 pub struct Chapter<'g> {
-    /// Name of the device.
-    pub device: &'g str,
-    /// Its driver; empty where none is known.
-    pub driver: &'g str,
-    /// Identity of the board or the host, where recorded.
-    pub uuid: Option<&'g str>,
+    /// The device.
+    pub device: &'g DeviceIdentity,
     /// The runs.
     pub origins: Vec<&'g Origin>,
     /// Times of kernels.
@@ -36,16 +32,11 @@ pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
     let mut chapters: Vec<Chapter<'_>> = Vec::new();
     let mut places = Vec::new();
     for origin in &gathered.origins {
-        let uuid = origin.uuid.as_deref();
-        let is_here = |chapter: &Chapter<'_>| {
-            (chapter.device, chapter.driver, chapter.uuid) == (&origin.device, &origin.driver, uuid)
-        };
-        let place = chapters.iter().position(is_here).unwrap_or(chapters.len());
+        let here = chapters.iter().position(|chapter| chapter.is_of(origin));
+        let place = here.unwrap_or(chapters.len());
         if place == chapters.len() {
             chapters.push(Chapter {
                 device: &origin.device,
-                driver: &origin.driver,
-                uuid,
                 origins: Vec::new(),
                 timings: Vec::new(),
                 profiles: Vec::new(),
@@ -88,25 +79,24 @@ impl<'g> Chapter<'g> {
 
     /// Its heading. Two boards of a kind have different ones.
     pub fn title(&self) -> String {
-        let driver = match self.driver {
+        let driver = match self.device.driver.as_str() {
             "" => String::new(),
             driver => format!(", driver {driver}"),
         };
-        let board = self.uuid.filter(|uuid| uuid.starts_with("GPU-"));
+        let board = Some(&self.device.uuid).filter(|uuid| uuid.starts_with("GPU-"));
         let board = board.and_then(|uuid| Some(format!(", {}", uuid.get(..BOARD)?)));
-        format!("{}{driver}{}", self.device, board.unwrap_or_default())
+        format!("{}{driver}{}", self.device.name, board.unwrap_or_default())
     }
 
     /// Whether a run belongs here.
     pub fn is_of(&self, origin: &Origin) -> bool {
-        let same_board = self.uuid == origin.uuid.as_deref();
-        (self.device, self.driver) == (&origin.device, &origin.driver) && same_board
+        let (this, other) = (self.device, &origin.device);
+        (&this.name, &this.driver, &this.uuid) == (&other.name, &other.driver, &other.uuid)
     }
 
     /// The card, where its datasheet is known.
     pub fn profile(&self) -> Option<&'static Profile> {
-        let units = self.origins.iter().find_map(|origin| origin.units)?;
-        Profile::of_device(self.device, units)
+        Profile::of_device(&self.device.name, self.device.units)
     }
 
     /// What measurements of our kernels have in common (`fp16 hot`), each with them: one for each problem, that with

@@ -15,7 +15,7 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
         table.rows.push(vec![
             Cell::text(&origin.key),
             Cell::text(&origin.date),
-            Cell::code(origin.revision.as_deref().map_or("not recorded", short)),
+            Cell::code(short(&origin.revision)),
             Cell::text(name),
             Cell::text(origin.notes.join("; ")),
             Cell::Evidence(origin.id.clone()),

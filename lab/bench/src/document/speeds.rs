@@ -38,7 +38,7 @@ fn speed(chapter: &Chapter<'_>, how: &str, timings: &[&Timing]) -> Section {
                  head size and mask.",
                 count(drawn.len(), "problem")
             );
-            section.draw(speed.on(chapter.device).draw(), description);
+            section.draw(speed.on(&chapter.device.name).draw(), description);
         }
         _ => section.say("No chart: it takes problems of equal work at three lengths or more, full or causal."),
     }

@@ -28,14 +28,16 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     } else {
         format!("{first} to {last}")
     };
-    let board = chapter.uuid.filter(|uuid| !uuid.is_empty());
-    let board = board.map_or(String::new(), |uuid| format!(" ({uuid})"));
+    let board = match chapter.device.uuid.as_str() {
+        "" => String::new(),
+        uuid => format!(" ({uuid})"),
+    };
     let card = match chapter.profile() {
         Some(profile) => format!(" Its limits are those of profile {} ({}).", profile.name, profile.title),
         None => String::new(),
     };
     let runs = count(chapter.origins.len(), "run");
-    section.say(format!("{}{board}: {runs}, {when}.{card}", chapter.device));
+    section.say(format!("{}{board}: {runs}, {when}.{card}", chapter.device.name));
     let mut sentences: Vec<(String, Vec<EvidenceId>)> = Vec::new();
     let mut bars = Vec::new();
     for (how, timings) in chapter.grids() {

@@ -9,18 +9,21 @@ use crate::gather::{Gathered, Origin, Profiled, Timing};
 use crate::problems::cases;
 use crate::profile::{KernelProfile, LineProfile, Predicted, ProfileRecord};
 use crate::report::tests::report_on;
-use crate::{LaunchMode, SubjectInfo};
+use crate::{DeviceIdentity, LaunchMode, SubjectInfo};
 
 fn origin(key: &str, device: [&str; 3], units: u32) -> Origin {
     Origin {
         id: EvidenceId::of(&["run", key]),
         key: key.to_string(),
         path: PathBuf::from("somewhere").join(format!("{key}.jsonl")),
-        device: device[0].to_string(),
-        driver: device[1].to_string(),
-        uuid: Some(device[2].to_string()).filter(|uuid| !uuid.is_empty()),
-        units: Some(units),
-        revision: Some("0123456789ab".to_string()),
+        device: DeviceIdentity {
+            name: device[0].to_string(),
+            driver: device[1].to_string(),
+            uuid: device[2].to_string(),
+            units,
+            ..DeviceIdentity::default()
+        },
+        revision: "0123456789ab".to_string(),
         date: "2026-11-23".to_string(),
         ..Origin::default()
     }

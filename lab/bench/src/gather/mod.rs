@@ -15,7 +15,7 @@ use crate::profile::ProfileRecord;
 use crate::stand::KERNEL_WORDS;
 use crate::standing::Shape;
 use crate::store::{Selector, files_in};
-use crate::{BenchError, CaseResult, Interval, Measured, Mode, Options, Result, Store};
+use crate::{BenchError, CaseResult, DeviceIdentity, Interval, Measured, Mode, Options, Result, Store};
 
 /// Where a number comes from: a run of a command, on a device, by a build.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,16 +26,10 @@ pub struct Origin {
     pub key: String,
     /// The file that it was read from.
     pub path: PathBuf,
-    /// Name of the device.
-    pub device: String,
-    /// Its driver; empty where none is known.
-    pub driver: String,
-    /// Identity of the board or the host, where it was recorded.
-    pub uuid: Option<String>,
-    /// Streaming multiprocessors, or threads of a host, where recorded.
-    pub units: Option<u32>,
-    /// Git revision of the build, where recorded.
-    pub revision: Option<String>,
+    /// The device; its words are empty for a search without one.
+    pub device: DeviceIdentity,
+    /// Git revision of the build.
+    pub revision: String,
     /// Day (UTC), `2026-11-22`.
     pub date: String,
     /// The command that was run, where recorded.

@@ -81,10 +81,10 @@ impl Recipe {
             what,
             run: origin.key.clone(),
             date: origin.date.clone(),
-            device: known(&origin.device),
-            driver: known(&origin.driver),
-            uuid: origin.uuid.clone(),
-            revision: origin.revision.clone(),
+            device: known(&origin.device.name),
+            driver: known(&origin.device.driver),
+            uuid: known(&origin.device.uuid),
+            revision: Some(origin.revision.clone()),
             run_command: origin.command.clone(),
             notes: origin.notes.clone(),
             ..Recipe::default()
@@ -244,8 +244,9 @@ impl Gathered {
                 }
                 if subject.info.predicted.is_some() {
                     // The file of a calibrated card is not known.
-                    let card = Profile::of_device(&origin.device, origin.units.unwrap_or(0))
-                        .filter(|_| !origin.device.contains(CALIBRATED));
+                    let device = &origin.device;
+                    let card = Profile::of_device(&device.name, device.units)
+                        .filter(|_| !device.name.contains(CALIBRATED));
                     let name = card.map_or("CARD", |card| card.name);
                     let flags = format!("--device {PREDICT}{name} --kernel {}", subject.info.label);
                     (recipe.device, recipe.uuid) = (None, None);

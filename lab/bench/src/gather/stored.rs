@@ -30,16 +30,12 @@ pub(super) fn add(gathered: &mut Gathered, store: &Store, selector: &Selector) -
         let samples: Vec<_> = measurements.iter().map(|recorded| recorded.samples.clone()).collect();
         let report = Report::of_evidence(run, measurements);
         let origin = gathered.origins.len();
-        let device = &run.identity.device;
         gathered.origins.push(Origin {
             id,
             key: run.key.clone(),
             path: run.path().to_path_buf(),
-            device: device.name.clone(),
-            driver: device.driver.clone(),
-            uuid: Some(device.uuid.clone()),
-            units: Some(device.units),
-            revision: Some(run.identity.revision.clone()),
+            device: run.identity.device.clone(),
+            revision: run.identity.revision.clone(),
             date: date(run.identity.started_at),
             command: Some(run.identity.command.join(" ")).filter(|words| !words.is_empty()),
             options: Some(run.options.clone()),

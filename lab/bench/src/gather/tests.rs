@@ -23,22 +23,6 @@ fn what_is_no_evidence_is_said() {
 
 #[test]
 fn a_recipe_says_what_differs() {
-    let origin = Origin {
-        id: EvidenceId::of(&["run", "a"]),
-        key: "a".to_string(),
-        path: PathBuf::from("a.jsonl"),
-        device: "NVIDIA H200".to_string(),
-        driver: "580.159.04/13000".to_string(),
-        uuid: Some("GPU-1".to_string()),
-        units: Some(132),
-        revision: Some("0123456789ab".to_string()),
-        date: "2026-11-30".to_string(),
-        command: Some("flashcore bench small-set".to_string()),
-        options: None,
-        notes: Vec::new(),
-    };
-    let recipe = Recipe::of_run(origin.id.clone(), "run a".to_string(), &origin);
-    assert_eq!(recipe.run_command.as_deref(), Some("flashcore bench small-set"));
     let mut here = crate::DeviceIdentity {
         device: "cuda:0".to_string(),
         name: "NVIDIA H200".to_string(),
@@ -48,6 +32,19 @@ fn a_recipe_says_what_differs() {
         units: 132,
         l2_bytes: 0,
     };
+    let origin = Origin {
+        id: EvidenceId::of(&["run", "a"]),
+        key: "a".to_string(),
+        path: PathBuf::from("a.jsonl"),
+        device: here.clone(),
+        revision: "0123456789ab".to_string(),
+        date: "2026-11-30".to_string(),
+        command: Some("flashcore bench small-set".to_string()),
+        options: None,
+        notes: Vec::new(),
+    };
+    let recipe = Recipe::of_run(origin.id.clone(), "run a".to_string(), &origin);
+    assert_eq!(recipe.run_command.as_deref(), Some("flashcore bench small-set"));
     let revision = recipe.revision.clone().unwrap();
     assert_eq!(recipe.differences(&here, &revision), Vec::<String>::new());
     here.driver = "570.1/12080".to_string();
