@@ -3,6 +3,7 @@
 use flashcore_ir::ptx::read::{PtxError, Word, integer};
 
 use crate::body::{Bound, Reader};
+use crate::forms::is_one_of;
 use crate::operand::{Operand, Register};
 
 /// Braces and brackets in one another in an operand. PTX has two: `[map, {x, y}]`.
@@ -172,45 +173,10 @@ fn numbered(name: &str) -> impl Iterator<Item = (&str, u32)> {
 
 /// Special registers, those of a position with its axis (PTX ISA, "Special Registers").
 pub(crate) fn is_special(name: &str) -> bool {
-    const AXES: &[&str] = &[
-        "tid",
-        "ntid",
-        "ctaid",
-        "nctaid",
-        "clusterid",
-        "nclusterid",
-        "cluster_ctaid",
-        "cluster_nctaid",
-    ];
-    const PLAIN: &[&str] = &[
-        "laneid",
-        "warpid",
-        "nwarpid",
-        "smid",
-        "nsmid",
-        "gridid",
-        "cluster_ctarank",
-        "cluster_nctarank",
-        "is_explicit_cluster",
-        "lanemask_eq",
-        "lanemask_le",
-        "lanemask_lt",
-        "lanemask_ge",
-        "lanemask_gt",
-        "clock",
-        "clock_hi",
-        "clock64",
-        "globaltimer",
-        "globaltimer_lo",
-        "globaltimer_hi",
-        "dynamic_smem_size",
-        "total_smem_size",
-        "aggr_smem_size",
-    ];
     let name = name.trim_start_matches('%');
     match name.split_once('.') {
-        Some((name, axis)) => AXES.contains(&name) && ["x", "y", "z"].contains(&axis),
-        None => PLAIN.contains(&name),
+        Some((name, axis)) => is_one_of("POSITION", name) && is_one_of("AXIS", axis),
+        None => is_one_of("SPECIAL", name),
     }
 }
 

@@ -1,44 +1,44 @@
 //! The table of forms: every spelling of an opcode with its modifiers that is read, and its operands.
 //!
-//! A row spells many forms. `.name` is a modifier, `{.name}` one that may be left out, and a word in capitals is one of
-//! a set (`sets.rs`). In `atom` and `red`, `@` stands for order, scope and space, which compilers put in several
-//! orders.
+//! A row of `forms.txt` spells many forms. `.name` is a modifier, `{.name}` one that may be left out, and a word in
+//! capitals is one of a set (`sets.txt`). In `atom` and `red`, `@` stands for order, scope and space, which compilers
+//! put in several orders.
 //! Source: PTX ISA 9.0, "Instruction Set".
 
-mod arithmetic;
 mod bounds;
-mod convert;
+mod conditions;
 mod example;
-mod memory;
 mod sets;
-mod tensor;
-mod warps;
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 pub use bounds::Bound;
 pub use example::EXAMPLE_REGISTERS;
+pub(crate) use sets::is_one_of;
 
 use crate::operand::Pattern;
 
 /// A row as it is written: its spelling, its operands, and which words do not go together.
-pub(crate) struct Row {
+struct Row {
     spelling: &'static str,
     operands: &'static str,
     allows: fn(&[&str]) -> bool,
 }
 
-const fn row(spelling: &'static str, operands: &'static str) -> Row {
-    row_if(spelling, operands, |_| true)
-}
-
-const fn row_if(spelling: &'static str, operands: &'static str, allows: fn(&[&str]) -> bool) -> Row {
-    Row {
-        spelling,
-        operands,
-        allows,
-    }
+/// The rows of the file, in its order.
+fn rows() -> impl Iterator<Item = Row> {
+    let lines = include_str!("forms.txt").lines();
+    let rows = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    rows.map(|row| {
+        let mut columns = row.split('|').map(str::trim);
+        let mut column = || columns.next().unwrap_or_default();
+        Row {
+            spelling: column(),
+            operands: column(),
+            allows: conditions::named(column()),
+        }
+    })
 }
 
 /// A modifier of a row: one of some words, or none.
@@ -75,10 +75,9 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
         forms: Vec::new(),
         by_name: HashMap::new(),
     };
-    let files = [arithmetic::ROWS, convert::ROWS, memory::ROWS, warps::ROWS, tensor::ROWS];
-    for row in files.into_iter().flatten() {
+    for row in rows() {
         match row.spelling.split_once('@') {
-            None => table.add(row, row.spelling.to_string()),
+            None => table.add(&row, row.spelling.to_string()),
             Some((name, rest)) => {
                 // The operation is the first modifier; its type and hints follow the orders.
                 let (op, ty) = rest[1..]
@@ -88,7 +87,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
                     let spelling = format!("{name}{before}{op}{after}{ty}");
                     // What has no result cannot acquire.
                     let order = if name == "red" { "STORDER" } else { "ORDER" };
-                    table.add(row, spelling.replace("ORDER", order));
+                    table.add(&row, spelling.replace("ORDER", order));
                 }
             }
         }
