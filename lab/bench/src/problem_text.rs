@@ -128,69 +128,51 @@ impl Fields {
         }
     }
 
-    fn with(self, word: &str) -> Result<Fields, String> {
+    fn with(mut self, word: &str) -> Result<Fields, String> {
         let lower = word.to_ascii_lowercase();
         let word = lower.as_str();
-        let Fields {
-            builder,
-            shared,
-            mut mask,
-            mut top_left,
-            mut pages,
-        } = self;
-        let builder = match word {
-            "full" => {
-                mask = Mask::FULL;
-                builder
-            }
-            "causal" => {
-                mask = Mask::CAUSAL;
-                builder
-            }
-            "top-left" => {
-                top_left = true;
-                builder
-            }
-            "lse" => builder.return_lse(true),
-            "cache" => builder.kv_lengths(KvLengths::Cache),
-            "backward" => builder.direction(Direction::Backward),
-            "deterministic" => builder.deterministic(true),
-            "bshd" => builder.layout(Layout::bshd),
-            "bhsd" => builder.layout(Layout::bhsd),
+        match word {
+            "full" => self.mask = Mask::FULL,
+            "causal" => self.mask = Mask::CAUSAL,
+            "top-left" => self.top_left = true,
             "strided" => return Err("strides are not in a text: write bhsd, or a FILE.toml".to_string()),
             _ => {
-                if let Some(dtype) = DType::from_name(word) {
-                    builder.dtype(dtype)
-                } else if let Some(slopes) = [Alibi::Heads, Alibi::BatchHeads]
-                    .into_iter()
-                    .find(|one| one.name() == word)
-                {
-                    builder.alibi(slopes)
-                } else if let Some(dtype) = word.strip_prefix("sinks-").and_then(DType::from_name) {
-                    builder.sinks(dtype)
-                } else if let Some([left, right]) = two(word, "window", side) {
-                    mask = Mask::window(left, right);
-                    builder
+                if let Some([left, right]) = two(word, "window", side) {
+                    self.mask = Mask::window(left, right);
                 } else if let Some(found) = two(word, "paged", size).or_else(|| two(word, "page", size)) {
-                    pages = Some(found);
-                    builder
-                } else if let (Some(kv_heads), Some(heads)) = (shared, word.strip_prefix('h').and_then(size)) {
-                    builder.heads(heads, kv_heads)
+                    self.pages = Some(found);
+                } else if let (Some(kv_heads), Some(heads)) = (self.shared, word.strip_prefix('h').and_then(size)) {
+                    self.builder = self.builder.heads(heads, kv_heads);
                 } else {
-                    with_number(builder, word).ok_or_else(|| {
+                    let known = with_word(self.builder.clone(), word).or_else(|| with_number(self.builder, word));
+                    self.builder = known.ok_or_else(|| {
                         format!("`{word}` is no field; fields are as in b4,h32/8,s3000,d96,bf16,causal (docs/cli.md)")
-                    })?
+                    })?;
                 }
             }
-        };
-        Ok(Fields {
-            builder,
-            shared,
-            mask,
-            top_left,
-            pages,
-        })
+        }
+        Ok(self)
     }
+}
+
+/// With a field that is one word.
+fn with_word(builder: ProblemBuilder, word: &str) -> Option<ProblemBuilder> {
+    Some(match word {
+        "lse" => builder.return_lse(true),
+        "cache" => builder.kv_lengths(KvLengths::Cache),
+        "backward" => builder.direction(Direction::Backward),
+        "deterministic" => builder.deterministic(true),
+        "bshd" => builder.layout(Layout::bshd),
+        "bhsd" => builder.layout(Layout::bhsd),
+        _ => {
+            let mut slopes = [Alibi::Heads, Alibi::BatchHeads].into_iter();
+            return match (DType::from_name(word), slopes.find(|one| one.name() == word)) {
+                (Some(dtype), _) => Some(builder.dtype(dtype)),
+                (None, Some(slopes)) => Some(builder.alibi(slopes)),
+                (None, None) => Some(builder.sinks(DType::from_name(word.strip_prefix("sinks-")?)?)),
+            };
+        }
+    })
 }
 
 type Setter = fn(ProblemBuilder, usize) -> ProblemBuilder;

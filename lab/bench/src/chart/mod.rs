@@ -18,7 +18,7 @@ pub use ladder::{RungName, ladder};
 pub(crate) use ladder::{ladder_of, problems};
 pub(crate) use roofline::{Point, Roof, roofline};
 pub use speed::Speed;
-pub(crate) use speed::{is_drawn, work_of};
+pub(crate) use speed::{is_drawn, name_of, work_of};
 pub use speedups::ratio;
 pub(crate) use speedups::speedups;
 

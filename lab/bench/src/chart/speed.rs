@@ -6,14 +6,24 @@ use flashcore_problem::{Direction, Mask, Problem};
 
 use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, date};
 
-/// The lines, in the order of the legend: what a line is called, its class in the SVG, and its words in the legend.
-const SERIES: [(&str, &str, &str); 5] = [
-    ("FlashCore", "a", "FlashCore"),
-    ("FA3", "b", "FA3: FlashAttention-3"),
-    ("cuDNN", "c", "cuDNN, through PyTorch"),
-    ("FA2", "d", "FA2: FlashAttention-2, through PyTorch"),
-    ("FA4", "e", "FA4: FlashAttention-4"),
+/// The lines, in the order of the legend: the label of a peer, what its line is called, its class in the SVG, and its
+/// words in the legend.
+const SERIES: [(&str, &str, &str, &str); 5] = [
+    ("", "FlashCore", "a", "FlashCore"),
+    ("fa3", "FA3", "b", "FA3: FlashAttention-3"),
+    ("torch/cudnn", "cuDNN", "c", "cuDNN, through PyTorch"),
+    ("torch/flash", "FA2", "d", "FA2: FlashAttention-2, through PyTorch"),
+    ("fa4", "FA4", "e", "FA4: FlashAttention-4"),
 ];
+
+/// What a peer is called.
+pub(crate) fn name_of(label: &str) -> &str {
+    match SERIES.iter().find(|series| series.0 == label) {
+        Some((_, name, ..)) => name,
+        None if label == "flashinfer" => "FlashInfer",
+        None => label,
+    }
+}
 
 /// A speed. Points are kept in the order of [`Point::place`].
 #[derive(Clone, Debug, PartialEq)]
@@ -148,14 +158,12 @@ pub(crate) fn work_of(problem: &Problem) -> [usize; 3] {
 
 /// Which of [`SERIES`] a subject belongs to.
 fn series(subject: &Measured) -> Option<usize> {
-    match subject.info.label.as_str() {
-        _ if subject.info.is_ours() => Some(0),
-        "fa3" => Some(1),
-        "torch/cudnn" => Some(2),
-        "torch/flash" => Some(3),
-        "fa4" => Some(4),
-        _ => None,
-    }
+    let label = if subject.info.is_ours() {
+        ""
+    } else {
+        &subject.info.label
+    };
+    SERIES.iter().position(|series| series.0 == label)
 }
 
 /// The quickest subject of a series.

@@ -245,8 +245,8 @@ impl Gathered {
                 if subject.info.predicted.is_some() {
                     // The file of a calibrated card is not known.
                     let device = &origin.device;
-                    let card = Profile::of_device(&device.name, device.units)
-                        .filter(|_| !device.name.contains(CALIBRATED));
+                    let card =
+                        Profile::of_device(&device.name, device.units).filter(|_| !device.name.contains(CALIBRATED));
                     let name = card.map_or("CARD", |card| card.name);
                     let flags = format!("--device {PREDICT}{name} --kernel {}", subject.info.label);
                     (recipe.device, recipe.uuid) = (None, None);

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 pub use verify::whole_revision;
 
-use crate::chart::Speed;
+use crate::chart::{Speed, name_of};
 use crate::standing::{Against, Geomean, Shape};
 use crate::store::{BundleHeader, Recorded, Selector};
 use crate::table::{bracketed, number, times, worst_text};
@@ -304,18 +304,6 @@ fn where_measured(header: &BundleHeader) -> String {
     let versions: BTreeSet<(&String, &String)> = header.peers.values().flatten().collect();
     parts.extend(versions.into_iter().map(|(name, version)| format!("{name} {version}")));
     parts.join(", ")
-}
-
-/// What a page calls a peer.
-fn name_of(label: &str) -> &str {
-    match label {
-        "fa3" => "FA3",
-        "fa4" => "FA4",
-        "flashinfer" => "FlashInfer",
-        "torch/cudnn" => "cuDNN",
-        "torch/flash" => "FA2",
-        other => other,
-    }
 }
 
 /// The page with its figures as they should be. Adds the ids that it has to `used`.

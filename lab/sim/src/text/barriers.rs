@@ -9,7 +9,7 @@ use super::Reader;
 use super::cold::{Mbarrier, Vote, What};
 use super::numbers::Ty;
 use super::operands::{Filled, small};
-use super::scalar::U32;
+use super::scalar::{U32, U64};
 use crate::program::Op;
 use crate::report::Class;
 
@@ -31,7 +31,7 @@ impl Reader<'_> {
                 self.cold(What::Given(vote), Class::Exchange, writes, Vec::new());
             }
             [members] if has("warp") => {
-                let reads = vec![self.operand(members, Ty::Int(32, false))?];
+                let reads = vec![self.operand(members, U32)?];
                 self.cold(What::WarpSync, Class::Sync, Vec::new(), reads);
             }
             [id] if !has("cluster") => self.barrier_of(id, None, true)?,
@@ -46,7 +46,7 @@ impl Reader<'_> {
             small(*threads, u32::MAX)?;
         }
         let all = std::iter::once(id).chain(threads);
-        let reads = all.map(|operand| self.operand(operand, Ty::Int(32, false)));
+        let reads = all.map(|operand| self.operand(operand, U32));
         let reads = reads.collect::<Filled<Vec<Operand>>>()?;
         let (id, threads) = (reads[0], reads.get(1).copied());
         let threads = match threads {
@@ -64,13 +64,12 @@ impl Reader<'_> {
     pub(super) fn mbarrier(&mut self, operands: &[Written], words: &[&str]) -> Filled<bool> {
         let has = |word: &str| words.contains(&word);
         let (is_remote, of_cluster, is_relaxed) = (has("shared::cluster"), has("cluster"), has("relaxed"));
-        let (first, word) = (words.first().copied().unwrap_or(""), Ty::Int(32, false));
+        let (first, word) = (words.first().copied().unwrap_or(""), U32);
         let (what, address, writes, reads) = match (first, operands) {
             ("init", [address, count]) => (Mbarrier::Init, address, Vec::new(), vec![self.operand(count, word)?]),
             ("inval", [address]) => (Mbarrier::Invalidate, address, Vec::new(), Vec::new()),
-            ("pending_count", [d, state]) => {
-                let (writes, reads) = (vec![self.register(d)?], vec![self.operand(state, Ty::Int(64, false))?]);
-                self.cold(What::Scalar(Box::new(|v| v[0] >> 32)), Class::Alu, writes, reads);
+            ("pending_count", [d, sources @ ..]) => {
+                self.computed(d, sources, &[U64], Box::new(|v| v[0] >> 32))?;
                 return Ok(true);
             }
             ("expect_tx" | "complete_tx", [address, bytes]) => {

@@ -11,11 +11,9 @@ use super::Reader;
 use super::cold::What;
 use super::numbers::{Ty, mask};
 use super::operands::Filled;
-use super::scalar::U32;
+use super::scalar::{U32, U64};
 use crate::program::{FloatOp, Half, Number, Op, Row};
 use crate::report::Class;
-
-const U64: Ty = Ty::Int(64, false);
 
 /// The numbers of the operands in order.
 const TWO: [Row; 2] = [0, 1];

@@ -11,8 +11,9 @@ use flashcore_ptx::{Operand as Written, Register};
 use super::Reader;
 use super::cold::{Access, Atomic, CLUSTER_WINDOW, Change, Float, Memory, Strength, Update, What};
 use super::numbers::Ty;
-use super::operands::Filled;
+use super::operands::{Filled, named};
 use super::origins::Origin;
+use super::scalar::U32;
 use crate::machine::map_address;
 use crate::report::Class;
 
@@ -56,7 +57,7 @@ impl Reader<'_> {
     /// Reads `mapa` of generic addresses.
     pub(super) fn mapa(&mut self, d: &Written, a: &Written, rank: &Written) -> Filled<()> {
         let (dst, src) = (self.reg(d, RegClass::B64)?, Operand::Reg(self.reg(a, RegClass::B64)?));
-        let rank = self.operand(rank, Ty::Int(32, false))?;
+        let rank = self.operand(rank, U32)?;
         let narrow = self.fresh(RegClass::B32, 1);
         let addr = Operand::Reg(narrow);
         self.convert(Cvt::U32FromU64, narrow, src);
@@ -143,15 +144,13 @@ impl Reader<'_> {
         let has = |word: &str| words.contains(&word);
         // Matrices have their own types.
         let ty = words.last().and_then(|word| Ty::of(word)).unwrap_or(Ty::F32);
-        let strength = if has("acquire") {
-            Strength::Acquire
-        } else if has("release") {
-            Strength::Release
-        } else if has("volatile") || has("relaxed") {
-            Strength::Relaxed
-        } else {
-            Strength::Weak
-        };
+        let strengths = [
+            ("acquire", Strength::Acquire),
+            ("release", Strength::Release),
+            ("volatile", Strength::Relaxed),
+            ("relaxed", Strength::Relaxed),
+        ];
+        let strength = named(words, &strengths).unwrap_or(Strength::Weak);
         let is_named = |cache: &Cache| has(cache.ptx().trim_start_matches('.'));
         let cache = Cache::ALL.into_iter().find(is_named).unwrap_or(Cache::Default);
         Ok(Access {
@@ -183,8 +182,7 @@ impl Reader<'_> {
         let (base, offset) = self.place(address)?;
         let mut access = self.access_of(words, false, offset)?;
         access.scratch = self.scratch(&access, items.len());
-        let class = RegClass::B32;
-        let class = if access.size == 8 { RegClass::B64 } else { class };
+        let class = class_of(access.size);
         let (mut writes, mut widened) = (Vec::new(), Vec::new());
         for item in &items {
             let reg = self.result(item, class)?;
@@ -306,7 +304,7 @@ impl Reader<'_> {
                 Operand::Reg(_) => value,
                 Operand::Imm(_) if access.scratch.is_none() || self.places.is_none() => value,
                 Operand::Imm(_) => {
-                    let dst = self.fresh(if access.size == 8 { RegClass::B64 } else { RegClass::B32 }, 1);
+                    let dst = self.fresh(class_of(access.size), 1);
                     self.mov(dst, value);
                     Operand::Reg(dst)
                 }
@@ -361,7 +359,7 @@ impl Reader<'_> {
             _ if words.contains(&"acq_rel") => Strength::Release,
             strength => strength,
         };
-        let class = if access.size == 8 { RegClass::B64 } else { RegClass::B32 };
+        let class = class_of(access.size);
         let writes = d.map(|d| self.result(d, class)).transpose()?.into_iter().collect();
         let mut reads = vec![base];
         for value in values {
@@ -386,11 +384,7 @@ pub(super) fn update_of(words: &[&str]) -> Filled<Update> {
         ("exch", Change::Exchange),
         ("cas", Change::Compare),
     ];
-    let change = changes
-        .into_iter()
-        .find(|(word, _)| words.contains(word))
-        .map(|(_, change)| change);
-    let change = change.ok_or("its operation is not read")?;
+    let change = named(words, &changes).ok_or("its operation is not read")?;
     let ty = Ty::last(words)?;
     if !is_atomic(ty) {
         return Err("atomic operations of this type are not executed".to_string());
@@ -409,13 +403,7 @@ pub(super) fn update_of(words: &[&str]) -> Filled<Update> {
 
 /// The registers of a vector, or the one.
 pub(super) fn items(written: &Written, words: &[&str]) -> Filled<Vec<Written>> {
-    let needed = if words.contains(&"v4") {
-        4
-    } else if words.contains(&"v2") {
-        2
-    } else {
-        1
-    };
+    let needed = named(words, &[("v4", 4), ("v2", 2)]).unwrap_or(1);
     let items = match written {
         Written::List(list) => list.clone(),
         one => vec![one.clone()],
@@ -425,6 +413,11 @@ pub(super) fn items(written: &Written, words: &[&str]) -> Filled<Vec<Written>> {
     } else {
         Err(format!("{} registers; {needed} are needed", items.len()))
     }
+}
+
+/// The class of registers for values of so many bytes.
+fn class_of(bytes: u32) -> RegClass {
+    if bytes == 8 { RegClass::B64 } else { RegClass::B32 }
 }
 
 /// Whether a register has a value of so many bytes.

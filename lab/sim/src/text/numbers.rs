@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::operands::named;
 use crate::float;
 
 /// A type of the operands of scalar instructions.
@@ -114,14 +115,13 @@ pub(crate) enum Mode {
 impl Mode {
     /// The rounding that an instruction names, or that to the nearest.
     pub(crate) fn of(words: &[&str]) -> Mode {
-        let named = words.iter().find_map(|word| match *word {
-            "rna" => Some(Mode::Away),
-            "rz" => Some(Mode::Zero),
-            "rm" => Some(Mode::Down),
-            "rp" => Some(Mode::Up),
-            _ => None,
-        });
-        named.unwrap_or(Mode::Nearest)
+        let modes = [
+            ("rna", Mode::Away),
+            ("rz", Mode::Zero),
+            ("rm", Mode::Down),
+            ("rp", Mode::Up),
+        ];
+        named(words, &modes).unwrap_or(Mode::Nearest)
     }
 }
 

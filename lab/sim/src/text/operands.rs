@@ -224,6 +224,12 @@ pub(super) fn no_gpu_has(inst: &Inst) -> Option<String> {
     inst.impossible().filter(|_| matches!(inst, Inst::CpAsync { .. }))
 }
 
+/// What the first of some known words stands for that is one of an opcode's.
+pub(super) fn named<T: Copy>(words: &[&str], known: &[(&str, T)]) -> Option<T> {
+    let (_, meaning) = known.iter().find(|(word, _)| words.contains(word))?;
+    Some(*meaning)
+}
+
 pub(super) fn small(bits: u64, most: u32) -> Filled<u32> {
     let small = u32::try_from(bits).ok().filter(|small| *small <= most);
     small.ok_or_else(|| format!("{bits} in place of a number from 0 to {most}"))

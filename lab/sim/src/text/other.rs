@@ -3,7 +3,7 @@
 use std::slice;
 
 use flashcore_ir::Operand;
-use flashcore_ir::inst::{Cvt, FenceInst, Inst, ShflMode};
+use flashcore_ir::inst::{BinOp, Cvt, FenceInst, Inst, Scope, ShflMode};
 use flashcore_ir::types::{Reg, RegClass};
 use flashcore_ptx::{Operand as Written, Spelled};
 
@@ -11,8 +11,8 @@ use super::cold::{Cold, Join, Mbarrier, Memory, Vote, What};
 use super::fast::{self, Fast};
 use super::memory::memory_of;
 use super::numbers::Ty;
-use super::operands::{Filled, narrowed, small};
-use super::scalar::{self, U32};
+use super::operands::{Filled, named, narrowed, small};
+use super::scalar::{self, Compute, U32, U64};
 use super::{Reader, Step};
 use crate::machine::RANK_SHIFT;
 use crate::program::Op;
@@ -85,12 +85,15 @@ impl Reader<'_> {
     }
 
     pub(super) fn operands(&mut self, all: &[Written], types: &[Ty]) -> Filled<Vec<Operand>> {
+        if all.len() != types.len() {
+            return Err(format!("{} operands; {} are needed", all.len(), types.len()));
+        }
         let operands = all.iter().zip(types).map(|(written, ty)| self.operand(written, *ty));
         operands.collect()
     }
 
     pub(super) fn special(&mut self, dst: Reg, written: &Written) -> Filled<()> {
-        use flashcore_ir::inst::{BinOp, Special};
+        use flashcore_ir::inst::Special;
         let Written::Special(name) = written else {
             return Err("a special register is needed".to_string());
         };
@@ -194,15 +197,12 @@ impl Reader<'_> {
                 self.carried(form, d, sources)?;
             }
             ("bar" | "barrier", _) => return self.barrier(operands, &words),
-            ("movmatrix", [d, a]) => {
-                let (writes, reads) = (vec![self.register(d)?], vec![self.operand(a, Ty::Int(32, false))?]);
-                self.cold(What::Transpose, Class::Exchange, writes, reads);
+            ("movmatrix", [d, sources @ ..]) => {
+                let writes = vec![self.register(d)?];
+                self.exchange(What::Transpose, writes, sources, &[U32])?;
             }
             // PTX says of its bits only that other instructions take them.
-            ("createpolicy", [d, ..]) => {
-                let (writes, compute) = (vec![self.register(d)?], Box::new(|_: &[u64; 4]| 0));
-                self.cold(What::Scalar(compute), Class::Alu, writes, Vec::new());
-            }
+            ("createpolicy", [d, ..]) => self.computed(d, &[], &[], Box::new(|_| 0))?,
             ("cp", [address]) if has("mbarrier") => {
                 let address = self.shared_address(address)?;
                 let copies = Mbarrier::Copies(has("noinc"));
@@ -210,59 +210,38 @@ impl Reader<'_> {
             }
             // Each buffer has one address.
             ("fence", []) if has("alias") => self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new()),
-            ("shfl", [d, a, b, c, members]) => {
-                let writes = self.results(d, RegClass::B32)?;
-                let all = [a, b, c, members].map(|x| self.operand(x, Ty::Int(32, false)));
-                let reads = all.into_iter().collect::<Filled<Vec<Operand>>>()?;
+            ("shfl", [d, sources @ ..]) => {
                 let mode = ShflMode::ALL.into_iter().find(|mode| has(mode.ptx()));
-                self.cold(
-                    What::Shfl(mode.ok_or("its mode is not read")?),
-                    Class::Exchange,
-                    writes,
-                    reads,
-                );
+                let what = What::Shfl(mode.ok_or("its mode is not read")?);
+                let writes = self.results(d, RegClass::B32)?;
+                self.exchange(what, writes, sources, &[U32; 4])?;
             }
-            ("vote", [d, p, members]) => {
-                let vote = [
+            ("vote", [d, sources @ ..]) => {
+                let votes = [
                     ("all", Vote::All),
                     ("any", Vote::Any),
                     ("uni", Vote::Uni),
                     ("ballot", Vote::Ballot),
                 ];
-                let vote = vote.into_iter().find(|(word, _)| has(word)).map(|(_, vote)| vote);
+                let vote = named(&words, &votes).ok_or("its mode is not read")?;
                 let class = if has("ballot") { RegClass::B32 } else { RegClass::Pred };
                 let writes = vec![self.result(d, class)?];
-                let reads = vec![self.operand(p, Ty::Pred)?, self.operand(members, Ty::Int(32, false))?];
-                self.cold(
-                    What::Vote(vote.ok_or("its mode is not read")?),
-                    Class::Exchange,
-                    writes,
-                    reads,
-                );
+                self.exchange(What::Vote(vote), writes, sources, &[Ty::Pred, U32])?;
             }
-            ("match", [d, a, members]) => {
+            ("match", [d, sources @ ..]) => {
+                let (what, ty) = (What::Match(has("all")), Ty::last(&words)?);
                 let writes = self.results(d, RegClass::B32)?;
-                let ty = Ty::last(&words)?;
-                let reads = vec![self.operand(a, ty)?, self.operand(members, Ty::Int(32, false))?];
-                self.cold(What::Match(has("all")), Class::Exchange, writes, reads);
+                self.exchange(what, writes, sources, &[ty, U32])?;
             }
-            ("redux", [d, a, members]) => {
-                use flashcore_ir::inst::BinOp;
-                let op = BinOp::ALL
-                    .into_iter()
-                    .find(|op| has(op.ptx()))
-                    .ok_or("its operation is not read")?;
+            ("redux", [d, sources @ ..]) => {
+                let op = BinOp::ALL.into_iter().find(|op| has(op.ptx()));
+                let what = What::Redux(op.ok_or("its operation is not read")?, has("s32"));
                 let writes = vec![self.result(d, RegClass::B32)?];
-                let reads = vec![
-                    self.operand(a, Ty::Int(32, false))?,
-                    self.operand(members, Ty::Int(32, false))?,
-                ];
-                self.cold(What::Redux(op, has("s32")), Class::Exchange, writes, reads);
+                self.exchange(what, writes, sources, &[U32; 2])?;
             }
-            ("elect", [d, members]) => {
+            ("elect", [d, sources @ ..]) => {
                 let writes = self.results(d, RegClass::B32)?;
-                let reads = vec![self.operand(members, Ty::Int(32, false))?];
-                self.cold(What::Elect, Class::Exchange, writes, reads);
+                self.exchange(What::Elect, writes, sources, &[U32])?;
             }
             ("fence", []) if has("async") => {
                 // Of both kinds of memory, if it names none.
@@ -272,10 +251,9 @@ impl Reader<'_> {
                 fences.for_each(|fence| self.inst(fence));
             }
             ("mapa", [d, a, rank]) if has("u64") => self.mapa(d, a, rank)?,
-            ("getctarank", [d, a]) => {
-                let (writes, reads) = (vec![self.register(d)?], vec![self.operand(a, Ty::Int(64, false))?]);
+            ("getctarank", [d, sources @ ..]) => {
                 let rank = Box::new(|v: &[u64; 4]| u64::from(v[0] as u32 >> RANK_SHIFT));
-                self.cold(What::Scalar(rank), Class::Alu, writes, reads);
+                self.computed(d, sources, &[U64], rank)?;
             }
             ("cp", _) if has("bulk") => return self.bulk(operands, &words),
             ("st" | "red", _) if has("async") => return self.bulk(operands, &words),
@@ -287,31 +265,23 @@ impl Reader<'_> {
                 self.inst(Inst::CpAsyncCommit);
                 self.inst(Inst::CpAsyncWait { pending: 0 });
             }
-            ("activemask", [d]) => {
+            ("activemask", [d, sources @ ..]) => {
                 let writes = vec![self.result(d, RegClass::B32)?];
-                self.cold(What::ActiveMask, Class::Exchange, writes, Vec::new());
+                self.exchange(What::ActiveMask, writes, sources, &[])?;
             }
             ("tensormap", _) => return self.tensor_map(operands, &words),
             // Of tensor maps, too, which are read like other memory.
             ("membar" | "fence", _) if !has("alias") && !has("mbarrier_init") => {
-                use flashcore_ir::inst::Scope;
-                let scope = if has("cta") {
-                    Scope::Block
-                } else if has("cluster") {
-                    Scope::Cluster
-                } else {
-                    Scope::Device
-                };
-                self.inst(Inst::Fence(FenceInst::Memory(scope)));
+                let scope = named(&words, &[("cta", Scope::Block), ("cluster", Scope::Cluster)]);
+                self.inst(Inst::Fence(FenceInst::Memory(scope.unwrap_or(Scope::Device))));
             }
             ("nanosleep" | "pmevent" | "brkpt" | "prefetch" | "prefetchu" | "discard" | "applypriority", _) => {
                 self.cold(What::Nothing, Class::Sync, Vec::new(), Vec::new());
             }
             ("trap", []) => self.cold(What::Trap, Class::Control, Vec::new(), Vec::new()),
             ("cvta", [d, a]) => self.convert_address(d, a, &words)?,
-            ("isspacep", [p, a]) => {
+            ("isspacep", [p, sources @ ..]) => {
                 let memory = memory_of(&words);
-                let (writes, reads) = (vec![self.register(p)?], vec![self.operand(a, Ty::Int(64, false))?]);
                 // Constant memory is the module's variables there; all else of global memory is none.
                 let constants = self.constants();
                 let (asks_const, asks_param) = (has("const"), words.iter().any(|word| word.starts_with("param")));
@@ -320,7 +290,7 @@ impl Reader<'_> {
                     let is_one = Memory::of(v[0]) == memory && is_const == asks_const;
                     u64::from(is_one && !asks_param)
                 };
-                self.cold(What::Scalar(Box::new(compute)), Class::Alu, writes, reads);
+                self.computed(p, sources, &[U64], Box::new(compute))?;
             }
             ("ld" | "ldu", [d, address, ..]) => self.load(d, address, &words)?,
             ("st", [address, a, ..]) if !has("async") => self.store(address, a, &words)?,
@@ -334,11 +304,24 @@ impl Reader<'_> {
                 if sources.len() != known.from.len() {
                     return Ok(false);
                 }
-                let (writes, reads) = (vec![self.register(d)?], self.operands(sources, &known.from)?);
-                self.cold(What::Scalar(known.compute), Class::Alu, writes, reads);
+                self.computed(d, sources, &known.from, known.compute)?;
             }
         }
         Ok(true)
+    }
+
+    /// What lanes of a warp do together.
+    fn exchange(&mut self, what: What, writes: Vec<Reg>, sources: &[Written], types: &[Ty]) -> Filled<()> {
+        let reads = self.operands(sources, types)?;
+        self.cold(what, Class::Exchange, writes, reads);
+        Ok(())
+    }
+
+    /// What each lane computes of its own operands.
+    pub(super) fn computed(&mut self, d: &Written, sources: &[Written], types: &[Ty], compute: Compute) -> Filled<()> {
+        let (writes, reads) = (vec![self.register(d)?], self.operands(sources, types)?);
+        self.cold(What::Scalar(compute), Class::Alu, writes, reads);
+        Ok(())
     }
 
     /// Reads a call of what CUDA's runtime has on the device.
@@ -378,10 +361,7 @@ impl Reader<'_> {
         let mut reads = vec![self.operand(a, ty)?, self.operand(b, ty)?];
         reads.extend(c.map(|c| self.operand(c, Ty::Pred)).transpose()?);
         let joins = [("and", Join::And), ("or", Join::Or), ("xor", Join::Xor)];
-        let join = joins
-            .into_iter()
-            .find(|(word, _)| words.contains(word))
-            .map_or(Join::None, |(_, join)| join);
+        let join = named(words, &joins).unwrap_or(Join::None);
         if ty == ty.element() {
             self.cold(What::Test(compare()?, join), Class::Alu, writes, reads);
             return Ok(());
@@ -439,9 +419,6 @@ impl Reader<'_> {
         let [Some(carry), Some(value)] = [true, false].map(|gives_carry| scalar::carried(form, gives_carry)) else {
             return Err("its type is not read".to_string());
         };
-        if sources.len() != value.from.len() {
-            return Err(format!("{} operands; {} are needed", sources.len(), value.from.len()));
-        }
         let mut reads = self.operands(sources, &value.from)?;
         reads.resize(3, Operand::Imm(0));
         reads.push(if takes { Operand::Reg(kept) } else { Operand::Imm(0) });

@@ -21,6 +21,7 @@ pub(super) fn scalar(from: &[Ty], compute: impl Fn(&[u64; 4]) -> u64 + Send + Sy
 }
 
 pub(super) const U32: Ty = Ty::Int(32, false);
+pub(super) const U64: Ty = Ty::Int(64, false);
 
 /// What a form computes; none for others, and for those that are not known.
 pub(super) fn read(form: &Spelled) -> Option<Scalar> {

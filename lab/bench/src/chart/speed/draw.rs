@@ -46,7 +46,7 @@ impl Speed {
         let mut x = 0.0;
         let is_drawn = |series: &usize| self.points.iter().any(|point| point.series == *series);
         let entries = (0..SERIES.len()).filter(is_drawn).map(|series| {
-            let (at, (_, class, words)) = (x, SERIES[series]);
+            let (at, (_, _, class, words)) = (x, SERIES[series]);
             x += 24.0 + LETTER * words.chars().count() as f64 + 18.0;
             (at, class, words)
         });
@@ -191,7 +191,7 @@ impl Axes {
                 tspan x=(round(self.width / 2.0)) y=(PLOT + 29.0) { "sequence length" }
             }
             @for index in order.filter(|series| !line(panel, *series).is_empty()) {
-                @let (_, class, _) = SERIES[index];
+                @let (_, _, class, _) = SERIES[index];
                 @let line = line(panel, index);
                 @let at = |point: &Point| [self.x(point.seq_len), self.y(point.tflops)];
                 @let points = line.iter().map(at).map(|[x, y]| format!("{x},{y}"));
@@ -199,7 +199,7 @@ impl Axes {
                 path class={ "bar l" (class) } d=(line.iter().filter_map(|point| self.bar(point)).collect::<String>()) {}
             }
             @for (last, y) in self.names(panel) {
-                @let (name, class, _) = SERIES[last.series];
+                @let (_, name, class, _) = SERIES[last.series];
                 text class={ "small m" (class) @if last.series == 0 { " bold" } } x=(round(self.width + 6.0)) y=(round(y + 4.0)) {
                     (name) " " (format!("{:.0}", last.tflops))
                 }
