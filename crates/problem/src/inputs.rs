@@ -1,5 +1,7 @@
 //! Test inputs: normal numbers and adversarial patterns, the same bytes on every platform.
 
+use serde::{Deserialize, Serialize};
+
 use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
 use crate::{
@@ -47,7 +49,8 @@ pub struct Saved {
 
 words! {
     /// The pattern of the numbers. All but the first two each target one error in attention kernels.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
     #[non_exhaustive]
     InputKind {
         /// Standard normal Q, K and V.

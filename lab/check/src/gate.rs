@@ -37,6 +37,18 @@ pub struct Gate {
 }
 
 impl Gate {
+    fn of(out: Comparison, tolerance: Tolerance, rows: usize, all_rows: usize) -> Gate {
+        Gate {
+            out,
+            gradient: None,
+            lse: None,
+            gaps: None,
+            tolerance,
+            rows,
+            all_rows,
+        }
+    }
+
     /// The same where an error may be so many times the default tolerance.
     pub(crate) fn within(mut self, factor: f64) -> Gate {
         self.tolerance.atol *= factor;
@@ -123,14 +135,11 @@ pub fn gate_rows(
     let all_rows = rows.len();
     let gaps = others_untouched(&out.view(), rows).err();
     let lse = lse.map(|(lse, tolerance)| compare_lse(problem, lse, want, tolerance));
+    let out = compare(problem, &out.view(), want, tolerance)?;
     Ok(Gate {
-        out: compare(problem, &out.view(), want, tolerance)?,
-        gradient: None,
         lse: lse.transpose()?,
         gaps,
-        tolerance,
-        rows: want.len(),
-        all_rows,
+        ..Gate::of(out, tolerance, want.len(), all_rows)
     })
 }
 
@@ -144,15 +153,8 @@ pub(crate) fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f
         Tap::Probabilities | Tap::Values => reference_probabilities(problem, &q, &k, &v)?,
     };
     let tolerance = Tolerance::of(DType::F32);
-    Ok(Gate {
-        out: compare_tap(problem, values, &want, tolerance)?,
-        gradient: None,
-        lse: None,
-        gaps: None,
-        tolerance,
-        rows: problem.lse_len(),
-        all_rows: problem.lse_len(),
-    })
+    let (out, rows) = (compare_tap(problem, values, &want, tolerance)?, problem.lse_len());
+    Ok(Gate::of(out, tolerance, rows, rows))
 }
 
 /// Compares the gradients, which are in the order of [`Problem::outputs`], with the reference in the
@@ -178,15 +180,8 @@ pub fn gate_gradients(problem: &Problem, inputs: &Inputs, got: &[Tensor], seed: 
         of_keys.clone(),
         of_keys,
     ];
-    let mut gate = Gate {
-        out: Comparison::default(),
-        gradient: None,
-        lse: None,
-        gaps: None,
-        tolerance,
-        rows: want.each().iter().map(|rows| rows.len()).sum(),
-        all_rows: all.iter().map(Vec::len).sum(),
-    };
+    let rows = want.each().iter().map(|rows| rows.len()).sum();
+    let mut gate = Gate::of(Comparison::default(), tolerance, rows, all.iter().map(Vec::len).sum());
     for (i, (name, got)) in Gradients::<()>::NAMES.into_iter().zip(got).enumerate() {
         let (got, want) = (got.view(), want.each()[i]);
         if let Err(gaps) = others_untouched(&got, all[i].iter().copied()) {

@@ -68,7 +68,6 @@ impl Examiner<'_> {
     }
 
     pub(crate) fn run(&mut self, kernel: usize, kind: InputKind, run: Run) -> Result<(), Stop> {
-        let kind = kind.name().to_string();
         self.worker.ask(&Command::Run { kernel, kind, run })
     }
 

@@ -52,14 +52,8 @@ pub struct Failed {
     pub ids: Vec<String>,
 }
 
-/// A candidate's time, or why it has none.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Known {
-    /// Median and interval, µs.
-    Timed(f64, Interval),
-    /// Verdict and reason.
-    Failed(Verdict, String),
-}
+/// A candidate's median and interval, µs, or the verdict and the reason why it has none.
+pub type Known = Result<(f64, Interval), (Verdict, String)>;
 
 impl Measured {
     /// The spaces in this crate, measured on an H200.
@@ -145,9 +139,9 @@ impl Table {
     /// Times and failures by id.
     pub fn by_id(&self) -> HashMap<String, Known> {
         let timed = self.timed.iter();
-        let timed = timed.map(|&Row(ref id, us, lo, hi)| (id.clone(), Known::Timed(us, Interval { lo, hi })));
+        let timed = timed.map(|&Row(ref id, us, lo, hi)| (id.clone(), Ok((us, Interval { lo, hi }))));
         let failed = self.failed.iter().flat_map(|group| {
-            let known = Known::Failed(group.verdict, group.reason.clone());
+            let known = Err((group.verdict, group.reason.clone()));
             group.ids.iter().map(move |id| (id.clone(), known.clone()))
         });
         timed.chain(failed).collect()

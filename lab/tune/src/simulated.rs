@@ -48,7 +48,7 @@ fn by_worker(
     let command = Command::Simulate {
         problem: problem.clone(),
         own: Box::new(declared.clone()),
-        kind: options.inputs.name().to_string(),
+        kind: options.inputs,
         seed: options.seed,
         schedules: options.schedules,
         first_schedule: options.first_schedule,

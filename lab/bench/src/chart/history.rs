@@ -2,7 +2,7 @@
 
 use maud::html;
 
-use super::{Drawing, PIXELS, WIDTH, round};
+use super::{Drawing, PIXELS, WIDTH, round, share};
 use crate::table::number;
 
 const HEIGHT: f64 = 160.0;
@@ -21,7 +21,7 @@ pub fn history(title: &str, trials: usize, timed: &[(usize, f64)]) -> Drawing {
         MOST.min(timed.iter().map(|(_, score)| *score).fold(1.1, f64::max)),
     );
     let x = |trial: usize| round(LEFT + (WIDTH - LEFT) * trial as f64 / trials.max(2) as f64);
-    let y = |score: f64| round(TOP + HEIGHT * (1.0 - (score.clamp(low, high) / low).ln() / (high / low).ln()));
+    let y = |score: f64| round(TOP + HEIGHT * (1.0 - share([low, high], score)));
     let mut best = f64::INFINITY;
     let mut path = String::new();
     for (trial, score) in timed {

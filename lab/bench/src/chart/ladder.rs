@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::{Drawing, MAX_PX, WIDTH, round};
+use super::{Drawing, MAX_PX, WIDTH, round, share};
 use crate::table::{clip_to, number, times};
 use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report, Result, Stop};
 
@@ -79,14 +79,10 @@ fn title(of: &str, result: Option<&CaseResult>) -> String {
     format!("{of}: µs a run{}", if is_predicted { ", PREDICTED" } else { "" })
 }
 
-fn speedup_over(rungs: &[Rung]) -> impl Fn(&Rung) -> String {
-    move |rung| speedup(rungs, rung)
-}
-
 /// Over the first rung.
-fn speedup(rungs: &[Rung], rung: &Rung) -> String {
+fn speedup_over(rungs: &[Rung]) -> impl Fn(&Rung) -> String {
     let first = rungs.first().map_or(f64::NAN, |first| first.us);
-    format!("{}×", times(first / rung.us))
+    move |rung| format!("{}×", times(first / rung.us))
 }
 
 /// `said` is what stands below a rung's time.
@@ -199,8 +195,7 @@ impl Scale {
     }
 
     fn x(&self, us: f64) -> f64 {
-        let share = (us / self.lo).ln() / (self.hi / self.lo).ln();
-        round(share.clamp(0.0, 1.0) * WIDTH)
+        round(share([self.lo, self.hi], us) * WIDTH)
     }
 
     /// All steps where there is room for their labels, decades where there is not.

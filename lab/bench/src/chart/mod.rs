@@ -142,6 +142,11 @@ fn length(keys: usize) -> String {
     }
 }
 
+/// Where a value lies between two on a logarithmic scale.
+fn share([from, to]: [f64; 2], value: f64) -> f64 {
+    ((value / from).ln() / (to / from).ln()).clamp(0.0, 1.0)
+}
+
 /// Coordinates to a tenth: enough for a screen, and the same on every machine.
 fn round(x: f64) -> f64 {
     (x * 10.0).round() / 10.0

@@ -3,7 +3,7 @@
 
 use maud::{Markup, html};
 
-use super::{Drawing, PIXELS, WIDTH, round};
+use super::{Drawing, PIXELS, WIDTH, round, share};
 
 const HEIGHT: f64 = 260.0;
 /// Space for the scale at the left and at the bottom, and for the heading.
@@ -126,9 +126,4 @@ impl Axes {
 /// Labels at the right end stay inside.
 fn anchor(x: f64) -> &'static str {
     if x > WIDTH - 20.0 { "end" } else { "middle" }
-}
-
-/// Where a value lies between two on a logarithmic scale.
-fn share([from, to]: [f64; 2], value: f64) -> f64 {
-    ((value / from).ln() / (to / from).ln()).clamp(0.0, 1.0)
 }

@@ -26,10 +26,7 @@ impl Field<'_> {
     /// there is (1 when it is found), and what came of its claims.
     fn replay(&self, kind: Kind, seed: u64, trials: usize) -> Result<(Vec<f64>, Vec<Scored>), TuneError> {
         let Field { space, known, .. } = self;
-        let time = |known: &Known| match known {
-            Known::Timed(us, _) => *us,
-            Known::Failed(..) => f64::INFINITY,
-        };
+        let time = |known: &Known| known.as_ref().map_or(f64::INFINITY, |(us, _)| *us);
         let optimum = known.values().map(time).fold(f64::INFINITY, f64::min);
         let mut strategy = kind.start(seed, self.advisor)?;
         let mut history = History::default();
@@ -55,8 +52,8 @@ impl Field<'_> {
 
 fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64) -> Trial {
     let (verdict, reason, timed) = match known {
-        Known::Failed(verdict, reason) => (*verdict, reason.clone(), None),
-        Known::Timed(us, interval) => {
+        Err((verdict, reason)) => (*verdict, reason.clone(), None),
+        Ok((us, interval)) => {
             let timed = Timed {
                 us: *us,
                 interval: *interval,

@@ -126,7 +126,7 @@ mod tests {
     fn a_large_problem_gets_more_time() {
         let usual = Deadlines::default();
         let of = |seq: usize, device: &str| {
-            let (kernel, kind, run) = (0, "normal".to_string(), Run::default());
+            let (kernel, kind, run) = (0, flashcore_problem::InputKind::Normal, Run::default());
             let run = Command::Run { kernel, kind, run };
             usual.of(&run, (Needs::of(&problem(seq), device), 2)).1
         };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use flashcore_bench::defences::Run;
 use flashcore_bench::{Attributes, DeviceIdentity, Mode, Options};
 use flashcore_check::own::Declared;
-use flashcore_problem::Problem;
+use flashcore_problem::{InputKind, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,13 +47,13 @@ pub(crate) enum Command {
     Simulate {
         problem: Problem,
         own: Box<Declared>,
-        kind: String,
+        kind: InputKind,
         seed: u64,
         schedules: u32,
         first_schedule: u64,
     },
     /// Run a kernel once, as it is timed. `run.load` is the seed of inputs of this kind.
-    Run { kernel: usize, kind: String, run: Run },
+    Run { kernel: usize, kind: InputKind, run: Run },
     /// Read a tensor at a place. The form determines the result.
     Read { place: usize, what: What, form: Form },
     /// Check the memory around the tensors. Result: what was written there, or null.
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn lines_match_the_document() {
-        let (kernel, kind, run) = (1, "normal".to_string(), Run::default());
+        let (kernel, kind, run) = (1, InputKind::Normal, Run::default());
         let ask = Ask {
             id: 7,
             command: Command::Run { kernel, kind, run },

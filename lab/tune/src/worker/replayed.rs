@@ -10,7 +10,7 @@ use flashcore_problem::Problem;
 
 use super::devices::{Device, Told};
 use crate::own::Bad;
-use crate::replay::{Known, Table};
+use crate::replay::Table;
 use crate::trial::Verdict;
 
 pub(super) struct Replay {
@@ -30,8 +30,7 @@ impl Device for Replay {
         };
         match table.by_id().remove(id) {
             None => refused("it was not measured"),
-            Some(Known::Failed(verdict, reason)) => Err((verdict, reason)),
-            Some(Known::Timed(us, interval)) => Ok((us, interval, None)),
+            Some(known) => known.map(|(us, interval)| (us, interval, None)),
         }
     }
 }

@@ -197,9 +197,7 @@ impl<W: Write> Session<W> {
     fn on_bench(&mut self, problem: &Problem, bench: &mut Workbench<'_>, command: &Command) -> Result<Said, Trouble> {
         Ok(match command {
             Command::Run { kernel, kind, run } => {
-                let kind =
-                    InputKind::from_name(kind).ok_or_else(|| Trouble::new(format!("`{kind}` is no kind of inputs")))?;
-                let inputs = run.load.map(|seed| self.inputs.get(problem, kind, seed));
+                let inputs = run.load.map(|seed| self.inputs.get(problem, *kind, seed));
                 bench.run(*kernel, run, inputs)?;
                 Said::ok(())
             }
@@ -228,11 +226,11 @@ fn of_device(device: &dyn Device, command: &Command) -> Said {
             schedules,
             first_schedule,
         } => {
-            let (Some(own_of), Some(inputs)) = (device.own(), InputKind::from_name(kind)) else {
-                return refused(format!("nothing simulates it here, or `{kind}` is no kind of inputs"));
+            let Some(own_of) = device.own() else {
+                return refused("nothing simulates it here");
             };
             let options = CheckOptions {
-                inputs,
+                inputs: *kind,
                 seed: *seed,
                 schedules: *schedules,
                 first_schedule: *first_schedule,

@@ -41,7 +41,7 @@ fn a_session_on_the_host() {
     };
     let run = |kernel: usize, load: Option<u64>, poison: bool| Command::Run {
         kernel,
-        kind: "normal".to_string(),
+        kind: InputKind::Normal,
         run: Run {
             load,
             poison,
