@@ -229,7 +229,7 @@ impl<'m> Cluster<'m> {
             What::Barrier(waits) => {
                 let ids = read(warp, 0).map(|id| id as u32);
                 let counts = cold.reads.get(1).map(|counts| bits(machine, warp, *counts));
-                let threads = counts.map(|counts| self.threads_named(warp, pc, &counts));
+                let threads = counts.map(|counts| self.threads_named(warp, pc, &counts.map(|count| count as u32)));
                 return Some(self.arrive(warp, pc, &ids, threads, *waits));
             }
             What::WarpSync => {

@@ -28,20 +28,24 @@ pub(crate) struct Barrier {
 }
 
 impl Cluster<'_> {
-    /// The barrier number, which all lanes must share.
-    fn barrier_number(&mut self, warp: &Warp, pc: u32, ids: &[u32; 32]) -> u8 {
-        let first = ids[warp.active.trailing_zeros() as usize & 31];
-        let one = lanes(warp.active).all(|lane| ids[lane] == first);
-        if !one || first >= 16 {
+    /// A number that all lanes must name.
+    fn named_by_all(&mut self, warp: &Warp, pc: u32, numbers: &[u32; 32], is_good: fn(u32) -> bool, must: &str) -> u32 {
+        let first = numbers[warp.active.trailing_zeros() as usize & 31];
+        let one = lanes(warp.active).all(|lane| numbers[lane] == first);
+        if !one || !is_good(first) {
             self.report(FindingKind::BarrierMismatch, pc, None, |cluster| {
-                let message = format!(
-                    "all lanes of a warp must use one barrier from 0 to 15; the first lane uses {first}{}",
-                    if one { "" } else { ", others differ" }
-                );
+                let others = if one { "" } else { ", others differ" };
+                let message = format!("all lanes of a warp must {must} {first}{others}");
                 Details::new(message, cluster.actor(warp.index, warp.active))
             });
         }
-        first as u8 & 15
+        first
+    }
+
+    /// The barrier number, which all lanes must share.
+    fn barrier_number(&mut self, warp: &Warp, pc: u32, ids: &[u32; 32]) -> u8 {
+        let must = "use one barrier from 0 to 15; the first lane uses";
+        self.named_by_all(warp, pc, ids, |id| id < 16, must) as u8 & 15
     }
 
     /// A warp arrives, at a barrier of so many threads, or of all.
@@ -151,20 +155,10 @@ impl Cluster<'_> {
     }
 
     /// The number of threads that the lanes name for a barrier.
-    pub(crate) fn threads_named(&mut self, warp: &Warp, pc: u32, counts: &[u64; 32]) -> u32 {
-        let threads = counts[warp.active.trailing_zeros() as usize & 31] as u32;
-        let one = lanes(warp.active).all(|lane| counts[lane] as u32 == threads);
-        if !one || threads == 0 || !threads.is_multiple_of(32) {
-            self.report(FindingKind::BarrierMismatch, pc, None, |cluster| {
-                let message = format!(
-                    "all lanes of a warp must name one number of threads, a multiple of 32; the first lane names \
-                     {threads}{}",
-                    if one { "" } else { ", others differ" }
-                );
-                Details::new(message, cluster.actor(warp.index, warp.active))
-            });
-        }
-        threads
+    pub(crate) fn threads_named(&mut self, warp: &Warp, pc: u32, counts: &[u32; 32]) -> u32 {
+        let is_good = |threads: u32| threads != 0 && threads.is_multiple_of(32);
+        let must = "name one number of threads, a multiple of 32; the first lane names";
+        self.named_by_all(warp, pc, counts, is_good, must)
     }
 
     /// Adds some lanes' accesses and completed asynchronous operations up to now to a clock.

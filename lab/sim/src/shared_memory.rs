@@ -205,22 +205,13 @@ impl<'m> Cluster<'m> {
                     warp.registers.set(d, active, value);
                 }
             }
-            2 => {
+            size @ (1 | 2) => {
+                let part = u32::MAX >> (32 - 8 * size);
                 for (i, &d) in load.regs.iter().enumerate() {
-                    let mut value = [POISON & 0xffff; 32];
+                    let mut value = [POISON & part; 32];
                     for lane in lanes(mask) {
-                        let byte = offsets[lane] as usize + 2 * i;
-                        value[lane] = self.words[byte / 4] >> (8 * (byte & 2)) & 0xffff;
-                    }
-                    warp.registers.set(d, active, &value);
-                }
-            }
-            1 => {
-                for (i, &d) in load.regs.iter().enumerate() {
-                    let mut value = [POISON & 0xff; 32];
-                    for lane in lanes(mask) {
-                        let byte = offsets[lane] as usize + i;
-                        value[lane] = self.words[byte / 4] >> (8 * (byte & 3)) & 0xff;
+                        let byte = offsets[lane] as usize + size as usize * i;
+                        value[lane] = self.words[byte / 4] >> (8 * (byte & 3)) & part;
                     }
                     warp.registers.set(d, active, &value);
                 }
@@ -271,18 +262,13 @@ impl<'m> Cluster<'m> {
                         }
                     }
                 }
-                2 => {
+                size @ (1 | 2) => {
+                    let part = u32::MAX >> (32 - 8 * size);
                     let value: &[u32; 32] = warp.registers.get(constants, s);
                     for lane in lanes(access.mask) {
-                        self.store_half(access.offsets[lane] + 2 * i as u32, value[lane]);
-                    }
-                }
-                1 => {
-                    let value: &[u32; 32] = warp.registers.get(constants, s);
-                    for lane in lanes(access.mask) {
-                        let byte = access.offsets[lane] as usize + i;
+                        let byte = access.offsets[lane] as usize + size as usize * i;
                         let (shift, word) = (8 * (byte & 3), &mut self.words[byte / 4]);
-                        *word = *word & !(0xff << shift) | (value[lane] & 0xff) << shift;
+                        *word = *word & !(part << shift) | (value[lane] & part) << shift;
                     }
                 }
                 _ => {
@@ -295,14 +281,6 @@ impl<'m> Cluster<'m> {
                 }
             }
         }
-    }
-
-    /// Stores the low half of `value` at a byte offset.
-    #[inline(always)]
-    pub(crate) fn store_half(&mut self, byte: u32, value: u32) {
-        let shift = 8 * (byte & 2);
-        let word = &mut self.words[byte as usize / 4];
-        *word = *word & !(0xffff << shift) | (value & 0xffff) << shift;
     }
 
     /// The lanes of a store that leave their bytes as they are, or as lanes before them in it do. Stores of equal bytes
