@@ -454,9 +454,10 @@ fn census(view: &TensorView<'_>, is_written: impl Fn(usize) -> bool + Sync) -> [
     let [batch, seq, ..] = view.layout().shape;
     let counted = (0..batch * seq).into_par_iter().map(|row| {
         let census = Census::of_row(view, row / seq, row % seq);
-        match is_written(row) {
-            true => [census, Census::default()],
-            false => [Census::default(), census],
+        if is_written(row) {
+            [census, Census::default()]
+        } else {
+            [Census::default(), census]
         }
     });
     counted.reduce(|| [Census::default(); 2], both)

@@ -58,10 +58,7 @@ impl Access {
     /// Bank passes of the access with these offsets, relative to any multiple of 128 bytes, and the
     /// minimum for the same number of bytes.
     pub fn passes_at(&self, offsets: &[u32; 32]) -> (u64, u64) {
-        let traffic = match self.past_l1 {
-            true => traffic::copied_past_l1(offsets, self.lanes),
-            false => traffic::shared(offsets, self.lanes, self.bytes),
-        };
+        let traffic = traffic::landed(offsets, self.lanes, self.bytes, self.past_l1);
         (traffic.transactions, traffic.ideal)
     }
 }

@@ -67,6 +67,15 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
     traffic
 }
 
+/// Bank passes at the destination of copies of `bytes` per lane.
+pub(crate) fn landed(offsets: &[u32; 32], mask: u32, bytes: u32, past_l1: bool) -> Traffic {
+    if past_l1 {
+        copied_past_l1(offsets, mask)
+    } else {
+        shared(offsets, mask, bytes)
+    }
+}
+
 /// Bank passes at the destination of 16-byte copies that bypass L1.
 pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
     let mut traffic = Traffic {
@@ -115,9 +124,10 @@ fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator
     let mut first = 0;
     let mut ranges = Vec::with_capacity(32 / lanes_a_phase);
     while first < 32 {
-        let end = match first % (2 * lanes_a_phase) == 0 && joined(first) {
-            true => first + 2 * lanes_a_phase,
-            false => first + lanes_a_phase,
+        let end = if first % (2 * lanes_a_phase) == 0 && joined(first) {
+            first + 2 * lanes_a_phase
+        } else {
+            first + lanes_a_phase
         };
         ranges.push(first..end);
         first = end;

@@ -68,9 +68,10 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
         }
     }
     sentences.extend(super::errors::largest(chapter));
-    match sentences.is_empty() {
-        true => section.say("No kernel was timed on a problem here."),
-        false => section.blocks.push(Block::Sentences(sentences)),
+    if sentences.is_empty() {
+        section.say("No kernel was timed on a problem here.")
+    } else {
+        section.blocks.push(Block::Sentences(sentences))
     }
     bars.into_iter()
         .for_each(|(drawing, description)| section.draw(drawing, description));

@@ -227,9 +227,10 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             ..
         } => {
             message.push_str(&made_of(kernel));
-            let excess = match total <= u64::from(opt_in) {
-                true => given - u64::from(allowed),
-                false => total - u64::from(opt_in),
+            let excess = if total <= u64::from(opt_in) {
+                given - u64::from(allowed)
+            } else {
+                total - u64::from(opt_in)
             };
             help.push_str(&format!("; or save {excess} B{}", levers(kernel, excess)));
         }
@@ -283,9 +284,12 @@ fn levers(kernel: &ForeignKernel, bytes: u64) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let levers = found.iter().map(|symbol| match symbol.bytes / 2 >= bytes {
-        true => format!("half of `{}` ({} B)", symbol.name, symbol.bytes / 2),
-        false => format!("all of `{}` ({} B)", symbol.name, symbol.bytes),
+    let levers = found.iter().map(|symbol| {
+        if symbol.bytes / 2 >= bytes {
+            format!("half of `{}` ({} B)", symbol.name, symbol.bytes / 2)
+        } else {
+            format!("all of `{}` ({} B)", symbol.name, symbol.bytes)
+        }
     });
     format!(": {} would do", levers.collect::<Vec<_>>().join(", or "))
 }
@@ -346,9 +350,10 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
         return None;
     }
     let shape = declared.map_or(String::new(), |declared| format!(", declared {declared}"));
-    let difference = match bytes > counted {
-        true => format!("{} B more", bytes - counted),
-        false => format!("{} B fewer", counted - bytes),
+    let difference = if bytes > counted {
+        format!("{} B more", bytes - counted)
+    } else {
+        format!("{} B fewer", counted - bytes)
     };
     let message = format!("`{name}` takes {bytes} B{shape}; {counted} B were expected: {difference}");
     let help = format!(

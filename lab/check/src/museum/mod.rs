@@ -206,9 +206,10 @@ impl Piece {
                 Found::add(&mut shown.findings, findings, schedule);
             }
             Exhibit::File { text, asked, mended } => {
-                let (text, asked) = match is_mended {
-                    true => mended(text),
-                    false => (text.to_string(), asked()),
+                let (text, asked) = if is_mended {
+                    mended(text)
+                } else {
+                    (text.to_string(), asked())
                 };
                 for kernel in foreign::read(text.as_bytes())? {
                     shown.problems.extend(foreign::judge(&kernel, &asked, CARD));
