@@ -103,12 +103,7 @@ impl Cluster<'_> {
     pub(crate) fn count_ideal(&mut self, pc: u32, transactions: u32) {
         if !self.out.traffic.is_empty() {
             let transactions = u64::from(transactions);
-            self.out.traffic[pc as usize].add(Traffic {
-                requests: 1,
-                transactions,
-                ideal: transactions,
-                shared: 0,
-            });
+            self.out.traffic[pc as usize].add(Traffic::of(transactions, transactions));
         }
     }
 

@@ -115,6 +115,10 @@ impl Problem {
             line: None,
         }
     }
+
+    fn at(self, line: Option<u32>) -> Problem {
+        Problem { line, ..self }
+    }
 }
 
 /// The verdict of a list of problems.
@@ -303,10 +307,7 @@ fn spills(kernel: &ForeignKernel) -> Option<Problem> {
     let message =
         format!("{bytes} B per thread in local memory, {what}; local memory is device memory behind the caches");
     let help = "use smaller tiles per thread, fewer live values, or a looser __launch_bounds__";
-    Some(Problem {
-        line: kernel.line,
-        ..Problem::new(ProblemKind::Spills, message, help)
-    })
+    Some(Problem::new(ProblemKind::Spills, message, help).at(kernel.line))
 }
 
 fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
@@ -326,10 +327,8 @@ fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
         ),
         _ => return None,
     };
-    Some(Problem {
-        line: dynamic.and_then(|symbol| symbol.line),
-        ..Problem::new(ProblemKind::DynamicShared, message, help)
-    })
+    let line = dynamic.and_then(|symbol| symbol.line);
+    Some(Problem::new(ProblemKind::DynamicShared, message, help).at(line))
 }
 
 /// Compares an expected size with the actual one.
@@ -361,8 +360,6 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
         kernel.static_shared,
         made_of(kernel)
     );
-    Some(Problem {
-        line: symbol.and_then(|symbol| symbol.line),
-        ..Problem::new(ProblemKind::Miscounted, message, help)
-    })
+    let line = symbol.and_then(|symbol| symbol.line);
+    Some(Problem::new(ProblemKind::Miscounted, message, help).at(line))
 }
