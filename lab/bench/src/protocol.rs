@@ -297,9 +297,7 @@ impl Protocol {
     fn begin_round(&mut self, round: u32) {
         let active = |track: &Track| !track.failed && !track.done;
         let mut order: Vec<usize> = (0..self.tracks.len()).filter(|&i| active(&self.tracks[i])).collect();
-        for last in (1..order.len()).rev() {
-            order.swap(last, self.rng.below(last + 1));
-        }
+        self.rng.shuffle(&mut order);
         self.phase = if order.is_empty() {
             Phase::Done(Stop::Failed)
         } else {

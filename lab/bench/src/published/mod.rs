@@ -13,6 +13,7 @@ use serde::Deserialize;
 pub use verify::whole_revision;
 
 use crate::chart::{Speed, name_of};
+use crate::identity::short;
 use crate::standing::{Against, Geomean, Shape};
 use crate::store::{BundleHeader, Recorded, Selector};
 use crate::table::{bracketed, number, times, worst_text};
@@ -31,8 +32,6 @@ const END: &str = "<!-- /figure -->";
 const CONFIDENCE: f64 = 0.99;
 /// Columns of a page.
 const COLUMNS: usize = 100;
-/// Digits of a revision that a page shows.
-const REVISION: usize = 12;
 /// Problems that [`Form::Slowest`] names.
 const SLOWEST: usize = 3;
 
@@ -294,8 +293,7 @@ fn measured_on(header: &BundleHeader) -> Vec<String> {
     let mut parts = vec![identity.device.name.clone()];
     parts.extend((!identity.device.driver.is_empty()).then(|| format!("driver {}", identity.device.driver)));
     parts.push(date(identity.started_at));
-    let revision = identity.revision.chars().take(REVISION);
-    parts.push(format!("revision {}", revision.collect::<String>()));
+    parts.push(format!("revision {}", short(&identity.revision)));
     parts
 }
 
