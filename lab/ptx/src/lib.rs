@@ -20,5 +20,5 @@ pub use body::{Function, Instruction, Place, Registers};
 pub use flow::{Block, Flow};
 pub use forms::{Bound, EXAMPLE_REGISTERS, Missing, Spelled, print, read, shape_of, spellings};
 pub use module::{Line, MissingForm, Module, Understood};
-pub use operand::{Operand, Pattern, Register};
+pub use operand::{Operand, Pattern, Register, callee};
 pub use variable::Variable;

@@ -136,14 +136,8 @@ impl Cluster<'_> {
         if self.is_logged() {
             self.log_access(warp.index, &access, past_l1);
         }
-        let agent = self.machine.actors.copy_of(32 * warp.index as u32);
-        self.write_shadow(
-            warp,
-            &access,
-            access.pattern_of_writes(),
-            (WriterKind::Agent, agent),
-            None,
-        );
+        let actor = (WriterKind::Agent, self.machine.actors.copy_of(32 * warp.index as u32));
+        self.write_shadow(warp, &access, access.pattern_of_writes(), actor, None);
         let words = bytes as usize / 4;
         for lane in lanes(access.mask) {
             let word = access.offsets[lane] as usize / 4;

@@ -14,6 +14,7 @@ pub use verify::whole_revision;
 
 use crate::chart::{Speed, name_of};
 use crate::identity::short;
+use crate::report::add_new;
 use crate::standing::{Against, Geomean, Shape};
 use crate::store::{BundleHeader, Recorded, Selector};
 use crate::table::{bracketed, number, times, worst_text};
@@ -240,9 +241,7 @@ impl Figure {
     fn table<'h>(&self, compared: &[Compared<'_>], headers: impl Iterator<Item = &'h BundleHeader>) -> String {
         let mut peers: Vec<&str> = Vec::new();
         for (peer, _) in compared.iter().flat_map(|(_, against)| &against.peers) {
-            if !peers.contains(&peer.info.label.as_str()) {
-                peers.push(&peer.info.label);
-            }
+            add_new(&mut peers, &peer.info.label);
         }
         let names: String = peers.iter().map(|label| format!(" {} |", name_of(label))).collect();
         let columns = "--:|".repeat(peers.len() + 2);
@@ -272,15 +271,11 @@ impl Figure {
         let unit = if self.tflops { "TFLOP/s" } else { "µs" };
         let mut where_from: Vec<String> = headers.map(where_measured).collect();
         where_from.dedup();
-        let bundles = self
-            .bundles
-            .iter()
-            .map(|name| format!("`{name}`"))
-            .collect::<Vec<_>>()
-            .join(", ");
+        let bundles: Vec<String> = self.bundles.iter().map(|name| format!("`{name}`")).collect();
         let below = format!(
-            "{unit}, medians; {:.0} % intervals. Bundle {bundles}: {}.",
+            "{unit}, medians; {:.0} % intervals. Bundle {}: {}.",
             CONFIDENCE * 100.0,
+            bundles.join(", "),
             where_from.join("; ")
         );
         format!("{text}\n{}\n", textwrap::fill(&below, between_words(COLUMNS, "")))
